@@ -1,0 +1,231 @@
+"""Train the embedded models and their tokenizer from the generated tasks alone.
+
+`python -m lab.train target --minutes 90`, then `draft`. A run resumes from the weights in lab/models/ (or from its checkpoint,
+with the optimizer's state, if one is there) and writes Hugging Face directories in bf16. CPU and CUDA from the same code.
+"""
+import argparse
+import json
+import random
+import time
+from pathlib import Path as File
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+
+from lab import tasks
+from model import Transformer, read_config
+
+HOME = File(__file__).parent / 'models'
+EOS = '<|end|>'
+DROP = 0.1      # stochastic depth: the chance that a step skips a middle layer, so that slim paths exist
+MIXTURE = dict(math=5, table=4, story=1)        # rows of each task in a draw; math has the most to learn
+SHAPES = dict(
+    target=dict(model_type='llama', hidden_size=160, intermediate_size=432, num_hidden_layers=14, num_attention_heads=4,
+                num_key_value_heads=2, head_dim=40),
+    draft=dict(model_type='qwen3', hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+               num_key_value_heads=2, head_dim=32))
+COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
+
+
+def mixture(seed, split='train'):
+    """Endless rows of all tasks in the shares of MIXTURE."""
+    rng = random.Random(f'mixture {seed}')
+    sources = {task: tasks.rows(task, seed, split) for task in MIXTURE}
+    while True:
+        yield next(sources[rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]])
+
+
+def train_tokenizer(n=20_000):
+    """Byte-level BPE of at most 1,024 entries; every digit stands alone (with the space before it, where there is one)."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r' ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s'), 'isolated'),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=[EOS], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    source = mixture(0)
+    tokenizer.train_from_iterator((r['prompt'] + r['solution'] for r, _ in zip(source, range(n))), trainer)
+    return tokenizer
+
+
+def encode(tokenizer, rows):
+    """Rows -> [(ids, where the loss begins)]: on the answer part, and on all of a story."""
+    prompts = tokenizer.encode_batch([r['prompt'] for r in rows])
+    answers = tokenizer.encode_batch([r['solution'] for r in rows])
+    eos = tokenizer.token_to_id(EOS)
+    return [(p.ids + a.ids + [eos], 1 if r['task'] == 'story' else len(p.ids)) for r, p, a in zip(rows, prompts, answers)]
+
+
+def batches(tokenizer, seed, tokens):
+    """Endless (ids [B, T], labels [B, T]) of about `tokens` tokens; rows of like length go together, so little is padding."""
+    source, rng = mixture(seed), random.Random(seed)
+    while True:
+        pool = sorted(encode(tokenizer, [next(source) for _ in range(1024)]), key=lambda e: len(e[0]))
+        groups, i = [], 0
+        while i < len(pool):
+            n = max(1, tokens // len(pool[min(i + tokens // len(pool[i][0]), len(pool) - 1)][0]))
+            groups.append(pool[i:i + n])
+            i += n
+        rng.shuffle(groups)
+        for group in groups:
+            ids = torch.zeros(len(group), max(len(e) for e, _ in group), dtype=torch.long)
+            labels = torch.full_like(ids, -100)
+            for b, (e, start) in enumerate(group):
+                ids[b, :len(e)] = torch.tensor(e)
+                labels[b, start - 1:len(e) - 1] = torch.tensor(e[start:])       # position i predicts token i + 1
+            yield ids, labels
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is made orthogonal, for the matrices inside the layers. Source: Jordan et al. 2024.
+
+    Five Newton-Schulz steps in fp32, all matrices of one shape as one batch (torch.optim.Muon works in bf16, one by one).
+    """
+
+    def __init__(self, params, lr, momentum=0.95, weight_decay=0.01):
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            shapes = {}
+            for p in group['params']:
+                if p.grad is not None:
+                    shapes.setdefault(p.shape, []).append(p)
+            for shape, params in shapes.items():
+                updates = []
+                for p in params:
+                    m = self.state[p].setdefault('momentum', torch.zeros_like(p))
+                    m.lerp_(p.grad, 1 - group['momentum'])
+                    updates.append(p.grad.lerp(m, group['momentum']))
+                scale = max(1, shape[0] / shape[1]) ** 0.5
+                for p, u in zip(params, orthogonal(torch.stack(updates))):
+                    p.mul_(1 - group['lr'] * group['weight_decay']).add_(u, alpha=-group['lr'] * scale)
+
+
+def orthogonal(x):
+    """x [N, rows, columns] -> nearly the closest matrices with all singular values 1, by Newton-Schulz."""
+    wide = x if x.shape[1] <= x.shape[2] else x.mT
+    wide = wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        a = wide @ wide.mT
+        wide = 3.4445 * wide + (-4.7750 * a + 2.0315 * a @ a) @ wide
+    return wide if x.shape[1] <= x.shape[2] else wide.mT
+
+
+def build(name, tokenizer):
+    """The network of SHAPES[name], and its config.json."""
+    shape = COMMON | SHAPES[name] | dict(vocab_size=tokenizer.get_vocab_size())
+    eos = tokenizer.token_to_id(EOS)
+    raw = shape | dict(hidden_act='silu', bos_token_id=None, eos_token_id=eos, pad_token_id=eos, torch_dtype='bfloat16',
+                       architectures=[dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM')[shape['model_type']]])
+    HOME.joinpath(name).mkdir(parents=True, exist_ok=True)
+    (HOME / name / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+    model = Transformer(read_config(HOME / name))
+    for key, p in model.named_parameters():
+        if key.endswith(('o_proj.weight', 'down_proj.weight')):
+            torch.nn.init.zeros_(p)                     # every layer starts as the identity
+        elif p.ndim == 2:
+            torch.nn.init.normal_(p, std=0.02 if 'embed' in key else p.shape[1] ** -0.5)
+    return model
+
+
+def save(model, tokenizer, name):
+    """Writes the folder lab/models/<name>: bf16 weights, generation_config.json and the tokenizer's files."""
+    folder, eos = HOME / name, tokenizer.token_to_id(EOS)
+    state = {key: p.detach().to('cpu', torch.bfloat16).contiguous() for key, p in model.named_parameters()}
+    save_file(state, folder / 'model.safetensors', metadata=dict(format='pt'))
+    (folder / 'generation_config.json').write_text(json.dumps(dict(eos_token_id=eos, pad_token_id=eos), indent=2) + '\n')
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    (folder / 'tokenizer_config.json').write_text(json.dumps(dict(
+        tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS, model_max_length=2048,
+        clean_up_tokenization_spaces=False), indent=2) + '\n')
+
+
+@torch.no_grad()
+def accuracy(model, tokenizer, n=60):
+    """{task: share of n held-out rows whose every answer token is the network's first choice}: greedy accuracy, read once.
+
+    For a story, which has no one answer: the mean loss in nats per token.
+    """
+    scores = {}
+    for task in MIXTURE:
+        found = 0.0
+        for ids, start in encode(tokenizer, [r for r, _ in zip(tasks.rows(task, 1), range(n))]):
+            ids = torch.tensor([ids], device=model.cos.device)
+            logits = model.logits(model(ids, torch.arange(ids.shape[1], device=ids.device), model.full))[0, start - 1:-1]
+            wanted = ids[0, start:]
+            found += F.cross_entropy(logits, wanted).item() if task == 'story' else (logits.argmax(-1) == wanted).all().item()
+        scores[task] = round(found / n, 3)
+    return scores
+
+
+def train(name, minutes, tokens, seed, device):
+    """Trains one model for `minutes` of wall clock, from its checkpoint or its saved weights where they exist."""
+    torch.manual_seed(seed)
+    tokenizer = Tokenizer.from_file(str(HOME / 'target' / 'tokenizer.json')) if name != 'target' or \
+        (HOME / 'target' / 'tokenizer.json').exists() else train_tokenizer()
+    model, folder = build(name, tokenizer).to(device), HOME / name
+    inner = [p for key, p in model.named_parameters() if p.ndim == 2 and 'embed' not in key]
+    outer = [p for key, p in model.named_parameters() if p.ndim == 1 or 'embed' in key]
+    optimizers = [Muon(inner, lr=0.02), torch.optim.AdamW(outer, lr=3e-3, betas=(0.9, 0.95), weight_decay=0)]
+    peaks, checkpoint = [0.02, 3e-3], folder / 'checkpoint.pt'
+    spent, done = 0.0, 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        model.load_state_dict(saved['model'])
+        [o.load_state_dict(s) for o, s in zip(optimizers, saved['optimizers'])]
+        spent, done = saved['spent'], saved['done']
+    elif (folder / 'model.safetensors').exists():
+        model.load_state_dict(load_file(folder / 'model.safetensors'), strict=False)
+    source, rng = batches(tokenizer, seed + done, tokens), random.Random(seed + done)
+    bar, begin, saved_at, loss_mean, scores = tqdm(total=round(minutes * 60), unit='s'), time.time(), time.time(), None, {}
+    while (now := spent + time.time() - begin) < minutes * 60:
+        left = 1 - now / (minutes * 60)
+        for optimizer, peak in zip(optimizers, peaks):  # warm up, hold, then decay to zero over the last 70 %
+            optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, left / 0.7)
+        ids, labels = (x.to(device) for x in next(source))
+        skip = {s for i in range(1, len(model.model.layers) - 1) if rng.random() < DROP for s in (2 * i, 2 * i + 1)}
+        path = model.full.slim(skip) if name == 'target' else model.full
+        keep = labels != -100
+        hidden = model(ids, torch.arange(ids.shape[1], device=device), path)
+        loss = F.cross_entropy(model.logits(hidden[keep]), labels[keep])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        done += 1
+        if done % 25 == 0:
+            loss_mean = loss.item() if loss_mean is None else 0.8 * loss_mean + 0.2 * loss.item()
+            bar.n = round(now)
+            bar.set_postfix(step=done, loss=f'{loss_mean:.3f}', **scores)
+        if time.time() - saved_at > 300:
+            saved_at, scores = time.time(), accuracy(model, tokenizer)
+            tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done, loss=round(loss_mean, 3), **scores)))
+            save(model, tokenizer, name)
+            torch.save(dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers], spent=now, done=done),
+                       checkpoint)
+    bar.close()
+    save(model, tokenizer, name)
+    checkpoint.unlink(missing_ok=True)
+    print(json.dumps(dict(model=name, steps=done, held_out=accuracy(model, tokenizer, 300))))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('model', choices=SHAPES)
+    parser.add_argument('--minutes', type=float, default=60)
+    parser.add_argument('--tokens', type=int, default=2048, help='tokens a step')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    args = parser.parse_args()
+    train(args.model, args.minutes, args.tokens, args.seed, args.device)
+
+
+if __name__ == '__main__':
+    main()

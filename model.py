@@ -1,0 +1,530 @@
+"""The networks: a checkpoint's Config, the Transformer, the Path a pass takes through it, its KVCache, the Reader, load.
+
+What is not here: sampling and verification (verify.py), the arithmetic of a layer (kernels.py).
+
+B rows, T new tokens, S cache capacity, L layers, H query heads, G key/value heads, D head size, C width, F feed-forward
+width, E experts, V vocabulary.
+"""
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path as File
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from torch import nn
+
+import kernels
+
+CHUNK = 2048    # positions of a long prompt fed in one pass, so that the mask stays small
+PAD = 16        # compiled passes of up to this many positions are padded to a power of two, so few graphs exist
+
+
+@dataclass(frozen=True)
+class Config:
+    """The numbers that shape a network, under the names that config.json gives them."""
+    model_type: str
+    vocab_size: int                 # rows of the embedding; V, the tokenizer's length, may be smaller
+    hidden_size: int                # C
+    intermediate_size: int          # F
+    num_hidden_layers: int          # L
+    num_attention_heads: int        # H
+    num_key_value_heads: int        # G
+    head_dim: int                   # D
+    max_position_embeddings: int    # context, tokens
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False           # an RMSNorm on each head's query and key (Qwen3)
+    rope: tuple = (('rope_type', 'default'), ('rope_theta', 10000.0))
+    experts: tuple = ()             # per layer: E where the feed-forward is a mixture, else 0; () means none is
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+
+
+def read_config(folder):
+    """The Config of a Hugging Face folder, as transformers 4 writes it (rope_scaling) or 5 (rope_parameters).
+
+    Defaults for absent keys are transformers' own. ValueError for what this network does not compute.
+    """
+    where = File(folder) / 'config.json'
+    raw = read_json(where)
+    kind = raw.get('model_type')
+    if kind not in ('llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'):
+        raise ValueError(f'{where}: model_type {kind!r} is not one of llama, mistral, qwen2, qwen3, qwen3_moe')
+    needed = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
+    absent = [name for name in needed if not isinstance(raw.get(name), int)]
+    if absent:
+        raise ValueError(f'{where}: {absent[0]} is {raw.get(absent[0])!r}, expected a whole number')
+    refuse_unsupported(raw, kind, where)
+    L, heads = raw['num_hidden_layers'], raw['num_attention_heads']
+    bias, attention_bias = kind == 'qwen2', bool(raw.get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe')
+    sparse = [kind == 'qwen3_moe' and i not in (raw.get('mlp_only_layers') or [])
+              and (i + 1) % raw.get('decoder_sparse_step', 1) == 0 for i in range(L)]
+    config = Config(
+        **{name: raw[name] for name in needed}, model_type=kind, rope=read_rope(raw, where),
+        num_key_value_heads=raw.get('num_key_value_heads') or (8 if kind == 'mistral' else heads),
+        head_dim=raw.get('head_dim') or (128 if kind == 'qwen3' else raw['hidden_size'] // heads),
+        max_position_embeddings=raw.get('max_position_embeddings', 2048), rms_norm_eps=raw.get('rms_norm_eps', 1e-6),
+        tie_word_embeddings=raw.get('tie_word_embeddings', False), qkv_bias=bias or attention_bias, o_bias=attention_bias,
+        mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
+        experts=tuple((raw.get('num_experts') or raw.get('num_local_experts')) * s for s in sparse) if any(sparse) else (),
+        num_experts_per_tok=raw.get('num_experts_per_tok', 8), moe_intermediate_size=raw.get('moe_intermediate_size', 768),
+        norm_topk_prob=raw.get('norm_topk_prob', False))
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(f'{where}: {heads} query heads cannot share {config.num_key_value_heads} key/value heads evenly')
+    return config
+
+
+def refuse_unsupported(raw, kind, where):
+    """ValueError where the config asks for something that this network would silently leave out."""
+    window = raw.get('sliding_window', 4096 if kind == 'mistral' else None)
+    if kind.startswith('qwen') and not raw.get('use_sliding_window') or kind == 'llama':
+        window = None
+    if 'sliding_attention' in (raw.get('layer_types') or []) or window and window < raw.get('max_position_embeddings', 0):
+        raise ValueError(f'{where}: a sliding window of {window} is switched on; only full attention is supported')
+    if raw.get('hidden_act', 'silu') != 'silu':
+        raise ValueError(f'{where}: hidden_act {raw["hidden_act"]!r} is not supported, only silu')
+    if raw.get('quantization_config'):
+        raise ValueError(f'{where}: the weights are quantised (quantization_config); use a folder with plain weights')
+
+
+def read_rope(raw, where):
+    """The rotary settings as a sorted tuple of pairs (so that Config can be hashed), defaults filled in."""
+    given = {k: v for k, v in (raw.get('rope_parameters') or raw.get('rope_scaling') or {}).items() if v is not None}
+    kind = given.get('rope_type', given.get('type', 'default'))
+    if kind not in ('default', 'linear', 'llama3', 'yarn'):
+        raise ValueError(f'{where}: rope type {kind!r} is not one of default, linear, llama3, yarn')
+    if given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0) != 1.0:
+        raise ValueError(f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
+    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0, original_max_position_embeddings=raw.get('max_position_embeddings'))
+    rope |= given | dict(rope_type=kind)
+    needs = dict(default=(), linear=('factor',), yarn=('factor',), llama3=('factor', 'low_freq_factor', 'high_freq_factor'))
+    for name in needs[kind]:
+        if not isinstance(rope.get(name), (int, float)):
+            raise ValueError(f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
+    return tuple(sorted((k, v) for k, v in rope.items() if isinstance(v, (int, float, str))))
+
+
+def read_json(path):
+    """The object in a JSON file; ValueError in one line if there is none."""
+    try:
+        return json.loads(File(path).read_text(encoding='utf-8'))
+    except FileNotFoundError:
+        raise ValueError(f'{path}: no such file; expected a Hugging Face model folder (config.json, *.safetensors)') from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
+
+
+def rope_table(config, length):
+    """cos, sin [length, D] in fp64; the first half of sin is negated (see kernels.rotate).
+
+    Sources: linear, Chen et al. 2023; yarn, Peng et al. 2023, eq. 20-23; llama3, Llama 3.1's scaling by wavelength.
+    """
+    r, D = dict(config.rope), config.head_dim
+    inv = r['rope_theta'] ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)          # [D/2]
+    scale = 1.0
+    if r['rope_type'] == 'linear':
+        inv = inv / r['factor']
+    elif r['rope_type'] == 'llama3':
+        turns = r['original_max_position_embeddings'] * inv / (2 * math.pi)             # full turns in the old context
+        low, high = r['low_freq_factor'], r['high_freq_factor']
+        keep = ((turns - low) / (high - low)).clamp(0, 1)                               # 1: fast, as it was; 0: slow, stretched
+        inv = keep * inv + (1 - keep) * inv / r['factor']
+    elif r['rope_type'] == 'yarn':
+        inv, scale = yarn(r, D, inv)
+    angle = torch.outer(torch.arange(length, dtype=torch.float64), inv)                 # [S, D/2]
+    cos, sin = angle.cos() * scale, angle.sin() * scale
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+def yarn(r, D, inv):
+    """Yarn's frequencies [D/2] and its factor on cos and sin: fast channels stay, slow ones stretch, a ramp between."""
+    def channel(turns):                                 # the channel that makes this many turns in the old context
+        old = r['original_max_position_embeddings']
+        return D * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(r['rope_theta']))
+    growth = lambda m: 0.1 * m * math.log(r['factor']) + 1 if r['factor'] > 1 else 1.0
+    low, high = channel(r.get('beta_fast') or 32), channel(r.get('beta_slow') or 1)
+    if r.get('truncate', True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
+    ramp = ((torch.arange(D // 2, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
+    if 'attention_factor' in r:
+        scale = r['attention_factor']
+    elif r.get('mscale') and r.get('mscale_all_dim'):
+        scale = growth(r['mscale']) / growth(r['mscale_all_dim'])
+    else:
+        scale = growth(1)
+    return inv * (1 - ramp) + inv / r['factor'] * ramp, scale
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C, H, G, D = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.D = D
+        self.q_proj = nn.Linear(C, H * D, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(C, G * D, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(C, G * D, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(H * D, C, bias=config.o_bias)
+        self.q_norm = nn.RMSNorm(D, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(D, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x, attend, view, store, carry):
+        """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) of the cache, or None to see x alone."""
+        B, T, _ = x.shape
+        q = self.q_norm(self.q_proj(x).view(B, T, -1, self.D)).transpose(1, 2)          # [B, H, T, D]
+        k = self.k_norm(self.k_proj(x).view(B, T, -1, self.D)).transpose(1, 2)          # [B, G, T, D]
+        v = self.v_proj(x).view(B, T, -1, self.D).transpose(1, 2)                       # [B, G, T, D]
+        q, k = kernels.rotate(q, view.cos, view.sin), kernels.rotate(k, view.cos, view.sin)
+        if store is not None:
+            k = store[0].index_copy_(2, view.positions, k)[:, :, :view.span]            # [B, G, span, D]
+            v = store[1].index_copy_(2, view.positions, v)[:, :, :view.span]
+        out, carry = attend(q, k, v, view.mask, carry)
+        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1)), carry
+
+
+class MLP(nn.Module):
+    def __init__(self, C, F, bias=False):
+        super().__init__()
+        self.gate_proj = nn.Linear(C, F, bias=bias)
+        self.up_proj = nn.Linear(C, F, bias=bias)
+        self.down_proj = nn.Linear(F, C, bias=bias)
+
+    def forward(self, x, ffn, carry):
+        return ffn(x, self.gate_proj, self.up_proj, self.down_proj, carry)
+
+
+class MoE(nn.Module):
+    def __init__(self, config, E):
+        super().__init__()
+        self.top_k, self.renormalise = config.num_experts_per_tok, config.norm_topk_prob
+        self.gate = nn.Linear(config.hidden_size, E, bias=False)
+        self.experts = nn.ModuleList(MLP(config.hidden_size, config.moe_intermediate_size) for _ in range(E))
+
+    def forward(self, x, mix, carry):
+        return mix(x, self.gate, self.experts, self.top_k, self.renormalise, carry)
+
+
+class Block(nn.Module):
+    def __init__(self, config, E):
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MoE(config, E) if E else MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
+
+    def forward(self, x, attend, ffn, view, store, carry):
+        """x [B, T, C] -> ([B, T, C], carry). A sublayer whose function is None is skipped: the residual passes it by."""
+        if attend is not None:
+            y, carry = self.self_attn(self.input_layernorm(x), attend, view, store, carry)
+            x = x + y
+        if ffn is not None:
+            y, carry = self.mlp(self.post_attention_layernorm(x), ffn, carry)
+            x = x + y
+        return x, carry
+
+
+@dataclass(frozen=True)
+class Path:
+    """How one pass is computed: the attend and the ffn function of each layer, None where that sublayer is skipped.
+
+    writes: the name under which the cache remembers the positions that this path wrote. A path that runs every sublayer
+    densely writes 'full', whatever else it observes on the way.
+    """
+    name: str
+    attends: tuple      # [L]
+    ffns: tuple         # [L]
+    writes: str = 'full'
+
+    @classmethod
+    def full(cls, config):
+        """Every sublayer, densely."""
+        experts = config.experts or (0,) * config.num_hidden_layers
+        return cls('full', (kernels.attend,) * len(experts), tuple(kernels.mix if E else kernels.swiglu for E in experts))
+
+    def slim(self, skip, name='slim'):
+        """This path without the sublayers in skip; attention of layer i is sublayer 2i, its feed-forward 2i + 1."""
+        keep = lambda functions, odd: tuple(None if 2 * i + odd in skip else f for i, f in enumerate(functions))
+        return Path(name, keep(self.attends, 0), keep(self.ffns, 1), f'{name}:{sorted(skip)}')
+
+    def trusts(self, writer):
+        """Whether this path may build on a position that `writer` wrote: on its own and on the full path's."""
+        return writer in ('full', self.writes)
+
+
+@dataclass(frozen=True)
+class View:
+    """What every layer of one pass shares: where its tokens stand and what they may see."""
+    positions: torch.Tensor     # [T] absolute
+    cos: torch.Tensor           # [T, D]
+    sin: torch.Tensor           # [T, D]
+    mask: torch.Tensor          # [T, span], True where a query may look
+    span: int                   # keys in view
+
+
+class Transformer(nn.Module):
+    """A Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE network; parameter names are the checkpoint's."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.vocab = config, config.vocab_size
+        experts = config.experts or (0,) * config.num_hidden_layers
+        self.model = nn.ModuleDict(dict(
+            embed_tokens=nn.Embedding(config.vocab_size, config.hidden_size),
+            layers=nn.ModuleList(Block(config, E) for E in experts),
+            norm=nn.RMSNorm(config.hidden_size, config.rms_norm_eps)))
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.full = Path.full(config)
+        self.set_context(min(2048, config.max_position_embeddings))
+
+    def set_context(self, length):
+        """Rotary tables for `length` positions, in the weights' dtype and device."""
+        cos, sin = rope_table(self.config, length)
+        self.register_buffer('cos', cos.to(self.lm_head.weight), persistent=False)     # [S, D]
+        self.register_buffer('sin', sin.to(self.lm_head.weight), persistent=False)
+
+    def forward(self, ids, positions, path, stores=None, span=None):
+        """ids [B, T] at absolute positions [T] -> hidden states [B, T, C] after the last norm.
+
+        stores: the cache's (keys, values) per layer, written in place; span: how many of its keys are in view. Without a
+        cache the tokens see each other alone (training, and the oracle of the tests).
+        """
+        span = ids.shape[1] if stores is None else span
+        mask = torch.arange(span, device=ids.device) <= positions[:, None]              # [T, span]
+        view = View(positions, self.cos[positions], self.sin[positions], mask, span)
+        x, carry = self.model.embed_tokens(ids), None
+        for i, layer in enumerate(self.model.layers):
+            x, carry = layer(x, path.attends[i], path.ffns[i], view, stores and stores[i], carry)
+        return self.model.norm(x)
+
+    def logits(self, hidden):
+        """hidden [B, T, C] -> logits [B, T, V]: rows that pad the vocabulary beyond the tokenizer's length are cut off."""
+        return F.linear(hidden, self.lm_head.weight[:self.vocab])
+
+    def read_bytes(self, path):
+        """Bytes of weights that one pass on this path streams: the kept sublayers, the last norm and the head.
+
+        A mixture of experts is counted whole; how many experts a pass really reads depends on its tokens.
+        """
+        size = lambda module: sum(p.numel() * p.element_size() for p in module.parameters())
+        kept = [m for i, layer in enumerate(self.model.layers)
+                for f, parts in ((path.attends[i], (layer.input_layernorm, layer.self_attn)),
+                                 (path.ffns[i], (layer.post_attention_layernorm, layer.mlp))) if f for m in parts]
+        return sum(map(size, kept)) + size(self.model.norm) + self.lm_head.weight[:self.vocab].nbytes
+
+
+class KVCache:
+    """Keys and values of all layers, and for every position the token id and the path that wrote it.
+
+    A position is trusted only if both are right; nothing else is kept track of, so there is no rollback to get wrong.
+    Positions past the recorded ones are scratch.
+    """
+
+    def __init__(self, config, capacity, like, rows=1):
+        shape = rows, config.num_key_value_heads, capacity, config.head_dim             # [B, G, S, D]
+        self.stores = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.num_hidden_layers)]
+        self.ids, self.writers, self.length = [], [], 0     # length: positions in use, recorded or not
+
+    def trusted(self, line, path):
+        """How many leading positions of the token ids in `line` this path need not read again."""
+        n = min(len(self.ids), len(line))
+        if self.ids[:n] != line[:n]:
+            n = next(i for i in range(n) if self.ids[i] != line[i])
+        if self.writers[:n] == ['full'] * n:
+            return n
+        return next((i for i in range(n) if not path.trusts(self.writers[i])), n)
+
+    def record(self, line, start, path):
+        """Positions start.. now hold `line`, written by this path; whatever stood behind them was built on other tokens."""
+        self.ids[start:] = line[start:]
+        self.writers[start:] = [path.writes] * (len(line) - start)
+        self.length = len(line)
+
+    def fork(self, config, rows, extra):
+        """A cache of `rows` equal rows with room for `extra` more positions; only the positions in use are copied."""
+        n, twin = self.length, KVCache(config, self.length + extra, self.stores[0][0], rows)
+        for mine, theirs in zip(self.stores, twin.stores):
+            for a, b in zip(mine, theirs):
+                b[:, :, :n] = a[:, :, :n]
+        twin.ids, twin.writers, twin.length = self.ids[:n], self.writers[:n], n
+        return twin
+
+
+class Reader:
+    """A network and its cache. It feeds what the cache does not hold yet and counts what it fed, by path name."""
+
+    def __init__(self, model, capacity, compiled=False):
+        """capacity: the longest text in tokens, prompt included; compiled: passes of up to PAD positions through inductor."""
+        if capacity + PAD > model.cos.shape[0]:
+            model.set_context(capacity + PAD)
+        self.model, self.capacity = model, capacity + PAD
+        self.cache = KVCache(model.config, self.capacity, model.lm_head.weight)
+        self.log = []                                   # (path name, positions, begin, end) of each pass
+        self.compiled = compile_forward(model) if compiled else None
+
+    def read(self, tokens, draft, path, last):
+        """Logits [last, V] of the last positions of tokens + draft (lists of ids), read on this path.
+
+        Feeds from the first position that the path does not trust, and at least `last` positions.
+        """
+        line = tokens + draft
+        assert len(line) <= self.capacity - PAD, f'{len(line)} tokens in a cache for {self.capacity - PAD}'
+        start = min(self.cache.trusted(line, path), len(line) - last)
+        ids, logits, left = torch.tensor([line[start:]], device=self.model.cos.device), [], len(line) - start
+        for part in ids.split(CHUNK, 1) if left else ():
+            left -= part.shape[1]
+            logits.append(self.feed(part, len(line) - left - part.shape[1], path, min(part.shape[1], max(0, last - left))))
+        self.cache.record(line, start, path)
+        return torch.cat(logits, 1)[0] if last else None
+
+    def append(self, ids, path):
+        """Logits [B, V] after one more token a row; ids [B]. The caller records them later: asking would cost a sync."""
+        logits = self.feed(ids[:, None], self.cache.length, path, 1)
+        self.cache.length += 1
+        return logits[:, 0]
+
+    @torch.inference_mode()
+    def feed(self, ids, start, path, last):
+        """One pass over ids [B, T] at positions start.. -> logits [B, last, V]; counted and timed."""
+        T, span, forward, pad = ids.shape[1], start + ids.shape[1], self.model, 0
+        if self.compiled and T <= PAD:
+            pad, span, forward = (1 << (T - 1).bit_length()) - T, self.capacity, self.compiled
+        begin = self.now()
+        positions = torch.arange(start, start + T + pad, device=ids.device)
+        hidden = forward(F.pad(ids, (0, pad)) if pad else ids, positions, path, self.cache.stores, span)
+        logits = self.model.logits(hidden[:, T - last:T])
+        self.log.append((path.name, T, begin, self.now()))
+        return logits
+
+    def fork(self, rows, extra):
+        """A reader of the same network and log over `rows` copies of this cache, with room for `extra` positions; eager."""
+        twin = Reader.__new__(Reader)
+        twin.__dict__ = self.__dict__ | dict(cache=self.cache.fork(self.model.config, rows, extra), compiled=None)
+        return twin
+
+    def forget(self):
+        """Trusts no position any more, so that the next text pays for its whole prompt."""
+        self.cache.record([], 0, self.model.full)
+
+    def now(self):
+        """A moment: seconds on a CPU, a recorded event on CUDA (where a pass has not ended when its call returns)."""
+        if self.model.cos.device.type != 'cuda':
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def take(self):
+        """{path name: [passes, positions, seconds]} since the last call; on CUDA it waits for the passes to end."""
+        spent = {}
+        for name, positions, begin, end in self.log:
+            if not isinstance(end, float):
+                end.synchronize()
+            row = spent.setdefault(name, [0, 0, 0.0])
+            row[0] += 1
+            row[1] += positions
+            row[2] += end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
+        self.log.clear()
+        return spent
+
+
+def compile_forward(model):
+    """The network's forward through torch.compile, one graph for each padded length and path."""
+    if model.config.experts:
+        raise ValueError('--compile: a mixture of experts chooses its experts by data and is not compiled yet; run it eager')
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)    # graphs of all lengths and models
+    return torch.compile(model.forward, fullgraph=True, dynamic=False)
+
+
+def load(folder, device='cpu', dtype=torch.float32):
+    """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
+
+    The network is laid out on the meta device, then each tensor goes from the memory-mapped file to the device in the wanted
+    dtype, one after the other. ValueError in one line for whatever does not fit.
+    """
+    folder = File(folder)
+    config, tokenizer = read_config(folder), read_tokenizer(folder)
+    with torch.device('meta'):
+        model = Transformer(config)
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    weights = {}
+    for file in weight_files(folder):
+        read_weights(file, wanted, weights, device, dtype)
+    absent = sorted(wanted.keys() - weights.keys())
+    if absent:
+        raise ValueError(f'{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(wanted)} are); the download is incomplete')
+    model.load_state_dict(weights, assign=True, strict=False)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model.requires_grad_(False).eval().set_context(min(2048, config.max_position_embeddings))
+    model.vocab = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    if model.vocab > config.vocab_size:
+        raise ValueError(f'{folder}: tokenizer.json has {model.vocab} entries, the embedding only {config.vocab_size} rows')
+    return model, tokenizer, read_eos(folder)
+
+
+def weight_files(folder):
+    """The safetensors files of a folder: the shards that the index names, or the single file."""
+    index = folder / 'model.safetensors.index.json'
+    if index.exists():
+        files = [folder / name for name in sorted(set(read_json(index)['weight_map'].values()))]
+    else:
+        files = [folder / 'model.safetensors']
+    for file in files:
+        if not file.exists():
+            pickled = sorted([*folder.glob('*.bin'), *folder.glob('*.pt'), *folder.glob('*.pth')])
+            reason = (f'; {pickled[0].name} is a pickle, which can run code when it is opened: convert it to safetensors'
+                      if pickled else '; expected model.safetensors or the shards of model.safetensors.index.json')
+            raise ValueError(f'{file}: no such file{reason}')
+    return files
+
+
+def read_weights(file, wanted, weights, device, dtype):
+    """Adds the tensors of one file to weights {name: Parameter}; checks name, shape and that every number is finite."""
+    try:
+        with safe_open(file, 'pt') as opened:
+            names = list(opened.keys())
+        for name in names:
+            if name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight' and name not in wanted:
+                continue                                # a table we compute; a copy of the tied embedding
+            if name not in wanted:
+                raise ValueError(f'{file}: tensor {name} has no place in this network; config.json describes another one')
+            with safe_open(file, 'pt') as opened:       # opened anew, so that pages of tensors already copied are let go
+                shape = tuple(opened.get_slice(name).get_shape())
+                if shape != wanted[name]:
+                    raise ValueError(f'{file}: tensor {name} has shape {shape}, expected {wanted[name]}')
+                tensor = opened.get_tensor(name).to(device, dtype, copy=True)
+            if not all(x.isfinite() for x in tensor.aminmax()):
+                raise ValueError(f'{file}: tensor {name} holds NaN or infinity in {str(dtype)[6:]}; the file is damaged')
+            weights[name] = nn.Parameter(tensor, requires_grad=False)
+    except SafetensorError as error:
+        raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
+
+
+def read_tokenizer(folder):
+    path = folder / 'tokenizer.json'
+    if not path.exists():
+        raise ValueError(f'{path}: no such file; a tokenizer in the tokenizers format is needed')
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:                          # the library raises bare Exception
+        raise ValueError(f'{path}: not a tokenizer ({error})') from None
+
+
+def read_eos(folder):
+    """The end-of-sequence ids, of config.json and of generation_config.json together."""
+    found = []
+    for name in ('config.json', 'generation_config.json'):
+        if (folder / name).exists():
+            ids = read_json(folder / name).get('eos_token_id')
+            found += ids if isinstance(ids, list) else [] if ids is None else [ids]
+    return frozenset(found)

@@ -1,0 +1,479 @@
+"""Speculative decoding from the command line: the loop, the figures computed from its trace, and the program around them.
+
+`python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
+"""
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from pathlib import Path as File
+
+import torch
+from tokenizers.decoders import DecodeStream
+from tqdm import tqdm
+
+from model import Reader, load, read_json
+from verify import METHODS, Cycle, Session, lookup, rollout, silence
+
+EMBEDDED = File(__file__).parent / 'lab' / 'models'
+DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16, fp64=torch.float64)
+SMALL = 50_000_000      # parameters below which one CPU thread beats several: the work of a pass is too little to share
+PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')
+
+
+# --------------------------------------------------------------------------------------------------- the loop and its figures
+
+def decode(session, method):
+    """Yields one Cycle after the other until the room is used or the text has ended. The trace is the list of these."""
+    while session.room and not session.ended:
+        begin = time.perf_counter()
+        draft = method.propose(session)
+        score = method.score(session, draft)
+        tokens, labels, judged = method.accept(session, draft, score)
+        tokens = session.commit(tokens)
+        yield Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], session.take(), time.perf_counter() - begin)
+
+
+def statistics(cycles, prompt_seconds, weights):
+    """The figures of a trace, each defined here once; a ratio without a denominator is None.
+
+    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged. block_efficiency:
+    tokens committed per full target pass, the extra token included. work: weight bytes read over those of one full target
+    pass. seconds excludes the prompt's; passes, positions and block_efficiency exclude its passes.
+    """
+    ratio = lambda a, b: a / b if b else None
+    passes, positions, labels = {}, {}, {}
+    for cycle in cycles:
+        for path, (n, T, _) in cycle.passes.items():
+            passes[path], positions[path] = passes.get(path, 0) + n, positions.get(path, 0) + T
+        for label in cycle.labels:
+            labels[label] = labels.get(label, 0) + 1
+    tokens, seconds = sum(labels.values()), sum(c.seconds for c in cycles)
+    judged, kept = sum(len(c.judged) for c in cycles), sum(j['kept'] for c in cycles for j in c.judged)
+    return dict(
+        cycles=len(cycles), passes=passes, positions=positions, drafted=sum(len(c.drafted) for c in cycles), judged=judged,
+        accepted=sum(c.accepted for c in cycles), acceptance_rate=ratio(kept, judged),
+        rejection_rate=ratio(judged - kept, judged), block_efficiency=ratio(tokens, passes.get('target/full', 0)),
+        labels=labels, seconds=seconds, prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
+        work=sum(n * weights[path] for path, n in passes.items()) / weights['target/full'])
+
+
+def break_even(cycles, decode_seconds):
+    """In plain words, whether drafting pays here: measured costs, and the speed that they and the acceptance predict.
+
+    decode_seconds: one target pass over one position. Source: Leviathan et al. 2023, theorem 3.8, with measured costs.
+    """
+    spent = {}
+    for cycle in cycles:
+        for path, (n, _, seconds) in cycle.passes.items():
+            old = spent.get(path.split('/')[0], (0, 0.0))
+            spent[path.split('/')[0]] = old[0] + n, old[1] + seconds
+    judged, kept = sum(len(c.judged) for c in cycles), sum(j['kept'] for c in cycles for j in c.judged)
+    if not judged:
+        return 'break-even: nothing was drafted, so there is nothing to compare.'
+    c = spent['draft'][1] / spent['draft'][0] / decode_seconds if spent.get('draft') else 0.0
+    v = spent['target'][1] / spent['target'][0] / decode_seconds
+    a, gamma = kept / judged, sum(len(c.drafted) for c in cycles) / len(cycles)
+    tokens = gamma + 1 if a == 1 else (1 - a ** (gamma + 1)) / (1 - a)
+    speedup = tokens / (gamma * c + v)
+    return (f'break-even: a draft pass costs {c:.2f} and a verifying pass {v:.2f} of a decoding pass; {a:.0%} acceptance and '
+            f'{gamma:.1f} drafted a cycle give {tokens:.2f} tokens for {gamma * c + v:.2f} passes\' time: '
+            f'{speedup:.2f} times plain decoding predicted.' + (' Not worth it here.' if speedup <= 1 else ''))
+
+
+# ------------------------------------------------------------------------------------------------------------- the engine room
+
+class Engine:
+    """The loaded models and the settings of a run; makes a Session for each text."""
+
+    def __init__(self, args):
+        self.args = args
+        self.device = pick_device(args.device)
+        dtype = DTYPES[args.dtype if args.dtype != 'auto' else 'bf16' if self.device == 'cuda' else 'fp32']
+        self.model, self.tokenizer, eos = load(args.target, self.device, dtype)
+        self.eos = frozenset() if args.ignore_eos else eos
+        self.draft, self.source, self.context = None, dict(lookup=lookup, none=silence).get(args.draft, rollout), self.limit(self.model)
+        if self.source is rollout and args.needs_draft:
+            self.draft, tokenizer, _ = load(args.draft, self.device, dtype)
+            same_vocabulary(self.tokenizer, tokenizer, args.draft)
+            self.context = min(self.context, self.limit(self.draft))
+        threads = args.threads or (1 if sum(p.numel() for p in self.model.parameters()) < SMALL else None)
+        if threads and self.device == 'cpu':
+            torch.set_num_threads(threads)
+
+    def limit(self, model):
+        return model.config.max_position_embeddings
+
+    def open(self, prompts):
+        """Caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
+        for i, ids in enumerate(prompts, 1):
+            if not ids:
+                raise ValueError(f'prompt {i} is empty; a model continues a text of at least one token')
+            if len(ids) >= self.context:
+                raise ValueError(f'prompt {i} has {len(ids)} tokens, which leaves no room in a context of {self.context}; shorten it')
+        capacity = min(self.context, max(map(len, prompts)) + self.args.max_new)
+        self.target_reader = Reader(self.model, capacity, self.args.compile)
+        self.draft_reader = Reader(self.draft, capacity, self.args.compile) if self.draft else None
+
+    def session(self, ids, drafting=True):
+        """A Session about to read this prompt; no position is trusted yet."""
+        a, readers = self.args, (self.target_reader, self.draft_reader if drafting else None)
+        for reader in filter(None, readers):
+            reader.forget()
+        generator = torch.Generator(self.device).manual_seed(a.seed)
+        return Session(*readers, self.source, list(ids), min(a.max_new, self.context - len(ids)), self.eos, a.temperature,
+                       a.top_k, a.top_p, generator)
+
+    def weights(self):
+        """{reader/path: bytes one pass streams} of the paths that exist so far."""
+        models = dict(target=self.model, draft=self.draft)
+        return {f'{role}/full': m.read_bytes(m.full) for role, m in models.items() if m}
+
+    def run(self, ids, name, watch=lambda session, cycle: None):
+        """(session, cycles, prompt seconds, interrupted) of one text by one method; watch sees every cycle as it ends."""
+        method = make_method(name, self.args)
+        session, cycles, interrupted = self.session(ids, name != 'ar'), [], False
+        begin = time.perf_counter()
+        session.read_prompt()
+        prompt_seconds = time.perf_counter() - begin
+        try:
+            for cycle in decode(session, method):
+                cycles.append(cycle)
+                watch(session, cycle)
+        except KeyboardInterrupt:
+            interrupted = True
+        return session, cycles, prompt_seconds, interrupted
+
+    def report(self, name, ids, session, cycles, prompt_seconds):
+        """The JSON object of one text."""
+        method = make_method(name, self.args)
+        tokens = session.tokens[len(ids):]
+        knobs = {k: str(v) if v == math.inf else v for k, v in dataclasses.asdict(method).items() if k in knobs_of(name)}
+        return dict(text=self.tokenizer.decode(tokens), tokens=tokens, prompt_tokens=len(ids), method=name,
+                    lossless=method.lossless, knobs=knobs, seed=self.args.seed, device=self.device,
+                    dtype=str(self.model.cos.dtype)[6:].replace('float', 'fp').replace('bfp', 'bf'),
+                    finish='eos' if session.ended else 'length',
+                    stats=statistics(cycles, prompt_seconds, self.weights()))
+
+    def decode_seconds(self, session):
+        """Seconds of one target pass over one position, here and now: the median of five."""
+        reader, times = session.target, []
+        for _ in range(5):
+            reader.read(session.tokens[:-1], [], reader.model.full, 1)
+            times.append(sum(row[2] for row in reader.take().values()))
+        return sorted(times)[2]
+
+
+def pick_device(name):
+    """'cpu' or 'cuda'; ValueError if CUDA is asked for and absent."""
+    if name == 'cuda' and not torch.cuda.is_available():
+        raise ValueError('--device cuda: this machine or this build of torch has no CUDA device; use --device cpu')
+    return ('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name
+
+
+def same_vocabulary(target, draft, folder):
+    """ValueError naming the first token (lowest id) that the two tokenizers do not share by text and id."""
+    a, b = ({i: text for text, i in t.get_vocab(with_added_tokens=True).items()} for t in (target, draft))
+    differ = next((i for i in sorted(a.keys() | b.keys()) if a.get(i) != b.get(i)), None)
+    if differ is not None:
+        raise ValueError(f'--draft {folder}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} in the target; '
+                         'draft and target must share their vocabulary (or use --draft lookup)')
+
+
+def knobs_of(name):
+    """{knob: dataclass field} of a method; plain decoding has none."""
+    return {} if name == 'ar' else {f.name: f for f in dataclasses.fields(METHODS[name])}
+
+
+def make_method(name, args):
+    """The method with its knobs from --gamma and --set, each read by its dataclass type.
+
+    Under --compare a method takes the knobs that it has; one that no method of the run has is refused.
+    """
+    knobs, values = knobs_of(name), {}
+    for item in args.set + ([] if args.gamma is None else [f'gamma={args.gamma}']):
+        knob, equals, text = item.partition('=')
+        if not equals or not any(knob in knobs_of(m) for m in args.methods) and (knob, args.methods) != ('gamma', ['ar']):
+            known = '; '.join(f'{m}: {", ".join(f"{k}={f.default}" for k, f in knobs_of(m).items()) or "none"}' for m in args.methods)
+            raise ValueError(f'--set {item}: expected knob=value with a knob of the method ({known})')
+        if knob in knobs:
+            kind = knobs[knob].type
+            try:
+                values[knob] = dict(true=True, false=False)[text.lower()] if kind is bool else kind(text)
+            except (ValueError, KeyError):
+                raise ValueError(f'--set {item}: {text!r} is not a value of type {kind.__name__}') from None
+    return METHODS[name](**values)
+
+
+# ---------------------------------------------------------------------------------------------------------------- what is shown
+
+class Printer:
+    """Shows a text as it is committed, each piece in the colour of who wrote it; never half a character."""
+
+    def __init__(self, tokenizer, color, show):
+        self.tokenizer, self.color, self.show = tokenizer, color, show
+        self.stream, self.shown, self.cycles = DecodeStream(skip_special_tokens=True), '', 0
+
+    def paint(self, text, kind):
+        return f'\033[{PAINT.get(kind, "0")}m{text}\033[0m' if self.color and text else text
+
+    def watch(self, session, cycle):
+        self.cycles += 1
+        if self.show:
+            return print(self.picture(cycle), flush=True)
+        for token, label in zip(cycle.tokens, cycle.labels):
+            piece = self.stream.step(self.tokenizer, token) or ''
+            self.shown += piece
+            print(self.paint(piece, label), end='', flush=True)
+
+    def finish(self, text):
+        """Prints what the stream held back: the bytes of a character that never became whole."""
+        if not self.show:
+            print(text[len(self.shown):] if text.startswith(self.shown) else '', flush=True)
+
+    def picture(self, cycle):
+        """One cycle as a line: kept tokens, the first rejected one struck out, what replaced it, what nobody judged in ()."""
+        word = lambda i: self.tokenizer.decode([i], skip_special_tokens=False).replace('\n', '\u23ce')
+        parts = [self.paint(word(t), 'draft') for t in cycle.tokens[:cycle.accepted]]
+        if cycle.judged and not cycle.judged[-1]['kept']:
+            lost = word(cycle.judged[-1]['token'])
+            parts.append(self.paint(lost, 'strike') if self.color else f'[-{lost}-]')
+        parts += [self.paint(word(t), label) if self.color else f'[+{word(t)}+]'
+                  for t, label in zip(cycle.tokens[cycle.accepted:], cycle.labels[cycle.accepted:])]
+        parts += [self.paint(f'({word(t)})', 'dim') for t in cycle.drafted[len(cycle.judged):]]
+        return f'{self.cycles:4d}  {cycle.accepted}/{len(cycle.drafted)}  ' + ' '.join(parts)
+
+
+def figures(report):
+    """One line: what the run was and what it measured."""
+    s, show = report['stats'], lambda x, form: '-' if x is None else format(x, form)
+    wrote = ', '.join(f'{n} {label}' for label, n in s['labels'].items())
+    return (f'{report["method"]} ({"lossless" if report["lossless"] else "LOSSY"}): {len(report["tokens"])} tokens ({wrote}) in '
+            f'{s["seconds"]:.2f} s, {show(s["tokens_per_second"], ".1f")} tokens/s; acceptance {show(s["acceptance_rate"], ".0%")}, '
+            f'block efficiency {show(s["block_efficiency"], ".2f")}, {s["passes"].get("target/full", 0)} target passes, '
+            f'work {s["work"]:.1f}')
+
+
+def trace_line(row, index, cycle, engine):
+    """One cycle as a JSON object: ids and text, who wrote what, the scalars of every judged token, passes, milliseconds."""
+    passes = {path: dict(passes=n, positions=T, ms=round(seconds * 1000, 3)) for path, (n, T, seconds) in cycle.passes.items()}
+    return json.dumps(dict(prompt=row, cycle=index, drafted=cycle.drafted, judged=cycle.judged, tokens=cycle.tokens,
+                           labels=cycle.labels, text=engine.tokenizer.decode(cycle.tokens), passes=passes,
+                           ms=round(cycle.seconds * 1000, 3)))
+
+
+def check(engine, ids, session):
+    """Plain target decoding beside the text: a sentence that names the first position that differs, if any does."""
+    mine = session.tokens[len(ids):]
+    plain, *_ = engine.run(ids, 'ar')
+    wanted = plain.tokens[len(ids):]
+    i = next((i for i, (a, b) in enumerate(zip(mine, wanted)) if a != b), None)
+    if i is None:
+        return f'check: equal to plain decoding for all {min(len(mine), len(wanted))} tokens' + (
+            '.' if len(mine) == len(wanted) else f', but {len(mine)} tokens long instead of {len(wanted)}.')
+    logits = engine.target_reader.read(ids + wanted[:i], [], engine.model.full, 1)[0]
+    word = lambda t: repr(engine.tokenizer.decode([t], skip_special_tokens=False))
+    return (f'check: differs from plain decoding at token {i}: {word(mine[i])} ({mine[i]}) instead of {word(wanted[i])} '
+            f'({wanted[i]}); logit gap {float(logits[wanted[i]] - logits[mine[i]]):.2g}.')
+
+
+def compare(engine, prompts, names):
+    """The table of several methods over the same prompts, run in turn on each, so that noise falls on all alike."""
+    runs = {name: [] for name in names}
+    for ids in tqdm([prompts[0]] + prompts, desc='compare', file=sys.stderr, disable=None):     # the first round warms up
+        for name in names:
+            session, cycles, _, interrupted = engine.run(ids, name)
+            if interrupted:
+                raise KeyboardInterrupt
+            runs[name].append((session.tokens[len(ids):], cycles))
+    yield f'{"method":14} {"tokens/s":>9} {"x ar":>6} {"accepted":>9} {"block eff.":>10} {"passes/token":>13} {"like ar":>8}'
+    for name, done in runs.items():
+        s = statistics([c for _, cycles in done[1:] for c in cycles], 0, engine.weights())
+        same = [sum(a == b for a, b in zip(x, y)) / max(len(x), len(y)) for (x, _), (y, _) in zip(done[1:], runs['ar'][1:])]
+        speed = s['tokens_per_second']
+        base = base if name != 'ar' else speed
+        cell = lambda x, form: '-' if x is None else format(x, form)
+        yield (f'{name:14} {speed:9.1f} {speed / base:6.2f} {cell(s["acceptance_rate"], ".1%"):>9} {s["block_efficiency"]:10.2f} '
+               f'{1 / s["block_efficiency"]:13.3f} {sum(same) / len(same):8.1%} '
+               f'{"lossless" if make_method(name, engine.args).lossless else "LOSSY"}')
+
+
+# ------------------------------------------------------------------------------------------------------------------- the program
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise ValueError(f'{message}; --help lists the flags')
+
+
+def parse(argv):
+    """The flags, checked; ValueError in one line for what does not fit."""
+    p = Parser('specmini.py', description='Speculative decoding on Llama and Qwen checkpoints. METHODS: --list.', allow_abbrev=False)
+    p.add_argument('--prompt', help='the text to continue')
+    p.add_argument('--prompts', metavar='FILE.jsonl', help='rows with prompt, question or turns (of which the first is used)')
+    p.add_argument('--target', metavar='DIR', help='Hugging Face folder (default: the embedded target)')
+    p.add_argument('--draft', metavar='DIR|lookup|none', help='draft model or source (default: embedded, or lookup with --target)')
+    p.add_argument('--method', default='sd')
+    p.add_argument('--gamma', type=int, help='draft tokens a cycle')
+    p.add_argument('--temperature', type=float, default=0.0)
+    p.add_argument('--top-k', type=int, default=0, help='0: all')
+    p.add_argument('--top-p', type=float, default=1.0)
+    p.add_argument('--seed', type=int, default=0)
+    p.add_argument('--max-new', type=int, default=256, help='tokens to write at most')
+    p.add_argument('--ignore-eos', action='store_true')
+    p.add_argument('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE')
+    p.add_argument('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
+    p.add_argument('--dtype', choices=('auto', 'fp32', 'bf16', 'fp16'), default='auto', help='auto: fp32 on CPU, bf16 on CUDA')
+    p.add_argument('--compile', action='store_true', help='torch.compile the passes (needs a C++ compiler on a CPU)')
+    p.add_argument('--threads', type=int, help='CPU threads (default: 1 for small models, else as many as cores)')
+    p.add_argument('--chat', action='store_true', help="render the checkpoint's chat template around the prompt")
+    p.add_argument('--color', choices=('auto', 'always', 'never'), default='auto')
+    p.add_argument('--show', action='store_true', help='cycle by cycle: what was drafted, struck out, put in its place')
+    p.add_argument('--trace', metavar='FILE.jsonl', help='one line for every cycle')
+    p.add_argument('--check', action='store_true', help='run plain decoding beside it and name the first difference')
+    p.add_argument('--compare', metavar='M1,M2,...', help='one table of several methods and ar')
+    p.add_argument('--list', action='store_true', help='the methods and their knobs')
+    p.add_argument('--json', action='store_true', help='one JSON object for each prompt instead of the text')
+    args = p.parse_args(argv)
+    if args.list:
+        return args
+    args.methods = [args.method] if args.compare is None else ['ar'] + [m for m in args.compare.split(',') if m != 'ar']
+    tests = [(unknown := [m for m in args.methods if m not in METHODS], f'method {unknown} is unknown; there are {", ".join(METHODS)}'),
+             ((args.prompt is None) == (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl, one of the two'),
+             (not 0 <= args.temperature < math.inf, f'--temperature {args.temperature}: expected 0 or more'),
+             (args.top_k < 0, f'--top-k {args.top_k}: expected 0 (all) or more'),
+             (not 0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1'),
+             (args.max_new < 1, f'--max-new {args.max_new}: expected 1 or more'),
+             (args.threads is not None and args.threads < 1, f'--threads {args.threads}: expected 1 or more'),
+             (args.check and args.temperature > 0, '--check compares texts, and texts only agree at --temperature 0')]
+    for wrong, message in tests:
+        if wrong:
+            raise ValueError(message)
+    embedded = args.target is None
+    args.target = args.target or EMBEDDED / 'target'
+    args.draft = args.draft or (str(EMBEDDED / 'draft') if embedded else 'lookup')
+    args.needs_draft = args.methods != ['ar']
+    for name in args.methods:
+        make_method(name, args)
+    return args
+
+
+def read_prompts(args):
+    """The prompts as texts, from --prompt or from a file of JSON lines."""
+    if args.prompt is not None:
+        texts = [args.prompt]
+    else:
+        try:
+            lines = [line for line in File(args.prompts).read_text(encoding='utf-8').splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f'--prompts {args.prompts}: cannot be read ({error})') from None
+        texts = [prompt_of(line, f'{args.prompts} line {i}') for i, line in enumerate(lines, 1)]
+        if not texts:
+            raise ValueError(f'--prompts {args.prompts}: the file has no rows')
+    for i, text in enumerate(texts, 1):
+        if not text:
+            raise ValueError(f'prompt {i} is empty; expected a text to continue')
+    return texts
+
+
+def prompt_of(line, where):
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f'{where}: not a JSON object ({error})') from None
+    found = [row[k] for k in ('prompt', 'question', 'turns') if k in row] if isinstance(row, dict) else []
+    text = found[0][0] if found and isinstance(found[0], list) and found[0] else found[0] if found else None
+    if not isinstance(text, str):
+        raise ValueError(f'{where}: expected an object with a text under prompt, question or turns')
+    return text
+
+
+def chat(folder, text):
+    """The text as the user's message in the checkpoint's own chat template, in a sandbox."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    settings = read_json(File(folder) / 'tokenizer_config.json') if (File(folder) / 'tokenizer_config.json').exists() else {}
+    path = File(folder) / 'chat_template.jinja'
+    template = path.read_text(encoding='utf-8') if path.exists() else settings.get('chat_template')
+    if isinstance(template, list):
+        template = next((t['template'] for t in template if t.get('name') == 'default'), None)
+    if not template:
+        raise ValueError(f'--chat: {folder} has no chat template (tokenizer_config.json or chat_template.jinja); leave --chat out')
+    special = {k: v['content'] if isinstance(v, dict) else v for k, v in settings.items() if k.endswith('_token')}
+
+    def refuse(message):
+        raise TemplateError(message)
+    world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols'])
+    world.globals.update(raise_exception=refuse, strftime_now=time.strftime)
+    world.filters['tojson'] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
+    try:
+        return world.from_string(template).render(messages=[dict(role='user', content=text)], add_generation_prompt=True, **special)
+    except TemplateError as error:
+        raise ValueError(f'--chat: the template of {folder} does not render ({error})') from None
+
+
+def generate(engine, prompts, args):
+    """Every prompt by one method: text, figures, trace, check, break-even. Returns the exit status."""
+    trace = open(args.trace, 'w', encoding='utf-8') if args.trace else None
+    color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()
+    everything = []
+    for row, ids in enumerate(tqdm(prompts, disable=None if len(prompts) > 1 else True, file=sys.stderr)):
+        printer = Printer(engine.tokenizer, color, args.show)
+        session, cycles, prompt_seconds, interrupted = engine.run(
+            ids, args.method, (lambda *_: None) if args.json else printer.watch)
+        report, everything = engine.report(args.method, ids, session, cycles, prompt_seconds), everything + cycles
+        if args.json:
+            print(json.dumps(report), flush=True)
+        else:
+            printer.finish(report['text'])
+            print(figures(report), file=sys.stderr, flush=True)
+        for i, cycle in enumerate(cycles):
+            if trace:
+                print(trace_line(row, i, cycle, engine), file=trace, flush=True)
+        if interrupted:
+            return 130
+        if args.check:
+            print(check(engine, ids, session), file=sys.stderr)
+    if args.method != 'ar':
+        print(break_even(everything, engine.decode_seconds(session)), file=sys.stderr)
+    return 0
+
+
+def main(argv=None):
+    """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 after Ctrl-C."""
+    import lab.rivals                                   # noqa: F401, enters the baselines in METHODS
+    try:
+        args = parse(argv)
+        if args.list:
+            for name, method in METHODS.items():
+                print(f'{name:14} {method.__doc__.splitlines()[0]}')
+                print(f'{"":14} ' + (', '.join(f'{k}={f.default}' for k, f in knobs_of(name).items()) or 'no knobs'))
+            return 0
+        texts = read_prompts(args)
+        if args.chat:
+            texts = [chat(args.target, text) for text in texts]
+        engine = Engine(args)
+        prompts = [engine.tokenizer.encode(text, add_special_tokens=not args.chat).ids for text in texts]
+        engine.open(prompts)
+        if args.compile:
+            begin = time.perf_counter()
+            for name in args.methods:
+                engine.run(prompts[0], name)
+            print(f'compiled in {time.perf_counter() - begin:.1f} s (not counted below)', file=sys.stderr)
+        if args.compare is None:
+            return generate(engine, prompts, args)
+        for line in compare(engine, prompts, args.methods):
+            print(line, flush=True)
+        return 0
+    except ValueError as error:
+        print(f'specmini: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
