@@ -1,0 +1,944 @@
+"""Oracles, laws and limits. Each test says what would break it; the few that can fail by chance say how often.
+
+transformers is the oracle for networks, exact enumeration for laws, plain decoding for greedy text, a fresh cache for caches.
+"""
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path as File
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import kernels
+import lab.rivals
+import specmini
+import verify
+from lab import tasks
+from model import CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_config, rope_table
+from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
+
+HERE = File(__file__).parent
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+torch.set_num_threads(1)        # the networks here are tiny
+
+
+# ------------------------------------------------------------------------------------------------ models to test with
+
+def network(seed=0, vocab=11, dtype=torch.float64, **sizes):
+    """A small random Transformer with large weights, so that a wrong position or norm shows."""
+    shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                 head_dim=4, max_position_embeddings=64) | sizes
+    torch.manual_seed(seed)
+    model = Transformer(Config('llama', vocab, **shape)).requires_grad_(False)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.4)
+    model = model.to(dtype)
+    model.set_context(64)
+    return model
+
+
+def bytes_tokenizer(extra=()):
+    """A byte-level tokenizer without merges: 256 bytes, <eos>, and whatever is extra."""
+    words = sorted(pre_tokenizers.ByteLevel.alphabet()) + ['<eos>', *extra]
+    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(['<eos>'])
+    return tokenizer
+
+
+def checkpoint(folder, seed=0, vocab=257, tokenizer=None, **changes):
+    """A Hugging Face folder with a random network of ours; changes go into config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = network(seed, vocab, torch.float32)
+    raw = dict(model_type='llama', vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+               num_attention_heads=4, num_key_value_heads=2, head_dim=4, max_position_embeddings=64, eos_token_id=256)
+    (folder / 'config.json').write_text(json.dumps({k: v for k, v in (raw | changes).items() if v is not None}))
+    save_file(dict(model.state_dict()), folder / 'model.safetensors')
+    (tokenizer or bytes_tokenizer()).save(str(folder / 'tokenizer.json'))
+    return folder
+
+
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory):
+    home = tmp_path_factory.mktemp('pair')
+    return checkpoint(home / 'target', 0), checkpoint(home / 'draft', 1)
+
+
+class Table:
+    """A language model that is a table: the next-token logits of every prefix are random and known.
+
+    It stands in for a Transformer inside the real Reader and KVCache: it keeps the ids it was fed in the cache's key store and
+    looks its logits up by what it finds there, so a cache that is wrong gives a law that is wrong.
+    """
+
+    def __init__(self, seed, vocab=4, sharp=1.5):
+        self.seed, self.vocab, self.sharp, self.rows = seed, vocab, sharp, {}
+        self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
+        self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
+        self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
+        self.full = Path('full', (kernels.attend,), (kernels.swiglu,))
+
+    def row(self, prefix):
+        if prefix not in self.rows:
+            g = torch.Generator().manual_seed(hash((self.seed, *prefix)) % 2 ** 40)
+            self.rows[prefix] = self.sharp * torch.randn(self.vocab, generator=g, dtype=torch.float64)
+        return self.rows[prefix]
+
+    def __call__(self, ids, positions, path, stores, span):
+        stores[0][0][:, 0, positions, 0] = ids.double()
+        seen = stores[0][0][:, 0, :, 0].long().tolist()
+        return torch.stack([torch.stack([self.row(tuple(line[:i + 1])) for i in positions.tolist()]) for line in seen])
+
+    def logits(self, hidden):
+        return hidden
+
+
+def session(target, draft, prompt, room, source=rollout, **settings):
+    capacity = len(prompt) + room
+    readers = Reader(target, capacity), draft and Reader(draft, capacity)
+    return Session(*readers, source, list(prompt), room, **settings)
+
+
+def write(s, method):
+    """(tokens written, cycles), with what must hold of any trace checked on the way."""
+    begin = len(s.tokens)
+    s.read_prompt()
+    cycles = list(specmini.decode(s, method))
+    assert sum((c.tokens for c in cycles), []) == s.tokens[begin:]          # emitted per cycle = returned
+    for c in cycles:
+        assert len(c.labels) == len(c.tokens) >= 1 and c.accepted <= len(c.judged) <= len(c.drafted)
+    return s.tokens[begin:], cycles
+
+
+# ------------------------------------------------------------------------------------------------ model.py: parity
+
+BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, bos_token_id=None, eos_token_id=1)
+MOE = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16)
+
+
+def rope(kind, **more):
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=10000.0, **more))
+
+
+PARITY = {
+    'llama': ('Llama', {}),
+    'llama, every head its own keys': ('Llama', dict(num_key_value_heads=4)),
+    'llama, tied': ('Llama', dict(tie_word_embeddings=True)),
+    'llama, biases': ('Llama', dict(attention_bias=True, mlp_bias=True)),
+    'llama, large eps': ('Llama', dict(rms_norm_eps=0.1)),
+    'llama, head_dim': ('Llama', dict(head_dim=16)),
+    'llama, theta': ('Llama', dict(rope_parameters=dict(rope_type='default', rope_theta=500.0))),
+    'llama, linear': ('Llama', rope('linear', factor=4.0)),
+    'llama, llama3': ('Llama', rope('llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                    original_max_position_embeddings=32)),
+    'mistral': ('Mistral', dict(sliding_window=None)),
+    'qwen2': ('Qwen2', {}),
+    'qwen2, yarn': ('Qwen2', rope('yarn', factor=4.0, original_max_position_embeddings=16)),
+    'qwen3': ('Qwen3', dict(head_dim=16)),
+    'qwen3, biases, odd head': ('Qwen3', dict(head_dim=24, attention_bias=True)),
+    'qwen3, yarn in full': ('Qwen3', rope('yarn', factor=4.0, original_max_position_embeddings=16, mscale=0.7,
+                                          mscale_all_dim=1.2, truncate=False, beta_fast=16, beta_slow=2)),
+    'qwen3_moe': ('Qwen3Moe', MOE),
+    'qwen3_moe, renormalised': ('Qwen3Moe', MOE | dict(norm_topk_prob=True)),
+    'qwen3_moe, every second layer': ('Qwen3Moe', MOE | dict(decoder_sparse_step=2)),
+    'qwen3_moe, one dense layer': ('Qwen3Moe', MOE | dict(mlp_only_layers=[1])),
+}
+
+
+def oracle(folder, kind, changes, **how):
+    """A random transformers model, saved; its logits [40, V] for fixed ids [40]."""
+    torch.manual_seed(len(str(changes)))
+    config = getattr(transformers, f'{kind}Config')(**BASE | changes)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for name, p in theirs.named_parameters():
+        if p.ndim == 1:
+            torch.nn.init.normal_(p, 1.0 if 'norm' in name else 0.0, 0.3)
+    theirs.save_pretrained(folder, **how)
+    Tokenizer(models.WordLevel({f't{i}': i for i in range(64)}, unk_token='t0')).save(str(folder / 'tokenizer.json'))
+    ids = torch.randint(0, 64, (1, 40))
+    with torch.no_grad():
+        return theirs(ids).logits[0], ids[0].tolist()
+
+
+@pytest.mark.parametrize('name', PARITY)
+def test_parity(name, tmp_path):
+    """Our logits equal transformers' within 1e-4 in fp32; token by token equals one pass within 1e-9 in fp64."""
+    wanted, ids = oracle(tmp_path, *PARITY[name])
+    ours, *_ = load(tmp_path)
+    assert (Reader(ours, 40).read(ids, [], ours.full, 40) - wanted).abs().max() < 1e-4
+    assert wanted.std() > 0.5                       # the test could not fail on logits that are all alike
+    exact, *_ = load(tmp_path, dtype=torch.float64)
+    once, reader = Reader(exact, 40).read(ids, [], exact.full, 40), Reader(exact, 40)
+    each = torch.stack([reader.read(ids[:i + 1], [], exact.full, 1)[0] for i in range(40)])
+    assert (each - once).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize('name', [n for n in PARITY if 'yarn' in n or 'llama3' in n or 'linear' in n or 'theta' in n])
+def test_config_of_transformers_4(name, tmp_path):
+    """rope_theta, rope_scaling and torch_dtype give the same network as rope_parameters and dtype."""
+    wanted, ids = oracle(tmp_path, *PARITY[name])
+    raw = json.loads((tmp_path / 'config.json').read_text())
+    new = raw.pop('rope_parameters')
+    raw |= dict(rope_theta=new.pop('rope_theta'), torch_dtype=raw.pop('dtype'))
+    raw['rope_scaling'] = new | dict(type=new['rope_type']) if new['rope_type'] != 'default' else None
+    (tmp_path / 'config.json').write_text(json.dumps(raw))
+    ours, *_ = load(tmp_path)
+    assert (Reader(ours, 40).read(ids, [], ours.full, 40) - wanted).abs().max() < 1e-4
+
+
+def test_shards(tmp_path):
+    wanted, ids = oracle(tmp_path, 'Qwen3', {}, max_shard_size='20KB')
+    assert len(list(tmp_path.glob('*.safetensors'))) > 2
+    ours, *_ = load(tmp_path)
+    assert (Reader(ours, 40).read(ids, [], ours.full, 40) - wanted).abs().max() < 1e-4
+
+
+def test_bf16_is_close():
+    model = network(dtype=torch.float32)
+    ids = list(range(10))
+    exact = Reader(model, 10).read(ids, [], model.full, 10)
+    model.to(torch.bfloat16)
+    assert (Reader(model, 10).read(ids, [], model.full, 10) - exact).abs().max() < 0.1 * exact.std() + 0.3
+
+
+# ------------------------------------------------------------------------------------------------ model.py: what is refused
+
+@pytest.mark.parametrize('changes, words', [
+    (dict(model_type='gpt2'), "model_type 'gpt2'"),
+    (dict(hidden_act='gelu'), "hidden_act 'gelu'"),
+    (dict(rope_scaling=dict(rope_type='longrope', factor=2.0)), "rope type 'longrope'"),
+    (dict(rope_scaling=dict(rope_type='llama3', factor=2.0)), 'needs low_freq_factor'),
+    (dict(model_type='mistral', sliding_window=32), 'sliding window of 32'),
+    (dict(model_type='qwen2', sliding_window=32, use_sliding_window=True), 'sliding window of 32'),
+    (dict(quantization_config=dict(bits=4)), 'quantised'),
+    (dict(num_hidden_layers=3), 'layers.2.input_layernorm.weight is missing'),
+    (dict(num_hidden_layers=1), 'layers.1.input_layernorm.weight has no place'),
+    (dict(intermediate_size=25), 'has shape (16, 24), expected (16, 25)'),
+    (dict(num_key_value_heads=3), '4 query heads cannot share 3'),
+    (dict(hidden_size=None), 'hidden_size is None'),
+    (dict(hidden_size='16'), "hidden_size is '16'"),
+    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
+])
+def test_refused_configs(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        load(checkpoint(tmp_path, **changes))
+    assert '\n' not in str(error.value)
+
+
+def test_accepted_windows(tmp_path):
+    """A window that is switched off, or that is no shorter than the context, changes nothing."""
+    load(checkpoint(tmp_path / 'a', model_type='mistral', sliding_window=64))
+    assert read_config(checkpoint(tmp_path / 'b', model_type='qwen3', sliding_window=8, use_sliding_window=False)).qk_norm
+
+
+def break_file(folder, how):
+    file = folder / 'model.safetensors'
+    weights = load_file(file)
+    if how == 'truncated':
+        file.write_bytes(file.read_bytes()[:-100])
+    elif how == 'empty':
+        file.write_bytes(b'')
+    elif how == 'NaN':
+        weights['lm_head.weight'][3, 3] = math.nan
+        save_file(weights, file)
+    elif how == 'pickled':
+        file.rename(folder / 'pytorch_model.bin')
+    elif how == 'no tokenizer':
+        (folder / 'tokenizer.json').unlink()
+    elif how == 'bad tokenizer':
+        (folder / 'tokenizer.json').write_text('{}')
+    elif how == 'bad config':
+        (folder / 'config.json').write_text('{"model_type": ')
+    elif how == 'small embedding':
+        bytes_tokenizer(extra=['more']).save(str(folder / 'tokenizer.json'))
+
+
+@pytest.mark.parametrize('how, words', [
+    ('truncated', 'not a complete safetensors file'), ('empty', 'not a complete safetensors file'),
+    ('NaN', 'tensor lm_head.weight holds NaN'), ('pickled', 'pytorch_model.bin is a pickle'),
+    ('no tokenizer', 'tokenizer.json: no such file'), ('bad tokenizer', 'not a tokenizer'),
+    ('bad config', 'cannot be read as JSON'), ('small embedding', '258 entries, the embedding only 257 rows')])
+def test_refused_files(how, words, tmp_path, capsys):
+    """One clear line on stderr and status 2, whatever is wrong with the folder."""
+    break_file(checkpoint(tmp_path), how)
+    assert specmini.main(['--target', str(tmp_path), '--prompt', 'x']) == 2
+    out = capsys.readouterr()
+    assert words in out.err and out.err.count('\n') == 1 and not out.out
+
+
+# ------------------------------------------------------------------------------------------------ model.py: the cache
+
+def test_hostile_reads():
+    """Random reads (changed ids, shorter, longer, a slim path between) give what a fresh cache gives, on the full path.
+
+    Breaks if a position is trusted for its place alone, or if what stands behind a changed token is kept.
+    """
+    model, rng = network(num_hidden_layers=3), torch.Generator().manual_seed(1)
+    reader, slim, line = Reader(model, 40), model.full.slim({2, 3}), [1]
+    pick = lambda top: int(torch.randint(0, top, (1,), generator=rng))
+    slims = 0
+    for _ in range(300):
+        line = line[:1 + pick(len(line))] + [pick(11) for _ in range(pick(8))]
+        line = line[:40]
+        if pick(3) == 0:
+            line[pick(len(line))] = pick(11)
+        path, last, cut = (slim if pick(3) == 0 else model.full), 1 + pick(min(4, len(line))), pick(len(line))
+        got = reader.read(line[:cut], line[cut:], path, last)
+        slims += path is slim
+        assert got.shape == (last, 11) and reader.cache.ids == line
+        if path is model.full:
+            assert (got - Reader(model, 40).read(line, [], path, last)).abs().max() < 1e-9
+            assert reader.cache.writers == ['full'] * len(line)
+    assert slims > 50
+
+
+def test_slim_starts_from_the_full_cache():
+    """What full has read is trusted by slim and not read again; what slim wrote is read again by full."""
+    model = network(num_hidden_layers=4)
+    reader, slim = Reader(model, 20), model.full.slim({2, 3, 4})
+    reader.read([1, 2, 3, 4], [], model.full, 1)
+    reader.read([1, 2, 3, 4], [5, 6], slim, 2)
+    reader.read([1, 2, 3, 4, 5, 6], [7], slim, 1)
+    other = model.full.slim({4, 5})
+    assert reader.cache.trusted([1, 2, 3, 4, 5, 6, 7], slim) == 7
+    assert reader.cache.trusted([1, 2, 3, 4, 5, 6, 7], other) == 4          # another mask's positions are not its own
+    reader.read([1, 2, 3, 4, 5, 6, 7], [], model.full, 1)
+    assert [(n, T) for n, T, *_ in reader.log] == [('full', 4), ('slim', 2), ('slim', 1), ('full', 3)]
+    a, b = reader.cache.stores, Reader(model, 20)
+    b.read([1, 2, 3, 4, 5, 6, 7], [], model.full, 1)
+    for mine, fresh in zip(a, b.cache.stores):
+        assert (mine[0][:, :, :7] - fresh[0][:, :, :7]).abs().max() < 1e-9
+
+
+def test_padding_to_the_right_is_harmless():
+    """Any scratch behind the last real token leaves the logits alone, in a compiled pass's form (whole cache in view)."""
+    model = network()
+    reader = Reader(model, 30)
+    exact = reader.read([1, 2, 3, 4, 5], [], model.full, 3)
+    for store in reader.cache.stores:
+        for t in store:
+            t[:, :, 5:] = torch.randn_like(t[:, :, 5:]) * 50
+    reader.compiled = lambda *a: model(*a)                                  # eager, but padded and with the whole span
+    assert (reader.read([1, 2, 3, 4, 5], [], model.full, 3) - exact).abs().max() < 1e-12
+    assert (reader.read([1, 2, 3, 4, 5], [6, 7], model.full, 3) - Reader(model, 30).read([1, 2, 3, 4, 5, 6, 7], [], model.full, 3)
+            ).abs().max() < 1e-12
+
+
+def test_fork():
+    """Rows of a fork go their own ways from a shared past, equal to texts read alone; only positions in use are copied."""
+    model = network()
+    reader = Reader(model, 50)
+    reader.read([1, 2, 3], [], model.full, 1)
+    reader.cache.stores[0][0][:, :, 3:] = 7.0
+    twin = reader.fork(3, 2)
+    assert twin.cache.stores[0][0].shape[0] == 3 and twin.cache.stores[0][0].shape[2] == 5
+    assert (twin.cache.stores[0][0][:, :, 3:] == 0).all()
+    got = [twin.append(torch.tensor(ids), model.full) for ids in ([4, 5, 6], [7, 8, 9])][1]
+    for b, (x, y) in enumerate(((4, 7), (5, 8), (6, 9))):
+        assert (got[b] - Reader(model, 50).read([1, 2, 3, x, y], [], model.full, 1)[0]).abs().max() < 1e-9
+    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3           # the parent is untouched, the ledger is shared
+
+
+def test_long_prompts_are_read_in_chunks():
+    model = network(max_position_embeddings=3 * CHUNK)
+    ids = torch.randint(0, 11, (2 * CHUNK + 5,)).tolist()
+    last = CHUNK + 100                                                      # reaches back into the chunk before
+    got = Reader(model, len(ids)).read(ids, [], model.full, last)
+    whole = model.logits(model(torch.tensor([ids]), torch.arange(len(ids)), model.full))[0, -last:]
+    assert got.shape == whole.shape and (got - whole).abs().max() < 1e-9
+
+
+def test_graphs(monkeypatch):
+    """One graph for each padded length, whatever the position. Counted with a backend that compiles nothing."""
+    from torch._dynamo.testing import CompileCounter
+    torch._dynamo.reset()
+    counter, real = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, 'compile', lambda f, **how: real(f, backend=counter, **how))
+    model = network()
+    reader, plain = Reader(model, 40, compiled=True), Reader(model, 40)
+    for line in ([1] * 17, [1] * 18, [1] * 21, [1] * 22, [1] * 25, [1] * 30):               # feeds 17, 1, 3, 1, 3, 5
+        assert (reader.read(line, [], model.full, 1) - plain.read(line, [], model.full, 1)).abs().max() < 1e-9
+    assert counter.frame_count == 3                                                         # 1, 4 and 8 positions
+
+
+def test_padded_vocabulary_is_cut(tmp_path):
+    """Rows beyond the tokenizer's length never reach a distribution (Qwen's checkpoints have hundreds)."""
+    folder = checkpoint(tmp_path, vocab=300)
+    model, *_ = load(folder)
+    assert Reader(model, 4).read([1, 2], [], model.full, 2).shape == (2, 257)
+    assert specmini.main(['--target', str(folder), '--draft', str(checkpoint(tmp_path / 'd', vocab=280)), '--prompt', 'x',
+                          '--max-new', '8']) == 0
+
+
+def test_vocabularies_must_agree(tmp_path, capsys):
+    swapped = bytes_tokenizer(extra=['later'])
+    a, b = checkpoint(tmp_path / 'a', vocab=258, tokenizer=bytes_tokenizer(extra=['other'])), checkpoint(
+        tmp_path / 'b', vocab=258, tokenizer=swapped)
+    assert specmini.main(['--target', str(a), '--draft', str(b), '--prompt', 'x']) == 2
+    assert "token 257 is 'later' there and 'other' in the target" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ verify.py: the maths
+
+def test_probs():
+    z = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
+    assert torch.equal(probs(z, 0), torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
+    assert torch.allclose(probs(z, 0.5), (2 * z).softmax(-1))
+    assert torch.allclose(probs(z, 1, top_k=2), torch.tensor([math.e, 1, 0, 0], dtype=torch.float64) / (math.e + 1))
+    p = z.softmax(-1)                                                       # 0.64, 0.24, 0.09, 0.03
+    assert torch.allclose(probs(z, 1, top_p=0.7), torch.tensor([p[0], p[1], 0, 0]) / (p[0] + p[1]))
+    assert torch.allclose(probs(z, 1, top_p=1e-9), probs(z, 0))             # the likeliest token is always kept
+    assert probs(z.bfloat16(), 0.7).dtype == torch.float32
+
+
+def test_warps_equal_transformers():
+    from transformers.generation import logits_process as theirs
+    z = torch.randn(50, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for t, k, p in itertools.product((0.5, 1.3), (0, 5), (1.0, 0.8, 0.3)):
+        w = theirs.TemperatureLogitsWarper(t)(None, z)
+        w = theirs.TopKLogitsWarper(k)(None, w) if k else w
+        w = theirs.TopPLogitsWarper(p)(None, w) if p < 1 else w
+        assert torch.allclose(probs(z, t, k, p), w.softmax(-1), atol=1e-12)
+
+
+def test_residual_and_overlap():
+    p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.3, 0.5])
+    assert torch.allclose(residual(p, q), torch.tensor([0.6, 0.4, 0.0])) and torch.isclose(overlap(p, q), torch.tensor(0.5))
+    assert torch.equal(residual(p, p), p)                                   # nothing left to give: p, not 0 / 0
+
+
+def test_sample_follows_p():
+    """30,000 draws; the bound is 5 standard deviations: a false alarm in about 1 of 600,000 seeds."""
+    p = torch.tensor([0.1, 0.0, 0.6, 0.3])
+    got = torch.bincount(sample(p.expand(30_000, 4), torch.Generator().manual_seed(0)), minlength=4) / 30_000
+    assert ((got - p).abs() <= 5 * (p * (1 - p) / 30_000).sqrt()).all()
+
+
+# ------------------------------------------------------------------------------------------------ verify.py: laws
+
+def enumerate_law(target, draft, method, horizon, source=rollout, **settings):
+    """{tokens: probability} of everything the engine can write, by taking every branch of every random draw."""
+    law, todo = Counter(), [[]]
+    while todo:
+        script, taken, weight = todo.pop(), [], [1.0]
+        s = session(target, draft, [0], horizon, source, **settings)
+
+        def draw(p):
+            i = len(taken)
+            if i == len(script):
+                options = p.nonzero()[:, 0].tolist()
+                todo.extend(taken + [other] for other in options[1:])
+                script.append(options[0])
+            taken.append(script[i])
+            weight[0] *= float(p[script[i]])
+            return torch.tensor(script[i])
+        s.draw = draw
+        tokens, _ = write(s, method)
+        law[tuple(tokens)] += weight[0]
+    return law
+
+
+def exact_law(target, horizon, eos=frozenset(), **settings):
+    """{tokens: probability} under the target alone."""
+    law, todo = Counter(), [((), 1.0)]
+    while todo:
+        tokens, weight = todo.pop()
+        if len(tokens) == horizon or tokens and tokens[-1] in eos:
+            law[tokens] += weight
+            continue
+        for x, p in enumerate(probs(target.row((0, *tokens)), **settings).tolist()):
+            if p:
+                todo.append((tokens + (x,), weight * p))
+    return law
+
+
+def variation(a, b):
+    """Total variation distance of two laws."""
+    return sum(abs(a[x] - b[x]) for x in a.keys() | b.keys()) / 2
+
+
+@dataclass
+class DropsUnverified(Exact):
+    """Wrong on purpose: throws a sampled token away because its own q is low."""
+    def propose(self, s):
+        d = super().propose(s)
+        n = next((i for i, x in enumerate(d.tokens) if d.q[i, x] < 0.3), len(d.tokens))
+        return Draft(d.tokens[:n], d.q[:n])
+
+
+@dataclass
+class TruncatesLater(Exact):
+    """Wrong on purpose: drafts all, looks at all confidences, then truncates (the last one depends on what is dropped)."""
+    def propose(self, s):
+        d = super().propose(s)
+        n = 1 if d.tokens and d.q.amax(-1).mean() < 0.75 else len(d.tokens)
+        return Draft(d.tokens[:n], d.q[:n])
+
+
+@dataclass
+class ForgetsPointMass(Exact):
+    """Wrong on purpose: the token was chosen (the draft's favourite), yet is judged as if drawn from q."""
+    def propose(self, s):
+        d = rollout(s, replace(self, draft_temperature=0), min(self.gamma, s.room - 1))
+        return Draft(d.tokens, probs(d.logits)) if d.tokens else d
+
+
+@dataclass
+class WrongResidual(Exact):
+    """Wrong on purpose: replaces a rejected token by a sample of p."""
+    def settle(self, score, i):
+        return score.p[i]
+
+
+@dataclass
+class RawQ(Exact):
+    """Wrong on purpose: q is judged before top-k, though the sample came after it."""
+    def propose(self, s):
+        d = super().propose(s)
+        return Draft(d.tokens, d.logits.softmax(-1)) if d.tokens else d
+
+
+@dataclass
+class StopsInside(Exact):
+    """Right: decides after each token, from what is already in the block, whether to draft another."""
+    def more(self, s, tokens, logits):
+        return float(logits[-1].softmax(-1).amax()) > 0.5
+
+
+LOSSLESS = {
+    'sd': (Exact(2), {}),
+    'sd, gamma 1': (Exact(1), {}),
+    'ar': (METHODS['ar'](), {}),
+    'sd, cooler draft': (Exact(2, draft_temperature=0.5), {}),
+    'sd, greedy draft': (Exact(2, draft_temperature=0), {}),
+    'sd, warped': (Exact(2), dict(temperature=0.7, top_k=3, top_p=0.9)),
+    'sd, end of sequence': (Exact(2), dict(eos=frozenset([3]))),
+    'sd, lookup': (Exact(2), dict(source=lookup)),
+    'sd, no draft': (Exact(2), dict(source=silence)),
+    'sd, stops inside a block': (StopsInside(2), {}),
+    'lenient at 1': (lab.rivals.Lenient(2, lenience=1), {}),
+    'typical that keeps nothing': (lab.rivals.Typical(2, epsilon=1, delta=math.inf), {}),
+}
+WRONG = {
+    'drops an unverified token': (DropsUnverified(2), {}),
+    'truncates after looking': (TruncatesLater(3), dict(vocab=2, horizon=4)),
+    'forgets the point mass': (ForgetsPointMass(2), {}),
+    'wrong residual': (WrongResidual(2), {}),
+    'raw q under top-k': (RawQ(2), dict(top_k=2)),
+    'lenient': (lab.rivals.Lenient(2, lenience=0.5), {}),
+    'typical': (lab.rivals.Typical(2), {}),
+}
+
+
+def distance(method, settings, vocab=4, horizon=3):
+    """Total variation between what the engine writes and the target's law."""
+    target, draft = Table(1, vocab), Table(2, vocab)
+    settings = dict(temperature=1.0) | settings
+    law = enumerate_law(target, draft, method, horizon, **settings)
+    assert abs(sum(law.values()) - 1) < 1e-9
+    return variation(law, exact_law(target, horizon, **{k: v for k, v in settings.items() if k != 'source'}))
+
+
+@pytest.mark.parametrize('name', LOSSLESS)
+def test_lossless_law(name):
+    """What claims to be lossless is: every random draw enumerated, total variation below 1e-9."""
+    method, settings = LOSSLESS[name]
+    assert method.lossless and distance(method, settings) < 1e-9
+
+
+@pytest.mark.parametrize('name', WRONG)
+def test_the_law_test_can_fail(name):
+    """Negative controls: known-wrong and lossy rules miss the law by more than 0.01."""
+    method, settings = WRONG[name]
+    sizes = {k: settings[k] for k in settings if k in ('vocab', 'horizon')}
+    assert distance(method, {k: v for k, v in settings.items() if k not in sizes}, **sizes) > 0.01
+    assert type(method).__module__ != 'lab.rivals' or not method.lossless
+
+
+def chi_square_p(method, n=4000):
+    """The p-value of n sampled texts of 2 tokens (25 cells) from a real network against its exact law."""
+    target, draft = network(0, 5), network(1, 5)
+    s = session(target, draft, [0, 1], 2, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    counts = Counter()
+    for _ in range(n):
+        s.tokens, s.room = [0, 1], 2
+        counts[tuple(write(s, method)[0])] += 1
+    read = lambda line: probs(Reader(target, 4).read(line, [], target.full, 1)[0])
+    first = read([0, 1])
+    cells = {(a, b): n * float(first[a] * p) for a in range(5) for b, p in enumerate(read([0, 1, a]))}
+    big = {c: e for c, e in cells.items() if e >= 5}
+    rest, seen = n - sum(big.values()), n - sum(counts[c] for c in big)     # small cells are pooled
+    x = sum((counts[c] - e) ** 2 / e for c, e in big.items()) + (seen - rest) ** 2 / max(rest, 1e-9)
+    return float(torch.special.gammaincc(torch.tensor(len(big) / 2.0).double(), torch.tensor(x / 2.0).double()))
+
+
+def test_chi_square():
+    """The real engine with real networks samples its target's law. A false alarm in 1 of 10,000 seeds; the seed is fixed."""
+    assert chi_square_p(Exact(2)) > 1e-4
+
+
+def test_chi_square_can_fail():
+    assert chi_square_p(WrongResidual(2)) < 1e-4
+
+
+# ------------------------------------------------------------------------------------------------ verify.py: greedy identity
+
+def plain(target, prompt, room, **settings):
+    return write(session(target, None, prompt, room, silence, **settings), METHODS['ar']())[0]
+
+
+def test_greedy_identity():
+    """At temperature 0 sd writes what plain decoding writes: 200 cases of prompt, gamma, draft and draft temperature, fp64."""
+    rng = torch.Generator().manual_seed(5)
+    pick = lambda low, high: int(torch.randint(low, high, (1,), generator=rng))
+    targets, drafts = [network(s) for s in range(4)], [network(s) for s in range(10, 14)]
+    for case in range(200):
+        target, prompt = targets[pick(0, 4)], [pick(0, 11) for _ in range(pick(1, 9))]
+        draft = target if case % 10 == 0 else drafts[pick(0, 4)]
+        method = Exact(pick(1, 7), draft_temperature=[None, 0, 1.0][pick(0, 3)])
+        source = [rollout, rollout, lookup][pick(0, 3)]
+        s = session(target, draft, prompt, 24, source, generator=torch.Generator().manual_seed(case))
+        assert write(s, method)[0] == plain(target, prompt, 24), (case, method, prompt)
+
+
+def test_a_draft_that_is_the_target():
+    """accepts everything, with one target pass a cycle; the prompt is not counted."""
+    target = network(3)
+    for temperature in (0.0, 1.0):
+        tokens, cycles = write(session(target, target, [1, 2, 3], 30, temperature=temperature,
+                                       generator=torch.Generator().manual_seed(0)), Exact(4))
+        assert all(c.accepted == len(c.drafted) and c.labels[-1] == 'bonus' for c in cycles) and len(cycles) == 6
+        assert all(c.passes['target/full'][:2] == [1, 5] for c in cycles)
+        assert cycles[0].passes['draft/full'][:2] == [4, 4]                 # the root, then three drafted tokens
+        assert cycles[1].passes['draft/full'][:2] == [4, 5]                 # the fourth, never read before, and the bonus
+        s = specmini.statistics(cycles, 0.0, {'target/full': 10, 'draft/full': 5})
+        assert (s['acceptance_rate'], s['rejection_rate'], s['block_efficiency'], s['work']) == (1, 0, 5, 6 + 24 / 2)
+        assert s['labels'] == dict(draft=24, bonus=6) and s['drafted'] == s['judged'] == s['accepted'] == 24
+
+
+@pytest.mark.parametrize('gamma', [1, 3, 8])
+def test_end_of_sequence_at_every_place(gamma):
+    """The text ends with the first end-of-sequence token wherever in a block it falls, and nothing after it is counted."""
+    target = network(4, vocab=40)
+    line = plain(target, [1, 2], 16)
+    for eos in set(line):
+        wanted = line[:line.index(eos) + 1]
+        for draft in (target, network(11, vocab=40)):
+            s = session(target, draft, [1, 2], 16, eos=frozenset([eos]))
+            tokens, cycles = write(s, Exact(gamma))
+            assert tokens == wanted and s.ended
+            assert sum(sum(j['kept'] for j in c.judged) for c in cycles) == sum(c.accepted for c in cycles)
+
+
+def test_room():
+    """max_new is met exactly, inside a block too; one-token prompts; the context is filled to its last position."""
+    target, draft = network(0), network(1)
+    for room, gamma in itertools.product(range(1, 8), (1, 3, 10)):
+        for d in (draft, target):
+            assert write(session(target, d, [5], room), Exact(gamma))[0] == plain(target, [5], room)
+    full = list(range(11)) * 6
+    assert len(write(session(target, draft, full[:63], 1), Exact(4))[0]) == 1
+    assert write(session(target, target, full[:50], 14), Exact(4))[0] == plain(target, full[:50], 14)
+
+
+def test_caches_after_each_cycle():
+    """After any cycle both caches give the next token the logits of a fresh read: no rollback is forgotten."""
+    target, draft = network(0), network(1)
+    s = session(target, draft, [1, 2, 3], 30, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    s.read_prompt()
+    for _ in specmini.decode(s, Exact(4)):
+        for reader in (s.target, s.draft):
+            n = reader.cache.trusted(s.tokens, reader.model.full)
+            fresh = Reader(reader.model, 40)
+            fresh.read(s.tokens[:n], [], reader.model.full, 1)
+            for mine, theirs in zip(reader.cache.stores, fresh.cache.stores):
+                assert (mine[0][:, :, :n] - theirs[0][:, :, :n]).abs().max() < 1e-9
+
+
+def test_lookup():
+    make = lambda tokens: lookup(session(network(), None, tokens, 9, lookup), Exact(), 3)
+    assert make([1, 2, 3, 4, 5, 9, 1, 2, 3]).tokens == [4, 5, 9]
+    assert make([1, 2, 3, 4, 0, 2, 3, 5, 1, 2, 3]).tokens == [4, 0, 2]      # three tokens in common beat two
+    assert make([1, 2, 3, 1, 2, 4, 1, 2]).tokens == [4, 1, 2]               # the latest occurrence
+    assert make([1, 2, 3]).tokens == [] and make([1]).tokens == []
+    assert torch.equal(make([1, 2, 3, 1, 2]).q.argmax(-1), torch.tensor([3, 1, 2]))
+
+
+def test_typical_threshold_is_the_papers():
+    """p(x) > min(0.09, 0.3 exp(-H)): with the two numbers swapped this case would be decided the other way."""
+    score = type('Score', (), dict(p=torch.tensor([[0.2, 0.8]]), chances=[(0.2, 1.0)]))()
+    assert lab.rivals.Typical().threshold(score, 0) == pytest.approx(0.09)
+    assert lab.rivals.Typical().kept(score, 0) == 1 and lab.rivals.Typical(epsilon=0.3, delta=0.09).kept(score, 0) == 1
+    assert lab.rivals.Typical(epsilon=0.3).threshold(score, 0) == pytest.approx(0.3 * math.exp(0.2 * math.log(0.2) + 0.8 * math.log(0.8)))
+
+
+# ------------------------------------------------------------------------------------------------ specmini.py: the program
+
+def program(capsys, *flags):
+    """(exit status, stdout, stderr) of one run in this process."""
+    status = specmini.main([str(f) for f in flags])
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+def pair_flags(pair):
+    return '--target', pair[0], '--draft', pair[1], '--prompt', 'hello', '--max-new', 20
+
+
+STATS = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency labels seconds '
+         'prompt_seconds tokens_per_second work').split()
+
+
+@pytest.mark.parametrize('method', ['ar', 'sd', 'lenient', 'typical'])
+@pytest.mark.parametrize('temperature', [0, 1])
+def test_json(method, temperature, pair, capsys):
+    """The names of the JSON object, and what must hold among its figures."""
+    status, out, err = program(capsys, *pair_flags(pair), '--method', method, '--temperature', temperature, '--json', '--seed', 3)
+    r = json.loads(out.splitlines()[-1])
+    s = r['stats']
+    assert status == 0 and list(s) == STATS
+    assert list(r) == ('text tokens prompt_tokens method lossless knobs seed device dtype finish stats').split()
+    assert (r['method'], r['seed'], r['device'], r['dtype'], r['prompt_tokens']) == (method, 3, specmini.pick_device('auto'), 'fp32', 5)
+    assert sum(s['labels'].values()) == len(r['tokens']) and (r['finish'] == 'eos') == (r['tokens'][-1] == 256)
+    assert r['finish'] == 'eos' or len(r['tokens']) == 20
+    assert s['accepted'] <= s['judged'] <= s['drafted'] and s['labels'].get('draft', 0) == s['accepted']
+    assert s['block_efficiency'] == len(r['tokens']) / s['passes']['target/full']
+    assert s['tokens_per_second'] == pytest.approx(len(r['tokens']) / s['seconds'])
+    if method == 'ar':
+        assert r['knobs'] == {} and set(s['passes']) == {'target/full'} and s['acceptance_rate'] is None and s['work'] == s['cycles']
+    else:
+        assert s['acceptance_rate'] + s['rejection_rate'] == pytest.approx(1)
+        assert s['positions']['target/full'] == s['drafted'] + s['cycles'] and r['knobs']['gamma'] == 4
+
+
+def test_text_equals_json_and_trace(pair, capsys, tmp_path):
+    """The streamed text, the JSON and the trace are one run's: same seed, same tokens."""
+    flags = *pair_flags(pair), '--temperature', 1, '--ignore-eos', '--trace', tmp_path / 't.jsonl'
+    text = program(capsys, *flags)[1]
+    lines = [json.loads(line) for line in (tmp_path / 't.jsonl').read_text().splitlines()]
+    r = json.loads(program(capsys, *flags, '--json')[1])
+    assert text == r['text'] + '\n' and sum((c['tokens'] for c in lines), []) == r['tokens'] and len(r['tokens']) == 20
+    for c in lines:
+        for j in c['judged']:
+            assert 0 <= j['p'] <= 1 and 0 < j['q'] <= 1 and j['chance'] == min(1, j['p'] / j['q'])
+    assert sum(c['passes']['target/full']['passes'] for c in lines) == r['stats']['passes']['target/full']
+
+
+def test_a_character_is_never_printed_broken(capsys):
+    """Pieces of a streamed text are whole characters, although each byte is a token."""
+    tokenizer, text = bytes_tokenizer(), 'na\u00efve \u2192 \U0001f600!'
+    printer, pieces = specmini.Printer(tokenizer, False, False), []
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    for i in ids + tokenizer.encode('\u20ac').ids[:2]:                      # and half a character at the end
+        printer.watch(None, verify.Cycle([], [], [i], ['target'], {}, 0.0))
+        pieces.append(capsys.readouterr().out)
+    printer.finish(tokenizer.decode(ids + tokenizer.encode('\u20ac').ids[:2]))
+    assert ''.join(pieces) == text and not any('\ufffd' in piece for piece in pieces)
+    assert capsys.readouterr().out.startswith('\ufffd')
+
+
+def test_colors_and_show(pair, capsys):
+    assert '\033[' not in program(capsys, *pair_flags(pair))[1]             # captured: no terminal
+    painted = program(capsys, *pair_flags(pair), '--color', 'always')[1]
+    assert '\033[3' in painted
+    assert re.sub(r'\033\[[\d;]*m', '', painted) == program(capsys, *pair_flags(pair))[1]
+    shown = program(capsys, *pair_flags(pair), '--show')[1].splitlines()
+    assert re.fullmatch(r' +1  \d/4  .+', shown[0]) and any('[-' in line for line in shown)
+
+
+def test_check(pair, capsys):
+    """--check finds nothing where the method is lossless, and the first difference where it is not."""
+    assert 'check: equal to plain decoding for all' in program(capsys, *pair_flags(pair), '--check')[2]
+    lossy = program(capsys, *pair_flags(pair), '--check', '--method', 'typical', '--set', 'epsilon=0', '--ignore-eos')
+    assert 'check: equal' in lossy[2]                                       # at temperature 0 p is one-hot: typical is exact
+    status, _, err = program(capsys, *pair_flags(pair), '--check', '--temperature', 1)
+    assert status == 2 and '--check' in err
+
+
+def test_check_names_the_first_difference(pair, capsys, monkeypatch):
+    @dataclass
+    class Yes(Exact):
+        """Keeps whatever is drafted."""
+        def kept(self, score, i):
+            return 1.0
+    monkeypatch.setitem(METHODS, 'yes', Yes)
+    err = program(capsys, *pair_flags(pair), '--check', '--method', 'yes', '--ignore-eos')[2]
+    assert re.search(r"check: differs from plain decoding at token \d+: .+ instead of .+; logit gap \d", err)
+
+
+def test_compare(pair, capsys):
+    status, out, _ = program(capsys, *pair_flags(pair), '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2')
+    rows = [line.split() for line in out.splitlines()]
+    assert status == 0 and [r[0] for r in rows] == ['method', 'ar', 'sd', 'lenient']
+    assert rows[1][2] == '1.00' and [r[-1] for r in rows[1:]] == ['lossless', 'lossless', 'LOSSY'] and rows[2][-2] == '100.0%'
+
+
+def test_prompts_file(pair, capsys, tmp_path):
+    file = tmp_path / 'p.jsonl'
+    file.write_text('{"prompt": "a"}\n{"question": "b"}\n\n{"turns": ["c", "d"]}\n')
+    flags = '--target', pair[0], '--draft', 'none', '--max-new', 3, '--prompts', file, '--json'
+    status, out, _ = program(capsys, *flags)
+    assert status == 0 and [json.loads(line)['prompt_tokens'] for line in out.splitlines()] == [1, 1, 1]
+    for text, words in (('{"prompt": "a"}\n{"x": 1}', 'line 2: expected'), ('nonsense', 'line 1: not a JSON'), ('', 'no rows'),
+                        ('{"prompt": ""}', 'prompt 1 is empty'), ('[1]', 'line 1: expected'), ('{"turns": []}', 'line 1: expected')):
+        file.write_text(text)
+        status, _, err = program(capsys, *flags)
+        assert status == 2 and words in err and err.count('\n') == 1
+
+
+def test_chat(pair, capsys, tmp_path):
+    """The checkpoint's own template, from either file, sandboxed; special tokens are not added twice."""
+    folder = checkpoint(tmp_path)
+    flags = '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2, '--json', '--chat'
+    assert 'no chat template' in program(capsys, *flags)[2]
+    template = "{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+    (folder / 'tokenizer_config.json').write_text(json.dumps(dict(chat_template=template, bos_token=dict(content='^'))))
+    assert json.loads(program(capsys, *flags)[1])['prompt_tokens'] == len('^user:hi!')
+    for bad in ("{{ raise_exception('no system role') }}", '{% for %}', "{{ ''.__class__.__mro__ }}"):
+        (folder / 'chat_template.jinja').write_text(bad)
+        status, out, err = program(capsys, *flags)
+        assert status == 2 and err.count('\n') == 1 and '--chat' in err
+
+
+@pytest.mark.parametrize('flags, words', [
+    ('', 'give --prompt'), ('--prompt x --prompts y', 'give --prompt'), ('--prompt', '--prompt: expected one argument'),
+    ('--prompt x --method magic', "method ['magic'] is unknown; there are ar, sd"), ('--prompt x --nonsense', '--nonsense'),
+    ('--prompt x --max-new 0', '--max-new 0'), ('--prompt x --max-new many', '--max-new'), ('--prompt x --gamma -1', 'knob gamma is -1'),
+    ('--prompt x --temperature -1', '--temperature -1'), ('--prompt x --temperature nan', '--temperature nan'),
+    ('--prompt x --top-p 0', '--top-p 0'), ('--prompt x --top-k -2', '--top-k -2'), ('--prompt x --threads 0', '--threads 0'),
+    ('--prompt x --set nothing', 'sd: gamma=4, draft_temperature=None'), ('--prompt x --set lenience=1', 'sd: gamma=4'),
+    ('--prompt x --set gamma=four', "'four' is not a value of type int"), ('--prompt x --method lenient --set lenience=0', 'knob lenience'),
+    ('--prompt x --method typical --set epsilon=nan', 'knob epsilon'), ('--prompt x --compare sd,magic', "['magic']"),
+    ('--prompt x --target nowhere', 'nowhere/config.json: no such file'), ('--prompts nowhere.jsonl', 'nowhere.jsonl: cannot be read'),
+    ('--prompt x --device tpu', '--device'), ('--prompt x --method ar --set lenience=1', '(ar: none)')])
+def test_bad_flags(flags, words, capsys):
+    status, out, err = program(capsys, *flags.split())
+    assert status == 2 and words in err and err.count('\n') == 1 and not out
+
+
+def test_bad_prompts(pair, capsys):
+    for text, words in (('', 'prompt 1 is empty'), ('x' * 64, 'has 64 tokens, which leaves no room in a context of 64')):
+        status, _, err = program(capsys, '--target', pair[0], '--draft', 'none', '--prompt', text)
+        assert status == 2 and words in err and err.count('\n') == 1
+    status, out, _ = program(capsys, '--target', pair[0], '--draft', pair[1], '--prompt', 'x' * 63, '--json')
+    assert status == 0 and len(json.loads(out)['tokens']) == 1
+    if not torch.cuda.is_available():
+        assert 'no CUDA device' in program(capsys, '--prompt', 'x', '--device', 'cuda')[2]
+
+
+def test_interrupt(pair, capsys, monkeypatch):
+    """Ctrl-C prints the figures so far and exits with 130."""
+    def tired(session, method):
+        yield from itertools.islice(real(session, method), 2)
+        raise KeyboardInterrupt
+    real = specmini.decode
+    monkeypatch.setattr(specmini, 'decode', tired)
+    status, out, err = program(capsys, *pair_flags(pair))
+    assert status == 130 and 'sd (lossless)' in err and out
+
+
+def test_overflow_is_said(tmp_path, capsys):
+    """Weights that overflow give a sentence, never a silent wrong text."""
+    folder = checkpoint(tmp_path)
+    weights = load_file(folder / 'model.safetensors')
+    weights['model.layers.0.mlp.down_proj.weight'] *= 1e38
+    weights['model.layers.1.mlp.down_proj.weight'] *= 1e38
+    save_file(weights, folder / 'model.safetensors')
+    status, _, err = program(capsys, '--target', folder, '--draft', 'none', '--prompt', 'x')
+    assert status == 2 and 'NaN or infinity' in err
+
+
+def test_list_and_rivals(capsys):
+    out = program(capsys, '--list')[1]
+    assert all(name in out for name in METHODS) and 'lenience=0.5' in out and len(out.splitlines()) == 2 * len(METHODS)
+
+
+# ------------------------------------------------------------------------------------------------ lab: tasks and embedded models
+
+@pytest.mark.parametrize('task', tasks.TASKS)
+def test_tasks(task):
+    """Seeded; the splits share no text; the checkers accept the reference and nothing else."""
+    take = lambda split, seed=1, n=300: list(itertools.islice(tasks.rows(task, seed, split), n))
+    held, train = take('held-out'), take('train')
+    assert held == take('held-out') != take('held-out', 2)
+    assert not {r['prompt'] + r['solution'] for r in held} & {r['prompt'] + r['solution'] for r in train}
+    for r in held:
+        if task == 'story':
+            assert r['answer'] is None and 25 <= len((r['prompt'] + r['solution']).split()) <= 160
+            continue
+        assert tasks.right(r, r['solution']) and all(tasks.steps_right(r, r['solution']))
+        wrong = r['solution'].replace(f'Answer: {r["answer"]}', f'Answer: {int(r["answer"]) + 1}')
+        assert not tasks.right(r, wrong) and not tasks.right(r, '') and int(r['answer']) <= 999
+        steps = tasks.STEP.findall(r['solution'])
+        assert all(max(int(a), int(b), int(c)) <= 999 and (op in '+-' or min(int(a), int(b)) <= 9) for a, op, b, c in steps)
+        assert (2 <= len(steps) <= 6) if task == 'math' else len(steps) == 1
+        a, op, b, c = steps[0]
+        broken = r['solution'].replace(f'{a} {op} {b} = {c}', f'{a} {op} {b} = {int(c) + 1}', 1)
+        assert tasks.steps_right(r, broken)[0] is False and tasks.steps_right(r, 'so it is\n' + r['solution'])[0] is False
+
+
+def test_task_command():
+    run = subprocess.run([sys.executable, '-m', 'lab.tasks', 'math', '--n', '3', '--seed', '7'], cwd=HERE, capture_output=True, text=True)
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(rows) == 3 and set(rows[0]) >= {'task', 'prompt', 'answer'}
+
+
+def test_embedded_tokenizer():
+    """Any text round-trips; digits stand alone."""
+    tokenizer = Tokenizer.from_file(str(HERE / 'lab/models/target/tokenizer.json'))
+    for text in ('Mia has 270 pens.\n9 * 51 = 459', '  two  spaces\t\n\n', 'caf\u00e9 \u2192 \U0001f600', ''.join(map(chr, range(1, 300)))):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.get_vocab_size() <= 1024
+    assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
+
+
+@pytest.mark.parametrize('name', ['target', 'draft'])
+def test_transformers_loads_the_embedded_models(name):
+    folder = HERE / 'lab/models' / name
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ours, mine, eos = load(folder)
+    ids = tokenizer('Mia has 27 pens. Mia buys 9 more.')['input_ids']
+    assert ids == mine.encode('Mia has 27 pens. Mia buys 9 more.').ids and eos == {tokenizer.eos_token_id}
+    with torch.no_grad():
+        assert (theirs(torch.tensor([ids])).logits[0] - Reader(ours, 64).read(ids, [], ours.full, len(ids))).abs().max() < 1e-3
+    sizes = {n: sum(p.numel() for p in load(HERE / 'lab/models' / n)[0].parameters()) for n in ('target', 'draft')}
+    assert sizes['target'] <= 8e6 and sizes['draft'] <= sizes['target'] / 8
+
+
+def test_embedded_pair_is_lossless():
+    """sd writes plain decoding's text on held-out rows, fp32; a mismatch is allowed only where the top-2 gap is below 1e-4."""
+    target, tokenizer, eos = load(HERE / 'lab/models/target')
+    draft, *_ = load(HERE / 'lab/models/draft')
+    close = 0
+    for task in tasks.TASKS:
+        for row in itertools.islice(tasks.rows(task, 3), 8):
+            ids = tokenizer.encode(row['prompt']).ids
+            wanted, got = plain(target, ids, 120, eos=eos), write(session(target, draft, ids, 120, eos=eos), Exact(4))[0]
+            if got != wanted:
+                i = next(i for i, (a, b) in enumerate(zip(got, wanted)) if a != b)
+                top = Reader(target, 400).read(ids + wanted[:i], [], target.full, 1)[0].topk(2).values
+                assert top[0] - top[1] < 1e-4
+                close += 1
+    print(f'mismatches at near ties: {close}')
+
+
+def test_readme_commands():
+    """The two commands that the README promises are there, and CI runs the second."""
+    readme, ci = (HERE / 'README.md').read_text(), (HERE / '.ci/run').read_text()
+    assert 'pip install -r requirements.txt && python specmini.py --prompt' in readme
+    tests = 'pip install -r requirements.txt -r requirements-test.txt && python -m pytest -q'
+    assert tests in readme and 'python -m pytest -q' in ci
