@@ -21,7 +21,8 @@ from model import Transformer, read_config
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
 DROP = 0.1      # stochastic depth: the chance that a step skips a middle layer, so that slim paths exist
-MIXTURE = dict(math=5, table=4, story=1)        # rows of each task in a draw; math has the most to learn
+MIXTURE = [('math', dict(low=1, high=3), 4), ('math', {}, 3), ('table', dict(low=2, high=3), 4), ('table', {}, 3), ('story', {}, 1),
+           ('drill', {}, 2)]            # task, its knobs, its share of rows: short ones teach, long ones are what is asked for
 SHAPES = dict(
     target=dict(model_type='llama', hidden_size=160, intermediate_size=432, num_hidden_layers=14, num_attention_heads=4,
                 num_key_value_heads=2, head_dim=40),
@@ -30,12 +31,23 @@ SHAPES = dict(
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
 
+def drills(seed):
+    """Endless rows of eight bare steps: arithmetic practice, and nothing that a held-out text could be known from."""
+    rng = random.Random(f'drill {seed}')
+    while True:
+        steps = []
+        while len(steps) < 8:
+            steps += tasks.event(rng, tasks.number(rng, 900), 2)[2]
+        yield dict(task='story', prompt='', answer=None, solution='\n' + '\n'.join(steps))
+
+
 def mixture(seed, split='train'):
     """Endless rows of all tasks in the shares of MIXTURE."""
     rng = random.Random(f'mixture {seed}')
-    sources = {task: tasks.rows(task, seed, split) for task in MIXTURE}
+    sources = [drills(seed) if task == 'drill' else tasks.rows(task, seed, split, **knobs) for task, knobs, _ in MIXTURE]
+    shares = [share for *_, share in MIXTURE]
     while True:
-        yield next(sources[rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]])
+        yield next(rng.choices(sources, shares)[0])
 
 
 def train_tokenizer(n=20_000):
@@ -57,7 +69,7 @@ def encode(tokenizer, rows):
     prompts = tokenizer.encode_batch([r['prompt'] for r in rows])
     answers = tokenizer.encode_batch([r['solution'] for r in rows])
     eos = tokenizer.token_to_id(EOS)
-    return [(p.ids + a.ids + [eos], 1 if r['task'] == 'story' else len(p.ids)) for r, p, a in zip(rows, prompts, answers)]
+    return [(p.ids + a.ids + [eos], 1 if r['task'] == 'story' else max(1, len(p.ids))) for r, p, a in zip(rows, prompts, answers)]
 
 
 def batches(tokenizer, seed, tokens):
@@ -153,7 +165,7 @@ def accuracy(model, tokenizer, n=60):
     For a story, which has no one answer: the mean loss in nats per token.
     """
     scores = {}
-    for task in MIXTURE:
+    for task in tasks.TASKS:
         found = 0.0
         for ids, start in encode(tokenizer, [r for r, _ in zip(tasks.rows(task, 1), range(n))]):
             ids = torch.tensor([ids], device=model.cos.device)
