@@ -5,10 +5,12 @@ What is not here: sampling and verification (verify.py), the arithmetic of a lay
 B rows, T new tokens, S cache capacity, L layers, H query heads, G key/value heads, D head size, C width, F feed-forward
 width, E experts, V vocabulary.
 """
+import copy
 import json
 import math
+import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path as File
 
 import torch
@@ -41,7 +43,7 @@ class Config:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False           # an RMSNorm on each head's query and key (Qwen3)
-    rope: tuple = (('rope_type', 'default'), ('rope_theta', 10000.0))
+    rope: dict = field(default_factory=lambda: dict(rope_type='default', rope_theta=10000.0))
     experts: tuple = ()             # per layer: E where the feed-forward is a mixture, else 0; () means none is
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -55,27 +57,28 @@ def read_config(folder):
     """
     where = File(folder) / 'config.json'
     raw = read_json(where)
+    raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
     kind = raw.get('model_type')
     if kind not in ('llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'):
         raise ValueError(f'{where}: model_type {kind!r} is not one of llama, mistral, qwen2, qwen3, qwen3_moe')
     needed = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
-    absent = [name for name in needed if not isinstance(raw.get(name), int)]
+    experts = ('num_experts', 'num_experts_per_tok', 'moe_intermediate_size') if kind == 'qwen3_moe' else ()
+    absent = [name for name in needed + experts if not isinstance(raw.get(name), int)]
     if absent:
         raise ValueError(f'{where}: {absent[0]} is {raw.get(absent[0])!r}, expected a whole number')
     refuse_unsupported(raw, kind, where)
-    L, heads = raw['num_hidden_layers'], raw['num_attention_heads']
-    bias, attention_bias = kind == 'qwen2', bool(raw.get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe')
-    sparse = [kind == 'qwen3_moe' and i not in (raw.get('mlp_only_layers') or [])
-              and (i + 1) % raw.get('decoder_sparse_step', 1) == 0 for i in range(L)]
+    heads, bias = raw['num_attention_heads'], bool(raw.get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe')
+    sparse = [bool(experts) and i not in (raw.get('mlp_only_layers') or []) and (i + 1) % raw.get('decoder_sparse_step', 1) == 0
+              for i in range(raw['num_hidden_layers'])]
     config = Config(
         **{name: raw[name] for name in needed}, model_type=kind, rope=read_rope(raw, where),
         num_key_value_heads=raw.get('num_key_value_heads') or (8 if kind == 'mistral' else heads),
         head_dim=raw.get('head_dim') or (128 if kind == 'qwen3' else raw['hidden_size'] // heads),
         max_position_embeddings=raw.get('max_position_embeddings', 2048), rms_norm_eps=raw.get('rms_norm_eps', 1e-6),
-        tie_word_embeddings=raw.get('tie_word_embeddings', False), qkv_bias=bias or attention_bias, o_bias=attention_bias,
+        tie_word_embeddings=raw.get('tie_word_embeddings', False), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
         mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
-        experts=tuple((raw.get('num_experts') or raw.get('num_local_experts')) * s for s in sparse) if any(sparse) else (),
-        num_experts_per_tok=raw.get('num_experts_per_tok', 8), moe_intermediate_size=raw.get('moe_intermediate_size', 768),
+        experts=tuple(raw['num_experts'] * here for here in sparse) if any(sparse) else (),
+        num_experts_per_tok=raw.get('num_experts_per_tok', 0), moe_intermediate_size=raw.get('moe_intermediate_size', 0),
         norm_topk_prob=raw.get('norm_topk_prob', False))
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(f'{where}: {heads} query heads cannot share {config.num_key_value_heads} key/value heads evenly')
@@ -96,7 +99,7 @@ def refuse_unsupported(raw, kind, where):
 
 
 def read_rope(raw, where):
-    """The rotary settings as a sorted tuple of pairs (so that Config can be hashed), defaults filled in."""
+    """The rotary settings, under transformers 5's names, defaults filled in."""
     given = {k: v for k, v in (raw.get('rope_parameters') or raw.get('rope_scaling') or {}).items() if v is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
     if kind not in ('default', 'linear', 'llama3', 'yarn'):
@@ -109,17 +112,20 @@ def read_rope(raw, where):
     for name in needs[kind]:
         if not isinstance(rope.get(name), (int, float)):
             raise ValueError(f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
-    return tuple(sorted((k, v) for k, v in rope.items() if isinstance(v, (int, float, str))))
+    return rope
 
 
 def read_json(path):
     """The object in a JSON file; ValueError in one line if there is none."""
     try:
-        return json.loads(File(path).read_text(encoding='utf-8'))
+        found = json.loads(File(path).read_text(encoding='utf-8'))
     except FileNotFoundError:
         raise ValueError(f'{path}: no such file; expected a Hugging Face model folder (config.json, *.safetensors)') from None
     except (OSError, ValueError) as error:
         raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
+    if not isinstance(found, dict):
+        raise ValueError(f'{path}: holds a {type(found).__name__}, expected a JSON object')
+    return found
 
 
 def rope_table(config, length):
@@ -127,7 +133,7 @@ def rope_table(config, length):
 
     Sources: linear, Chen et al. 2023; yarn, Peng et al. 2023, eq. 20-23; llama3, Llama 3.1's scaling by wavelength.
     """
-    r, D = dict(config.rope), config.head_dim
+    r, D = config.rope, config.head_dim
     inv = r['rope_theta'] ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)          # [D/2]
     scale = 1.0
     if r['rope_type'] == 'linear':
@@ -252,7 +258,7 @@ class Path:
     def slim(self, skip, name='slim'):
         """This path without the sublayers in skip; attention of layer i is sublayer 2i, its feed-forward 2i + 1."""
         keep = lambda functions, odd: tuple(None if 2 * i + odd in skip else f for i, f in enumerate(functions))
-        return Path(name, keep(self.attends, 0), keep(self.ffns, 1), f'{name}:{sorted(skip)}')
+        return Path(name, keep(self.attends, 0), keep(self.ffns, 1), f'{self.writes} without {sorted(skip)}' if skip else self.writes)
 
     def trusts(self, writer):
         """Whether this path may build on a position that `writer` wrote: on its own and on the full path's."""
@@ -407,8 +413,8 @@ class Reader:
 
     def fork(self, rows, extra):
         """A reader of the same network and log over `rows` copies of this cache, with room for `extra` positions; eager."""
-        twin = Reader.__new__(Reader)
-        twin.__dict__ = self.__dict__ | dict(cache=self.cache.fork(self.model.config, rows, extra), compiled=None)
+        twin = copy.copy(self)
+        twin.cache, twin.compiled = self.cache.fork(self.model.config, rows, extra), None
         return twin
 
     def forget(self):
@@ -441,6 +447,8 @@ def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
     if model.config.experts:
         raise ValueError('--compile: a mixture of experts chooses its experts by data and is not compiled yet; run it eager')
+    if model.cos.device.type == 'cpu' and not any(map(shutil.which, ('g++', 'clang++', 'cl'))):
+        raise ValueError('--compile: on a CPU it needs a C++ compiler (g++ or clang++), and none was found; leave it out')
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)    # graphs of all lengths and models
     return torch.compile(model.forward, fullgraph=True, dynamic=False)
 
@@ -476,7 +484,7 @@ def weight_files(folder):
     """The safetensors files of a folder: the shards that the index names, or the single file."""
     index = folder / 'model.safetensors.index.json'
     if index.exists():
-        files = [folder / name for name in sorted(set(read_json(index)['weight_map'].values()))]
+        files = [folder / name for name in sorted(set(read_json(index).get('weight_map', {}).values()))]
     else:
         files = [folder / 'model.safetensors']
     for file in files:

@@ -65,22 +65,20 @@ def break_even(cycles, decode_seconds):
 
     decode_seconds: one target pass over one position. Source: Leviathan et al. 2023, theorem 3.8, with measured costs.
     """
-    spent = {}
+    spent = dict(target=[0, 0.0], draft=[0, 0.0])       # role -> passes, seconds
     for cycle in cycles:
         for path, (n, _, seconds) in cycle.passes.items():
-            old = spent.get(path.split('/')[0], (0, 0.0))
-            spent[path.split('/')[0]] = old[0] + n, old[1] + seconds
+            role = spent[path.split('/')[0]]
+            role[0], role[1] = role[0] + n, role[1] + seconds
     judged, kept = sum(len(c.judged) for c in cycles), sum(j['kept'] for c in cycles for j in c.judged)
     if not judged:
         return 'break-even: nothing was drafted, so there is nothing to compare.'
-    c = spent['draft'][1] / spent['draft'][0] / decode_seconds if spent.get('draft') else 0.0
-    v = spent['target'][1] / spent['target'][0] / decode_seconds
+    c, v = (seconds / max(n, 1) / decode_seconds for n, seconds in (spent['draft'], spent['target']))
     a, gamma = kept / judged, sum(len(c.drafted) for c in cycles) / len(cycles)
-    tokens = gamma + 1 if a == 1 else (1 - a ** (gamma + 1)) / (1 - a)
-    speedup = tokens / (gamma * c + v)
-    return (f'break-even: a draft pass costs {c:.2f} and a verifying pass {v:.2f} of a decoding pass; {a:.0%} acceptance and '
-            f'{gamma:.1f} drafted a cycle give {tokens:.2f} tokens for {gamma * c + v:.2f} passes\' time: '
-            f'{speedup:.2f} times plain decoding predicted.' + (' Not worth it here.' if speedup <= 1 else ''))
+    tokens, cost = gamma + 1 if a == 1 else (1 - a ** (gamma + 1)) / (1 - a), gamma * c + v
+    return (f'break-even: a draft pass costs {c:.2f} and a verifying pass {v:.2f} of a decoding pass; {a:.0%} acceptance of '
+            f'{gamma:.1f} drafted tokens gives {tokens:.2f} a cycle for the time of {cost:.2f} decoding passes: '
+            f'{tokens / cost:.2f} times plain decoding predicted' + (', not worth it here.' if tokens <= cost else '.'))
 
 
 # ------------------------------------------------------------------------------------------------------------- the engine room
@@ -280,7 +278,7 @@ def check(engine, ids, session):
 
 
 def compare(engine, prompts, names):
-    """The table of several methods over the same prompts, run in turn on each, so that noise falls on all alike."""
+    """Lines of a table of several methods over the same prompts, run in turn on each, so that noise falls on all alike."""
     runs = {name: [] for name in names}
     for ids in tqdm([prompts[0]] + prompts, desc='compare', file=sys.stderr, disable=None):     # the first round warms up
         for name in names:
@@ -288,16 +286,22 @@ def compare(engine, prompts, names):
             if interrupted:
                 raise KeyboardInterrupt
             runs[name].append((session.tokens[len(ids):], cycles))
+    cell = lambda x, form: '-' if x is None else format(x, form)
+    traces = {name: [c for _, cycles in done[1:] for c in cycles] for name, done in runs.items()}
+    plain = statistics(traces['ar'], 0, engine.weights())
+    decode_seconds = sum(c.passes['target/full'][2] for c in traces['ar']) / plain['cycles']
     yield f'{"method":14} {"tokens/s":>9} {"x ar":>6} {"accepted":>9} {"block eff.":>10} {"passes/token":>13} {"like ar":>8}'
     for name, done in runs.items():
-        s = statistics([c for _, cycles in done[1:] for c in cycles], 0, engine.weights())
+        s, method = statistics(traces[name], 0, engine.weights()), make_method(name, engine.args)
         same = [sum(a == b for a, b in zip(x, y)) / max(len(x), len(y)) for (x, _), (y, _) in zip(done[1:], runs['ar'][1:])]
-        speed = s['tokens_per_second']
-        base = base if name != 'ar' else speed
-        cell = lambda x, form: '-' if x is None else format(x, form)
-        yield (f'{name:14} {speed:9.1f} {speed / base:6.2f} {cell(s["acceptance_rate"], ".1%"):>9} {s["block_efficiency"]:10.2f} '
-               f'{1 / s["block_efficiency"]:13.3f} {sum(same) / len(same):8.1%} '
-               f'{"lossless" if make_method(name, engine.args).lossless else "LOSSY"}')
+        like = sum(same) / len(same) if engine.args.temperature == 0 else None              # sampled texts differ by chance
+        yield (f'{name:14} {s["tokens_per_second"]:9.1f} {s["tokens_per_second"] / plain["tokens_per_second"]:6.2f} '
+               f'{cell(s["acceptance_rate"], ".1%"):>9} {cell(s["block_efficiency"], ".2f"):>10} '
+               f'{s["passes"].get("target/full", 0) / sum(s["labels"].values()):13.3f} {cell(like, ".1%"):>8} '
+               f'{"lossless" if method.lossless else "LOSSY"}')
+    for name in names[1:]:
+        seen = statistics(traces[name], 0, engine.weights())['tokens_per_second'] / plain['tokens_per_second']
+        yield f'{name}: {break_even(traces[name], decode_seconds)} Seen: {seen:.2f}.'
 
 
 # ------------------------------------------------------------------------------------------------------------------- the program
@@ -346,6 +350,8 @@ def parse(argv):
              (not 0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1'),
              (args.max_new < 1, f'--max-new {args.max_new}: expected 1 or more'),
              (args.threads is not None and args.threads < 1, f'--threads {args.threads}: expected 1 or more'),
+             (args.compare is not None and (args.check or args.json or args.show or args.trace),
+              '--compare prints one table; leave out --check, --json, --show and --trace'),
              (args.check and args.temperature > 0, '--check compares texts, and texts only agree at --temperature 0')]
     for wrong, message in tests:
         if wrong:
@@ -372,8 +378,8 @@ def read_prompts(args):
         if not texts:
             raise ValueError(f'--prompts {args.prompts}: the file has no rows')
     for i, text in enumerate(texts, 1):
-        if not text:
-            raise ValueError(f'prompt {i} is empty; expected a text to continue')
+        if not text or any('\ud800' <= letter <= '\udfff' for letter in text):
+            raise ValueError(f'prompt {i} is {"not valid UTF-8" if text else "empty"}; expected a text to continue')
     return texts
 
 
@@ -466,13 +472,13 @@ def main(argv=None):
         for line in compare(engine, prompts, args.methods):
             print(line, flush=True)
         return 0
-    except ValueError as error:
-        print(f'specmini: {error}', file=sys.stderr)
+    except BrokenPipeError:
+        return 0
+    except (ValueError, OSError, torch.OutOfMemoryError) as error:
+        print('specmini:', ' '.join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        return 0
 
 
 if __name__ == '__main__':

@@ -782,8 +782,8 @@ def test_check_names_the_first_difference(pair, capsys, monkeypatch):
 def test_compare(pair, capsys):
     status, out, _ = program(capsys, *pair_flags(pair), '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2')
     rows = [line.split() for line in out.splitlines()]
-    assert status == 0 and [r[0] for r in rows] == ['method', 'ar', 'sd', 'lenient']
-    assert rows[1][2] == '1.00' and [r[-1] for r in rows[1:]] == ['lossless', 'lossless', 'LOSSY'] and rows[2][-2] == '100.0%'
+    assert status == 0 and [r[0] for r in rows] == ['method', 'ar', 'sd', 'lenient', 'sd:', 'lenient:']
+    assert rows[1][2] == '1.00' and [r[-1] for r in rows[1:4]] == ['lossless', 'lossless', 'LOSSY'] and rows[2][-2] == '100.0%'
 
 
 def test_prompts_file(pair, capsys, tmp_path):
@@ -823,14 +823,15 @@ def test_chat(pair, capsys, tmp_path):
     ('--prompt x --set gamma=four', "'four' is not a value of type int"), ('--prompt x --method lenient --set lenience=0', 'knob lenience'),
     ('--prompt x --method typical --set epsilon=nan', 'knob epsilon'), ('--prompt x --compare sd,magic', "['magic']"),
     ('--prompt x --target nowhere', 'nowhere/config.json: no such file'), ('--prompts nowhere.jsonl', 'nowhere.jsonl: cannot be read'),
-    ('--prompt x --device tpu', '--device'), ('--prompt x --method ar --set lenience=1', '(ar: none)')])
+    ('--prompt x --device tpu', '--device'), ('--prompt x --compare sd --json', '--compare prints one table'),
+    ('--prompt x --draft none --max-new 2 --trace no/such/folder', 'no/such/folder'), ('--prompt x --method ar --set lenience=1', '(ar: none)')])
 def test_bad_flags(flags, words, capsys):
     status, out, err = program(capsys, *flags.split())
     assert status == 2 and words in err and err.count('\n') == 1 and not out
 
 
 def test_bad_prompts(pair, capsys):
-    for text, words in (('', 'prompt 1 is empty'), ('x' * 64, 'has 64 tokens, which leaves no room in a context of 64')):
+    for text, words in (('', 'prompt 1 is empty'), ('\udcff', 'prompt 1 is not valid UTF-8'), ('x' * 64, 'has 64 tokens, which leaves no room in a context of 64')):
         status, _, err = program(capsys, '--target', pair[0], '--draft', 'none', '--prompt', text)
         assert status == 2 and words in err and err.count('\n') == 1
     status, out, _ = program(capsys, '--target', pair[0], '--draft', pair[1], '--prompt', 'x' * 63, '--json')

@@ -37,7 +37,8 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 def sample(p, generator=None):
     """One index for each row of p [..., V] -> [...], by a race of exponential clocks: no sync with the device."""
-    return (p / torch.empty_like(p).exponential_(generator=generator)).argmax(-1)
+    clocks = torch.empty_like(p).exponential_(generator=generator).clamp_(min=torch.finfo(p.dtype).tiny)    # 0 / 0 would win
+    return (p / clocks).argmax(-1)
 
 
 def residual(p, q):
@@ -48,6 +49,13 @@ def residual(p, q):
     rest = (p - q).clamp(min=0)
     mass = rest.sum(-1, keepdim=True)
     return torch.where(mass > 0, rest / mass, p)
+
+
+def finite(logits, who, length):
+    """The logits [n, V]; ValueError if a network computed NaN or infinity, which would sample as a silent wrong token."""
+    if not logits.amax().isfinite():
+        raise ValueError(f'the {who} computed NaN or infinity after {length} tokens; try --dtype bf16 or fp32')
+    return logits
 
 
 def overlap(p, q):
@@ -84,10 +92,7 @@ class Score:
         The pass reads n + 1 positions: the root (the last committed token, whose keys are in no cache yet) and the draft.
         """
         s, n = self.session, len(self.draft.tokens)
-        logits = s.target.read(s.tokens, self.draft.tokens, self.path, n + 1)
-        if not logits.amax().isfinite():
-            raise ValueError(f'the target computed NaN or infinity after {len(s.tokens)} tokens; try --dtype bf16 or fp32')
-        return logits
+        return finite(s.target.read(s.tokens, self.draft.tokens, self.path, n + 1), 'target', len(s.tokens))
 
     @cached_property
     def p(self):
@@ -181,7 +186,7 @@ def rollout(session, method, n):
         logits.append(reader.append(tokens[-1][None], path)[0])
     ids = torch.stack(tokens).tolist()      # the only sync with the device
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
-    return Draft(ids, torch.stack(q), torch.stack(logits))
+    return Draft(ids, torch.stack(q), finite(torch.stack(logits), 'draft', len(session.tokens)))
 
 
 def lookup(session, method, n):
