@@ -385,6 +385,7 @@ class Reader:
         line = tokens + draft
         assert len(line) <= self.capacity - PAD, f'{len(line)} tokens in a cache for {self.capacity - PAD}'
         start = min(self.cache.trusted(line, path), len(line) - last)
+        self.cache.record(line[:start], start, path)    # a pass that is interrupted leaves nothing behind that is trusted
         ids, logits, left = torch.tensor([line[start:]], device=self.model.cos.device), [], len(line) - start
         for part in ids.split(CHUNK, 1) if left else ():
             left -= part.shape[1]

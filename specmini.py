@@ -84,83 +84,61 @@ def break_even(cycles, decode_seconds):
 # ------------------------------------------------------------------------------------------------------------- the engine room
 
 class Engine:
-    """The loaded models and the settings of a run; makes a Session for each text."""
+    """The loaded models and the settings of a run; starts a Session for each text."""
 
     def __init__(self, args):
-        self.args = args
-        self.device = pick_device(args.device)
-        dtype = DTYPES[args.dtype if args.dtype != 'auto' else 'bf16' if self.device == 'cuda' else 'fp32']
-        self.model, self.tokenizer, eos = load(args.target, self.device, dtype)
-        self.eos = frozenset() if args.ignore_eos else eos
-        self.draft, self.source, self.context = None, dict(lookup=lookup, none=silence).get(args.draft, rollout), self.limit(self.model)
-        if self.source is rollout and args.needs_draft:
-            self.draft, tokenizer, _ = load(args.draft, self.device, dtype)
+        self.args, self.device = args, pick_device(args.device)
+        self.dtype = args.dtype if args.dtype != 'auto' else 'bf16' if self.device == 'cuda' else 'fp32'
+        self.model, self.tokenizer, eos = load(args.target, self.device, DTYPES[self.dtype])
+        self.eos, self.draft = frozenset() if args.ignore_eos else eos, None
+        self.source = dict(lookup=lookup, none=silence).get(args.draft, rollout)
+        if self.source is rollout and args.methods != ['ar']:
+            self.draft, tokenizer, _ = load(args.draft, self.device, DTYPES[self.dtype])
             same_vocabulary(self.tokenizer, tokenizer, args.draft)
-            self.context = min(self.context, self.limit(self.draft))
+        self.context = min(m.config.max_position_embeddings for m in (self.model, self.draft) if m)
         threads = args.threads or (1 if sum(p.numel() for p in self.model.parameters()) < SMALL else None)
         if threads and self.device == 'cpu':
             torch.set_num_threads(threads)
 
-    def limit(self, model):
-        return model.config.max_position_embeddings
-
     def open(self, prompts):
         """Caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
         for i, ids in enumerate(prompts, 1):
-            if not ids:
-                raise ValueError(f'prompt {i} is empty; a model continues a text of at least one token')
-            if len(ids) >= self.context:
-                raise ValueError(f'prompt {i} has {len(ids)} tokens, which leaves no room in a context of {self.context}; shorten it')
+            if not 0 < len(ids) < self.context:
+                raise ValueError(f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context of {self.context}')
         capacity = min(self.context, max(map(len, prompts)) + self.args.max_new)
         self.target_reader = Reader(self.model, capacity, self.args.compile)
         self.draft_reader = Reader(self.draft, capacity, self.args.compile) if self.draft else None
 
-    def session(self, ids, drafting=True):
-        """A Session about to read this prompt; no position is trusted yet."""
-        a, readers = self.args, (self.target_reader, self.draft_reader if drafting else None)
+    def start(self, ids, name):
+        """(Session, method) that has read this prompt and nothing else: no position of an earlier text is trusted."""
+        a, readers = self.args, (self.target_reader, None if name == 'ar' else self.draft_reader)
         for reader in filter(None, readers):
             reader.forget()
         generator = torch.Generator(self.device).manual_seed(a.seed)
-        return Session(*readers, self.source, list(ids), min(a.max_new, self.context - len(ids)), self.eos, a.temperature,
-                       a.top_k, a.top_p, generator)
+        session = Session(*readers, self.source, list(ids), min(a.max_new, self.context - len(ids)), self.eos, a.temperature,
+                          a.top_k, a.top_p, generator)
+        session.read_prompt()
+        return session, make_method(name, a)
 
     def weights(self):
-        """{reader/path: bytes one pass streams} of the paths that exist so far."""
-        models = dict(target=self.model, draft=self.draft)
-        return {f'{role}/full': m.read_bytes(m.full) for role, m in models.items() if m}
+        """{reader/path: bytes that one pass streams}, for the work of a trace."""
+        return {f'{role}/full': m.read_bytes(m.full) for role, m in (('target', self.model), ('draft', self.draft)) if m}
 
-    def run(self, ids, name, watch=lambda session, cycle: None):
-        """(session, cycles, prompt seconds, interrupted) of one text by one method; watch sees every cycle as it ends."""
-        method = make_method(name, self.args)
-        session, cycles, interrupted = self.session(ids, name != 'ar'), [], False
-        begin = time.perf_counter()
-        session.read_prompt()
-        prompt_seconds = time.perf_counter() - begin
-        try:
-            for cycle in decode(session, method):
-                cycles.append(cycle)
-                watch(session, cycle)
-        except KeyboardInterrupt:
-            interrupted = True
-        return session, cycles, prompt_seconds, interrupted
-
-    def report(self, name, ids, session, cycles, prompt_seconds):
+    def report(self, ids, session, method, cycles):
         """The JSON object of one text."""
-        method = make_method(name, self.args)
-        tokens = session.tokens[len(ids):]
+        tokens, name = session.tokens[len(ids):], next(n for n, kind in METHODS.items() if kind is type(method))
         knobs = {k: str(v) if v == math.inf else v for k, v in dataclasses.asdict(method).items() if k in knobs_of(name)}
         return dict(text=self.tokenizer.decode(tokens), tokens=tokens, prompt_tokens=len(ids), method=name,
-                    lossless=method.lossless, knobs=knobs, seed=self.args.seed, device=self.device,
-                    dtype=str(self.model.cos.dtype)[6:].replace('float', 'fp').replace('bfp', 'bf'),
+                    lossless=method.lossless, knobs=knobs, seed=self.args.seed, device=self.device, dtype=self.dtype,
                     finish='eos' if session.ended else 'length',
-                    stats=statistics(cycles, prompt_seconds, self.weights()))
+                    stats=statistics(cycles, session.prompt_seconds, self.weights()))
 
     def decode_seconds(self, session):
         """Seconds of one target pass over one position, here and now: the median of five."""
         reader, times = session.target, []
         for _ in range(5):
             reader.read(session.tokens[:-1], [], reader.model.full, 1)
-            times.append(sum(row[2] for row in reader.take().values()))
+            times.append(reader.take()['full'][2])
         return sorted(times)[2]
 
 
@@ -217,7 +195,7 @@ class Printer:
     def paint(self, text, kind):
         return f'\033[{PAINT.get(kind, "0")}m{text}\033[0m' if self.color and text else text
 
-    def watch(self, session, cycle):
+    def add(self, cycle):
         self.cycles += 1
         if self.show:
             return print(self.picture(cycle), flush=True)
@@ -265,8 +243,8 @@ def trace_line(row, index, cycle, engine):
 def check(engine, ids, session):
     """Plain target decoding beside the text: a sentence that names the first position that differs, if any does."""
     mine = session.tokens[len(ids):]
-    plain, *_ = engine.run(ids, 'ar')
-    wanted = plain.tokens[len(ids):]
+    plain, method = engine.start(ids, 'ar')
+    wanted = sum((cycle.tokens for cycle in decode(plain, method)), [])
     i = next((i for i, (a, b) in enumerate(zip(mine, wanted)) if a != b), None)
     if i is None:
         return f'check: equal to plain decoding for all {min(len(mine), len(wanted))} tokens' + (
@@ -282,9 +260,8 @@ def compare(engine, prompts, names):
     runs = {name: [] for name in names}
     for ids in tqdm([prompts[0]] + prompts, desc='compare', file=sys.stderr, disable=None):     # the first round warms up
         for name in names:
-            session, cycles, _, interrupted = engine.run(ids, name)
-            if interrupted:
-                raise KeyboardInterrupt
+            session, method = engine.start(ids, name)
+            cycles = list(decode(session, method))
             runs[name].append((session.tokens[len(ids):], cycles))
     cell = lambda x, form: '-' if x is None else format(x, form)
     traces = {name: [c for _, cycles in done[1:] for c in cycles] for name, done in runs.items()}
@@ -359,7 +336,6 @@ def parse(argv):
     embedded = args.target is None
     args.target = args.target or EMBEDDED / 'target'
     args.draft = args.draft or (str(EMBEDDED / 'draft') if embedded else 'lookup')
-    args.needs_draft = args.methods != ['ar']
     for name in args.methods:
         make_method(name, args)
     return args
@@ -425,10 +401,16 @@ def generate(engine, prompts, args):
     color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()
     everything = []
     for row, ids in enumerate(tqdm(prompts, disable=None if len(prompts) > 1 else True, file=sys.stderr)):
-        printer = Printer(engine.tokenizer, color, args.show)
-        session, cycles, prompt_seconds, interrupted = engine.run(
-            ids, args.method, (lambda *_: None) if args.json else printer.watch)
-        report, everything = engine.report(args.method, ids, session, cycles, prompt_seconds), everything + cycles
+        printer, cycles, interrupted = Printer(engine.tokenizer, color, args.show), [], False
+        session, method = engine.start(ids, args.method)
+        try:
+            for cycle in decode(session, method):
+                cycles.append(cycle)
+                if not args.json:
+                    printer.add(cycle)
+        except KeyboardInterrupt:
+            interrupted = True
+        report, everything = engine.report(ids, session, method, cycles), everything + cycles
         if args.json:
             print(json.dumps(report), flush=True)
         else:
@@ -453,8 +435,7 @@ def main(argv=None):
         args = parse(argv)
         if args.list:
             for name, method in METHODS.items():
-                print(f'{name:14} {method.__doc__.splitlines()[0]}')
-                print(f'{"":14} ' + (', '.join(f'{k}={f.default}' for k, f in knobs_of(name).items()) or 'no knobs'))
+                print(f'{name:9} {method.__doc__.splitlines()[0]}', *(f'{k}={f.default}' for k, f in knobs_of(name).items()))
             return 0
         texts = read_prompts(args)
         if args.chat:
@@ -465,7 +446,7 @@ def main(argv=None):
         if args.compile:
             begin = time.perf_counter()
             for name in args.methods:
-                engine.run(prompts[0], name)
+                list(decode(*engine.start(prompts[0], name)))
             print(f'compiled in {time.perf_counter() - begin:.1f} s (not counted below)', file=sys.stderr)
         if args.compare is None:
             return generate(engine, prompts, args)

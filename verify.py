@@ -110,7 +110,7 @@ class Score:
 class Cycle:
     """What one cycle did. The trace is the list of these, and every figure and picture is computed from it."""
     drafted: list           # ids
-    judged: list            # a dict for each draft token that was judged: token, p, q, chance (of being kept), kept
+    judged: list            # a dict for each draft token that was judged: token, p, q, threshold, chance (of being kept), kept
     tokens: list            # ids committed
     labels: list            # who wrote each: draft, target (after a rejection, or alone), bonus (after full acceptance)
     passes: dict            # reader/path -> [passes, positions, seconds]
@@ -137,12 +137,13 @@ class Session:
     generator: torch.Generator = None
     checker: object = None                  # a task's step checker; a method that needs one refuses to run without
     ended: bool = field(default=False, init=False)
+    prompt_seconds: float = field(default=0.0, init=False)
 
     def read_prompt(self):
-        """Reads all of the prompt but its last token into every cache; returns what it took, as Cycle.passes."""
+        """Reads all of the prompt but its last token into every cache, counted apart as prompt_seconds."""
         for reader in filter(None, (self.target, self.draft)):
             reader.read(self.tokens[:-1], [], reader.model.full, 0)
-        return self.take()
+        self.prompt_seconds = sum(seconds for *_, seconds in self.take().values())
 
     def probs(self, logits, temperature=None):
         return probs(logits, self.temperature if temperature is None else temperature, self.top_k, self.top_p)
@@ -153,7 +154,9 @@ class Session:
 
     def flip(self, chance):
         """True with this chance; certain outcomes draw nothing."""
-        return chance >= 1 or chance > 0 and bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64)))
+        if not 0 < chance < 1:
+            return chance >= 1
+        return bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64, device=self.target.model.cos.device)))
 
     def commit(self, tokens):
         """Writes tokens, cut at the first end of sequence and at the room left; returns what was written. Touches no cache."""
@@ -254,6 +257,10 @@ class Exact:
         p, q = score.chances[i]
         return min(1.0, p / q)
 
+    def threshold(self, score, i):
+        """What the rule compares draft token i with, for the trace; None where it has no threshold."""
+        return None
+
     def settle(self, score, i):
         """The distribution of the token that replaces draft token i."""
         return residual(score.p[i], score.draft.q[i])
@@ -263,7 +270,7 @@ class Exact:
         judged = []
         for i, token in enumerate(draft.tokens):
             chance, (p, q) = self.kept(score, i), score.chances[i]
-            judged.append(dict(token=token, p=p, q=q, chance=chance, kept=session.flip(chance)))
+            judged.append(dict(token=token, p=p, q=q, threshold=self.threshold(score, i), chance=chance, kept=session.flip(chance)))
             if not judged[-1]['kept']:
                 return draft.tokens[:i] + [int(session.draw(self.settle(score, i)))], ['draft'] * i + ['target'], judged
             if token in session.eos:

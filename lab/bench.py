@@ -50,8 +50,8 @@ def quality(n):
         for row, ids in zip(tqdm(rows, desc=task), prompts):
             texts = []
             for e, name in ((engine, 'ar'), (weak, 'ar'), (engine, 'sd')):
-                session, trace, *_ = e.run(ids, name)
-                texts.append(e.tokenizer.decode(session.tokens[len(ids):]))
+                trace = list(specmini.decode(*e.start(ids, name)))
+                texts.append(e.tokenizer.decode(sum((c.tokens for c in trace), [])))
             cycles += trace
             same += texts[0] == texts[2]
             for i in (0, 1):
@@ -95,7 +95,7 @@ def contestants(engine, compiled, theirs, assistant, gamma, length):
     import transformers
 
     def ours(e, name):
-        return lambda ids: len(e.run(ids, name)[0].tokens) - len(ids)
+        return lambda ids: sum(len(cycle.tokens) for cycle in specmini.decode(*e.start(ids, name)))
 
     def generate(**how):
         settings = transformers.GenerationConfig(do_sample=False, max_new_tokens=length, pad_token_id=0,

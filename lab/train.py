@@ -20,13 +20,14 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-DROP = 0.1      # stochastic depth: the chance that a step skips a middle layer, so that slim paths exist
+DROP = dict(target=0.0, draft=0.0)       # stochastic depth: the chance that a step skips a middle layer
+PEAKS = 0.008, 1.2e-3                   # learning rates of Muon and AdamW
 MIXTURE = [('math', dict(low=1, high=3), 4), ('math', {}, 3), ('table', dict(low=2, high=3), 4), ('table', {}, 3), ('story', {}, 1),
            ('drill', {}, 2)]            # task, its knobs, its share of rows: short ones teach, long ones are what is asked for
 SHAPES = dict(
     target=dict(model_type='llama', hidden_size=160, intermediate_size=432, num_hidden_layers=14, num_attention_heads=4,
                 num_key_value_heads=2, head_dim=40),
-    draft=dict(model_type='qwen3', hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+    draft=dict(model_type='qwen3', hidden_size=128, intermediate_size=336, num_hidden_layers=2, num_attention_heads=4,
                num_key_value_heads=2, head_dim=32))
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
@@ -176,55 +177,68 @@ def accuracy(model, tokenizer, n=60):
     return scores
 
 
-def train(name, minutes, tokens, seed, device):
-    """Trains one model for `minutes` of wall clock, from its checkpoint or its saved weights where they exist."""
-    torch.manual_seed(seed)
-    tokenizer = Tokenizer.from_file(str(HOME / 'target' / 'tokenizer.json')) if name != 'target' or \
-        (HOME / 'target' / 'tokenizer.json').exists() else train_tokenizer()
-    model, folder = build(name, tokenizer).to(device), HOME / name
+def optimizers_for(model):
+    """[Muon for the matrices inside the layers, AdamW for embedding and norms]."""
     inner = [p for key, p in model.named_parameters() if p.ndim == 2 and 'embed' not in key]
     outer = [p for key, p in model.named_parameters() if p.ndim == 1 or 'embed' in key]
-    optimizers = [Muon(inner, lr=0.02), torch.optim.AdamW(outer, lr=3e-3, betas=(0.9, 0.95), weight_decay=0)]
-    peaks, checkpoint = [0.02, 3e-3], folder / 'checkpoint.pt'
-    spent, done = 0.0, 0
+    return [Muon(inner, lr=PEAKS[0]), torch.optim.AdamW(outer, lr=PEAKS[1], betas=(0.9, 0.95), weight_decay=0)]
+
+
+def resume(model, optimizers, folder):
+    """(seconds spent, steps done): continues a checkpoint where there is one, else starts from saved weights if any."""
+    checkpoint, weights = folder / 'checkpoint.pt', folder / 'model.safetensors'
     if checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        saved = torch.load(checkpoint, map_location=model.cos.device, weights_only=True)
         model.load_state_dict(saved['model'])
-        [o.load_state_dict(s) for o, s in zip(optimizers, saved['optimizers'])]
-        spent, done = saved['spent'], saved['done']
-    elif (folder / 'model.safetensors').exists():
-        model.load_state_dict(load_file(folder / 'model.safetensors'), strict=False)
-    source, rng = batches(tokenizer, seed + done, tokens), random.Random(seed + done)
-    bar, begin, saved_at, loss_mean, scores = tqdm(total=round(minutes * 60), unit='s'), time.time(), time.time(), None, {}
-    while (now := spent + time.time() - begin) < minutes * 60:
-        left = 1 - now / (minutes * 60)
-        for optimizer, peak in zip(optimizers, peaks):  # warm up, hold, then decay to zero over the last 70 %
-            optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, left / 0.7)
-        ids, labels = (x.to(device) for x in next(source))
-        skip = {s for i in range(1, len(model.model.layers) - 1) if rng.random() < DROP for s in (2 * i, 2 * i + 1)}
-        path = model.full.slim(skip) if name == 'target' else model.full
-        keep = labels != -100
-        hidden = model(ids, torch.arange(ids.shape[1], device=device), path)
-        loss = F.cross_entropy(model.logits(hidden[keep]), labels[keep])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        for optimizer, state in zip(optimizers, saved['optimizers']):
+            optimizer.load_state_dict(state)
+        return saved['spent'], saved['done']
+    if weights.exists():
+        model.load_state_dict(load_file(weights), strict=False)         # the tied head is not in the file twice
+    return 0.0, 0
+
+
+def step(model, optimizers, path, ids, labels):
+    """One update on ids, labels [B, T]; returns the loss in nats per judged token."""
+    keep = labels != -100
+    hidden = model(ids, torch.arange(ids.shape[1], device=ids.device), path)
+    loss = F.cross_entropy(model.logits(hidden[keep]), labels[keep])
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def train(name, minutes, tokens, seed, device):
+    """Trains one model until `minutes` of wall clock are spent, checkpoints included; writes lab/models/<name>."""
+    torch.manual_seed(seed)
+    folder, saved = HOME / name, HOME / 'target' / 'tokenizer.json'
+    tokenizer = Tokenizer.from_file(str(saved)) if saved.exists() else train_tokenizer()
+    model = build(name, tokenizer).to(device)
+    optimizers = optimizers_for(model)
+    spent, done = resume(model, optimizers, folder)
+    source, rng, scores, losses = batches(tokenizer, seed + done, tokens), random.Random(seed + done), {}, []
+    bar, begin, saved_at = tqdm(total=round(minutes * 60), unit='s', initial=round(spent)), time.time() - spent, time.time()
+    while (now := time.time() - begin) < minutes * 60:
+        for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
+            optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
+        skip = {s for i in range(1, len(model.model.layers) - 1) if rng.random() < DROP[name] for s in (2 * i, 2 * i + 1)}
+        losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip), *(x.to(device) for x in next(source)))]
         done += 1
         if done % 25 == 0:
-            loss_mean = loss.item() if loss_mean is None else 0.8 * loss_mean + 0.2 * loss.item()
             bar.n = round(now)
-            bar.set_postfix(step=done, loss=f'{loss_mean:.3f}', **scores)
+            bar.set_postfix(step=done, loss=f'{sum(losses) / len(losses):.3f}', **scores)
         if time.time() - saved_at > 300:
             saved_at, scores = time.time(), accuracy(model, tokenizer)
-            tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done, loss=round(loss_mean, 3), **scores)))
+            tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done, loss=round(sum(losses) / len(losses), 3), **scores)))
             save(model, tokenizer, name)
             torch.save(dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers], spent=now, done=done),
-                       checkpoint)
+                       folder / 'checkpoint.pt')
     bar.close()
     save(model, tokenizer, name)
-    checkpoint.unlink(missing_ok=True)
+    (folder / 'checkpoint.pt').unlink(missing_ok=True)
     print(json.dumps(dict(model=name, steps=done, held_out=accuracy(model, tokenizer, 300))))
 
 
