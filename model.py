@@ -1,9 +1,9 @@
-"""The networks: a checkpoint's Config, the Transformer, the Path a pass takes through it, its KVCache, the Reader, load.
+"""The network: a checkpoint's Config, the Transformer, the Path of a pass, the KVCache, the Reader, load.
 
-What is not here: sampling and verification (verify.py), the arithmetic of a layer (kernels.py).
+Not here: sampling and verification (verify.py), the arithmetic of a layer (kernels.py).
 
-B rows, T new tokens, S cache capacity, L layers, H query heads, G key/value heads, D head size, C width, F feed-forward
-width, E experts, V vocabulary.
+B rows, T new tokens, S cache capacity, L layers, H query heads, G key/value heads, D head size, C width,
+F feed-forward width, E experts, V vocabulary.
 """
 import copy
 import json
@@ -22,7 +22,8 @@ from torch import nn
 import kernels
 
 CHUNK = 2048    # positions of a long prompt fed in one pass, so that the mask stays small
-PAD = 16        # compiled passes of up to this many positions are padded to a power of two, so few graphs exist
+KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
+PAD = 16        # compiled passes of up to this many positions are padded to a power of two: few graphs
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Config:
     mlp_bias: bool = False
     qk_norm: bool = False           # an RMSNorm on each head's query and key (Qwen3)
     rope: dict = field(default_factory=lambda: dict(rope_type='default', rope_theta=10000.0))
-    experts: tuple = ()             # per layer: E where the feed-forward is a mixture, else 0; () means none is
+    experts: tuple = ()             # per layer: E where the feed-forward is a mixture, else 0; (): nowhere
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
@@ -59,29 +60,30 @@ def read_config(folder):
     raw = read_json(where)
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
     kind = raw.get('model_type')
-    if kind not in ('llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'):
-        raise ValueError(f'{where}: model_type {kind!r} is not one of llama, mistral, qwen2, qwen3, qwen3_moe')
+    if kind not in KINDS:
+        raise ValueError(f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
     needed = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
     experts = ('num_experts', 'num_experts_per_tok', 'moe_intermediate_size') if kind == 'qwen3_moe' else ()
     absent = [name for name in needed + experts if not isinstance(raw.get(name), int)]
     if absent:
         raise ValueError(f'{where}: {absent[0]} is {raw.get(absent[0])!r}, expected a whole number')
     refuse_unsupported(raw, kind, where)
-    heads, bias = raw['num_attention_heads'], bool(raw.get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe')
-    sparse = [bool(experts) and i not in (raw.get('mlp_only_layers') or []) and (i + 1) % raw.get('decoder_sparse_step', 1) == 0
-              for i in range(raw['num_hidden_layers'])]
+    get, heads = raw.get, raw['num_attention_heads']
+    bias = bool(get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe')
+    dense, every, L = get('mlp_only_layers') or [], get('decoder_sparse_step', 1), raw['num_hidden_layers']
+    sparse = [bool(experts) and i not in dense and (i + 1) % every == 0 for i in range(L)]
     config = Config(
         **{name: raw[name] for name in needed}, model_type=kind, rope=read_rope(raw, where),
-        num_key_value_heads=raw.get('num_key_value_heads') or (8 if kind == 'mistral' else heads),
-        head_dim=raw.get('head_dim') or (128 if kind == 'qwen3' else raw['hidden_size'] // heads),
-        max_position_embeddings=raw.get('max_position_embeddings', 2048), rms_norm_eps=raw.get('rms_norm_eps', 1e-6),
-        tie_word_embeddings=raw.get('tie_word_embeddings', False), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
-        mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
+        num_key_value_heads=get('num_key_value_heads') or (8 if kind == 'mistral' else heads),
+        head_dim=get('head_dim') or (128 if kind == 'qwen3' else raw['hidden_size'] // heads),
+        max_position_embeddings=get('max_position_embeddings', 2048), rms_norm_eps=get('rms_norm_eps', 1e-6),
+        tie_word_embeddings=get('tie_word_embeddings', False), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
+        mlp_bias=bool(get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
         experts=tuple(raw['num_experts'] * here for here in sparse) if any(sparse) else (),
-        num_experts_per_tok=raw.get('num_experts_per_tok', 0), moe_intermediate_size=raw.get('moe_intermediate_size', 0),
-        norm_topk_prob=raw.get('norm_topk_prob', False))
+        num_experts_per_tok=get('num_experts_per_tok', 0), norm_topk_prob=get('norm_topk_prob', False),
+        moe_intermediate_size=get('moe_intermediate_size', 0))
     if config.num_attention_heads % config.num_key_value_heads:
-        raise ValueError(f'{where}: {heads} query heads cannot share {config.num_key_value_heads} key/value heads evenly')
+        raise ValueError(f'{where}: {heads} query heads cannot share {config.num_key_value_heads} key heads')
     return config
 
 
@@ -90,26 +92,28 @@ def refuse_unsupported(raw, kind, where):
     window = raw.get('sliding_window', 4096 if kind == 'mistral' else None)
     if kind.startswith('qwen') and not raw.get('use_sliding_window') or kind == 'llama':
         window = None
-    if 'sliding_attention' in (raw.get('layer_types') or []) or window and window < raw.get('max_position_embeddings', 0):
-        raise ValueError(f'{where}: a sliding window of {window} is switched on; only full attention is supported')
+    short = window and window < raw.get('max_position_embeddings', 0)
+    if short or 'sliding_attention' in (raw.get('layer_types') or []):
+        raise ValueError(f'{where}: a sliding window of {window} is switched on; only full attention is here')
     if raw.get('hidden_act', 'silu') != 'silu':
         raise ValueError(f'{where}: hidden_act {raw["hidden_act"]!r} is not supported, only silu')
     if raw.get('quantization_config'):
-        raise ValueError(f'{where}: the weights are quantised (quantization_config); use a folder with plain weights')
+        raise ValueError(f'{where}: the weights are quantised (quantization_config); use plain weights')
 
 
 def read_rope(raw, where):
     """The rotary settings, under transformers 5's names, defaults filled in."""
-    given = {k: v for k, v in (raw.get('rope_parameters') or raw.get('rope_scaling') or {}).items() if v is not None}
+    given = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+    given = {k: v for k, v in given.items() if v is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
     if kind not in ('default', 'linear', 'llama3', 'yarn'):
         raise ValueError(f'{where}: rope type {kind!r} is not one of default, linear, llama3, yarn')
     if given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0) != 1.0:
         raise ValueError(f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
-    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0, original_max_position_embeddings=raw.get('max_position_embeddings'))
-    rope |= given | dict(rope_type=kind)
-    needs = dict(default=(), linear=('factor',), yarn=('factor',), llama3=('factor', 'low_freq_factor', 'high_freq_factor'))
-    for name in needs[kind]:
+    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0) | given | dict(rope_type=kind)
+    rope.setdefault('original_max_position_embeddings', raw.get('max_position_embeddings', 2048))
+    needs = dict(linear='factor', yarn='factor', llama3='factor low_freq_factor high_freq_factor')
+    for name in needs.get(kind, '').split():
         if not isinstance(rope.get(name), (int, float)):
             raise ValueError(f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
     return rope
@@ -120,7 +124,7 @@ def read_json(path):
     try:
         found = json.loads(File(path).read_text(encoding='utf-8'))
     except FileNotFoundError:
-        raise ValueError(f'{path}: no such file; expected a Hugging Face model folder (config.json, *.safetensors)') from None
+        raise ValueError(f'{path}: no such file; expected a Hugging Face folder with config.json') from None
     except (OSError, ValueError) as error:
         raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
     if not isinstance(found, dict):
@@ -131,7 +135,7 @@ def read_json(path):
 def rope_table(config, length):
     """cos, sin [length, D] in fp64; the first half of sin is negated (see kernels.rotate).
 
-    Sources: linear, Chen et al. 2023; yarn, Peng et al. 2023, eq. 20-23; llama3, Llama 3.1's scaling by wavelength.
+    Source: Chen et al. 2023 (linear); Peng et al. 2023 (yarn); Dubey et al. 2024 (llama3, by wavelength).
     """
     r, D = config.rope, config.head_dim
     inv = r['rope_theta'] ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)          # [D/2]
@@ -139,9 +143,9 @@ def rope_table(config, length):
     if r['rope_type'] == 'linear':
         inv = inv / r['factor']
     elif r['rope_type'] == 'llama3':
-        turns = r['original_max_position_embeddings'] * inv / (2 * math.pi)             # full turns in the old context
+        turns = r['original_max_position_embeddings'] * inv / (2 * math.pi)     # turns in the old context
         low, high = r['low_freq_factor'], r['high_freq_factor']
-        keep = ((turns - low) / (high - low)).clamp(0, 1)                               # 1: fast, as it was; 0: slow, stretched
+        keep = ((turns - low) / (high - low)).clamp(0, 1)                       # 1: fast, kept; 0: stretched
         inv = keep * inv + (1 - keep) * inv / r['factor']
     elif r['rope_type'] == 'yarn':
         inv, scale = yarn(r, D, inv)
@@ -151,8 +155,8 @@ def rope_table(config, length):
 
 
 def yarn(r, D, inv):
-    """Yarn's frequencies [D/2] and its factor on cos and sin: fast channels stay, slow ones stretch, a ramp between."""
-    def channel(turns):                                 # the channel that makes this many turns in the old context
+    """Yarn's frequencies [D/2] and its factor on cos and sin: fast channels stay, slow ones are stretched."""
+    def channel(turns):                                 # which one makes this many turns in the old context
         old = r['original_max_position_embeddings']
         return D * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(r['rope_theta']))
     growth = lambda m: 0.1 * m * math.log(r['factor']) + 1 if r['factor'] > 1 else 1.0
@@ -173,8 +177,8 @@ def yarn(r, D, inv):
 class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
-        C, H, G, D = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        self.D = D
+        C, H, G = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.D = D = config.head_dim
         self.q_proj = nn.Linear(C, H * D, bias=config.qkv_bias)
         self.k_proj = nn.Linear(C, G * D, bias=config.qkv_bias)
         self.v_proj = nn.Linear(C, G * D, bias=config.qkv_bias)
@@ -183,7 +187,7 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(D, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x, attend, view, store, carry):
-        """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) of the cache, or None to see x alone."""
+        """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) in the cache, or None."""
         B, T, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(B, T, -1, self.D)).transpose(1, 2)          # [B, H, T, D]
         k = self.k_norm(self.k_proj(x).view(B, T, -1, self.D)).transpose(1, 2)          # [B, G, T, D]
@@ -227,7 +231,7 @@ class Block(nn.Module):
         self.mlp = MoE(config, E) if E else MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(self, x, attend, ffn, view, store, carry):
-        """x [B, T, C] -> ([B, T, C], carry). A sublayer whose function is None is skipped: the residual passes it by."""
+        """x [B, T, C] -> ([B, T, C], carry). A sublayer whose function is None is passed by."""
         if attend is not None:
             y, carry = self.self_attn(self.input_layernorm(x), attend, view, store, carry)
             x = x + y
@@ -239,9 +243,9 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Path:
-    """How one pass is computed: the attend and the ffn function of each layer, None where that sublayer is skipped.
+    """How one pass is computed: each layer's attend and ffn function, None where that sublayer is skipped.
 
-    writes: the name under which the cache remembers the positions that this path wrote. A path that runs every sublayer
+    writes: the name under which the cache remembers what this path wrote. A path that runs every sublayer
     densely writes 'full', whatever else it observes on the way.
     """
     name: str
@@ -253,15 +257,17 @@ class Path:
     def full(cls, config):
         """Every sublayer, densely."""
         experts = config.experts or (0,) * config.num_hidden_layers
-        return cls('full', (kernels.attend,) * len(experts), tuple(kernels.mix if E else kernels.swiglu for E in experts))
+        ffns = tuple(kernels.mix if E else kernels.swiglu for E in experts)
+        return cls('full', (kernels.attend,) * len(experts), ffns)
 
     def slim(self, skip, name='slim'):
-        """This path without the sublayers in skip; attention of layer i is sublayer 2i, its feed-forward 2i + 1."""
-        keep = lambda functions, odd: tuple(None if 2 * i + odd in skip else f for i, f in enumerate(functions))
-        return Path(name, keep(self.attends, 0), keep(self.ffns, 1), f'{self.writes} without {sorted(skip)}' if skip else self.writes)
+        """This path without the sublayers in skip: 2i is layer i's attention, 2i + 1 its feed-forward."""
+        keep = lambda fs, odd: tuple(None if 2 * i + odd in skip else f for i, f in enumerate(fs))
+        writes = f'{self.writes} without {sorted(skip)}' if skip else self.writes
+        return Path(name, keep(self.attends, 0), keep(self.ffns, 1), writes)
 
     def trusts(self, writer):
-        """Whether this path may build on a position that `writer` wrote: on its own and on the full path's."""
+        """Whether this path may build on what `writer` wrote: its own positions and the full path's."""
         return writer in ('full', self.writes)
 
 
@@ -301,8 +307,8 @@ class Transformer(nn.Module):
     def forward(self, ids, positions, path, stores=None, span=None):
         """ids [B, T] at absolute positions [T] -> hidden states [B, T, C] after the last norm.
 
-        stores: the cache's (keys, values) per layer, written in place; span: how many of its keys are in view. Without a
-        cache the tokens see each other alone (training, and the oracle of the tests).
+        stores: the cache's (keys, values) per layer, written in place; span: how many keys are in view.
+        Without a cache the tokens see each other alone (training).
         """
         span = ids.shape[1] if stores is None else span
         mask = torch.arange(span, device=ids.device) <= positions[:, None]              # [T, span]
@@ -313,31 +319,33 @@ class Transformer(nn.Module):
         return self.model.norm(x)
 
     def logits(self, hidden):
-        """hidden [B, T, C] -> logits [B, T, V]: rows that pad the vocabulary beyond the tokenizer's length are cut off."""
+        """hidden [B, T, C] -> logits [B, T, V], cut to the tokenizer's length (checkpoints pad the head)."""
         return F.linear(hidden, self.lm_head.weight[:self.vocab])
 
     def read_bytes(self, path):
-        """Bytes of weights that one pass on this path streams: the kept sublayers, the last norm and the head.
+        """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
 
-        A mixture of experts is counted whole; how many experts a pass really reads depends on its tokens.
+        A mixture is counted whole; how many of its experts a pass really reads depends on the tokens.
         """
         size = lambda module: sum(p.numel() * p.element_size() for p in module.parameters())
-        kept = [m for i, layer in enumerate(self.model.layers)
-                for f, parts in ((path.attends[i], (layer.input_layernorm, layer.self_attn)),
-                                 (path.ffns[i], (layer.post_attention_layernorm, layer.mlp))) if f for m in parts]
-        return sum(map(size, kept)) + size(self.model.norm) + self.lm_head.weight[:self.vocab].nbytes
+        total = size(self.model.norm) + self.lm_head.weight[:self.vocab].nbytes
+        for layer, attend, ffn in zip(self.model.layers, path.attends, path.ffns):
+            total += size(layer.input_layernorm) + size(layer.self_attn) if attend else 0
+            total += size(layer.post_attention_layernorm) + size(layer.mlp) if ffn else 0
+        return total
 
 
 class KVCache:
     """Keys and values of all layers, and for every position the token id and the path that wrote it.
 
-    A position is trusted only if both are right; nothing else is kept track of, so there is no rollback to get wrong.
+    A position is trusted only if both are right; nothing else is tracked: no rollback to get wrong.
     Positions past the recorded ones are scratch.
     """
 
     def __init__(self, config, capacity, like, rows=1):
         shape = rows, config.num_key_value_heads, capacity, config.head_dim             # [B, G, S, D]
-        self.stores = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.num_hidden_layers)]
+        L = config.num_hidden_layers
+        self.stores = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(L)]
         self.ids, self.writers, self.length = [], [], 0     # length: positions in use, recorded or not
 
     def trusted(self, line, path):
@@ -350,13 +358,13 @@ class KVCache:
         return next((i for i in range(n) if not path.trusts(self.writers[i])), n)
 
     def record(self, line, start, path):
-        """Positions start.. now hold `line`, written by this path; whatever stood behind them was built on other tokens."""
+        """Positions start.. hold `line`, written by this path; what stood behind is forgotten."""
         self.ids[start:] = line[start:]
         self.writers[start:] = [path.writes] * (len(line) - start)
         self.length = len(line)
 
     def fork(self, config, rows, extra):
-        """A cache of `rows` equal rows with room for `extra` more positions; only the positions in use are copied."""
+        """`rows` equal rows with room for `extra` more positions; only the positions in use are copied."""
         n, twin = self.length, KVCache(config, self.length + extra, self.stores[0][0], rows)
         for mine, theirs in zip(self.stores, twin.stores):
             for a, b in zip(mine, theirs):
@@ -366,10 +374,10 @@ class KVCache:
 
 
 class Reader:
-    """A network and its cache. It feeds what the cache does not hold yet and counts what it fed, by path name."""
+    """A network and its cache: it feeds what the cache does not hold yet and logs every pass."""
 
     def __init__(self, model, capacity, compiled=False):
-        """capacity: the longest text in tokens, prompt included; compiled: passes of up to PAD positions through inductor."""
+        """capacity: the longest text in tokens, prompt included; compiled: short passes by inductor."""
         if capacity + PAD > model.cos.shape[0]:
             model.set_context(capacity + PAD)
         self.model, self.capacity = model, capacity + PAD
@@ -385,16 +393,17 @@ class Reader:
         line = tokens + draft
         assert len(line) <= self.capacity - PAD, f'{len(line)} tokens in a cache for {self.capacity - PAD}'
         start = min(self.cache.trusted(line, path), len(line) - last)
-        self.cache.record(line[:start], start, path)    # a pass that is interrupted leaves nothing behind that is trusted
-        ids, logits, left = torch.tensor([line[start:]], device=self.model.cos.device), [], len(line) - start
-        for part in ids.split(CHUNK, 1) if left else ():
-            left -= part.shape[1]
-            logits.append(self.feed(part, len(line) - left - part.shape[1], path, min(part.shape[1], max(0, last - left))))
+        self.cache.record(line[:start], start, path)        # an interrupted pass leaves nothing trusted
+        ids, logits = torch.tensor([line[start:]], device=self.model.cos.device), []
+        for begin in range(start, len(line), CHUNK):
+            end = min(begin + CHUNK, len(line))
+            wanted = min(end - begin, max(0, last - (len(line) - end)))
+            logits.append(self.feed(ids[:, begin - start:end - start], begin, path, wanted))
         self.cache.record(line, start, path)
         return torch.cat(logits, 1)[0] if last else None
 
     def append(self, ids, path):
-        """Logits [B, V] after one more token a row; ids [B]. The caller records them later: asking would cost a sync."""
+        """Logits [B, V] after one more token a row; ids [B]. The caller records them later: no sync."""
         logits = self.feed(ids[:, None], self.cache.length, path, 1)
         self.cache.length += 1
         return logits[:, 0]
@@ -413,7 +422,7 @@ class Reader:
         return logits
 
     def fork(self, rows, extra):
-        """A reader of the same network and log over `rows` copies of this cache, with room for `extra` positions; eager."""
+        """A reader of the same network and log over `rows` copies of this cache, `extra` positions longer."""
         twin = copy.copy(self)
         twin.cache, twin.compiled = self.cache.fork(self.model.config, rows, extra), None
         return twin
@@ -423,7 +432,7 @@ class Reader:
         self.cache.record([], 0, self.model.full)
 
     def now(self):
-        """A moment: seconds on a CPU, a recorded event on CUDA (where a pass has not ended when its call returns)."""
+        """A moment: seconds on a CPU, an event on CUDA (where a pass has not ended when its call returns)."""
         if self.model.cos.device.type != 'cuda':
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -431,7 +440,7 @@ class Reader:
         return event
 
     def take(self):
-        """{path name: [passes, positions, seconds]} since the last call; on CUDA it waits for the passes to end."""
+        """{path name: [passes, positions, seconds]} since the last call; on CUDA it waits for their end."""
         spent = {}
         for name, positions, begin, end in self.log:
             if not isinstance(end, float):
@@ -447,18 +456,18 @@ class Reader:
 def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
     if model.config.experts:
-        raise ValueError('--compile: a mixture of experts chooses its experts by data and is not compiled yet; run it eager')
+        raise ValueError('--compile: a mixture of experts chooses by data and is not compiled; leave it out')
     if model.cos.device.type == 'cpu' and not any(map(shutil.which, ('g++', 'clang++', 'cl'))):
-        raise ValueError('--compile: on a CPU it needs a C++ compiler (g++ or clang++), and none was found; leave it out')
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)    # graphs of all lengths and models
+        raise ValueError('--compile: on a CPU it needs a C++ compiler (g++, clang++), and found none')
+    torch._dynamo.config.recompile_limit = 64           # graphs of all lengths, paths and models together
     return torch.compile(model.forward, fullgraph=True, dynamic=False)
 
 
 def load(folder, device='cpu', dtype=torch.float32):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
 
-    The network is laid out on the meta device, then each tensor goes from the memory-mapped file to the device in the wanted
-    dtype, one after the other. ValueError in one line for whatever does not fit.
+    The network is laid out on the meta device, then each tensor goes from the memory-mapped file to
+    the device in the wanted dtype, one after the other. ValueError in one line for whatever does not fit.
     """
     folder = File(folder)
     config, tokenizer = read_config(folder), read_tokenizer(folder)
@@ -470,14 +479,14 @@ def load(folder, device='cpu', dtype=torch.float32):
         read_weights(file, wanted, weights, device, dtype)
     absent = sorted(wanted.keys() - weights.keys())
     if absent:
-        raise ValueError(f'{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(wanted)} are); the download is incomplete')
+        raise ValueError(f'{folder}: tensor {absent[0]} is missing ({len(absent)} in all); fetch it again')
     model.load_state_dict(weights, assign=True, strict=False)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     model.requires_grad_(False).eval().set_context(min(2048, config.max_position_embeddings))
     model.vocab = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     if model.vocab > config.vocab_size:
-        raise ValueError(f'{folder}: tokenizer.json has {model.vocab} entries, the embedding only {config.vocab_size} rows')
+        raise ValueError(f'{folder}: tokenizer of {model.vocab} entries, embedding of {config.vocab_size}')
     return model, tokenizer, read_eos(folder)
 
 
@@ -491,14 +500,15 @@ def weight_files(folder):
     for file in files:
         if not file.exists():
             pickled = sorted([*folder.glob('*.bin'), *folder.glob('*.pt'), *folder.glob('*.pth')])
-            reason = (f'; {pickled[0].name} is a pickle, which can run code when it is opened: convert it to safetensors'
-                      if pickled else '; expected model.safetensors or the shards of model.safetensors.index.json')
-            raise ValueError(f'{file}: no such file{reason}')
+            hint = 'fetch model.safetensors, or all the shards that model.safetensors.index.json names'
+            if pickled:
+                hint = f'{pickled[0].name} is a pickle, which can run code when opened; convert it'
+            raise ValueError(f'{file}: no such file; {hint}')
     return files
 
 
 def read_weights(file, wanted, weights, device, dtype):
-    """Adds the tensors of one file to weights {name: Parameter}; checks name, shape and that every number is finite."""
+    """Adds the tensors of one file to weights {name: Parameter}; checks names, shapes, finiteness."""
     try:
         with safe_open(file, 'pt') as opened:
             names = list(opened.keys())
@@ -506,14 +516,14 @@ def read_weights(file, wanted, weights, device, dtype):
             if name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight' and name not in wanted:
                 continue                                # a table we compute; a copy of the tied embedding
             if name not in wanted:
-                raise ValueError(f'{file}: tensor {name} has no place in this network; config.json describes another one')
-            with safe_open(file, 'pt') as opened:       # opened anew, so that pages of tensors already copied are let go
+                raise ValueError(f'{file}: tensor {name} has no place in the network of config.json')
+            with safe_open(file, 'pt') as opened:     # opened anew: pages already copied are let go
                 shape = tuple(opened.get_slice(name).get_shape())
                 if shape != wanted[name]:
                     raise ValueError(f'{file}: tensor {name} has shape {shape}, expected {wanted[name]}')
                 tensor = opened.get_tensor(name).to(device, dtype, copy=True)
             if not all(x.isfinite() for x in tensor.aminmax()):
-                raise ValueError(f'{file}: tensor {name} holds NaN or infinity in {str(dtype)[6:]}; the file is damaged')
+                raise ValueError(f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
             weights[name] = nn.Parameter(tensor, requires_grad=False)
     except SafetensorError as error:
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None

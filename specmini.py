@@ -1,4 +1,4 @@
-"""Speculative decoding from the command line: the loop, the figures computed from its trace, and the program around them.
+"""Speculative decoding from the command line: the loop, the figures of its trace, the program around them.
 
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 """
@@ -19,29 +19,30 @@ from verify import METHODS, Cycle, Session, lookup, rollout, silence
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16, fp64=torch.float64)
-SMALL = 50_000_000      # parameters below which one CPU thread beats several: the work of a pass is too little to share
+SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')
 
 
-# --------------------------------------------------------------------------------------------------- the loop and its figures
+# ------------------------------------------------------------------------------ the loop and its figures
 
 def decode(session, method):
-    """Yields one Cycle after the other until the room is used or the text has ended. The trace is the list of these."""
+    """Yields one Cycle after the other until the room is used or the text ends; their list is the trace."""
     while session.room and not session.ended:
         begin = time.perf_counter()
         draft = method.propose(session)
         score = method.score(session, draft)
         tokens, labels, judged = method.accept(session, draft, score)
         tokens = session.commit(tokens)
-        yield Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], session.take(), time.perf_counter() - begin)
+        passes, seconds = session.take(), time.perf_counter() - begin
+        yield Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], passes, seconds)
 
 
 def statistics(cycles, prompt_seconds, weights):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
 
-    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged. block_efficiency:
-    tokens committed per full target pass, the extra token included. work: weight bytes read over those of one full target
-    pass. seconds excludes the prompt's; passes, positions and block_efficiency exclude its passes.
+    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged.
+    block_efficiency: tokens committed per full target pass, the extra token included. work: weight bytes read
+    over those of one full target pass. Seconds, passes and positions exclude the prompt's.
     """
     ratio = lambda a, b: a / b if b else None
     passes, positions, labels = {}, {}, {}
@@ -51,37 +52,41 @@ def statistics(cycles, prompt_seconds, weights):
         for label in cycle.labels:
             labels[label] = labels.get(label, 0) + 1
     tokens, seconds = sum(labels.values()), sum(c.seconds for c in cycles)
-    judged, kept = sum(len(c.judged) for c in cycles), sum(j['kept'] for c in cycles for j in c.judged)
+    verdicts = [j['kept'] for c in cycles for j in c.judged]
     return dict(
-        cycles=len(cycles), passes=passes, positions=positions, drafted=sum(len(c.drafted) for c in cycles), judged=judged,
-        accepted=sum(c.accepted for c in cycles), acceptance_rate=ratio(kept, judged),
-        rejection_rate=ratio(judged - kept, judged), block_efficiency=ratio(tokens, passes.get('target/full', 0)),
-        labels=labels, seconds=seconds, prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
+        cycles=len(cycles), passes=passes, positions=positions, drafted=sum(len(c.drafted) for c in cycles),
+        judged=len(verdicts), accepted=sum(c.accepted for c in cycles),
+        acceptance_rate=ratio(sum(verdicts), len(verdicts)),
+        rejection_rate=ratio(verdicts.count(False), len(verdicts)),
+        block_efficiency=ratio(tokens, passes.get('target/full', 0)), labels=labels, seconds=seconds,
+        prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
         work=sum(n * weights[path] for path, n in passes.items()) / weights['target/full'])
 
 
 def break_even(cycles, decode_seconds):
-    """In plain words, whether drafting pays here: measured costs, and the speed that they and the acceptance predict.
+    """In plain words, whether drafting pays here: measured costs, and the speed that they and alpha predict.
 
-    decode_seconds: one target pass over one position. Source: Leviathan et al. 2023, theorem 3.8, with measured costs.
+    decode_seconds: one target pass over one position.
+    Source: Leviathan et al. 2023, theorem 3.8, with measured costs.
     """
     spent = dict(target=[0, 0.0], draft=[0, 0.0])       # role -> passes, seconds
     for cycle in cycles:
         for path, (n, _, seconds) in cycle.passes.items():
             role = spent[path.split('/')[0]]
             role[0], role[1] = role[0] + n, role[1] + seconds
-    judged, kept = sum(len(c.judged) for c in cycles), sum(j['kept'] for c in cycles for j in c.judged)
-    if not judged:
+    verdicts = [j['kept'] for c in cycles for j in c.judged]
+    if not verdicts:
         return 'break-even: nothing was drafted, so there is nothing to compare.'
     c, v = (seconds / max(n, 1) / decode_seconds for n, seconds in (spent['draft'], spent['target']))
-    a, gamma = kept / judged, sum(len(c.drafted) for c in cycles) / len(cycles)
+    a, gamma = sum(verdicts) / len(verdicts), sum(len(c.drafted) for c in cycles) / len(cycles)
     tokens, cost = gamma + 1 if a == 1 else (1 - a ** (gamma + 1)) / (1 - a), gamma * c + v
-    return (f'break-even: a draft pass costs {c:.2f} and a verifying pass {v:.2f} of a decoding pass; {a:.0%} acceptance of '
-            f'{gamma:.1f} drafted tokens gives {tokens:.2f} a cycle for the time of {cost:.2f} decoding passes: '
-            f'{tokens / cost:.2f} times plain decoding predicted' + (', not worth it here.' if tokens <= cost else '.'))
+    return (f'break-even: a draft pass costs {c:.2f} and a verifying pass {v:.2f} of a decoding pass; '
+            f'{a:.0%} acceptance of {gamma:.1f} drafted tokens gives {tokens:.2f} a cycle for the time of '
+            f'{cost:.2f} decoding passes: {tokens / cost:.2f} times plain decoding predicted'
+            + (', not worth it here.' if tokens <= cost else '.'))
 
 
-# ------------------------------------------------------------------------------------------------------------- the engine room
+# ----------------------------------------------------------------------------------------- the engine room
 
 class Engine:
     """The loaded models and the settings of a run; starts a Session for each text."""
@@ -104,33 +109,36 @@ class Engine:
         """Caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
         for i, ids in enumerate(prompts, 1):
             if not 0 < len(ids) < self.context:
-                raise ValueError(f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context of {self.context}')
+                raise ValueError(f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the '
+                                 f'context of {self.context}')
         capacity = min(self.context, max(map(len, prompts)) + self.args.max_new)
         self.target_reader = Reader(self.model, capacity, self.args.compile)
         self.draft_reader = Reader(self.draft, capacity, self.args.compile) if self.draft else None
 
     def start(self, ids, name):
-        """(Session, method) that has read this prompt and nothing else: no position of an earlier text is trusted."""
+        """(Session that has read this prompt, method); no position of an earlier text is trusted."""
         a, readers = self.args, (self.target_reader, None if name == 'ar' else self.draft_reader)
         for reader in filter(None, readers):
             reader.forget()
         generator = torch.Generator(self.device).manual_seed(a.seed)
-        session = Session(*readers, self.source, list(ids), min(a.max_new, self.context - len(ids)), self.eos, a.temperature,
-                          a.top_k, a.top_p, generator)
+        session = Session(*readers, self.source, list(ids), min(a.max_new, self.context - len(ids)), self.eos,
+                          a.temperature, a.top_k, a.top_p, generator)
         session.read_prompt()
         return session, make_method(name, a)
 
     def weights(self):
         """{reader/path: bytes that one pass streams}, for the work of a trace."""
-        return {f'{role}/full': m.read_bytes(m.full) for role, m in (('target', self.model), ('draft', self.draft)) if m}
+        models = [('target', self.model), ('draft', self.draft)]
+        return {f'{role}/full': m.read_bytes(m.full) for role, m in models if m}
 
     def report(self, ids, session, method, cycles):
         """The JSON object of one text."""
-        tokens, name = session.tokens[len(ids):], next(n for n, kind in METHODS.items() if kind is type(method))
-        knobs = {k: str(v) if v == math.inf else v for k, v in dataclasses.asdict(method).items() if k in knobs_of(name)}
+        tokens, name = session.tokens[len(ids):], self.args.method
+        knobs = {k: getattr(method, k) for k in knobs_of(name)}
+        knobs = {k: 'inf' if v == math.inf else v for k, v in knobs.items()}        # JSON has no infinity
         return dict(text=self.tokenizer.decode(tokens), tokens=tokens, prompt_tokens=len(ids), method=name,
-                    lossless=method.lossless, knobs=knobs, seed=self.args.seed, device=self.device, dtype=self.dtype,
-                    finish='eos' if session.ended else 'length',
+                    lossless=method.lossless, knobs=knobs, seed=self.args.seed, device=self.device,
+                    dtype=self.dtype, finish='eos' if session.ended else 'length',
                     stats=statistics(cycles, session.prompt_seconds, self.weights()))
 
     def decode_seconds(self, session):
@@ -145,7 +153,7 @@ class Engine:
 def pick_device(name):
     """'cpu' or 'cuda'; ValueError if CUDA is asked for and absent."""
     if name == 'cuda' and not torch.cuda.is_available():
-        raise ValueError('--device cuda: this machine or this build of torch has no CUDA device; use --device cpu')
+        raise ValueError('--device cuda: this machine or this torch has no CUDA device; use --device cpu')
     return ('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name
 
 
@@ -154,13 +162,17 @@ def same_vocabulary(target, draft, folder):
     a, b = ({i: text for text, i in t.get_vocab(with_added_tokens=True).items()} for t in (target, draft))
     differ = next((i for i in sorted(a.keys() | b.keys()) if a.get(i) != b.get(i)), None)
     if differ is not None:
-        raise ValueError(f'--draft {folder}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} in the target; '
-                         'draft and target must share their vocabulary (or use --draft lookup)')
+        raise ValueError(f'--draft {folder}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} '
+                         'in the target; they must share their vocabulary (or use --draft lookup)')
 
 
 def knobs_of(name):
     """{knob: dataclass field} of a method; plain decoding has none."""
     return {} if name == 'ar' else {f.name: f for f in dataclasses.fields(METHODS[name])}
+
+
+def describe_knobs(name):
+    return ', '.join(f'{k}={f.default}' for k, f in knobs_of(name).items())
 
 
 def make_method(name, args):
@@ -171,9 +183,10 @@ def make_method(name, args):
     knobs, values = knobs_of(name), {}
     for item in args.set + ([] if args.gamma is None else [f'gamma={args.gamma}']):
         knob, equals, text = item.partition('=')
-        if not equals or not any(knob in knobs_of(m) for m in args.methods) and (knob, args.methods) != ('gamma', ['ar']):
-            known = '; '.join(f'{m}: {", ".join(f"{k}={f.default}" for k, f in knobs_of(m).items()) or "none"}' for m in args.methods)
-            raise ValueError(f'--set {item}: expected knob=value with a knob of the method ({known})')
+        known = any(knob in knobs_of(m) for m in args.methods) or (knob, args.methods) == ('gamma', ['ar'])
+        if not equals or not known:
+            have = '; '.join(f'{m}: {describe_knobs(m) or "none"}' for m in args.methods)
+            raise ValueError(f'--set {item}: expected knob=value with a knob of the method ({have})')
         if knob in knobs:
             kind = knobs[knob].type
             try:
@@ -183,7 +196,7 @@ def make_method(name, args):
     return METHODS[name](**values)
 
 
-# ---------------------------------------------------------------------------------------------------------------- what is shown
+# ------------------------------------------------------------------------------------------- what is shown
 
 class Printer:
     """Shows a text as it is committed, each piece in the colour of who wrote it; never half a character."""
@@ -210,7 +223,7 @@ class Printer:
             print(text[len(self.shown):] if text.startswith(self.shown) else '', flush=True)
 
     def picture(self, cycle):
-        """One cycle as a line: kept tokens, the first rejected one struck out, what replaced it, what nobody judged in ()."""
+        """One cycle as a line: kept tokens, the rejected one struck out, what replaced it, (not judged)."""
         word = lambda i: self.tokenizer.decode([i], skip_special_tokens=False).replace('\n', '\u23ce')
         parts = [self.paint(word(t), 'draft') for t in cycle.tokens[:cycle.accepted]]
         if cycle.judged and not cycle.judged[-1]['kept']:
@@ -226,22 +239,25 @@ def figures(report):
     """One line: what the run was and what it measured."""
     s, show = report['stats'], lambda x, form: '-' if x is None else format(x, form)
     wrote = ', '.join(f'{n} {label}' for label, n in s['labels'].items())
-    return (f'{report["method"]} ({"lossless" if report["lossless"] else "LOSSY"}): {len(report["tokens"])} tokens ({wrote}) in '
-            f'{s["seconds"]:.2f} s, {show(s["tokens_per_second"], ".1f")} tokens/s; acceptance {show(s["acceptance_rate"], ".0%")}, '
-            f'block efficiency {show(s["block_efficiency"], ".2f")}, {s["passes"].get("target/full", 0)} target passes, '
-            f'work {s["work"]:.1f}')
+    kind = 'lossless' if report['lossless'] else 'LOSSY'
+    return (f'{report["method"]} ({kind}): {len(report["tokens"])} tokens ({wrote}) in {s["seconds"]:.2f} s, '
+            f'{show(s["tokens_per_second"], ".1f")} tokens/s; acceptance '
+            f'{show(s["acceptance_rate"], ".0%")}, block efficiency {show(s["block_efficiency"], ".2f")}, '
+            f'{s["passes"].get("target/full", 0)} target passes, work {s["work"]:.1f}')
 
 
 def trace_line(row, index, cycle, engine):
-    """One cycle as a JSON object: ids and text, who wrote what, the scalars of every judged token, passes, milliseconds."""
-    passes = {path: dict(passes=n, positions=T, ms=round(seconds * 1000, 3)) for path, (n, T, seconds) in cycle.passes.items()}
-    return json.dumps(dict(prompt=row, cycle=index, drafted=cycle.drafted, judged=cycle.judged, tokens=cycle.tokens,
-                           labels=cycle.labels, text=engine.tokenizer.decode(cycle.tokens), passes=passes,
-                           ms=round(cycle.seconds * 1000, 3)))
+    """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
+    passes = {path: dict(passes=n, positions=T, ms=round(seconds * 1000, 3))
+              for path, (n, T, seconds) in cycle.passes.items()}
+    return json.dumps(dict(
+        prompt=row, cycle=index, drafted=cycle.drafted, judged=cycle.judged, tokens=cycle.tokens,
+        labels=cycle.labels, text=engine.tokenizer.decode(cycle.tokens), passes=passes,
+        ms=round(cycle.seconds * 1000, 3)))
 
 
 def check(engine, ids, session):
-    """Plain target decoding beside the text: a sentence that names the first position that differs, if any does."""
+    """Plain target decoding beside the text: a sentence that names the first token that differs, if any."""
     mine = session.tokens[len(ids):]
     plain, method = engine.start(ids, 'ar')
     wanted = sum((cycle.tokens for cycle in decode(plain, method)), [])
@@ -251,37 +267,38 @@ def check(engine, ids, session):
             '.' if len(mine) == len(wanted) else f', but {len(mine)} tokens long instead of {len(wanted)}.')
     logits = engine.target_reader.read(ids + wanted[:i], [], engine.model.full, 1)[0]
     word = lambda t: repr(engine.tokenizer.decode([t], skip_special_tokens=False))
-    return (f'check: differs from plain decoding at token {i}: {word(mine[i])} ({mine[i]}) instead of {word(wanted[i])} '
-            f'({wanted[i]}); logit gap {float(logits[wanted[i]] - logits[mine[i]]):.2g}.')
+    return (f'check: differs from plain decoding at token {i}: {word(mine[i])} ({mine[i]}) instead of '
+            f'{word(wanted[i])} ({wanted[i]}); logit gap {float(logits[wanted[i]] - logits[mine[i]]):.2g}.')
 
 
 def compare(engine, prompts, names):
-    """Lines of a table of several methods over the same prompts, run in turn on each, so that noise falls on all alike."""
-    runs = {name: [] for name in names}
-    for ids in tqdm([prompts[0]] + prompts, desc='compare', file=sys.stderr, disable=None):     # the first round warms up
+    """Lines of a table of methods, run in turn on each of the prompts, so that noise falls on all alike."""
+    texts, traces = {name: [] for name in names}, {name: [] for name in names}
+    for i, ids in enumerate(tqdm([prompts[0]] + prompts, desc='compare', file=sys.stderr, disable=None)):
         for name in names:
-            session, method = engine.start(ids, name)
-            cycles = list(decode(session, method))
-            runs[name].append((session.tokens[len(ids):], cycles))
-    cell = lambda x, form: '-' if x is None else format(x, form)
-    traces = {name: [c for _, cycles in done[1:] for c in cycles] for name, done in runs.items()}
-    plain = statistics(traces['ar'], 0, engine.weights())
-    decode_seconds = sum(c.passes['target/full'][2] for c in traces['ar']) / plain['cycles']
-    yield f'{"method":14} {"tokens/s":>9} {"x ar":>6} {"accepted":>9} {"block eff.":>10} {"passes/token":>13} {"like ar":>8}'
-    for name, done in runs.items():
-        s, method = statistics(traces[name], 0, engine.weights()), make_method(name, engine.args)
-        same = [sum(a == b for a, b in zip(x, y)) / max(len(x), len(y)) for (x, _), (y, _) in zip(done[1:], runs['ar'][1:])]
-        like = sum(same) / len(same) if engine.args.temperature == 0 else None              # sampled texts differ by chance
-        yield (f'{name:14} {s["tokens_per_second"]:9.1f} {s["tokens_per_second"] / plain["tokens_per_second"]:6.2f} '
+            cycles = list(decode(*engine.start(ids, name)))
+            if i:                                       # the first round only warms up
+                texts[name].append(sum((c.tokens for c in cycles), []))
+                traces[name] += cycles
+    stats = {name: statistics(traces[name], 0, engine.weights()) for name in names}
+    plain, cell = stats['ar'], lambda x, form: '-' if x is None else format(x, form)
+    speedup = {name: s['tokens_per_second'] / plain['tokens_per_second'] for name, s in stats.items()}
+    yield 'method          tokens/s   x ar  accepted block eff.  passes/token  like ar'
+    for name, s in stats.items():
+        pairs = zip(texts[name], texts['ar'])
+        same = [sum(a == b for a, b in zip(x, y)) / max(len(x), len(y)) for x, y in pairs]
+        like = sum(same) / len(same) if engine.args.temperature == 0 else None      # samples differ by chance
+        passes = s['passes'].get('target/full', 0) / sum(s['labels'].values())
+        yield (f'{name:14} {s["tokens_per_second"]:9.1f} {speedup[name]:6.2f} '
                f'{cell(s["acceptance_rate"], ".1%"):>9} {cell(s["block_efficiency"], ".2f"):>10} '
-               f'{s["passes"].get("target/full", 0) / sum(s["labels"].values()):13.3f} {cell(like, ".1%"):>8} '
-               f'{"lossless" if method.lossless else "LOSSY"}')
+               f'{passes:13.3f} {cell(like, ".1%"):>8} '
+               f'{"lossless" if make_method(name, engine.args).lossless else "LOSSY"}')
+    decode_seconds = sum(c.passes['target/full'][2] for c in traces['ar']) / plain['cycles']
     for name in names[1:]:
-        seen = statistics(traces[name], 0, engine.weights())['tokens_per_second'] / plain['tokens_per_second']
-        yield f'{name}: {break_even(traces[name], decode_seconds)} Seen: {seen:.2f}.'
+        yield f'{name}: {break_even(traces[name], decode_seconds)} Seen: {speedup[name]:.2f}.'
 
 
-# ------------------------------------------------------------------------------------------------------------------- the program
+# --------------------------------------------------------------------------------------------- the program
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
@@ -290,72 +307,79 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv):
     """The flags, checked; ValueError in one line for what does not fit."""
-    p = Parser('specmini.py', description='Speculative decoding on Llama and Qwen checkpoints. METHODS: --list.', allow_abbrev=False)
-    p.add_argument('--prompt', help='the text to continue')
-    p.add_argument('--prompts', metavar='FILE.jsonl', help='rows with prompt, question or turns (of which the first is used)')
-    p.add_argument('--target', metavar='DIR', help='Hugging Face folder (default: the embedded target)')
-    p.add_argument('--draft', metavar='DIR|lookup|none', help='draft model or source (default: embedded, or lookup with --target)')
-    p.add_argument('--method', default='sd')
-    p.add_argument('--gamma', type=int, help='draft tokens a cycle')
-    p.add_argument('--temperature', type=float, default=0.0)
-    p.add_argument('--top-k', type=int, default=0, help='0: all')
-    p.add_argument('--top-p', type=float, default=1.0)
-    p.add_argument('--seed', type=int, default=0)
-    p.add_argument('--max-new', type=int, default=256, help='tokens to write at most')
-    p.add_argument('--ignore-eos', action='store_true')
-    p.add_argument('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE')
-    p.add_argument('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
-    p.add_argument('--dtype', choices=('auto', 'fp32', 'bf16', 'fp16'), default='auto', help='auto: fp32 on CPU, bf16 on CUDA')
-    p.add_argument('--compile', action='store_true', help='torch.compile the passes (needs a C++ compiler on a CPU)')
-    p.add_argument('--threads', type=int, help='CPU threads (default: 1 for small models, else as many as cores)')
-    p.add_argument('--chat', action='store_true', help="render the checkpoint's chat template around the prompt")
-    p.add_argument('--color', choices=('auto', 'always', 'never'), default='auto')
-    p.add_argument('--show', action='store_true', help='cycle by cycle: what was drafted, struck out, put in its place')
-    p.add_argument('--trace', metavar='FILE.jsonl', help='one line for every cycle')
-    p.add_argument('--check', action='store_true', help='run plain decoding beside it and name the first difference')
-    p.add_argument('--compare', metavar='M1,M2,...', help='one table of several methods and ar')
-    p.add_argument('--list', action='store_true', help='the methods and their knobs')
-    p.add_argument('--json', action='store_true', help='one JSON object for each prompt instead of the text')
+    p = Parser(description='Speculative decoding on Llama and Qwen checkpoints.', allow_abbrev=False)
+    add = p.add_argument
+    add('--prompt', help='the text to continue')
+    add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question or turns (the first is used)')
+    add('--target', metavar='DIR', help='Hugging Face folder (default: the embedded target)')
+    add('--draft', metavar='DIR|lookup|none', help='default: the embedded one; with --target, lookup')
+    add('--method', default='sd', help='one of those that --list shows (default: sd)')
+    add('--gamma', type=int, help='draft tokens a cycle (default: 4)')
+    add('--temperature', type=float, default=0.0, help='0 (the default) is greedy')
+    add('--top-k', type=int, default=0, help='sample from this many likeliest tokens; 0: from all')
+    add('--top-p', type=float, default=1.0, help='sample from the likeliest tokens of this mass')
+    add('--seed', type=int, default=0)
+    add('--max-new', type=int, default=256, help='tokens to write at most (default: 256)')
+    add('--ignore-eos', action='store_true', help='write on past the end of sequence')
+    add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
+    add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
+    add('--dtype', choices=('auto', 'fp32', 'bf16', 'fp16'), default='auto', help='auto: fp32, on CUDA bf16')
+    add('--compile', action='store_true', help='torch.compile the passes (on a CPU it needs a C++ compiler)')
+    add('--threads', type=int, help='CPU threads (default: 1 for small models, else as many as cores)')
+    add('--chat', action='store_true', help="render the checkpoint's own chat template around the prompt")
+    add('--color', choices=('auto', 'always', 'never'), default='auto')
+    add('--show', action='store_true', help='cycle by cycle: what was drafted, struck out, put in its place')
+    add('--trace', metavar='FILE.jsonl', help='write one line for every cycle')
+    add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
+    add('--compare', metavar='M1,M2,...', help='one table of these methods and ar')
+    add('--list', action='store_true', help='the methods and their knobs')
+    add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
     args = p.parse_args(argv)
-    if args.list:
-        return args
-    args.methods = [args.method] if args.compare is None else ['ar'] + [m for m in args.compare.split(',') if m != 'ar']
-    tests = [(unknown := [m for m in args.methods if m not in METHODS], f'method {unknown} is unknown; there are {", ".join(METHODS)}'),
-             ((args.prompt is None) == (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl, one of the two'),
-             (not 0 <= args.temperature < math.inf, f'--temperature {args.temperature}: expected 0 or more'),
-             (args.top_k < 0, f'--top-k {args.top_k}: expected 0 (all) or more'),
-             (not 0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1'),
-             (args.max_new < 1, f'--max-new {args.max_new}: expected 1 or more'),
-             (args.threads is not None and args.threads < 1, f'--threads {args.threads}: expected 1 or more'),
-             (args.compare is not None and (args.check or args.json or args.show or args.trace),
-              '--compare prints one table; leave out --check, --json, --show and --trace'),
-             (args.check and args.temperature > 0, '--check compares texts, and texts only agree at --temperature 0')]
-    for wrong, message in tests:
+    if not args.list:
+        check_flags(args)
+    return args
+
+
+def check_flags(args):
+    """Fills in the defaults that depend on other flags; ValueError for the first flag that does not fit."""
+    compared = None if args.compare is None else [m for m in args.compare.split(',') if m != 'ar']
+    args.methods = [args.method] if compared is None else ['ar'] + compared
+    unknown = [m for m in args.methods if m not in METHODS]
+    alone = args.check or args.json or args.show or args.trace
+    for wrong, message in [
+            (unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}'),
+            ((args.prompt is None) == (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl'),
+            (not 0 <= args.temperature < math.inf, f'--temperature {args.temperature}: expected 0 or more'),
+            (args.top_k < 0, f'--top-k {args.top_k}: expected 0 (all) or more'),
+            (not 0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1'),
+            (args.max_new < 1, f'--max-new {args.max_new}: expected 1 or more'),
+            (args.threads is not None and args.threads < 1, f'--threads {args.threads}: expected 1 or more'),
+            (compared is not None and alone, '--compare takes none of --check, --json, --show, --trace'),
+            (args.check and args.temperature > 0, '--check: texts agree only at --temperature 0')]:
         if wrong:
             raise ValueError(message)
-    embedded = args.target is None
+    args.draft = args.draft or ('lookup' if args.target else str(EMBEDDED / 'draft'))
     args.target = args.target or EMBEDDED / 'target'
-    args.draft = args.draft or (str(EMBEDDED / 'draft') if embedded else 'lookup')
     for name in args.methods:
         make_method(name, args)
-    return args
 
 
 def read_prompts(args):
     """The prompts as texts, from --prompt or from a file of JSON lines."""
-    if args.prompt is not None:
-        texts = [args.prompt]
-    else:
+    texts = [args.prompt]
+    if args.prompts is not None:
         try:
-            lines = [line for line in File(args.prompts).read_text(encoding='utf-8').splitlines() if line.strip()]
+            lines = File(args.prompts).read_text(encoding='utf-8').splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f'--prompts {args.prompts}: cannot be read ({error})') from None
-        texts = [prompt_of(line, f'{args.prompts} line {i}') for i, line in enumerate(lines, 1)]
+        rows = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
+        texts = [prompt_of(line, f'{args.prompts} line {i}') for i, line in rows]
         if not texts:
             raise ValueError(f'--prompts {args.prompts}: the file has no rows')
     for i, text in enumerate(texts, 1):
-        if not text or any('\ud800' <= letter <= '\udfff' for letter in text):
-            raise ValueError(f'prompt {i} is {"not valid UTF-8" if text else "empty"}; expected a text to continue')
+        broken = any('\ud800' <= letter <= '\udfff' for letter in text)
+        if broken or not text:
+            raise ValueError(f'prompt {i} is {"not valid UTF-8" if broken else "empty"}; expected a text')
     return texts
 
 
@@ -372,25 +396,30 @@ def prompt_of(line, where):
 
 
 def chat(folder, text):
-    """The text as the user's message in the checkpoint's own chat template, in a sandbox."""
+    """The text as the user's message in the checkpoint's own chat template, rendered in a sandbox."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-    settings = read_json(File(folder) / 'tokenizer_config.json') if (File(folder) / 'tokenizer_config.json').exists() else {}
-    path = File(folder) / 'chat_template.jinja'
-    template = path.read_text(encoding='utf-8') if path.exists() else settings.get('chat_template')
+    folder = File(folder)
+    settings = read_json(path) if (path := folder / 'tokenizer_config.json').exists() else {}
+    template = settings.get('chat_template')
+    if (path := folder / 'chat_template.jinja').exists():
+        template = path.read_text(encoding='utf-8')
     if isinstance(template, list):
         template = next((t['template'] for t in template if t.get('name') == 'default'), None)
     if not template:
-        raise ValueError(f'--chat: {folder} has no chat template (tokenizer_config.json or chat_template.jinja); leave --chat out')
-    special = {k: v['content'] if isinstance(v, dict) else v for k, v in settings.items() if k.endswith('_token')}
+        raise ValueError(f'--chat: {folder} has no chat_template.jinja, nor one in tokenizer_config.json')
 
     def refuse(message):
         raise TemplateError(message)
-    world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols'])
+    world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    world.add_extension('jinja2.ext.loopcontrols')
     world.globals.update(raise_exception=refuse, strftime_now=time.strftime)
-    world.filters['tojson'] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
+    world.globals.update({k: v['content'] if isinstance(v, dict) else v
+                          for k, v in settings.items() if k.endswith('_token')})
+    world.filters['tojson'] = lambda x, **how: json.dumps(x, ensure_ascii=False, **how)
     try:
-        return world.from_string(template).render(messages=[dict(role='user', content=text)], add_generation_prompt=True, **special)
+        message = dict(role='user', content=text)
+        return world.from_string(template).render(messages=[message], add_generation_prompt=True)
     except TemplateError as error:
         raise ValueError(f'--chat: the template of {folder} does not render ({error})') from None
 
@@ -429,13 +458,13 @@ def generate(engine, prompts, args):
 
 
 def main(argv=None):
-    """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 after Ctrl-C."""
+    """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C."""
     import lab.rivals                                   # noqa: F401, enters the baselines in METHODS
     try:
         args = parse(argv)
         if args.list:
             for name, method in METHODS.items():
-                print(f'{name:9} {method.__doc__.splitlines()[0]}', *(f'{k}={f.default}' for k, f in knobs_of(name).items()))
+                print(f'{name:9} {method.__doc__.splitlines()[0]}', describe_knobs(name))
             return 0
         texts = read_prompts(args)
         if args.chat:

@@ -1,6 +1,7 @@
-"""Oracles, laws and limits. Each test says what would break it; the few that can fail by chance say how often.
+"""Oracles, laws and limits. Each test says what would break it; those that can fail by chance say how often.
 
-transformers is the oracle for networks, exact enumeration for laws, plain decoding for greedy text, a fresh cache for caches.
+transformers is the oracle for networks, exact enumeration for laws, plain decoding for greedy text, a fresh
+cache for caches.
 """
 import itertools
 import json
@@ -33,12 +34,12 @@ transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)        # the networks here are tiny
 
 
-# ------------------------------------------------------------------------------------------------ models to test with
+# ------------------------------------------------------------------------ models to test with
 
 def network(seed=0, vocab=11, dtype=torch.float64, **sizes):
     """A small random Transformer with large weights, so that a wrong position or norm shows."""
-    shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                 head_dim=4, max_position_embeddings=64) | sizes
+    shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=4, max_position_embeddings=64) | sizes
     torch.manual_seed(seed)
     model = Transformer(Config('llama', vocab, **shape)).requires_grad_(False)
     for p in model.parameters():
@@ -52,7 +53,8 @@ def bytes_tokenizer(extra=()):
     """A byte-level tokenizer without merges: 256 bytes, <eos>, and whatever is extra."""
     words = sorted(pre_tokenizers.ByteLevel.alphabet()) + ['<eos>', *extra]
     tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(['<eos>'])
     return tokenizer
 
@@ -61,9 +63,10 @@ def checkpoint(folder, seed=0, vocab=257, tokenizer=None, **changes):
     """A Hugging Face folder with a random network of ours; changes go into config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     model = network(seed, vocab, torch.float32)
-    raw = dict(model_type='llama', vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-               num_attention_heads=4, num_key_value_heads=2, head_dim=4, max_position_embeddings=64, eos_token_id=256)
-    (folder / 'config.json').write_text(json.dumps({k: v for k, v in (raw | changes).items() if v is not None}))
+    raw = dict(model_type='llama', vocab_size=vocab, hidden_size=16, intermediate_size=24,
+               num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+               max_position_embeddings=64, eos_token_id=256) | changes
+    (folder / 'config.json').write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
     save_file(dict(model.state_dict()), folder / 'model.safetensors')
     (tokenizer or bytes_tokenizer()).save(str(folder / 'tokenizer.json'))
     return folder
@@ -78,8 +81,8 @@ def pair(tmp_path_factory):
 class Table:
     """A language model that is a table: the next-token logits of every prefix are random and known.
 
-    It stands in for a Transformer inside the real Reader and KVCache: it keeps the ids it was fed in the cache's key store and
-    looks its logits up by what it finds there, so a cache that is wrong gives a law that is wrong.
+    It stands in for a Transformer inside the real Reader and KVCache: it keeps the ids it was fed in the
+    cache's key store and looks its logits up by what it finds there, so a wrong cache gives a wrong law.
     """
 
     def __init__(self, seed, vocab=4, sharp=1.5):
@@ -98,7 +101,8 @@ class Table:
     def __call__(self, ids, positions, path, stores, span):
         stores[0][0][:, 0, positions, 0] = ids.double()
         seen = stores[0][0][:, 0, :, 0].long().tolist()
-        return torch.stack([torch.stack([self.row(tuple(line[:i + 1])) for i in positions.tolist()]) for line in seen])
+        return torch.stack([torch.stack([self.row(tuple(line[:i + 1])) for i in positions.tolist()])
+                            for line in seen])
 
     def logits(self, hidden):
         return hidden
@@ -121,10 +125,11 @@ def write(s, method):
     return s.tokens[begin:], cycles
 
 
-# ------------------------------------------------------------------------------------------------ model.py: parity
+# ------------------------------------------------------------------------ model.py: parity
 
 BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, bos_token_id=None, eos_token_id=1)
+            num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, bos_token_id=None,
+            eos_token_id=1)
 MOE = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16)
 
 
@@ -166,7 +171,8 @@ def oracle(folder, kind, changes, **how):
         if p.ndim == 1:
             torch.nn.init.normal_(p, 1.0 if 'norm' in name else 0.0, 0.3)
     theirs.save_pretrained(folder, **how)
-    Tokenizer(models.WordLevel({f't{i}': i for i in range(64)}, unk_token='t0')).save(str(folder / 'tokenizer.json'))
+    words = models.WordLevel({f't{i}': i for i in range(64)}, unk_token='t0')
+    Tokenizer(words).save(str(folder / 'tokenizer.json'))
     ids = torch.randint(0, 64, (1, 40))
     with torch.no_grad():
         return theirs(ids).logits[0], ids[0].tolist()
@@ -174,7 +180,7 @@ def oracle(folder, kind, changes, **how):
 
 @pytest.mark.parametrize('name', PARITY)
 def test_parity(name, tmp_path):
-    """Our logits equal transformers' within 1e-4 in fp32; token by token equals one pass within 1e-9 in fp64."""
+    """Our logits are transformers' within 1e-4 in fp32; token by token is one pass within 1e-9 in fp64."""
     wanted, ids = oracle(tmp_path, *PARITY[name])
     ours, *_ = load(tmp_path)
     assert (Reader(ours, 40).read(ids, [], ours.full, 40) - wanted).abs().max() < 1e-4
@@ -185,7 +191,8 @@ def test_parity(name, tmp_path):
     assert (each - once).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize('name', [n for n in PARITY if 'yarn' in n or 'llama3' in n or 'linear' in n or 'theta' in n])
+@pytest.mark.parametrize('name', [n for n in PARITY
+                                  if 'yarn' in n or 'llama3' in n or 'linear' in n or 'theta' in n])
 def test_config_of_transformers_4(name, tmp_path):
     """rope_theta, rope_scaling and torch_dtype give the same network as rope_parameters and dtype."""
     wanted, ids = oracle(tmp_path, *PARITY[name])
@@ -213,7 +220,7 @@ def test_bf16_is_close():
     assert (Reader(model, 10).read(ids, [], model.full, 10) - exact).abs().max() < 0.1 * exact.std() + 0.3
 
 
-# ------------------------------------------------------------------------------------------------ model.py: what is refused
+# ------------------------------------------------------------------------ model.py: what is refused
 
 @pytest.mark.parametrize('changes, words', [
     (dict(model_type='gpt2'), "model_type 'gpt2'"),
@@ -226,7 +233,7 @@ def test_bf16_is_close():
     (dict(num_hidden_layers=3), 'layers.2.input_layernorm.weight is missing'),
     (dict(num_hidden_layers=1), 'layers.1.input_layernorm.weight has no place'),
     (dict(intermediate_size=25), 'has shape (16, 24), expected (16, 25)'),
-    (dict(num_key_value_heads=3), '4 query heads cannot share 3'),
+    (dict(num_key_value_heads=3), '4 query heads cannot share 3 key heads'),
     (dict(hidden_size=None), 'hidden_size is None'),
     (dict(hidden_size='16'), "hidden_size is '16'"),
     (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
@@ -240,7 +247,8 @@ def test_refused_configs(changes, words, tmp_path):
 def test_accepted_windows(tmp_path):
     """A window that is switched off, or that is no shorter than the context, changes nothing."""
     load(checkpoint(tmp_path / 'a', model_type='mistral', sliding_window=64))
-    assert read_config(checkpoint(tmp_path / 'b', model_type='qwen3', sliding_window=8, use_sliding_window=False)).qk_norm
+    off = checkpoint(tmp_path / 'b', model_type='qwen3', sliding_window=8, use_sliding_window=False)
+    assert read_config(off).qk_norm
 
 
 def break_file(folder, how):
@@ -269,7 +277,8 @@ def break_file(folder, how):
     ('truncated', 'not a complete safetensors file'), ('empty', 'not a complete safetensors file'),
     ('NaN', 'tensor lm_head.weight holds NaN'), ('pickled', 'pytorch_model.bin is a pickle'),
     ('no tokenizer', 'tokenizer.json: no such file'), ('bad tokenizer', 'not a tokenizer'),
-    ('bad config', 'cannot be read as JSON'), ('small embedding', '258 entries, the embedding only 257 rows')])
+    ('bad config', 'cannot be read as JSON'),
+    ('small embedding', 'tokenizer of 258 entries, embedding of 257')])
 def test_refused_files(how, words, tmp_path, capsys):
     """One clear line on stderr and status 2, whatever is wrong with the folder."""
     break_file(checkpoint(tmp_path), how)
@@ -278,10 +287,10 @@ def test_refused_files(how, words, tmp_path, capsys):
     assert words in out.err and out.err.count('\n') == 1 and not out.out
 
 
-# ------------------------------------------------------------------------------------------------ model.py: the cache
+# ------------------------------------------------------------------------ model.py: the cache
 
 def test_hostile_reads():
-    """Random reads (changed ids, shorter, longer, a slim path between) give what a fresh cache gives, on the full path.
+    """Random reads (changed ids, shorter, longer, slim between) give a fresh cache's logits on the full path.
 
     Breaks if a position is trusted for its place alone, or if what stands behind a changed token is kept.
     """
@@ -313,7 +322,7 @@ def test_slim_starts_from_the_full_cache():
     reader.read([1, 2, 3, 4, 5, 6], [7], slim, 1)
     other = model.full.slim({4, 5})
     assert reader.cache.trusted([1, 2, 3, 4, 5, 6, 7], slim) == 7
-    assert reader.cache.trusted([1, 2, 3, 4, 5, 6, 7], other) == 4          # another mask's positions are not its own
+    assert reader.cache.trusted([1, 2, 3, 4, 5, 6, 7], other) == 4          # another mask's are not its own
     reader.read([1, 2, 3, 4, 5, 6, 7], [], model.full, 1)
     assert [(n, T) for n, T, *_ in reader.log] == [('full', 4), ('slim', 2), ('slim', 1), ('full', 3)]
     a, b = reader.cache.stores, Reader(model, 20)
@@ -323,21 +332,21 @@ def test_slim_starts_from_the_full_cache():
 
 
 def test_padding_to_the_right_is_harmless():
-    """Any scratch behind the last real token leaves the logits alone, in a compiled pass's form (whole cache in view)."""
+    """Scratch behind the last real token changes no logits, in a compiled pass's form (all cache in view)."""
     model = network()
     reader = Reader(model, 30)
     exact = reader.read([1, 2, 3, 4, 5], [], model.full, 3)
     for store in reader.cache.stores:
         for t in store:
             t[:, :, 5:] = torch.randn_like(t[:, :, 5:]) * 50
-    reader.compiled = lambda *a: model(*a)                                  # eager, but padded and with the whole span
+    reader.compiled = lambda *a: model(*a)                                  # eager, but padded, whole span
     assert (reader.read([1, 2, 3, 4, 5], [], model.full, 3) - exact).abs().max() < 1e-12
-    assert (reader.read([1, 2, 3, 4, 5], [6, 7], model.full, 3) - Reader(model, 30).read([1, 2, 3, 4, 5, 6, 7], [], model.full, 3)
-            ).abs().max() < 1e-12
+    assert (reader.read([1, 2, 3, 4, 5], [6, 7], model.full, 3)
+            - Reader(model, 30).read([1, 2, 3, 4, 5, 6, 7], [], model.full, 3)).abs().max() < 1e-12
 
 
 def test_fork():
-    """Rows of a fork go their own ways from a shared past, equal to texts read alone; only positions in use are copied."""
+    """A fork's rows part from a shared past and equal texts read alone; only positions in use are copied."""
     model = network()
     reader = Reader(model, 50)
     reader.read([1, 2, 3], [], model.full, 1)
@@ -348,29 +357,29 @@ def test_fork():
     got = [twin.append(torch.tensor(ids), model.full) for ids in ([4, 5, 6], [7, 8, 9])][1]
     for b, (x, y) in enumerate(((4, 7), (5, 8), (6, 9))):
         assert (got[b] - Reader(model, 50).read([1, 2, 3, x, y], [], model.full, 1)[0]).abs().max() < 1e-9
-    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3           # the parent is untouched, the ledger is shared
+    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3           # parent untouched, ledger shared
 
 
 def test_long_prompts_are_read_in_chunks():
     model = network(max_position_embeddings=3 * CHUNK)
     ids = torch.randint(0, 11, (2 * CHUNK + 5,)).tolist()
-    last = CHUNK + 100                                                      # reaches back into the chunk before
+    last = CHUNK + 100                                                      # reaches into the chunk before
     got = Reader(model, len(ids)).read(ids, [], model.full, last)
     whole = model.logits(model(torch.tensor([ids]), torch.arange(len(ids)), model.full))[0, -last:]
     assert got.shape == whole.shape and (got - whole).abs().max() < 1e-9
 
 
 def test_graphs(monkeypatch):
-    """One graph for each padded length, whatever the position. Counted with a backend that compiles nothing."""
+    """One graph per padded length, whatever the position. Counted with a backend that compiles nothing."""
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
     counter, real = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, 'compile', lambda f, **how: real(f, backend=counter, **how))
     model = network()
     reader, plain = Reader(model, 40, compiled=True), Reader(model, 40)
-    for line in ([1] * 17, [1] * 18, [1] * 21, [1] * 22, [1] * 25, [1] * 30):               # feeds 17, 1, 3, 1, 3, 5
+    for line in ([1] * 17, [1] * 18, [1] * 21, [1] * 22, [1] * 25, [1] * 30):   # feeds 17, 1, 3, 1, 3, 5
         assert (reader.read(line, [], model.full, 1) - plain.read(line, [], model.full, 1)).abs().max() < 1e-9
-    assert counter.frame_count == 3                                                         # 1, 4 and 8 positions
+    assert counter.frame_count == 3                                             # 1, 4 and 8 positions
 
 
 def test_padded_vocabulary_is_cut(tmp_path):
@@ -378,8 +387,8 @@ def test_padded_vocabulary_is_cut(tmp_path):
     folder = checkpoint(tmp_path, vocab=300)
     model, *_ = load(folder)
     assert Reader(model, 4).read([1, 2], [], model.full, 2).shape == (2, 257)
-    assert specmini.main(['--target', str(folder), '--draft', str(checkpoint(tmp_path / 'd', vocab=280)), '--prompt', 'x',
-                          '--max-new', '8']) == 0
+    assert specmini.main(['--target', str(folder), '--draft', str(checkpoint(tmp_path / 'd', vocab=280)),
+                          '--prompt', 'x', '--max-new', '8']) == 0
 
 
 def test_vocabularies_must_agree(tmp_path, capsys):
@@ -390,16 +399,17 @@ def test_vocabularies_must_agree(tmp_path, capsys):
     assert "token 257 is 'later' there and 'other' in the target" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------ verify.py: the maths
+# ------------------------------------------------------------------------ verify.py: the maths
 
 def test_probs():
     z = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
     assert torch.equal(probs(z, 0), torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
     assert torch.allclose(probs(z, 0.5), (2 * z).softmax(-1))
-    assert torch.allclose(probs(z, 1, top_k=2), torch.tensor([math.e, 1, 0, 0], dtype=torch.float64) / (math.e + 1))
+    two = torch.tensor([math.e, 1, 0, 0], dtype=torch.float64) / (math.e + 1)
+    assert torch.allclose(probs(z, 1, top_k=2), two)
     p = z.softmax(-1)                                                       # 0.64, 0.24, 0.09, 0.03
     assert torch.allclose(probs(z, 1, top_p=0.7), torch.tensor([p[0], p[1], 0, 0]) / (p[0] + p[1]))
-    assert torch.allclose(probs(z, 1, top_p=1e-9), probs(z, 0))             # the likeliest token is always kept
+    assert torch.allclose(probs(z, 1, top_p=1e-9), probs(z, 0))             # the likeliest is always kept
     assert probs(z.bfloat16(), 0.7).dtype == torch.float32
 
 
@@ -415,8 +425,9 @@ def test_warps_equal_transformers():
 
 def test_residual_and_overlap():
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.3, 0.5])
-    assert torch.allclose(residual(p, q), torch.tensor([0.6, 0.4, 0.0])) and torch.isclose(overlap(p, q), torch.tensor(0.5))
-    assert torch.equal(residual(p, p), p)                                   # nothing left to give: p, not 0 / 0
+    assert torch.allclose(residual(p, q), torch.tensor([0.6, 0.4, 0.0]))
+    assert torch.isclose(overlap(p, q), torch.tensor(0.5))
+    assert torch.equal(residual(p, p), p)                                   # nothing is left: p, not 0 / 0
 
 
 def test_sample_follows_p():
@@ -426,10 +437,10 @@ def test_sample_follows_p():
     assert ((got - p).abs() <= 5 * (p * (1 - p) / 30_000).sqrt()).all()
 
 
-# ------------------------------------------------------------------------------------------------ verify.py: laws
+# ------------------------------------------------------------------------ verify.py: laws
 
 def enumerate_law(target, draft, method, horizon, source=rollout, **settings):
-    """{tokens: probability} of everything the engine can write, by taking every branch of every random draw."""
+    """{tokens: probability} of all that the engine can write, by taking every branch of every random draw."""
     law, todo = Counter(), [[]]
     while todo:
         script, taken, weight = todo.pop(), [], [1.0]
@@ -480,7 +491,7 @@ class DropsUnverified(Exact):
 
 @dataclass
 class TruncatesLater(Exact):
-    """Wrong on purpose: drafts all, looks at all confidences, then truncates (the last one depends on what is dropped)."""
+    """Wrong on purpose: drafts all, then truncates by all confidences (the last hangs on what is dropped)."""
     def propose(self, s):
         d = super().propose(s)
         n = 1 if d.tokens and d.q.amax(-1).mean() < 0.75 else len(d.tokens)
@@ -581,11 +592,15 @@ def chi_square_p(method, n=4000):
     big = {c: e for c, e in cells.items() if e >= 5}
     rest, seen = n - sum(big.values()), n - sum(counts[c] for c in big)     # small cells are pooled
     x = sum((counts[c] - e) ** 2 / e for c, e in big.items()) + (seen - rest) ** 2 / max(rest, 1e-9)
-    return float(torch.special.gammaincc(torch.tensor(len(big) / 2.0).double(), torch.tensor(x / 2.0).double()))
+    half = lambda v: torch.tensor(v / 2.0).double()
+    return float(torch.special.gammaincc(half(len(big)), half(x)))
 
 
 def test_chi_square():
-    """The real engine with real networks samples its target's law. A false alarm in 1 of 10,000 seeds; the seed is fixed."""
+    """The real engine with real networks samples its target's law.
+
+    A false alarm in 1 of 10,000 seeds; the seed is fixed.
+    """
     assert chi_square_p(Exact(2)) > 1e-4
 
 
@@ -593,14 +608,17 @@ def test_chi_square_can_fail():
     assert chi_square_p(WrongResidual(2)) < 1e-4
 
 
-# ------------------------------------------------------------------------------------------------ verify.py: greedy identity
+# ------------------------------------------------------------------------ verify.py: greedy identity
 
 def plain(target, prompt, room, **settings):
     return write(session(target, None, prompt, room, silence, **settings), METHODS['ar']())[0]
 
 
 def test_greedy_identity():
-    """At temperature 0 sd writes what plain decoding writes: 200 cases of prompt, gamma, draft and draft temperature, fp64."""
+    """At temperature 0 sd writes what plain decoding writes, in fp64.
+
+    200 cases of prompt, gamma, draft and draft temperature.
+    """
     rng = torch.Generator().manual_seed(5)
     pick = lambda low, high: int(torch.randint(low, high, (1,), generator=rng))
     targets, drafts = [network(s) for s in range(4)], [network(s) for s in range(10, 14)]
@@ -619,18 +637,20 @@ def test_a_draft_that_is_the_target():
     for temperature in (0.0, 1.0):
         tokens, cycles = write(session(target, target, [1, 2, 3], 30, temperature=temperature,
                                        generator=torch.Generator().manual_seed(0)), Exact(4))
-        assert all(c.accepted == len(c.drafted) and c.labels[-1] == 'bonus' for c in cycles) and len(cycles) == 6
+        assert all(c.accepted == len(c.drafted) and c.labels[-1] == 'bonus' for c in cycles)
+        assert len(cycles) == 6
         assert all(c.passes['target/full'][:2] == [1, 5] for c in cycles)
-        assert cycles[0].passes['draft/full'][:2] == [4, 4]                 # the root, then three drafted tokens
-        assert cycles[1].passes['draft/full'][:2] == [4, 5]                 # the fourth, never read before, and the bonus
+        assert cycles[0].passes['draft/full'][:2] == [4, 4]                 # the root, then three drafted
+        assert cycles[1].passes['draft/full'][:2] == [4, 5]                 # the unread fourth, and the bonus
         s = specmini.statistics(cycles, 0.0, {'target/full': 10, 'draft/full': 5})
-        assert (s['acceptance_rate'], s['rejection_rate'], s['block_efficiency'], s['work']) == (1, 0, 5, 6 + 24 / 2)
+        assert (s['acceptance_rate'], s['rejection_rate']) == (1, 0)
+        assert (s['block_efficiency'], s['work']) == (5, 6 + 24 / 2)
         assert s['labels'] == dict(draft=24, bonus=6) and s['drafted'] == s['judged'] == s['accepted'] == 24
 
 
 @pytest.mark.parametrize('gamma', [1, 3, 8])
 def test_end_of_sequence_at_every_place(gamma):
-    """The text ends with the first end-of-sequence token wherever in a block it falls, and nothing after it is counted."""
+    """The text ends with the first end-of-sequence token, wherever in a block; nothing later is counted."""
     target = network(4, vocab=40)
     line = plain(target, [1, 2], 16)
     for eos in set(line):
@@ -643,7 +663,7 @@ def test_end_of_sequence_at_every_place(gamma):
 
 
 def test_room():
-    """max_new is met exactly, inside a block too; one-token prompts; the context is filled to its last position."""
+    """max_new is met exactly, inside a block too; one-token prompts; the context is filled to its end."""
     target, draft = network(0), network(1)
     for room, gamma in itertools.product(range(1, 8), (1, 3, 10)):
         for d in (draft, target):
@@ -654,7 +674,7 @@ def test_room():
 
 
 def test_caches_after_each_cycle():
-    """After any cycle both caches give the next token the logits of a fresh read: no rollback is forgotten."""
+    """After any cycle both caches give the next token a fresh read's logits: no rollback is forgotten."""
     target, draft = network(0), network(1)
     s = session(target, draft, [1, 2, 3], 30, temperature=1.0, generator=torch.Generator().manual_seed(0))
     s.read_prompt()
@@ -677,14 +697,16 @@ def test_lookup():
 
 
 def test_typical_threshold_is_the_papers():
-    """p(x) > min(0.09, 0.3 exp(-H)): with the two numbers swapped this case would be decided the other way."""
+    """p(x) > min(0.09, 0.3 exp(-H)): with the numbers swapped this case would be decided the other way."""
     score = type('Score', (), dict(p=torch.tensor([[0.2, 0.8]]), chances=[(0.2, 1.0)]))()
     assert lab.rivals.Typical().threshold(score, 0) == pytest.approx(0.09)
-    assert lab.rivals.Typical().kept(score, 0) == 1 and lab.rivals.Typical(epsilon=0.3, delta=0.09).kept(score, 0) == 1
-    assert lab.rivals.Typical(epsilon=0.3).threshold(score, 0) == pytest.approx(0.3 * math.exp(0.2 * math.log(0.2) + 0.8 * math.log(0.8)))
+    assert lab.rivals.Typical().kept(score, 0) == 1
+    assert lab.rivals.Typical(epsilon=0.3, delta=0.09).kept(score, 0) == 1
+    bound = 0.3 * math.exp(0.2 * math.log(0.2) + 0.8 * math.log(0.8))
+    assert lab.rivals.Typical(epsilon=0.3).threshold(score, 0) == pytest.approx(bound)
 
 
-# ------------------------------------------------------------------------------------------------ specmini.py: the program
+# ------------------------------------------------------------------------ specmini.py: the program
 
 def program(capsys, *flags):
     """(exit status, stdout, stderr) of one run in this process."""
@@ -697,27 +719,31 @@ def pair_flags(pair):
     return '--target', pair[0], '--draft', pair[1], '--prompt', 'hello', '--max-new', 20
 
 
-STATS = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency labels seconds '
-         'prompt_seconds tokens_per_second work').split()
+STATS = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
+         'labels seconds prompt_seconds tokens_per_second work').split()
 
 
 @pytest.mark.parametrize('method', ['ar', 'sd', 'lenient', 'typical'])
 @pytest.mark.parametrize('temperature', [0, 1])
 def test_json(method, temperature, pair, capsys):
     """The names of the JSON object, and what must hold among its figures."""
-    status, out, err = program(capsys, *pair_flags(pair), '--method', method, '--temperature', temperature, '--json', '--seed', 3)
+    status, out, err = program(capsys, *pair_flags(pair), '--method', method, '--temperature', temperature,
+                               '--json', '--seed', 3)
     r = json.loads(out.splitlines()[-1])
     s = r['stats']
     assert status == 0 and list(s) == STATS
-    assert list(r) == ('text tokens prompt_tokens method lossless knobs seed device dtype finish stats').split()
-    assert (r['method'], r['seed'], r['device'], r['dtype'], r['prompt_tokens']) == (method, 3, specmini.pick_device('auto'), 'fp32', 5)
-    assert sum(s['labels'].values()) == len(r['tokens']) and (r['finish'] == 'eos') == (r['tokens'][-1] == 256)
+    assert list(r) == 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
+    assert (r['method'], r['seed'], r['dtype'], r['prompt_tokens']) == (method, 3, 'fp32', 5)
+    assert r['device'] == specmini.pick_device('auto')
+    assert sum(s['labels'].values()) == len(r['tokens'])
+    assert (r['finish'] == 'eos') == (r['tokens'][-1] == 256)
     assert r['finish'] == 'eos' or len(r['tokens']) == 20
     assert s['accepted'] <= s['judged'] <= s['drafted'] and s['labels'].get('draft', 0) == s['accepted']
     assert s['block_efficiency'] == len(r['tokens']) / s['passes']['target/full']
     assert s['tokens_per_second'] == pytest.approx(len(r['tokens']) / s['seconds'])
     if method == 'ar':
-        assert r['knobs'] == {} and set(s['passes']) == {'target/full'} and s['acceptance_rate'] is None and s['work'] == s['cycles']
+        assert r['knobs'] == {} and set(s['passes']) == {'target/full'}
+        assert s['acceptance_rate'] is None and s['work'] == s['cycles']
     else:
         assert s['acceptance_rate'] + s['rejection_rate'] == pytest.approx(1)
         assert s['positions']['target/full'] == s['drafted'] + s['cycles'] and r['knobs']['gamma'] == 4
@@ -729,7 +755,8 @@ def test_text_equals_json_and_trace(pair, capsys, tmp_path):
     text = program(capsys, *flags)[1]
     lines = [json.loads(line) for line in (tmp_path / 't.jsonl').read_text().splitlines()]
     r = json.loads(program(capsys, *flags, '--json')[1])
-    assert text == r['text'] + '\n' and sum((c['tokens'] for c in lines), []) == r['tokens'] and len(r['tokens']) == 20
+    assert text == r['text'] + '\n' and len(r['tokens']) == 20
+    assert sum((c['tokens'] for c in lines), []) == r['tokens']
     for c in lines:
         for j in c['judged']:
             assert 0 <= j['p'] <= 1 and 0 < j['q'] <= 1 and j['chance'] == min(1, j['p'] / j['q'])
@@ -762,8 +789,9 @@ def test_colors_and_show(pair, capsys):
 def test_check(pair, capsys):
     """--check finds nothing where the method is lossless, and the first difference where it is not."""
     assert 'check: equal to plain decoding for all' in program(capsys, *pair_flags(pair), '--check')[2]
-    lossy = program(capsys, *pair_flags(pair), '--check', '--method', 'typical', '--set', 'epsilon=0', '--ignore-eos')
-    assert 'check: equal' in lossy[2]                                       # at temperature 0 p is one-hot: typical is exact
+    lossy = program(capsys, *pair_flags(pair), '--check', '--method', 'typical', '--set', 'epsilon=0',
+                    '--ignore-eos')
+    assert 'check: equal' in lossy[2]               # at temperature 0 p is one-hot: typical is exact
     status, _, err = program(capsys, *pair_flags(pair), '--check', '--temperature', 1)
     assert status == 2 and '--check' in err
 
@@ -780,10 +808,12 @@ def test_check_names_the_first_difference(pair, capsys, monkeypatch):
 
 
 def test_compare(pair, capsys):
-    status, out, _ = program(capsys, *pair_flags(pair), '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2')
+    status, out, _ = program(capsys, *pair_flags(pair), '--compare', 'sd,lenient',
+                             '--set', 'lenience=0.1', 'gamma=2')
     rows = [line.split() for line in out.splitlines()]
     assert status == 0 and [r[0] for r in rows] == ['method', 'ar', 'sd', 'lenient', 'sd:', 'lenient:']
-    assert rows[1][2] == '1.00' and [r[-1] for r in rows[1:4]] == ['lossless', 'lossless', 'LOSSY'] and rows[2][-2] == '100.0%'
+    assert rows[1][2] == '1.00' and rows[2][-2] == '100.0%'
+    assert [r[-1] for r in rows[1:4]] == ['lossless', 'lossless', 'LOSSY']
 
 
 def test_prompts_file(pair, capsys, tmp_path):
@@ -792,8 +822,9 @@ def test_prompts_file(pair, capsys, tmp_path):
     flags = '--target', pair[0], '--draft', 'none', '--max-new', 3, '--prompts', file, '--json'
     status, out, _ = program(capsys, *flags)
     assert status == 0 and [json.loads(line)['prompt_tokens'] for line in out.splitlines()] == [1, 1, 1]
-    for text, words in (('{"prompt": "a"}\n{"x": 1}', 'line 2: expected'), ('nonsense', 'line 1: not a JSON'), ('', 'no rows'),
-                        ('{"prompt": ""}', 'prompt 1 is empty'), ('[1]', 'line 1: expected'), ('{"turns": []}', 'line 1: expected')):
+    for text, words in (('{"prompt": "a"}\n{"x": 1}', 'line 2: expected'), ('nonsense', 'line 1: not a JSON'),
+                        ('', 'no rows'), ('{"prompt": ""}', 'prompt 1 is empty'), ('[1]', 'line 1: expected'),
+                        ('{"turns": []}', 'line 1: expected')):
         file.write_text(text)
         status, _, err = program(capsys, *flags)
         assert status == 2 and words in err and err.count('\n') == 1
@@ -803,9 +834,11 @@ def test_chat(pair, capsys, tmp_path):
     """The checkpoint's own template, from either file, sandboxed; special tokens are not added twice."""
     folder = checkpoint(tmp_path)
     flags = '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2, '--json', '--chat'
-    assert 'no chat template' in program(capsys, *flags)[2]
-    template = "{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
-    (folder / 'tokenizer_config.json').write_text(json.dumps(dict(chat_template=template, bos_token=dict(content='^'))))
+    assert 'has no chat_template.jinja' in program(capsys, *flags)[2]
+    template = ("{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
+                "{% if add_generation_prompt %}!{% endif %}")
+    raw = dict(chat_template=template, bos_token=dict(content='^'))
+    (folder / 'tokenizer_config.json').write_text(json.dumps(raw))
     assert json.loads(program(capsys, *flags)[1])['prompt_tokens'] == len('^user:hi!')
     for bad in ("{{ raise_exception('no system role') }}", '{% for %}', "{{ ''.__class__.__mro__ }}"):
         (folder / 'chat_template.jinja').write_text(bad)
@@ -814,24 +847,32 @@ def test_chat(pair, capsys, tmp_path):
 
 
 @pytest.mark.parametrize('flags, words', [
-    ('', 'give --prompt'), ('--prompt x --prompts y', 'give --prompt'), ('--prompt', '--prompt: expected one argument'),
-    ('--prompt x --method magic', "method ['magic'] is unknown; there are ar, sd"), ('--prompt x --nonsense', '--nonsense'),
-    ('--prompt x --max-new 0', '--max-new 0'), ('--prompt x --max-new many', '--max-new'), ('--prompt x --gamma -1', 'knob gamma is -1'),
-    ('--prompt x --temperature -1', '--temperature -1'), ('--prompt x --temperature nan', '--temperature nan'),
-    ('--prompt x --top-p 0', '--top-p 0'), ('--prompt x --top-k -2', '--top-k -2'), ('--prompt x --threads 0', '--threads 0'),
-    ('--prompt x --set nothing', 'sd: gamma=4, draft_temperature=None'), ('--prompt x --set lenience=1', 'sd: gamma=4'),
-    ('--prompt x --set gamma=four', "'four' is not a value of type int"), ('--prompt x --method lenient --set lenience=0', 'knob lenience'),
-    ('--prompt x --method typical --set epsilon=nan', 'knob epsilon'), ('--prompt x --compare sd,magic', "['magic']"),
-    ('--prompt x --target nowhere', 'nowhere/config.json: no such file'), ('--prompts nowhere.jsonl', 'nowhere.jsonl: cannot be read'),
-    ('--prompt x --device tpu', '--device'), ('--prompt x --compare sd --json', '--compare prints one table'),
-    ('--prompt x --draft none --max-new 2 --trace no/such/folder', 'no/such/folder'), ('--prompt x --method ar --set lenience=1', '(ar: none)')])
+    ('', 'give --prompt'), ('--prompt x --prompts y', 'give --prompt'),
+    ('--prompt', '--prompt: expected one argument'), ('--prompt x --nonsense', '--nonsense'),
+    ('--prompt x --method magic', "method ['magic'] is unknown; there are ar, sd"),
+    ('--prompt x --max-new 0', '--max-new 0'), ('--prompt x --max-new many', '--max-new'),
+    ('--prompt x --gamma -1', 'knob gamma is -1'), ('--prompt x --temperature -1', '--temperature -1'),
+    ('--prompt x --temperature nan', '--temperature nan'), ('--prompt x --top-p 0', '--top-p 0'),
+    ('--prompt x --top-k -2', '--top-k -2'), ('--prompt x --threads 0', '--threads 0'),
+    ('--prompt x --set nothing', 'sd: gamma=4, draft_temperature=None'),
+    ('--prompt x --set lenience=1', 'sd: gamma=4'),
+    ('--prompt x --set gamma=four', "'four' is not a value of type int"),
+    ('--prompt x --method lenient --set lenience=0', 'knob lenience'),
+    ('--prompt x --method typical --set epsilon=nan', 'knob epsilon'),
+    ('--prompt x --compare sd,magic', "['magic']"), ('--prompt x --device tpu', '--device'),
+    ('--prompt x --target nowhere', 'nowhere/config.json: no such file'),
+    ('--prompts nowhere.jsonl', 'nowhere.jsonl: cannot be read'),
+    ('--prompt x --compare sd --json', '--compare takes none of'),
+    ('--prompt x --draft none --max-new 2 --trace no/such/folder', 'no/such/folder'),
+    ('--prompt x --method ar --set lenience=1', '(ar: none)')])
 def test_bad_flags(flags, words, capsys):
     status, out, err = program(capsys, *flags.split())
     assert status == 2 and words in err and err.count('\n') == 1 and not out
 
 
 def test_bad_prompts(pair, capsys):
-    for text, words in (('', 'prompt 1 is empty'), ('\udcff', 'prompt 1 is not valid UTF-8'), ('x' * 64, 'has 64 tokens; expected at least 1, and fewer than the context of 64')):
+    for text, words in (('', 'prompt 1 is empty'), ('\udcff', 'prompt 1 is not valid UTF-8'), (
+            'x' * 64, 'has 64 tokens; expected at least 1, and fewer than the context of 64')):
         status, _, err = program(capsys, '--target', pair[0], '--draft', 'none', '--prompt', text)
         assert status == 2 and words in err and err.count('\n') == 1
     status, out, _ = program(capsys, '--target', pair[0], '--draft', pair[1], '--prompt', 'x' * 63, '--json')
@@ -864,10 +905,11 @@ def test_overflow_is_said(tmp_path, capsys):
 
 def test_list_and_rivals(capsys):
     out = program(capsys, '--list')[1]
-    assert all(name in out for name in METHODS) and 'lenience=0.5' in out and len(out.splitlines()) == len(METHODS)
+    assert all(name in out for name in METHODS) and 'lenience=0.5' in out
+    assert len(out.splitlines()) == len(METHODS)
 
 
-# ------------------------------------------------------------------------------------------------ lab: tasks and embedded models
+# ------------------------------------------------------------------------ lab: tasks and embedded models
 
 @pytest.mark.parametrize('task', tasks.TASKS)
 def test_tasks(task):
@@ -884,15 +926,18 @@ def test_tasks(task):
         wrong = r['solution'].replace(f'Answer: {r["answer"]}', f'Answer: {int(r["answer"]) + 1}')
         assert not tasks.right(r, wrong) and not tasks.right(r, '') and int(r['answer']) <= 999
         steps = tasks.STEP.findall(r['solution'])
-        assert all(max(int(a), int(b), int(c)) <= 999 and (op in '+-' or min(int(a), int(b)) <= 9) for a, op, b, c in steps)
+        assert all(max(int(a), int(b), int(c)) <= 999 and (op in '+-' or min(int(a), int(b)) <= 9)
+                   for a, op, b, c in steps)
         assert (2 <= len(steps) <= 6) if task == 'math' else len(steps) == 1
         a, op, b, c = steps[0]
         broken = r['solution'].replace(f'{a} {op} {b} = {c}', f'{a} {op} {b} = {int(c) + 1}', 1)
-        assert tasks.steps_right(r, broken)[0] is False and tasks.steps_right(r, 'so it is\n' + r['solution'])[0] is False
+        assert tasks.steps_right(r, broken)[0] is False
+        assert tasks.steps_right(r, 'so it is\n' + r['solution'])[0] is False
 
 
 def test_task_command():
-    run = subprocess.run([sys.executable, '-m', 'lab.tasks', 'math', '--n', '3', '--seed', '7'], cwd=HERE, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, '-m', 'lab.tasks', 'math', '--n', '3', '--seed', '7'], cwd=HERE,
+                         capture_output=True, text=True)
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(rows) == 3 and set(rows[0]) >= {'task', 'prompt', 'answer'}
 
@@ -900,7 +945,8 @@ def test_task_command():
 def test_embedded_tokenizer():
     """Any text round-trips; digits stand alone."""
     tokenizer = Tokenizer.from_file(str(HERE / 'lab/models/target/tokenizer.json'))
-    for text in ('Mia has 270 pens.\n9 * 51 = 459', '  two  spaces\t\n\n', 'caf\u00e9 \u2192 \U0001f600', ''.join(map(chr, range(1, 300)))):
+    for text in ('Mia has 270 pens.\n9 * 51 = 459', '  two  spaces\t\n\n', 'caf\u00e9 \u2192 \U0001f600',
+                 ''.join(map(chr, range(1, 300)))):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert tokenizer.get_vocab_size() <= 1024
     assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
@@ -915,20 +961,23 @@ def test_transformers_loads_the_embedded_models(name):
     ids = tokenizer('Mia has 27 pens. Mia buys 9 more.')['input_ids']
     assert ids == mine.encode('Mia has 27 pens. Mia buys 9 more.').ids and eos == {tokenizer.eos_token_id}
     with torch.no_grad():
-        assert (theirs(torch.tensor([ids])).logits[0] - Reader(ours, 64).read(ids, [], ours.full, len(ids))).abs().max() < 1e-3
-    sizes = {n: sum(p.numel() for p in load(HERE / 'lab/models' / n)[0].parameters()) for n in ('target', 'draft')}
+        assert (theirs(torch.tensor([ids])).logits[0]
+                - Reader(ours, 64).read(ids, [], ours.full, len(ids))).abs().max() < 1e-3
+    sizes = {n: sum(p.numel() for p in load(HERE / 'lab/models' / n)[0].parameters())
+             for n in ('target', 'draft')}
     assert sizes['target'] <= 8e6 and sizes['draft'] <= sizes['target'] / 8
 
 
 def test_embedded_pair_is_lossless():
-    """sd writes plain decoding's text on held-out rows, fp32; a mismatch is allowed only where the top-2 gap is below 1e-4."""
+    """sd writes plain decoding's text on held-out rows, fp32; it may differ where the top-2 gap is < 1e-4."""
     target, tokenizer, eos = load(HERE / 'lab/models/target')
     draft, *_ = load(HERE / 'lab/models/draft')
     close = 0
     for task in tasks.TASKS:
         for row in itertools.islice(tasks.rows(task, 3), 8):
             ids = tokenizer.encode(row['prompt']).ids
-            wanted, got = plain(target, ids, 120, eos=eos), write(session(target, draft, ids, 120, eos=eos), Exact(4))[0]
+            wanted = plain(target, ids, 120, eos=eos)
+            got, _ = write(session(target, draft, ids, 120, eos=eos), Exact(4))
             if got != wanted:
                 i = next(i for i, (a, b) in enumerate(zip(got, wanted)) if a != b)
                 top = Reader(target, 400).read(ids + wanted[:i], [], target.full, 1)[0].topk(2).values

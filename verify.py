@@ -1,10 +1,11 @@
-"""How proposed tokens are verified: the maths, the nouns, and exact speculative decoding with its four verbs.
+"""How proposed tokens are verified: the maths, the nouns, and exact speculative decoding with its verbs.
 
-propose -> score -> accept -> commit is one cycle; specmini.decode runs the loop. A method is a dataclass whose fields are its
-knobs and which overrides only the verbs it changes. Baselines and controls stand on the same seam in lab/rivals.py.
+propose -> score -> accept -> commit is one cycle; specmini.decode runs the loop. A method is a dataclass
+whose fields are its knobs and which overrides only the verbs it changes. Baselines are in lab/rivals.py.
 
-p is the target's distribution and q the draft's, everywhere; both are what is really sampled from, after temperature, top-k
-and top-p. Temperature 0 is a one-hot distribution, so no rule has a greedy branch. V vocabulary, n draft tokens.
+p is the target's distribution and q the draft's, everywhere; both are what is really sampled from, after
+temperature, top-k and top-p. Temperature 0 is a one-hot distribution, so no rule has a greedy branch.
+V vocabulary, n draft tokens of a block.
 """
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +13,13 @@ from functools import cached_property
 import torch
 
 
-# ------------------------------------------------------------------------------------------------------------- the maths
+# ------------------------------------------------------------------------------------------------ the maths
 
 def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """logits [..., V] -> the distribution to sample from [..., V], in fp32 at least.
 
-    top_k 0 keeps all; top_p keeps the likeliest tokens until their mass reaches it (the one that crosses is kept).
-    Source: Holtzman et al. 2020 (top-p), Fan et al. 2018 (top-k).
+    top_k 0 keeps all; top_p keeps the likeliest tokens up to and including the one that reaches this mass.
+    Source: Fan et al. 2018 (top-k), Holtzman et al. 2020 (top-p).
     """
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
@@ -36,13 +37,13 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 
 def sample(p, generator=None):
-    """One index for each row of p [..., V] -> [...], by a race of exponential clocks: no sync with the device."""
-    clocks = torch.empty_like(p).exponential_(generator=generator).clamp_(min=torch.finfo(p.dtype).tiny)    # 0 / 0 would win
-    return (p / clocks).argmax(-1)
+    """One index for each row of p [..., V] -> [...], by a race of exponential clocks: no device sync."""
+    clocks = torch.empty_like(p).exponential_(generator=generator)
+    return (p / clocks.clamp_(min=torch.finfo(p.dtype).tiny)).argmax(-1)    # a clock of 0: 0 / 0 would win
 
 
 def residual(p, q):
-    """What the target still has to give once min(p, q) is taken: norm(max(p - q, 0)) [V]; p itself where nothing is left.
+    """What the target still has to give once min(p, q) is taken: norm(max(p - q, 0)) [V], or p if all is.
 
     Source: Leviathan et al. 2023, algorithm 1 (p').
     """
@@ -51,30 +52,23 @@ def residual(p, q):
     return torch.where(mass > 0, rest / mass, p)
 
 
-def finite(logits, who, length):
-    """The logits [n, V]; ValueError if a network computed NaN or infinity, which would sample as a silent wrong token."""
-    if not logits.amax().isfinite():
-        raise ValueError(f'the {who} computed NaN or infinity after {length} tokens; try --dtype bf16 or fp32')
-    return logits
-
-
 def overlap(p, q):
-    """The acceptance rate of q's samples by p: sum of min(p, q) over V. Source: Leviathan et al. 2023, corollary 3.6."""
+    """The chance that p keeps a sample of q: sum of min(p, q). Source: Leviathan et al. 2023, cor. 3.6."""
     return torch.minimum(p, q).sum(-1)
 
 
-# ------------------------------------------------------------------------------------------------------------- the nouns
+# ------------------------------------------------------------------------------------------------ the nouns
 
 @dataclass
 class Draft:
-    """Guessed tokens and the very distributions they were drawn from. A guess that was not drawn carries its point mass."""
+    """Guessed tokens and the very distributions they were drawn from (a point mass if they were not)."""
     tokens: list                            # [n] ids
     q: torch.Tensor                         # [n, V]
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
 
     @classmethod
     def points(cls, tokens, model):
-        """Tokens that were looked up, fused or chosen: q is one-hot, so the exact rule becomes sample-and-match."""
+        """Tokens that were looked up or chosen: q is one-hot, the exact rule becomes sample-and-match."""
         ids = torch.tensor(tokens, dtype=torch.long, device=model.cos.device)[:, None]
         return cls(tokens, torch.zeros(len(tokens), model.vocab, device=ids.device).scatter_(1, ids, 1.0))
 
@@ -87,9 +81,9 @@ class Score:
 
     @cached_property
     def logits(self):
-        """[n + 1, V] raw: row i judges draft token i, the last one gives the bonus token.
+        """[n + 1, V] raw: row i judges draft token i, the last row gives the bonus token.
 
-        The pass reads n + 1 positions: the root (the last committed token, whose keys are in no cache yet) and the draft.
+        The pass reads n + 1 positions: the root (the last committed token, in no cache yet) and the draft.
         """
         s, n = self.session, len(self.draft.tokens)
         return finite(s.target.read(s.tokens, self.draft.tokens, self.path, n + 1), 'target', len(s.tokens))
@@ -108,11 +102,11 @@ class Score:
 
 @dataclass
 class Cycle:
-    """What one cycle did. The trace is the list of these, and every figure and picture is computed from it."""
+    """What one cycle did. The trace is the list of these; every figure and picture is computed from it."""
     drafted: list           # ids
-    judged: list            # a dict for each draft token that was judged: token, p, q, threshold, chance (of being kept), kept
+    judged: list            # of each draft token that was looked at: token, p, q, threshold, chance, kept
     tokens: list            # ids committed
-    labels: list            # who wrote each: draft, target (after a rejection, or alone), bonus (after full acceptance)
+    labels: list            # who wrote each: draft, target (after a rejection, or alone), bonus
     passes: dict            # reader/path -> [passes, positions, seconds]
     seconds: float
 
@@ -124,7 +118,7 @@ class Cycle:
 
 @dataclass
 class Session:
-    """One text in the making: who reads, what is committed, how it is sampled. All randomness goes through draw."""
+    """One text in the making: who reads, what is committed, how it is sampled (always through draw)."""
     target: object                          # Reader
     draft: object                           # Reader, or None
     source: object                          # function (session, method, n) -> Draft
@@ -135,7 +129,7 @@ class Session:
     top_k: int = 0
     top_p: float = 1.0
     generator: torch.Generator = None
-    checker: object = None                  # a task's step checker; a method that needs one refuses to run without
+    checker: object = None                  # a task's step checker; a method that needs one refuses without
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
 
@@ -156,10 +150,11 @@ class Session:
         """True with this chance; certain outcomes draw nothing."""
         if not 0 < chance < 1:
             return chance >= 1
-        return bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64, device=self.target.model.cos.device)))
+        coin = torch.tensor([1 - chance, chance], dtype=torch.float64, device=self.target.model.cos.device)
+        return bool(self.draw(coin))
 
     def commit(self, tokens):
-        """Writes tokens, cut at the first end of sequence and at the room left; returns what was written. Touches no cache."""
+        """Writes tokens, cut at the first end of sequence and at the room left; returns them."""
         tokens = tokens[:self.room]
         end = next((i for i, x in enumerate(tokens) if x in self.eos), None)
         tokens, self.ended = tokens if end is None else tokens[:end + 1], end is not None
@@ -169,11 +164,11 @@ class Session:
 
     def take(self):
         """{reader/path: [passes, positions, seconds]} since the last call."""
-        readers = dict(target=self.target, draft=self.draft)
-        return {f'{role}/{path}': spent for role, reader in readers.items() if reader for path, spent in reader.take().items()}
+        readers = [('target', self.target), ('draft', self.draft)]
+        return {f'{role}/{path}': row for role, r in readers if r for path, row in r.take().items()}
 
 
-# ------------------------------------------------------------------------------------------------------ where drafts come from
+# ------------------------------------------------------------------------------------ where drafts come from
 
 def rollout(session, method, n):
     """At most n tokens from the draft model, one after the other; the method's `more` may stop it early."""
@@ -193,7 +188,7 @@ def rollout(session, method, n):
 
 
 def lookup(session, method, n):
-    """What followed the latest earlier occurrence of the text's last 3 tokens, else of its last 2. Source: Saxena 2023."""
+    """What followed the last earlier occurrence of the text's last 3 tokens, else 2. Source: Saxena 2023."""
     text = torch.tensor(session.tokens)
     for size in (3, 2):
         if n > 0 and len(text) > size:
@@ -209,7 +204,14 @@ def silence(session, method, n):
     return Draft.points([], session.target.model)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the methods
+def finite(logits, who, length):
+    """The logits [n, V]; ValueError if they hold NaN or infinity, which would become silent wrong tokens."""
+    if not logits.amax().isfinite():
+        raise ValueError(f'the {who} computed NaN or infinity after {length} tokens; try --dtype fp32')
+    return logits
+
+
+# ---------------------------------------------------------------------------------------------- the methods
 
 def require(holds, knob, found, expected):
     """ValueError in one line unless the knob's value is in its range."""
@@ -219,7 +221,7 @@ def require(holds, knob, found, expected):
 
 @dataclass
 class Exact:
-    """Exact speculative decoding: whatever the draft, the text follows the target's law. The verbs of every method.
+    """Exact speculative decoding: whatever the draft, the text follows the target's law.
 
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
     """
@@ -242,7 +244,7 @@ class Exact:
         return session.source(session, self, min(self.gamma, session.room - 1))
 
     def more(self, session, tokens, logits):
-        """Whether to draft another token. May look at whatever is already in the block, which will be verified."""
+        """Whether to draft another token. May look at all that is in the block: it will be verified."""
         return True
 
     def path(self, session):
@@ -262,21 +264,23 @@ class Exact:
         return None
 
     def settle(self, score, i):
-        """The distribution of the token that replaces draft token i."""
+        """The distribution [V] of the token that replaces draft token i."""
         return residual(score.p[i], score.draft.q[i])
 
     def accept(self, session, draft, score):
-        """(tokens, labels, judged) of this cycle, left to right up to the first rejection or end of sequence."""
+        """(tokens, labels, judged) of this cycle, left to right up to a rejection or the end of sequence."""
         judged = []
         for i, token in enumerate(draft.tokens):
-            chance, (p, q) = self.kept(score, i), score.chances[i]
-            judged.append(dict(token=token, p=p, q=q, threshold=self.threshold(score, i), chance=chance, kept=session.flip(chance)))
-            if not judged[-1]['kept']:
-                return draft.tokens[:i] + [int(session.draw(self.settle(score, i)))], ['draft'] * i + ['target'], judged
+            (p, q), limit, chance = score.chances[i], self.threshold(score, i), self.kept(score, i)
+            kept = session.flip(chance)
+            judged.append(dict(token=token, p=p, q=q, threshold=limit, chance=chance, kept=kept))
+            if not kept:
+                other = int(session.draw(self.settle(score, i)))
+                return draft.tokens[:i] + [other], ['draft'] * i + ['target'], judged
             if token in session.eos:
                 return draft.tokens[:i + 1], ['draft'] * (i + 1), judged
-        n = len(draft.tokens)
-        return draft.tokens + [int(session.draw(score.p[n]))], ['draft'] * n + ['bonus' if n else 'target'], judged
+        n, extra = len(draft.tokens), int(session.draw(score.p[-1]))
+        return draft.tokens + [extra], ['draft'] * n + ['bonus' if n else 'target'], judged
 
 
 @dataclass

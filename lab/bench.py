@@ -1,8 +1,9 @@
 """The README's figures, each made by one command.
 
-`python -m lab.bench quality` grades the embedded pair on held-out rows; `python -m lab.bench speed` times it, or a random pair
-of 0.1 B parameters, against transformers (which must be installed) on the same weights, prompts, threads and dtype. Everything
-compared is run in turn on every prompt, so that a noisy machine is noisy for all; whole calls are timed, prompt included.
+`python -m lab.bench quality` grades the embedded pair on held-out rows; `python -m lab.bench speed` times it,
+or a random pair of 0.1 B parameters, against transformers (which must be installed) on the same weights,
+prompts, threads and dtype. Everything compared is run in turn on every prompt, so that a noisy machine is
+noisy for all; whole calls are timed, prompt included.
 """
 import argparse
 import itertools
@@ -27,7 +28,8 @@ HOME = File(__file__).parent / 'models'
 def engine_for(target, draft, **changes):
     """A specmini Engine with the command line's own defaults."""
     flags = ['--prompt', '-', '--target', str(target), '--draft', str(draft)]
-    args = specmini.parse(flags + [str(x) for k, v in changes.items() for x in (f'--{k.replace("_", "-")}', v) if v is not True]
+    args = specmini.parse(flags + [str(x) for k, v in changes.items()
+                                   for x in (f'--{k.replace("_", "-")}', v) if v is not True]
                           + [f'--{k}' for k, v in changes.items() if v is True])
     args.methods = ['ar', 'sd']
     return specmini.Engine(args)
@@ -40,7 +42,7 @@ def held_out(tokenizer, task, n):
 
 
 def quality(n):
-    """Greedy, held out (math: 2 to 4 steps): right answers of target and draft; block efficiency of sd with gamma 4."""
+    """Greedy, held out (math: 2 to 4 steps): right answers of both; block efficiency of sd with gamma 4."""
     engine = engine_for(HOME / 'target', HOME / 'draft', max_new=200)
     weak = engine_for(HOME / 'draft', 'none', max_new=200)
     for task in tasks.TASKS:
@@ -58,21 +60,24 @@ def quality(n):
                 right[i] += row['answer'] is not None and tasks.right(row, texts[i])
         s = specmini.statistics(cycles, 0.0, engine.weights())
         share = lambda x: '-' if task == 'story' else f'{x / n:.1%}'
-        print(f'{task:6} target {share(right[0])}, draft {share(right[1])}, acceptance {s["acceptance_rate"]:.1%}, '
-              f'block efficiency {s["block_efficiency"]:.2f}, sd = ar in {same} of {n}', flush=True)
+        print(f'{task:6} target {share(right[0])}, draft {share(right[1])}, '
+              f'acceptance {s["acceptance_rate"]:.1%}, block efficiency {s["block_efficiency"]:.2f}, '
+              f'sd = ar in {same} of {n}', flush=True)
 
 
 def random_pair(folder):
-    """Saves a random llama of 0.1 B parameters and, as its draft, its first 2 layers; returns the two folders.
+    """Saves a random llama of 0.1 B parameters and, as its draft, its first 2 layers; returns both folders.
 
-    What the layers add is small beside the embedding, so that the draft is often right although nothing was learned.
+    What the layers add is small beside the embedding, so that the draft is often right although nothing was
+    learned.
     """
     torch.manual_seed(0)
     tokenizer = HOME / 'target' / 'tokenizer.json'
-    shape = dict(model_type='llama', architectures=['LlamaForCausalLM'], hidden_act='silu', hidden_size=768, rms_norm_eps=1e-6,
-                 intermediate_size=2304, num_attention_heads=12, num_key_value_heads=4, head_dim=64, rope_theta=10000.0,
-                 vocab_size=len(json.loads(tokenizer.read_text())['model']['vocab']), max_position_embeddings=2048,
-                 tie_word_embeddings=False)
+    shape = dict(model_type='llama', architectures=['LlamaForCausalLM'], hidden_act='silu', hidden_size=768,
+                 rms_norm_eps=1e-6, intermediate_size=2304, num_attention_heads=12, num_key_value_heads=4,
+                 head_dim=64, rope_theta=10000.0,
+                 vocab_size=len(json.loads(tokenizer.read_text())['model']['vocab']),
+                 max_position_embeddings=2048, tie_word_embeddings=False)
     weights, homes = None, []
     for name, layers in (('target', 15), ('draft', 2)):
         home = folder / name
@@ -83,15 +88,17 @@ def random_pair(folder):
         if weights is None:
             for key, p in model.named_parameters():
                 if p.ndim == 2:
-                    torch.nn.init.normal_(p, std=0.02 if key.endswith(('o_proj.weight', 'down_proj.weight')) else 0.05)
+                    small = key.endswith(('o_proj.weight', 'down_proj.weight'))
+                    torch.nn.init.normal_(p, std=0.02 if small else 0.05)
             weights = model.state_dict()
-        save_file({key: weights[key] for key in model.state_dict()}, home / 'model.safetensors', metadata=dict(format='pt'))
+        save_file({key: weights[key] for key in model.state_dict()}, home / 'model.safetensors',
+                  metadata=dict(format='pt'))
         homes.append(home)
     return homes
 
 
 def contestants(engine, compiled, theirs, assistant, gamma, length):
-    """{name: function from prompt ids to the number of tokens written}, all greedy, to the end of sequence or `length`."""
+    """{name: function from prompt ids to number of tokens written}, greedy, to the end token or `length`."""
     import transformers
 
     def ours(e, name):
@@ -102,15 +109,19 @@ def contestants(engine, compiled, theirs, assistant, gamma, length):
                                                  eos_token_id=theirs.generation_config.eos_token_id)
         def run(ids):
             with torch.inference_mode():
-                return theirs.generate(torch.tensor([ids]), generation_config=settings, **how).shape[1] - len(ids)
+                whole = theirs.generate(torch.tensor([ids]), generation_config=settings, **how)
+                return whole.shape[1] - len(ids)
         return run
-    assistant.generation_config.num_assistant_tokens = gamma                # fixed length: no schedule, no confidence stop
+    # fixed length: no schedule, no confidence stop
+    assistant.generation_config.num_assistant_tokens = gamma
     assistant.generation_config.num_assistant_tokens_schedule = 'constant'
     assistant.generation_config.assistant_confidence_threshold = 0.0
-    table = {'transformers generate': generate(), 'transformers assisted': generate(assistant_model=assistant),
+    table = {'transformers generate': generate(),
+             'transformers assisted': generate(assistant_model=assistant),
              'specmini ar': ours(engine, 'ar'), 'specmini sd': ours(engine, 'sd')}
     if compiled:
-        table |= {'specmini ar --compile': ours(compiled, 'ar'), 'specmini sd --compile': ours(compiled, 'sd')}
+        table |= {'specmini ar --compile': ours(compiled, 'ar'),
+                  'specmini sd --compile': ours(compiled, 'sd')}
     return table
 
 
@@ -123,7 +134,8 @@ def speed(pair, n, gamma, threads, length, compiled):
         settings = dict(gamma=gamma, max_new=length, threads=threads)
         engine = engine_for(target, draft, **settings)
         fast = engine_for(target, draft, **settings, compile=True) if compiled else None
-        theirs, assistant = (transformers.AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32).eval() for f in (target, draft))
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        theirs, assistant = (load(f, dtype=torch.float32).eval() for f in (target, draft))
     prompts = [ids for task in ('math', 'table') for ids in held_out(engine.tokenizer, task, n)[1]]
     engine.open(prompts)
     if fast:
@@ -137,12 +149,15 @@ def speed(pair, n, gamma, threads, length, compiled):
             if i:                                       # the first round warms up and compiles
                 seconds[name].append(time.perf_counter() - begin)
                 tokens[name].append(count)
-    print(f'{pair} pair, {torch.get_num_threads()} threads, {len(prompts)} prompts, gamma {gamma}, fp32, torch {torch.__version__}')
+    print(f'{pair} pair, {torch.get_num_threads()} threads, {len(prompts)} prompts, gamma {gamma}, fp32, '
+          f'torch {torch.__version__}')
     rate = {name: sum(tokens[name]) / sum(seconds[name]) for name in runs}
     for name in runs:
         each = [n / s for n, s in zip(tokens[name], seconds[name])]
-        print(f'{name:24} {rate[name]:8.1f} tokens/s (per prompt: deviation {statistics.stdev(each) / rate[name]:.0%}), '
-              f'{sum(tokens[name])} tokens, equal length in {sum(a == b for a, b in zip(tokens[name], tokens["specmini ar"]))}')
+        print(f'{name:24} {rate[name]:8.1f} tokens/s '
+              f'(per prompt: deviation {statistics.stdev(each) / rate[name]:.0%}), '
+              f'{sum(tokens[name])} tokens, '
+              f'equal length in {sum(a == b for a, b in zip(tokens[name], tokens["specmini ar"]))}')
     for a, b in (('specmini ar', 'transformers generate'), ('specmini ar --compile', 'transformers generate'),
                  ('specmini sd', 'transformers assisted'), ('specmini sd', 'specmini ar'),
                  ('specmini sd --compile', 'specmini ar --compile')):
@@ -151,7 +166,8 @@ def speed(pair, n, gamma, threads, length, compiled):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('what', choices=('quality', 'speed'))
     parser.add_argument('--n', type=int, help='held-out rows of each task (300 for quality, 10 for speed)')
     parser.add_argument('--pair', choices=('embedded', 'random'), default='embedded')

@@ -32,9 +32,9 @@ class Lenient(Exact):
 class Typical(Exact):
     """Keeps a draft token that the target finds typical: p(x) > min(epsilon, delta exp(-H(p))). LOSSY.
 
-    A rejected token is replaced by a fresh sample of p. With epsilon 1 and delta inf nothing is kept: plain decoding.
-    The defaults are those of Medusa's evaluation; its functions' own defaults have the two numbers swapped.
-    Source: Cai et al. 2024 (Medusa), section 2.3.1.
+    A rejected token is replaced by a fresh sample of p. With epsilon 1 and delta inf nothing is kept: plain
+    decoding. The defaults are those of Medusa's evaluation; its functions' own defaults have the two numbers
+    swapped. Source: Cai et al. 2024 (Medusa), section 2.3.1.
     """
     epsilon: float = 0.09                   # hard threshold, a probability
     delta: float = 0.3                      # scales the threshold that falls with entropy

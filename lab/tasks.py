@@ -1,8 +1,9 @@
 """Generated tasks with exact checkers, so that a claim can be tried without a download.
 
-A row is a dict: task, prompt, answer (the final number as text; None where there is none), solution (what a perfect model
-writes after the prompt). The train and held-out splits can share no text: a hash of the row's text decides which split it
-belongs to, whatever the seed. `python -m lab.tasks math --n 20 --seed 7` prints held-out rows as JSON lines.
+A row is a dict: task, prompt, answer (the final number as text; None where there is none), solution (what a
+perfect model writes after the prompt). The train and held-out splits can share no text: a hash of the row's
+text decides which split it belongs to, whatever the seed. `python -m lab.tasks math --n 20 --seed 7` prints
+held-out rows as JSON lines.
 """
 import argparse
 import json
@@ -12,11 +13,12 @@ import sys
 import zlib
 
 NAMES = 'Mia Tom Ana Ben Zoe Sam Eva Leo Ida Max Lia Jon Amy Kai Nora Paul'.split()
-ITEMS = 'pens cups books coins apples cards shells stamps eggs keys plums bricks ribbons nuts balls seeds'.split()
+ITEMS = ('pens cups books coins apples cards shells stamps eggs keys plums bricks ribbons nuts balls '
+         'seeds').split()
 COLUMNS = 'price stock sold weight'.split()
 STEP = re.compile(r'(\d+) ([-+*/]) (\d+) = (\d+)')
 
-# ------------------------------------------------------------------------------------------------ math: GSM8K, MATH
+# ------------------------------------------------------------------------------------------ math: GSM8K, MATH
 
 GAIN = ['buys {k} more', 'finds {k} more', 'gets {k} from a friend', 'wins {k}']
 LOSE = ['loses {k}', 'gives {k} away', 'sells {k}', 'breaks {k}']
@@ -31,7 +33,7 @@ def number(rng, top):
 
 
 def event(rng, n, left):
-    """One event that changes the count n, in at most `left` steps: (phrases, steps as 'a op b = c', the new count)."""
+    """An event that changes count n in at most `left` steps 'a op b = c': (phrases, values, steps, new n)."""
     kinds = []
     if n <= 900: kinds += ['gain'] * 3
     if n >= 4: kinds += ['lose'] * 3
@@ -70,14 +72,15 @@ def math(rng, low=2, high=6):
     return row('math', ' '.join(text), steps, n)
 
 
-# ------------------------------------------------------------------------------------------------------ table: TabMWP
+# ---------------------------------------------------------------------------------------------- table: TabMWP
 
 def table(rng, low=3, high=5):
     """A table of low to high rows, a question that takes a look-up and one operation. Stands for TabMWP."""
     items, columns = rng.sample(ITEMS, rng.randint(low, high)), rng.sample(COLUMNS, rng.randint(2, 3))
     cells = {i: {c: number(rng, 499) for c in columns} for i in items}
     lines = [' | '.join([i] + [f'{c} {cells[i][c]}' for c in columns]) for i in items]
-    (a, b), c, kind = rng.sample(items, 2), rng.choice(columns), rng.choice(['sum', 'difference', 'times', 'columns'])
+    (a, b), c = rng.sample(items, 2), rng.choice(columns)
+    kind = rng.choice(['sum', 'difference', 'times', 'columns'])
     x, y = cells[a][c], cells[b][c]
     if kind == 'sum':
         ask, step, n = f'What is the {c} of {a} plus the {c} of {b}?', f'{x} + {y} = {x + y}', x + y
@@ -94,7 +97,7 @@ def table(rng, low=3, high=5):
     return row('table', '\n'.join(lines + [ask]), [step], n)
 
 
-# ------------------------------------------------------------------------------------------- story: WikiText, The Pile
+# ---------------------------------------------------------------------------------- story: WikiText, The Pile
 
 ANIMALS = 'fox bear mouse owl cat rabbit frog duck goat crow'.split()
 PLACES = 'the river;the old mill;the forest;the market;the hill;the harbour;the garden;the bridge'.split(';')
@@ -115,7 +118,7 @@ END = ['{a} laughed, and the two friends went home.', '{a} thanked {b} and gave 
 
 
 def pick(rng, options):
-    """One of the options, the first the likeliest: weight 1 / rank^1.5, so that the grammar has a mode and real choice."""
+    """One of the options, the first the likeliest (1 / rank^1.5): the grammar has a mode and real choice."""
     return rng.choices(options, [(i + 1) ** -1.5 for i in range(len(options))])[0]
 
 
@@ -134,7 +137,7 @@ def story(rng):
     return dict(task='story', prompt=prompt, answer=None, solution=' ' + ' '.join(text))
 
 
-# ------------------------------------------------------------------------------------------------------ rows and checkers
+# ------------------------------------------------------------------------------------------ rows and checkers
 
 TASKS = dict(math=math, table=table, story=story)
 
@@ -168,7 +171,7 @@ def right(row, text):
 def steps_right(row, text):
     """For each line of the text that is a step or should be one, whether it is right: [bool].
 
-    A step is right if it is written as 'a op b = c', its arithmetic holds, and c is what the reference has at that step.
+    A step is right if it reads 'a op b = c', its arithmetic holds, and c is what the reference has there.
     """
     wanted = [c for *_, c in STEP.findall(row['solution'])]
     lines = [line for line in text.strip().split('\n') if line and not line.startswith('Answer:')]

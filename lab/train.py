@@ -1,7 +1,8 @@
 """Train the embedded models and their tokenizer from the generated tasks alone.
 
-`python -m lab.train target --minutes 90`, then `draft`. A run resumes from the weights in lab/models/ (or from its checkpoint,
-with the optimizer's state, if one is there) and writes Hugging Face directories in bf16. CPU and CUDA from the same code.
+`python -m lab.train target --minutes 90`, then `draft`. A run resumes from the weights in lab/models/ (or
+from its checkpoint, with the optimizer's state, if one is there) and writes Hugging Face directories in bf16.
+CPU and CUDA from the same code.
 """
 import argparse
 import json
@@ -20,20 +21,21 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-DROP = dict(target=0.0, draft=0.0)       # stochastic depth: the chance that a step skips a middle layer
+DROP = dict(target=0.0, draft=0.0)      # stochastic depth: the chance that a step skips a middle layer
 PEAKS = 0.008, 1.2e-3                   # learning rates of Muon and AdamW
-MIXTURE = [('math', dict(low=1, high=3), 4), ('math', {}, 3), ('table', dict(low=2, high=3), 4), ('table', {}, 3), ('story', {}, 1),
-           ('drill', {}, 2)]            # task, its knobs, its share of rows: short ones teach, long ones are what is asked for
+# task, its knobs, its share of rows: short ones teach, long ones are what is asked for
+MIXTURE = [('math', dict(low=1, high=3), 3), ('math', {}, 4), ('table', dict(low=2, high=3), 7),
+           ('table', {}, 5), ('story', {}, 1), ('drill', {}, 1)]
 SHAPES = dict(
-    target=dict(model_type='llama', hidden_size=160, intermediate_size=432, num_hidden_layers=14, num_attention_heads=4,
-                num_key_value_heads=2, head_dim=40),
-    draft=dict(model_type='qwen3', hidden_size=128, intermediate_size=336, num_hidden_layers=2, num_attention_heads=4,
-               num_key_value_heads=2, head_dim=32))
+    target=dict(model_type='llama', hidden_size=160, intermediate_size=432, num_hidden_layers=14,
+                num_attention_heads=4, num_key_value_heads=2, head_dim=40),
+    draft=dict(model_type='qwen3', hidden_size=128, intermediate_size=336, num_hidden_layers=2,
+               num_attention_heads=4, num_key_value_heads=2, head_dim=32))
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
 
 def drills(seed):
-    """Endless rows of eight bare steps: arithmetic practice, and nothing that a held-out text could be known from."""
+    """Endless rows of eight bare steps: arithmetic practice that can give away no held-out text."""
     rng = random.Random(f'drill {seed}')
     while True:
         steps = []
@@ -45,14 +47,15 @@ def drills(seed):
 def mixture(seed, split='train'):
     """Endless rows of all tasks in the shares of MIXTURE."""
     rng = random.Random(f'mixture {seed}')
-    sources = [drills(seed) if task == 'drill' else tasks.rows(task, seed, split, **knobs) for task, knobs, _ in MIXTURE]
+    sources = [drills(seed) if task == 'drill' else tasks.rows(task, seed, split, **knobs)
+               for task, knobs, _ in MIXTURE]
     shares = [share for *_, share in MIXTURE]
     while True:
         yield next(rng.choices(sources, shares)[0])
 
 
 def train_tokenizer(n=20_000):
-    """Byte-level BPE of at most 1,024 entries; every digit stands alone (with the space before it, where there is one)."""
+    """Byte-level BPE of at most 1,024 entries; every digit stands alone (with any space before it)."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r' ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s'), 'isolated'),
@@ -70,11 +73,12 @@ def encode(tokenizer, rows):
     prompts = tokenizer.encode_batch([r['prompt'] for r in rows])
     answers = tokenizer.encode_batch([r['solution'] for r in rows])
     eos = tokenizer.token_to_id(EOS)
-    return [(p.ids + a.ids + [eos], 1 if r['task'] == 'story' else max(1, len(p.ids))) for r, p, a in zip(rows, prompts, answers)]
+    return [(p.ids + a.ids + [eos], 1 if r['task'] == 'story' else max(1, len(p.ids)))
+            for r, p, a in zip(rows, prompts, answers)]
 
 
 def batches(tokenizer, seed, tokens):
-    """Endless (ids [B, T], labels [B, T]) of about `tokens` tokens; rows of like length go together, so little is padding."""
+    """Endless (ids [B, T], labels [B, T]) of about `tokens` tokens; rows of like length, to pad little."""
     source, rng = mixture(seed), random.Random(seed)
     while True:
         pool = sorted(encode(tokenizer, [next(source) for _ in range(1024)]), key=lambda e: len(e[0]))
@@ -89,14 +93,15 @@ def batches(tokenizer, seed, tokens):
             labels = torch.full_like(ids, -100)
             for b, (e, start) in enumerate(group):
                 ids[b, :len(e)] = torch.tensor(e)
-                labels[b, start - 1:len(e) - 1] = torch.tensor(e[start:])       # position i predicts token i + 1
+                labels[b, start - 1:len(e) - 1] = torch.tensor(e[start:])    # position i predicts token i + 1
             yield ids, labels
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is made orthogonal, for the matrices inside the layers. Source: Jordan et al. 2024.
+    """Momentum whose update is made orthogonal, for the matrices inside the layers.
 
-    Five Newton-Schulz steps in fp32, all matrices of one shape as one batch (torch.optim.Muon works in bf16, one by one).
+    Five Newton-Schulz steps in fp32, all matrices of one shape as one batch (torch.optim.Muon works in bf16,
+    one by one). Source: Jordan et al. 2024.
     """
 
     def __init__(self, params, lr, momentum=0.95, weight_decay=0.01):
@@ -134,8 +139,9 @@ def build(name, tokenizer):
     """The network of SHAPES[name], and its config.json."""
     shape = COMMON | SHAPES[name] | dict(vocab_size=tokenizer.get_vocab_size())
     eos = tokenizer.token_to_id(EOS)
-    raw = shape | dict(hidden_act='silu', bos_token_id=None, eos_token_id=eos, pad_token_id=eos, torch_dtype='bfloat16',
-                       architectures=[dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM')[shape['model_type']]])
+    architecture = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM')[shape['model_type']]
+    raw = shape | dict(hidden_act='silu', bos_token_id=None, eos_token_id=eos, pad_token_id=eos,
+                       torch_dtype='bfloat16', architectures=[architecture])
     HOME.joinpath(name).mkdir(parents=True, exist_ok=True)
     (HOME / name / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
     model = Transformer(read_config(HOME / name))
@@ -152,7 +158,8 @@ def save(model, tokenizer, name):
     folder, eos = HOME / name, tokenizer.token_to_id(EOS)
     state = {key: p.detach().to('cpu', torch.bfloat16).contiguous() for key, p in model.named_parameters()}
     save_file(state, folder / 'model.safetensors', metadata=dict(format='pt'))
-    (folder / 'generation_config.json').write_text(json.dumps(dict(eos_token_id=eos, pad_token_id=eos), indent=2) + '\n')
+    (folder / 'generation_config.json').write_text(json.dumps(dict(
+        eos_token_id=eos, pad_token_id=eos), indent=2) + '\n')
     tokenizer.save(str(folder / 'tokenizer.json'))
     (folder / 'tokenizer_config.json').write_text(json.dumps(dict(
         tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS, model_max_length=2048,
@@ -161,18 +168,19 @@ def save(model, tokenizer, name):
 
 @torch.no_grad()
 def accuracy(model, tokenizer, n=60):
-    """{task: share of n held-out rows whose every answer token is the network's first choice}: greedy accuracy, read once.
+    """{task: share of n held-out rows whose every answer token is the network's first choice}.
 
-    For a story, which has no one answer: the mean loss in nats per token.
+    This is greedy accuracy, read once. For a story, which has no one answer: the mean loss in nats per token.
     """
     scores = {}
     for task in tasks.TASKS:
         found = 0.0
         for ids, start in encode(tokenizer, [r for r, _ in zip(tasks.rows(task, 1), range(n))]):
             ids = torch.tensor([ids], device=model.cos.device)
-            logits = model.logits(model(ids, torch.arange(ids.shape[1], device=ids.device), model.full))[0, start - 1:-1]
-            wanted = ids[0, start:]
-            found += F.cross_entropy(logits, wanted).item() if task == 'story' else (logits.argmax(-1) == wanted).all().item()
+            logits = model.logits(model(ids, torch.arange(ids.shape[1], device=ids.device), model.full))
+            logits, wanted = logits[0, start - 1:-1], ids[0, start:]
+            found += (F.cross_entropy(logits, wanted).item() if task == 'story'
+                      else (logits.argmax(-1) == wanted).all().item())
         scores[task] = round(found / n, 3)
     return scores
 
@@ -181,11 +189,12 @@ def optimizers_for(model):
     """[Muon for the matrices inside the layers, AdamW for embedding and norms]."""
     inner = [p for key, p in model.named_parameters() if p.ndim == 2 and 'embed' not in key]
     outer = [p for key, p in model.named_parameters() if p.ndim == 1 or 'embed' in key]
-    return [Muon(inner, lr=PEAKS[0]), torch.optim.AdamW(outer, lr=PEAKS[1], betas=(0.9, 0.95), weight_decay=0)]
+    return [Muon(inner, lr=PEAKS[0]),
+            torch.optim.AdamW(outer, lr=PEAKS[1], betas=(0.9, 0.95), weight_decay=0)]
 
 
 def resume(model, optimizers, folder):
-    """(seconds spent, steps done): continues a checkpoint where there is one, else starts from saved weights if any."""
+    """(seconds spent, steps done): continues a checkpoint if there is one, else saved weights if any."""
     checkpoint, weights = folder / 'checkpoint.pt', folder / 'model.safetensors'
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=model.cos.device, weights_only=True)
@@ -194,7 +203,7 @@ def resume(model, optimizers, folder):
             optimizer.load_state_dict(state)
         return saved['spent'], saved['done']
     if weights.exists():
-        model.load_state_dict(load_file(weights), strict=False)         # the tied head is not in the file twice
+        model.load_state_dict(load_file(weights), strict=False)     # the tied head is not in the file twice
     return 0.0, 0
 
 
@@ -212,7 +221,7 @@ def step(model, optimizers, path, ids, labels):
 
 
 def train(name, minutes, tokens, seed, device):
-    """Trains one model until `minutes` of wall clock are spent, checkpoints included; writes lab/models/<name>."""
+    """Trains until `minutes` of wall clock are spent, checkpoints included; writes lab/models/<name>."""
     torch.manual_seed(seed)
     folder, saved = HOME / name, HOME / 'target' / 'tokenizer.json'
     tokenizer = Tokenizer.from_file(str(saved)) if saved.exists() else train_tokenizer()
@@ -220,22 +229,26 @@ def train(name, minutes, tokens, seed, device):
     optimizers = optimizers_for(model)
     spent, done = resume(model, optimizers, folder)
     source, rng, scores, losses = batches(tokenizer, seed + done, tokens), random.Random(seed + done), {}, []
-    bar, begin, saved_at = tqdm(total=round(minutes * 60), unit='s', initial=round(spent)), time.time() - spent, time.time()
+    bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
+    begin, saved_at = time.time() - spent, time.time()
     while (now := time.time() - begin) < minutes * 60:
         for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
             optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
-        skip = {s for i in range(1, len(model.model.layers) - 1) if rng.random() < DROP[name] for s in (2 * i, 2 * i + 1)}
-        losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip), *(x.to(device) for x in next(source)))]
+        skip = {s for i in range(1, len(model.model.layers) - 1) if rng.random() < DROP[name]
+                for s in (2 * i, 2 * i + 1)}
+        losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip),
+                                      *(x.to(device) for x in next(source)))]
         done += 1
         if done % 25 == 0:
             bar.n = round(now)
             bar.set_postfix(step=done, loss=f'{sum(losses) / len(losses):.3f}', **scores)
         if time.time() - saved_at > 300:
             saved_at, scores = time.time(), accuracy(model, tokenizer)
-            tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done, loss=round(sum(losses) / len(losses), 3), **scores)))
+            tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done,
+                                       loss=round(sum(losses) / len(losses), 3), **scores)))
             save(model, tokenizer, name)
-            torch.save(dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers], spent=now, done=done),
-                       folder / 'checkpoint.pt')
+            torch.save(dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers],
+                            spent=now, done=done), folder / 'checkpoint.pt')
     bar.close()
     save(model, tokenizer, name)
     (folder / 'checkpoint.pt').unlink(missing_ok=True)
@@ -243,7 +256,8 @@ def train(name, minutes, tokens, seed, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('model', choices=SHAPES)
     parser.add_argument('--minutes', type=float, default=60)
     parser.add_argument('--tokens', type=int, default=2048, help='tokens a step')
