@@ -1,7 +1,8 @@
 """Functions on tensors: rotary positions, attention, feed-forward, mixture of experts. No class, no state.
 
-Every attend has one signature and every ffn another, so that a Path (model.py) names one for each layer and
-the network never branches. `carry` is whatever one layer hands to the next; these dense forms pass it on.
+Every attend has one signature, every dense feed-forward another, every mixture a third, so that a Path
+(model.py) names one for each layer and the layers need not know which. `carry` is whatever one layer hands to
+the next; these dense forms pass it on.
 
 B rows, T new tokens, S keys in view, H query heads, G key/value heads, D head size, C width, F feed-forward
 width, E experts.

@@ -8,6 +8,7 @@ F feed-forward width, E experts, V vocabulary.
 import copy
 import json
 import math
+import os
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ from torch import nn
 import kernels
 
 CHUNK = 2048    # positions of a long prompt fed in one pass, so that the mask stays small
+OPTIONAL = dict(    # keys that may be absent, and what they must be where they are not
+    num_key_value_heads=int, head_dim=int, rms_norm_eps=(int, float), rope_theta=(int, float),
+    sliding_window=int, decoder_sparse_step=int, mlp_only_layers=list, layer_types=list, norm_topk_prob=bool,
+    tie_word_embeddings=bool, attention_bias=bool, mlp_bias=bool, use_sliding_window=bool)
 KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
 PAD = 16        # compiled passes of up to this many positions are padded to a power of two: few graphs
 
@@ -54,7 +59,7 @@ class Config:
 def read_config(folder):
     """The Config of a Hugging Face folder, as transformers 4 writes it (rope_scaling) or 5 (rope_parameters).
 
-    Defaults for absent keys are transformers' own. ValueError for what this network does not compute.
+    ValueError for what this network does not compute, and for values that are none.
     """
     where = File(folder) / 'config.json'
     raw = read_json(where)
@@ -62,25 +67,31 @@ def read_config(folder):
     kind = raw.get('model_type')
     if kind not in KINDS:
         raise ValueError(f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
-    needed = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads')
+    needed = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
+              'max_position_embeddings')
     experts = ('num_experts', 'num_experts_per_tok', 'moe_intermediate_size') if kind == 'qwen3_moe' else ()
-    absent = [name for name in needed + experts if not isinstance(raw.get(name), int)]
+    absent = [name for name in needed + experts if not isinstance(raw.get(name), int) or raw[name] < 1]
     if absent:
-        raise ValueError(f'{where}: {absent[0]} is {raw.get(absent[0])!r}, expected a whole number')
+        raise ValueError(f'{where}: {absent[0]} is {raw.get(absent[0])!r}, expected a positive whole number')
+    for name, kinds in OPTIONAL.items():
+        value = raw.get(name)
+        good = isinstance(value, kinds) and (kinds in (bool, list) or value > 0)
+        if value is not None and not good:
+            raise ValueError(f'{where}: {name} is {value!r}, which is no value for it')
     refuse_unsupported(raw, kind, where)
     get, heads = raw.get, raw['num_attention_heads']
     bias = bool(get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe')
-    dense, every, L = get('mlp_only_layers') or [], get('decoder_sparse_step', 1), raw['num_hidden_layers']
+    dense, every, L = get('mlp_only_layers') or [], get('decoder_sparse_step') or 1, raw['num_hidden_layers']
     sparse = [bool(experts) and i not in dense and (i + 1) % every == 0 for i in range(L)]
     config = Config(
         **{name: raw[name] for name in needed}, model_type=kind, rope=read_rope(raw, where),
-        num_key_value_heads=get('num_key_value_heads') or (8 if kind == 'mistral' else heads),
+        num_key_value_heads=get('num_key_value_heads', 8 if kind == 'mistral' else None) or heads,
         head_dim=get('head_dim') or (128 if kind == 'qwen3' else raw['hidden_size'] // heads),
-        max_position_embeddings=get('max_position_embeddings', 2048), rms_norm_eps=get('rms_norm_eps', 1e-6),
-        tie_word_embeddings=get('tie_word_embeddings', False), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
+        rms_norm_eps=get('rms_norm_eps') or 1e-6, tie_word_embeddings=bool(get('tie_word_embeddings')),
+        qkv_bias=bias or kind == 'qwen2', o_bias=bias,
         mlp_bias=bool(get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
         experts=tuple(raw['num_experts'] * here for here in sparse) if any(sparse) else (),
-        num_experts_per_tok=get('num_experts_per_tok', 0), norm_topk_prob=get('norm_topk_prob', False),
+        num_experts_per_tok=get('num_experts_per_tok', 0), norm_topk_prob=bool(get('norm_topk_prob')),
         moe_intermediate_size=get('moe_intermediate_size', 0))
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(f'{where}: {heads} query heads cannot share {config.num_key_value_heads} key heads')
@@ -92,7 +103,7 @@ def refuse_unsupported(raw, kind, where):
     window = raw.get('sliding_window', 4096 if kind == 'mistral' else None)
     if kind.startswith('qwen') and not raw.get('use_sliding_window') or kind == 'llama':
         window = None
-    short = window and window < raw.get('max_position_embeddings', 0)
+    short = window and window < raw['max_position_embeddings']
     if short or 'sliding_attention' in (raw.get('layer_types') or []):
         raise ValueError(f'{where}: a sliding window of {window} is switched on; only full attention is here')
     if raw.get('hidden_act', 'silu') != 'silu':
@@ -104,6 +115,8 @@ def refuse_unsupported(raw, kind, where):
 def read_rope(raw, where):
     """The rotary settings, under transformers 5's names, defaults filled in."""
     given = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+    if not isinstance(given, dict) or any(isinstance(v, dict) for v in given.values()):
+        raise ValueError(f'{where}: rotary settings {given!r}: expected one flat object for all layers')
     given = {k: v for k, v in given.items() if v is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
     if kind not in ('default', 'linear', 'llama3', 'yarn'):
@@ -111,10 +124,10 @@ def read_rope(raw, where):
     if given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0) != 1.0:
         raise ValueError(f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
     rope = dict(rope_theta=raw.get('rope_theta') or 10000.0) | given | dict(rope_type=kind)
-    rope.setdefault('original_max_position_embeddings', raw.get('max_position_embeddings', 2048))
+    rope.setdefault('original_max_position_embeddings', raw['max_position_embeddings'])
     needs = dict(linear='factor', yarn='factor', llama3='factor low_freq_factor high_freq_factor')
-    for name in needs.get(kind, '').split():
-        if not isinstance(rope.get(name), (int, float)):
+    for name in ['rope_theta', 'original_max_position_embeddings', *needs.get(kind, '').split()]:
+        if not isinstance(rope.get(name), (int, float)) or rope[name] <= 0:
             raise ValueError(f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
     return rope
 
@@ -125,7 +138,7 @@ def read_json(path):
         found = json.loads(File(path).read_text(encoding='utf-8'))
     except FileNotFoundError:
         raise ValueError(f'{path}: no such file; expected a Hugging Face folder with config.json') from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
     if not isinstance(found, dict):
         raise ValueError(f'{path}: holds a {type(found).__name__}, expected a JSON object')
@@ -391,7 +404,7 @@ class Reader:
         Feeds from the first position that the path does not trust, and at least `last` positions.
         """
         line = tokens + draft
-        assert len(line) <= self.capacity - PAD, f'{len(line)} tokens in a cache for {self.capacity - PAD}'
+        assert len(line) <= self.capacity, f'{len(line)} tokens in a cache for {self.capacity}'
         start = min(self.cache.trusted(line, path), len(line) - last)
         self.cache.record(line[:start], start, path)        # an interrupted pass leaves nothing trusted
         ids, logits = torch.tensor([line[start:]], device=self.model.cos.device), []
@@ -425,6 +438,7 @@ class Reader:
         """A reader of the same network and log over `rows` copies of this cache, `extra` positions longer."""
         twin = copy.copy(self)
         twin.cache, twin.compiled = self.cache.fork(self.model.config, rows, extra), None
+        twin.capacity = twin.cache.stores[0][0].shape[2]
         return twin
 
     def forget(self):
@@ -457,8 +471,8 @@ def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
     if model.config.experts:
         raise ValueError('--compile: a mixture of experts chooses by data and is not compiled; leave it out')
-    if model.cos.device.type == 'cpu' and not any(map(shutil.which, ('g++', 'clang++', 'cl'))):
-        raise ValueError('--compile: on a CPU it needs a C++ compiler (g++, clang++), and found none')
+    if model.cos.device.type == 'cpu' and not shutil.which(os.environ.get('CXX', 'g++')):
+        raise ValueError('--compile: on a CPU it needs a C++ compiler, g++ or what CXX names; none found')
     torch._dynamo.config.recompile_limit = 64           # graphs of all lengths, paths and models together
     return torch.compile(model.forward, fullgraph=True, dynamic=False)
 
@@ -494,7 +508,10 @@ def weight_files(folder):
     """The safetensors files of a folder: the shards that the index names, or the single file."""
     index = folder / 'model.safetensors.index.json'
     if index.exists():
-        files = [folder / name for name in sorted(set(read_json(index).get('weight_map', {}).values()))]
+        shards = read_json(index).get('weight_map')
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise ValueError(f'{index}: weight_map is not an object of tensor names and files')
+        files = [folder / name for name in sorted(set(shards.values()))]
     else:
         files = [folder / 'model.safetensors']
     for file in files:
@@ -525,7 +542,7 @@ def read_weights(file, wanted, weights, device, dtype):
             if not all(x.isfinite() for x in tensor.aminmax()):
                 raise ValueError(f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
             weights[name] = nn.Parameter(tensor, requires_grad=False)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
 
 
@@ -534,9 +551,12 @@ def read_tokenizer(folder):
     if not path.exists():
         raise ValueError(f'{path}: no such file; a tokenizer in the tokenizers format is needed')
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:                          # the library raises bare Exception
         raise ValueError(f'{path}: not a tokenizer ({error})') from None
+    tokenizer.no_truncation()                           # a file may carry both; neither is asked for here
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def read_eos(folder):
@@ -546,4 +566,6 @@ def read_eos(folder):
         if (folder / name).exists():
             ids = read_json(folder / name).get('eos_token_id')
             found += ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(isinstance(i, int) for i in found):
+        raise ValueError(f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
     return frozenset(found)

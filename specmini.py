@@ -6,19 +6,22 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
+import warnings
 from pathlib import Path as File
 
+warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
+
 import torch
-from tokenizers.decoders import DecodeStream
 from tqdm import tqdm
 
 from model import Reader, load, read_json
 from verify import METHODS, Cycle, Session, lookup, rollout, silence
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
-DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16, fp64=torch.float64)
+DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')
 
@@ -78,8 +81,10 @@ def break_even(cycles, decode_seconds):
     if not verdicts:
         return 'break-even: nothing was drafted, so there is nothing to compare.'
     c, v = (seconds / max(n, 1) / decode_seconds for n, seconds in (spent['draft'], spent['target']))
-    a, gamma = sum(verdicts) / len(verdicts), sum(len(c.drafted) for c in cycles) / len(cycles)
-    tokens, cost = gamma + 1 if a == 1 else (1 - a ** (gamma + 1)) / (1 - a), gamma * c + v
+    a, lengths = sum(verdicts) / len(verdicts), [len(c.drafted) for c in cycles]
+    gamma = sum(lengths) / len(lengths)
+    tokens = sum(a ** k for n in lengths for k in range(n + 1)) / len(lengths)
+    cost = gamma * c + v
     return (f'break-even: a draft pass costs {c:.2f} and a verifying pass {v:.2f} of a decoding pass; '
             f'{a:.0%} acceptance of {gamma:.1f} drafted tokens gives {tokens:.2f} a cycle for the time of '
             f'{cost:.2f} decoding passes: {tokens / cost:.2f} times plain decoding predicted'
@@ -110,17 +115,20 @@ class Engine:
         for i, ids in enumerate(prompts, 1):
             if not 0 < len(ids) < self.context:
                 raise ValueError(f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the '
-                                 f'context of {self.context}')
+                                 f'context of {self.context} (the smaller of target and draft)')
         capacity = min(self.context, max(map(len, prompts)) + self.args.max_new)
         self.target_reader = Reader(self.model, capacity, self.args.compile)
         self.draft_reader = Reader(self.draft, capacity, self.args.compile) if self.draft else None
 
-    def start(self, ids, name):
-        """(Session that has read this prompt, method); no position of an earlier text is trusted."""
+    def start(self, ids, name, row=0):
+        """(Session that has read this prompt, method); no position of an earlier text is trusted.
+
+        Row r of a file is drawn with seed + r, so that equal prompts give different samples.
+        """
         a, readers = self.args, (self.target_reader, None if name == 'ar' else self.draft_reader)
         for reader in filter(None, readers):
             reader.forget()
-        generator = torch.Generator(self.device).manual_seed(a.seed)
+        generator = torch.Generator(self.device).manual_seed(a.seed + row)
         session = Session(*readers, self.source, list(ids), min(a.max_new, self.context - len(ids)), self.eos,
                           a.temperature, a.top_k, a.top_p, generator)
         session.read_prompt()
@@ -137,8 +145,8 @@ class Engine:
         knobs = {k: getattr(method, k) for k in knobs_of(name)}
         knobs = {k: 'inf' if v == math.inf else v for k, v in knobs.items()}        # JSON has no infinity
         return dict(text=self.tokenizer.decode(tokens), tokens=tokens, prompt_tokens=len(ids), method=name,
-                    lossless=method.lossless, knobs=knobs, seed=self.args.seed, device=self.device,
-                    dtype=self.dtype, finish='eos' if session.ended else 'length',
+                    lossless=method.lossless, knobs=knobs, seed=session.generator.initial_seed(),
+                    device=self.device, dtype=self.dtype, finish='eos' if session.ended else 'length',
                     stats=statistics(cycles, session.prompt_seconds, self.weights()))
 
     def decode_seconds(self, session):
@@ -203,7 +211,7 @@ class Printer:
 
     def __init__(self, tokenizer, color, show):
         self.tokenizer, self.color, self.show = tokenizer, color, show
-        self.stream, self.shown, self.cycles = DecodeStream(skip_special_tokens=True), '', 0
+        self.ids, self.shown, self.cycles = [], '', 0
 
     def paint(self, text, kind):
         return f'\033[{PAINT.get(kind, "0")}m{text}\033[0m' if self.color and text else text
@@ -213,14 +221,16 @@ class Printer:
         if self.show:
             return print(self.picture(cycle), flush=True)
         for token, label in zip(cycle.tokens, cycle.labels):
-            piece = self.stream.step(self.tokenizer, token) or ''
-            self.shown += piece
-            print(self.paint(piece, label), end='', flush=True)
+            self.ids.append(token)
+            text = self.tokenizer.decode(self.ids)
+            if not text.endswith('\ufffd'):             # else a character whose bytes are not all there yet
+                print(self.paint(text[len(self.shown):], label), end='', flush=True)
+                self.shown = text
 
     def finish(self, text):
         """Prints what the stream held back: the bytes of a character that never became whole."""
         if not self.show:
-            print(text[len(self.shown):] if text.startswith(self.shown) else '', flush=True)
+            print(text[len(os.path.commonprefix([text, self.shown])):], flush=True)
 
     def picture(self, cycle):
         """One cycle as a line: kept tokens, the rejected one struck out, what replaced it, (not judged)."""
@@ -313,7 +323,7 @@ def parse(argv):
     add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question or turns (the first is used)')
     add('--target', metavar='DIR', help='Hugging Face folder (default: the embedded target)')
     add('--draft', metavar='DIR|lookup|none', help='default: the embedded one; with --target, lookup')
-    add('--method', default='sd', help='one of those that --list shows (default: sd)')
+    add('--method', help='one of those that --list shows (default: sd)')
     add('--gamma', type=int, help='draft tokens a cycle (default: 4)')
     add('--temperature', type=float, default=0.0, help='0 (the default) is greedy')
     add('--top-k', type=int, default=0, help='sample from this many likeliest tokens; 0: from all')
@@ -342,10 +352,11 @@ def parse(argv):
 
 def check_flags(args):
     """Fills in the defaults that depend on other flags; ValueError for the first flag that does not fit."""
-    compared = None if args.compare is None else [m for m in args.compare.split(',') if m != 'ar']
-    args.methods = [args.method] if compared is None else ['ar'] + compared
+    compared = args.compare is not None
+    names = ['ar'] + args.compare.split(',') if compared else [args.method or 'sd']
+    args.methods = list(dict.fromkeys(names))
     unknown = [m for m in args.methods if m not in METHODS]
-    alone = args.check or args.json or args.show or args.trace
+    alone = args.method or args.check or args.json or args.show or args.trace
     for wrong, message in [
             (unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}'),
             ((args.prompt is None) == (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl'),
@@ -353,11 +364,13 @@ def check_flags(args):
             (args.top_k < 0, f'--top-k {args.top_k}: expected 0 (all) or more'),
             (not 0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1'),
             (args.max_new < 1, f'--max-new {args.max_new}: expected 1 or more'),
-            (args.threads is not None and args.threads < 1, f'--threads {args.threads}: expected 1 or more'),
-            (compared is not None and alone, '--compare takes none of --check, --json, --show, --trace'),
+            (args.threads not in [None, *range(1, 1025)], f'--threads {args.threads}: expected 1 to 1024'),
+            (compared and alone, '--compare takes none of --method, --check, --json, --show, --trace'),
+            (not 0 <= args.seed < 2 ** 62, f'--seed {args.seed}: expected 0 to 2^62 - 1'),
             (args.check and args.temperature > 0, '--check: texts agree only at --temperature 0')]:
         if wrong:
             raise ValueError(message)
+    args.method = args.method or 'sd'
     args.draft = args.draft or ('lookup' if args.target else str(EMBEDDED / 'draft'))
     args.target = args.target or EMBEDDED / 'target'
     for name in args.methods:
@@ -369,7 +382,7 @@ def read_prompts(args):
     texts = [args.prompt]
     if args.prompts is not None:
         try:
-            lines = File(args.prompts).read_text(encoding='utf-8').splitlines()
+            lines = File(args.prompts).read_text(encoding='utf-8').split('\n')
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f'--prompts {args.prompts}: cannot be read ({error})') from None
         rows = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
@@ -386,7 +399,7 @@ def read_prompts(args):
 def prompt_of(line, where):
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f'{where}: not a JSON object ({error})') from None
     found = [row[k] for k in ('prompt', 'question', 'turns') if k in row] if isinstance(row, dict) else []
     text = found[0][0] if found and isinstance(found[0], list) and found[0] else found[0] if found else None
@@ -404,9 +417,10 @@ def chat(folder, text):
     template = settings.get('chat_template')
     if (path := folder / 'chat_template.jinja').exists():
         template = path.read_text(encoding='utf-8')
-    if isinstance(template, list):
-        template = next((t['template'] for t in template if t.get('name') == 'default'), None)
-    if not template:
+    if isinstance(template, list):                      # several by name: [{name, template}]
+        named = {item.get('name'): item.get('template') for item in template if isinstance(item, dict)}
+        template = named.get('default')
+    if not isinstance(template, str):
         raise ValueError(f'--chat: {folder} has no chat_template.jinja, nor one in tokenizer_config.json')
 
     def refuse(message):
@@ -414,13 +428,13 @@ def chat(folder, text):
     world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     world.add_extension('jinja2.ext.loopcontrols')
     world.globals.update(raise_exception=refuse, strftime_now=time.strftime)
-    world.globals.update({k: v['content'] if isinstance(v, dict) else v
-                          for k, v in settings.items() if k.endswith('_token')})
+    world.globals.update({k: v.get('content') if isinstance(v, dict) else v
+                          for k, v in settings.items() if k.endswith('_token') and v})
     world.filters['tojson'] = lambda x, **how: json.dumps(x, ensure_ascii=False, **how)
     try:
         message = dict(role='user', content=text)
         return world.from_string(template).render(messages=[message], add_generation_prompt=True)
-    except TemplateError as error:
+    except Exception as error:                          # the template is foreign code: it may raise anything
         raise ValueError(f'--chat: the template of {folder} does not render ({error})') from None
 
 
@@ -431,7 +445,7 @@ def generate(engine, prompts, args):
     everything = []
     for row, ids in enumerate(tqdm(prompts, disable=None if len(prompts) > 1 else True, file=sys.stderr)):
         printer, cycles, interrupted = Printer(engine.tokenizer, color, args.show), [], False
-        session, method = engine.start(ids, args.method)
+        session, method = engine.start(ids, args.method, row)
         try:
             for cycle in decode(session, method):
                 cycles.append(cycle)
@@ -476,7 +490,8 @@ def main(argv=None):
             begin = time.perf_counter()
             for name in args.methods:
                 list(decode(*engine.start(prompts[0], name)))
-            print(f'compiled in {time.perf_counter() - begin:.1f} s (not counted below)', file=sys.stderr)
+            print(f'compiled in {time.perf_counter() - begin:.1f} s, not counted below; later texts may need '
+                  'passes of other lengths', file=sys.stderr)
         if args.compare is None:
             return generate(engine, prompts, args)
         for line in compare(engine, prompts, args.methods):
@@ -486,6 +501,11 @@ def main(argv=None):
         return 0
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         print('specmini:', ' '.join(str(error).split()), file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if 'alloc' not in str(error):
+            raise
+        print('specmini: not enough memory;', str(error).splitlines()[0], file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

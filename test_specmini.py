@@ -236,6 +236,14 @@ def test_bf16_is_close():
     (dict(num_key_value_heads=3), '4 query heads cannot share 3 key heads'),
     (dict(hidden_size=None), 'hidden_size is None'),
     (dict(hidden_size='16'), "hidden_size is '16'"),
+    (dict(num_attention_heads=0), 'num_attention_heads is 0'),
+    (dict(max_position_embeddings='64'), "max_position_embeddings is '64'"),
+    (dict(num_key_value_heads=-2), 'num_key_value_heads is -2'),
+    (dict(rms_norm_eps='1e-6'), "rms_norm_eps is '1e-6'"),
+    (dict(tie_word_embeddings='no'), "tie_word_embeddings is 'no'"),
+    (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"),
+    (dict(rope_scaling='linear'), "rotary settings 'linear'"),
+    (dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))), 'one flat object'),
     (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
 ])
 def test_refused_configs(changes, words, tmp_path):
@@ -698,7 +706,7 @@ def test_lookup():
 
 def test_typical_threshold_is_the_papers():
     """p(x) > min(0.09, 0.3 exp(-H)): with the numbers swapped this case would be decided the other way."""
-    score = type('Score', (), dict(p=torch.tensor([[0.2, 0.8]]), chances=[(0.2, 1.0)]))()
+    score = type('Score', (), dict(p=torch.tensor([[0.2, 0.8]]), pq=[(0.2, 1.0)]))()
     assert lab.rivals.Typical().threshold(score, 0) == pytest.approx(0.09)
     assert lab.rivals.Typical().kept(score, 0) == 1
     assert lab.rivals.Typical(epsilon=0.3, delta=0.09).kept(score, 0) == 1
@@ -777,6 +785,30 @@ def test_a_character_is_never_printed_broken(capsys):
     assert capsys.readouterr().out.startswith('\ufffd')
 
 
+def test_streaming_survives_byte_fallback(capsys):
+    """A Llama 2 style decoder rewrites invalid bytes as it goes; what was printed is never printed again."""
+    words = ['<unk>', *(f'<0x{i:02X}>' for i in range(256)), '\u2581a', '\u2581b']
+    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
+    parts = [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(parts)
+    for seed in range(50):
+        ids = torch.randint(1, len(words), (12,), generator=torch.Generator().manual_seed(seed)).tolist()
+        printer = specmini.Printer(tokenizer, False, False)
+        for i in ids:
+            printer.add(verify.Cycle([], [], [i], ['target'], {}, 0.0))
+        printer.finish(tokenizer.decode(ids))
+        assert capsys.readouterr().out[-3:-1] == tokenizer.decode(ids)[-2:]
+
+
+def test_break_even_takes_each_length(capsys):
+    """Blocks of 1 and 3 at acceptance 1/2 give (1.5 + 1.875) / 2 tokens a cycle, their mean 1.75."""
+    half = [dict(kept=True), dict(kept=False)]
+    spent = {'target/full': (1, 2, 1.0)}
+    cycles = [verify.Cycle([0] * n, half, [0], ['target'], spent, 1.0) for n in (1, 3)]
+    said = specmini.break_even(cycles, 1.0)
+    assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
+
+
 def test_colors_and_show(pair, capsys):
     assert '\033[' not in program(capsys, *pair_flags(pair))[1]             # captured: no terminal
     painted = program(capsys, *pair_flags(pair), '--color', 'always')[1]
@@ -840,7 +872,8 @@ def test_chat(pair, capsys, tmp_path):
     raw = dict(chat_template=template, bos_token=dict(content='^'))
     (folder / 'tokenizer_config.json').write_text(json.dumps(raw))
     assert json.loads(program(capsys, *flags)[1])['prompt_tokens'] == len('^user:hi!')
-    for bad in ("{{ raise_exception('no system role') }}", '{% for %}', "{{ ''.__class__.__mro__ }}"):
+    refused = "{{ raise_exception('no system role') }}", "{{ ''.__class__.__mro__ }}"
+    for bad in (*refused, '{% for %}', '{{ 1 / 0 }}'):
         (folder / 'chat_template.jinja').write_text(bad)
         status, out, err = program(capsys, *flags)
         assert status == 2 and err.count('\n') == 1 and '--chat' in err

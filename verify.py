@@ -24,13 +24,14 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
         return torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
-    z = z / temperature
+    z = (z - z.amax(-1, keepdim=True)) / temperature            # the largest is 0: nothing overflows
     if 0 < top_k < z.shape[-1]:
         z = z.masked_fill(z < z.topk(top_k).values[..., -1:], -torch.inf)
     p = z.softmax(-1)
     if top_p < 1:
         ranked, order = p.sort(-1, descending=True)
         late = ranked.cumsum(-1) - ranked >= top_p              # the mass before this token already suffices
+        late[..., 0] = False
         p = p.masked_fill(late.scatter(-1, order, late), 0)
         p = p / p.sum(-1, keepdim=True)
     return p
@@ -93,11 +94,11 @@ class Score:
         return self.session.probs(self.logits)
 
     @cached_property
-    def chances(self):
+    def pq(self):
         """[(p(x), q(x))] of each draft token x, as floats: one transfer for the whole block."""
         ids = torch.tensor(self.draft.tokens, device=self.p.device)[:, None]
-        pq = torch.stack([self.p[:-1].gather(1, ids), self.draft.q.to(self.p.dtype).gather(1, ids)])
-        return list(zip(*pq[..., 0].tolist()))
+        both = torch.stack([self.p[:-1].gather(1, ids), self.draft.q.to(self.p.dtype).gather(1, ids)])
+        return list(zip(*both[..., 0].tolist()))
 
 
 @dataclass
@@ -207,7 +208,7 @@ def silence(session, method, n):
 def finite(logits, who, length):
     """The logits [n, V]; ValueError if they hold NaN or infinity, which would become silent wrong tokens."""
     if not logits.amax().isfinite():
-        raise ValueError(f'the {who} computed NaN or infinity after {length} tokens; try --dtype fp32')
+        raise ValueError(f'the {who} computed NaN or infinity after {length} tokens: its weights overflow')
     return logits
 
 
@@ -256,7 +257,7 @@ class Exact:
 
     def kept(self, score, i):
         """The chance that draft token i is kept: min(1, p(x) / q(x))."""
-        p, q = score.chances[i]
+        p, q = score.pq[i]
         return min(1.0, p / q)
 
     def threshold(self, score, i):
@@ -271,7 +272,7 @@ class Exact:
         """(tokens, labels, judged) of this cycle, left to right up to a rejection or the end of sequence."""
         judged = []
         for i, token in enumerate(draft.tokens):
-            (p, q), limit, chance = score.chances[i], self.threshold(score, i), self.kept(score, i)
+            (p, q), limit, chance = score.pq[i], self.threshold(score, i), self.kept(score, i)
             kept = session.flip(chance)
             judged.append(dict(token=token, p=p, q=q, threshold=limit, chance=chance, kept=kept))
             if not kept:

@@ -131,7 +131,7 @@ def speed(pair, n, gamma, threads, length, compiled):
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         target, draft = random_pair(File(folder)) if pair == 'random' else (HOME / 'target', HOME / 'draft')
-        settings = dict(gamma=gamma, max_new=length, threads=threads)
+        settings = dict(gamma=gamma, max_new=length, threads=threads, device='cpu', dtype='fp32')
         engine = engine_for(target, draft, **settings)
         fast = engine_for(target, draft, **settings, compile=True) if compiled else None
         load = transformers.AutoModelForCausalLM.from_pretrained

@@ -24,7 +24,7 @@ class Lenient(Exact):
         return self.lenience == 1
 
     def kept(self, score, i):
-        p, q = score.chances[i]
+        p, q = score.pq[i]
         return min(1.0, p / (self.lenience * q))
 
 
@@ -53,7 +53,7 @@ class Typical(Exact):
         return min(self.epsilon, self.delta * float(torch.special.entr(p).sum().neg().exp()))
 
     def kept(self, score, i):
-        return float(score.chances[i][0] > self.threshold(score, i))
+        return float(score.pq[i][0] > self.threshold(score, i))
 
     def settle(self, score, i):
         return score.p[i]

@@ -76,24 +76,20 @@ def math(rng, low=2, high=6):
 
 def table(rng, low=3, high=5):
     """A table of low to high rows, a question that takes a look-up and one operation. Stands for TabMWP."""
-    items, columns = rng.sample(ITEMS, rng.randint(low, high)), rng.sample(COLUMNS, rng.randint(2, 3))
-    cells = {i: {c: number(rng, 499) for c in columns} for i in items}
-    lines = [' | '.join([i] + [f'{c} {cells[i][c]}' for c in columns]) for i in items]
-    (a, b), c = rng.sample(items, 2), rng.choice(columns)
-    kind = rng.choice(['sum', 'difference', 'times', 'columns'])
-    x, y = cells[a][c], cells[b][c]
-    if kind == 'sum':
-        ask, step, n = f'What is the {c} of {a} plus the {c} of {b}?', f'{x} + {y} = {x + y}', x + y
-    elif kind == 'difference':
-        (a, x), (b, y) = ((a, x), (b, y)) if x >= y else ((b, y), (a, x))
-        ask, step, n = f'What is the {c} of {a} minus the {c} of {b}?', f'{x} - {y} = {x - y}', x - y
-    elif kind == 'times':
+    column, items = rng.choice(COLUMNS), rng.sample(ITEMS, rng.randint(low, high))
+    cells = {item: number(rng, 499) for item in items}
+    (a, b), kind = rng.sample(items, 2), rng.choice(['plus', 'minus', 'times'])
+    if kind == 'minus' and cells[a] < cells[b]:
+        a, b = b, a
+    x, y = cells[a], cells[b]
+    if kind == 'times':
         d = rng.randint(2, min(9, 999 // x))
-        ask, step, n = f'What is {d} times the {c} of {a}?', f'{d} * {x} = {d * x}', d * x
+        ask, step, n = f'What is {d} times the {column} of {a}?', f'{d} * {x} = {d * x}', d * x
     else:
-        e = rng.choice([e for e in columns if e != c])
-        y = cells[a][e]
-        ask, step, n = f'What is the {c} of {a} plus its {e}?', f'{x} + {y} = {x + y}', x + y
+        n = x + y if kind == 'plus' else x - y
+        ask = f'What is the {column} of {a} {kind} the {column} of {b}?'
+        step = f'{x} {"+" if kind == "plus" else "-"} {y} = {n}'
+    lines = [f'item | {column}'] + [f'{item} | {n}' for item, n in cells.items()]
     return row('table', '\n'.join(lines + [ask]), [step], n)
 
 

@@ -24,8 +24,8 @@ EOS = '<|end|>'
 DROP = dict(target=0.0, draft=0.0)      # stochastic depth: the chance that a step skips a middle layer
 PEAKS = 0.008, 1.2e-3                   # learning rates of Muon and AdamW
 # task, its knobs, its share of rows: short ones teach, long ones are what is asked for
-MIXTURE = [('math', dict(low=1, high=3), 3), ('math', {}, 4), ('table', dict(low=2, high=3), 7),
-           ('table', {}, 5), ('story', {}, 1), ('drill', {}, 1)]
+MIXTURE = [('math', dict(low=1, high=3), 3), ('math', {}, 6), ('table', dict(low=2, high=3), 4),
+           ('table', {}, 6), ('story', {}, 1), ('drill', {}, 3)]
 SHAPES = dict(
     target=dict(model_type='llama', hidden_size=160, intermediate_size=432, num_hidden_layers=14,
                 num_attention_heads=4, num_key_value_heads=2, head_dim=40),
@@ -35,13 +35,18 @@ COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddin
 
 
 def drills(seed):
-    """Endless rows of eight bare steps: arithmetic practice that can give away no held-out text."""
+    """Endless rows of practice that can give away no held-out text: bare steps, or cells looked up."""
     rng = random.Random(f'drill {seed}')
     while True:
-        steps = []
-        while len(steps) < 8:
-            steps += tasks.event(rng, tasks.number(rng, 900), 2)[2]
-        yield dict(task='story', prompt='', answer=None, solution='\n' + '\n'.join(steps))
+        if rng.random() < 0.2:
+            prompt, lines = '', []
+            while len(lines) < 8:
+                lines += tasks.event(rng, tasks.number(rng, 900), 2)[2]
+        else:
+            prompt = tasks.table(rng, high=8)['prompt'].rpartition('\n')[0]
+            head, *cells = [line.split(' | ') for line in prompt.split('\n')]
+            lines = [f'What is the {head[1]} of {item} {n}' for item, n in rng.sample(cells, len(cells))]
+        yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
 
 def mixture(seed, split='train'):
