@@ -22,15 +22,16 @@ from model import Transformer, read_config
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
 DROP = dict(target=0.0, draft=0.0)      # stochastic depth: the chance that a step skips a middle layer
-PEAKS = 0.008, 1.2e-3                   # learning rates of Muon and AdamW
+GROW = 0.45                             # share of the time in which only the outer two layers of the target run
+PEAKS = 0.01, 2e-3                      # learning rates of Muon and AdamW
 # task, its knobs, its share of rows: short ones teach, long ones are what is asked for
 MIXTURE = [('math', dict(low=1, high=3), 3), ('math', {}, 6), ('table', dict(low=2, high=3), 4),
            ('table', {}, 6), ('story', {}, 1), ('drill', {}, 3)]
 SHAPES = dict(
-    target=dict(model_type='llama', hidden_size=160, intermediate_size=432, num_hidden_layers=14,
-                num_attention_heads=4, num_key_value_heads=2, head_dim=40),
-    draft=dict(model_type='qwen3', hidden_size=128, intermediate_size=336, num_hidden_layers=2,
-               num_attention_heads=4, num_key_value_heads=2, head_dim=32))
+    target=dict(model_type='llama', hidden_size=128, intermediate_size=336, num_hidden_layers=10,
+                num_attention_heads=4, num_key_value_heads=2, head_dim=32),
+    draft=dict(model_type='qwen3', hidden_size=80, intermediate_size=208, num_hidden_layers=2,
+               num_attention_heads=4, num_key_value_heads=2, head_dim=20))
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
 
@@ -191,9 +192,13 @@ def accuracy(model, tokenizer, n=60):
 
 
 def optimizers_for(model):
-    """[Muon for the matrices inside the layers, AdamW for embedding and norms]."""
-    inner = [p for key, p in model.named_parameters() if p.ndim == 2 and 'embed' not in key]
-    outer = [p for key, p in model.named_parameters() if p.ndim == 1 or 'embed' in key]
+    """[Muon, AdamW]: Muon for the matrices inside the layers, but not for queries and keys.
+
+    Without a norm on queries and keys (llama) Muon lets attention logits grow until attention is stuck.
+    """
+    muon = lambda key, p: p.ndim == 2 and not any(part in key for part in ('embed', 'q_proj', 'k_proj'))
+    inner = [p for key, p in model.named_parameters() if muon(key, p)]
+    outer = [p for key, p in model.named_parameters() if not muon(key, p)]
     return [Muon(inner, lr=PEAKS[0]),
             torch.optim.AdamW(outer, lr=PEAKS[1], betas=(0.9, 0.95), weight_decay=0)]
 
@@ -239,7 +244,8 @@ def train(name, minutes, tokens, seed, device):
     while (now := time.time() - begin) < minutes * 60:
         for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
             optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
-        skip = {s for i in range(1, len(model.model.layers) - 1) if rng.random() < DROP[name]
+        young = name == 'target' and now < GROW * minutes * 60
+        skip = {s for i in range(1, len(model.model.layers) - 1) if young or rng.random() < DROP[name]
                 for s in (2 * i, 2 * i + 1)}
         losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip),
                                       *(x.to(device) for x in next(source)))]
