@@ -22,7 +22,7 @@ from model import Transformer, read_config
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
 DROP = dict(target=0.0, draft=0.0)      # stochastic depth: the chance that a step skips a middle layer
-GROW = 0.45                             # share of the time in which only the outer two layers of the target run
+GROW = 0.45                             # share of its time in which only the outer layers of the target run
 PEAKS = 0.01, 2e-3                      # learning rates of Muon and AdamW
 # task, its knobs, its share of rows: short ones teach, long ones are what is asked for
 MIXTURE = [('math', dict(low=1, high=3), 3), ('math', {}, 6), ('table', dict(low=2, high=3), 4),
@@ -194,7 +194,7 @@ def accuracy(model, tokenizer, n=60):
 def optimizers_for(model):
     """[Muon, AdamW]: Muon for the matrices inside the layers, but not for queries and keys.
 
-    Without a norm on queries and keys (llama) Muon lets attention logits grow until attention is stuck.
+    A llama's queries and keys have no norm that would bound the attention logits; AdamW takes smaller steps.
     """
     muon = lambda key, p: p.ndim == 2 and not any(part in key for part in ('embed', 'q_proj', 'k_proj'))
     inner = [p for key, p in model.named_parameters() if muon(key, p)]
