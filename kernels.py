@@ -23,7 +23,7 @@ def rotate(x, cos, sin):
 def attend(q, k, v, mask, carry):
     """Attention of q [B, H, T, D] over k, v [B, G, S, D] -> ([B, H, T, D], carry).
 
-    mask [T, S] is True where a query may look. Query head h reads key head h // (H / G).
+    mask [T, S] is 0 where a query may look, else -inf. Query head h reads key head h // (H / G).
     Source: Vaswani et al. 2017, eq. 1; Ainslie et al. 2023 (grouped queries).
     """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True), carry

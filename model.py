@@ -290,7 +290,7 @@ class View:
     positions: torch.Tensor     # [T] absolute
     cos: torch.Tensor           # [T, D]
     sin: torch.Tensor           # [T, D]
-    mask: torch.Tensor          # [T, span], True where a query may look
+    mask: torch.Tensor          # [T, span], 0 where a query may look and -inf elsewhere; made once a pass
     span: int                   # keys in view
 
 
@@ -324,7 +324,8 @@ class Transformer(nn.Module):
         Without a cache the tokens see each other alone (training).
         """
         span = ids.shape[1] if stores is None else span
-        mask = torch.arange(span, device=ids.device) <= positions[:, None]              # [T, span]
+        hidden = torch.arange(span, device=ids.device) > positions[:, None]             # [T, span]
+        mask = torch.zeros_like(hidden, dtype=self.cos.dtype).masked_fill(hidden, -torch.inf)
         view = View(positions, self.cos[positions], self.sin[positions], mask, span)
         x, carry = self.model.embed_tokens(ids), None
         for i, layer in enumerate(self.model.layers):
