@@ -6,7 +6,6 @@ cache for caches.
 import itertools
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import lab.rivals
 import specmini
 import verify
 from lab import tasks
-from model import CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_config, rope_table
+from model import CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_config
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
 
 HERE = File(__file__).parent

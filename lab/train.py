@@ -238,13 +238,14 @@ def train(name, minutes, tokens, seed, device):
     model = build(name, tokenizer).to(device)
     optimizers = optimizers_for(model)
     spent, done = resume(model, optimizers, folder)
+    seed_only = name == 'target' and not model.model.layers[1].mlp.down_proj.weight.any()  # identity yet
     source, rng, scores, losses = batches(tokenizer, seed + done, tokens), random.Random(seed + done), {}, []
     bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
     begin, saved_at = time.time() - spent, time.time()
     while (now := time.time() - begin) < minutes * 60:
         for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
             optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
-        young = name == 'target' and now < GROW * minutes * 60
+        young = seed_only and now < GROW * minutes * 60
         skip = {s for i in range(1, len(model.model.layers) - 1) if young or rng.random() < DROP[name]
                 for s in (2 * i, 2 * i + 1)}
         losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip),
