@@ -293,4 +293,22 @@ class Autoregressive(Exact):
         return silence(session, self, 0)
 
 
-METHODS = dict(ar=Autoregressive, sd=Exact)
+# --------------------------------------------------------------------- CM-ASD: confidence-modulated drafting
+
+
+# -------------------------------------------------------------- ECSV: reliability-weighted voting of branches
+
+
+# ------------------------------------------------------------------------- VIA-SD: a slim verifier in between
+
+
+# ---------------------------------------------------------------------------- SpecGuard: whole steps verified
+
+
+# ------------------------------------------------------------------------------------- sparse verification
+
+
+METHODS = dict(
+    ar=Autoregressive,
+    sd=Exact,
+)

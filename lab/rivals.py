@@ -60,3 +60,18 @@ class Typical(Exact):
 
 
 METHODS.update(lenient=Lenient, typical=Typical)
+
+
+# --------------------------------------------------------------- beside CM-ASD: controllers, acceptance rules
+
+
+# --------------------------------------------------------------------------- beside ECSV: votes and branches
+
+
+# --------------------------------------------------------------------- beside VIA-SD: cascades, tiers, self
+
+
+# ------------------------------------------------------------------- beside SpecGuard: gates, rewards, votes
+
+
+# --------------------------------------------------------------- beside sparse verification: other selections
