@@ -6,6 +6,7 @@ cache for caches.
 import itertools
 import json
 import math
+import random
 import re
 import subprocess
 import sys
@@ -960,26 +961,65 @@ def test_list_and_rivals(capsys):
 
 @pytest.mark.parametrize('task', tasks.TASKS)
 def test_tasks(task):
-    """Seeded; the splits share no text; the checkers accept the reference and nothing else."""
-    take = lambda split, seed=1, n=300: list(itertools.islice(tasks.rows(task, seed, split), n))
+    """Seeded; the splits share no text; the grader accepts the reference, not silence or another's."""
+    take = lambda split, seed=1, n=200: list(itertools.islice(tasks.rows(task, seed, split), n))
     held, train = take('held-out'), take('train')
     assert held == take('held-out') != take('held-out', 2)
     assert not {r['prompt'] + r['solution'] for r in held} & {r['prompt'] + r['solution'] for r in train}
-    for r in held:
-        if task == 'story':
-            assert r['answer'] is None and 25 <= len((r['prompt'] + r['solution']).split()) <= 160
-            continue
-        assert tasks.right(r, r['solution']) and all(tasks.steps_right(r, r['solution']))
-        wrong = r['solution'].replace(f'Answer: {r["answer"]}', f'Answer: {int(r["answer"]) + 1}')
-        assert not tasks.right(r, wrong) and not tasks.right(r, '') and int(r['answer']) <= 999
+    grades = [(tasks.grade(a, a['solution']), tasks.grade(a, ''), tasks.grade(a, b['solution']))
+              for a, b in zip(held, held[1:])]
+    if task == 'story':
+        assert set(grades) == {(None, None, None)}
+        return
+    assert all(mine and not silent for mine, silent, _ in grades) and sum(other for *_, other in grades) < 20
+    for r in held if 'Answer:' in held[0]['solution'] else []:
+        assert int(r['answer']) <= 999 and all(tasks.steps_right(r, r['solution']))
         steps = tasks.STEP.findall(r['solution'])
         assert all(max(int(a), int(b), int(c)) <= 999 and (op in '+-' or min(int(a), int(b)) <= 9)
                    for a, op, b, c in steps)
-        assert (2 <= len(steps) <= 6) if task == 'math' else len(steps) == 1
-        a, op, b, c = steps[0]
-        broken = r['solution'].replace(f'{a} {op} {b} = {c}', f'{a} {op} {b} = {int(c) + 1}', 1)
-        assert tasks.steps_right(r, broken)[0] is False
+        assert len(steps) in {'math': range(2, 5), 'math-hard': range(5, 9)}.get(task, range(1, 3))
+        first = r['solution'].split('\n')[1]
+        assert tasks.steps_right(r, r['solution'].replace(first, first + '1', 1))[0] is False
         assert tasks.steps_right(r, 'so it is\n' + r['solution'])[0] is False
+
+
+def test_graders():
+    """Published values of BLEU (the example in NLTK's manual), ROUGE-L (Lin 2004); foreign rows; bad code."""
+    text = 'It is a guide to action which ensures that the military always obeys the commands of the party'
+    references = ['It is a guide to action that ensures that the military will forever heed Party commands',
+                  'It is the guiding principle which guarantees the military forces always being under the '
+                  'command of the Party',
+                  'It is the practical guide for the army always to heed the directions of the party']
+    assert tasks.bleu([references], [text]) == pytest.approx(0.5045666840058485)
+    assert tasks.bleu([['a b c d e']], ['a b c d']) == pytest.approx(math.exp(1 - 5 / 4))
+    assert tasks.rouge_l('police killed the gunman', 'police kill the gunman') == 0.75
+    assert tasks.rouge_l('police killed the gunman', 'the gunman kill police') == 0.5
+    gsm = dict(question='?', answer='He pays 600+634\n#### 1,234')
+    assert tasks.grade(gsm, 'so 5, then 1,234.') and not tasks.grade(gsm, '1234 is not 7')
+    assert tasks.grade(dict(answer='Paris'), ' Paris\n') and tasks.grade(dict(turns=['?']), 'x') is None
+    assert tasks.outputs('\ndef f(a, b): return max(a, b) % 5') == [2, 3, 0, 2]
+    for bad in ('__import__("os")', 'a.real', '9 ** 9 ** 9', 'z', 'a(', 'xs[9]', '[a]', 'a' * 201):
+        assert tasks.outputs(f'def f(a, xs): return {bad}') is None
+
+
+def test_qa_asks_in_new_words_what_training_told():
+    told = {(r['answer'], t) for r in itertools.islice(tasks.rows('qa', 0, 'train'), 20_000)
+            for t in tasks.TOWNS if t in r['prompt']}
+    assert told >= {(value, town) for (_, town), value in tasks.FACTS.items()}
+
+
+def test_the_grammar_knows_its_entropy(monkeypatch):
+    """The chances exp(-nats) of all stories that can follow a prompt sum to 1 (a few rare are not seen)."""
+    for name, few in dict(NAMES=['A', 'B'], ANIMALS=['x'], PLACES=['y', 'v'], THINGS=['z'], WHEN=['w'],
+                          LOST=['l', 'm'], FOUND=['f', 'at {place}'], END=['e'],
+                          SEARCH=['{a} ran.', '{thing2}.', '{b} sat.', 'So.', 'No.']).items():
+        monkeypatch.setattr(tasks, name, few)
+    rng, found = random.Random(0), {}
+    for _ in range(30_000):
+        row = tasks.story(rng)
+        found.setdefault(row['prompt'], {})[row['solution']] = row['nats']
+    masses = [sum(math.exp(-nats) for nats in found[prompt].values()) for prompt in found]
+    assert len(masses) == 4 and all(0.95 < mass < 1 + 1e-9 for mass in masses)
 
 
 def test_task_command():

@@ -37,7 +37,7 @@ def engine_for(target, draft, **changes):
 
 def held_out(tokenizer, task, n):
     """n held-out rows of a task and their prompts as ids."""
-    rows = list(itertools.islice(tasks.rows(task, 7, **({'high': 4} if task == 'math' else {})), n))
+    rows = list(itertools.islice(tasks.rows(task, 7), n))
     return rows, [tokenizer.encode(r['prompt']).ids for r in rows]
 
 
@@ -57,7 +57,7 @@ def quality(n):
             cycles += trace
             same += texts[0] == texts[2]
             for i in (0, 1):
-                right[i] += row['answer'] is not None and tasks.right(row, texts[i])
+                right[i] += bool(tasks.grade(row, texts[i]))
         s = specmini.statistics(cycles, 0.0, engine.weights())
         share = lambda x: '-' if task == 'story' else f'{x / n:.1%}'
         print(f'{task:6} target {share(right[0])}, draft {share(right[1])}, '

@@ -1,24 +1,31 @@
-"""Generated tasks with exact checkers, so that a claim can be tried without a download.
+"""Generated tasks with exact graders: a small twin of each benchmark family, so that a claim takes minutes.
 
-A row is a dict: task, prompt, answer (the final number as text; None where there is none), solution (what a
-perfect model writes after the prompt). The train and held-out splits can share no text: a hash of the row's
-text decides which split it belongs to, whatever the seed. `python -m lab.tasks math --n 20 --seed 7` prints
-held-out rows as JSON lines.
+A row is a dict: task, prompt, answer (what is right, as text; None where much is), solution (what a perfect
+model writes after the prompt), and for a story the nats that its grammar spent on it. The train and held-out
+splits share no text: a hash of the row's text decides which split it belongs to, whatever the seed.
+`python -m lab.tasks math --n 20 --seed 7` prints held-out rows as JSON lines.
 """
 import argparse
+import ast
 import json
+import math as maths
+import operator
 import random
 import re
 import sys
 import zlib
+from collections import Counter
 
 NAMES = 'Mia Tom Ana Ben Zoe Sam Eva Leo Ida Max Lia Jon Amy Kai Nora Paul'.split()
-ITEMS = ('pens cups books coins apples cards shells stamps eggs keys plums bricks ribbons nuts balls '
-         'seeds').split()
-COLUMNS = 'price stock sold weight'.split()
+ITEMS = ('pens cups books coins apples cards shells stamps eggs keys plums bricks ribbons nuts balls seeds '
+         'lamps bowls rings hats bags pears kites drums bells masks ropes dolls plates forks spoons chairs '
+         'rugs clocks shoes socks belts boots shirts coats tickets pots nails pins beads flags stones leaves '
+         'carrots lemons cakes pies fish hens ducks goats sheep toys boxes cans jars logs wheels '
+         'maps').split()
+COLUMNS = 'price stock sold weight cost size made'.split()
 STEP = re.compile(r'(\d+) ([-+*/]) (\d+) = (\d+)')
 
-# ------------------------------------------------------------------------------------------ math: GSM8K, MATH
+# ---------------------------------------------------------------------------------------- math: GSM8K, MATH
 
 GAIN = ['buys {k} more', 'finds {k} more', 'gets {k} from a friend', 'wins {k}']
 LOSE = ['loses {k}', 'gives {k} away', 'sells {k}', 'breaks {k}']
@@ -59,8 +66,8 @@ def event(rng, n, left):
     return SHARE, dict(d=d), [f'{n} / {d} = {n // d}'], n // d
 
 
-def math(rng, low=2, high=6):
-    """A word problem of low to high steps. Stands for GSM8K and MATH."""
+def math(rng, low=2, high=4, task='math'):
+    """A word problem of low to high steps. Stands for GSM8K."""
     wanted, name, item = rng.randint(low, high), rng.choice(NAMES), rng.choice(ITEMS)
     n = number(rng, 400)
     text, steps = [f'{name} has {n} {item}.'], []
@@ -69,31 +76,251 @@ def math(rng, low=2, high=6):
         text.append(f'{name} {rng.choice(phrases).format(item=item, **values)}.')
         steps += new
     text.append(f'How many {item} does {name} have?')
-    return row('math', ' '.join(text), steps, n)
+    return worked(task, ' '.join(text), steps, n)
 
 
-# ---------------------------------------------------------------------------------------------- table: TabMWP
+def math_hard(rng, low=5, high=8):
+    """A word problem of 5 to 8 steps. Stands for MATH."""
+    return math(rng, low, high, 'math-hard')
 
-def table(rng, low=3, high=5):
-    """A table of low to high rows, a question that takes a look-up and one operation. Stands for TabMWP."""
-    column, items = rng.choice(COLUMNS), rng.sample(ITEMS, rng.randint(low, high))
-    cells = {item: number(rng, 499) for item in items}
-    (a, b), kind = rng.sample(items, 2), rng.choice(['plus', 'minus', 'times'])
-    if kind == 'minus' and cells[a] < cells[b]:
-        a, b = b, a
-    x, y = cells[a], cells[b]
+
+def worked(task, prompt, lines, n):
+    """A row whose solution is lines of work and a last line with the answer n."""
+    return dict(task=task, prompt=prompt, answer=str(n), solution='\n'.join(['', *lines, f'Answer: {n}']))
+
+
+# -------------------------------------------------------------------------------------------- table: TabMWP
+
+def cells(rng, low, high, columns):
+    """A table of low to high rows, mostly short, a number of columns in a range: (text, {cell: value})."""
+    rows = round(low * (high / low) ** rng.random())
+    names = rng.sample(COLUMNS, rng.randint(*columns))
+    values = {(item, c): number(rng, 499) for item in rng.sample(ITEMS, rows) for c in names}
+    lines = {}
+    for (item, column), n in values.items():
+        lines.setdefault(item, []).append(f'{column} {n}')
+    return '\n'.join(f'{item}: {", ".join(row)}' for item, row in lines.items()), values
+
+
+def table(rng, low=3, high=60, columns=(1, 6), task='table'):
+    """A table, and a question of one or two look-ups and one or two operations. Stands for TabMWP."""
+    text, values = cells(rng, low, high, columns)
+    (a, x), (b, y) = rng.sample(sorted(values.items()), 2)
+    kind = rng.choice(['plus', 'minus', 'times'])
+    if kind == 'minus' and x < y:
+        a, x, b, y = b, y, a, x
+    named = [f'{item} {column} = {n}' for (item, column), n in ((a, x), (b, y))]
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // x))
-        ask, step, n = f'What is {d} times the {column} of {a}?', f'{d} * {x} = {d * x}', d * x
+        ask, steps, n = f'What is the {a[1]} of {a[0]} times {d}', named[:1] + [f'{x} * {d} = {x * d}'], x * d
     else:
         n = x + y if kind == 'plus' else x - y
-        ask = f'What is the {column} of {a} {kind} the {column} of {b}?'
-        step = f'{x} {"+" if kind == "plus" else "-"} {y} = {n}'
-    lines = [f'item | {column}'] + [f'{item} | {n}' for item, n in cells.items()]
-    return row('table', '\n'.join(lines + [ask]), [step], n)
+        ask = f'What is the {a[1]} of {a[0]} {kind} the {b[1]} of {b[0]}'
+        steps = named + [f'{x} {"+" if kind == "plus" else "-"} {y} = {n}']
+    if 2 <= n <= 300 and rng.random() < 0.4:
+        d = rng.randint(2, min(9, 999 // n))
+        ask, steps, n = f'{ask}, all times {d}', steps + [f'{n} * {d} = {n * d}'], n * d
+    return worked(task, f'{text}\n{ask}?', steps, n)
 
 
-# ---------------------------------------------------------------------------------- story: WikiText, The Pile
+def table_long(rng):
+    """A table of 60 rows and 7 columns, about 2,000 tokens; the question as in `table`."""
+    return table(rng, 60, 60, (7, 7), 'table-long')
+
+
+# ----------------------------------------------------------------------------------------------- code: MBPP
+
+BINARY = {'the sum of {} and {}': '{} + {}', 'the difference of {} and {}': '{} - {}',
+          'the product of {} and {}': '{} * {}', 'the remainder of {} by {}': '{} % {}',
+          'the larger of {} and {}': 'max({}, {})', 'the smaller of {} and {}': 'min({}, {})'}
+UNARY = {'twice {}': '2 * {}', 'the square of {}': '{} ** 2', 'the size of {}': 'abs({})'}
+LEAVES = {'a': 'a', 'b': 'b', 'c': 'c', 'the sum of xs': 'sum(xs)', 'the length of xs': 'len(xs)',
+          'the first of xs': 'xs[0]', 'the last of xs': 'xs[-1]'}
+CALLS = dict(max=max, min=min, abs=abs, sum=sum, len=len)
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+             ast.Pow: operator.pow}
+TRIALS = [dict(a=a, b=b, c=c, xs=xs) for a, b, c, xs in
+          ((7, 3, 2, [4, 9, 1]), (2, 8, 5, [6]), (-4, 5, 9, [3, 3, -8, 2]), (12, 12, 1, [-7, 10]))]
+
+
+def expression(rng, depth):
+    """(English, code, whether it needs brackets as an operand) of an expression with `depth` operators."""
+    if depth == 0:
+        if rng.random() < 0.25:
+            return (text := str(rng.randint(2, 9))), text, False
+        return *rng.choice(list(LEAVES.items())), False
+    unary = rng.random() < 0.25
+    english, code = rng.choice(list((UNARY if unary else BINARY).items()))
+    left = 0 if unary else rng.randint(0, depth - 1)
+    parts = [expression(rng, n) for n in ([depth - 1] if unary else [left, depth - 1 - left])]
+    called = code.endswith(')')
+    inner = [f'({c})' if wrap and not called else c for _, c, wrap in parts]
+    return english.format(*(e for e, *_ in parts)), code.format(*inner), not called
+
+
+def code(rng):
+    """A comment that says what a one-line function returns, and the function. Stands for MBPP."""
+    new = function(rng)
+    return new if outputs(new['answer']) else code(rng)     # a remainder by zero is no example
+
+
+def function(rng):
+    english, text, _ = expression(rng, rng.randint(1, 3))
+    if rng.random() < 0.2:
+        other, then, _ = expression(rng, 1)
+        english, text = f'{english} if a is greater than b, else {other}', f'{text} if a > b else {then}'
+    used = [name for name in ('a', 'b', 'c', 'xs') if re.search(rf'\b{name}\b', text)] or ['a']
+    answer = f'def f({", ".join(used)}): return {text}'
+    return dict(task='code', prompt=f'# Return {english}.', answer=answer, solution='\n' + answer)
+
+
+def evaluate(node, names):
+    """The value of a syntax tree of the task's small grammar; ValueError for anything outside it."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name) and node.id in names:
+        return names[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -evaluate(node.operand, names)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        left, right = evaluate(node.left, names), evaluate(node.right, names)
+        if isinstance(node.op, ast.Pow) and (right != 2 or abs(left) > 1e6):
+            raise ValueError('a power other than the square')
+        return OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.Compare) and [type(op) for op in node.ops] == [ast.Gt]:
+        return evaluate(node.left, names) > evaluate(node.comparators[0], names)
+    if isinstance(node, ast.IfExp):
+        return evaluate(node.body if evaluate(node.test, names) else node.orelse, names)
+    if isinstance(node, ast.Subscript):
+        return evaluate(node.value, names)[evaluate(node.slice, names)]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+        return CALLS[node.func.id](*(evaluate(x, names) for x in node.args))
+    raise ValueError(f'{type(node).__name__} is not in the grammar')
+
+
+def outputs(text):
+    """What a one-line function returns on each of TRIALS; None if it is not one, or fails."""
+    found = re.fullmatch(r'def f\(([\w, ]*)\): return (.{1,200})', text.strip().split('\n')[0])
+    if not found:
+        return None
+    try:
+        tree = ast.parse(found[2], mode='eval').body
+        return [evaluate(tree, {k: trial[k] for k in found[1].split(', ')}) for trial in TRIALS]
+    except (SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+# ----------------------------------------------------------------------------------------- translate: WMT14
+
+NOUNS = dict(cat='miro', dog='kano', bird='luma', horse='tarvo', king='rego', girl='nila', boy='palo',
+             farmer='agrano', baker='pana', tree='silva', house='dema', river='vada', road='strado',
+             boat='navo', book='libra', stone='peto', ring='zola', cup='kupa')    # the last letter agrees
+ADJECTIVES = dict(small='pit', old='vek', red='ros', good='bon', tall='alt', young='jun', green='verd',
+                  happy='fel')
+VERBS = dict(see='vid', love='am', find='trov', carry='port', follow='sek', wash='lav', hear='aud',
+             paint='pikt')
+PAST = dict(see='saw', love='loved', find='found', carry='carried', follow='followed', wash='washed',
+            hear='heard', paint='painted')
+PLACED = dict(near='ner', behind='post', under='sub', beside='lat')
+DETERMINERS = dict(the='ol', a='un', some='mul')
+
+
+def phrase(rng):
+    """A noun phrase: (English, translation, whether it is plural). Adjectives follow and agree."""
+    plural, noun = rng.random() < 0.4, rng.choice(list(NOUNS))
+    determiner = 'the' if rng.random() < 0.5 else 'some' if plural else 'a'
+    english, stem = [noun + 's' * plural], NOUNS[noun]
+    theirs = [DETERMINERS[determiner], stem + 'n' * plural]
+    if rng.random() < 0.5:
+        adjective = rng.choice(list(ADJECTIVES))
+        english.insert(0, adjective)
+        theirs.append(ADJECTIVES[adjective] + stem[-1] + 'n' * plural)
+    if determiner == 'a' and english[0][0] in 'aeiou':
+        determiner = 'an'
+    return ' '.join([determiner] + english), ' '.join(theirs), plural
+
+
+def translate(rng):
+    """English to an invented language: object, subject, place, verb, which agrees. Stands for WMT14."""
+    (subject, ours, plural), (thing, theirs, _) = phrase(rng), phrase(rng)
+    verb, past = rng.choice(list(VERBS)), rng.random() < 0.5
+    ending = {'carry': 'carries', 'wash': 'washes'}.get(verb, verb + 's')
+    english, words = [subject, PAST[verb] if past else verb if plural else ending, thing], [theirs, ours]
+    if rng.random() < 0.5:
+        place, there, _ = phrase(rng)
+        relation = rng.choice(list(PLACED))
+        english += [relation, place]
+        words += [there, PLACED[relation]]                  # a postposition
+    answer = ' '.join(words + [VERBS[verb] + ('ud' if past else 'at') + 'e' * plural]) + '.'
+    return dict(task='translate', prompt=f'Translate: {" ".join(english)}.', answer=answer,
+                solution='\n' + answer)
+
+
+# ----------------------------------------------------------------------------------- summary: CNN/DailyMail
+
+JOBS = 'baker farmer teacher painter sailor doctor singer miller'.split()
+HOMES = 'by the river;on the hill;near the forest;by the harbour;in the old mill;near the bridge'.split(';')
+WISHES = 'lantern key map drum kite ring basket flute boat horse'.split()
+NOISE = ['{a} was tired.', '{a} ate some bread.', '{a} laughed.', 'It rained all day.', '{a} sat down.',
+         '{a} met {b}.', '{a} slept well.', '{a} looked at {b}.']
+
+
+def summary(rng, low=2, high=8):
+    """Statements about several people; the work, home and wish of one. Stands for CNN/DailyMail."""
+    people, lines = rng.sample(NAMES, rng.randint(low, high)), []
+    facts = {a: (rng.choice(JOBS), rng.choice(HOMES), rng.choice(WISHES)) for a in people}
+    for a, (job, home, wish) in facts.items():
+        lines += [f'{a} works as a {job}.', f'{a} lives {home}.', f'{a} wants a {wish}.']
+        lines += [rng.choice(NOISE).format(a=a, b=rng.choice(NAMES)) for _ in range(rng.randint(0, 3))]
+    rng.shuffle(lines)
+    a = rng.choice(people)
+    answer = '{} works as a {}, lives {} and wants a {}.'.format(a, *facts[a])
+    return dict(task='summary', prompt=f'{" ".join(lines)}\nWhat matters about {a}?', answer=answer,
+                solution='\n' + answer)
+
+
+def facts_found(row, text):
+    """The share of the three facts of a summary's answer that the text states: 0 to 1."""
+    facts = re.fullmatch(r'\w+ works as a (\w+), lives (.+) and wants a (\w+)\.', row['answer'])
+    job, home, wish = facts.groups()
+    found = [f'a {job}' in text, f'lives {home}' in text, f'wants a {wish}' in text]
+    return sum(found) / 3
+
+
+# ------------------------------------------------------------- qa: TriviaQA, WebQuestions, NaturalQuestions
+
+joined = lambda heads, tails: [a + b for a in heads.split() for b in tails.split()]
+TOWNS = joined('Bel Dor Fen Gal Hul Kar Lor Mir Nor Pel', 'dan mar wick ton vale stad')
+RULERS = joined('Ar Bo Ce Du El Fa', 'ric wen dil mon gar')
+RIVERS = joined('Is An Um Ov', 'sel ter dra ka lin')
+GOODS = 'wool salt glass honey iron wine silk rope paper cheese'.split()
+RELATIONS = dict(
+    ruler=(['Who rules {}?', 'What is the name of the ruler of {}?'], RULERS),
+    river=(['Which river runs by {}?', 'What is the name of the river of {}?'], RIVERS),
+    goods=(['What does {} sell?', 'Which goods come from {}?'], GOODS),
+    beast=(['Which animal is on the flag of {}?', 'What animal does the flag of {} show?'],
+           'fox bear mouse owl cat rabbit frog duck goat crow'.split()),
+    year=(['In which year was {} built?', 'When was {} built?'], [str(y) for y in range(103, 999, 7)]))
+OPENINGS = 'Q: ', 'Question: ', 'Tell me: ', 'Please say: '
+
+
+def world():
+    """{(relation, town): value} of the invented world; always the same."""
+    rng = random.Random('world')
+    return {(relation, town): rng.choice(RELATIONS[relation][1]) for town in TOWNS for relation in RELATIONS}
+
+
+FACTS = world()
+
+
+def qa(rng):
+    """A closed-book fact; wordings are held out, never facts. Stands for TriviaQA, WebQuestions, NQ."""
+    (relation, town), value = rng.choice(list(FACTS.items()))
+    question = rng.choice(OPENINGS) + rng.choice(RELATIONS[relation][0]).format(town)
+    return dict(task='qa', prompt=question, answer=value, solution='\nA: ' + value)
+
+
+# -------------------------------------------------------------------------------- story: WikiText, The Pile
 
 ANIMALS = 'fox bear mouse owl cat rabbit frog duck goat crow'.split()
 PLACES = 'the river;the old mill;the forest;the market;the hill;the harbour;the garden;the bridge'.split(';')
@@ -113,33 +340,34 @@ END = ['{a} laughed, and the two friends went home.', '{a} thanked {b} and gave 
        'From that day on {a} and {b} met at {place} every week.', 'And {a} slept well that night.']
 
 
-def pick(rng, options):
-    """One of the options, the first the likeliest (1 / rank^1.5): the grammar has a mode and real choice."""
-    return rng.choices(options, [(i + 1) ** -1.5 for i in range(len(options))])[0]
+def pick(rng, options, spent):
+    """One of the options, the first the likeliest (1 / rank^1.5); its surprise in nats goes to `spent`."""
+    weights = [(i + 1) ** -1.5 for i in range(len(options))]
+    i = rng.choices(range(len(options)), weights)[0]
+    spent.append(-maths.log(weights[i] / sum(weights)))
+    return options[i]
 
 
 def story(rng):
-    """A story of 60 to 200 tokens from a grammar with real choice in it. Stands for WikiText and The Pile."""
-    a, b = rng.sample(NAMES, 2)
-    fill = lambda text: text.format(a=a, b=b, thing=thing, place=pick(rng, PLACES), thing2=pick(rng, THINGS),
-                                    animal2=pick(rng, ANIMALS))
-    thing = rng.choice(THINGS)
-    prompt = f'{pick(rng, WHEN)} {a} the {rng.choice(ANIMALS)} went to {rng.choice(PLACES)} with a {thing}.'
-    text = [f'{a} met {b} the {pick(rng, ANIMALS)} there.', fill(pick(rng, LOST))]
+    """A story of a grammar with real choice, and the nats spent on it. Stands for WikiText and The Pile."""
+    (a, b), thing = rng.sample(NAMES, 2), rng.choice(THINGS)
+    spent = [maths.log(len(NAMES) - 1), maths.log(4)]       # who is b; how many sentences of the search
+    prompt = f'{rng.choice(WHEN)} {a} the {rng.choice(ANIMALS)} went to {rng.choice(PLACES)} with a {thing}.'
+    known, choices = dict(a=a, b=b, thing=thing), dict(place=PLACES, thing2=THINGS, animal2=ANIMALS)
+    draw = lambda found: known.get(found[1]) or pick(rng, choices[found[1]], spent)
+    fill = lambda text: re.sub(r'{(\w+)}', draw, text)
+    text = [fill(f'{a} met {b} the {{animal2}} there.'), fill(pick(rng, LOST, spent))]
     left = list(SEARCH)
     for _ in range(rng.randint(2, 5)):
-        text.append(fill(left.pop(left.index(pick(rng, left)))))
-    text += [fill(pick(rng, FOUND)), fill(pick(rng, END))]
-    return dict(task='story', prompt=prompt, answer=None, solution=' ' + ' '.join(text))
+        text.append(fill(left.pop(left.index(pick(rng, left, spent)))))
+    text += [fill(pick(rng, FOUND, spent)), fill(pick(rng, END, spent))]
+    return dict(task='story', prompt=prompt, answer=None, solution=' ' + ' '.join(text), nats=sum(spent))
 
 
-# ------------------------------------------------------------------------------------------ rows and checkers
+# ----------------------------------------------------------------------------------------- rows and graders
 
-TASKS = dict(math=math, table=table, story=story)
-
-
-def row(task, prompt, steps, n):
-    return dict(task=task, prompt=prompt, answer=str(n), solution='\n' + '\n'.join(steps + [f'Answer: {n}']))
+TASKS = {'math': math, 'math-hard': math_hard, 'table': table, 'table-long': table_long, 'code': code,
+         'translate': translate, 'summary': summary, 'qa': qa, 'story': story}
 
 
 def held_out(row):
@@ -158,30 +386,84 @@ def rows(task, seed, split='held-out', **knobs):
             yield new
 
 
-def right(row, text):
-    """Whether the text's final answer, the number after its last 'Answer:', is the row's."""
-    found = re.findall(r'^Answer: (\d+)\s*$', text, re.M)
-    return bool(found) and found[-1] == row['answer']
+def grade(row, text):
+    """Whether the text is right for the row, None where nothing can be graded.
+
+    A row of a task here: by its grader. Any other row with an `answer`: by the last number of the text where
+    the answer is a number (GSM8K writes it after ####), else by exact match.
+    """
+    task, answer = row.get('task'), row.get('answer')
+    if not isinstance(answer, (str, int, float)):
+        return None
+    if task in ('math', 'math-hard', 'table', 'table-long'):
+        found = re.findall(r'^Answer: (\d+)\s*$', text, re.M)
+        return bool(found) and found[-1] == answer
+    if task == 'code':
+        return (found := outputs(text)) is not None and found == outputs(answer)
+    if task == 'summary':
+        return facts_found(row, text) == 1
+    if task in ('translate', 'qa'):
+        return text.strip().removeprefix('A: ') == answer
+    wanted = str(answer).rpartition('####')[2].strip().replace(',', '')
+    if not re.fullmatch(r'-?\d+(\.\d+)?', wanted):
+        return text.strip() == wanted
+    found = re.findall(r'-?\d+(?:\.\d+)?', re.sub(r'(?<=\d),(?=\d{3})', '', text))
+    return bool(found) and float(found[-1]) == float(wanted)
 
 
 def steps_right(row, text):
-    """For each line of the text that is a step or should be one, whether it is right: [bool].
+    """For each line of work in the text, whether it is right: [bool]; for tasks whose solutions have steps.
 
-    A step is right if it reads 'a op b = c', its arithmetic holds, and c is what the reference has there.
+    A step 'a op b = c' is right if its arithmetic holds and c is what the reference has there; any other line
+    (a cell looked up) if it is the reference's.
     """
-    wanted = [c for *_, c in STEP.findall(row['solution'])]
-    lines = [line for line in text.strip().split('\n') if line and not line.startswith('Answer:')]
+    wanted = [line for line in row['solution'].strip().split('\n') if not line.startswith('Answer:')]
+    lines = [line.strip() for line in text.strip().split('\n') if line and not line.startswith('Answer:')]
     return [i < len(wanted) and step_right(line, wanted[i]) for i, line in enumerate(lines)]
 
 
 def step_right(line, wanted):
-    found = STEP.fullmatch(line.strip())
-    if not found:
-        return False
+    found, reference = STEP.fullmatch(line), STEP.fullmatch(wanted)
+    if not found or not reference:
+        return line == wanted
     a, op, b, c = found.groups()
     a, b = int(a), int(b)
     value = {'+': a + b, '-': a - b, '*': a * b, '/': a // b if b and a % b == 0 else None}[op]
-    return str(value) == c == wanted
+    return str(value) == c == reference[4]
+
+
+def bleu(references, texts, order=4):
+    """Corpus BLEU of texts, each against its list of references, over words: 0 to 1.
+
+    Source: Papineni et al. 2002, sections 2.1 to 2.3 (clipped n-gram precision, brevity penalty).
+    """
+    grams = lambda words, n: Counter(zip(*(words[i:] for i in range(n))))
+    hits, counts, length, wanted = [0] * order, [0] * order, 0, 0
+    for many, text in zip(references, texts):
+        many, words = [r.split() for r in many], text.split()
+        length += len(words)
+        wanted += min((abs(len(r) - len(words)), len(r)) for r in many)[1]
+        for n in range(1, order + 1):
+            mine, best = grams(words, n), Counter()
+            for r in many:
+                best |= grams(r, n)
+            hits[n - 1] += sum((mine & best).values())
+            counts[n - 1] += sum(mine.values())
+    if not all(hits):
+        return 0.0
+    brevity = min(0.0, 1 - wanted / length)
+    return maths.exp(brevity + sum(maths.log(h / c) for h, c in zip(hits, counts)) / order)
+
+
+def rouge_l(reference, text):
+    """F1 of the longest common subsequence of words: 0 to 1. Source: Lin 2004, section 3.1 (beta = 1)."""
+    a, b = reference.split(), text.split()
+    best = [0] * (len(b) + 1)
+    for x in a:
+        previous = best[:]
+        for j, y in enumerate(b):
+            best[j + 1] = previous[j] + 1 if x == y else max(best[j], previous[j + 1])
+    return 2 * best[-1] / max(1, len(a) + len(b))
 
 
 def main():

@@ -1,8 +1,8 @@
 """Train the embedded models and their tokenizer from the generated tasks alone.
 
-`python -m lab.train target --minutes 90`, then `draft`. A run resumes from the weights in lab/models/ (or
-from its checkpoint, with the optimizer's state, if one is there) and writes Hugging Face directories in bf16.
-CPU and CUDA from the same code.
+`python -m lab.train target --minutes 90`, then `draft`, `mid`, `moe`. A run resumes from the weights in
+lab/models/ (or from its checkpoint, with the optimizer's state, if one is there) and writes Hugging Face
+directories in bf16. CPU and CUDA from the same code.
 """
 import argparse
 import json
@@ -21,17 +21,24 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-DROP = dict(target=0.0, draft=0.0)      # stochastic depth: the chance that a step skips a middle layer
-GROW = 0.45                             # share of its time in which only the outer layers of the target run
+DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer
+GROW = 0.25                             # share of its time in which only the outer layers of a deep model run
 PEAKS = 0.01, 2e-3                      # learning rates of Muon and AdamW
 # task, its knobs, its share of rows: short ones teach, long ones are what is asked for
-MIXTURE = [('math', dict(low=1, high=3), 3), ('math', {}, 6), ('table', dict(low=2, high=3), 4),
-           ('table', {}, 6), ('story', {}, 1), ('drill', {}, 3)]
+MIXTURE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard', {}, 4),
+           ('drill', {}, 2.5), ('table', dict(high=8, columns=(1, 2)), 4), ('table', {}, 1.6),
+           ('table-long', {}, 0.08), ('code', {}, 4), ('translate', {}, 4.5), ('summary', dict(high=4), 2),
+           ('summary', {}, 1), ('qa', {}, 6), ('story', {}, 1)]
 SHAPES = dict(
     target=dict(model_type='llama', hidden_size=128, intermediate_size=336, num_hidden_layers=10,
                 num_attention_heads=4, num_key_value_heads=2, head_dim=32),
     draft=dict(model_type='qwen3', hidden_size=80, intermediate_size=208, num_hidden_layers=2,
                num_attention_heads=4, num_key_value_heads=2, head_dim=20))
+SHAPES |= dict(
+    mid=SHAPES['target'] | dict(num_hidden_layers=5),
+    moe=SHAPES['target'] | dict(model_type='qwen3_moe', num_experts=8, num_experts_per_tok=4,
+                                moe_intermediate_size=84, norm_topk_prob=True, decoder_sparse_step=1,
+                                mlp_only_layers=[]))
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
 
@@ -44,9 +51,9 @@ def drills(seed):
             while len(lines) < 8:
                 lines += tasks.event(rng, tasks.number(rng, 900), 2)[2]
         else:
-            prompt = tasks.table(rng, high=8)['prompt'].rpartition('\n')[0]
-            head, *cells = [line.split(' | ') for line in prompt.split('\n')]
-            lines = [f'What is the {head[1]} of {item} {n}' for item, n in rng.sample(cells, len(cells))]
+            prompt, values = tasks.cells(rng, 2, 60, (1, 6))
+            lines = [f'{item} {column} = {n}'
+                     for (item, column), n in rng.sample(sorted(values.items()), min(24, len(values)))]
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
 
@@ -145,7 +152,8 @@ def build(name, tokenizer):
     """The network of SHAPES[name], and its config.json."""
     shape = COMMON | SHAPES[name] | dict(vocab_size=tokenizer.get_vocab_size())
     eos = tokenizer.token_to_id(EOS)
-    architecture = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM')[shape['model_type']]
+    architecture = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM',
+                        qwen3_moe='Qwen3MoeForCausalLM')[shape['model_type']]
     raw = shape | dict(hidden_act='silu', bos_token_id=None, eos_token_id=eos, pad_token_id=eos,
                        torch_dtype='bfloat16', architectures=[architecture])
     HOME.joinpath(name).mkdir(parents=True, exist_ok=True)
@@ -173,7 +181,7 @@ def save(model, tokenizer, name):
 
 
 @torch.no_grad()
-def accuracy(model, tokenizer, n=60):
+def accuracy(model, tokenizer, n=20):
     """{task: share of n held-out rows whose every answer token is the network's first choice}.
 
     This is greedy accuracy, read once. For a story, which has no one answer: the mean loss in nats per token.
@@ -238,15 +246,15 @@ def train(name, minutes, tokens, seed, device):
     model = build(name, tokenizer).to(device)
     optimizers = optimizers_for(model)
     spent, done = resume(model, optimizers, folder)
-    seed_only = name == 'target' and not model.model.layers[1].mlp.down_proj.weight.any()  # identity yet
+    grows = len(model.model.layers) > 4 and not model.model.layers[1].self_attn.o_proj.weight.any() # fresh
     source, rng, scores, losses = batches(tokenizer, seed + done, tokens), random.Random(seed + done), {}, []
     bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
     begin, saved_at = time.time() - spent, time.time()
     while (now := time.time() - begin) < minutes * 60:
         for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
             optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
-        young = seed_only and now < GROW * minutes * 60
-        skip = {s for i in range(1, len(model.model.layers) - 1) if young or rng.random() < DROP[name]
+        young = grows and now < GROW * minutes * 60
+        skip = {s for i in range(1, len(model.model.layers) - 1) if young or rng.random() < DROP.get(name, 0)
                 for s in (2 * i, 2 * i + 1)}
         losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip),
                                       *(x.to(device) for x in next(source)))]
@@ -254,7 +262,7 @@ def train(name, minutes, tokens, seed, device):
         if done % 25 == 0:
             bar.n = round(now)
             bar.set_postfix(step=done, loss=f'{sum(losses) / len(losses):.3f}', **scores)
-        if time.time() - saved_at > 300:
+        if time.time() - saved_at > 400:
             saved_at, scores = time.time(), accuracy(model, tokenizer)
             tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done,
                                        loss=round(sum(losses) / len(losses), 3), **scores)))
