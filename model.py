@@ -6,9 +6,11 @@ B rows, T new tokens, S cache capacity, L layers, H query heads, G key/value hea
 F feed-forward width, E experts, V vocabulary.
 """
 import copy
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -570,3 +572,55 @@ def read_eos(folder):
     if not all(isinstance(i, int) for i in found):
         raise ValueError(f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
     return frozenset(found)
+
+
+def fingerprint(folder):
+    """16 hex digits that name a model: of its config.json and of 256 samples of each weight file.
+
+    Whole files of 16 GB would take half a minute; retraining changes every sample.
+    """
+    digest = hashlib.sha256((File(folder) / 'config.json').read_bytes())
+    for file in weight_files(File(folder)):
+        with open(file, 'rb') as opened:
+            for i in range(256):
+                opened.seek(i * file.stat().st_size // 256)
+                digest.update(opened.read(4096))
+    return digest.hexdigest()[:16]
+
+
+def read_calibration(target, draft=None, needs=()):
+    """{section: dict} of what train_mask.py measured on this target and draft: its calibration.json.
+
+    The file: {"target": fingerprint, section: {...}, ...}. A section that holds for one draft only names
+    it under "draft". `mask` has "skip", the sublayers left out (2i: attention of layer i, 2i + 1: its
+    feed-forward). Read only if something needs it; ValueError where that is absent or of other models.
+    """
+    where, hint = File(target) / 'calibration.json', f'make it with python train_mask.py --target {target}'
+    if not needs:
+        return {}
+    found = read_json(where) if where.exists() else {}
+    if found and found.get('target') != fingerprint(target):
+        raise ValueError(f'{where}: measured on another target, {found.get("target")}; {hint}')
+    for name in needs:
+        section = found.get(name)
+        if not isinstance(section, dict):
+            raise ValueError(f'{where}: no section {name!r}, which the method needs; {hint}')
+        if 'draft' in section and (draft is None or section['draft'] != fingerprint(draft)):
+            raise ValueError(f'{where}: {name!r} was measured with another draft, {section["draft"]}; {hint}')
+    if 'mask' in needs:
+        skip, n = found['mask'].get('skip'), 2 * read_config(target).num_hidden_layers
+        if not isinstance(skip, list) or not {str(i) for i in skip} < {str(i) for i in range(n)}:
+            raise ValueError(f'{where}: mask skips {skip!r}; expected some, not all, of sublayers 0..{n - 1}')
+    return found
+
+
+def write_calibration(target, name, section, draft=None):
+    """Puts one section into the target's calibration.json; those of the same target stay, others go."""
+    where, own = File(target) / 'calibration.json', dict(target=fingerprint(target))
+    old = read_json(where) if where.exists() else {}
+    kept = old if old.get('target') == own['target'] else {}
+    new = section | (dict(draft=fingerprint(draft)) if draft else {})
+    text = json.dumps(own | kept | {name: new}, indent=1)
+    text = re.sub(r'\[[^][{}"]*\]', lambda found: ' '.join(found[0].split()), text)   # numbers on one line
+    where.with_suffix('.new').write_text(text + '\n', encoding='utf-8')
+    os.replace(where.with_suffix('.new'), where)         # whole or not at all, if interrupted

@@ -25,7 +25,8 @@ import lab.rivals
 import specmini
 import verify
 from lab import tasks
-from model import CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_config
+from model import (CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_calibration, read_config,
+                   write_calibration)
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
 
 HERE = File(__file__).parent
@@ -721,6 +722,36 @@ def test_typical_threshold_is_the_papers():
 
 
 # ------------------------------------------------------------------------ VIA-SD and train_mask.py
+
+def test_calibration_file(tmp_path):
+    """What is written is read again, section by section; what is of other models or no mask is refused."""
+    a, b = checkpoint(tmp_path / 'a'), checkpoint(tmp_path / 'b', 1)
+    assert read_calibration(a) == {}
+    write_calibration(a, 'signals', dict(low=-2.5), draft=b)
+    write_calibration(a, 'mask', dict(skip=[1, 2], tried=[[[1, 2], 0.5]]))
+    found = read_calibration(a, b, ['mask', 'signals'])
+    assert (found['mask']['skip'], found['signals']['low']) == ([1, 2], -2.5)
+
+    def refused(words, folder, draft, *needs):
+        with pytest.raises(ValueError, match=words) as error:
+            read_calibration(folder, draft, needs)
+        assert '\n' not in str(error.value)
+    refused('no section .anchors.', a, b, 'anchors')
+    refused('no section .mask., which the method needs; make it with', b, None, 'mask')
+    refused('with another draft', a, a, 'signals')
+    refused('with another draft', a, None, 'signals')
+    (b / 'calibration.json').write_text((a / 'calibration.json').read_text())
+    refused('measured on another target', b, None, 'mask')
+    for skip in ([0, 1, 2, 3], [4], [-1], [1.0], [[1]], 'all', None):
+        write_calibration(a, 'mask', dict(skip=skip))
+        refused('expected some, not all, of sublayers 0..3', a, None, 'mask')
+    (a / 'calibration.json').write_text('{"mask"')
+    refused('cannot be read as JSON', a, None, 'mask')
+    checkpoint(a, 2)                                                        # retrained: nothing old is kept
+    (a / 'calibration.json').write_text((b / 'calibration.json').read_text())
+    write_calibration(a, 'mask', dict(skip=[1]))
+    refused('no section .signals.', a, b, 'signals')
+
 
 
 # ------------------------------------------------------------------------ SpecGuard

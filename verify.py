@@ -131,6 +131,7 @@ class Session:
     top_p: float = 1.0
     generator: torch.Generator = None
     checker: object = None                  # a task's step checker; a method that needs one refuses without
+    calibration: dict = field(default_factory=dict)     # sections of calibration.json, see read_calibration
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
 
@@ -228,6 +229,7 @@ class Exact:
     """
     gamma: int = 4                          # draft tokens a cycle
     draft_temperature: float = None         # of the draft model; None: the run's, 0: greedy drafting
+    needs = ()                              # sections of calibration.json; no knob
 
     def __post_init__(self):
         """ValueError where a knob is out of range. Methods with knobs of their own add theirs."""
