@@ -22,7 +22,7 @@ from model import Transformer, read_config
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
 DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer
-GROW = 0.25                             # share of its time in which only the outer layers of a deep model run
+GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
 PEAKS = 0.01, 2e-3                      # learning rates of Muon and AdamW
 # task, its knobs, its share of rows: short ones teach, long ones are what is asked for
 MIXTURE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard', {}, 4),
@@ -238,6 +238,17 @@ def step(model, optimizers, path, ids, labels):
     return loss.item()
 
 
+def idle(layers, share, drop, rng):
+    """Sublayers that rest in this step: the inner layers while a fresh model grows, some more by chance.
+
+    share: how much of its time a fresh model has had; False for one that has grown.
+    """
+    running = next((n for until, n in GROW if share is not False and share < until), layers)
+    inner = range(1, layers - 1)
+    resting = [i for i in inner if min(i, layers - 1 - i) >= running / 2 or rng.random() < drop]
+    return {s for i in resting for s in (2 * i, 2 * i + 1)}
+
+
 def train(name, minutes, tokens, seed, device):
     """Trains until `minutes` of wall clock are spent, checkpoints included; writes lab/models/<name>."""
     torch.manual_seed(seed)
@@ -246,16 +257,15 @@ def train(name, minutes, tokens, seed, device):
     model = build(name, tokenizer).to(device)
     optimizers = optimizers_for(model)
     spent, done = resume(model, optimizers, folder)
-    grows = len(model.model.layers) > 4 and not model.model.layers[1].self_attn.o_proj.weight.any() # fresh
+    layers = model.model.layers
+    fresh = len(layers) > 4 and not layers[len(layers) // 2].self_attn.o_proj.weight.any()
     source, rng, scores, losses = batches(tokenizer, seed + done, tokens), random.Random(seed + done), {}, []
     bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
     begin, saved_at = time.time() - spent, time.time()
     while (now := time.time() - begin) < minutes * 60:
         for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
             optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
-        young = grows and now < GROW * minutes * 60
-        skip = {s for i in range(1, len(model.model.layers) - 1) if young or rng.random() < DROP.get(name, 0)
-                for s in (2 * i, 2 * i + 1)}
+        skip = idle(len(layers), fresh and now / (minutes * 60), DROP.get(name, 0), rng)
         losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip),
                                       *(x.to(device) for x in next(source)))]
         done += 1
