@@ -189,17 +189,45 @@ def yarn(r, D, inv):
     return inv * (1 - ramp) + inv / r['factor'] * ramp, scale
 
 
-class Attention(nn.Module):
+class Part(nn.Module):
+    """nn.Module without hooks, its submodules plain attributes: in a small network calls are the cost."""
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):
+            self.__dict__[name] = value                 # found at once, not by nn.Module's search
+
+    def __call__(self, *args):
+        return self.forward(*args)
+
+
+class Linear(nn.Linear):
+    def __call__(self, x):
+        own = self._parameters
+        return F.linear(x, own['weight'], own['bias'])
+
+
+class RMSNorm(nn.RMSNorm):
+    def __call__(self, x):
+        return torch.rms_norm(x, self.normalized_shape, self._parameters['weight'], self.eps)
+
+
+class Identity(Part):
+    def forward(self, x):
+        return x
+
+
+class Attention(Part):
     def __init__(self, config):
         super().__init__()
         C, H, G = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
         self.D = D = config.head_dim
-        self.q_proj = nn.Linear(C, H * D, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(C, G * D, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(C, G * D, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(H * D, C, bias=config.o_bias)
-        self.q_norm = nn.RMSNorm(D, config.rms_norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(D, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.q_proj = Linear(C, H * D, bias=config.qkv_bias)
+        self.k_proj = Linear(C, G * D, bias=config.qkv_bias)
+        self.v_proj = Linear(C, G * D, bias=config.qkv_bias)
+        self.o_proj = Linear(H * D, C, bias=config.o_bias)
+        self.q_norm = RMSNorm(D, config.rms_norm_eps) if config.qk_norm else Identity()
+        self.k_norm = RMSNorm(D, config.rms_norm_eps) if config.qk_norm else Identity()
 
     def forward(self, x, attend, view, store, carry):
         """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) in the cache, or None."""
@@ -215,34 +243,34 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1)), carry
 
 
-class MLP(nn.Module):
+class MLP(Part):
     def __init__(self, C, F, bias=False):
         super().__init__()
-        self.gate_proj = nn.Linear(C, F, bias=bias)
-        self.up_proj = nn.Linear(C, F, bias=bias)
-        self.down_proj = nn.Linear(F, C, bias=bias)
+        self.gate_proj = Linear(C, F, bias=bias)
+        self.up_proj = Linear(C, F, bias=bias)
+        self.down_proj = Linear(F, C, bias=bias)
 
     def forward(self, x, ffn, carry):
         return ffn(x, self.gate_proj, self.up_proj, self.down_proj, carry)
 
 
-class MoE(nn.Module):
+class MoE(Part):
     def __init__(self, config, E):
         super().__init__()
         self.top_k, self.renormalise = config.num_experts_per_tok, config.norm_topk_prob
-        self.gate = nn.Linear(config.hidden_size, E, bias=False)
+        self.gate = Linear(config.hidden_size, E, bias=False)
         self.experts = nn.ModuleList(MLP(config.hidden_size, config.moe_intermediate_size) for _ in range(E))
 
     def forward(self, x, mix, carry):
         return mix(x, self.gate, self.experts, self.top_k, self.renormalise, carry)
 
 
-class Block(nn.Module):
+class Block(Part):
     def __init__(self, config, E):
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MoE(config, E) if E else MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(self, x, attend, ffn, view, store, carry):
@@ -296,7 +324,7 @@ class View:
     span: int                   # keys in view
 
 
-class Transformer(nn.Module):
+class Transformer(Part):
     """A Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE network; parameter names are the checkpoint's."""
 
     def __init__(self, config):
@@ -306,8 +334,8 @@ class Transformer(nn.Module):
         self.model = nn.ModuleDict(dict(
             embed_tokens=nn.Embedding(config.vocab_size, config.hidden_size),
             layers=nn.ModuleList(Block(config, E) for E in experts),
-            norm=nn.RMSNorm(config.hidden_size, config.rms_norm_eps)))
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps)))
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.full = Path.full(config)
