@@ -7,8 +7,50 @@ the next; these dense forms pass it on.
 B rows, T new tokens, S keys in view, H query heads, G key/value heads, D head size, C width, F feed-forward
 width, E experts.
 """
+import math
+
 import torch
 import torch.nn.functional as F
+
+
+def rope_table(rope, D, length):
+    """cos, sin [length, D] in fp64, from a Config's rope; the first half of sin is negated (see rotate).
+
+    Source: Chen et al. 2023 (linear); Peng et al. 2023 (yarn); Dubey et al. 2024 (llama3, by wavelength).
+    """
+    inv = rope['rope_theta'] ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)       # [D/2]
+    scale = 1.0
+    if rope['rope_type'] == 'linear':
+        inv = inv / rope['factor']
+    elif rope['rope_type'] == 'llama3':
+        turns = rope['original_max_position_embeddings'] * inv / (2 * math.pi)  # turns in the old context
+        low, high = rope['low_freq_factor'], rope['high_freq_factor']
+        keep = ((turns - low) / (high - low)).clamp(0, 1)                       # 1: fast, kept; 0: stretched
+        inv = keep * inv + (1 - keep) * inv / rope['factor']
+    elif rope['rope_type'] == 'yarn':
+        inv, scale = yarn(rope, D, inv)
+    angle = torch.outer(torch.arange(length, dtype=torch.float64), inv)                 # [S, D/2]
+    cos, sin = angle.cos() * scale, angle.sin() * scale
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+def yarn(rope, D, inv):
+    """Yarn's frequencies [D/2] and its factor on cos and sin: fast channels stay, slow ones are stretched."""
+    old, factor = rope['original_max_position_embeddings'], rope['factor']
+    channel = lambda turns: (D * math.log(old / (turns * 2 * math.pi))      # which makes so many turns in old
+                             / (2 * math.log(rope['rope_theta'])))
+    low, high = channel(rope.get('beta_fast') or 32), channel(rope.get('beta_slow') or 1)
+    if rope.get('truncate', True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
+    ramp = ((torch.arange(D // 2, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
+    growth = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
+    scale = growth(1)
+    if 'attention_factor' in rope:
+        scale = rope['attention_factor']
+    elif rope.get('mscale') and rope.get('mscale_all_dim'):
+        scale = growth(rope['mscale']) / growth(rope['mscale_all_dim'])
+    return inv * (1 - ramp) + inv / factor * ramp, scale
 
 
 def rotate(x, cos, sin):

@@ -8,7 +8,6 @@ F feed-forward width, E experts, V vocabulary.
 import copy
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -25,12 +24,18 @@ from torch import nn
 import kernels
 
 CHUNK = 2048    # positions of a long prompt fed in one pass, so that the mask stays small
-OPTIONAL = dict(    # keys that may be absent, and what they must be where they are not
-    num_key_value_heads=int, head_dim=int, rms_norm_eps=(int, float), rope_theta=(int, float),
-    sliding_window=int, decoder_sparse_step=int, mlp_only_layers=list, layer_types=list, norm_topk_prob=bool,
-    tie_word_embeddings=bool, attention_bias=bool, mlp_bias=bool, use_sliding_window=bool)
-KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
 PAD = 16        # compiled passes of up to this many positions are padded to a power of two: few graphs
+KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
+NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
+          'max_position_embeddings')
+MIXTURE = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'
+TYPES = [       # what config.json's values must be where they are given
+    ('a positive whole number', (int,), NEEDED + MIXTURE + (
+        'num_key_value_heads', 'head_dim', 'sliding_window', 'decoder_sparse_step')),
+    ('a positive number', (int, float), ('rms_norm_eps', 'rope_theta')),
+    ('true or false', (bool,), ('norm_topk_prob', 'tie_word_embeddings', 'attention_bias', 'mlp_bias',
+                                'use_sliding_window')),
+    ('a list', (list,), ('mlp_only_layers', 'layer_types'))]
 
 
 @dataclass(frozen=True)
@@ -66,52 +71,45 @@ def read_config(folder):
     where = File(folder) / 'config.json'
     raw = read_json(where)
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
-    kind = raw.get('model_type')
+    refuse(raw, where)
+    get, kind, heads, L = raw.get, raw['model_type'], raw['num_attention_heads'], raw['num_hidden_layers']
+    bias, experts = bool(get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe'), ()
+    if kind == 'qwen3_moe':
+        dense, every = get('mlp_only_layers') or [], get('decoder_sparse_step') or 1
+        experts = tuple(0 if i in dense or (i + 1) % every else raw['num_experts'] for i in range(L))
+    return Config(
+        **{name: raw[name] for name in NEEDED}, model_type=kind, rope=read_rope(raw, where),
+        num_key_value_heads=get('num_key_value_heads') or heads,
+        head_dim=get('head_dim') or raw['hidden_size'] // heads, rms_norm_eps=get('rms_norm_eps') or 1e-6,
+        tie_word_embeddings=bool(get('tie_word_embeddings')), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
+        mlp_bias=bool(get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
+        experts=experts if any(experts) else (), num_experts_per_tok=get('num_experts_per_tok') or 0,
+        moe_intermediate_size=get('moe_intermediate_size') or 0, norm_topk_prob=bool(get('norm_topk_prob')))
+
+
+def refuse(raw, where):
+    """ValueError for a value of the wrong type, and for what this network would silently leave out."""
+    kind, get = raw.get('model_type'), raw.get
     if kind not in KINDS:
         raise ValueError(f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
-    needed = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
-              'max_position_embeddings')
-    experts = ('num_experts', 'num_experts_per_tok', 'moe_intermediate_size') if kind == 'qwen3_moe' else ()
-    absent = [name for name in needed + experts if not isinstance(raw.get(name), int) or raw[name] < 1]
-    if absent:
-        raise ValueError(f'{where}: {absent[0]} is {raw.get(absent[0])!r}, expected a positive whole number')
-    for name, kinds in OPTIONAL.items():
-        value = raw.get(name)
-        good = isinstance(value, kinds) and (kinds in (bool, list) or value > 0)
-        if value is not None and not good:
-            raise ValueError(f'{where}: {name} is {value!r}, which is no value for it')
-    refuse_unsupported(raw, kind, where)
-    get, heads = raw.get, raw['num_attention_heads']
-    bias = bool(get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe')
-    dense, every, L = get('mlp_only_layers') or [], get('decoder_sparse_step') or 1, raw['num_hidden_layers']
-    sparse = [bool(experts) and i not in dense and (i + 1) % every == 0 for i in range(L)]
-    config = Config(
-        **{name: raw[name] for name in needed}, model_type=kind, rope=read_rope(raw, where),
-        num_key_value_heads=get('num_key_value_heads', 8 if kind == 'mistral' else None) or heads,
-        head_dim=get('head_dim') or (128 if kind == 'qwen3' else raw['hidden_size'] // heads),
-        rms_norm_eps=get('rms_norm_eps') or 1e-6, tie_word_embeddings=bool(get('tie_word_embeddings')),
-        qkv_bias=bias or kind == 'qwen2', o_bias=bias,
-        mlp_bias=bool(get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
-        experts=tuple(raw['num_experts'] * here for here in sparse) if any(sparse) else (),
-        num_experts_per_tok=get('num_experts_per_tok', 0), norm_topk_prob=bool(get('norm_topk_prob')),
-        moe_intermediate_size=get('moe_intermediate_size', 0))
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ValueError(f'{where}: {heads} query heads cannot share {config.num_key_value_heads} key heads')
-    return config
-
-
-def refuse_unsupported(raw, kind, where):
-    """ValueError where the config asks for something that this network would silently leave out."""
-    window = raw.get('sliding_window', 4096 if kind == 'mistral' else None)
-    if kind.startswith('qwen') and not raw.get('use_sliding_window') or kind == 'llama':
-        window = None
-    short = window and window < raw['max_position_embeddings']
-    if short or 'sliding_attention' in (raw.get('layer_types') or []):
-        raise ValueError(f'{where}: a sliding window of {window} is switched on; only full attention is here')
-    if raw.get('hidden_act', 'silu') != 'silu':
-        raise ValueError(f'{where}: hidden_act {raw["hidden_act"]!r} is not supported, only silu')
-    if raw.get('quantization_config'):
-        raise ValueError(f'{where}: the weights are quantised (quantization_config); use plain weights')
+    for expected, types, names in TYPES:
+        for name in names:
+            value, needed = get(name), name in NEEDED or name in MIXTURE and kind == 'qwen3_moe'
+            good = type(value) in types and (types in ((bool,), (list,)) or value > 0)
+            if not good and (needed or value is not None):
+                raise ValueError(f'{where}: {name} is {value!r}, expected {expected}')
+    window = get('sliding_window', 4096 if kind == 'mistral' else None)
+    used = window and (kind == 'mistral' or kind != 'llama' and get('use_sliding_window'))
+    heads, shared = raw['num_attention_heads'], get('num_key_value_heads') or 1
+    act = get('hidden_act', 'silu')
+    for wrong, message in [
+            (used and window < raw['max_position_embeddings'] or 'sliding_attention' in (get('layer_types') or []),
+             f'a sliding window of {window} is switched on; only full attention is here'),
+            (act != 'silu', f'hidden_act {act!r} is not supported, only silu'),
+            (get('quantization_config'), 'the weights are quantised (quantization_config); use plain weights'),
+            (heads % shared, f'{heads} query heads cannot share {shared} key heads')]:
+        if wrong:
+            raise ValueError(f'{where}: {message}')
 
 
 def read_rope(raw, where):
@@ -121,15 +119,15 @@ def read_rope(raw, where):
         raise ValueError(f'{where}: rotary settings {given!r}: expected one flat object for all layers')
     given = {k: v for k, v in given.items() if v is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
-    if kind not in ('default', 'linear', 'llama3', 'yarn'):
-        raise ValueError(f'{where}: rope type {kind!r} is not one of default, linear, llama3, yarn')
+    needs = dict(default='', linear='factor', yarn='factor', llama3='factor low_freq_factor high_freq_factor')
+    if kind not in needs:
+        raise ValueError(f'{where}: rope type {kind!r} is not one of {", ".join(needs)}')
     if given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0) != 1.0:
         raise ValueError(f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
-    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0) | given | dict(rope_type=kind)
-    rope.setdefault('original_max_position_embeddings', raw['max_position_embeddings'])
-    needs = dict(linear='factor', yarn='factor', llama3='factor low_freq_factor high_freq_factor')
-    for name in ['rope_theta', 'original_max_position_embeddings', *needs.get(kind, '').split()]:
-        if not isinstance(rope.get(name), (int, float)) or rope[name] <= 0:
+    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0,
+                original_max_position_embeddings=raw['max_position_embeddings']) | given | dict(rope_type=kind)
+    for name in ['rope_theta', 'original_max_position_embeddings', *needs[kind].split()]:
+        if type(rope.get(name)) not in (int, float) or rope[name] <= 0:
             raise ValueError(f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
     return rope
 
@@ -145,48 +143,6 @@ def read_json(path):
     if not isinstance(found, dict):
         raise ValueError(f'{path}: holds a {type(found).__name__}, expected a JSON object')
     return found
-
-
-def rope_table(config, length):
-    """cos, sin [length, D] in fp64; the first half of sin is negated (see kernels.rotate).
-
-    Source: Chen et al. 2023 (linear); Peng et al. 2023 (yarn); Dubey et al. 2024 (llama3, by wavelength).
-    """
-    r, D = config.rope, config.head_dim
-    inv = r['rope_theta'] ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)          # [D/2]
-    scale = 1.0
-    if r['rope_type'] == 'linear':
-        inv = inv / r['factor']
-    elif r['rope_type'] == 'llama3':
-        turns = r['original_max_position_embeddings'] * inv / (2 * math.pi)     # turns in the old context
-        low, high = r['low_freq_factor'], r['high_freq_factor']
-        keep = ((turns - low) / (high - low)).clamp(0, 1)                       # 1: fast, kept; 0: stretched
-        inv = keep * inv + (1 - keep) * inv / r['factor']
-    elif r['rope_type'] == 'yarn':
-        inv, scale = yarn(r, D, inv)
-    angle = torch.outer(torch.arange(length, dtype=torch.float64), inv)                 # [S, D/2]
-    cos, sin = angle.cos() * scale, angle.sin() * scale
-    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-
-
-def yarn(r, D, inv):
-    """Yarn's frequencies [D/2] and its factor on cos and sin: fast channels stay, slow ones are stretched."""
-    def channel(turns):                                 # which one makes this many turns in the old context
-        old = r['original_max_position_embeddings']
-        return D * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(r['rope_theta']))
-    growth = lambda m: 0.1 * m * math.log(r['factor']) + 1 if r['factor'] > 1 else 1.0
-    low, high = channel(r.get('beta_fast') or 32), channel(r.get('beta_slow') or 1)
-    if r.get('truncate', True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, D - 1)
-    ramp = ((torch.arange(D // 2, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
-    if 'attention_factor' in r:
-        scale = r['attention_factor']
-    elif r.get('mscale') and r.get('mscale_all_dim'):
-        scale = growth(r['mscale']) / growth(r['mscale_all_dim'])
-    else:
-        scale = growth(1)
-    return inv * (1 - ramp) + inv / r['factor'] * ramp, scale
 
 
 class Part(nn.Module):
@@ -343,7 +299,7 @@ class Transformer(Part):
 
     def set_context(self, length):
         """Rotary tables for `length` positions, in the weights' dtype and device."""
-        cos, sin = rope_table(self.config, length)
+        cos, sin = kernels.rope_table(self.config.rope, self.config.head_dim, length)
         self.register_buffer('cos', cos.to(self.lm_head.weight), persistent=False)     # [S, D]
         self.register_buffer('sin', sin.to(self.lm_head.weight), persistent=False)
 
