@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path as File
 
 import torch
@@ -28,14 +28,11 @@ PAD = 16        # compiled passes of up to this many positions are padded to a p
 KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
 NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
           'max_position_embeddings')
-MIXTURE = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'
-TYPES = [       # what config.json's values must be where they are given
-    ('a positive whole number', (int,), NEEDED + MIXTURE + (
-        'num_key_value_heads', 'head_dim', 'sliding_window', 'decoder_sparse_step')),
-    ('a positive number', (int, float), ('rms_norm_eps', 'rope_theta')),
-    ('true or false', (bool,), ('norm_topk_prob', 'tie_word_embeddings', 'attention_bias', 'mlp_bias',
-                                'use_sliding_window')),
-    ('a list', (list,), ('mlp_only_layers', 'layer_types'))]
+MIXTURE = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'     # what qwen3_moe needs as well
+EXTRA = dict(   # names read beside those of Config's fields
+    num_experts=int, decoder_sparse_step=int, sliding_window=int, rope_theta=float, attention_bias=bool,
+    use_sliding_window=bool, layer_types=list, mlp_only_layers=list)
+EXPECTED = {int: 'a positive whole number', float: 'a positive number', bool: 'true or false', list: 'a list'}
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,11 @@ class Config:
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
 
+    @property
+    def mixtures(self):
+        """For each layer its number of experts, 0 where the feed-forward is dense."""
+        return self.experts or (0,) * self.num_hidden_layers
+
 
 def read_config(folder):
     """The Config of a Hugging Face folder, as transformers 4 writes it (rope_scaling) or 5 (rope_parameters).
@@ -72,19 +74,18 @@ def read_config(folder):
     raw = read_json(where)
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
     refuse(raw, where)
-    get, kind, heads, L = raw.get, raw['model_type'], raw['num_attention_heads'], raw['num_hidden_layers']
-    bias, experts = bool(get('attention_bias')) and kind in ('llama', 'qwen3', 'qwen3_moe'), ()
+    get, kind, heads = raw.get, raw['model_type'], raw['num_attention_heads']
+    bias, experts = bool(get('attention_bias')) and kind not in ('mistral', 'qwen2'), ()
     if kind == 'qwen3_moe':
         dense, every = get('mlp_only_layers') or [], get('decoder_sparse_step') or 1
-        experts = tuple(0 if i in dense or (i + 1) % every else raw['num_experts'] for i in range(L))
-    return Config(
-        **{name: raw[name] for name in NEEDED}, model_type=kind, rope=read_rope(raw, where),
-        num_key_value_heads=get('num_key_value_heads') or heads,
-        head_dim=get('head_dim') or raw['hidden_size'] // heads, rms_norm_eps=get('rms_norm_eps') or 1e-6,
-        tie_word_embeddings=bool(get('tie_word_embeddings')), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
+        experts = tuple(0 if i in dense or (i + 1) % every else raw['num_experts']
+                        for i in range(raw['num_hidden_layers']))
+    usual = dict(num_key_value_heads=heads, head_dim=raw['hidden_size'] // heads)
+    given = {f.name: raw[f.name] for f in fields(Config) if get(f.name) is not None}
+    return Config(**usual | given | dict(
+        rope=read_rope(raw, where), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
         mlp_bias=bool(get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
-        experts=experts if any(experts) else (), num_experts_per_tok=get('num_experts_per_tok') or 0,
-        moe_intermediate_size=get('moe_intermediate_size') or 0, norm_topk_prob=bool(get('norm_topk_prob')))
+        experts=experts if any(experts) else ()))
 
 
 def refuse(raw, where):
@@ -92,21 +93,23 @@ def refuse(raw, where):
     kind, get = raw.get('model_type'), raw.get
     if kind not in KINDS:
         raise ValueError(f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
-    for expected, types, names in TYPES:
-        for name in names:
-            value, needed = get(name), name in NEEDED or name in MIXTURE and kind == 'qwen3_moe'
-            good = type(value) in types and (types in ((bool,), (list,)) or value > 0)
-            if not good and (needed or value is not None):
-                raise ValueError(f'{where}: {name} is {value!r}, expected {expected}')
+    types = {f.name: f.type for f in fields(Config) if f.type in EXPECTED} | EXTRA
+    for name, wanted in types.items():
+        value, needed = get(name), name in NEEDED or kind == 'qwen3_moe' and name in MIXTURE
+        good = type(value) is wanted or wanted is float and type(value) is int
+        if wanted in (int, float):
+            good = good and value > 0
+        if not good and (needed or value is not None):
+            raise ValueError(f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
     window = get('sliding_window', 4096 if kind == 'mistral' else None)
     used = window and (kind == 'mistral' or kind != 'llama' and get('use_sliding_window'))
     heads, shared = raw['num_attention_heads'], get('num_key_value_heads') or 1
-    act = get('hidden_act', 'silu')
+    act, kinds = get('hidden_act', 'silu'), get('layer_types') or []
     for wrong, message in [
-            (used and window < raw['max_position_embeddings'] or 'sliding_attention' in (get('layer_types') or []),
+            (used and window < raw['max_position_embeddings'] or 'sliding_attention' in kinds,
              f'a sliding window of {window} is switched on; only full attention is here'),
             (act != 'silu', f'hidden_act {act!r} is not supported, only silu'),
-            (get('quantization_config'), 'the weights are quantised (quantization_config); use plain weights'),
+            (get('quantization_config'), 'the weights are quantised (quantization_config); use plain ones'),
             (heads % shared, f'{heads} query heads cannot share {shared} key heads')]:
         if wrong:
             raise ValueError(f'{where}: {message}')
@@ -124,8 +127,9 @@ def read_rope(raw, where):
         raise ValueError(f'{where}: rope type {kind!r} is not one of {", ".join(needs)}')
     if given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0) != 1.0:
         raise ValueError(f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
-    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0,
-                original_max_position_embeddings=raw['max_position_embeddings']) | given | dict(rope_type=kind)
+    usual = dict(rope_theta=raw.get('rope_theta') or 10000.0,
+                 original_max_position_embeddings=raw['max_position_embeddings'])
+    rope = usual | given | dict(rope_type=kind)
     for name in ['rope_theta', 'original_max_position_embeddings', *needs[kind].split()]:
         if type(rope.get(name)) not in (int, float) or rope[name] <= 0:
             raise ValueError(f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
@@ -146,7 +150,7 @@ def read_json(path):
 
 
 class Part(nn.Module):
-    """nn.Module without hooks, its submodules plain attributes: in a small network calls are the cost."""
+    """nn.Module without hooks, its submodules plain attributes: calls are half of a small network's time."""
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
@@ -168,11 +172,6 @@ class RMSNorm(nn.RMSNorm):
         return torch.rms_norm(x, self.normalized_shape, self._parameters['weight'], self.eps)
 
 
-class Identity(Part):
-    def forward(self, x):
-        return x
-
-
 class Attention(Part):
     def __init__(self, config):
         super().__init__()
@@ -182,8 +181,8 @@ class Attention(Part):
         self.k_proj = Linear(C, G * D, bias=config.qkv_bias)
         self.v_proj = Linear(C, G * D, bias=config.qkv_bias)
         self.o_proj = Linear(H * D, C, bias=config.o_bias)
-        self.q_norm = RMSNorm(D, config.rms_norm_eps) if config.qk_norm else Identity()
-        self.k_norm = RMSNorm(D, config.rms_norm_eps) if config.qk_norm else Identity()
+        norm = lambda: RMSNorm(D, config.rms_norm_eps) if config.qk_norm else lambda x: x
+        self.q_norm, self.k_norm = norm(), norm()
 
     def forward(self, x, attend, view, store, carry):
         """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) in the cache, or None."""
@@ -255,9 +254,8 @@ class Path:
     @classmethod
     def full(cls, config):
         """Every sublayer, densely."""
-        experts = config.experts or (0,) * config.num_hidden_layers
-        ffns = tuple(kernels.mix if E else kernels.swiglu for E in experts)
-        return cls('full', (kernels.attend,) * len(experts), ffns)
+        ffns = tuple(kernels.mix if E else kernels.swiglu for E in config.mixtures)
+        return cls('full', (kernels.attend,) * len(ffns), ffns)
 
     def slim(self, skip, name='slim'):
         """This path without the sublayers in skip: 2i is layer i's attention, 2i + 1 its feed-forward."""
@@ -286,10 +284,9 @@ class Transformer(Part):
     def __init__(self, config):
         super().__init__()
         self.config, self.vocab = config, config.vocab_size
-        experts = config.experts or (0,) * config.num_hidden_layers
         self.model = nn.ModuleDict(dict(
             embed_tokens=nn.Embedding(config.vocab_size, config.hidden_size),
-            layers=nn.ModuleList(Block(config, E) for E in experts),
+            layers=nn.ModuleList(Block(config, E) for E in config.mixtures),
             norm=RMSNorm(config.hidden_size, config.rms_norm_eps)))
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
@@ -383,6 +380,7 @@ class Reader:
         self.model, self.capacity = model, capacity + PAD
         self.cache = KVCache(model.config, self.capacity, model.lm_head.weight)
         self.log = []                                   # (path name, positions, begin, end) of each pass
+        self.paths = {}                                 # path name -> Path, of every path read on so far
         self.compiled = compile_forward(model) if compiled else None
 
     def read(self, tokens, draft, path, last):
@@ -419,6 +417,7 @@ class Reader:
         hidden = forward(F.pad(ids, (0, pad)) if pad else ids, positions, path, self.cache.stores, span)
         logits = self.model.logits(hidden[:, T - last:T])
         self.log.append((path.name, T, begin, self.now()))
+        self.paths[path.name] = path
         return logits
 
     def fork(self, rows, extra):
@@ -446,10 +445,9 @@ class Reader:
         for name, positions, begin, end in self.log:
             if not isinstance(end, float):
                 end.synchronize()
+                begin, end = 0.0, begin.elapsed_time(end) / 1000
             row = spent.setdefault(name, [0, 0, 0.0])
-            row[0] += 1
-            row[1] += positions
-            row[2] += end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
+            row[:] = row[0] + 1, row[1] + positions, row[2] + end - begin
         self.log.clear()
         return spent
 
@@ -461,7 +459,8 @@ def compile_forward(model):
     if model.cos.device.type == 'cpu' and not shutil.which(os.environ.get('CXX', 'g++')):
         raise ValueError('--compile: on a CPU it needs a C++ compiler, g++ or what CXX names; none found')
     torch._dynamo.config.recompile_limit = 64           # graphs of all lengths, paths and models together
-    return torch.compile(model.forward, fullgraph=True, dynamic=False)
+    options = dict(cpp_wrapper=model.cos.device.type == 'cpu')   # without it a quarter of a pass is Python
+    return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 
 
 def load(folder, device='cpu', dtype=torch.float32):
@@ -493,21 +492,19 @@ def load(folder, device='cpu', dtype=torch.float32):
 
 def weight_files(folder):
     """The safetensors files of a folder: the shards that the index names, or the single file."""
-    index = folder / 'model.safetensors.index.json'
+    index, names = folder / 'model.safetensors.index.json', {'model.safetensors'}
     if index.exists():
         shards = read_json(index).get('weight_map')
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise ValueError(f'{index}: weight_map is not an object of tensor names and files')
-        files = [folder / name for name in sorted(set(shards.values()))]
-    else:
-        files = [folder / 'model.safetensors']
-    for file in files:
-        if not file.exists():
-            pickled = sorted([*folder.glob('*.bin'), *folder.glob('*.pt'), *folder.glob('*.pth')])
-            hint = 'fetch model.safetensors, or all the shards that model.safetensors.index.json names'
-            if pickled:
-                hint = f'{pickled[0].name} is a pickle, which can run code when opened; convert it'
-            raise ValueError(f'{file}: no such file; {hint}')
+        names = set(shards.values())
+    files = [folder / name for name in sorted(names)]
+    absent = next((file for file in files if not file.exists()), None)
+    if absent:
+        pickled = [file.name for end in ('bin', 'pt', 'pth') for file in folder.glob(f'*.{end}')]
+        raise ValueError(f'{absent}: no such file; ' + (
+            f'{pickled[0]} is a pickle, which can run code when opened; convert it' if pickled else
+            'fetch model.safetensors, or all the shards that model.safetensors.index.json names'))
     return files
 
 
@@ -535,12 +532,10 @@ def read_weights(file, wanted, weights, device, dtype):
 
 def read_tokenizer(folder):
     path = folder / 'tokenizer.json'
-    if not path.exists():
-        raise ValueError(f'{path}: no such file; a tokenizer in the tokenizers format is needed')
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:                          # the library raises bare Exception
-        raise ValueError(f'{path}: not a tokenizer ({error})') from None
+        raise ValueError(f'{path}: no such file, or not a tokenizer ({error})') from None
     tokenizer.no_truncation()                           # a file may carry both; neither is asked for here
     tokenizer.no_padding()
     return tokenizer
@@ -548,11 +543,9 @@ def read_tokenizer(folder):
 
 def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
-    found = []
-    for name in ('config.json', 'generation_config.json'):
-        if (folder / name).exists():
-            ids = read_json(folder / name).get('eos_token_id')
-            found += ids if isinstance(ids, list) else [] if ids is None else [ids]
+    files = [folder / name for name in ('config.json', 'generation_config.json')]
+    given = [read_json(file).get('eos_token_id') for file in files if file.exists()]
+    found = [i for ids in given for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
     if not all(isinstance(i, int) for i in found):
         raise ValueError(f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
     return frozenset(found)

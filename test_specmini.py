@@ -383,7 +383,7 @@ def test_graphs(monkeypatch):
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
     counter, real = CompileCounter(), torch.compile
-    monkeypatch.setattr(torch, 'compile', lambda f, **how: real(f, backend=counter, **how))
+    monkeypatch.setattr(torch, 'compile', lambda f, options, **how: real(f, backend=counter, **how))
     model = network()
     reader, plain = Reader(model, 40, compiled=True), Reader(model, 40)
     for line in ([1] * 17, [1] * 18, [1] * 21, [1] * 22, [1] * 25, [1] * 30):   # feeds 17, 1, 3, 1, 3, 5
