@@ -25,6 +25,7 @@ import lab.rivals
 import specmini
 import verify
 from lab import tasks
+from lab.compare import break_even
 from model import (CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_calibration, read_config,
                    write_calibration)
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
@@ -851,7 +852,7 @@ def test_break_even_takes_each_length(capsys):
     half = [dict(kept=True), dict(kept=False)]
     spent = {'target/full': (1, 2, 1.0)}
     cycles = [verify.Cycle([0] * n, half, [0], ['target'], spent, 1.0) for n in (1, 3)]
-    said = specmini.break_even(cycles, 1.0)
+    said = break_even(cycles, 1.0)
     assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
 
 
