@@ -127,15 +127,18 @@ class Engine:
     def statistics(self, cycles, prompt_seconds=0.0):
         return statistics(cycles, prompt_seconds, self.weights())
 
-    def report(self, ids, session, method, cycles):
-        """The JSON object of one text."""
-        tokens, name = session.tokens[len(ids):], self.args.method
+    def report(self, row, session, method, cycles):
+        """The JSON object of one text; `right` only where the row can be graded."""
+        from lab.tasks import grade
+        tokens, name = [t for c in cycles for t in c.tokens], self.args.method
+        right = grade(row, text := self.tokenizer.decode(tokens))
+        graded = {} if right is None else dict(right=right)
         knobs = {k: getattr(method, k) for k in knobs_of(name)}
         knobs = {k: 'inf' if v == math.inf else v for k, v in knobs.items()}    # JSON has no infinity
-        return dict(text=self.tokenizer.decode(tokens), tokens=tokens, prompt_tokens=len(ids), method=name,
+        return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
                     lossless=method.lossless, knobs=knobs, seed=session.generator.initial_seed(),
                     device=self.device, dtype=self.dtype, finish='eos' if session.ended else 'length',
-                    stats=self.statistics(cycles, session.prompt_seconds))
+                    stats=self.statistics(cycles, session.prompt_seconds)) | graded
 
 
 def pick_device(name):
@@ -230,8 +233,9 @@ def figures(report):
     wrote = ', '.join(f'{n} {label}' for label, n in s['labels'].items())
     return (f'{report["method"]} ({"lossless" if report["lossless"] else "LOSSY"}): {len(report["tokens"])} '
             f'tokens ({wrote}) in {s["seconds"]:.2f} s, {show("tokens_per_second", ".1f")} tokens/s; '
-            f'acceptance {show("acceptance_rate", ".0%")}, block efficiency {show("block_efficiency", ".2f")}, '
-            f'{s["passes"].get("target/full", 0)} target passes, work {s["work"]:.1f}')
+            f'acceptance {show("acceptance_rate", ".0%")}, block efficiency '
+            f'{show("block_efficiency", ".2f")}, {s["passes"]["target/full"]} target passes, '
+            f'work {s["work"]:.1f}')
 
 
 def trace_line(row, index, cycle, tokenizer):
@@ -281,13 +285,11 @@ def parse(argv):
     add('--list', action='store_true', help='the methods and their knobs')
     add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
     args = p.parse_args(argv)
-    if not args.list:
-        check_flags(args)
-    return args
+    return args if args.list else check_flags(args)
 
 
 def check_flags(args):
-    """ValueError for the first flag that does not fit; fills in the defaults that depend on other flags."""
+    """The args, with defaults that hang on other flags; ValueError for the first flag that does not fit."""
     compared = args.compare is not None
     names = ['ar'] + args.compare.split(',') if compared else [args.method or 'sd']
     args.methods = list(dict.fromkeys(names))
@@ -313,31 +315,26 @@ def check_flags(args):
     args.target = args.target or EMBEDDED / 'target'
     for name in args.methods:
         make_method(name, args)                         # refuses knobs before anything is loaded
+    return args
 
 
-def stream(session, method, printer):
-    """(Cycles, whether Ctrl-C cut them short), each shown as it is committed where there is a printer."""
-    cycles = []
-    try:
-        for cycle in decode(session, method):
-            cycles.append(cycle)
-            if printer:
-                printer.add(cycle)
-    except KeyboardInterrupt:
-        return cycles, True
-    return cycles, False
-
-
-def generate(engine, prompts, args):
-    """Every prompt by one method: text, figures, trace, check, break-even. Returns the exit status."""
-    from lab.compare import break_even, check, decode_seconds
-    trace, everything = open(args.trace, 'w', encoding='utf-8') if args.trace else None, []
+def generate(engine, rows, prompts, args):
+    """Every prompt by one method: text, figures, trace, check, conclusions. Returns the exit status."""
+    from lab.compare import check, conclude
+    everything, reports = [], []
+    trace = open(args.trace, 'w', encoding='utf-8') if args.trace else None
     color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()
     for row, ids in enumerate(tqdm(prompts, disable=None if len(prompts) > 1 else True, file=sys.stderr)):
-        printer = None if args.json else Printer(engine.tokenizer, color, args.show)
+        printer, cycles, interrupted = Printer(engine.tokenizer, color, args.show), [], False
         session, method = engine.start(ids, args.method, row)
-        cycles, interrupted = stream(session, method, printer)
-        report = engine.report(ids, session, method, cycles)
+        try:
+            for cycle in decode(session, method):
+                cycles.append(cycle)
+                if not args.json:
+                    printer.add(cycle)
+        except KeyboardInterrupt:
+            interrupted = True
+        report = engine.report(rows[row], session, method, cycles)
         if args.json:
             print(json.dumps(report), flush=True)
         else:
@@ -350,9 +347,9 @@ def generate(engine, prompts, args):
             return 130
         if args.check:
             print(check(engine, ids, report['tokens']), file=sys.stderr)
-        everything += cycles
-    if args.method != 'ar':
-        print(break_even(everything, decode_seconds(session)), file=sys.stderr)
+        everything, reports = everything + cycles, reports + [report]
+    for sentence in conclude(session, method, everything, reports):
+        print(sentence, file=sys.stderr)
     return 0
 
 
@@ -362,10 +359,9 @@ def run(args):
         for name, method in METHODS.items():
             print(f'{name:9} {method.__doc__.splitlines()[0]}', describe_knobs(name))
         return 0
-    from lab.prompts import chat, read_prompts
-    texts = read_prompts(args)
-    if args.chat:
-        texts = [chat(args.target, text) for text in texts]
+    from lab.prompts import chat, read_rows
+    rows = read_rows(args)
+    texts = [chat(args.target, row['prompt']) if args.chat else row['prompt'] for row in rows]
     engine = Engine(args)
     prompts = [engine.tokenizer.encode(text, add_special_tokens=not args.chat).ids for text in texts]
     engine.open(prompts)
@@ -376,9 +372,9 @@ def run(args):
         print(f'compiled in {time.perf_counter() - begin:.1f} s, not counted below; later texts may need '
               'passes of other lengths', file=sys.stderr)
     if args.compare is None:
-        return generate(engine, prompts, args)
+        return generate(engine, rows, prompts, args)
     from lab.compare import compare
-    for line in compare(engine, prompts, args.methods):
+    for line in compare(engine, rows, prompts, args.methods):
         print(line, flush=True)
     return 0
 

@@ -895,6 +895,32 @@ def test_compare(pair, capsys):
     assert [r[-1] for r in rows[1:4]] == ['lossless', 'lossless', 'LOSSY']
 
 
+def test_grading(pair, capsys, tmp_path):
+    """A text is graded by its own row, the share counts graded rows alone, --compare has a table a task."""
+    file, flags = tmp_path / 'p.jsonl', ('--target', pair[0], '--draft', pair[1], '--max-new', 3, '--prompts')
+    run = lambda rows, *more: (file.write_text('\n'.join(map(json.dumps, rows))),
+                               program(capsys, *flags, file, *more))[1]
+    rows = [dict(question='a', task='x'), dict(turns=['b', 'c'], task='y'), dict(prompt='a', task='x')]
+    found = [json.loads(line) for line in run(rows, '--json')[1].splitlines()]
+    assert not any('right' in r for r in found)                             # nothing to grade: no verdict
+    rows[0]['answer'], rows[1]['answer'] = found[0]['text'], found[1]['text'] + 'no'
+    status, out, err = run(rows, '--json')
+    assert [json.loads(line).get('right') for line in out.splitlines()] == [True, False, None]
+    assert status == 0 and 'right: 1 of 2 graded texts (50.0%)' in err
+    lines = [line.split() for line in run(rows, '--compare', 'sd')[1].splitlines()]
+    assert [line[:3:2] for line in lines if line[0][:-1] in 'xy'] == [['x,', 'prompts'], ['y,', 'prompts']]
+    assert [line[3] for line in lines if line[0] in ('ar', 'sd')] == ['100.0%', '100.0%', '0.0%', '0.0%']
+
+
+def test_remarks(pair, capsys, monkeypatch):
+    """What a method has to say about its run comes last, each sentence once, from all cycles and reports."""
+    count = lambda self, cycles, reports: [f'{len(cycles)} cycles', f'{len(reports)} texts']
+    monkeypatch.setattr(Exact, 'remarks', count, raising=False)
+    cycles = json.loads(program(capsys, *pair_flags(pair), '--json')[1])['stats']['cycles']
+    err = program(capsys, *pair_flags(pair))[2].splitlines()
+    assert 'break-even' in err[-3] and err[-2:] == [f'{cycles} cycles', '1 texts']
+
+
 def test_prompts_file(pair, capsys, tmp_path):
     file = tmp_path / 'p.jsonl'
     file.write_text('{"prompt": "a"}\n{"question": "b"}\n\n{"turns": ["c", "d"]}\n')

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 import specmini
 from lab import tasks
+from lab.compare import tokens_of
 from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
@@ -52,13 +53,13 @@ def quality(n):
         for row, ids in zip(tqdm(rows, desc=task), prompts):
             texts = []
             for e, name in ((engine, 'ar'), (weak, 'ar'), (engine, 'sd')):
-                trace = list(specmini.decode(*e.start(ids, name)))
-                texts.append(e.tokenizer.decode(sum((c.tokens for c in trace), [])))
+                trace = e.write(ids, name)[1]
+                texts.append(e.tokenizer.decode(tokens_of(trace)))
             cycles += trace
             same += texts[0] == texts[2]
             for i in (0, 1):
                 right[i] += bool(tasks.grade(row, texts[i]))
-        s = specmini.statistics(cycles, 0.0, engine.weights())
+        s = engine.statistics(cycles)
         share = lambda x: '-' if task == 'story' else f'{x / n:.1%}'
         print(f'{task:6} target {share(right[0])}, draft {share(right[1])}, '
               f'acceptance {s["acceptance_rate"]:.1%}, block efficiency {s["block_efficiency"]:.2f}, '
@@ -102,7 +103,7 @@ def contestants(engine, compiled, theirs, assistant, gamma, length):
     import transformers
 
     def ours(e, name):
-        return lambda ids: sum(len(cycle.tokens) for cycle in specmini.decode(*e.start(ids, name)))
+        return lambda ids: len(tokens_of(e.write(ids, name)[1]))
 
     def generate(**how):
         settings = transformers.GenerationConfig(do_sample=False, max_new_tokens=length, pad_token_id=0,

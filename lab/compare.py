@@ -3,10 +3,12 @@ import sys
 
 from tqdm import tqdm
 
+from lab.tasks import grade
+
 
 def check(engine, ids, tokens):
     """A sentence that names the first of these tokens that plain decoding would not have written, if any."""
-    wanted = sum((cycle.tokens for cycle in engine.write(ids, 'ar')[1]), [])
+    wanted = tokens_of(engine.write(ids, 'ar')[1])
     i = next((i for i, (a, b) in enumerate(zip(tokens, wanted)) if a != b), None)
     if i is None:
         same = f'check: equal to plain decoding for all {min(len(tokens), len(wanted))} tokens'
@@ -19,27 +21,35 @@ def check(engine, ids, tokens):
             f'{word(wanted[i])} ({wanted[i]}); logit gap {float(logits[wanted[i]] - logits[tokens[i]]):.2g}.')
 
 
-def compare(engine, prompts, names):
-    """Lines of a table of methods, run in turn on each of the prompts, so that noise falls on all alike."""
-    methods = {name: engine.write(prompts[0], name)[0] for name in names}       # a first round to warm up
-    traces = {name: [] for name in names}                                       # the Cycles of each text
-    for ids in tqdm(prompts, desc='compare', file=sys.stderr, disable=None):
+def compare(engine, rows, prompts, names):
+    """Lines of a table of the methods for each task, and one for the rows that name none.
+
+    The methods are run in turn on each prompt, so that noise falls on all alike.
+    """
+    methods, tables = {name: engine.write(prompts[0], name)[0] for name in names}, {}       # a warming round
+    for row, ids in zip(rows, tqdm(prompts, desc='compare', file=sys.stderr, disable=None)):
+        asked, traces = tables.setdefault(str(row.get('task') or ''), ([], {name: [] for name in names}))
+        asked.append(row)
         for name in names:
             traces[name].append(engine.write(ids, name)[1])
-    yield from table(engine, methods, traces)
+    for task, (asked, traces) in tables.items():
+        yield from [f'{task}, {len(asked)} prompts'] if task else []
+        yield from table(engine, asked, methods, traces)
 
 
-def table(engine, methods, traces):
-    """Lines: what each method measured, then its break-even. traces: {method: [list of Cycles of a text]}."""
+def table(engine, rows, methods, traces):
+    """Lines: what each method measured, then its break-even. traces: {method: [list of Cycles of a row]}."""
     cycles = {name: sum(texts, []) for name, texts in traces.items()}
     stats = {name: engine.statistics(cycles[name]) for name in methods}
     plain, cell = stats['ar'], lambda x, form: '-' if x is None else format(x, form)
     speedup = {name: s['tokens_per_second'] / plain['tokens_per_second'] for name, s in stats.items()}
-    yield 'method          tokens/s   x ar  accepted block eff.  passes/token  like ar'
+    yield 'method          tokens/s   x ar    right  accepted block eff.  passes/token  like ar'
     for name, s in stats.items():
+        texts = [engine.tokenizer.decode(tokens_of(trace)) for trace in traces[name]]
+        right = share_right([grade(row, text) for row, text in zip(rows, texts)])
         like = agreement(traces[name], traces['ar']) if engine.args.temperature == 0 else None
         passes = s['passes'].get('target/full', 0) / sum(s['labels'].values())
-        yield (f'{name:14} {s["tokens_per_second"]:9.1f} {speedup[name]:6.2f} '
+        yield (f'{name:14} {s["tokens_per_second"]:9.1f} {speedup[name]:6.2f} {cell(right, ".1%"):>8} '
                f'{cell(s["acceptance_rate"], ".1%"):>9} {cell(s["block_efficiency"], ".2f"):>10} '
                f'{passes:13.3f} {cell(like, ".1%"):>8} {"lossless" if methods[name].lossless else "LOSSY"}')
     one = sum(c.passes['target/full'][2] for c in cycles['ar']) / plain['cycles']
@@ -51,9 +61,30 @@ def agreement(texts, others):
     """The mean share of places at which two lists of texts hold the same token; samples differ by chance."""
     shares = []
     for pair in zip(texts, others):
-        a, b = (sum((cycle.tokens for cycle in cycles), []) for cycles in pair)
+        a, b = map(tokens_of, pair)
         shares.append(sum(x == y for x, y in zip(a, b)) / max(len(a), len(b)))
     return sum(shares) / len(shares)
+
+
+def tokens_of(cycles):
+    """The ids that the Cycles of one text committed."""
+    return [token for cycle in cycles for token in cycle.tokens]
+
+
+def share_right(grades):
+    """The share of True among the grades that are not None; None if nothing was graded."""
+    graded = [g for g in grades if g is not None]
+    return sum(graded) / len(graded) if graded else None
+
+
+def conclude(session, method, cycles, reports):
+    """Sentences for the end of a run: the break-even, the method's own remarks, the share of right texts."""
+    if reports[-1]['method'] != 'ar':
+        yield break_even(cycles, decode_seconds(session))
+    yield from method.remarks(cycles, reports) if hasattr(method, 'remarks') else []
+    grades = [report.get('right') for report in reports]
+    if (share := share_right(grades)) is not None:
+        yield f'right: {grades.count(True)} of {len(grades) - grades.count(None)} graded texts ({share:.1%})'
 
 
 def break_even(cycles, decode_seconds):

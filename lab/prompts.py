@@ -1,4 +1,4 @@
-"""Where prompts come from: the command line, a file of JSON lines, a checkpoint's chat template around them."""
+"""The texts to run: from the command line or a file of JSON lines, in a checkpoint's chat template."""
 import json
 import time
 from pathlib import Path as File
@@ -6,26 +6,26 @@ from pathlib import Path as File
 from model import read_json
 
 
-def read_prompts(args):
-    """The prompts as texts, from --prompt or from a file of JSON lines."""
-    texts = [args.prompt]
+def read_rows(args):
+    """The rows to run, dicts with a text under `prompt`: from --prompt, or from a file of JSON lines."""
+    rows = [dict(prompt=args.prompt)]
     if args.prompts is not None:
         try:
             lines = File(args.prompts).read_text(encoding='utf-8').split('\n')
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f'--prompts {args.prompts}: cannot be read ({error})') from None
-        rows = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
-        texts = [prompt_of(line, f'{args.prompts} line {i}') for i, line in rows]
-        if not texts:
+        rows = [row_of(line, f'{args.prompts} line {i}') for i, line in enumerate(lines, 1) if line.strip()]
+        if not rows:
             raise ValueError(f'--prompts {args.prompts}: the file has no rows')
-    for i, text in enumerate(texts, 1):
-        broken = any('\ud800' <= letter <= '\udfff' for letter in text)
-        if broken or not text:
+    for i, row in enumerate(rows, 1):
+        broken = any('\ud800' <= letter <= '\udfff' for letter in row['prompt'])
+        if broken or not row['prompt']:
             raise ValueError(f'prompt {i} is {"not valid UTF-8" if broken else "empty"}; expected a text')
-    return texts
+    return rows
 
 
-def prompt_of(line, where):
+def row_of(line, where):
+    """The row of one line: prompt, question (GSM8K) or the first of turns (Spec-Bench) becomes `prompt`."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -34,7 +34,7 @@ def prompt_of(line, where):
     text = found[0][0] if found and isinstance(found[0], list) and found[0] else found[0] if found else None
     if not isinstance(text, str):
         raise ValueError(f'{where}: expected an object with a text under prompt, question or turns')
-    return text
+    return row | dict(prompt=text)
 
 
 def chat(folder, text):
