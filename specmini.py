@@ -122,7 +122,8 @@ class Engine:
 
     def weights(self):
         """{reader/path: bytes that one pass streams}, for the work of a trace."""
-        return {f'{role}/full': r.model.read_bytes(r.model.full) for role, r in self.readers.items()}
+        return {f'{role}/{name}': r.model.read_bytes(path) for role, r in self.readers.items()
+                for name, path in ({'full': r.model.full} | r.paths).items()}
 
     def statistics(self, cycles, prompt_seconds=0.0):
         return statistics(cycles, prompt_seconds, self.weights())

@@ -1007,7 +1007,10 @@ def test_graders():
     assert tasks.rouge_l('police killed the gunman', 'the gunman kill police') == 0.5
     gsm = dict(question='?', answer='He pays 600+634\n#### 1,234')
     assert tasks.grade(gsm, 'so 5, then 1,234.') and not tasks.grade(gsm, '1234 is not 7')
-    assert tasks.grade(dict(answer='Paris'), ' Paris\n') and tasks.grade(dict(turns=['?']), 'x') is None
+    for row, text in ((dict(answer='Paris, France'), ' Paris, France\n'), (dict(answer=7), 'it is 7'),
+                      (dict(task='math', answer=7), 'Answer: 7'), (dict(task='summary', answer='x'), 'x')):
+        assert tasks.grade(row, text) and not tasks.grade(row, 'y')
+    assert tasks.grade(dict(turns=['?']), 'x') is None
     assert tasks.outputs('\ndef f(a, b): return max(a, b) % 5') == [2, 3, 0, 2]
     for bad in ('__import__("os")', 'a.real', '9 ** 9 ** 9', 'z', 'a(', 'xs[9]', '[a]', 'a' * 201):
         assert tasks.outputs(f'def f(a, xs): return {bad}') is None

@@ -242,6 +242,10 @@ class Exact:
         """Whether the committed text follows the target's law exactly at these knobs."""
         return True
 
+    def remarks(self, cycles, reports):
+        """Plain sentences for the end of a run, from its trace and the JSON objects of its texts."""
+        return []
+
     def propose(self, session):
         """The Draft; one token of room is left for the token that every cycle adds."""
         return session.source(session, self, min(self.gamma, session.room - 1))

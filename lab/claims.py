@@ -64,7 +64,8 @@ CLAIMS = dict(      # method: function from n, the number of prompts of each tas
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('methods', nargs='+', choices=CLAIMS)
     parser.add_argument('--n', type=int, default=100, help='prompts of each task')
     args = parser.parse_args()

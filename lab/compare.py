@@ -81,7 +81,7 @@ def conclude(session, method, cycles, reports):
     """Sentences for the end of a run: the break-even, the method's own remarks, the share of right texts."""
     if reports[-1]['method'] != 'ar':
         yield break_even(cycles, decode_seconds(session))
-    yield from method.remarks(cycles, reports) if hasattr(method, 'remarks') else []
+    yield from method.remarks(cycles, reports)
     grades = [report.get('right') for report in reports]
     if (share := share_right(grades)) is not None:
         yield f'right: {grades.count(True)} of {len(grades) - grades.count(None)} graded texts ({share:.1%})'

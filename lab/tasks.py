@@ -261,6 +261,7 @@ def translate(rng):
 JOBS = 'baker farmer teacher painter sailor doctor singer miller'.split()
 HOMES = 'by the river;on the hill;near the forest;by the harbour;in the old mill;near the bridge'.split(';')
 WISHES = 'lantern key map drum kite ring basket flute boat horse'.split()
+SUMMARY = re.compile(r'\w+ works as a (\w+), lives (.+) and wants a (\w+)\.')
 NOISE = ['{a} was tired.', '{a} ate some bread.', '{a} laughed.', 'It rained all day.', '{a} sat down.',
          '{a} met {b}.', '{a} slept well.', '{a} looked at {b}.']
 
@@ -281,8 +282,7 @@ def summary(rng, low=2, high=8):
 
 def facts_found(row, text):
     """The share of the three facts of a summary's answer that the text states: 0 to 1."""
-    facts = re.fullmatch(r'\w+ works as a (\w+), lives (.+) and wants a (\w+)\.', row['answer'])
-    job, home, wish = facts.groups()
+    job, home, wish = SUMMARY.fullmatch(row['answer']).groups()
     found = [f'a {job}' in text, f'lives {home}' in text, f'wants a {wish}' in text]
     return sum(found) / 3
 
@@ -395,20 +395,21 @@ def grade(row, text):
     task, answer = row.get('task'), row.get('answer')
     if not isinstance(answer, (str, int, float)):
         return None
+    answer = str(answer)
     if task in ('math', 'math-hard', 'table', 'table-long'):
         found = re.findall(r'^Answer: (\d+)\s*$', text, re.M)
         return bool(found) and found[-1] == answer
     if task == 'code':
         return (found := outputs(text)) is not None and found == outputs(answer)
-    if task == 'summary':
+    if task == 'summary' and SUMMARY.fullmatch(answer):
         return facts_found(row, text) == 1
     if task in ('translate', 'qa'):
         return text.strip().removeprefix('A: ') == answer
-    wanted = str(answer).rpartition('####')[2].strip().replace(',', '')
-    if not re.fullmatch(r'-?\d+(\.\d+)?', wanted):
+    wanted, plain = answer.rpartition('####')[2].strip(), lambda text: re.sub(r'(?<=\d),(?=\d{3})', '', text)
+    if not re.fullmatch(r'-?\d+(\.\d+)?', plain(wanted)):
         return text.strip() == wanted
-    found = re.findall(r'-?\d+(?:\.\d+)?', re.sub(r'(?<=\d),(?=\d{3})', '', text))
-    return bool(found) and float(found[-1]) == float(wanted)
+    found = re.findall(r'-?\d+(?:\.\d+)?', plain(text))
+    return bool(found) and float(found[-1]) == float(plain(wanted))
 
 
 def steps_right(row, text):
