@@ -1,13 +1,14 @@
 """The README's figures, each made by one command.
 
-`python -m lab.bench quality` grades the embedded pair on held-out rows; `python -m lab.bench speed` times it,
-or a random pair of 0.1 B parameters, against transformers (which must be installed) on the same weights,
-prompts, threads and dtype. Everything compared is run in turn on every prompt, so that a noisy machine is
-noisy for all; whole calls are timed, prompt included.
+`python -m lab.bench quality` grades the embedded models on held-out rows; `python -m lab.bench speed` times
+the pair, or a random one of 0.1 B parameters, against transformers (which must be installed) on the same
+weights, prompts, threads and dtype. Everything compared is run in turn on every prompt, so that a noisy
+machine is noisy for all; whole calls are timed, prompt included.
 """
 import argparse
 import itertools
 import json
+import math as maths
 import statistics
 import sys
 import tempfile
@@ -43,27 +44,53 @@ def held_out(tokenizer, task, n):
 
 
 def quality(n):
-    """Greedy, held out (math: 2 to 4 steps): right answers of both; block efficiency of sd with gamma 4."""
-    engine = engine_for(HOME / 'target', HOME / 'draft', max_new=200)
-    weak = engine_for(HOME / 'draft', 'none', max_new=200)
+    """A table, a row a task: n held-out rows, greedy. What each model gets right; sd with gamma 4."""
+    names = [name for name in ('target', 'draft', 'mid', 'moe') if (HOME / name / 'config.json').exists()]
+    engines = {name: engine_for(HOME / name, HOME / 'draft' if name == 'target' else 'none', max_new=200)
+               for name in names}
+    print('| task |', ' | '.join(names), '| acceptance | block efficiency | `sd` = `ar` |')
+    print('|---|' + '--:|' * (len(names) + 3), flush=True)
     for task in tasks.TASKS:
-        rows, prompts = held_out(engine.tokenizer, task, n)
-        right, cycles, same = [0, 0], [], 0
-        engine.open(prompts), weak.open(prompts)
-        for row, ids in zip(tqdm(rows, desc=task), prompts):
-            texts = []
-            for e, name in ((engine, 'ar'), (weak, 'ar'), (engine, 'sd')):
-                trace = e.write(ids, name)[1]
-                texts.append(e.tokenizer.decode(tokens_of(trace)))
+        rows, prompts = held_out(engines['target'].tokenizer, task, n)
+        texts, cycles, same = {name: [] for name in names}, [], 0
+        for engine in engines.values():
+            engine.open(prompts)
+        for ids in tqdm(prompts, desc=task, file=sys.stderr):
+            for name, engine in engines.items():
+                texts[name].append(engine.tokenizer.decode(tokens_of(engine.write(ids, 'ar')[1])))
+            trace = engines['target'].write(ids, 'sd')[1]
+            same += engines['target'].tokenizer.decode(tokens_of(trace)) == texts['target'][-1]
             cycles += trace
-            same += texts[0] == texts[2]
-            for i in (0, 1):
-                right[i] += bool(tasks.grade(row, texts[i]))
-        s = engine.statistics(cycles)
-        share = lambda x: '-' if task == 'story' else f'{x / n:.1%}'
-        print(f'{task:6} target {share(right[0])}, draft {share(right[1])}, '
-              f'acceptance {s["acceptance_rate"]:.1%}, block efficiency {s["block_efficiency"]:.2f}, '
-              f'sd = ar in {same} of {n}', flush=True)
+        s = engines['target'].statistics(cycles)
+        cells = [figure(task, rows, texts[name], engine) for name, engine in engines.items()]
+        print('|', ' | '.join([f'`{task}`', *cells, f'{s["acceptance_rate"]:.1%}',
+                               f'{s["block_efficiency"]:.2f}', f'{same} of {n}']), '|', flush=True)
+
+
+def figure(task, rows, texts, engine):
+    """How good the texts of one model are, as words: the share right, BLEU, ROUGE-L; a story's perplexity."""
+    if task == 'story':
+        return perplexity(rows, engine)
+    words = f'{sum(map(tasks.grade, rows, texts)) / len(rows):.1%}'
+    if task == 'translate':
+        words += f', BLEU {tasks.bleu([[r["answer"]] for r in rows], [t.strip() for t in texts]):.2f}'
+    if task == 'summary':
+        rouge = [tasks.rouge_l(row['answer'], text) for row, text in zip(rows, texts)]
+        words += f', ROUGE-L {sum(rouge) / len(rouge):.2f}'
+    return words
+
+
+def perplexity(rows, engine):
+    """A model's perplexity per token of the rows' stories over that of the grammar which made them."""
+    nats, grammar, count, reader = 0.0, 0.0, 0, engine.readers['target']
+    for row in rows:
+        prompt, story = (engine.tokenizer.encode(row[key]).ids for key in ('prompt', 'solution'))
+        logits = reader.read(prompt + story[:-1], [], reader.model.full, len(story))
+        nats += torch.nn.functional.cross_entropy(logits, torch.tensor(story), reduction='sum').item()
+        grammar += row['nats']
+        count += len(story)
+    mine, best = (maths.exp(x / count) for x in (nats, grammar))
+    return f'{mine:.2f} (grammar {best:.2f}, +{mine / best - 1:.0%})'
 
 
 def random_pair(folder):
