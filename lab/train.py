@@ -21,14 +21,19 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer
+DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer,
+LATE = 0.7                              # after this share of its time
+EASY = 0.6                              # share of its time in which tables and lists are short
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
 PEAKS = 0.01, 2e-3                      # learning rates of Muon and AdamW
-# task, its knobs, its share of rows: short ones teach, long ones are what is asked for
-MIXTURE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard', {}, 4),
-           ('drill', {}, 2.5), ('table', dict(high=8, columns=(1, 2)), 4), ('table', {}, 1.6),
-           ('table-long', {}, 0.08), ('code', {}, 4), ('translate', {}, 4.5), ('summary', dict(high=4), 2),
-           ('summary', {}, 1), ('qa', {}, 6), ('story', {}, 1)]
+# task, its knobs, its share of rows; looking up is learned on short tables or not at all
+BASE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard', {}, 4), ('code', {}, 4),
+        ('translate', {}, 4.5), ('qa', {}, 6), ('story', {}, 1)]
+SHORT = BASE + [('drill', dict(high=6, columns=(1, 2)), 6), ('table', dict(high=6, columns=(1, 2)), 6),
+                ('summary', dict(high=3), 4)]
+MIXTURE = BASE + [('drill', dict(high=60, columns=(1, 7)), 2.5), ('table', dict(high=8, columns=(1, 2)), 4),
+                  ('table', {}, 1.6), ('table-long', {}, 0.08), ('summary', dict(high=4), 2),
+                  ('summary', {}, 1)]
 SHAPES = dict(
     target=dict(model_type='llama', hidden_size=128, intermediate_size=336, num_hidden_layers=10,
                 num_attention_heads=4, num_key_value_heads=2, head_dim=32),
@@ -42,7 +47,7 @@ SHAPES |= dict(
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
 
-def drills(seed):
+def drills(seed, high, columns):
     """Endless rows of practice that can give away no held-out text: bare steps, or cells looked up."""
     rng = random.Random(f'drill {seed}')
     while True:
@@ -51,20 +56,19 @@ def drills(seed):
             while len(lines) < 8:
                 lines += tasks.event(rng, tasks.number(rng, 900), 2)[2]
         else:
-            prompt, values = tasks.cells(rng, 2, 60, (1, 6))
+            prompt, values = tasks.cells(rng, 2, high, columns)
             lines = [f'{item} {column} = {n}'
                      for (item, column), n in rng.sample(sorted(values.items()), min(24, len(values)))]
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
 
-def mixture(seed, split='train'):
-    """Endless rows of all tasks in the shares of MIXTURE."""
+def mixture(seed, shares=MIXTURE):
+    """Endless training rows of all tasks in their shares."""
     rng = random.Random(f'mixture {seed}')
-    sources = [drills(seed) if task == 'drill' else tasks.rows(task, seed, split, **knobs)
-               for task, knobs, _ in MIXTURE]
-    shares = [share for *_, share in MIXTURE]
+    sources = [drills(seed, **knobs) if task == 'drill' else tasks.rows(task, seed, 'train', **knobs)
+               for task, knobs, _ in shares]
     while True:
-        yield next(rng.choices(sources, shares)[0])
+        yield next(rng.choices(sources, [share for *_, share in shares])[0])
 
 
 def train_tokenizer(n=20_000):
@@ -90,9 +94,9 @@ def encode(tokenizer, rows):
             for r, p, a in zip(rows, prompts, answers)]
 
 
-def batches(tokenizer, seed, tokens):
+def batches(tokenizer, source, tokens, seed):
     """Endless (ids [B, T], labels [B, T]) of about `tokens` tokens; rows of like length, to pad little."""
-    source, rng = mixture(seed), random.Random(seed)
+    rng = random.Random(seed)
     while True:
         pool = sorted(encode(tokenizer, [next(source) for _ in range(1024)]), key=lambda e: len(e[0]))
         groups, i = [], 0
@@ -259,15 +263,17 @@ def train(name, minutes, tokens, seed, device):
     spent, done = resume(model, optimizers, folder)
     layers = model.model.layers
     fresh = len(layers) > 4 and not layers[len(layers) // 2].self_attn.o_proj.weight.any()
-    source, rng, scores, losses = batches(tokenizer, seed + done, tokens), random.Random(seed + done), {}, []
+    rng, scores, losses = random.Random(seed + done), {}, []
+    easy, hard = (batches(tokenizer, mixture(seed + done, s), tokens, seed) for s in (SHORT, MIXTURE))
     bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
     begin, saved_at = time.time() - spent, time.time()
     while (now := time.time() - begin) < minutes * 60:
         for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
             optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
-        skip = idle(len(layers), fresh and now / (minutes * 60), DROP.get(name, 0), rng)
-        losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip),
-                                      *(x.to(device) for x in next(source)))]
+        share = now / (minutes * 60)
+        skip = idle(len(layers), fresh and share, DROP.get(name, 0) if share > LATE else 0, rng)
+        batch = (x.to(device) for x in next(easy if share < EASY else hard))
+        losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip), *batch)]
         done += 1
         if done % 25 == 0:
             bar.n = round(now)
