@@ -7,6 +7,7 @@ p is the target's distribution and q the draft's, everywhere; both are what is r
 temperature, top-k and top-p. Temperature 0 is a one-hot distribution, so no rule has a greedy branch.
 V vocabulary, n draft tokens of a block.
 """
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -66,6 +67,7 @@ class Draft:
     tokens: list                            # [n] ids
     q: torch.Tensor                         # [n, V]
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
+    labels: list = None                     # [n] who wrote each, where it was not the draft alone
 
     @classmethod
     def points(cls, tokens, model):
@@ -75,10 +77,11 @@ class Draft:
 
 
 class Score:
-    """The target's view of a draft: p [n + 1, V]. Lazy: the pass happens when a rule first looks."""
+    """A verifier's view of a draft: p [n + 1, V]. Lazy: the pass happens when a rule first looks."""
 
-    def __init__(self, session, draft, path):
-        self.session, self.draft, self.path = session, draft, path
+    def __init__(self, session, draft, path, reader=None):
+        """reader: the target's unless given."""
+        self.session, self.draft, self.path, self.reader = session, draft, path, reader or session.target
 
     @cached_property
     def logits(self):
@@ -87,7 +90,8 @@ class Score:
         The pass reads n + 1 positions: the root (the last committed token, in no cache yet) and the draft.
         """
         s, n = self.session, len(self.draft.tokens)
-        return finite(s.target.read(s.tokens, self.draft.tokens, self.path, n + 1), 'target', len(s.tokens))
+        logits = self.reader.read(s.tokens, self.draft.tokens, self.path, n + 1)
+        return finite(logits, 'target', len(s.tokens))
 
     @cached_property
     def p(self):
@@ -99,6 +103,13 @@ class Score:
         ids = torch.tensor(self.draft.tokens, device=self.p.device)[:, None]
         both = torch.stack([self.p[:-1].gather(1, ids), self.draft.q.to(self.p.dtype).gather(1, ids)])
         return list(zip(*both[..., 0].tolist()))
+
+    @cached_property
+    def ratios(self):
+        """p(x) / max p of each draft token x, as floats, of the raw logits: at temperature 1 in any run."""
+        z = self.logits[:-1]
+        ids = torch.tensor(self.draft.tokens, dtype=torch.long, device=z.device)[:, None]
+        return (z.gather(1, ids)[:, 0] - z.amax(-1)).exp().tolist()
 
 
 @dataclass
@@ -134,6 +145,11 @@ class Session:
     calibration: dict = field(default_factory=dict)     # sections of calibration.json, see read_calibration
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
+
+    @cached_property
+    def slim(self):
+        """The target's path without the sublayers that its calibrated mask skips."""
+        return self.target.model.full.slim(set(self.calibration['mask']['skip']))
 
     def read_prompt(self):
         """Reads all of the prompt but its last token into every cache, counted apart as prompt_seconds."""
@@ -276,18 +292,18 @@ class Exact:
 
     def accept(self, session, draft, score):
         """(tokens, labels, judged) of this cycle, left to right up to a rejection or the end of sequence."""
-        judged = []
+        judged, wrote = [], draft.labels or ['draft'] * len(draft.tokens)
         for i, token in enumerate(draft.tokens):
             (p, q), limit, chance = score.pq[i], self.threshold(score, i), self.kept(score, i)
             kept = session.flip(chance)
             judged.append(dict(token=token, p=p, q=q, threshold=limit, chance=chance, kept=kept))
             if not kept:
                 other = int(session.draw(self.settle(score, i)))
-                return draft.tokens[:i] + [other], ['draft'] * i + ['target'], judged
+                return draft.tokens[:i] + [other], wrote[:i] + ['target'], judged
             if token in session.eos:
-                return draft.tokens[:i + 1], ['draft'] * (i + 1), judged
-        n, extra = len(draft.tokens), int(session.draw(score.p[-1]))
-        return draft.tokens + [extra], ['draft'] * n + ['bonus' if n else 'target'], judged
+                return draft.tokens[:i + 1], wrote[:i + 1], judged
+        extra = int(session.draw(score.p[-1]))
+        return draft.tokens + [extra], wrote + ['bonus' if wrote else 'target'], judged
 
 
 @dataclass
@@ -307,6 +323,122 @@ class Autoregressive(Exact):
 
 # ------------------------------------------------------------------------- VIA-SD: a slim verifier in between
 
+def violation(b, a, alpha=0.5, beta=0.5):
+    """R(b|a) [...] in nats: how far drafting from a breaks what lossy verification by b forgives.
+
+    a, b: log-probabilities [..., V] of the raw logits. The first term is what b accepts too rarely, the
+    second what its residual lacks. At alpha 0, beta 1 nothing is forgiven; at 1/2, 1/2 a factor of 2 is.
+    Source: VIA-SD (2026), R_KL^{alpha,beta}, as its public reimplementations write it.
+    """
+    d = a - b
+    starved = b.exp() * (d + math.log(beta)).clamp(min=0)
+    return (a.exp() * (d + math.log1p(-alpha)).clamp(min=0) + starved).sum(-1)
+
+
+def stage_gain(q, s, p, alpha=0.5, beta=0.5):
+    """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
+
+    It knows nothing of what a pass costs: see stage_pays. Source: VIA-SD (2026), Delta_KL^{alpha,beta}.
+    """
+    R = lambda b, a: violation(b, a, alpha, beta)
+    return R(p, q) - R(s, q) - R(p, s)
+
+
+def blend(q, s, p, early, late):
+    """The law [..., V] of text whose share early went from q to s and late on to p. Source: VIA-SD (2026)."""
+    return (1 - late) * ((1 - early) * q + early * s) + late * p
+
+
+def stage_pays(escalated, cost):
+    """Whether a slim stage is worth it: a cycle costs slim + escalated * full passes against one full pass.
+
+    escalated: share of cycles that need the target all the same; cost: of a slim pass in full ones. For equal
+    tokens a cycle.
+    """
+    return escalated < 1 - cost
+
+
+@dataclass
+class ViaSd(Exact):
+    """The target with sublayers skipped (slim, s) judges first, the full target only what slim doubts. LOSSY.
+
+    By r = s(y) / max s a draft token y is kept, rewritten by slim or (r < escalate) decided by the target,
+    which reads only then: lag and block in one pass, over what slim wrote to the shared cache meanwhile.
+    Source: VIA-SD (2026), whose p, q', q are our q, s, p and whose alpha_1, alpha_2 are keep and escalate.
+    """
+    gamma: int = 5
+    keep: float = 0.5                       # r from which a draft token stays; for lossy_sd the lenience
+    escalate: float = 0.3                   # r below which the target decides; above 1 it always does
+    gate: str = 'ratio'                     # ratio, one_minus_alpha (as published), lossy_sd, two_level_exact
+    max_lag: int = 32                       # tokens that slim may build on before the target has read them
+    after_escalation: str = 'full'          # full: the pass is paid, the target judges the rest too; or gate
+    slim_bonus: bool = False                # one more token, from slim, after a block that it kept
+    needs = ('mask',)
+
+    def __post_init__(self):
+        super().__post_init__()
+        known = dict(gate='ratio one_minus_alpha lossy_sd two_level_exact', after_escalation='full gate')
+        for knob, words in known.items():
+            require(getattr(self, knob) in words.split(), knob, getattr(self, knob), 'one of ' + words)
+        for knob in ('max_lag', 'escalate', 'keep'):
+            require(getattr(self, knob) >= 0, knob, getattr(self, knob), '0 or more')
+        require(self.gate != 'ratio' or self.keep >= self.escalate, 'keep', self.keep, 'escalate or more')
+        require(self.gate != 'lossy_sd' or self.keep, 'keep', self.keep, 'above 0 for lossy_sd')
+
+    @property
+    def lossless(self):
+        return self.gate == 'two_level_exact' or self.bounds[0] > 1
+
+    @property
+    def bounds(self):
+        """(r below which a token is escalated, r from which it is kept). Published: both from 1 - alpha."""
+        pair = self.escalate, self.keep
+        return tuple(1 - x for x in pair) if self.gate == 'one_minus_alpha' else pair
+
+    def propose(self, session):
+        """The Draft; for two_level_exact what slim, as an exact verifier, made of it: a sample of s."""
+        draft = session.source(session, self, min(self.gamma, session.room))    # a kept block adds no token
+        if self.gate != 'two_level_exact':
+            return draft
+        slim = Score(session, draft, session.slim)
+        tokens, labels, _ = super().accept(session, draft, slim)
+        return Draft(tokens, slim.p[:len(tokens)], labels=[x if x == 'draft' else 'slim' for x in labels])
+
+    def stages(self, session, draft, score):
+        """The Scores that may judge, cheapest first; the last is the target's. A long lag is read first."""
+        read = session.tokens[:-1]
+        if len(read) - session.target.cache.trusted(read, score.path) > self.max_lag:
+            session.target.read(read, [], score.path, 0)
+        return [Score(session, draft, session.slim), score]
+
+    def judge(self, session, score, i, r, exact):
+        """(the token at place i, its row of the trace) by one stage; r: slim's ratio; exact: the target's."""
+        y, (p, q) = score.draft.tokens[i], score.pq[i]
+        chance, other = float(r >= self.bounds[1]), score.p[i]
+        if exact or self.gate == 'lossy_sd':
+            chance, other = min(1.0, p / (q if exact else self.keep * q)), self.settle(score, i)
+        z = y if session.flip(chance) else int(session.draw(other))
+        by, p, limit = ('target', p, None) if exact else ('slim', None, self.bounds[1])
+        return z, dict(token=y, p=p, q=q, ratio=r, threshold=limit, chance=chance, kept=z == y, by=by)
+
+    def accept(self, session, draft, score):
+        if self.gate == 'two_level_exact' or not draft.tokens:
+            return super().accept(session, draft, score)
+        stages, judged, t, top, n = self.stages(session, draft, score), [], 0, 0, len(draft.tokens)
+        last = len(stages) - 1
+        for i, y in enumerate(draft.tokens):
+            t = t if self.after_escalation == 'full' else 0
+            while t < last and stages[t].ratios[i] < self.bounds[0]:
+                t += 1
+            z, row = self.judge(session, stages[t], i, stages[min(t, last - 1)].ratios[i], t == last)
+            judged, top = judged + [row], max(top, t)
+            if z != y or y in session.eos:
+                return draft.tokens[:i] + [z], ['draft'] * i + ['draft' if z == y else row['by']], judged
+        if top < last and not self.slim_bonus:
+            return draft.tokens, ['draft'] * n, judged
+        extra = int(session.draw(stages[top].p[-1]))
+        return draft.tokens + [extra], ['draft'] * n + ['slim' if top < last else 'bonus'], judged
+
 
 # ---------------------------------------------------------------------------- SpecGuard: whole steps verified
 
@@ -317,4 +449,5 @@ class Autoregressive(Exact):
 METHODS = dict(
     ar=Autoregressive,
     sd=Exact,
+    via=ViaSd,
 )
