@@ -26,7 +26,7 @@ SETTINGS = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'     
 class Windows:
     """Calibration texts that the full path has read, and what a slim path makes of the last W tokens of each.
 
-    As in decoding, slim starts from the full path's cache and reads the window, like a lag, in one pass on it.
+    As in decoding, slim starts from the full path's cache and reads the window like a lag, in one pass.
     """
 
     def __init__(self, model, texts, W):
@@ -54,20 +54,9 @@ class Windows:
 
 # ------------------------------------------------------------------------------------------------- the search
 
-def units_of(layers, unit):
-    """The maskable units, each a tuple of sublayers; the first and the last layer always stay."""
-    inner = range(2, 2 * layers - 2)
-    return [(j, j + 1) for j in inner[::2]] if unit == 'layer' else [(j,) for j in inner]
-
-
 def random_mask(m, k, generator):
     """k of m units, to be skipped: a sorted tuple of indices."""
     return tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist()))
-
-
-def evenly(m, k):
-    """k of m units, spread evenly: the control that needs no search."""
-    return tuple(int((i + 0.5) * m / k) for i in range(k))
 
 
 def expected_improvement(seen, costs, masks):
@@ -113,7 +102,7 @@ def propose(tried, m, k, generator, bayes):
 def search(cost, m, k, args, tried):
     """Adds to tried {mask: cost} up to the budget of args; Ctrl-C ends it early, and nothing is lost.
 
-    cost: function from a mask to its cost. A proposal depends on the seed and on tried alone, so that a resumed
+    cost: function from a mask to its cost. A proposal depends on the seed and on tried alone, so a resumed
     search goes the way of one that was not interrupted. Source: VIA-SD (2026), DIMR.
     """
     begin, total = time.perf_counter(), min(args.evaluations, math.comb(m, k))
@@ -137,10 +126,15 @@ def search(cost, m, k, args, tried):
 
 
 def find_mask(model, windows, args, tried):
-    """The calibration file's section `mask`: the best of tried {mask: cost} after the search, and controls."""
-    layers, begin = model.config.num_hidden_layers, time.perf_counter()
-    units = units_of(layers, args.unit)
-    m, k = len(units), int(args.skip * layers * (2 if args.unit == 'sublayer' else 1))
+    """The section `mask` of the calibration file, from tried {mask: cost} as the search leaves it.
+
+    skip: the sublayers of the best mask; nested: those, then the half and the quarter of them whose lack
+    costs least, for more stages; evenly, random: costs of masks not searched; work: share of weights read.
+    """
+    L, begin = model.config.num_hidden_layers, time.perf_counter()
+    units = [(j,) for j in range(2, 2 * L - 2)]             # the first and the last layer always stay
+    units = units if args.unit == 'sublayer' else [(j, j + 1) for j in range(2, 2 * L - 2, 2)]
+    m, k = len(units), int(args.skip * L * (2 if args.unit == 'sublayer' else 1))
     if not 0 < k <= m:
         raise ValueError(f'--skip {args.skip}: {k} of {m} free {args.unit}s; expected 1 to {m}')
     flat = lambda mask: sorted(j for u in mask for j in units[u])
@@ -149,11 +143,18 @@ def find_mask(model, windows, args, tried):
     if not tried:
         raise ValueError('no mask was tried: give the search more --minutes')
     best, generator = min(tried, key=tried.get), torch.Generator().manual_seed(args.seed)
+    nested = [best]
+    while len(nested) < 3 and len(nested[-1]) > 1:
+        last, within = nested[-1], {}
+        search(lambda z: cost([last[i] for i in z]), len(last), len(last) // 2, args, within)
+        nested.append([last[i] for i in min(within, key=within.get)])
     weights = [model.read_bytes(path) for path in (model.full.slim(set(flat(best))), model.full)]
-    return dict(skip=flat(best), cost=tried[best], evenly=cost(evenly(m, k)), work=weights[0] / weights[1],
+    evenly = [int((i + 0.5) * m / k) for i in range(k)]
+    return dict(skip=flat(best), nested=[flat(z) for z in nested], cost=tried[best], evenly=cost(evenly),
                 random=sum(cost(random_mask(m, k, generator)) for _ in range(10)) / 10,
-                seconds=round(time.perf_counter() - begin, 1), settings={x: getattr(args, x) for x in SETTINGS},
-                tried=[[list(z), c] for z, c in tried.items()])
+                work=weights[0] / weights[1], seconds=round(time.perf_counter() - begin, 1),
+                settings={x: getattr(args, x) for x in SETTINGS},
+                tried={' '.join(map(str, z)): c for z, c in tried.items()})
 
 
 # ------------------------------------------------------------------------------------------------ the program
@@ -173,8 +174,8 @@ def calibration_texts(tokenizer, args):
     from lab import tasks
     for source in itertools.cycle([tasks.rows(task, args.seed, 'train') for task in tasks.TASKS]):
         row = next(source)
-        prompt, ids = (tokenizer.encode(text).ids for text in (row['prompt'], row['prompt'] + row['solution']))
-        texts += [ids[:len(prompt) + W]] if len(ids) > W else []
+        begin, ids = (tokenizer.encode(row['prompt'] + end).ids for end in ('', row['solution']))
+        texts += [ids[:len(begin) + W]] if len(ids) > W else []
         if len(texts) == args.windows:
             return texts
 
@@ -195,7 +196,6 @@ def parse(argv):
     add('--window', type=int, default=32, help='tokens scored of each (default: 32, as the max_lag of via)')
     add('--seed', type=int, default=0)
     add('--resume', action='store_true', help='go on from the masks that calibration.json has')
-    add('--device', choices=('cpu', 'cuda'), default='cuda' if torch.cuda.is_available() else 'cpu')
     args = p.parse_args(argv)
     for name in ('evaluations', 'patience', 'windows', 'window'):
         if getattr(args, name) < 1:
@@ -205,25 +205,25 @@ def parse(argv):
 
 def resumed(args):
     """tried {mask: cost} of the search that --resume goes on from; {} without it."""
-    old = read_calibration(args.target, None, ['mask'])['mask'] if args.resume else dict(tried=[])
+    old = read_calibration(args.target, None, ['mask'])['mask'] if args.resume else dict(tried={})
     if args.resume and old.get('settings') != {x: getattr(args, x) for x in SETTINGS}:
         raise ValueError(f'--resume: the search before was of {old.get("settings")}; give this one the same')
-    return {tuple(mask): cost for mask, cost in old['tried']}
+    return {tuple(map(int, mask.split())): cost for mask, cost in old['tried'].items()}
 
 
 def main(argv=None):
     """Runs the program; returns its exit status: 0, or 2 for bad input (one line on stderr)."""
     try:
         args = parse(argv)
-        model, tokenizer, _ = load(args.target, args.device)
+        model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
         tried, windows = resumed(args), Windows(model, calibration_texts(tokenizer, args), args.window)
         found = find_mask(model, windows, args, tried)
         write_calibration(args.target, 'mask', found)
     except (ValueError, OSError) as error:
         print('train_mask:', ' '.join(str(error).split()), file=sys.stderr)
         return 2
-    print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers, {found["work"]:.0%} of the '
-          f'weights are read; {args.objective} a token {found["cost"]:.2g}, evenly spaced {found["evenly"]:.2g}, '
+    print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
+          f'the weights; {args.objective} a token {found["cost"]:.2g}, evenly spaced {found["evenly"]:.2g}, '
           f'random {found["random"]:.2g} (mean of 10); {len(found["tried"])} masks, {found["seconds"]} s')
     return 0
 

@@ -143,6 +143,7 @@ class Session:
     generator: torch.Generator = None
     checker: object = None                  # a task's step checker; a method that needs one refuses without
     calibration: dict = field(default_factory=dict)     # sections of calibration.json, see read_calibration
+    mid: object = None                      # Reader of an independent model between the two, or None
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
 
@@ -153,7 +154,7 @@ class Session:
 
     def read_prompt(self):
         """Reads all of the prompt but its last token into every cache, counted apart as prompt_seconds."""
-        for reader in filter(None, (self.target, self.draft)):
+        for reader in filter(None, (self.target, self.draft, self.mid)):
             reader.read(self.tokens[:-1], [], reader.model.full, 0)
         self.prompt_seconds = sum(seconds for *_, seconds in self.take().values())
 
@@ -182,17 +183,23 @@ class Session:
 
     def take(self):
         """{reader/path: [passes, positions, seconds]} since the last call."""
-        readers = [('target', self.target), ('draft', self.draft)]
+        readers = [('target', self.target), ('draft', self.draft), ('mid', self.mid)]
         return {f'{role}/{path}': row for role, r in readers if r for path, row in r.take().items()}
 
 
 # ------------------------------------------------------------------------------------ where drafts come from
 
 def rollout(session, method, n):
-    """At most n tokens from the draft model, one after the other; the method's `more` may stop it early."""
+    """At most n tokens from the draft model, one after the other; the method's `more` may stop it early.
+
+    Without a draft model the target drafts for itself on its slim path (Zhang et al. 2023, Draft & Verify).
+    """
     if n < 1:
         return silence(session, method, n)
-    reader, path = session.draft, session.draft.model.full
+    if session.draft:
+        reader, path = session.draft, session.draft.model.full
+    else:
+        reader, path = session.target, session.slim
     tokens, q, logits = [], [], [reader.read(session.tokens, [], path, 1)[0]]
     while True:
         q.append(session.probs(logits[-1], method.draft_temperature))
@@ -338,7 +345,7 @@ def violation(b, a, alpha=0.5, beta=0.5):
 def stage_gain(q, s, p, alpha=0.5, beta=0.5):
     """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
 
-    It knows nothing of what a pass costs: see stage_pays. Source: VIA-SD (2026), Delta_KL^{alpha,beta}.
+    It knows nothing of what a pass costs: see stage_remark. Source: VIA-SD (2026), Delta_KL^{alpha,beta}.
     """
     R = lambda b, a: violation(b, a, alpha, beta)
     return R(p, q) - R(s, q) - R(p, s)
@@ -349,22 +356,26 @@ def blend(q, s, p, early, late):
     return (1 - late) * ((1 - early) * q + early * s) + late * p
 
 
-def stage_pays(escalated, cost):
-    """Whether a slim stage is worth it: a cycle costs slim + escalated * full passes against one full pass.
+def stage_remark(cycles, middle):
+    """In plain words whether the stage whose passes are named `middle` paid, for as many tokens a cycle.
 
-    escalated: share of cycles that need the target all the same; cost: of a slim pass in full ones. For equal
-    tokens a cycle.
+    With it a cycle costs middle + escalated * full, without it one full pass: the cost-aware criterion.
     """
-    return escalated < 1 - cost
+    spent = [[c.passes.get(name, (0, 0, 0.0)) for c in cycles] for name in (middle, 'target/full')]
+    each = [sum(s for *_, s in rows) / max(1, sum(n for n, *_ in rows)) for rows in spent]
+    cost = each[0] / each[1] if each[1] else 0.0
+    escalated = sum(n > 0 for n, *_ in spent[1]) / max(1, len(cycles))
+    return (f'{middle}: a pass cost {cost:.2f} of a full one, which {escalated:.0%} of cycles needed too; '
+            f'it pays below {1 - cost:.0%}' + ('.' if escalated < 1 - cost else ', so it did not pay here.'))
 
 
 @dataclass
 class ViaSd(Exact):
-    """The target with sublayers skipped (slim, s) judges first, the full target only what slim doubts. LOSSY.
+    """The target with sublayers skipped (slim, s) judges first, the full target what slim doubts. LOSSY.
 
     By r = s(y) / max s a draft token y is kept, rewritten by slim or (r < escalate) decided by the target,
-    which reads only then: lag and block in one pass, over what slim wrote to the shared cache meanwhile.
-    Source: VIA-SD (2026), whose p, q', q are our q, s, p and whose alpha_1, alpha_2 are keep and escalate.
+    which reads lag and block only then, over what slim wrote to the cache that they share.
+    Source: VIA-SD (2026); its p, q', q are our q, s, p, its alpha_1 and alpha_2 keep and escalate.
     """
     gamma: int = 5
     keep: float = 0.5                       # r from which a draft token stays; for lossy_sd the lenience
@@ -373,17 +384,16 @@ class ViaSd(Exact):
     max_lag: int = 32                       # tokens that slim may build on before the target has read them
     after_escalation: str = 'full'          # full: the pass is paid, the target judges the rest too; or gate
     slim_bonus: bool = False                # one more token, from slim, after a block that it kept
-    needs = ('mask',)
+    needs, middle = ('mask',), 'target/slim'
 
     def __post_init__(self):
         super().__post_init__()
-        known = dict(gate='ratio one_minus_alpha lossy_sd two_level_exact', after_escalation='full gate')
-        for knob, words in known.items():
-            require(getattr(self, knob) in words.split(), knob, getattr(self, knob), 'one of ' + words)
-        for knob in ('max_lag', 'escalate', 'keep'):
-            require(getattr(self, knob) >= 0, knob, getattr(self, knob), '0 or more')
-        require(self.gate != 'ratio' or self.keep >= self.escalate, 'keep', self.keep, 'escalate or more')
-        require(self.gate != 'lossy_sd' or self.keep, 'keep', self.keep, 'above 0 for lossy_sd')
+        gates = 'ratio', 'one_minus_alpha', 'lossy_sd', 'two_level_exact'
+        for knob, known in dict(gate=gates, after_escalation=('full', 'gate')).items():
+            require(getattr(self, knob) in known, knob, getattr(self, knob), 'one of ' + ', '.join(known))
+        low = dict(ratio=self.escalate, lossy_sd=1e-6).get(self.gate, 0)
+        for knob, least in dict(max_lag=0, escalate=0, keep=low).items():
+            require(getattr(self, knob) >= least, knob, getattr(self, knob), f'{least} or more')
 
     @property
     def lossless(self):
@@ -392,24 +402,27 @@ class ViaSd(Exact):
     @property
     def bounds(self):
         """(r below which a token is escalated, r from which it is kept). Published: both from 1 - alpha."""
-        pair = self.escalate, self.keep
-        return tuple(1 - x for x in pair) if self.gate == 'one_minus_alpha' else pair
+        low, high = self.escalate, self.keep
+        return (1 - low, 1 - high) if self.gate == 'one_minus_alpha' else (low, high)
 
     def propose(self, session):
         """The Draft; for two_level_exact what slim, as an exact verifier, made of it: a sample of s."""
         draft = session.source(session, self, min(self.gamma, session.room))    # a kept block adds no token
         if self.gate != 'two_level_exact':
             return draft
-        slim = Score(session, draft, session.slim)
+        slim = self.slim(session, draft)
         tokens, labels, _ = super().accept(session, draft, slim)
         return Draft(tokens, slim.p[:len(tokens)], labels=[x if x == 'draft' else 'slim' for x in labels])
 
+    def slim(self, session, draft):
+        return Score(session, draft, session.slim)
+
     def stages(self, session, draft, score):
         """The Scores that may judge, cheapest first; the last is the target's. A long lag is read first."""
-        read = session.tokens[:-1]
-        if len(read) - session.target.cache.trusted(read, score.path) > self.max_lag:
-            session.target.read(read, [], score.path, 0)
-        return [Score(session, draft, session.slim), score]
+        line, reader = session.tokens[:-1], session.target
+        if len(line) - reader.cache.trusted(line, score.path) > self.max_lag:
+            reader.read(line, [], score.path, 0)
+        return [self.slim(session, draft), score]
 
     def judge(self, session, score, i, r, exact):
         """(the token at place i, its row of the trace) by one stage; r: slim's ratio; exact: the target's."""
@@ -424,20 +437,20 @@ class ViaSd(Exact):
     def accept(self, session, draft, score):
         if self.gate == 'two_level_exact' or not draft.tokens:
             return super().accept(session, draft, score)
-        stages, judged, t, top, n = self.stages(session, draft, score), [], 0, 0, len(draft.tokens)
-        last = len(stages) - 1
+        stages, judged, t, top = self.stages(session, draft, score), [], 0, 0
+        last, n = len(stages) - 1, len(draft.tokens)
         for i, y in enumerate(draft.tokens):
-            t = t if self.after_escalation == 'full' else 0
-            while t < last and stages[t].ratios[i] < self.bounds[0]:
-                t += 1
+            begin = t if self.after_escalation == 'full' else 0
+            t = next(t for t in range(begin, last + 1) if t == last or stages[t].ratios[i] >= self.bounds[0])
             z, row = self.judge(session, stages[t], i, stages[min(t, last - 1)].ratios[i], t == last)
             judged, top = judged + [row], max(top, t)
             if z != y or y in session.eos:
                 return draft.tokens[:i] + [z], ['draft'] * i + ['draft' if z == y else row['by']], judged
-        if top < last and not self.slim_bonus:
-            return draft.tokens, ['draft'] * n, judged
-        extra = int(session.draw(stages[top].p[-1]))
-        return draft.tokens + [extra], ['draft'] * n + ['slim' if top < last else 'bonus'], judged
+        extra = [int(session.draw(stages[top].p[-1]))] if top == last or self.slim_bonus else []
+        return draft.tokens + extra, ['draft'] * n + ['bonus' if top == last else 'slim'][:len(extra)], judged
+
+    def remarks(self, cycles, reports):
+        return [stage_remark(cycles, self.middle)]
 
 
 # ---------------------------------------------------------------------------- SpecGuard: whole steps verified
