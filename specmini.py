@@ -18,7 +18,7 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from model import Reader, load
+from model import Reader, load, read_calibration
 from verify import METHODS, Cycle, Session, lookup, rollout, silence
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
@@ -79,8 +79,14 @@ class Engine:
         self.models, self.readers = dict(target=target), {}             # both by role
         self.eos = frozenset() if args.ignore_eos else eos
         self.source = dict(lookup=lookup, none=silence).get(args.draft, rollout)
-        if self.source is rollout and args.methods != ['ar']:
+        drafts = self.source is rollout and args.draft != 'self' and args.methods != ['ar']
+        if drafts:
             self.add('draft', args.draft)
+        if args.mid:
+            self.add('mid', args.mid)
+        needs = {section for name in args.methods for section in make_method(name, args).needs}
+        needs |= {'mask'} if args.draft == 'self' else set()
+        self.calibration = read_calibration(args.target, args.draft if drafts else None, sorted(needs))
         self.context = min(m.config.max_position_embeddings for m in self.models.values())
         threads = args.threads or (1 if sum(p.numel() for p in target.parameters()) < SMALL else None)
         if threads and self.device == 'cpu':
@@ -111,7 +117,8 @@ class Engine:
         generator = torch.Generator(self.device).manual_seed(a.seed + row)
         session = Session(readers['target'], readers.get('draft'), self.source, list(ids),
                           min(a.max_new, self.context - len(ids)), self.eos,
-                          a.temperature, a.top_k, a.top_p, generator)
+                          a.temperature, a.top_k, a.top_p, generator, mid=readers.get('mid'),
+                          calibration=self.calibration)
         session.read_prompt()
         return session, make_method(name, a)
 
@@ -263,7 +270,9 @@ def parse(argv):
     add('--prompt', help='the text to continue')
     add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question or turns (the first is used)')
     add('--target', metavar='DIR', help='Hugging Face folder (default: the embedded target)')
-    add('--draft', metavar='DIR|lookup|none', help='default: the embedded one; with --target, lookup')
+    add('--draft', metavar='DIR|lookup|self|none', help='default: the embedded one; with --target, lookup; '
+        'self: the target without the sublayers that its calibration.json skips')
+    add('--mid', metavar='DIR', help='a model between draft and target, for the methods that ask for one')
     add('--method', help='one of those that --list shows (default: sd)')
     add('--gamma', type=int, help='draft tokens a cycle (default: 4)')
     add('--temperature', type=float, default=0.0, help='0 (the default) is greedy')

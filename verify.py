@@ -7,6 +7,7 @@ p is the target's distribution and q the draft's, everywhere; both are what is r
 temperature, top-k and top-p. Temperature 0 is a one-hot distribution, so no rule has a greedy branch.
 V vocabulary, n draft tokens of a block.
 """
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -66,6 +67,7 @@ class Draft:
     tokens: list                            # [n] ids
     q: torch.Tensor                         # [n, V]
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
+    labels: list = None                     # [n] who wrote each, where it was not the draft alone
 
     @classmethod
     def points(cls, tokens, model):
@@ -75,10 +77,11 @@ class Draft:
 
 
 class Score:
-    """The target's view of a draft: p [n + 1, V]. Lazy: the pass happens when a rule first looks."""
+    """A verifier's view of a draft: p [n + 1, V]. Lazy: the pass happens when a rule first looks."""
 
-    def __init__(self, session, draft, path):
-        self.session, self.draft, self.path = session, draft, path
+    def __init__(self, session, draft, path, reader=None):
+        """reader: the target's unless given."""
+        self.session, self.draft, self.path, self.reader = session, draft, path, reader or session.target
 
     @cached_property
     def logits(self):
@@ -87,7 +90,8 @@ class Score:
         The pass reads n + 1 positions: the root (the last committed token, in no cache yet) and the draft.
         """
         s, n = self.session, len(self.draft.tokens)
-        return finite(s.target.read(s.tokens, self.draft.tokens, self.path, n + 1), 'target', len(s.tokens))
+        logits = self.reader.read(s.tokens, self.draft.tokens, self.path, n + 1)
+        return finite(logits, 'target', len(s.tokens))
 
     @cached_property
     def p(self):
@@ -99,6 +103,13 @@ class Score:
         ids = torch.tensor(self.draft.tokens, device=self.p.device)[:, None]
         both = torch.stack([self.p[:-1].gather(1, ids), self.draft.q.to(self.p.dtype).gather(1, ids)])
         return list(zip(*both[..., 0].tolist()))
+
+    @cached_property
+    def ratios(self):
+        """p(x) / max p of each draft token x, as floats, of the raw logits: at temperature 1 in any run."""
+        z = self.logits[:-1]
+        ids = torch.tensor(self.draft.tokens, dtype=torch.long, device=z.device)[:, None]
+        return (z.gather(1, ids)[:, 0] - z.amax(-1)).exp().tolist()
 
 
 @dataclass
@@ -132,12 +143,18 @@ class Session:
     generator: torch.Generator = None
     checker: object = None                  # a task's step checker; a method that needs one refuses without
     calibration: dict = field(default_factory=dict)     # sections of calibration.json, see read_calibration
+    mid: object = None                      # Reader of an independent model between the two, or None
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
 
+    @cached_property
+    def slim(self):
+        """The target's path without the sublayers that its calibrated mask skips."""
+        return self.target.model.full.slim(set(self.calibration['mask']['skip']))
+
     def read_prompt(self):
         """Reads all of the prompt but its last token into every cache, counted apart as prompt_seconds."""
-        for reader in filter(None, (self.target, self.draft)):
+        for reader in filter(None, (self.target, self.draft, self.mid)):
             reader.read(self.tokens[:-1], [], reader.model.full, 0)
         self.prompt_seconds = sum(seconds for *_, seconds in self.take().values())
 
@@ -166,17 +183,23 @@ class Session:
 
     def take(self):
         """{reader/path: [passes, positions, seconds]} since the last call."""
-        readers = [('target', self.target), ('draft', self.draft)]
+        readers = [('target', self.target), ('draft', self.draft), ('mid', self.mid)]
         return {f'{role}/{path}': row for role, r in readers if r for path, row in r.take().items()}
 
 
 # ------------------------------------------------------------------------------------ where drafts come from
 
 def rollout(session, method, n):
-    """At most n tokens from the draft model, one after the other; the method's `more` may stop it early."""
+    """At most n tokens from the draft model, one after the other; the method's `more` may stop it early.
+
+    Without a draft model the target drafts for itself on its slim path (Zhang et al. 2023, Draft & Verify).
+    """
     if n < 1:
         return silence(session, method, n)
-    reader, path = session.draft, session.draft.model.full
+    if session.draft:
+        reader, path = session.draft, session.draft.model.full
+    else:
+        reader, path = session.target, session.slim
     tokens, q, logits = [], [], [reader.read(session.tokens, [], path, 1)[0]]
     while True:
         q.append(session.probs(logits[-1], method.draft_temperature))
@@ -276,18 +299,18 @@ class Exact:
 
     def accept(self, session, draft, score):
         """(tokens, labels, judged) of this cycle, left to right up to a rejection or the end of sequence."""
-        judged = []
+        judged, wrote = [], draft.labels or ['draft'] * len(draft.tokens)
         for i, token in enumerate(draft.tokens):
             (p, q), limit, chance = score.pq[i], self.threshold(score, i), self.kept(score, i)
             kept = session.flip(chance)
             judged.append(dict(token=token, p=p, q=q, threshold=limit, chance=chance, kept=kept))
             if not kept:
                 other = int(session.draw(self.settle(score, i)))
-                return draft.tokens[:i] + [other], ['draft'] * i + ['target'], judged
+                return draft.tokens[:i] + [other], wrote[:i] + ['target'], judged
             if token in session.eos:
-                return draft.tokens[:i + 1], ['draft'] * (i + 1), judged
-        n, extra = len(draft.tokens), int(session.draw(score.p[-1]))
-        return draft.tokens + [extra], ['draft'] * n + ['bonus' if n else 'target'], judged
+                return draft.tokens[:i + 1], wrote[:i + 1], judged
+        extra = int(session.draw(score.p[-1]))
+        return draft.tokens + [extra], wrote + ['bonus' if wrote else 'target'], judged
 
 
 @dataclass
@@ -307,6 +330,128 @@ class Autoregressive(Exact):
 
 # ------------------------------------------------------------------------- VIA-SD: a slim verifier in between
 
+def violation(b, a, alpha=0.5, beta=0.5):
+    """R(b|a) [...] in nats: how far drafting from a breaks what lossy verification by b forgives.
+
+    a, b: log-probabilities [..., V] of the raw logits. The first term is what b accepts too rarely, the
+    second what its residual lacks. At alpha 0, beta 1 nothing is forgiven; at 1/2, 1/2 a factor of 2 is.
+    Source: VIA-SD (2026), R_KL^{alpha,beta}, as its public reimplementations write it.
+    """
+    d = a - b
+    starved = b.exp() * (d + math.log(beta)).clamp(min=0)
+    return (a.exp() * (d + math.log1p(-alpha)).clamp(min=0) + starved).sum(-1)
+
+
+def stage_gain(q, s, p, alpha=0.5, beta=0.5):
+    """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
+
+    It knows nothing of what a pass costs: see stage_remark. Source: VIA-SD (2026), Delta_KL^{alpha,beta}.
+    """
+    R = lambda b, a: violation(b, a, alpha, beta)
+    return R(p, q) - R(s, q) - R(p, s)
+
+
+def blend(q, s, p, early, late):
+    """The law [..., V] of text whose share early went from q to s and late on to p. Source: VIA-SD (2026)."""
+    return (1 - late) * ((1 - early) * q + early * s) + late * p
+
+
+def stage_remark(cycles, middle):
+    """In plain words whether the stage whose passes are named `middle` paid, for as many tokens a cycle.
+
+    With it a cycle costs middle + escalated * full, without it one full pass: the cost-aware criterion.
+    """
+    spent = [[c.passes.get(name, (0, 0, 0.0)) for c in cycles] for name in (middle, 'target/full')]
+    each = [sum(s for *_, s in rows) / max(1, sum(n for n, *_ in rows)) for rows in spent]
+    cost = each[0] / each[1] if each[1] else 0.0
+    escalated = sum(n > 0 for n, *_ in spent[1]) / max(1, len(cycles))
+    return (f'{middle}: a pass cost {cost:.2f} of a full one, which {escalated:.0%} of cycles needed too; '
+            f'it pays below {1 - cost:.0%}' + ('.' if escalated < 1 - cost else ', so it did not pay here.'))
+
+
+@dataclass
+class ViaSd(Exact):
+    """The target with sublayers skipped (slim, s) judges first, the full target what slim doubts. LOSSY.
+
+    By r = s(y) / max s a draft token y is kept, rewritten by slim or (r < escalate) decided by the target,
+    which reads lag and block only then, over what slim wrote to the cache that they share.
+    Source: VIA-SD (2026); its p, q', q are our q, s, p, its alpha_1 and alpha_2 keep and escalate.
+    """
+    gamma: int = 5
+    keep: float = 0.5                       # r from which a draft token stays; for lossy_sd the lenience
+    escalate: float = 0.3                   # r below which the target decides; above 1 it always does
+    gate: str = 'ratio'                     # ratio, one_minus_alpha (as published), lossy_sd, two_level_exact
+    max_lag: int = 32                       # tokens that slim may build on before the target has read them
+    after_escalation: str = 'full'          # full: the pass is paid, the target judges the rest too; or gate
+    slim_bonus: bool = False                # one more token, from slim, after a block that it kept
+    needs, middle = ('mask',), 'target/slim'
+
+    def __post_init__(self):
+        super().__post_init__()
+        gates = 'ratio', 'one_minus_alpha', 'lossy_sd', 'two_level_exact'
+        for knob, known in dict(gate=gates, after_escalation=('full', 'gate')).items():
+            require(getattr(self, knob) in known, knob, getattr(self, knob), 'one of ' + ', '.join(known))
+        low = dict(ratio=self.escalate, lossy_sd=1e-6).get(self.gate, 0)
+        for knob, least in dict(max_lag=0, escalate=0, keep=low).items():
+            require(getattr(self, knob) >= least, knob, getattr(self, knob), f'{least} or more')
+
+    @property
+    def lossless(self):
+        return self.gate == 'two_level_exact' or self.bounds[0] > 1
+
+    @property
+    def bounds(self):
+        """(r below which a token is escalated, r from which it is kept). Published: both from 1 - alpha."""
+        low, high = self.escalate, self.keep
+        return (1 - low, 1 - high) if self.gate == 'one_minus_alpha' else (low, high)
+
+    def propose(self, session):
+        """The Draft; for two_level_exact what slim, as an exact verifier, made of it: a sample of s."""
+        draft = session.source(session, self, min(self.gamma, session.room))    # a kept block adds no token
+        if self.gate != 'two_level_exact':
+            return draft
+        slim = self.slim(session, draft)
+        tokens, labels, _ = super().accept(session, draft, slim)
+        return Draft(tokens, slim.p[:len(tokens)], labels=[x if x == 'draft' else 'slim' for x in labels])
+
+    def slim(self, session, draft):
+        return Score(session, draft, session.slim)
+
+    def stages(self, session, draft, score):
+        """The Scores that may judge, cheapest first; the last is the target's. A long lag is read first."""
+        line, reader = session.tokens[:-1], session.target
+        if len(line) - reader.cache.trusted(line, score.path) > self.max_lag:
+            reader.read(line, [], score.path, 0)
+        return [self.slim(session, draft), score]
+
+    def judge(self, session, score, i, r, exact):
+        """(the token at place i, its row of the trace) by one stage; r: slim's ratio; exact: the target's."""
+        y, (p, q) = score.draft.tokens[i], score.pq[i]
+        chance, other = float(r >= self.bounds[1]), score.p[i]
+        if exact or self.gate == 'lossy_sd':
+            chance, other = min(1.0, p / (q if exact else self.keep * q)), self.settle(score, i)
+        z = y if session.flip(chance) else int(session.draw(other))
+        by, p, limit = ('target', p, None) if exact else ('slim', None, self.bounds[1])
+        return z, dict(token=y, p=p, q=q, ratio=r, threshold=limit, chance=chance, kept=z == y, by=by)
+
+    def accept(self, session, draft, score):
+        if self.gate == 'two_level_exact' or not draft.tokens:
+            return super().accept(session, draft, score)
+        stages, judged, t, top = self.stages(session, draft, score), [], 0, 0
+        last, n = len(stages) - 1, len(draft.tokens)
+        for i, y in enumerate(draft.tokens):
+            begin = t if self.after_escalation == 'full' else 0
+            t = next(t for t in range(begin, last + 1) if t == last or stages[t].ratios[i] >= self.bounds[0])
+            z, row = self.judge(session, stages[t], i, stages[min(t, last - 1)].ratios[i], t == last)
+            judged, top = judged + [row], max(top, t)
+            if z != y or y in session.eos:
+                return draft.tokens[:i] + [z], ['draft'] * i + ['draft' if z == y else row['by']], judged
+        extra = [int(session.draw(stages[top].p[-1]))] if top == last or self.slim_bonus else []
+        return draft.tokens + extra, ['draft'] * n + ['bonus' if top == last else 'slim'][:len(extra)], judged
+
+    def remarks(self, cycles, reports):
+        return [stage_remark(cycles, self.middle)]
+
 
 # ---------------------------------------------------------------------------- SpecGuard: whole steps verified
 
@@ -317,4 +462,5 @@ class Autoregressive(Exact):
 METHODS = dict(
     ar=Autoregressive,
     sd=Exact,
+    via=ViaSd,
 )

@@ -8,7 +8,15 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from lab import tasks
+import torch
+from tqdm import tqdm
+
+import specmini
+import train_mask
+from lab import rivals, tasks                   # noqa: F401, rivals enter METHODS
+from lab.compare import tokens_of
+from model import Reader
+from verify import METHODS, Score, rollout, stage_gain
 
 
 @dataclass
@@ -50,6 +58,233 @@ def held_out(task, n, seed=11, **knobs):
 
 # ---------------------------------------------------------------------------------------------------- VIA-SD
 
+VIA = dict(tasks=('math', 'table', 'story', 'qa', 'translate', 'summary'), gamma=5, free=8,
+           pairs=[(k / 10, e / 10) for k in (1, 3, 5, 7, 8, 9, 10) for e in (0, 1, 3, 5, 6, 8, 9) if e <= k])
+
+
+@dataclass
+class Block:
+    """A block of draft tokens behind some place of the target's own text, as every verifier sees it."""
+    p: list             # [n] target's p(y) / max p of each token: 1 where it is the target's choice
+    slim: dict          # mask: ([n] slim's ratio, [n] whether slim's choice is the target's)
+    apart: tuple        # TV(s, p) of the first mask and of the model in the middle, means over the block
+
+
+def replay(block, mask, keep, escalate):
+    """(tokens committed, whether the target was asked, how many it would not have written) by via's gate."""
+    wrong, (ratios, same) = 0, block.slim[mask]
+    for i, (p, r) in enumerate(zip(block.p, ratios)):
+        if r < escalate:
+            left = next((j for j in range(i, len(ratios)) if block.p[j] < 1), len(ratios))
+            return left + 1, True, wrong
+        if r < keep:
+            return i + 1, False, wrong + (not same[i])
+        wrong += p < 1
+    return len(ratios), False, wrong
+
+
+def lenient(block, least):
+    """The same for one full pass a cycle that keeps y from p(y) / max p >= least on; 1: exact."""
+    n = next((i for i, p in enumerate(block.p) if p < least), len(block.p))
+    return n + 1, True, sum(p < 1 for p in block.p[:n])
+
+
+class Replayer:
+    """Recorded blocks of many texts, and what a rule would have made of them: modelled speed, wrong tokens.
+
+    The model: a pass costs the weight bytes that it reads, nothing else does. Measured speeds: via_runs.
+    """
+
+    def __init__(self, engine, texts, masks, few):
+        """texts: lists of ids; all masks are looked at in every few-th text, the first one in all."""
+        self.engine, self.masks, self.rows = engine, masks, []
+        for i, ids in enumerate(tqdm(texts, desc='blocks', disable=None)):
+            self.rows.append(self.blocks(ids, masks if i % few == 0 else masks[:1]))
+        full = engine.models['target']
+        size, draft = lambda m, path: m.read_bytes(path) / full.read_bytes(full.full), engine.models['draft']
+        self.draft = VIA['gamma'] * size(draft, draft.full)                     # of a block, in full passes
+        self.cost = {mask: size(full, full.full.slim(set(mask))) for mask in masks}
+
+    def blocks(self, ids, masks):
+        text = tokens_of(self.engine.write(ids, 'ar')[1])
+        session, found = self.engine.start(ids, 'sd')[0], []
+        for i in range(0, len(text), VIA['gamma']):
+            session.tokens = ids + text[:i]
+            draft = rollout(session, METHODS['sd'](), VIA['gamma'])
+            full, mid, slim = session.target.model.full, session.mid, {}
+            score = Score(session, draft, full)
+            others = {mask: Score(session, draft, full.slim(set(mask))) for mask in masks}
+            for mask, s in others.items():
+                slim[mask] = s.ratios, (s.logits.argmax(-1) == score.logits.argmax(-1)).tolist()
+            two = [others[masks[0]]] + ([Score(session, draft, mid.model.full, mid)] if mid else [])
+            p = score.logits.softmax(-1)
+            apart = [float((s.logits.softmax(-1) - p).abs().sum(-1).mean() / 2) for s in two]
+            found.append(Block(score.ratios, slim, apart))
+        return found
+
+    def measure(self, rows, rule, mask=None, **knobs):
+        """(tokens for each full pass's cost, share of wrong tokens, share of cycles with a full pass)."""
+        cost, done = self.cost.get(mask, 0.0), []
+        for block in itertools.chain(*rows):
+            if mask is None or mask in block.slim:
+                done.append(rule(block, mask, **knobs) if mask else rule(block, **knobs))
+        tokens, asked, wrong = (sum(x) for x in zip(*done))
+        return tokens / (len(done) * (self.draft + cost) + asked), wrong / tokens, asked / len(done)
+
+
+def via_middle(r):
+    """F3: is a slim path closer to its target than a model of its own would be?"""
+    models, texts = r.engine.models, r.rows
+    if 'mid' in models:
+        size = {role: m.read_bytes(m.full) for role, m in models.items()}
+        apart = lambda rows: mean([b.apart[1] - b.apart[0] for b in itertools.chain(*rows)])
+        memory, cost = sum(size.values()) / (size['target'] + size['draft']), size['mid'] / size['target']
+        yield Finding('F3 TV to the target, independent model minus slim', *bootstrap(texts, apart, 200), 0.0,
+                      f'weights in memory over those of sd: {memory:.2f}, with slim 1.00; a pass reads '
+                      f'{cost:.2f} of the target, with slim {r.cost[r.masks[0]]:.2f}')
+
+
+def via_thresholds(r):
+    """F1, F5: thresholds of at most 1 % wrong tokens, chosen on the even texts and tried on the odd ones."""
+    even, odd, mask = r.rows[::2], r.rows[1::2], r.masks[0]
+    fair = [(k, e) for k, e in VIA['pairs'] if r.measure(even, replay, mask, keep=k, escalate=e)[1] <= 0.01]
+    fair = fair or [(2.0, 2.0)]                                                 # none: the target decides all
+    k, e = max(fair, key=lambda x: r.measure(even, replay, mask, keep=x[0], escalate=x[1])[0])
+    wrong = r.measure(even, replay, mask, keep=k, escalate=e)[1]
+    least = min(t / 100 for t in range(1, 101) if r.measure(even, lenient, least=t / 100)[1] <= wrong)
+    via = lambda rows: r.measure(rows, replay, mask, keep=k, escalate=e)
+    rival = lambda rows: max(r.measure(rows, lenient, least=x)[0] for x in (least, 1.0))
+    yield Finding('F1 modelled speed over the better of sd and lenient sd at equal wrong tokens',
+                  *bootstrap(odd, lambda rows: via(rows)[0] / rival(rows), 200), 1.05,
+                  f'keep {k}, escalate {e}: {via(odd)[1]:.2%} wrong; lenient from {least}')
+    k, e = max(fair, key=lambda x: -r.measure(even, replay, mask, keep=x[0], escalate=x[1])[2])
+    spare = lambda rows: 1 - r.cost[mask] - r.measure(rows, replay, mask, keep=k, escalate=e)[2]
+    yield Finding('F5 break-even minus share of cycles that escalate', *bootstrap(odd, spare, 200), 0.0,
+                  f'keep {k}, escalate {e}; a slim pass costs {r.cost[mask]:.2f}')
+
+
+def via_masks(r, windows, sweep, chance):
+    """F4: is there a best skip ratio inside? F6: does Delta foretell which of 20 masks is fast?"""
+    speed = lambda mask, rows: r.measure(rows, replay, mask, keep=0.5, escalate=0.3)
+    inside = lambda rows: (max(speed(m, rows)[0] for m in sweep[1:-1])
+                           / max(speed(m, rows)[0] for m in (sweep[0], sweep[-1])))
+    shown = ', '.join(f'{len(m) // 2}: {speed(m, r.rows)[0]:.2f} ({speed(m, r.rows)[1]:.1%})' for m in sweep)
+    seen = [row for row in r.rows if sweep[-1] in row[0].slim]
+    yield Finding('F4 modelled speed of the best inner skip ratio over the ends',
+                  *bootstrap(seen, inside, 200), 1.0, f'layers skipped: tokens per full pass (wrong): {shown}')
+    for alpha, beta in ((0.5, 0.5), (0.0, 1.0)):
+        pairs = [(windows.gain(mask, alpha, beta), speed(mask, seen)[0]) for mask in chance]
+        yield Finding(f'F6 rank correlation of Delta({alpha:g}, {beta:g}) and modelled speed',
+                      *bootstrap(pairs, spearman, 200), 0.3,
+                      f'{len(pairs)} random masks, Delta above 0 for {sum(d > 0 for d, _ in pairs)}')
+
+
+def spearman(pairs):
+    """The correlation of the ranks of pairs [(a, b)]; 0 where one side does not vary."""
+    a, b = (torch.tensor([sorted(x).index(v) for v in x]).double() for x in zip(*pairs))
+    a, b = a - a.mean(), b - b.mean()
+    return float((a * b).sum() / (a.norm() * b.norm()).clamp(min=1e-12))
+
+
+class Gains(train_mask.Windows):
+    """Windows that also know the draft's law, for Delta."""
+
+    def __init__(self, model, draft, texts, W):
+        super().__init__(model, texts, W)
+        self.q = [Reader(draft, len(ids)).read(ids, [], draft.full, W).log_softmax(-1) for ids in texts]
+
+    def gain(self, skip, alpha, beta):
+        """Delta in nats a token of a slim path between draft and target."""
+        path, each = self.model.full.slim(set(skip)), []
+        for reader, ids, q, p in zip(self.readers, self.texts, self.q, self.p):
+            each.append(float(stage_gain(q, self.law(reader, ids, path), p, alpha, beta).mean()))
+        return mean(each)
+
+
+def via_search(windows, best):
+    """F2: the mask that train_mask.py found against all masks, even spacing and a search without Bayes."""
+    layers = [(j, j + 1) for j in range(2, 2 * VIA['free'] + 2, 2)]
+    flat = lambda units: tuple(j for u in sorted(units) for j in u)
+    k = len(best) // 2
+    every = {flat(z): windows.cost(flat(z)) for z in itertools.combinations(layers, k)}
+    evenly = flat(layers[int((i + 0.5) * len(layers) / k)] for i in range(k))
+    found, least = windows.cost(best), min(every.values())
+    yield Finding('F2 cost of evenly spaced over the mask found', *[every[evenly] / found] * 3, 1.0,
+                  f'R a token; random masks on average {mean(list(every.values())) / found:.2f}')
+    yield Finding(f'F2 cost of the best of all {len(every)} masks over the mask found', *[least / found] * 3,
+                  1 / 1.05, 'within 5 % of the optimum')
+    windows = train_mask.Windows(windows.model, windows.texts[:6], windows.W)
+    scores, results = {}, []
+    def cost(z):
+        scores[z] = scores.get(z) or windows.cost([j + 2 for j in z])
+        return scores[z]
+    for seed in range(5):
+        results.append([])
+        for period in ('2', '0'):
+            tried, flags = {}, ['--period', period, '--seed', str(seed), '--patience', '999']
+            train_mask.search(cost, 2 * VIA['free'], VIA['free'], train_mask.parse(flags), tried)
+            results[-1].append(min(tried.values()))
+    gain = lambda rows: mean([b for _, b in rows]) / mean([a for a, _ in rows])
+    yield Finding('F2 cost by random search over Bayesian, 60 evaluations', *bootstrap(results, gain), 1.0,
+                  f'{VIA["free"]} of {2 * VIA["free"]} sublayers, 5 seeds')
+
+
+def via_runs(engine, rows, prompts):
+    """The paper's main table: real runs of sd, via and via of more stages; right answers, measured speed."""
+    runs = []
+    for row, ids in zip(rows, tqdm(prompts, desc='runs', disable=None)):
+        run = {}
+        for name in ('ar', 'sd', 'via', 'via-tiers'):
+            cycles = engine.write(ids, name)[1]
+            right = tasks.grade(row, engine.tokenizer.decode(tokens_of(cycles)))
+            run[name] = engine.statistics(cycles) | dict(right=float(right or 0), text=tokens_of(cycles))
+        runs.append(run)
+    total = lambda runs, name, key: sum(run[name][key] for run in runs)
+    share = lambda name, a, b: lambda runs: total(runs, name, a) / total(runs, name, b)
+    rejected = lambda name: lambda runs: 1 - share(name, 'accepted', 'judged')(runs)
+    length = lambda runs, name: sum(len(run[name]['text']) for run in runs)
+    speed = lambda name, by: lambda runs: length(runs, name) / total(runs, name, by)
+    like = mean([a == b for run in runs for a, b in zip(run['via']['text'], run['ar']['text'])])
+    yield Finding('rejection rate of sd minus that of via', *bootstrap(
+        runs, lambda x: rejected('sd')(x) - rejected('via')(x)), 0.10, f'sd {rejected("sd")(runs):.3f}')
+    for by, words in (('seconds', 'measured'), ('work', 'modelled')):
+        yield Finding(f'{words} speed of via over sd', *bootstrap(
+            runs, lambda x: speed('via', by)(x) / speed('sd', by)(x)), 1.10,
+            f'over ar {speed("via", by)(runs) / speed("ar", by)(runs):.2f}')
+    yield Finding('share of right texts, via minus ar', *bootstrap(
+        runs, lambda x: mean([r['via']['right'] - r['ar']['right'] for r in x])), -0.01,
+        f'ar {mean([r["ar"]["right"] for r in runs]):.3f}; {like:.1%} of tokens as ar at the same place')
+    yield Finding('modelled speed of 3 stages over 4', *bootstrap(
+        runs, lambda x: speed('via', 'work')(x) / speed('via-tiers', 'work')(x)), 1.0, 'nested masks')
+
+
+def via(n):
+    """VIA-SD: METHODS 5.7 F1 to F6 and the paper's tables, at temperature 0."""
+    flags = ['--prompt', '-', '--compare', 'sd,via,via-tiers', '--gamma', str(VIA['gamma'])]
+    mid = specmini.EMBEDDED / 'mid'
+    engine = specmini.Engine(specmini.parse(flags + (['--mid', str(mid)] if mid.exists() else [])))
+    rows = [row for task in VIA['tasks'] if task in tasks.TASKS for row in held_out(task, n)]
+    prompts = [engine.tokenizer.encode(row['prompt']).ids for row in rows]
+    engine.open(prompts)
+    yield from via_runs(engine, rows, prompts)
+    best, model = tuple(engine.calibration['mask']['skip']), engine.models['target']
+    texts = train_mask.calibration_texts(engine.tokenizer, train_mask.parse([]))
+    windows = Gains(model, engine.models['draft'], texts, 32)
+    yield from via_search(windows, best)
+    g, layers = torch.Generator().manual_seed(0), range(2, 2 * VIA['free'] + 2, 2)
+    flat = lambda units: tuple(j for u in units for j in (layers[u], layers[u] + 1))
+    sweep = []
+    for k in range(1, VIA['free'] + 1):
+        tried = {}
+        train_mask.search(lambda z: windows.cost(flat(z)), VIA['free'], k,
+                          train_mask.parse(['--evaluations', '20']), tried)
+        sweep.append(flat(min(tried, key=tried.get)))
+    chance = [flat(train_mask.random_mask(VIA['free'], VIA['free'] // 2, g)) for _ in range(20)]
+    r = Replayer(engine, prompts, list(dict.fromkeys([best, *sweep, *chance])), 5)
+    yield from via_middle(r)
+    yield from via_thresholds(r)
+    yield from via_masks(r, windows, sweep, list(dict.fromkeys(chance)))
+
 
 # ------------------------------------------------------------------------------------------------- SpecGuard
 
@@ -60,6 +295,7 @@ def held_out(task, n, seed=11, **knobs):
 # ------------------------------------------------------------------------------------------------ the tables
 
 CLAIMS = dict(      # method: function from n, the number of prompts of each task, to its Findings
+    via=via,
 )
 
 

@@ -1,0 +1,232 @@
+"""What is measured once on a model and kept in its calibration.json: which sublayers a slim pass can skip.
+
+`python train_mask.py` searches the mask of the embedded target in a minute or two; --target and --text take
+any other model. Random proposals take turns with Bayesian ones (a Gaussian process over masks, expected
+improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks are used: verify.py.
+
+m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
+"""
+import argparse
+import itertools
+import math
+import sys
+import time
+from pathlib import Path as File
+
+import torch
+from tqdm import tqdm
+
+from model import Reader, load, read_calibration, write_calibration
+from verify import violation
+
+EMBEDDED = File(__file__).parent / 'lab' / 'models' / 'target'
+SETTINGS = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'     # a resumed search's are equal
+
+
+class Windows:
+    """Calibration texts that the full path has read, and what a slim path makes of the last W tokens of each.
+
+    As in decoding, slim starts from the full path's cache and reads the window like a lag, in one pass.
+    """
+
+    def __init__(self, model, texts, W):
+        """texts: lists of ids, each longer than W."""
+        self.model, self.texts, self.W = model, texts, W
+        self.readers = [Reader(model, len(ids)) for ids in texts]
+        self.p = [self.law(reader, ids, model.full) for reader, ids in zip(self.readers, texts)]
+
+    def law(self, reader, ids, path):
+        """Log-probabilities [W, V]; whatever the cache holds, at least the window is read anew."""
+        return reader.read(ids, [], path, self.W).float().log_softmax(-1)
+
+    def cost(self, skip, objective='violation'):
+        """What DIMR minimises: R(p|s) in nats a token; for 'argmax', how often the likeliest token differs.
+
+        Source: VIA-SD (2026), DIMR; Xia et al. 2024 (SWIFT) for the match of argmaxes.
+        """
+        path, total = self.model.full.slim(set(skip)), 0.0
+        for reader, ids, p in zip(self.readers, self.texts, self.p):
+            s = self.law(reader, ids, path)
+            apart = violation(p, s) if objective == 'violation' else (p.argmax(-1) != s.argmax(-1)).float()
+            total += float(apart.mean())
+        return total / len(self.texts)
+
+
+# ------------------------------------------------------------------------------------------------- the search
+
+def random_mask(m, k, generator):
+    """k of m units, to be skipped: a sorted tuple of indices."""
+    return tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist()))
+
+
+def expected_improvement(seen, costs, masks):
+    """[N] how far each mask is expected to beat the best one, by a Gaussian process on the log of the costs.
+
+    seen [n, m] and masks [N, m] are 0/1 rows. The kernel exp(-d / l), d the units in which two masks differ,
+    is a product over units, hence positive definite; l is the one of six that makes the costs likeliest.
+    Source: Jones et al. 1998 (expected improvement); Rasmussen and Williams 2006, algorithm 2.1.
+    """
+    y = (costs + 1e-9).log()
+    y, fits = (y - y.mean()) / y.std().clamp(min=1e-9), []
+    for l in (1, 2, 4, 8, 16, 32):
+        K = (-torch.cdist(seen, seen, p=1) / l).exp() + 1e-2 * torch.eye(len(y), dtype=y.dtype)
+        root = torch.linalg.cholesky(K)                                                 # [n, n]
+        weights = torch.cholesky_solve(y[:, None], root)                                # [n, 1]
+        fits.append((float(-y @ weights[:, 0] / 2 - root.diagonal().log().sum()), l, root, weights))
+    _, l, root, weights = max(fits, key=lambda fit: fit[0])
+    near = (-torch.cdist(masks, seen, p=1) / l).exp()                                   # [N, n]
+    known = torch.linalg.solve_triangular(root, near.T, upper=False).square().sum(0)    # [N]
+    deviation = (1 - known).clamp(min=1e-12).sqrt()
+    z, normal = (y.min() - (near @ weights)[:, 0]) / deviation, torch.distributions.Normal(0.0, 1.0)
+    return deviation * (z * normal.cdf(z) + normal.log_prob(z).exp())
+
+
+def propose(tried, m, k, generator, bayes):
+    """A mask that is not in tried {mask: cost}: a random one, or the one with most expected improvement.
+
+    The latter of 500 random ones and all swaps of one unit in the best 8. None where all masks were tried.
+    """
+    many = [random_mask(m, k, generator) for _ in range(500)]
+    if bayes:
+        for z in sorted(tried, key=tried.get)[:8]:
+            swaps = itertools.product(z, set(range(m)) - set(z))
+            many += [tuple(sorted(set(z) - {out} | {new})) for out, new in swaps]
+    many = [z for z in dict.fromkeys(many) if z not in tried]
+    if not bayes or not many:
+        return many[0] if many else None
+    rows = lambda masks: torch.nn.functional.one_hot(torch.tensor(masks), m).sum(1).double()
+    costs = torch.tensor(list(tried.values()), dtype=torch.float64)
+    return many[int(expected_improvement(rows(list(tried)), costs, rows(many)).argmax())]
+
+
+def search(cost, m, k, args, tried):
+    """Adds to tried {mask: cost} up to the budget of args; Ctrl-C ends it early, and nothing is lost.
+
+    cost: function from a mask to its cost. A proposal depends on the seed and on tried alone, so a resumed
+    search goes the way of one that was not interrupted. Source: VIA-SD (2026), DIMR.
+    """
+    begin, total = time.perf_counter(), min(args.evaluations, math.comb(m, k))
+    bar = tqdm(total=total, initial=len(tried), disable=None, desc='masks', file=sys.stderr)
+    try:
+        while len(tried) < total and time.perf_counter() - begin < 60 * args.minutes:
+            i, costs = len(tried), list(tried.values())
+            if i and i - costs.index(min(costs)) > args.patience:
+                break
+            generator = torch.Generator().manual_seed(args.seed * 100_003 + i)
+            bayes = bool(args.period) and i >= 8 and i % args.period == 0
+            mask = propose(tried, m, k, generator, bayes)
+            if mask is None:                                # by chance none of the 500 was new
+                break
+            tried[mask] = cost(mask)
+            bar.update()
+            bar.set_postfix(best=f'{min(tried.values()):.4f}')
+    except KeyboardInterrupt:
+        print('interrupted: the best so far is kept', file=sys.stderr)
+    bar.close()
+
+
+def find_mask(model, windows, args, tried):
+    """The section `mask` of the calibration file, from tried {mask: cost} as the search leaves it.
+
+    skip: the sublayers of the best mask; nested: those, then the half and the quarter of them whose lack
+    costs least, for more stages; evenly, random: costs of masks not searched; work: share of weights read.
+    """
+    L, begin = model.config.num_hidden_layers, time.perf_counter()
+    units = [(j,) for j in range(2, 2 * L - 2)]             # the first and the last layer always stay
+    units = units if args.unit == 'sublayer' else [(j, j + 1) for j in range(2, 2 * L - 2, 2)]
+    m, k = len(units), int(args.skip * L * (2 if args.unit == 'sublayer' else 1))
+    if not 0 < k <= m:
+        raise ValueError(f'--skip {args.skip}: {k} of {m} free {args.unit}s; expected 1 to {m}')
+    flat = lambda mask: sorted(j for u in mask for j in units[u])
+    cost = lambda mask: windows.cost(flat(mask), args.objective)
+    search(cost, m, k, args, tried)
+    if not tried:
+        raise ValueError('no mask was tried: give the search more --minutes')
+    best, generator = min(tried, key=tried.get), torch.Generator().manual_seed(args.seed)
+    nested = [best]
+    while len(nested) < 3 and len(nested[-1]) > 1:
+        last, within = nested[-1], {}
+        search(lambda z: cost([last[i] for i in z]), len(last), len(last) // 2, args, within)
+        nested.append([last[i] for i in min(within, key=within.get)])
+    weights = [model.read_bytes(path) for path in (model.full.slim(set(flat(best))), model.full)]
+    evenly = [int((i + 0.5) * m / k) for i in range(k)]
+    return dict(skip=flat(best), nested=[flat(z) for z in nested], cost=tried[best], evenly=cost(evenly),
+                random=sum(cost(random_mask(m, k, generator)) for _ in range(10)) / 10,
+                work=weights[0] / weights[1], seconds=round(time.perf_counter() - begin, 1),
+                settings={x: getattr(args, x) for x in SETTINGS},
+                tried={' '.join(map(str, z)): c for z, c in tried.items()})
+
+
+# ------------------------------------------------------------------------------------------------ the program
+
+def calibration_texts(tokenizer, args):
+    """args.windows texts as ids, each ending in the args.window tokens that are scored.
+
+    Of --text: evenly spaced pieces. Else the lab's training rows, task by task, as far into their solutions.
+    """
+    W, texts = args.window, []
+    if args.text:
+        ids = tokenizer.encode(File(args.text).read_text(encoding='utf-8'), add_special_tokens=False).ids
+        if len(ids) < 2 * W:
+            raise ValueError(f'--text {args.text}: {len(ids)} tokens; expected at least {2 * W}')
+        ends = [2 * W + i * (len(ids) - 2 * W) // args.windows for i in range(args.windows)]
+        return [ids[max(0, end - 8 * W):end] for end in ends]
+    from lab import tasks
+    for source in itertools.cycle([tasks.rows(task, args.seed, 'train') for task in tasks.TASKS]):
+        row = next(source)
+        begin, ids = (tokenizer.encode(row['prompt'] + end).ids for end in ('', row['solution']))
+        texts += [ids[:len(begin) + W]] if len(ids) > W else []
+        if len(texts) == args.windows:
+            return texts
+
+
+def parse(argv):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = p.add_argument
+    add('--target', metavar='DIR', default=str(EMBEDDED), help='default: the embedded one')
+    add('--text', metavar='FILE', help='calibration text (default: training rows of the embedded tasks)')
+    add('--skip', type=float, default=0.45, help='share of the layers to leave out (default: 0.45)')
+    add('--unit', choices=('layer', 'sublayer'), default='layer', help='what a mask leaves out')
+    add('--objective', choices=('violation', 'argmax'), default='violation', help="DIMR's R or SWIFT's match")
+    add('--evaluations', type=int, default=60, help='masks to try at most (default: 60)')
+    add('--minutes', type=float, default=60.0, help='time to search at most (default: 60)')
+    add('--patience', type=int, default=40, help='masks without a better one that end it (default: 40)')
+    add('--period', type=int, default=2, help='every so many proposals a Bayesian one; 0: never (default: 2)')
+    add('--windows', type=int, default=28, help='calibration texts (default: 28)')
+    add('--window', type=int, default=32, help='tokens scored of each (default: 32, as the max_lag of via)')
+    add('--seed', type=int, default=0)
+    add('--resume', action='store_true', help='go on from the masks that calibration.json has')
+    args = p.parse_args(argv)
+    for name in ('evaluations', 'patience', 'windows', 'window'):
+        if getattr(args, name) < 1:
+            raise ValueError(f'--{name} {getattr(args, name)}: expected 1 or more')
+    return args
+
+
+def resumed(args):
+    """tried {mask: cost} of the search that --resume goes on from; {} without it."""
+    old = read_calibration(args.target, None, ['mask'])['mask'] if args.resume else dict(tried={})
+    if args.resume and old.get('settings') != {x: getattr(args, x) for x in SETTINGS}:
+        raise ValueError(f'--resume: the search before was of {old.get("settings")}; give this one the same')
+    return {tuple(map(int, mask.split())): cost for mask, cost in old['tried'].items()}
+
+
+def main(argv=None):
+    """Runs the program; returns its exit status: 0, or 2 for bad input (one line on stderr)."""
+    try:
+        args = parse(argv)
+        model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
+        tried, windows = resumed(args), Windows(model, calibration_texts(tokenizer, args), args.window)
+        found = find_mask(model, windows, args, tried)
+        write_calibration(args.target, 'mask', found)
+    except (ValueError, OSError) as error:
+        print('train_mask:', ' '.join(str(error).split()), file=sys.stderr)
+        return 2
+    print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
+          f'the weights; {args.objective} a token {found["cost"]:.2g}, evenly spaced {found["evenly"]:.2g}, '
+          f'random {found["random"]:.2g} (mean of 10); {len(found["tried"])} masks, {found["seconds"]} s')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
