@@ -109,7 +109,7 @@ def table(rng, low=3, high=60, columns=(1, 6), task='table'):
     kind = rng.choice(['plus', 'minus', 'times'])
     if kind == 'minus' and x < y:
         a, x, b, y = b, y, a, x
-    named = [f'{item} {column} = {n}' for (item, column), n in ((a, x), (b, y))]
+    named = [f'{column} of {item} {n}' for (item, column), n in ((a, x), (b, y))]
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // x))
         ask, steps, n = f'What is the {a[1]} of {a[0]} times {d}', named[:1] + [f'{x} * {d} = {x * d}'], x * d

@@ -21,15 +21,14 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer,
-LATE = 0.7                              # after this share of its time
-EASY = 0.6                              # share of its time in which tables and lists are short
+LATE = 0.85                             # share of its time after which tables and lists are long, and
+DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
 PEAKS = 0.01, 2e-3                      # learning rates of Muon and AdamW
 # task, its knobs, its share of rows; looking up is learned on short tables or not at all
-BASE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard', {}, 4), ('code', {}, 4),
-        ('translate', {}, 4.5), ('qa', {}, 6), ('story', {}, 1)]
-SHORT = BASE + [('drill', dict(high=6, columns=(1, 2)), 6), ('table', dict(high=6, columns=(1, 2)), 6),
+BASE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard', {}, 4), ('code', {}, 3),
+        ('translate', {}, 2.5), ('qa', {}, 4), ('story', {}, 1)]
+SHORT = BASE + [('drill', dict(high=6, columns=(1, 2)), 8), ('table', dict(high=6, columns=(1, 2)), 7),
                 ('summary', dict(high=3), 4)]
 MIXTURE = BASE + [('drill', dict(high=60, columns=(1, 7)), 2.5), ('table', dict(high=8, columns=(1, 2)), 4),
                   ('table', {}, 1.6), ('table-long', {}, 0.08), ('summary', dict(high=4), 2),
@@ -57,7 +56,7 @@ def drills(seed, high, columns):
                 lines += tasks.event(rng, tasks.number(rng, 900), 2)[2]
         else:
             prompt, values = tasks.cells(rng, 2, high, columns)
-            lines = [f'{item} {column} = {n}'
+            lines = [f'{column} of {item} {n}'
                      for (item, column), n in rng.sample(sorted(values.items()), min(24, len(values)))]
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
@@ -271,8 +270,8 @@ def train(name, minutes, tokens, seed, device):
         for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
             optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
         share = now / (minutes * 60)
-        skip = idle(len(layers), fresh and share, DROP.get(name, 0) if share > LATE else 0, rng)
-        batch = (x.to(device) for x in next(easy if share < EASY else hard))
+        skip = idle(len(layers), fresh and share, DROP.get(name, 0) if share >= LATE else 0, rng)
+        batch = (x.to(device) for x in next(easy if share < LATE else hard))
         losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip), *batch)]
         done += 1
         if done % 25 == 0:
