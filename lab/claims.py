@@ -171,7 +171,7 @@ def via_masks(r, windows, sweep, chance):
     shown = ', '.join(f'{len(m) // 2}: {speed(m, r.rows)[0]:.2f} ({speed(m, r.rows)[1]:.1%})' for m in sweep)
     seen = [row for row in r.rows if sweep[-1] in row[0].slim]
     yield Finding('F4 modelled speed of the best inner skip ratio over the ends',
-                  *bootstrap(seen, inside, 200), 1.0, f'layers skipped: tokens per full pass (wrong): {shown}')
+                  *bootstrap(seen, inside, 200), 1.0, f'layers skipped: tokens a full pass (wrong): {shown}')
     for alpha, beta in ((0.5, 0.5), (0.0, 1.0)):
         pairs = [(windows.gain(mask, alpha, beta), speed(mask, seen)[0]) for mask in chance]
         yield Finding(f'F6 rank correlation of Delta({alpha:g}, {beta:g}) and modelled speed',
