@@ -865,6 +865,13 @@ def test_search_against_all_masks_and_chance():
         tried = {}
         train_mask.search(cost, m, k, train_mask.parse(['--period', period, '--seed', str(seed)]), tried)
         return min(tried.values())
+
+    def interrupted(z):
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+        return cost(z)
+    train_mask.search(interrupted, 8, 4, train_mask.parse([]), kept := {})
+    assert len(kept) == 3
     optimum = min(map(cost, itertools.combinations(range(8), 4)))
     assert max(best(8, 4, '2', i) for i in range(5)) <= 1.05 * optimum
     assert sum(best(16, 7, '2', i) for i in range(5)) < 0.9 * sum(best(16, 7, '0', i) for i in range(5))

@@ -279,7 +279,7 @@ def via(n):
         train_mask.search(lambda z: windows.cost(flat(z)), VIA['free'], k,
                           train_mask.parse(['--evaluations', '20']), tried)
         sweep.append(flat(min(tried, key=tried.get)))
-    chance = [flat(train_mask.random_mask(VIA['free'], VIA['free'] // 2, g)) for _ in range(20)]
+    chance = [flat(train_mask.propose({}, VIA['free'], VIA['free'] // 2, g, False)) for _ in range(20)]
     r = Replayer(engine, prompts, list(dict.fromkeys([best, *sweep, *chance])), 5)
     yield from via_middle(r)
     yield from via_thresholds(r)
