@@ -223,14 +223,15 @@ class Printer:
             print(text[len(os.path.commonprefix([text, self.shown])):], flush=True)
 
     def picture(self, cycle):
-        """One cycle as a line: kept tokens, the rejected one struck out, what replaced it, (not judged)."""
+        """One cycle as a line: kept tokens, [-rejected-], [+its successor+] ([~by slim~]), (not judged)."""
         def word(token, kind, plain='{}'):
             text = self.tokenizer.decode([token], skip_special_tokens=False).replace('\n', '\u23ce')
             return self.paint(text, kind) if self.color else plain.format(text)
         n = cycle.accepted
         parts = [word(t, 'draft') for t in cycle.tokens[:n]]
         parts += [word(j['token'], 'strike', '[-{}-]') for j in cycle.judged[-1:] if not j['kept']]
-        parts += [word(t, label, '[+{}+]') for t, label in zip(cycle.tokens[n:], cycle.labels[n:])]
+        parts += [word(t, label, '[~{}~]' if label == 'slim' else '[+{}+]')
+                  for t, label in zip(cycle.tokens[n:], cycle.labels[n:])]
         parts += [self.paint(f'({word(t, "")})', 'dim') for t in cycle.drafted[len(cycle.judged):]]
         return f'{self.cycles:4d}  {n}/{len(cycle.drafted)}  ' + ' '.join(parts)
 

@@ -705,21 +705,27 @@ def test_typical_threshold_is_the_papers():
 
 # ------------------------------------------------------------------------ VIA-SD and train_mask.py
 
-def test_calibration_file(tmp_path):
-    """What is written is read again, section by section; what is of other models or no mask is refused."""
+def test_calibration_file(tmp_path, capsys):
+    """What is written is read again by section; what is of other models, or no mask, is refused in a line."""
     a, b = checkpoint(tmp_path / 'a'), checkpoint(tmp_path / 'b', 1)
-    assert read_calibration(a) == {}
+    flags = '--target', a, '--draft', b, '--prompt', 'x', '--method', 'via', '--max-new', 9
+    assert 'no section' in program(capsys, *flags)[2] and read_calibration(a) == {}
     write_calibration(a, 'signals', dict(low=-2.5), draft=b)
-    write_calibration(a, 'mask', dict(skip=[1, 2], tried=[[[1, 2], 0.5]]))
+    write_calibration(a, 'mask', dict(skip=[1, 2]))
     found = read_calibration(a, b, ['mask', 'signals'])
     assert (found['mask']['skip'], found['signals']['low']) == ([1, 2], -2.5)
+    for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
+        status, _, err = program(capsys, *flags, *more.split())
+        assert status == 0 and ('equal to plain' in err if '--check' in more else 'pays below' in err)
+    assert 'give --mid DIR' in program(capsys, *flags, '--method', 'via-mid')[2]
+    assert program(capsys, *flags, '--method', 'via-mid', '--mid', b)[0] == 0
+    assert 'knob keep is 0.2; expected 0.3 or more' in program(capsys, *flags, '--set', 'keep=0.2')[2]
 
     def refused(words, folder, draft, *needs):
         with pytest.raises(ValueError, match=words) as error:
             read_calibration(folder, draft, needs)
         assert '\n' not in str(error.value)
-    refused('no section .anchors.', a, b, 'anchors')
-    refused('no section .mask., which the method needs; make it with', b, None, 'mask')
+    refused('no section .anchors.*make it with', a, b, 'anchors')
     refused('with another draft', a, a, 'signals')
     refused('with another draft', a, None, 'signals')
     (b / 'calibration.json').write_text((a / 'calibration.json').read_text())
@@ -727,12 +733,50 @@ def test_calibration_file(tmp_path):
     for skip in ([0, 1, 2, 3], [4], [-1], [1.0], [[1]], 'all', None):
         write_calibration(a, 'mask', dict(skip=skip))
         refused('expected some, not all, of sublayers 0..3', a, None, 'mask')
-    (a / 'calibration.json').write_text('{"mask"')
-    refused('cannot be read as JSON', a, None, 'mask')
-    checkpoint(a, 2)                                                        # retrained: nothing old is kept
-    (a / 'calibration.json').write_text((b / 'calibration.json').read_text())
-    write_calibration(a, 'mask', dict(skip=[1]))
-    refused('no section .signals.', a, b, 'signals')
+    write_calibration(b, 'mask', dict(skip=[1]))                            # another model: nothing stays
+    refused('no section .signals.', b, a, 'signals')
+
+
+def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
+    mask = dict(skip=list(skip), nested=[[2, 3, 4, 5], [2, 3], [2]])
+    return session(network(seed, num_hidden_layers=4), network(seed + 10), [1, 2, 3], room,
+                   calibration=dict(mask=mask), **settings)
+
+
+def greedy(model, path):
+    """24 greedy tokens of a path that starts from a prompt which the full path has read."""
+    reader, line = Reader(model, 64), [1, 2, 3]
+    reader.read(line[:-1], [], model.full, 0)
+    for _ in range(24):
+        line.append(int(reader.read(line, [], path, 1)[0].argmax()))
+    return line[3:]
+
+
+@pytest.mark.parametrize('name, who, knobs', [
+    ('via', 'draft', dict(keep=0.0, escalate=0.0)), ('via', 'draft', dict(keep=0.0, escalate=0.0, max_lag=0)),
+    ('via', 'target', dict(keep=2.0, escalate=1.5)),
+    ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99)),
+    ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99, slim_bonus=True)),
+    ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99, gate='lossy_sd')),
+    ('via', 'target', dict(gate='two_level_exact')), ('via', 'all layers', dict(keep=1.0)),
+    ('via', 'target', dict(keep=2.0, escalate=1.5, after_escalation='gate', max_lag=0)),
+    ('via-mid', 'target', dict(keep=1.0)), ('via-tiers', 'target', dict(tiers=2)),
+    ('via-tiers', 'target', dict(tiers=5, keep=2.0, escalate=1.5))])
+@pytest.mark.parametrize('gamma', [1, 5])
+def test_limits_of_via(name, who, knobs, gamma):
+    """At the ends of its knobs via writes the draft's, slim's or the target's greedy text, and no other.
+
+    Guards the order of the three regions, the block without a bonus, the shared cache, the room at the end.
+    """
+    for seed in range(3):
+        s = slim_session(seed, skip=() if who == 'all layers' else (2, 3, 4))
+        d, t = s.draft.model, s.target.model
+        s.mid = Reader(t, 64) if name == 'via-mid' else None                # slim that is never wrong
+        draft, slim, target = greedy(d, d.full), greedy(t, t.full.slim({2, 3, 4})), greedy(t, t.full)
+        got, cycles = write(s, METHODS[name](gamma, **knobs))
+        assert draft != slim != target != draft and got == dict(draft=draft, slim=slim).get(who, target)
+        if knobs.get('max_lag') == 99:
+            assert not any('target/full' in c.passes for c in cycles)       # nothing escalated: no full pass
 
 
 @pytest.mark.parametrize('knobs, vocab, horizon, exact', [
@@ -749,30 +793,47 @@ def test_law_of_via(knobs, vocab, horizon, exact):
 def test_law_of_lossy_sd():
     """With lenience l and nothing escalated, a token x has the chance min(q, s / l) + rejected * residual."""
     target, draft, settings = Table(1, 3), Table(2, 3), dict(calibration=dict(mask=dict(skip=[1])))
-    law = enumerate_law(target, draft, METHODS['via'](2, gate='lossy_sd', keep=0.6, escalate=0.0), 2,
-                        temperature=1.0, **settings)
-    for text, chance in law.items():                # what slim reads was written by slim from the root on
-        for i, x in enumerate(text):
-            s = probs(target.row(tuple(y + 0.5 for y in (0, *text[:i]))))
-            q = probs(draft.row((0, *text[:i])))
+    method = METHODS['via'](2, gate='lossy_sd', keep=0.6, escalate=0.0)
+    for text, chance in enumerate_law(target, draft, method, 2, temperature=1.0, **settings).items():
+        for i, x in enumerate(text):                # slim wrote all that it reads, from the root on
+            s, q = probs(target.row(tuple(y + 0.5 for y in (0, *text[:i])))), probs(draft.row((0, *text[:i])))
             kept = torch.minimum(q, s / 0.6)
             chance /= float((kept + (1 - kept.sum()) * residual(s, q))[x])
         assert abs(chance - 1) < 1e-9
 
 
-def test_the_published_gate_has_no_middle():
-    """keep if r >= 1 - 0.5, escalate if r < 1 - 0.3: slim has nothing to rewrite. By direct ratios it has."""
-    rows = {gate: Counter() for gate in ('ratio', 'one_minus_alpha')}
-    for gate, seed in itertools.product(rows, range(4)):
-        for c in write(slim_session(seed), METHODS['via'](4, gate=gate, after_escalation='gate'))[1]:
-            rows[gate].update((j['by'], j['kept']) for j in c.judged)
-    assert rows['one_minus_alpha']['slim', False] == 0 < rows['ratio']['slim', False]
-    assert rows['one_minus_alpha']['target', False] > rows['ratio']['target', False]
+@pytest.mark.parametrize('name, knobs', [
+    ('via', dict(escalate=0.01, max_lag=3)), ('via', dict(gate='lossy_sd', escalate=0.1)),
+    ('via', dict(after_escalation='gate')), ('via', dict(gate='one_minus_alpha', after_escalation='gate')),
+    ('via', dict(keep=0.9, escalate=0.2, slim_bonus=True)), ('via-tiers', dict(tiers=5))])
+def test_via_ledger_and_caches(name, knobs):
+    """A full pass in exactly the cycles that escalate or met the lag's limit, which slim never exceeds.
+
+    After each cycle what the full path trusts equals a fresh prefill: nothing is built on slim's keys.
+    """
+    seen, spent, over, lag, method = Counter(), Counter(), 0, 0, METHODS[name](4, **knobs)
+    s = slim_session(3, 40, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    s.read_prompt()
+    full = s.target.model.full
+    for c in specmini.decode(s, method):
+        asked, over = any(j['by'] == 'target' for j in c.judged), over + (lag > method.max_lag)
+        assert c.passes.get('target/full', [0])[0] == (lag > method.max_lag) + asked
+        assert name != 'via' or c.passes['target/slim'][:2] == [1, len(c.drafted) + 1]
+        for j in c.judged:
+            assert (j['by'] == 'target') >= (j['ratio'] < method.bounds[0])
+            seen[j['by'], j['kept']] += 1
+        spent.update(c.passes.keys())
+        n = s.target.cache.trusted(s.tokens, full)
+        lag = max(0, len(s.tokens) - 1 - n)
+        assert differ(s.target, s.tokens[:n]) < 1e-9
+    assert (over > 0) == (method.max_lag == 3) and seen['target', True] and seen['target', False]
+    assert seen['slim', True] and bool(seen['slim', False]) == (method.gate != 'one_minus_alpha')
+    assert name == 'via' or spent['target/slim1'] > spent['target/slim2'] > spent['target/slim3'] > 0
 
 
 @pytest.mark.parametrize('unit, useless', [('layer', {4, 5, 8, 9}), ('sublayer', {3, 4, 9, 10, 13})])
 def test_the_search_finds_planted_sublayers(unit, useless, tmp_path, capsys):
-    """Sublayers whose output weights are zero add nothing: the search finds exactly those, and a resumed one too.
+    """Sublayers whose output weights are zero add nothing: the search finds exactly those, resumed or not.
 
     Breaks if units are misnumbered, if a mask is scored on another's keys, or if proposals hang on the clock.
     """
@@ -783,162 +844,61 @@ def test_the_search_finds_planted_sublayers(unit, useless, tmp_path, capsys):
         (layer.mlp.down_proj if j % 2 else layer.self_attn.o_proj).weight.zero_()
     safetensors.save_file(dict(model.state_dict()), folder / 'model.safetensors')
     (tmp_path / 'text').write_text('To be, or not to be, that is the question. ' * 9)
-    sizes = len(useless) / (2 if unit == 'layer' else 1), 8 * (1 if unit == 'layer' else 2)
+    skip = (len(useless) + 0.1) / 16
     flags = ['--target', str(folder), '--text', str(tmp_path / 'text'), '--unit', unit, '--windows', '2',
-             '--skip', str((sizes[0] + 0.1) / sizes[1]), '--patience', '999']
-    found = []
-    for more in (['--evaluations', '90'], ['--evaluations', '30'], ['--evaluations', '90', '--resume']):
-        assert train_mask.main(flags + more) == 0
-        found.append(read_calibration(folder, needs=['mask'])['mask'])
-    assert set(found[0]['skip']) == useless and found[0]['cost'] < 1e-9 < min(found[0]['evenly'], found[0]['random'])
-    assert list(found[2]['tried'].items()) == list(found[0]['tried'].items())   # resumed = uninterrupted
-    assert len(found[1]['tried']) <= 30 and set(found[0]['nested'][1]) < useless
-    assert train_mask.main(flags + ['--resume', '--seed', '1']) == 2
-    assert 'give this one the same' in capsys.readouterr().err
+             '--skip', str(skip), '--patience', '999']
+    a, b, c = (train_mask.main(flags + more) or read_calibration(folder, needs=['mask'])['mask'] for more in (
+        ['--evaluations', '90'], ['--evaluations', '30'], ['--evaluations', '90', '--resume']))
+    assert set(a['skip']) == useless and a['cost'] < 1e-9 < min(a['evenly'], a['random'])
+    assert len(b['tried']) <= 30 and list(c['tried'].items()) == list(a['tried'].items())   # as uninterrupted
+    assert [train_mask.main(flags + x) for x in (['--resume', '--seed', '1'], ['--skip', '0.9'])] == [2, 2]
+    assert re.search('give this one the same\n.*free .*layers; expected 1 to', capsys.readouterr().err)
 
 
 def test_search_against_all_masks_and_chance():
-    """On all 70 masks of 4 of 8 units the optimum is met; at equal evaluations it beats chance on 16 units.
-
-    The costs are additive with pairs, as layers' are. Five fixed seeds; on them the margin is wide.
-    """
+    """Of all 70 masks of 4 of 8 units it meets the best; at equal evaluations it beats chance on 16 units."""
     g = torch.Generator().manual_seed(0)
     weights, pairs = torch.rand(16, generator=g), 0.2 * torch.rand(16, 16, generator=g)
     cost = lambda z: float((weights[list(z)].sum() + pairs[list(z)][:, list(z)].sum()).exp())
-    def best(m, k, evaluations, period, seed):
-        args, tried = train_mask.parse(['--evaluations', str(evaluations), '--patience', '999', '--period',
-                                        str(period), '--seed', str(seed)]), {}
-        train_mask.search(cost, m, k, args, tried)
-        assert len(tried) == min(evaluations, math.comb(m, k))
+
+    def best(m, k, period, seed):
+        tried = {}
+        train_mask.search(cost, m, k, train_mask.parse(['--period', period, '--seed', str(seed)]), tried)
         return min(tried.values())
+
+    def interrupted(z):
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+        return cost(z)
+    train_mask.search(interrupted, 8, 4, train_mask.parse([]), kept := {})
+    assert len(kept) == 3
     optimum = min(map(cost, itertools.combinations(range(8), 4)))
-    assert max(best(8, 4, 60, 2, seed) for seed in range(5)) <= 1.05 * optimum
-    searched, chance = (sum(best(16, 7, 60, period, seed) for seed in range(5)) for period in (2, 0))
-    assert searched < 0.9 * chance
+    assert max(best(8, 4, '2', i) for i in range(5)) <= 1.05 * optimum
+    assert sum(best(16, 7, '2', i) for i in range(5)) < 0.9 * sum(best(16, 7, '0', i) for i in range(5))
 
 
-def test_violation_and_blends():
-    """R is 0 for equal laws, never below; within a factor of 2 at 1/2, 1/2; by hand for strict verification."""
-    g = torch.Generator().manual_seed(0)
-    q, s, p = torch.randn(3, 50, 6, generator=g, dtype=torch.float64).log_softmax(-1)
-    assert torch.equal(verify.violation(p, p), torch.zeros(50).double()) and (verify.violation(p, q) >= 0).all()
+def test_violation_by_hand():
+    """R is 0 for equal laws, at 1/2, 1/2 within a factor of 2, never below; Delta is 0 for no new stage."""
+    q, p = torch.randn(2, 50, 6, generator=torch.Generator().manual_seed(0)).double().log_softmax(-1)
+    assert (verify.violation(p, p) == 0).all() and (verify.violation(p, q) >= 0).all()
     a, b = torch.tensor([0.6, 0.4]).log(), torch.tensor([0.4, 0.6]).log()
-    assert float(verify.violation(b, a)) == 0
-    strict = 0.6 * math.log(1.5) + 0.4 * math.log(1.5)
-    assert float(verify.violation(b, a, 0, 1)) == pytest.approx(strict)
-    assert (verify.stage_gain(q, q, p).abs() < 1e-12).all() and (verify.stage_gain(q, p, p).abs() < 1e-12).all()
-    blend = verify.blend(q.exp(), s.exp(), p.exp(), 0.25, 0.5)
-    assert torch.allclose(blend, 0.375 * q.exp() + 0.125 * s.exp() + 0.5 * p.exp())
+    assert verify.violation(b, a) == 0 and float(verify.violation(b, a, 0, 1)) == pytest.approx(math.log(1.5))
+    assert max(verify.stage_gain(q, s, p).abs().max() for s in (q, p)) < 1e-12
+    assert torch.allclose(verify.blend(a, b, q[0, :2], 0.25, 0.5), 0.375 * a + 0.125 * b + 0.5 * q[0, :2])
 
 
 @pytest.mark.parametrize('name, lam', [('cascade', 0.5), ('cascade-opt', 0.3), ('cascade-tokenv3', 0.6)])
 def test_law_of_cascades(name, lam):
-    """The first token of a block follows the rule's own pi, written out here; and it is not the target's law."""
-    target, draft, seen = Table(1), Table(2), 0
+    """The first token of a block follows the rule's own pi, written out here."""
+    target, draft = Table(1), Table(2)
     law = enumerate_law(target, draft, METHODS[name](1, lam=lam), 2, temperature=1.0)
     q, p = probs(draft.row((0,))), probs(target.row((0,)))
-    mine = {'cascade': q if q.max() >= 1 - lam else p,
-            'cascade-opt': q if q.max() >= p.max() - lam * (1 - overlap(p, q)) else p}
     inside = [float(q[v]) if p[v] >= (1 - lam) * p.max() else 0.0 for v in range(4)]
-    pi = mine.get(name, torch.tensor([x + (1 - sum(inside)) * float(p[v]) for v, x in enumerate(inside)]))
+    pi = {'cascade': q if q.max() >= 1 - lam else p,
+          'cascade-opt': q if q.max() >= p.max() - lam * (1 - overlap(p, q)) else p,
+          'cascade-tokenv3': torch.tensor(inside) + (1 - sum(inside)) * p}[name]
     for v in range(4):
         assert sum(chance for text, chance in law.items() if text[0] == v) == pytest.approx(float(pi[v]))
-
-
-def test_tiers_and_a_model_in_the_middle():
-    """2 stages are exact; more stages escalate one by one; the middle may be another model with its own cache."""
-    for seed in range(3):
-        t, spent = slim_session(seed).target.model, Counter()
-        wanted = plain(t, [1, 2, 3], 24)
-        for tiers, knobs in itertools.product((2, 3, 4, 5), ({}, dict(keep=2.0, escalate=1.5))):
-            s = slim_session(seed)
-            s.calibration['mask']['nested'] = [[2, 3, 4, 5], [2, 3], [2]]
-            method = METHODS['via-tiers'](4, tiers=tiers, **knobs)
-            got, cycles = write(s, method)
-            assert got == wanted or not method.lossless
-            spent.update(path for c in cycles for path in c.passes)
-        assert spent['target/slim1'] > spent['target/slim2'] > spent['target/slim3'] > 0
-        s = slim_session(seed)
-        s.mid = Reader(t, 64)                           # the target itself in the middle: slim is never wrong
-        got, cycles = write(s, METHODS['via-mid'](4, keep=1.0))
-        assert got == wanted and any('mid/full' in c.passes for c in cycles)
-
-
-def slim_session(seed=0, room=24, prompt=(1, 2, 3), skip=(2, 3, 4), draft=True, **settings):
-    return session(network(seed, num_hidden_layers=4), network(seed + 10) if draft else None, prompt, room,
-                   rollout if draft else silence, calibration=dict(mask=dict(skip=list(skip))), **settings)
-
-
-def greedy(model, path, prompt, room):
-    """Greedy text of a path that starts from a prompt which the full path has read."""
-    reader, line = Reader(model, 64), list(prompt)
-    reader.read(line[:-1], [], model.full, 0)
-    for _ in range(room):
-        line.append(int(reader.read(line, [], path, 1)[0].argmax()))
-    return line[len(prompt):]
-
-
-@pytest.mark.parametrize('knobs, who', [
-    (dict(keep=0.0, escalate=0.0), 'draft'), (dict(keep=0.0, escalate=0.0, max_lag=0), 'draft'),
-    (dict(keep=1.0, escalate=0.0, max_lag=99), 'slim'),
-    (dict(keep=1.0, escalate=0.0, max_lag=99, slim_bonus=True), 'slim'),
-    (dict(keep=1.0, escalate=0.0, gate='lossy_sd', max_lag=99), 'slim'),
-    (dict(keep=2.0, escalate=1.5), 'target'), (dict(gate='two_level_exact'), 'target'),
-    (dict(keep=2.0, escalate=1.5, after_escalation='gate', max_lag=0), 'target')])
-@pytest.mark.parametrize('gamma', [1, 5])
-def test_limits_of_via(knobs, who, gamma):
-    """At the ends of its knobs via writes the draft's, slim's or the target's greedy text, and no other.
-
-    Guards the order of the three regions, the block without a bonus, the shared cache, the room at the end.
-    """
-    texts = set()
-    for seed in range(3):
-        s = slim_session(seed)
-        d, t = s.draft.model, s.target.model
-        wanted = dict(draft=(d, d.full), slim=(t, s.slim), target=(t, t.full))
-        lines = {k: greedy(*v, [1, 2, 3], 24) for k, v in wanted.items()}
-        got, cycles = write(s, METHODS['via'](gamma, **knobs))
-        assert got == lines[who], (seed, gamma, knobs)
-        texts.add(len({tuple(line) for line in lines.values()}))
-        if who != 'target' and knobs.get('max_lag', 0) == 99:
-            assert not any('target/full' in c.passes for c in cycles)       # nothing escalated: no full pass
-    assert texts == {3}                                                     # the three texts do differ
-
-
-def test_a_slim_path_of_all_layers_is_the_target():
-    for seed in range(4):
-        s = slim_session(seed, skip=())
-        assert write(s, METHODS['via'](4, keep=1.0))[0] == plain(s.target.model, [1, 2, 3], 24)
-
-
-@pytest.mark.parametrize('knobs', [dict(escalate=0.01, max_lag=3), dict(gate='lossy_sd', escalate=0.1),
-                                   dict(after_escalation='gate'),
-                                   dict(keep=0.9, escalate=0.2, slim_bonus=True)])
-def test_via_ledger_and_caches(knobs):
-    """A full pass in exactly the cycles that escalate or met the lag's limit, which slim never exceeds.
-
-    After each cycle what the full path trusts equals a fresh prefill: nothing is built on slim's keys.
-    """
-    seen, over, method = Counter(), 0, METHODS['via'](4, **knobs)
-    s = slim_session(3, 40, temperature=1.0, generator=torch.Generator().manual_seed(0))
-    s.read_prompt()
-    full, lag = s.target.model.full, 0
-    for c in specmini.decode(s, method):
-        asked, over = any(j['by'] == 'target' for j in c.judged), over + (lag > method.max_lag)
-        assert c.passes.get('target/full', [0])[0] == (lag > method.max_lag) + asked
-        assert c.passes['target/slim'][:2] == [1, len(c.drafted) + 1]
-        for j in c.judged:
-            low, high = method.bounds
-            assert (j['by'] == 'target') >= (j['ratio'] < low) and (j['p'] is None) == (j['by'] == 'slim')
-            seen[j['by'], j['kept']] += 1
-        n = s.target.cache.trusted(s.tokens, full)
-        lag = max(0, len(s.tokens) - 1 - n)
-        fresh = Reader(s.target.model, 50)
-        fresh.read(s.tokens[:n], [], full, 1)
-        for mine, theirs in zip(s.target.cache.stores, fresh.cache.stores):
-            assert (mine[0][:, :, :n] - theirs[0][:, :, :n]).abs().max() < 1e-9
-    assert len(seen) == 4 and (over > 0) == (method.max_lag == 3)           # all outcomes were tried
-
 
 
 # ------------------------------------------------------------------------ SpecGuard

@@ -17,9 +17,9 @@ import torch
 from tqdm import tqdm
 
 from model import Reader, load, read_calibration, write_calibration
+from specmini import EMBEDDED, Parser
 from verify import violation
 
-EMBEDDED = File(__file__).parent / 'lab' / 'models' / 'target'
 SETTINGS = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'     # a resumed search's are equal
 
 
@@ -36,7 +36,7 @@ class Windows:
         self.p = [self.law(reader, ids, model.full) for reader, ids in zip(self.readers, texts)]
 
     def law(self, reader, ids, path):
-        """Log-probabilities [W, V]; whatever the cache holds, at least the window is read anew."""
+        """Log-probabilities [W, V]; whatever the cache holds, the window is read anew."""
         return reader.read(ids, [], path, self.W).float().log_softmax(-1)
 
     def cost(self, skip, objective='violation'):
@@ -53,11 +53,6 @@ class Windows:
 
 
 # ------------------------------------------------------------------------------------------------- the search
-
-def random_mask(m, k, generator):
-    """k of m units, to be skipped: a sorted tuple of indices."""
-    return tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist()))
-
 
 def expected_improvement(seen, costs, masks):
     """[N] how far each mask is expected to beat the best one, by a Gaussian process on the log of the costs.
@@ -82,11 +77,11 @@ def expected_improvement(seen, costs, masks):
 
 
 def propose(tried, m, k, generator, bayes):
-    """A mask that is not in tried {mask: cost}: a random one, or the one with most expected improvement.
+    """k of m units, a sorted tuple not in tried {mask: cost}: random, or of most expected improvement.
 
-    The latter of 500 random ones and all swaps of one unit in the best 8. None where all masks were tried.
+    The latter of 500 random ones and all swaps of one unit in the best 8. None where none of these is new.
     """
-    many = [random_mask(m, k, generator) for _ in range(500)]
+    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist())) for _ in range(500)]
     if bayes:
         for z in sorted(tried, key=tried.get)[:8]:
             swaps = itertools.product(z, set(range(m)) - set(z))
@@ -106,23 +101,19 @@ def search(cost, m, k, args, tried):
     search goes the way of one that was not interrupted. Source: VIA-SD (2026), DIMR.
     """
     begin, total = time.perf_counter(), min(args.evaluations, math.comb(m, k))
-    bar = tqdm(total=total, initial=len(tried), disable=None, desc='masks', file=sys.stderr)
+    bar = tqdm(total=total, initial=len(tried), disable=None, desc='masks')
     try:
         while len(tried) < total and time.perf_counter() - begin < 60 * args.minutes:
             i, costs = len(tried), list(tried.values())
-            if i and i - costs.index(min(costs)) > args.patience:
-                break
             generator = torch.Generator().manual_seed(args.seed * 100_003 + i)
-            bayes = bool(args.period) and i >= 8 and i % args.period == 0
-            mask = propose(tried, m, k, generator, bayes)
-            if mask is None:                                # by chance none of the 500 was new
+            mask = propose(tried, m, k, generator, args.period and i >= 8 and i % args.period == 0)
+            if mask is None or i and i - costs.index(min(costs)) > args.patience:
                 break
             tried[mask] = cost(mask)
             bar.update()
             bar.set_postfix(best=f'{min(tried.values()):.4f}')
     except KeyboardInterrupt:
-        print('interrupted: the best so far is kept', file=sys.stderr)
-    bar.close()
+        bar.write('interrupted: the best so far is kept', file=sys.stderr)
 
 
 def find_mask(model, windows, args, tried):
@@ -143,21 +134,18 @@ def find_mask(model, windows, args, tried):
     if not tried:
         raise ValueError('no mask was tried: give the search more --minutes')
     best, generator = min(tried, key=tried.get), torch.Generator().manual_seed(args.seed)
-    nested = [best]
+    nested, seconds = [best], round(time.perf_counter() - begin, 1)
     while len(nested) < 3 and len(nested[-1]) > 1:
         last, within = nested[-1], {}
         search(lambda z: cost([last[i] for i in z]), len(last), len(last) // 2, args, within)
         nested.append([last[i] for i in min(within, key=within.get)])
-    weights = [model.read_bytes(path) for path in (model.full.slim(set(flat(best))), model.full)]
-    evenly = [int((i + 0.5) * m / k) for i in range(k)]
+    evenly, slim = [int((i + 0.5) * m / k) for i in range(k)], model.full.slim(set(flat(best)))
     return dict(skip=flat(best), nested=[flat(z) for z in nested], cost=tried[best], evenly=cost(evenly),
-                random=sum(cost(random_mask(m, k, generator)) for _ in range(10)) / 10,
-                work=weights[0] / weights[1], seconds=round(time.perf_counter() - begin, 1),
+                random=sum(cost(propose({}, m, k, generator, False)) for _ in range(10)) / 10,
+                work=model.read_bytes(slim) / model.read_bytes(model.full), seconds=seconds,
                 settings={x: getattr(args, x) for x in SETTINGS},
                 tried={' '.join(map(str, z)): c for z, c in tried.items()})
 
-
-# ------------------------------------------------------------------------------------------------ the program
 
 def calibration_texts(tokenizer, args):
     """args.windows texts as ids, each ending in the args.window tokens that are scored.
@@ -169,7 +157,7 @@ def calibration_texts(tokenizer, args):
         ids = tokenizer.encode(File(args.text).read_text(encoding='utf-8'), add_special_tokens=False).ids
         if len(ids) < 2 * W:
             raise ValueError(f'--text {args.text}: {len(ids)} tokens; expected at least {2 * W}')
-        ends = [2 * W + i * (len(ids) - 2 * W) // args.windows for i in range(args.windows)]
+        ends = (2 * W + i * (len(ids) - 2 * W) // args.windows for i in range(args.windows))
         return [ids[max(0, end - 8 * W):end] for end in ends]
     from lab import tasks
     for source in itertools.cycle([tasks.rows(task, args.seed, 'train') for task in tasks.TASKS]):
@@ -181,9 +169,9 @@ def calibration_texts(tokenizer, args):
 
 
 def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
-    add('--target', metavar='DIR', default=str(EMBEDDED), help='default: the embedded one')
+    add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
     add('--text', metavar='FILE', help='calibration text (default: training rows of the embedded tasks)')
     add('--skip', type=float, default=0.45, help='share of the layers to leave out (default: 0.45)')
     add('--unit', choices=('layer', 'sublayer'), default='layer', help='what a mask leaves out')
@@ -204,9 +192,9 @@ def parse(argv):
 
 
 def resumed(args):
-    """tried {mask: cost} of the search that --resume goes on from; {} without it."""
-    old = read_calibration(args.target, None, ['mask'])['mask'] if args.resume else dict(tried={})
-    if args.resume and old.get('settings') != {x: getattr(args, x) for x in SETTINGS}:
+    """tried {mask: cost} of the search that --resume goes on from."""
+    old = read_calibration(args.target, None, ['mask'])['mask']
+    if old.get('settings') != {x: getattr(args, x) for x in SETTINGS}:
         raise ValueError(f'--resume: the search before was of {old.get("settings")}; give this one the same')
     return {tuple(map(int, mask.split())): cost for mask, cost in old['tried'].items()}
 
@@ -216,12 +204,14 @@ def main(argv=None):
     try:
         args = parse(argv)
         model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
-        tried, windows = resumed(args), Windows(model, calibration_texts(tokenizer, args), args.window)
-        found = find_mask(model, windows, args, tried)
+        windows = Windows(model, calibration_texts(tokenizer, args), args.window)
+        found = find_mask(model, windows, args, resumed(args) if args.resume else {})
         write_calibration(args.target, 'mask', found)
     except (ValueError, OSError) as error:
         print('train_mask:', ' '.join(str(error).split()), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:                                   # a second one
+        return 130
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
           f'the weights; {args.objective} a token {found["cost"]:.2g}, evenly spaced {found["evenly"]:.2g}, '
           f'random {found["random"]:.2g} (mean of 10); {len(found["tried"])} masks, {found["seconds"]} s')

@@ -4,6 +4,7 @@ One function per claim; each returns a Finding. A claim HOLDS if the whole boots
 lies on the claimed side of its line, FAILS if the whole interval lies on the other, and is else UNDECIDED.
 """
 import argparse
+import functools
 import itertools
 import random
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ from tqdm import tqdm
 import specmini
 import train_mask
 from lab import rivals, tasks                   # noqa: F401, rivals enter METHODS
-from lab.compare import tokens_of
-from model import Reader
+from lab.compare import agreement, tokens_of
 from verify import METHODS, Score, rollout, stage_gain
 
 
@@ -58,6 +58,7 @@ def held_out(task, n, seed=11, **knobs):
 
 # ---------------------------------------------------------------------------------------------------- VIA-SD
 
+FORMS = (0.5, 0.5), (0.0, 1.0)      # alpha, beta of R: as published, strict
 VIA = dict(tasks=('math', 'table', 'story', 'qa', 'translate', 'summary'), gamma=5, free=8,
            pairs=[(k / 10, e / 10) for k in (1, 3, 5, 7, 8, 9, 10) for e in (0, 1, 3, 5, 6, 8, 9) if e <= k])
 
@@ -66,27 +67,30 @@ VIA = dict(tasks=('math', 'table', 'story', 'qa', 'translate', 'summary'), gamma
 class Block:
     """A block of draft tokens behind some place of the target's own text, as every verifier sees it."""
     p: list             # [n] target's p(y) / max p of each token: 1 where it is the target's choice
-    slim: dict          # mask: ([n] slim's ratio, [n] whether slim's choice is the target's)
+    slim: dict          # mask: ([n] slim's ratio, [n] whether its choice is the target's, Delta in FORMS)
     apart: tuple        # TV(s, p) of the first mask and of the model in the middle, means over the block
 
 
 def replay(block, mask, keep, escalate):
-    """(tokens committed, whether the target was asked, how many it would not have written) by via's gate."""
-    wrong, (ratios, same) = 0, block.slim[mask]
+    """(tokens committed, full passes, how many the target would not have written) by via's gate.
+
+    A cycle that asks nothing of the target leaves it the lag to read: its share of a pass at max_lag.
+    """
+    wrong, (ratios, same, _) = 0, block.slim[mask]
     for i, (p, r) in enumerate(zip(block.p, ratios)):
         if r < escalate:
             left = next((j for j in range(i, len(ratios)) if block.p[j] < 1), len(ratios))
-            return left + 1, True, wrong
+            return left + 1, 1, wrong
         if r < keep:
-            return i + 1, False, wrong + (not same[i])
+            return i + 1, (i + 1) / 32, wrong + (not same[i])
         wrong += p < 1
-    return len(ratios), False, wrong
+    return len(ratios), len(ratios) / 32, wrong
 
 
 def lenient(block, least):
     """The same for one full pass a cycle that keeps y from p(y) / max p >= least on; 1: exact."""
     n = next((i for i, p in enumerate(block.p) if p < least), len(block.p))
-    return n + 1, True, sum(p < 1 for p in block.p[:n])
+    return n + 1, 1, sum(p < 1 for p in block.p[:n])
 
 
 class Replayer:
@@ -112,18 +116,19 @@ class Replayer:
             session.tokens = ids + text[:i]
             draft = rollout(session, METHODS['sd'](), VIA['gamma'])
             full, mid, slim = session.target.model.full, session.mid, {}
-            score = Score(session, draft, full)
+            score, law = Score(session, draft, full), lambda score: score.logits[:-1].log_softmax(-1)
             others = {mask: Score(session, draft, full.slim(set(mask))) for mask in masks}
             for mask, s in others.items():
-                slim[mask] = s.ratios, (s.logits.argmax(-1) == score.logits.argmax(-1)).tolist()
+                gains = [float(stage_gain(draft.logits.log_softmax(-1), law(s), law(score), *form).mean())
+                         for form in FORMS]
+                slim[mask] = s.ratios, (s.logits.argmax(-1) == score.logits.argmax(-1)).tolist(), gains
             two = [others[masks[0]]] + ([Score(session, draft, mid.model.full, mid)] if mid else [])
-            p = score.logits.softmax(-1)
-            apart = [float((s.logits.softmax(-1) - p).abs().sum(-1).mean() / 2) for s in two]
+            apart = [float((law(s).exp() - law(score).exp()).abs().sum(-1).mean() / 2) for s in two]
             found.append(Block(score.ratios, slim, apart))
         return found
 
     def measure(self, rows, rule, mask=None, **knobs):
-        """(tokens for each full pass's cost, share of wrong tokens, share of cycles with a full pass)."""
+        """(tokens for each full pass's cost, share of wrong tokens, full passes a cycle)."""
         cost, done = self.cost.get(mask, 0.0), []
         for block in itertools.chain(*rows):
             if mask is None or mask in block.slim:
@@ -156,14 +161,15 @@ def via_thresholds(r):
     rival = lambda rows: max(r.measure(rows, lenient, least=x)[0] for x in (least, 1.0))
     yield Finding('F1 modelled speed over the better of sd and lenient sd at equal wrong tokens',
                   *bootstrap(odd, lambda rows: via(rows)[0] / rival(rows), 200), 1.05,
-                  f'keep {k}, escalate {e}: {via(odd)[1]:.2%} wrong; lenient from {least}')
+                  f'keep {k}, escalate {e}: {via(odd)[1]:.2%} wrong; lenient from {least}: '
+                  f'{r.measure(odd, lenient, least=least)[1]:.2%}; sd {r.measure(odd, lenient, least=1)[0]:.2f}')
     k, e = max(fair, key=lambda x: -r.measure(even, replay, mask, keep=x[0], escalate=x[1])[2])
     spare = lambda rows: 1 - r.cost[mask] - r.measure(rows, replay, mask, keep=k, escalate=e)[2]
-    yield Finding('F5 break-even minus share of cycles that escalate', *bootstrap(odd, spare, 200), 0.0,
+    yield Finding('F5 break-even minus full passes a cycle', *bootstrap(odd, spare, 200), 0.0,
                   f'keep {k}, escalate {e}; a slim pass costs {r.cost[mask]:.2f}')
 
 
-def via_masks(r, windows, sweep, chance):
+def via_masks(r, sweep, chance):
     """F4: is there a best skip ratio inside? F6: does Delta foretell which of 20 masks is fast?"""
     speed = lambda mask, rows: r.measure(rows, replay, mask, keep=0.5, escalate=0.3)
     inside = lambda rows: (max(speed(m, rows)[0] for m in sweep[1:-1])
@@ -171,10 +177,11 @@ def via_masks(r, windows, sweep, chance):
     shown = ', '.join(f'{len(m) // 2}: {speed(m, r.rows)[0]:.2f} ({speed(m, r.rows)[1]:.1%})' for m in sweep)
     seen = [row for row in r.rows if sweep[-1] in row[0].slim]
     yield Finding('F4 modelled speed of the best inner skip ratio over the ends',
-                  *bootstrap(seen, inside, 200), 1.0, f'layers skipped: tokens per full pass (wrong): {shown}')
-    for alpha, beta in ((0.5, 0.5), (0.0, 1.0)):
-        pairs = [(windows.gain(mask, alpha, beta), speed(mask, seen)[0]) for mask in chance]
-        yield Finding(f'F6 rank correlation of Delta({alpha:g}, {beta:g}) and modelled speed',
+                  *bootstrap(seen, inside, 200), 1.0, f'layers skipped: tokens a full pass (wrong): {shown}')
+    blocks = list(itertools.chain(*seen))
+    for i, form in enumerate(FORMS):
+        pairs = [(mean([b.slim[mask][2][i] for b in blocks]), speed(mask, seen)[0]) for mask in chance]
+        yield Finding(f'F6 rank correlation of Delta{form} and modelled speed',
                       *bootstrap(pairs, spearman, 200), 0.3,
                       f'{len(pairs)} random masks, Delta above 0 for {sum(d > 0 for d, _ in pairs)}')
 
@@ -184,21 +191,6 @@ def spearman(pairs):
     a, b = (torch.tensor([sorted(x).index(v) for v in x]).double() for x in zip(*pairs))
     a, b = a - a.mean(), b - b.mean()
     return float((a * b).sum() / (a.norm() * b.norm()).clamp(min=1e-12))
-
-
-class Gains(train_mask.Windows):
-    """Windows that also know the draft's law, for Delta."""
-
-    def __init__(self, model, draft, texts, W):
-        super().__init__(model, texts, W)
-        self.q = [Reader(draft, len(ids)).read(ids, [], draft.full, W).log_softmax(-1) for ids in texts]
-
-    def gain(self, skip, alpha, beta):
-        """Delta in nats a token of a slim path between draft and target."""
-        path, each = self.model.full.slim(set(skip)), []
-        for reader, ids, q, p in zip(self.readers, self.texts, self.q, self.p):
-            each.append(float(stage_gain(q, self.law(reader, ids, path), p, alpha, beta).mean()))
-        return mean(each)
 
 
 def via_search(windows, best):
@@ -213,11 +205,8 @@ def via_search(windows, best):
                   f'R a token; random masks on average {mean(list(every.values())) / found:.2f}')
     yield Finding(f'F2 cost of the best of all {len(every)} masks over the mask found', *[least / found] * 3,
                   1 / 1.05, 'within 5 % of the optimum')
-    windows = train_mask.Windows(windows.model, windows.texts[:6], windows.W)
-    scores, results = {}, []
-    def cost(z):
-        scores[z] = scores.get(z) or windows.cost([j + 2 for j in z])
-        return scores[z]
+    windows, results = train_mask.Windows(windows.model, windows.texts[:7], windows.W), []
+    cost = functools.cache(lambda z: windows.cost([j + 2 for j in z]))
     for seed in range(5):
         results.append([])
         for period in ('2', '0'):
@@ -231,31 +220,30 @@ def via_search(windows, best):
 
 def via_runs(engine, rows, prompts):
     """The paper's main table: real runs of sd, via and via of more stages; right answers, measured speed."""
-    runs = []
+    names, runs = ('ar', 'sd', 'via', 'via-tiers'), []
+    texts = {name: [] for name in names}
     for row, ids in zip(rows, tqdm(prompts, desc='runs', disable=None)):
-        run = {}
-        for name in ('ar', 'sd', 'via', 'via-tiers'):
-            cycles = engine.write(ids, name)[1]
-            right = tasks.grade(row, engine.tokenizer.decode(tokens_of(cycles)))
-            run[name] = engine.statistics(cycles) | dict(right=float(right or 0), text=tokens_of(cycles))
-        runs.append(run)
-    total = lambda runs, name, key: sum(run[name][key] for run in runs)
-    share = lambda name, a, b: lambda runs: total(runs, name, a) / total(runs, name, b)
-    rejected = lambda name: lambda runs: 1 - share(name, 'accepted', 'judged')(runs)
-    length = lambda runs, name: sum(len(run[name]['text']) for run in runs)
-    speed = lambda name, by: lambda runs: length(runs, name) / total(runs, name, by)
-    like = mean([a == b for run in runs for a, b in zip(run['via']['text'], run['ar']['text'])])
+        runs.append({})
+        for name in names:
+            texts[name].append(engine.write(ids, name)[1])
+            tokens = tokens_of(texts[name][-1])
+            runs[-1][name] = engine.statistics(texts[name][-1]) | dict(
+                right=tasks.grade(row, engine.tokenizer.decode(tokens)), tokens=len(tokens))
+    ratio = lambda name, a, b: lambda runs: sum(r[name][a] for r in runs) / sum(r[name][b] for r in runs)
+    over = lambda x, y, by: lambda runs: ratio(x, 'tokens', by)(runs) / ratio(y, 'tokens', by)(runs)
+    kept = lambda name: ratio(name, 'accepted', 'judged')
     yield Finding('rejection rate of sd minus that of via', *bootstrap(
-        runs, lambda x: rejected('sd')(x) - rejected('via')(x)), 0.10, f'sd {rejected("sd")(runs):.3f}')
+        runs, lambda x: kept('via')(x) - kept('sd')(x)), 0.10, f'sd {1 - kept("sd")(runs):.3f}')
     for by, words in (('seconds', 'measured'), ('work', 'modelled')):
-        yield Finding(f'{words} speed of via over sd', *bootstrap(
-            runs, lambda x: speed('via', by)(x) / speed('sd', by)(x)), 1.10,
-            f'over ar {speed("via", by)(runs) / speed("ar", by)(runs):.2f}')
+        yield Finding(f'{words} speed of via over sd', *bootstrap(runs, over('via', 'sd', by)), 1.10,
+                      f'over ar {over("via", "ar", by)(runs):.2f}')
+    graded = [r for r in runs if r['ar']['right'] is not None]
     yield Finding('share of right texts, via minus ar', *bootstrap(
-        runs, lambda x: mean([r['via']['right'] - r['ar']['right'] for r in x])), -0.01,
-        f'ar {mean([r["ar"]["right"] for r in runs]):.3f}; {like:.1%} of tokens as ar at the same place')
-    yield Finding('modelled speed of 3 stages over 4', *bootstrap(
-        runs, lambda x: speed('via', 'work')(x) / speed('via-tiers', 'work')(x)), 1.0, 'nested masks')
+        graded, lambda x: mean([r['via']['right'] - r['ar']['right'] for r in x])), -0.01,
+        f'ar {mean([r["ar"]["right"] for r in graded]):.3f} of {len(graded)}; '
+        f'{agreement(texts["via"], texts["ar"]):.1%} of tokens as ar at the same place')
+    yield Finding('modelled speed of 3 stages over 4', *bootstrap(runs, over('via', 'via-tiers', 'work')), 1,
+                  'nested masks')
 
 
 def via(n):
@@ -269,7 +257,7 @@ def via(n):
     yield from via_runs(engine, rows, prompts)
     best, model = tuple(engine.calibration['mask']['skip']), engine.models['target']
     texts = train_mask.calibration_texts(engine.tokenizer, train_mask.parse([]))
-    windows = Gains(model, engine.models['draft'], texts, 32)
+    windows = train_mask.Windows(model, texts, 32)
     yield from via_search(windows, best)
     g, layers = torch.Generator().manual_seed(0), range(2, 2 * VIA['free'] + 2, 2)
     flat = lambda units: tuple(j for u in units for j in (layers[u], layers[u] + 1))
@@ -279,11 +267,11 @@ def via(n):
         train_mask.search(lambda z: windows.cost(flat(z)), VIA['free'], k,
                           train_mask.parse(['--evaluations', '20']), tried)
         sweep.append(flat(min(tried, key=tried.get)))
-    chance = [flat(train_mask.random_mask(VIA['free'], VIA['free'] // 2, g)) for _ in range(20)]
+    chance = [flat(train_mask.propose({}, VIA['free'], VIA['free'] // 2, g, False)) for _ in range(20)]
     r = Replayer(engine, prompts, list(dict.fromkeys([best, *sweep, *chance])), 5)
     yield from via_middle(r)
     yield from via_thresholds(r)
-    yield from via_masks(r, windows, sweep, list(dict.fromkeys(chance)))
+    yield from via_masks(r, sweep, list(dict.fromkeys(chance)))
 
 
 # ------------------------------------------------------------------------------------------------- SpecGuard

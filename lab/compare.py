@@ -106,7 +106,8 @@ def break_even(cycles, decode_seconds):
     gamma = sum(lengths) / len(lengths)
     tokens = sum(a ** k for n in lengths for k in range(n + 1)) / len(lengths)
     cost = sum(seconds for _, seconds in spent.values()) / len(cycles) / decode_seconds
-    return (f'break-even: a draft pass costs {c:.2f} and a verifying pass {v:.2f} of a decoding pass; '
+    drafting = f'a draft pass costs {c:.2f} and ' if spent['draft'][0] else ''
+    return (f'break-even: {drafting}a verifying pass {v:.2f} of a decoding pass; '
             f'{a:.0%} acceptance of {gamma:.1f} drafted tokens gives {tokens:.2f} a cycle for the time of '
             f'{cost:.2f} decoding passes: {tokens / cost:.2f} times plain decoding predicted'
             + (', not worth it here.' if tokens <= cost else '.'))
