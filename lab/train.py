@@ -21,7 +21,7 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-LATE = 0.85                             # share of its time after which tables and lists are long, and
+LATE = 0.88                             # share of its time after which tables and lists are long, and
 DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
 PEAKS = 0.01, 2e-3                      # learning rates of Muon and AdamW
@@ -56,7 +56,7 @@ def drills(seed, high, columns):
                 lines += tasks.event(rng, tasks.number(rng, 900), 2)[2]
         else:
             prompt, values = tasks.cells(rng, 2, high, columns)
-            lines = [f'{column} of {item} {n}'
+            lines = [f'| {column} of {item} {n}'
                      for (item, column), n in rng.sample(sorted(values.items()), min(24, len(values)))]
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
