@@ -412,8 +412,7 @@ class ViaSd(Exact):
         draft = session.source(session, self, min(self.gamma, session.room))    # a kept block adds no token
         if self.gate != 'two_level_exact':
             return draft
-        slim = self.slim(session, draft)
-        tokens, labels, _ = super().accept(session, draft, slim)
+        tokens, labels, _ = super().accept(session, draft, slim := self.slim(session, draft))
         return Draft(tokens, slim.p[:len(tokens)], labels=[x if x == 'draft' else 'slim' for x in labels])
 
     def slim(self, session, draft):
