@@ -716,7 +716,7 @@ def test_calibration_file(tmp_path, capsys):
     assert (found['mask']['skip'], found['signals']['low']) == ([1, 2], -2.5)
     for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
         status, _, err = program(capsys, *flags, *more.split())
-        assert status == 0 and ('equal to plain' in err if '--check' in more else 'pays below' in err)
+        assert status == 0 and ('equal to plain' if '--check' in more else 'target/slim: ') in err
     assert 'give --mid DIR' in program(capsys, *flags, '--method', 'via-mid')[2]
     assert program(capsys, *flags, '--method', 'via-mid', '--mid', b)[0] == 0
     assert 'knob keep is 0.2; expected 0.3 or more' in program(capsys, *flags, '--set', 'keep=0.2')[2]
@@ -873,8 +873,8 @@ def test_search_against_all_masks_and_chance():
     train_mask.search(interrupted, 8, 4, train_mask.parse([]), kept := {})
     assert len(kept) == 3
     optimum = min(map(cost, itertools.combinations(range(8), 4)))
-    assert max(best(8, 4, '2', i) for i in range(5)) <= 1.05 * optimum
-    assert sum(best(16, 7, '2', i) for i in range(5)) < 0.9 * sum(best(16, 7, '0', i) for i in range(5))
+    assert max(best(8, 4, '2', i) for i in range(3)) <= 1.05 * optimum
+    assert sum(best(16, 7, '2', i) for i in range(3)) < 0.9 * sum(best(16, 7, '0', i) for i in range(3))
 
 
 def test_violation_by_hand():

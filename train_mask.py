@@ -178,7 +178,7 @@ def parse(argv):
     add('--objective', choices=('violation', 'argmax'), default='violation', help="DIMR's R or SWIFT's match")
     add('--evaluations', type=int, default=60, help='masks to try at most (default: 60)')
     add('--minutes', type=float, default=60.0, help='time to search at most (default: 60)')
-    add('--patience', type=int, default=40, help='masks without a better one that end it (default: 40)')
+    add('--patience', type=int, default=60, help='masks without a better one that end it (default: 60)')
     add('--period', type=int, default=2, help='every so many proposals a Bayesian one; 0: never (default: 2)')
     add('--windows', type=int, default=28, help='calibration texts (default: 28)')
     add('--window', type=int, default=32, help='tokens scored of each (default: 32, as the max_lag of via)')

@@ -363,7 +363,9 @@ def stage_remark(cycles, middle):
     """
     spent = [[c.passes.get(name, (0, 0, 0.0)) for c in cycles] for name in (middle, 'target/full')]
     each = [sum(s for *_, s in rows) / max(1, sum(n for n, *_ in rows)) for rows in spent]
-    cost = each[0] / each[1] if each[1] else 0.0
+    if not all(each):
+        return f'{middle}: it or a full pass was never needed, so there are no costs to compare.'
+    cost = each[0] / each[1]
     escalated = sum(n > 0 for n, *_ in spent[1]) / max(1, len(cycles))
     return (f'{middle}: a pass cost {cost:.2f} of a full one, which {escalated:.0%} of cycles needed too; '
             f'it pays below {1 - cost:.0%}' + ('.' if escalated < 1 - cost else ', so it did not pay here.'))
@@ -410,8 +412,7 @@ class ViaSd(Exact):
         draft = session.source(session, self, min(self.gamma, session.room))    # a kept block adds no token
         if self.gate != 'two_level_exact':
             return draft
-        slim = self.slim(session, draft)
-        tokens, labels, _ = super().accept(session, draft, slim)
+        tokens, labels, _ = super().accept(session, draft, slim := self.slim(session, draft))
         return Draft(tokens, slim.p[:len(tokens)], labels=[x if x == 'draft' else 'slim' for x in labels])
 
     def slim(self, session, draft):
