@@ -135,7 +135,7 @@ def write(s, method):
     """(tokens written, cycles), with what must hold of any trace checked on the way."""
     begin = len(s.tokens)
     s.read_prompt()
-    cycles = list(specmini.decode(s, method))
+    cycles = list(specmini.decode(s, replace(method)))                      # a method serves one text
     assert sum((c.tokens for c in cycles), []) == s.tokens[begin:]          # emitted per cycle = returned
     for c in cycles:
         assert len(c.labels) == len(c.tokens) >= 1 and c.accepted <= len(c.judged) <= len(c.drafted)
@@ -436,14 +436,19 @@ def test_sample_follows_p():
 
 # ------------------------------------------------------------------------ verify.py: laws
 
-def enumerate_law(target, draft, method, horizon, source=rollout, **settings):
-    """{tokens: probability} of all that the engine can write, by taking every branch of every random draw."""
+def enumerate_law(target, draft, method, horizon, source=rollout, prompt=(0,), run=write, **settings):
+    """{tokens: probability} of all that the engine can write, by taking every branch of every random draw.
+
+    run: what is run on the session for each way through the draws, to (tokens, trace).
+    """
     law, todo = Counter(), [[]]
     while todo:
         script, taken, weight = todo.pop(), [], [1.0]
-        s = session(target, draft, [0], horizon, source, **settings)
+        s = session(target, draft, prompt, horizon, source, **settings)
 
         def draw(p):
+            if p.ndim == 2:
+                return torch.stack([draw(row) for row in p])
             i = len(taken)
             if i == len(script):
                 options = p.nonzero()[:, 0].tolist()
@@ -453,8 +458,23 @@ def enumerate_law(target, draft, method, horizon, source=rollout, **settings):
             weight[0] *= float(p[script[i]])
             return torch.tensor(script[i])
         s.draw = draw
-        tokens, _ = write(s, method)
+        tokens, _ = run(s, method)
         law[tuple(tokens)] += weight[0]
+    return law
+
+
+def law_by_cycles(target, draft, method, horizon, prompt=(0,), **settings):
+    """enumerate_law, one cycle at a time: for methods that keep nothing from one cycle to the next."""
+    def once(s, method):
+        s.read_prompt()
+        return next(specmini.decode(s, method)).tokens, None
+    law = Counter()
+    for tokens, weight in enumerate_law(target, draft, method, horizon, prompt=prompt, run=once,
+                                        **settings).items():
+        left = horizon - len(tokens)
+        rest = law_by_cycles(target, draft, method, left, prompt + tokens, **settings) if left else {(): 1.0}
+        for later, chance in rest.items():
+            law[tokens + later] += weight * chance
     return law
 
 
@@ -538,6 +558,9 @@ LOSSLESS = {
     'sd, stops inside a block': (StopsInside(2), {}),
     'lenient at 1': (lab.rivals.Lenient(2, lenience=1), {}),
     'typical that keeps nothing': (lab.rivals.Typical(2, epsilon=1, delta=math.inf), {}),
+    **{f'sd, {c}': (Exact(2, controller=c), {}) for c in ('lagged', 'hf-confidence', 'hf-roc')},
+    'cmasd, strict': (verify.CmAsd(k_max=2, alpha=2, accepts='strict'), {}),
+    'cmasd, tau 1': (verify.CmAsd(k_max=2, alpha=2, tau_base=1), {}),
 }
 WRONG = {
     'drops an unverified token': (DropsUnverified(2), {}),
@@ -547,6 +570,9 @@ WRONG = {
     'raw q under top-k': (RawQ(2), dict(top_k=2)),
     'lenient': (lab.rivals.Lenient(2, lenience=0.5), {}),
     'typical': (lab.rivals.Typical(2), {}),
+    'probe': (verify.CmAsd(k_max=3, alpha=2.0, accepts='strict', controller='probe'),
+              dict(vocab=2, horizon=4)),
+    'cmasd': (verify.CmAsd(k_max=2), {}),
 }
 
 
@@ -699,8 +725,273 @@ def test_typical_threshold_is_the_papers():
 
 # ------------------------------------------------------------------------ CM-ASD
 
+def test_confidence_window_threshold():
+    """By hand: the signals' ends and identity, k = min(k_max, max(k_min, floor(alpha C k_max))), tau clipped.
+
+    Sharper raw logits must give more confidence; the q of temperature 0 would always give 1.
+    """
+    z = torch.randn(50, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found, top = verify.signals(z), z.topk(2).values
+    assert torch.allclose(found[:, 1], torch.tanh((top[:, 0] - top[:, 1]) / 2))
+    assert torch.allclose(found[:, 0], 1 + (z.softmax(-1) * z.log_softmax(-1)).sum(-1) / math.log(9))
+    assert (verify.signals(z * 1.1) > found).all() and (found >= 0).all() and (found <= 1).all()
+    assert torch.allclose(verify.signals(torch.zeros(9)), torch.zeros(3), atol=1e-6)
+    assert torch.allclose(verify.signals(torch.eye(9)[0] * 1e4), torch.ones(3))
+    m = verify.CmAsd(k_min=2, k_max=10, alpha=0.9, tau_base=0.2, gamma_tau=2.0)
+    assert torch.allclose(m.confidence(z), found.mean(-1))
+    assert torch.allclose(replace(m, lam_margin=0, lam_softmax=0).confidence(z), found[:, 0])
+    assert [m.window(c) for c in (0, 0.1, 0.5, 1)] == [2, 2, 4, 9] and verify.CmAsd().window(1) == 10
+    score = type('Score', (), dict(draft=Draft([], None, notes=[dict(confidence=c) for c in (1, 0.75, 0)])))
+    assert [m.threshold(score, i) for i in range(3)] == pytest.approx([0.2, 0.7, 1.0])
+    assert replace(m, tau_base=0.0).threshold(score, 0) == 0.01
+
+
+def test_online_stops_behind_the_token_that_fills_the_window():
+    """Every block is as long as the window of its own mean confidence says, the last token included."""
+    method, lengths = verify.CmAsd(k_max=8, alpha=1.5), set()
+    s = session(network(0, vocab=30), network(1, vocab=30), [1], 60, temperature=1.0,
+                generator=torch.Generator().manual_seed(0))
+    while s.room > 9:
+        d = method.propose(s)
+        sure = [n['confidence'] for n in d.notes]
+        windows = [method.window(sum(sure[:i]) / i) for i in range(1, len(sure) + 1)]
+        assert len(sure) == next(i for i, k in enumerate(windows, 1) if i >= k)
+        lengths.add(len(sure))
+        s.commit(method.accept(s, d, method.score(s, d))[0])
+    assert len(lengths) > 2
+
+
+def test_strict_fixed_cmasd_is_sd():
+    """With tau = 1 and a fixed window it is sd token for token, with the same random numbers."""
+    strict = verify.CmAsd(3, tau_base=1.0, gamma_tau=0.0, controller='fixed')
+    for t, seed in itertools.product((0.0, 1.0), range(3)):
+        make = lambda: session(network(0), network(1), [1, 2], 30, temperature=t,
+                               generator=torch.Generator().manual_seed(seed))
+        assert write(make(), strict)[0] == write(make(), Exact(3))[0]
+
+
+@pytest.mark.parametrize('controller', verify.CONTROLLERS)
+def test_controllers(controller):
+    """Greedy text is plain decoding's with every controller, on sd, cmasd and ecsv; blocks vary in length."""
+    target, drafts = network(0), [network(0), network(1)]
+    for method, source in ((Exact(3), rollout), (verify.CmAsd(3, tau_base=1.0), rollout), (Exact(3), lookup),
+                           (verify.Ecsv(3), rollout)):
+        method, lengths = replace(method, controller=controller), set()
+        for draft in drafts:
+            tokens, cycles = write(session(target, draft, [1, 2], 40, source), method)
+            assert tokens == plain(target, [1, 2], 40), method
+            lengths |= {len(c.drafted) for c in cycles[:-3]}                # the room cuts the last
+        assert method.lossless == (controller != 'probe')
+        assert source is lookup or (len(lengths) == 1) == (controller == 'fixed'), lengths
+
+
+def test_controllers_by_hand():
+    """The published rules: +2 / -1, the ROC's limit, the moving average; the oracle stops at an error."""
+    rule = lambda name: verify.CONTROLLERS[name](Exact(3))
+    logits = torch.zeros(4, 9)
+    logits[:, 5] = torch.tensor([4.0, 3.0, 2.0, -1.0])
+    draft = Draft([5] * 4, logits.softmax(-1), logits)
+    h, roc, average = map(rule, ('hf-heuristic', 'hf-roc', 'moving-average'))
+    assert [h.learn(draft, k) or h.size for k in (4, 4, 3, 0, 0, 0, 0, 0, 0)] == [5, 7, 6, 5, 4, 3, 2, 1, 1]
+    assert (roc.learn(draft, 3) or roc.limit) == 0.4                        # not before six are judged
+    assert (roc.learn(draft, 3) or roc.limit) == pytest.approx(float(draft.q[2, 5]))    # fpr and fnr 0 there
+    for kept, wanted in ((4, (0.5, 0.601)), (0, (0.25, 0.602)), (4, (0.625, 0.603))):
+        average.learn(draft, kept)
+        assert (average.rate, average.limit) == pytest.approx(wanted)
+    average.rate = 1.0
+    assert (average.learn(draft, 4) or average.limit) == pytest.approx(0.602)
+    _, cycles = write(session(network(0), network(1), [1], 40), Exact(controller='oracle'))
+    assert all(not any(j['kept'] for j in c.judged[len(c.drafted) - 1:]) for c in cycles[:-1])
+    with pytest.raises(ValueError, match='oracle'):
+        write(session(network(0), network(0), [1], 9, temperature=1.0), Exact(controller='oracle'))
+
+
+def test_ratio_rule():
+    """At temperature 0 tokens with p(x) / max p >= tau are kept, a tie with the best only below tau = 1."""
+    score = type('Score', (), dict(session=session(network(), None, [1], 2), pq=[(0.0, 1.0)] * 4))()
+    score.logits = torch.tensor([[3.0, 3.0 + math.log(0.6), 3.0, 0.0]] * 4, dtype=torch.float64)
+    score.draft = Draft([0, 1, 2, 3], None, notes=[dict(confidence=1.0)] * 4)
+    kept = lambda method: [method.kept(score, i) for i in range(4)]
+    for tau, wanted in ((0.59, [1, 1, 1, 0]), (0.61, [1, 0, 1, 0]), (1.0, [1, 0, 0, 0])):
+        assert kept(verify.CmAsd(tau_base=tau)) == wanted
+    assert kept(METHODS['cmasd-prob'](tau_base=0.37)) == [1, 0, 1, 0]       # p is 0.38, 0.23, 0.38, 0.02
+    assert kept(METHODS['cmasd-typical'](tau_base=0.3, delta=1.0)) == [1, 0, 1, 0]
+    assert kept(METHODS['cmasd-specdec'](tolerance=0.6)) == [1, 1, 1, 0]
+    assert kept(METHODS['cmasd-specdec'](tolerance=9.0, top_beta=2)) == [1, 0, 1, 0]
+
+
+def test_cmasd_remarks():
+    """Each failure signature is said when it is there, and none when all goes well."""
+    def cycle(drafted, *kept, chance=1.0):
+        rows = [dict(kept=k, chance=chance, p=float(chance == 1.0), q=1.0) for k in kept]
+        return verify.Cycle([0] * drafted, rows, [0] * (sum(kept) + 1), [], {}, 2.0)
+    said = lambda *cycles: verify.CmAsd().remarks(cycles, [])
+    assert said() == said(cycle(4, True, True, True, True)) == []
+    assert [text[:23] for text in said(cycle(2, True, False))] == ['100% of the cycles were']
+    assert [text[:23] for text in said(cycle(1, True, chance=0.9))] == ['90.0% of the judged tok']
+    assert said(cycle(1, True), cycle(8, False)) == [                       # (1 - 0.5^5.5) / 0.5 expected
+        'no gain over a fixed window: 1.96 tokens a cycle would be expected from gamma=4.5 at this acceptance '
+        'rate, 1.50 were seen']
+
 
 # ------------------------------------------------------------------------ ECSV
+
+@dataclass
+class JudgesByDraft(verify.Ecsv):
+    """Wrong on purpose: a fused token is judged as if it had been drawn from the draft's q."""
+    def texts(self, s, n):
+        self.q = (found := super().texts(s, n))[1]
+        return found
+
+    def draft(self, s, n):
+        d = super().draft(s, n)
+        return Draft(d.tokens, probs(self.q[0])[:len(d.tokens)]) if d.tokens else d
+
+
+THREE = dict(gamma=2, branches=3, draft_temperature=1.0, draft_top_p=0.85)
+TWO = THREE | dict(branches=2, draft_top_p=0.8)
+BRANCHED = {
+    'ecsv': verify.Ecsv(**THREE),
+    'ecsv-lite, prefix, branch': verify.EcsvLite(**TWO, align='prefix', granularity='branch'),
+    'ecsv-soft, window': verify.EcsvSoft(**TWO, granularity='window'),
+    'ecsv-spot': verify.EcsvSpot(**TWO, spots=2, policy='entropy'),
+    'ecsv-spot, tight budget': verify.EcsvSpot(**TWO, spots=2, policy='agree_entropy', budget=2),
+    'mean-argmax': METHODS['mean-argmax'](**TWO), 'oracle-top1': METHODS['oracle-top1'](**TWO),
+    'sd-multi': METHODS['sd-multi'](**TWO), 'sd-multi, budget': METHODS['sd-multi'](**TWO, budget=4),
+}
+
+
+@pytest.mark.parametrize('name', BRANCHED)
+def test_branched_law(name):
+    """k = 2 on 4 tokens, B = 3 and 2: every draw of branches and acceptance enumerated, below 1e-9."""
+    target, method = Table(1), BRANCHED[name]
+    law = law_by_cycles(target, Table(2), method, 3, temperature=1.0)
+    assert method.lossless and abs(sum(law.values()) - 1) < 1e-9
+    assert variation(law, exact_law(target, 3, temperature=1.0)) < 1e-9
+
+
+def test_judging_a_fused_token_by_the_draft_is_wrong():
+    """Negative control: min(1, p / q) with the draft's q on a fused token misses the law by over 0.01."""
+    law = law_by_cycles(Table(1), Table(2), JudgesByDraft(**TWO), 3, temperature=1.0)
+    assert variation(law, exact_law(Table(1), 3, temperature=1.0)) > 0.01
+
+
+SPOTS = [dict(spots=R, budget=L, policy=p, align=a, bonus_check=b) for R, L, p, a, b in [
+    (1, None, 'disagreement', 'positional', False), (2, 4, 'entropy', 'prefix', True),
+    (4, 6, 'agree_entropy', 'positional', True), (3, 3, 'entropy', 'positional', False),
+    (0, 9, 'disagreement', 'prefix', True), (1, 2, 'entropy', 'positional', True)]]
+
+
+@pytest.mark.parametrize('knobs', SPOTS)
+def test_spots_keep_the_budget_and_the_text(knobs):
+    """Greedy text is plain decoding's; a cycle's target positions never exceed the budget; a check that
+    leaves its prefix costs no position twice. Guards the reuse of rows and of the cache after a check.
+    """
+    target, twice, saved = network(0), 0, 0
+    for draft, prompt in itertools.product((network(0), network(1)), ([1, 2], [3])):
+        method = verify.EcsvSpot(4, draft_temperature=1.5, **knobs)
+        tokens, cycles = write(session(target, draft, prompt, 40,
+                                       generator=torch.Generator().manual_seed(1)), method)
+        assert tokens == plain(target, prompt, 40)
+        for c in cycles:
+            passes, positions, _ = c.passes['target/full']
+            assert positions <= (knobs['budget'] or len(c.drafted) + 1)
+            twice, saved = twice + (passes == 2), saved + (passes == 2 and positions == len(c.drafted) + 1)
+    assert saved or not knobs['spots']
+    assert twice or not knobs['spots'] and not (knobs['bonus_check'] and knobs['budget'])
+
+
+def ballot(tokens):
+    """A Ballot of given tokens [B][n] under random draft logits that all branches share at each position."""
+    ids = torch.tensor(tokens)
+    z = torch.randn(1, ids.shape[1], 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return verify.Ballot.of(ids, z.expand(len(tokens), -1, -1), 4)
+
+
+def test_fusion():
+    """Votes, prefix alignment, ties by hand; the order of branches changes nothing; ends of the knobs."""
+    same, votes = METHODS['vote-unif'](), ballot([[0, 1, 2], [0, 2, 3], [3, 2, 2]])
+    assert same.fuse(votes) == [0, 2, 2]
+    tie = ballot([[0, 1], [0, 2], [3, 2]])                                  # by prefix 1 to 1: mean q decides
+    q = dict(zip(tie.names[1].tolist(), tie.q[0, 1].tolist()))
+    assert same.fuse(tie) == [0, 2] and replace(same, align='prefix').fuse(tie) == [0, max((1, 2), key=q.get)]
+    tie = ballot([[1], [2]])
+    for best in (1, 2):                                                 # the verifier's logit, where asked
+        tie.verifier[0] = [9.0 if x == best else 0.0 for x in tie.names[0].tolist()]
+        assert same.fuse(tie) == [best]
+    for seed in range(20):
+        rows = torch.randint(0, 6, (4, 3), generator=torch.Generator().manual_seed(seed)).tolist()
+        for m in (verify.Ecsv(), verify.EcsvSoft(align='prefix'), verify.Ecsv(granularity='window')):
+            assert m.fuse(ballot(rows)) == m.fuse(ballot(rows[::-1]))
+        assert verify.Ecsv(gamma_r=0).fuse(ballot(rows)) == same.fuse(ballot(rows))
+        assert verify.Ecsv().fuse(ballot(rows[:1])) == rows[0]              # one branch is its own vote
+        favourites = ballot(rows).q.mean(0).argmax(-1)
+        assert METHODS['mean-argmax']().fuse(ballot(rows)) == [
+            int(names[k]) for names, k in zip(ballot(rows).names, favourites)]
+
+
+def test_one_branch_is_sd():
+    """B = 1 proposes what sd's draft samples, with the same random numbers."""
+    make = lambda: session(network(0), network(1), [1, 2], 30, temperature=1.0,
+                           generator=torch.Generator().manual_seed(3))
+    one = verify.Ecsv(4, branches=1, draft_temperature=1.0, draft_top_p=1.0)
+    assert one.propose(make()).tokens == rollout(make(), Exact(4), 4).tokens
+
+
+def test_synthetic_channel():
+    """Independent noise of known rates: the MAP vote meets its closed form, ECSV with calibrated features is
+    the same vote, no weights do worse; with fully correlated branches voting gains nothing. 5,000 symbols:
+    0.03 is 5 standard errors of a rate of 0.8.
+    """
+    rates, V, n, rng = [0.1, 0.5, 0.55, 0.55, 0.6], 4, 5_000, torch.Generator().manual_seed(0)
+    wrong = torch.rand(5, n, generator=rng) < torch.tensor(rates)[:, None]
+    seen, flat = torch.where(wrong, torch.randint(1, V, (5, n), generator=rng), 0), torch.zeros(5, n, V)
+    right = lambda method, votes: method.fuse(votes).count(0) / n           # the truth is always 0
+    method = METHODS['ecsv-map'](branches=5, errors=','.join(map(str, rates)))
+    votes, method.vocab = verify.Ballot.of(seen, flat, 0), V
+    like = lambda y, truth: math.prod(1 - e if a == truth else e / (V - 1) for a, e in zip(y, rates))
+    best = sum(max(like(y, t) for t in range(V)) / V for y in itertools.product(range(V), repeat=5))
+    assert right(method, votes) == pytest.approx(best, abs=0.03)
+    weights = torch.tensor(lab.rivals.map_weights(rates, V), dtype=torch.float64)
+    votes.own = weights.log()[:, None].expand(5, n)                         # w = exp(r)
+    assert verify.Ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes) == method.fuse(votes)
+    assert right(METHODS['vote-unif'](), votes) + 0.03 < right(method, votes)
+    alike = verify.Ballot.of(seen[:1].expand(5, n), flat, 0)
+    assert right(verify.Ecsv(), alike) == pytest.approx(1 - wrong[0].double().mean().item())
+
+
+def test_quantise(tmp_path):
+    """A quantised copy loads; a group of 64 keeps 16 levels times its scale; embeddings stay."""
+    from lab.quantise import CODEBOOK, quantise
+    assert len(set(CODEBOOK)) == 16 and {-1, 0, 1} <= set(CODEBOOK)
+    w = torch.randn(6, 128, generator=torch.Generator().manual_seed(0))
+    groups = quantise(w).reshape(-1, 64) / w.reshape(-1, 64).abs().amax(1, keepdim=True)
+    assert (groups[..., None] - torch.tensor(CODEBOOK)).abs().amin(-1).max() < 1e-6
+    assert 0.05 < ((quantise(w) - w).norm() / w.norm()) < 0.12
+    subprocess.run([sys.executable, '-m', 'lab.quantise', checkpoint(tmp_path / 'a'), tmp_path / 'b'],
+                   cwd=HERE, check=True)
+    a, b = load(tmp_path / 'a')[0].state_dict(), load(tmp_path / 'b')[0].state_dict()
+    assert {k for k in a if not torch.equal(a[k], b[k])} == {k for k in a if k.endswith('_proj.weight')}
+
+
+def test_two_drafts(tmp_path):
+    """Half the branches come from the second folder, its passes are counted, the text is plain decoding's."""
+    folder, (target, draft) = checkpoint(tmp_path, 5), (network(i, 257, torch.float32) for i in (0, 1))
+    method = METHODS['ecsv-two'](3, second=str(folder))
+    tokens, cycles = write(session(target, draft, [1, 2], 20), method)
+    assert tokens == plain(target, [1, 2], 20) and cycles[0].passes['draft/full'][0] == 6
+    with pytest.raises(ValueError, match='knob second'):
+        write(session(target, draft, [1, 2], 20), METHODS['ecsv-two']())
+
+
+def test_calibration_figures():
+    """AUROC, reliability curve and expected calibration error by hand."""
+    from lab.claims import auroc, reliability
+    sure, hits = torch.tensor([0.95, 0.9, 0.5, 0.5, 0.1]), torch.tensor([True, True, True, False, False])
+    assert auroc(sure, hits) == pytest.approx(5.5 / 6)
+    curve, error = reliability(sure, hits, bins=2)
+    assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
+    assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
 
 
 # ------------------------------------------------------------------------ VIA-SD and train_mask.py
@@ -1096,6 +1387,14 @@ def test_chat(pair, capsys, tmp_path):
     ('--prompt x --set gamma=four', "'four' is not a value of type int"),
     ('--prompt x --method lenient --set lenience=0', 'knob lenience'),
     ('--prompt x --method typical --set epsilon=nan', 'knob epsilon'),
+    ('--prompt x --method cmasd --set alpha=-1', 'knob alpha is -1.0; expected 0 to'),
+    ('--prompt x --method cmasd --set k_min=20', 'knob k_min is 20; expected 1 to k_max, 10'),
+    ('--prompt x --method cmasd --draft lookup --max-new 9', 'give --draft DIR'),
+    ('--prompt x --method ecsv --draft lookup --max-new 9', 'give --draft DIR'),
+    ('--prompt x --method ecsv --set branches=65', 'knob branches is 65; expected 1 to 64'),
+    ('--prompt x --method ecsv-spot --set budget=1', 'knob budget is 1; expected 2 positions or more'),
+    ('--prompt x --method ecsv --set depth=9999', 'a block of 9999 draft tokens in a context of'),
+    ('--prompt x --set controller=magic', 'knob controller is magic; expected one of fixed, online'),
     ('--prompt x --compare sd,magic', "['magic']"), ('--prompt x --device tpu', '--device'),
     ('--prompt x --target nowhere', 'nowhere/config.json: no such file'),
     ('--prompts nowhere.jsonl', 'nowhere.jsonl: cannot be read'),

@@ -8,6 +8,7 @@ temperature, top-k and top-p. Temperature 0 is a one-hot distribution, so no rul
 V vocabulary, n draft tokens of a block.
 """
 import math
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -68,6 +69,8 @@ class Draft:
     q: torch.Tensor                         # [n, V]
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
     labels: list = None                     # [n] who wrote each, where it was not the draft alone
+    known: torch.Tensor = None              # [m, V] the first rows of Score.logits, where already read
+    notes: list = None                      # [n] what the proposer has to say of each token, for the trace
 
     @classmethod
     def points(cls, tokens, model):
@@ -89,9 +92,12 @@ class Score:
 
         The pass reads n + 1 positions: the root (the last committed token, in no cache yet) and the draft.
         """
-        s, n = self.session, len(self.draft.tokens)
-        logits = self.reader.read(s.tokens, self.draft.tokens, self.path, n + 1)
-        return finite(logits, 'target', len(s.tokens))
+        s, tokens, known = self.session, self.draft.tokens, self.draft.known
+        rest = len(tokens) + 1 - (0 if known is None else len(known))
+        if not rest:
+            return known
+        rows = finite(self.reader.read(s.tokens, tokens, self.path, rest), 'target', len(s.tokens))
+        return rows if known is None else torch.cat([known, rows])
 
     @cached_property
     def p(self):
@@ -244,14 +250,49 @@ def require(holds, knob, found, expected):
         raise ValueError(f'knob {knob} is {found}; expected {expected}')
 
 
+def within(method, knobs, low, high=2 ** 31):
+    """ValueError unless each of the named knobs lies in low..high."""
+    for knob in knobs.split():
+        value = getattr(method, knob)
+        require(value is not None and low <= value <= high, knob, value, f'{low} to {high}')
+
+
+class Fixed:
+    """The length controller of a method: gamma tokens a cycle. Others override length, more or block.
+
+    causal: what it drops is dropped before it is sampled, so that the law is untouched.
+    """
+    causal = True
+
+    def __init__(self, method):
+        self.method = method
+
+    def length(self, session):
+        """The most tokens that the next block may have."""
+        return self.method.gamma
+
+    def more(self, session, tokens, logits):
+        """Whether to draft another token. May look at all that is in the block: it will be verified."""
+        return True
+
+    def block(self, session, spare=1):
+        """The Draft of a cycle; spare: tokens of room that it leaves for those that the cycle adds."""
+        n, context = self.length(session), session.target.model.config.max_position_embeddings
+        if n >= context:
+            raise ValueError(f'a block of {n} draft tokens in a context of {context}: draft fewer')
+        return self.method.draft(session, min(n, session.room - spare))
+
+
 @dataclass
 class Exact:
     """Exact speculative decoding: whatever the draft, the text follows the target's law.
 
+    A method object serves one text: what it remembers from cycle to cycle begins with it.
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
     """
     gamma: int = 4                          # draft tokens a cycle
     draft_temperature: float = None         # of the draft model; None: the run's, 0: greedy drafting
+    controller: str = 'fixed'               # one of CONTROLLERS: what decides a block's length; fixed: gamma
     needs = ()                              # sections of calibration.json; no knob
 
     def __post_init__(self):
@@ -259,23 +300,30 @@ class Exact:
         require(self.gamma >= 0, 'gamma', self.gamma, 'a whole number, 0 or more')
         t = self.draft_temperature
         require(t is None or 0 <= t < float('inf'), 'draft_temperature', t, '0 or more')
+        known = f'one of {", ".join(CONTROLLERS)}'
+        require(self.controller in CONTROLLERS, 'controller', self.controller, known)
+        self.control = CONTROLLERS[self.controller](self)
 
     @property
     def lossless(self):
         """Whether the committed text follows the target's law exactly at these knobs."""
-        return True
+        return self.control.causal
 
     def remarks(self, cycles, reports):
         """Plain sentences for the end of a run, from its trace and the JSON objects of its texts."""
         return []
 
     def propose(self, session):
-        """The Draft; one token of room is left for the token that every cycle adds."""
-        return session.source(session, self, min(self.gamma, session.room - 1))
+        """The Draft of this cycle."""
+        return self.control.block(session)
+
+    def draft(self, session, n):
+        """A Draft of at most n tokens."""
+        return session.source(session, self, n)
 
     def more(self, session, tokens, logits):
-        """Whether to draft another token. May look at all that is in the block: it will be verified."""
-        return True
+        """Whether to draft another token; tokens and raw logits of the block so far, one of each a step."""
+        return self.control.more(session, tokens, logits)
 
     def path(self, session):
         """The path on which the target verifies."""
@@ -303,7 +351,8 @@ class Exact:
         for i, token in enumerate(draft.tokens):
             (p, q), limit, chance = score.pq[i], self.threshold(score, i), self.kept(score, i)
             kept = session.flip(chance)
-            judged.append(dict(token=token, p=p, q=q, threshold=limit, chance=chance, kept=kept))
+            judged.append(dict(token=token, p=p, q=q, threshold=limit, chance=chance, kept=kept,
+                               **(draft.notes[i] if draft.notes else {})))
             if not kept:
                 other = int(session.draw(self.settle(score, i)))
                 return draft.tokens[:i] + [other], wrote[:i] + ['target'], judged
@@ -324,8 +373,291 @@ class Autoregressive(Exact):
 
 # --------------------------------------------------------------------- CM-ASD: confidence-modulated drafting
 
+def signals(logits):
+    """Three signs of confidence [..., 3] in 0..1 of raw logits [..., V] at temperature 1.
+
+    1 - H / log V; tanh(logit margin / 2), which is (q1 - q2) / (q1 + q2); q1 - q2.
+    Source: Sen et al. 2025 (CM-ASD) name the three; the first two normalisers are ours.
+    """
+    q = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    first, second = q.topk(2).values.unbind(-1)
+    sharp = 1 - torch.special.entr(q).sum(-1) / math.log(q.shape[-1])
+    return torch.stack([sharp.clamp(0, 1), (first - second) / (first + second), first - second], -1)
+
+
+@dataclass
+class CmAsd(Exact):
+    """CM-ASD: the draft's confidence C sets how much is drafted and how strictly it is judged. LOSSY.
+
+    The paper does not say what its threshold tau is compared with. We take p(x) / max p >= tau on raw logits
+    at temperature 0, a lenience of tau above it: tau = 1 is exact in both. Its window averages C over tokens
+    still to come; ours over those already in the block, so that none is dropped unverified.
+    Source: Sen et al. 2025 (arXiv 2508.15371), window and threshold; Xia et al. 2023 (SpecDec), the ratio.
+    """
+    controller: str = 'online'
+    k_min: int = 1                          # shortest block; the paper states no values, all here are ours
+    k_max: int = 10                         # longest block; the paper sweeps 5, 10, 15, 25
+    alpha: float = 1.0                      # block length over confidence
+    lam_entropy: float = 1.0                # weights of the signals in C, normalised to sum 1
+    lam_margin: float = 1.0
+    lam_softmax: float = 1.0
+    tau_base: float = 0.3                   # threshold where C = 1
+    gamma_tau: float = 0.5                  # what is added where C = 0; the paper sweeps 0.1, 0.5, 1, 2
+    accepts: str = None                     # ratio, lenience or strict; None: by temperature
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(1 <= self.k_min <= self.k_max, 'k_min', self.k_min, f'1 to k_max, {self.k_max}')
+        within(self, 'alpha tau_base gamma_tau lam_entropy lam_margin lam_softmax', 0)
+        self.lam = torch.tensor([self.lam_entropy, self.lam_margin, self.lam_softmax], dtype=torch.float64)
+        require(self.lam.sum() > 0, 'lam_entropy', 0.0, 'above 0 where the other two are 0')
+        rules = None, 'ratio', 'lenience', 'strict'
+        require(self.accepts in rules, 'accepts', self.accepts, 'ratio, lenience or strict')
+
+    @property
+    def lossless(self):
+        exact = self.accepts == 'strict' or self.tau_base >= 1 and self.accepts != 'ratio'
+        return self.control.causal and exact
+
+    def confidence(self, logits):
+        """C in 0..1 [...], the weighted mean of the signals of raw logits [..., V]."""
+        return (found := signals(logits)) @ (self.lam / self.lam.sum()).to(found)
+
+    def window(self, confidence):
+        """The block length that a mean confidence allows."""
+        return min(self.k_max, max(self.k_min, math.floor(self.alpha * confidence * self.k_max)))
+
+    def propose(self, session):
+        if session.source is lookup:
+            raise ValueError('cmasd takes its confidence from a draft model: give --draft DIR')
+        draft = super().propose(session)
+        if draft.tokens:
+            draft.notes = [dict(confidence=c) for c in self.confidence(draft.logits).tolist()]
+        return draft
+
+    def threshold(self, score, i):
+        tau = self.tau_base + self.gamma_tau * (1 - score.draft.notes[i]['confidence'])
+        return 1.0 if self.accepts == 'strict' else min(1.0, max(0.01, tau))
+
+    def kept(self, score, i):
+        tau, (p, q) = self.threshold(score, i), score.pq[i]
+        if (self.accepts or ('lenience' if score.session.temperature else 'ratio')) != 'ratio':
+            return min(1.0, p / (tau * q))
+        x, z = score.draft.tokens[i], score.logits[i]
+        top = int(z.argmax())               # a tie of x with it is no match: tau = 1 stays exact
+        return float(x == top or float(z[x] - z[top]) >= math.log(tau) and tau < 1)
+
+    def remarks(self, cycles, reports):
+        """The paper's failure signatures, as far as one run shows them: a sentence each."""
+        verdicts = [j for c in cycles for j in c.judged]
+        if not verdicts:
+            return []
+        a, n = sum(j['kept'] for j in verdicts) / len(verdicts), len(cycles)
+        k, seen = sum(len(c.drafted) for c in cycles) / n, sum(len(c.tokens) for c in cycles) / n
+        fixed = (1 - a ** (k + 1)) / (1 - a) if a < 1 else 0.0      # Leviathan et al. 2023, equation 1
+        rolled = sum(not j['kept'] for j in verdicts) / n
+        extra = sum(j['chance'] - min(1, j['p'] / j['q']) for j in verdicts) / len(verdicts)
+        signs = [
+            (rolled > 0.5, f'{rolled:.0%} of the cycles were rolled back: does C predict acceptance here?'),
+            (extra > 0.05, f'{extra:.1%} of the judged tokens were kept although exactness forbids it: if '
+                           'quality suffers, raise tau_base or gamma_tau'),
+            (seen < fixed, f'no gain over a fixed window: {fixed:.2f} tokens a cycle would be expected from '
+                           f'gamma={k:.1f} at this acceptance rate, {seen:.2f} were seen')]
+        return [text for said, text in signs if said]
+
+
+class Online(Fixed):
+    """CM-ASD's controller: stops behind the token that fills its window (or ends the text), with the method's
+    knobs where it is a CmAsd, else with CmAsd's defaults.
+    """
+
+    def __init__(self, method):
+        self.method, self.rule = method, method if isinstance(method, CmAsd) else CmAsd()
+
+    def length(self, session):
+        return self.rule.k_max
+
+    def more(self, session, tokens, logits):
+        sure = float(self.rule.confidence(logits[-1]).mean())
+        self.seen = self.seen + [sure] if len(tokens) > 1 else [sure]
+        ended = all(x in session.eos for x in tokens[-1].reshape(-1).tolist())
+        return not ended and len(tokens) < self.rule.window(sum(self.seen) / len(self.seen))
+
 
 # -------------------------------------------------------------- ECSV: reliability-weighted voting of branches
+
+@dataclass
+class Ballot:
+    """What B branches of n tokens say of K candidates a position; probabilities at temperature 1."""
+    tokens: torch.Tensor                    # [B, n] ids
+    entropy: torch.Tensor                   # [B, n] H(q) / log V, in 0..1: no calibration is needed
+    own: torch.Tensor                       # [B, n] log q of the branch's own token, nats
+    names: torch.Tensor                     # [n, K] candidate ids: the branches' tokens, then the M likeliest
+    q: torch.Tensor                         # [B, n, K] q of the candidates
+    margins: torch.Tensor                   # [B, n] the target's logit margin where it was asked (c), else 0
+    verifier: dict                          # position: the target's logits of its candidates, where asked
+
+    @classmethod
+    def of(cls, tokens, logits, top_m):
+        """From tokens [B, n] and raw logits [B, n, V]."""
+        B, n, V = logits.shape
+        logq = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        q, own = logq.exp(), logq.gather(-1, tokens[..., None])[..., 0]
+        names = torch.cat([tokens.T, q.mean(0).topk(min(top_m, V)).indices], -1)                # [n, K]
+        votes = q.gather(-1, names.expand(B, n, -1))
+        return cls(tokens, torch.special.entr(q).sum(-1) / math.log(V), own, names, votes, own * 0, {})
+
+    def shares(self):
+        """[B, n] the share of all branches that have this branch's token at this position."""
+        return (self.tokens == self.tokens[:, None]).double().mean(1)
+
+    def doubtful(self, policy, R, reach):
+        """At most R positions below `reach` that most deserve a check, ascending."""
+        top, unsure = self.shares().amax(0), self.entropy.mean(0)
+        doubt = dict(disagreement=1 - top, entropy=unsure, agree_entropy=top * unsure)[policy].tolist()
+        return sorted(sorted((j for j in range(reach) if doubt[j] > 0), key=lambda j: -doubt[j])[:R])
+
+    def ask(self, rows, chosen):
+        """Notes what the target's logits [m, V] say of the candidates at the chosen positions."""
+        for j in chosen:
+            (best, second), (top, _) = rows[j].topk(2)
+            own = self.tokens[:, j]
+            self.margins[:, j] = rows[j][own] - torch.where(own == top, second, best)
+            self.verifier[j] = rows[j][self.names[j]].tolist()
+
+    def elect(self, scores, prefix, ask):
+        """The tokens [n] with the highest sums of scores [B, n, K]; prefix: who left the text has no vote.
+
+        Ties go to the verifier's logit where it was asked (and `ask`), else to mean q, then to the lowest id.
+        """
+        elected, scores, q, tokens = [], scores.tolist(), self.q.tolist(), self.tokens.tolist()
+        for j, names in enumerate(self.names.tolist()):
+            voters = [b for b, own in enumerate(tokens) if not prefix or own[:j] == elected]
+            voters = voters or range(len(tokens))       # where no branch agrees any more, all vote
+            total = lambda table, k: round(sum(table[b][j][k] for b in voters), 9)  # the same in any order
+            asked = self.verifier.get(j) if ask else None
+            elected.append(-max((total(scores, k), asked[k] if asked else total(q, k), -x)
+                                for k, x in enumerate(names))[-1])
+        return elected
+
+
+def branch(session, method, n, reader, rows):
+    """(tokens [rows, n], raw logits [rows, n, V]), sampled side by side from copies of one draft cache."""
+    if reader is None:
+        raise ValueError('branches are sampled from a draft model: give --draft DIR')
+    path, tokens = reader.model.full, []
+    logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]
+    fork = reader.fork(rows, n)
+    while True:
+        q = probs(logits[-1], method.draft_temperature, session.top_k, method.draft_top_p)
+        tokens.append(session.draw(q))
+        if len(tokens) == n or not method.more(session, tokens, logits):
+            break
+        logits.append(fork.append(tokens[-1], path))
+    return torch.stack(tokens, 1), finite(torch.stack(logits, 1), 'draft', len(session.tokens))
+
+
+@dataclass
+class Ecsv(Exact):
+    """ECSV: several drafted branches are fused by a reliability-weighted vote; the fused block is verified.
+
+    A fused token follows no q: it carries its point mass, the exact rule becomes sample-and-match, and the
+    text is the target's, although the paper disclaims it. Its refund for an early mismatch cannot be: one
+    parallel pass has read the rest by then. What a short block leaves of `budget` is banked for a check.
+    Source: ECSV (a proposal, not published): reliability model, fusion rule, budget control.
+    """
+    draft_temperature: float = 0.8          # the proposal states no values, all here are ours
+    draft_top_p: float = 0.95
+    branches: int = 4                       # B; to be tried: 2, 4, 8
+    depth: int = None                       # tokens a branch, k; None: gamma
+    a_entropy: float = 0.5                  # weights of the features in r
+    a_agree: float = 1.0
+    a_self: float = 0.5
+    a_spot: float = 0.0
+    gamma_r: float = 1.0                    # w = exp(gamma_r r); 0: every vote counts the same
+    soft: float = 0.0                       # lambda, weight of the soft vote
+    top_m: int = 4                          # candidates beside the branches' tokens
+    spots: int = 0                          # R, positions checked with the target before the final vote
+    policy: str = 'disagreement'            # where: disagreement, entropy, agree_entropy (agreed, yet unsure)
+    granularity: str = 'position'           # r of a position, or its mean over branch or a trailing window
+    window: int = 2                         # positions
+    align: str = 'positional'               # prefix: a branch votes while it agrees with what is fused (ours)
+    tie_break: str = 'verifier'             # its logit where asked, else mean q; draft: mean q
+    budget: int = None                      # target positions a cycle at most; None: those of the block alone
+    bonus_check: bool = False               # one check more where the last cycle left some budget
+
+    def __post_init__(self):
+        self.gamma, self.banked = self.gamma if self.depth is None else self.depth, 0
+        super().__post_init__()
+        for knob, names in (('policy', 'disagreement entropy agree_entropy'), ('align', 'positional prefix'),
+                            ('granularity', 'position branch window'), ('tie_break', 'verifier draft')):
+            require(getattr(self, knob) in names.split(), knob, getattr(self, knob), 'one of ' + names)
+        within(self, 'a_entropy a_agree a_self a_spot gamma_r soft top_m spots draft_temperature', 0)
+        within(self, 'branches', 1, 64), within(self, 'window', 1), within(self, 'draft_top_p', 1e-9, 1)
+        require(self.budget is None or self.budget >= 2, 'budget', self.budget, '2 positions or more')
+
+    def draft(self, session, n):
+        n = min(n, (self.budget or math.inf) - 1)
+        if n < 1:
+            return silence(session, self, 0)
+        ballot = Ballot.of(*self.texts(session, n), self.top_m)
+        n, fused, known, m, same = len(ballot.names), self.fuse(ballot), None, 0, -1   # `more` may cut n
+        cap, R = self.budget or n + 1, self.spots + (self.bonus_check and self.banked > 0)
+        if chosen := ballot.doubtful(self.policy, R, min(n, cap - 1)):
+            # verifying position j takes all before it: a check costs a pass over that many positions
+            rows, before = Score(session, Draft(fused[:chosen[-1]], None), self.path(session)).logits, fused
+            ballot.ask(rows, chosen)
+            fused, m = self.fuse(ballot), len(rows)
+            same = len(os.path.commonprefix([before[:m - 1], fused]))
+            fused, known = fused[:cap - m + same], rows[:same + 1]  # row i has read only the tokens before i
+        self.banked = cap - m - (len(fused) - same)
+        draft = Draft.points(fused, session.target.model)
+        draft.known, draft.notes = known, [dict(branches=column) for column in ballot.tokens.T.tolist()]
+        return draft
+
+    def texts(self, session, n):
+        """(tokens [B, n], raw logits [B, n, V]) of the branches."""
+        return branch(session, self, n, session.draft, self.branches)
+
+    def weights(self, ballot):
+        """w [B, n], above 0: exp(gamma_r r) of r = -a H + a agreement + a log q(own) + a margin."""
+        B, n = ballot.tokens.shape
+        agreement = (ballot.shares() * B - 1) / max(1, B - 1)               # with the other branches
+        r = (self.a_agree * agreement - self.a_entropy * ballot.entropy + self.a_self * ballot.own
+             + self.a_spot * ballot.margins)
+        if self.granularity == 'branch':
+            r = r.mean(1, keepdim=True).expand(B, n)
+        elif self.granularity == 'window':
+            r = torch.stack([r[:, max(0, j + 1 - self.window):j + 1].mean(1) for j in range(n)], 1)
+        return (self.gamma_r * r).clamp(-20, 20).exp()
+
+    def scores(self, ballot):
+        """[B, n, K] what each branch gives to each candidate."""
+        own = ballot.tokens[..., None] == ballot.names
+        return self.weights(ballot)[..., None] * (own + self.soft * ballot.q)
+
+    def fuse(self, ballot):
+        """The fused tokens [n]."""
+        return ballot.elect(self.scores(ballot), self.align == 'prefix', self.tie_break == 'verifier')
+
+
+@dataclass
+class EcsvLite(Ecsv):
+    """ECSV-lite: reliability from entropy and agreement alone."""
+    a_self: float = 0.0
+
+
+@dataclass
+class EcsvSpot(Ecsv):
+    """ECSV-spot: one position a cycle is checked with the target before the final vote."""
+    a_spot: float = 1.0
+    spots: int = 1
+
+
+@dataclass
+class EcsvSoft(Ecsv):
+    """ECSV-soft: a branch votes with its whole distribution too."""
+    soft: float = 0.5
 
 
 # ------------------------------------------------------------------------- VIA-SD: a slim verifier in between
@@ -399,7 +731,7 @@ class ViaSd(Exact):
 
     @property
     def lossless(self):
-        return self.gate == 'two_level_exact' or self.bounds[0] > 1
+        return self.control.causal and (self.gate == 'two_level_exact' or self.bounds[0] > 1)
 
     @property
     def bounds(self):
@@ -409,7 +741,7 @@ class ViaSd(Exact):
 
     def propose(self, session):
         """The Draft; for two_level_exact what slim, as an exact verifier, made of it: a sample of s."""
-        draft = session.source(session, self, min(self.gamma, session.room))    # a kept block adds no token
+        draft = self.control.block(session, spare=0)    # a kept block adds no token
         if self.gate != 'two_level_exact':
             return draft
         tokens, labels, _ = super().accept(session, draft, slim := self.slim(session, draft))
@@ -460,8 +792,12 @@ class ViaSd(Exact):
 # ------------------------------------------------------------------------------------- sparse verification
 
 
+CONTROLLERS = dict(fixed=Fixed, online=Online)      # lab/rivals.py has more
 METHODS = dict(
     ar=Autoregressive,
     sd=Exact,
     via=ViaSd,
+    cmasd=CmAsd,
+    ecsv=Ecsv,
+    **{'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft},
 )

@@ -6,8 +6,11 @@ lies on the claimed side of its line, FAILS if the whole interval lies on the ot
 import argparse
 import functools
 import itertools
+import os
 import random
+import time
 from dataclasses import dataclass
+from pathlib import Path as File
 
 import torch
 from tqdm import tqdm
@@ -16,7 +19,10 @@ import specmini
 import train_mask
 from lab import rivals, tasks                   # noqa: F401, rivals enter METHODS
 from lab.compare import agreement, tokens_of
-from verify import METHODS, Score, rollout, stage_gain
+from lab.quantise import linear, quantise
+from model import Reader, load
+from verify import (METHODS, Ballot, CmAsd, Ecsv, EcsvLite, EcsvSoft, EcsvSpot, Exact, Score, Session,
+                    rollout, signals, stage_gain)
 
 
 @dataclass
@@ -52,8 +58,428 @@ def held_out(task, n, seed=11, **knobs):
 
 # ---------------------------------------------------------------------------------------------------- CM-ASD
 
+HOME, ROOM, LONGEST = File(__file__).parent / 'models', 160, 25     # tokens a text and a block at most
+FAMILIES = 'math table story translate summary'.split()
+TAUS = 0.15, 0.4, 0.75      # constant thresholds to compare with
+MORE = 1.005                # a line for "better": a tie is none
+
+
+@functools.cache
+def network(name, rounded=False):
+    """(Transformer, tokenizer, end ids) of an embedded model; rounded: its linear layers to 4 bits."""
+    loaded = load(HOME / name)
+    for key, p in loaded[0].named_parameters():
+        if rounded and linear(key, p):
+            p.data = quantise(p.data)
+    return loaded
+
+
+def begin(ids, rounded=False):
+    """A Session of the embedded pair that has read its prompt, with space to draft beyond the room."""
+    (target, _, eos), (draft, *_) = network('target'), network('draft', rounded)
+    capacity = len(ids) + ROOM + 2 * LONGEST
+    s = Session(Reader(target, capacity), Reader(draft, capacity), rollout, list(ids), ROOM, eos)
+    s.read_prompt()
+    return s
+
+
+def written(session, ids, method, temperature=0.0, seed=0):
+    """The trace of a text from this prompt; what the caches hold of earlier texts is used where it fits."""
+    s, s.tokens, s.room, s.ended = session, list(ids), ROOM, False
+    s.temperature, s.generator = temperature, torch.Generator().manual_seed(seed)
+    s.take()
+    return list(specmini.decode(s, method))
+
+
+def prompts(family, n):
+    """[(row, prompt ids)] of n held-out rows."""
+    tokenizer = network('target')[1]
+    return [(row, tokenizer.encode(row['prompt']).ids) for row in held_out(family, n)]
+
+
+@functools.cache
+def costs():
+    """(seconds of a draft pass, [seconds of a target pass over T = 0, 1, 2, ... positions]), the least of 15:
+    what other programs add to a pass is not its own.
+    """
+    s, line = begin([1] * 100), [1] * 130
+    def least(reader, T):
+        reader.read(line[:100], [], reader.model.full, 1), reader.take()
+        times = []
+        for i in range(2, 17):                          # another token each time: nothing is trusted
+            reader.read(line[:99], [i] + line[:T - 1], reader.model.full, T)
+            times.append(reader.take()['full'][2])
+        return min(times)
+    return least(s.draft, 1), [0.0] + [least(s.target, T) for T in range(1, LONGEST + 3)]
+
+
+def seconds(lengths):
+    """Modelled seconds of cycles that drafted these numbers of tokens."""
+    draft, target = costs()
+    return sum(k * draft + target[k + 1] for k in lengths)
+
+
+class Record:
+    """One prompt, once: the target's greedy text, and the draft's greedy block from any place in it.
+
+    With a strict rule at temperature 0 every controller writes this text: any can be replayed exactly.
+    """
+
+    def __init__(self, ids, rounded=False):
+        self.ids, self.session, self.blocks = ids, begin(ids, rounded), {}
+        self.text = sum((c.tokens for c in written(self.session, ids, METHODS['ar']())), [])
+        logits = self.session.draft.read(ids + self.text[:-1], [], network('draft')[0].full, len(self.text))
+        self.signals, self.hits = signals(logits), logits.argmax(-1) == torch.tensor(self.text)
+
+    def block(self, i):
+        """[(token, signals)] that the draft writes greedily behind the first i tokens of the text."""
+        if i not in self.blocks:
+            self.session.tokens = self.ids + self.text[:i]
+            d = rollout(self.session, Exact(draft_temperature=0), LONGEST + 10)
+            found = list(zip(d.tokens, signals(d.logits).tolist()))
+            self.blocks[i] = found
+            while i + 1 < len(self.text) and found[0][0] == self.text[i] and len(found) > LONGEST:
+                i, found = i + 1, found[1:]
+                self.blocks.setdefault(i, found)
+        return self.blocks[i]
+
+    def replay(self, choose):
+        """(draft tokens kept, [drafted in each cycle]); choose(block) says how many tokens to draft."""
+        i, kept, lengths = 0, 0, []
+        while i < len(self.text):
+            block = self.block(i)
+            k = min(choose(block), ROOM - i - 1)
+            same = len(os.path.commonprefix([[x for x, _ in block[:k]], self.text[i:]]))
+            lengths.append(k)
+            i, kept = i + same + 1, kept + same
+        return kept, lengths
+
+
+def online(**knobs):
+    """The choice of CM-ASD's online controller, for Record.replay."""
+    rule, eos = CmAsd(**knobs), network('target')[2]
+    lam = [float(x) / float(rule.lam.sum()) for x in rule.lam]
+    def choose(block):
+        total = 0.0
+        for i, (token, found) in enumerate(block, 1):
+            total += sum(a * b for a, b in zip(lam, found))
+            if i >= rule.window(total / i) or token in eos:
+                break
+        return i
+    return choose
+
+
+ONES = 'entropy', 'margin', 'softmax'
+ALONE = {('alone', name): {f'lam_{x}': float(x == name) for x in ONES} for name in ONES}
+SWEPT = {('online', alpha, k): dict(alpha=alpha, k_max=k)
+         for alpha in (0.5, 1.0, 2.0) for k in (5, 10, 15, 25)}
+WINDOWS = [('fixed', k) for k in range(1, 16)]
+
+
+def auroc(sure, hits):
+    """The chance that an accepted token's confidence [n] beats a rejected one's, ties half; hits [n] bool."""
+    good, bad = sure[hits], sure[~hits].sort().values
+    if not len(good) or not len(bad):
+        return 0.5
+    ranks = torch.searchsorted(bad, good) + torch.searchsorted(bad, good, right=True)
+    return float(ranks.double().mean()) / 2 / len(bad)
+
+
+def reliability(sure, hits, bins=10):
+    """([(mean confidence, acceptance rate, tokens) of each bin in use], expected calibration error).
+
+    sure [n] in 0..1, hits [n] bool: from a Record, or `confidence` and `kept` of a trace's judged tokens.
+    """
+    place = (sure * bins).long().clamp(max=bins - 1)
+    curve = [(float(sure[m].mean()), float(hits[m].double().mean()), int(m.sum()))
+             for b in range(bins) if (m := place == b).any()]
+    return curve, sum(n * abs(c - a) for c, a, n in curve) / max(1, len(sure))
+
+
+def judged_row(family, row, ids):
+    """All that the claims need of one prompt, as sums."""
+    record, decode = Record(ids), network('target')[1].decode
+    strict = {key: record.replay(online(**knobs)) for key, knobs in (ALONE | SWEPT).items()}
+    strict |= {key: record.replay(lambda block: key[1]) for key in WINDOWS}
+    methods, real = {'adaptive': CmAsd()}, {}
+    for tau in TAUS:
+        methods[tau] = CmAsd(tau_base=tau, gamma_tau=0)
+        methods[f'fixed {tau}'] = CmAsd(7, tau_base=tau, gamma_tau=0, controller='fixed')
+    for key, method in methods.items():
+        cycles = written(record.session, ids, method)
+        text = sum((c.tokens for c in cycles), [])
+        alike = sum(a == b for a, b in zip(text, record.text)) / max(len(text), len(record.text))
+        real[key] = dict(alike=alike, kept=sum(c.accepted for c in cycles), tokens=len(text),
+                         lengths=[len(c.drafted) for c in cycles], right=tasks.grade(row, decode(text)))
+    return dict(family=family, tokens=len(record.text), strict=strict, real=real, signals=record.signals,
+                hits=record.hits, right=tasks.grade(row, decode(record.text)))
+
+
+def pace(rows, key):
+    """Modelled tokens a second of a replayed choice over plain decoding's."""
+    return sum(r['tokens'] for r in rows) * costs()[1][1] / sum(seconds(r['strict'][key][1]) for r in rows)
+
+
+def alike(rows, key):
+    return mean([r['real'][key]['alike'] for r in rows])
+
+
+def per_cycle(rows, key):
+    """Draft tokens kept a cycle in real runs."""
+    return sum(r['real'][key]['kept'] for r in rows) / sum(len(r['real'][key]['lengths']) for r in rows)
+
+
+def at_equal(rows, keys, aim):
+    """Draft tokens kept a cycle at alignment `aim`, linear between the runs `keys`, the nearest beyond."""
+    points = sorted((alike(rows, key), per_cycle(rows, key)) for key in keys)
+    for (a, x), (b, y) in zip(points, points[1:]):
+        if a <= aim <= b and a < b:
+            return x + (y - x) * (aim - a) / (b - a)
+    return points[0][1] if aim < points[0][0] else points[-1][1]
+
+
+def of(rows, *families):
+    return [r for r in rows if r['family'] in families]
+
+
+def pooled(rows):
+    """(signals [n, 3], whether the draft's token is the target's [n]) of all tokens."""
+    return torch.cat([r['signals'] for r in rows]), torch.cat([r['hits'] for r in rows])
+
+
+def speed(rows):
+    """Modelled tokens a second of real runs of the default over plain decoding's."""
+    time = sum(seconds(r['real']['adaptive']['lengths']) for r in rows)
+    return sum(r['real']['adaptive']['tokens'] for r in rows) * costs()[1][1] / time
+
+
+def area(rows, which=None):
+    """AUROC of C, or of one of its signals."""
+    sure, hits = pooled(rows)
+    return auroc(sure.mean(-1) if which is None else sure[:, which], hits)
+
+
+def beside_best_fixed(rows):
+    """Mean over the families of the tuned controller's pace over the best fixed window's."""
+    return mean([max(pace(r, k) for k in SWEPT) / max(pace(r, k) for k in WINDOWS)
+                 for f in FAMILIES if (r := of(rows, f))])
+
+
+def transferred(rows):
+    """The share of the best gain on math that the knobs tuned on story give; 0 where there is no gain."""
+    story, math = of(rows, 'story'), of(rows, 'math')
+    if not story or not math:                           # a resample without one of them
+        return 1.0
+    best = max(SWEPT, key=lambda k: pace(story, k))
+    gain = max(pace(math, k) for k in SWEPT) - 1
+    return (pace(math, best) - 1) / gain if gain > 0 else 0.0
+
+
+def kept_right(rows):
+    """Right answers of the default minus plain decoding's, as a share of the graded rows."""
+    graded = [r for r in of(rows, 'math', 'table') if r['right'] is not None]
+    return mean([r['real']['adaptive']['right'] - r['right'] for r in graded] or [0])
+
+
+def cmasd(n):
+    """CM-ASD's claims: C the paper's own, F what would refute them."""
+    rows = [judged_row(f, row, ids) for f in FAMILIES for row, ids in tqdm(prompts(f, n), desc=f'cmasd {f}')]
+    constant = lambda rows, keys: per_cycle(rows, 'adaptive') / at_equal(rows, keys, alike(rows, 'adaptive'))
+    strict = lambda rows, key: mean([r['strict'][key][0] for r in rows]) / mean(
+        [len(r['strict'][key][1]) for r in rows])
+    sure, hits = pooled(rows)
+    curve, error = reliability(sure.mean(-1), hits)
+    shown = ', '.join(f'{c:.2f}: {a:.2f}' for c, a, _ in curve)
+    for claim, line, figure, note in [
+            ('C1 speed over plain decoding, modelled from pass costs', 4.0, speed, ''),
+            ('C2 draft tokens kept a cycle, over a strict fixed window of 7', 4.27 / 2.91,
+             lambda rows: per_cycle(rows, 'adaptive') / strict(rows, ('fixed', 7)), ''),
+            ('C3, F4 alignment with the greedy text', 0.87, lambda rows: alike(rows, 'adaptive'), ''),
+            ('F4 right answers lost or won, math and table', -0.02, kept_right, ''),
+            ('F1 AUROC of C for strict acceptance', 0.65, area, f'calibration error {error:.3f}; {shown}'),
+            ('C4, F1 AUROC of C minus that of the best single signal', 0.001,
+             lambda rows: area(rows) - max(area(rows, i) for i in range(3)), ''),
+            ('C4 strict speed with C over the best single signal', MORE,
+             lambda rows: pace(rows, ('online', 1.0, 10)) / max(pace(rows, a) for a in ALONE), ''),
+            ('F2 strict speed over the best fixed window of each family, alpha and k_max tuned', 1.02,
+             beside_best_fixed, ''),
+            ('F3 kept a cycle over a constant tau of equal alignment', MORE,
+             lambda rows: constant(rows, TAUS), ''),
+            ('F5 the same over a fixed window of 7 and a constant tau', 1.2,
+             lambda rows: constant(rows, [f'fixed {tau}' for tau in TAUS]), ''),
+            ('C5, F6 share of the strict gain on math kept when tuned on story', 0.95, transferred, '')]:
+        yield Finding(claim, *bootstrap(rows, figure, 200), line, f'n = {len(rows)}. {note}')
+    yield from steadiness(n)
+
+
+def steadiness(n):
+    """Findings on a quantised draft, on seeds at temperature 1, and on the cost of the confidence itself."""
+    some = [ids for f in FAMILIES[:3] for _, ids in prompts(f, max(2, n // 4))]
+    count = lambda cycles: (sum(c.accepted for c in cycles), len(cycles))
+    ratio = lambda pairs: sum(a for a, _ in pairs) / sum(b for _, b in pairs)
+    sampled = [[count(written(begin(ids), ids, CmAsd(), 1.0, seed)) for seed in range(3)] for ids in some]
+
+    def even(rows):
+        each = [ratio(column) for column in zip(*rows)]
+        return 1 - torch.tensor(each).std().item() / mean(each)
+    yield Finding('C5 1 - relative spread of kept a cycle over 3 seeds, temperature 1',
+                  *bootstrap(sampled, even, 200), 0.95, f'n = {len(some)}')
+    replayed = lambda ids, rounded: Record(ids, rounded).replay(online())
+    pairs = [[(kept, len(lengths)) for kept, lengths in (replayed(ids, r) for r in (False, True))]
+             for ids in some]
+    loss = lambda rows: ratio([b for _, b in rows]) / ratio([a for a, _ in rows])
+    yield Finding('strict kept a cycle with a 4-bit draft over the plain one',
+                  *bootstrap(pairs, loss, 200), 0.95, f'n = {len(some)}')
+    z, rule, times = torch.randn(4, network('target')[0].vocab), CmAsd(), []
+    for _ in range(50):
+        start = time.perf_counter()
+        [float(rule.confidence(row)) for row in z], rule.confidence(z).tolist()
+        times.append((time.perf_counter() - start) / costs()[1][1])
+    yield Finding('1 - cost of the confidences of a block of 4 over a target pass',
+                  *bootstrap(times, lambda t: 1 - sorted(t)[len(t) // 2], 200), 0.95, 'time; n = 50')
+
 
 # ------------------------------------------------------------------------------------------------------ ECSV
+
+VOTES = {'sd sampled': Ecsv(branches=1), 'lite': EcsvLite(), 'ecsv': Ecsv(), 'soft': EcsvSoft(),
+         'vote-unif': rivals.VoteUnif(), 'mean-argmax': rivals.MeanArgmax(),
+         'lite, B = 2': EcsvLite(branches=2), 'lite, B = 8': EcsvLite(branches=8),
+         'ecsv, prefix': Ecsv(align='prefix')}
+DEPTHS = 2, 4, 6
+
+
+def voted_row(family, ids, **noise):
+    """Of one prompt at temperature 0: {(vote, depth): [(kept, cycles, tokens, position-1 hits)]} as sums.
+
+    Whatever is proposed, the text is the target's; so 8 branches are drafted once from each place that any
+    vote visits, and every vote and depth is replayed over them.
+    """
+    record, ballots, row = Record(ids, noise.pop('rounded', False)), {}, {}
+    drafter = Ecsv(branches=8, **noise)
+
+    def ballot(i):
+        if i not in ballots:
+            record.session.tokens = ids + record.text[:i]
+            ballots[i] = Ballot.of(*drafter.texts(record.session, DEPTHS[-1]), 4)
+        return ballots[i]
+
+    def cut(whole, B, k):
+        names, q = whole.names[:k], whole.q[:B, :k]
+        return Ballot(whole.tokens[:B, :k], whole.entropy[:B, :k], whole.own[:B, :k], names, q,
+                      whole.margins[:B, :k], {})
+    for key, k in itertools.product(['sd greedy', *VOTES], DEPTHS):
+        i, cycles, kept, first = 0, 0, 0, 0
+        while i < len(record.text):
+            if key == 'sd greedy':
+                fused = [x for x, _ in record.block(i)[:k]]
+            else:
+                fused = VOTES[key].fuse(cut(ballot(i), VOTES[key].branches, k))
+            same = len(os.path.commonprefix([fused, record.text[i:]]))
+            i, cycles, kept, first = i + same + 1, cycles + 1, kept + same, first + (same > 0)
+        row[key, k] = kept, cycles, len(record.text), first
+    return row | dict(family=family)
+
+
+def kept_at(rows, key, aim):
+    """Draft tokens kept a cycle where the target's positions a token are `aim`, linear between the depths."""
+    sums = [[sum(column) for column in zip(*(r[key, k] for r in rows))] for k in DEPTHS]
+    points = sorted((cycles * (k + 1) / tokens, kept / cycles)
+                    for (kept, cycles, tokens, _), k in zip(sums, DEPTHS))
+    for (a, x), (b, y) in zip(points, points[1:]):
+        if aim <= b or b == points[-1][0]:              # the last and the first line go on beyond the points
+            return x + (y - x) * (aim - a) / (b - a) if b > a else x
+    raise AssertionError(points)
+
+
+def gain(rows, key, base):
+    """Kept a cycle over the base's at its depth of 4, at the base's target positions a token."""
+    kept, cycles, tokens, _ = map(sum, zip(*(r[base, 4] for r in rows)))
+    return kept_at(rows, key, cycles * 5 / tokens) / (kept / cycles)
+
+
+def run(session, row, ids, method, temperature, seed):
+    """(kept, cycles, tokens, target passes, target positions, right or not) of a real run."""
+    cycles = written(session, ids, method, temperature, seed)
+    text = network('target')[1].decode(sum((c.tokens for c in cycles), []))
+    spent = [c.passes['target/full'] for c in cycles]
+    return (sum(c.accepted for c in cycles), len(cycles), sum(len(c.tokens) for c in cycles),
+            sum(n for n, *_ in spent), sum(T for _, T, _ in spent), tasks.grade(row, text))
+
+
+def ecsv(n):
+    """ECSV's claims: E the proposal's expectations, N its falsification criteria, F ours."""
+    families = FAMILIES[:3]
+    texts = {f: prompts(f, n) for f in families}
+    rows = [voted_row(f, ids) for f in families for _, ids in tqdm(texts[f], desc=f'ecsv {f}')]
+    first = lambda rows, key: sum(r[key, 4][3] for r in rows) / sum(r[key, 4][1] for r in rows)
+
+    def datasets(rows):
+        """On how many families both the length and the agreement of the first token improve over sd."""
+        won = 0
+        for f in families:
+            if mine := [r for r in rows if r['family'] == f]:
+                longer = gain(mine, 'lite', 'sd greedy') > 1
+                won += longer and first(mine, 'lite') > first(mine, 'sd greedy')
+        return won
+    for claim, line, figure in [
+            ('E1 ecsv-lite over sd with a sampled draft', 1.05, lambda r: gain(r, 'lite', 'sd sampled')),
+            ('E1, F4 ecsv-lite over sd with a greedy draft', 1.05, lambda r: gain(r, 'lite', 'sd greedy')),
+            ('F4 the best of ecsv, lite, soft over sd with a greedy draft', MORE,
+             lambda r: max(gain(r, key, 'sd greedy') for key in ('ecsv', 'lite', 'soft'))),
+            ('F4 ecsv over the argmax of mean q', MORE, lambda r: gain(r, 'ecsv', 'mean-argmax')),
+            ('N1 families where length and agreement improve over greedy sd', 2, datasets),
+            ('N2 ecsv over the unweighted vote', MORE, lambda r: gain(r, 'ecsv', 'vote-unif')),
+            ('N3 ecsv-lite with B = 2 over sd with a sampled draft', MORE,
+             lambda r: gain(r, 'lite, B = 2', 'sd sampled')),
+            ('ecsv-lite with B = 8 over sd with a greedy draft', MORE,
+             lambda r: gain(r, 'lite, B = 8', 'sd greedy')),
+            ('F6 positional over prefix alignment', MORE, lambda r: gain(r, 'ecsv', 'ecsv, prefix'))]:
+        yield Finding(claim, *bootstrap(rows, figure, 200), line,
+                      f'kept a cycle, budget matched, n = {len(rows)}')
+    yield from noisy(texts, rows, n)
+    yield from spotted(texts, n)
+
+
+def noisy(texts, rows, n):
+    """E3: what noise in the draft does to the gain over sd with a draft sampled with the same noise."""
+    few = max(2, n // 3)
+    some = [(f, ids) for f, pairs in texts.items() for _, ids in pairs[:few]]
+    plain = [row for f in texts for row in [r for r in rows if r['family'] == f][:few]]
+    for name, noise in (('4-bit draft', dict(rounded=True)),
+                        ('draft temperature 1.2', dict(draft_temperature=1.2))):
+        pairs = list(zip(plain, [voted_row(f, ids, **noise) for f, ids in tqdm(some, desc=name)]))
+        more = lambda pairs: gain([b for _, b in pairs], 'ecsv', 'sd sampled') - gain(
+            [a for a, _ in pairs], 'ecsv', 'sd sampled')
+        yield Finding(f'E3 gain over sampled sd grows with {name}', *bootstrap(pairs, more, 200), 0.0,
+                      f'difference of ratios, n = {len(some)}')
+
+
+def spotted(texts, n):
+    """Real runs: what a spot check is worth by positions and by calls; sampling; right answers."""
+    some, rows = [pair for pairs in texts.values() for pair in pairs[:max(2, n // 2)]], []
+    made = {'ar': (METHODS['ar'], 0.0), 'lite': (EcsvLite, 0.0), 'spot': (EcsvSpot, 0.0),
+            'sd, T = 1': (Exact, 1.0), 'ecsv, T = 1': (Ecsv, 1.0)}
+    for seed, (row, ids) in enumerate(tqdm(some, desc='ecsv real runs')):
+        session = begin(ids)
+        rows.append({key: run(session, row, ids, make(), t, seed) for key, (make, t) in made.items()})
+    ratio = lambda rows, key, a, b: sum(r[key][a] for r in rows) / sum(r[key][b] for r in rows)
+    over = lambda key, base, a, b: lambda rows: ratio(rows, key, a, b) / ratio(rows, base, a, b)
+    for claim, line, figure in [
+            ('E2 ecsv-spot over ecsv-lite, kept a cycle', 1.02, over('spot', 'lite', 0, 1)),
+            ('F5 the same by tokens per target call', 1.0, over('spot', 'lite', 2, 3)),
+            ('ecsv-spot within 1 % of the positions a token of ecsv-lite', 0.99,
+             lambda rows: 1 / over('spot', 'lite', 4, 2)(rows)),
+            ('ecsv over sd when sampling, kept a cycle', MORE, over('ecsv, T = 1', 'sd, T = 1', 0, 1)),
+            ('E4 share of right answers more than plain decoding (lossless: the same text)', 0.01,
+             lambda rows: mean([r['lite'][5] - r['ar'][5] for r in rows if r['ar'][5] is not None] or [0]))]:
+        yield Finding(claim, *bootstrap(rows, figure, 200), line, f'n = {len(rows)}')
+    z, B, n, times = torch.randn(4, 4, network('target')[0].vocab), 4, 4, []
+    for _ in range(50):
+        start = time.perf_counter()
+        Ecsv().fuse(Ballot.of(torch.arange(B * n).view(B, n), z, 4))
+        times.append((time.perf_counter() - start) / costs()[1][1])
+    yield Finding('1 - cost of the vote of four branches of four over a target pass',
+                  *bootstrap(times, lambda t: 1 - sorted(t)[len(t) // 2], 200), 0.95, 'time; n = 50')
 
 
 # ---------------------------------------------------------------------------------------------------- VIA-SD
@@ -289,6 +715,8 @@ def via(n):
 # ------------------------------------------------------------------------------------------------ the tables
 
 CLAIMS = dict(      # method: function from n, the number of prompts of each task, to its Findings
+    cmasd=cmasd,
+    ecsv=ecsv,
     via=via,
 )
 

@@ -1,11 +1,16 @@
 """Baselines and controls, written on the methods' own seam and entered in the same METHODS."""
+import copy
+import functools
+import os
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import exp, inf, log
 
 import torch
 
-from verify import METHODS, Exact, Score, ViaSd, overlap, require
+from model import Reader, load
+from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score, ViaSd,
+                    branch, overlap, probs, require, residual, silence)
 
 
 @dataclass
@@ -22,7 +27,7 @@ class Lenient(Exact):
 
     @property
     def lossless(self):
-        return self.lenience == 1
+        return super().lossless and self.lenience == 1
 
     def kept(self, score, i):
         p, q = score.pq[i]
@@ -47,7 +52,7 @@ class Typical(Exact):
 
     @property
     def lossless(self):
-        return self.epsilon == 1 and self.delta == inf
+        return super().lossless and self.epsilon == 1 and self.delta == inf
 
     def threshold(self, score, i):
         p = score.p[i]
@@ -65,8 +70,351 @@ METHODS.update(lenient=Lenient, typical=Typical)
 
 # --------------------------------------------------------------- beside CM-ASD: controllers, acceptance rules
 
+class Learner(Fixed):
+    """A controller that looks back, which is always safe: before each block, at what became of the last."""
+
+    def __init__(self, method):
+        super().__init__(method)
+        self.size, self.last = method.gamma, None
+
+    def block(self, session, spare=1):
+        if self.last:
+            begin, draft = self.last
+            self.learn(draft, len(os.path.commonprefix([draft.tokens, session.tokens[begin:]])))
+        draft = super().block(session, spare)
+        self.last = (len(session.tokens), draft) if draft.tokens else None
+        return draft
+
+    def length(self, session):
+        return self.size
+
+    def learn(self, draft, kept):
+        """Takes in the last draft and how many of its tokens, from the first, the text has kept."""
+
+
+class Lagged(Learner):
+    """CM-ASD's window from the mean confidence of the block before; the first block is the longest."""
+
+    def __init__(self, method):
+        super().__init__(method)
+        self.rule = Online(method).rule
+        self.size = self.rule.k_max
+
+    def learn(self, draft, kept):
+        if draft.logits is not None:
+            self.size = self.rule.window(float(self.rule.confidence(draft.logits).mean()))
+
+
+class Probe(Online):
+    """CM-ASD read literally: drafts k_max, averages over all of them, then drops what exceeds the window.
+
+    Biased when sampling: whether a token stays hangs on tokens that are dropped.
+    """
+    causal = False
+
+    def more(self, session, tokens, logits):
+        return True
+
+    def block(self, session, spare=1):
+        d = super().block(session, spare)
+        if d.logits is None:
+            return d
+        n = self.rule.window(float(self.rule.confidence(d.logits).mean()))
+        return Draft(d.tokens[:n], d.q[:n], d.logits[:n])
+
+
+class Confident(Learner):
+    """At most 20 tokens; stops behind one that the draft gives less than `limit`, 0.4.
+
+    Source: Hugging Face transformers, ConfidenceCriteria with the default settings.
+    """
+    limit, most = 0.4, 20
+
+    def length(self, session):
+        return self.most
+
+    def more(self, session, tokens, logits):
+        q = logits[-1].softmax(-1).gather(-1, tokens[-1][..., None])
+        return float(q.mean()) >= self.limit
+
+
+class Heuristic(Learner):
+    """Starts at gamma; 2 more after a block that was kept whole, else 1 less, but 1 at least.
+
+    Source: Hugging Face transformers, num_assistant_tokens_schedule 'heuristic'.
+    """
+
+    def learn(self, draft, kept):
+        self.size = self.size + 2 if kept == len(draft.tokens) else max(1, self.size - 1)
+
+
+class Roc(Confident):
+    """Confident, its limit fitted to what was judged so far: the one with the least fpr + 3 fnr on the ROC.
+
+    Source: Hugging Face transformers, AssistedCandidateGenerator (there the curve is scikit-learn's).
+    """
+
+    def __init__(self, method):
+        super().__init__(method)
+        self.seen = []                      # (q of the token, whether it was kept) of every judged token
+
+    def learn(self, draft, kept):
+        if draft.logits is None:
+            return
+        q = draft.logits.softmax(-1).gather(-1, torch.tensor(draft.tokens, device=draft.q.device)[:, None])
+        self.seen += [(x, i < kept) for i, x in enumerate(q[:kept + 1, 0].tolist())]
+        good, bad = [x for x, k in self.seen if k], [x for x, k in self.seen if not k]
+        if len(self.seen) > 5 and good and bad:
+            cost = lambda t: sum(x >= t for x in bad) / len(bad) + 3 * sum(x < t for x in good) / len(good)
+            self.limit = min(sorted({x for x, _ in self.seen}, reverse=True), key=cost)
+
+
+class MovingAverage(Confident):
+    """Confident, its limit steered so that the moving average of the acceptance rate comes to 0.9.
+
+    The limit does not fall after a block of full length. Source: Zhang et al. 2023 (Draft & Verify), adaptive
+    draft exiting, with the constants of its public code.
+    """
+    limit, most, rate = 0.6, 8, 0.0
+
+    def learn(self, draft, kept):
+        n = len(draft.tokens)
+        self.rate = 0.5 * self.rate + 0.5 * kept / n
+        step = 0.01 if self.rate < 0.9 else 0.0 if n == self.most else -0.01
+        self.limit = min(1.0, max(0.0, self.limit + 0.1 * step))
+
+
+class Oracle(Fixed):
+    """Knows the target's greedy text and drafts until the first wrong token; its passes are not counted."""
+    text = ()
+
+    def length(self, session):
+        require(session.temperature == 0, 'controller', 'oracle', 'another one above temperature 0')
+        if list(self.text[:len(session.tokens)]) != session.tokens:
+            reader = session.target.fork(1, session.room + 1)
+            reader.log, self.text = [], list(session.tokens)
+            for _ in range(session.room):
+                self.text.append(int(reader.read(self.text, [], reader.model.full, 1)[0].argmax()))
+        self.begin = len(session.tokens)
+        return session.room
+
+    def more(self, session, tokens, logits):
+        return int(tokens[-1].reshape(-1)[0]) == self.text[self.begin + len(tokens) - 1]
+
+
+CONTROLLERS.update({'lagged': Lagged, 'probe': Probe, 'hf-confidence': Confident, 'hf-heuristic': Heuristic,
+                    'hf-roc': Roc, 'moving-average': MovingAverage, 'oracle': Oracle})
+
+
+@dataclass
+class CmAsdProb(CmAsd):
+    """CM-ASD that compares tau with p(x) itself: where the target is flat even its favourite fails. LOSSY."""
+
+    @property
+    def lossless(self):
+        return False
+
+    def kept(self, score, i):
+        p = probs(score.logits[i])
+        return float(p[score.draft.tokens[i]] >= self.threshold(score, i))
+
+    def settle(self, score, i):
+        return score.p[i]
+
+
+@dataclass
+class CmAsdSpecDec(CmAsdProb):
+    """CM-ASD with SpecDec's rule: among the target's top_beta tokens and within tolerance of the best. LOSSY.
+
+    The tolerance, in nats, takes tau's place: only the block length adapts. Source: Xia et al. 2023.
+    """
+    top_beta: int = 5
+    tolerance: float = 3.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self.top_beta >= 1, 'top_beta', self.top_beta, '1 or more')
+        require(self.tolerance >= 0, 'tolerance', self.tolerance, '0 or more nats')
+
+    def threshold(self, score, i):
+        return exp(-self.tolerance)
+
+    def kept(self, score, i):
+        z, x = score.logits[i], score.draft.tokens[i]
+        return float(int((z > z[x]).sum()) < self.top_beta and float(z.max() - z[x]) <= self.tolerance)
+
+
+@dataclass
+class CmAsdTypical(CmAsdProb):
+    """CM-ASD with a typical threshold: p(x) > min(tau, delta exp(-H(p))), at temperature 1. LOSSY."""
+    delta: float = 0.3
+
+    def kept(self, score, i):
+        p = probs(score.logits[i])
+        limit = self.delta * float(torch.special.entr(p).sum().neg().exp())
+        return float(p[score.draft.tokens[i]] > min(self.threshold(score, i), limit))
+
+
+METHODS.update({'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec, 'cmasd-typical': CmAsdTypical})
+
 
 # --------------------------------------------------------------------------- beside ECSV: votes and branches
+
+@dataclass
+class VoteUnif(Ecsv):
+    """ECSV's control: every branch's vote counts the same."""
+    gamma_r: float = 0.0
+
+
+@dataclass
+class MeanArgmax(Ecsv):
+    """ECSV's control: the token that the branches' mean q likes best, whatever was sampled."""
+    gamma_r: float = 0.0
+    soft: float = 1.0
+
+    def scores(self, ballot):
+        return ballot.q
+
+
+@dataclass
+class MapVote(Ecsv):
+    """ECSV with known error rates: branch b weighs log((1 - e_b)(V - 1) / e_b).
+
+    Which is MAP if errors are independent and spread evenly over the V - 1 wrong tokens.
+    """
+    errors: str = '0.3'                     # e_b: one rate a branch, or one for all
+
+    def __post_init__(self):
+        super().__post_init__()
+        try:
+            self.rates = [float(x) for x in self.errors.split(',')]
+        except ValueError:
+            self.rates = []
+        good = len(self.rates) in (1, self.branches) and all(0 < x < 1 for x in self.rates)
+        require(good, 'errors', self.errors, 'a rate between 0 and 1 for each branch, with commas between')
+
+    def draft(self, session, n):
+        self.vocab = session.target.model.vocab
+        return super().draft(session, n)
+
+    def weights(self, ballot):
+        w = ballot.own.new_tensor(map_weights(self.rates, self.vocab))
+        return w[:, None].expand(ballot.tokens.shape)
+
+
+def map_weights(rates, vocab):
+    """The MAP weight of each branch's vote, below 0 where it is wrong more often than a blind guess."""
+    return [log((1 - e) * (vocab - 1) / e) for e in rates]
+
+
+@functools.cache
+def second_draft(folder, device):
+    """The network in the folder, loaded once."""
+    return load(folder, device)[0]
+
+
+@dataclass
+class TwoDrafts(Ecsv):
+    """ECSV whose branches come half from the draft, half from another checkpoint: errors less alike."""
+    second: str = ''                        # folder of the other draft, same vocabulary
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.other = None                   # its Reader
+
+    def texts(self, session, n):
+        require(self.second, 'second', repr(self.second), 'the folder of another draft model')
+        if self.other is None:
+            model = second_draft(self.second, str(session.target.model.cos.device))
+            same = model.vocab == session.target.model.vocab
+            require(same, 'second', self.second, "a model of the target's vocabulary")
+            self.other = Reader(model, len(session.tokens) + session.room)
+            self.other.log = session.draft.log          # its passes are the draft's in the ledger
+        half = self.branches // 2
+        pairs = [branch(session, self, n, session.draft, self.branches - half)]
+        pairs += [branch(session, self, n, self.other, half)] if half else []
+        n = min(tokens.shape[1] for tokens, _ in pairs)
+        return [torch.cat([x[:, :n] for x in both]) for both in zip(*pairs)]
+
+
+@dataclass
+class OracleTop1(Ecsv):
+    """Reads every branch with the target and proposes the one expected to be kept longest: an upper bound.
+
+    B target passes a cycle, all in the ledger; lossless, since it looks at p and not at what p will draw.
+    """
+
+    def draft(self, session, n):
+        if n < 1:
+            return silence(session, self, 0)
+        best = None
+        for tokens in self.texts(session, n)[0].tolist():
+            draft = Draft.points(tokens, session.target.model)
+            score = self.score(session, draft)
+            kept = torch.tensor([p for p, _ in score.pq]).double().cumprod(0).sum()
+            best = max(best or (-1, None), (float(kept), draft), key=lambda pair: pair[0])
+            draft.known = score.logits
+        return best[1]
+
+
+@dataclass
+class SdMulti(Ecsv):
+    """Several branches, no fusion: the first whose first token passes is verified to its end.
+
+    First tokens are tried in turn against what the target still has to give (recursive rejection); its row
+    there is shared by all, so a cycle takes two passes at most. At temperature 0 the likeliest branch is
+    first; above it the order must not look at what was drawn. Source: Miao et al. 2024 (SpecInfer), alg. 2.
+    """
+
+    def draft(self, session, n):
+        n = min(n, (self.budget or inf) - 1)
+        if n < 1:
+            return silence(session, self, 0)
+        tokens, logits = self.texts(session, n)
+        q = probs(logits, self.draft_temperature, session.top_k, self.draft_top_p)
+        order = range(self.branches)
+        if session.temperature == 0:
+            own = Ballot.of(tokens, logits, 1).own.sum(1).tolist()
+            order = sorted(order, key=lambda b: -own[b])
+        self.options = [Draft(tokens[b].tolist(), q[b], logits[b]) for b in order]
+        return self.options[0]
+
+    def accept(self, session, draft, score):
+        if not draft.tokens:
+            return super().accept(session, draft, score)
+        p, judged, rest = score.p[0], [], draft.tokens[1:]
+        tokens, labels = None, ['target']
+        for option in self.options:
+            x, q = option.tokens[0], option.q[0]
+            chance = min(1.0, float(p[x] / q[x]))
+            judged.append(dict(token=x, p=float(p[x]), q=float(q[x]), threshold=None, chance=chance,
+                               kept=session.flip(chance)))
+            if judged[-1]['kept']:
+                tokens, labels, more = self.finish(session, option, score)
+                judged, rest = judged + more, option.tokens[1 + len(more):]
+                break
+            p = residual(p, q)
+        draft.tokens = [j['token'] for j in judged] + rest      # all that was put to the target
+        return tokens or [int(session.draw(p))], labels, judged
+
+    def finish(self, session, option, score):
+        """(tokens, labels, judged) of a branch whose first token was accepted; judged without that one."""
+        first, rest, inner = option.tokens[0], Draft(option.tokens[1:], option.q[1:]), copy.copy(session)
+        inner.tokens = session.tokens + [first]
+        n = len(rest.tokens)
+        if option is self.options[0]:
+            rest.known = score.logits[1:]
+        elif self.budget:                               # the first pass has taken its part
+            n = min(n, self.budget - len(option.tokens) - 2)
+        if first in session.eos or n < 0:
+            return [first], ['draft'], []
+        rest.tokens, rest.q = rest.tokens[:n], rest.q[:n]
+        tokens, labels, judged = Exact.accept(self, inner, rest, self.score(inner, rest))
+        return [first] + tokens, ['draft'] + (labels if judged else ['bonus']), judged
+
+
+METHODS.update({'sd-multi': SdMulti, 'vote-unif': VoteUnif, 'oracle-top1': OracleTop1,
+                'mean-argmax': MeanArgmax, 'ecsv-map': MapVote, 'ecsv-two': TwoDrafts})
 
 
 # --------------------------------------------------------------------- beside VIA-SD: cascades, tiers, self
