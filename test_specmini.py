@@ -541,6 +541,7 @@ LOSSLESS = {
     'sd, lookup': (Exact(2), dict(source=lookup)),
     'sd, no draft': (Exact(2), dict(source=silence)),
     'sd, stops inside a block': (StopsInside(2), {}),
+    'sparse, off': (METHODS['sparse'](2, rho=1.0, ffn_threshold=0.0, moe_skip=0), {}),
     'lenient at 1': (lab.rivals.Lenient(2, lenience=1), {}),
     'typical that keeps nothing': (lab.rivals.Typical(2, epsilon=1, delta=math.inf), {}),
 }
