@@ -79,21 +79,149 @@ def swiglu(x, gate, up, down, carry):
     return down(F.silu(gate(x)) * up(x)), carry
 
 
-def mix(x, router, experts, top_k, renormalise, carry):
-    """x [B, T, C] -> ([B, T, C], carry): each token through its top_k of the E experts, by router weight.
+def route(flat, moe):
+    """(weights [N, k], chosen [N, k]): each token's likeliest experts, likeliest first, not yet renormalised.
 
     The softmax runs over all E experts before the choice (Qwen's order; Mixtral's is the reverse).
-    renormalise: the chosen weights are scaled to sum to 1. Source: Shazeer et al. 2017, eq. 2-5.
+    Source: Shazeer et al. 2017, eq. 2-5.
     """
-    flat = x.reshape(-1, x.shape[-1])                                       # [N, C]
-    scores = router(flat)                                                   # [N, E]
-    weights, chosen = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1).topk(top_k)
-    if renormalise:
+    scores = moe.gate(flat)                                                 # [N, E]
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1).topk(moe.top_k)
+
+
+def blend(flat, moe, weights, chosen):
+    """flat [N, C] -> [N, C]: each token through its chosen experts [N, k], by weight; weight 0 is not run."""
+    if moe.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
     out = torch.zeros_like(flat)
-    for e in chosen.unique().tolist():                                      # the others are not read
-        token, slot = (chosen == e).nonzero(as_tuple=True)
-        expert = experts[e]
-        y, carry = swiglu(flat[token], expert.gate_proj, expert.up_proj, expert.down_proj, carry)
+    for e in chosen[weights > 0].unique().tolist():                         # the others are not read
+        token, slot = ((chosen == e) & (weights > 0)).nonzero(as_tuple=True)
+        expert = moe.experts[e]
+        y, _ = swiglu(flat[token], expert.gate_proj, expert.up_proj, expert.down_proj, None)
         out.index_add_(0, token, y * weights[token, slot, None].to(y.dtype))
-    return out.view_as(x), carry
+    return out
+
+
+def mix(x, moe, carry):
+    """x [B, T, C] -> ([B, T, C], carry): each token through its top_k of the E experts, by router weight."""
+    flat = x.reshape(-1, x.shape[-1])                                       # [N, C]
+    return blend(flat, moe, *route(flat, moe)).view_as(x), carry
+
+
+# ------------------------------------------------------------- sparse forms (what is left out: verify.Sparse)
+# Their carry is a dict: start (cached tokens), real (tokens of the pass that are no padding), means (of each
+# layer's blocks of keys) and the latest choice. Source, unless said: "Accelerate speculative decoding with
+# sparse computation in verification" (2025).
+
+def budget(length, rule):
+    """Blocks to keep of `length` cached tokens: all up to dense_below, then a share rho of the rest.
+
+    length: an int, or a float64 tensor; a result past the blocks there are means all of them.
+    """
+    tokens = (length - rule.dense_below) * rule.rho // 1 + rule.dense_below
+    return -(-tokens // rule.block)
+
+
+def mean_scores(q, k, means, block):
+    """[B, G, N]: q [B, H, D], averaged over the query heads of a group, times the mean key of each block.
+
+    k [B, G, S, D], means [B, G, N, D]; only ranks matter, so there is no scale.
+    """
+    return (means @ q.unflatten(1, (k.shape[1], -1)).mean(2)[..., None])[..., 0]
+
+
+def choose(scores, start, count, rule):
+    """[B, G, count] blocks, best first: sinks and locals before all others, then by score [B, G, N].
+
+    start: 0-dim. Whole blocks alone are chosen; if they are fewer than `count`, those behind are no choice.
+    """
+    blocks, whole = torch.arange(scores.shape[-1], device=scores.device), start // rule.block
+    always = (blocks < rule.sinks) | (blocks >= whole - rule.locals)
+    return scores.masked_fill(always, torch.inf).masked_fill(blocks >= whole, -torch.inf).topk(count).indices
+
+
+def sparse_attend(q, k, v, mask, carry, how):
+    """`attend` over the kept blocks of cached keys, the partial block behind them and the pass's own tokens.
+
+    how: (layer, whether it is an anchor, verify.Blocks). An anchor chooses by the first query (the root's, or
+    in a lag the oldest unread token's), each key head its own; other layers reuse the last choice.
+    """
+    layer, anchor, rule = how
+    old = k.shape[2] - q.shape[2]               # cached tokens; in a compiled pass, the most there can be
+    whole, count = old // rule.block, max(int(budget(old, rule)), rule.sinks + rule.locals)
+    if count >= whole:                                                      # nothing to leave out
+        return attend(q, k, v, mask, carry)
+    if anchor or 'blocks' not in carry:
+        query = q.mean(2) if rule.query_from == 'mean' else q[:, :, 0 if rule.query_from == 'root' else -1]
+        scores = rule.scores(query, k, carry['means'][layer][:, :, :whole], rule.block)
+        carry = carry | dict(blocks=choose(scores, carry['start'], count, rule), block=rule.block)
+    return attend_blocks(q, k, v, mask, carry, rule), carry
+
+
+def attend_blocks(q, k, v, mask, carry, rule):
+    """[B, H, T, D]: attention over carry's blocks and over all from the partial block on.
+
+    One key head at a time: its kept keys are copied together and read again while the CPU's cache holds them,
+    so memory is read once and only where needed. Keys stay turned by their old positions.
+    """
+    (B, H, T, D), (_, G, S, _), block = q.shape, k.shape, rule.block
+    blocks, start = carry['blocks'], carry['start']
+    width = min(block - 1 + T, S)                                           # of the window at the end
+    window = (start // block * block).clamp(max=S - width) + torch.arange(width, device=q.device)
+    seen = mask.index_select(1, window).masked_fill(window < start // block * block, -torch.inf)
+    ranks = torch.arange(blocks.shape[-1], device=q.device)
+    least = budget(start.double(), rule).clamp(min=rule.sinks + rule.locals)
+    alive = (ranks < least) & (ranks < start // block)
+    bias = mask.new_zeros(len(ranks)).masked_fill(~alive, -torch.inf).repeat_interleave(block).expand(T, -1)
+    bias = torch.cat([bias, seen], 1).repeat(H // G, 1)                     # [(H/G) T, kept + width]
+    rows = (blocks[..., None] * block + torch.arange(block, device=q.device)).view(B * G, -1)
+    out, keys, values = [], k.flatten(0, 1), v.flatten(0, 1)                # [B G, S, D]
+    for n, rest in enumerate(q.reshape(B * G, -1, D) * D ** -0.5):          # [(H/G) T, D] of one key head
+        kept = torch.cat([rows[n], window])
+        weights = torch.addmm(bias, rest, keys[n].index_select(0, kept).t()).softmax(-1)
+        out.append(weights @ values[n].index_select(0, kept))
+    return torch.stack(out).view(B, H, T, D)
+
+
+def sparse_swiglu(x, gate, up, down, carry, how):
+    """`swiglu` through fewer channels: those whose |silu(gate)| is below a threshold add nothing.
+
+    how: (threshold, per token; share of the F channels, the largest, that the whole pass reads). The gate is
+    read in full, `up` and `down` where a channel was chosen. Source: Lee et al. 2024 (CATS), eq. 4-5.
+    """
+    threshold, share = how
+    h = F.silu(gate(x))                                                     # [B, T, F]
+    h = h.masked_fill(h.abs() < threshold, 0)
+    carry = carry | dict(channels=h)
+    if share == 1:
+        return down(h * up(x)), carry
+    size = h.abs().masked_fill((torch.arange(x.shape[1], device=x.device) >= carry['real'])[:, None], 0)
+    chosen = size.amax((0, 1)).topk(max(1, round(share * h.shape[-1])), sorted=False).indices
+    return chosen_swiglu(x, h, up, down, chosen), carry | dict(chosen=chosen)
+
+
+def chosen_swiglu(x, h, up, down, chosen, step=128):
+    """down(h * up(x)) over the chosen channels alone, `step` at a time so that their copies stay cached.
+
+    Fast where down's weight lies channel by channel in memory (lab/passes.py lays it out so).
+    """
+    out = x.new_zeros(x.shape) if down.bias is None else down.bias
+    for some in chosen.split(step):
+        u = F.linear(x, up.weight.index_select(0, some), None if up.bias is None else up.bias[some])
+        out = out + (u * h.index_select(-1, some)) @ down.weight.t().index_select(0, some)
+    return out
+
+
+def sparse_mix(x, moe, carry, how):
+    """`mix` without a token's m lowest experts, m the largest whose share of the weight is below beta_m.
+
+    how: beta_1, beta_2, ...; 0 never skips. Source: also Lu et al. 2024 (the case of 2 experts).
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    weights, chosen = route(flat, moe)
+    k = moe.top_k
+    lowest = weights.flip(-1).cumsum(-1)[:, :len(how)] / weights.sum(-1, keepdim=True)      # [N, m]
+    skip = ((lowest < lowest.new_tensor(how)) * torch.arange(1, len(how) + 1, device=x.device)).amax(-1)
+    weights = weights.masked_fill(torch.arange(k, device=x.device) >= k - skip[:, None], 0)
+    carry = carry | dict(experts=torch.where(weights > 0, chosen, -1), lowest=lowest)
+    return blend(flat, moe, weights, chosen).view_as(x), carry

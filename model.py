@@ -6,6 +6,7 @@ B rows, T new tokens, S cache capacity, L layers, H query heads, G key/value hea
 F feed-forward width, E experts, V vocabulary.
 """
 import copy
+import functools
 import hashlib
 import json
 import os
@@ -217,7 +218,7 @@ class MoE(Part):
         self.experts = nn.ModuleList(MLP(config.hidden_size, config.moe_intermediate_size) for _ in range(E))
 
     def forward(self, x, mix, carry):
-        return mix(x, self.gate, self.experts, self.top_k, self.renormalise, carry)
+        return mix(x, self, carry)
 
 
 class Block(Part):
@@ -250,6 +251,7 @@ class Path:
     attends: tuple      # [L]
     ffns: tuple         # [L]
     writes: str = 'full'
+    block: int = None   # keys to a block mean; 0: its layers need no means; None: they are handed nothing
 
     @classmethod
     def full(cls, config):
@@ -261,11 +263,25 @@ class Path:
         """This path without the sublayers in skip: 2i is layer i's attention, 2i + 1 its feed-forward."""
         keep = lambda fs, odd: tuple(None if 2 * i + odd in skip else f for i, f in enumerate(fs))
         writes = f'{self.writes} without {sorted(skip)}' if skip else self.writes
-        return Path(name, keep(self.attends, 0), keep(self.ffns, 1), writes)
+        return Path(name, keep(self.attends, 0), keep(self.ffns, 1), writes, self.block)
+
+    @functools.cache
+    def sparse(self, attend, heads, channels, experts):
+        """This path thinned out: for each layer what sparse kernels are told as `how`, None to stay dense."""
+        thin = {f: [functools.partial(g, how=how) if how else f for how in hows] for f, g, hows in (
+            (kernels.attend, attend, heads), (kernels.swiglu, kernels.sparse_swiglu, channels),
+            (kernels.mix, kernels.sparse_mix, experts))}
+        swap = lambda fs: tuple(f and thin[f][i] for i, f in enumerate(fs))
+        attends, ffns = swap(self.attends), swap(self.ffns)
+        if (attends, ffns) == (self.attends, self.ffns):
+            return self
+        name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
+        block = next((how[2].block for how in heads if how), 0)
+        return Path(name, attends, ffns, self.writes.replace('full', 'sparse'), block)
 
     def trusts(self, writer):
-        """Whether this path may build on what `writer` wrote: its own positions and the full path's."""
-        return writer in ('full', self.writes)
+        """Whether this path may build on what `writer` wrote: the full path, itself, or itself unskipped."""
+        return writer in ('full', self.writes, self.writes.split(' without')[0])
 
 
 @dataclass(frozen=True)
@@ -300,17 +316,17 @@ class Transformer(Part):
         self.register_buffer('cos', cos.to(self.lm_head.weight), persistent=False)     # [S, D]
         self.register_buffer('sin', sin.to(self.lm_head.weight), persistent=False)
 
-    def forward(self, ids, positions, path, stores=None, span=None):
+    def forward(self, ids, positions, path, stores=None, span=None, carry=None):
         """ids [B, T] at absolute positions [T] -> hidden states [B, T, C] after the last norm.
 
         stores: the cache's (keys, values) per layer, written in place; span: how many keys are in view.
-        Without a cache the tokens see each other alone (training).
+        Without a cache the tokens see each other alone (training). carry: what the first layer is handed.
         """
         span = ids.shape[1] if stores is None else span
         hidden = torch.arange(span, device=ids.device) > positions[:, None]             # [T, span]
         mask = torch.zeros_like(hidden, dtype=self.cos.dtype).masked_fill(hidden, -torch.inf)
         view = View(positions, self.cos[positions], self.sin[positions], mask, span)
-        x, carry = self.model.embed_tokens(ids), None
+        x = self.model.embed_tokens(ids)
         for i, layer in enumerate(self.model.layers):
             x, carry = layer(x, path.attends[i], path.ffns[i], view, stores and stores[i], carry)
         return self.model.norm(x)
@@ -344,6 +360,7 @@ class KVCache:
         L = config.num_hidden_layers
         self.stores = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(L)]
         self.ids, self.writers, self.length = [], [], 0     # length: positions in use, recorded or not
+        self.block, self.means, self.averaged = 0, None, 0  # averaged: positions whose means are right
 
     def trusted(self, line, path):
         """How many leading positions of the token ids in `line` this path need not read again."""
@@ -358,7 +375,18 @@ class KVCache:
         """Positions start.. hold `line`, written by this path; what stood behind is forgotten."""
         self.ids[start:] = line[start:]
         self.writers[start:] = [path.writes] * (len(line) - start)
-        self.length = len(line)
+        self.length, self.averaged = len(line), min(self.averaged, start)
+
+    def average(self, block, n):
+        """[L] mean keys [B, G, S / block, D] of the cache's blocks, right for the first n / block."""
+        if block != self.block:
+            self.block, self.averaged = block, 0
+            self.means = [k.new_zeros(*k.shape[:2], k.shape[2] // block, k.shape[3]) for k, _ in self.stores]
+        a, b = self.averaged // block, n // block
+        for (keys, _), means in zip(self.stores if a < b else (), self.means):
+            means[:, :, a:b] = keys[:, :, a * block:b * block].unflatten(2, (b - a, block)).mean(3)
+        self.averaged = n
+        return self.means
 
     def fork(self, config, rows, extra):
         """`rows` equal rows with room for `extra` more positions; only the positions in use are copied."""
@@ -414,7 +442,11 @@ class Reader:
             pad, span, forward = (1 << (T - 1).bit_length()) - T, self.capacity, self.compiled
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
-        hidden = forward(F.pad(ids, (0, pad)) if pad else ids, positions, path, self.cache.stores, span)
+        at = lambda n: torch.tensor(n, device=ids.device)
+        carry = None if path.block is None else dict(
+            start=at(start), real=at(T), means=path.block and self.cache.average(path.block, start))
+        ids = F.pad(ids, (0, pad)) if pad else ids
+        hidden = forward(ids, positions, path, self.cache.stores, span, carry)
         logits = self.model.logits(hidden[:, T - last:T])
         self.log.append((path.name, T, begin, self.now()))
         self.paths[path.name] = path

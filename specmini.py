@@ -19,11 +19,13 @@ import torch
 from tqdm import tqdm
 
 from model import Reader, load, read_calibration
-from verify import METHODS, Cycle, Session, lookup, rollout, silence
+from verify import METHODS, Cycle, Session, lookup, rollout, silence, whole_passes
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
+PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_threshold=0.0, ffn_quantile=0.0, ffn_share=1.0),
+             moe=dict(moe_skip=0))      # of --sparse, and the knobs that switch each off
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')
 
 
@@ -45,8 +47,8 @@ def statistics(cycles, prompt_seconds, weights):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
 
     weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged.
-    block_efficiency: tokens committed per full target pass, the extra token included. work: weight bytes read
-    over those of one full target pass. Seconds, passes and positions exclude the prompt's.
+    block_efficiency: tokens committed per target pass, full or sparse, the extra token included. work: weight
+    bytes read over those of one full target pass. Seconds, passes and positions exclude the prompt's.
     """
     ratio = lambda a, b: a / b if b else None
     passes, positions, labels = Counter(), Counter(), Counter()
@@ -62,7 +64,7 @@ def statistics(cycles, prompt_seconds, weights):
         judged=len(verdicts), accepted=sum(c.accepted for c in cycles),
         acceptance_rate=ratio(sum(verdicts), len(verdicts)),
         rejection_rate=ratio(verdicts.count(False), len(verdicts)),
-        block_efficiency=ratio(tokens, passes['target/full']), labels=labels, seconds=seconds,
+        block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
         prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
         work=sum(n * weights[path] for path, n in passes.items()) / weights['target/full'])
 
@@ -78,19 +80,30 @@ class Engine:
         target, self.tokenizer, eos = load(args.target, self.device, DTYPES[self.dtype])
         self.models, self.readers = dict(target=target), {}             # both by role
         self.eos = frozenset() if args.ignore_eos else eos
+        self.sparse = make_method('sparse', args) if args.sparse else None
         self.source = dict(lookup=lookup, none=silence).get(args.draft, rollout)
         drafts = self.source is rollout and args.draft != 'self' and args.methods != ['ar']
         if drafts:
             self.add('draft', args.draft)
         if args.mid:
             self.add('mid', args.mid)
-        needs = {section for name in args.methods for section in make_method(name, args).needs}
-        needs |= {'mask'} if args.draft == 'self' else set()
+        needs = self.sections(target.config) | ({'mask'} if args.draft == 'self' else set())
         self.calibration = read_calibration(args.target, args.draft if drafts else None, sorted(needs))
         self.context = min(m.config.max_position_embeddings for m in self.models.values())
         threads = args.threads or (1 if sum(p.numel() for p in target.parameters()) < SMALL else None)
         if threads and self.device == 'cpu':
             torch.set_num_threads(threads)
+
+    def sections(self, config):
+        """The calibration's sections that this run needs; ValueError for a part that is not there."""
+        dense, mixed = (kind in (bool(E) for E in config.mixtures) for kind in (False, True))
+        for part, there in (('ffn', dense), ('moe', mixed)):
+            if part in self.args.sparse and not there:
+                raise ValueError(f'--sparse {part}: {self.args.target} has no layer of that kind')
+        methods = [make_method(name, self.args) for name in self.args.methods] + [self.sparse]
+        needs = {section for method in methods if method for section in method.needs}
+        betas = mixed and any(getattr(method, 'moe_skip', 0) for method in methods)
+        return needs | ({'sparse'} if betas else set())
 
     def add(self, role, folder):
         """Loads one more model; ValueError unless it shares the target's vocabulary."""
@@ -118,7 +131,7 @@ class Engine:
         session = Session(readers['target'], readers.get('draft'), self.source, list(ids),
                           min(a.max_new, self.context - len(ids)), self.eos,
                           a.temperature, a.top_k, a.top_p, generator, mid=readers.get('mid'),
-                          calibration=self.calibration)
+                          calibration=self.calibration, sparse=None if name == 'ar' else self.sparse)
         session.read_prompt()
         return session, make_method(name, a)
 
@@ -135,6 +148,9 @@ class Engine:
     def statistics(self, cycles, prompt_seconds=0.0):
         return statistics(cycles, prompt_seconds, self.weights())
 
+    def lossless(self, method):
+        return method.lossless and (self.sparse is None or self.sparse.lossless)
+
     def report(self, row, session, method, cycles):
         """The JSON object of one text; `right` only where the row can be graded."""
         from lab.tasks import grade
@@ -144,7 +160,7 @@ class Engine:
         knobs = {k: getattr(method, k) for k in knobs_of(name)}
         knobs = {k: 'inf' if v == math.inf else v for k, v in knobs.items()}    # JSON has no infinity
         return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
-                    lossless=method.lossless, knobs=knobs, seed=session.generator.initial_seed(),
+                    lossless=self.lossless(method), knobs=knobs, seed=session.generator.initial_seed(),
                     device=self.device, dtype=self.dtype, finish='eos' if session.ended else 'length',
                     stats=self.statistics(cycles, session.prompt_seconds)) | graded
 
@@ -179,11 +195,11 @@ def make_method(name, args):
 
     Under --compare a method takes the knobs that it has; one that no method of the run has is refused.
     """
-    knobs, values = knobs_of(name), {}
+    knobs, values, names = knobs_of(name), {}, args.methods + ['sparse'] * bool(args.sparse)
     for item in args.set:
         knob, equals, text = item.partition('=')
-        if not equals or not any(knob in knobs_of(m) for m in args.methods):
-            have = '; '.join(f'{m}: {describe_knobs(m) or "none"}' for m in args.methods)
+        if not equals or not any(knob in knobs_of(m) for m in names):
+            have = '; '.join(f'{m}: {describe_knobs(m) or "none"}' for m in names)
             raise ValueError(f'--set {item}: expected knob=value with a knob of the method ({have})')
         if knob in knobs:
             kind = knobs[knob].type
@@ -191,6 +207,8 @@ def make_method(name, args):
                 values[knob] = dict(true=True, false=False)[text.lower()] if kind is bool else kind(text)
             except (ValueError, KeyError):
                 raise ValueError(f'--set {item}: {text!r} is not a value of type {kind.__name__}') from None
+    for part in PARTS.keys() - args.sparse if name == 'sparse' and args.sparse else ():
+        values = PARTS[part] | values                   # what is set by name is meant
     return METHODS[name](**values)
 
 
@@ -243,7 +261,7 @@ def figures(report):
     return (f'{report["method"]} ({"lossless" if report["lossless"] else "LOSSY"}): {len(report["tokens"])} '
             f'tokens ({wrote}) in {s["seconds"]:.2f} s, {show("tokens_per_second", ".1f")} tokens/s; '
             f'acceptance {show("acceptance_rate", ".0%")}, block efficiency '
-            f'{show("block_efficiency", ".2f")}, {s["passes"]["target/full"]} target passes, '
+            f'{show("block_efficiency", ".2f")}, {whole_passes(s["passes"])} target passes, '
             f'work {s["work"]:.1f}')
 
 
@@ -275,6 +293,7 @@ def parse(argv):
         'self: the target without the sublayers that its calibration.json skips')
     add('--mid', metavar='DIR', help='a model between draft and target, for the methods that ask for one')
     add('--method', help='one of those that --list shows (default: sd)')
+    add('--sparse', default='', metavar='attn,ffn,moe', help='what the target leaves out, under any method')
     add('--gamma', type=int, help='draft tokens a cycle (default: 4)')
     add('--temperature', type=float, default=0.0, help='0 (the default) is greedy')
     add('--top-k', type=int, default=0, help='sample from this many likeliest tokens; 0: from all')
@@ -305,9 +324,11 @@ def check_flags(args):
     names = ['ar'] + args.compare.split(',') if compared else [args.method or 'sd']
     args.methods = list(dict.fromkeys(names))
     unknown = [m for m in args.methods if m not in METHODS]
+    args.sparse = set(args.sparse.split(',')) - {''}
     alone = args.method or args.check or args.json or args.show or args.trace
     for wrong, message in [
             (unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}'),
+            (args.sparse - PARTS.keys(), f'--sparse {sorted(args.sparse)}: expected some of attn,ffn,moe'),
             ((args.prompt is None) == (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl'),
             (not 0 <= args.temperature < math.inf, f'--temperature {args.temperature}: expected 0 or more'),
             (args.top_k < 0, f'--top-k {args.top_k}: expected 0 (all) or more'),

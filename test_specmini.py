@@ -102,7 +102,7 @@ class Table:
             self.rows[prefix] = self.sharp * torch.randn(self.vocab, generator=g, dtype=torch.float64)
         return self.rows[prefix]
 
-    def __call__(self, ids, positions, path, stores, span):
+    def __call__(self, ids, positions, path, stores, span, carry=None):
         stores[0][0][:, 0, positions, 0] = ids.double() + (0.5 if None in path.ffns else 0.0)   # slim writes
         seen = stores[0][0][:, 0, :, 0].tolist()
         return torch.stack([torch.stack([self.row(tuple(line[:i + 1])) for i in positions.tolist()])
@@ -378,16 +378,21 @@ def test_long_prompts_are_read_in_chunks():
     assert got.shape == whole.shape and (got - whole).abs().max() < 1e-9
 
 
-def test_graphs(monkeypatch):
-    """One graph per padded length, whatever the position. Counted with a backend that compiles nothing."""
+@pytest.mark.parametrize('knobs', [None, dict(rho=0.1, ffn_threshold=0.1, ffn_share=0.5)])
+def test_graphs(knobs, monkeypatch):
+    """One graph per padded length, whatever the position. Counted with a backend that compiles nothing.
+
+    Sparse: the padded pass, with all of the cache in view, makes the choice of an eager one.
+    """
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
     counter, real = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, 'compile', lambda f, options, **how: real(f, backend=counter, **how))
     model = network()
+    path = thin(model, **knobs) if knobs else model.full
     reader, plain = Reader(model, 40, compiled=True), Reader(model, 40)
     for line in ([1] * 17, [1] * 18, [1] * 21, [1] * 22, [1] * 25, [1] * 30):   # feeds 17, 1, 3, 1, 3, 5
-        assert (reader.read(line, [], model.full, 1) - plain.read(line, [], model.full, 1)).abs().max() < 1e-9
+        assert (reader.read(line, [], path, 1) - plain.read(line, [], path, 1)).abs().max() < 1e-9
     assert counter.frame_count == 3                                             # 1, 4 and 8 positions
 
 
@@ -556,6 +561,7 @@ LOSSLESS = {
     'sd, lookup': (Exact(2), dict(source=lookup)),
     'sd, no draft': (Exact(2), dict(source=silence)),
     'sd, stops inside a block': (StopsInside(2), {}),
+    'sparse, off': (METHODS['sparse'](2, rho=1.0, ffn_threshold=0.0, moe_skip=0), {}),
     'lenient at 1': (lab.rivals.Lenient(2, lenience=1), {}),
     'typical that keeps nothing': (lab.rivals.Typical(2, epsilon=1, delta=math.inf), {}),
     **{f'sd, {c}': (Exact(2, controller=c), {}) for c in ('lagged', 'hf-confidence', 'hf-roc')},
@@ -1196,6 +1202,211 @@ def test_law_of_cascades(name, lam):
 
 
 # ------------------------------------------------------------------------ sparse verification
+
+OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0)
+SMALL = dict(dense_below=8, block=4, locals=1)      # for texts of 64 tokens
+LINE = [i % 11 for i in range(50)]
+MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
+LEARNED = dict(experts=[[[0.0, 0.2], [0.0, 0.5]]] * 4, channels=[[0.0, 0.4]] * 4, anchors=[0, 2, 1, 3])
+
+
+def thin(model, **knobs):
+    """The target's full path as a session of these knobs reads it."""
+    s = session(model, None, [0], 1, sparse=METHODS['sparse'](**SMALL | knobs))
+    s.calibration = dict(sparse=LEARNED)
+    return s.view(model.full)
+
+
+def queries(start, T, capacity, block, B=2):
+    """q [B, 4, T, 6], k and v [B, 2, capacity, 6], the mask and the carry of a pass at `start`."""
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(n, B, h, 6, generator=g, dtype=torch.float64).permute(1, 2, 0, 3).contiguous()
+               for h, n in ((4, T), (2, capacity), (2, capacity)))
+    hidden = torch.arange(capacity) > start + torch.arange(T)[:, None]
+    means = k[:, :, :capacity // block * block].unflatten(2, (-1, block)).mean(3)
+    carry = dict(start=torch.tensor(start), real=torch.tensor(T), means=[means])
+    return q, k, v, torch.zeros(T, capacity, dtype=torch.float64).masked_fill(hidden, -torch.inf), carry
+
+
+@pytest.mark.parametrize('block', [1, 4, 7])
+@pytest.mark.parametrize('start, T', [(40, 1), (43, 5), (30, 3), (9, 6)])
+def test_gathered_attention_is_masked_attention(block, start, T):
+    """Gathered blocks give what all keys give under a mask, also in a compiled pass (all the cache in view).
+
+    Breaks if a kept key loses its position, a block counts twice, or the budget is the capacity's.
+    """
+    how = 0, True, thin(network(), rho=0.3, block=block).attends[0].keywords['how'][2]
+    q, k, v, mask, carry = queries(start, T, start + T, block)
+    got, carry = kernels.sparse_attend(q, k, v, mask, carry, how)
+    _, *wide = queries(start, T, 90, block)
+    for mine, theirs in zip(wide, (k, v)):
+        mine[:, :, :start + T] = theirs
+    wide[3]['means'] = [wide[0][:, :, :90 // block * block].unflatten(2, (-1, block)).mean(3)]
+    assert (kernels.sparse_attend(q, *wide, how)[0] - got).abs().max() < 1e-12
+    whole, kept = start // block, max(math.ceil((8 + (start - 8) * 0.3 // 1) / block), 2)
+    if whole <= kept:
+        assert 'blocks' not in carry and torch.equal(got, kernels.attend(q, k, v, mask, None)[0])
+        return
+    chosen, seen = carry['blocks'], mask.expand(2, 2, T, -1).clone()
+    assert chosen.shape == (2, 2, kept) and (chosen < whole).all()
+    assert ((chosen == 0).any(-1) & (chosen == whole - 1).any(-1)).all()    # the sink and the local block
+    for b, g in itertools.product(range(2), range(2)):
+        hidden = set(range(whole)) - set(chosen[b, g].tolist())
+        assert len(hidden) == whole - kept                                  # no block is chosen twice
+        for n in hidden:
+            seen[b, g, :, n * block:n * block + block] = -torch.inf
+    assert (got - lab.rivals.attend_masked(q, k, v, seen)).abs().max() < 1e-12
+    assert (got - kernels.attend(q, k, v, mask, None)[0]).abs().max() > 1e-3
+
+
+def test_budget():
+    """N = ceil(floor((L - L0) rho + L0) / block), by hand; it never falls as the text or rho grows."""
+    base = thin(network(), rho=0.25, dense_below=128, block=16).attends[0].keywords['how'][2]
+    assert [kernels.budget(n, base) for n in (128, 129, 131, 132, 512)] == [8, 8, 8, 9, 14]
+    assert float(kernels.budget(torch.tensor(512.0), base)) == 14
+    table = torch.tensor([[kernels.budget(n, base._replace(rho=rho / 100)) for rho in range(0, 101, 5)]
+                          for n in range(128, 900, 37)])
+    assert (table.diff(dim=0) >= 0).all() and (table.diff(dim=1) >= 0).all()
+
+
+def sparse_logits(model, draft, **knobs):
+    """(logits of the root and the draft on the sparse path, reader, path); the rest was read densely."""
+    reader, path = Reader(model, 64), thin(model, **OFF | knobs)
+    reader.read(LINE[:-1], [], model.full, 0)
+    return reader.read(LINE, draft, path, len(draft) + 1), reader, path
+
+
+def test_what_is_off_is_dense():
+    """Each knob at its end gives dense logits; each of them moved changes them, so the test could fail."""
+    model = network(**MIXED)
+    dense = Reader(model, 64).read(LINE, [1, 2, 3], model.full, 4)
+    assert thin(model, **OFF) is model.full
+    for knobs in (dict(rho=0.2, dense_below=60), dict(rho=0.999), dict(ffn_threshold=1e-300),
+                  dict(moe_skip=2, moe_quantile=0.0), dict(rho=0.0, sinks=60)):
+        got, reader, path = sparse_logits(model, [1, 2, 3], **knobs)
+        assert (got - dense).abs().max() < 1e-9 and path.name == reader.cache.writers[-1] == 'sparse'
+    for knobs in (dict(rho=0.0), dict(ffn_threshold=0.3), dict(ffn_share=0.5), dict(ffn_quantile=1.0),
+                  dict(moe_skip=1, moe_quantile=1.0)):
+        assert (sparse_logits(model, [1, 2, 3], **knobs)[0] - dense).abs().max() > 1e-3
+
+
+def test_one_choice_a_pass():
+    """Drafts change no logits before them; a layer that is no anchor reads its anchor's blocks.
+
+    Slim and sparse at once: an anchor that is skipped leaves the choice to the next layer.
+    """
+    model = network(num_hidden_layers=4)
+    a, b = (sparse_logits(model, draft, rho=0.1)[0] for draft in ([1, 2, 3], [1, 2, 9]))
+    assert torch.equal(a[:3], b[:3]) and not torch.equal(a[3], b[3])
+    for anchors, skip, same in ((2, {}, [(0, 1), (2, 3)]), (1, {}, [(0, 3)]), (2, {0, 1}, [(2, 3)])):
+        _, reader, path = sparse_logits(model, [1], rho=0.1, anchors=anchors)
+        log, path = [], path.slim(skip) if skip else path
+        reader.read(LINE, [1, 2], lab.rivals.watched(path, log), 3)
+        chosen = {i // 2: c['blocks'].sort().values for i, c in log}
+        assert all(torch.equal(chosen[i], chosen[j]) for i, j in same) and len(log) == 8 - len(skip)
+        assert anchors == 1 or not torch.equal(chosen[1], chosen[2])
+        assert lab.rivals.ledger(log, model, 49)[-1]['keys'] == 3 * 4 + 49 % 4   # floor(8 + 41 rho)
+
+
+def test_sparse_channels_and_experts():
+    """The chosen channels and experts against a loop over tokens; padding has no say in a shared choice."""
+    torch.manual_seed(0)
+    model, x = network(**MIXED), torch.randn(1, 5, 16, dtype=torch.float64)
+    moe, mlp = model.model.layers[0].mlp, model.model.layers[1].mlp
+    x[:, 4] *= 10                                                           # padding
+    parts, carry = (mlp.gate_proj, mlp.up_proj, mlp.down_proj), dict(real=torch.tensor(4))
+    got, carry = kernels.sparse_swiglu(x, *parts, carry, (0.1, 0.25))
+    h = torch.nn.functional.silu(mlp.gate_proj(x))
+    h = torch.where(h.abs() < 0.1, 0, h)
+    best = h[0, :4].abs().amax(0).topk(6).indices
+    assert sorted(carry['chosen'].tolist()) == sorted(best.tolist())
+    u = torch.zeros_like(h)
+    u[..., best] = (h * mlp.up_proj(x))[..., best]
+    assert (got - mlp.down_proj(u)).abs().max() < 1e-12
+    for f in (lab.rivals.literal_swiglu, lab.rivals.union_swiglu):          # off: dense; on: not, nor as gate
+        assert (f(x, *parts, carry, (0.0, 1))[0] - kernels.swiglu(x, *parts, None)[0]).abs().max() < 1e-12
+        assert (f(x, *parts, carry, (0.1, 1))[0] - mlp.down_proj(h * mlp.up_proj(x))).abs().max() > 1e-6
+    assert (lab.rivals.static_mix(x, moe, carry, (0, 0))[1]['experts'] >= 0).sum(-1).tolist() == [1] * 5
+    for moe.renormalise, betas in itertools.product((True, False), ((0.2,), (0.25, 0.6), (0.0, 0.9))):
+        got, carry = kernels.sparse_mix(x, moe, carry, betas)
+        for t in range(5):
+            p, e = moe.gate(x[0, t]).softmax(-1).topk(3)
+            m = max(m for m in range(len(betas) + 1) if m == 0 or p[3 - m:].sum() / p.sum() < betas[m - 1])
+            p, e = p[:3 - m], e[:3 - m]
+            p = p / p.sum() if moe.renormalise else p
+            y = sum(w * kernels.swiglu(x[0, t], *moe.experts[i].children(), None)[0] for w, i in zip(p, e))
+            assert (got[0, t] - y).abs().max() < 1e-12 and (carry['experts'][t] >= 0).sum() == 3 - m
+
+
+@pytest.mark.parametrize('refresh', [0, 1, 3])
+def test_sparse_text(refresh):
+    """Off, or below dense_below, the text is sd's; a refresh leaves nothing sparse in the cache."""
+    target, draft, prompt = network(0), network(1), LINE[:24]
+    wanted = plain(target, prompt, 30)
+    for knobs in (OFF, OFF | dict(rho=0.0, dense_below=64), OFF | dict(rho=0.0, refresh_every=1)):
+        assert write(session(target, draft, prompt, 30), METHODS['sparse'](**SMALL | knobs))[0] == wanted
+    s = session(target, draft, prompt, 30, sparse=METHODS['sparse'](**SMALL, rho=0.0, refresh_every=refresh))
+    s.read_prompt()
+    for i, cycle in enumerate(specmini.decode(s, Exact(3)), 1):
+        dense = bool(refresh and i % refresh == 0)
+        assert ('target/full' if dense else 'target/sparse') in cycle.passes
+        assert ('sparse' in s.target.cache.writers) != dense
+    assert s.tokens[24:] != wanted or refresh == 1
+
+
+def test_sparse_controls():
+    """Each control keeps what it says, at the method's own budget; none holds more mass than the oracle."""
+    exact = queries(61, 5, 66, 4)
+    q, k, _, mask, _ = exact
+    blocks = thin(network(), rho=0.1).attends[0].keywords['how'][2]
+    weights = (q.unflatten(1, (2, 2)) @ k[:, :, None].mT * 6 ** -0.5 + mask).softmax(-1).mean(2)[..., :60]
+    mass, kept = weights.unflatten(-1, (15, 4)).sum(-1)[:, :, 0], {}        # [B, G, N] of the root
+    for name, (attend, scores) in verify.SELECT.items():
+        got, carry = attend(*exact, (0, True, blocks._replace(scores=scores)))
+        one = torch.zeros(2, 2, 1, 15, dtype=torch.bool)
+        kept[name] = carry['kept'] if 'kept' in carry else one.scatter(-1, carry['blocks'][:, :, None], True)
+        assert (got - kernels.attend(*exact[:4], None)[0]).abs().max() > 1e-3
+        assert (kept[name].sum(-1) == 4).all() or name in ('joint', 'union')
+    share = {name: (mass * kept[name][:, :, 0]).sum(-1) for name in kept if name not in ('joint', 'union')}
+    assert all((share['oracle'] >= share[name] - 1e-9).all() for name in share)
+    assert (kept['joint'][:, :, 0].sum((1, 2)) == 8).all()
+    assert kept['recent'][0, 0, 0].nonzero()[:, 0].tolist() == [0, 12, 13, 14]
+    assert (kept['union'][:, :, 0] == kept['token'].any(2)).all()
+    assert (kept['token'][:, :, 0] == kept['head'][:, :, 0]).all()
+    assert not (kept['token'] == kept['head']).all()
+
+
+def test_sparse_flag(pair, capsys):
+    """--sparse thins out any method, prints it as LOSSY, takes its knobs; switched off it changes nothing."""
+    flags = *pair_flags(pair), '--json', '--ignore-eos', '--set', 'dense_below=4', 'block=1', 'rho=0'
+    dense = json.loads(program(capsys, *flags[:-4])[1])
+    for more in ('--sparse attn', '--method sparse', '--method lenient --sparse attn,ffn'):
+        status, out, _ = program(capsys, *flags, *more.split())
+        r = json.loads(out)
+        assert status == 0 and not r['lossless'] and r['tokens'] != dense['tokens']
+        assert set(r['stats']['passes']) == {'target/sparse', 'draft/full'}
+        assert r['stats']['block_efficiency'] == 20 / r['stats']['passes']['target/sparse']
+    off = json.loads(program(capsys, *flags[:-3], 'rho=1', '--sparse', 'attn')[1])
+    assert off['lossless'] and off['tokens'] == dense['tokens']
+    for bad, words in (('--sparse moe', 'no layer of that kind'), ('--sparse all', 'expected some of'),
+                       ('--sparse attn --set anchors=1', 'no section'), ('--sparse ffn --set rho=2', 'rho'),
+                       ('--set anchors=1', 'with a knob of'), ('--sparse attn --set block=0', 'block'),
+                       ('--method sparse --set select=best', 'knob select')):
+        status, out, err = program(capsys, *flags[:-4], *bad.split())
+        assert status == 2 and words in err and err.count('\n') == 1
+    assert 'LOSSY' in program(capsys, *pair_flags(pair), '--compare', 'sd', '--sparse', 'ffn')[1]
+
+
+def test_anchors(tmp_path):
+    """What train_mask.py --anchors measures is what a session reads back: layers by difference, quantiles."""
+    found = train_mask.sparsity(network(**MIXED), [LINE, LINE[::-1]], dense_below=8, block=4)
+    order = sorted(range(1, 4), key=lambda i: found['jaccard'][i - 1])
+    assert found['anchors'] == [0, *order] and all(0 < x < 1 for x in found['jaccard'])
+    assert [*map(len, found['experts'])] == [2, 0, 2, 0] and [*map(len, found['channels'])] == [1, 21, 1, 21]
+    one, two = found['experts'][0]
+    assert one == sorted(one) and len(one) == 21 and 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
+    with pytest.raises(ValueError, match='too short for blocks'):
+        train_mask.sparsity(network(), [[1] * 12])
 
 
 # ------------------------------------------------------------------------ specmini.py: the program

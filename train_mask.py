@@ -7,18 +7,21 @@ improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks 
 m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
 import argparse
+import functools
 import itertools
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path as File
 
 import torch
 from tqdm import tqdm
 
+import kernels
 from model import Reader, load, read_calibration, write_calibration
 from specmini import EMBEDDED, Parser
-from verify import violation
+from verify import Session, Sparse, violation
 
 SETTINGS = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'     # a resumed search's are equal
 
@@ -147,6 +150,59 @@ def find_mask(model, windows, args, tried):
                 tried={' '.join(map(str, z)): c for z, c in tried.items()})
 
 
+# --------------------------------------------------------------------------- what sparse verification needs
+
+def observed(path, log):
+    """A sparse path whose attention stays dense; the log gets every sublayer's carry, with its choices."""
+    def attend(f, *args):
+        log.append(f(*args)[1])
+        return kernels.attend(*args[:4], log[-1])
+
+    def ffn(f, *args):
+        y, carry = f(*args)
+        log.append(carry)
+        return y, carry
+    bind = lambda g, fs: tuple(functools.partial(g, f) for f in fs)
+    return replace(path, attends=bind(attend, path.attends), ffns=bind(ffn, path.ffns))
+
+
+def sparsity(model, texts, T=5, **knobs):
+    """The section 'sparse': what dense verifying passes over T positions of texts (ids) would choose.
+
+    anchors: layer 0, then those whose blocks differ most from the layer before; jaccard: of each with it;
+    channels, experts: for each layer 21 quantiles, 0 to 1, of |silu(gate)| and of the share of a token's m
+    lowest experts, m = 1, 2, ... Source: as verify.Sparse (anchor layers).
+    """
+    L, k = len(model.config.mixtures), model.config.num_experts_per_tok
+    all_on = dict(anchors=[*range(L)], channels=[[1e-30]] * L, experts=[[[0.0]] * (k - 1)] * L)
+    method = Sparse(**dict(dense_below=32) | knobs, anchors=L, ffn_quantile=0.5, moe_skip=max(k - 1, 0))
+    jaccard, seen = [[] for _ in range(L)], [[] for _ in range(L)]
+    for ids in texts:
+        reader = Reader(model, len(ids))
+        path = method.view(model.full, Session(reader, None, None, [], 0, calibration=dict(sparse=all_on)))
+        for n in range(T, len(ids) - T, T):
+            log, last = [], None
+            reader.read(ids[:n], [], model.full, 0)
+            reader.read(ids[:n], ids[n:n + T], observed(path, log), T)
+            for i, (a, b) in enumerate(zip(log[::2], log[1::2])):
+                sets = [set(row) for row in a['blocks'][0].tolist()] if 'blocks' in a else []
+                jaccard[i] += [len(x & y) / len(x | y) for x, y in zip(sets, last or [])]
+                last = sets
+                some = b['channels'].flatten()[::17] if 'channels' in b else None
+                seen[i].append(b['lowest'] if model.config.mixtures[i] else some.abs()[:, None])
+    if not jaccard[-1]:
+        raise ValueError(f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
+    at, places = [round(sum(x) / len(x), 4) for x in jaccard[1:]], torch.linspace(0, 1, 21)
+    tables = [[[round(y, 5) for y in column[(places * (len(column) - 1)).long()].tolist()]
+               for column in torch.cat(x).float().sort(0).values.T] for x in seen]
+    mixed = [bool(E) for E in model.config.mixtures]
+    return dict(anchors=[0] + sorted(range(1, L), key=lambda i: at[i - 1]), jaccard=at,
+                channels=[[0.0] if m else t[0] for m, t in zip(mixed, tables)],
+                experts=[t if m else [] for m, t in zip(mixed, tables)])
+
+
+# ------------------------------------------------------------------------------------------------ the program
+
 def calibration_texts(tokenizer, args):
     """args.windows texts as ids, each ending in the args.window tokens that are scored.
 
@@ -184,6 +240,7 @@ def parse(argv):
     add('--window', type=int, default=32, help='tokens scored of each (default: 32, as the max_lag of via)')
     add('--seed', type=int, default=0)
     add('--resume', action='store_true', help='go on from the masks that calibration.json has')
+    add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     args = p.parse_args(argv)
     for name in ('evaluations', 'patience', 'windows', 'window'):
         if getattr(args, name) < 1:
@@ -204,6 +261,12 @@ def main(argv=None):
     try:
         args = parse(argv)
         model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
+        if args.anchors:
+            ids = sum(calibration_texts(tokenizer, args), [])
+            found = sparsity(model, [ids[i:i + 512] for i in range(0, len(ids), 512)])
+            write_calibration(args.target, 'sparse', found)
+            print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
+            return 0
         windows = Windows(model, calibration_texts(tokenizer, args), args.window)
         found = find_mask(model, windows, args, resumed(args) if args.resume else {})
         write_calibration(args.target, 'mask', found)

@@ -9,10 +9,13 @@ V vocabulary, n draft tokens of a block.
 """
 import math
 import os
+from collections import namedtuple
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+
+import kernels
 
 
 # ------------------------------------------------------------------------------------------------ the maths
@@ -134,6 +137,11 @@ class Cycle:
         return self.labels.count('draft')
 
 
+def whole_passes(passes):
+    """How many of the passes were the target's through all its layers: full or sparse, not slim."""
+    return passes['target/full'] + passes['target/sparse']
+
+
 @dataclass
 class Session:
     """One text in the making: who reads, what is committed, how it is sampled (always through draw)."""
@@ -150,6 +158,8 @@ class Session:
     checker: object = None                  # a task's step checker; a method that needs one refuses without
     calibration: dict = field(default_factory=dict)     # sections of calibration.json, see read_calibration
     mid: object = None                      # Reader of an independent model between the two, or None
+    sparse: object = None                   # Sparse, which thins out the target's passes, or None
+    cycles: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
 
@@ -163,6 +173,10 @@ class Session:
         for reader in filter(None, (self.target, self.draft, self.mid)):
             reader.read(self.tokens[:-1], [], reader.model.full, 0)
         self.prompt_seconds = sum(seconds for *_, seconds in self.take().values())
+
+    def view(self, path):
+        """The target's path as this session reads it in this cycle: sparse if it was asked for."""
+        return self.sparse.view(path, self) if self.sparse else path
 
     def probs(self, logits, temperature=None):
         return probs(logits, self.temperature if temperature is None else temperature, self.top_k, self.top_p)
@@ -185,6 +199,7 @@ class Session:
         tokens, self.ended = tokens if end is None else tokens[:end + 1], end is not None
         self.tokens = self.tokens + tokens
         self.room -= len(tokens)
+        self.cycles += 1
         return tokens
 
     def take(self):
@@ -327,7 +342,7 @@ class Exact:
 
     def path(self, session):
         """The path on which the target verifies."""
-        return session.target.model.full
+        return session.view(session.target.model.full)
 
     def score(self, session, draft):
         return Score(session, draft, self.path(session))
@@ -748,7 +763,7 @@ class ViaSd(Exact):
         return Draft(tokens, slim.p[:len(tokens)], labels=[x if x == 'draft' else 'slim' for x in labels])
 
     def slim(self, session, draft):
-        return Score(session, draft, session.slim)
+        return Score(session, draft, session.view(session.slim))
 
     def stages(self, session, draft, score):
         """The Scores that may judge, cheapest first; the last is the target's. A long lag is read first."""
@@ -791,6 +806,85 @@ class ViaSd(Exact):
 
 # ------------------------------------------------------------------------------------- sparse verification
 
+Blocks = namedtuple('Blocks', 'rho dense_below block sinks locals query_from scores')    # knobs of Sparse
+SELECT = dict(head=(kernels.sparse_attend, kernels.mean_scores))        # name: (attend, scores of blocks)
+
+
+@dataclass
+class Sparse(Exact):
+    """Exact speculative decoding whose verifying pass leaves out blocks of keys, channels and experts. LOSSY.
+
+    Set as a Session's `sparse`, it thins out any other method. Off: rho=1 ffn_threshold=0 moe_skip=0.
+    Source: "Accelerate speculative decoding with sparse computation in verification" (2025). Its "first draft
+    token" is our root; its summary has the experts' condition reversed.
+    """
+    rho: float = 0.25                       # share of the cached tokens beyond dense_below that are read
+    dense_below: int = 128                  # L0, cached tokens: up to here attention is dense
+    block: int = 16                         # tokens
+    sinks: int = 1                          # first blocks, always read; they count towards the budget
+    locals: int = 2                         # last whole blocks, likewise; the partial one behind is free
+    select: str = 'head'                    # each key head its own blocks; lab/rivals.py has others
+    query_from: str = 'root'                # whose query scores them for the pass; last, mean: controls
+    anchors: int = 0                        # layers that choose, by calibration; 0: every second one
+    ffn_threshold: float = 0.05             # a token skips channels whose |silu(gate)| is below
+    ffn_quantile: float = 0.0               # instead, each layer's calibrated threshold for this share
+    ffn_share: float = 1.0                  # share of the channels, chosen once for a pass, that is read
+    moe_skip: int = 1                       # experts that a token may skip, at most
+    moe_quantile: float = 0.5               # beta, of the calibrated shares of the lowest experts
+    refresh_every: int = 0                  # cycles from one dense pass to the next; 0: none
+
+    def __post_init__(self):
+        super().__post_init__()
+        for knob in 'rho ffn_share moe_quantile ffn_quantile'.split():
+            require(0 <= getattr(self, knob) <= 1, knob, getattr(self, knob), '0 to 1')
+        for knob in 'dense_below sinks locals anchors moe_skip refresh_every ffn_threshold'.split():
+            require(getattr(self, knob) >= 0, knob, getattr(self, knob), '0 or more')
+        require(self.block > 0, 'block', self.block, '1 or more')
+        for knob, words in (('select', [*SELECT]), ('query_from', ['root', 'last', 'mean'])):
+            require(getattr(self, knob) in words, knob, getattr(self, knob), 'one of ' + ', '.join(words))
+
+    @property
+    def needs(self):
+        return ('sparse',) if self.anchors or self.ffn_quantile else ()
+
+    @property
+    def lossless(self):
+        skipped = self.ffn_threshold or self.ffn_quantile or self.moe_skip
+        return self.rho == self.ffn_share == 1 and not skipped
+
+    def path(self, session):
+        return self.view(session.target.model.full, session)
+
+    def view(self, path, session):
+        """The path without what the knobs leave out; in every refresh_every-th cycle the path itself."""
+        if self.refresh_every and (session.cycles + 1) % self.refresh_every == 0:
+            return path
+        found, mixtures = session.calibration.get('sparse', {}), session.target.model.config.mixtures
+        layers, at = range(len(mixtures)), lambda table, q: table[round(q * (len(table) - 1))]
+        attend, scores = SELECT[self.select]
+        blocks = Blocks(*(getattr(self, knob) for knob in Blocks._fields[:-1]), scores)
+        anchors = found['anchors'][:self.anchors] if self.anchors else layers[::2]
+        heads = tuple((i, i in anchors, blocks) if self.rho < 1 else None for i in layers)
+        cuts = [at(found['channels'][i], self.ffn_quantile) if self.ffn_quantile else self.ffn_threshold
+                for i in layers]
+        channels = tuple((cut, self.ffn_share) if cut or self.ffn_share < 1 else None for cut in cuts)
+        betas = (None,) * len(layers)
+        if self.moe_skip and any(mixtures):
+            require('experts' in found, 'moe_skip', self.moe_skip, '0, or betas: run train_mask.py --anchors')
+            betas = tuple(tuple(at(shares, self.moe_quantile) for shares in layer[:self.moe_skip])
+                          for layer in found['experts'])
+        return path.sparse(attend, heads, channels, betas)
+
+    def remarks(self, cycles, reports):
+        """The failure signatures that the paper's readers name, where they are seen."""
+        tau = sum(len(c.tokens) for c in cycles) / max(len(cycles), 1)
+        short = sum(r['prompt_tokens'] + len(r['tokens']) <= self.dense_below for r in reports)
+        wrong, graded = ([r.get('right') for r in reports].count(x) for x in (False, True))
+        return [text for seen, text in (
+            (tau < 2, f'sparse: only {tau:.2f} tokens a cycle; the draft and the sparse target have parted'),
+            (short and self.rho < 1, f'sparse: {short} texts stayed below dense_below {self.dense_below}'),
+            (wrong > graded, f'sparse: {wrong} graded texts are wrong; compare with sd')) if seen]
+
 
 CONTROLLERS = dict(fixed=Fixed, online=Online)      # lab/rivals.py has more
 METHODS = dict(
@@ -800,4 +894,5 @@ METHODS = dict(
     cmasd=CmAsd,
     ecsv=Ecsv,
     **{'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft},
+    sparse=Sparse,
 )

@@ -3,7 +3,8 @@
 `python -m lab.bench quality` grades the embedded models on held-out rows; `python -m lab.bench speed` times
 the pair, or a random one of 0.1 B parameters, against transformers (which must be installed) on the same
 weights, prompts, threads and dtype. Everything compared is run in turn on every prompt, so that a noisy
-machine is noisy for all; whole calls are timed, prompt included.
+machine is noisy for all; whole calls are timed, prompt included. `python -m lab.bench pass` times one verifying
+pass, dense and sparse (lab/passes.py); `python -m lab.bench blocks` draws the blocks that one reads.
 """
 import argparse
 import itertools
@@ -20,9 +21,9 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 import specmini
-from lab import tasks
+from lab import passes, tasks
 from lab.compare import tokens_of
-from model import Transformer, read_config
+from model import Transformer, load, read_config
 
 HOME = File(__file__).parent / 'models'
 
@@ -196,16 +197,28 @@ def speed(pair, n, gamma, threads, length, compiled):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=('quality', 'speed'))
+    parser.add_argument('what', choices=('quality', 'speed', 'pass', 'blocks'))
     parser.add_argument('--n', type=int, help='held-out rows of each task (300 for quality, 10 for speed)')
     parser.add_argument('--pair', choices=('embedded', 'random'), default='embedded')
     parser.add_argument('--gamma', type=int, default=4)
     parser.add_argument('--length', type=int, default=120, help='tokens to write at most')
     parser.add_argument('--threads', type=int, default=1)
     parser.add_argument('--compile', action='store_true')
+    parser.add_argument('--shape', choices=passes.SHAPES, default='small', help='of pass: the random model')
+    parser.add_argument('--layers', type=int, help='of pass: fewer than the shape has')
+    parser.add_argument('--contexts', type=int, nargs='+', default=[512, 2048, 8192], help='of pass')
+    parser.add_argument('--positions', type=int, nargs='+', default=[6], help='of pass: 1 to 16 new ones')
+    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu', help='of pass')
     args = parser.parse_args()
     if args.what == 'quality':
         quality(args.n or 300)
+    elif args.what == 'blocks':
+        target, tokenizer, _ = load(HOME / 'target')
+        row = next(r for r in tasks.rows('table', 7) if len(tokenizer.encode(r['prompt']).ids) > 400)
+        print(*passes.picture(target, tokenizer, row, block=8, ffn_threshold=0.0), sep='\n')
+    elif args.what == 'pass':
+        torch.set_num_threads(args.threads)
+        passes.table(args.shape, args.layers, args.contexts, args.positions, args.compile, args.device)
     else:
         speed(args.pair, args.n or 10, args.gamma, args.threads, args.length, args.compile)
 

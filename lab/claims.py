@@ -6,10 +6,11 @@ lies on the claimed side of its line, FAILS if the whole interval lies on the ot
 import argparse
 import functools
 import itertools
+import math
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as File
 
 import torch
@@ -19,10 +20,14 @@ import specmini
 import train_mask
 from lab import rivals, tasks                   # noqa: F401, rivals enter METHODS
 from lab.compare import agreement, tokens_of
+from lab.passes import cost
 from lab.quantise import linear, quantise
+from lab.rivals import ledger, watched
 from model import Reader, load
-from verify import (METHODS, Ballot, CmAsd, Ecsv, EcsvLite, EcsvSoft, EcsvSpot, Exact, Score, Session,
+from verify import (METHODS, Ballot, CmAsd, Ecsv, EcsvLite, EcsvSoft, EcsvSpot, Exact, Score, Session, Sparse,
                     rollout, signals, stage_gain)
+
+HOME = File(__file__).parent / 'models'
 
 
 @dataclass
@@ -711,6 +716,195 @@ def via(n):
 
 # --------------------------------------------------------------------------------------- sparse verification
 
+OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0, dense_below=16, block=4)    # small: the texts are short
+LONG = 300          # tokens of a table's prompt, at least
+GRID = {            # settings of a verifying pass, by name
+    'attn 50 %': dict(rho=0.5), 'attn 75 %': dict(rho=0.25), 'attn 90 %': dict(rho=0.1),
+    'recent 75 %': dict(rho=0.25, select='recent'), 'random 75 %': dict(rho=0.25, select='random'),
+    'oracle 75 %': dict(rho=0.25, select='oracle'), 'quest 75 %': dict(rho=0.25, select='quest'),
+    'ffn 60 %': dict(ffn_share=0.4), 'attn 75 %, ffn 60 %': dict(rho=0.25, ffn_share=0.4),
+    'attn 90 %, ffn 60 %': dict(rho=0.1, ffn_share=0.4)}
+
+
+def contexts(task, n, split='held-out'):
+    """n (row, prompt ids, solution ids) as the models know them; tables of LONG tokens or more.
+
+    Other tasks' prompts are short. Filled up with solved rows they are unlike what the models learned: dense,
+    the target then guesses worse than sparse, where it sees less of the filling.
+    """
+    tokenizer, found, source = embedded('target')[1], [], tasks.rows(task, 11, split)
+    while len(found) < n:
+        row = next(source)
+        ids = tokenizer.encode(row['prompt']).ids
+        if task != 'table' or len(ids) >= LONG:
+            found.append((row, ids, tokenizer.encode(row['solution']).ids))
+    return found
+
+
+@functools.cache
+def embedded(name):
+    return load(HOME / name)
+
+
+def sparse_session(ids, room, calibration=None, model='target', **knobs):
+    """A Session of the embedded target (or the mixture) and draft over these ids; knobs None: dense."""
+    (target, tokenizer, eos), draft = embedded(model), embedded('draft')[0]
+    method = Sparse(**OFF | knobs) if knobs else None
+    readers = (Reader(network, len(ids) + room) for network in (target, draft))
+    return Session(*readers, rollout, list(ids), room, eos, sparse=method,
+                   calibration=dict(sparse=calibration or {}))
+
+
+def read_as_decoded(ids, solution, calibration, model, knobs):
+    """(logits [n, V] of a solution of n tokens, [(bytes, FLOPs)] of its passes), 5 positions a pass."""
+    s, line = sparse_session(ids, len(solution), calibration, model, **knobs), ids + solution
+    s.read_prompt()
+    rows, costs, path = [], [], s.view(s.target.model.full)
+    for n in range(len(ids), len(line), 5):
+        log, width = [], len(line[n - 1:n + 4])
+        rows.append(s.target.read(line[:n], line[n:n + 4], watched(path, log), width))
+        costs.append(cost(s.target.model, ledger(log, s.target.model, n - 1), width))
+    return torch.cat(rows)[:len(solution)].log_softmax(-1), costs
+
+
+def forced(ids, solution, calibration=None, model='target', **knobs):
+    """What a sparse reading of a solution is beside a dense one, as in decoding on what it wrote itself.
+
+    A dict of means over its tokens: kl in nats, dense to sparse; differs, the first choice; nll of both;
+    bytes and flops, those of the sparse passes over the dense ones'.
+    """
+    none = dict(moe_skip=1, moe_quantile=0.0) if model == 'moe' else {}      # skips nothing, but counts
+    zero = dict(experts=[[[0.0]]] * 99)
+    dense, theirs = read_as_decoded(ids, solution, zero, model, none)
+    sparse, ours = read_as_decoded(ids, solution, calibration, model, knobs)
+    at = torch.tensor(solution)[:, None]
+    share = [mean([a[i] / b[i] for a, b in zip(ours, theirs)]) for i in (0, 1)]
+    return dict(kl=float((dense.exp() * (dense - sparse)).sum(-1).mean()), bytes=share[0], flops=share[1],
+                differs=float((dense.argmax(-1) != sparse.argmax(-1)).float().mean()),
+                nll=[-float(x.gather(1, at).mean()) for x in (dense, sparse)])
+
+
+def texts(rows, calibration=None, **knobs):
+    """[(1 if right else 0, tokens a cycle)] of greedy texts after these contexts, gamma 4."""
+    found, tokenizer = [], embedded('target')[1]
+    for row, ids, solution in rows:
+        s = sparse_session(ids, len(solution) + 12, calibration, **knobs)
+        s.read_prompt()
+        cycles = list(specmini.decode(s, Exact()))
+        found.append((float(bool(tasks.grade(row, tokenizer.decode(s.tokens[len(ids):])))),
+                      mean([len(c.tokens) for c in cycles])))
+    return found
+
+
+def overlap_of_rows(ids, solution):
+    """Mean share of the root's blocks that a later row of the pass would choose too, upper half of layers."""
+    s, shares = sparse_session(ids, len(solution) + 8, rho=0.25, select='token'), []
+    s.read_prompt()
+    layers = s.target.model.config.num_hidden_layers
+    method = replace(s.sparse, anchors=layers)
+    s.calibration = dict(sparse=dict(anchors=[*range(layers)]))
+    path, line = method.view(s.target.model.full, s), ids + solution
+    for n in range(len(ids), len(line) - 4, 5):
+        log = []
+        s.target.read(line[:n], line[n:n + 4], watched(path, log), 5)
+        for i, carry in log:
+            if i % 2 == 0 and i >= layers and 'kept' in carry:
+                kept = carry['kept'][0].float()                             # [G, T, N]
+                shares.append(float((kept[:, :1] * kept[:, 1:]).sum() / kept[:, 1:].sum()))
+    return mean(shares)
+
+
+def calibrated(model, task):
+    """The sparse section of a calibration on four training rows of the task."""
+    rows = contexts(task, 4, split='train')
+    return train_mask.sparsity(model, [ids + sol for _, ids, sol in rows], dense_below=16, block=4)
+
+
+def alike_dense(rows):
+    return bootstrap([1 - r['differs'] for r in rows], mean)
+
+
+def difference(a, b):
+    """Rows for the bootstrap of a difference of means over the same prompts."""
+    return [x - y for x, y in zip(a, b)]
+
+
+def sparse_claims(n):
+    """The Findings F1 to F6 and what the notes ask next; n prompts a task."""
+    data = {task: contexts(task, n) for task in ('math', 'table', 'story')}
+    read = {(task, name): [forced(ids, sol, **knobs) for _, ids, sol in rows]
+            for task, rows in data.items() for name, knobs in GRID.items()}
+    dense = {task: texts(rows) for task, rows in data.items()}
+    right = lambda found: [r for r, _ in found]
+    grid = {name: texts(data['table'], **knobs) for name, knobs in GRID.items()}
+
+    def reduction(rows):
+        """The largest reduction of FLOPs among settings that keep tables right and stories likely."""
+        keeps = [1.0]
+        for name in GRID:
+            lost = mean(right(dense['table'])) - mean(right(grid[name]))
+            more = mean([b - a for a, b in (read['story', name][i]['nll'] for i in rows)])
+            if lost <= 0.01 and math.exp(more) <= 1.02:
+                keeps.append(1 / mean([read['table', name][i]['flops'] for i in rows]))
+        return max(keeps)
+    yield Finding('F1: fewer FLOPs a pass over tables, right within 1 pp, stories within 2 %',
+                  *bootstrap(range(n), reduction), 2, f'times, prompts of {LONG} tokens or more, n = {n}')
+    per = [s / d for (_, s), (_, d) in zip(grid['attn 75 %'], dense['table'])]
+    yield Finding('F2: tokens a cycle at 75 % attention sparsity over dense', *bootstrap(per, mean), 0.95,
+                  f'table, n = {n}')
+    shares = [overlap_of_rows(ids, sol) for task in data for _, ids, sol in data[task]]
+    yield Finding("F3: overlap of the root's blocks with each later row's own, upper layers",
+                  *bootstrap(shares, mean), 0.8, f'75 %, n = {len(shares)}')
+    for other, line in (('recent', 0.02), ('random', 0.02), ('quest', 0.0)):
+        gain = difference(right(grid['attn 75 %']), right(grid[f'{other} 75 %']))
+        yield Finding(f'F4: tables right, mean-key blocks less {other} blocks', *bootstrap(gain, mean), line,
+                      f'75 %, n = {n}, dense {mean(right(dense["table"])):.0%}')
+    target = embedded('target')[0]
+    learned = {task: calibrated(target, task) for task in ('table', 'story')}
+    half = -(-len(target.full.attends) // 2)
+    loss = {task: right(texts(data['table'], learned[task], rho=0.25, anchors=half)) for task in learned}
+    yield Finding('F5: tables right, anchors of stories less anchors of tables', *bootstrap(
+        difference(loss['story'], loss['table']), mean), -0.01, f'anchors {learned["story"]["anchors"]} and '
+        f'{learned["table"]["anchors"]}, n = {n}')
+    more = [a['kl'] - c['kl'] for a, c in zip(read['math', 'attn 90 %'], read['story', 'attn 90 %'])]
+    yield Finding('F6: KL of math less KL of stories at 90 %', *bootstrap(more, mean), 0.0, f'nats, n = {n}')
+    apart = [h['kl'] - a['kl'] - f['kl'] for task in data for h, a, f in zip(*(
+        read[task, name] for name in ('attn 75 %, ffn 60 %', 'attn 75 %', 'ffn 60 %')))]
+    yield Finding('Hybrid is worse than its parts: KL of both at once less the sum of the KL of each',
+                  *bootstrap(apart, mean), 0.0, f'nats, n = {len(apart)}')
+    for name in GRID:
+        rows = [r for task in data for r in read[task, name]]
+        of = lambda key: mean([r[key] for r in rows])
+        yield Finding(f'{name}: same first choice as dense', *alike_dense(rows), 0.98,
+                      f'FLOPs {of("flops"):.2f}, bytes {of("bytes"):.2f} of dense, KL {of("kl"):.4f}, tables '
+                      f'right {mean(right(grid[name])):.0%} (dense {mean(right(dense["table"])):.0%})')
+    yield from block_sizes(data)
+    yield from mixture_claims(n)
+
+
+def block_sizes(data):
+    """The notes' sweep of B, at 75 %."""
+    for block in (2, 4, 8, 16, 32):
+        rows = [forced(ids, sol, rho=0.25, block=block) for task in data for _, ids, sol in data[task]]
+        yield Finding(f'Blocks of {block}: same first choice as dense', *alike_dense(rows), 0.98,
+                      f'KL {mean([r["kl"] for r in rows]):.4f}')
+
+
+def mixture_claims(n):
+    """Experts: the median rule at m = 1, 2, 3, against as many dropped whatever they weigh."""
+    if not (HOME / 'moe' / 'config.json').exists():
+        print('| no MoE model in lab/models: the claims about experts were not tried | | | | | |')
+        return
+    model, rows = embedded('moe')[0], contexts('math', n)
+    found = calibrated(model, 'math')
+    always = found | dict(experts=[[[2.0]] * 9] * len(found['experts']))
+    for m in (1, 2, 3):
+        for name, table in (('median rule', found), ('always', always)):
+            read = [forced(ids, sol, table, 'moe', moe_skip=m) for _, ids, sol in rows]
+            ratio = [math.exp(r['nll'][0] - r['nll'][1]) for r in read]
+            yield Finding(f'Experts, {m}, {name}: perplexity over sparse', *bootstrap(ratio, mean), 0.98,
+                          f'bytes {mean([r["bytes"] for r in read]):.2f} of dense, n = {n}')
+
 
 # ------------------------------------------------------------------------------------------------ the tables
 
@@ -718,6 +912,7 @@ CLAIMS = dict(      # method: function from n, the number of prompts of each tas
     cmasd=cmasd,
     ecsv=ecsv,
     via=via,
+    sparse=sparse_claims,
 )
 
 

@@ -4,6 +4,7 @@ import sys
 from tqdm import tqdm
 
 from lab.tasks import grade
+from verify import whole_passes
 
 
 def check(engine, ids, tokens):
@@ -45,13 +46,14 @@ def table(engine, rows, methods, traces):
     speedup = {name: s['tokens_per_second'] / plain['tokens_per_second'] for name, s in stats.items()}
     yield 'method          tokens/s   x ar    right  accepted block eff.  passes/token  like ar'
     for name, s in stats.items():
+        kind = 'lossless' if engine.lossless(methods[name]) else 'LOSSY'
         texts = [engine.tokenizer.decode(tokens_of(trace)) for trace in traces[name]]
         right = share_right([grade(row, text) for row, text in zip(rows, texts)])
         like = agreement(traces[name], traces['ar']) if engine.args.temperature == 0 else None
-        passes = s['passes'].get('target/full', 0) / sum(s['labels'].values())
+        passes = whole_passes(s['passes']) / sum(s['labels'].values())
         yield (f'{name:14} {s["tokens_per_second"]:9.1f} {speedup[name]:6.2f} {cell(right, ".1%"):>8} '
                f'{cell(s["acceptance_rate"], ".1%"):>9} {cell(s["block_efficiency"], ".2f"):>10} '
-               f'{passes:13.3f} {cell(like, ".1%"):>8} {"lossless" if methods[name].lossless else "LOSSY"}')
+               f'{passes:13.3f} {cell(like, ".1%"):>8} {kind}')
     one = sum(c.passes['target/full'][2] for c in cycles['ar']) / plain['cycles']
     for name in list(methods)[1:]:
         yield f'{name}: {break_even(cycles[name], one)} Seen: {speedup[name]:.2f}.'
@@ -82,6 +84,8 @@ def conclude(session, method, cycles, reports):
     if reports[-1]['method'] != 'ar':
         yield break_even(cycles, decode_seconds(session))
     yield from method.remarks(cycles, reports)
+    if session.sparse:
+        yield from session.sparse.remarks(cycles, reports)
     grades = [report.get('right') for report in reports]
     if (share := share_right(grades)) is not None:
         yield f'right: {grades.count(True)} of {len(grades) - grades.count(None)} graded texts ({share:.1%})'

@@ -2,15 +2,17 @@
 import copy
 import functools
 import os
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import exp, inf, log
 
 import torch
+import torch.nn.functional as F
 
+import kernels
 from model import Reader, load
-from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score, ViaSd,
-                    branch, overlap, probs, require, residual, silence)
+from verify import (CONTROLLERS, METHODS, SELECT, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score,
+                    Sparse, ViaSd, branch, overlap, probs, require, residual, silence)
 
 
 @dataclass
@@ -501,7 +503,8 @@ class Tiered(ViaSd):
 
     def stages(self, session, draft, score):
         masks = session.calibration['mask']['nested'][:self.tiers - 2]
-        paths = [session.target.model.full.slim(set(skip), f'slim{i + 1}') for i, skip in enumerate(masks)]
+        full = session.target.model.full
+        paths = [session.view(full.slim(set(skip), f'slim{i + 1}')) for i, skip in enumerate(masks)]
         first = super().stages(session, draft, score)
         return [Score(session, draft, path) for path in paths] + first[1:]
 
@@ -528,3 +531,152 @@ METHODS.update({'cascade': Cascade, 'cascade-opt': CascadeOpt, 'cascade-tokenv3'
 
 
 # --------------------------------------------------------------- beside sparse verification: other selections
+
+def random_scores(q, k, means, block):
+    """Control: blocks by lot, the same for texts of equal length."""
+    lot = torch.Generator().manual_seed(means.shape[2])
+    return torch.rand(means.shape[:3], generator=lot).to(means)
+
+
+def recent_scores(q, k, means, block):
+    """Control: sinks and the latest blocks, whatever was asked. Source: Xiao et al. 2024 (StreamingLLM)."""
+    return torch.arange(means.shape[2], device=means.device).expand(means.shape[:3]).to(means)
+
+
+def oracle_scores(q, k, means, block):
+    """Control: the attention mass that the query really gives each block, mean over a group's heads."""
+    blocks = k[:, :, :means.shape[2] * block]
+    z = q.unflatten(1, (k.shape[1], -1)) @ blocks.mT * q.shape[-1] ** -0.5              # [B, G, H/G, S]
+    return z.softmax(-1).mean(2).unflatten(-1, (-1, block)).sum(-1)
+
+
+def quest_scores(q, k, means, block):
+    """Control: the most that keys within a block's extremes could score. Source: Tang et al. 2024 (Quest)."""
+    blocks = k[:, :, :means.shape[2] * block].unflatten(2, (-1, block))                 # [B, G, N, block, D]
+    root = q.unflatten(1, (k.shape[1], -1)).mean(2)[:, :, None]
+    return torch.maximum(root * blocks.amax(3), root * blocks.amin(3)).sum(-1)
+
+
+def attend_masked(q, k, v, seen):
+    """Attention of q [B, H, T, D] over all of k, v [B, G, S, D]; seen [B, G, T, S] is 0 or -inf."""
+    each = seen.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=each, enable_gqa=True)
+
+
+def attend_chosen(q, k, v, mask, carry, how, pick):
+    """The form of sparse_attend for choices that differ in size or by row: all keys, under a mask; eager.
+
+    pick: function from scores [B, G, T, N] and the number of blocks to what is kept, bool of that shape.
+    """
+    layer, anchor, rule = how
+    old = k.shape[2] - q.shape[2]
+    whole, count = old // rule.block, max(int(kernels.budget(old, rule)), rule.sinks + rule.locals)
+    if count >= whole:
+        return kernels.attend(q, k, v, mask, carry)
+    if anchor or 'kept' not in carry:
+        means = carry['means'][layer][:, :, :whole]
+        scores = torch.stack([rule.scores(row, k, means, rule.block) for row in q.unbind(2)], 2)
+        blocks = torch.arange(whole, device=q.device)
+        always = (blocks < rule.sinks) | (blocks >= whole - rule.locals)
+        carry = carry | dict(kept=pick(scores.masked_fill(always, torch.inf), count))
+    kept = carry['kept'].repeat_interleave(rule.block, -1)
+    kept = F.pad(kept, (0, k.shape[2] - whole * rule.block), value=True)
+    return attend_masked(q, k, v, mask.expand(*kept.shape).masked_fill(~kept, -torch.inf)), carry
+
+
+def best(scores, count):
+    """bool like scores: the `count` best of the last axis."""
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(count).indices, True)
+
+
+def joint(scores, count):
+    """One budget over all pairs of head and block, by the root's row: a head may keep more than another."""
+    root = scores[:, :, 0]
+    return best(root.flatten(1), count * root.shape[1]).view_as(root)[:, :, None].expand_as(scores)
+
+
+def union(scores, count):
+    """What any row of the pass would choose, for all rows: exact for each, and more is read."""
+    return best(scores, count).any(2, keepdim=True).expand_as(scores)
+
+
+SELECT.update(
+    random=(kernels.sparse_attend, random_scores), recent=(kernels.sparse_attend, recent_scores),
+    oracle=(kernels.sparse_attend, oracle_scores), quest=(kernels.sparse_attend, quest_scores),
+    token=(partial(attend_chosen, pick=best), kernels.mean_scores),
+    joint=(partial(attend_chosen, pick=joint), kernels.mean_scores),
+    union=(partial(attend_chosen, pick=union), kernels.mean_scores))
+
+
+def literal_swiglu(x, gate, up, down, carry, how):
+    """The feed-forward as the paper writes it: |silu(gate) up| below the threshold; only `down` is spared."""
+    h = F.silu(gate(x)) * up(x)
+    h = h.masked_fill(h.abs() < how[0], 0)
+    return down(h), carry | dict(channels=h)
+
+
+def union_swiglu(x, gate, up, down, carry, how):
+    """Every token through all channels that any token of the pass would keep."""
+    h = F.silu(gate(x))
+    h = h * (h.abs() >= how[0]).flatten(0, -2).any(0)
+    return down(h * up(x)), carry | dict(channels=h)
+
+
+def static_mix(x, moe, carry, how):
+    """Every token without its len(how) lowest experts, whatever they weigh."""
+    return kernels.sparse_mix(x, moe, carry, (2.0,) * len(how))
+
+
+@dataclass
+class SparseForms(Sparse):
+    """Sparse verification with another feed-forward: literal, union or static (see lab/rivals.py). LOSSY."""
+    form: str = 'literal'
+
+    def view(self, path, session):
+        path = super().view(path, session)
+        mine = dict(literal=literal_swiglu, union=union_swiglu), dict(static=static_mix)
+        other = {kernels.sparse_swiglu: mine[0].get(self.form), kernels.sparse_mix: mine[1].get(self.form)}
+        known = lambda f: isinstance(f, partial) and other[f.func]
+        swap = lambda f: partial(known(f), **f.keywords) if known(f) else f
+        return replace(path, ffns=tuple(map(swap, path.ffns)))
+
+
+def watched(path, log):
+    """The same path, which appends (sublayer, carry) to the log after every sublayer: what a pass chose."""
+    def watch(f, i):
+        def run(*args):
+            y, carry = f(*args)
+            log.append((i, carry))
+            return y, carry
+        return f and run
+    both = lambda fs, odd: tuple(watch(f, 2 * i + odd) for i, f in enumerate(fs))
+    return replace(path, attends=both(path.attends, 0), ffns=both(path.ffns, 1))
+
+
+def ledger(log, model, cached):
+    """What a watched pass read, a dict for each layer that ran: keys (cached, per key head), channels (of a
+    token, mean), union (of all its tokens), read (by the product); for mixtures experts, distinct.
+    """
+    c, rows = model.config, {}
+    for i, carry in log:
+        row, carry = rows.setdefault(i // 2, {}), carry or {}
+        if i % 2 == 0:
+            row['keys'] = cached
+            if 'blocks' in carry:
+                block = carry['block']
+                row['keys'] = min(cached, carry['blocks'].shape[-1] * block + cached % block)
+        elif c.mixtures[i // 2] and 'experts' in carry:
+            chosen = carry['experts']
+            row.update(experts=float((chosen >= 0).sum(-1).float().mean()),
+                       distinct=len(set(chosen.flatten().tolist()) - {-1}))
+        elif not c.mixtures[i // 2]:
+            F = c.intermediate_size
+            read = carry.get('chosen', slice(None))
+            active = (carry['channels'][..., read] != 0).flatten(0, -2) if 'channels' in carry else None
+            row.update(channels=F if active is None else float(active.sum(-1).float().mean()),
+                       union=F if active is None else int(active.any(0).sum()),
+                       read=len(read) if 'chosen' in carry else F)
+    return list(rows.values())
+
+
+METHODS.update({'sparse-forms': SparseForms})

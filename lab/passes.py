@@ -1,0 +1,156 @@
+"""One verifying pass, dense against sparse, on a random model of a given shape: `python -m lab.bench pass`.
+
+Times are CPU time of the process: the time of the pass where one thread computes and others share the core.
+The forms are run in turn, the median is shown; `times` is against the faster dense form. MB and MFLOP are
+counted from what the pass chose, the ceilings are the speed-ups that they alone would allow.
+"""
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from lab.rivals import ledger, watched
+from model import Config, Reader, Transformer, compile_forward
+from verify import Session, Sparse
+
+SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
+    'small': (2, 1024, 4096, 32, 8, 64, 1024, ()),
+    'llama-3.1-8b': (32, 4096, 14336, 32, 8, 128, 128256, ()),
+    'small-moe': (2, 512, 1024, 8, 4, 64, 1024, (32, 4, 256)),
+    'qwen3-30b-a3b': (48, 2048, 6144, 32, 4, 128, 151936, (128, 8, 768))}
+KNOBS = dict(attn=dict(rho=0.25), ffn=dict(ffn_share=0.4), moe=dict(moe_skip=3, moe_quantile=1.0))
+OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=1, moe_quantile=0.0, dense_below=256, block=64)
+
+
+def random_model(shape, layers, capacity, device, dtype):
+    """A Transformer of this shape with random weights, made on the device."""
+    L, C, F, H, G, D, V, moe = SHAPES[shape]
+    L = layers or L
+    config = Config('qwen3' if moe else 'llama', V, C, F, L, H, G, D, capacity, experts=moe[:1] * L,
+                    **dict(zip(('num_experts_per_tok', 'moe_intermediate_size'), moe[1:])))
+    with torch.device('meta'):
+        model = Transformer(config)
+    model = model.to(dtype).to_empty(device=device).requires_grad_(False)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.02)
+    model.set_context(capacity)
+    for mlp in [m for m in model.modules() if hasattr(m, 'down_proj')]:     # same values, channel by channel
+        mlp.down_proj.weight.data = mlp.down_proj.weight.data.t().contiguous().t()
+    return model
+
+
+def grouped(q, k, v, mask, carry):
+    """Dense attention with the queries of a key head as rows of one product: mostly faster on a CPU."""
+    rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
+    seen = mask.repeat(q.shape[1] // k.shape[1], 1)
+    return F.scaled_dot_product_attention(rows, k, v, attn_mask=seen).view(q.shape), carry
+
+
+def forms(model):
+    """{name: Path}: two dense ones, then every combination of the parts that this model can leave out.
+
+    A dense mixture is a sparse one that skips nothing, so that the experts it reads are counted alike.
+    """
+    L, parts = model.config.num_hidden_layers, ['attn', 'moe' if any(model.config.mixtures) else 'ffn']
+    betas = dict(experts=[[[0.0, 1.0]] * 3] * L)
+    session = Session(Reader(model, 8), None, None, [], 0, calibration=dict(sparse=betas))
+    view = lambda knobs: Sparse(**OFF | knobs).view(model.full, session)
+    dense = view({})
+    found = {'dense': dense, 'dense, grouped': replace(dense, attends=(grouped,) * L)}
+    for names in (parts[:1], parts[1:], parts):
+        found['+'.join(names)] = view({k: v for name in names for k, v in KNOBS[name].items()})
+    return found
+
+
+def choices(path, reader, T):
+    """The ledger of one pass over T positions after the cached ones; the cache is left as it was."""
+    log, n = [], reader.cache.length
+    reader.read(reader.cache.ids, [*range(T)], watched(path, log), T)
+    reader.cache.record(reader.cache.ids[:n], n, reader.model.full)
+    return ledger(log, reader.model, n)
+
+
+def cost(model, rows, T):
+    """(bytes, FLOPs) that a pass over T positions with this ledger has to read and to do."""
+    c = model.config
+    size, kv = model.cos.element_size(), c.num_key_value_heads * c.head_dim
+    weights = macs = c.vocab_size * c.hidden_size
+    for row in rows:
+        own = c.hidden_size * (2 * c.num_attention_heads * c.head_dim + 2 * kv)
+        weights, macs = weights + own + 2 * row['keys'] * kv, macs + own + 2 * row['keys'] * kv * (
+            c.num_attention_heads // c.num_key_value_heads)
+        if 'experts' in row:
+            each = 3 * c.hidden_size * c.moe_intermediate_size
+            weights, macs = weights + row['distinct'] * each, macs + row['experts'] * each
+        else:
+            each = c.hidden_size * (c.intermediate_size + 2 * row['read'])
+            weights, macs = weights + each, macs + each
+    return weights * size, 2 * macs * T
+
+
+def picture(target, tokenizer, row, **knobs):
+    """Lines: the blocks that one pass at the end of a row's prompt reads, for each key head of an anchor."""
+    ids, draft = (tokenizer.encode(row[part]).ids for part in ('prompt', 'solution'))
+    reader, log = Reader(target, len(ids) + 5), []
+    path = Sparse(**knobs).view(target.full, Session(reader, None, None, ids, 5))
+    reader.read(ids[:-1], [], target.full, 0)
+    reader.read(ids, draft[:4], watched(path, log), 5)
+    yield f'{len(ids) - 1} cached tokens; # a block that is read, . one that is not, + the partial one'
+    for i, carry in log[::4]:
+        for g, chosen in enumerate(carry['blocks'][0].tolist()):
+            shown = ''.join('.#'[n in chosen] for n in range((len(ids) - 1) // carry['block']))
+            yield f'layer {i // 2:2}  head {g}  {shown}+'
+
+
+def clock(device):
+    if device == 'cuda':
+        torch.cuda.synchronize()
+    return time.perf_counter() if device == 'cuda' else time.process_time()
+
+
+def median(runs, n, device):
+    """[seconds] of each of the runs, taken in turn n times after one warm-up."""
+    taken = [[] for _ in runs]
+    for _ in range(n + 1):
+        for run, times in zip(runs, taken):
+            begin = clock(device)
+            run()
+            times.append(clock(device) - begin)
+    return [statistics.median(times[1:]) for times in taken]
+
+
+def machine(device, dtype):
+    """(bytes a second, FLOPs a second), measured: the sum of 256 MB, a square product."""
+    x, a = torch.ones(2 ** 28 // dtype.itemsize, device=device, dtype=dtype), torch.randn(
+        2048, 2048, device=device).to(dtype)
+    read, product = median([lambda: x.sum(), lambda: a @ a], 5, device)
+    return 2 ** 28 / read, 2 * 2048 ** 3 / product
+
+
+def table(shape, layers, contexts, positions, compiled, device, n=9):
+    """Prints a line for each form, context and number of positions."""
+    dtype = torch.bfloat16 if device == 'cuda' else torch.float32
+    capacity = max(contexts) + 16
+    model = random_model(shape, layers, capacity, device, dtype)
+    bandwidth, flops = machine(device, dtype)
+    how = 'compiled' if compiled else 'eager'
+    print(f'{shape}, {model.config.num_hidden_layers} layers, {dtype}, {how}: {bandwidth / 1e9:.1f} GB/s and '
+          f'{flops / 1e9:.0f} GFLOP/s measured')
+    print('context  T  form            ms   times   MB  MFLOP  GB/s of max  ceiling: bytes FLOPs')
+    for S in contexts:
+        reader = Reader(model, S)
+        for k, v in reader.cache.stores:
+            k.normal_(), v.normal_()
+        reader.cache.record([1] * S, 0, model.full)
+        reader.compiled = compile_forward(model) if compiled else None
+        for T in positions:
+            paths = forms(model)
+            costs = [cost(model, choices(path, reader, T), T) for path in paths.values()]
+            ids = torch.arange(T, device=device)[None]
+            times = median([lambda p=p: reader.feed(ids, S, p, T) for p in paths.values()], n, device)
+            for name, (size, work), seconds in zip(paths, costs, times):
+                print(f'{S:7} {T:2}  {name:14} {seconds * 1e3:7.2f} {min(times[:2]) / seconds:6.2f} '
+                      f'{size / 1e6:6.1f} {work / 1e6:6.0f} {size / seconds / bandwidth:10.0%} '
+                      f'{costs[0][0] / size:15.2f} {costs[0][1] / work:6.2f}', flush=True)
