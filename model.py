@@ -448,7 +448,7 @@ class Reader:
         ids = F.pad(ids, (0, pad)) if pad else ids
         hidden = forward(ids, positions, path, self.cache.stores, span, carry)
         logits = self.model.logits(hidden[:, T - last:T])
-        self.log.append((path.name, T, begin, self.now()))
+        self.log.append((path.name, T * len(ids), begin, self.now()))
         self.paths[path.name] = path
         return logits
 

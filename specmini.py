@@ -157,7 +157,7 @@ class Engine:
         tokens, name = [t for c in cycles for t in c.tokens], self.args.method
         right = grade(row, text := self.tokenizer.decode(tokens))
         graded = {} if right is None else dict(right=right)
-        knobs = {k: getattr(method, k) for k in knobs_of(name)}
+        knobs = {k: getattr(method, f.name) for k, f in knobs_of(name).items()}
         knobs = {k: 'inf' if v == math.inf else v for k, v in knobs.items()}    # JSON has no infinity
         return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
                     lossless=self.lossless(method), knobs=knobs, seed=session.generator.initial_seed(),
@@ -182,8 +182,8 @@ def same_vocabulary(target, other, flag):
 
 
 def knobs_of(name):
-    """{knob: dataclass field} of a method; plain decoding has none."""
-    return {} if name == 'ar' else {f.name: f for f in dataclasses.fields(METHODS[name])}
+    """{knob: dataclass field} of a method; plain decoding has none. accept_ is the knob accept."""
+    return {} if name == 'ar' else {f.name.rstrip('_'): f for f in dataclasses.fields(METHODS[name])}
 
 
 def describe_knobs(name):
@@ -202,9 +202,9 @@ def make_method(name, args):
             have = '; '.join(f'{m}: {describe_knobs(m) or "none"}' for m in names)
             raise ValueError(f'--set {item}: expected knob=value with a knob of the method ({have})')
         if knob in knobs:
-            kind = knobs[knob].type
+            kind, attribute = knobs[knob].type, knobs[knob].name
             try:
-                values[knob] = dict(true=True, false=False)[text.lower()] if kind is bool else kind(text)
+                values[attribute] = dict(true=True, false=False)[text.lower()] if kind is bool else kind(text)
             except (ValueError, KeyError):
                 raise ValueError(f'--set {item}: {text!r} is not a value of type {kind.__name__}') from None
     for part in PARTS.keys() - args.sparse if name == 'sparse' and args.sparse else ():

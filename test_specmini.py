@@ -565,7 +565,7 @@ LOSSLESS = {
     'lenient at 1': (lab.rivals.Lenient(2, lenience=1), {}),
     'typical that keeps nothing': (lab.rivals.Typical(2, epsilon=1, delta=math.inf), {}),
     **{f'sd, {c}': (Exact(2, controller=c), {}) for c in ('lagged', 'hf-confidence', 'hf-roc')},
-    'cmasd, strict': (verify.CmAsd(k_max=2, alpha=2, accepts='strict'), {}),
+    'cmasd, strict': (verify.CmAsd(k_max=2, alpha=2, accept_='strict'), {}),
     'cmasd, tau 1': (verify.CmAsd(k_max=2, alpha=2, tau_base=1), {}),
 }
 WRONG = {
@@ -576,7 +576,7 @@ WRONG = {
     'raw q under top-k': (RawQ(2), dict(top_k=2)),
     'lenient': (lab.rivals.Lenient(2, lenience=0.5), {}),
     'typical': (lab.rivals.Typical(2), {}),
-    'probe': (verify.CmAsd(k_max=3, alpha=2.0, accepts='strict', controller='probe'),
+    'probe': (verify.CmAsd(k_max=3, alpha=2.0, accept_='strict', controller='probe'),
               dict(vocab=2, horizon=4)),
     'cmasd': (verify.CmAsd(k_max=2), {}),
 }
@@ -836,8 +836,8 @@ def test_cmasd_remarks():
     assert [text[:23] for text in said(cycle(2, True, False))] == ['100% of the cycles were']
     assert [text[:23] for text in said(cycle(1, True, chance=0.9))] == ['90.0% of the judged tok']
     assert said(cycle(1, True), cycle(8, False)) == [                       # (1 - 0.5^5.5) / 0.5 expected
-        'no gain over a fixed window: 1.96 tokens a cycle would be expected from gamma=4.5 at this acceptance '
-        'rate, 1.50 were seen']
+        'no gain over a fixed window: 1.96 tokens a cycle would be expected from gamma=4.5 at this '
+        'acceptance rate, 1.50 were seen']
 
 
 # ------------------------------------------------------------------------ ECSV

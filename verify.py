@@ -418,7 +418,7 @@ class CmAsd(Exact):
     lam_softmax: float = 1.0
     tau_base: float = 0.3                   # threshold where C = 1
     gamma_tau: float = 0.5                  # what is added where C = 0; the paper sweeps 0.1, 0.5, 1, 2
-    accepts: str = None                     # ratio, lenience or strict; None: by temperature
+    accept_: str = None                     # ratio, lenience, strict; None: by temperature. Knob: accept
 
     def __post_init__(self):
         super().__post_init__()
@@ -427,11 +427,11 @@ class CmAsd(Exact):
         self.lam = torch.tensor([self.lam_entropy, self.lam_margin, self.lam_softmax], dtype=torch.float64)
         require(self.lam.sum() > 0, 'lam_entropy', 0.0, 'above 0 where the other two are 0')
         rules = None, 'ratio', 'lenience', 'strict'
-        require(self.accepts in rules, 'accepts', self.accepts, 'ratio, lenience or strict')
+        require(self.accept_ in rules, 'accept', self.accept_, 'ratio, lenience or strict')
 
     @property
     def lossless(self):
-        exact = self.accepts == 'strict' or self.tau_base >= 1 and self.accepts != 'ratio'
+        exact = self.accept_ == 'strict' or self.tau_base >= 1 and self.accept_ != 'ratio'
         return self.control.causal and exact
 
     def confidence(self, logits):
@@ -452,11 +452,11 @@ class CmAsd(Exact):
 
     def threshold(self, score, i):
         tau = self.tau_base + self.gamma_tau * (1 - score.draft.notes[i]['confidence'])
-        return 1.0 if self.accepts == 'strict' else min(1.0, max(0.01, tau))
+        return 1.0 if self.accept_ == 'strict' else min(1.0, max(0.01, tau))
 
     def kept(self, score, i):
         tau, (p, q) = self.threshold(score, i), score.pq[i]
-        if (self.accepts or ('lenience' if score.session.temperature else 'ratio')) != 'ratio':
+        if (self.accept_ or ('lenience' if score.session.temperature else 'ratio')) != 'ratio':
             return min(1.0, p / (tau * q))
         x, z = score.draft.tokens[i], score.logits[i]
         top = int(z.argmax())               # a tie of x with it is no match: tau = 1 stays exact
