@@ -225,3 +225,42 @@ def sparse_mix(x, moe, carry, how):
     weights = weights.masked_fill(torch.arange(k, device=x.device) >= k - skip[:, None], 0)
     carry = carry | dict(experts=torch.where(weights > 0, chosen, -1), lowest=lowest)
     return blend(flat, moe, weights, chosen).view_as(x), carry
+
+
+def attention_rows(q, k, mask, sparsify):
+    """Weights [B, T, S] that attention gives the keys, averaged over the query heads.
+
+    Per head, weights below `sparsify` are dropped and the rest scaled to sum to 1; a row that would be empty
+    (flat over more than 1 / sparsify keys) stays whole. Source: SpecGuard 2026 ("sparsify weights < 0.01").
+    """
+    scores = q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].mT * q.shape[-1] ** -0.5 + mask
+    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1).flatten(1, 2)
+    kept = weights * (weights >= sparsify)                                  # [B, H, T, S]
+    mass = kept.sum(-1, keepdim=True)
+    return torch.where(mass > 0, kept / mass, weights).mean(1)
+
+
+def shade(weights, below, residual):
+    """One layer of attention rollout -> [B, T, P]: how far each of T new tokens leans on each of P old ones.
+
+    weights [B, T, P + T]; below: the same shades one layer further down, None at the lowest. Old tokens count
+    as their own source, so a row sums to what the full product of matrices gives the whole prefix (every row
+    that looks only at the prefix keeps all its weight there) but spreads it by the layers' own look.
+    Source: Abnar & Zuidema 2020, eq. 1; the identity's share is `residual` (theirs 0.5, SpecGuard's none).
+    """
+    T = weights.shape[1]
+    old, new = weights[..., :-T], weights[..., -T:]
+    if below is None:
+        return (1 - residual) * old
+    return (1 - residual) * (old + new @ below) + residual * below
+
+
+def grounded(q, k, v, mask, carry):
+    """`attend`, observed: carry['shades'] [B, T, P] rolls on for the positions from carry['begin'] on.
+
+    Only those rows are made. carry: dict of begin, sparsify, residual, shades (None at first).
+    """
+    new = k.shape[2] - carry['begin']
+    weights = attention_rows(q[:, :, -new:], k, mask[-new:], carry['sparsify'])
+    carry['shades'] = shade(weights, carry['shades'], carry['residual'])
+    return attend(q, k, v, mask, carry)

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as File
 
 import torch
@@ -252,6 +252,7 @@ class Path:
     ffns: tuple         # [L]
     writes: str = 'full'
     block: int = None   # keys to a block mean; 0: its layers need no means; None: they are handed nothing
+    carry: object = None    # what the first layer is handed; a path that observes puts what it sees there
 
     @classmethod
     def full(cls, config):
@@ -278,6 +279,15 @@ class Path:
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
         block = next((how[2].block for how in heads if how), 0)
         return Path(name, attends, ffns, self.writes.replace('full', 'sparse'), block)
+
+    def grounded(self, where, n, **carry):
+        """This path, observed by kernels.grounded in n of the layers that it runs (in all if fewer), once."""
+        run = [i for i, f in enumerate(self.attends) if f]
+        n = len(run) if where == 'all' else min(n, len(run))
+        begin = dict(first=0, middle=(len(run) - n) // 2, last=len(run) - n, all=0)[where]
+        seen = run[begin:begin + n]
+        attends = tuple(kernels.grounded if i in seen else f for i, f in enumerate(self.attends))
+        return replace(self, name='grounded', attends=attends, carry=dict(shades=None, **carry))
 
     def trusts(self, writer):
         """Whether this path may build on what `writer` wrote: the full path, itself, or itself unskipped."""
@@ -438,12 +448,12 @@ class Reader:
     def feed(self, ids, start, path, last):
         """One pass over ids [B, T] at positions start.. -> logits [B, last, V]; counted and timed."""
         T, span, forward, pad = ids.shape[1], start + ids.shape[1], self.model, 0
-        if self.compiled and T <= PAD:
+        if self.compiled and T <= PAD and path.carry is None:    # what is observed differs every time
             pad, span, forward = (1 << (T - 1).bit_length()) - T, self.capacity, self.compiled
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
         at = lambda n: torch.tensor(n, device=ids.device)
-        carry = None if path.block is None else dict(
+        carry = path.carry if path.block is None else dict(
             start=at(start), real=at(T), means=path.block and self.cache.average(path.block, start))
         ids = F.pad(ids, (0, pad)) if pad else ids
         hidden = forward(ids, positions, path, self.cache.stores, span, carry)
@@ -604,7 +614,8 @@ def read_calibration(target, draft=None, needs=()):
     it under "draft". `mask` has "skip", the sublayers left out (2i: attention of layer i, 2i + 1: its
     feed-forward). Read only if something needs it; ValueError where that is absent or of other models.
     """
-    where, hint = File(target) / 'calibration.json', f'make it with python train_mask.py --target {target}'
+    where, flag = File(target) / 'calibration.json', ' --signals' if 'signals' in needs else ''
+    hint = f'make it with python train_mask.py{flag} --target {target}'
     if not needs:
         return {}
     found = read_json(where) if where.exists() else {}
@@ -616,6 +627,10 @@ def read_calibration(target, draft=None, needs=()):
             raise ValueError(f'{where}: no section {name!r}, which the method needs; {hint}')
         if 'draft' in section and (draft is None or section['draft'] != fingerprint(draft)):
             raise ValueError(f'{where}: {name!r} was measured with another draft, {section["draft"]}; {hint}')
+    for name in 'draft_logp draft_grounding target_logp target_grounding'.split() * ('signals' in needs):
+        ends = found['signals'].get(name)
+        if not isinstance(ends, list) or [*map(type, ends)] != [float] * 2 or not ends[0] <= ends[1]:
+            raise ValueError(f'{where}: {name} is {ends!r}, expected two numbers, the smaller first; {hint}')
     if 'mask' in needs:
         skip, n = found['mask'].get('skip'), 2 * read_config(target).num_hidden_layers
         if not isinstance(skip, list) or not {str(i) for i in skip} < {str(i) for i in range(n)}:
