@@ -131,7 +131,8 @@ class Engine:
         session = Session(readers['target'], readers.get('draft'), self.source, list(ids),
                           min(a.max_new, self.context - len(ids)), self.eos,
                           a.temperature, a.top_k, a.top_p, generator, mid=readers.get('mid'),
-                          calibration=self.calibration, sparse=None if name == 'ar' else self.sparse)
+                          calibration=self.calibration, text=self.tokenizer.decode,
+                          sparse=None if name == 'ar' else self.sparse)
         session.read_prompt()
         return session, make_method(name, a)
 
@@ -158,7 +159,7 @@ class Engine:
         right = grade(row, text := self.tokenizer.decode(tokens))
         graded = {} if right is None else dict(right=right)
         knobs = {k: getattr(method, f.name) for k, f in knobs_of(name).items()}
-        knobs = {k: 'inf' if v == math.inf else v for k, v in knobs.items()}    # JSON has no infinity
+        knobs = {k: str(v) if v in (math.inf, -math.inf) else v for k, v in knobs.items()}     # as JSON must
         return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
                     lossless=self.lossless(method), knobs=knobs, seed=session.generator.initial_seed(),
                     device=self.device, dtype=self.dtype, finish='eos' if session.ended else 'length',

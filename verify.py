@@ -7,11 +7,13 @@ p is the target's distribution and q the draft's, everywhere; both are what is r
 temperature, top-k and top-p. Temperature 0 is a one-hot distribution, so no rule has a greedy branch.
 V vocabulary, n draft tokens of a block.
 """
+import copy
 import math
 import os
-from collections import namedtuple
+from collections import Counter, namedtuple
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from math import inf
 
 import torch
 
@@ -155,6 +157,7 @@ class Session:
     top_k: int = 0
     top_p: float = 1.0
     generator: torch.Generator = None
+    text: object = None                     # function from ids to text, for methods that work by lines
     checker: object = None                  # a task's step checker; a method that needs one refuses without
     calibration: dict = field(default_factory=dict)     # sections of calibration.json, see read_calibration
     mid: object = None                      # Reader of an independent model between the two, or None
@@ -803,6 +806,182 @@ class ViaSd(Exact):
 
 # ---------------------------------------------------------------------------- SpecGuard: whole steps verified
 
+PRESETS = dict(     # of knobs that are None: as the notes have them, as others report the paper's, and greedy
+    notes=dict(k=4, draft_temperature=0.7, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1),
+    paper=dict(k=16, draft_temperature=0.7, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16),
+    greedy=dict(k=1, draft_temperature=0.0, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1))
+LIMITS = dict(k=(1, 256), target_k=(1, 256), n_roll=(1, 999), max_step=(1, 999), draft_top_p=(1e-9, 1),
+              beta=(0, 1), tau=(-inf, inf), sparsify=(0, 1), residual=(0, 1))
+CHOICES = dict(preset=[*PRESETS], layers=['first', 'middle', 'last', 'all'], combine=['weighted', 'and'],
+               regenerate=['ar', 'sd'], signals=['draft', 'target'])
+
+
+def write_steps(session, reader, k, law, over):
+    """k Drafts of one step each, sampled by `reader` as rows of one batch (a single row in its own cache).
+
+    law: logits -> distributions; over: ids -> whether they are a whole step. A row that is over idles along.
+    """
+    path, n, who = reader.model.full, len(session.tokens), 'draft' if reader is session.draft else 'target'
+    logits = reader.read(session.tokens, [], path, 1).expand(k, -1)                     # [k, V]
+    twin = reader if k == 1 else reader.fork(k, session.room)
+    rows, live = [([], [], []) for _ in range(k)], list(range(k))                       # ids, q, logits
+    while live:
+        p = law(logits[live])
+        for i, *new in zip(live, session.draw(p).tolist(), p, logits[live]):
+            for column, x in zip(rows[i], new):
+                column.append(x)
+        live = [i for i in live if not over(rows[i][0])]
+        if live:
+            logits = twin.append(torch.tensor([ids[-1] for ids, *_ in rows], device=logits.device), path)
+    if k == 1:
+        reader.cache.record(session.tokens + rows[0][0][:-1], n, path)
+    return [Draft(ids, torch.stack(q), finite(torch.stack(raw), who, n)) for ids, q, raw in rows]
+
+
+def write_exactly(session, method, over):
+    """The ids of one step by exact speculative decoding; what a block holds behind it is dropped unseen."""
+    inner, tokens = copy.copy(session), []
+    while True:
+        draft = method.propose(inner)
+        for token in inner.commit(method.accept(inner, draft, method.score(inner, draft))[0]):
+            tokens.append(token)
+            if over(tokens):
+                return tokens
+
+
+def loglikes(logits, tokens):
+    """log p of each token [T] in nats, of the full vocabulary at temperature 1; logits [T, V]."""
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return z.gather(1, torch.tensor(tokens, device=z.device)[:, None])[:, 0]
+
+
+def central(steps, sure):
+    """Index of the step (a list of ids) likest the others, by F1 of token pairs; ties: the surer, first."""
+    pairs = [Counter(zip([None] + ids, ids)) for ids in steps]
+    sums = [sum(2 * (a & b).total() / (a.total() + b.total()) for b in pairs) for a in pairs]   # 1 for itself
+    return max(range(len(steps)), key=lambda i: (round(sums[i], 9), sure[i], -i))
+
+
+def ensemble(seen, ranges, beta, combine):
+    """(score 0..1, whether a signal was clipped) of a step; seen [T]: (log-probability, grounding)."""
+    raw = [(min(x) - low) / max(high - low, 1e-6) for x, (low, high) in zip(zip(*seen), ranges)]
+    L, G = unit = [min(1.0, max(0.0, x)) for x in raw]
+    return min(unit) if combine == 'and' else beta * L + (1 - beta) * G, raw != unit
+
+
+@dataclass
+class Stepwise(Exact):
+    """A cycle is a step: the draft writes k, one is chosen and judged; below tau the target writes it anew.
+
+    Subclasses judge. LOSSY but where the target writes everything.
+    """
+    k: int = None                           # candidates; None, here and below: the preset's
+    draft_temperature: float = None         # of the candidates, whatever the run's
+    draft_top_p: float = None
+    tau: float = None                       # score that a step needs; inf: the target writes them all
+    target_k: int = None                    # candidates of the target where it writes
+    delimiter: str = r'\n'                  # ends a step; the paper's is \n\n, a blank line
+    max_step: int = 48                      # tokens
+    regenerate: str = 'ar'                  # 'sd': the target writes with the draft's help, gamma a cycle
+    preset: str = 'notes'                   # or paper, greedy
+
+    def __post_init__(self):
+        for knob in CHOICES.keys() & vars(self).keys():
+            value, words = getattr(self, knob), CHOICES[knob]
+            require(value in words, knob, repr(value), f'one of {", ".join(words)}')
+        for knob, value in PRESETS[self.preset].items():
+            if getattr(self, knob, value) is None:
+                setattr(self, knob, value)
+        super().__post_init__()
+        for knob in LIMITS.keys() & vars(self).keys():
+            low, high = LIMITS[knob]
+            require(low <= getattr(self, knob) <= high, knob, getattr(self, knob), f'{low:g} to {high:g}')
+
+    @property
+    def lossless(self):
+        return self.tau == inf and self.target_k == 1
+
+    def over(self, session, ids):
+        """Whether ids, behind the committed text, are a whole step; blanks ahead of it belong to it."""
+        return (len(ids) >= min(self.max_step, session.room) or ids[-1] in session.eos
+                or self.delimiter.replace(r'\n', '\n') in session.text(ids).lstrip())
+
+    def propose(self, session):
+        if session.draft is None or session.text is None:
+            raise ValueError('a method of steps needs a draft model and a tokenizer: give --draft DIR')
+        law = lambda logits: probs(logits, self.draft_temperature, session.top_k, self.draft_top_p)
+        over = partial(self.over, session)
+        return self.choose(session, write_steps(session, session.draft, self.k, law, over))
+
+    def choose(self, session, found):
+        """The Draft among `found` that the others are most like."""
+        sure = [float(loglikes(d.logits, d.tokens).mean()) for d in found]
+        return found[central([d.tokens for d in found], sure)]
+
+    def score(self, session, draft):
+        """(log-probability, grounding) of each token of the step; nobody looks here."""
+        return [(None, None)] * len(draft.tokens)
+
+    def accept(self, session, draft, seen):
+        """(tokens, labels, judged) of the whole step; its tokens share one verdict."""
+        score, clipped = self.judge(session, draft, seen) if abs(self.tau) < inf else (None, False)
+        kept, limit = (self.tau < 0, None) if score is None else (score >= self.tau, self.tau)
+        q = draft.q[range(len(seen)), draft.tokens].tolist()
+        judged = [dict(token=token, p=None, q=q, threshold=limit, chance=float(kept), kept=kept, score=score,
+                       clipped=clipped, logp=logp, grounding=grounding)
+                  for token, q, (logp, grounding) in zip(draft.tokens, q, seen)]
+        tokens = draft.tokens if kept else self.write(session)
+        return tokens, ['draft' if kept else 'target'] * len(tokens), judged
+
+    def write(self, session):
+        """The step as the target writes it, from the same committed text."""
+        over = partial(self.over, session)
+        if self.regenerate == 'sd':
+            return write_exactly(session, Exact(self.gamma), over)
+        found = write_steps(session, session.target, self.target_k, session.probs, over)
+        return self.choose(session, found).tokens
+
+
+@dataclass
+class SpecGuard(Stepwise):
+    """Judges whole steps by the draft's own grounding and confidence; the target writes what fails. LOSSY.
+
+    score = beta L + (1 - beta) G of the most central of k steps, by its weakest tokens: L = min log q(y_t),
+    G = min of attention rollout's share on the text before the step, both on a calibrated scale of 0..1.
+    Source: SpecGuard, "From Tokens to Steps" 2026, arXiv 2604.15244.
+    """
+    beta: float = None                      # confidence's weight; grounding has the rest
+    n_roll: int = 3                         # layers of the rollout
+    layers: str = 'last'                    # which: first, middle, last, all
+    sparsify: float = 0.01                  # attention weights below this are dropped
+    residual: float = 0.0                   # the identity's share of a layer (Abnar & Zuidema: 0.5)
+    combine: str = 'weighted'               # 'and': both signals must reach tau
+    signals: str = 'draft'                  # whose; 'target' costs a target pass a step
+    needs = ('signals',)
+
+    def score(self, session, draft):
+        """The signals of the step, from one pass that fills the cache (the target reads the root too)."""
+        own, reader, n = self.signals == 'draft', getattr(session, self.signals), len(draft.tokens)
+        path = reader.model.full.grounded(self.layers, self.n_roll, begin=len(session.tokens),
+                                          sparsify=self.sparsify, residual=self.residual)
+        rows = reader.read(session.tokens, draft.tokens, path, n if own else n + 1)
+        if path.carry['shades'] is None:
+            raise ValueError(f'the attention of the {self.signals} model cannot be read')
+        logp = loglikes(torch.cat([draft.logits[:own], rows])[:-1], draft.tokens)   # row t predicts token t
+        return torch.stack([logp, path.carry['shades'][0].sum(-1).to(logp)], 1).tolist()
+
+    def judge(self, session, draft, seen):
+        """(score, whether a signal was clipped)."""
+        ranges = [session.calibration['signals'][f'{self.signals}_{name}'] for name in ('logp', 'grounding')]
+        return ensemble(seen, ranges, self.beta, self.combine)
+
+    def remarks(self, cycles, reports):
+        """How many steps were kept, and whether the calibration is stale."""
+        first = [c.judged[0] for c in cycles]
+        kept, clipped = (sum(j[x] for j in first) / max(1, len(first)) for x in ('kept', 'clipped'))
+        stale = ', above 20 %: run train_mask.py --signals on such texts' if clipped > 0.2 else ''
+        return [f'{len(first)} steps, {kept:.0%} kept; {clipped:.0%} had a signal clipped{stale}.']
+
 
 # ------------------------------------------------------------------------------------- sparse verification
 
@@ -895,4 +1074,5 @@ METHODS = dict(
     ecsv=Ecsv,
     **{'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft},
     sparse=Sparse,
+    specguard=SpecGuard,
 )

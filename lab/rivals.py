@@ -2,6 +2,7 @@
 import copy
 import functools
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import exp, inf, log
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 import kernels
 from model import Reader, load
 from verify import (CONTROLLERS, METHODS, SELECT, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score,
-                    Sparse, ViaSd, branch, overlap, probs, require, residual, silence)
+                    Sparse, SpecGuard, Stepwise, ViaSd, branch, loglikes, overlap, probs, require, residual,
+                    silence)
 
 
 @dataclass
@@ -528,6 +530,149 @@ METHODS.update({'cascade': Cascade, 'cascade-opt': CascadeOpt, 'cascade-tokenv3'
 
 
 # ------------------------------------------------------------------- beside SpecGuard: gates, rewards, votes
+
+def step_right(session, draft):
+    """1.0 if the session's checker finds this step right, else 0.0; ValueError where the task has none."""
+    if session.checker is None:
+        raise ValueError('this control grades steps: it needs a task with a step checker (see lab.claims)')
+    return float(session.checker(session.tokens + draft.tokens))
+
+
+@dataclass
+class RewardGuided(Stepwise):
+    """RSD: a step stays if a reward model gives it tau or more, here the task's own step checker. LOSSY.
+
+    The checker costs nothing in this run; lab.claims charges a pass of a 1 M-parameter model for each step.
+    Source: Liao et al. 2025 (reward-guided speculative decoding), threshold 0.7, one candidate.
+    """
+    k: int = 1
+    tau: float = 0.7                        # reward that a step needs
+
+    def judge(self, session, draft, seen):
+        return step_right(session, draft), False
+
+
+@dataclass
+class SpecReason(Stepwise):
+    """The target reads each step and gives it 0 to 9; 7 keeps it. LOSSY.
+
+    Theirs is asked for the digit in a prompt, which takes a model that follows instructions; here it is 9
+    times the geometric mean of the target's own probabilities. Source: Pan et al. 2025 (SpecReason).
+    """
+    k: int = 1
+    tau: float = 7.0                        # mark that a step needs, 0..9
+
+    def score(self, session, draft):
+        rows = session.target.read(session.tokens, draft.tokens, self.path(session), len(draft.tokens) + 1)
+        return [(logp, None) for logp in loglikes(rows[:-1], draft.tokens).tolist()]
+
+    def judge(self, session, draft, seen):
+        logp = [x for x, _ in seen]
+        return 9 * exp(sum(logp) / len(logp)), False
+
+
+@dataclass
+class RandomGate(Stepwise):
+    """Keeps a step by a coin: what a gate of this rate is worth that knows nothing. LOSSY."""
+    rate: float = 0.5                       # chance that a step stays
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(0 <= self.rate <= 1, 'rate', self.rate, 'between 0 and 1')
+
+    def judge(self, session, draft, seen):
+        return float(session.flip(self.rate)), False
+
+
+@dataclass
+class OracleGate(SpecGuard):
+    """Keeps a step if and only if the task's checker finds it right: the most that any gate can do. LOSSY.
+
+    It reads the signals all the same: its trace is what train_mask.py --signals calibrates on.
+    """
+    needs = ()
+
+    def judge(self, session, draft, seen):
+        return step_right(session, draft), False
+
+
+@dataclass
+class Majority(Stepwise):
+    """The draft alone writes k whole texts; the commonest last line wins, of those the first text. LOSSY.
+
+    Source: Wang et al. 2023 (self-consistency), section 2.
+    """
+    k: int = 8
+    tau: float = -inf                       # the target writes nothing
+
+    def over(self, session, ids):
+        return len(ids) >= session.room or ids[-1] in session.eos
+
+    def choose(self, session, found):
+        ends = [session.text(d.tokens).strip().split('\n')[-1] for d in found]
+        return found[ends.index(Counter(ends).most_common(1)[0][0])]
+
+
+@dataclass
+class BestOfN(Majority):
+    """The draft alone writes k whole texts; the one with the highest mean log-probability wins. LOSSY."""
+
+    def choose(self, session, found):
+        return max(found, key=lambda d: float(loglikes(d.logits, d.tokens).mean()))
+
+
+@dataclass
+class FirstStep(SpecGuard):
+    """SpecGuard that takes the first candidate: no selector. LOSSY."""
+
+    def choose(self, session, found):
+        return found[0]
+
+
+@dataclass
+class RandomStep(SpecGuard):
+    """SpecGuard that takes any candidate: a selector that knows nothing. LOSSY."""
+
+    def choose(self, session, found):
+        return found[int(session.draw(torch.full((len(found),), 1 / len(found), dtype=torch.float64)))]
+
+
+@dataclass
+class CommonStep(SpecGuard):
+    """SpecGuard that takes the step that was written most often, letter by letter. LOSSY."""
+
+    def choose(self, session, found):
+        texts = [tuple(d.tokens) for d in found]
+        return found[texts.index(Counter(texts).most_common(1)[0][0])]
+
+
+@dataclass
+class PooledStep(SpecGuard):
+    """SpecGuard that compares candidates by the mean of the draft's last hidden states, as its paper. LOSSY.
+
+    The row softmax of the cosines has the smallest diagonal where the sum of exp(cosine) is largest. The
+    embedding costs a draft pass for each candidate.
+    """
+
+    def choose(self, session, found):
+        means = torch.stack([self.embed(session, d.tokens) for d in found])
+        unit = torch.nn.functional.normalize(means.double(), dim=-1)
+        return found[int((unit @ unit.T).round(decimals=9).exp().sum(-1).argmax())]
+
+    def embed(self, session, tokens):
+        """The mean hidden state [C] of a step behind the committed text."""
+        reader = session.draft
+        line = torch.tensor([session.tokens + tokens], device=reader.model.cos.device)
+        begin, places = reader.now(), torch.arange(line.shape[1], device=line.device)
+        hidden = reader.model(line, places, reader.model.full)[0, -len(tokens):]
+        reader.log.append(('pooled', line.shape[1], begin, reader.now()))
+        return hidden.mean(0)
+
+
+METHODS.update({
+    'rsd': RewardGuided, 'specreason': SpecReason, 'majority': Majority, 'best-of-n': BestOfN,
+    'random-gate': RandomGate, 'oracle-gate': OracleGate, 'specguard-first': FirstStep,
+    'specguard-random': RandomStep, 'specguard-common': CommonStep, 'specguard-pooled': PooledStep})
 
 
 # --------------------------------------------------------------- beside sparse verification: other selections
