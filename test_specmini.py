@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -25,8 +26,9 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import tasks
+from lab import claims, tasks
 from lab.compare import break_even
+from lab.steps import average_precision, roc_area, step_checker
 from model import (CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_calibration, read_config,
                    write_calibration)
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
@@ -103,6 +105,9 @@ class Table:
         return self.rows[prefix]
 
     def __call__(self, ids, positions, path, stores, span, carry=None):
+        if path.carry:                                  # its attention, where observed, is flat
+            flat, mask = torch.zeros(1, 1, span, 1), torch.arange(span) > positions[:, None]
+            path.attends[0](flat[:, :, :len(positions)], flat, flat, mask * -1e9, path.carry)
         stores[0][0][:, 0, positions, 0] = ids.double() + (0.5 if None in path.ffns else 0.0)   # slim writes
         seen = stores[0][0][:, 0, :, 0].tolist()
         return torch.stack([torch.stack([self.row(tuple(line[:i + 1])) for i in positions.tolist()])
@@ -550,6 +555,9 @@ class StopsInside(Exact):
         return float(logits[-1].softmax(-1).amax()) > 0.5
 
 
+LINES = dict(text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),       # every fourth id ends a step
+             calibration=dict(signals=dict(draft_logp=[-4, 0], draft_grounding=[0, 1])))
+GREEDY = dict(draft_temperature=0.0)            # of candidates that are thrown away: nothing to enumerate
 LOSSLESS = {
     'sd': (Exact(2), {}),
     'sd, gamma 1': (Exact(1), {}),
@@ -563,6 +571,10 @@ LOSSLESS = {
     'sd, stops inside a block': (StopsInside(2), {}),
     'sparse, off': (METHODS['sparse'](2, rho=1.0, ffn_threshold=0.0, moe_skip=0), {}),
     'lenient at 1': (lab.rivals.Lenient(2, lenience=1), {}),
+    'specguard, tau inf': (METHODS['specguard'](tau=math.inf, **GREEDY), LINES),
+    'specguard, tau inf, end of sequence': (METHODS['specguard'](tau=math.inf, **GREEDY),
+                                            LINES | dict(eos=frozenset([3]))),
+    'specguard, tau inf, by sd': (METHODS['specguard'](1, tau=math.inf, regenerate='sd', **GREEDY), LINES),
     'typical that keeps nothing': (lab.rivals.Typical(2, epsilon=1, delta=math.inf), {}),
     **{f'sd, {c}': (Exact(2, controller=c), {}) for c in ('lagged', 'hf-confidence', 'hf-roc')},
     'cmasd, strict': (verify.CmAsd(k_max=2, alpha=2, accept_='strict'), {}),
@@ -588,8 +600,8 @@ def distance(method, settings, vocab=4, horizon=3):
     settings = dict(temperature=1.0) | settings
     law = enumerate_law(target, draft, method, horizon, **settings)
     assert abs(sum(law.values()) - 1) < 1e-9
-    return variation(law, exact_law(target, horizon, **{k: v for k, v in settings.items()
-                                                        if k not in ('source', 'calibration')}))
+    own = {k: v for k, v in settings.items() if k not in ('source', *LINES)}
+    return variation(law, exact_law(target, horizon, **own))
 
 
 @pytest.mark.parametrize('name', LOSSLESS)
@@ -1007,10 +1019,11 @@ def test_calibration_file(tmp_path, capsys):
     a, b = checkpoint(tmp_path / 'a'), checkpoint(tmp_path / 'b', 1)
     flags = '--target', a, '--draft', b, '--prompt', 'x', '--method', 'via', '--max-new', 9
     assert 'no section' in program(capsys, *flags)[2] and read_calibration(a) == {}
-    write_calibration(a, 'signals', dict(low=-2.5), draft=b)
+    signals = {f'{who}_{x}': [-2.5, 0.5] for who in ('draft', 'target') for x in ('logp', 'grounding')}
+    write_calibration(a, 'signals', signals, draft=b)
     write_calibration(a, 'mask', dict(skip=[1, 2]))
     found = read_calibration(a, b, ['mask', 'signals'])
-    assert (found['mask']['skip'], found['signals']['low']) == ([1, 2], -2.5)
+    assert (found['mask']['skip'], found['signals']['draft_logp']) == ([1, 2], [-2.5, 0.5])
     for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
         status, _, err = program(capsys, *flags, *more.split())
         assert status == 0 and ('equal to plain' if '--check' in more else 'target/slim: ') in err
@@ -1025,6 +1038,10 @@ def test_calibration_file(tmp_path, capsys):
     refused('no section .anchors.*make it with', a, b, 'anchors')
     refused('with another draft', a, a, 'signals')
     refused('with another draft', a, None, 'signals')
+    for ends in ([1.0], [1.0, 0.0], 'wide', None):
+        write_calibration(a, 'signals', signals | dict(draft_logp=ends), draft=b)
+        refused('draft_logp is .*, expected two numbers.*train_mask.py --signals', a, b, 'signals')
+    write_calibration(a, 'signals', signals, draft=b)
     (b / 'calibration.json').write_text((a / 'calibration.json').read_text())
     refused('measured on another target', b, None, 'mask')
     for skip in ([0, 1, 2, 3], [4], [-1], [1.0], [[1]], 'all', None):
@@ -1199,6 +1216,185 @@ def test_law_of_cascades(name, lam):
 
 
 # ------------------------------------------------------------------------ SpecGuard
+
+SpecGuard = METHODS['specguard']
+
+
+def whole_rollout(model, line, layers, sparsify, residual):
+    """The oracle: whole matrices [N, N], made head by head and row by row, multiplied."""
+    seen, product = [], torch.eye(len(line), dtype=torch.float64)
+
+    def watch(q, k, v, mask, carry):
+        share = q.shape[1] // k.shape[1]
+        heads = [(a @ k[0, h // share].T / len(a[0]) ** 0.5 + mask).softmax(-1) for h, a in enumerate(q[0])]
+        for row in itertools.chain(*heads):
+            if row.max() >= sparsify:
+                row *= (row >= sparsify) / row[row >= sparsify].sum()
+        seen.append(sum(heads) / len(heads))
+        return kernels.attend(q, k, v, mask, carry)
+    Reader(model, 64).read(line, [], replace(model.full, attends=(watch,) * len(model.full.attends)), 1)
+    for i in layers:
+        product = (1 - residual) * seen[i] @ product + residual * product
+    return product
+
+
+@pytest.mark.parametrize('layers, n, chosen', [
+    ('last', 1, [4]), ('last', 3, [2, 3, 4]), ('last', 9, range(5)), ('first', 3, [0, 1, 2]),
+    ('middle', 2, [1, 2]), ('all', 1, range(5))])
+@pytest.mark.parametrize('sparsify, residual', [(0, 0), (0.04, 0), (0.3, 0.5), (1, 0)])
+def test_rollout(layers, n, chosen, sparsify, residual):
+    """The cheap recursion grounds every token as the product of whole matrices does, within 1e-9.
+
+    Breaks if rows leak what was dropped, an empty row is lost, or layers come in the wrong order. Shades of a
+    strict subset of the old tokens differ from the product's over several layers.
+    """
+    model, line, begin = network(num_hidden_layers=5), torch.arange(20).remainder(11).tolist(), 4
+    path = model.full.grounded(layers, n, begin=begin, sparsify=sparsify, residual=residual)
+    reader, plain = Reader(model, 64), Reader(model, 64)
+    logits = reader.read(line[:begin], line[begin:], path, 16)
+    mine, whole = path.carry['shades'][0], whole_rollout(model, line, chosen, sparsify, residual)[begin:]
+    assert mine.shape == (16, begin) and (mine.sum(-1) - whole[:, :begin].sum(-1)).abs().max() < 1e-9
+    assert mine.sum(-1).std() > 0.01 and mine.sum(-1).max() < 1 + 1e-9
+    assert (len(chosen) == 1) == bool((mine[:, 1:3].sum(-1) - whole[:, 1:3].sum(-1)).abs().max() < 1e-9)
+    assert (logits - plain.read(line[:begin], line[begin:], model.full, 16)).abs().max() < 1e-12
+    assert reader.cache.trusted(line, model.full) == 20 and torch.equal(
+        reader.cache.stores[4][0][:, :, :20], plain.cache.stores[4][0][:, :, :20])
+
+
+def guarded(room, seed=0, **knobs):
+    """(tokens, cycles) of specguard on a random pair; settings of the Session may be among the knobs."""
+    fields = LINES | {k: knobs.pop(k) for k in list(knobs) if k in Session.__dataclass_fields__}
+    pair = fields.pop('target', network(0, 12)), fields.pop('draft', network(1, 12))
+    s = session(*pair, [3, 2], room, generator=torch.Generator().manual_seed(seed), **fields)
+    return write(s, SpecGuard(**knobs))
+
+
+def test_specguard_law_at_minus_inf():
+    """tau = -inf, k = 1: the draft's law at its temperature; k = 2 bends it, a finite tau mixes the two."""
+    law = lambda **knobs: enumerate_law(Table(1), Table(2), SpecGuard(**knobs), 2, temperature=1.0, **LINES)
+    drafts, mixed = exact_law(Table(2), 2, temperature=0.7), law(k=1, tau=0.5)
+    assert variation(law(k=1, tau=-math.inf), drafts) < 1e-9
+    assert variation(law(k=2, tau=-math.inf), drafts) > 0.01
+    assert min(variation(mixed, drafts), variation(mixed, exact_law(Table(1), 2, temperature=1.0))) > 0.01
+    assert not SpecGuard(k=1, tau=0.5).lossless and not SpecGuard(tau=math.inf, target_k=2).lossless
+
+
+@pytest.mark.parametrize('tau', [-math.inf, 0.5, math.inf])
+def test_specguard_greedy(tau):
+    """Equal candidates leave the selector nothing to do; tau = inf is the target's text, -inf the draft's.
+
+    A step of T tokens: T draft passes, one grounded pass of T positions; the target is read only to write.
+    """
+    runs = [guarded(30, tau=tau, k=k, regenerate=how, **GREEDY) for k, how in ((1, 'ar'), (4, 'sd'))]
+    assert runs[0][0] == runs[1][0] and [c.labels for c in runs[0][1]] == [c.labels for c in runs[1][1]]
+    if tau != 0.5:
+        assert runs[0][0] == plain(network(int(tau < 0), 12), [3, 2], 30)
+    for c in runs[0][1]:
+        T, wrote = len(c.drafted), c.labels[0] == 'target'
+        assert c.passes['draft/full'][0] == T and c.passes['draft/grounded'][:2] == [1, T]
+        assert c.passes.get('target/full', [0])[0] == wrote * len(c.tokens)
+
+
+@pytest.mark.parametrize('who', ['draft', 'target'])
+def test_signals_are_of_the_token_itself(who):
+    """The log-probabilities in the trace are those of a fresh read of the text; a shift by one would show."""
+    tokens, cycles = guarded(30, tau=-math.inf, signals=who)
+    model = network(int(who == 'draft'), 12)
+    fresh = Reader(model, 40).read([3, 2] + tokens, [], model.full, 31)[:-1]
+    seen = [j['logp'] for c in cycles for j in c.judged]
+    assert seen == pytest.approx(verify.loglikes(fresh, tokens).tolist())
+
+
+@pytest.mark.parametrize('tau', [-math.inf, 0.5, math.inf])
+def test_steps_end(tau):
+    """At the delimiter, at the end of sequence inside a step, at max_step; without any newline, too."""
+    for seed in range(4):
+        line, cycles = guarded(30, seed, tau=tau, temperature=1.0)
+        for text in (LINES['text'](c.tokens) for c in cycles[:-1]):
+            assert '\n' in text.lstrip() and '\n' not in text[:-1].lstrip()
+        for eos in {*line[::5]}:
+            cut, cycles = guarded(30, seed, tau=tau, temperature=1.0, eos=frozenset([eos]))
+            assert eos not in cut[:-1] and (len(cut) == 30 or cut[-1] == eos)
+            assert all(c.accepted == sum(j['kept'] for j in c.judged) for c in cycles)
+    endless = guarded(30, tau=tau, max_step=7, text=lambda ids: 'x' * len(ids))[1]
+    assert [len(c.tokens) for c in endless] == [7] * 4 + [2]
+
+
+@pytest.mark.parametrize('combine', ['weighted', 'and'])
+def test_target_writes_more_as_tau_rises(combine):
+    """On frozen scores the steps that the target writes never become fewer; each score is the formula's."""
+    s, wrote = session(network(0, 12), network(1, 12), [3, 2], 12, **LINES), []
+    for tau in (-math.inf, 0.2, 0.3, 0.47, 0.49, 0.51, 0.53, 1.01, math.inf):
+        wrote.append(0)
+        for i in range(20):
+            seen = [(-0.1, 0.8), (-0.2 * i, 0.04 * i + 0.1)]
+            draft = Draft([4, 5], torch.full((2, 12), 1 / 12))
+            verdict = SpecGuard(tau=tau, combine=combine, beta=0.3).accept(s, draft, seen)[2][0]
+            L, G = 1 - max(0.2 * i, 0.1) / 4, min(0.8, 0.04 * i + 0.1)
+            wanted = 0.3 * L + 0.7 * G if combine == 'weighted' else min(L, G)
+            assert abs(tau) == math.inf or verdict['score'] == pytest.approx(wanted, abs=1e-6)
+            wrote[-1] += not verdict['kept']
+    assert wrote == sorted(wrote) and (wrote[0], wrote[-1]) == (0, 20) and len(set(wrote)) > 3
+
+
+def test_rivals_of_specguard():
+    """The oracle gate keeps what the checker likes, the coin its rate, votes the commonest last line."""
+    even, pair = lambda ids: ids[-1] % 2 == 0, LINES | dict(target=network(0, 12), draft=network(1, 12))
+    coin = lambda: torch.Generator().manual_seed(0)
+    start = lambda **more: session(prompt=[3, 2], room=40, generator=coin(), **pair | more)
+    run = lambda name, **knobs: write(start(checker=even), METHODS[name](**knobs))[1]
+    for name in ('oracle-gate', 'rsd'):
+        assert all(c.judged[0]['kept'] == even(c.drafted) for c in run(name))
+    assert {run('random-gate', rate=r)[0].labels[0] for r in (0, 1)} == {'target', 'draft'}
+    assert [len(run(name)) for name in ('majority', 'best-of-n')] == [1, 1]
+    drafts = [Draft(ids, torch.eye(12)[:len(ids)]) for ids in ([0, 1, 2], [3, 1, 0], [5, 1, 2])]
+    assert METHODS['majority']().choose(start(), drafts) is drafts[0]
+    assert METHODS['specguard-common']().choose(start(), drafts + [drafts[1]]) is drafts[1]
+    for name in ('specreason', 'specguard-first', 'specguard-random', 'specguard-pooled'):
+        assert sum(len(c.tokens) for c in run(name)) == 40
+    with pytest.raises(ValueError, match='step checker'):
+        write(start(), METHODS['rsd']())
+
+
+def test_small_functions_of_specguard():
+    """Selection, ranks, step checks and the choice of a gate, each against values worked out by hand."""
+    assert verify.central([[9, 9, 9], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1
+    assert verify.central([[4], [5], [5]], [0, -9, -9]) == 1                # ties: the surer, then the first
+    assert verify.central([[1], [2], [3]], [-2, -1, -1]) == 1 and verify.central([[7, 7]], [0]) == 0
+    assert roc_area([1, 2, 2, 3], [0, 0, 1, 1]) == 0.875 and math.isnan(roc_area([1], [1]))
+    assert average_precision([3, 2, 1], [1, 0, 1]) == pytest.approx(5 / 6)
+    steps = [(-i / 10, 0.5, i < 6) for i in range(11)]                      # L alone tells right from wrong
+    curve = train_mask.gate_curve(steps, train_mask.signal_ranges([s[:2] for s in steps]))
+    assert train_mask.choose_gate(curve, 1.0).items() >= dict(right=1, target=1 - 6 / 11).items()
+    assert train_mask.choose_gate(curve, None, 0.2)['target'] == pytest.approx(2 / 11)
+    row, tokenizer = next(tasks.rows('math', 3)), bytes_tokenizer()
+    check, first = step_checker(row, tokenizer, 0), '\n'.join(row['solution'].split('\n')[:2])
+    texts = first + '\n', row['solution'], '\n1 + 1 = 3\n', first, row['solution'] + '0'    # cut short; wrong
+    assert [check(tokenizer.encode(text).ids) for text in texts] == [True, True, False, False, False]
+
+
+def test_signals_from_the_command_line(capsys, tmp_path):
+    """train_mask.py --signals writes what specguard asks for; without it one line says what to do."""
+    for name in ('target', 'draft'):
+        shutil.copytree(HERE / 'lab/models' / name, tmp_path / name, ignore=lambda *_: ['calibration.json'])
+    pair = '--target', str(tmp_path / 'target'), '--draft', str(tmp_path / 'draft')
+    run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens. Tom loses 5. How many pens are left?'
+    assert 'train_mask.py --signals' in program(capsys, *run)[2]
+    assert train_mask.main(['--signals', '--rows', '1', '--share', '0.5', *pair]) == 0
+    assert '<- chosen' in capsys.readouterr().out
+    assert re.search(r'steps, \d+% kept', program(capsys, *run)[2])
+    assert 'check: equal to plain' in program(capsys, *run, '--set', 'tau=inf', '--check')[2]
+    assert train_mask.main(['--signals', *pair, '--share', '2']) == 2
+    assert '--share 2' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('change, words', [
+    (dict(draft=None), 'needs a draft model'), (dict(tau=math.nan), 'knob tau is nan'),
+    (dict(k=0), 'knob k is 0'), (dict(preset='best'), "knob preset is 'best'")])
+def test_specguard_refuses(change, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        guarded(9, **change)
+    assert '\n' not in str(error.value)
 
 
 # ------------------------------------------------------------------------ sparse verification

@@ -3,6 +3,7 @@
 `python train_mask.py` searches the mask of the embedded target in a minute or two; --target and --text take
 any other model. Random proposals take turns with Bayesian ones (a Gaussian process over masks, expected
 improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks are used: verify.py.
+--signals measures instead how sure and how grounded a draft's steps are, for specguard.
 
 m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
@@ -21,7 +22,7 @@ from tqdm import tqdm
 import kernels
 from model import Reader, load, read_calibration, write_calibration
 from specmini import EMBEDDED, Parser
-from verify import Session, Sparse, violation
+from verify import Session, Sparse, ensemble, violation
 
 SETTINGS = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'     # a resumed search's are equal
 
@@ -201,6 +202,59 @@ def sparsity(model, texts, T=5, **knobs):
                 experts=[t if m else [] for m, t in zip(mixed, tables)])
 
 
+# --------------------------------------------------------------------------------------- SpecGuard's signals
+
+def signal_ranges(pairs):
+    """[[1st, 99th percentile] of L, the same of G], from the (L, G) of many steps."""
+    rank = lambda xs, share: sorted(xs)[round(share * (len(xs) - 1))]
+    return [[rank(xs, 0.01), rank(xs, 0.99)] for xs in zip(*pairs)]
+
+
+def gate_curve(steps, ranges):
+    """[dict(beta, tau, target, right)], the share of steps that the target writes and that of the kept right.
+
+    steps: [(L, G, right)].
+    """
+    curve = []
+    for beta in (0.5, 0.25, 0.75, 0.0, 1.0):                # of equals the first is chosen
+        scores = [(ensemble([(L, G)], ranges, beta, 'weighted')[0], right) for L, G, right in steps]
+        for tau in (i / 20 for i in range(22)):
+            kept = [right for score, right in scores if score >= tau]
+            curve.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps),
+                              right=sum(kept) / len(kept) if kept else 1.0))
+    return curve
+
+
+def choose_gate(curve, accuracy, share=None):
+    """The fewest target steps with so many of the kept right; or with at most a `share`, the most right."""
+    if share is not None:
+        return max((c for c in curve if c['target'] <= share), key=lambda c: (c['right'], c['target']))
+    return min((c for c in curve if c['right'] >= accuracy), key=lambda c: (c['target'], -c['right']))
+
+
+def find_signals(args):
+    """The calibration file's section `signals`: percentiles of both models' signals, beta and tau.
+
+    Of steps on the lab's training rows, each behind right ones: the oracle gate keeps what is right.
+    """
+    from lab import bench, steps, tasks
+    engine = bench.engine_for(args.target, args.draft, max_new=160)
+    rows = [row for task in ('math', 'table', 'code')
+            for row in itertools.islice(tasks.rows(task, args.seed, 'train'), args.rows)]
+    engine.open([engine.tokenizer.encode(row['prompt']).ids for row in rows])
+    section = {}
+    for who in ('target', 'draft'):                         # the draft's last: its curve is printed
+        seen = [step for row in tqdm(rows, desc=who, file=sys.stderr, disable=None)
+                for step in steps.oracle_steps(engine, row, who)]
+        ranges = signal_ranges([step[:2] for step in seen])
+        section |= {f'{who}_logp': ranges[0], f'{who}_grounding': ranges[1]}
+    best = choose_gate(curve := gate_curve(seen, ranges), args.accuracy, args.share)
+    for c in (c for c in curve if c['beta'] == best['beta']):
+        print(f'beta {c["beta"]:g} tau {c["tau"]:.2f}: the target writes {c["target"]:4.0%} of the steps, '
+              f'{c["right"]:6.1%} of the others are right' + (' <- chosen' if c is best else ''))
+    return section | dict(beta=best['beta'], tau=best['tau'], steps=len(seen))
+
+
 # ------------------------------------------------------------------------------------------------ the program
 
 def calibration_texts(tokenizer, args):
@@ -241,10 +295,18 @@ def parse(argv):
     add('--seed', type=int, default=0)
     add('--resume', action='store_true', help='go on from the masks that calibration.json has')
     add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
+    add('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
+    add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
+    add('--rows', type=int, default=60, help='rows of each task for --signals (default: 60)')
+    add('--accuracy', type=float, default=0.95, help='share of the kept steps that is to be right')
+    add('--share', type=float, help='or instead: the largest share of steps for the target to write')
     args = p.parse_args(argv)
-    for name in ('evaluations', 'patience', 'windows', 'window'):
+    for name in ('evaluations', 'patience', 'windows', 'window', 'rows'):
         if getattr(args, name) < 1:
             raise ValueError(f'--{name} {getattr(args, name)}: expected 1 or more')
+    for name in ('accuracy', 'share'):
+        if not 0 <= (getattr(args, name) or 0) <= 1:
+            raise ValueError(f'--{name} {getattr(args, name)}: expected 0 to 1')
     return args
 
 
@@ -260,6 +322,9 @@ def main(argv=None):
     """Runs the program; returns its exit status: 0, or 2 for bad input (one line on stderr)."""
     try:
         args = parse(argv)
+        if args.signals:
+            write_calibration(args.target, 'signals', find_signals(args), args.draft)
+            return 0
         model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
         if args.anchors:
             ids = sum(calibration_texts(tokenizer, args), [])

@@ -9,8 +9,11 @@ import itertools
 import math
 import os
 import random
+import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
+from math import inf, nan
 from pathlib import Path as File
 
 import torch
@@ -18,14 +21,17 @@ from tqdm import tqdm
 
 import specmini
 import train_mask
-from lab import rivals, tasks                   # noqa: F401, rivals enter METHODS
+from lab import bench, rivals, tasks            # noqa: F401, rivals enter METHODS
 from lab.compare import agreement, tokens_of
 from lab.passes import cost
 from lab.quantise import linear, quantise
 from lab.rivals import ledger, watched
-from model import Reader, load
-from verify import (METHODS, Ballot, CmAsd, Ecsv, EcsvLite, EcsvSoft, EcsvSpot, Exact, Score, Session, Sparse,
-                    rollout, signals, stage_gain)
+from lab.steps import (GROUPS, USUAL, average_precision, judged, observe, outcomes, picture, record, roc_area,
+                       start)
+from model import Reader, load, read_calibration
+from train_mask import choose_gate, gate_curve, signal_ranges
+from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, EcsvLite, EcsvSoft, EcsvSpot, Exact, Score, Session,
+                    Sparse, SpecGuard, rollout, signals, stage_gain)
 
 HOME = File(__file__).parent / 'models'
 
@@ -713,6 +719,196 @@ def via(n):
 
 # ------------------------------------------------------------------------------------------------- SpecGuard
 
+NOTES = [       # the notes' tables: (table, setting, gain of accuracy over exact decoding in points)
+    ('components', dict(beta=1.0), 1.7), ('components', dict(beta=0.0), 2.1), ('components', {}, 4.7),
+    *(('k', dict(k=k), gain) for k, gain in ((1, 0.0), (2, 0.5), (4, 2.0), (8, 2.2))),
+    *(('layers, less 3', dict(group=g), gain) for g, gain in zip(GROUPS[2:6], (-1.2, -0.5, 0.0, 0.1))),
+    *(('layers', dict(group=g), None) for g in GROUPS[:1] + GROUPS[6:]),
+    *(('tau', dict(tau=t), gain) for t, gain in ((0.9, 4.2), (0.7, 3.8), (0.5, 3.6), (0.3, 2.1), (0.1, 0.8))),
+    *(('beta', dict(beta=b), gain) for b, gain in ((0., 2.8), (0.3, 3.2), (0.5, 3.6), (0.7, 3.1), (1., 2.2))),
+    ('combine', dict(combine='and'), None)]
+
+
+def show(head, rows):
+    """Prints a table; numbers with three digits."""
+    text = lambda x: f'{x:.3f}' if isinstance(x, float) else str(x)
+    line = lambda cells: print('|', ' | '.join(map(text, cells)), '|')
+    line(head)
+    line(['---'] * len(head))
+    for cells in rows:
+        line(cells)
+    print(flush=True)
+
+
+def step_signals(test, ranges):
+    """How well each signal tells right steps from wrong ones, also among steps of equal length."""
+    for task, problems in test.items():
+        rows = judged(problems, ranges)
+        right = [r[3] for r in rows]
+        for i, name in enumerate(('score', 'L', 'G')):
+            equal = {}
+            for r in rows:
+                equal.setdefault(r[4], []).append((r[i], r[3]))
+            mixed = [g for g in equal.values() if len({y for _, y in g}) == 2]
+            pairs = [(sum(y for _, y in g) * sum(not y for _, y in g), roc_area(*zip(*g))) for g in mixed]
+            matched = sum(w * a for w, a in pairs) / sum(w for w, _ in pairs) if pairs else nan
+            scores = [r[i] for r in rows]
+            yield (task, mean(right), name, roc_area(scores, right),
+                   average_precision([-x for x in scores], [not y for y in right]), matched)
+
+
+def step_ablations(test, ranges):
+    """The notes' tables beside the record's: points of accuracy over exact decoding; share of target steps"""
+    score = lambda p, s: [100 * mean(x) for x in zip(*outcomes(p, ranges, s))]
+    exact = {task: score(p, USUAL | dict(tau=inf))[0] for task, p in test.items()}
+    for table, change, gain in NOTES:
+        got = {task: score(p, USUAL | change) for task, p in test.items()}
+        name = ' '.join(f'{k} {v}' for k, v in change.items()) or 'default'
+        yield (table, name, '-' if gain is None else f'{gain:+.1f}',
+               *(f'{got[t][0] - exact[t]:+.1f}' for t in test), f'{mean([w for _, w in got.values()]):.0f}%')
+
+
+def step_transfer(tune, test, ranges):
+    """What beta and tau chosen on one task (kept steps 95 % right) are worth on another."""
+    for source, problems in tune.items():
+        curve = gate_curve([r[1:4] for r in judged(problems, ranges)], ranges[USUAL['group']])
+        best = choose_gate(curve, 0.95)
+        for task, others in test.items():
+            right, wrote = zip(*outcomes(others, ranges, USUAL | best))
+            yield source, best['beta'], best['tau'], task, mean(right), mean(wrote)
+
+
+def step_run(engine, name, method, rows):
+    """One dict a row: task, right, text, cycles, weight bytes read and bytes times positions.
+
+    Both count rsd's reward model as a pass of 1 M parameters in fp32 for each step.
+    """
+    out, size = [], {role: r.model.read_bytes(r.model.full) for role, r in engine.readers.items()}
+    for i, row in enumerate(tqdm(rows, desc=name, file=sys.stderr, disable=None)):
+        ids = engine.tokenizer.encode(row['prompt']).ids
+        session = start(engine, row, ids, 'ar' if name == 'ar' else 'sd', i)
+        session.calibration = read_calibration(bench.HOME / 'target', bench.HOME / 'draft', method.needs)
+        cycles = list(specmini.decode(session, method))
+        spent = [(size[path.split('/')[0]], *x[:2]) for c in cycles for path, x in c.passes.items()]
+        spent += [(4_000_000, 1, len(c.drafted)) for c in cycles if name == 'rsd']
+        text = engine.tokenizer.decode(session.tokens[len(ids):])
+        out.append(dict(task=row['task'], right=bool(tasks.grade(row, text)), text=text, cycles=cycles,
+                        read=sum(w * n for w, n, _ in spent), compute=sum(w * T for w, _, T in spent)))
+    return out
+
+
+def step_contest(engine, rows):
+    """{name: run}: presets, gates and rivals end to end; the coin keeps as many steps as `notes` does."""
+    sg = METHODS['specguard']
+    others = 'rsd oracle-gate specreason majority best-of-n'.split()
+    runs = {name: step_run(engine, name, method, rows) for name, method in {
+        'ar': METHODS['ar'](), 'sd': METHODS['sd'](), 'notes': sg(), 'paper': sg(preset='paper'),
+        'greedy': sg(preset='greedy'), 'k = 1': sg(k=1), 'selector only': sg(tau=-inf),
+        **{name: METHODS[name]() for name in others}}.items()}
+    kept = [c.judged[0]['kept'] for r in runs['notes'] for c in r['cycles']]
+    runs['random-gate'] = step_run(engine, 'random-gate', METHODS['random-gate'](rate=mean(kept)), rows)
+    return runs
+
+
+def step_contest_table(runs):
+    """Right answers by task, share of target steps, seconds a text, both costs over plain decoding's."""
+    sums = {name: [sum(r[key] for r in rs) for key in ('read', 'compute')] for name, rs in runs.items()}
+    for name, rs in runs.items():
+        cycles = [c for r in rs for c in r['cycles']]
+        wrote = '-' if name in ('ar', 'sd') else mean([c.labels[0] == 'target' for c in cycles])
+        yield (name, *(mean([r['right'] for r in rs if r['task'] == t]) for t in ('math', 'table', 'code')),
+               wrote, sum(c.seconds for c in cycles) / len(rs),
+               *(a / b for a, b in zip(sums[name], sums['ar'])))
+
+
+def step_costs(engine, rs):
+    """Of a step: milliseconds of each part, passes of one target pass, and its attention rows in MB."""
+    cycles, spent = [c for r in rs for c in r['cycles']], Counter()
+    for c in cycles:
+        spent.update({path: x[2] for path, x in c.passes.items()})
+        spent['sampling, selection, scoring'] += c.seconds - sum(x[2] for x in c.passes.values())
+    heads, longest = engine.models['draft'].config.num_attention_heads, max(len(c.drafted) for c in cycles)
+    pass_ms = 1000 * spent['target/full'] / max(1, sum(c.passes.get('target/full', [0])[0] for c in cycles))
+    return [(f'{part}, ms', 1000 * seconds / len(cycles)) for part, seconds in spent.items()] + [
+        ('a target pass, ms', pass_ms), ('attention rows at most, MB (of one layer, at the full context)',
+                                         heads * longest * engine.context * 4 / 2 ** 20)]
+
+
+def advantage(judged_problems):
+    """By how much the score's AUROC beats that of confidence alone."""
+    rows = sum(judged_problems, [])
+    right = [r[3] for r in rows]
+    return roc_area([r[0] for r in rows], right) - roc_area([r[1] for r in rows], right)
+
+
+def step_findings(test, ranges, runs):
+    """F1 to F5: grounding beside confidence, the gate beside a coin and beside sd, its price, its place."""
+    rows = {task: [judged([p], ranges) for p in problems] for task, problems in test.items()}
+    for task in rows:
+        found = bootstrap(rows[task], advantage)
+        yield Finding(f'F1 {task}: AUROC of the score over that of L', *found, 0.02)
+    every = sum(test.values(), [])
+    gate = outcomes(every, ranges)
+    coin = outcomes(every, ranges, rate=1 - mean([w for _, w in gate]))
+    over = lambda pairs: mean([a - b for a, b in pairs])
+    pairs = [(a, b) for (a, _), (b, _) in zip(gate, coin)]
+    found = bootstrap(pairs, over)
+    yield Finding('F2: right answers over a coin of equal rate', *found, 0.01, f'{len(pairs)} texts')
+    of = lambda key, *names: list(zip(*([r[key] for r in runs[name]] for name in names)))
+    found = bootstrap(of('right', 'notes', 'sd'), over)
+    yield Finding('F3: right answers over exact decoding, above 0', *found, 1e-9)
+    saved = lambda pairs: 1 - sum(a for a, _ in pairs) / sum(b for _, b in pairs)
+    for key in ('read', 'compute'):
+        yield Finding(f'F4: {key} saved over rsd', *bootstrap(of(key, 'notes', 'rsd'), saved), 0.05,
+                      'weights read, memory-bound' if key == 'read' else 'positions, compute-bound')
+    both = [(task, r) for task in ('math', 'table') for r in rows[task]]
+    part = lambda pairs, task: advantage([r for t, r in pairs if t == task])
+    yield Finding('F5: the same gain, table over math, above 0', *bootstrap(
+        both, lambda pairs: part(pairs, 'table') - part(pairs, 'math')), 1e-9)
+
+
+def step_limits(engine, test, runs):
+    """Prints what the notes admit: copies are grounded, wrong steps can be sure, a story has no steps."""
+    row = held_out('math', 1)[0]
+    ids = engine.tokenizer.encode(row['prompt']).ids
+    session, copy = start(engine, row, ids), ids[:12]
+    logits = session.draft.read(ids, copy, session.draft.model.full, len(copy) + 1)[:-1]
+    low, ground = observe(session, 'draft', Draft(copy, logits.softmax(-1), logits))[USUAL['group']]
+    print(f'a copy of the prompt, {engine.tokenizer.decode(copy)!r}: L {low:.2f}, G {ground:.2f}')
+    wrong = [found[4] for p in test.values() for steps in p for found, _ in steps if not found[4]['right']]
+    for i, name in enumerate(('L', 'G')):
+        worst = max(wrong, key=lambda c: c['signals'][USUAL['group']][i], default=None)
+        if worst:
+            text, seen = engine.tokenizer.decode(worst['tokens']), worst['signals'][USUAL['group']]
+            print(f'highest {name} of {len(wrong)} wrong steps: {text!r}, L {seen[0]:.2f}, G {seen[1]:.2f}')
+    steps = [c for r in runs for c in r['cycles']]
+    wrote, whole = (mean([c.labels[0] == x for c in steps]) for x in ('target', 'draft'))
+    print(f'story, {len(steps)} steps cut wherever they stood at {mean([len(c.tokens) for c in steps]):.0f} '
+          f'tokens on average: {whole:.0%} the draft\'s, {wrote:.0%} the target\'s')
+    print('\n'.join(picture(session, SpecGuard().propose(session), engine.tokenizer)))
+
+
+def specguard(n):
+    """SpecGuard's claims F1 to F5, after its tables; n problems recorded, 200 of them run end to end."""
+    names, HOME = ('math', 'table', 'code'), bench.HOME
+    engine = bench.engine_for(HOME / 'target', HOME / 'draft', max_new=160)
+    rows = [r for task in names for r in held_out(task, n)] + (stories := held_out('story', min(n, 20)))
+    engine.open([engine.tokenizer.encode(r['prompt']).ids for r in rows])
+    whole, first = {task: record(engine, held_out(task, n)) for task in names}, max(1, n // 5)
+    tune, test = ({t: p[part] for t, p in whole.items()} for part in (slice(first), slice(first, n)))
+    steps = [found[4]['signals'] for problems in tune.values() for p in problems for found, _ in p]
+    ranges = {g: signal_ranges([s[g] for s in steps]) for g in GROUPS}
+    show('task,right,signal,AUROC,AUPRC of wrong,AUROC at equal length'.split(','),
+         step_signals(test, ranges))
+    show(['table', 'setting', 'notes', *names, 'target steps'], step_ablations(test, ranges))
+    show('chosen on,beta,tau,used on,right,target steps'.split(','), step_transfer(tune, test, ranges))
+    runs = step_contest(engine, [r for task in names for r in held_out(task, min(n, 200))])
+    head = ['method', *names, 'target steps', 's a text', 'read / ar', 'computed / ar']
+    show(head, step_contest_table(runs))
+    show(['a step', ''], step_costs(engine, runs['notes']))
+    step_limits(engine, test, step_run(engine, 'story', SpecGuard(), stories))
+    yield from step_findings(test, ranges, runs)
+
 
 # --------------------------------------------------------------------------------------- sparse verification
 
@@ -913,6 +1109,7 @@ CLAIMS = dict(      # method: function from n, the number of prompts of each tas
     ecsv=ecsv,
     via=via,
     sparse=sparse_claims,
+    specguard=specguard,
 )
 
 
