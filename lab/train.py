@@ -24,7 +24,7 @@ EOS = '<|end|>'
 LATE = 0.88                             # share of its time after which tables and lists are long, and
 DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
-PEAKS = 0.01, 2e-3                      # learning rates of Muon and AdamW
+PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys
 # task, its knobs, its share of rows; looking up is learned on short tables or not at all
 BASE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard', {}, 4), ('code', {}, 3),
         ('translate', {}, 2.5), ('qa', {}, 4), ('story', {}, 1)]
@@ -203,15 +203,16 @@ def accuracy(model, tokenizer, n=20):
 
 
 def optimizers_for(model):
-    """[Muon, AdamW]: Muon for the matrices inside the layers, but not for queries and keys.
+    """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries and keys].
 
     A llama's queries and keys have no norm that would bound the attention logits; AdamW takes smaller steps.
     """
-    muon = lambda key, p: p.ndim == 2 and not any(part in key for part in ('embed', 'q_proj', 'k_proj'))
-    inner = [p for key, p in model.named_parameters() if muon(key, p)]
-    outer = [p for key, p in model.named_parameters() if not muon(key, p)]
-    return [Muon(inner, lr=PEAKS[0]),
-            torch.optim.AdamW(outer, lr=PEAKS[1], betas=(0.9, 0.95), weight_decay=0)]
+    kinds = [[], [], []]
+    for key, p in model.named_parameters():
+        looks = key.endswith(('q_proj.weight', 'k_proj.weight'))
+        kinds[2 if looks else int(p.ndim != 2 or 'embed' in key)].append(p)
+    adam = lambda params, lr: torch.optim.AdamW(params, lr=lr, betas=(0.9, 0.95), weight_decay=0)
+    return [Muon(kinds[0], lr=PEAKS[0]), adam(kinds[1], PEAKS[1]), adam(kinds[2], PEAKS[2])]
 
 
 def resume(model, optimizers, folder):
