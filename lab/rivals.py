@@ -711,7 +711,7 @@ def attend_masked(q, k, v, seen):
 def attend_chosen(q, k, v, mask, carry, how):
     """The form of sparse_attend for choices that differ in size or by row: all keys, under a mask; eager.
 
-    Blocks.scores holds the pick: a function from scores [B, G, T, N] and the number of blocks to what is kept.
+    Blocks.scores is the pick: a function from scores [B, G, T, N] and the number of blocks to what is kept.
     """
     layer, anchor, rule = how
     old = k.shape[2] - q.shape[2]
