@@ -214,7 +214,7 @@ def main():
         quality(args.n or 300)
     elif args.what == 'blocks':
         target, tokenizer, _ = load(HOME / 'target')
-        row = next(r for r in tasks.rows('table', 7) if len(tokenizer.encode(r['prompt']).ids) > 400)
+        row = next(r for r in tasks.rows('table', 7) if 400 < len(tokenizer.encode(r['prompt']).ids) < 450)
         print(*passes.picture(target, tokenizer, row, block=8, ffn_threshold=0.0), sep='\n')
     elif args.what == 'pass':
         torch.set_num_threads(args.threads)
