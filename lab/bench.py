@@ -4,7 +4,7 @@
 the pair, or a random one of 0.1 B parameters, against transformers (which must be installed) on the same
 weights, prompts, threads and dtype. Everything compared is run in turn on every prompt, so that a noisy
 machine is noisy for all; whole calls are timed, prompt included. `python -m lab.bench pass` times one
-verifying pass, dense and sparse (lab/passes.py); `python -m lab.bench blocks` draws the blocks that one reads.
+verifying pass, dense and sparse (lab/passes.py); `python -m lab.bench blocks` draws the blocks that it reads.
 """
 import argparse
 import itertools
