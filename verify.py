@@ -821,7 +821,9 @@ def write_steps(session, reader, k, law, over):
 
     law: logits -> distributions; over: ids -> whether they are a whole step. A row that is over idles along.
     """
-    path, n, who = reader.model.full, len(session.tokens), 'draft' if reader is session.draft else 'target'
+    n, who, path = len(session.tokens), 'draft', reader.model.full
+    if reader is session.target:
+        who, path = 'target', session.view(path)
     logits = reader.read(session.tokens, [], path, 1).expand(k, -1)                     # [k, V]
     twin = reader if k == 1 else reader.fork(k, session.room)
     rows, live = [([], [], []) for _ in range(k)], list(range(k))                       # ids, q, logits

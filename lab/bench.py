@@ -4,7 +4,7 @@
 the pair, or a random one of 0.1 B parameters, against transformers (which must be installed) on the same
 weights, prompts, threads and dtype. Everything compared is run in turn on every prompt, so that a noisy
 machine is noisy for all; whole calls are timed, prompt included. `python -m lab.bench pass` times one
-verifying pass, dense and sparse (lab/passes.py); `python -m lab.bench blocks` draws the blocks that one reads.
+verifying pass, dense and sparse (lab/passes.py); `python -m lab.bench blocks` draws the blocks that it reads.
 """
 import argparse
 import itertools
@@ -214,7 +214,7 @@ def main():
         quality(args.n or 300)
     elif args.what == 'blocks':
         target, tokenizer, _ = load(HOME / 'target')
-        row = next(r for r in tasks.rows('table', 7) if len(tokenizer.encode(r['prompt']).ids) > 400)
+        row = next(r for r in tasks.rows('table', 7) if 400 < len(tokenizer.encode(r['prompt']).ids) < 450)
         print(*passes.picture(target, tokenizer, row, block=8, ffn_threshold=0.0), sep='\n')
     elif args.what == 'pass':
         torch.set_num_threads(args.threads)

@@ -1068,14 +1068,20 @@ def sparse_claims(n):
         read[task, name] for name in ('attn 75 %, ffn 60 %', 'attn 75 %', 'ffn 60 %')))]
     yield Finding('Hybrid is worse than its parts: KL of both at once less the sum of the KL of each',
                   *bootstrap(apart, mean), 0.0, f'nats, n = {len(apart)}')
+    tables = {name: mean(right(grid[name])) for name in GRID}
+    yield from settings(data, read, tables, mean(right(dense['table'])))
+    yield from block_sizes(data)
+    yield from mixture_claims(n)
+
+
+def settings(data, read, tables, dense):
+    """What every setting of the grid costs and keeps; tables: its share of right ones, dense: without it."""
     for name in GRID:
         rows = [r for task in data for r in read[task, name]]
         of = lambda key: mean([r[key] for r in rows])
         yield Finding(f'{name}: same first choice as dense', *alike_dense(rows), 0.98,
                       f'FLOPs {of("flops"):.2f}, bytes {of("bytes"):.2f} of dense, KL {of("kl"):.4f}, tables '
-                      f'right {mean(right(grid[name])):.0%} (dense {mean(right(dense["table"])):.0%})')
-    yield from block_sizes(data)
-    yield from mixture_claims(n)
+                      f'right {tables[name]:.0%} (dense {dense:.0%})')
 
 
 def block_sizes(data):

@@ -129,7 +129,7 @@ def machine(device, dtype):
     return 2 ** 28 / read, 2 * 2048 ** 3 / product
 
 
-def table(shape, layers, contexts, positions, compiled, device, n=9):
+def table(shape, layers, contexts, positions, compiled, device):
     """Prints a line for each form, context and number of positions."""
     dtype = torch.bfloat16 if device == 'cuda' else torch.float32
     capacity = max(contexts) + 16
@@ -149,7 +149,7 @@ def table(shape, layers, contexts, positions, compiled, device, n=9):
             paths = forms(model)
             costs = [cost(model, choices(path, reader, T), T) for path in paths.values()]
             ids = torch.arange(T, device=device)[None]
-            times = median([lambda p=p: reader.feed(ids, S, p, T) for p in paths.values()], n, device)
+            times = median([lambda p=p: reader.feed(ids, S, p, T) for p in paths.values()], 9, device)
             for name, (size, work), seconds in zip(paths, costs, times):
                 print(f'{S:7} {T:2}  {name:14} {seconds * 1e3:7.2f} {min(times[:2]) / seconds:6.2f} '
                       f'{size / 1e6:6.1f} {work / 1e6:6.0f} {size / seconds / bandwidth:10.0%} '

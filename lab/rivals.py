@@ -708,10 +708,10 @@ def attend_masked(q, k, v, seen):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=each, enable_gqa=True)
 
 
-def attend_chosen(q, k, v, mask, carry, how, pick):
+def attend_chosen(q, k, v, mask, carry, how):
     """The form of sparse_attend for choices that differ in size or by row: all keys, under a mask; eager.
 
-    pick: function from scores [B, G, T, N] and the number of blocks to what is kept, bool of that shape.
+    Blocks.scores is the pick: a function from scores [B, G, T, N] and the number of blocks to what is kept.
     """
     layer, anchor, rule = how
     old = k.shape[2] - q.shape[2]
@@ -720,10 +720,10 @@ def attend_chosen(q, k, v, mask, carry, how, pick):
         return kernels.attend(q, k, v, mask, carry)
     if anchor or 'kept' not in carry:
         means = carry['means'][layer][:, :, :whole]
-        scores = torch.stack([rule.scores(row, k, means, rule.block) for row in q.unbind(2)], 2)
+        scores = torch.stack([kernels.mean_scores(row, k, means, rule.block) for row in q.unbind(2)], 2)
         blocks = torch.arange(whole, device=q.device)
         always = (blocks < rule.sinks) | (blocks >= whole - rule.locals)
-        carry = carry | dict(kept=pick(scores.masked_fill(always, torch.inf), count))
+        carry = carry | dict(kept=rule.scores(scores.masked_fill(always, torch.inf), count))
     kept = carry['kept'].repeat_interleave(rule.block, -1)
     kept = F.pad(kept, (0, k.shape[2] - whole * rule.block), value=True)
     return attend_masked(q, k, v, mask.expand(*kept.shape).masked_fill(~kept, -torch.inf)), carry
@@ -748,9 +748,7 @@ def union(scores, count):
 SELECT.update(
     random=(kernels.sparse_attend, random_scores), recent=(kernels.sparse_attend, recent_scores),
     oracle=(kernels.sparse_attend, oracle_scores), quest=(kernels.sparse_attend, quest_scores),
-    token=(partial(attend_chosen, pick=best), kernels.mean_scores),
-    joint=(partial(attend_chosen, pick=joint), kernels.mean_scores),
-    union=(partial(attend_chosen, pick=union), kernels.mean_scores))
+    token=(attend_chosen, best), joint=(attend_chosen, joint), union=(attend_chosen, union))
 
 
 def literal_swiglu(x, gate, up, down, carry, how):
