@@ -1917,6 +1917,11 @@ def test_task_command():
     assert len(rows) == 3 and set(rows[0]) >= {'task', 'prompt', 'answer'}
 
 
+def test_embedded_calibration_is_of_the_shipped_weights():
+    home = HERE / 'lab/models'
+    read_calibration(home / 'target', home / 'draft', ['mask', 'signals', 'sparse'])
+
+
 def test_embedded_tokenizer():
     """Any text round-trips; digits stand alone."""
     tokenizer = Tokenizer.from_file(str(HERE / 'lab/models/target/tokenizer.json'))

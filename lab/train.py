@@ -2,11 +2,13 @@
 
 `python -m lab.train target --minutes 90`, then `draft`, `mid`, `moe`. A run resumes from the weights in
 lab/models/ (or from its checkpoint, with the optimizer's state, if one is there) and writes Hugging Face
-directories in bf16. CPU and CUDA from the same code.
+directories in bf16. CPU and CUDA from the same code. After it, `python -m lab.train recalibrate` makes anew
+what train_mask.py measures on the pair.
 """
 import argparse
 import json
 import random
+import sys
 import time
 from pathlib import Path as File
 
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
+import train_mask
 from lab import tasks
 from model import Transformer, read_config
 
@@ -294,14 +297,16 @@ def train(name, minutes, tokens, seed, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('model', choices=SHAPES)
+    parser.add_argument('model', choices=[*SHAPES, 'recalibrate'])
     parser.add_argument('--minutes', type=float, default=60)
     parser.add_argument('--tokens', type=int, default=2048, help='tokens a step')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
+    if args.model == 'recalibrate':
+        return max(train_mask.main(flags) for flags in ([], ['--signals'], ['--anchors']))
     train(args.model, args.minutes, args.tokens, args.seed, args.device)
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())
