@@ -33,7 +33,7 @@ BASE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard
         ('translate', {}, 2.5), ('qa', {}, 4), ('story', {}, 1)]
 SHORT = BASE + [('drill', dict(high=6, columns=(1, 2)), 8), ('table', dict(high=6, columns=(1, 2)), 7),
                 ('summary', dict(high=3), 4)]
-MIXTURE = BASE + [('drill', dict(high=60, columns=(1, 7)), 2.5), ('table', dict(high=8, columns=(1, 2)), 4),
+MIXTURE = BASE + [('drill', dict(high=60, columns=(1, 4)), 2.5), ('table', dict(high=8, columns=(1, 2)), 4),
                   ('table', {}, 1.6), ('table-long', {}, 0.08), ('summary', dict(high=4), 2),
                   ('summary', {}, 1)]
 SHAPES = dict(
