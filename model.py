@@ -614,18 +614,21 @@ def read_calibration(target, draft=None, needs=()):
     it under "draft". `mask` has "skip", the sublayers left out (2i: attention of layer i, 2i + 1: its
     feed-forward). Read only if something needs it; ValueError where that is absent or of other models.
     """
-    where, flag = File(target) / 'calibration.json', ' --signals' if 'signals' in needs else ''
-    hint = f'make it with python train_mask.py{flag} --target {target}'
+    where = File(target) / 'calibration.json'
+    hint = f'make it with python train_mask.py [--signals | --anchors] --target {target}'
     if not needs:
         return {}
     found = read_json(where) if where.exists() else {}
     if found and found.get('target') != fingerprint(target):
         raise ValueError(f'{where}: measured on another target, {found.get("target")}; {hint}')
     for name in needs:
-        section = found.get(name)
+        section, flag = found.get(name), dict(signals='--signals ', sparse='--anchors ').get(name, '')
+        hint = f'make it with python train_mask.py {flag}--target {target}'
         if not isinstance(section, dict):
             raise ValueError(f'{where}: no section {name!r}, which the method needs; {hint}')
-        if 'draft' in section and (draft is None or section['draft'] != fingerprint(draft)):
+        if 'draft' in section and draft is None:
+            raise ValueError(f'{where}: {name!r} is of a pair, and there is no draft model; give --draft DIR')
+        if 'draft' in section and section['draft'] != fingerprint(draft):
             raise ValueError(f'{where}: {name!r} was measured with another draft, {section["draft"]}; {hint}')
     for name in 'draft_logp draft_grounding target_logp target_grounding'.split() * ('signals' in needs):
         ends = found['signals'].get(name)

@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from model import Reader, load, read_calibration
-from verify import METHODS, Cycle, Session, lookup, rollout, silence, whole_passes
+from verify import METHODS, Autoregressive, Cycle, Session, lookup, rollout, silence, whole_passes
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
@@ -150,7 +150,8 @@ class Engine:
         return statistics(cycles, prompt_seconds, self.weights())
 
     def lossless(self, method):
-        return method.lossless and (self.sparse is None or self.sparse.lossless)
+        plain = isinstance(method, Autoregressive)          # --sparse leaves plain decoding alone
+        return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
 
     def report(self, row, session, method, cycles):
         """The JSON object of one text; `right` only where the row can be graded."""
@@ -248,7 +249,7 @@ class Printer:
             return self.paint(text, kind) if self.color else plain.format(text)
         n = cycle.accepted
         parts = [word(t, 'draft') for t in cycle.tokens[:n]]
-        parts += [word(j['token'], 'strike', '[-{}-]') for j in cycle.judged[-1:] if not j['kept']]
+        parts += [word(j['token'], 'strike', '[-{}-]') for j in cycle.judged if not j['kept']]
         parts += [word(t, label, '[~{}~]' if label == 'slim' else '[+{}+]')
                   for t, label in zip(cycle.tokens[n:], cycle.labels[n:])]
         parts += [self.paint(f'({word(t, "")})', 'dim') for t in cycle.drafted[len(cycle.judged):]]
@@ -331,7 +332,8 @@ def check_flags(args):
             (unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}'),
             (args.sparse - PARTS.keys(), f'--sparse {sorted(args.sparse)}: expected some of attn,ffn,moe'),
             ((args.prompt is None) == (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl'),
-            (not 0 <= args.temperature < math.inf, f'--temperature {args.temperature}: expected 0 or more'),
+            (args.temperature and not 1e-6 <= args.temperature < math.inf,
+             f'--temperature {args.temperature}: expected 0, or 1e-6 or more'),
             (args.top_k < 0, f'--top-k {args.top_k}: expected 0 (all) or more'),
             (not 0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1'),
             (args.max_new < 1, f'--max-new {args.max_new}: expected 1 or more'),

@@ -26,7 +26,7 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, tasks
+from lab import tasks
 from lab.compare import break_even
 from lab.steps import average_precision, roc_area, step_checker
 from model import (CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_calibration, read_config,
@@ -1840,6 +1840,20 @@ def test_list_and_rivals(capsys):
     out = program(capsys, '--list')[1]
     assert all(name in out for name in METHODS) and 'lenience=0.5' in out
     assert len(out.splitlines()) == len(METHODS)
+
+
+@pytest.mark.parametrize('name', METHODS)
+def test_every_method_runs_on_the_embedded_models(name, capsys):
+    """From the command line, sampling: JSON that is valid, and figures that add up."""
+    draft = str(HERE / 'lab/models/draft')
+    more = {'via-mid': ['--mid', draft], 'ecsv-two': ['--set', f'second={draft}']}.get(name, [])
+    status, out, err = program(capsys, '--prompt', 'Tom has 12 pens. Tom loses 5. How many has Tom?',
+                               '--method', name, '--max-new', '16', '--temperature', '0.8', '--json', *more)
+    if name in ('rsd', 'oracle-gate'):
+        assert status == 2 and 'step checker' in err
+        return
+    report = json.loads(out, parse_constant=lambda word: pytest.fail(f'{word} is no JSON'))
+    assert status == 0 and sum(report['stats']['labels'].values()) == len(report['tokens']) <= 16
 
 
 # ------------------------------------------------------------------------ lab: tasks and embedded models

@@ -251,7 +251,8 @@ def find_signals(args):
     best = choose_gate(curve := gate_curve(seen, ranges), args.accuracy, args.share)
     for c in (c for c in curve if c['beta'] == best['beta']):
         print(f'beta {c["beta"]:g} tau {c["tau"]:.2f}: the target writes {c["target"]:4.0%} of the steps, '
-              f'{c["right"]:6.1%} of the others are right' + (' <- chosen' if c is best else ''))
+              + ('there are no others' if c['target'] == 1 else f'{c["right"]:6.1%} of the others are right')
+              + (' <- chosen' if c is best else ''))
     return section | dict(beta=best['beta'], tau=best['tau'], steps=len(seen))
 
 
@@ -270,12 +271,14 @@ def calibration_texts(tokenizer, args):
         ends = (2 * W + i * (len(ids) - 2 * W) // args.windows for i in range(args.windows))
         return [ids[max(0, end - 8 * W):end] for end in ends]
     from lab import tasks
-    for source in itertools.cycle([tasks.rows(task, args.seed, 'train') for task in tasks.TASKS]):
+    sources = [tasks.rows(task, args.seed, 'train') for task in tasks.TASKS]
+    for source in sources * (10 * args.windows):
         row = next(source)
         begin, ids = (tokenizer.encode(row['prompt'] + end).ids for end in ('', row['solution']))
         texts += [ids[:len(begin) + W]] if len(ids) > W else []
         if len(texts) == args.windows:
             return texts
+    raise ValueError(f'--window {W}: hardly a text of the tasks is that long; give a --text FILE or fewer')
 
 
 def parse(argv):
@@ -304,9 +307,13 @@ def parse(argv):
     for name in ('evaluations', 'patience', 'windows', 'window', 'rows'):
         if getattr(args, name) < 1:
             raise ValueError(f'--{name} {getattr(args, name)}: expected 1 or more')
-    for name in ('accuracy', 'share'):
+    for name in ('accuracy', 'share', 'skip'):
         if not 0 <= (getattr(args, name) or 0) <= 1:
             raise ValueError(f'--{name} {getattr(args, name)}: expected 0 to 1')
+    if not 0 <= args.seed < 2 ** 31:
+        raise ValueError(f'--seed {args.seed}: expected 0 to 2147483647')
+    if args.signals and args.anchors:
+        raise ValueError('--signals and --anchors are two measurements; give one of them')
     return args
 
 

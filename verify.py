@@ -317,7 +317,8 @@ class Exact:
         """ValueError where a knob is out of range. Methods with knobs of their own add theirs."""
         require(self.gamma >= 0, 'gamma', self.gamma, 'a whole number, 0 or more')
         t = self.draft_temperature
-        require(t is None or 0 <= t < float('inf'), 'draft_temperature', t, '0 or more')
+        good = t is None or t == 0 or 1e-6 <= t < math.inf
+        require(good, 'draft_temperature', t, '0, or 1e-6 or more')
         known = f'one of {", ".join(CONTROLLERS)}'
         require(self.controller in CONTROLLERS, 'controller', self.controller, known)
         self.control = CONTROLLERS[self.controller](self)
@@ -745,7 +746,7 @@ class ViaSd(Exact):
             require(getattr(self, knob) in known, knob, getattr(self, knob), 'one of ' + ', '.join(known))
         low = dict(ratio=self.escalate, lossy_sd=1e-6).get(self.gate, 0)
         for knob, least in dict(max_lag=0, escalate=0, keep=low).items():
-            require(getattr(self, knob) >= least, knob, getattr(self, knob), f'{least} or more')
+            within(self, knob, least)
 
     @property
     def lossless(self):
@@ -1031,7 +1032,7 @@ class Sparse(Exact):
     @property
     def lossless(self):
         skipped = self.ffn_threshold or self.ffn_quantile or self.moe_skip
-        return self.rho == self.ffn_share == 1 and not skipped
+        return self.control.causal and self.rho == self.ffn_share == 1 and not skipped
 
     def path(self, session):
         return self.view(session.target.model.full, session)

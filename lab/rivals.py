@@ -27,7 +27,7 @@ class Lenient(Exact):
 
     def __post_init__(self):
         super().__post_init__()
-        require(0 < self.lenience <= 1, 'lenience', self.lenience, 'above 0, at most 1 (exact)')
+        require(1e-6 <= self.lenience <= 1, 'lenience', self.lenience, '1e-6 to 1 (exact)')
 
     @property
     def lossless(self):
@@ -86,7 +86,7 @@ class Learner(Fixed):
             begin, draft = self.last
             self.learn(draft, len(os.path.commonprefix([draft.tokens, session.tokens[begin:]])))
         draft = super().block(session, spare)
-        self.last = (len(session.tokens), draft) if draft.tokens else None
+        self.last = (len(session.tokens), copy.copy(draft)) if draft.tokens else None   # accept may extend it
         return draft
 
     def length(self, session):
@@ -328,13 +328,13 @@ class TwoDrafts(Ecsv):
 
     def texts(self, session, n):
         require(self.second, 'second', repr(self.second), 'the folder of another draft model')
-        if self.other is None:
+        half = self.branches // 2
+        if self.other is None and session.draft:       # without one, branch says so below
             model = second_draft(self.second, str(session.target.model.cos.device))
             same = model.vocab == session.target.model.vocab
             require(same, 'second', self.second, "a model of the target's vocabulary")
             self.other = Reader(model, len(session.tokens) + session.room)
             self.other.log = session.draft.log          # its passes are the draft's in the ledger
-        half = self.branches // 2
         pairs = [branch(session, self, n, session.draft, self.branches - half)]
         pairs += [branch(session, self, n, self.other, half)] if half else []
         n = min(tokens.shape[1] for tokens, _ in pairs)
@@ -501,7 +501,8 @@ class Tiered(ViaSd):
 
     @property
     def lossless(self):
-        return self.tiers == 2 and self.gate != 'two_level_exact' or super().lossless
+        alone = self.tiers == 2 and self.gate != 'two_level_exact'
+        return self.control.causal and alone or super().lossless
 
     def stages(self, session, draft, score):
         masks = session.calibration['mask']['nested'][:self.tiers - 2]
@@ -603,7 +604,11 @@ class Majority(Stepwise):
     Source: Wang et al. 2023 (self-consistency), section 2.
     """
     k: int = 8
-    tau: float = -inf                       # the target writes nothing
+    tau: float = -inf                       # the target writes nothing; inf: it writes all
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(abs(self.tau) == inf, 'tau', self.tau, '-inf or inf: there is no score to compare')
 
     def over(self, session, ids):
         return len(ids) >= session.room or ids[-1] in session.eos
@@ -665,7 +670,7 @@ class PooledStep(SpecGuard):
         line = torch.tensor([session.tokens + tokens], device=reader.model.cos.device)
         begin, places = reader.now(), torch.arange(line.shape[1], device=line.device)
         hidden = reader.model(line, places, reader.model.full)[0, -len(tokens):]
-        reader.log.append(('pooled', line.shape[1], begin, reader.now()))
+        reader.log.append(('full', line.shape[1], begin, reader.now()))
         return hidden.mean(0)
 
 
@@ -774,6 +779,10 @@ def static_mix(x, moe, carry, how):
 class SparseForms(Sparse):
     """Sparse verification with another feed-forward: literal, union or static (see lab/rivals.py). LOSSY."""
     form: str = 'literal'
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self.form in ('literal', 'union', 'static'), 'form', self.form, 'literal, union or static')
 
     def view(self, path, session):
         path = super().view(path, session)
