@@ -148,10 +148,10 @@ class Record:
             self.session.tokens = self.ids + self.text[:i]
             d = rollout(self.session, Exact(draft_temperature=0), LONGEST + 10)
             found = list(zip(d.tokens, signals(d.logits).tolist()))
-            self.blocks[i] = found
-            while i + 1 < len(self.text) and found[0][0] == self.text[i] and len(found) > LONGEST:
-                i, found = i + 1, found[1:]
-                self.blocks.setdefault(i, found)
+            self.blocks[i], j = found, i
+            while j + 1 < len(self.text) and found[0][0] == self.text[j] and len(found) > LONGEST:
+                j, found = j + 1, found[1:]
+                self.blocks.setdefault(j, found)
         return self.blocks[i]
 
     def replay(self, choose):
@@ -356,14 +356,14 @@ VOTES = {'sd sampled': Ecsv(branches=1), 'lite': EcsvLite(), 'ecsv': Ecsv(), 'so
          'vote-unif': rivals.VoteUnif(), 'mean-argmax': rivals.MeanArgmax(),
          'lite, B = 2': EcsvLite(branches=2), 'lite, B = 8': EcsvLite(branches=8),
          'ecsv, prefix': Ecsv(align='prefix')}
-DEPTHS = 2, 4, 6
+DEPTH = 4       # draft tokens a cycle, of a fused block and of the chains it is compared with
 
 
 def voted_row(family, ids, **noise):
-    """Of one prompt at temperature 0: {(vote, depth): [(kept, cycles, tokens, position-1 hits)]} as sums.
+    """Of one prompt at temperature 0: {vote: (kept, cycles, tokens, position-1 hits)}, sums over its cycles.
 
     Whatever is proposed, the text is the target's; so 8 branches are drafted once from each place that any
-    vote visits, and every vote and depth is replayed over them.
+    vote visits, and every vote is replayed over them.
     """
     record, ballots, row = Record(ids, noise.pop('rounded', False)), {}, {}
     drafter = Ecsv(branches=8, **noise)
@@ -371,41 +371,30 @@ def voted_row(family, ids, **noise):
     def ballot(i):
         if i not in ballots:
             record.session.tokens = ids + record.text[:i]
-            ballots[i] = Ballot.of(*drafter.texts(record.session, DEPTHS[-1]), 4)
+            ballots[i] = Ballot.of(*drafter.texts(record.session, DEPTH), 4)
         return ballots[i]
 
-    def cut(whole, B, k):
-        names, q = whole.names[:k], whole.q[:B, :k]
-        return Ballot(whole.tokens[:B, :k], whole.entropy[:B, :k], whole.own[:B, :k], names, q,
-                      whole.margins[:B, :k], {})
-    for key, k in itertools.product(['sd greedy', *VOTES], DEPTHS):
+    def cut(whole, B):
+        return Ballot(whole.tokens[:B], whole.entropy[:B], whole.own[:B], whole.names, whole.q[:B],
+                      whole.margins[:B], {})
+    for key in ['sd greedy', *VOTES]:
         i, cycles, kept, first = 0, 0, 0, 0
         while i < len(record.text):
             if key == 'sd greedy':
-                fused = [x for x, _ in record.block(i)[:k]]
+                fused = [x for x, _ in record.block(i)[:DEPTH]]
             else:
-                fused = VOTES[key].fuse(cut(ballot(i), VOTES[key].branches, k))
+                fused = VOTES[key].fuse(cut(ballot(i), VOTES[key].branches))
             same = len(os.path.commonprefix([fused, record.text[i:]]))
             i, cycles, kept, first = i + same + 1, cycles + 1, kept + same, first + (same > 0)
-        row[key, k] = kept, cycles, len(record.text), first
+        row[key] = kept, cycles, len(record.text), first
     return row | dict(family=family)
 
 
-def kept_at(rows, key, aim):
-    """Draft tokens kept a cycle where the target's positions a token are `aim`, linear between the depths."""
-    sums = [[sum(column) for column in zip(*(r[key, k] for r in rows))] for k in DEPTHS]
-    points = sorted((cycles * (k + 1) / tokens, kept / cycles)
-                    for (kept, cycles, tokens, _), k in zip(sums, DEPTHS))
-    for (a, x), (b, y) in zip(points, points[1:]):
-        if aim <= b or b == points[-1][0]:              # the last and the first line go on beyond the points
-            return x + (y - x) * (aim - a) / (b - a) if b > a else x
-    raise AssertionError(points)
-
-
 def gain(rows, key, base):
-    """Kept a cycle over the base's at its depth of 4, at the base's target positions a token."""
-    kept, cycles, tokens, _ = map(sum, zip(*(r[base, 4] for r in rows)))
-    return kept_at(rows, key, cycles * 5 / tokens) / (kept / cycles)
+    """Draft tokens kept a cycle over the base's: every cycle of both costs the target DEPTH + 1 positions."""
+    each = [[sum(column) for column in zip(*(r[name] for r in rows))][:2] for name in (key, base)]
+    (kept, cycles), (plain, steps) = each
+    return kept / cycles / (plain / steps)
 
 
 def run(session, row, ids, method, temperature, seed):
@@ -422,7 +411,7 @@ def ecsv(n):
     families = FAMILIES[:3]
     texts = {f: prompts(f, n) for f in families}
     rows = [voted_row(f, ids) for f in families for _, ids in tqdm(texts[f], desc=f'ecsv {f}')]
-    first = lambda rows, key: sum(r[key, 4][3] for r in rows) / sum(r[key, 4][1] for r in rows)
+    first = lambda rows, key: sum(r[key][3] for r in rows) / sum(r[key][1] for r in rows)
 
     def datasets(rows):
         """On how many families both the length and the agreement of the first token improve over sd."""
@@ -446,7 +435,7 @@ def ecsv(n):
              lambda r: gain(r, 'lite, B = 8', 'sd greedy')),
             ('F6 positional over prefix alignment', MORE, lambda r: gain(r, 'ecsv', 'ecsv, prefix'))]:
         yield Finding(claim, *bootstrap(rows, figure, 200), line,
-                      f'kept a cycle, budget matched, n = {len(rows)}')
+                      f'kept a cycle of {DEPTH + 1} target positions, n = {len(rows)}')
     yield from noisy(texts, rows, n)
     yield from spotted(texts, n)
 
