@@ -26,7 +26,7 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import tasks
+from lab import claims, tasks
 from lab.compare import break_even
 from lab.steps import average_precision, roc_area, step_checker
 from model import (CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_calibration, read_config,
@@ -1840,6 +1840,14 @@ def test_list_and_rivals(capsys):
     out = program(capsys, '--list')[1]
     assert all(name in out for name in METHODS) and 'lenience=0.5' in out
     assert len(out.splitlines()) == len(METHODS)
+
+
+def test_a_recorded_block_is_that_of_its_place():
+    """Asked for the first time and again: the record fills later places while it answers for one."""
+    ids = claims.network('target')[1].encode('Tom has 12 pens. Tom loses 5. How many pens does Tom have?').ids
+    record = claims.Record(ids)
+    first = [record.block(i) for i in range(8)]
+    assert first == [record.block(i) for i in range(8)] and first[0][1:9] == first[1][:8]
 
 
 @pytest.mark.parametrize('name', METHODS)
