@@ -29,7 +29,7 @@ import verify
 from lab import claims, tasks
 from lab.compare import break_even
 from lab.steps import average_precision, roc_area, step_checker
-from model import (CHUNK, Config, KVCache, Path, Reader, Transformer, load, read_calibration, read_config,
+from model import (CHUNK, Config, Path, Reader, Transformer, load, read_calibration, read_config,
                    write_calibration)
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
 
@@ -1692,6 +1692,8 @@ def test_break_even_takes_each_length(capsys):
     spent = {'target/full': (1, 2, 1.0)}
     cycles = [verify.Cycle([0] * n, half, [0], ['target'], spent, 1.0) for n in (1, 3)]
     said = break_even(cycles, 1.0)
+    cycles[0].tokens = cycles[0].tokens * 4                     # three more than one: counted, not predicted
+    assert 'gives 2.50 a cycle' in break_even(cycles, 1.0)
     assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
 
 
@@ -1848,6 +1850,14 @@ def test_a_recorded_block_is_that_of_its_place():
     record = claims.Record(ids)
     first = [record.block(i) for i in range(8)]
     assert first == [record.block(i) for i in range(8)] and first[0][1:9] == first[1][:8]
+
+
+@pytest.mark.parametrize('name, knobs', [
+    ('sd', {}), ('ecsv', {}), ('lenient', dict(lenience=1.0)), ('cmasd', dict(accept_='strict')),
+    ('via', dict(gate='two_level_exact')), ('via', dict(escalate=1.1, keep=1.1)),
+    ('via-tiers', dict(tiers=2)), ('sparse', dict(rho=1.0, ffn_threshold=0.0, moe_skip=0))])
+def test_a_biased_controller_undoes_lossless(name, knobs):
+    assert METHODS[name](**knobs).lossless and not METHODS[name](**knobs, controller='probe').lossless
 
 
 @pytest.mark.parametrize('name', METHODS)

@@ -580,9 +580,8 @@ def branch(session, method, n, reader, rows):
 class Ecsv(Exact):
     """ECSV: several drafted branches are fused by a reliability-weighted vote; the fused block is verified.
 
-    A fused token follows no q: it carries its point mass, the exact rule becomes sample-and-match, and the
-    text is the target's, although the paper disclaims it. Its refund for an early mismatch cannot be: one
-    parallel pass has read the rest by then. What a short block leaves of `budget` is banked for a check.
+    A fused token carries its point mass as q: the exact rule is sample-and-match, the text the target's. An
+    early mismatch has no refund, the pass has read the rest; what a short block leaves is banked for a check.
     Source: ECSV (a proposal, not published): reliability model, fusion rule, budget control.
     """
     draft_temperature: float = 0.8          # the proposal states no values, all here are ours

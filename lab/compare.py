@@ -109,7 +109,7 @@ def break_even(cycles, decode_seconds):
     a, lengths = sum(verdicts) / len(verdicts), [len(c.drafted) for c in cycles]
     gamma = sum(lengths) / len(lengths)
     tokens = sum(a ** k for n in lengths for k in range(n + 1)) / len(lengths)
-    if any('score' in j for c in cycles for j in c.judged):     # whole steps are judged: no formula, a count
+    if any(len(c.tokens) != c.accepted + 1 for c in cycles):    # else each cycle adds one: the formula's case
         tokens = sum(len(c.tokens) for c in cycles) / len(cycles)
     cost = sum(seconds for _, seconds in spent.values()) / len(cycles) / decode_seconds
     drafting = f'a draft pass costs {c:.2f} and ' if spent['draft'][0] else ''
