@@ -266,18 +266,23 @@ NOISE = ['{a} was tired.', '{a} ate some bread.', '{a} laughed.', 'It rained all
          '{a} met {b}.', '{a} slept well.', '{a} looked at {b}.']
 
 
-def summary(rng, low=2, high=8):
-    """Statements about several people; the work, home and wish of one. Stands for CNN/DailyMail."""
+def statements(rng, low, high):
+    """Shuffled statements about low to high people: (text, {name: what matters about them})."""
     people, lines = rng.sample(NAMES, rng.randint(low, high)), []
     facts = {a: (rng.choice(JOBS), rng.choice(HOMES), rng.choice(WISHES)) for a in people}
     for a, (job, home, wish) in facts.items():
         lines += [f'{a} works as a {job}.', f'{a} lives {home}.', f'{a} wants a {wish}.']
         lines += [rng.choice(NOISE).format(a=a, b=rng.choice(NAMES)) for _ in range(rng.randint(0, 3))]
     rng.shuffle(lines)
-    a = rng.choice(people)
-    answer = '{} works as a {}, lives {} and wants a {}.'.format(a, *facts[a])
-    return dict(task='summary', prompt=f'{" ".join(lines)}\nWhat matters about {a}?\nSummary:', answer=answer,
-                solution=' ' + answer)
+    return ' '.join(lines), {a: '{} works as a {}, lives {} and wants a {}.'.format(a, *facts[a]) for a in facts}
+
+
+def summary(rng, low=2, high=8):
+    """Statements about several people; the work, home and wish of one. Stands for CNN/DailyMail."""
+    text, answers = statements(rng, low, high)
+    a = rng.choice([*answers])
+    return dict(task='summary', prompt=f'{text}\nWhat matters about {a}?\nSummary:', answer=answers[a],
+                solution=' ' + answers[a])
 
 
 def facts_found(row, text):

@@ -24,18 +24,20 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-LATE = 0.88                             # share of its time after which tables and lists are long, and
-DROP = dict(target=0.1)                 # stochastic depth: the chance that a step skips a middle layer
+LATE, DROP = 0.88, dict(target=0.1)     # after that share of its time, a step skips a middle layer by this chance
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
-PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys
-# task, its knobs, its share of rows; looking up is learned on short tables or not at all
-BASE = [('math', dict(low=1, high=3), 5), ('math', dict(high=6), 6), ('math-hard', {}, 4), ('code', {}, 3),
-        ('translate', {}, 2.5), ('qa', {}, 4), ('story', {}, 1)]
+PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys; half of
+                                        # them for a model that has grown and goes on
+# task, its knobs, its share of rows; looking up is learned on short tables first or not at all
+BASE = [('math', dict(low=1, high=3), 4), ('math', dict(high=6), 5), ('math-hard', {}, 4), ('code', {}, 3),
+        ('translate', {}, 2), ('qa', {}, 2.5), ('story', {}, 1)]
 SHORT = BASE + [('drill', dict(high=6, columns=(1, 2)), 8), ('table', dict(high=6, columns=(1, 2)), 7),
-                ('summary', dict(high=3), 4)]
-MIXTURE = BASE + [('drill', dict(high=60, columns=(1, 4)), 2.5), ('table', dict(high=8, columns=(1, 2)), 4),
-                  ('table', {}, 1.6), ('table-long', {}, 0.08), ('summary', dict(high=4), 2),
-                  ('summary', {}, 1)]
+                ('gist', dict(high=3), 2), ('summary', dict(high=3), 3)]
+MEDIUM = BASE + [('drill', dict(high=20, columns=(1, 4)), 7), ('table', dict(high=20, columns=(1, 4)), 6),
+                 ('gist', dict(high=6), 2), ('summary', dict(high=5), 3)]
+LONG = BASE + [('drill', dict(high=60, columns=(1, 6)), 3), ('table', {}, 3.5), ('table-long', {}, 0.5),
+               ('gist', dict(high=8), 1.5), ('summary', {}, 3)]
+CURRICULUM = (0.4, SHORT), (0.65, MEDIUM), (1, LONG)    # until this share of its time, such rows
 SHAPES = dict(
     target=dict(model_type='llama', hidden_size=128, intermediate_size=336, num_hidden_layers=10,
                 num_attention_heads=4, num_key_value_heads=2, head_dim=32),
@@ -53,21 +55,31 @@ def drills(seed, high, columns):
     """Endless rows of practice that can give away no held-out text: bare steps, or cells looked up."""
     rng = random.Random(f'drill {seed}')
     while True:
-        if rng.random() < 0.2:
+        if rng.random() < 0.15:
             prompt, lines = '', []
             while len(lines) < 8:
                 lines += tasks.event(rng, tasks.number(rng, 900), 2)[2]
         else:
             prompt, values = tasks.cells(rng, 2, high, columns)
             lines = [f'| {column} of {item} {n}'
-                     for (item, column), n in rng.sample(sorted(values.items()), min(24, len(values)))]
+                     for (item, column), n in rng.sample(sorted(values.items()), min(32, len(values)))]
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
 
-def mixture(seed, shares=MIXTURE):
+def gists(seed, high):
+    """Endless rows of practice: statements, and what matters about each of the people, without a question."""
+    rng = random.Random(f'gist {seed}')
+    while True:
+        prompt, answers = tasks.statements(rng, 1, high)
+        lines = rng.sample([*answers.values()], len(answers))
+        yield dict(task='gist', prompt=prompt, answer=None, solution='\nSummary: ' + ' '.join(lines))
+
+
+def mixture(seed, shares=LONG):
     """Endless training rows of all tasks in their shares."""
     rng = random.Random(f'mixture {seed}')
-    sources = [drills(seed, **knobs) if task == 'drill' else tasks.rows(task, seed, 'train', **knobs)
+    practice = dict(drill=drills, gist=gists)
+    sources = [practice[task](seed, **knobs) if task in practice else tasks.rows(task, seed, 'train', **knobs)
                for task, knobs, _ in shares]
     while True:
         yield next(rng.choices(sources, [share for *_, share in shares])[0])
@@ -248,9 +260,9 @@ def step(model, optimizers, path, ids, labels):
 def idle(layers, share, drop, rng):
     """Sublayers that rest in this step: the inner layers while a fresh model grows, some more by chance.
 
-    share: how much of its time a fresh model has had; False for one that has grown.
+    share: how much of its time a fresh model (of more than 4 layers) has had; False for one that has grown.
     """
-    running = next((n for until, n in GROW if share is not False and share < until), layers)
+    running = next((n for until, n in GROW if share is not False and layers > 4 and share < until), layers)
     inner = range(1, layers - 1)
     resting = [i for i in inner if min(i, layers - 1 - i) >= running / 2 or rng.random() < drop]
     return {s for i in resting for s in (2 * i, 2 * i + 1)}
@@ -265,17 +277,19 @@ def train(name, minutes, tokens, seed, device):
     optimizers = optimizers_for(model)
     spent, done = resume(model, optimizers, folder)
     layers = model.model.layers
-    fresh = len(layers) > 4 and not layers[len(layers) // 2].self_attn.o_proj.weight.any()
+    grown = bool(layers[len(layers) // 2].self_attn.o_proj.weight.any())
     rng, scores, losses = random.Random(seed + done), {}, []
-    easy, hard = (batches(tokenizer, mixture(seed + done, s), tokens, seed) for s in (SHORT, MIXTURE))
+    phases = [(until, batches(tokenizer, mixture(seed + done, shares), tokens, seed))
+              for until, shares in CURRICULUM]
     bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
     begin, saved_at = time.time() - spent, time.time()
     while (now := time.time() - begin) < minutes * 60:
         for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
-            optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
+            rate = min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
+            optimizer.param_groups[0]['lr'] = peak * rate / (2 if grown else 1)
         share = now / (minutes * 60)
-        skip = idle(len(layers), fresh and share, DROP.get(name, 0) if share >= LATE else 0, rng)
-        batch = (x.to(device) for x in next(easy if share < LATE else hard))
+        skip = idle(len(layers), not grown and share, DROP.get(name, 0) if share >= LATE else 0, rng)
+        batch = (x.to(device) for x in next(next(source for until, source in phases if share < until)))
         losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip), *batch)]
         done += 1
         if done % 25 == 0:
