@@ -11,7 +11,7 @@ import copy
 import math
 import os
 from collections import Counter, namedtuple
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from math import inf
 
@@ -262,17 +262,30 @@ def finite(logits, who, length):
 
 # ---------------------------------------------------------------------------------------------- the methods
 
+def knob(default, *allowed):
+    """A dataclass field with its range: words beside the default, or the least number and the greatest."""
+    words = (default, *allowed) if isinstance(default, str) else allowed
+    return field(default=default, metadata=dict(allowed=words))
+
+
 def require(holds, knob, found, expected):
     """ValueError in one line unless the knob's value is in its range."""
     if not holds:
-        raise ValueError(f'knob {knob} is {found}; expected {expected}')
+        raise ValueError(f'knob {knob.rstrip("_")} is {found}; expected {expected}')
 
 
-def within(method, knobs, low, high=2 ** 31):
-    """ValueError unless each of the named knobs lies in low..high."""
-    for knob in knobs.split():
-        value = getattr(method, knob)
-        require(value is not None and low <= value <= high, knob, value, f'{low} to {high}')
+def check_knobs(method):
+    """ValueError for a knob out of its range; a subclass that gives another default keeps the range."""
+    declared = {f.name: f for c in reversed(type(method).__mro__[:-1]) for f in fields(c) if f.metadata}
+    for name, f in declared.items():
+        value, (first, *rest) = getattr(method, name), f.metadata['allowed']
+        if isinstance(first, str):
+            good, expected = value in (first, *rest), f'one of {", ".join((first, *rest))}'
+        else:
+            high = rest[0] if rest else 2 ** 31
+            good, expected = value is not None and first <= value <= high, f'{first} to {high}'
+        unset = value is None and getattr(type(method), name) is None
+        require(good or unset, name, value, expected)
 
 
 class Fixed:
@@ -308,14 +321,14 @@ class Exact:
     A method object serves one text: what it remembers from cycle to cycle begins with it.
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
     """
-    gamma: int = 4                          # draft tokens a cycle
+    gamma: int = knob(4, 0)                 # draft tokens a cycle
     draft_temperature: float = None         # of the draft model; None: the run's, 0: greedy drafting
     controller: str = 'fixed'               # one of CONTROLLERS: what decides a block's length; fixed: gamma
     needs = ()                              # sections of calibration.json; no knob
 
     def __post_init__(self):
-        """ValueError where a knob is out of range. Methods with knobs of their own add theirs."""
-        require(self.gamma >= 0, 'gamma', self.gamma, 'a whole number, 0 or more')
+        """ValueError for a knob out of range; methods whose knobs hang together check that too."""
+        check_knobs(self)
         t = self.draft_temperature
         good = t is None or t == 0 or 1e-6 <= t < math.inf
         require(good, 'draft_temperature', t, '0, or 1e-6 or more')
@@ -416,22 +429,19 @@ class CmAsd(Exact):
     controller: str = 'online'
     k_min: int = 1                          # shortest block; the paper states no values, all here are ours
     k_max: int = 10                         # longest block; the paper sweeps 5, 10, 15, 25
-    alpha: float = 1.0                      # block length over confidence
-    lam_entropy: float = 1.0                # weights of the signals in C, normalised to sum 1
-    lam_margin: float = 1.0
-    lam_softmax: float = 1.0
-    tau_base: float = 0.3                   # threshold where C = 1
-    gamma_tau: float = 0.5                  # what is added where C = 0; the paper sweeps 0.1, 0.5, 1, 2
-    accept_: str = None                     # ratio, lenience, strict; None: by temperature. Knob: accept
+    alpha: float = knob(1.0, 0)             # block length over confidence
+    lam_entropy: float = knob(1.0, 0)       # weights of the signals in C, normalised to sum 1
+    lam_margin: float = knob(1.0, 0)
+    lam_softmax: float = knob(1.0, 0)
+    tau_base: float = knob(0.3, 0)          # threshold where C = 1
+    gamma_tau: float = knob(0.5, 0)         # what is added where C = 0; the paper sweeps 0.1, 0.5, 1, 2
+    accept_: str = knob(None, 'ratio', 'lenience', 'strict')  # None: by temperature. Knob: accept
 
     def __post_init__(self):
         super().__post_init__()
         require(1 <= self.k_min <= self.k_max, 'k_min', self.k_min, f'1 to k_max, {self.k_max}')
-        within(self, 'alpha tau_base gamma_tau lam_entropy lam_margin lam_softmax', 0)
         self.lam = torch.tensor([self.lam_entropy, self.lam_margin, self.lam_softmax], dtype=torch.float64)
         require(self.lam.sum() > 0, 'lam_entropy', 0.0, 'above 0 where the other two are 0')
-        rules = None, 'ratio', 'lenience', 'strict'
-        require(self.accept_ in rules, 'accept', self.accept_, 'ratio, lenience or strict')
 
     @property
     def lossless(self):
@@ -584,34 +594,29 @@ class Ecsv(Exact):
     early mismatch has no refund, the pass has read the rest; what a short block leaves is banked for a check.
     Source: ECSV (a proposal, not published): reliability model, fusion rule, budget control.
     """
-    draft_temperature: float = 0.8          # the proposal states no values, all here are ours
-    draft_top_p: float = 0.95
-    branches: int = 4                       # B; to be tried: 2, 4, 8
+    draft_temperature: float = knob(0.8, 0)  # the proposal states no values, all here are ours
+    draft_top_p: float = knob(0.95, 1e-9, 1)
+    branches: int = knob(4, 1, 64)          # B; to be tried: 2, 4, 8
     depth: int = None                       # tokens a branch, k; None: gamma
-    a_entropy: float = 0.5                  # weights of the features in r
-    a_agree: float = 1.0
-    a_self: float = 0.5
-    a_spot: float = 0.0
-    gamma_r: float = 1.0                    # w = exp(gamma_r r); 0: every vote counts the same
-    soft: float = 0.0                       # lambda, weight of the soft vote
-    top_m: int = 4                          # candidates beside the branches' tokens
-    spots: int = 0                          # R, positions checked with the target before the final vote
-    policy: str = 'disagreement'            # where: disagreement, entropy, agree_entropy (agreed, yet unsure)
-    granularity: str = 'position'           # r of a position, or its mean over branch or a trailing window
-    window: int = 2                         # positions
-    align: str = 'positional'               # prefix: a branch votes while it agrees with what is fused (ours)
-    tie_break: str = 'verifier'             # its logit where asked, else mean q; draft: mean q
+    a_entropy: float = knob(0.5, 0)         # weights of the features in r
+    a_agree: float = knob(1.0, 0)
+    a_self: float = knob(0.5, 0)
+    a_spot: float = knob(0.0, 0)
+    gamma_r: float = knob(1.0, 0)           # w = exp(gamma_r r); 0: every vote counts the same
+    soft: float = knob(0.0, 0)              # lambda, weight of the soft vote
+    top_m: int = knob(4, 0)                 # candidates beside the branches' tokens
+    spots: int = knob(0, 0)                 # R, positions checked with the target before the final vote
+    policy: str = knob('disagreement', 'entropy', 'agree_entropy')  # where; the last: agreed, yet unsure
+    granularity: str = knob('position', 'branch', 'window')  # r of it, or its mean; the window trails
+    window: int = knob(2, 1)                # positions
+    align: str = knob('positional', 'prefix')  # prefix (ours): a branch votes while it agrees with the fused
+    tie_break: str = knob('verifier', 'draft')  # its logit where asked, else mean q; draft: mean q
     budget: int = None                      # target positions a cycle at most; None: those of the block alone
     bonus_check: bool = False               # one check more where the last cycle left some budget
 
     def __post_init__(self):
         self.gamma, self.banked = self.gamma if self.depth is None else self.depth, 0
         super().__post_init__()
-        for knob, names in (('policy', 'disagreement entropy agree_entropy'), ('align', 'positional prefix'),
-                            ('granularity', 'position branch window'), ('tie_break', 'verifier draft')):
-            require(getattr(self, knob) in names.split(), knob, getattr(self, knob), 'one of ' + names)
-        within(self, 'a_entropy a_agree a_self a_spot gamma_r soft top_m spots draft_temperature', 0)
-        within(self, 'branches', 1, 64), within(self, 'window', 1), within(self, 'draft_top_p', 1e-9, 1)
         require(self.budget is None or self.budget >= 2, 'budget', self.budget, '2 positions or more')
 
     def draft(self, session, n):
@@ -731,21 +736,17 @@ class ViaSd(Exact):
     """
     gamma: int = 5
     keep: float = 0.5                       # r from which a draft token stays; for lossy_sd the lenience
-    escalate: float = 0.3                   # r below which the target decides; above 1 it always does
-    gate: str = 'ratio'                     # ratio, one_minus_alpha (as published), lossy_sd, two_level_exact
-    max_lag: int = 32                       # tokens that slim may build on before the target has read them
-    after_escalation: str = 'full'          # full: the pass is paid, the target judges the rest too; or gate
+    escalate: float = knob(0.3, 0)          # r below which the target decides; above 1 it always does
+    gate: str = knob('ratio', 'one_minus_alpha', 'lossy_sd', 'two_level_exact')  # the second as published
+    max_lag: int = knob(32, 0)              # tokens that slim may build on before the target has read them
+    after_escalation: str = knob('full', 'gate')  # full: the pass is paid, the target judges the rest too
     slim_bonus: bool = False                # one more token, from slim, after a block that it kept
     needs, middle = ('mask',), 'target/slim'
 
     def __post_init__(self):
         super().__post_init__()
-        gates = 'ratio', 'one_minus_alpha', 'lossy_sd', 'two_level_exact'
-        for knob, known in dict(gate=gates, after_escalation=('full', 'gate')).items():
-            require(getattr(self, knob) in known, knob, getattr(self, knob), 'one of ' + ', '.join(known))
         low = dict(ratio=self.escalate, lossy_sd=1e-6).get(self.gate, 0)
-        for knob, least in dict(max_lag=0, escalate=0, keep=low).items():
-            within(self, knob, least)
+        require(low <= self.keep, 'keep', self.keep, f'{low} to inf')
 
     @property
     def lossless(self):
@@ -810,10 +811,6 @@ PRESETS = dict(     # of knobs that are None: as the notes have them, as others 
     notes=dict(k=4, draft_temperature=0.7, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1),
     paper=dict(k=16, draft_temperature=0.7, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16),
     greedy=dict(k=1, draft_temperature=0.0, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1))
-LIMITS = dict(k=(1, 256), target_k=(1, 256), n_roll=(1, 999), max_step=(1, 999), draft_top_p=(1e-9, 1),
-              beta=(0, 1), tau=(-inf, inf), sparsify=(0, 1), residual=(0, 1))
-CHOICES = dict(preset=[*PRESETS], layers=['first', 'middle', 'last', 'all'], combine=['weighted', 'and'],
-               regenerate=['ar', 'sd'], signals=['draft', 'target'])
 
 
 def write_steps(session, reader, k, law, over):
@@ -877,27 +874,22 @@ class Stepwise(Exact):
 
     Subclasses judge. LOSSY but where the target writes everything.
     """
-    k: int = None                           # candidates; None, here and below: the preset's
+    k: int = knob(None, 1, 256)             # candidates; None, here and below: the preset's
     draft_temperature: float = None         # of the candidates, whatever the run's
-    draft_top_p: float = None
-    tau: float = None                       # score that a step needs; inf: the target writes them all
-    target_k: int = None                    # candidates of the target where it writes
+    draft_top_p: float = knob(None, 1e-9, 1)
+    tau: float = knob(None, -inf, inf)      # score that a step needs; inf: the target writes them all
+    target_k: int = knob(None, 1, 256)      # candidates of the target where it writes
     delimiter: str = r'\n'                  # ends a step; the paper's is \n\n, a blank line
-    max_step: int = 48                      # tokens
-    regenerate: str = 'ar'                  # 'sd': the target writes with the draft's help, gamma a cycle
+    max_step: int = knob(48, 1, 999)        # tokens
+    regenerate: str = knob('ar', 'sd')      # sd: the target writes with the draft's help, gamma a cycle
     preset: str = 'notes'                   # or paper, greedy
 
     def __post_init__(self):
-        for knob in CHOICES.keys() & vars(self).keys():
-            value, words = getattr(self, knob), CHOICES[knob]
-            require(value in words, knob, repr(value), f'one of {", ".join(words)}')
+        require(self.preset in PRESETS, 'preset', repr(self.preset), f'one of {", ".join(PRESETS)}')
         for knob, value in PRESETS[self.preset].items():
             if getattr(self, knob, value) is None:
                 setattr(self, knob, value)
         super().__post_init__()
-        for knob in LIMITS.keys() & vars(self).keys():
-            low, high = LIMITS[knob]
-            require(low <= getattr(self, knob) <= high, knob, getattr(self, knob), f'{low:g} to {high:g}')
 
     @property
     def lossless(self):
@@ -952,13 +944,13 @@ class SpecGuard(Stepwise):
     G = min of attention rollout's share on the text before the step, both on a calibrated scale of 0..1.
     Source: SpecGuard, "From Tokens to Steps" 2026, arXiv 2604.15244.
     """
-    beta: float = None                      # confidence's weight; grounding has the rest
-    n_roll: int = 3                         # layers of the rollout
-    layers: str = 'last'                    # which: first, middle, last, all
-    sparsify: float = 0.01                  # attention weights below this are dropped
-    residual: float = 0.0                   # the identity's share of a layer (Abnar & Zuidema: 0.5)
-    combine: str = 'weighted'               # 'and': both signals must reach tau
-    signals: str = 'draft'                  # whose; 'target' costs a target pass a step
+    beta: float = knob(None, 0, 1)          # confidence's weight; grounding has the rest
+    n_roll: int = knob(3, 1, 999)           # layers of the rollout
+    layers: str = knob('last', 'first', 'middle', 'all')  # which
+    sparsify: float = knob(0.01, 0, 1)      # attention weights below this are dropped
+    residual: float = knob(0.0, 0, 1)       # the identity's share of a layer (Abnar & Zuidema: 0.5)
+    combine: str = knob('weighted', 'and')  # and: both signals must reach tau
+    signals: str = knob('draft', 'target')  # whose; the target's cost a target pass a step
     needs = ('signals',)
 
     def score(self, session, draft):
@@ -999,30 +991,24 @@ class Sparse(Exact):
     Source: "Accelerate speculative decoding with sparse computation in verification" (2025). Its "first draft
     token" is our root; its summary has the experts' condition reversed.
     """
-    rho: float = 0.25                       # share of the cached tokens beyond dense_below that are read
-    dense_below: int = 128                  # L0, cached tokens: up to here attention is dense
-    block: int = 16                         # tokens
-    sinks: int = 1                          # first blocks, always read; they count towards the budget
-    locals: int = 2                         # last whole blocks, likewise; the partial one behind is free
+    rho: float = knob(0.25, 0, 1)           # share of the cached tokens beyond dense_below that are read
+    dense_below: int = knob(128, 0)         # L0, cached tokens: up to here attention is dense
+    block: int = knob(16, 1)                # tokens
+    sinks: int = knob(1, 0)                 # first blocks, always read; they count towards the budget
+    locals: int = knob(2, 0)                # last whole blocks, likewise; the partial one behind is free
     select: str = 'head'                    # each key head its own blocks; lab/rivals.py has others
-    query_from: str = 'root'                # whose query scores them for the pass; last, mean: controls
-    anchors: int = 0                        # layers that choose, by calibration; 0: every second one
-    ffn_threshold: float = 0.05             # a token skips channels whose |silu(gate)| is below
-    ffn_quantile: float = 0.0               # instead, each layer's calibrated threshold for this share
-    ffn_share: float = 1.0                  # share of the channels, chosen once for a pass, that is read
-    moe_skip: int = 1                       # experts that a token may skip, at most
-    moe_quantile: float = 0.5               # beta, of the calibrated shares of the lowest experts
-    refresh_every: int = 0                  # cycles from one dense pass to the next; 0: none
+    query_from: str = knob('root', 'last', 'mean')  # whose query scores them for the pass
+    anchors: int = knob(0, 0)               # layers that choose, by calibration; 0: every second one
+    ffn_threshold: float = knob(0.05, 0)    # a token skips channels whose |silu(gate)| is below
+    ffn_quantile: float = knob(0.0, 0, 1)   # instead, each layer's calibrated threshold for this share
+    ffn_share: float = knob(1.0, 0, 1)      # share of the channels, chosen once for a pass, that is read
+    moe_skip: int = knob(1, 0)              # experts that a token may skip, at most
+    moe_quantile: float = knob(0.5, 0, 1)   # beta, of the calibrated shares of the lowest experts
+    refresh_every: int = knob(0, 0)         # cycles from one dense pass to the next; 0: none
 
     def __post_init__(self):
         super().__post_init__()
-        for knob in 'rho ffn_share moe_quantile ffn_quantile'.split():
-            require(0 <= getattr(self, knob) <= 1, knob, getattr(self, knob), '0 to 1')
-        for knob in 'dense_below sinks locals anchors moe_skip refresh_every ffn_threshold'.split():
-            require(getattr(self, knob) >= 0, knob, getattr(self, knob), '0 or more')
-        require(self.block > 0, 'block', self.block, '1 or more')
-        for knob, words in (('select', [*SELECT]), ('query_from', ['root', 'last', 'mean'])):
-            require(getattr(self, knob) in words, knob, getattr(self, knob), 'one of ' + ', '.join(words))
+        require(self.select in SELECT, 'select', self.select, f'one of {", ".join(SELECT)}')
 
     @property
     def needs(self):

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import kernels
 from model import Reader, load
 from verify import (CONTROLLERS, METHODS, SELECT, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score,
-                    Sparse, SpecGuard, Stepwise, ViaSd, branch, loglikes, overlap, probs, require, residual,
-                    silence)
+                    Sparse, SpecGuard, Stepwise, ViaSd, branch, knob, loglikes, overlap, probs, require,
+                    residual, silence)
 
 
 @dataclass
@@ -23,11 +23,7 @@ class Lenient(Exact):
 
     The replacement is drawn from the exact residual. Source: Leviathan et al. 2023, appendix A.5.
     """
-    lenience: float = 0.5                   # in (0, 1]
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(1e-6 <= self.lenience <= 1, 'lenience', self.lenience, '1e-6 to 1 (exact)')
+    lenience: float = knob(0.5, 1e-6, 1)
 
     @property
     def lossless(self):
@@ -46,13 +42,8 @@ class Typical(Exact):
     decoding. The defaults are those of Medusa's evaluation; its functions' own defaults have the two numbers
     swapped. Source: Cai et al. 2024 (Medusa), section 2.3.1.
     """
-    epsilon: float = 0.09                   # hard threshold, a probability
-    delta: float = 0.3                      # scales the threshold that falls with entropy
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(0 <= self.epsilon <= 1, 'epsilon', self.epsilon, 'between 0 and 1')
-        require(self.delta >= 0, 'delta', self.delta, '0 or more (inf is a value)')
+    epsilon: float = knob(0.09, 0, 1)       # hard threshold, a probability
+    delta: float = knob(0.3, 0, inf)        # scales the threshold that falls with entropy
 
     @property
     def lossless(self):
@@ -232,13 +223,8 @@ class CmAsdSpecDec(CmAsdProb):
 
     The tolerance, in nats, takes tau's place: only the block length adapts. Source: Xia et al. 2023.
     """
-    top_beta: int = 5
-    tolerance: float = 3.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self.top_beta >= 1, 'top_beta', self.top_beta, '1 or more')
-        require(self.tolerance >= 0, 'tolerance', self.tolerance, '0 or more nats')
+    top_beta: int = knob(5, 1)
+    tolerance: float = knob(3.0, 0, inf)    # nats
 
     def threshold(self, score, i):
         return exp(-self.tolerance)
@@ -251,7 +237,7 @@ class CmAsdSpecDec(CmAsdProb):
 @dataclass
 class CmAsdTypical(CmAsdProb):
     """CM-ASD with a typical threshold: p(x) > min(tau, delta exp(-H(p))), at temperature 1. LOSSY."""
-    delta: float = 0.3
+    delta: float = knob(0.3, 0, inf)
 
     def kept(self, score, i):
         p = probs(score.logits[i])
@@ -446,11 +432,7 @@ class Cascade(Exact):
     Exact speculative decoding towards pi: all rules cost the passes of sd and only accept more. Confidence is
     that of the raw logits. Source: Narasimhan et al. 2024 (Faster Cascades), SpecCascade [Chow].
     """
-    lam: float = 0.3                        # in 0..1: how much doubt is forgiven
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(0 <= self.lam <= 1, 'lam', self.lam, 'between 0 and 1')
+    lam: float = knob(0.3, 0, 1)            # how much doubt is forgiven
 
     @property
     def lossless(self):
@@ -492,12 +474,8 @@ class Tiered(ViaSd):
 
     Each slim path runs more layers than the one before; 2 stages are exact speculative decoding.
     """
-    tiers: int = 4
+    tiers: int = knob(4, 2, 5)
     middle = 'target/slim1'
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self.tiers in range(2, 6), 'tiers', self.tiers, '2 to 5')
 
     @property
     def lossless(self):
@@ -575,11 +553,7 @@ class SpecReason(Stepwise):
 @dataclass
 class RandomGate(Stepwise):
     """Keeps a step by a coin: what a gate of this rate is worth that knows nothing. LOSSY."""
-    rate: float = 0.5                       # chance that a step stays
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(0 <= self.rate <= 1, 'rate', self.rate, 'between 0 and 1')
+    rate: float = knob(0.5, 0, 1)           # chance that a step stays
 
     def judge(self, session, draft, seen):
         return float(session.flip(self.rate)), False
@@ -778,11 +752,7 @@ def static_mix(x, moe, carry, how):
 @dataclass
 class SparseForms(Sparse):
     """Sparse verification with another feed-forward: literal, union or static (see lab/rivals.py). LOSSY."""
-    form: str = 'literal'
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self.form in ('literal', 'union', 'static'), 'form', self.form, 'literal, union or static')
+    form: str = knob('literal', 'union', 'static')
 
     def view(self, path, session):
         path = super().view(path, session)
