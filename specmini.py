@@ -267,16 +267,6 @@ def figures(report):
             f'work {s["work"]:.1f}')
 
 
-def trace_line(row, index, cycle, tokenizer):
-    """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
-    passes = {path: dict(passes=n, positions=T, ms=round(seconds * 1000, 3))
-              for path, (n, T, seconds) in cycle.passes.items()}
-    line = dict(prompt=row, cycle=index, drafted=cycle.drafted, judged=cycle.judged, tokens=cycle.tokens,
-                labels=cycle.labels, text=tokenizer.decode(cycle.tokens), passes=passes,
-                ms=round(cycle.seconds * 1000, 3))
-    return json.dumps(line) + '\n'
-
-
 # --------------------------------------------------------------------------------------------- the program
 
 class Parser(argparse.ArgumentParser):
@@ -355,7 +345,7 @@ def check_flags(args):
 
 def generate(engine, rows, prompts, args):
     """Every prompt by one method: text, figures, trace, check, conclusions. Returns the exit status."""
-    from lab.compare import check, conclude
+    from lab.compare import check, conclude, trace_line
     everything, reports = [], []
     trace = open(args.trace, 'w', encoding='utf-8') if args.trace else None
     color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()

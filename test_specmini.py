@@ -26,9 +26,10 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, tasks
+from lab import claims, compare, tasks
 from lab.compare import break_even
-from lab.steps import average_precision, roc_area, step_checker
+from lab.passes import sparsity
+from lab.steps import average_precision, choose_gate, gate_curve, roc_area, signal_ranges, step_checker
 from model import (CHUNK, Config, Path, Reader, Transformer, load, read_calibration, read_config,
                    write_calibration)
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
@@ -843,7 +844,7 @@ def test_cmasd_remarks():
     def cycle(drafted, *kept, chance=1.0):
         rows = [dict(kept=k, chance=chance, p=float(chance == 1.0), q=1.0) for k in kept]
         return verify.Cycle([0] * drafted, rows, [0] * (sum(kept) + 1), [], {}, 2.0)
-    said = lambda *cycles: verify.CmAsd().remarks(cycles, [])
+    said = lambda *cycles: compare.remarks(verify.CmAsd(), cycles, [])
     assert said() == said(cycle(4, True, True, True, True)) == []
     assert [text[:23] for text in said(cycle(2, True, False))] == ['100% of the cycles were']
     assert [text[:23] for text in said(cycle(1, True, chance=0.9))] == ['90.0% of the judged tok']
@@ -1197,8 +1198,8 @@ def test_violation_by_hand():
     assert (verify.violation(p, p) == 0).all() and (verify.violation(p, q) >= 0).all()
     a, b = torch.tensor([0.6, 0.4]).log(), torch.tensor([0.4, 0.6]).log()
     assert verify.violation(b, a) == 0 and float(verify.violation(b, a, 0, 1)) == pytest.approx(math.log(1.5))
-    assert max(verify.stage_gain(q, s, p).abs().max() for s in (q, p)) < 1e-12
-    assert torch.allclose(verify.blend(a, b, q[0, :2], 0.25, 0.5), 0.375 * a + 0.125 * b + 0.5 * q[0, :2])
+    assert max(lab.rivals.stage_gain(q, s, p).abs().max() for s in (q, p)) < 1e-12
+    assert torch.allclose(lab.rivals.blend(a, b, q[0, :2], 0.25, 0.5), 0.375 * a + 0.125 * b + 0.5 * q[0, :2])
 
 
 @pytest.mark.parametrize('name, lam', [('cascade', 0.5), ('cascade-opt', 0.3), ('cascade-tokenv3', 0.6)])
@@ -1364,9 +1365,9 @@ def test_small_functions_of_specguard():
     assert roc_area([1, 2, 2, 3], [0, 0, 1, 1]) == 0.875 and math.isnan(roc_area([1], [1]))
     assert average_precision([3, 2, 1], [1, 0, 1]) == pytest.approx(5 / 6)
     steps = [(-i / 10, 0.5, i < 6) for i in range(11)]                      # L alone tells right from wrong
-    curve = train_mask.gate_curve(steps, train_mask.signal_ranges([s[:2] for s in steps]))
-    assert train_mask.choose_gate(curve, 1.0).items() >= dict(right=1, target=1 - 6 / 11).items()
-    assert train_mask.choose_gate(curve, None, 0.2)['target'] == pytest.approx(2 / 11)
+    curve = gate_curve(steps, signal_ranges([s[:2] for s in steps]))
+    assert choose_gate(curve, 1.0).items() >= dict(right=1, target=1 - 6 / 11).items()
+    assert choose_gate(curve, None, 0.2)['target'] == pytest.approx(2 / 11)
     row, tokenizer = next(tasks.rows('math', 3)), bytes_tokenizer()
     check, first = step_checker(row, tokenizer, 0), '\n'.join(row['solution'].split('\n')[:2])
     texts = first + '\n', row['solution'], '\n1 + 1 = 3\n', first, row['solution'] + '0'    # cut short; wrong
@@ -1595,14 +1596,14 @@ def test_sparse_flag(pair, capsys):
 
 def test_anchors(tmp_path):
     """What train_mask.py --anchors measures is what a session reads back: layers by difference, quantiles."""
-    found = train_mask.sparsity(network(**MIXED), [LINE, LINE[::-1]], dense_below=8, block=4)
+    found = sparsity(network(**MIXED), [LINE, LINE[::-1]], dense_below=8, block=4)
     order = sorted(range(1, 4), key=lambda i: found['jaccard'][i - 1])
     assert found['anchors'] == [0, *order] and all(0 < x < 1 for x in found['jaccard'])
     assert [*map(len, found['experts'])] == [2, 0, 2, 0] and [*map(len, found['channels'])] == [1, 21, 1, 21]
     one, two = found['experts'][0]
     assert one == sorted(one) and len(one) == 21 and 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
     with pytest.raises(ValueError, match='too short for blocks'):
-        train_mask.sparsity(network(), [[1] * 12])
+        sparsity(network(), [[1] * 12])
 
 
 # ------------------------------------------------------------------------ specmini.py: the program
@@ -1744,8 +1745,8 @@ def test_grading(pair, capsys, tmp_path):
 
 def test_remarks(pair, capsys, monkeypatch):
     """What a method has to say about its run comes last, each sentence once, from all cycles and reports."""
-    count = lambda self, cycles, reports: [f'{len(cycles)} cycles', f'{len(reports)} texts']
-    monkeypatch.setattr(Exact, 'remarks', count, raising=False)
+    count = lambda method, cycles, reports: [f'{len(cycles)} cycles', f'{len(reports)} texts']
+    monkeypatch.setattr(compare, 'remarks', count)
     cycles = json.loads(program(capsys, *pair_flags(pair), '--json')[1])['stats']['cycles']
     err = program(capsys, *pair_flags(pair))[2].splitlines()
     assert 'break-even' in err[-3] and err[-2:] == [f'{cycles} cycles', '1 texts']

@@ -8,21 +8,18 @@ improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks 
 m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
 import argparse
-import functools
 import itertools
 import math
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path as File
 
 import torch
 from tqdm import tqdm
 
-import kernels
 from model import Reader, load, read_calibration, write_calibration
 from specmini import EMBEDDED, Parser
-from verify import Session, Sparse, ensemble, violation
+from verify import violation
 
 SETTINGS = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'     # a resumed search's are equal
 
@@ -151,111 +148,6 @@ def find_mask(model, windows, args, tried):
                 tried={' '.join(map(str, z)): c for z, c in tried.items()})
 
 
-# --------------------------------------------------------------------------- what sparse verification needs
-
-def observed(path, log):
-    """A sparse path whose attention stays dense; the log gets every sublayer's carry, with its choices."""
-    def attend(f, *args):
-        log.append(f(*args)[1])
-        return kernels.attend(*args[:4], log[-1])
-
-    def ffn(f, *args):
-        y, carry = f(*args)
-        log.append(carry)
-        return y, carry
-    bind = lambda g, fs: tuple(functools.partial(g, f) for f in fs)
-    return replace(path, attends=bind(attend, path.attends), ffns=bind(ffn, path.ffns))
-
-
-def sparsity(model, texts, T=5, **knobs):
-    """The section 'sparse': what dense verifying passes over T positions of texts (ids) would choose.
-
-    anchors: layer 0, then those whose blocks differ most from the layer before; jaccard: of each with it;
-    channels, experts: for each layer 21 quantiles, 0 to 1, of |silu(gate)| and of the share of a token's m
-    lowest experts, m = 1, 2, ... Source: as verify.Sparse (anchor layers).
-    """
-    L, k = len(model.config.mixtures), model.config.num_experts_per_tok
-    all_on = dict(anchors=[*range(L)], channels=[[1e-30]] * L, experts=[[[0.0]] * (k - 1)] * L)
-    method = Sparse(**dict(dense_below=32) | knobs, anchors=L, ffn_quantile=0.5, moe_skip=max(k - 1, 0))
-    jaccard, seen = [[] for _ in range(L)], [[] for _ in range(L)]
-    for ids in texts:
-        reader = Reader(model, len(ids))
-        path = method.view(model.full, Session(reader, None, None, [], 0, calibration=dict(sparse=all_on)))
-        for n in range(T, len(ids) - T, T):
-            log, last = [], None
-            reader.read(ids[:n], [], model.full, 0)
-            reader.read(ids[:n], ids[n:n + T], observed(path, log), T)
-            for i, (a, b) in enumerate(zip(log[::2], log[1::2])):
-                sets = [set(row) for row in a['blocks'][0].tolist()] if 'blocks' in a else []
-                jaccard[i] += [len(x & y) / len(x | y) for x, y in zip(sets, last or [])]
-                last = sets
-                some = b['channels'].flatten()[::17] if 'channels' in b else None
-                seen[i].append(b['lowest'] if model.config.mixtures[i] else some.abs()[:, None])
-    if not jaccard[-1]:
-        raise ValueError(f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
-    at, places = [round(sum(x) / len(x), 4) for x in jaccard[1:]], torch.linspace(0, 1, 21)
-    tables = [[[round(y, 5) for y in column[(places * (len(column) - 1)).long()].tolist()]
-               for column in torch.cat(x).float().sort(0).values.T] for x in seen]
-    mixed = [bool(E) for E in model.config.mixtures]
-    return dict(anchors=[0] + sorted(range(1, L), key=lambda i: at[i - 1]), jaccard=at,
-                channels=[[0.0] if m else t[0] for m, t in zip(mixed, tables)],
-                experts=[t if m else [] for m, t in zip(mixed, tables)])
-
-
-# --------------------------------------------------------------------------------------- SpecGuard's signals
-
-def signal_ranges(pairs):
-    """[[1st, 99th percentile] of L, the same of G], from the (L, G) of many steps."""
-    rank = lambda xs, share: sorted(xs)[round(share * (len(xs) - 1))]
-    return [[rank(xs, 0.01), rank(xs, 0.99)] for xs in zip(*pairs)]
-
-
-def gate_curve(steps, ranges):
-    """[dict(beta, tau, target, right)], the share of steps that the target writes and that of the kept right.
-
-    steps: [(L, G, right)].
-    """
-    curve = []
-    for beta in (0.5, 0.25, 0.75, 0.0, 1.0):                # of equals the first is chosen
-        scores = [(ensemble([(L, G)], ranges, beta, 'weighted')[0], right) for L, G, right in steps]
-        for tau in (i / 20 for i in range(22)):
-            kept = [right for score, right in scores if score >= tau]
-            curve.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps),
-                              right=sum(kept) / len(kept) if kept else 1.0))
-    return curve
-
-
-def choose_gate(curve, accuracy, share=None):
-    """The fewest target steps with so many of the kept right; or with at most a `share`, the most right."""
-    if share is not None:
-        return max((c for c in curve if c['target'] <= share), key=lambda c: (c['right'], c['target']))
-    return min((c for c in curve if c['right'] >= accuracy), key=lambda c: (c['target'], -c['right']))
-
-
-def find_signals(args):
-    """The calibration file's section `signals`: percentiles of both models' signals, beta and tau.
-
-    Of steps on the lab's training rows, each behind right ones: the oracle gate keeps what is right.
-    """
-    from lab import bench, steps, tasks
-    engine = bench.engine_for(args.target, args.draft, max_new=160)
-    rows = [row for task in ('math', 'table', 'code')
-            for row in itertools.islice(tasks.rows(task, args.seed, 'train'), args.rows)]
-    engine.open([engine.tokenizer.encode(row['prompt']).ids for row in rows])
-    section = {}
-    for who in ('target', 'draft'):                         # the draft's last: its curve is printed
-        seen = [step for row in tqdm(rows, desc=who, file=sys.stderr, disable=None)
-                for step in steps.oracle_steps(engine, row, who)]
-        ranges = signal_ranges([step[:2] for step in seen])
-        section |= {f'{who}_logp': ranges[0], f'{who}_grounding': ranges[1]}
-    best = choose_gate(curve := gate_curve(seen, ranges), args.accuracy, args.share)
-    for c in (c for c in curve if c['beta'] == best['beta']):
-        print(f'beta {c["beta"]:g} tau {c["tau"]:.2f}: the target writes {c["target"]:4.0%} of the steps, '
-              + ('there are no others' if c['target'] == 1 else f'{c["right"]:6.1%} of the others are right')
-              + (' <- chosen' if c is best else ''))
-    return section | dict(beta=best['beta'], tau=best['tau'], steps=len(seen))
-
-
 # ------------------------------------------------------------------------------------------------ the program
 
 def calibration_texts(tokenizer, args):
@@ -330,10 +222,12 @@ def main(argv=None):
     try:
         args = parse(argv)
         if args.signals:
+            from lab.steps import find_signals
             write_calibration(args.target, 'signals', find_signals(args), args.draft)
             return 0
         model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
         if args.anchors:
+            from lab.passes import sparsity
             ids = sum(calibration_texts(tokenizer, args), [])
             found = sparsity(model, [ids[i:i + 512] for i in range(0, len(ids), 512)])
             write_calibration(args.target, 'sparse', found)

@@ -341,10 +341,6 @@ class Exact:
         """Whether the committed text follows the target's law exactly at these knobs."""
         return self.control.causal
 
-    def remarks(self, cycles, reports):
-        """Plain sentences for the end of a run, from its trace and the JSON objects of its texts."""
-        return []
-
     def propose(self, session):
         """The Draft of this cycle."""
         return self.control.block(session)
@@ -475,24 +471,6 @@ class CmAsd(Exact):
         x, z = score.draft.tokens[i], score.logits[i]
         top = int(z.argmax())               # a tie of x with it is no match: tau = 1 stays exact
         return float(x == top or float(z[x] - z[top]) >= math.log(tau) and tau < 1)
-
-    def remarks(self, cycles, reports):
-        """The paper's failure signatures, as far as one run shows them: a sentence each."""
-        verdicts = [j for c in cycles for j in c.judged]
-        if not verdicts:
-            return []
-        a, n = sum(j['kept'] for j in verdicts) / len(verdicts), len(cycles)
-        k, seen = sum(len(c.drafted) for c in cycles) / n, sum(len(c.tokens) for c in cycles) / n
-        fixed = (1 - a ** (k + 1)) / (1 - a) if a < 1 else 0.0      # Leviathan et al. 2023, equation 1
-        rolled = sum(not j['kept'] for j in verdicts) / n
-        extra = sum(j['chance'] - min(1, j['p'] / j['q']) for j in verdicts) / len(verdicts)
-        signs = [
-            (rolled > 0.5, f'{rolled:.0%} of the cycles were rolled back: does C predict acceptance here?'),
-            (extra > 0.05, f'{extra:.1%} of the judged tokens were kept although exactness forbids it: if '
-                           'quality suffers, raise tau_base or gamma_tau'),
-            (seen < fixed, f'no gain over a fixed window: {fixed:.2f} tokens a cycle would be expected from '
-                           f'gamma={k:.1f} at this acceptance rate, {seen:.2f} were seen')]
-        return [text for said, text in signs if said]
 
 
 class Online(Fixed):
@@ -697,35 +675,6 @@ def violation(b, a, alpha=0.5, beta=0.5):
     return (a.exp() * (d + math.log1p(-alpha)).clamp(min=0) + starved).sum(-1)
 
 
-def stage_gain(q, s, p, alpha=0.5, beta=0.5):
-    """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
-
-    It knows nothing of what a pass costs: see stage_remark. Source: VIA-SD (2026), Delta_KL^{alpha,beta}.
-    """
-    R = lambda b, a: violation(b, a, alpha, beta)
-    return R(p, q) - R(s, q) - R(p, s)
-
-
-def blend(q, s, p, early, late):
-    """The law [..., V] of text whose share early went from q to s and late on to p. Source: VIA-SD (2026)."""
-    return (1 - late) * ((1 - early) * q + early * s) + late * p
-
-
-def stage_remark(cycles, middle):
-    """In plain words whether the stage whose passes are named `middle` paid, for as many tokens a cycle.
-
-    With it a cycle costs middle + escalated * full, without it one full pass: the cost-aware criterion.
-    """
-    spent = [[c.passes.get(name, (0, 0, 0.0)) for c in cycles] for name in (middle, 'target/full')]
-    each = [sum(s for *_, s in rows) / max(1, sum(n for n, *_ in rows)) for rows in spent]
-    if not all(each):
-        return f'{middle}: it or a full pass was never needed, so there are no costs to compare.'
-    cost = each[0] / each[1]
-    escalated = sum(n > 0 for n, *_ in spent[1]) / max(1, len(cycles))
-    return (f'{middle}: a pass cost {cost:.2f} of a full one, which {escalated:.0%} of cycles needed too; '
-            f'it pays below {1 - cost:.0%}' + ('.' if escalated < 1 - cost else ', so it did not pay here.'))
-
-
 @dataclass
 class ViaSd(Exact):
     """The target with sublayers skipped (slim, s) judges first, the full target what slim doubts. LOSSY.
@@ -800,9 +749,6 @@ class ViaSd(Exact):
                 return draft.tokens[:i] + [z], ['draft'] * i + ['draft' if z == y else row['by']], judged
         extra = [int(session.draw(stages[top].p[-1]))] if top == last or self.slim_bonus else []
         return draft.tokens + extra, ['draft'] * n + ['bonus' if top == last else 'slim'][:len(extra)], judged
-
-    def remarks(self, cycles, reports):
-        return [stage_remark(cycles, self.middle)]
 
 
 # ---------------------------------------------------------------------------- SpecGuard: whole steps verified
@@ -969,13 +915,6 @@ class SpecGuard(Stepwise):
         ranges = [session.calibration['signals'][f'{self.signals}_{name}'] for name in ('logp', 'grounding')]
         return ensemble(seen, ranges, self.beta, self.combine)
 
-    def remarks(self, cycles, reports):
-        """How many steps were kept, and whether the calibration is stale."""
-        first = [c.judged[0] for c in cycles]
-        kept, clipped = (sum(j[x] for j in first) / max(1, len(first)) for x in ('kept', 'clipped'))
-        stale = ', above 20 %: run train_mask.py --signals on such texts' if clipped > 0.2 else ''
-        return [f'{len(first)} steps, {kept:.0%} kept; {clipped:.0%} had a signal clipped{stale}.']
-
 
 # ------------------------------------------------------------------------------------- sparse verification
 
@@ -1041,16 +980,6 @@ class Sparse(Exact):
             betas = tuple(tuple(at(shares, self.moe_quantile) for shares in layer[:self.moe_skip])
                           for layer in found['experts'])
         return path.sparse(attend, heads, channels, betas)
-
-    def remarks(self, cycles, reports):
-        """The failure signatures that the paper's readers name, where they are seen."""
-        tau = sum(len(c.tokens) for c in cycles) / max(len(cycles), 1)
-        short = sum(r['prompt_tokens'] + len(r['tokens']) <= self.dense_below for r in reports)
-        wrong, graded = ([r.get('right') for r in reports].count(x) for x in (False, True))
-        return [text for seen, text in (
-            (tau < 2, f'sparse: only {tau:.2f} tokens a cycle; the draft and the sparse target have parted'),
-            (short and self.rho < 1, f'sparse: {short} texts stayed below dense_below {self.dense_below}'),
-            (wrong > graded, f'sparse: {wrong} graded texts are wrong; compare with sd')) if seen]
 
 
 CONTROLLERS = dict(fixed=Fixed, online=Online)      # lab/rivals.py has more

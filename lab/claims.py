@@ -23,15 +23,14 @@ import specmini
 import train_mask
 from lab import bench, rivals, tasks            # noqa: F401, rivals enter METHODS
 from lab.compare import agreement, tokens_of
-from lab.passes import cost
+from lab.passes import cost, sparsity
 from lab.quantise import linear, quantise
-from lab.rivals import ledger, watched
-from lab.steps import (GROUPS, USUAL, average_precision, judged, observe, outcomes, picture, record, roc_area,
-                       start)
+from lab.rivals import ledger, stage_gain, watched
+from lab.steps import (GROUPS, USUAL, average_precision, choose_gate, gate_curve, judged, observe, outcomes,
+                       picture, record, roc_area, signal_ranges, start)
 from model import Reader, load, read_calibration
-from train_mask import choose_gate, gate_curve, signal_ranges
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, EcsvLite, EcsvSoft, EcsvSpot, Exact, Score, Session,
-                    Sparse, SpecGuard, rollout, signals, stage_gain)
+                    Sparse, SpecGuard, rollout, signals)
 
 HOME = File(__file__).parent / 'models'
 
@@ -1002,7 +1001,7 @@ def overlap_of_rows(ids, solution):
 def calibrated(model, task):
     """The sparse section of a calibration on four training rows of the task."""
     rows = contexts(task, 4, split='train')
-    return train_mask.sparsity(model, [ids + sol for _, ids, sol in rows], dense_below=16, block=4)
+    return sparsity(model, [ids + sol for _, ids, sol in rows], dense_below=16, block=4)
 
 
 def alike_dense(rows):

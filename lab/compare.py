@@ -1,10 +1,11 @@
-"""A run beside plain decoding: the first difference, a table of methods, whether drafting pays."""
+"""What a run gives away: its trace as lines, the first difference from plain decoding, a table, what pays."""
+import json
 import sys
 
 from tqdm import tqdm
 
 from lab.tasks import grade
-from verify import whole_passes
+from verify import CmAsd, Sparse, SpecGuard, ViaSd, whole_passes
 
 
 def check(engine, ids, tokens):
@@ -59,6 +60,16 @@ def table(engine, rows, methods, traces):
         yield f'{name}: {break_even(cycles[name], one)} Seen: {speedup[name]:.2f}.'
 
 
+def trace_line(row, index, cycle, tokenizer):
+    """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
+    passes = {path: dict(passes=n, positions=T, ms=round(seconds * 1000, 3))
+              for path, (n, T, seconds) in cycle.passes.items()}
+    line = dict(prompt=row, cycle=index, drafted=cycle.drafted, judged=cycle.judged, tokens=cycle.tokens,
+                labels=cycle.labels, text=tokenizer.decode(cycle.tokens), passes=passes,
+                ms=round(cycle.seconds * 1000, 3))
+    return json.dumps(line) + '\n'
+
+
 def agreement(texts, others):
     """The mean share of places at which two lists of texts hold the same token; samples differ by chance."""
     shares = []
@@ -83,9 +94,9 @@ def conclude(session, method, cycles, reports):
     """Sentences for the end of a run: the break-even, the method's own remarks, the share of right texts."""
     if reports[-1]['method'] != 'ar':
         yield break_even(cycles, decode_seconds(session))
-    yield from method.remarks(cycles, reports)
+    yield from remarks(method, cycles, reports)
     if session.sparse:
-        yield from session.sparse.remarks(cycles, reports)
+        yield from remarks(session.sparse, cycles, reports)
     grades = [report.get('right') for report in reports]
     if (share := share_right(grades)) is not None:
         yield f'right: {grades.count(True)} of {len(grades) - grades.count(None)} graded texts ({share:.1%})'
@@ -126,3 +137,68 @@ def decode_seconds(session):
         reader.read(session.tokens[:-1], [], reader.model.full, 1)
         times.append(reader.take()['full'][2])
     return sorted(times)[2]
+
+
+# ------------------------------------------------------------------------- what a method's trace gives away
+
+def remarks(method, cycles, reports):
+    """Plain sentences on a method, from the trace of a run and the JSON objects of its texts."""
+    return [text for kind, say in REMARKS.items() if isinstance(method, kind)
+            for text in say(method, cycles, reports)]
+
+
+def window_remarks(method, cycles, reports):
+    """The paper's failure signatures, as far as one run shows them: a sentence each."""
+    verdicts = [j for c in cycles for j in c.judged]
+    if not verdicts:
+        return []
+    a, n = sum(j['kept'] for j in verdicts) / len(verdicts), len(cycles)
+    k, seen = sum(len(c.drafted) for c in cycles) / n, sum(len(c.tokens) for c in cycles) / n
+    fixed = (1 - a ** (k + 1)) / (1 - a) if a < 1 else 0.0      # Leviathan et al. 2023, equation 1
+    rolled = sum(not j['kept'] for j in verdicts) / n
+    extra = sum(j['chance'] - min(1, j['p'] / j['q']) for j in verdicts) / len(verdicts)
+    signs = [
+        (rolled > 0.5, f'{rolled:.0%} of the cycles were rolled back: does C predict acceptance here?'),
+        (extra > 0.05, f'{extra:.1%} of the judged tokens were kept although exactness forbids it: if '
+                       'quality suffers, raise tau_base or gamma_tau'),
+        (seen < fixed, f'no gain over a fixed window: {fixed:.2f} tokens a cycle would be expected from '
+                       f'gamma={k:.1f} at this acceptance rate, {seen:.2f} were seen')]
+    return [text for said, text in signs if said]
+
+
+def stage_remarks(method, cycles, reports):
+    """In plain words whether the stage in the middle paid, for as many tokens a cycle.
+
+    With it a cycle costs middle + escalated * full, without it one full pass: the cost-aware criterion.
+    """
+    middle = method.middle
+    spent = [[c.passes.get(name, (0, 0, 0.0)) for c in cycles] for name in (middle, 'target/full')]
+    each = [sum(s for *_, s in rows) / max(1, sum(n for n, *_ in rows)) for rows in spent]
+    if not all(each):
+        return [f'{middle}: it or a full pass was never needed, so there are no costs to compare.']
+    cost = each[0] / each[1]
+    escalated = sum(n > 0 for n, *_ in spent[1]) / max(1, len(cycles))
+    return [f'{middle}: a pass cost {cost:.2f} of a full one, which {escalated:.0%} of cycles needed too; '
+            f'it pays below {1 - cost:.0%}' + ('.' if escalated < 1 - cost else ', so it did not pay here.')]
+
+
+def step_remarks(method, cycles, reports):
+    """How many steps were kept, and whether the calibration is stale."""
+    first = [c.judged[0] for c in cycles]
+    kept, clipped = (sum(j[x] for j in first) / max(1, len(first)) for x in ('kept', 'clipped'))
+    stale = ', above 20 %: run train_mask.py --signals on such texts' if clipped > 0.2 else ''
+    return [f'{len(first)} steps, {kept:.0%} kept; {clipped:.0%} had a signal clipped{stale}.']
+
+
+def sparse_remarks(method, cycles, reports):
+    """The failure signatures that the paper's readers name, where they are seen."""
+    tau = sum(len(c.tokens) for c in cycles) / max(len(cycles), 1)
+    short = sum(r['prompt_tokens'] + len(r['tokens']) <= method.dense_below for r in reports)
+    wrong, graded = ([r.get('right') for r in reports].count(x) for x in (False, True))
+    return [text for seen, text in (
+        (tau < 2, f'sparse: only {tau:.2f} tokens a cycle; the draft and the sparse target have parted'),
+        (short and method.rho < 1, f'sparse: {short} texts stayed below dense_below {method.dense_below}'),
+        (wrong > graded, f'sparse: {wrong} graded texts are wrong; compare with sd')) if seen]
+
+
+REMARKS = {CmAsd: window_remarks, ViaSd: stage_remarks, SpecGuard: step_remarks, Sparse: sparse_remarks}

@@ -4,6 +4,7 @@ Times are CPU time of the process: the time of the pass where one thread compute
 The forms are run in turn, the median is shown; `times` is against the faster dense form. MB and MFLOP are
 counted from what the pass chose, the ceilings are the speed-ups that they alone would allow.
 """
+import functools
 import statistics
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+import kernels
 from lab.rivals import ledger, watched
 from model import Config, Reader, Transformer, compile_forward
 from verify import Session, Sparse
@@ -102,6 +104,47 @@ def picture(target, tokenizer, row, **knobs):
         for g, chosen in enumerate(carry['blocks'][0].tolist()):
             shown = ''.join('.#'[n in chosen] for n in range((len(ids) - 1) // carry['block']))
             yield f'layer {i // 2:2}  head {g}  {shown}+'
+
+
+def attend_all(f, *args):
+    """Dense attention that hands on what the sparse form f chooses."""
+    return kernels.attend(*args[:4], f(*args)[1])
+
+
+def sparsity(model, texts, T=5, **knobs):
+    """The section 'sparse': what dense verifying passes over T positions of texts (ids) would choose.
+
+    anchors: layer 0, then those whose blocks differ most from the layer before; jaccard: of each with it;
+    channels, experts: for each layer 21 quantiles, 0 to 1, of |silu(gate)| and of the share of a token's m
+    lowest experts, m = 1, 2, ... Source: as verify.Sparse (anchor layers).
+    """
+    L, k = len(model.config.mixtures), model.config.num_experts_per_tok
+    all_on = dict(anchors=[*range(L)], channels=[[1e-30]] * L, experts=[[[0.0]] * (k - 1)] * L)
+    method = Sparse(**dict(dense_below=32) | knobs, anchors=L, ffn_quantile=0.5, moe_skip=max(k - 1, 0))
+    jaccard, seen = [[] for _ in range(L)], [[] for _ in range(L)]
+    for ids in texts:
+        reader = Reader(model, len(ids))
+        path = method.view(model.full, Session(reader, None, None, [], 0, calibration=dict(sparse=all_on)))
+        path = replace(path, attends=tuple(functools.partial(attend_all, f) for f in path.attends))
+        for n in range(T, len(ids) - T, T):
+            log, last = [], None
+            reader.read(ids[:n], [], model.full, 0)
+            reader.read(ids[:n], ids[n:n + T], watched(path, log), T)
+            for i, ((_, a), (_, b)) in enumerate(zip(log[::2], log[1::2])):
+                sets = [set(row) for row in a['blocks'][0].tolist()] if 'blocks' in a else []
+                jaccard[i] += [len(x & y) / len(x | y) for x, y in zip(sets, last or [])]
+                last = sets
+                some = b['channels'].flatten()[::17] if 'channels' in b else None
+                seen[i].append(b['lowest'] if model.config.mixtures[i] else some.abs()[:, None])
+    if not jaccard[-1]:
+        raise ValueError(f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
+    at, places = [round(sum(x) / len(x), 4) for x in jaccard[1:]], torch.linspace(0, 1, 21)
+    tables = [[[round(y, 5) for y in column[(places * (len(column) - 1)).long()].tolist()]
+               for column in torch.cat(x).float().sort(0).values.T] for x in seen]
+    mixed = [bool(E) for E in model.config.mixtures]
+    return dict(anchors=[0] + sorted(range(1, L), key=lambda i: at[i - 1]), jaccard=at,
+                channels=[[0.0] if m else t[0] for m, t in zip(mixed, tables)],
+                experts=[t if m else [] for m, t in zip(mixed, tables)])
 
 
 def clock(device):

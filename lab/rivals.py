@@ -14,7 +14,7 @@ import kernels
 from model import Reader, load
 from verify import (CONTROLLERS, METHODS, SELECT, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score,
                     Sparse, SpecGuard, Stepwise, ViaSd, branch, knob, loglikes, overlap, probs, require,
-                    residual, silence)
+                    residual, silence, violation)
 
 
 @dataclass
@@ -502,6 +502,20 @@ class ViaMid(ViaSd):
         if session.mid is None:
             raise ValueError('the method needs a model in the middle: give --mid DIR')
         return Score(session, draft, session.mid.model.full, session.mid)
+
+
+def stage_gain(q, s, p, alpha=0.5, beta=0.5):
+    """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
+
+    It knows nothing of what a pass costs (see lab.compare). Source: VIA-SD (2026), Delta_KL^{alpha,beta}.
+    """
+    R = lambda b, a: violation(b, a, alpha, beta)
+    return R(p, q) - R(s, q) - R(p, s)
+
+
+def blend(q, s, p, early, late):
+    """The law [..., V] of text whose share early went from q to s and late on to p. Source: VIA-SD (2026)."""
+    return (1 - late) * ((1 - early) * q + early * s) + late * p
 
 
 METHODS.update({'cascade': Cascade, 'cascade-opt': CascadeOpt, 'cascade-tokenv3': CascadeTokenV3,

@@ -14,7 +14,7 @@ from tqdm import tqdm
 import kernels
 import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 import specmini
-from lab import tasks
+from lab import bench, tasks
 from verify import METHODS, SpecGuard, central, ensemble, loglikes, probs, write_steps
 
 GROUPS = [('draft', 'last', 1), ('draft', 'last', 3), ('target', 'last', 1), ('target', 'last', 2),
@@ -150,3 +150,56 @@ def picture(session, draft, tokenizer):
     for token, low, shade in zip(draft.tokens, loglikes(draft.logits, draft.tokens), path.carry['shades'][0]):
         top = [f'{word(session.tokens[j])} {float(shade[j]):.2f}' for j in shade.topk(4).indices.tolist()]
         yield f'{word(token):>8} {float(low):7.2f} {float(shade.sum()):5.2f}   {", ".join(top)}'
+
+
+# ---------------------------------------------------------------- the calibration file's section `signals`
+
+def signal_ranges(pairs):
+    """[[1st, 99th percentile] of L, the same of G], from the (L, G) of many steps."""
+    rank = lambda xs, share: sorted(xs)[round(share * (len(xs) - 1))]
+    return [[rank(xs, 0.01), rank(xs, 0.99)] for xs in zip(*pairs)]
+
+
+def gate_curve(steps, ranges):
+    """[dict(beta, tau, target, right)], the share of steps that the target writes and that of the kept right.
+
+    steps: [(L, G, right)].
+    """
+    curve = []
+    for beta in (0.5, 0.25, 0.75, 0.0, 1.0):                # of equals the first is chosen
+        scores = [(ensemble([(L, G)], ranges, beta, 'weighted')[0], right) for L, G, right in steps]
+        for tau in (i / 20 for i in range(22)):
+            kept = [right for score, right in scores if score >= tau]
+            curve.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps),
+                              right=sum(kept) / len(kept) if kept else 1.0))
+    return curve
+
+
+def choose_gate(curve, accuracy, share=None):
+    """The fewest target steps with so many of the kept right; or with at most a `share`, the most right."""
+    if share is not None:
+        return max((c for c in curve if c['target'] <= share), key=lambda c: (c['right'], c['target']))
+    return min((c for c in curve if c['right'] >= accuracy), key=lambda c: (c['target'], -c['right']))
+
+
+def find_signals(args):
+    """The calibration file's section `signals`: percentiles of both models' signals, beta and tau.
+
+    Of steps on the lab's training rows, each behind right ones: the oracle gate keeps what is right.
+    """
+    engine = bench.engine_for(args.target, args.draft, max_new=160)
+    rows = [row for task in ('math', 'table', 'code')
+            for row in itertools.islice(tasks.rows(task, args.seed, 'train'), args.rows)]
+    engine.open([engine.tokenizer.encode(row['prompt']).ids for row in rows])
+    section = {}
+    for who in ('target', 'draft'):                         # the draft's last: its curve is printed
+        seen = [step for row in tqdm(rows, desc=who, file=sys.stderr, disable=None)
+                for step in oracle_steps(engine, row, who)]
+        ranges = signal_ranges([step[:2] for step in seen])
+        section |= {f'{who}_logp': ranges[0], f'{who}_grounding': ranges[1]}
+    best = choose_gate(curve := gate_curve(seen, ranges), args.accuracy, args.share)
+    for c in (c for c in curve if c['beta'] == best['beta']):
+        print(f'beta {c["beta"]:g} tau {c["tau"]:.2f}: the target writes {c["target"]:4.0%} of the steps, '
+              + ('there are no others' if c['target'] == 1 else f'{c["right"]:6.1%} of the others are right')
+              + (' <- chosen' if c is best else ''))
+    return section | dict(beta=best['beta'], tau=best['tau'], steps=len(seen))
