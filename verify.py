@@ -9,7 +9,9 @@ V vocabulary, n draft tokens of a block.
 """
 import copy
 import math
+import operator
 import os
+import statistics
 from collections import Counter, namedtuple
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
@@ -294,6 +296,7 @@ class Fixed:
     causal: what it drops is dropped before it is sampled, so that the law is untouched.
     """
     causal = True
+    sure = ()                               # confidence of the block's first tokens, where it was looked at
 
     def __init__(self, method):
         self.method = method
@@ -401,16 +404,23 @@ class Autoregressive(Exact):
 
 # --------------------------------------------------------------------- CM-ASD: confidence-modulated drafting
 
-def signals(logits):
-    """Three signs of confidence [..., 3] in 0..1 of raw logits [..., V] at temperature 1.
+def uncertainty(logits):
+    """(q, log q [..., V], minus q's entropy [...] in nats) of raw logits at temperature 1, fp32 at least."""
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    q, logq = logits.softmax(-1, kind), logits.log_softmax(-1, kind)
+    return q, logq, (q * logq).sum(-1)
 
-    1 - H / log V; tanh(logit margin / 2), which is (q1 - q2) / (q1 + q2); q1 - q2.
+
+def signals(logits):
+    """Three signs of confidence in 0..1, a tuple for each row of raw logits [n, V] at temperature 1.
+
+    1 - H / log V; tanh(logit margin / 2), which is (q1 - q2) / (q1 + q2); q1 - q2. In plain Python as soon as
+    V is gone: an operation on a few numbers costs as much as one on a thousand.
     Source: Sen et al. 2025 (CM-ASD) name the three; the first two normalisers are ours.
     """
-    q = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    first, second = q.topk(2).values.unbind(-1)
-    sharp = 1 - torch.special.entr(q).sum(-1) / math.log(q.shape[-1])
-    return torch.stack([sharp.clamp(0, 1), (first - second) / (first + second), first - second], -1)
+    (_, logq, sure), most = uncertainty(logits), math.log(logits.shape[-1])
+    return [(min(1.0, max(0.0, 1 + x / most)), math.tanh((a - b) / 2), math.exp(a) - math.exp(b))
+            for x, (a, b) in zip(sure.tolist(), logq.topk(2).values.tolist())]
 
 
 @dataclass
@@ -436,8 +446,9 @@ class CmAsd(Exact):
     def __post_init__(self):
         super().__post_init__()
         require(1 <= self.k_min <= self.k_max, 'k_min', self.k_min, f'1 to k_max, {self.k_max}')
-        self.lam = torch.tensor([self.lam_entropy, self.lam_margin, self.lam_softmax], dtype=torch.float64)
-        require(self.lam.sum() > 0, 'lam_entropy', 0.0, 'above 0 where the other two are 0')
+        lam = self.lam_entropy, self.lam_margin, self.lam_softmax
+        require(sum(lam) > 0, 'lam_entropy', 0.0, 'above 0 where the other two are 0')
+        self.lam = [x / sum(lam) for x in lam]
 
     @property
     def lossless(self):
@@ -445,8 +456,8 @@ class CmAsd(Exact):
         return self.control.causal and exact
 
     def confidence(self, logits):
-        """C in 0..1 [...], the weighted mean of the signals of raw logits [..., V]."""
-        return (found := signals(logits)) @ (self.lam / self.lam.sum()).to(found)
+        """C in 0..1 of each row of raw logits [n, V], the weighted mean of its signals."""
+        return [sum(map(operator.mul, self.lam, row)) for row in signals(logits)]
 
     def window(self, confidence):
         """The block length that a mean confidence allows."""
@@ -456,8 +467,10 @@ class CmAsd(Exact):
         if session.source is lookup:
             raise ValueError('cmasd takes its confidence from a draft model: give --draft DIR')
         draft = super().propose(session)
-        if draft.tokens:
-            draft.notes = [dict(confidence=c) for c in self.confidence(draft.logits).tolist()]
+        sure = list(self.control.sure)
+        if len(sure) < len(draft.tokens):
+            sure += self.confidence(draft.logits[len(sure):])
+        draft.notes = [dict(confidence=c) for c in sure]
         return draft
 
     def threshold(self, score, i):
@@ -468,9 +481,7 @@ class CmAsd(Exact):
         tau, (p, q) = self.threshold(score, i), score.pq[i]
         if (self.accept_ or ('lenience' if score.session.temperature else 'ratio')) != 'ratio':
             return min(1.0, p / (tau * q))
-        x, z = score.draft.tokens[i], score.logits[i]
-        top = int(z.argmax())               # a tie of x with it is no match: tau = 1 stays exact
-        return float(x == top or float(z[x] - z[top]) >= math.log(tau) and tau < 1)
+        return float(score.ratios[i] >= tau and (tau < 1 or p > 0))     # a tie is no match: tau = 1 is exact
 
 
 class Online(Fixed):
@@ -484,11 +495,15 @@ class Online(Fixed):
     def length(self, session):
         return self.rule.k_max
 
+    def block(self, session, spare=1):
+        self.sure = []
+        return super().block(session, spare)
+
     def more(self, session, tokens, logits):
-        sure = float(self.rule.confidence(logits[-1]).mean())
-        self.seen = self.seen + [sure] if len(tokens) > 1 else [sure]
+        last = logits[-1] if logits[-1].ndim > 1 else logits[-1][None]      # a row for each branch
+        self.sure.append(statistics.fmean(self.rule.confidence(last)))
         ended = all(x in session.eos for x in tokens[-1].reshape(-1).tolist())
-        return not ended and len(tokens) < self.rule.window(sum(self.seen) / len(self.seen))
+        return not ended and len(tokens) < self.rule.window(sum(self.sure) / len(self.sure))
 
 
 # -------------------------------------------------------------- ECSV: reliability-weighted voting of branches
@@ -496,55 +511,57 @@ class Online(Fixed):
 @dataclass
 class Ballot:
     """What B branches of n tokens say of K candidates a position; probabilities at temperature 1."""
-    tokens: torch.Tensor                    # [B, n] ids
-    entropy: torch.Tensor                   # [B, n] H(q) / log V, in 0..1: no calibration is needed
-    own: torch.Tensor                       # [B, n] log q of the branch's own token, nats
-    names: torch.Tensor                     # [n, K] candidate ids: the branches' tokens, then the M likeliest
-    q: torch.Tensor                         # [B, n, K] q of the candidates
-    margins: torch.Tensor                   # [B, n] the target's logit margin where it was asked (c), else 0
+    tokens: list                            # [B][n] ids
+    entropy: list                           # [B][n] H(q) / log V, in 0..1: no calibration is needed
+    own: list                               # [B][n] log q of the branch's own token, nats
+    names: list                             # [n][K] candidate ids: the branches' tokens, then the M likeliest
+    q: list                                 # [B][n][K] q of the candidates
+    margins: list                           # [B][n] the target's logit margin where it was asked (c), else 0
     verifier: dict                          # position: the target's logits of its candidates, where asked
 
     @classmethod
     def of(cls, tokens, logits, top_m):
         """From tokens [B, n] and raw logits [B, n, V]."""
-        B, n, V = logits.shape
-        logq = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        q, own = logq.exp(), logq.gather(-1, tokens[..., None])[..., 0]
-        names = torch.cat([tokens.T, q.mean(0).topk(min(top_m, V)).indices], -1)                # [n, K]
-        votes = q.gather(-1, names.expand(B, n, -1))
-        return cls(tokens, torch.special.entr(q).sum(-1) / math.log(V), own, names, votes, own * 0, {})
+        (B, n, V), (q, logq, sure) = logits.shape, uncertainty(logits)
+        names = tokens.T
+        if top_m:
+            names = torch.cat([names, q.sum(0).topk(min(top_m, V)).indices], -1)                # [n, K]
+        votes, own = q.gather(-1, names.expand(B, n, -1)), logq.gather(-1, tokens[..., None])[..., 0]
+        margins = [[0.0] * n for _ in range(B)]
+        return cls(*(x.tolist() for x in (tokens, sure / -math.log(V), own, names, votes)), margins, {})
 
     def shares(self):
-        """[B, n] the share of all branches that have this branch's token at this position."""
-        return (self.tokens == self.tokens[:, None]).double().mean(1)
+        """[B][n] the share of all branches that have this branch's token at this position."""
+        columns = list(zip(*self.tokens))
+        return [[column.count(x) / len(column) for x, column in zip(row, columns)] for row in self.tokens]
 
     def doubtful(self, policy, R, reach):
         """At most R positions below `reach` that most deserve a check, ascending."""
-        top, unsure = self.shares().amax(0), self.entropy.mean(0)
-        doubt = dict(disagreement=1 - top, entropy=unsure, agree_entropy=top * unsure)[policy].tolist()
+        top, unsure = list(map(max, zip(*self.shares()))), list(map(statistics.fmean, zip(*self.entropy)))
+        doubt = dict(disagreement=[1 - x for x in top], entropy=unsure,
+                     agree_entropy=list(map(operator.mul, top, unsure)))[policy]
         return sorted(sorted((j for j in range(reach) if doubt[j] > 0), key=lambda j: -doubt[j])[:R])
 
     def ask(self, rows, chosen):
         """Notes what the target's logits [m, V] say of the candidates at the chosen positions."""
         for j in chosen:
-            (best, second), (top, _) = rows[j].topk(2)
-            own = self.tokens[:, j]
-            self.margins[:, j] = rows[j][own] - torch.where(own == top, second, best)
+            (best, second), (top, _) = (x.tolist() for x in rows[j].topk(2))
             self.verifier[j] = rows[j][self.names[j]].tolist()
+            for row, own, z in zip(self.margins, self.tokens, self.verifier[j]):
+                row[j] = z - (second if own[j] == top else best)
 
     def elect(self, scores, prefix, ask):
-        """The tokens [n] with the highest sums of scores [B, n, K]; prefix: who left the text has no vote.
+        """The tokens [n] with the highest sums of scores [B][n][K]; prefix: who left the text has no vote.
 
         Ties go to the verifier's logit where it was asked (and `ask`), else to mean q, then to the lowest id.
         """
-        elected, scores, q, tokens = [], scores.tolist(), self.q.tolist(), self.tokens.tolist()
-        for j, names in enumerate(self.names.tolist()):
-            voters = [b for b, own in enumerate(tokens) if not prefix or own[:j] == elected]
-            voters = voters or range(len(tokens))       # where no branch agrees any more, all vote
-            total = lambda table, k: round(sum(table[b][j][k] for b in voters), 9)  # the same in any order
+        elected, total = [], lambda table, j, voters: map(math.fsum, zip(*(table[b][j] for b in voters)))
+        for j, names in enumerate(self.names):
+            voters = [b for b, own in enumerate(self.tokens) if not prefix or own[:j] == elected]
+            voters = voters or range(len(self.tokens))  # where no branch agrees any more, all vote
             asked = self.verifier.get(j) if ask else None
-            elected.append(-max((total(scores, k), asked[k] if asked else total(q, k), -x)
-                                for k, x in enumerate(names))[-1])
+            ranked = zip(total(scores, j, voters), asked or total(self.q, j, voters), (-x for x in names))
+            elected.append(-max(ranked)[-1])
         return elected
 
 
@@ -601,7 +618,8 @@ class Ecsv(Exact):
         n = min(n, (self.budget or math.inf) - 1)
         if n < 1:
             return silence(session, self, 0)
-        ballot = Ballot.of(*self.texts(session, n), self.top_m)
+        most = self.top_m if self.soft else 0           # without a soft vote nobody votes for them
+        ballot = Ballot.of(*self.texts(session, n), most)
         n, fused, known, m, same = len(ballot.names), self.fuse(ballot), None, 0, -1   # `more` may cut n
         cap, R = self.budget or n + 1, self.spots + (self.bonus_check and self.banked > 0)
         if chosen := ballot.doubtful(self.policy, R, min(n, cap - 1)):
@@ -613,7 +631,7 @@ class Ecsv(Exact):
             fused, known = fused[:cap - m + same], rows[:same + 1]  # row i has read only the tokens before i
         self.banked = cap - m - (len(fused) - same)
         draft = Draft.points(fused, session.target.model)
-        draft.known, draft.notes = known, [dict(branches=column) for column in ballot.tokens.T.tolist()]
+        draft.known, draft.notes = known, [dict(branches=column) for column in zip(*ballot.tokens)]
         return draft
 
     def texts(self, session, n):
@@ -621,21 +639,23 @@ class Ecsv(Exact):
         return branch(session, self, n, session.draft, self.branches)
 
     def weights(self, ballot):
-        """w [B, n], above 0: exp(gamma_r r) of r = -a H + a agreement + a log q(own) + a margin."""
-        B, n = ballot.tokens.shape
-        agreement = (ballot.shares() * B - 1) / max(1, B - 1)               # with the other branches
-        r = (self.a_agree * agreement - self.a_entropy * ballot.entropy + self.a_self * ballot.own
-             + self.a_spot * ballot.margins)
+        """w [B][n], above 0: exp(gamma_r r) of r = -a H + a agreement + a log q(own) + a margin."""
+        B, signs = len(ballot.tokens), (ballot.shares(), ballot.entropy, ballot.own, ballot.margins)
+        agreement = lambda share: (share * B - 1) / max(1, B - 1)           # with the other branches
+        r = [[self.a_agree * agreement(share) - self.a_entropy * unsure + self.a_self * own
+              + self.a_spot * margin for share, unsure, own, margin in zip(*rows)] for rows in zip(*signs)]
         if self.granularity == 'branch':
-            r = r.mean(1, keepdim=True).expand(B, n)
+            r = [[statistics.fmean(row)] * len(row) for row in r]
         elif self.granularity == 'window':
-            r = torch.stack([r[:, max(0, j + 1 - self.window):j + 1].mean(1) for j in range(n)], 1)
-        return (self.gamma_r * r).clamp(-20, 20).exp()
+            ends = range(1, len(ballot.names) + 1)
+            r = [[statistics.fmean(row[max(0, j - self.window):j]) for j in ends] for row in r]
+        return [[math.exp(min(20.0, max(-20.0, self.gamma_r * x))) for x in row] for row in r]
 
     def scores(self, ballot):
-        """[B, n, K] what each branch gives to each candidate."""
-        own = ballot.tokens[..., None] == ballot.names
-        return self.weights(ballot)[..., None] * (own + self.soft * ballot.q)
+        """[B][n][K] what each branch gives to each candidate."""
+        return [[[w * ((x == own) + self.soft * q) for x, q in zip(*candidates)]
+                 for w, own, *candidates in zip(*row, ballot.names, laws)]
+                for *row, laws in zip(self.weights(ballot), ballot.tokens, ballot.q)]
 
     def fuse(self, ballot):
         """The fused tokens [n]."""

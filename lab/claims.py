@@ -139,14 +139,14 @@ class Record:
         self.ids, self.session, self.blocks = ids, begin(ids, rounded), {}
         self.text = sum((c.tokens for c in written(self.session, ids, METHODS['ar']())), [])
         logits = self.session.draft.read(ids + self.text[:-1], [], network('draft')[0].full, len(self.text))
-        self.signals, self.hits = signals(logits), logits.argmax(-1) == torch.tensor(self.text)
+        self.signals, self.hits = torch.tensor(signals(logits)), logits.argmax(-1) == torch.tensor(self.text)
 
     def block(self, i):
         """[(token, signals)] that the draft writes greedily behind the first i tokens of the text."""
         if i not in self.blocks:
             self.session.tokens = self.ids + self.text[:i]
             d = rollout(self.session, Exact(draft_temperature=0), LONGEST + 10)
-            found = list(zip(d.tokens, signals(d.logits).tolist()))
+            found = list(zip(d.tokens, signals(d.logits)))
             self.blocks[i], j = found, i
             while j + 1 < len(self.text) and found[0][0] == self.text[j] and len(found) > LONGEST:
                 j, found = j + 1, found[1:]
@@ -168,11 +168,10 @@ class Record:
 def online(**knobs):
     """The choice of CM-ASD's online controller, for Record.replay."""
     rule, eos = CmAsd(**knobs), network('target')[2]
-    lam = [float(x) / float(rule.lam.sum()) for x in rule.lam]
     def choose(block):
         total = 0.0
         for i, (token, found) in enumerate(block, 1):
-            total += sum(a * b for a, b in zip(lam, found))
+            total += sum(a * b for a, b in zip(rule.lam, found))
             if i >= rule.window(total / i) or token in eos:
                 break
         return i
@@ -343,7 +342,7 @@ def steadiness(n):
     z, rule, times = torch.randn(4, network('target')[0].vocab), CmAsd(), []
     for _ in range(50):
         start = time.perf_counter()
-        [float(rule.confidence(row)) for row in z], rule.confidence(z).tolist()
+        [rule.confidence(row[None]) for row in z]
         times.append((time.perf_counter() - start) / costs()[1][1])
     yield Finding('1 - cost of the confidences of a block of 4 over a target pass',
                   *bootstrap(times, lambda t: 1 - sorted(t)[len(t) // 2], 200), 0.95, 'time; n = 50')

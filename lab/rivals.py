@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import exp, inf, log
+from statistics import fmean as mean
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +98,7 @@ class Lagged(Learner):
 
     def learn(self, draft, kept):
         if draft.logits is not None:
-            self.size = self.rule.window(float(self.rule.confidence(draft.logits).mean()))
+            self.size = self.rule.window(mean(self.rule.confidence(draft.logits)))
 
 
 class Probe(Online):
@@ -114,7 +115,7 @@ class Probe(Online):
         d = super().block(session, spare)
         if d.logits is None:
             return d
-        n = self.rule.window(float(self.rule.confidence(d.logits).mean()))
+        n = self.rule.window(mean(self.rule.confidence(d.logits)))
         return Draft(d.tokens[:n], d.q[:n], d.logits[:n])
 
 
@@ -288,8 +289,8 @@ class MapVote(Ecsv):
         return super().draft(session, n)
 
     def weights(self, ballot):
-        w = ballot.own.new_tensor(map_weights(self.rates, self.vocab))
-        return w[:, None].expand(ballot.tokens.shape)
+        w = map_weights(self.rates, self.vocab) * (len(ballot.tokens) // len(self.rates))
+        return [[x] * len(ballot.names) for x in w]
 
 
 def map_weights(rates, vocab):
@@ -364,7 +365,7 @@ class SdMulti(Ecsv):
         q = probs(logits, self.draft_temperature, session.top_k, self.draft_top_p)
         order = range(self.branches)
         if session.temperature == 0:
-            own = Ballot.of(tokens, logits, 1).own.sum(1).tolist()
+            own = [sum(row) for row in Ballot.of(tokens, logits, 1).own]
             order = sorted(order, key=lambda b: -own[b])
         self.options = [Draft(tokens[b].tolist(), q[b], logits[b]) for b in order]
         return self.options[0]
