@@ -3,7 +3,6 @@
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 """
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -19,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from model import Reader, load, read_calibration
-from verify import METHODS, Autoregressive, Cycle, Session, lookup, rollout, silence, whole_passes
+from verify import METHODS, Autoregressive, Cycle, Session, knobs_of, lookup, rollout, silence, whole_passes
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
@@ -153,19 +152,6 @@ class Engine:
         plain = isinstance(method, Autoregressive)          # --sparse leaves plain decoding alone
         return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
 
-    def report(self, row, session, method, cycles):
-        """The JSON object of one text; `right` only where the row can be graded."""
-        from lab.tasks import grade
-        tokens, name = [t for c in cycles for t in c.tokens], self.args.method
-        right = grade(row, text := self.tokenizer.decode(tokens))
-        graded = {} if right is None else dict(right=right)
-        knobs = {k: getattr(method, f.name) for k, f in knobs_of(name).items()}
-        knobs = {k: str(v) if v in (math.inf, -math.inf) else v for k, v in knobs.items()}     # as JSON must
-        return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
-                    lossless=self.lossless(method), knobs=knobs, seed=session.generator.initial_seed(),
-                    device=self.device, dtype=self.dtype, finish='eos' if session.ended else 'length',
-                    stats=self.statistics(cycles, session.prompt_seconds)) | graded
-
 
 def pick_device(name):
     """'cpu' or 'cuda'; ValueError if CUDA is asked for and absent."""
@@ -183,13 +169,8 @@ def same_vocabulary(target, other, flag):
                          'target; they must share their vocabulary (or use --draft lookup)')
 
 
-def knobs_of(name):
-    """{knob: dataclass field} of a method; plain decoding has none. accept_ is the knob accept."""
-    return {} if name == 'ar' else {f.name.rstrip('_'): f for f in dataclasses.fields(METHODS[name])}
-
-
 def describe_knobs(name):
-    return ', '.join(f'{k}={f.default}' for k, f in knobs_of(name).items())
+    return ', '.join(f'{k}={f.default}' for k, f in knobs_of(METHODS[name]).items())
 
 
 def make_method(name, args):
@@ -197,10 +178,10 @@ def make_method(name, args):
 
     Under --compare a method takes the knobs that it has; one that no method of the run has is refused.
     """
-    knobs, values, names = knobs_of(name), {}, args.methods + ['sparse'] * bool(args.sparse)
+    knobs, values, names = knobs_of(METHODS[name]), {}, args.methods + ['sparse'] * bool(args.sparse)
     for item in args.set:
         knob, equals, text = item.partition('=')
-        if not equals or not any(knob in knobs_of(m) for m in names):
+        if not equals or not any(knob in knobs_of(METHODS[m]) for m in names):
             have = '; '.join(f'{m}: {describe_knobs(m) or "none"}' for m in names)
             raise ValueError(f'--set {item}: expected knob=value with a knob of the method ({have})')
         if knob in knobs:
@@ -229,7 +210,8 @@ class Printer:
     def add(self, cycle):
         self.cycles += 1
         if self.show:
-            return print(self.picture(cycle), flush=True)
+            from lab.compare import picture
+            return print(picture(self.cycles, cycle, self), flush=True)
         for token, label in zip(cycle.tokens, cycle.labels):
             self.ids.append(token)
             text = self.tokenizer.decode(self.ids)
@@ -241,30 +223,6 @@ class Printer:
         """Prints what the stream held back: the bytes of a character that never became whole."""
         if not self.show:
             print(text[len(os.path.commonprefix([text, self.shown])):], flush=True)
-
-    def picture(self, cycle):
-        """One cycle as a line: kept tokens, [-rejected-], [+its successor+] ([~by slim~]), (not judged)."""
-        def word(token, kind, plain='{}'):
-            text = self.tokenizer.decode([token], skip_special_tokens=False).replace('\n', '\u23ce')
-            return self.paint(text, kind) if self.color else plain.format(text)
-        n = cycle.accepted
-        parts = [word(t, 'draft') for t in cycle.tokens[:n]]
-        parts += [word(j['token'], 'strike', '[-{}-]') for j in cycle.judged if not j['kept']]
-        parts += [word(t, label, '[~{}~]' if label == 'slim' else '[+{}+]')
-                  for t, label in zip(cycle.tokens[n:], cycle.labels[n:])]
-        parts += [self.paint(f'({word(t, "")})', 'dim') for t in cycle.drafted[len(cycle.judged):]]
-        return f'{self.cycles:4d}  {n}/{len(cycle.drafted)}  ' + ' '.join(parts)
-
-
-def figures(report):
-    """One line: what the run was and what it measured."""
-    s, show = report['stats'], lambda name, form: '-' if s[name] is None else format(s[name], form)
-    wrote = ', '.join(f'{n} {label}' for label, n in s['labels'].items())
-    return (f'{report["method"]} ({"lossless" if report["lossless"] else "LOSSY"}): {len(report["tokens"])} '
-            f'tokens ({wrote}) in {s["seconds"]:.2f} s, {show("tokens_per_second", ".1f")} tokens/s; '
-            f'acceptance {show("acceptance_rate", ".0%")}, block efficiency '
-            f'{show("block_efficiency", ".2f")}, {whole_passes(s["passes"])} target passes, '
-            f'work {s["work"]:.1f}')
 
 
 # --------------------------------------------------------------------------------------------- the program
@@ -345,7 +303,7 @@ def check_flags(args):
 
 def generate(engine, rows, prompts, args):
     """Every prompt by one method: text, figures, trace, check, conclusions. Returns the exit status."""
-    from lab.compare import check, conclude, trace_line
+    from lab.compare import check, conclude, figures, report, trace_line
     everything, reports = [], []
     trace = open(args.trace, 'w', encoding='utf-8') if args.trace else None
     color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()
@@ -359,20 +317,20 @@ def generate(engine, rows, prompts, args):
                     printer.add(cycle)
         except KeyboardInterrupt:
             interrupted = True
-        report = engine.report(rows[row], session, method, cycles)
+        found = report(engine, rows[row], session, method, cycles)
         if args.json:
-            print(json.dumps(report), flush=True)
+            print(json.dumps(found), flush=True)
         else:
-            printer.finish(report['text'])
-            print(figures(report), file=sys.stderr, flush=True)
+            printer.finish(found['text'])
+            print(figures(found), file=sys.stderr, flush=True)
         if trace:
             trace.writelines(trace_line(row, i, c, engine.tokenizer) for i, c in enumerate(cycles))
             trace.flush()
         if interrupted:
             return 130
         if args.check:
-            print(check(engine, ids, report['tokens']), file=sys.stderr)
-        everything, reports = everything + cycles, reports + [report]
+            print(check(engine, ids, found['tokens']), file=sys.stderr)
+        everything, reports = everything + cycles, reports + [found]
     for sentence in conclude(session, method, everything, reports):
         print(sentence, file=sys.stderr)
     return 0

@@ -872,10 +872,10 @@ THREE = dict(gamma=2, branches=3, draft_temperature=1.0, draft_top_p=0.85)
 TWO = THREE | dict(branches=2, draft_top_p=0.8)
 BRANCHED = {
     'ecsv': verify.Ecsv(**THREE),
-    'ecsv-lite, prefix, branch': verify.EcsvLite(**TWO, align='prefix', granularity='branch'),
-    'ecsv-soft, window': verify.EcsvSoft(**TWO, granularity='window'),
-    'ecsv-spot': verify.EcsvSpot(**TWO, spots=2, policy='entropy'),
-    'ecsv-spot, tight budget': verify.EcsvSpot(**TWO, spots=2, policy='agree_entropy', budget=2),
+    'ecsv-lite, prefix, branch': lab.rivals.EcsvLite(**TWO, align='prefix', granularity='branch'),
+    'ecsv-soft, window': lab.rivals.EcsvSoft(**TWO, granularity='window'),
+    'ecsv-spot': lab.rivals.EcsvSpot(**TWO, spots=2, policy='entropy'),
+    'ecsv-spot, tight budget': lab.rivals.EcsvSpot(**TWO, spots=2, policy='agree_entropy', budget=2),
     'mean-argmax': METHODS['mean-argmax'](**TWO), 'oracle-top1': METHODS['oracle-top1'](**TWO),
     'sd-multi': METHODS['sd-multi'](**TWO), 'sd-multi, budget': METHODS['sd-multi'](**TWO, budget=4),
 }
@@ -909,7 +909,7 @@ def test_spots_keep_the_budget_and_the_text(knobs):
     """
     target, twice, saved = network(0), 0, 0
     for draft, prompt in itertools.product((network(0), network(1)), ([1, 2], [3])):
-        method = verify.EcsvSpot(4, draft_temperature=1.5, **knobs)
+        method = lab.rivals.EcsvSpot(4, draft_temperature=1.5, **knobs)
         tokens, cycles = write(session(target, draft, prompt, 40,
                                        generator=torch.Generator().manual_seed(1)), method)
         assert tokens == plain(target, prompt, 40)
@@ -941,7 +941,7 @@ def test_fusion():
         assert same.fuse(tie) == [best]
     for seed in range(20):
         rows = torch.randint(0, 6, (4, 3), generator=torch.Generator().manual_seed(seed)).tolist()
-        for m in (verify.Ecsv(), verify.EcsvSoft(align='prefix'), verify.Ecsv(granularity='window')):
+        for m in (verify.Ecsv(), lab.rivals.EcsvSoft(align='prefix'), verify.Ecsv(granularity='window')):
             assert m.fuse(ballot(rows)) == m.fuse(ballot(rows[::-1]))
         assert verify.Ecsv(gamma_r=0).fuse(ballot(rows)) == same.fuse(ballot(rows))
         assert verify.Ecsv().fuse(ballot(rows[:1])) == rows[0]              # one branch is its own vote

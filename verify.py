@@ -290,6 +290,11 @@ def check_knobs(method):
         require(good or unset, name, value, expected)
 
 
+def knobs_of(kind):
+    """{knob: dataclass field} of a method's class; plain decoding has none. accept_ is the knob accept."""
+    return {} if kind is Autoregressive else {f.name.rstrip('_'): f for f in fields(kind)}
+
+
 class Fixed:
     """The length controller of a method: gamma tokens a cycle. Others override length, more or block.
 
@@ -662,25 +667,6 @@ class Ecsv(Exact):
         return ballot.elect(self.scores(ballot), self.align == 'prefix', self.tie_break == 'verifier')
 
 
-@dataclass
-class EcsvLite(Ecsv):
-    """ECSV-lite: reliability from entropy and agreement alone."""
-    a_self: float = 0.0
-
-
-@dataclass
-class EcsvSpot(Ecsv):
-    """ECSV-spot: one position a cycle is checked with the target before the final vote."""
-    a_spot: float = 1.0
-    spots: int = 1
-
-
-@dataclass
-class EcsvSoft(Ecsv):
-    """ECSV-soft: a branch votes with its whole distribution too."""
-    soft: float = 0.5
-
-
 # ------------------------------------------------------------------------- VIA-SD: a slim verifier in between
 
 def violation(b, a, alpha=0.5, beta=0.5):
@@ -1009,7 +995,6 @@ METHODS = dict(
     via=ViaSd,
     cmasd=CmAsd,
     ecsv=Ecsv,
-    **{'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft},
     sparse=Sparse,
     specguard=SpecGuard,
 )

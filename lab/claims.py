@@ -25,12 +25,12 @@ from lab import bench, rivals, tasks            # noqa: F401, rivals enter METHO
 from lab.compare import agreement, tokens_of
 from lab.passes import cost, sparsity
 from lab.quantise import linear, quantise
-from lab.rivals import ledger, stage_gain, watched
+from lab.rivals import EcsvLite, EcsvSoft, EcsvSpot, ledger, stage_gain, watched
 from lab.steps import (GROUPS, USUAL, average_precision, choose_gate, gate_curve, judged, observe, outcomes,
                        picture, record, roc_area, signal_ranges, start)
 from model import Reader, load, read_calibration
-from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, EcsvLite, EcsvSoft, EcsvSpot, Exact, Score, Session,
-                    Sparse, SpecGuard, rollout, signals)
+from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Score, Session, Sparse, SpecGuard, rollout,
+                    signals)
 
 HOME = File(__file__).parent / 'models'
 

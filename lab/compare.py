@@ -1,11 +1,60 @@
 """What a run gives away: its trace as lines, the first difference from plain decoding, a table, what pays."""
 import json
 import sys
+from math import inf
 
 from tqdm import tqdm
 
 from lab.tasks import grade
-from verify import CmAsd, Sparse, SpecGuard, ViaSd, whole_passes
+from verify import METHODS, CmAsd, Sparse, SpecGuard, ViaSd, knobs_of, whole_passes
+
+
+def report(engine, row, session, method, cycles):
+    """The JSON object of one text; `right` only where the row can be graded."""
+    tokens, name = tokens_of(cycles), engine.args.method
+    right = grade(row, text := engine.tokenizer.decode(tokens))
+    graded = {} if right is None else dict(right=right)
+    knobs = {k: getattr(method, f.name) for k, f in knobs_of(METHODS[name]).items()}
+    knobs = {k: str(v) if v in (inf, -inf) else v for k, v in knobs.items()}     # as JSON must
+    return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
+                lossless=engine.lossless(method), knobs=knobs, seed=session.generator.initial_seed(),
+                device=engine.device, dtype=engine.dtype, finish='eos' if session.ended else 'length',
+                stats=engine.statistics(cycles, session.prompt_seconds)) | graded
+
+
+def trace_line(row, index, cycle, tokenizer):
+    """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
+    passes = {path: dict(passes=n, positions=T, ms=round(seconds * 1000, 3))
+              for path, (n, T, seconds) in cycle.passes.items()}
+    line = dict(prompt=row, cycle=index, drafted=cycle.drafted, judged=cycle.judged, tokens=cycle.tokens,
+                labels=cycle.labels, text=tokenizer.decode(cycle.tokens), passes=passes,
+                ms=round(cycle.seconds * 1000, 3))
+    return json.dumps(line) + '\n'
+
+
+def figures(r):
+    """One line of a report: what the run was and what it measured."""
+    s, show = r['stats'], lambda name, form: '-' if s[name] is None else format(s[name], form)
+    wrote = ', '.join(f'{n} {label}' for label, n in s['labels'].items())
+    return (f'{r["method"]} ({"lossless" if r["lossless"] else "LOSSY"}): {len(r["tokens"])} tokens '
+            f'({wrote}) in {s["seconds"]:.2f} s, {show("tokens_per_second", ".1f")} tokens/s; '
+            f'acceptance {show("acceptance_rate", ".0%")}, block efficiency '
+            f'{show("block_efficiency", ".2f")}, {whole_passes(s["passes"])} target passes, '
+            f'work {s["work"]:.1f}')
+
+
+def picture(number, cycle, printer):
+    """One cycle as a line: kept tokens, [-rejected-], [+its successor+] ([~by slim~]), (not judged)."""
+    def word(token, kind, plain='{}'):
+        text = printer.tokenizer.decode([token], skip_special_tokens=False).replace('\n', '\u23ce')
+        return printer.paint(text, kind) if printer.color else plain.format(text)
+    n = cycle.accepted
+    parts = [word(t, 'draft') for t in cycle.tokens[:n]]
+    parts += [word(j['token'], 'strike', '[-{}-]') for j in cycle.judged if not j['kept']]
+    parts += [word(t, label, '[~{}~]' if label == 'slim' else '[+{}+]')
+              for t, label in zip(cycle.tokens[n:], cycle.labels[n:])]
+    parts += [printer.paint(f'({word(t, "")})', 'dim') for t in cycle.drafted[len(cycle.judged):]]
+    return f'{number:4d}  {n}/{len(cycle.drafted)}  ' + ' '.join(parts)
 
 
 def check(engine, ids, tokens):
@@ -58,16 +107,6 @@ def table(engine, rows, methods, traces):
     one = sum(c.passes['target/full'][2] for c in cycles['ar']) / plain['cycles']
     for name in list(methods)[1:]:
         yield f'{name}: {break_even(cycles[name], one)} Seen: {speedup[name]:.2f}.'
-
-
-def trace_line(row, index, cycle, tokenizer):
-    """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
-    passes = {path: dict(passes=n, positions=T, ms=round(seconds * 1000, 3))
-              for path, (n, T, seconds) in cycle.passes.items()}
-    line = dict(prompt=row, cycle=index, drafted=cycle.drafted, judged=cycle.judged, tokens=cycle.tokens,
-                labels=cycle.labels, text=tokenizer.decode(cycle.tokens), passes=passes,
-                ms=round(cycle.seconds * 1000, 3))
-    return json.dumps(line) + '\n'
 
 
 def agreement(texts, others):

@@ -249,7 +249,26 @@ class CmAsdTypical(CmAsdProb):
 METHODS.update({'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec, 'cmasd-typical': CmAsdTypical})
 
 
-# --------------------------------------------------------------------------- beside ECSV: votes and branches
+# ------------------------------------------------------------------ beside ECSV: variants, votes and branches
+
+@dataclass
+class EcsvLite(Ecsv):
+    """ECSV-lite: reliability from entropy and agreement alone."""
+    a_self: float = 0.0
+
+
+@dataclass
+class EcsvSpot(Ecsv):
+    """ECSV-spot: one position a cycle is checked with the target before the final vote."""
+    a_spot: float = 1.0
+    spots: int = 1
+
+
+@dataclass
+class EcsvSoft(Ecsv):
+    """ECSV-soft: a branch votes with its whole distribution too."""
+    soft: float = 0.5
+
 
 @dataclass
 class VoteUnif(Ecsv):
@@ -404,8 +423,9 @@ class SdMulti(Ecsv):
         return [first] + tokens, ['draft'] + (labels if judged else ['bonus']), judged
 
 
-METHODS.update({'sd-multi': SdMulti, 'vote-unif': VoteUnif, 'oracle-top1': OracleTop1,
-                'mean-argmax': MeanArgmax, 'ecsv-map': MapVote, 'ecsv-two': TwoDrafts})
+METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft, 'ecsv-map': MapVote,
+                'ecsv-two': TwoDrafts, 'sd-multi': SdMulti, 'vote-unif': VoteUnif, 'oracle-top1': OracleTop1,
+                'mean-argmax': MeanArgmax})
 
 
 # --------------------------------------------------------------------- beside VIA-SD: cascades, tiers, self
