@@ -3,6 +3,7 @@
 transformers is the oracle for networks, exact enumeration for laws, plain decoding for greedy text, a fresh
 cache for caches.
 """
+import copy
 import itertools
 import json
 import math
@@ -26,7 +27,7 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, compare, tasks
+from lab import claims, compare, stages, tasks
 from lab.compare import break_even
 from lab.passes import sparsity
 from lab.steps import average_precision, choose_gate, gate_curve, roc_area, signal_ranges, step_checker
@@ -1200,6 +1201,35 @@ def test_violation_by_hand():
     assert verify.violation(b, a) == 0 and float(verify.violation(b, a, 0, 1)) == pytest.approx(math.log(1.5))
     assert max(lab.rivals.stage_gain(q, s, p).abs().max() for s in (q, p)) < 1e-12
     assert torch.allclose(lab.rivals.blend(a, b, q[0, :2], 0.25, 0.5), 0.375 * a + 0.125 * b + 0.5 * q[0, :2])
+
+
+def test_replayed_gates_are_the_real_ones():
+    """What a recorded block says a gate would do is what it does: tokens, full passes, tokens not the target's.
+
+    Guards every figure that lab.claims replays. By TV, a metric, no stage shortens the way; one of p's law
+    neither shortens nor lengthens it, by any measure.
+    """
+    outcomes = set()
+    for seed in range(12):
+        s = slim_session(seed, skip=(2, 3))
+        near, full = copy.copy(s.target.model), s.target.model.full
+        near.full = full.slim({7})                                          # a draft that is often right
+        s.draft = Reader(near, 64)
+        s.read_prompt()
+        draft = rollout(s, Exact(), 5)
+        seen, p = stages.look(s, draft, dict(slim=s.slim, mid=Reader(s.target.model, 64)))
+        block, score = stages.Block(p, 9, seen), verify.Score(s, draft, full)
+        assert max(seen['slim'].gains['TV']) < 1e-12 > max(seen['mid'].apart['TV'])
+        assert max(abs(x) for gains in seen['mid'].gains.values() for x in gains) < 1e-9
+        for keep, escalate in ((0.0, 0.0), (0.5, 0.3), (0.9, 0.1), (1.0, 0.0), (2.0, 2.0)):
+            tokens, _, judged = METHODS['via'](5, keep=keep, escalate=escalate).accept(s, draft, score)
+            mine = verify.Score(s, Draft.points(tokens, s.target.model), full).logits[:-1].argmax(-1).tolist()
+            real = len(tokens), int(any(j['by'] == 'target' for j in judged)), sum(
+                a != b for a, b in zip(tokens, mine))
+            assert stages.replay(block, 'slim', keep, escalate) == real
+            outcomes.add(real)
+        assert stages.lenient(block, 1)[0] == len(Exact().accept(s, draft, score)[0])
+    assert len(outcomes) > 12 and max(n for n, *_ in outcomes) == 6 and max(w for *_, w in outcomes) > 1
 
 
 @pytest.mark.parametrize('name, lam', [('cascade', 0.5), ('cascade-opt', 0.3), ('cascade-tokenv3', 0.6)])

@@ -561,7 +561,7 @@ def via_runs(runs):
     graded = [r for r in runs if r['ar']['right'] is not None]
     lost = lambda a, b: lambda x: mean([r[a]['right'] - r[b]['right'] for r in x])
     yield Finding('share of right texts, via minus plain decoding', *bootstrap(
-        graded, lost('via', 'ar'), 200), -0.01, f'{len(graded)} graded texts, {right_texts(runs, "ar"):.3f} right; '
+        graded, lost('via', 'ar'), 200), -0.01, f'{right_texts(runs, "ar"):.3f} of {len(graded)} right; '
                   f'{like_plain(runs, "via"):.1%} of tokens as plain decoding\'s')
     speeds = [over(runs, name, 'ar', 'work') for name in ('sd', 'via', 'via-tiers')]
     yield found('modelled speed of 3 stages over the better of 2 and 4', 1.0,
@@ -588,10 +588,10 @@ def via_thirds(engine, runs, third, r):
                       'weights and caches over those of sd; slim shares both with the target: 1.00')
         near = min(('slim', 'slim5'), key=lambda x: abs(r.cost[x] - r.cost[role]))      # of like cost
         for far in ('TV', 'R'):
-            apart = lambda x, stage: mean([d for b in itertools.chain(*x) for d in b.stages[stage].apart[far]])
+            apart = lambda x, name: mean([d for b in itertools.chain(*x) for d in b.stages[name].apart[far]])
             yield Finding(f'F3 {far} to the target, {words} minus slim', *bootstrap(
                 r.rows, lambda x: apart(x, role) - apart(x, near), 200), 1e-9,
-                f'{apart(r.rows, role):.4f} and {apart(r.rows, near):.4f}; a pass reads {r.cost[role]:.2f} and '
+                f'{apart(r.rows, role):.4f}, {apart(r.rows, near):.4f}; a pass reads {r.cost[role]:.2f}, '
                 f'{r.cost[near]:.2f} of the target')
         yield Finding(f'modelled speed of via over the same with {words}', *bootstrap(
             runs, lambda x: over(x, 'via', name, 'work'), 200), 2.32 / 2.08,
@@ -621,7 +621,7 @@ def via_search(windows, found, section, saved):
     if saved > 0:
         pays = f'after {spent / saved:,.0f} texts'
     yield Finding("the search's cost: the notes' 18 minutes over its own", *single(18 * 60 / spent), 1,
-                  f'{spent} s for {len(section["tried"])} masks, saved again {pays} ({1000 * saved:.1f} ms a text)')
+                  f'{spent} s for {len(section["tried"])} masks, saved {pays} ({1000 * saved:.1f} ms a text)')
     few, results = train_mask.Windows(windows.model, windows.texts[:7], windows.W), []
     cost = functools.cache(lambda z: few.cost([j + FREE[0] for j in z]))
     for seed in range(5):
@@ -654,7 +654,7 @@ def random_masks(k, n=20):
 
 
 def via_thresholds(r):
-    """The sweep of thresholds; F1, F5: of at most 1 % wrong tokens, chosen on even texts, tried on odd ones."""
+    """The sweep of thresholds; F1, F5: of at most 1 % wrong tokens on even texts, tried on odd ones."""
     even, odd, pace, wrong = slice(0, None, 2), slice(1, None, 2), stages.pace, stages.wrong
     swept, sd = {pair: r.sums('slim', *pair) for pair in PAIRS}, r.sums(None, 1.0)
     late = sorted({e for _, e in PAIRS})
@@ -744,7 +744,7 @@ def via_masks(r, sweep, chance, n):
     for form, words in (('R', '(0.5, 0.5)'), ('strict', '(0, 1)')):
         pairs = [(mean([d for b in blocks for d in b.stages[m].gains[form]]), pace(done[m])) for m in chance]
         yield Finding(f'F6 rank correlation of Delta{words} and modelled speed', *bootstrap(
-            pairs, spearman, 200), 0.3, f'{len(pairs)} random masks, Delta above 0 for {sum(d > 0 for d, _ in pairs)}')
+            pairs, spearman, 200), 0.3, f'{len(pairs)} random masks; {sum(d > 0 for d, _ in pairs)} above 0')
     part = lambda m, i: pace(done[m][i * n:(i + 1) * n])
     own = {task: part(next(iter(done)), i) / max(part(m, i) for m in chance) for i, task in enumerate(VIA)}
     yield Finding("one mask for all: modelled speed over the fastest of 20 masks for a task, worst task",
@@ -771,12 +771,12 @@ def via_gap(engine, texts, mask):
         gains.append([(a, b) for a, b in zip(via, sd)])
         table.append([name, r.draft / stages.GAMMA, stages.ratio(sd, 0, 4), stages.pace(sd), stages.pace(via),
                       stages.pace(via) / stages.pace(sd), stages.wrong(via)])
-    show('drafter,share of the target,sd: tokens a cycle,tokens a full pass,via: the same,over sd,wrong'.split(
-        ','), table)
+    show('drafter,size of the target,sd: tokens a cycle,tokens a pass,via: the same,over sd,wrong'.split(','),
+         table)
     gain = lambda x: stages.pace([a for a, _ in x]) / stages.pace([b for _, b in x])
     wide = lambda x: gain([(a, b) for a, b, *_ in x]) / gain([pair[-2:] for pair in x])
     yield Finding("gain over sd with the smallest drafter over that with the largest", *bootstrap(
-        [sum(pairs, ()) for pairs in zip(*gains)], wide, 200), MORE, 'modelled; the notes: wide gaps gain most')
+        [sum(pairs, ()) for pairs in zip(*gains)], wide, 200), MORE, 'modelled; the notes: wide gaps gain')
 
 
 def there(role):
@@ -791,7 +791,7 @@ def via(n):
     prompts = [engine.tokenizer.encode(row['prompt']).ids for row in rows]
     engine.open(prompts)
     print(f'n = {n} texts of each of {", ".join(VIA)}, greedy; tables of at most {VIA["table"]["high"]} rows '
-          f'and {VIA["table"]["columns"][1]} columns, the longest prompt has {max(map(len, prompts))} tokens. '
+          f'and {VIA["table"]["columns"][1]} columns, {max(map(len, prompts))} tokens a prompt at most. '
           '"Modelled": a pass costs the weight bytes that it reads, nothing else does.\n', flush=True)
     section = engine.calibration['mask']
     mask, chance = tuple(section['skip']), random_masks(len(section['skip']) // 2)
