@@ -30,8 +30,7 @@ from lab.rivals import EcsvLite, EcsvSoft, EcsvSpot, blend, ledger, watched
 from lab.steps import (GROUPS, USUAL, average_precision, choose_gate, gate_curve, judged, observe, outcomes,
                        picture, record, roc_area, signal_ranges, start)
 from model import Reader, load, read_calibration
-from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Score, Session, Sparse, SpecGuard, rollout,
-                    signals)
+from verify import METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard, rollout, signals
 
 HOME = File(__file__).parent / 'models'
 
@@ -500,6 +499,7 @@ def skipping(units):
 
 
 def evenly(k):
+    """The mask of k free layers, evenly spaced."""
     return skipping(int((i + 0.5) * len(FREE) / k) for i in range(k))
 
 
@@ -515,10 +515,12 @@ def over(runs, a, b, by, per='tokens'):
 
 
 def rejected(runs, name):
+    """The share of judged draft tokens that were rejected."""
     return 1 - sum(r[name]['accepted'] for r in runs) / sum(r[name]['judged'] for r in runs)
 
 
 def right_texts(runs, name):
+    """The share of graded texts that are right."""
     return mean([r[name]['right'] for r in runs if r[name]['right'] is not None] or [nan])
 
 
@@ -780,6 +782,7 @@ def via_gap(engine, texts, mask):
 
 
 def there(role):
+    """Whether lab/models has this model."""
     return (HOME / role / 'config.json').exists()
 
 

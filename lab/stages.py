@@ -124,6 +124,7 @@ class Record:
         self.rows = [self.blocks(engine, reader, *text) for text in tqdm(texts, desc='blocks', disable=None)]
 
     def blocks(self, engine, reader, ids, text):
+        """[Block], one behind every GAMMA tokens of the text."""
         session, found = engine.start(ids, 'sd')[0], []
         session.draft = reader
         for i in range(0, len(text), GAMMA):
