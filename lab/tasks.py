@@ -274,7 +274,8 @@ def statements(rng, low, high):
         lines += [f'{a} works as a {job}.', f'{a} lives {home}.', f'{a} wants a {wish}.']
         lines += [rng.choice(NOISE).format(a=a, b=rng.choice(NAMES)) for _ in range(rng.randint(0, 3))]
     rng.shuffle(lines)
-    return ' '.join(lines), {a: '{} works as a {}, lives {} and wants a {}.'.format(a, *facts[a]) for a in facts}
+    answers = {a: '{} works as a {}, lives {} and wants a {}.'.format(a, *facts[a]) for a in facts}
+    return ' '.join(lines), answers
 
 
 def summary(rng, low=2, high=8):

@@ -24,10 +24,10 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-LATE, DROP = 0.88, dict(target=0.1)     # after that share of its time, a step skips a middle layer by this chance
+LATE, DROP = 0.88, dict(target=0.1)     # from that share of its time on a step skips a middle layer by chance
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
-PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys; half of
-                                        # them for a model that has grown and goes on
+PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys;
+                                        # half of them for a model that has grown and goes on
 # task, its knobs, its share of rows; looking up is learned on short tables first or not at all
 BASE = [('math', dict(low=1, high=3), 4), ('math', dict(high=6), 5), ('math-hard', {}, 4), ('code', {}, 3),
         ('translate', {}, 2), ('qa', {}, 2.5), ('story', {}, 1)]
@@ -231,17 +231,46 @@ def optimizers_for(model):
 
 
 def resume(model, optimizers, folder):
-    """(seconds spent, steps done): continues a checkpoint if there is one, else saved weights if any."""
+    """(seconds spent, steps done, whether it has grown) as a checkpoint or saved weights leave them."""
     checkpoint, weights = folder / 'checkpoint.pt', folder / 'model.safetensors'
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=model.cos.device, weights_only=True)
         model.load_state_dict(saved['model'])
         for optimizer, state in zip(optimizers, saved['optimizers']):
             optimizer.load_state_dict(state)
-        return saved['spent'], saved['done']
+        return saved['spent'], saved['done'], saved['grown']
     if weights.exists():
         model.load_state_dict(load_file(weights), strict=False)     # the tied head is not in the file twice
-    return 0.0, 0
+    elif folder.name == 'moe':
+        split(model, load_file(HOME / 'target' / 'model.safetensors'))
+        return 0.0, 0, True
+    return 0.0, 0, weights.exists()
+
+
+@torch.no_grad()
+def split(model, state):
+    """Makes a mixture of the target's weights `state`: it computes nearly the same before its first step.
+
+    Each layer's F channels become four experts of F / 4 and four twins of them. A twin's router row is the
+    expert's negative, so that a token's top four hold every channel once, each weighted about 1 / 4 (hence
+    down times 4). The norms on queries and keys start at the mean size of what they replace.
+    Source: Komatsuzaki et al. 2022 (sparse upcycling); the split is ours.
+    """
+    own, quarter = model.state_dict(), SHAPES['moe']['moe_intermediate_size']
+    for key, value in state.items():
+        if key in own:
+            own[key].copy_(value)
+    for i, layer in enumerate(model.model.layers):
+        for name in ('gate_proj', 'up_proj', 'down_proj'):
+            whole = state[f'model.layers.{i}.mlp.{name}.weight'].float()
+            parts = whole.split(quarter, dim=1 if name == 'down_proj' else 0)
+            for e, expert in enumerate(layer.mlp.experts):
+                getattr(expert, name).weight.copy_(parts[e % 4] * (4 if name == 'down_proj' else 1))
+        layer.mlp.gate.weight[:4] *= 0.1
+        layer.mlp.gate.weight[4:] = -layer.mlp.gate.weight[:4]
+        for norm, proj in ((layer.self_attn.q_norm, layer.self_attn.q_proj),
+                           (layer.self_attn.k_norm, layer.self_attn.k_proj)):
+            norm.weight.fill_((proj.weight * layer.input_layernorm.weight).pow(2).sum(1).mean().sqrt())
 
 
 def step(model, optimizers, path, ids, labels):
@@ -275,9 +304,8 @@ def train(name, minutes, tokens, seed, device):
     tokenizer = Tokenizer.from_file(str(saved)) if saved.exists() else train_tokenizer()
     model = build(name, tokenizer).to(device)
     optimizers = optimizers_for(model)
-    spent, done = resume(model, optimizers, folder)
+    spent, done, grown = resume(model, optimizers, folder)
     layers = model.model.layers
-    grown = bool(layers[len(layers) // 2].self_attn.o_proj.weight.any())
     rng, scores, losses = random.Random(seed + done), {}, []
     phases = [(until, batches(tokenizer, mixture(seed + done, shares), tokens, seed))
               for until, shares in CURRICULUM]
@@ -301,7 +329,7 @@ def train(name, minutes, tokens, seed, device):
                                        loss=round(sum(losses) / len(losses), 3), **scores)))
             save(model, tokenizer, name)
             torch.save(dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers],
-                            spent=now, done=done), folder / 'checkpoint.pt')
+                            spent=now, done=done, grown=grown), folder / 'checkpoint.pt')
     bar.close()
     save(model, tokenizer, name)
     (folder / 'checkpoint.pt').unlink(missing_ok=True)
