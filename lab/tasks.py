@@ -102,6 +102,13 @@ def cells(rng, low, high, columns):
     return '\n'.join(f'| {item}: {", ".join(row)}' for item, row in lines.items()), values
 
 
+def quoted(values, cell):
+    """The line of a table up to a cell (item, column), which is how a step looks that cell up."""
+    item, column = cell
+    row = {c: n for (i, c), n in values.items() if i == item}
+    return f'| {item}: ' + ', '.join(f'{c} {row[c]}' for c in [*row][:[*row].index(column) + 1])
+
+
 def table(rng, low=3, high=60, columns=(1, 6), task='table'):
     """A table, and a question of one or two look-ups and one or two operations. Stands for TabMWP."""
     text, values = cells(rng, low, high, columns)
@@ -109,7 +116,7 @@ def table(rng, low=3, high=60, columns=(1, 6), task='table'):
     kind = rng.choice(['plus', 'minus', 'times'])
     if kind == 'minus' and x < y:
         a, x, b, y = b, y, a, x
-    named = [f'| {column} of {item} {n}' for (item, column), n in ((a, x), (b, y))]
+    named = [quoted(values, cell) for cell in (a, b)]
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // x))
         ask, steps, n = f'What is the {a[1]} of {a[0]} times {d}', named[:1] + [f'{x} * {d} = {x * d}'], x * d
@@ -261,7 +268,7 @@ def translate(rng):
 JOBS = 'baker farmer teacher painter sailor doctor singer miller'.split()
 HOMES = 'by the river;on the hill;near the forest;by the harbour;in the old mill;near the bridge'.split(';')
 WISHES = 'lantern key map drum kite ring basket flute boat horse'.split()
-SUMMARY = re.compile(r'\w+ works as a (\w+), lives (.+) and wants a (\w+)\.')
+SUMMARY = re.compile(r'(\w+ works as a \w+\.) (\w+ lives .+\.) (\w+ wants a \w+\.)')
 NOISE = ['{a} was tired.', '{a} ate some bread.', '{a} laughed.', 'It rained all day.', '{a} sat down.',
          '{a} met {b}.', '{a} slept well.', '{a} looked at {b}.']
 
@@ -274,7 +281,7 @@ def statements(rng, low, high):
         lines += [f'{a} works as a {job}.', f'{a} lives {home}.', f'{a} wants a {wish}.']
         lines += [rng.choice(NOISE).format(a=a, b=rng.choice(NAMES)) for _ in range(rng.randint(0, 3))]
     rng.shuffle(lines)
-    answers = {a: '{} works as a {}, lives {} and wants a {}.'.format(a, *facts[a]) for a in facts}
+    answers = {a: '{0} works as a {1}. {0} lives {2}. {0} wants a {3}.'.format(a, *facts[a]) for a in facts}
     return ' '.join(lines), answers
 
 
@@ -288,9 +295,7 @@ def summary(rng, low=2, high=8):
 
 def facts_found(row, text):
     """The share of the three facts of a summary's answer that the text states: 0 to 1."""
-    job, home, wish = SUMMARY.fullmatch(row['answer']).groups()
-    found = [f'a {job}' in text, f'lives {home}' in text, f'wants a {wish}' in text]
-    return sum(found) / 3
+    return sum(fact in text for fact in SUMMARY.fullmatch(row['answer']).groups()) / 3
 
 
 # ------------------------------------------------------------- qa: TriviaQA, WebQuestions, NaturalQuestions
