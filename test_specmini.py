@@ -30,7 +30,8 @@ import verify
 from lab import claims, compare, stages, tasks
 from lab.compare import break_even
 from lab.passes import sparsity
-from lab.steps import average_precision, choose_gate, gate_curve, roc_area, signal_ranges, step_checker
+from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes, roc_area,
+                       signal_ranges, step_checker)
 from model import (CHUNK, Config, Path, Reader, Transformer, load, read_calibration, read_config,
                    write_calibration)
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
@@ -1381,10 +1382,42 @@ def test_rivals_of_specguard():
     drafts = [Draft(ids, torch.eye(12)[:len(ids)]) for ids in ([0, 1, 2], [3, 1, 0], [5, 1, 2])]
     assert METHODS['majority']().choose(start(), drafts) is drafts[0]
     assert METHODS['specguard-common']().choose(start(), drafts + [drafts[1]]) is drafts[1]
+    steps = [Draft(ids, None, torch.eye(12)[:len(ids)]) for ids in ([4, 5, 6, 5], [4, 9, 6, 8])]
+    wanted = start(checker=lambda ids: ids[2:] != [4, 5])       # steps end behind 5 and 9: the first is wrong
+    assert METHODS['process-best-of-n']().choose(wanted, steps) is steps[1]
     for name in ('specreason', 'specguard-first', 'specguard-random', 'specguard-pooled'):
         assert sum(len(c.tokens) for c in run(name)) == 40
     with pytest.raises(ValueError, match='step checker'):
         write(start(), METHODS['rsd']())
+
+
+@pytest.mark.parametrize('eos', [frozenset(), frozenset([4])])
+def test_beam_finds_the_likeliest_text(eos):
+    """Wide enough, it finds the text of highest mean log-probability among all; k = 1 is greedy decoding."""
+    draft, means = network(1, 12), {}
+    fresh = lambda ids: Reader(draft, 9).read([3, 2] + ids, [], draft.full, 1)[0].log_softmax(-1)
+    for a in range(12):
+        first, then = float(fresh([])[a]), fresh([a]).tolist()
+        means |= {(a,): first} if a in eos else {(a, b): (first + z) / 2 for b, z in enumerate(then)}
+    run = lambda k, room: write(session(network(0, 12), draft, [3, 2], room, **LINES | dict(eos=eos)),
+                                METHODS['beam'](k=k))[0]
+    assert tuple(run(144, 2)) == max(means, key=means.get)
+    assert run(1, 20) == plain(draft, [3, 2], 20, eos=eos)
+
+
+def test_record_of_steps():
+    """Outcomes of a recorded problem by hand: the chance to be right, who writes, tokens, passes."""
+    step = lambda L, G, right, n: {4: dict(signals={DRAFTS: (L, G)}, right=right, tokens=[0] * n)}
+    own = lambda right, n: dict(right=right, tokens=[0] * n)
+    problem = [(step(-1.0, 0.9, True, 5), own(True, 7)), (step(-3.0, 0.2, False, 6), own(True, 8))]
+    scales = {DRAFTS: ([[-4, 0], [0, 1]], [[-4, -2, 0], [0.1, 0.5, 1.0]])}
+    scores = [row[0] for row in judged([problem], scales)]
+    assert scores == pytest.approx([(0.75 + 0.9) / 2, (0.25 + 0.2) / 2])
+    ranks = judged([problem], scales, USUAL | dict(scale='rank'))
+    assert [row[0] for row in ranks] == pytest.approx([2 / 3, 1 / 3])
+    assert tuple(outcomes([problem], scales)[0]) == (1, 0.5, 13, 13, 8)
+    assert tuple(outcomes([problem], scales, USUAL | dict(tau=-math.inf))[0]) == (0, 0, 11, 13, 0)
+    assert tuple(outcomes([problem], scales, rate=0.5)[0]) == (0.5, 0.5, 13, 13, 7.5)
 
 
 def test_small_functions_of_specguard():

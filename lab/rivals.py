@@ -636,6 +636,61 @@ class BestOfN(Majority):
 
 
 @dataclass
+class ProcessBestOfN(BestOfN):
+    """Best of n by steps: a text that the task's checker finds right throughout wins, then the surer. LOSSY.
+
+    With marks of 0 and 1 the product of the marks of all steps is that. Source: Lightman et al. 2023.
+    """
+
+    def choose(self, session, found):
+        sure = lambda d: float(loglikes(d.logits, d.tokens).mean())
+        return max(found, key=lambda d: (self.sound(session, d.tokens), sure(d)))
+
+    def sound(self, session, tokens):
+        """Whether each step of the text is right."""
+        begin = 0
+        for end in range(1, len(tokens) + 1):
+            if end == len(tokens) or Stepwise.over(self, session, tokens[begin:end]):
+                begin = end
+                if not step_right(session, Draft(tokens[:end], None)):
+                    return False
+        return True
+
+
+@dataclass
+class Beam(Majority):
+    """The draft alone, by beam search: of all ways to go on, the k likeliest texts stay. LOSSY.
+
+    Of k texts that have ended, the one with the highest mean log-probability wins. Nothing is drawn.
+    """
+
+    def propose(self, session):
+        if session.draft is None:
+            raise ValueError('the beam is of the draft model: give --draft DIR')
+        reader, path, n = session.draft, session.draft.model.full, len(session.tokens)
+        logits = reader.read(session.tokens, [], path, 1)                               # [rows, V]
+        twin, texts, sums, ended = reader.fork(self.k, session.room), [[]], logits.new_zeros(1), []
+        while texts and len(ended) < self.k:
+            total = sums[:, None] + logits.log_softmax(-1)                              # [rows, V]
+            best, places = total.flatten().topk(min(self.k, total.numel()))
+            grown = [(texts[i // total.shape[1]] + [i % total.shape[1]], i // total.shape[1], z)
+                     for i, z in zip(places.tolist(), best.tolist())]
+            ended += [(z / len(ids), ids) for ids, _, z in grown if self.over(session, ids)]
+            live = [g for g in grown if not self.over(session, g[0])]
+            texts, sums = [ids for ids, *_ in live], logits.new_tensor([z for *_, z in live])
+            logits = self.advance(twin, path, n, texts, [row for _, row, _ in live])
+        return Draft.points(max(ended)[1], session.draft.model)
+
+    def advance(self, twin, path, n, texts, rows):
+        """Logits [rows, V] behind the texts, each of which goes on from a row; n: where they begin."""
+        idle = [0] * (self.k - len(texts))                  # rows that are over idle along
+        for x in (x for store in twin.cache.stores for x in store):
+            x[:, :, n:] = x[rows + idle][:, :, n:]
+        ids = torch.tensor([text[-1] for text in texts] + idle, device=twin.model.cos.device)
+        return twin.append(ids, path)[:len(texts)]
+
+
+@dataclass
 class FirstStep(SpecGuard):
     """SpecGuard that takes the first candidate: no selector. LOSSY."""
 
@@ -685,6 +740,7 @@ class PooledStep(SpecGuard):
 
 METHODS.update({
     'rsd': RewardGuided, 'specreason': SpecReason, 'majority': Majority, 'best-of-n': BestOfN,
+    'process-best-of-n': ProcessBestOfN, 'beam': Beam,
     'random-gate': RandomGate, 'oracle-gate': OracleGate, 'specguard-first': FirstStep,
     'specguard-random': RandomStep, 'specguard-common': CommonStep, 'specguard-pooled': PooledStep})
 

@@ -2,9 +2,12 @@
 
 A wrong step is never mended on the tasks with steps, so a text is right if all of its steps are. From the
 record follow accuracy and share of target steps for any gate, selector or threshold, without another run.
+`python -m lab.steps` draws what each token of one step leans on.
 """
 import itertools
 import sys
+from bisect import bisect
+from collections import Counter, namedtuple
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
@@ -17,10 +20,14 @@ import specmini
 from lab import bench, tasks
 from verify import METHODS, SpecGuard, central, ensemble, loglikes, probs, write_steps
 
-GROUPS = [('draft', 'last', 1), ('draft', 'last', 3), ('target', 'last', 1), ('target', 'last', 2),
-          ('target', 'last', 3), ('target', 'last', 6), ('target', 'first', 3), ('target', 'middle', 3),
-          ('target', 'all', 1)]                             # whose signals, and which layers of the rollout
-USUAL = dict(k=4, group=GROUPS[1], beta=0.5, tau=0.5, combine='weighted')
+# whose attention, which n layers of the rollout, its knobs; row: a token's own, or the one that predicts it
+Rollout = namedtuple('Rollout', 'who layers n sparsify residual row', defaults=(0.01, 0.0, 'own'))
+DRAFTS = Rollout('draft', 'last', 3)                    # what SpecGuard's defaults look at
+ROLLOUTS = [DRAFTS, DRAFTS._replace(n=1), DRAFTS._replace(sparsify=0.0), DRAFTS._replace(sparsify=0.05),
+            DRAFTS._replace(residual=0.5), DRAFTS._replace(row='predicting'),
+            *(Rollout('target', 'last', n) for n in (1, 2, 3, 6)), Rollout('target', 'first', 3),
+            Rollout('target', 'middle', 3), Rollout('target', 'all', 3)]
+USUAL = dict(pick=4, rollout=DRAFTS, beta=0.5, tau=0.5, combine='weighted', scale='range')
 
 
 def roc_area(scores, labels):
@@ -72,41 +79,45 @@ def oracle_steps(engine, row, who):
 
 
 def observe(session, who, draft):
-    """{group: (lowest log-probability, lowest grounding)} of a step for a model's GROUPS, from one pass."""
+    """{rollout: (lowest log-probability, lowest grounding)} of a step for a model's ROLLOUTS, in one pass."""
     rows, reader, T = [], getattr(session, who), len(draft.tokens)
-    full = reader.model.full
+    mine, full = [r for r in ROLLOUTS if r.who == who], reader.model.full
+    cuts = {r.sparsify for r in mine}
 
     def watch(q, k, v, mask, carry):
-        rows.append(kernels.attention_rows(q[:, :, -T:], k, mask[-T:], 0.01))
+        rows.append({cut: kernels.attention_rows(q[:, :, -T:], k, mask[-T:], cut) for cut in cuts})
         return kernels.attend(q, k, v, mask, carry)
     path = replace(full, name='observed', attends=(watch,) * len(full.attends))
     low = float(loglikes(reader.read(session.tokens, draft.tokens, path, T + 1)[:-1], draft.tokens).min())
     found = {}
-    for group in (g for g in GROUPS if g[0] == who):
+    for r in mine:
         shades = None
-        for weights, attend in zip(rows, full.grounded(*group[1:]).attends):
-            shades = kernels.shade(weights, shades, 0.0) if attend is kernels.grounded else shades
-        found[group] = low, float(shades.sum(-1).min())
+        for weights, attend in zip(rows, full.grounded(r.layers, r.n).attends):
+            if attend is kernels.grounded:
+                shades = kernels.shade(weights[r.sparsify], shades, r.residual)
+        G = shades[0].sum(-1).tolist()
+        found[r] = low, min(G) if r.row == 'own' else min([1.0] + G[:-1])   # the first is predicted from afar
     return found
 
 
 def record_step(session, k=8):
-    """({n: choice among the first n candidates}, whether the target's own step is right) behind the text.
+    """({n: the most central of the first n candidates, 'common': the commonest of 4}, the target's own step).
 
-    A candidate has its tokens, right, sure (mean log-probability), and signals: those of `observe`.
+    Each step has its tokens and whether it is right; the candidates have signals, those of `observe`.
     """
     method, known = SpecGuard(k=k, tau=inf), {}
     over, law = partial(method.over, session), lambda z: probs(z, method.draft_temperature)
     drafts = write_steps(session, session.draft, k, law, over)
-    for d in {tuple(d.tokens): d for d in drafts}.values():
-        known[tuple(d.tokens)] = dict(
-            tokens=d.tokens, right=session.checker(session.tokens + d.tokens),
-            sure=float(loglikes(d.logits, d.tokens).mean()),
-            signals=observe(session, 'draft', d) | observe(session, 'target', d))
+    lines, sure = [d.tokens for d in drafts], [float(loglikes(d.logits, d.tokens).mean()) for d in drafts]
+    picks = {n: central(lines[:n], sure[:n]) for n in (1, 2, 4, 8)}
+    picks['common'] = lines.index(list(Counter(map(tuple, lines[:4])).most_common(1)[0][0]))
+    grade = lambda tokens: dict(tokens=tokens, right=session.checker(session.tokens + tokens))
+    for i in picks.values():
+        if tuple(lines[i]) not in known:
+            known[tuple(lines[i])] = grade(lines[i]) | dict(
+                signals=observe(session, 'draft', drafts[i]) | observe(session, 'target', drafts[i]))
     target = write_steps(session, session.target, 1, session.probs, over)[0]
-    found = [known[tuple(d.tokens)] for d in drafts]
-    pick = lambda n: found[central([c['tokens'] for c in found[:n]], [c['sure'] for c in found[:n]])]
-    return {n: pick(n) for n in (1, 2, 4, 8)}, session.checker(session.tokens + target.tokens)
+    return {pick: known[tuple(lines[i])] for pick, i in picks.items()}, grade(target.tokens)
 
 
 def record(engine, rows):
@@ -122,22 +133,43 @@ def record(engine, rows):
     return problems
 
 
-def judged(problems, ranges, s=USUAL):
-    """[(score, L, G, right, tokens)] of the chosen candidate of each recorded step, at settings s."""
-    rows = [found[s['k']] for steps in problems for found, _ in steps]
-    score = lambda seen: ensemble([seen], ranges[s['group']], s['beta'], s['combine'])[0]
-    return [(score(seen := c['signals'][s['group']]), *seen, c['right'], len(c['tokens'])) for c in rows]
+def judged(problems, scales, s=USUAL):
+    """[(score, L, G, right, tokens)] of the chosen candidate of each recorded step, at settings s.
+
+    scales: {rollout: (percentiles of L and of G, all L and all G of other steps, sorted)}; scale 'rank' of
+    the settings scores by the share of those others that are lower.
+    """
+    (ranges, others), rows = scales[s['rollout']], []
+    for c in (found[s['pick']] for found, _ in itertools.chain(*problems)):
+        unit, scale = (seen := c['signals'][s['rollout']]), ranges
+        if s['scale'] == 'rank':
+            unit, scale = [bisect(xs, x) / len(xs) for xs, x in zip(others, seen)], [(0, 1), (0, 1)]
+        score = ensemble([unit], scale, s['beta'], s['combine'])[0]
+        rows.append((score, *seen, c['right'], len(c['tokens'])))
+    return rows
 
 
-def outcomes(problems, ranges, s=USUAL, rate=None):
-    """[(chance that the text is right, share of target steps)] of each row; rate: of a gate by coin."""
+Outcome = namedtuple('Outcome', 'right wrote tokens drafts targets')
+
+
+def outcomes(problems, scales, s=USUAL, rate=None):
+    """An Outcome, all of it expected, of each recorded problem; rate: of a gate by coin.
+
+    right: the chance that the text is right; wrote: share of target steps; drafts, targets: passes. A step of
+    T tokens takes T draft passes and one more, of the model that gives the signals, to look back at it.
+    """
     rows = []
     for steps in problems:
-        kept = [score >= s['tau'] if rate is None else rate for score, *_ in judged([steps], ranges, s)]
-        right = 1.0
-        for keep, (found, target) in zip(kept, steps):
-            right *= keep * found[s['k']]['right'] + (1 - keep) * target
-        rows.append((right, 1 - sum(kept) / len(kept)))
+        chances = [float(score >= s['tau']) if rate is None else rate
+                   for score, *_ in judged([steps], scales, s)]
+        right, tokens, drafts, targets = 1.0, 0.0, 0.0, 0.0
+        for keep, (found, own) in zip(chances, steps):
+            T, N = len((mine := found[s['pick']])['tokens']), len(own['tokens'])
+            right *= keep * mine['right'] + (1 - keep) * own['right']
+            tokens += keep * T + (1 - keep) * N
+            drafts += T + (s['rollout'].who == 'draft')
+            targets += (1 - keep) * N + (s['rollout'].who == 'target')
+        rows.append(Outcome(right, 1 - sum(chances) / len(chances), tokens, drafts, targets))
     return rows
 
 
@@ -202,4 +234,17 @@ def find_signals(args):
         print(f'beta {c["beta"]:g} tau {c["tau"]:.2f}: the target writes {c["target"]:4.0%} of the steps, '
               + ('there are no others' if c['target'] == 1 else f'{c["right"]:6.1%} of the others are right')
               + (' <- chosen' if c is best else ''))
+    print(f'a run with this choice: --method specguard --set beta={best["beta"]:g} tau={best["tau"]:g}')
     return section | dict(beta=best['beta'], tau=best['tau'], steps=len(seen))
+
+
+def main():
+    """Prints the first step that specguard's draft writes for a held-out problem, and what it leaned on."""
+    engine, row = bench.engine_for(bench.HOME / 'target', bench.HOME / 'draft'), next(tasks.rows('math', 11))
+    engine.open([ids := engine.tokenizer.encode(row['prompt']).ids])
+    session, method = engine.start(ids, 'specguard')
+    print(row['prompt'], *picture(session, method.propose(session), engine.tokenizer), sep='\n')
+
+
+if __name__ == '__main__':
+    main()
