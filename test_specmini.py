@@ -27,7 +27,7 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, compare, stages, tasks
+from lab import claims, compare, stages, tasks, train
 from lab.compare import break_even
 from lab.passes import sparsity
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes, roc_area,
@@ -2026,6 +2026,17 @@ def test_embedded_tokenizer():
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert tokenizer.get_vocab_size() <= 1024
     assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
+
+
+def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
+    """With an even router the experts chosen are, layer by layer, the target's feed-forward, whole."""
+    monkeypatch.setattr(train, 'HOME', tmp_path)
+    target, tokenizer, _ = load(HERE / 'lab/models/target')
+    moe, x = train.build('moe', tokenizer), torch.randn(1, 50, target.config.hidden_size)
+    train.split(moe, dict(target.named_parameters()))
+    for one, eight in zip(target.model.layers, moe.model.layers):
+        eight.mlp.gate.weight.data *= 1e-6
+        assert (one.mlp(x, kernels.swiglu, None)[0] - eight.mlp(x, kernels.mix, None)[0]).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize('name', ['target', 'draft'])
