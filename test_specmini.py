@@ -2035,8 +2035,9 @@ def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
     moe, x = train.build('moe', tokenizer), torch.randn(1, 50, target.config.hidden_size)
     train.split(moe, dict(target.named_parameters()))
     for one, eight in zip(target.model.layers, moe.model.layers):
-        eight.mlp.gate.weight.data *= 1e-6
-        assert (one.mlp(x, kernels.swiglu, None)[0] - eight.mlp(x, kernels.mix, None)[0]).abs().max() < 1e-4
+        eight.mlp.gate.weight.data *= 1e-4
+        whole, parts = one.mlp(x, kernels.swiglu, None)[0], eight.mlp(x, kernels.mix, None)[0]
+        assert (whole - parts).abs().max() < 1e-3 * whole.abs().max()
 
 
 @pytest.mark.parametrize('name', ['target', 'draft'])
