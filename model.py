@@ -614,30 +614,30 @@ def read_calibration(target, draft=None, needs=()):
     it under "draft". `mask` has "skip", the sublayers left out (2i: attention of layer i, 2i + 1: its
     feed-forward). Read only if something needs it; ValueError where that is absent or of other models.
     """
-    where = File(target) / 'calibration.json'
-    hint = f'make it with python train_mask.py [--signals | --anchors] --target {target}'
     if not needs:
         return {}
+    where = File(target) / 'calibration.json'
     found = read_json(where) if where.exists() else {}
-    if found and found.get('target') != fingerprint(target):
-        raise ValueError(f'{where}: measured on another target, {found.get("target")}; {hint}')
+
+    def expect(holds, said, flag=''):
+        if not holds:
+            raise ValueError(f'{where}: {said}; make it with python train_mask.py {flag}--target {target}')
+    own = found.get('target')
+    expect(not found or own == fingerprint(target), f'measured on another target, {own}')
     for name in needs:
         section, flag = found.get(name), dict(signals='--signals ', sparse='--anchors ').get(name, '')
-        hint = f'make it with python train_mask.py {flag}--target {target}'
-        if not isinstance(section, dict):
-            raise ValueError(f'{where}: no section {name!r}, which the method needs; {hint}')
-        if 'draft' in section and draft is None:
-            raise ValueError(f'{where}: {name!r} is of a pair, and there is no draft model; give --draft DIR')
-        if 'draft' in section and section['draft'] != fingerprint(draft):
-            raise ValueError(f'{where}: {name!r} was measured with another draft, {section["draft"]}; {hint}')
+        expect(isinstance(section, dict), f'no section {name!r}, which the method needs', flag)
+        of = section.get('draft')
+        expect(draft or not of, f'{name!r} is of a pair, and there is no draft model: give --draft DIR', flag)
+        expect(not of or of == fingerprint(draft), f'{name!r} was measured with another draft, {of}', flag)
     for name in 'draft_logp draft_grounding target_logp target_grounding'.split() * ('signals' in needs):
         ends = found['signals'].get(name)
-        if not isinstance(ends, list) or [*map(type, ends)] != [float] * 2 or not ends[0] <= ends[1]:
-            raise ValueError(f'{where}: {name} is {ends!r}, expected two numbers, the smaller first; {hint}')
+        good = isinstance(ends, list) and [*map(type, ends)] == [float] * 2 and ends[0] <= ends[1]
+        expect(good, f'{name} is {ends!r}, expected two numbers, the smaller first', '--signals ')
     if 'mask' in needs:
         skip, n = found['mask'].get('skip'), 2 * read_config(target).num_hidden_layers
-        if not isinstance(skip, list) or not {str(i) for i in skip} < {str(i) for i in range(n)}:
-            raise ValueError(f'{where}: mask skips {skip!r}; expected some, not all, of sublayers 0..{n - 1}')
+        good = isinstance(skip, list) and {*map(str, skip)} < {*map(str, range(n))}
+        expect(good, f'mask skips {skip!r}; expected some, not all, of sublayers 0..{n - 1}')
     return found
 
 

@@ -82,10 +82,10 @@ class Engine:
         self.sparse = make_method('sparse', args) if args.sparse else None
         self.source = dict(lookup=lookup, none=silence).get(args.draft, rollout)
         drafts = self.source is rollout and args.draft != 'self' and args.methods != ['ar']
-        if drafts:
-            self.add('draft', args.draft)
-        if args.mid:
-            self.add('mid', args.mid)
+        for role, folder in (('draft', drafts and args.draft), ('mid', args.mid)):
+            if folder:
+                self.models[role], tokenizer, _ = load(folder, self.device, DTYPES[self.dtype])
+                same_vocabulary(self.tokenizer, tokenizer, f'--{role} {folder}')
         needs = self.sections(target.config) | ({'mask'} if args.draft == 'self' else set())
         self.calibration = read_calibration(args.target, args.draft if drafts else None, sorted(needs))
         self.context = min(m.config.max_position_embeddings for m in self.models.values())
@@ -103,11 +103,6 @@ class Engine:
         needs = {section for method in methods if method for section in method.needs}
         betas = mixed and any(getattr(method, 'moe_skip', 0) for method in methods)
         return needs | ({'sparse'} if betas else set())
-
-    def add(self, role, folder):
-        """Loads one more model; ValueError unless it shares the target's vocabulary."""
-        self.models[role], tokenizer, _ = load(folder, self.device, DTYPES[self.dtype])
-        same_vocabulary(self.tokenizer, tokenizer, f'--{role} {folder}')
 
     def open(self, prompts):
         """Caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
@@ -140,13 +135,10 @@ class Engine:
         session, method = self.start(ids, name)
         return method, list(decode(session, method))
 
-    def weights(self):
-        """{reader/path: bytes that one pass streams}, for the work of a trace."""
-        return {f'{role}/{name}': r.model.read_bytes(path) for role, r in self.readers.items()
-                for name, path in ({'full': r.model.full} | r.paths).items()}
-
     def statistics(self, cycles, prompt_seconds=0.0):
-        return statistics(cycles, prompt_seconds, self.weights())
+        weights = {f'{role}/{name}': r.model.read_bytes(path) for role, r in self.readers.items()
+                   for name, path in ({'full': r.model.full} | r.paths).items()}
+        return statistics(cycles, prompt_seconds, weights)
 
     def lossless(self, method):
         plain = isinstance(method, Autoregressive)          # --sparse leaves plain decoding alone

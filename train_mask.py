@@ -196,14 +196,12 @@ def parse(argv):
     add('--accuracy', type=float, default=0.95, help='share of the kept steps that is to be right')
     add('--share', type=float, help='or instead: the largest share of steps for the target to write')
     args = p.parse_args(argv)
-    for name in ('evaluations', 'patience', 'windows', 'window', 'rows'):
-        if getattr(args, name) < 1:
-            raise ValueError(f'--{name} {getattr(args, name)}: expected 1 or more')
-    for name in ('accuracy', 'share', 'skip'):
-        if not 0 <= (getattr(args, name) or 0) <= 1:
-            raise ValueError(f'--{name} {getattr(args, name)}: expected 0 to 1')
-    if not 0 <= args.seed < 2 ** 31:
-        raise ValueError(f'--seed {args.seed}: expected 0 to 2147483647')
+    for names, low, high in (('evaluations patience windows window rows', 1, math.inf),
+                             ('accuracy share skip', 0, 1), ('seed', 0, 2 ** 31 - 1)):
+        for name in names.split():
+            value = getattr(args, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f'--{name} {value}: expected {low} to {high}')
     if args.signals and args.anchors:
         raise ValueError('--signals and --anchors are two measurements; give one of them')
     return args
