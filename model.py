@@ -36,6 +36,12 @@ EXTRA = dict(   # names read beside those of Config's fields
 EXPECTED = {int: 'a positive whole number', float: 'a positive number', bool: 'true or false', list: 'a list'}
 
 
+def expect(holds, message):
+    """ValueError with this message, one line, unless it holds."""
+    if not holds:
+        raise ValueError(message)
+
+
 @dataclass(frozen=True)
 class Config:
     """The numbers that shape a network, under the names that config.json gives them."""
@@ -92,48 +98,42 @@ def read_config(folder):
 def refuse(raw, where):
     """ValueError for a value of the wrong type, and for what this network would silently leave out."""
     kind, get = raw.get('model_type'), raw.get
-    if kind not in KINDS:
-        raise ValueError(f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
+    expect(kind in KINDS, f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
     types = {f.name: f.type for f in fields(Config) if f.type in EXPECTED} | EXTRA
     for name, wanted in types.items():
         value, needed = get(name), name in NEEDED or kind == 'qwen3_moe' and name in MIXTURE
         good = type(value) is wanted or wanted is float and type(value) is int
-        if wanted in (int, float):
-            good = good and value > 0
-        if not good and (needed or value is not None):
-            raise ValueError(f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
+        good = good and (wanted not in (int, float) or value > 0) or value is None and not needed
+        expect(good, f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
     window = get('sliding_window', 4096 if kind == 'mistral' else None)
     used = window and (kind == 'mistral' or kind != 'llama' and get('use_sliding_window'))
+    short, kinds = used and window < raw['max_position_embeddings'], get('layer_types') or []
+    expect(not short and 'sliding_attention' not in kinds,
+           f'{where}: a sliding window of {window} is switched on; only full attention is here')
+    act, plain = get('hidden_act', 'silu'), not get('quantization_config')
+    expect(act == 'silu', f'{where}: hidden_act {act!r} is not supported, only silu')
+    expect(plain, f'{where}: the weights are quantised (quantization_config); use plain ones')
     heads, shared = raw['num_attention_heads'], get('num_key_value_heads') or 1
-    act, kinds = get('hidden_act', 'silu'), get('layer_types') or []
-    for wrong, message in [
-            (used and window < raw['max_position_embeddings'] or 'sliding_attention' in kinds,
-             f'a sliding window of {window} is switched on; only full attention is here'),
-            (act != 'silu', f'hidden_act {act!r} is not supported, only silu'),
-            (get('quantization_config'), 'the weights are quantised (quantization_config); use plain ones'),
-            (heads % shared, f'{heads} query heads cannot share {shared} key heads')]:
-        if wrong:
-            raise ValueError(f'{where}: {message}')
+    expect(heads % shared == 0, f'{where}: {heads} query heads cannot share {shared} key heads')
 
 
 def read_rope(raw, where):
     """The rotary settings, under transformers 5's names, defaults filled in."""
     given = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
-    if not isinstance(given, dict) or any(isinstance(v, dict) for v in given.values()):
-        raise ValueError(f'{where}: rotary settings {given!r}: expected one flat object for all layers')
+    flat = isinstance(given, dict) and not any(isinstance(v, dict) for v in given.values())
+    expect(flat, f'{where}: rotary settings {given!r}: expected one flat object for all layers')
     given = {k: v for k, v in given.items() if v is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
     needs = dict(default='', linear='factor', yarn='factor', llama3='factor low_freq_factor high_freq_factor')
-    if kind not in needs:
-        raise ValueError(f'{where}: rope type {kind!r} is not one of {", ".join(needs)}')
-    if given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0) != 1.0:
-        raise ValueError(f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
+    expect(kind in needs, f'{where}: rope type {kind!r} is not one of {", ".join(needs)}')
+    part = given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0)
+    expect(part == 1.0, f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
     usual = dict(rope_theta=raw.get('rope_theta') or 10000.0,
                  original_max_position_embeddings=raw['max_position_embeddings'])
     rope = usual | given | dict(rope_type=kind)
     for name in ['rope_theta', 'original_max_position_embeddings', *needs[kind].split()]:
-        if type(rope.get(name)) not in (int, float) or rope[name] <= 0:
-            raise ValueError(f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
+        good = type(rope.get(name)) in (int, float) and rope[name] > 0
+        expect(good, f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
     return rope
 
 
@@ -145,8 +145,7 @@ def read_json(path):
         raise ValueError(f'{path}: no such file; expected a Hugging Face folder with config.json') from None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
-    if not isinstance(found, dict):
-        raise ValueError(f'{path}: holds a {type(found).__name__}, expected a JSON object')
+    expect(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
     return found
 
 
@@ -520,15 +519,14 @@ def load(folder, device='cpu', dtype=torch.float32):
     for file in weight_files(folder):
         read_weights(file, wanted, weights, device, dtype)
     absent = sorted(wanted.keys() - weights.keys())
-    if absent:
-        raise ValueError(f'{folder}: tensor {absent[0]} is missing ({len(absent)} in all); fetch it again')
+    expect(not absent, f'{folder}: tensor {absent and absent[0]} is missing ({len(absent)} in all); fetch again')
     model.load_state_dict(weights, assign=True, strict=False)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     model.requires_grad_(False).eval().set_context(min(2048, config.max_position_embeddings))
     model.vocab = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    if model.vocab > config.vocab_size:
-        raise ValueError(f'{folder}: tokenizer of {model.vocab} entries, embedding of {config.vocab_size}')
+    expect(model.vocab <= config.vocab_size,
+           f'{folder}: tokenizer of {model.vocab} entries, embedding of {config.vocab_size}')
     return model, tokenizer, read_eos(folder)
 
 
@@ -537,8 +535,8 @@ def weight_files(folder):
     index, names = folder / 'model.safetensors.index.json', {'model.safetensors'}
     if index.exists():
         shards = read_json(index).get('weight_map')
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise ValueError(f'{index}: weight_map is not an object of tensor names and files')
+        good = isinstance(shards, dict) and all(isinstance(name, str) for name in shards.values())
+        expect(good, f'{index}: weight_map is not an object of tensor names and files')
         names = set(shards.values())
     files = [folder / name for name in sorted(names)]
     absent = next((file for file in files if not file.exists()), None)
@@ -558,15 +556,14 @@ def read_weights(file, wanted, weights, device, dtype):
         for name in names:
             if name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight' and name not in wanted:
                 continue                                # a table we compute; a copy of the tied embedding
-            if name not in wanted:
-                raise ValueError(f'{file}: tensor {name} has no place in the network of config.json')
+            expect(name in wanted, f'{file}: tensor {name} has no place in the network of config.json')
             with safe_open(file, 'pt') as opened:     # opened anew: pages already copied are let go
                 shape = tuple(opened.get_slice(name).get_shape())
-                if shape != wanted[name]:
-                    raise ValueError(f'{file}: tensor {name} has shape {shape}, expected {wanted[name]}')
+                good = shape == wanted[name]
+                expect(good, f'{file}: tensor {name} has shape {shape}, expected {wanted[name]}')
                 tensor = opened.get_tensor(name).to(device, dtype, copy=True)
-            if not all(x.isfinite() for x in tensor.aminmax()):
-                raise ValueError(f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
+            good = all(x.isfinite() for x in tensor.aminmax())
+            expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
             weights[name] = nn.Parameter(tensor, requires_grad=False)
     except (SafetensorError, OSError) as error:
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
@@ -588,8 +585,8 @@ def read_eos(folder):
     files = [folder / name for name in ('config.json', 'generation_config.json')]
     given = [read_json(file).get('eos_token_id') for file in files if file.exists()]
     found = [i for ids in given for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
-    if not all(isinstance(i, int) for i in found):
-        raise ValueError(f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
+    good = all(isinstance(i, int) for i in found)
+    expect(good, f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
     return frozenset(found)
 
 
@@ -619,25 +616,24 @@ def read_calibration(target, draft=None, needs=()):
     where = File(target) / 'calibration.json'
     found = read_json(where) if where.exists() else {}
 
-    def expect(holds, said, flag=''):
-        if not holds:
-            raise ValueError(f'{where}: {said}; make it with python train_mask.py {flag}--target {target}')
+    def check(holds, said, flag=''):
+        expect(holds, f'{where}: {said}; make it with python train_mask.py {flag}--target {target}')
     own = found.get('target')
-    expect(not found or own == fingerprint(target), f'measured on another target, {own}')
+    check(not found or own == fingerprint(target), f'measured on another target, {own}')
     for name in needs:
         section, flag = found.get(name), dict(signals='--signals ', sparse='--anchors ').get(name, '')
-        expect(isinstance(section, dict), f'no section {name!r}, which the method needs', flag)
+        check(isinstance(section, dict), f'no section {name!r}, which the method needs', flag)
         of = section.get('draft')
-        expect(draft or not of, f'{name!r} is of a pair, and there is no draft model: give --draft DIR', flag)
-        expect(not of or of == fingerprint(draft), f'{name!r} was measured with another draft, {of}', flag)
+        check(draft or not of, f'{name!r} is of a pair, and there is no draft model: give --draft DIR', flag)
+        check(not of or of == fingerprint(draft), f'{name!r} was measured with another draft, {of}', flag)
     for name in 'draft_logp draft_grounding target_logp target_grounding'.split() * ('signals' in needs):
         ends = found['signals'].get(name)
         good = isinstance(ends, list) and [*map(type, ends)] == [float] * 2 and ends[0] <= ends[1]
-        expect(good, f'{name} is {ends!r}, expected two numbers, the smaller first', '--signals ')
+        check(good, f'{name} is {ends!r}, expected two numbers, the smaller first', '--signals ')
     if 'mask' in needs:
         skip, n = found['mask'].get('skip'), 2 * read_config(target).num_hidden_layers
         good = isinstance(skip, list) and {*map(str, skip)} < {*map(str, range(n))}
-        expect(good, f'mask skips {skip!r}; expected some, not all, of sublayers 0..{n - 1}')
+        check(good, f'mask skips {skip!r}; expected some, not all, of sublayers 0..{n - 1}')
     return found
 
 

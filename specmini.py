@@ -17,7 +17,7 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from model import Reader, load, read_calibration
+from model import Reader, expect, load, read_calibration
 from verify import METHODS, Autoregressive, Cycle, Session, knobs_of, lookup, rollout, silence, whole_passes
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
@@ -97,8 +97,8 @@ class Engine:
         """The calibration's sections that this run needs; ValueError for a part that is not there."""
         dense, mixed = (kind in (bool(E) for E in config.mixtures) for kind in (False, True))
         for part, there in (('ffn', dense), ('moe', mixed)):
-            if part in self.args.sparse and not there:
-                raise ValueError(f'--sparse {part}: {self.args.target} has no layer of that kind')
+            expect(there or part not in self.args.sparse,
+                   f'--sparse {part}: {self.args.target} has no layer of that kind')
         methods = [make_method(name, self.args) for name in self.args.methods] + [self.sparse]
         needs = {section for method in methods if method for section in method.needs}
         betas = mixed and any(getattr(method, 'moe_skip', 0) for method in methods)
@@ -107,9 +107,9 @@ class Engine:
     def open(self, prompts):
         """Caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
         for i, ids in enumerate(prompts, 1):
-            if not 0 < len(ids) < self.context:
-                raise ValueError(f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the '
-                                 f'context of {self.context} (the shortest of all models)')
+            expect(0 < len(ids) < self.context,
+                   f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context of '
+                   f'{self.context} (the shortest of all models)')
         capacity = min(self.context, max(map(len, prompts)) + self.args.max_new)
         self.readers = {role: Reader(m, capacity, self.args.compile) for role, m in self.models.items()}
 
@@ -147,18 +147,17 @@ class Engine:
 
 def pick_device(name):
     """'cpu' or 'cuda'; ValueError if CUDA is asked for and absent."""
-    if name == 'cuda' and not torch.cuda.is_available():
-        raise ValueError('--device cuda: this machine or this torch has no CUDA device; use --device cpu')
-    return ('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name
+    there = torch.cuda.is_available()
+    expect(there or name != 'cuda', '--device cuda: this machine, or torch, has none; use --device cpu')
+    return ('cuda' if there else 'cpu') if name == 'auto' else name
 
 
 def same_vocabulary(target, other, flag):
     """ValueError naming the first token (lowest id) that the two tokenizers do not share by text and id."""
     a, b = ({i: text for text, i in t.get_vocab(with_added_tokens=True).items()} for t in (target, other))
     differ = next((i for i in sorted(a.keys() | b.keys()) if a.get(i) != b.get(i)), None)
-    if differ is not None:
-        raise ValueError(f'{flag}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} in the '
-                         'target; they must share their vocabulary (or use --draft lookup)')
+    expect(differ is None, f'{flag}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} in the '
+           'target; they must share their vocabulary (or use --draft lookup)')
 
 
 def describe_knobs(name):
@@ -268,21 +267,18 @@ def check_flags(args):
     unknown = [m for m in args.methods if m not in METHODS]
     args.sparse = set(args.sparse.split(',')) - {''}
     alone = args.method or args.check or args.json or args.show or args.trace
-    for wrong, message in [
-            (unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}'),
-            (args.sparse - PARTS.keys(), f'--sparse {sorted(args.sparse)}: expected some of attn,ffn,moe'),
-            ((args.prompt is None) == (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl'),
-            (args.temperature and not 1e-6 <= args.temperature < math.inf,
-             f'--temperature {args.temperature}: expected 0, or 1e-6 or more'),
-            (args.top_k < 0, f'--top-k {args.top_k}: expected 0 (all) or more'),
-            (not 0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1'),
-            (args.max_new < 1, f'--max-new {args.max_new}: expected 1 or more'),
-            (args.threads not in [None, *range(1, 1025)], f'--threads {args.threads}: expected 1 to 1024'),
-            (compared and alone, '--compare takes none of --method, --check, --json, --show, --trace'),
-            (not 0 <= args.seed < 2 ** 62, f'--seed {args.seed}: expected 0 to 2^62 - 1'),
-            (args.check and args.temperature > 0, '--check: texts agree only at --temperature 0')]:
-        if wrong:
-            raise ValueError(message)
+    expect(not unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}')
+    expect(args.sparse <= PARTS.keys(), f'--sparse {sorted(args.sparse)}: expected some of attn,ffn,moe')
+    expect((args.prompt is None) != (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl')
+    t = args.temperature
+    expect(t == 0 or 1e-6 <= t < math.inf, f'--temperature {t}: expected 0, or 1e-6 or more')
+    expect(args.top_k >= 0, f'--top-k {args.top_k}: expected 0 (all) or more')
+    expect(0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1')
+    expect(args.max_new >= 1, f'--max-new {args.max_new}: expected 1 or more')
+    expect(args.threads in [None, *range(1, 1025)], f'--threads {args.threads}: expected 1 to 1024')
+    expect(not (compared and alone), '--compare takes none of --method, --check, --json, --show, --trace')
+    expect(0 <= args.seed < 2 ** 62, f'--seed {args.seed}: expected 0 to 2^62 - 1')
+    expect(not args.check or t == 0, '--check: texts agree only at --temperature 0')
     if args.gamma is not None and args.methods != ['ar']:
         args.set.append(f'gamma={args.gamma}')
     args.method = args.method or 'sd'

@@ -17,7 +17,7 @@ from pathlib import Path as File
 import torch
 from tqdm import tqdm
 
-from model import Reader, load, read_calibration, write_calibration
+from model import Reader, expect, load, read_calibration, write_calibration
 from specmini import EMBEDDED, Parser
 from verify import violation
 
@@ -127,13 +127,11 @@ def find_mask(model, windows, args, tried):
     units = [(j,) for j in range(2, 2 * L - 2)]             # the first and the last layer always stay
     units = units if args.unit == 'sublayer' else [(j, j + 1) for j in range(2, 2 * L - 2, 2)]
     m, k = len(units), int(args.skip * L * (2 if args.unit == 'sublayer' else 1))
-    if not 0 < k <= m:
-        raise ValueError(f'--skip {args.skip}: {k} of {m} free {args.unit}s; expected 1 to {m}')
+    expect(0 < k <= m, f'--skip {args.skip}: {k} of {m} free {args.unit}s; expected 1 to {m}')
     flat = lambda mask: sorted(j for u in mask for j in units[u])
     cost = lambda mask: windows.cost(flat(mask), args.objective)
     search(cost, m, k, args, tried)
-    if not tried:
-        raise ValueError('no mask was tried: give the search more --minutes')
+    expect(tried, 'no mask was tried: give the search more --minutes')
     best, generator = min(tried, key=tried.get), torch.Generator().manual_seed(args.seed)
     nested, seconds = [best], round(time.perf_counter() - begin, 1)
     while len(nested) < 3 and len(nested[-1]) > 1:
@@ -158,8 +156,7 @@ def calibration_texts(tokenizer, args):
     W, texts = args.window, []
     if args.text:
         ids = tokenizer.encode(File(args.text).read_text(encoding='utf-8'), add_special_tokens=False).ids
-        if len(ids) < 2 * W:
-            raise ValueError(f'--text {args.text}: {len(ids)} tokens; expected at least {2 * W}')
+        expect(len(ids) >= 2 * W, f'--text {args.text}: {len(ids)} tokens; expected at least {2 * W}')
         ends = (2 * W + i * (len(ids) - 2 * W) // args.windows for i in range(args.windows))
         return [ids[max(0, end - 8 * W):end] for end in ends]
     from lab import tasks
@@ -200,18 +197,16 @@ def parse(argv):
                              ('accuracy share skip', 0, 1), ('seed', 0, 2 ** 31 - 1)):
         for name in names.split():
             value = getattr(args, name)
-            if value is not None and not low <= value <= high:
-                raise ValueError(f'--{name} {value}: expected {low} to {high}')
-    if args.signals and args.anchors:
-        raise ValueError('--signals and --anchors are two measurements; give one of them')
+            expect(value is None or low <= value <= high, f'--{name} {value}: expected {low} to {high}')
+    expect(not (args.signals and args.anchors), '--signals and --anchors are two measurements; give one')
     return args
 
 
 def resumed(args):
     """tried {mask: cost} of the search that --resume goes on from."""
     old = read_calibration(args.target, None, ['mask'])['mask']
-    if old.get('settings') != {x: getattr(args, x) for x in SETTINGS}:
-        raise ValueError(f'--resume: the search before was of {old.get("settings")}; give this one the same')
+    same = old.get('settings') == {x: getattr(args, x) for x in SETTINGS}
+    expect(same, f'--resume: the search before was of {old.get("settings")}; give this one the same')
     return {tuple(map(int, mask.split())): cost for mask, cost in old['tried'].items()}
 
 

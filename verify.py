@@ -20,6 +20,7 @@ from math import inf
 import torch
 
 import kernels
+from model import expect
 
 
 # ------------------------------------------------------------------------------------------------ the maths
@@ -272,8 +273,7 @@ def knob(default, *allowed):
 
 def require(holds, knob, found, expected):
     """ValueError in one line unless the knob's value is in its range."""
-    if not holds:
-        raise ValueError(f'knob {knob.rstrip("_")} is {found}; expected {expected}')
+    expect(holds, f'knob {knob.rstrip("_")} is {found}; expected {expected}')
 
 
 def check_knobs(method):
@@ -317,8 +317,7 @@ class Fixed:
     def block(self, session, spare=1):
         """The Draft of a cycle; spare: tokens of room that it leaves for those that the cycle adds."""
         n, context = self.length(session), session.target.model.config.max_position_embeddings
-        if n >= context:
-            raise ValueError(f'a block of {n} draft tokens in a context of {context}: draft fewer')
+        expect(n < context, f'a block of {n} draft tokens in a context of {context}: draft fewer')
         return self.method.draft(session, min(n, session.room - spare))
 
 
@@ -469,8 +468,8 @@ class CmAsd(Exact):
         return min(self.k_max, max(self.k_min, math.floor(self.alpha * confidence * self.k_max)))
 
     def propose(self, session):
-        if session.source is lookup:
-            raise ValueError('cmasd takes its confidence from a draft model: give --draft DIR')
+        drawn = session.source is not lookup
+        expect(drawn, 'cmasd takes its confidence from a draft model: give --draft DIR')
         draft = super().propose(session)
         sure = list(self.control.sure)
         if len(sure) < len(draft.tokens):
@@ -572,8 +571,7 @@ class Ballot:
 
 def branch(session, method, n, reader, rows):
     """(tokens [rows, n], raw logits [rows, n, V]), sampled side by side from copies of one draft cache."""
-    if reader is None:
-        raise ValueError('branches are sampled from a draft model: give --draft DIR')
+    expect(reader, 'branches are sampled from a draft model: give --draft DIR')
     path, tokens = reader.model.full, []
     logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]
     fork = reader.fork(rows, n)
@@ -853,8 +851,8 @@ class Stepwise(Exact):
                 or self.delimiter.replace(r'\n', '\n') in session.text(ids).lstrip())
 
     def propose(self, session):
-        if session.draft is None or session.text is None:
-            raise ValueError('a method of steps needs a draft model and a tokenizer: give --draft DIR')
+        expect(session.draft and session.text,
+               'a method of steps needs a draft model and a tokenizer: give --draft DIR')
         law = lambda logits: probs(logits, self.draft_temperature, session.top_k, self.draft_top_p)
         over = partial(self.over, session)
         return self.choose(session, write_steps(session, session.draft, self.k, law, over))
@@ -911,8 +909,8 @@ class SpecGuard(Stepwise):
         path = reader.model.full.grounded(self.layers, self.n_roll, begin=len(session.tokens),
                                           sparsify=self.sparsify, residual=self.residual)
         rows = reader.read(session.tokens, draft.tokens, path, n if own else n + 1)
-        if path.carry['shades'] is None:
-            raise ValueError(f'the attention of the {self.signals} model cannot be read')
+        seen = path.carry['shades'] is not None
+        expect(seen, f'the attention of the {self.signals} model cannot be read')
         logp = loglikes(torch.cat([draft.logits[:own], rows])[:-1], draft.tokens)   # row t predicts token t
         return torch.stack([logp, path.carry['shades'][0].sum(-1).to(logp)], 1).tolist()
 
