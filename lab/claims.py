@@ -489,10 +489,8 @@ def spotted(texts, n):
 
 VIA = dict(math={}, table=dict(high=20, columns=(1, 4)), story={}, qa={}, translate={}, summary={})
 PAIRS = [(k / 10, e / 10) for k in (1, 3, 5, 7, 8, 9, 10) for e in (0, 1, 3, 5, 6, 8, 9) if e <= k]
-RIVALS = dict(
-    ar=METHODS['ar'], sd=partial(Exact, stages.GAMMA), cascade=partial(METHODS['cascade'], stages.GAMMA),
-    via=METHODS['via'], **{name: partial(METHODS[name], stages.GAMMA) for name in (
-        'cascade-opt', 'cascade-tokenv3', 'via-tiers')})
+RIVALS = dict(ar=METHODS['ar']) | {name: partial(METHODS[name], stages.GAMMA) for name in (
+    'sd', 'cascade', 'cascade-opt', 'cascade-tokenv3', 'via', 'via-tiers')}
 CONTROLS = 'via, random masks', 'via, evenly spaced', 'via-mid', 'via-up'   # the second table's, beside via
 THIRD = dict(mid='an independent model', up='an upscaled drafter')      # models that may stand in the middle
 FREE = range(2, 18, 2)      # attention sublayers of the free layers: the first and the last always run
