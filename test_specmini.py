@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path as File
 
@@ -28,28 +29,34 @@ import specmini
 import train_mask
 import verify
 from lab import claims, compare, stages, tasks, train
-from lab.compare import break_even
 from lab.passes import sparsity
+from lab.quantise import CODEBOOK, quantise
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes, roc_area,
                        signal_ranges, step_checker)
-from model import (CHUNK, Config, Path, Reader, Transformer, load, read_calibration, read_config,
-                   write_calibration)
+from model import CHUNK, Config, Path, Reader, Transformer, load, read_calibration, write_calibration
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
 
 HERE = File(__file__).parent
+EMBEDDED = HERE / 'lab/models'
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)        # the networks here are tiny
 
 
-# ------------------------------------------------------------------------ models to test with
+# ------------------------------------------------------------------------ what the tests are made with
+
+SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=4, max_position_embeddings=64)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
 
 def network(seed=0, vocab=11, dtype=torch.float64, **sizes):
     """A small random Transformer with large weights, so that a wrong position or norm shows."""
-    shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, head_dim=4, max_position_embeddings=64) | sizes
     torch.manual_seed(seed)
-    model = Transformer(Config('llama', vocab, **shape)).requires_grad_(False)
+    model = Transformer(Config('llama', vocab, **SIZES | sizes)).requires_grad_(False)
     for p in model.parameters():
         torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.4)
     model = model.to(dtype)
@@ -67,13 +74,11 @@ def bytes_tokenizer(extra=()):
     return tokenizer
 
 
-def checkpoint(folder, seed=0, vocab=257, tokenizer=None, **changes):
+def checkpoint(folder, model=None, tokenizer=None, **changes):
     """A Hugging Face folder with a random network of ours; changes go into config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = network(seed, vocab, torch.float32)
-    raw = dict(model_type='llama', vocab_size=vocab, hidden_size=16, intermediate_size=24,
-               num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
-               max_position_embeddings=64, eos_token_id=256) | changes
+    model = model or network(0, 257, torch.float32)
+    raw = dict(model_type='llama', vocab_size=model.config.vocab_size, eos_token_id=256) | SIZES | changes
     (folder / 'config.json').write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
     safetensors.save_file(dict(model.state_dict()), folder / 'model.safetensors')
     (tokenizer or bytes_tokenizer()).save(str(folder / 'tokenizer.json'))
@@ -82,8 +87,10 @@ def checkpoint(folder, seed=0, vocab=257, tokenizer=None, **changes):
 
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
+    """The flags of a run on two random checkpoints."""
     home = tmp_path_factory.mktemp('pair')
-    return checkpoint(home / 'target', 0), checkpoint(home / 'draft', 1)
+    target, draft = (checkpoint(home / str(i), network(i, 257, torch.float32)) for i in range(2))
+    return '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 20
 
 
 class Table:
@@ -103,7 +110,7 @@ class Table:
 
     def row(self, prefix):
         if prefix not in self.rows:
-            g = torch.Generator().manual_seed(hash((self.seed, *prefix)) % 2 ** 40)
+            g = seeded(hash((self.seed, *prefix)) % 2 ** 40)
             self.rows[prefix] = self.sharp * torch.randn(self.vocab, generator=g, dtype=torch.float64)
         return self.rows[prefix]
 
@@ -133,10 +140,9 @@ def differ(reader, line):
                for mine, theirs in zip(reader.cache.stores, other.cache.stores))
 
 
-def session(target, draft, prompt, room, source=rollout, **settings):
-    capacity = len(prompt) + room
-    readers = Reader(target, capacity), draft and Reader(draft, capacity)
-    return Session(*readers, source, list(prompt), room, **settings)
+def session(target, draft, prompt, room, source=rollout, seed=0, **settings):
+    readers = (model and Reader(model, len(prompt) + room) for model in (target, draft))
+    return Session(*readers, source, list(prompt), room, generator=seeded(seed), **settings)
 
 
 def write(s, method):
@@ -150,6 +156,10 @@ def write(s, method):
     return s.tokens[begin:], cycles
 
 
+def plain(target, prompt, room, **settings):
+    return write(session(target, None, prompt, room, silence, **settings), METHODS['ar']())[0]
+
+
 def program(capsys, *flags):
     """(exit status, stdout, stderr) of one run in this process."""
     status = specmini.main([str(f) for f in flags])
@@ -157,7 +167,21 @@ def program(capsys, *flags):
     return status, out.out, out.err
 
 
-# ------------------------------------------------------------------------ model.py: parity
+def refused(capsys, words, *flags):
+    """Asserts that a run ends with status 2, these words in one line on stderr, and no text."""
+    status, out, err = program(capsys, *flags)
+    assert status == 2 and words in err and err.count('\n') == 1 and not out, (flags, err)
+
+
+@contextmanager
+def refusal(words):
+    """Asserts a ValueError of one line in which these words stand."""
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        yield
+    assert '\n' not in str(error.value)
+
+
+# ------------------------------------------------------------- model.py: parity, refusals, the cache
 
 BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, bos_token_id=None,
@@ -165,121 +189,52 @@ BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_laye
 MOE = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16)
 
 
-def rope(kind, **more):
-    return dict(rope_parameters=dict(rope_type=kind, rope_theta=10000.0, **more))
+def rope(kind, theta=10000.0, **more):
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=theta, **more))
 
 
-PARITY = {
-    'llama': ('Llama', {}),
-    'llama, every head its own keys': ('Llama', dict(num_key_value_heads=4)),
-    'llama, tied': ('Llama', dict(tie_word_embeddings=True)),
-    'llama, biases': ('Llama', dict(attention_bias=True, mlp_bias=True)),
-    'llama, large eps': ('Llama', dict(rms_norm_eps=0.1)),
-    'llama, head_dim': ('Llama', dict(head_dim=16)),
-    'llama, theta': ('Llama', dict(rope_parameters=dict(rope_type='default', rope_theta=500.0))),
-    'llama, linear': ('Llama', rope('linear', factor=4.0)),
-    'llama, llama3': ('Llama', rope('llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                                    original_max_position_embeddings=32)),
-    'mistral': ('Mistral', dict(sliding_window=None)),
-    'qwen2': ('Qwen2', {}),
-    'qwen2, yarn': ('Qwen2', rope('yarn', factor=4.0, original_max_position_embeddings=16)),
-    'qwen3': ('Qwen3', dict(head_dim=16)),
-    'qwen3, biases, odd head': ('Qwen3', dict(head_dim=24, attention_bias=True)),
-    'qwen3, yarn in full': ('Qwen3', rope('yarn', factor=4.0, original_max_position_embeddings=16, mscale=0.7,
-                                          mscale_all_dim=1.2, truncate=False, beta_fast=16, beta_slow=2)),
-    'qwen3_moe': ('Qwen3Moe', MOE),
-    'qwen3_moe, renormalised': ('Qwen3Moe', MOE | dict(norm_topk_prob=True)),
-    'qwen3_moe, every second layer': ('Qwen3Moe', MOE | dict(decoder_sparse_step=2)),
-    'qwen3_moe, one dense layer': ('Qwen3Moe', MOE | dict(mlp_only_layers=[1])),
-    'qwen3, shards': ('Qwen3', {}, '20KB'),
-}
-
-
-def oracle(folder, kind, changes, shard='1GB'):
-    """A random transformers model, saved; its logits [40, V] for fixed ids [40]."""
+@pytest.mark.parametrize('kind, changes', [
+    ('Llama', {}),
+    ('Llama', dict(tie_word_embeddings=True, num_key_value_heads=4) | rope('linear', factor=4.0)),
+    ('Llama', dict(attention_bias=True, mlp_bias=True, rms_norm_eps=0.1) | rope('default', 500.0)),
+    ('Llama', dict(head_dim=16) | rope('llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                       original_max_position_embeddings=32)),
+    ('Mistral', dict(sliding_window=None)), ('Mistral', dict(sliding_window=64)),   # off; as long as the text
+    ('Qwen2', {}), ('Qwen2', rope('yarn', factor=4.0, original_max_position_embeddings=16)),
+    ('Qwen3', dict(head_dim=16)), ('Qwen3', dict(head_dim=24, attention_bias=True)),
+    ('Qwen3', rope('yarn', factor=4.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=1.2,
+                   truncate=False, beta_fast=16, beta_slow=2)),
+    ('Qwen3Moe', MOE), ('Qwen3Moe', MOE | dict(norm_topk_prob=True)),
+    ('Qwen3Moe', MOE | dict(decoder_sparse_step=2)), ('Qwen3Moe', MOE | dict(mlp_only_layers=[1]))])
+def test_parity(kind, changes, tmp_path):
+    """Our logits are transformers' within 1e-4 in fp32, from its config of today and as version 4 wrote it;
+    token by token is one pass within 1e-9 in fp64; bf16 runs and comes close."""
     torch.manual_seed(len(str(changes)))
-    config = getattr(transformers, f'{kind}Config')(**BASE | changes)
+    config, file = getattr(transformers, f'{kind}Config')(**BASE | changes), tmp_path / 'config.json'
     theirs = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     for name, p in theirs.named_parameters():
         if p.ndim == 1:
             torch.nn.init.normal_(p, 1.0 if 'norm' in name else 0.0, 0.3)
-    theirs.save_pretrained(folder, max_shard_size=shard)
-    assert len(list(folder.glob('*.safetensors'))) > 2 or shard == '1GB'
+    theirs.save_pretrained(tmp_path, max_shard_size='20KB')
+    assert len(list(tmp_path.glob('*.safetensors'))) > 2
     words = models.WordLevel({f't{i}': i for i in range(64)}, unk_token='t0')
-    Tokenizer(words).save(str(folder / 'tokenizer.json'))
-    ids = torch.randint(0, 64, (1, 40))
+    Tokenizer(words).save(str(tmp_path / 'tokenizer.json'))
+    ids = torch.randint(0, 64, (40,)).tolist()
     with torch.no_grad():
-        return theirs(ids).logits[0], ids[0].tolist()
-
-
-def as_transformers_4(file):
-    """Rewrites a config.json: rope_theta, rope_scaling, torch_dtype for rope_parameters, dtype."""
-    raw = json.loads(file.read_text())
+        wanted = theirs(torch.tensor([ids])).logits[0]
+    assert wanted.std() > 0.5                       # the test could not fail on logits that are all alike
+    assert (fresh(load(tmp_path)[0], ids) - wanted).abs().max() < 1e-4
+    raw = json.loads(file.read_text())              # rope_theta, rope_scaling, torch_dtype: transformers 4's
     new = raw.pop('rope_parameters')
     raw |= dict(rope_theta=new.pop('rope_theta'), torch_dtype=raw.pop('dtype'))
     raw['rope_scaling'] = new | dict(type=new['rope_type']) if new['rope_type'] != 'default' else None
     file.write_text(json.dumps(raw))
-
-
-@pytest.mark.parametrize('name', PARITY)
-def test_parity(name, tmp_path):
-    """Our logits are transformers' within 1e-4 in fp32, from its config of today and as version 4 wrote it;
-    token by token is one pass within 1e-9 in fp64."""
-    wanted, ids = oracle(tmp_path, *PARITY[name])
-    assert (fresh(load(tmp_path)[0], ids) - wanted).abs().max() < 1e-4
-    assert wanted.std() > 0.5                       # the test could not fail on logits that are all alike
-    as_transformers_4(tmp_path / 'config.json')
     assert (fresh(load(tmp_path)[0], ids) - wanted).abs().max() < 1e-4
     exact, *_ = load(tmp_path, dtype=torch.float64)
     reader = Reader(exact, 40)
     each = torch.stack([reader.read(ids[:i + 1], [], exact.full, 1)[0] for i in range(40)])
     assert (each - fresh(exact, ids)).abs().max() < 1e-9
-
-
-def test_bf16_is_close():
-    model = network(dtype=torch.float32)
-    exact = fresh(model, list(range(10)))
-    model.to(torch.bfloat16)
-    assert (fresh(model, list(range(10))) - exact).abs().max() < 0.1 * exact.std() + 0.3
-
-
-# ------------------------------------------------------------------------ model.py: what is refused
-
-@pytest.mark.parametrize('changes, words', [
-    (dict(model_type='gpt2'), "model_type 'gpt2'"),
-    (dict(hidden_act='gelu'), "hidden_act 'gelu'"),
-    (dict(rope_scaling=dict(rope_type='longrope', factor=2.0)), "rope type 'longrope'"),
-    (dict(rope_scaling=dict(rope_type='llama3', factor=2.0)), 'needs low_freq_factor'),
-    (dict(model_type='mistral', sliding_window=32), 'sliding window of 32'),
-    (dict(model_type='qwen2', sliding_window=32, use_sliding_window=True), 'sliding window of 32'),
-    (dict(quantization_config=dict(bits=4)), 'quantised'),
-    (dict(num_hidden_layers=3), 'layers.2.input_layernorm.weight is missing'),
-    (dict(num_hidden_layers=1), 'layers.1.input_layernorm.weight has no place'),
-    (dict(intermediate_size=25), 'has shape (16, 24), expected (16, 25)'),
-    (dict(num_key_value_heads=3), '4 query heads cannot share 3 key heads'),
-    (dict(hidden_size=None), 'hidden_size is None'),
-    (dict(hidden_size='16'), "hidden_size is '16'"),
-    (dict(num_attention_heads=0), 'num_attention_heads is 0'),
-    (dict(max_position_embeddings='64'), "max_position_embeddings is '64'"),
-    (dict(num_key_value_heads=-2), 'num_key_value_heads is -2'),
-    (dict(rms_norm_eps='1e-6'), "rms_norm_eps is '1e-6'"),
-    (dict(tie_word_embeddings='no'), "tie_word_embeddings is 'no'"),
-    (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"),
-    (dict(rope_scaling='linear'), "rotary settings 'linear'"),
-    (dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))), 'one flat object'),
-    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
-])
-def test_refused_configs(changes, words, tmp_path):
-    with pytest.raises(ValueError, match=re.escape(words)) as error:
-        load(checkpoint(tmp_path, **changes))
-    assert '\n' not in str(error.value)
-
-
-def test_accepted_windows(tmp_path):
-    """A window that is switched off, or that is no shorter than the context, changes nothing."""
-    load(checkpoint(tmp_path / 'a', model_type='mistral', sliding_window=64))
-    off = checkpoint(tmp_path / 'b', model_type='qwen3', sliding_window=8, use_sliding_window=False)
-    assert read_config(off).qk_norm
+    assert (fresh(load(tmp_path, dtype=torch.bfloat16)[0], ids) - wanted).std() < 0.1 * wanted.std()
 
 
 def weights(change):
@@ -287,40 +242,65 @@ def weights(change):
     return lambda old: safetensors.save({k: change(k, v) for k, v in safetensors.load(old).items()})
 
 
-@pytest.mark.parametrize('name, change, words', [
-    ('model.safetensors', lambda old: old[:-100], 'not a complete safetensors file'),
-    ('model.safetensors', lambda old: b'', 'not a complete safetensors file'),
-    ('model.safetensors', weights(lambda k, v: v * math.nan if 'head' in k else v),
-     'tensor lm_head.weight holds NaN'),
-    ('model.safetensors', weights(lambda k, v: v * 1e38 if 'down' in k else v), 'NaN or infinity after 1'),
-    ('model.safetensors', 'pytorch_model.bin', 'pytorch_model.bin is a pickle'),
-    ('tokenizer.json', 'away.json', 'tokenizer.json: no such file'),
-    ('tokenizer.json', lambda old: b'{}', 'not a tokenizer'),
-    ('tokenizer.json', lambda old: bytes_tokenizer(['more']).to_str().encode(),
-     'tokenizer of 258 entries, embedding of 257'),
-    ('config.json', lambda old: b'{"model_type": ', 'cannot be read as JSON')])
-def test_refused_files(name, change, words, tmp_path, capsys):
-    """One clear line on stderr and status 2, never a text, whatever is wrong with a file (or its name)."""
-    file = checkpoint(tmp_path) / name
-    file.write_bytes(change(file.read_bytes())) if callable(change) else file.rename(tmp_path / change)
-    status, out, err = program(capsys, '--target', tmp_path, '--prompt', 'x')
-    assert status == 2 and words in err and err.count('\n') == 1 and not out
+@pytest.mark.parametrize('change, words', [
+    (dict(model_type='gpt2'), "model_type 'gpt2'"), (dict(hidden_act='gelu'), "hidden_act 'gelu'"),
+    (dict(rope_scaling=dict(rope_type='longrope', factor=2.0)), "rope type 'longrope'"),
+    (dict(rope_scaling=dict(rope_type='llama3', factor=2.0)), 'needs low_freq_factor'),
+    (dict(rope_scaling='linear'), "rotary settings 'linear'"),
+    (dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))), 'one flat object'),
+    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
+    (dict(model_type='mistral', sliding_window=32), 'sliding window of 32'),
+    (dict(model_type='qwen2', sliding_window=32, use_sliding_window=True), 'sliding window of 32'),
+    (dict(model_type='qwen3', sliding_window=32, use_sliding_window=False), 'k_norm.weight is missing'),
+    (dict(quantization_config=dict(bits=4)), 'quantised'),
+    (dict(num_hidden_layers=3), 'layers.2.input_layernorm.weight is missing'),
+    (dict(num_hidden_layers=1), 'layers.1.input_layernorm.weight has no place'),
+    (dict(intermediate_size=25), 'has shape (16, 24), expected (16, 25)'),
+    (dict(num_key_value_heads=3), '4 query heads cannot share 3 key heads'),
+    (dict(hidden_size=None), 'hidden_size is None'), (dict(num_attention_heads=0), 'attention_heads is 0'),
+    (dict(max_position_embeddings='64'), "max_position_embeddings is '64'"),
+    (dict(rms_norm_eps='1e-6'), "rms_norm_eps is '1e-6'"), (dict(tie_word_embeddings='no'), "ings is 'no'"),
+    (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"),
+    (('model.safetensors', lambda old: old[:-100]), 'not a complete safetensors file'),
+    (('model.safetensors', lambda old: b''), 'not a complete safetensors file'),
+    (('model.safetensors', weights(lambda k, v: v * math.nan if 'head' in k else v)), 'lm_head.weight holds'),
+    (('model.safetensors', weights(lambda k, v: v * 1e38 if 'down' in k else v)), 'NaN or infinity after 1'),
+    (('model.safetensors', 'pytorch_model.bin'), 'pytorch_model.bin is a pickle'),
+    (('tokenizer.json', 'away.json'), 'tokenizer.json: no such file'),
+    (('tokenizer.json', lambda old: b'{}'), 'not a tokenizer'),
+    (('tokenizer.json', lambda old: bytes_tokenizer(['x2']).to_str().encode()), '258 entries, embedding of'),
+    (('config.json', lambda old: b'{"model_type": '), 'cannot be read as JSON')])
+def test_refused_checkpoints(change, words, tmp_path, capsys):
+    """One clear line on stderr and status 2, never a text: for what would be left out silently or is no value
+    in config.json, and whatever is wrong with a file (its bytes or its name)."""
+    given = isinstance(change, dict)
+    folder, (name, broken) = checkpoint(tmp_path, **change if given else {}), ('', None) if given else change
+    if callable(broken):
+        (folder / name).write_bytes(broken((folder / name).read_bytes()))
+    elif broken:
+        (folder / name).rename(folder / broken)
+    refused(capsys, words, '--target', folder, '--prompt', 'x')
 
 
-# ------------------------------------------------------------------------ model.py: the cache
+def test_vocabularies(tmp_path, capsys):
+    """Rows beyond the tokenizer's length never reach a distribution (Qwen's checkpoints have hundreds); two
+    tokenizers must agree token by token."""
+    build = lambda V, *x: checkpoint(tmp_path / f'{V}{x}', network(0, V, torch.float32), bytes_tokenizer(x))
+    a, b, x, y = build(300), build(280), build(258, 'here'), build(258, 'there')
+    assert fresh(load(a)[0], [1, 2]).shape == (2, 257)
+    assert program(capsys, '--target', a, '--draft', b, '--prompt', 'x', '--max-new', 8)[0] == 0
+    refused(capsys, "257 is 'there' there and 'here' in", '--target', x, '--draft', y, '--prompt', 'x')
+
 
 def test_hostile_reads():
-    """Random reads (changed ids, shorter, longer, slim between) give a fresh cache's logits on the full path.
-
-    Breaks if a position is trusted for its place alone, or if what stands behind a changed token is kept.
-    """
-    model, rng = network(num_hidden_layers=3), torch.Generator().manual_seed(1)
-    reader, slim, line = Reader(model, 40), model.full.slim({2, 3}), [1]
+    """Random reads (changed ids, shorter, longer, slim between) give a fresh cache's logits on the full
+    path. Breaks if a position is trusted for its place alone, or if what stands behind a changed token is
+    kept."""
+    model, rng = network(num_hidden_layers=3), seeded(1)
+    reader, slim, line, slims = Reader(model, 40), model.full.slim({2, 3}), [1], 0
     pick = lambda top: int(torch.randint(0, top, (1,), generator=rng))
-    slims = 0
     for _ in range(300):
-        line = line[:1 + pick(len(line))] + [pick(11) for _ in range(pick(8))]
-        line = line[:40]
+        line = (line[:1 + pick(len(line))] + [pick(11) for _ in range(pick(8))])[:40]
         if pick(3) == 0:
             line[pick(len(line))] = pick(11)
         path, last, cut = (slim if pick(3) == 0 else model.full), 1 + pick(min(4, len(line))), pick(len(line))
@@ -335,31 +315,14 @@ def test_hostile_reads():
 
 def test_slim_starts_from_the_full_cache():
     """What full has read is trusted by slim and not read again; what slim wrote is read again by full."""
-    model = network(num_hidden_layers=4)
-    reader, slim = Reader(model, 20), model.full.slim({2, 3, 4})
-    reader.read([1, 2, 3, 4], [], model.full, 1)
-    reader.read([1, 2, 3, 4], [5, 6], slim, 2)
-    reader.read([1, 2, 3, 4, 5, 6], [7], slim, 1)
-    other = model.full.slim({4, 5})
-    assert reader.cache.trusted([1, 2, 3, 4, 5, 6, 7], slim) == 7
-    assert reader.cache.trusted([1, 2, 3, 4, 5, 6, 7], other) == 4          # another mask's are not its own
-    reader.read([1, 2, 3, 4, 5, 6, 7], [], model.full, 1)
+    model, line = network(num_hidden_layers=4), [1, 2, 3, 4, 5, 6, 7]
+    reader, slim, other = Reader(model, 20), model.full.slim({2, 3, 4}), model.full.slim({4, 5})
+    for n, path, last in ((4, model.full, 1), (6, slim, 2), (7, slim, 1)):
+        reader.read(line[:4], line[4:n], path, last)
+    assert [reader.cache.trusted(line, path) for path in (slim, other)] == [7, 4]   # each mask its own
+    reader.read(line, [], model.full, 1)
     assert [(n, T) for n, T, *_ in reader.log] == [('full', 4), ('slim', 2), ('slim', 1), ('full', 3)]
-    assert differ(reader, [1, 2, 3, 4, 5, 6, 7]) < 1e-9
-
-
-def test_padding_to_the_right_is_harmless():
-    """Scratch behind the last real token changes no logits, in a compiled pass's form (all cache in view)."""
-    model = network()
-    reader = Reader(model, 30)
-    exact = reader.read([1, 2, 3, 4, 5], [], model.full, 3)
-    for store in reader.cache.stores:
-        for t in store:
-            t[:, :, 5:] = torch.randn_like(t[:, :, 5:]) * 50
-    reader.compiled = lambda *a: model(*a)                                  # eager, but padded, whole span
-    assert (reader.read([1, 2, 3, 4, 5], [], model.full, 3) - exact).abs().max() < 1e-12
-    got = reader.read([1, 2, 3, 4, 5], [6, 7], model.full, 3)
-    assert (got - fresh(model, [1, 2, 3, 4, 5, 6, 7], 3)).abs().max() < 1e-12
+    assert differ(reader, line) < 1e-9
 
 
 def test_fork():
@@ -368,19 +331,17 @@ def test_fork():
     reader = Reader(model, 50)
     reader.read([1, 2, 3], [], model.full, 1)
     reader.cache.stores[0][0][:, :, 3:] = 7.0
-    twin = reader.fork(3, 2)
-    assert twin.cache.stores[0][0].shape[0] == 3 and twin.cache.stores[0][0].shape[2] == 5
-    assert (twin.cache.stores[0][0][:, :, 3:] == 0).all()
+    keys = (twin := reader.fork(3, 2)).cache.stores[0][0]
+    assert keys.shape[0] == 3 and keys.shape[2] == 5 and (keys[:, :, 3:] == 0).all()
     got = [twin.append(torch.tensor(ids), model.full) for ids in ([4, 5, 6], [7, 8, 9])][1]
-    for b, (x, y) in enumerate(((4, 7), (5, 8), (6, 9))):
-        assert (got[b] - fresh(model, [1, 2, 3, x, y], 1)[0]).abs().max() < 1e-9
+    for row, x, y in zip(got, (4, 5, 6), (7, 8, 9)):
+        assert (row - fresh(model, [1, 2, 3, x, y], 1)[0]).abs().max() < 1e-9
     assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3           # parent untouched, ledger shared
 
 
 def test_long_prompts_are_read_in_chunks():
-    model = network(max_position_embeddings=3 * CHUNK)
+    model, last = network(max_position_embeddings=3 * CHUNK), CHUNK + 100   # reaches into the chunk before
     ids = torch.randint(0, 11, (2 * CHUNK + 5,)).tolist()
-    last = CHUNK + 100                                                      # reaches into the chunk before
     got = Reader(model, len(ids)).read(ids, [], model.full, last)
     whole = model.logits(model(torch.tensor([ids]), torch.arange(len(ids)), model.full))[0, -last:]
     assert got.shape == whole.shape and (got - whole).abs().max() < 1e-9
@@ -388,41 +349,28 @@ def test_long_prompts_are_read_in_chunks():
 
 @pytest.mark.parametrize('knobs', [None, dict(rho=0.1, ffn_threshold=0.1, ffn_share=0.5)])
 def test_graphs(knobs, monkeypatch):
-    """One graph per padded length, whatever the position. Counted with a backend that compiles nothing.
-
-    Sparse: the padded pass, with all of the cache in view, makes the choice of an eager one.
-    """
+    """One graph per padded length, whatever the position. Counted with a backend that compiles nothing. The
+    padded pass, with all of the cache and its scratch in view, gives an eager one's logits and choices."""
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
-    counter, real = CompileCounter(), torch.compile
+    counter, real, model = CompileCounter(), torch.compile, network()
     monkeypatch.setattr(torch, 'compile', lambda f, options, **how: real(f, backend=counter, **how))
-    model = network()
     path = thin(model, **knobs) if knobs else model.full
-    reader, plain = Reader(model, 40, compiled=True), Reader(model, 40)
-    for line in ([1] * 17, [1] * 18, [1] * 21, [1] * 22, [1] * 25, [1] * 30):   # feeds 17, 1, 3, 1, 3, 5
-        assert (reader.read(line, [], path, 1) - plain.read(line, [], path, 1)).abs().max() < 1e-9
+    reader, exact = Reader(model, 40, compiled=True), Reader(model, 40)
+    for store in itertools.chain(*reader.cache.stores):
+        store.normal_(0, 50)
+    for n, last in ((17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)):      # feeds 17, 1, 3, 3, 3, 5
+        assert (reader.read([1] * n, [], path, last) - exact.read([1] * n, [], path, last)).abs().max() < 1e-9
     assert counter.frame_count == 3                                             # 1, 4 and 8 positions
 
 
-def test_padded_vocabulary_is_cut(tmp_path, capsys):
-    """Rows beyond the tokenizer's length never reach a distribution (Qwen's checkpoints have hundreds)."""
-    a, b = checkpoint(tmp_path / 'a', vocab=300), checkpoint(tmp_path / 'b', vocab=280)
-    assert fresh(load(a)[0], [1, 2]).shape == (2, 257)
-    assert program(capsys, '--target', a, '--draft', b, '--prompt', 'x', '--max-new', 8)[0] == 0
+# ------------------------------------------------------------- verify.py: the maths, laws, greedy identity
 
-
-def test_vocabularies_must_agree(tmp_path, capsys):
-    a, b = (checkpoint(tmp_path / w, vocab=258, tokenizer=bytes_tokenizer([w])) for w in ('other', 'later'))
-    status, _, err = program(capsys, '--target', a, '--draft', b, '--prompt', 'x')
-    assert status == 2 and "token 257 is 'later' there and 'other' in the target" in err
-
-
-# ------------------------------------------------------------------------ verify.py: the maths
-
-def test_probs():
-    """Temperature, top-k and top-p are transformers' warpers; the limits are one-hot; fp32 at least."""
+def test_maths():
+    """Temperature, top-k and top-p are transformers' warpers; the limits are one-hot; fp32 at least. Samples
+    of p: 30,000 draws within 5 standard deviations, a false alarm in about 1 of 600,000 seeds."""
     from transformers.generation import logits_process as theirs
-    z = torch.randn(50, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
     for t, k, p in itertools.product((0.5, 1.3), (0, 5), (1.0, 0.8, 0.3)):
         w = theirs.TemperatureLogitsWarper(t)(None, z)
         w = theirs.TopKLogitsWarper(k)(None, w) if k else w
@@ -431,29 +379,18 @@ def test_probs():
     assert torch.equal(probs(z, 0), torch.nn.functional.one_hot(z.argmax(-1), 30).double())
     assert torch.allclose(probs(z, 1, top_p=1e-9), probs(z, 0))             # the likeliest is always kept
     assert probs(z.bfloat16(), 0.7).dtype == torch.float32
-
-
-def test_residual_and_overlap():
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.3, 0.5])
     assert torch.allclose(residual(p, q), torch.tensor([0.6, 0.4, 0.0]))
     assert torch.isclose(overlap(p, q), torch.tensor(0.5))
     assert torch.equal(residual(p, p), p)                                   # nothing is left: p, not 0 / 0
-
-
-def test_sample_follows_p():
-    """30,000 draws; the bound is 5 standard deviations: a false alarm in about 1 of 600,000 seeds."""
     p = torch.tensor([0.1, 0.0, 0.6, 0.3])
-    got = torch.bincount(sample(p.expand(30_000, 4), torch.Generator().manual_seed(0)), minlength=4) / 30_000
+    got = torch.bincount(sample(p.expand(30_000, 4), seeded()), minlength=4) / 30_000
     assert ((got - p).abs() <= 5 * (p * (1 - p) / 30_000).sqrt()).all()
 
 
-# ------------------------------------------------------------------------ verify.py: laws
-
 def enumerate_law(target, draft, method, horizon, source=rollout, prompt=(0,), run=write, **settings):
     """{tokens: probability} of all that the engine can write, by taking every branch of every random draw.
-
-    run: what is run on the session for each way through the draws, to (tokens, trace).
-    """
+    run: what is run on the session for each way through the draws, to (tokens, trace)."""
     law, todo = Counter(), [[]]
     while todo:
         script, taken, weight = todo.pop(), [], [1.0]
@@ -481,9 +418,8 @@ def law_by_cycles(target, draft, method, horizon, prompt=(0,), **settings):
     def once(s, method):
         s.read_prompt()
         return next(specmini.decode(s, method)).tokens, None
-    law = Counter()
-    for tokens, weight in enumerate_law(target, draft, method, horizon, prompt=prompt, run=once,
-                                        **settings).items():
+    law, first = Counter(), enumerate_law(target, draft, method, horizon, prompt=prompt, run=once, **settings)
+    for tokens, weight in first.items():
         left = horizon - len(tokens)
         rest = law_by_cycles(target, draft, method, left, prompt + tokens, **settings) if left else {(): 1.0}
         for later, chance in rest.items():
@@ -494,61 +430,43 @@ def law_by_cycles(target, draft, method, horizon, prompt=(0,), **settings):
 def exact_law(target, horizon, eos=frozenset(), **settings):
     """{tokens: probability} under the target alone."""
     law, todo = Counter(), [((), 1.0)]
-    while todo:
-        tokens, weight = todo.pop()
+    for tokens, weight in todo:                         # grows on the way
         if len(tokens) == horizon or tokens and tokens[-1] in eos:
             law[tokens] += weight
-            continue
-        for x, p in enumerate(probs(target.row((0, *tokens)), **settings).tolist()):
-            if p:
-                todo.append((tokens + (x,), weight * p))
+        else:
+            row = probs(target.row((0, *tokens)), **settings).tolist()
+            todo += [(tokens + (x,), weight * p) for x, p in enumerate(row) if p]
     return law
 
 
 def variation(a, b):
-    """Total variation distance of two laws."""
+    """Total variation distance of two laws, each of them whole."""
+    assert abs(sum(a.values()) - 1) < 1e-9 and abs(sum(b.values()) - 1) < 1e-9
     return sum(abs(a[x] - b[x]) for x in a.keys() | b.keys()) / 2
 
 
 @dataclass
-class DropsUnverified(Exact):
-    """Wrong on purpose: throws a sampled token away because its own q is low."""
+class Wrong(Exact):
+    """Wrong on purpose, each in its own way, as the negative controls of the law test."""
+    how: str = ''
+    lossless = False
+
     def propose(self, s):
         d = super().propose(s)
-        n = next((i for i, x in enumerate(d.tokens) if d.q[i, x] < 0.3), len(d.tokens))
-        return Draft(d.tokens[:n], d.q[:n])
+        if self.how == 'forgets the point mass' and d.tokens:       # its favourite, as if drawn from q
+            d = rollout(s, replace(self, draft_temperature=0), len(d.tokens))
+            return Draft(d.tokens, probs(d.logits))
+        n, q = len(d.tokens), d.q
+        if self.how == 'drops an unverified token':                 # because its own q is low
+            n = next((i for i, x in enumerate(d.tokens) if q[i, x] < 0.3), n)
+        elif self.how == 'truncates later' and n and q.amax(-1).mean() < 0.75:
+            n = 1                                                   # the first hangs on what is dropped
+        elif self.how == 'raw q' and n:                             # before top-k; the sample came after it
+            q = d.logits.softmax(-1)
+        return Draft(d.tokens[:n], q[:n])
 
-
-@dataclass
-class TruncatesLater(Exact):
-    """Wrong on purpose: drafts all, then truncates by all confidences (the last hangs on what is dropped)."""
-    def propose(self, s):
-        d = super().propose(s)
-        n = 1 if d.tokens and d.q.amax(-1).mean() < 0.75 else len(d.tokens)
-        return Draft(d.tokens[:n], d.q[:n])
-
-
-@dataclass
-class ForgetsPointMass(Exact):
-    """Wrong on purpose: the token was chosen (the draft's favourite), yet is judged as if drawn from q."""
-    def propose(self, s):
-        d = rollout(s, replace(self, draft_temperature=0), min(self.gamma, s.room - 1))
-        return Draft(d.tokens, probs(d.logits)) if d.tokens else d
-
-
-@dataclass
-class WrongResidual(Exact):
-    """Wrong on purpose: replaces a rejected token by a sample of p."""
     def settle(self, score, i):
-        return score.p[i]
-
-
-@dataclass
-class RawQ(Exact):
-    """Wrong on purpose: q is judged before top-k, though the sample came after it."""
-    def propose(self, s):
-        d = super().propose(s)
-        return Draft(d.tokens, d.logits.softmax(-1)) if d.tokens else d
+        return score.p[i] if self.how == 'wrong residual' else super().settle(score, i)
 
 
 @dataclass
@@ -560,164 +478,132 @@ class StopsInside(Exact):
 
 LINES = dict(text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),       # every fourth id ends a step
              calibration=dict(signals=dict(draft_logp=[-4, 0], draft_grounding=[0, 1])))
+MASK = dict(calibration=dict(mask=dict(skip=[1], nested=[])), vocab=3, horizon=2)
+EOS, COINS, SHORT = dict(eos=frozenset([3])), dict(vocab=2, horizon=4), dict(horizon=2)
 GREEDY = dict(draft_temperature=0.0)            # of candidates that are thrown away: nothing to enumerate
-LOSSLESS = {
-    'sd': (Exact(2), {}),
-    'sd, gamma 1': (Exact(1), {}),
-    'ar': (METHODS['ar'](), {}),
-    'sd, cooler draft': (Exact(2, draft_temperature=0.5), {}),
-    'sd, greedy draft': (Exact(2, draft_temperature=0), {}),
-    'sd, warped': (Exact(2), dict(temperature=0.7, top_k=3, top_p=0.9)),
-    'sd, end of sequence': (Exact(2), dict(eos=frozenset([3]))),
-    'sd, lookup': (Exact(2), dict(source=lookup)),
-    'sd, no draft': (Exact(2), dict(source=silence)),
-    'sd, stops inside a block': (StopsInside(2), {}),
-    'sparse, off': (METHODS['sparse'](2, rho=1.0, ffn_threshold=0.0, moe_skip=0), {}),
-    'lenient at 1': (lab.rivals.Lenient(2, lenience=1), {}),
-    'specguard, tau inf': (METHODS['specguard'](tau=math.inf, **GREEDY), LINES),
-    'specguard, tau inf, end of sequence': (METHODS['specguard'](tau=math.inf, **GREEDY),
-                                            LINES | dict(eos=frozenset([3]))),
-    'specguard, tau inf, by sd': (METHODS['specguard'](1, tau=math.inf, regenerate='sd', **GREEDY), LINES),
-    'typical that keeps nothing': (lab.rivals.Typical(2, epsilon=1, delta=math.inf), {}),
-    **{f'sd, {c}': (Exact(2, controller=c), {}) for c in ('lagged', 'hf-confidence', 'hf-roc')},
-    'cmasd, strict': (verify.CmAsd(k_max=2, alpha=2, accept_='strict'), {}),
-    'cmasd, tau 1': (verify.CmAsd(k_max=2, alpha=2, tau_base=1), {}),
-}
-WRONG = {
-    'drops an unverified token': (DropsUnverified(2), {}),
-    'truncates after looking': (TruncatesLater(3), dict(vocab=2, horizon=4)),
-    'forgets the point mass': (ForgetsPointMass(2), {}),
-    'wrong residual': (WrongResidual(2), {}),
-    'raw q under top-k': (RawQ(2), dict(top_k=2)),
-    'lenient': (lab.rivals.Lenient(2, lenience=0.5), {}),
-    'typical': (lab.rivals.Typical(2), {}),
-    'probe': (verify.CmAsd(k_max=3, alpha=2.0, accept_='strict', controller='probe'),
-              dict(vocab=2, horizon=4)),
-    'cmasd': (verify.CmAsd(k_max=2), {}),
-}
+OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0)
+TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
+via, cmasd, ecsv, SpecGuard = (METHODS[name] for name in ('via', 'cmasd', 'ecsv', 'specguard'))
 
 
-def distance(method, settings, vocab=4, horizon=3):
-    """Total variation between what the engine writes and the target's law."""
-    target, draft = Table(1, vocab), Table(2, vocab)
-    settings = dict(temperature=1.0) | settings
-    law = enumerate_law(target, draft, method, horizon, **settings)
-    assert abs(sum(law.values()) - 1) < 1e-9
-    own = {k: v for k, v in settings.items() if k not in ('source', *LINES)}
-    return variation(law, exact_law(target, horizon, **own))
+@pytest.mark.parametrize('method, settings', [
+    (METHODS['ar'](), {}), (Exact(1), {}), (Exact(2), {}), (Exact(2), EOS), (Exact(2), dict(source=lookup)),
+    (Exact(2), dict(source=silence)), (Exact(2), dict(temperature=0.7, top_k=3, top_p=0.9)),
+    (Exact(2, draft_temperature=0.5), {}), (Exact(2, draft_temperature=0), {}), (StopsInside(2), {}),
+    (Wrong(2, how='drops an unverified token'), SHORT), (Wrong(2, how='forgets the point mass'), SHORT),
+    (Wrong(2, how='wrong residual'), SHORT), (Wrong(2, how='raw q'), dict(top_k=2)),
+    (Wrong(3, how='truncates later'), COINS),
+    *((Exact(2, controller=c), {}) for c in ('lagged', 'hf-confidence', 'hf-roc')),
+    (METHODS['lenient'](2, lenience=1), {}), (METHODS['lenient'](2, lenience=0.5), {}),
+    (METHODS['typical'](1, epsilon=1, delta=math.inf), {}), (METHODS['typical'](2), {}),    # keeps nothing
+    (cmasd(k_max=2, alpha=2, accept_='strict'), {}), (cmasd(k_max=2, alpha=2, tau_base=1), {}),
+    (cmasd(k_max=2), {}), (cmasd(k_max=3, alpha=2, accept_='strict', controller='probe'), COINS),
+    (METHODS['sparse'](2, **OFF), {}),
+    (ecsv(**TWO | dict(branches=3)), {}),
+    (METHODS['ecsv-lite'](**TWO, align='prefix', granularity='branch'), {}),
+    (METHODS['ecsv-soft'](**TWO, granularity='window'), {}),
+    (METHODS['ecsv-spot'](**TWO, spots=2, policy='entropy'), {}),
+    (METHODS['ecsv-spot'](**TWO, spots=2, policy='agree_entropy', budget=2), {}),
+    (METHODS['mean-argmax'](**TWO), {}), (METHODS['oracle-top1'](**TWO), {}),
+    (METHODS['sd-multi'](**TWO), {}), (METHODS['sd-multi'](**TWO, budget=4), {}),
+    (via(2, gate='two_level_exact'), MASK | dict(vocab=2, horizon=3)), (via(2, gate='two_level_exact'), MASK),
+    (via(2, keep=2.0, escalate=1.5), MASK), (via(2), MASK), (via(2, gate='lossy_sd'), MASK),
+    (via(2, gate='one_minus_alpha'), MASK), (METHODS['via-tiers'](2, tiers=2), MASK),
+    (SpecGuard(tau=math.inf, **GREEDY), LINES), (SpecGuard(tau=math.inf, **GREEDY), LINES | EOS),
+    (SpecGuard(1, tau=math.inf, regenerate='sd', **GREEDY), LINES), (SpecGuard(k=1, tau=0.5), LINES | SHORT),
+    (SpecGuard(tau=math.inf, target_k=2, **GREEDY), LINES | SHORT)])
+def test_law(method, settings):
+    """Every random draw enumerated: what calls itself lossless misses the target's law by less than 1e-9,
+    what is LOSSY or wrong on purpose by more than 0.01. A biased controller undoes every such claim."""
+    sizes = dict(vocab=4, horizon=3) | {k: settings[k] for k in ('vocab', 'horizon') if k in settings}
+    settings = dict(temperature=1.0) | {k: x for k, x in settings.items() if k not in sizes}
+    target, draft, horizon = Table(1, sizes['vocab']), Table(2, sizes['vocab']), sizes['horizon']
+    run = law_by_cycles if isinstance(method, ecsv) else enumerate_law
+    own = {k: x for k, x in settings.items() if k in ('temperature', 'top_k', 'top_p', 'eos')}
+    gap = variation(run(target, draft, method, horizon, **settings), exact_law(target, horizon, **own))
+    assert gap < 1e-9 if method.lossless else gap > 0.01
+    assert isinstance(method, SpecGuard) or not replace(method, controller='probe').lossless
 
 
-@pytest.mark.parametrize('name', LOSSLESS)
-def test_lossless_law(name):
-    """What claims to be lossless is: every random draw enumerated, total variation below 1e-9."""
-    method, settings = LOSSLESS[name]
-    assert method.lossless and distance(method, settings) < 1e-9
-
-
-@pytest.mark.parametrize('name', WRONG)
-def test_the_law_test_can_fail(name):
-    """Negative controls: known-wrong and lossy rules miss the law by more than 0.01."""
-    method, settings = WRONG[name]
-    sizes = {k: settings[k] for k in settings if k in ('vocab', 'horizon')}
-    assert distance(method, {k: v for k, v in settings.items() if k not in sizes}, **sizes) > 0.01
-    assert type(method).__module__ != 'lab.rivals' or not method.lossless
-
-
-def chi_square_p(method, n=4000):
-    """The p-value of n sampled texts of 2 tokens (25 cells) from a real network against its exact law."""
-    target, draft = network(0, 5), network(1, 5)
-    s = session(target, draft, [0, 1], 2, temperature=1.0, generator=torch.Generator().manual_seed(0))
-    counts = Counter()
-    for _ in range(n):
-        s.tokens, s.room = [0, 1], 2
-        counts[tuple(write(s, method)[0])] += 1
-    read = lambda line: probs(fresh(target, line, 1)[0])
-    first = read([0, 1])
-    cells = {(a, b): n * float(first[a] * p) for a in range(5) for b, p in enumerate(read([0, 1, a]))}
-    big = {c: e for c, e in cells.items() if e >= 5}
-    rest, seen = n - sum(big.values()), n - sum(counts[c] for c in big)     # small cells are pooled
-    x = sum((counts[c] - e) ** 2 / e for c, e in big.items()) + (seen - rest) ** 2 / max(rest, 1e-9)
-    half = lambda v: torch.tensor(v / 2.0).double()
-    return float(torch.special.gammaincc(half(len(big)), half(x)))
+def test_other_laws():
+    """Of text that is not the target's: lossy_sd's (a token x has the chance min(q, s / l) + rejected *
+    residual), the cascades' own pi, and specguard's at tau = -inf, the draft's unless k > 1 bends it."""
+    target, draft, method = Table(1, 3), Table(2, 3), via(2, gate='lossy_sd', keep=0.6, escalate=0.0)
+    mask = dict(calibration=MASK['calibration'], temperature=1.0)
+    for text, chance in enumerate_law(target, draft, method, 2, **mask).items():
+        for i, x in enumerate(text):                # slim wrote all that it reads, from the root on
+            s, q = probs(target.row(tuple(y + 0.5 for y in (0, *text[:i])))), probs(draft.row((0, *text[:i])))
+            kept = torch.minimum(q, s / 0.6)
+            chance /= float((kept + (1 - kept.sum()) * residual(s, q))[x])
+        assert abs(chance - 1) < 1e-9
+    target, draft = Table(1), Table(2)
+    q, p = probs(draft.row((0,))), probs(target.row((0,)))
+    inside = q * (p >= 0.4 * p.max())
+    for name, lam, pi in (('cascade', 0.5, q if q.max() >= 0.5 else p),
+                          ('cascade-opt', 0.3, q if q.max() >= p.max() - 0.3 * (1 - overlap(p, q)) else p),
+                          ('cascade-tokenv3', 0.6, inside + (1 - inside.sum()) * p)):
+        law = enumerate_law(target, draft, METHODS[name](1, lam=lam), 2, temperature=1.0)
+        first = [sum(chance for text, chance in law.items() if text[0] == v) for v in range(4)]
+        assert first == pytest.approx(pi.tolist())
+    law = lambda **knobs: enumerate_law(target, draft, SpecGuard(**knobs), 2, temperature=1.0, **LINES)
+    drafts = exact_law(draft, 2, temperature=0.7)
+    assert variation(law(k=1, tau=-math.inf), drafts) < 1e-9
+    assert min(variation(law(k=2, tau=-math.inf), drafts), variation(law(k=1, tau=0.5), drafts)) > 0.01
 
 
 def test_chi_square():
-    """The real engine with real networks samples its target's law; with a wrong residual it does not.
-
-    A false alarm in 1 of 10,000 seeds; the seed is fixed.
-    """
-    assert chi_square_p(WrongResidual(2)) < 1e-4 < chi_square_p(Exact(2))
-
-
-# ------------------------------------------------------------------------ verify.py: greedy identity
-
-def plain(target, prompt, room, **settings):
-    return write(session(target, None, prompt, room, silence, **settings), METHODS['ar']())[0]
+    """With the real generator 3,000 texts follow the target's law too; with a wrong residual they do not.
+    Breaks if draws are not independent. A false alarm in 1 of 10,000 seeds; the seed is fixed."""
+    law, n = exact_law(Table(1, 3), 2, temperature=1.0), 3000               # 9 cells
+    for method, right in ((Exact(2), True), (Wrong(2, how='wrong residual'), False)):
+        s, counts = session(Table(1, 3), Table(2, 3), [0], 2, temperature=1.0), Counter()
+        for _ in range(n):
+            s.tokens, s.room = [0], 2
+            counts[tuple(write(s, method)[0])] += 1
+        x = sum((counts[text] - n * p) ** 2 / (n * p) for text, p in law.items())
+        chance = torch.special.gammaincc(torch.tensor(4.0).double(), torch.tensor(x / 2).double())
+        assert n * min(law.values()) > 5 and (chance > 1e-4) == right
 
 
 def test_greedy_identity():
-    """At temperature 0 sd writes what plain decoding writes, in fp64.
-
-    200 cases of prompt, gamma, draft and draft temperature.
-    """
-    rng = torch.Generator().manual_seed(5)
-    pick = lambda low, high: int(torch.randint(low, high, (1,), generator=rng))
+    """At temperature 0 sd writes what plain decoding writes, in fp64: the same text, up to the first end of
+    sequence or the room, wherever in a block, from one token of prompt to a full context; 250 cases."""
+    rng, inside = random.Random(5), 0
     targets, drafts = [network(s) for s in range(4)], [network(s) for s in range(10, 14)]
-    for case in range(200):
-        target, prompt = targets[pick(0, 4)], [pick(0, 11) for _ in range(pick(1, 9))]
-        draft = target if case % 10 == 0 else drafts[pick(0, 4)]
-        method = Exact(pick(1, 7), draft_temperature=[None, 0, 1.0][pick(0, 3)])
-        source = [rollout, rollout, lookup][pick(0, 3)]
-        s = session(target, draft, prompt, 24, source, generator=torch.Generator().manual_seed(case))
-        assert write(s, method)[0] == plain(target, prompt, 24), (case, method, prompt)
+    for case in range(250):
+        target, prompt = rng.choice(targets), rng.choices(range(11), k=rng.choice([1, 2, 5, 9, 50, 63]))
+        draft = target if case % 3 == 0 else rng.choice(drafts)
+        method = Exact(rng.choice([1, 2, 3, 4, 8]), draft_temperature=rng.choice([None, 0, 1.0]))
+        room, source = min(rng.randint(1, 20), 64 - len(prompt)), rng.choice([rollout, rollout, lookup])
+        wanted = plain(target, prompt, room)
+        eos = frozenset([rng.choice(wanted)] if case % 4 else [])
+        end = next((i + 1 for i, x in enumerate(wanted) if x in eos), room)
+        s = session(target, draft, prompt, room, source, case, eos=eos)
+        tokens, cycles = write(s, method)
+        assert tokens == wanted[:end] and s.ended == bool(eos), (case, method, prompt)
+        assert all(sum(j['kept'] for j in c.judged) == c.accepted for c in cycles)      # none behind the end
+        inside += bool(eos) and 0 < cycles[-1].accepted == len(cycles[-1].tokens) < len(cycles[-1].drafted)
+    assert inside > 10
 
 
 def test_a_draft_that_is_the_target():
     """accepts everything, with one target pass a cycle; the prompt is not counted."""
     target = network(3)
     for temperature in (0.0, 1.0):
-        tokens, cycles = write(session(target, target, [1, 2, 3], 30, temperature=temperature,
-                                       generator=torch.Generator().manual_seed(0)), Exact(4))
+        _, cycles = write(session(target, target, [1, 2, 3], 30, temperature=temperature), Exact(4))
         assert all(c.accepted == len(c.drafted) and c.labels[-1] == 'bonus' for c in cycles)
-        assert len(cycles) == 6
         assert all(c.passes['target/full'][:2] == [1, 5] for c in cycles)
         assert cycles[0].passes['draft/full'][:2] == [4, 4]                 # the root, then three drafted
         assert cycles[1].passes['draft/full'][:2] == [4, 5]                 # the unread fourth, and the bonus
         s = specmini.statistics(cycles, 0.0, {'target/full': 10, 'draft/full': 5})
-        assert (s['acceptance_rate'], s['rejection_rate']) == (1, 0)
+        assert (s['cycles'], s['acceptance_rate'], s['rejection_rate']) == (6, 1, 0)
         assert (s['block_efficiency'], s['work']) == (5, 6 + 24 / 2)
         assert s['labels'] == dict(draft=24, bonus=6) and s['drafted'] == s['judged'] == s['accepted'] == 24
 
 
-@pytest.mark.parametrize('gamma', [1, 3, 8])
-def test_end_of_sequence_at_every_place(gamma):
-    """The text ends with the first end-of-sequence token, wherever in a block; nothing later is counted."""
-    target = network(4, vocab=40)
-    line = plain(target, [1, 2], 16)
-    for eos in set(line):
-        wanted = line[:line.index(eos) + 1]
-        for draft in (target, network(11, vocab=40)):
-            s = session(target, draft, [1, 2], 16, eos=frozenset([eos]))
-            tokens, cycles = write(s, Exact(gamma))
-            assert tokens == wanted and s.ended
-            assert sum(sum(j['kept'] for j in c.judged) for c in cycles) == sum(c.accepted for c in cycles)
-
-
-def test_room():
-    """max_new is met exactly, inside a block too; one-token prompts; the context is filled to its end."""
-    target, draft = network(0), network(1)
-    for room, gamma in itertools.product(range(1, 8), (1, 3, 10)):
-        for d in (draft, target):
-            assert write(session(target, d, [5], room), Exact(gamma))[0] == plain(target, [5], room)
-    full = list(range(11)) * 6
-    assert len(write(session(target, draft, full[:63], 1), Exact(4))[0]) == 1
-    assert write(session(target, target, full[:50], 14), Exact(4))[0] == plain(target, full[:50], 14)
-
-
 def test_caches_after_each_cycle():
     """After any cycle both caches give the next token a fresh read's logits: no rollback is forgotten."""
-    target, draft = network(0), network(1)
-    s = session(target, draft, [1, 2, 3], 30, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    s = session(network(0), network(1), [1, 2, 3], 30, temperature=1.0)
     s.read_prompt()
     for _ in specmini.decode(s, Exact(4)):
         for reader in (s.target, s.draft):
@@ -734,24 +620,12 @@ def test_lookup():
     assert torch.equal(make([1, 2, 3, 1, 2]).q.argmax(-1), torch.tensor([3, 1, 2]))
 
 
-def test_typical_threshold_is_the_papers():
-    """p(x) > min(0.09, 0.3 exp(-H)): with the numbers swapped this case would be decided the other way."""
-    score = type('Score', (), dict(p=torch.tensor([[0.2, 0.8]]), pq=[(0.2, 1.0)]))()
-    assert lab.rivals.Typical().threshold(score, 0) == pytest.approx(0.09)
-    assert lab.rivals.Typical().kept(score, 0) == 1
-    assert lab.rivals.Typical(epsilon=0.3, delta=0.09).kept(score, 0) == 1
-    bound = 0.3 * math.exp(0.2 * math.log(0.2) + 0.8 * math.log(0.8))
-    assert lab.rivals.Typical(epsilon=0.3).threshold(score, 0) == pytest.approx(bound)
-
-
 # ------------------------------------------------------------------------ CM-ASD
 
 def test_confidence_window_threshold():
-    """By hand: the signals' ends and identity, k = min(k_max, max(k_min, floor(alpha C k_max))), tau clipped.
-
-    Sharper raw logits must give more confidence; the q of temperature 0 would always give 1.
-    """
-    z = torch.randn(50, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    """By hand: the signals' ends and identity, k = min(k_max, max(k_min, floor(alpha C k_max))), tau
+    clipped. Sharper raw logits must give more confidence; the q of temperature 0 would always give 1."""
+    z = torch.randn(50, 9, generator=seeded(), dtype=torch.float64)
     read, top = lambda z: torch.tensor(verify.signals(z), dtype=torch.float64), z.topk(2).values
     found = read(z)
     assert torch.allclose(found[:, 1], torch.tanh((top[:, 0] - top[:, 1]) / 2))
@@ -759,10 +633,10 @@ def test_confidence_window_threshold():
     assert (read(z * 1.1) > found).all() and (found >= 0).all() and (found <= 1).all()
     assert verify.signals(torch.zeros(1, 9)) == [pytest.approx([0, 0, 0], abs=1e-6)]
     assert verify.signals(torch.eye(9)[:1] * 1e4) == [pytest.approx([1, 1, 1])]
-    m = verify.CmAsd(k_min=2, k_max=10, alpha=0.9, tau_base=0.2, gamma_tau=2.0)
+    m = cmasd(k_min=2, k_max=10, alpha=0.9, tau_base=0.2, gamma_tau=2.0)
     assert m.confidence(z) == pytest.approx(found.mean(-1).tolist())
     assert replace(m, lam_margin=0, lam_softmax=0).confidence(z) == pytest.approx(found[:, 0].tolist())
-    assert [m.window(c) for c in (0, 0.1, 0.5, 1)] == [2, 2, 4, 9] and verify.CmAsd().window(1) == 10
+    assert [m.window(c) for c in (0, 0.1, 0.5, 1)] == [2, 2, 4, 9] and cmasd().window(1) == 10
     score = type('Score', (), dict(draft=Draft([], None, notes=[dict(confidence=c) for c in (1, 0.75, 0)])))
     assert [m.threshold(score, i) for i in range(3)] == pytest.approx([0.2, 0.7, 1.0])
     assert replace(m, tau_base=0.0).threshold(score, 0) == 0.01
@@ -770,9 +644,8 @@ def test_confidence_window_threshold():
 
 def test_online_stops_behind_the_token_that_fills_the_window():
     """Every block is as long as the window of its own mean confidence says, the last token included."""
-    method, lengths = verify.CmAsd(k_max=8, alpha=1.5), set()
-    s = session(network(0, vocab=30), network(1, vocab=30), [1], 60, temperature=1.0,
-                generator=torch.Generator().manual_seed(0))
+    method, lengths = cmasd(k_max=8, alpha=1.5), set()
+    s = session(network(0, vocab=30), network(1, vocab=30), [1], 60, temperature=1.0)
     while s.room > 9:
         d = method.propose(s)
         sure = [n['confidence'] for n in d.notes]
@@ -783,27 +656,18 @@ def test_online_stops_behind_the_token_that_fills_the_window():
     assert len(lengths) > 2
 
 
-def test_strict_fixed_cmasd_is_sd():
-    """With tau = 1 and a fixed window it is sd token for token, with the same random numbers."""
-    strict = verify.CmAsd(3, tau_base=1.0, gamma_tau=0.0, controller='fixed')
-    for t, seed in itertools.product((0.0, 1.0), range(3)):
-        make = lambda: session(network(0), network(1), [1, 2], 30, temperature=t,
-                               generator=torch.Generator().manual_seed(seed))
-        assert write(make(), strict)[0] == write(make(), Exact(3))[0]
-
-
 @pytest.mark.parametrize('controller', verify.CONTROLLERS)
 def test_controllers(controller):
     """Greedy text is plain decoding's with every controller, on sd, cmasd and ecsv; blocks vary in length."""
     target, drafts = network(0), [network(0), network(1)]
-    for method, source in ((Exact(3), rollout), (verify.CmAsd(3, tau_base=1.0), rollout), (Exact(3), lookup),
-                           (verify.Ecsv(3), rollout)):
+    wanted = plain(target, [1, 2], 40)
+    for method, source in ((Exact(3), rollout), (cmasd(3, tau_base=1.0), rollout), (Exact(3), lookup),
+                           (ecsv(3), rollout)):
         method, lengths = replace(method, controller=controller), set()
         for draft in drafts:
             tokens, cycles = write(session(target, draft, [1, 2], 40, source), method)
-            assert tokens == plain(target, [1, 2], 40), method
+            assert tokens == wanted, method
             lengths |= {len(c.drafted) for c in cycles[:-3]}                # the room cuts the last
-        assert method.lossless == (controller != 'probe')
         assert source is lookup or (len(lengths) == 1) == (controller == 'fixed'), lengths
 
 
@@ -824,22 +688,29 @@ def test_controllers_by_hand():
     assert (average.learn(draft, 4) or average.limit) == pytest.approx(0.602)
     _, cycles = write(session(network(0), network(1), [1], 40), Exact(controller='oracle'))
     assert all(not any(j['kept'] for j in c.judged[len(c.drafted) - 1:]) for c in cycles[:-1])
-    with pytest.raises(ValueError, match='oracle'):
+    with refusal('oracle'):
         write(session(network(0), network(0), [1], 9, temperature=1.0), Exact(controller='oracle'))
 
 
-def test_ratio_rule():
-    """At temperature 0 tokens with p(x) / max p >= tau are kept, a tie with the best only below tau = 1."""
+def test_rules_by_hand():
+    """At temperature 0 tokens with p(x) / max p >= tau are kept, a tie with the best only below tau = 1.
+    Medusa's threshold is min(0.09, 0.3 exp(-H)): the two numbers are easily swapped."""
     draft = Draft([0, 1, 2, 3], torch.ones(4, 4), notes=[dict(confidence=1.0)] * 4)
     score = verify.Score(session(network(), None, [1], 2), draft, None)
     score.logits = torch.tensor([[3.0, 3.0 + math.log(0.6), 3.0, 0.0]] * 5, dtype=torch.float64)
-    kept = lambda method: [method.kept(score, i) for i in range(4)]
-    for tau, wanted in ((0.59, [1, 1, 1, 0]), (0.61, [1, 0, 1, 0]), (1.0, [1, 0, 0, 0])):
-        assert kept(verify.CmAsd(tau_base=tau)) == wanted
-    assert kept(METHODS['cmasd-prob'](tau_base=0.37)) == [1, 0, 1, 0]       # p is 0.38, 0.23, 0.38, 0.02
-    assert kept(METHODS['cmasd-typical'](tau_base=0.3, delta=1.0)) == [1, 0, 1, 0]
-    assert kept(METHODS['cmasd-specdec'](tolerance=0.6)) == [1, 1, 1, 0]
-    assert kept(METHODS['cmasd-specdec'](tolerance=9.0, top_beta=2)) == [1, 0, 1, 0]
+    for method, knobs, wanted in (
+            ('cmasd', dict(tau_base=0.59), [1, 1, 1, 0]), ('cmasd', dict(tau_base=0.61), [1, 0, 1, 0]),
+            ('cmasd', dict(tau_base=1.0), [1, 0, 0, 0]),
+            ('cmasd-prob', dict(tau_base=0.37), [1, 0, 1, 0]),              # p is 0.38, 0.23, 0.38, 0.02
+            ('cmasd-typical', dict(tau_base=0.3, delta=1.0), [1, 0, 1, 0]),
+            ('cmasd-specdec', dict(tolerance=0.6), [1, 1, 1, 0]),
+            ('cmasd-specdec', dict(tolerance=9.0, top_beta=2), [1, 0, 1, 0])):
+        assert [METHODS[method](**knobs).kept(score, i) for i in range(4)] == wanted
+    score.p, score.pq = torch.tensor([[0.2, 0.8]]), [(0.2, 1.0)]            # exp(-H) is 0.6063
+    for epsilon, delta, limit in ((0.09, 0.3, 0.09), (0.3, 0.09, 0.05457), (0.3, 0.3, 0.18190)):
+        method = METHODS['typical'](epsilon=epsilon, delta=delta)
+        assert method.threshold(score, 0) == pytest.approx(limit, abs=1e-4) and method.kept(score, 0) == 1
+    assert METHODS['typical']().threshold(score, 0) == pytest.approx(0.09)
 
 
 def test_cmasd_remarks():
@@ -847,7 +718,7 @@ def test_cmasd_remarks():
     def cycle(drafted, *kept, chance=1.0):
         rows = [dict(kept=k, chance=chance, p=float(chance == 1.0), q=1.0) for k in kept]
         return verify.Cycle([0] * drafted, rows, [0] * (sum(kept) + 1), [], {}, 2.0)
-    said = lambda *cycles: compare.remarks(verify.CmAsd(), cycles, [])
+    said = lambda *cycles: compare.remarks(cmasd(), cycles, [])
     assert said() == said(cycle(4, True, True, True, True)) == []
     assert [text[:23] for text in said(cycle(2, True, False))] == ['100% of the cycles were']
     assert [text[:23] for text in said(cycle(1, True, chance=0.9))] == ['90.0% of the judged tok']
@@ -858,75 +729,30 @@ def test_cmasd_remarks():
 
 # ------------------------------------------------------------------------ ECSV
 
-@dataclass
-class JudgesByDraft(verify.Ecsv):
-    """Wrong on purpose: a fused token is judged as if it had been drawn from the draft's q."""
-    def texts(self, s, n):
-        self.q = (found := super().texts(s, n))[1]
-        return found
-
-    def draft(self, s, n):
-        d = super().draft(s, n)
-        return Draft(d.tokens, probs(self.q[0])[:len(d.tokens)]) if d.tokens else d
-
-
-THREE = dict(gamma=2, branches=3, draft_temperature=1.0, draft_top_p=0.85)
-TWO = THREE | dict(branches=2, draft_top_p=0.8)
-BRANCHED = {
-    'ecsv': verify.Ecsv(**THREE),
-    'ecsv-lite, prefix, branch': lab.rivals.EcsvLite(**TWO, align='prefix', granularity='branch'),
-    'ecsv-soft, window': lab.rivals.EcsvSoft(**TWO, granularity='window'),
-    'ecsv-spot': lab.rivals.EcsvSpot(**TWO, spots=2, policy='entropy'),
-    'ecsv-spot, tight budget': lab.rivals.EcsvSpot(**TWO, spots=2, policy='agree_entropy', budget=2),
-    'mean-argmax': METHODS['mean-argmax'](**TWO), 'oracle-top1': METHODS['oracle-top1'](**TWO),
-    'sd-multi': METHODS['sd-multi'](**TWO), 'sd-multi, budget': METHODS['sd-multi'](**TWO, budget=4),
-}
-
-
-@pytest.mark.parametrize('name', BRANCHED)
-def test_branched_law(name):
-    """k = 2 on 4 tokens, B = 3 and 2: every draw of branches and acceptance enumerated, below 1e-9."""
-    target, method = Table(1), BRANCHED[name]
-    law = law_by_cycles(target, Table(2), method, 3, temperature=1.0)
-    assert method.lossless and abs(sum(law.values()) - 1) < 1e-9
-    assert variation(law, exact_law(target, 3, temperature=1.0)) < 1e-9
-
-
-def test_judging_a_fused_token_by_the_draft_is_wrong():
-    """Negative control: min(1, p / q) with the draft's q on a fused token misses the law by over 0.01."""
-    law = law_by_cycles(Table(1), Table(2), JudgesByDraft(**TWO), 3, temperature=1.0)
-    assert variation(law, exact_law(Table(1), 3, temperature=1.0)) > 0.01
-
-
-SPOTS = [dict(spots=R, budget=L, policy=p, align=a, bonus_check=b) for R, L, p, a, b in [
+@pytest.mark.parametrize('R, L, policy, align, bonus', [
     (1, None, 'disagreement', 'positional', False), (2, 4, 'entropy', 'prefix', True),
     (4, 6, 'agree_entropy', 'positional', True), (3, 3, 'entropy', 'positional', False),
-    (0, 9, 'disagreement', 'prefix', True), (1, 2, 'entropy', 'positional', True)]]
-
-
-@pytest.mark.parametrize('knobs', SPOTS)
-def test_spots_keep_the_budget_and_the_text(knobs):
+    (0, 9, 'disagreement', 'prefix', True), (1, 2, 'entropy', 'positional', True)])
+def test_spots_keep_the_budget_and_the_text(R, L, policy, align, bonus):
     """Greedy text is plain decoding's; a cycle's target positions never exceed the budget; a check that
-    leaves its prefix costs no position twice. Guards the reuse of rows and of the cache after a check.
-    """
+    leaves its prefix costs no position twice. Guards the reuse of rows and of the cache after a check."""
     target, twice, saved = network(0), 0, 0
+    method = METHODS['ecsv-spot'](4, draft_temperature=1.5, spots=R, budget=L, policy=policy, align=align,
+                                  bonus_check=bonus)
     for draft, prompt in itertools.product((network(0), network(1)), ([1, 2], [3])):
-        method = lab.rivals.EcsvSpot(4, draft_temperature=1.5, **knobs)
-        tokens, cycles = write(session(target, draft, prompt, 40,
-                                       generator=torch.Generator().manual_seed(1)), method)
+        tokens, cycles = write(session(target, draft, prompt, 40, seed=1), method)
         assert tokens == plain(target, prompt, 40)
         for c in cycles:
             passes, positions, _ = c.passes['target/full']
-            assert positions <= (knobs['budget'] or len(c.drafted) + 1)
+            assert positions <= (L or len(c.drafted) + 1)
             twice, saved = twice + (passes == 2), saved + (passes == 2 and positions == len(c.drafted) + 1)
-    assert saved or not knobs['spots']
-    assert twice or not knobs['spots'] and not (knobs['bonus_check'] and knobs['budget'])
+    assert (saved or not R) and (twice or not R and not (bonus and L))
 
 
 def ballot(tokens):
     """A Ballot of given tokens [B][n] under random draft logits that all branches share at each position."""
     ids = torch.tensor(tokens)
-    z = torch.randn(1, ids.shape[1], 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.randn(1, ids.shape[1], 6, generator=seeded(), dtype=torch.float64)
     return verify.Ballot.of(ids, z.expand(len(tokens), -1, -1), 4)
 
 
@@ -942,30 +768,34 @@ def test_fusion():
         tie.verifier[0] = [9.0 if x == best else 0.0 for x in tie.names[0]]
         assert same.fuse(tie) == [best]
     for seed in range(20):
-        rows = torch.randint(0, 6, (4, 3), generator=torch.Generator().manual_seed(seed)).tolist()
-        for m in (verify.Ecsv(), lab.rivals.EcsvSoft(align='prefix'), verify.Ecsv(granularity='window')):
-            assert m.fuse(ballot(rows)) == m.fuse(ballot(rows[::-1]))
-        assert verify.Ecsv(gamma_r=0).fuse(ballot(rows)) == same.fuse(ballot(rows))
-        assert verify.Ecsv().fuse(ballot(rows[:1])) == rows[0]              # one branch is its own vote
-        law = ballot(rows).q[0]                                             # all branches share it
-        assert METHODS['mean-argmax']().fuse(ballot(rows)) == [
-            names[q.index(max(q))] for names, q in zip(ballot(rows).names, law)]
+        rows = torch.randint(0, 6, (4, 3), generator=seeded(seed)).tolist()
+        votes, back = ballot(rows), ballot(rows[::-1])
+        for m in (ecsv(), METHODS['ecsv-soft'](align='prefix'), ecsv(granularity='window')):
+            assert m.fuse(votes) == m.fuse(back)
+        assert ecsv(gamma_r=0).fuse(votes) == same.fuse(votes)
+        assert ecsv().fuse(ballot(rows[:1])) == rows[0]                     # one branch is its own vote
+        best = [names[q.index(max(q))] for names, q in zip(votes.names, votes.q[0])]   # the branches share q
+        assert METHODS['mean-argmax']().fuse(votes) == best
 
 
-def test_one_branch_is_sd():
-    """B = 1 proposes what sd's draft samples, with the same random numbers."""
-    make = lambda: session(network(0), network(1), [1, 2], 30, temperature=1.0,
-                           generator=torch.Generator().manual_seed(3))
-    one = verify.Ecsv(4, branches=1, draft_temperature=1.0, draft_top_p=1.0)
+def test_branches(tmp_path):
+    """B = 1 proposes what sd's draft samples; of two drafts the second has half, its passes are counted."""
+    make = lambda: session(network(0), network(1), [1, 2], 30, temperature=1.0, seed=3)
+    one = ecsv(4, branches=1, draft_temperature=1.0, draft_top_p=1.0)
     assert one.propose(make()).tokens == rollout(make(), Exact(4), 4).tokens
+    target, draft, other = (network(i, 257, torch.float32) for i in (0, 1, 5))
+    method = METHODS['ecsv-two'](3, second=str(checkpoint(tmp_path, other)))
+    tokens, cycles = write(session(target, draft, [1, 2], 20), method)
+    assert tokens == plain(target, [1, 2], 20) and cycles[0].passes['draft/full'][0] == 6
+    with refusal('knob second'):
+        write(session(target, draft, [1, 2], 20), METHODS['ecsv-two']())
 
 
 def test_synthetic_channel():
     """Independent noise of known rates: the MAP vote meets its closed form, ECSV with calibrated features is
     the same vote, no weights do worse; with fully correlated branches voting gains nothing. 5,000 symbols:
-    0.03 is 5 standard errors of a rate of 0.8.
-    """
-    rates, V, n, rng = [0.1, 0.5, 0.55, 0.55, 0.6], 4, 5_000, torch.Generator().manual_seed(0)
+    0.03 is 5 standard errors of a rate of 0.8."""
+    rates, V, n, rng = [0.1, 0.5, 0.55, 0.55, 0.6], 4, 5_000, seeded()
     wrong = torch.rand(5, n, generator=rng) < torch.tensor(rates)[:, None]
     seen, flat = torch.where(wrong, torch.randint(1, V, (5, n), generator=rng), 0), torch.zeros(5, n, V)
     right = lambda method, votes: method.fuse(votes).count(0) / n           # the truth is always 0
@@ -974,54 +804,20 @@ def test_synthetic_channel():
     like = lambda y, truth: math.prod(1 - e if a == truth else e / (V - 1) for a, e in zip(y, rates))
     best = sum(max(like(y, t) for t in range(V)) / V for y in itertools.product(range(V), repeat=5))
     assert right(method, votes) == pytest.approx(best, abs=0.03)
-    votes.own = [[math.log(w)] * n for w in lab.rivals.map_weights(rates, V)]          # w = exp(r)
-    assert verify.Ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes) == method.fuse(votes)
+    votes.own = [[math.log(w)] * n for w in lab.rivals.map_weights(rates, V)]           # w = exp(r)
+    assert ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes) == method.fuse(votes)
     assert right(METHODS['vote-unif'](), votes) + 0.03 < right(method, votes)
     alike = verify.Ballot.of(seen[:1].expand(5, n), flat, 0)
-    assert right(verify.Ecsv(), alike) == pytest.approx(1 - wrong[0].double().mean().item())
-
-
-def test_quantise(tmp_path):
-    """A quantised copy loads; a group of 64 keeps 16 levels times its scale; embeddings stay."""
-    from lab.quantise import CODEBOOK, quantise
-    assert len(set(CODEBOOK)) == 16 and {-1, 0, 1} <= set(CODEBOOK)
-    w = torch.randn(6, 128, generator=torch.Generator().manual_seed(0))
-    groups = quantise(w).reshape(-1, 64) / w.reshape(-1, 64).abs().amax(1, keepdim=True)
-    assert (groups[..., None] - torch.tensor(CODEBOOK)).abs().amin(-1).max() < 1e-6
-    assert 0.05 < ((quantise(w) - w).norm() / w.norm()) < 0.12
-    subprocess.run([sys.executable, '-m', 'lab.quantise', checkpoint(tmp_path / 'a'), tmp_path / 'b'],
-                   cwd=HERE, check=True)
-    a, b = load(tmp_path / 'a')[0].state_dict(), load(tmp_path / 'b')[0].state_dict()
-    assert {k for k in a if not torch.equal(a[k], b[k])} == {k for k in a if k.endswith('_proj.weight')}
-
-
-def test_two_drafts(tmp_path):
-    """Half the branches come from the second folder, its passes are counted, the text is plain decoding's."""
-    folder, (target, draft) = checkpoint(tmp_path, 5), (network(i, 257, torch.float32) for i in (0, 1))
-    method = METHODS['ecsv-two'](3, second=str(folder))
-    tokens, cycles = write(session(target, draft, [1, 2], 20), method)
-    assert tokens == plain(target, [1, 2], 20) and cycles[0].passes['draft/full'][0] == 6
-    with pytest.raises(ValueError, match='knob second'):
-        write(session(target, draft, [1, 2], 20), METHODS['ecsv-two']())
-
-
-def test_calibration_figures():
-    """AUROC, reliability curve and expected calibration error by hand."""
-    from lab.claims import auroc, reliability
-    sure, hits = torch.tensor([0.95, 0.9, 0.5, 0.5, 0.1]), torch.tensor([True, True, True, False, False])
-    assert auroc(sure, hits) == pytest.approx(5.5 / 6)
-    curve, error = reliability(sure, hits, bins=2)
-    assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
-    assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
+    assert right(ecsv(), alike) == pytest.approx(1 - wrong[0].double().mean().item())
 
 
 # ------------------------------------------------------------------------ VIA-SD and train_mask.py
 
 def test_calibration_file(tmp_path, capsys):
     """What is written is read again by section; what is of other models, or no mask, is refused in a line."""
-    a, b = checkpoint(tmp_path / 'a'), checkpoint(tmp_path / 'b', 1)
+    a, b = (checkpoint(tmp_path / str(i), network(i, 257, torch.float32)) for i in range(2))
     flags = '--target', a, '--draft', b, '--prompt', 'x', '--method', 'via', '--max-new', 9
-    assert 'no section' in program(capsys, *flags)[2] and read_calibration(a) == {}
+    refused(capsys, 'no section', *flags)
     signals = {f'{who}_{x}': [-2.5, 0.5] for who in ('draft', 'target') for x in ('logp', 'grounding')}
     write_calibration(a, 'signals', signals, draft=b)
     write_calibration(a, 'mask', dict(skip=[1, 2]))
@@ -1030,28 +826,26 @@ def test_calibration_file(tmp_path, capsys):
     for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
         status, _, err = program(capsys, *flags, *more.split())
         assert status == 0 and ('equal to plain' if '--check' in more else 'target/slim: ') in err
-    assert 'give --mid DIR' in program(capsys, *flags, '--method', 'via-mid')[2]
+    refused(capsys, 'give --mid DIR', *flags, '--method', 'via-mid')
     assert program(capsys, *flags, '--method', 'via-mid', '--mid', b)[0] == 0
-    assert 'knob keep is 0.2; expected 0.3 to' in program(capsys, *flags, '--set', 'keep=0.2')[2]
+    refused(capsys, 'knob keep is 0.2; expected 0.3 to', *flags, '--set', 'keep=0.2')
 
-    def refused(words, folder, draft, *needs):
-        with pytest.raises(ValueError, match=words) as error:
+    def wrong(words, folder, draft, *needs):
+        with refusal(words):
             read_calibration(folder, draft, needs)
-        assert '\n' not in str(error.value)
-    refused('no section .anchors.*make it with', a, b, 'anchors')
-    refused('with another draft', a, a, 'signals')
-    refused('there is no draft model', a, None, 'signals')
+    wrong("no section 'anchors', which the method needs; make it with", a, b, 'anchors')
+    wrong('with another draft', a, a, 'signals')
+    wrong('there is no draft model', a, None, 'signals')
     for ends in ([1.0], [1.0, 0.0], 'wide', None):
         write_calibration(a, 'signals', signals | dict(draft_logp=ends), draft=b)
-        refused('draft_logp is .*, expected two numbers.*train_mask.py --signals', a, b, 'signals')
-    write_calibration(a, 'signals', signals, draft=b)
+        wrong(f'draft_logp is {ends!r}, expected two numbers', a, b, 'signals')
     (b / 'calibration.json').write_text((a / 'calibration.json').read_text())
-    refused('measured on another target', b, None, 'mask')
+    wrong('measured on another target', b, None, 'mask')
     for skip in ([0, 1, 2, 3], [4], [-1], [1.0], [[1]], 'all', None):
         write_calibration(a, 'mask', dict(skip=skip))
-        refused('expected some, not all, of sublayers 0..3', a, None, 'mask')
+        wrong('expected some, not all, of sublayers 0..3', a, None, 'mask')
     write_calibration(b, 'mask', dict(skip=[1]))                            # another model: nothing stays
-    refused('no section .signals.', b, a, 'signals')
+    wrong("no section 'signals'", b, a, 'signals')
 
 
 def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
@@ -1071,21 +865,20 @@ def greedy(model, path):
 
 @pytest.mark.parametrize('name, who, knobs', [
     ('via', 'draft', dict(keep=0.0, escalate=0.0)), ('via', 'draft', dict(keep=0.0, escalate=0.0, max_lag=0)),
-    ('via', 'target', dict(keep=2.0, escalate=1.5)),
+    ('via', 'target', dict(keep=2.0, escalate=1.5)), ('via', 'all layers', dict(keep=1.0)),
+    ('via', 'target', dict(keep=2.0, escalate=1.5, after_escalation='gate', max_lag=0)),
     ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99)),
     ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99, slim_bonus=True)),
     ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99, gate='lossy_sd')),
-    ('via', 'target', dict(gate='two_level_exact')), ('via', 'all layers', dict(keep=1.0)),
-    ('via', 'target', dict(keep=2.0, escalate=1.5, after_escalation='gate', max_lag=0)),
-    ('via-mid', 'target', dict(keep=1.0)), ('via-tiers', 'target', dict(tiers=2)),
+    ('via', 'target', dict(gate='two_level_exact')), ('via-mid', 'target', dict(keep=1.0)),
+    ('via-tiers', 'target', dict(tiers=2)),
     ('via-tiers', 'target', dict(tiers=5, keep=2.0, escalate=1.5))])
 @pytest.mark.parametrize('gamma', [1, 5])
 def test_limits_of_via(name, who, knobs, gamma):
     """At the ends of its knobs via writes the draft's, slim's or the target's greedy text, and no other.
-
-    Guards the order of the three regions, the block without a bonus, the shared cache, the room at the end.
-    """
-    for seed in range(3):
+    Guards the order of the three regions, the block without a bonus, the shared cache, the room at the
+    end."""
+    for seed in range(2):
         s = slim_session(seed, skip=() if who == 'all layers' else (2, 3, 4))
         d, t = s.draft.model, s.target.model
         s.mid = Reader(t, 64) if name == 'via-mid' else None                # slim that is never wrong
@@ -1096,42 +889,16 @@ def test_limits_of_via(name, who, knobs, gamma):
             assert not any('target/full' in c.passes for c in cycles)       # nothing escalated: no full pass
 
 
-@pytest.mark.parametrize('knobs, vocab, horizon, exact', [
-    (dict(gate='two_level_exact'), 2, 3, True), (dict(gate='two_level_exact'), 3, 2, True),
-    (dict(keep=2.0, escalate=1.5), 3, 2, True), ({}, 3, 2, False), (dict(gate='lossy_sd'), 3, 2, False),
-    (dict(gate='one_minus_alpha'), 3, 2, False)])
-def test_law_of_via(knobs, vocab, horizon, exact):
-    """Lossless where it says so, and at no other knobs; breaks if q is not what was really sampled from."""
-    method = METHODS['via'](2, **knobs)
-    settings = dict(calibration=dict(mask=dict(skip=[1])))
-    assert method.lossless == exact == (distance(method, settings, vocab, horizon) < 1e-9)
-
-
-def test_law_of_lossy_sd():
-    """With lenience l and nothing escalated, a token x has the chance min(q, s / l) + rejected * residual."""
-    target, draft, settings = Table(1, 3), Table(2, 3), dict(calibration=dict(mask=dict(skip=[1])))
-    method = METHODS['via'](2, gate='lossy_sd', keep=0.6, escalate=0.0)
-    for text, chance in enumerate_law(target, draft, method, 2, temperature=1.0, **settings).items():
-        for i, x in enumerate(text):                # slim wrote all that it reads, from the root on
-            s, q = probs(target.row(tuple(y + 0.5 for y in (0, *text[:i])))), probs(draft.row((0, *text[:i])))
-            kept = torch.minimum(q, s / 0.6)
-            chance /= float((kept + (1 - kept.sum()) * residual(s, q))[x])
-        assert abs(chance - 1) < 1e-9
-
-
 @pytest.mark.parametrize('name, knobs', [
     ('via', dict(escalate=0.01, max_lag=3)), ('via', dict(gate='lossy_sd', escalate=0.1)),
     ('via', dict(after_escalation='gate')), ('via', dict(gate='one_minus_alpha', after_escalation='gate')),
     ('via', dict(keep=0.9, escalate=0.2, slim_bonus=True)), ('via-tiers', dict(tiers=5))])
 def test_via_ledger_and_caches(name, knobs):
     """A full pass in exactly the cycles that escalate or met the lag's limit, which slim never exceeds.
-
-    After each cycle what the full path trusts equals a fresh prefill: nothing is built on slim's keys.
-    """
+    After each cycle what the full path trusts equals a fresh prefill: nothing is built on slim's keys."""
     seen, spent, over, lag, method = Counter(), Counter(), 0, 0, METHODS[name](4, **knobs)
-    s = slim_session(3, 40, temperature=1.0, generator=torch.Generator().manual_seed(0))
+    s = slim_session(3, 40, temperature=1.0)
     s.read_prompt()
-    full = s.target.model.full
     for c in specmini.decode(s, method):
         asked, over = any(j['by'] == 'target' for j in c.judged), over + (lag > method.max_lag)
         assert c.passes.get('target/full', [0])[0] == (lag > method.max_lag) + asked
@@ -1140,7 +907,7 @@ def test_via_ledger_and_caches(name, knobs):
             assert (j['by'] == 'target') >= (j['ratio'] < method.bounds[0])
             seen[j['by'], j['kept']] += 1
         spent.update(c.passes.keys())
-        n = s.target.cache.trusted(s.tokens, full)
+        n = s.target.cache.trusted(s.tokens, s.target.model.full)
         lag = max(0, len(s.tokens) - 1 - n)
         assert differ(s.target, s.tokens[:n]) < 1e-9
     assert (over > 0) == (method.max_lag == 3) and seen['target', True] and seen['target', False]
@@ -1151,31 +918,28 @@ def test_via_ledger_and_caches(name, knobs):
 @pytest.mark.parametrize('unit, useless', [('layer', {4, 5, 8, 9}), ('sublayer', {3, 4, 9, 10, 13})])
 def test_the_search_finds_planted_sublayers(unit, useless, tmp_path, capsys):
     """Sublayers whose output weights are zero add nothing: the search finds exactly those, resumed or not.
-
-    Breaks if units are misnumbered, if a mask is scored on another's keys, or if proposals hang on the clock.
-    """
-    model, folder = network(3, 257, torch.float32, num_hidden_layers=8), checkpoint(
-        tmp_path / 'm', num_hidden_layers=8, max_position_embeddings=512)
+    Breaks if units are misnumbered, if a mask is scored on another's keys, or if proposals hang on the
+    clock."""
+    model, text = network(3, 257, torch.float32, num_hidden_layers=8), tmp_path / 'text'
     for j in useless:
         layer = model.model.layers[j // 2]
         (layer.mlp.down_proj if j % 2 else layer.self_attn.o_proj).weight.zero_()
-    safetensors.save_file(dict(model.state_dict()), folder / 'model.safetensors')
-    (tmp_path / 'text').write_text('To be, or not to be, that is the question. ' * 9)
-    skip = (len(useless) + 0.1) / 16
-    flags = ['--target', str(folder), '--text', str(tmp_path / 'text'), '--unit', unit, '--windows', '2',
-             '--skip', str(skip), '--patience', '999']
-    a, b, c = (train_mask.main(flags + more) or read_calibration(folder, needs=['mask'])['mask'] for more in (
-        ['--evaluations', '90'], ['--evaluations', '30'], ['--evaluations', '90', '--resume']))
+    folder = checkpoint(tmp_path / 'm', model, num_hidden_layers=8, max_position_embeddings=512)
+    text.write_text('To be, or not to be, that is the question. ' * 9)
+    flags = (f'--target {folder} --text {text} --unit {unit} --windows 2 --patience 999 '
+             f'--skip {(len(useless) + 0.1) / 16}')
+    run = lambda more: train_mask.main(f'{flags} {more}'.split())
+    a, b, c = (run(more) or read_calibration(folder, needs=['mask'])['mask'] for more in (
+        '--evaluations 90', '--evaluations 30', '--evaluations 90 --resume'))
     assert set(a['skip']) == useless and a['cost'] < 1e-9 < min(a['evenly'], a['random'])
     assert len(b['tried']) <= 30 and list(c['tried'].items()) == list(a['tried'].items())   # as uninterrupted
-    assert [train_mask.main(flags + x) for x in (['--resume', '--seed', '1'], ['--skip', '0.9'])] == [2, 2]
+    assert [run('--resume --seed 1'), run('--skip 0.9')] == [2, 2]
     assert re.search('give this one the same\n.*free .*layers; expected 1 to', capsys.readouterr().err)
 
 
 def test_search_against_all_masks_and_chance():
     """Of all 70 masks of 4 of 8 units it meets the best; at equal evaluations it beats chance on 16 units."""
-    g = torch.Generator().manual_seed(0)
-    weights, pairs = torch.rand(16, generator=g), 0.2 * torch.rand(16, 16, generator=g)
+    weights, pairs = torch.rand(16, generator=(g := seeded())), 0.2 * torch.rand(16, 16, generator=g)
     cost = lambda z: float((weights[list(z)].sum() + pairs[list(z)][:, list(z)].sum()).exp())
 
     def best(m, k, period, seed):
@@ -1196,7 +960,7 @@ def test_search_against_all_masks_and_chance():
 
 def test_violation_by_hand():
     """R is 0 for equal laws, at 1/2, 1/2 within a factor of 2, never below; Delta is 0 for no new stage."""
-    q, p = torch.randn(2, 50, 6, generator=torch.Generator().manual_seed(0)).double().log_softmax(-1)
+    q, p = torch.randn(2, 50, 6, generator=seeded()).double().log_softmax(-1)
     assert (verify.violation(p, p) == 0).all() and (verify.violation(p, q) >= 0).all()
     a, b = torch.tensor([0.6, 0.4]).log(), torch.tensor([0.4, 0.6]).log()
     assert verify.violation(b, a) == 0 and float(verify.violation(b, a, 0, 1)) == pytest.approx(math.log(1.5))
@@ -1205,11 +969,9 @@ def test_violation_by_hand():
 
 
 def test_replayed_gates_are_the_real_ones():
-    """What a recorded block says a gate would do is what it does: tokens, full passes, tokens not the target's.
-
-    Guards every figure that lab.claims replays. By TV, a metric, no stage shortens the way; one of p's law
-    neither shortens nor lengthens it, by any measure.
-    """
+    """What a recorded block says a gate would do is what it does: tokens, full passes, tokens not the
+    target's. Guards every figure that lab.claims replays. By TV, a metric, no stage shortens the way; one of
+    p's law neither shortens nor lengthens it, by any measure."""
     outcomes = set()
     for seed in range(12):
         s = slim_session(seed, skip=(2, 3))
@@ -1233,24 +995,7 @@ def test_replayed_gates_are_the_real_ones():
     assert len(outcomes) > 12 and max(n for n, *_ in outcomes) == 6 and max(w for *_, w in outcomes) > 1
 
 
-@pytest.mark.parametrize('name, lam', [('cascade', 0.5), ('cascade-opt', 0.3), ('cascade-tokenv3', 0.6)])
-def test_law_of_cascades(name, lam):
-    """The first token of a block follows the rule's own pi, written out here."""
-    target, draft = Table(1), Table(2)
-    law = enumerate_law(target, draft, METHODS[name](1, lam=lam), 2, temperature=1.0)
-    q, p = probs(draft.row((0,))), probs(target.row((0,)))
-    inside = [float(q[v]) if p[v] >= (1 - lam) * p.max() else 0.0 for v in range(4)]
-    pi = {'cascade': q if q.max() >= 1 - lam else p,
-          'cascade-opt': q if q.max() >= p.max() - lam * (1 - overlap(p, q)) else p,
-          'cascade-tokenv3': torch.tensor(inside) + (1 - sum(inside)) * p}[name]
-    for v in range(4):
-        assert sum(chance for text, chance in law.items() if text[0] == v) == pytest.approx(float(pi[v]))
-
-
 # ------------------------------------------------------------------------ SpecGuard
-
-SpecGuard = METHODS['specguard']
-
 
 def whole_rollout(model, line, layers, sparsify, residual):
     """The oracle: whole matrices [N, N], made head by head and row by row, multiplied."""
@@ -1275,52 +1020,36 @@ def whole_rollout(model, line, layers, sparsify, residual):
     ('middle', 2, [1, 2]), ('all', 1, range(5))])
 @pytest.mark.parametrize('sparsify, residual', [(0, 0), (0.04, 0), (0.3, 0.5), (1, 0)])
 def test_rollout(layers, n, chosen, sparsify, residual):
-    """The cheap recursion grounds every token as the product of whole matrices does, within 1e-9.
-
-    Breaks if rows leak what was dropped, an empty row is lost, or layers come in the wrong order. Shades of a
-    strict subset of the old tokens differ from the product's over several layers.
-    """
+    """The cheap recursion grounds every token as the product of whole matrices does, within 1e-9. Breaks if
+    rows leak what was dropped, an empty row is lost, or layers come in the wrong order. Shades of a strict
+    subset of the old tokens differ from the product's over several layers."""
     model, line, begin = network(num_hidden_layers=5), torch.arange(20).remainder(11).tolist(), 4
     path = model.full.grounded(layers, n, begin=begin, sparsify=sparsify, residual=residual)
-    reader, plain = Reader(model, 64), Reader(model, 64)
+    reader, dense = Reader(model, 64), Reader(model, 64)
     logits = reader.read(line[:begin], line[begin:], path, 16)
     mine, whole = path.carry['shades'][0], whole_rollout(model, line, chosen, sparsify, residual)[begin:]
     assert mine.shape == (16, begin) and (mine.sum(-1) - whole[:, :begin].sum(-1)).abs().max() < 1e-9
     assert mine.sum(-1).std() > 0.01 and mine.sum(-1).max() < 1 + 1e-9
     assert (len(chosen) == 1) == bool((mine[:, 1:3].sum(-1) - whole[:, 1:3].sum(-1)).abs().max() < 1e-9)
-    assert (logits - plain.read(line[:begin], line[begin:], model.full, 16)).abs().max() < 1e-12
+    assert (logits - dense.read(line[:begin], line[begin:], model.full, 16)).abs().max() < 1e-12
     assert reader.cache.trusted(line, model.full) == 20 and torch.equal(
-        reader.cache.stores[4][0][:, :, :20], plain.cache.stores[4][0][:, :, :20])
+        reader.cache.stores[4][0][:, :, :20], dense.cache.stores[4][0][:, :, :20])
 
 
 def guarded(room, seed=0, **knobs):
     """(tokens, cycles) of specguard on a random pair; settings of the Session may be among the knobs."""
     fields = LINES | {k: knobs.pop(k) for k in list(knobs) if k in Session.__dataclass_fields__}
     pair = fields.pop('target', network(0, 12)), fields.pop('draft', network(1, 12))
-    s = session(*pair, [3, 2], room, generator=torch.Generator().manual_seed(seed), **fields)
-    return write(s, SpecGuard(**knobs))
-
-
-def test_specguard_law_at_minus_inf():
-    """tau = -inf, k = 1: the draft's law at its temperature; k = 2 bends it, a finite tau mixes the two."""
-    law = lambda **knobs: enumerate_law(Table(1), Table(2), SpecGuard(**knobs), 2, temperature=1.0, **LINES)
-    drafts, mixed = exact_law(Table(2), 2, temperature=0.7), law(k=1, tau=0.5)
-    assert variation(law(k=1, tau=-math.inf), drafts) < 1e-9
-    assert variation(law(k=2, tau=-math.inf), drafts) > 0.01
-    assert min(variation(mixed, drafts), variation(mixed, exact_law(Table(1), 2, temperature=1.0))) > 0.01
-    assert not SpecGuard(k=1, tau=0.5).lossless and not SpecGuard(tau=math.inf, target_k=2).lossless
+    return write(session(*pair, [3, 2], room, seed=seed, **fields), SpecGuard(**knobs))
 
 
 @pytest.mark.parametrize('tau', [-math.inf, 0.5, math.inf])
 def test_specguard_greedy(tau):
-    """Equal candidates leave the selector nothing to do; tau = inf is the target's text, -inf the draft's.
-
-    A step of T tokens: T draft passes, one grounded pass of T positions; the target is read only to write.
-    """
+    """Equal candidates leave the selector nothing to do; tau = inf is the target's text, -inf the draft's. A
+    step of T tokens: T draft passes, one grounded pass of T positions; the target is read only to write."""
     runs = [guarded(30, tau=tau, k=k, regenerate=how, **GREEDY) for k, how in ((1, 'ar'), (4, 'sd'))]
     assert runs[0][0] == runs[1][0] and [c.labels for c in runs[0][1]] == [c.labels for c in runs[1][1]]
-    if tau != 0.5:
-        assert runs[0][0] == plain(network(int(tau < 0), 12), [3, 2], 30)
+    assert tau == 0.5 or runs[0][0] == plain(network(int(tau < 0), 12), [3, 2], 30)
     for c in runs[0][1]:
         T, wrote = len(c.drafted), c.labels[0] == 'target'
         assert c.passes['draft/full'][0] == T and c.passes['draft/grounded'][:2] == [1, T]
@@ -1331,16 +1060,15 @@ def test_specguard_greedy(tau):
 def test_signals_are_of_the_token_itself(who):
     """The log-probabilities in the trace are those of a fresh read of the text; a shift by one would show."""
     tokens, cycles = guarded(30, tau=-math.inf, signals=who)
-    model = network(int(who == 'draft'), 12)
-    fresh = Reader(model, 40).read([3, 2] + tokens, [], model.full, 31)[:-1]
-    seen = [j['logp'] for c in cycles for j in c.judged]
-    assert seen == pytest.approx(verify.loglikes(fresh, tokens).tolist())
+    rows = fresh(network(int(who == 'draft'), 12), [3, 2] + tokens, 31)[:-1]
+    wanted = verify.loglikes(rows, tokens).tolist()
+    assert [j['logp'] for c in cycles for j in c.judged] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize('tau', [-math.inf, 0.5, math.inf])
 def test_steps_end(tau):
     """At the delimiter, at the end of sequence inside a step, at max_step; without any newline, too."""
-    for seed in range(4):
+    for seed in range(2):
         line, cycles = guarded(30, seed, tau=tau, temperature=1.0)
         for text in (LINES['text'](c.tokens) for c in cycles[:-1]):
             assert '\n' in text.lstrip() and '\n' not in text[:-1].lstrip()
@@ -1356,11 +1084,11 @@ def test_steps_end(tau):
 def test_target_writes_more_as_tau_rises(combine):
     """On frozen scores the steps that the target writes never become fewer; each score is the formula's."""
     s, wrote = session(network(0, 12), network(1, 12), [3, 2], 12, **LINES), []
+    draft = Draft([4, 5], torch.full((2, 12), 1 / 12))
     for tau in (-math.inf, 0.2, 0.3, 0.47, 0.49, 0.51, 0.53, 1.01, math.inf):
         wrote.append(0)
         for i in range(20):
             seen = [(-0.1, 0.8), (-0.2 * i, 0.04 * i + 0.1)]
-            draft = Draft([4, 5], torch.full((2, 12), 1 / 12))
             verdict = SpecGuard(tau=tau, combine=combine, beta=0.3).accept(s, draft, seen)[2][0]
             L, G = 1 - max(0.2 * i, 0.1) / 4, min(0.8, 0.04 * i + 0.1)
             wanted = 0.3 * L + 0.7 * G if combine == 'weighted' else min(L, G)
@@ -1371,10 +1099,9 @@ def test_target_writes_more_as_tau_rises(combine):
 
 def test_rivals_of_specguard():
     """The oracle gate keeps what the checker likes, the coin its rate, votes the commonest last line."""
-    even, pair = lambda ids: ids[-1] % 2 == 0, LINES | dict(target=network(0, 12), draft=network(1, 12))
-    coin = lambda: torch.Generator().manual_seed(0)
-    start = lambda **more: session(prompt=[3, 2], room=40, generator=coin(), **pair | more)
-    run = lambda name, **knobs: write(start(checker=even), METHODS[name](**knobs))[1]
+    even, pair = lambda ids: ids[-1] % 2 == 0, (network(0, 12), network(1, 12))
+    start = lambda checker=even: session(*pair, [3, 2], 40, checker=checker, **LINES)
+    run = lambda name, **knobs: write(start(), METHODS[name](**knobs))[1]
     for name in ('oracle-gate', 'rsd'):
         assert all(c.judged[0]['kept'] == even(c.drafted) for c in run(name))
     assert {run('random-gate', rate=r)[0].labels[0] for r in (0, 1)} == {'target', 'draft'}
@@ -1387,18 +1114,17 @@ def test_rivals_of_specguard():
     assert METHODS['process-best-of-n']().choose(wanted, steps) is steps[1]
     for name in ('specreason', 'specguard-first', 'specguard-random', 'specguard-pooled'):
         assert sum(len(c.tokens) for c in run(name)) == 40
-    with pytest.raises(ValueError, match='step checker'):
-        write(start(), METHODS['rsd']())
+    with refusal('step checker'):
+        write(start(None), METHODS['rsd']())
 
 
 @pytest.mark.parametrize('eos', [frozenset(), frozenset([4])])
 def test_beam_finds_the_likeliest_text(eos):
     """Wide enough, it finds the text of highest mean log-probability among all; k = 1 is greedy decoding."""
     draft, means = network(1, 12), {}
-    fresh = lambda ids: Reader(draft, 9).read([3, 2] + ids, [], draft.full, 1)[0].log_softmax(-1)
-    for a in range(12):
-        first, then = float(fresh([])[a]), fresh([a]).tolist()
-        means |= {(a,): first} if a in eos else {(a, b): (first + z) / 2 for b, z in enumerate(then)}
+    law = lambda ids: fresh(draft, [3, 2] + ids, 1)[0].log_softmax(-1).tolist()
+    for a, first in enumerate(law([])):
+        means |= {(a,): first} if a in eos else {(a, b): (first + z) / 2 for b, z in enumerate(law([a]))}
     run = lambda k, room: write(session(network(0, 12), draft, [3, 2], room, **LINES | dict(eos=eos)),
                                 METHODS['beam'](k=k))[0]
     assert tuple(run(144, 2)) == max(means, key=means.get)
@@ -1440,10 +1166,10 @@ def test_small_functions_of_specguard():
 def test_signals_from_the_command_line(capsys, tmp_path):
     """train_mask.py --signals writes what specguard asks for; without it one line says what to do."""
     for name in ('target', 'draft'):
-        shutil.copytree(HERE / 'lab/models' / name, tmp_path / name, ignore=lambda *_: ['calibration.json'])
+        shutil.copytree(EMBEDDED / name, tmp_path / name, ignore=lambda *_: ['calibration.json'])
     pair = '--target', str(tmp_path / 'target'), '--draft', str(tmp_path / 'draft')
     run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens. Tom loses 5. How many pens are left?'
-    assert 'train_mask.py --signals' in program(capsys, *run)[2]
+    refused(capsys, 'train_mask.py --signals', *run)
     assert train_mask.main(['--signals', '--rows', '1', '--share', '0.5', *pair]) == 0
     assert '<- chosen' in capsys.readouterr().out
     assert re.search(r'steps, \d+% kept', program(capsys, *run)[2])
@@ -1452,18 +1178,8 @@ def test_signals_from_the_command_line(capsys, tmp_path):
     assert '--share 2' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('change, words', [
-    (dict(draft=None), 'needs a draft model'), (dict(tau=math.nan), 'knob tau is nan'),
-    (dict(k=0), 'knob k is 0'), (dict(preset='best'), "knob preset is 'best'")])
-def test_specguard_refuses(change, words):
-    with pytest.raises(ValueError, match=re.escape(words)) as error:
-        guarded(9, **change)
-    assert '\n' not in str(error.value)
-
-
 # ------------------------------------------------------------------------ sparse verification
 
-OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0)
 SMALL = dict(dense_below=8, block=4, locals=1)      # for texts of 64 tokens
 LINE = [i % 11 for i in range(50)]
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
@@ -1479,7 +1195,7 @@ def thin(model, **knobs):
 
 def queries(start, T, capacity, block, B=2):
     """q [B, 4, T, 6], k and v [B, 2, capacity, 6], the mask and the carry of a pass at `start`."""
-    g = torch.Generator().manual_seed(1)
+    g = seeded(1)
     q, k, v = (torch.randn(n, B, h, 6, generator=g, dtype=torch.float64).permute(1, 2, 0, 3).contiguous()
                for h, n in ((4, T), (2, capacity), (2, capacity)))
     hidden = torch.arange(capacity) > start + torch.arange(T)[:, None]
@@ -1492,9 +1208,7 @@ def queries(start, T, capacity, block, B=2):
 @pytest.mark.parametrize('start, T', [(40, 1), (43, 5), (30, 3), (9, 6)])
 def test_gathered_attention_is_masked_attention(block, start, T):
     """Gathered blocks give what all keys give under a mask, also in a compiled pass (all the cache in view).
-
-    Breaks if a kept key loses its position, a block counts twice, or the budget is the capacity's.
-    """
+    Breaks if a kept key loses its position, a block counts twice, or the budget is the capacity's."""
     how = 0, True, thin(network(), rho=0.3, block=block).attends[0].keywords['how'][2]
     q, k, v, mask, carry = queries(start, T, start + T, block)
     got, carry = kernels.sparse_attend(q, k, v, mask, carry, how)
@@ -1551,10 +1265,8 @@ def test_what_is_off_is_dense():
 
 
 def test_one_choice_a_pass():
-    """Drafts change no logits before them; a layer that is no anchor reads its anchor's blocks.
-
-    Slim and sparse at once: an anchor that is skipped leaves the choice to the next layer.
-    """
+    """Drafts change no logits before them; a layer that is no anchor reads its anchor's blocks. Slim and
+    sparse at once: an anchor that is skipped leaves the choice to the next layer."""
     model = network(num_hidden_layers=4)
     a, b = (sparse_logits(model, draft, rho=0.1)[0] for draft in ([1, 2, 3], [1, 2, 9]))
     assert torch.equal(a[:3], b[:3]) and not torch.equal(a[3], b[3])
@@ -1578,9 +1290,8 @@ def test_sparse_channels_and_experts():
     got, carry = kernels.sparse_swiglu(x, *parts, carry, (0.1, 0.25))
     h = torch.nn.functional.silu(mlp.gate_proj(x))
     h = torch.where(h.abs() < 0.1, 0, h)
-    best = h[0, :4].abs().amax(0).topk(6).indices
+    best, u = h[0, :4].abs().amax(0).topk(6).indices, torch.zeros_like(h)
     assert sorted(carry['chosen'].tolist()) == sorted(best.tolist())
-    u = torch.zeros_like(h)
     u[..., best] = (h * mlp.up_proj(x))[..., best]
     assert (got - mlp.down_proj(u)).abs().max() < 1e-12
     for f in (lab.rivals.literal_swiglu, lab.rivals.union_swiglu):          # off: dense; on: not, nor as gate
@@ -1600,18 +1311,15 @@ def test_sparse_channels_and_experts():
 
 @pytest.mark.parametrize('refresh', [0, 1, 3])
 def test_sparse_text(refresh):
-    """Off, or below dense_below, the text is sd's; a refresh leaves nothing sparse in the cache."""
+    """A refresh leaves nothing sparse in the cache; refreshed in every cycle the text is plain decoding's."""
     target, draft, prompt = network(0), network(1), LINE[:24]
-    wanted = plain(target, prompt, 30)
-    for knobs in (OFF, OFF | dict(rho=0.0, dense_below=64), OFF | dict(rho=0.0, refresh_every=1)):
-        assert write(session(target, draft, prompt, 30), METHODS['sparse'](**SMALL | knobs))[0] == wanted
     s = session(target, draft, prompt, 30, sparse=METHODS['sparse'](**SMALL, rho=0.0, refresh_every=refresh))
     s.read_prompt()
     for i, cycle in enumerate(specmini.decode(s, Exact(3)), 1):
         dense = bool(refresh and i % refresh == 0)
         assert ('target/full' if dense else 'target/sparse') in cycle.passes
         assert ('sparse' in s.target.cache.writers) != dense
-    assert s.tokens[24:] != wanted or refresh == 1
+    assert (s.tokens[24:] == plain(target, prompt, 30)) == (refresh == 1)
 
 
 def test_sparse_controls():
@@ -1638,26 +1346,21 @@ def test_sparse_controls():
 
 def test_sparse_flag(pair, capsys):
     """--sparse thins out any method, prints it as LOSSY, takes its knobs; switched off it changes nothing."""
-    flags = *pair_flags(pair), '--json', '--ignore-eos', '--set', 'dense_below=4', 'block=1', 'rho=0'
+    flags = *pair, '--json', '--ignore-eos', '--set', 'dense_below=4', 'block=1', 'rho=0'
     dense = json.loads(program(capsys, *flags[:-4])[1])
     for more in ('--sparse attn', '--method sparse', '--method lenient --sparse attn,ffn'):
-        status, out, _ = program(capsys, *flags, *more.split())
-        r = json.loads(out)
-        assert status == 0 and not r['lossless'] and r['tokens'] != dense['tokens']
+        r = json.loads(program(capsys, *flags, *more.split())[1])
+        assert not r['lossless'] and r['tokens'] != dense['tokens']
         assert set(r['stats']['passes']) == {'target/sparse', 'draft/full'}
         assert r['stats']['block_efficiency'] == 20 / r['stats']['passes']['target/sparse']
     off = json.loads(program(capsys, *flags[:-3], 'rho=1', '--sparse', 'attn')[1])
     assert off['lossless'] and off['tokens'] == dense['tokens']
-    for bad, words in (('--sparse moe', 'no layer of that kind'), ('--sparse all', 'expected some of'),
-                       ('--sparse attn --set anchors=1', 'no section'), ('--sparse ffn --set rho=2', 'rho'),
-                       ('--set anchors=1', 'with a knob of'), ('--sparse attn --set block=0', 'block'),
-                       ('--method sparse --set select=best', 'knob select')):
-        status, out, err = program(capsys, *flags[:-4], *bad.split())
-        assert status == 2 and words in err and err.count('\n') == 1
-    assert 'LOSSY' in program(capsys, *pair_flags(pair), '--compare', 'sd', '--sparse', 'ffn')[1]
+    assert 'LOSSY' in program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')[1]
+    refused(capsys, 'no layer of that kind', *pair, '--sparse', 'moe')
+    refused(capsys, 'no section', *pair, '--sparse', 'attn', '--set', 'anchors=1')
 
 
-def test_anchors(tmp_path):
+def test_anchors():
     """What train_mask.py --anchors measures is what a session reads back: layers by difference, quantiles."""
     found = sparsity(network(**MIXED), [LINE, LINE[::-1]], dense_below=8, block=4)
     order = sorted(range(1, 4), key=lambda i: found['jaccard'][i - 1])
@@ -1665,34 +1368,33 @@ def test_anchors(tmp_path):
     assert [*map(len, found['experts'])] == [2, 0, 2, 0] and [*map(len, found['channels'])] == [1, 21, 1, 21]
     one, two = found['experts'][0]
     assert one == sorted(one) and len(one) == 21 and 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
-    with pytest.raises(ValueError, match='too short for blocks'):
+    with refusal('too short for blocks'):
         sparsity(network(), [[1] * 12])
 
 
 # ------------------------------------------------------------------------ specmini.py: the program
 
-def pair_flags(pair):
-    return '--target', pair[0], '--draft', pair[1], '--prompt', 'hello', '--max-new', 20
-
-
-STATS = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
-         'labels seconds prompt_seconds tokens_per_second work').split()
-
-
-@pytest.mark.parametrize('method', ['ar', 'sd', 'lenient', 'typical'])
-@pytest.mark.parametrize('temperature', [0, 1])
-def test_json(method, temperature, pair, capsys):
-    """The names of the JSON object, and what must hold among its figures."""
-    status, out, err = program(capsys, *pair_flags(pair), '--method', method, '--temperature', temperature,
-                               '--json', '--seed', 3)
-    r = json.loads(out.splitlines()[-1])
-    s = r['stats']
-    assert status == 0 and list(s) == STATS
+@pytest.mark.parametrize('method, temperature', [('ar', 1), ('sd', 0), ('sd', 1), ('lenient', 1)])
+def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
+    """The JSON object, the trace and the streamed text are one run's; what must hold among their figures."""
+    flags = *pair, '--method', method, '--temperature', temperature, '--seed', 3, '--trace', tmp_path / 't'
+    text = program(capsys, *flags)[1]
+    lines = [json.loads(line) for line in (tmp_path / 't').read_text().splitlines()]
+    status, out, _ = program(capsys, *flags, '--json')
+    s = (r := json.loads(out.splitlines()[-1]))['stats']
+    assert status == 0 and list(s) == (
+        'cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
+        'labels seconds prompt_seconds tokens_per_second work').split()
     assert list(r) == 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
     assert (r['method'], r['seed'], r['dtype'], r['prompt_tokens']) == (method, 3, 'fp32', 5)
+    assert text == r['text'] + '\n' and sum((c['tokens'] for c in lines), []) == r['tokens']
+    assert sum(c['passes']['target/full']['passes'] for c in lines) == s['passes']['target/full']
+    for j in (j for c in lines for j in c['judged']):
+        assert 0 <= j['p'] <= 1 and 0 < j['q'] <= 1
+        assert method != 'sd' or j['chance'] == min(1, j['p'] / j['q'])
     assert r['device'] == specmini.pick_device('auto')
     assert sum(s['labels'].values()) == len(r['tokens'])
-    assert (r['finish'] == 'eos') == (r['tokens'][-1] == 256)
+    assert r['finish'] == ('eos' if r['tokens'][-1] == 256 else 'length')
     assert r['finish'] == 'eos' or len(r['tokens']) == 20
     assert s['accepted'] <= s['judged'] <= s['drafted'] and s['labels'].get('draft', 0) == s['accepted']
     assert s['block_efficiency'] == len(r['tokens']) / s['passes']['target/full']
@@ -1705,20 +1407,6 @@ def test_json(method, temperature, pair, capsys):
         assert s['positions']['target/full'] == s['drafted'] + s['cycles'] and r['knobs']['gamma'] == 4
 
 
-def test_text_equals_json_and_trace(pair, capsys, tmp_path):
-    """The streamed text, the JSON and the trace are one run's: same seed, same tokens."""
-    flags = *pair_flags(pair), '--temperature', 1, '--ignore-eos', '--trace', tmp_path / 't.jsonl'
-    text = program(capsys, *flags)[1]
-    lines = [json.loads(line) for line in (tmp_path / 't.jsonl').read_text().splitlines()]
-    r = json.loads(program(capsys, *flags, '--json')[1])
-    assert text == r['text'] + '\n' and len(r['tokens']) == 20
-    assert sum((c['tokens'] for c in lines), []) == r['tokens']
-    for c in lines:
-        for j in c['judged']:
-            assert 0 <= j['p'] <= 1 and 0 < j['q'] <= 1 and j['chance'] == min(1, j['p'] / j['q'])
-    assert sum(c['passes']['target/full']['passes'] for c in lines) == r['stats']['passes']['target/full']
-
-
 def printed(capsys, tokenizer, ids):
     """What the printer shows after each of these tokens, and at the end."""
     printer, pieces = specmini.Printer(tokenizer, False, False), []
@@ -1729,73 +1417,82 @@ def printed(capsys, tokenizer, ids):
     return [*pieces, capsys.readouterr().out]
 
 
-def test_a_character_is_never_printed_broken(capsys):
-    """Pieces of a streamed text are whole characters, although each byte is a token."""
+def test_streaming(capsys):
+    """Pieces are whole characters, although each byte is a token; a Llama 2 style decoder rewrites invalid
+    bytes as it goes, and what was printed is never printed again."""
     tokenizer, text = bytes_tokenizer(), 'na\u00efve \u2192 \U0001f600!'
     ids = tokenizer.encode(text).ids + tokenizer.encode('\u20ac').ids[:2]        # half a character at the end
     assert len(ids) == len(text.encode()) + 2
     *pieces, last = printed(capsys, tokenizer, ids)
-    assert ''.join(pieces) == text and not any('\ufffd' in piece for piece in pieces)
-    assert last.startswith('\ufffd')
-
-
-def test_streaming_survives_byte_fallback(capsys):
-    """A Llama 2 style decoder rewrites invalid bytes as it goes; what was printed is never printed again."""
+    assert ''.join(pieces) == text and not any('\ufffd' in piece for piece in pieces) and last[0] == '\ufffd'
     words = ['<unk>', *(f'<0x{i:02X}>' for i in range(256)), '\u2581a', '\u2581b']
     tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
     parts = [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(parts)
     for seed in range(50):
-        ids = torch.randint(1, len(words), (12,), generator=torch.Generator().manual_seed(seed)).tolist()
+        ids = torch.randint(1, len(words), (12,), generator=seeded(seed)).tolist()
         assert ''.join(printed(capsys, tokenizer, ids))[-3:-1] == tokenizer.decode(ids)[-2:]
 
 
-def test_break_even_takes_each_length(capsys):
-    """Blocks of 1 and 3 at acceptance 1/2 give (1.5 + 1.875) / 2 tokens a cycle, their mean 1.75."""
-    half = [dict(kept=True), dict(kept=False)]
-    spent = {'target/full': (1, 2, 1.0)}
-    cycles = [verify.Cycle([0] * n, half, [0], ['target'], spent, 1.0) for n in (1, 3)]
-    said = break_even(cycles, 1.0)
-    cycles[0].tokens = cycles[0].tokens * 4                     # three more than one: counted, not predicted
-    assert 'gives 2.50 a cycle' in break_even(cycles, 1.0)
-    assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
-
-
-def test_colors_and_show(pair, capsys):
-    assert '\033[' not in program(capsys, *pair_flags(pair))[1]             # captured: no terminal
-    painted = program(capsys, *pair_flags(pair), '--color', 'always')[1]
-    assert '\033[3' in painted
-    assert re.sub(r'\033\[[\d;]*m', '', painted) == program(capsys, *pair_flags(pair))[1]
-    shown = program(capsys, *pair_flags(pair), '--show')[1].splitlines()
+def test_what_is_shown(pair, capsys, monkeypatch):
+    """Colours only where asked for; --show; --list; a method's remarks come last, of all cycles and reports;
+    Ctrl-C prints the figures so far and exits with 130."""
+    bare, painted = (program(capsys, *pair, *more)[1] for more in ((), ('--color', 'always')))
+    assert '\033[' not in bare and '\033[3' in painted and re.sub(r'\033\[[\d;]*m', '', painted) == bare
+    shown = program(capsys, *pair, '--show')[1].split('\n')[:-1]
     assert re.fullmatch(r' +1  \d/4  .+', shown[0]) and any('[-' in line for line in shown)
+    listed = program(capsys, '--list')[1]
+    assert all(name in listed for name in METHODS) and 'lenience=0.5' in listed
+    count = lambda method, cycles, reports: [f'{len(cycles)} cycles', f'{len(reports)} texts']
+    monkeypatch.setattr(compare, 'remarks', count)
+    err = program(capsys, *pair)[2].splitlines()
+    assert 'break-even' in err[-3] and err[-2:] == [f'{len(shown)} cycles', '1 texts']
+
+    def tired(session, method):
+        yield from itertools.islice(real(session, method), 2)
+        raise KeyboardInterrupt
+    real = specmini.decode
+    monkeypatch.setattr(specmini, 'decode', tired)
+    status, out, err = program(capsys, *pair)
+    assert status == 130 and 'sd (lossless)' in err and out
 
 
-def test_check(pair, capsys, monkeypatch):
-    """--check finds nothing where the method is lossless, and the first difference where it is not."""
-    run = lambda *how: program(capsys, *pair_flags(pair), '--ignore-eos', '--check', *how)[2]
-    assert 'check: equal to plain decoding for all 20 tokens.' in run()
-    assert 'check: equal' in run('--method', 'typical', '--set', 'epsilon=0')   # p is one-hot: it is exact
-    monkeypatch.setattr(lab.rivals.Typical, 'kept', lambda self, score, i: 1.0)
-    err = run('--method', 'typical')
-    assert re.search(r"check: differs from plain decoding at token \d+: .+ instead of .+; logit gap \d", err)
-
-
-def test_compare(pair, capsys):
-    status, out, _ = program(capsys, *pair_flags(pair), '--compare', 'sd,lenient',
-                             '--set', 'lenience=0.1', 'gamma=2')
+def test_check_and_compare(pair, capsys, monkeypatch):
+    """--check finds nothing where the method is lossless, and the first difference where it is not; --compare
+    marks each method as what it is."""
+    status, out, _ = program(capsys, *pair, '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2')
     rows = [line.split() for line in out.splitlines()]
     assert status == 0 and [r[0] for r in rows] == ['method', 'ar', 'sd', 'lenient', 'sd:', 'lenient:']
     assert rows[1][2] == '1.00' and rows[2][-2] == '100.0%'
     assert [r[-1] for r in rows[1:4]] == ['lossless', 'lossless', 'LOSSY']
+    run = lambda *how: program(capsys, *pair, '--ignore-eos', '--check', *how)[2]
+    assert 'check: equal to plain decoding for all 20 tokens.' in run()
+    assert 'check: equal' in run('--method', 'typical', '--set', 'epsilon=0')   # p is one-hot: it is exact
+    monkeypatch.setattr(METHODS['typical'], 'kept', lambda self, score, i: 1.0)
+    assert re.search(r"check: differs from plain decoding at token \d+: .+ instead of .+; logit gap \d",
+                     run('--method', 'typical'))
 
 
-def test_grading(pair, capsys, tmp_path):
-    """A text is graded by its own row, the share counts graded rows alone, --compare has a table a task."""
-    file, flags = tmp_path / 'p.jsonl', ('--target', pair[0], '--draft', pair[1], '--max-new', 3, '--prompts')
-    run = lambda rows, *more: (file.write_text('\n'.join(map(json.dumps, rows))),
-                               program(capsys, *flags, file, *more))[1]
+def test_break_even_takes_each_length():
+    """Blocks of 1 and 3 at acceptance 1/2 give (1.5 + 1.875) / 2 tokens a cycle, their mean 1.75."""
+    half, spent = [dict(kept=True), dict(kept=False)], {'target/full': (1, 2, 1.0)}
+    cycles = [verify.Cycle([0] * n, half, [0], ['target'], spent, 1.0) for n in (1, 3)]
+    said = compare.break_even(cycles, 1.0)
+    assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
+    cycles[0].tokens = cycles[0].tokens * 4                     # three more than one: counted, not predicted
+    assert 'gives 2.50 a cycle' in compare.break_even(cycles, 1.0)
+
+
+def test_prompts_and_grading(pair, capsys, tmp_path):
+    """A row has prompt, question or turns (the first), blank lines between; anything else is refused by its
+    line. A text is graded by its own row, the share counts graded alone; --compare has a table a task."""
+    file = tmp_path / 'p.jsonl'
+    flags = *pair[:4], '--max-new', 3, '--prompts', file
+    run = lambda rows, *more: (file.write_text('\n\n'.join(map(json.dumps, rows))),
+                               program(capsys, *flags, *more))[1]
     rows = [dict(question='a', task='x'), dict(turns=['b', 'c'], task='y'), dict(prompt='a', task='x')]
     found = [json.loads(line) for line in run(rows, '--json')[1].splitlines()]
+    assert [r['prompt_tokens'] for r in found] == [1, 1, 1]
     assert not any('right' in r for r in found)                             # nothing to grade: no verdict
     rows[0]['answer'], rows[1]['answer'] = found[0]['text'], found[1]['text'] + 'no'
     status, out, err = run(rows, '--json')
@@ -1804,130 +1501,73 @@ def test_grading(pair, capsys, tmp_path):
     lines = [line.split() for line in run(rows, '--compare', 'sd')[1].splitlines()]
     assert [line[:3:2] for line in lines if line[0][:-1] in 'xy'] == [['x,', 'prompts'], ['y,', 'prompts']]
     assert [line[3] for line in lines if line[0] in ('ar', 'sd')] == ['100.0%', '100.0%', '0.0%', '0.0%']
-
-
-def test_remarks(pair, capsys, monkeypatch):
-    """What a method has to say about its run comes last, each sentence once, from all cycles and reports."""
-    count = lambda method, cycles, reports: [f'{len(cycles)} cycles', f'{len(reports)} texts']
-    monkeypatch.setattr(compare, 'remarks', count)
-    cycles = json.loads(program(capsys, *pair_flags(pair), '--json')[1])['stats']['cycles']
-    err = program(capsys, *pair_flags(pair))[2].splitlines()
-    assert 'break-even' in err[-3] and err[-2:] == [f'{cycles} cycles', '1 texts']
-
-
-def test_prompts_file(pair, capsys, tmp_path):
-    """prompt, question or the first of turns, blank lines between; anything else is refused by its line."""
-    file = tmp_path / 'p.jsonl'
-    flags = '--target', pair[0], '--draft', 'none', '--max-new', 3, '--prompts', file, '--json'
-    file.write_text('{"prompt": "a"}\n{"question": "b"}\n\n{"turns": ["c", "d"]}\n')
-    lines = program(capsys, *flags)[1].splitlines()
-    assert [json.loads(line)['prompt_tokens'] for line in lines] == [1, 1, 1]
     for text, words in (('{"prompt": "a"}\n{"x": 1}', 'line 2: expected'), ('nonsense', 'line 1: not a JSON'),
                         ('', 'no rows'), ('{"prompt": ""}', 'prompt 1 is empty'), ('[1]', 'line 1: expected'),
                         ('{"turns": []}', 'line 1: expected')):
         file.write_text(text)
-        status, _, err = program(capsys, *flags)
-        assert status == 2 and words in err and err.count('\n') == 1
+        refused(capsys, words, *flags)
 
 
-def test_chat(pair, capsys, tmp_path):
+def test_chat(capsys, tmp_path):
     """The checkpoint's own template, from either file, sandboxed; special tokens are not added twice."""
     folder = checkpoint(tmp_path)
     flags = '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2, '--json', '--chat'
-    assert 'has no chat_template.jinja' in program(capsys, *flags)[2]
+    refused(capsys, 'has no chat_template.jinja', *flags)
     template = ("{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
                 "{% if add_generation_prompt %}!{% endif %}")
     raw = dict(chat_template=template, bos_token=dict(content='^'))
     (folder / 'tokenizer_config.json').write_text(json.dumps(raw))
     assert json.loads(program(capsys, *flags)[1])['prompt_tokens'] == len('^user:hi!')
-    refused = "{{ raise_exception('no system role') }}", "{{ ''.__class__.__mro__ }}"
-    for bad in (*refused, '{% for %}', '{{ 1 / 0 }}'):
+    for bad in ("{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}", '{% for %}', '{{ 1 / 0 }}'):
         (folder / 'chat_template.jinja').write_text(bad)
-        status, out, err = program(capsys, *flags)
-        assert status == 2 and err.count('\n') == 1 and '--chat' in err
+        refused(capsys, '--chat', *flags)
 
 
 @pytest.mark.parametrize('flags, words', [
-    ('', 'give --prompt'), ('--prompt x --prompts y', 'give --prompt'),
-    ('--prompt', '--prompt: expected one argument'), ('--prompt x --nonsense', '--nonsense'),
-    ('--prompt x --method magic', "method ['magic'] is unknown; there are ar, sd"),
-    ('--prompt x --max-new 0', '--max-new 0'), ('--prompt x --max-new many', '--max-new'),
-    ('--prompt x --gamma -1', 'knob gamma is -1'), ('--prompt x --temperature -1', '--temperature -1'),
-    ('--prompt x --temperature nan', '--temperature nan'), ('--prompt x --top-p 0', '--top-p 0'),
-    ('--prompt x --top-k -2', '--top-k -2'), ('--prompt x --threads 0', '--threads 0'),
-    ('--prompt x --set nothing', 'sd: gamma=4, draft_temperature=None'),
-    ('--prompt x --set lenience=1', 'sd: gamma=4'),
-    ('--prompt x --set gamma=four', "'four' is not a value of type int"),
-    ('--prompt x --method lenient --set lenience=0', 'knob lenience'),
-    ('--prompt x --method typical --set epsilon=nan', 'knob epsilon'),
-    ('--prompt x --method cmasd --set alpha=-1', 'knob alpha is -1.0; expected 0 to'),
-    ('--prompt x --method cmasd --set k_min=20', 'knob k_min is 20; expected 1 to k_max, 10'),
-    ('--prompt x --method cmasd --draft lookup --max-new 9', 'give --draft DIR'),
-    ('--prompt x --method ecsv --draft lookup --max-new 9', 'give --draft DIR'),
-    ('--prompt x --method ecsv --set branches=65', 'knob branches is 65; expected 1 to 64'),
-    ('--prompt x --method ecsv-spot --set budget=1', 'knob budget is 1; expected 2 positions or more'),
-    ('--prompt x --method ecsv --set depth=9999', 'a block of 9999 draft tokens in a context of'),
-    ('--prompt x --set controller=magic', 'knob controller is magic; expected one of fixed, online'),
-    ('--prompt x --compare sd,magic', "['magic']"), ('--prompt x --device tpu', '--device'),
-    ('--prompt x --target nowhere', 'nowhere/config.json: no such file'),
-    ('--prompts nowhere.jsonl', 'nowhere.jsonl: cannot be read'),
-    ('--prompt x --compare sd --json', '--compare takes none of'),
-    ('--prompt x --draft none --max-new 2 --trace no/such/folder', 'no/such/folder'),
-    ('--prompt x --check --temperature 1', '--check: texts agree only'),
-    ('--prompt x --method ar --set lenience=1', '(ar: none)')])
+    ('--prompts y', 'give --prompt'), ('--prompt', '--prompt: expected one argument'),
+    ('--nonsense', '--nonsense'), ('--method magic', "method ['magic'] is unknown; there are ar, sd"),
+    ('--compare sd,magic', "['magic']"), ('--device tpu', '--device'), ('--threads 0', '--threads 0'),
+    ('--max-new 0', '--max-new 0'), ('--max-new many', '--max-new'), ('--gamma -1', 'knob gamma is -1'),
+    ('--temperature -1', '--temperature -1'), ('--temperature nan', '--temperature nan'),
+    ('--top-p 0', '--top-p 0'), ('--top-k -2', '--top-k -2'), ('--compare sd --json', '--compare takes none'),
+    ('--target nowhere', 'nowhere/config.json: no such file'), ('--trace no/such/folder', 'no/such/folder'),
+    ('--check --temperature 1', '--check: texts agree only'), ('--sparse x', 'expected some of'),
+    ('--set nothing', 'sd: gamma=4, draft_temperature=None'), ('--set lenience=1', 'sd: gamma=4'),
+    ('--method ar --set lenience=1', '(ar: none)'), ('--set gamma=four', "'four' is not a value of type int"),
+    ('--set controller=magic', 'knob controller is magic; expected one of fixed, online'),
+    ('--method lenient --set lenience=0', 'knob lenience'), ('--method typical --set epsilon=nan', 'epsilon'),
+    ('--method cmasd --set alpha=-1', 'knob alpha is -1.0; expected 0 to'),
+    ('--method cmasd --set k_min=20', 'knob k_min is 20; expected 1 to k_max, 10'),
+    ('--method cmasd --draft lookup', 'give --draft D'), ('--method ecsv --draft lookup', 'give --draft D'),
+    ('--method ecsv --set branches=65', 'knob branches is 65; expected 1 to 64'),
+    ('--method ecsv-spot --set budget=1', 'knob budget is 1; expected 2 positions or more'),
+    ('--method ecsv --set depth=9999', 'a block of 9999 draft tokens in a context of'),
+    ('--method majority --draft lookup', 'needs a draft'), ('--method specguard --set k=0', 'knob k is 0'),
+    ('--method specguard --set tau=nan', 'knob tau is nan'),
+    ('--method specguard --set preset=best', "knob preset is 'best'"), ('--set anchors=1', 'with a knob of'),
+    ('--method sparse --set select=best', 'knob select'), ('--sparse attn --set block=0', 'knob block'),
+    ('--sparse ffn --set rho=2', 'knob rho')])
 def test_bad_flags(flags, words, capsys):
-    status, out, err = program(capsys, *flags.split())
-    assert status == 2 and words in err and err.count('\n') == 1 and not out
+    refused(capsys, words, '--prompt', 'x', *flags.split())
 
 
 def test_bad_prompts(pair, capsys):
+    """None, one that is no text, one that does not fit; the longest that fits leaves room for one token."""
+    refused(capsys, 'give --prompt')
+    refused(capsys, 'nowhere.jsonl: cannot be read', '--prompts', 'nowhere.jsonl')
     for text, words in (('', 'prompt 1 is empty'), ('\udcff', 'prompt 1 is not valid UTF-8'), (
             'x' * 64, 'has 64 tokens; expected at least 1, and fewer than the context of 64')):
-        status, _, err = program(capsys, '--target', pair[0], '--draft', 'none', '--prompt', text)
-        assert status == 2 and words in err and err.count('\n') == 1
-    status, out, _ = program(capsys, '--target', pair[0], '--draft', pair[1], '--prompt', 'x' * 63, '--json')
+        refused(capsys, words, *pair[:4], '--prompt', text)
+    status, out, _ = program(capsys, *pair[:4], '--prompt', 'x' * 63, '--json')
     assert status == 0 and len(json.loads(out)['tokens']) == 1
     if not torch.cuda.is_available():
-        assert 'no CUDA device' in program(capsys, '--prompt', 'x', '--device', 'cuda')[2]
-
-
-def test_interrupt(pair, capsys, monkeypatch):
-    """Ctrl-C prints the figures so far and exits with 130."""
-    def tired(session, method):
-        yield from itertools.islice(real(session, method), 2)
-        raise KeyboardInterrupt
-    real = specmini.decode
-    monkeypatch.setattr(specmini, 'decode', tired)
-    status, out, err = program(capsys, *pair_flags(pair))
-    assert status == 130 and 'sd (lossless)' in err and out
-
-
-def test_list_and_rivals(capsys):
-    out = program(capsys, '--list')[1]
-    assert all(name in out for name in METHODS) and 'lenience=0.5' in out
-    assert len(out.splitlines()) == len(METHODS)
-
-
-def test_a_recorded_block_is_that_of_its_place():
-    """Asked for the first time and again: the record fills later places while it answers for one."""
-    ids = claims.network('target')[1].encode('Tom has 12 pens. Tom loses 5. How many pens does Tom have?').ids
-    record = claims.Record(ids)
-    first = [record.block(i) for i in range(8)]
-    assert first == [record.block(i) for i in range(8)] and first[0][1:9] == first[1][:8]
-
-
-@pytest.mark.parametrize('name, knobs', [
-    ('sd', {}), ('ecsv', {}), ('lenient', dict(lenience=1.0)), ('cmasd', dict(accept_='strict')),
-    ('via', dict(gate='two_level_exact')), ('via', dict(escalate=1.1, keep=1.1)),
-    ('via-tiers', dict(tiers=2)), ('sparse', dict(rho=1.0, ffn_threshold=0.0, moe_skip=0))])
-def test_a_biased_controller_undoes_lossless(name, knobs):
-    assert METHODS[name](**knobs).lossless and not METHODS[name](**knobs, controller='probe').lossless
+        refused(capsys, 'no CUDA device', '--prompt', 'x', '--device', 'cuda')
 
 
 @pytest.mark.parametrize('name', METHODS)
 def test_every_method_runs_on_the_embedded_models(name, capsys):
     """From the command line, sampling: JSON that is valid, and figures that add up."""
-    draft = str(HERE / 'lab/models/draft')
+    draft = EMBEDDED / 'draft'
     more = {'via-mid': ['--mid', draft], 'ecsv-two': ['--set', f'second={draft}']}.get(name, [])
     status, out, err = program(capsys, '--prompt', 'Tom has 12 pens. Tom loses 5. How many has Tom?',
                                '--method', name, '--max-new', '16', '--temperature', '0.8', '--json', *more)
@@ -1938,12 +1578,12 @@ def test_every_method_runs_on_the_embedded_models(name, capsys):
     assert status == 0 and sum(report['stats']['labels'].values()) == len(report['tokens']) <= 16
 
 
-# ------------------------------------------------------------------------ lab: tasks and embedded models
+# ------------------------------------------------------------------------ lab: tasks, claims, embedded models
 
 @pytest.mark.parametrize('task', tasks.TASKS)
 def test_tasks(task):
     """Seeded; the splits share no text; the grader accepts the reference, not silence or another's."""
-    take = lambda split, seed=1, n=200: list(itertools.islice(tasks.rows(task, seed, split), n))
+    take = lambda split, seed=1, n=100: list(itertools.islice(tasks.rows(task, seed, split), n))
     held, train = take('held-out'), take('train')
     assert held == take('held-out') != take('held-out', 2)
     assert not {r['prompt'] + r['solution'] for r in held} & {r['prompt'] + r['solution'] for r in train}
@@ -1952,7 +1592,7 @@ def test_tasks(task):
     if task == 'story':
         assert set(grades) == {(None, None, None)}
         return
-    assert all(mine and not silent for mine, silent, _ in grades) and sum(other for *_, other in grades) < 20
+    assert all(mine and not silent for mine, silent, _ in grades) and sum(other for *_, other in grades) < 10
     for r in held if 'Answer:' in held[0]['solution'] else []:
         assert int(r['answer']) <= 999 and all(tasks.steps_right(r, r['solution']))
         steps = tasks.STEP.findall(r['solution'])
@@ -1986,12 +1626,6 @@ def test_graders():
         assert tasks.outputs(f'def f(a, xs): return {bad}') is None
 
 
-def test_qa_asks_in_new_words_what_training_told():
-    told = {(r['answer'], t) for r in itertools.islice(tasks.rows('qa', 0, 'train'), 20_000)
-            for t in tasks.TOWNS if t in r['prompt']}
-    assert told >= {(value, town) for (_, town), value in tasks.FACTS.items()}
-
-
 def test_the_grammar_knows_its_entropy(monkeypatch):
     """The chances exp(-nats) of all stories that can follow a prompt sum to 1 (a few rare are not seen)."""
     for name, few in dict(NAMES=['A', 'B'], ANIMALS=['x'], PLACES=['y', 'v'], THINGS=['z'], WHEN=['w'],
@@ -2006,32 +1640,56 @@ def test_the_grammar_knows_its_entropy(monkeypatch):
     assert len(masses) == 4 and all(0.95 < mass < 1 + 1e-9 for mass in masses)
 
 
-def test_task_command():
-    run = subprocess.run([sys.executable, '-m', 'lab.tasks', 'math', '--n', '3', '--seed', '7'], cwd=HERE,
-                         capture_output=True, text=True)
-    rows = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(rows) == 3 and set(rows[0]) >= {'task', 'prompt', 'answer'}
+def test_figures_of_claims():
+    """AUROC, reliability curve and expected calibration error by hand. Asked for the first time and again, a
+    recorded block is that of its place: the record fills later places while it answers for one."""
+    sure, hits = torch.tensor([0.95, 0.9, 0.5, 0.5, 0.1]), torch.tensor([True, True, True, False, False])
+    assert claims.auroc(sure, hits) == pytest.approx(5.5 / 6)
+    curve, error = claims.reliability(sure, hits, bins=2)
+    assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
+    assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
+    ids = claims.network('target')[1].encode('Tom has 12 pens. Tom loses 5. How many pens does Tom have?').ids
+    record = claims.Record(ids)
+    first = [record.block(i) for i in range(8)]
+    assert first == [record.block(i) for i in range(8)] and first[0][1:9] == first[1][:8]
 
 
-def test_embedded_calibration_is_of_the_shipped_weights():
-    home = HERE / 'lab/models'
-    read_calibration(home / 'target', home / 'draft', ['mask', 'signals', 'sparse'])
+def test_quantise(tmp_path):
+    """A quantised copy loads; a group of 64 keeps 16 levels times its scale; embeddings stay."""
+    assert len(set(CODEBOOK)) == 16 and {-1, 0, 1} <= set(CODEBOOK)
+    w = torch.randn(6, 128, generator=seeded())
+    groups = quantise(w).reshape(-1, 64) / w.reshape(-1, 64).abs().amax(1, keepdim=True)
+    assert (groups[..., None] - torch.tensor(CODEBOOK)).abs().amin(-1).max() < 1e-6
+    assert 0.05 < ((quantise(w) - w).norm() / w.norm()) < 0.12
+    command = [sys.executable, '-m', 'lab.quantise', checkpoint(tmp_path / 'a'), tmp_path / 'b']
+    subprocess.run(command, cwd=HERE, check=True)
+    a, b = (load(tmp_path / name)[0].state_dict() for name in 'ab')
+    assert {k for k in a if not torch.equal(a[k], b[k])} == {k for k in a if k.endswith('_proj.weight')}
 
 
-def test_embedded_tokenizer():
-    """Any text round-trips; digits stand alone."""
-    tokenizer = Tokenizer.from_file(str(HERE / 'lab/models/target/tokenizer.json'))
+def test_training_data():
+    """Training tells every fact that qa asks for in new words; the tokenizer round-trips any text, digits
+    stand alone; the task command prints rows; the calibration is of the shipped weights."""
+    told = {(r['answer'], t) for r in itertools.islice(tasks.rows('qa', 0, 'train'), 20_000)
+            for t in tasks.TOWNS if t in r['prompt']}
+    assert told >= {(value, town) for (_, town), value in tasks.FACTS.items()}
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / 'target/tokenizer.json'))
     for text in ('Mia has 270 pens.\n9 * 51 = 459', '  two  spaces\t\n\n', 'caf\u00e9 \u2192 \U0001f600',
                  ''.join(map(chr, range(1, 300)))):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert tokenizer.get_vocab_size() <= 1024
     assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
+    command = [sys.executable, '-m', 'lab.tasks', 'math', '--n', '3', '--seed', '7']
+    out = subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert len(rows) == 3 and set(rows[0]) >= {'task', 'prompt', 'answer'}
+    read_calibration(EMBEDDED / 'target', EMBEDDED / 'draft', ['mask', 'signals', 'sparse'])
 
 
 def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
     """With an even router the experts chosen are, layer by layer, the target's feed-forward, whole."""
     monkeypatch.setattr(train, 'HOME', tmp_path)
-    target, tokenizer, _ = load(HERE / 'lab/models/target')
+    target, tokenizer, _ = load(EMBEDDED / 'target')
     moe, x = train.build('moe', tokenizer), torch.randn(1, 50, target.config.hidden_size)
     train.split(moe, dict(target.named_parameters()))
     for one, eight in zip(target.model.layers, moe.model.layers):
@@ -2040,38 +1698,32 @@ def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
         assert (whole - parts).abs().max() < 1e-3 * whole.abs().max()
 
 
-@pytest.mark.parametrize('name', ['target', 'draft'])
-def test_transformers_loads_the_embedded_models(name):
-    folder = HERE / 'lab/models' / name
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ours, mine, eos = load(folder)
-    ids = tokenizer('Mia has 27 pens. Mia buys 9 more.')['input_ids']
-    assert ids == mine.encode('Mia has 27 pens. Mia buys 9 more.').ids and eos == {tokenizer.eos_token_id}
-    with torch.no_grad():
-        assert (theirs(torch.tensor([ids])).logits[0]
-                - Reader(ours, 64).read(ids, [], ours.full, len(ids))).abs().max() < 1e-3
-    sizes = {n: sum(p.numel() for p in load(HERE / 'lab/models' / n)[0].parameters())
-             for n in ('target', 'draft')}
-    assert sizes['target'] <= 8e6 and sizes['draft'] <= sizes['target'] / 8
+def test_transformers_loads_the_embedded_models():
+    """With the same ids, end of sequence and logits; the draft has at most an eighth of 8 M parameters."""
+    text, sizes = 'Mia has 27 pens. Mia buys 9 more.', []
+    for folder in (EMBEDDED / 'target', EMBEDDED / 'draft'):
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        tokenizer, (ours, mine, eos) = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
+        ids = tokenizer(text)['input_ids']
+        assert ids == mine.encode(text).ids and eos == {tokenizer.eos_token_id}
+        with torch.no_grad():
+            assert (theirs(torch.tensor([ids])).logits[0] - fresh(ours, ids)).abs().max() < 1e-3
+        sizes.append(sum(p.numel() for p in ours.parameters()))
+    assert 8 * sizes[1] <= sizes[0] <= 8e6
 
 
 def test_embedded_pair_is_lossless():
     """sd writes plain decoding's text on held-out rows, fp32; it may differ where the top-2 gap is < 1e-4."""
-    target, tokenizer, eos = load(HERE / 'lab/models/target')
-    draft, *_ = load(HERE / 'lab/models/draft')
-    close = 0
-    for task in tasks.TASKS:
-        for row in itertools.islice(tasks.rows(task, 3), 1 if task == 'table-long' else 6):
-            ids = tokenizer.encode(row['prompt']).ids
-            wanted = plain(target, ids, 120, eos=eos)
-            got, _ = write(session(target, draft, ids, 120, eos=eos), Exact(4))
-            if got != wanted:
-                i = next(i for i, (a, b) in enumerate(zip(got, wanted)) if a != b)
-                top = Reader(target, 400).read(ids + wanted[:i], [], target.full, 1)[0].topk(2).values
-                assert top[0] - top[1] < 1e-4
-                close += 1
-    print(f'mismatches at near ties: {close}')
+    target, tokenizer, eos = load(EMBEDDED / 'target')
+    draft, *_ = load(EMBEDDED / 'draft')
+    for task, seed in itertools.product(tasks.TASKS, range(2)):
+        ids = tokenizer.encode(next(tasks.rows(task, seed))['prompt']).ids
+        wanted = plain(target, ids, 80, eos=eos)
+        got, _ = write(session(target, draft, ids, 80, eos=eos), Exact(4))
+        if got != wanted:
+            i = next(i for i, (a, b) in enumerate(zip(got, wanted)) if a != b)
+            top = fresh(target, ids + wanted[:i], 1)[0].topk(2).values
+            assert top[0] - top[1] < 1e-4
 
 
 def test_readme_commands():
