@@ -3,7 +3,8 @@
 `python train_mask.py` searches the mask of the embedded target in a minute or two; --target and --text take
 any other model. Random proposals take turns with Bayesian ones (a Gaussian process over masks, expected
 improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks are used: verify.py.
---signals measures instead how sure and how grounded a draft's steps are, for specguard.
+--signals measures instead how sure and how grounded a draft's steps are, for specguard (lab/steps.py), and
+--anchors what --sparse needs to choose layers and thresholds by (lab/passes.py).
 
 m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
@@ -12,7 +13,6 @@ import itertools
 import math
 import sys
 import time
-from pathlib import Path as File
 
 import torch
 from tqdm import tqdm
@@ -148,28 +148,6 @@ def find_mask(model, windows, args, tried):
 
 # ------------------------------------------------------------------------------------------------ the program
 
-def calibration_texts(tokenizer, args):
-    """args.windows texts as ids, each ending in the args.window tokens that are scored.
-
-    Of --text: evenly spaced pieces. Else the lab's training rows, task by task, as far into their solutions.
-    """
-    W, texts = args.window, []
-    if args.text:
-        ids = tokenizer.encode(File(args.text).read_text(encoding='utf-8'), add_special_tokens=False).ids
-        expect(len(ids) >= 2 * W, f'--text {args.text}: {len(ids)} tokens; expected at least {2 * W}')
-        ends = (2 * W + i * (len(ids) - 2 * W) // args.windows for i in range(args.windows))
-        return [ids[max(0, end - 8 * W):end] for end in ends]
-    from lab import tasks
-    sources = [tasks.rows(task, args.seed, 'train') for task in tasks.TASKS]
-    for source in sources * (10 * args.windows):
-        row = next(source)
-        begin, ids = (tokenizer.encode(row['prompt'] + end).ids for end in ('', row['solution']))
-        texts += [ids[:len(begin) + W]] if len(ids) > W else []
-        if len(texts) == args.windows:
-            return texts
-    raise ValueError(f'--window {W}: hardly a text of the tasks is that long; give a --text FILE or fewer')
-
-
 def parse(argv):
     p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
@@ -218,6 +196,7 @@ def main(argv=None):
             from lab.steps import find_signals
             write_calibration(args.target, 'signals', find_signals(args), args.draft)
             return 0
+        from lab.prompts import calibration_texts
         model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
         if args.anchors:
             from lab.passes import sparsity

@@ -25,6 +25,7 @@ import train_mask
 from lab import bench, rivals, stages, tasks            # noqa: F401, rivals enter METHODS
 from lab.compare import tokens_of
 from lab.passes import cost, sparsity
+from lab.prompts import calibration_texts
 from lab.quantise import linear, quantise
 from lab.rivals import EcsvLite, EcsvSoft, EcsvSpot, blend, ledger, watched
 from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choose_gate, gate_curve, judged,
@@ -810,7 +811,7 @@ def via(n):
     rivals |= {f'via-{role}': (METHODS['via-mid'], [mask], reader) for role, reader in third.items()}
     runs = stages.contest(engine, rows, prompts, rivals)
     texts = [(ids, r['ar']['tokens']) for ids, r in zip(prompts, runs)]
-    windows = train_mask.Windows(engine.models['target'], train_mask.calibration_texts(
+    windows = train_mask.Windows(engine.models['target'], calibration_texts(
         engine.tokenizer, train_mask.parse([])), 32)
     sweep, some = best_masks(windows), max(1, n // 5)
     few = [text for i, text in enumerate(texts) if i % n < some]

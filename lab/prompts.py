@@ -1,9 +1,10 @@
-"""The texts to run: from the command line or a file of JSON lines, in a checkpoint's chat template."""
+"""The texts to run (from the command line or a file, in a checkpoint's chat template) or to calibrate on."""
 import json
 import time
 from pathlib import Path as File
 
-from model import read_json
+from lab import tasks
+from model import expect, read_json
 
 
 def read_rows(args):
@@ -62,3 +63,24 @@ def chat(folder, text):
         return world.from_string(template).render(messages=[message], add_generation_prompt=True)
     except Exception as error:                          # the template is foreign code: it may raise anything
         raise ValueError(f'--chat: the template of {folder} does not render ({error})') from None
+
+
+def calibration_texts(tokenizer, args):
+    """args.windows texts as ids, each ending in the args.window tokens that are scored.
+
+    Of --text: evenly spaced pieces. Else the lab's training rows, task by task, as far into their solutions.
+    """
+    W, texts = args.window, []
+    if args.text:
+        ids = tokenizer.encode(File(args.text).read_text(encoding='utf-8'), add_special_tokens=False).ids
+        expect(len(ids) >= 2 * W, f'--text {args.text}: {len(ids)} tokens; expected at least {2 * W}')
+        ends = (2 * W + i * (len(ids) - 2 * W) // args.windows for i in range(args.windows))
+        return [ids[max(0, end - 8 * W):end] for end in ends]
+    sources = [tasks.rows(task, args.seed, 'train') for task in tasks.TASKS]
+    for source in sources * (10 * args.windows):
+        row = next(source)
+        begin, ids = (tokenizer.encode(row['prompt'] + end).ids for end in ('', row['solution']))
+        texts += [ids[:len(begin) + W]] if len(ids) > W else []
+        if len(texts) == args.windows:
+            return texts
+    raise ValueError(f'--window {W}: hardly a text of the tasks is that long; give a --text FILE or fewer')
