@@ -1177,13 +1177,20 @@ def specguard(n):
 # --------------------------------------------------------------------------------------- sparse verification
 
 OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0, dense_below=16, block=4)    # small: the texts are short
-LONG = 300          # tokens of a table's prompt, at least
+LONG = 256          # tokens of a table's prompt, at least
+HARD = 'attn 90 %, ffn 60 %'
 GRID = {            # settings of a verifying pass, by name
-    'attn 50 %': dict(rho=0.5), 'attn 75 %': dict(rho=0.25), 'attn 90 %': dict(rho=0.1),
-    'recent 75 %': dict(rho=0.25, select='recent'), 'random 75 %': dict(rho=0.25, select='random'),
-    'oracle 75 %': dict(rho=0.25, select='oracle'), 'quest 75 %': dict(rho=0.25, select='quest'),
-    'ffn 60 %': dict(ffn_share=0.4), 'attn 75 %, ffn 60 %': dict(rho=0.25, ffn_share=0.4),
-    'attn 90 %, ffn 60 %': dict(rho=0.1, ffn_share=0.4)}
+    'dense': {}, 'attn 50 %': dict(rho=0.5), 'attn 75 %': dict(rho=0.25), 'attn 90 %': dict(rho=0.1),
+    'attn 75 %, every layer chooses': dict(rho=0.25, anchors=99), 'ffn 60 %': dict(ffn_share=0.4),
+    'ffn 60 % of a token': dict(ffn_quantile=0.6), 'attn 75 %, ffn 60 %': dict(rho=0.25, ffn_share=0.4),
+    HARD: dict(rho=0.1, ffn_share=0.4)}
+CONTROLS = {f'{select} 75 %': dict(rho=0.25, select=select)
+            for select in ('recent', 'random', 'oracle', 'quest', 'joint', 'token', 'union')}
+CONTROLS |= {'ffn 60 %, guessed': dict(ffn_share=0.4, form='guessed')}
+SIZES = {f'blocks of {block}': dict(dense_below=128, rho=0.25, block=block, locals=1)     # at one fixed L0
+         for block in (8, 16, 32, 64, 128)}
+BOTH = GRID['attn 75 %, ffn 60 %']
+REFRESH = {f'attn 75 %, ffn 60 %, dense every {k} cycles': BOTH | dict(refresh_every=k) for k in (8, 4, 2)}
 
 
 def contexts(task, n, split='held-out'):
@@ -1206,72 +1213,83 @@ def embedded(name):
     return load(HOME / name)
 
 
-def sparse_session(ids, room, calibration=None, model='target', **knobs):
-    """A Session of the embedded target (or the mixture) and draft over these ids; knobs None: dense."""
-    (target, tokenizer, eos), draft = embedded(model), embedded('draft')[0]
-    method = Sparse(**OFF | knobs) if knobs else None
-    readers = (Reader(network, len(ids) + room) for network in (target, draft))
-    return Session(*readers, rollout, list(ids), room, eos, sparse=method,
-                   calibration=dict(sparse=calibration or {}))
+class Prompt:
+    """A prompt that was read densely, once: what settings of Sparse make of its solution, and write on.
 
-
-def read_as_decoded(ids, solution, calibration, model, knobs):
-    """(logits [n, V] of a solution of n tokens, [(bytes, FLOPs)] of its passes), 5 positions a pass."""
-    s, line = sparse_session(ids, len(solution), calibration, model, **knobs), ids + solution
-    s.read_prompt()
-    rows, costs, path = [], [], s.view(s.target.model.full)
-    for n in range(len(ids), len(line), 5):
-        log, width = [], len(line[n - 1:n + 4])
-        rows.append(s.target.read(line[:n], line[n:n + 4], watched(path, log), width))
-        costs.append(cost(s.target.model, ledger(log, s.target.model, n - 1), width))
-    return torch.cat(rows)[:len(solution)].log_softmax(-1), costs
-
-
-def forced(ids, solution, calibration=None, model='target', **knobs):
-    """What a sparse reading of a solution is beside a dense one, as in decoding on what it wrote itself.
-
-    A dict of means over its tokens: kl in nats, dense to sparse; differs, the first choice; nll of both;
-    bytes and flops, those of the sparse passes over the dense ones'.
+    found: the calibration (train_mask.sparsity); plain: the knobs with which nothing is left out.
     """
-    none = dict(moe_skip=1, moe_quantile=0.0) if model == 'moe' else {}      # skips nothing, but counts
-    zero = dict(experts=[[[0.0]]] * 99)
-    dense, theirs = read_as_decoded(ids, solution, zero, model, none)
-    sparse, ours = read_as_decoded(ids, solution, calibration, model, knobs)
-    at = torch.tensor(solution)[:, None]
-    share = [mean([a[i] / b[i] for a, b in zip(ours, theirs)]) for i in (0, 1)]
-    return dict(kl=float((dense.exp() * (dense - sparse)).sum(-1).mean()), bytes=share[0], flops=share[1],
-                differs=float((dense.argmax(-1) != sparse.argmax(-1)).float().mean()),
-                nll=[-float(x.gather(1, at).mean()) for x in (dense, sparse)])
 
+    def __init__(self, row, ids, solution, found, model='target', draft=None, plain=None):
+        (target, _, eos), draft = embedded(model), draft or embedded('draft')[0]
+        self.row, self.ids, self.solution, self.room = row, ids, solution, len(solution) + 12
+        readers = (Reader(network, len(ids) + self.room) for network in (target, draft))
+        self.session = Session(*readers, rollout, list(ids), self.room, eos, calibration=dict(sparse=found))
+        self.session.read_prompt()
+        self.dense = self.passes(plain)
 
-def texts(rows, calibration=None, **knobs):
-    """[(1 if right else 0, tokens a cycle)] of greedy texts after these contexts, gamma 4."""
-    found, tokenizer = [], embedded('target')[1]
-    for row, ids, solution in rows:
-        s = sparse_session(ids, len(solution) + 12, calibration, **knobs)
-        s.read_prompt()
+    def start(self, knobs):
+        """The session behind its prompt again, sparse with these knobs; none: dense."""
+        s, form = self.session, rivals.SparseForms if 'form' in (knobs or {}) else Sparse
+        s.tokens, s.room, s.ended, s.cycles = list(self.ids), self.room, False, 0
+        s.sparse = form(**OFF | knobs) if knobs else None
+        s.target.cache.record(self.ids[:-1], len(self.ids) - 1, s.target.model.full)
+        return s
+
+    def passes(self, knobs, fresh=False):
+        """(log-probabilities [n, V] of a solution of n tokens, [dict of what a pass took]), 5 tokens a pass.
+
+        As in decoding, on what the passes wrote themselves; fresh: each on a dense cache instead.
+        """
+        s, line, laws, seen = self.start(knobs), self.ids + self.solution, [], []
+        full = s.target.model.full
+        for n in range(len(self.ids), len(line), 5):
+            if fresh:
+                s.target.read(line[:n - 1], [], full, 0)
+            log, width, path = [], len(line[n - 1:n + 4]), s.view(full)
+            s.take()
+            laws.append(s.target.read(line[:n], line[n:n + 4], watched(path, log), width))
+            (_, positions, seconds), = s.take().values()
+            rows = ledger(log, s.target.model, n - 1)
+            size, work = cost(s.target.model, rows, positions)
+            seen.append(dict(bytes=size, flops=work, seconds=seconds, rows=rows, overlap=overlaps(log)))
+            s.cycles += 1
+        return torch.cat(laws)[:len(self.solution)].log_softmax(-1), seen
+
+    def read(self, knobs, fresh=False):
+        """What a sparse reading of the solution is beside a dense one, means over its tokens.
+
+        kl in nats, dense to sparse; alike, the first choice; nll of both; bytes, flops and seconds over the
+        dense passes'; channels and union, of a token and of a pass, as shares; overlap (see overlaps).
+        """
+        (laws, ours), (dense, theirs) = self.passes(knobs, fresh), self.dense
+        at, width = torch.tensor(self.solution)[:, None], self.session.target.model.config.intermediate_size
+        spent = {key: sum(p[key] for p in ours) / sum(p[key] for p in theirs)
+                 for key in ('bytes', 'flops', 'seconds')}
+        share = {key: mean([row.get(key, width) for p in ours for row in p['rows']]) / width
+                 for key in ('channels', 'union')}
+        return spent | share | dict(
+            kl=float((dense.exp() * (dense - laws)).sum(-1).mean()), long=len(self.ids),
+            alike=float((dense.argmax(-1) == laws.argmax(-1)).float().mean()),
+            nll=[-float(x.gather(1, at).mean()) for x in (dense, laws)],
+            overlap=mean([x for p in ours for x in p['overlap']] or [nan]))
+
+    def write(self, knobs):
+        """The greedy text of `sd`, gamma 4: is it right, tokens a cycle, verification's share of the seconds."""
+        s = self.start(knobs)
+        s.take()
         cycles = list(specmini.decode(s, Exact()))
-        found.append((float(bool(tasks.grade(row, tokenizer.decode(s.tokens[len(ids):])))),
-                      mean([len(c.tokens) for c in cycles])))
-    return found
+        tokens, text = s.tokens[len(self.ids):], embedded('target')[1].decode(s.tokens[len(self.ids):])
+        spent = [sum(row[2] for c in cycles for path, row in c.passes.items() if path.startswith(who))
+                 for who in ('target', '')]
+        return dict(right=float(bool(tasks.grade(self.row, text))), tokens=tokens, text=text,
+                    tau=mean([len(c.tokens) for c in cycles]), verifying=spent[0] / spent[1])
 
 
-def overlap_of_rows(ids, solution):
-    """Mean share of the root's blocks that a later row of the pass would choose too, upper half of layers."""
-    s, shares = sparse_session(ids, len(solution) + 8, rho=0.25, select='token'), []
-    s.read_prompt()
-    layers = s.target.model.config.num_hidden_layers
-    method = replace(s.sparse, anchors=layers)
-    s.calibration = dict(sparse=dict(anchors=[*range(layers)]))
-    path, line = method.view(s.target.model.full, s), ids + solution
-    for n in range(len(ids), len(line) - 4, 5):
-        log = []
-        s.target.read(line[:n], line[n:n + 4], watched(path, log), 5)
-        for i, carry in log:
-            if i % 2 == 0 and i >= layers and 'kept' in carry:
-                kept = carry['kept'][0].float()                             # [G, T, N]
-                shares.append(float((kept[:, :1] * kept[:, 1:]).sum() / kept[:, 1:].sum()))
-    return mean(shares)
+def overlaps(log):
+    """Shares of the blocks which each later row would choose that the root chose too, upper half of layers."""
+    kept = [(i, carry['kept'][0].float()) for i, carry in log if i % 2 == 0 and 'kept' in (carry or {})]
+    return [float((x[:, :1] * x[:, 1:]).sum() / x[:, 1:].sum()) for i, x in kept
+            if i >= max(i for i, _ in log) / 2 and x.shape[1] > 1]
 
 
 def calibrated(model, task):
@@ -1280,96 +1298,159 @@ def calibrated(model, task):
     return sparsity(model, [ids + sol for _, ids, sol in rows], dense_below=16, block=4)
 
 
-def alike_dense(rows):
-    return bootstrap([1 - r['differs'] for r in rows], mean)
+def measured(task, n, settings, found):
+    """[{setting: what it reads and writes}] of n prompts; stories, which nobody can grade, are only read."""
+    rows = []
+    for row in tqdm(contexts(task, n), desc=task, file=sys.stderr, disable=None):
+        p = Prompt(*row, found)
+        rows.append({name: p.read(knobs) | (p.write(knobs) if task != 'story' else {})
+                     for name, knobs in settings.items()} | dict(row=row[0]))
+    return rows
 
 
-def difference(a, b):
-    """Rows for the bootstrap of a difference of means over the same prompts."""
-    return [x - y for x, y in zip(a, b)]
+def column(rows, name, key):
+    return [row[name][key] for row in rows]
+
+
+def beside(rows, name, other, key):
+    """Rows for the bootstrap of a mean difference over the same prompts."""
+    return [a - b for a, b in zip(column(rows, name, key), column(rows, other, key))]
 
 
 def sparse_claims(n):
-    """The Findings F1 to F6 and what the notes ask next; n prompts a task."""
-    data = {task: contexts(task, n) for task in ('math', 'table', 'story')}
-    read = {(task, name): [forced(ids, sol, **knobs) for _, ids, sol in rows]
-            for task, rows in data.items() for name, knobs in GRID.items()}
-    dense = {task: texts(rows) for task, rows in data.items()}
-    right = lambda found: [r for r, _ in found]
-    grid = {name: texts(data['table'], **knobs) for name, knobs in GRID.items()}
+    """The Findings F1 to F6 and what the notes ask next, then tables; n prompts a task."""
+    found = {task: calibrated(embedded('target')[0], task) for task in ('table', 'story')}
+    data = dict(math=measured('math', n, GRID, found['table']),
+                table=measured('table', n, GRID | CONTROLS | SIZES, found['table']),
+                story=measured('story', n, GRID | REFRESH, found['table']))
+    yield Finding("Profile: verification's share of the seconds of `sd`", *bootstrap(
+        [r for task in ('math', 'table') for r in column(data[task], 'dense', 'verifying')], mean), 0.5,
+        'math and tables, gamma 4')
+    yield from sparse_findings(data, n)
+    yield from elsewhere(found, n)
+    yield from drift(n, found['table'])
+    yield from mixture_claims(n)
+    print()
+    sparse_tables(data)
+
+
+def sparse_findings(data, n):
+    """F1 to F4, F6, the hybrid against its parts, and the stress of reasoning."""
+    table, note = data['table'], f'tables of {LONG} tokens or more, n = {n}'
+    right = lambda name: mean(column(table, name, 'right'))
 
     def reduction(rows):
         """The largest reduction of FLOPs among settings that keep tables right and stories likely."""
         keeps = [1.0]
         for name in GRID:
-            lost = mean(right(dense['table'])) - mean(right(grid[name]))
-            more = mean([b - a for a, b in (read['story', name][i]['nll'] for i in rows)])
-            if lost <= 0.01 and math.exp(more) <= 1.02:
-                keeps.append(1 / mean([read['table', name][i]['flops'] for i in rows]))
+            more = mean([b - a for a, b in column(data['story'], name, 'nll')])
+            if mean(beside(rows, name, 'dense', 'right')) >= -0.01 and math.exp(more) <= 1.02:
+                keeps.append(1 / mean(column(rows, name, 'flops')))
         return max(keeps)
-    yield Finding('F1: fewer FLOPs a pass over tables, right within 1 pp, stories within 2 %',
-                  *bootstrap(range(n), reduction), 2, f'times, prompts of {LONG} tokens or more, n = {n}')
-    per = [s / d for (_, s), (_, d) in zip(grid['attn 75 %'], dense['table'])]
-    yield Finding('F2: tokens a cycle at 75 % attention sparsity over dense', *bootstrap(per, mean), 0.95,
-                  f'table, n = {n}')
-    shares = [overlap_of_rows(ids, sol) for task in data for _, ids, sol in data[task]]
+    far = [row for row in table if row['dense']['long'] >= 512]
+    yield Finding('F1: fewer FLOPs a pass at 512 tokens or more, right within 1 pp, stories within 2 %',
+                  *bootstrap(far, reduction), 2, f'times, n = {len(far)}, dense {right("dense"):.0%} right')
+    for name in ('attn 75 %', HARD):
+        per = [a / b for a, b in zip(column(table, name, 'tau'), column(table, 'dense', 'tau'))]
+        yield Finding(f'F2: tokens a cycle at {name} over dense', *bootstrap(per, mean), 0.95, note)
     yield Finding("F3: overlap of the root's blocks with each later row's own, upper layers",
-                  *bootstrap(shares, mean), 0.8, f'75 %, n = {len(shares)}')
-    for other, line in (('recent', 0.02), ('random', 0.02), ('quest', 0.0)):
-        gain = difference(right(grid['attn 75 %']), right(grid[f'{other} 75 %']))
-        yield Finding(f'F4: tables right, mean-key blocks less {other} blocks', *bootstrap(gain, mean), line,
-                      f'75 %, n = {n}, dense {mean(right(dense["table"])):.0%}')
-    target = embedded('target')[0]
-    learned = {task: calibrated(target, task) for task in ('table', 'story')}
-    half = -(-len(target.full.attends) // 2)
-    loss = {task: right(texts(data['table'], learned[task], rho=0.25, anchors=half)) for task in learned}
-    yield Finding('F5: tables right, anchors of stories less anchors of tables', *bootstrap(
-        difference(loss['story'], loss['table']), mean), -0.01, f'anchors {learned["story"]["anchors"]} and '
-        f'{learned["table"]["anchors"]}, n = {n}')
-    more = [a['kl'] - c['kl'] for a, c in zip(read['math', 'attn 90 %'], read['story', 'attn 90 %'])]
+                  *bootstrap(column(table, 'token 75 %', 'overlap'), mean), 0.8, f'75 %, {note}')
+    for other, line in (('recent', 0.02), ('random', 0.02), ('quest', 0.0), ('oracle', 0.0), ('joint', 0.0)):
+        yield Finding(f'F4: tables right, mean-key blocks less {other} blocks', *bootstrap(
+            beside(table, 'attn 75 %', f'{other} 75 %', 'right'), mean), line,
+            f'75 %, {right("attn 75 %"):.0%} right, dense {right("dense"):.0%}')
+    more = [a - b for a, b in zip(*(column(data[task], 'attn 90 %', 'kl') for task in ('math', 'story')))]
     yield Finding('F6: KL of math less KL of stories at 90 %', *bootstrap(more, mean), 0.0, f'nats, n = {n}')
-    apart = [h['kl'] - a['kl'] - f['kl'] for task in data for h, a, f in zip(*(
-        read[task, name] for name in ('attn 75 %, ffn 60 %', 'attn 75 %', 'ffn 60 %')))]
-    yield Finding('Hybrid is worse than its parts: KL of both at once less the sum of the KL of each',
+    apart = [row['attn 75 %, ffn 60 %']['kl'] - row['attn 75 %']['kl'] - row['ffn 60 %']['kl']
+             for task in data for row in data[task]]
+    yield Finding('A hybrid is worse than its parts: its KL less the sum of theirs',
                   *bootstrap(apart, mean), 0.0, f'nats, n = {len(apart)}')
-    tables = {name: mean(right(grid[name])) for name in GRID}
-    yield from settings(data, read, tables, mean(right(dense['table'])))
-    yield from block_sizes(data)
-    yield from mixture_claims(n)
+    for task in ('math', 'table'):
+        yield Finding(f'Stress: {task} right at {HARD} less dense', *bootstrap(
+            beside(data[task], HARD, 'dense', 'right'), mean), -0.01,
+            f'dense {mean(column(data[task], "dense", "right")):.0%}, n = {n}')
 
 
-def settings(data, read, tables, dense):
-    """What every setting of the grid costs and keeps; tables: its share of right ones, dense: without it."""
-    for name in GRID:
-        rows = [r for task in data for r in read[task, name]]
-        of = lambda key: mean([r[key] for r in rows])
-        yield Finding(f'{name}: same first choice as dense', *alike_dense(rows), 0.98,
-                      f'FLOPs {of("flops"):.2f}, bytes {of("bytes"):.2f} of dense, KL {of("kl"):.4f}, tables '
-                      f'right {tables[name]:.0%} (dense {dense:.0%})')
+def elsewhere(found, n):
+    """F5: anchors and thresholds that were measured on one task and are used on another."""
+    knobs = dict(rho=0.25, anchors=-(-len(found['table']['anchors']) // 2), ffn_quantile=0.6)
+    of = {}
+    for task in found:
+        prompts = (Prompt(*row, found[task]) for row in contexts('table', n))
+        of[task] = [p.write(knobs) | p.read(knobs) for p in prompts]
+    first, second = (found[task]['anchors'][:knobs['anchors']] for task in ('story', 'table'))
+    for key, words in (('right', 'tables right'), ('alike', 'same first choice as dense')):
+        apart = [a[key] - b[key] for a, b in zip(of['story'], of['table'])]
+        yield Finding(f'F5: {words}, anchors and thresholds of stories less those of tables',
+                      *bootstrap(apart, mean), -0.01, f'anchors {first} and {second}, n = {n}')
 
 
-def block_sizes(data):
-    """The notes' sweep of B, at 75 %."""
-    for block in (2, 4, 8, 16, 32):
-        rows = [forced(ids, sol, rho=0.25, block=block) for task in data for _, ids, sol in data[task]]
-        yield Finding(f'Blocks of {block}: same first choice as dense', *alike_dense(rows), 0.98,
-                      f'KL {mean([r["kl"] for r in rows]):.4f}')
+def drift(n, found):
+    """What it costs that sparse passes build on what sparse passes wrote: against a dense cache each time."""
+    own, fresh = [], []
+    for row in tqdm(contexts('story', n), desc='drift', file=sys.stderr, disable=None):
+        p = Prompt(*row, found)
+        own.append(p.read(BOTH)['kl'])
+        fresh.append(p.read(BOTH, fresh=True)['kl'])
+    yield Finding('Drift: KL on a cache that sparse passes wrote less KL on a dense one', *bootstrap(
+        [a - b for a, b in zip(own, fresh)], mean), 0.0,
+        f'nats, attn 75 %, ffn 60 %, stories; {mean(own):.3f} and {mean(fresh):.3f}, n = {n}')
+
+
+def sparse_tables(data):
+    """Prints what every setting costs and keeps, tables by length, and where reasoning breaks."""
+    for task, rows in data.items():
+        lines, written = [], task != 'story'
+        for name in (name for name in rows[0] if name != 'row'):
+            of = lambda key: mean(column(rows, name, key))
+            same = mean([row[name]['tokens'] == row['dense']['tokens'] for row in rows]) if written else nan
+            ratio = math.exp(mean([b - a for a, b in column(rows, name, 'nll')]))
+            lines.append([name, *map(of, ('flops', 'bytes', 'seconds', 'channels', 'union', 'kl', 'alike')),
+                          ratio, *([of('right'), same, of('tau')] if written else [])])
+        show([f'{task}, n = {len(rows)}', *'FLOPs,bytes,seconds,channels,union,KL,same choice,perplexity'.split(
+            ','), *(['right', 'same text', 'tokens a cycle'] if written else [])], lines)
+    keys, groups = ('flops', 'bytes', 'kl', 'right'), ((LONG, 512), (512, 1024), (1024, 2048))
+    groups = {f'{a} to {b} tokens': [row for row in data['table'] if a <= row['dense']['long'] < b]
+              for a, b in groups}
+    show(['tables of', 'n', 'setting', 'FLOPs', 'bytes', 'KL', 'right', 'dense right'], [
+        [group, len(rows), name, *(mean(column(rows, name, key)) for key in keys),
+         mean(column(rows, 'dense', 'right'))]
+        for group, rows in groups.items() if rows for name in ('attn 75 %', HARD)])
+    broken = [[row[name]['text'].split('\n') for name in ('dense', HARD)] for row in data['math']
+              if row['dense']['right'] > row[HARD]['right']]
+    show(['stress: the first line that differs, dense', HARD], [
+        next(pair for pair in itertools.zip_longest(*both) if pair[0] != pair[1]) for both in broken[:5]])
 
 
 def mixture_claims(n):
-    """Experts: the median rule at m = 1, 2, 3, against as many dropped whatever they weigh."""
+    """Experts: the median rule, a stricter one, and m dropped whatever they weigh, m = 1, 2, 3; the hybrid."""
     if not (HOME / 'moe' / 'config.json').exists():
         print('| no MoE model in lab/models: the claims about experts were not tried | | | | | |')
         return
-    model, rows = embedded('moe')[0], contexts('math', n)
-    found = calibrated(model, 'math')
-    always = found | dict(experts=[[[2.0]] * 9] * len(found['experts']))
-    for m in (1, 2, 3):
-        for name, table in (('median rule', found), ('always', always)):
-            read = [forced(ids, sol, table, 'moe', moe_skip=m) for _, ids, sol in rows]
-            ratio = [math.exp(r['nll'][0] - r['nll'][1]) for r in read]
-            yield Finding(f'Experts, {m}, {name}: perplexity over sparse', *bootstrap(ratio, mean), 0.98,
-                          f'bytes {mean([r["bytes"] for r in read]):.2f} of dense, n = {n}')
+    found = calibrated(embedded('moe')[0], 'math')
+    found['experts'] = [[[0.0, *shares, 2.0] for shares in layer] for layer in found['experts']]
+    skip = lambda m, q, **knobs: dict(moe_skip=m, moe_quantile=q, **knobs)
+    settings = {f'experts, {m}, {words}': skip(m, q) for m in (1, 2, 3)      # of 23 quantiles, see above
+                for words, q in (('median rule', 1 / 2), ('lowest tenth', 3 / 22), ('always', 1.0))}
+    settings |= {'attn 75 %': skip(1, 0.0, rho=0.25), 'attn 75 %, experts, 1': skip(1, 0.5, rho=0.25)}
+    rows = []
+    for row in tqdm(contexts('math', n), desc='moe', file=sys.stderr, disable=None):
+        p = Prompt(*row, found, 'moe', plain=skip(1, 0.0))
+        rows.append({name: p.read(knobs) for name, knobs in settings.items()} | {
+            'written': [p.write(skip(1, 0.0)), p.write(settings['attn 75 %, experts, 1'])]})
+    for name in settings:
+        ratio = [math.exp(a - b) for a, b in column(rows, name, 'nll')]
+        yield Finding(f'MoE, {name}: perplexity over sparse', *bootstrap(ratio, mean), 0.98,
+                      f'FLOPs {mean(column(rows, name, "flops")):.2f}, bytes '
+                      f'{mean(column(rows, name, "bytes")):.2f} of dense, n = {n}')
+    both, *parts = 'attn 75 %, experts, 1', 'attn 75 %', 'experts, 1, median rule'
+    apart = [row[both]['kl'] - sum(row[part]['kl'] for part in parts) for row in rows]
+    yield Finding('MoE: the hybrid is worse than its parts: its KL less the sum of theirs',
+                  *bootstrap(apart, mean), 0.0, f'nats, n = {n}')
+    tau, right = ([b[key] - a[key] for a, b in (row['written'] for row in rows)] for key in ('tau', 'right'))
+    yield Finding('MoE: tokens a cycle, hybrid less dense', *bootstrap(tau, mean), -0.1,
+                  f'{mean([row["written"][0]["tau"] for row in rows]):.2f} dense, math right '
+                  f'{mean(right):+.0%}, n = {n}')
 
 
 # ------------------------------------------------------------------------------------------------ the tables

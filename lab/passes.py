@@ -78,7 +78,7 @@ def cost(model, rows, T):
             each = 3 * c.hidden_size * c.moe_intermediate_size
             weights, macs = weights + row['distinct'] * each, macs + row['experts'] * each
         else:
-            each = c.hidden_size * (c.intermediate_size + 2 * row['read'])
+            each = c.hidden_size * (row['gate'] + 2 * row['read'])
             weights, macs = weights + each, macs + each
     return weights * size, 2 * macs * T
 
