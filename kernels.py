@@ -210,7 +210,7 @@ def sparse_swiglu(x, gate, up, down, carry, how):
     if share == 1:
         return down(h * up(x)), carry
     size = h.abs().masked_fill((torch.arange(x.shape[1], device=x.device) >= carry['real'])[:, None], 0)
-    chosen = size.amax((0, 1)).topk(max(1, round(share * h.shape[-1]))).indices.sort().values
+    chosen = size.amax((0, 1)).topk(max(1, round(share * h.shape[-1])), sorted=False).indices.sort().values
     return chosen_swiglu(x, h, up, down, chosen), carry | dict(chosen=chosen)
 
 

@@ -24,6 +24,7 @@ import specmini
 import train_mask
 from lab import bench, rivals, stages, tasks            # noqa: F401, rivals enter METHODS
 from lab.compare import tokens_of
+from lab.distil import distil
 from lab.passes import cost, sparsity
 from lab.prompts import calibration_texts
 from lab.quantise import linear, quantise
@@ -1216,7 +1217,7 @@ def embedded(name):
 class Prompt:
     """A prompt that was read densely, once: what settings of Sparse make of its solution, and write on.
 
-    found: the calibration (train_mask.sparsity); plain: the knobs with which nothing is left out.
+    found: the calibration (passes.sparsity); plain: the knobs with which nothing is left out.
     """
 
     def __init__(self, row, ids, solution, found, model='target', draft=None, plain=None):
@@ -1274,7 +1275,7 @@ class Prompt:
             overlap=mean([x for p in ours for x in p['overlap']] or [nan]))
 
     def write(self, knobs):
-        """The greedy text of `sd`, gamma 4: is it right, tokens a cycle, verification's share of the seconds."""
+        """The greedy text of `sd`, gamma 4: is it right, tokens a cycle, verification's share of the time."""
         s = self.start(knobs)
         s.take()
         cycles = list(specmini.decode(s, Exact()))
@@ -1286,7 +1287,7 @@ class Prompt:
 
 
 def overlaps(log):
-    """Shares of the blocks which each later row would choose that the root chose too, upper half of layers."""
+    """Of the blocks that the later rows of a pass would choose, the root's share, in each upper layer."""
     kept = [(i, carry['kept'][0].float()) for i, carry in log if i % 2 == 0 and 'kept' in (carry or {})]
     return [float((x[:, :1] * x[:, 1:]).sum() / x[:, 1:].sum()) for i, x in kept
             if i >= max(i for i, _ in log) / 2 and x.shape[1] > 1]
@@ -1407,8 +1408,8 @@ def sparse_tables(data):
             ratio = math.exp(mean([b - a for a, b in column(rows, name, 'nll')]))
             lines.append([name, *map(of, ('flops', 'bytes', 'seconds', 'channels', 'union', 'kl', 'alike')),
                           ratio, *([of('right'), same, of('tau')] if written else [])])
-        show([f'{task}, n = {len(rows)}', *'FLOPs,bytes,seconds,channels,union,KL,same choice,perplexity'.split(
-            ','), *(['right', 'same text', 'tokens a cycle'] if written else [])], lines)
+        head = 'FLOPs,bytes,seconds,channels,union,KL,same choice,perplexity,right,same text,tokens a cycle'
+        show([f'{task}, n = {len(rows)}', *head.split(',')[:len(lines[0]) - 1]], lines)
     keys, groups = ('flops', 'bytes', 'kl', 'right'), ((LONG, 512), (512, 1024), (1024, 2048))
     groups = {f'{a} to {b} tokens': [row for row in data['table'] if a <= row['dense']['long'] < b]
               for a, b in groups}
@@ -1416,14 +1417,25 @@ def sparse_tables(data):
         [group, len(rows), name, *(mean(column(rows, name, key)) for key in keys),
          mean(column(rows, 'dense', 'right'))]
         for group, rows in groups.items() if rows for name in ('attn 75 %', HARD)])
+    model = embedded('target')[0]
+    for i, words in ((1, 'FLOPs'), (0, 'bytes')):
+        print(f'attn 75 % alone halves the {words} of a pass over 5 positions of the embedded target from '
+              f'{halved(model, i)} cached tokens on.\n')
     broken = [[row[name]['text'].split('\n') for name in ('dense', HARD)] for row in data['math']
               if row['dense']['right'] > row[HARD]['right']]
     show(['stress: the first line that differs, dense', HARD], [
         next(pair for pair in itertools.zip_longest(*both) if pair[0] != pair[1]) for both in broken[:5]])
 
 
+def halved(model, i):
+    """The fewest cached tokens at which leaving out 75 % of the keys halves a pass's bytes (0), FLOPs (1)."""
+    wide = dict.fromkeys(('gate', 'read'), model.config.intermediate_size)
+    of = lambda keys: cost(model, [wide | dict(keys=keys)] * model.config.num_hidden_layers, 5)[i]
+    return next(keys for keys in itertools.count(64, 64) if of(keys) >= 2 * of(keys / 4))
+
+
 def mixture_claims(n):
-    """Experts: the median rule, a stricter one, and m dropped whatever they weigh, m = 1, 2, 3; the hybrid."""
+    """Experts: the median rule, a stricter one, m dropped whatever they weigh, for m = 1, 2, 3; a hybrid."""
     if not (HOME / 'moe' / 'config.json').exists():
         print('| no MoE model in lab/models: the claims about experts were not tried | | | | | |')
         return
@@ -1453,6 +1465,28 @@ def mixture_claims(n):
                   f'{mean(right):+.0%}, n = {n}')
 
 
+def sparse_draft(n):
+    """The notes' first open question: does a draft that learned from the sparse target's laws accept more?
+
+    Two copies of the draft learn for a minute each from 2 n texts, one from dense laws, one from sparse ones.
+    """
+    lessons, tested = dict(dense=[], sparse=[]), [c for task in ('math', 'table') for c in contexts(task, n)]
+    for task in ('math', 'table'):
+        for row in tqdm(contexts(task, n, 'train'), desc=f'{task} lessons', file=sys.stderr, disable=None):
+            p = Prompt(*row, {})
+            for name, laws in (('dense', p.dense[0]), ('sparse', p.passes(GRID[HARD])[0])):
+                lessons[name].append((*row[1:], laws))
+    drafts = dict(given=embedded('draft')[0]) | {name: distil(embedded('draft')[0], lessons[name], 60)
+                                                 for name in lessons}
+    tau = {name: [Prompt(*row, {}, draft=draft).write(GRID[HARD])['tau'] for row in tested]
+           for name, draft in drafts.items()}
+    means = ', '.join(f'{name} {mean(tau[name]):.2f}' for name in tau)
+    for other in ('given', 'dense'):
+        yield Finding(f'Draft distilled from the sparse view: tokens a cycle, less those of the {other} one',
+                      *bootstrap([a - b for a, b in zip(tau['sparse'], tau[other])], mean), 0.0,
+                      f'{HARD}, math and tables; {means}, n = {2 * n}')
+
+
 # ------------------------------------------------------------------------------------------------ the tables
 
 CLAIMS = dict(      # method: function from n, the number of prompts of each task, to its Findings
@@ -1460,6 +1494,7 @@ CLAIMS = dict(      # method: function from n, the number of prompts of each tas
     ecsv=ecsv,
     via=via,
     sparse=sparse_claims,
+    **{'sparse-draft': sparse_draft},
     specguard=specguard,
 )
 

@@ -2,11 +2,13 @@
 
 Times are CPU time of the process: the time of the pass where one thread computes and others share the core.
 The forms are run in turn, the median is shown; `times` is against the dense one. MB and MFLOP are
-counted from what the pass chose, the ceilings are the speed-ups that they alone would allow.
+counted from what the pass chose. The ceilings are the speed-ups that they alone would allow, and (`parts`)
+that the FLOPs would if those of each part of the pass took as long as they do in the dense one, run eagerly.
 """
 import functools
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 
@@ -65,22 +67,50 @@ def choices(path, reader, T):
     return ledger(log, reader.model, n)
 
 
-def cost(model, rows, T):
-    """(bytes, FLOPs) that a pass over T positions with this ledger has to read and to do."""
+def work(model, rows, T):
+    """{part: (bytes, FLOPs)} that a pass over T positions with this ledger has to read and to do.
+
+    attention is its products alone; the projections and the head are the rest.
+    """
     c = model.config
     size, kv = model.cos.element_size(), c.num_key_value_heads * c.head_dim
-    weights = macs = c.vocab_size * c.hidden_size
+    keys = sum(2 * row['keys'] * kv for row in rows)
+    rest = c.hidden_size * (c.vocab_size + len(rows) * 2 * (c.num_attention_heads * c.head_dim + kv))
+    weights = macs = 0
     for row in rows:
-        own = c.hidden_size * (2 * c.num_attention_heads * c.head_dim + 2 * kv)
-        weights, macs = weights + own + 2 * row['keys'] * kv, macs + own + 2 * row['keys'] * kv * (
-            c.num_attention_heads // c.num_key_value_heads)
-        if 'experts' in row:
-            each = 3 * c.hidden_size * c.moe_intermediate_size
-            weights, macs = weights + row['distinct'] * each, macs + row['experts'] * each
-        else:
-            each = c.hidden_size * (row['gate'] + 2 * row['read'])
-            weights, macs = weights + each, macs + each
-    return weights * size, 2 * macs * T
+        channels = 3 * c.moe_intermediate_size if 'experts' in row else row['gate'] + 2 * row['read']
+        each = c.hidden_size * channels
+        weights, macs = weights + row.get('distinct', 1) * each, macs + row.get('experts', 1) * each
+    found = dict(attention=(keys, keys * c.num_attention_heads // c.num_key_value_heads), ffn=(weights, macs),
+                 rest=(rest, rest))
+    return {part: (size * n, 2 * T * m) for part, (n, m) in found.items()}
+
+
+def cost(model, rows, T):
+    """(bytes, FLOPs) of the whole pass."""
+    return tuple(map(sum, zip(*work(model, rows, T).values())))
+
+
+def profile(reader, ids, n, device):
+    """{part: seconds} of a dense pass over ids [1, T] after the cached tokens, median of n."""
+    spent, whole = dict(attention=[], ffn=[]), []
+    def timed(f, part):
+        def run(*args):
+            begin = clock(device)
+            out = f(*args)
+            spent[part][-1] += clock(device) - begin
+            return out
+        return run
+    full, S = reader.model.full, reader.cache.length
+    path = replace(full, attends=tuple(timed(f, 'attention') for f in full.attends),
+                   ffns=tuple(timed(f, 'ffn') for f in full.ffns))
+    for _ in range(n):
+        spent['attention'].append(0.0), spent['ffn'].append(0.0)
+        begin = clock(device)
+        reader.feed(ids, S, path, ids.shape[1])
+        whole.append(clock(device) - begin)
+    found = {part: statistics.median(times) for part, times in spent.items()}
+    return found | dict(rest=statistics.median(whole) - sum(found.values()))
 
 
 def picture(target, tokenizer, row, **knobs):
@@ -172,19 +202,29 @@ def table(shape, layers, contexts, positions, compiled, device):
     how = 'compiled' if compiled else 'eager'
     print(f'{shape}, {model.config.num_hidden_layers} layers, {dtype}, {how}: {bandwidth / 1e9:.1f} GB/s and '
           f'{flops / 1e9:.0f} GFLOP/s measured')
-    print('context  T  form            ms   times   MB  MFLOP  GB/s of max  ceiling: bytes FLOPs')
+    print('context  T  form            ms   times   MB  MFLOP  GB/s of max  ceiling: bytes FLOPs parts')
     for S in contexts:
         reader = Reader(model, S)
         for k, v in reader.cache.stores:
             k.normal_(), v.normal_()
         reader.cache.record([1] * S, 0, model.full)
-        reader.compiled = compile_forward(model) if compiled else None
+        compiled_forward = compile_forward(model) if compiled else None
         for T in positions:
-            paths = forms(model)
-            costs = [cost(model, choices(path, reader, T), T) for path in paths.values()]
-            ids = torch.arange(T, device=device)[None]
+            paths, ids = forms(model), torch.arange(T, device=device)[None]
+            reader.compiled = None
+            ledgers = [choices(path, reader, T) for path in paths.values()]
+            works = [work(model, rows, T) for rows in ledgers]
+            costs = [cost(model, rows, T) for rows in ledgers]
+            parts = profile(reader, ids, 9, device)
+            for part, seconds in parts.items():
+                size, done = (x / seconds for x in works[0][part])
+                print(f'{S:7} {T:2}  {part:14} {seconds * 1e3:7.2f} of the dense pass, eager: '
+                      f'{size / bandwidth:.0%} of the bytes a second, {done / flops:.0%} of the FLOPs')
+            reader.compiled = compiled_forward
             times = median([lambda p=p: reader.feed(ids, S, p, T) for p in paths.values()], 9, device)
-            for name, (size, work), seconds in zip(paths, costs, times):
+            for name, (size, done), each, seconds in zip(paths, costs, works, times):
+                least = sum(parts[part] * each[part][1] / works[0][part][1] for part in parts)
                 print(f'{S:7} {T:2}  {name:14} {seconds * 1e3:7.2f} {times[0] / seconds:6.2f} '
-                      f'{size / 1e6:6.1f} {work / 1e6:6.0f} {size / seconds / bandwidth:10.0%} '
-                      f'{costs[0][0] / size:15.2f} {costs[0][1] / work:6.2f}', flush=True)
+                      f'{size / 1e6:6.1f} {done / 1e6:6.0f} {size / seconds / bandwidth:10.0%} '
+                      f'{costs[0][0] / size:15.2f} {costs[0][1] / done:5.2f} '
+                      f'{sum(parts.values()) / least:5.2f}', flush=True)
