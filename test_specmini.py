@@ -29,6 +29,7 @@ import specmini
 import train_mask
 import verify
 from lab import claims, compare, stages, tasks, train
+from lab.distil import distil, packed
 from lab.passes import sparsity
 from lab.quantise import CODEBOOK, quantise
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes, roc_area,
@@ -1233,6 +1234,14 @@ def test_gathered_attention_is_masked_attention(block, start, T):
     assert (got - kernels.attend(q, k, v, mask, None)[0]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize('T', [1, 5, kernels.FEW])
+def test_grouped_rows(T):
+    """Dense attention over many keys, a key head's queries as rows of one product, is that head by head."""
+    q, k, v, mask, _ = queries(kernels.MANY, T, kernels.MANY + T, 4)
+    each = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    assert (kernels.attend(q, k, v, mask, None)[0] - each).abs().max() < 1e-12
+
+
 def test_budget():
     """N = ceil(floor((L - L0) rho + L0) / block), by hand; it never falls as the text or rho grows."""
     base = thin(network(), rho=0.25, dense_below=128, block=16).attends[0].keywords['how'][2]
@@ -1297,6 +1306,13 @@ def test_sparse_channels_and_experts():
     for f in (lab.rivals.literal_swiglu, lab.rivals.union_swiglu):          # off: dense; on: not, nor as gate
         assert (f(x, *parts, carry, (0.0, 1))[0] - kernels.swiglu(x, *parts, None)[0]).abs().max() < 1e-12
         assert (f(x, *parts, carry, (0.1, 1))[0] - mlp.down_proj(h * mlp.up_proj(x))).abs().max() > 1e-6
+    got, guess = lab.rivals.guessed_swiglu(x, *parts, carry, (0.0, 0.25))
+    rows, h = guess['chosen'], torch.nn.functional.silu(mlp.gate_proj(x))
+    wide = x[0, :4].abs().amax(0).topk(4).indices
+    part = torch.nn.functional.silu(x[0, :4, wide] @ mlp.gate_proj.weight[:, wide].T).abs().amax(0)
+    assert sorted(rows.tolist()) == sorted(part.topk(6).indices.tolist()) and guess['gate'] == 24 // 4 + 6
+    u = torch.zeros_like(h).index_copy_(-1, rows, (h * mlp.up_proj(x))[..., rows])
+    assert (got - mlp.down_proj(u)).abs().max() < 1e-12
     assert (lab.rivals.static_mix(x, moe, carry, (0, 0))[1]['experts'] >= 0).sum(-1).tolist() == [1] * 5
     for moe.renormalise, betas in itertools.product((True, False), ((0.2,), (0.25, 0.6), (0.0, 0.9))):
         got, carry = kernels.sparse_mix(x, moe, carry, betas)
@@ -1342,6 +1358,11 @@ def test_sparse_controls():
     assert (kept['union'][:, :, 0] == kept['token'].any(2)).all()
     assert (kept['token'][:, :, 0] == kept['head'][:, :, 0]).all()
     assert not (kept['token'] == kept['head']).all()
+    for name in ('head', 'token', 'union'):     # the ledger counts what any row reads, the partial block too
+        attend, scores = verify.SELECT[name]
+        log = [(0, attend(*exact, (0, True, blocks._replace(scores=scores)))[1])]
+        assert lab.rivals.ledger(log, network(), 61)[0]['keys'] == 1 + 4 * kept[
+            'union' if name == 'token' else name][:, :, 0].sum(-1).float().mean()
 
 
 def test_sparse_flag(pair, capsys):
@@ -1370,6 +1391,30 @@ def test_anchors():
     assert one == sorted(one) and len(one) == 21 and 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
     with refusal('too short for blocks'):
         sparsity(network(), [[1] * 12])
+
+
+def test_prompt_of_the_claims():
+    """A setting reads as if it were the only one; without one, or dense every cycle, the reading is dense."""
+    p = claims.Prompt(*claims.contexts('math', 1)[0], {})
+    first, dense = p.read(claims.BOTH), p.read({})
+    assert dense['kl'] == 0 and dense['alike'] == dense['bytes'] == dense['flops'] == 1
+    assert p.read(claims.BOTH | dict(refresh_every=1))['kl'] < 1e-6 < first['kl'] == p.read(claims.BOTH)['kl']
+    assert first['flops'] < 1 and first['bytes'] < 1 and first['union'] < 0.41
+    assert p.read(claims.BOTH, fresh=True)['kl'] != first['kl']
+
+
+def test_lessons():
+    """The laws of a lesson stand where its solution's tokens are guessed; a student comes closer to them."""
+    model, prompts = network(), (LINE[:3], LINE[5:29], LINE[9:14])
+    law = lambda model, line: Reader(model, 64).read(line, [], model.full, 4).log_softmax(-1)
+    of = lambda model: [(p, [1, 2, 3, 4], law(model, p + [1, 2, 3])) for p in prompts]
+    batches = itertools.islice(packed(of(model), 24, random.Random(0)), 6)
+    for ids, at, laws in batches:
+        hidden = model(ids, torch.arange(ids.shape[1]), model.full)
+        assert (model.logits(hidden[at]).log_softmax(-1) - laws).abs().max() < 1e-9
+    student, wanted = distil(model, of(network(1)), 0.5), [laws for *_, laws in of(network(1))]
+    far = [sum((b.exp() * (b - a)).sum() for (*_, a), b in zip(of(m), wanted)) for m in (model, student)]
+    assert far[1] < 0.9 * far[0]
 
 
 # ------------------------------------------------------------------------ specmini.py: the program

@@ -1442,9 +1442,10 @@ def mixture_claims(n):
     found = calibrated(embedded('moe')[0], 'math')
     found['experts'] = [[[0.0, *shares, 2.0] for shares in layer] for layer in found['experts']]
     skip = lambda m, q, **knobs: dict(moe_skip=m, moe_quantile=q, **knobs)
-    settings = {f'experts, {m}, {words}': skip(m, q) for m in (1, 2, 3)      # of 23 quantiles, see above
-                for words, q in (('median rule', 1 / 2), ('lowest tenth', 3 / 22), ('always', 1.0))}
-    settings |= {'attn 75 %': skip(1, 0.0, rho=0.25), 'attn 75 %, experts, 1': skip(1, 0.5, rho=0.25)}
+    settings = {f'experts, {m}, {words}': skip(m, q) for m in (1, 2, 3)
+                for words, q in (('median rule', 1 / 2), ('always', 1.0))}
+    settings |= {'experts, 1, lowest tenth': skip(1, 3 / 22),                # of 23 quantiles, see above
+                 'attn 75 %': skip(1, 0.0, rho=0.25), 'attn 75 %, experts, 1': skip(1, 0.5, rho=0.25)}
     rows = []
     for row in tqdm(contexts('math', n), desc='moe', file=sys.stderr, disable=None):
         p = Prompt(*row, found, 'moe', plain=skip(1, 0.0))
