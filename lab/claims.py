@@ -1185,9 +1185,9 @@ GRID = {            # settings of a verifying pass, by name
     'attn 75 %, every layer chooses': dict(rho=0.25, anchors=99), 'ffn 60 %': dict(ffn_share=0.4),
     'ffn 60 % of a token': dict(ffn_quantile=0.6), 'attn 75 %, ffn 60 %': dict(rho=0.25, ffn_share=0.4),
     HARD: dict(rho=0.1, ffn_share=0.4)}
-CONTROLS = {f'{select} 75 %': dict(rho=0.25, select=select)
+SELECTIONS = {f'{select} 75 %': dict(rho=0.25, select=select)
             for select in ('recent', 'random', 'oracle', 'quest', 'joint', 'token', 'union')}
-CONTROLS |= {'ffn 60 %, guessed': dict(ffn_share=0.4, form='guessed')}
+SELECTIONS |= {'ffn 60 %, guessed': dict(ffn_share=0.4, form='guessed')}
 SIZES = {f'blocks of {block}': dict(dense_below=128, rho=0.25, block=block, locals=1)     # at one fixed L0
          for block in (8, 16, 32, 64, 128)}
 BOTH = GRID['attn 75 %, ffn 60 %']
@@ -1322,7 +1322,7 @@ def sparse_claims(n):
     """The Findings F1 to F6 and what the notes ask next, then tables; n prompts a task."""
     found = {task: calibrated(embedded('target')[0], task) for task in ('table', 'story')}
     data = dict(math=measured('math', n, GRID, found['table']),
-                table=measured('table', n, GRID | CONTROLS | SIZES, found['table']),
+                table=measured('table', n, GRID | SELECTIONS | SIZES, found['table']),
                 story=measured('story', n, GRID | REFRESH, found['table']))
     yield Finding("Profile: verification's share of the seconds of `sd`", *bootstrap(
         [r for task in ('math', 'table') for r in column(data[task], 'dense', 'verifying')], mean), 0.5,
