@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf, nan
 from pathlib import Path as File
@@ -1319,11 +1319,12 @@ def beside(rows, name, other, key):
 
 
 def sparse_claims(n):
-    """The Findings F1 to F6 and what the notes ask next, then tables; n prompts a task."""
+    """Tables of all settings, then the Findings F1 to F6 and what the notes ask next; n prompts a task."""
     found = {task: calibrated(embedded('target')[0], task) for task in ('table', 'story')}
     data = dict(math=measured('math', n, GRID, found['table']),
                 table=measured('table', n, GRID | SELECTIONS | SIZES, found['table']),
                 story=measured('story', n, GRID | REFRESH, found['table']))
+    sparse_tables(data)
     yield Finding("Profile: verification's share of the seconds of `sd`", *bootstrap(
         [r for task in ('math', 'table') for r in column(data[task], 'dense', 'verifying')], mean), 0.5,
         'math and tables, gamma 4')
@@ -1331,8 +1332,6 @@ def sparse_claims(n):
     yield from elsewhere(found, n)
     yield from drift(n, found['table'])
     yield from mixture_claims(n)
-    print()
-    sparse_tables(data)
 
 
 def sparse_findings(data, n):
@@ -1437,7 +1436,7 @@ def halved(model, i):
 def mixture_claims(n):
     """Experts: the median rule, a stricter one, m dropped whatever they weigh, for m = 1, 2, 3; a hybrid."""
     if not (HOME / 'moe' / 'config.json').exists():
-        print('| no MoE model in lab/models: the claims about experts were not tried | | | | | |')
+        print('No MoE model in lab/models: the claims about experts were not tried.\n')
         return
     found = calibrated(embedded('moe')[0], 'math')
     found['experts'] = [[[0.0, *shares, 2.0] for shares in layer] for layer in found['experts']]
