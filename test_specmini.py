@@ -1474,7 +1474,8 @@ def test_streaming(capsys):
     tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
     parts = [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(parts)
-    for seed in range(50):
+    assert ''.join(printed(capsys, tokenizer, [1 + 0x41, 1 + 0xe2])) == 'A\ufffd\ufffd\n'     # A is rewritten
+    for seed in range(20):
         ids = torch.randint(1, len(words), (12,), generator=seeded(seed)).tolist()
         assert ''.join(printed(capsys, tokenizer, ids))[-3:-1] == tokenizer.decode(ids)[-2:]
 
