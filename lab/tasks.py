@@ -22,6 +22,9 @@ ITEMS = ('pens cups books coins apples cards shells stamps eggs keys plums brick
          'rugs clocks shoes socks belts boots shirts coats tickets pots nails pins beads flags stones leaves '
          'carrots lemons cakes pies fish hens ducks goats sheep toys boxes cans jars logs wheels '
          'maps').split()
+JOBS = 'baker farmer teacher painter sailor doctor singer miller'.split()
+HOMES = 'by the river;on the hill;near the forest;by the harbour;in the old mill;near the bridge'.split(';')
+WISHES = 'lantern key map drum kite ring basket flute boat horse'.split()
 COLUMNS = 'price stock sold weight cost size made'.split()
 STEP = re.compile(r'(\d+) ([-+*/]) (\d+) = (\d+)')
 
@@ -92,21 +95,18 @@ def worked(task, prompt, lines, n):
 # -------------------------------------------------------------------------------------------- table: TabMWP
 
 def cells(rng, low, high, columns):
-    """A table of low to high rows, mostly short, a number of columns in a range: (text, {cell: value})."""
-    rows = round(low * (high / low) ** rng.random())
-    names = rng.sample(COLUMNS, rng.randint(*columns))
-    values = {(item, c): number(rng, 499) for item in rng.sample(ITEMS, rows) for c in names}
-    lines = {}
-    for (item, column), n in values.items():
-        lines.setdefault(item, []).append(f'{column} {n}')
-    return '\n'.join(f'| {item}: {", ".join(row)}' for item, row in lines.items()), values
+    """A table of low to high rows, mostly short, of a number of columns in a range: (text, {cell: value}).
 
-
-def quoted(values, cell):
-    """The line of a table up to a cell (item, column), which is how a step looks that cell up."""
-    item, column = cell
-    row = {c: n for (i, c), n in values.items() if i == item}
-    return f'| {item}: ' + ', '.join(f'{c} {row[c]}' for c in [*row][:[*row].index(column) + 1])
+    The first column holds numbers, the others words that a reader must pass over.
+    """
+    rows, column = round(low * (high / low) ** rng.random()), rng.choice(COLUMNS)
+    values = {(item, column): number(rng, 499) for item in rng.sample(ITEMS, rows)}
+    words = ([f'by a {job}' for job in JOBS], HOMES, [f'for {name}' for name in NAMES],
+             [f'with a {wish}' for wish in WISHES], [f'of {good}' for good in GOODS])
+    words = words[:rng.randint(*columns) - 1]
+    lines = [', '.join([f'| {item}: {column} {n}', *map(rng.choice, words)])
+             for (item, _), n in values.items()]
+    return '\n'.join(lines), values
 
 
 def table(rng, low=3, high=60, columns=(1, 6), task='table'):
@@ -116,7 +116,7 @@ def table(rng, low=3, high=60, columns=(1, 6), task='table'):
     kind = rng.choice(['plus', 'minus', 'times'])
     if kind == 'minus' and x < y:
         a, x, b, y = b, y, a, x
-    named = [quoted(values, cell) for cell in (a, b)]
+    named = [f'| {column} of {item} {n}' for (item, column), n in ((a, x), (b, y))]
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // x))
         ask, steps, n = f'What is the {a[1]} of {a[0]} times {d}', named[:1] + [f'{x} * {d} = {x * d}'], x * d
@@ -265,9 +265,6 @@ def translate(rng):
 
 # ----------------------------------------------------------------------------------- summary: CNN/DailyMail
 
-JOBS = 'baker farmer teacher painter sailor doctor singer miller'.split()
-HOMES = 'by the river;on the hill;near the forest;by the harbour;in the old mill;near the bridge'.split(';')
-WISHES = 'lantern key map drum kite ring basket flute boat horse'.split()
 SUMMARY = re.compile(r'(\w+ works as a \w+\.) (\w+ lives .+\.) (\w+ wants a \w+\.)')
 NOISE = ['{a} was tired.', '{a} ate some bread.', '{a} laughed.', 'It rained all day.', '{a} sat down.',
          '{a} met {b}.', '{a} slept well.', '{a} looked at {b}.']

@@ -31,11 +31,11 @@ PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of A
 # task, its knobs, its share of rows; looking up is learned on short tables first or not at all
 BASE = [('math', dict(low=1, high=3), 4), ('math', dict(high=6), 5), ('math-hard', {}, 4), ('code', {}, 3),
         ('translate', {}, 2), ('qa', {}, 2.5), ('story', {}, 1)]
-SHORT = BASE + [('drill', dict(high=6, columns=(1, 4)), 7), ('table', dict(high=6, columns=(1, 4)), 8),
+SHORT = BASE + [('drill', dict(high=6, columns=(1, 4)), 6), ('table', dict(high=6, columns=(1, 4)), 8),
                 ('gist', dict(high=3), 3), ('summary', dict(high=3), 3)]
 MEDIUM = BASE + [('drill', dict(high=20, columns=(1, 6)), 4), ('table', dict(high=20, columns=(1, 6)), 7),
                  ('gist', dict(high=6), 3), ('summary', dict(high=5), 3)]
-LONG = BASE + [('drill', dict(high=60, columns=(1, 6)), 2), ('table', {}, 5), ('table-long', {}, 0.6),
+LONG = BASE + [('drill', dict(high=60, columns=(1, 6)), 2.5), ('table', {}, 5), ('table-long', {}, 0.7),
                ('gist', dict(high=8), 2), ('summary', {}, 3)]
 CURRICULUM = (0.4, SHORT), (0.65, MEDIUM), (1, LONG)    # until this share of its time, such rows
 SHAPES = dict(
@@ -52,7 +52,7 @@ COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddin
 
 
 def drills(seed, high, columns):
-    """Endless rows of practice that can give away no held-out text: bare steps, or rows looked up."""
+    """Endless rows of practice that can give away no held-out text: bare steps, or cells looked up."""
     rng = random.Random(f'drill {seed}')
     while True:
         if rng.random() < 0.15:
@@ -60,9 +60,9 @@ def drills(seed, high, columns):
             while len(lines) < 8:
                 lines += tasks.event(rng, tasks.number(rng, 900), 2)[2]
         else:
-            prompt, _ = tasks.cells(rng, 2, high, columns)
-            lines = prompt.split('\n')
-            lines = rng.sample(lines, min(10, len(lines)))
+            prompt, values = tasks.cells(rng, 2, high, columns)
+            lines = [f'| {column} of {item} {n}'
+                     for (item, column), n in rng.sample(sorted(values.items()), min(32, len(values)))]
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
 
