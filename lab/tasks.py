@@ -131,7 +131,7 @@ def table(rng, low=3, high=60, columns=(1, 6), task='table'):
 
 
 def table_long(rng):
-    """A table of 60 rows and 6 columns, about 1,800 tokens; the question as in `table`."""
+    """A table of 60 rows and 6 columns, about 1,730 tokens; the question as in `table`."""
     return table(rng, 60, 60, (6, 6), 'table-long')
 
 
