@@ -494,7 +494,8 @@ PAIRS = [(k / 10, e / 10) for k in (1, 3, 5, 7, 8, 9, 10) for e in (0, 1, 3, 5, 
 RIVALS = dict(ar=METHODS['ar']) | {name: partial(METHODS[name], stages.GAMMA) for name in (
     'sd', 'cascade', 'cascade-opt', 'cascade-tokenv3', 'via', 'via-tiers')}
 CONTROLS = 'via, random masks', 'via, evenly spaced', 'via-mid', 'via-up'   # the second table's, beside via
-THIRD = dict(mid='an independent model', up='an upscaled drafter')      # models that may stand in the middle
+THIRD = dict(       # models for the middle: what they are, the notes' memory and speed beside slim
+    mid=('an independent model', 1.38 / 1.04, 2.32 / 2.08), up=('an upscaled drafter', MORE, MORE))
 FREE = range(2, 18, 2)      # attention sublayers of the free layers: the first and the last always run
 
 
@@ -585,13 +586,13 @@ def via_runs(runs):
 def via_thirds(engine, runs, third, r):
     """F3: the slim path against models of their own in the middle; r: the Record with all of them."""
     pair = [engine.readers[role] for role in ('target', 'draft')]
-    for role, words in THIRD.items():
+    for role, (words, most, speed) in THIRD.items():
         if role not in third:
             print(f'no lab/models/{role}: the rows with {words} in the middle are left out '
                   f'(python -m lab.train {role})\n', flush=True)
             continue
         name, memory = f'via-{role}', stages.memory(*pair, third[role]) / stages.memory(*pair)
-        yield Finding(f'memory with {words} over that with slim', *single(memory), 1.38 / 1.04,
+        yield Finding(f'memory with {words} over that with slim', *single(memory), most,
                       'weights and caches over those of sd; slim shares both with the target: 1.00')
         near = min(('slim', 'slim5'), key=lambda x: abs(r.cost[x] - r.cost[role]))      # of like cost
         for far in ('TV', 'R'):
@@ -601,7 +602,7 @@ def via_thirds(engine, runs, third, r):
                 f'{apart(r.rows, role):.4f}, {apart(r.rows, near):.4f}; a pass reads {r.cost[role]:.2f}, '
                 f'{r.cost[near]:.2f} of the target')
         yield Finding(f'modelled speed of via over the same with {words}', *bootstrap(
-            runs, lambda x: over(x, 'via', name, 'work'), 200), 2.32 / 2.08,
+            runs, lambda x: over(x, 'via', name, 'work'), 200), speed,
             f'right {right_texts(runs, "via"):.3f} and {right_texts(runs, name):.3f}')
 
 
@@ -628,7 +629,7 @@ def via_search(windows, found, section, saved):
     if saved > 0:
         pays = f'after {spent / saved:,.0f} texts'
     yield Finding("the search's cost: the notes' 18 minutes over its own", *single(18 * 60 / spent), 1,
-                  f'{spent} s for {len(section["tried"])} masks, saved {pays} ({1000 * saved:.1f} ms a text)')
+                  f'{spent} s for {len(section["tried"])} masks, earned back {pays} ({saved:.4f} s a text)')
     few, results = train_mask.Windows(windows.model, windows.texts[:7], windows.W), []
     cost = functools.cache(lambda z: few.cost([j + FREE[0] for j in z]))
     for seed in range(5):
@@ -696,20 +697,16 @@ def via_geometry(r):
     for name, words in (('KL', 'KL'), ('R', 'R, alpha = beta = 1/2'), ('strict', 'R, alpha 0, beta 1')):
         yield Finding(f'mean Delta by {words}', *bootstrap(r.rows, lambda x: mean(gains(x, name)), 200), 1e-9,
                       f'nats; above 0 at {above(name):.1%} of places, by TV at {above("TV"):.1%}')
-    speed = lambda b, done, cost: min(done[0], b.room) / (r.draft + cost + done[1])
-    pays = lambda b: (speed(b, stages.replay(b, 'slim', 0.5, 0.3), r.cost['slim'])
-                      > speed(b, stages.lenient(b, 1.0), 0.0))
+    names, paces = ('KL', 'R', 'strict', 'TV'), lambda done: [tokens / cost for tokens, cost, *_ in done]
+    paid = [v > w for v, w in zip(paces(r.sums('slim', 0.5, 0.3)), paces(r.sums(None, 1.0)))]
+    texts = [(*(mean(gains([blocks], name)) for name in names), float(p)) for blocks, p in zip(r.rows, paid)]
 
     def area(x, i):
-        flat = torch.tensor([*itertools.chain(*x)])
-        return auroc(flat[:, i], flat[:, -1] > 0)
-    names = 'KL', 'R', 'strict', 'TV'
-    pairs = [[[*(mean(b.stages['slim'].gains[name]) for name in names), float(pays(b))] for b in blocks]
-             for blocks in r.rows]
-    yield Finding('AUROC of Delta by KL for the blocks where slim pays', *bootstrap(
-        pairs, lambda x: area(x, 0), 200), 0.65,
-        f'it pays in {mean([paid for *_, paid in itertools.chain(*pairs)]):.1%}; by R {area(pairs, 1):.2f}, '
-        f'strict R {area(pairs, 2):.2f}, TV {area(pairs, 3):.2f}')
+        x = torch.tensor(x)
+        return auroc(x[:, i], x[:, -1] > 0)
+    others = ', '.join(f'{name} {area(texts, i):.2f}' for i, name in enumerate(names) if i)
+    yield Finding('AUROC of Delta by KL for the texts where slim pays', *bootstrap(
+        texts, lambda x: area(x, 0), 200), 0.65, f'it pays in {mean(paid):.1%}, modelled; by {others}')
 
 
 def via_blend(r, keep=0.5, escalate=0.3):
