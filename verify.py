@@ -773,18 +773,18 @@ def write_steps(session, reader, k, law, over):
         who, path = 'target', session.view(path)
     logits = reader.read(session.tokens, [], path, 1).expand(k, -1)                     # [k, V]
     twin = reader if k == 1 else reader.fork(k, session.room)
-    rows, live = [([], [], []) for _ in range(k)], list(range(k))                       # ids, q, logits
+    steps, rows, live = [], [[] for _ in range(k)], list(range(k))
     while live:
-        p = law(logits[live])
-        for i, *new in zip(live, session.draw(p).tolist(), p, logits[live]):
-            for column, x in zip(rows[i], new):
-                column.append(x)
-        live = [i for i in live if not over(rows[i][0])]
+        steps.append(logits)
+        for i, x in zip(live, session.draw(law(logits[live])).tolist()):
+            rows[i].append(x)
+        live = [i for i in live if not over(rows[i])]
         if live:
-            logits = twin.append(torch.tensor([ids[-1] for ids, *_ in rows], device=logits.device), path)
+            logits = twin.append(torch.tensor([ids[-1] for ids in rows], device=logits.device), path)
     if k == 1:
-        reader.cache.record(session.tokens + rows[0][0][:-1], n, path)
-    return [Draft(ids, torch.stack(q), finite(torch.stack(raw), who, n)) for ids, q, raw in rows]
+        reader.cache.record(session.tokens + rows[0][:-1], n, path)
+    each = zip(rows, finite(torch.stack(steps, 1), who, n))                             # [k, T, V]
+    return [Draft(ids, law(raw[:len(ids)]), raw[:len(ids)]) for ids, raw in each]
 
 
 def write_exactly(session, method, over):
