@@ -515,11 +515,11 @@ def load(folder, device='cpu', dtype=torch.float32):
     with torch.device('meta'):
         model = Transformer(config)
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    weights = {}
-    for file in weight_files(folder):
-        read_weights(file, wanted, weights, device, dtype)
+    weights = {name: nn.Parameter(tensor, requires_grad=False) for file in weight_files(folder)
+               for name, tensor in read_weights(file, wanted, device, dtype)}
     absent = sorted(wanted.keys() - weights.keys())
-    expect(not absent, f'{folder}: tensor {absent and absent[0]} is missing ({len(absent)} in all); fetch again')
+    if absent:
+        raise ValueError(f'{folder}: tensor {absent[0]} is missing ({len(absent)} in all); fetch it again')
     model.load_state_dict(weights, assign=True, strict=False)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
@@ -548,8 +548,8 @@ def weight_files(folder):
     return files
 
 
-def read_weights(file, wanted, weights, device, dtype):
-    """Adds the tensors of one file to weights {name: Parameter}; checks names, shapes, finiteness."""
+def read_weights(file, wanted, device, dtype):
+    """Yields (name, tensor) of one file, on the device; checks names, shapes, finiteness."""
     try:
         with safe_open(file, 'pt') as opened:
             names = list(opened.keys())
@@ -564,7 +564,7 @@ def read_weights(file, wanted, weights, device, dtype):
                 tensor = opened.get_tensor(name).to(device, dtype, copy=True)
             good = all(x.isfinite() for x in tensor.aminmax())
             expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
-            weights[name] = nn.Parameter(tensor, requires_grad=False)
+            yield name, tensor
     except (SafetensorError, OSError) as error:
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
 

@@ -258,8 +258,8 @@ def silence(session, method, n):
 
 def finite(logits, who, length):
     """The logits [n, V]; ValueError if they hold NaN or infinity, which would become silent wrong tokens."""
-    if not logits.amax().isfinite():
-        raise ValueError(f'the {who} computed NaN or infinity after {length} tokens: its weights overflow')
+    good = logits.amax().isfinite()
+    expect(good, f'the {who} computed NaN or infinity after {length} tokens: its weights overflow')
     return logits
 
 
@@ -987,12 +987,5 @@ class Sparse(Exact):
 
 
 CONTROLLERS = dict(fixed=Fixed, online=Online)      # lab/rivals.py has more
-METHODS = dict(
-    ar=Autoregressive,
-    sd=Exact,
-    via=ViaSd,
-    cmasd=CmAsd,
-    ecsv=Ecsv,
-    sparse=Sparse,
-    specguard=SpecGuard,
-)
+METHODS = dict(ar=Autoregressive, sd=Exact, via=ViaSd, cmasd=CmAsd, ecsv=Ecsv, sparse=Sparse,
+               specguard=SpecGuard)
