@@ -829,7 +829,7 @@ def via(n):
 
 # ------------------------------------------------------------------------------------------------- SpecGuard
 
-SHORT = 200         # tokens of a prompt at most: tables go on to 1,600, half of them are shorter than this
+SHORT = 200         # tokens of a prompt at most: tables go on to 1,600, nearly half are shorter
 SEEDS = 3           # runs of `notes`, each with other draws of the draft
 FULL, PART = 200, 50            # problems of each task that are run end to end: what is judged, what is shown
 NOTES = [           # the notes' tables: table, setting, their accuracy (points), their speed, our change
@@ -953,7 +953,7 @@ def step_contest(engine, rows):
     for seed in range(SEEDS):
         runs[f'notes, seed {seed}'] = step_run(engine, f'notes, seed {seed}', sg(), rows, seed)
     steps = [c for seed in range(SEEDS) for r in runs[f'notes, seed {seed}'] for c in r['cycles']]
-    judged = {
+    gates = {
         'paper': sg(preset='paper'), 'greedy': sg(preset='greedy'),
         'random-gate': coin(rate=mean([c.labels[0] == 'draft' for c in steps])),
         'oracle-gate': METHODS['oracle-gate'](), 'rsd': METHODS['rsd']()}
@@ -963,7 +963,7 @@ def step_contest(engine, rows):
         'selector only': sg(tau=-inf), 'draft only': sg(k=1, tau=-inf), 'ar': METHODS['ar'](),
         **{name: METHODS[name]() for name in
            ('specreason', 'majority', 'best-of-n', 'process-best-of-n', 'beam', 'specguard-pooled')}}
-    runs |= {name: step_run(engine, name, method, rows) for name, method in judged.items()}
+    runs |= {name: step_run(engine, name, method, rows) for name, method in gates.items()}
     return runs | {name: step_run(engine, name, method, rows[:3 * PART]) for name, method in shown.items()}
 
 
@@ -1120,7 +1120,12 @@ def step_limits(engine, test, stories):
     logits = session.draft.read(ids, copy, session.draft.model.full, len(copy) + 1)[:-1]
     low, ground = observe(session, 'draft', Draft(copy, logits.softmax(-1), logits))[DRAFTS]
     print(f'a copy of the prompt, {engine.tokenizer.decode(copy)!r}: L {low:.2f}, G {ground:.2f}')
-    wrong = [found[4] for p in test.values() for steps in p for found, _ in steps if not found[4]['right']]
+    chosen = [found[4] for p in test.values() for steps in p for found, _ in steps]
+    looks = [engine.tokenizer.decode(c['tokens']).strip().startswith('|') for c in chosen]
+    for name, kind in (('a cell looked up', True), ('anything else', False)):
+        found = [c['signals'][DRAFTS][1] for c, look in zip(chosen, looks) if look == kind]
+        print(f'{name}, {len(found)} steps: G {mean(found or [nan]):.2f} on average')
+    wrong = [c for c in chosen if not c['right']]
     for i, name in enumerate(('L', 'G')):
         worst = max(wrong, key=lambda c: c['signals'][DRAFTS][i], default=None)
         if worst:
