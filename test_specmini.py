@@ -28,7 +28,7 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, compare, stages, tasks, train
+from lab import claims, compare, replay, stages, tasks, train
 from lab.distil import distil, packed
 from lab.passes import sparsity
 from lab.quantise import CODEBOOK, quantise
@@ -1695,17 +1695,30 @@ def test_the_grammar_knows_its_entropy(monkeypatch):
 
 
 def test_figures_of_claims():
-    """AUROC, reliability curve and expected calibration error by hand. Asked for the first time and again, a
-    recorded block is that of its place: the record fills later places while it answers for one."""
+    """AUROC, reliability curve and expected calibration error by hand; a mix of depths that meets a budget."""
     sure, hits = torch.tensor([0.95, 0.9, 0.5, 0.5, 0.1]), torch.tensor([True, True, True, False, False])
     assert claims.auroc(sure, hits) == pytest.approx(5.5 / 6)
     curve, error = claims.reliability(sure, hits, bins=2)
     assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
     assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
-    ids = claims.network('target')[1].encode('Tom has 12 pens. Tom loses 5. How many pens does Tom have?').ids
-    record = claims.Record(ids)
-    first = [record.block(i) for i in range(8)]
-    assert first == [record.block(i) for i in range(8)] and first[0][1:9] == first[1][:8]
+    row = dict(sd={4: [30, 10, 40, 50, 10]}, vote={2: [20, 20, 40, 44, 20], 3: [24, 16, 40, 64, 16]})
+    kept, cycles, tokens, positions, _ = claims.at_budget([row, row], 'vote', ('sd', 4), [2, 3])
+    assert (positions / tokens, kept / cycles) == pytest.approx((50 / 40, (0.7 * 20 + 0.3 * 24) / 18.8))
+
+
+@pytest.mark.parametrize('task, method', [('story', Exact(4)), ('table', verify.CmAsd()), ('math', verify.CmAsd(
+    7, tau_base=0.05, gamma_tau=0, controller='fixed')), ('table', verify.CmAsd(accept_='strict', alpha=2))])
+def test_replays_are_runs(task, method):
+    """A replay is the real run, cycle by cycle, though the record answers from what other rules have seen;
+    so are the sums of a vote those of real cycles with the same branches."""
+    ids = replay.prompts(task, 2)[1][1]
+    record = replay.Branches(ids)
+    for rule in (verify.CmAsd(tau_base=0.01), method):
+        cycles, run = replay.written(replay.begin(ids), ids, rule), record.replay(rule)
+        assert list(run.text) == compare.tokens_of(cycles)
+        assert list(zip(run.kept, run.drafted)) == [(c.accepted, len(c.drafted)) for c in cycles]
+    for key in ('lite', 'ecsv', 'prefix'):
+        assert record.sums(key)[3] == record.checked(replay.VOTES[key], 3)
 
 
 def test_quantise(tmp_path):
