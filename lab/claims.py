@@ -31,8 +31,8 @@ from lab.rivals import EcsvSpot, blend, ledger, watched
 from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choose_gate, gate_curve, judged,
                        observe, outcomes, record, roc_area, signal_ranges, start)
 from model import Reader, load, read_calibration
-from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard, loglikes, probs,
-                    rollout, signals, write_steps)
+from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard,
+                    loglikes, probs, rollout, signals, write_steps)
 
 HOME = File(__file__).parent / 'models'
 
@@ -290,7 +290,7 @@ def steadiness(n, rows):
 
 
 def own_cost(work):
-    """The processor's seconds for some work over those for a target pass of one position, 50 times in turn."""
+    """The processor's seconds for some work over those for a target pass of one position, 50 times."""
     s, line, times = begin([1] * 100), [1] * 100, []
     for i in range(50):
         s.draft.read(line, [], s.draft.model.full, 1)
