@@ -32,7 +32,7 @@ from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choo
                        observe, outcomes, record, roc_area, signal_ranges, start)
 from model import Reader, load, read_calibration
 from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard,
-                    loglikes, probs, rollout, signals, write_steps)
+                    loglikes, probs, rollout, write_steps)
 
 HOME = File(__file__).parent / 'models'
 
@@ -417,7 +417,7 @@ def noisy(texts, rows, base, few):
 
 def spotted(texts, rows, base, few):
     """E2, F5: what asking the target before the vote is worth, by positions and by passes; then a table."""
-    depths, found = [max(1, base[1] - 1), base[1], base[1] + 1], []
+    depths, found = [k for k in DEPTHS if abs(k - base[1]) <= 1], []
     for f in texts:
         for ids, row in zip(tqdm(texts[f][:few], desc=f'spots {f}'), of(rows, f)):
             record = Branches(ids)

@@ -250,17 +250,19 @@ def table(rows):
 
 
 def confident_cycle(session, word):
-    """Lines of the first cycle of cmasd that keeps what the target would not write, else of the last."""
+    """Lines of a cycle of cmasd: one that keeps what the target would not write, else the least confident."""
+    found = []
     for cycle in specmini.decode(session, CmAsd()):
         before = copy.copy(session)
         before.tokens = session.tokens[:len(session.tokens) - len(cycle.tokens)]
         score = Score(before, Draft(cycle.drafted, None), session.target.model.full)
-        best = score.logits.argmax(-1).tolist()
-        if any(j['kept'] and j['token'] != x for j, x in zip(cycle.judged, best)):
-            break
+        best, sure = score.logits.argmax(-1).tolist(), [j['confidence'] for j in cycle.judged]
+        bent = any(j['kept'] and j['token'] != x for j, x in zip(cycle.judged, best))
+        found.append((bent, -min(sure, default=1.0), cycle, best, score.ratios))
+    *_, cycle, best, ratios = max(found, key=lambda row: row[:2])
     number = lambda xs: [f'{x:.2f}' for x in xs]
     return table([('drafted', map(word, cycle.drafted)), ('C', number(j['confidence'] for j in cycle.judged)),
-                  ('tau', number(j['threshold'] for j in cycle.judged)), ('p / max p', number(score.ratios)),
+                  ('tau', number(j['threshold'] for j in cycle.judged)), ('p / max p', number(ratios)),
                   ('the best', map(word, best)), ('', ['kept' if j['kept'] else 'out' for j in cycle.judged]),
                   ('committed', map(word, cycle.tokens))])
 
