@@ -1752,6 +1752,7 @@ def test_training_data():
     rows = [json.loads(line) for line in out.splitlines()]
     assert len(rows) == 3 and set(rows[0]) >= {'task', 'prompt', 'answer'}
     read_calibration(EMBEDDED / 'target', EMBEDDED / 'draft', ['mask', 'signals', 'sparse'])
+    read_calibration(EMBEDDED / 'moe', needs=['sparse'])
 
 
 def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
@@ -1769,7 +1770,7 @@ def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
 def test_transformers_loads_the_embedded_models():
     """With the same ids, end of sequence and logits; the draft has at most an eighth of 8 M parameters."""
     text, sizes = 'Mia has 27 pens. Mia buys 9 more.', []
-    for folder in (EMBEDDED / 'target', EMBEDDED / 'draft'):
+    for folder in (EMBEDDED / 'target', EMBEDDED / 'draft', EMBEDDED / 'moe'):
         theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         tokenizer, (ours, mine, eos) = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
         ids = tokenizer(text)['input_ids']
@@ -1777,7 +1778,7 @@ def test_transformers_loads_the_embedded_models():
         with torch.no_grad():
             assert (theirs(torch.tensor([ids])).logits[0] - fresh(ours, ids)).abs().max() < 1e-3
         sizes.append(sum(p.numel() for p in ours.parameters()))
-    assert 8 * sizes[1] <= sizes[0] <= 8e6
+    assert 8 * sizes[1] <= sizes[0] <= 8e6 and sizes[2] <= 8e6
 
 
 def test_embedded_pair_is_lossless():
