@@ -130,9 +130,9 @@ class Engine:
         session.read_prompt()
         return session, make_method(name, a)
 
-    def write(self, ids, name):
+    def write(self, ids, name, row=0):
         """(method, list of its Cycles): one whole text, for whoever compares."""
-        session, method = self.start(ids, name)
+        session, method = self.start(ids, name, row)
         return method, list(decode(session, method))
 
     def statistics(self, cycles, prompt_seconds=0.0):
@@ -328,7 +328,7 @@ def run(args):
     """All that the flags ask for; returns the exit status."""
     if args.list:
         for name, method in METHODS.items():
-            print(f'{name:9} {method.__doc__.splitlines()[0]}', describe_knobs(name))
+            print(f'{name:17} {method.__doc__.splitlines()[0]}', describe_knobs(name))
         return 0
     from lab.prompts import chat, read_rows
     rows = read_rows(args)

@@ -1671,6 +1671,7 @@ def test_graders():
     assert tasks.rouge_l('police killed the gunman', 'the gunman kill police') == 0.5
     gsm = dict(question='?', answer='He pays 600+634\n#### 1,234')
     assert tasks.grade(gsm, 'so 5, then 1,234.') and not tasks.grade(gsm, '1234 is not 7')
+    assert tasks.grade(dict(answer=20), 'a range of 10-20') and tasks.grade(dict(answer=-3), '4 - 7 = -3')
     for row, text in ((dict(answer='Paris, France'), ' Paris, France\n'), (dict(answer=7), 'it is 7'),
                       (dict(task='math', answer=7), 'Answer: 7'), (dict(task='summary', answer='x'), 'x')):
         assert tasks.grade(row, text) and not tasks.grade(row, 'y')

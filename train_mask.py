@@ -137,6 +137,8 @@ def find_mask(model, windows, args, tried):
     while len(nested) < 3 and len(nested[-1]) > 1:
         last, within = nested[-1], {}
         search(lambda z: cost([last[i] for i in z]), len(last), len(last) // 2, args, within)
+        if not within:                                      # interrupted before the first
+            break
         nested.append([last[i] for i in min(within, key=within.get)])
     evenly, slim = [int((i + 0.5) * m / k) for i in range(k)], model.full.slim(set(flat(best)))
     return dict(skip=flat(best), nested=[flat(z) for z in nested], cost=tried[best], evenly=cost(evenly),

@@ -114,7 +114,7 @@ class Score:
     @cached_property
     def pq(self):
         """[(p(x), q(x))] of each draft token x, as floats: one transfer for the whole block."""
-        ids = torch.tensor(self.draft.tokens, device=self.p.device)[:, None]
+        ids = torch.tensor(self.draft.tokens, dtype=torch.long, device=self.p.device)[:, None]
         both = torch.stack([self.p[:-1].gather(1, ids), self.draft.q.to(self.p.dtype).gather(1, ids)])
         return list(zip(*both[..., 0].tolist()))
 
@@ -132,7 +132,7 @@ class Cycle:
     drafted: list           # ids
     judged: list            # of each draft token that was looked at: token, p, q, threshold, chance, kept
     tokens: list            # ids committed
-    labels: list            # who wrote each: draft, target (after a rejection, or alone), bonus
+    labels: list            # who wrote each: draft, slim, target (after a rejection, or alone), bonus
     passes: dict            # reader/path -> [passes, positions, seconds]
     seconds: float
 
@@ -143,8 +143,8 @@ class Cycle:
 
 
 def whole_passes(passes):
-    """How many of the passes were the target's through all its layers: full or sparse, not slim."""
-    return passes['target/full'] + passes['target/sparse']
+    """How many of the passes were the target's through all its layers: full, observed or sparse, not slim."""
+    return passes['target/full'] + passes['target/grounded'] + passes['target/sparse']
 
 
 @dataclass
@@ -468,7 +468,7 @@ class CmAsd(Exact):
         return min(self.k_max, max(self.k_min, math.floor(self.alpha * confidence * self.k_max)))
 
     def propose(self, session):
-        drawn = session.source is not lookup
+        drawn = session.source not in (lookup, silence)
         expect(drawn, 'cmasd takes its confidence from a draft model: give --draft DIR')
         draft = super().propose(session)
         sure = list(self.control.sure)

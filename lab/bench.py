@@ -170,7 +170,7 @@ def speed(pair, n, gamma, threads, length, compiled):
     for task in ('math', 'table'):
         prompts = held_out(engine.tokenizer, task, n)[1]
         for e in filter(None, (engine, fast)):
-            e.open(prompts)                             # a compiled pass sees all of a cache: one for each task
+            e.open(prompts)                             # a compiled pass reads all of a cache: one a task
         for i, ids in enumerate(tqdm([max(prompts, key=len)] + prompts, file=sys.stderr, desc=task)):
             for name, run in runs.items():
                 begin = time.perf_counter()

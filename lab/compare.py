@@ -14,19 +14,24 @@ def report(engine, row, session, method, cycles):
     tokens, name = tokens_of(cycles), engine.args.method
     right = grade(row, text := engine.tokenizer.decode(tokens))
     graded = {} if right is None else dict(right=right)
-    knobs = {k: getattr(method, f.name) for k, f in knobs_of(METHODS[name]).items()}
-    knobs = {k: str(v) if v in (inf, -inf) else v for k, v in knobs.items()}     # as JSON must
+    knobs = {k: json_value(getattr(method, f.name)) for k, f in knobs_of(METHODS[name]).items()}
     return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
                 lossless=engine.lossless(method), knobs=knobs, seed=session.generator.initial_seed(),
                 device=engine.device, dtype=engine.dtype, finish='eos' if session.ended else 'length',
                 stats=engine.statistics(cycles, session.prompt_seconds)) | graded
 
 
+def json_value(x):
+    """x, or its name where JSON has none: an infinite knob or threshold."""
+    return str(x) if x in (inf, -inf) else x
+
+
 def trace_line(row, index, cycle, tokenizer):
     """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
     passes = {path: dict(passes=n, positions=T, ms=round(seconds * 1000, 3))
               for path, (n, T, seconds) in cycle.passes.items()}
-    line = dict(prompt=row, cycle=index, drafted=cycle.drafted, judged=cycle.judged, tokens=cycle.tokens,
+    judged = [{k: json_value(v) for k, v in token.items()} for token in cycle.judged]
+    line = dict(prompt=row, cycle=index, drafted=cycle.drafted, judged=judged, tokens=cycle.tokens,
                 labels=cycle.labels, text=tokenizer.decode(cycle.tokens), passes=passes,
                 ms=round(cycle.seconds * 1000, 3))
     return json.dumps(line) + '\n'
@@ -78,11 +83,12 @@ def compare(engine, rows, prompts, names):
     The methods are run in turn on each prompt, so that noise falls on all alike.
     """
     methods, tables = {name: engine.write(prompts[0], name)[0] for name in names}, {}       # a warming round
-    for row, ids in zip(rows, tqdm(prompts, desc='compare', file=sys.stderr, disable=None)):
+    for i, ids in enumerate(tqdm(prompts, desc='compare', file=sys.stderr, disable=None)):
+        row = rows[i]
         asked, traces = tables.setdefault(str(row.get('task') or ''), ([], {name: [] for name in names}))
         asked.append(row)
         for name in names:
-            traces[name].append(engine.write(ids, name)[1])
+            traces[name].append(engine.write(ids, name, i)[1])
     for task, (asked, traces) in tables.items():
         yield from [f'{task}, {len(asked)} prompts'] if task else []
         yield from table(engine, asked, methods, traces)
@@ -94,14 +100,15 @@ def table(engine, rows, methods, traces):
     stats = {name: engine.statistics(cycles[name]) for name in methods}
     plain, cell = stats['ar'], lambda x, form: '-' if x is None else format(x, form)
     speedup = {name: s['tokens_per_second'] / plain['tokens_per_second'] for name, s in stats.items()}
-    yield 'method          tokens/s   x ar    right  accepted block eff.  passes/token  like ar'
+    width = max(14, *map(len, stats))
+    yield f'{"method":{width}}  tokens/s   x ar    right  accepted block eff.  passes/token  like ar'
     for name, s in stats.items():
         kind = 'lossless' if engine.lossless(methods[name]) else 'LOSSY'
         texts = [engine.tokenizer.decode(tokens_of(trace)) for trace in traces[name]]
         right = share_right([grade(row, text) for row, text in zip(rows, texts)])
         like = agreement(traces[name], traces['ar']) if engine.args.temperature == 0 else None
         passes = whole_passes(s['passes']) / sum(s['labels'].values())
-        yield (f'{name:14} {s["tokens_per_second"]:9.1f} {speedup[name]:6.2f} {cell(right, ".1%"):>8} '
+        yield (f'{name:{width}} {s["tokens_per_second"]:9.1f} {speedup[name]:6.2f} {cell(right, ".1%"):>8} '
                f'{cell(s["acceptance_rate"], ".1%"):>9} {cell(s["block_efficiency"], ".2f"):>10} '
                f'{passes:13.3f} {cell(like, ".1%"):>8} {kind}')
     one = sum(c.passes['target/full'][2] for c in cycles['ar']) / plain['cycles']
@@ -134,7 +141,7 @@ def conclude(session, method, cycles, reports):
     if reports[-1]['method'] != 'ar':
         yield break_even(cycles, decode_seconds(session))
     yield from remarks(method, cycles, reports)
-    if session.sparse:
+    if session.sparse and not isinstance(method, Sparse):
         yield from remarks(session.sparse, cycles, reports)
     grades = [report.get('right') for report in reports]
     if (share := share_right(grades)) is not None:
@@ -147,23 +154,24 @@ def break_even(cycles, decode_seconds):
     decode_seconds: one target pass over one position.
     Source: Leviathan et al. 2023, theorem 3.8, with measured costs.
     """
-    spent = dict(target=[0, 0.0], draft=[0, 0.0])       # role -> passes, seconds
+    spent = dict(draft=[0, 0.0], slim=[0, 0.0], target=[0, 0.0], mid=[0, 0.0])      # passes, seconds
     for cycle in cycles:
         for path, (n, _, seconds) in cycle.passes.items():
-            role = spent.setdefault(path.split('/')[0], [0, 0.0])
+            role = spent['slim' if path.endswith('slim') else path.split('/')[0]]
             role[0], role[1] = role[0] + n, role[1] + seconds
     verdicts = [j['kept'] for c in cycles for j in c.judged]
     if not verdicts:
         return 'break-even: nothing was drafted, so there is nothing to compare.'
-    c, v = (seconds / max(n, 1) / decode_seconds for n, seconds in (spent['draft'], spent['target']))
     a, lengths = sum(verdicts) / len(verdicts), [len(c.drafted) for c in cycles]
     gamma = sum(lengths) / len(lengths)
     tokens = sum(a ** k for n in lengths for k in range(n + 1)) / len(lengths)
     if any(len(c.tokens) != c.accepted + 1 for c in cycles):    # else each cycle adds one: the formula's case
         tokens = sum(len(c.tokens) for c in cycles) / len(cycles)
     cost = sum(seconds for _, seconds in spent.values()) / len(cycles) / decode_seconds
-    drafting = f'a draft pass costs {c:.2f} and ' if spent['draft'][0] else ''
-    return (f'break-even: {drafting}a verifying pass {v:.2f} of a decoding pass; '
+    names = dict(draft='draft', slim='slim', target='verifying', mid='middle')
+    costs = [f'a {names[role]} pass {seconds / n / decode_seconds:.2f}'
+             for role, (n, seconds) in spent.items() if n]
+    return (f'break-even: {" and ".join(costs)} of a decoding pass; '
             f'{a:.0%} acceptance of {gamma:.1f} drafted tokens gives {tokens:.2f} a cycle for the time of '
             f'{cost:.2f} decoding passes: {tokens / cost:.2f} times plain decoding predicted'
             + (', not worth it here.' if tokens <= cost else '.'))
@@ -211,7 +219,9 @@ def stage_remarks(method, cycles, reports):
     With it a cycle costs middle + escalated * full, without it one full pass: the cost-aware criterion.
     """
     middle = method.middle
-    spent = [[c.passes.get(name, (0, 0, 0.0)) for c in cycles] for name in (middle, 'target/full')]
+    plain = [{path.replace('sparse slim', 'slim').replace('sparse', 'full'): row
+              for path, row in c.passes.items()} for c in cycles]
+    spent = [[passes.get(name, (0, 0, 0.0)) for passes in plain] for name in (middle, 'target/full')]
     each = [sum(s for *_, s in rows) / max(1, sum(n for n, *_ in rows)) for rows in spent]
     if not all(each):
         return [f'{middle}: it or a full pass was never needed, so there are no costs to compare.']

@@ -12,7 +12,7 @@ def read_rows(args):
     rows = [dict(prompt=args.prompt)]
     if args.prompts is not None:
         try:
-            lines = File(args.prompts).read_text(encoding='utf-8').split('\n')
+            lines = File(args.prompts).read_text(encoding='utf-8-sig').split('\n')
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f'--prompts {args.prompts}: cannot be read ({error})') from None
         rows = [row_of(line, f'{args.prompts} line {i}') for i, line in enumerate(lines, 1) if line.strip()]

@@ -131,7 +131,7 @@ def table(rng, low=3, high=60, columns=(1, 6), task='table'):
 
 
 def table_long(rng):
-    """A table of 60 rows and 6 columns, about 1,730 tokens; the question as in `table`."""
+    """A table of 60 rows, a number and five words each, about 1,730 tokens; the question as in `table`."""
     return table(rng, 60, 60, (6, 6), 'table-long')
 
 
@@ -416,7 +416,7 @@ def grade(row, text):
     wanted, plain = answer.rpartition('####')[2].strip(), lambda text: re.sub(r'(?<=\d),(?=\d{3})', '', text)
     if not re.fullmatch(r'-?\d+(\.\d+)?', plain(wanted)):
         return text.strip() == wanted
-    found = re.findall(r'-?\d+(?:\.\d+)?', plain(text))
+    found = re.findall(r'(?:(?<![\w)])-)?\d+(?:\.\d+)?', plain(text))     # 10-20 has no -20
     return bool(found) and float(found[-1]) == float(plain(wanted))
 
 
