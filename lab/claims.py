@@ -814,7 +814,7 @@ def via(n):
 
 # ------------------------------------------------------------------------------------------------- SpecGuard
 
-SHORT = 200         # tokens of a prompt at most: tables go on to 1,600, nearly half are shorter
+SHORT = 200         # tokens of a prompt at most: tables go on to 1,700, nearly half are shorter
 SEEDS = 3           # runs of `notes`, each with other draws of the draft
 FULL, PART = 200, 50            # problems of each task that are run end to end: what is judged, what is shown
 NOTES = [           # the notes' tables: table, setting, their accuracy (points), their speed, our change
