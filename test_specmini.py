@@ -954,6 +954,18 @@ def test_search_against_all_masks_and_chance():
         return cost(z)
     train_mask.search(interrupted, 8, 4, train_mask.parse([]), kept := {})
     assert len(kept) == 3
+
+    class Windows:                          # the interrupt comes when the best mask's half is looked for
+        seen = 0
+
+        def cost(self, skip, objective):
+            self.seen += 1
+            if self.seen == 11:
+                raise KeyboardInterrupt
+            return float(sum(skip))
+    found = train_mask.find_mask(load(EMBEDDED / 'target')[0], Windows(),
+                                 train_mask.parse(['--evaluations', '10']), {})
+    assert found['nested'] == [found['skip']]
     optimum = min(map(cost, itertools.combinations(range(8), 4)))
     assert max(best(8, 4, '2', i) for i in range(3)) <= 1.05 * optimum
     assert sum(best(16, 7, '2', i) for i in range(3)) < 0.9 * sum(best(16, 7, '0', i) for i in range(3))
