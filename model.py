@@ -624,7 +624,7 @@ def read_calibration(target, draft=None, needs=()):
         section, flag = found.get(name), dict(signals='--signals ', sparse='--anchors ').get(name, '')
         check(isinstance(section, dict), f'no section {name!r}, which the method needs', flag)
         of = section.get('draft')
-        check(draft or not of, f'{name!r} is of a pair, and there is no draft model: give --draft DIR', flag)
+        expect(draft or not of, f'{where}: {name!r} is of a pair, there is no draft model; give --draft DIR')
         check(not of or of == fingerprint(draft), f'{name!r} was measured with another draft, {of}', flag)
     for name in 'draft_logp draft_grounding target_logp target_grounding'.split() * ('signals' in needs):
         ends = found['signals'].get(name)
