@@ -1,8 +1,8 @@
 """Functions on tensors: rotary positions, attention, feed-forward, mixture of experts. No class, no state.
 
-Every attend has one signature, every dense feed-forward another, every mixture a third, so that a Path
-(model.py) names one for each layer and the layers need not know which. `carry` is whatever one layer hands to
-the next; these dense forms pass it on.
+Every attend has one signature, every feed-forward and mixture another, so that a Path (model.py) names one
+for each layer and the layers need not know which. `carry` is whatever one layer hands to the next; these dense
+forms pass it on.
 
 B rows, T new tokens, S keys in view, H query heads, G key/value heads, D head size, C width, F feed-forward
 width, E experts.
@@ -77,12 +77,12 @@ def attend(q, k, v, mask, carry):
     return F.scaled_dot_product_attention(rows, k, v, attn_mask=seen).reshape(q.shape), carry
 
 
-def swiglu(x, gate, up, down, carry):
+def swiglu(x, mlp, carry):
     """x [B, T, C] -> ([B, T, C], carry) through F channels: down(silu(gate(x)) * up(x)).
 
     Source: Shazeer 2020, eq. 6.
     """
-    return down(F.silu(gate(x)) * up(x)), carry
+    return mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x)), carry
 
 
 def route(flat, moe):
@@ -102,8 +102,7 @@ def blend(flat, moe, weights, chosen):
     out = torch.zeros_like(flat)
     for e in chosen[weights > 0].unique().tolist():                         # the others are not read
         token, slot = ((chosen == e) & (weights > 0)).nonzero(as_tuple=True)
-        expert = moe.experts[e]
-        y, _ = swiglu(flat[token], expert.gate_proj, expert.up_proj, expert.down_proj, None)
+        y, _ = swiglu(flat[token], moe.experts[e], None)
         out.index_add_(0, token, y * weights[token, slot, None].to(y.dtype))
     return out
 
@@ -197,28 +196,29 @@ def attend_kept(q, k, v, places, mask):
     return torch.stack(out).view(q.shape)
 
 
-def sparse_swiglu(x, gate, up, down, carry, how):
+def sparse_swiglu(x, mlp, carry, how):
     """`swiglu` through fewer channels: those whose |silu(gate)| is below a threshold add nothing.
 
     how: (threshold, per token; share of the F channels, the largest, that the whole pass reads). The gate is
     read in full, `up` and `down` where a channel was chosen. Source: Lee et al. 2024 (CATS), eq. 4-5.
     """
     threshold, share = how
-    h = F.silu(gate(x))                                                     # [B, T, F]
+    h = F.silu(mlp.gate_proj(x))                                            # [B, T, F]
     h = h.masked_fill(h.abs() < threshold, 0)
     carry = carry | dict(channels=h)
     if share == 1:
-        return down(h * up(x)), carry
+        return mlp.down_proj(h * mlp.up_proj(x)), carry
     size = h.abs().masked_fill((torch.arange(x.shape[1], device=x.device) >= carry['real'])[:, None], 0)
     chosen = size.amax((0, 1)).topk(max(1, round(share * h.shape[-1])), sorted=False).indices.sort().values
-    return chosen_swiglu(x, h, up, down, chosen), carry | dict(chosen=chosen)
+    return chosen_swiglu(x, h, mlp, chosen), carry | dict(chosen=chosen)
 
 
-def chosen_swiglu(x, h, up, down, chosen, step=128):
+def chosen_swiglu(x, h, mlp, chosen, step=128):
     """down(h * up(x)) over the chosen channels alone, `step` at a time so that their copies stay cached.
 
     Fast where `chosen` ascends and down's weight lies channel by channel in memory (as in lab/passes.py).
     """
+    up, down = mlp.up_proj, mlp.down_proj
     out = x.new_zeros(x.shape) if down.bias is None else down.bias
     for some in chosen.split(step):
         u = F.linear(x, up.weight.index_select(0, some), None if up.bias is None else up.bias[some])

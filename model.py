@@ -205,9 +205,6 @@ class MLP(Part):
         self.up_proj = Linear(C, F, bias=bias)
         self.down_proj = Linear(F, C, bias=bias)
 
-    def forward(self, x, ffn, carry):
-        return ffn(x, self.gate_proj, self.up_proj, self.down_proj, carry)
-
 
 class MoE(Part):
     def __init__(self, config, E):
@@ -215,9 +212,6 @@ class MoE(Part):
         self.top_k, self.renormalise = config.num_experts_per_tok, config.norm_topk_prob
         self.gate = Linear(config.hidden_size, E, bias=False)
         self.experts = nn.ModuleList(MLP(config.hidden_size, config.moe_intermediate_size) for _ in range(E))
-
-    def forward(self, x, mix, carry):
-        return mix(x, self, carry)
 
 
 class Block(Part):
@@ -234,7 +228,7 @@ class Block(Part):
             y, carry = self.self_attn(self.input_layernorm(x), attend, view, store, carry)
             x = x + y
         if ffn is not None:
-            y, carry = self.mlp(self.post_attention_layernorm(x), ffn, carry)
+            y, carry = ffn(self.post_attention_layernorm(x), self.mlp, carry)
             x = x + y
         return x, carry
 

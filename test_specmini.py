@@ -1315,8 +1315,7 @@ def test_sparse_channels_and_experts():
     model, x = network(**MIXED), torch.randn(1, 5, 16, dtype=torch.float64)
     moe, mlp = model.model.layers[0].mlp, model.model.layers[1].mlp
     x[:, 4] *= 10                                                           # padding
-    parts, carry = (mlp.gate_proj, mlp.up_proj, mlp.down_proj), dict(real=torch.tensor(4))
-    got, carry = kernels.sparse_swiglu(x, *parts, carry, (0.1, 0.25))
+    got, carry = kernels.sparse_swiglu(x, mlp, dict(real=torch.tensor(4)), (0.1, 0.25))
     h = torch.nn.functional.silu(mlp.gate_proj(x))
     h = torch.where(h.abs() < 0.1, 0, h)
     best, u = h[0, :4].abs().amax(0).topk(6).indices, torch.zeros_like(h)
@@ -1324,9 +1323,9 @@ def test_sparse_channels_and_experts():
     u[..., best] = (h * mlp.up_proj(x))[..., best]
     assert (got - mlp.down_proj(u)).abs().max() < 1e-12
     for f in (lab.rivals.literal_swiglu, lab.rivals.union_swiglu):          # off: dense; on: not, nor as gate
-        assert (f(x, *parts, carry, (0.0, 1))[0] - kernels.swiglu(x, *parts, None)[0]).abs().max() < 1e-12
-        assert (f(x, *parts, carry, (0.1, 1))[0] - mlp.down_proj(h * mlp.up_proj(x))).abs().max() > 1e-6
-    got, guess = lab.rivals.guessed_swiglu(x, *parts, carry, (0.0, 0.25))
+        assert (f(x, mlp, carry, (0.0, 1))[0] - kernels.swiglu(x, mlp, None)[0]).abs().max() < 1e-12
+        assert (f(x, mlp, carry, (0.1, 1))[0] - mlp.down_proj(h * mlp.up_proj(x))).abs().max() > 1e-6
+    got, guess = lab.rivals.guessed_swiglu(x, mlp, carry, (0.0, 0.25))
     rows, h = guess['chosen'], torch.nn.functional.silu(mlp.gate_proj(x))
     wide = x[0, :4].abs().amax(0).topk(4).indices
     part = torch.nn.functional.silu(x[0, :4, wide] @ mlp.gate_proj.weight[:, wide].T).abs().amax(0)
@@ -1341,7 +1340,7 @@ def test_sparse_channels_and_experts():
             m = max(m for m in range(len(betas) + 1) if m == 0 or p[3 - m:].sum() / p.sum() < betas[m - 1])
             p, e = p[:3 - m], e[:3 - m]
             p = p / p.sum() if moe.renormalise else p
-            y = sum(w * kernels.swiglu(x[0, t], *moe.experts[i].children(), None)[0] for w, i in zip(p, e))
+            y = sum(w * kernels.swiglu(x[0, t], moe.experts[i], None)[0] for w, i in zip(p, e))
             assert (got[0, t] - y).abs().max() < 1e-12 and (carry['experts'][t] >= 0).sum() == 3 - m
 
 
@@ -1776,7 +1775,7 @@ def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
     train.split(moe, dict(target.named_parameters()))
     for one, eight in zip(target.model.layers, moe.model.layers):
         eight.mlp.gate.weight.data *= 1e-4
-        whole, parts = one.mlp(x, kernels.swiglu, None)[0], eight.mlp(x, kernels.mix, None)[0]
+        whole, parts = kernels.swiglu(x, one.mlp, None)[0], kernels.mix(x, eight.mlp, None)[0]
         assert (whole - parts).abs().max() < 1e-3 * whole.abs().max()
 
 

@@ -821,34 +821,34 @@ SELECT.update(
     token=(attend_chosen, best), joint=(attend_chosen, joint), union=(attend_chosen, union))
 
 
-def literal_swiglu(x, gate, up, down, carry, how):
+def literal_swiglu(x, mlp, carry, how):
     """The feed-forward as the paper writes it: |silu(gate) up| below the threshold; only `down` is spared."""
-    h = F.silu(gate(x)) * up(x)
+    h = F.silu(mlp.gate_proj(x)) * mlp.up_proj(x)
     h = h.masked_fill(h.abs() < how[0], 0)
-    return down(h), carry | dict(channels=h)
+    return mlp.down_proj(h), carry | dict(channels=h)
 
 
-def union_swiglu(x, gate, up, down, carry, how):
+def union_swiglu(x, mlp, carry, how):
     """Every token through all channels that any token of the pass would keep."""
-    h = F.silu(gate(x))
+    h = F.silu(mlp.gate_proj(x))
     h = h * (h.abs() >= how[0]).flatten(0, -2).any(0)
-    return down(h * up(x)), carry | dict(channels=h)
+    return mlp.down_proj(h * mlp.up_proj(x)), carry | dict(channels=h)
 
 
-def guessed_swiglu(x, gate, up, down, carry, how):
+def guessed_swiglu(x, mlp, carry, how):
     """The shared set of channels guessed from a quarter of the gate's columns, those where x is largest.
 
     Then the gate too is read at the chosen channels alone: 0.48 of the weights at a share of 0.4, not 0.6.
     After SparQ (Ribar et al. 2024), which guesses keys so; its first step, for channels.
     """
-    real = x[:, :int(carry['real'])]
+    real, gate = x[:, :int(carry['real'])], mlp.gate_proj
     wide = real.abs().amax((0, 1)).topk(x.shape[-1] // 4).indices.sort().values
     guess = F.silu(real[..., wide] @ gate.weight[:, wide].T).abs().amax((0, 1))
     chosen = guess.topk(max(1, round(how[1] * len(guess)))).indices.sort().values
     h = torch.zeros(*x.shape[:2], len(guess), dtype=x.dtype, device=x.device)
     h[..., chosen] = F.silu(F.linear(x, gate.weight[chosen]))
     carry = carry | dict(channels=h, chosen=chosen, gate=len(guess) // 4 + len(chosen))
-    return kernels.chosen_swiglu(x, h, up, down, chosen), carry
+    return kernels.chosen_swiglu(x, h, mlp, chosen), carry
 
 
 def static_mix(x, moe, carry, how):
