@@ -265,25 +265,29 @@ def translate(rng):
 
 # ----------------------------------------------------------------------------------- summary: CNN/DailyMail
 
-SUMMARY = re.compile(r'(\w+ works as a \w+\.) (\w+ lives .+\.) (\w+ wants a \w+\.)')
+SUMMARY = re.compile(r'\w+ (\w+) (\w+) (.+)\.')       # a trade, the goods, a home
+TRADES = 'sells buys makes keeps packs wants finds breaks'.split()
 NOISE = ['{a} was tired.', '{a} ate some bread.', '{a} laughed.', 'It rained all day.', '{a} sat down.',
          '{a} met {b}.', '{a} slept well.', '{a} looked at {b}.']
 
 
 def statements(rng, low, high):
-    """Shuffled statements about low to high people: (text, {name: what matters about them})."""
+    """Shuffled statements about low to high people: (text, {name: what matters about them}).
+
+    What somebody does matters (present tense), what happened once does not (past).
+    """
     people, lines = rng.sample(NAMES, rng.randint(low, high)), []
-    facts = {a: (rng.choice(JOBS), rng.choice(HOMES), rng.choice(WISHES)) for a in people}
-    for a, (job, home, wish) in facts.items():
-        lines += [f'{a} works as a {job}.', f'{a} lives {home}.', f'{a} wants a {wish}.']
-        lines += [rng.choice(NOISE).format(a=a, b=rng.choice(NAMES)) for _ in range(rng.randint(0, 3))]
+    facts = zip(people, rng.sample(TRADES, len(people)), rng.sample(ITEMS, len(people)))
+    answers = {a: f'{a} {trade} {item} {rng.choice(HOMES)}.' for a, trade, item in facts}
+    for a in people:
+        lines += [rng.choice(NOISE).format(a=a, b=rng.choice(NAMES)) for _ in range(rng.randint(0, 5))]
+    lines += answers.values()
     rng.shuffle(lines)
-    answers = {a: '{0} works as a {1}. {0} lives {2}. {0} wants a {3}.'.format(a, *facts[a]) for a in facts}
     return ' '.join(lines), answers
 
 
 def summary(rng, low=2, high=8):
-    """Statements about several people; the work, home and wish of one. Stands for CNN/DailyMail."""
+    """Statements about several people; what one does, with what and where. Stands for CNN/DailyMail."""
     text, answers = statements(rng, low, high)
     a = rng.choice([*answers])
     return dict(task='summary', prompt=f'{text}\nWhat matters about {a}?\nSummary:', answer=answers[a],

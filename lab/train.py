@@ -37,8 +37,8 @@ MEDIUM = BASE + [('drill', dict(high=20, columns=(1, 6)), 4), ('table', dict(hig
                  ('gist', dict(high=6), 3), ('summary', dict(high=5), 3)]
 LONG = BASE + [('drill', dict(high=60, columns=(1, 6)), 2.5), ('table', {}, 5), ('table-long', {}, 0.7),
                ('gist', dict(high=8), 2), ('summary', {}, 3)]
-CURRICULUM = (0.4, SHORT), (0.65, MEDIUM), (1, LONG)    # until this share of its time, such rows; a model
-                                                        # that has grown reads long ones all the time
+CURRICULUM = (0.4, SHORT), (0.65, MEDIUM), (1, LONG)    # until this share of its time, such rows
+AGAIN = (0.1, SHORT), (0.3, MEDIUM), (1, LONG)          # the same for a model that has grown and goes on
 SHAPES = dict(
     target=dict(model_type='llama', hidden_size=128, intermediate_size=336, num_hidden_layers=10,
                 num_attention_heads=4, num_key_value_heads=2, head_dim=32),
@@ -309,7 +309,7 @@ def train(name, minutes, tokens, seed, device):
     layers = model.model.layers
     rng, scores, losses = random.Random(seed + done), {}, []
     phases = [(until, batches(tokenizer, mixture(seed + done, shares), tokens, seed))
-              for until, shares in ([(1, LONG)] if grown else CURRICULUM)]
+              for until, shares in (AGAIN if grown else CURRICULUM)]
     bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
     begin, saved_at = time.time() - spent, time.time()
     while (now := time.time() - begin) < minutes * 60:
