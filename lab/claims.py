@@ -45,11 +45,16 @@ class Finding:
     low: float          # bootstrap 95 % interval
     high: float
     line: float         # the claim says that the figure is at least this
-    note: str = ''      # units, n, and one sentence why where it fails
+    note: str = ''      # units, n
+    why: str = ''       # one sentence that is said only where it fails
 
     @property
     def verdict(self):
         return 'HOLDS' if self.low >= self.line else 'FAILS' if self.high < self.line else 'UNDECIDED'
+
+    @property
+    def remark(self):
+        return '. '.join(filter(None, (self.note.rstrip('. '), self.verdict == 'FAILS' and self.why)))
 
 
 def median(values):
@@ -1499,7 +1504,7 @@ def main():
         print(f'| {name} | figure | 95 % | line | verdict | |\n|---|--:|--:|--:|---|---|')
         for f in found:
             print(f'| {f.claim} | {f.figure:.3f} | {f.low:.3f} to {f.high:.3f} | {f.line:g} | {f.verdict} | '
-                  f'{f.note} |')
+                  f'{f.remark} |')
         print(flush=True)
 
 
