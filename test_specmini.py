@@ -1688,7 +1688,7 @@ def test_graders():
         assert tasks.grade(row, text) and not tasks.grade(row, 'y')
     assert tasks.grade(dict(turns=['?']), 'x') is None
     assert tasks.outputs('\ndef f(a, b): return max(a, b) % 5') == [2, 3, 0, 2]
-    for bad in ('__import__("os")', 'a.real', '9 ** 9 ** 9', 'z', 'a(', 'xs[9]', '[a]', 'a' * 201):
+    for bad in ('__import__("os")', 'a.real', '9 ** 9 ** 9', 'z', 'a(', 'xs[9]', '[a]', 'xs * 3', 'a' * 201):
         assert tasks.outputs(f'def f(a, xs): return {bad}') is None
 
 

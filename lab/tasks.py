@@ -191,6 +191,8 @@ def evaluate(node, names):
         return -evaluate(node.operand, names)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         left, right = evaluate(node.left, names), evaluate(node.right, names)
+        if not type(left) is type(right) is int:        # a list times a number can be as long as the memory
+            raise ValueError('an operand that is no number')
         if isinstance(node.op, ast.Pow) and (right != 2 or abs(left) > 1e6):
             raise ValueError('a power other than the square')
         return OPERATORS[type(node.op)](left, right)
