@@ -471,6 +471,16 @@ class Wrong(Exact):
 
 
 @dataclass
+class JudgedByQ(METHODS['ecsv']):
+    """Wrong: the fused token judged as if it had been drawn from the branches' q."""
+    lossless = False
+
+    def draft(self, session, n):
+        d = super().draft(session, n)
+        return replace(d, q=probs(d.logits)) if d.tokens else d
+
+
+@dataclass
 class StopsInside(Exact):
     """Right: decides after each token, from what is already in the block, whether to draft another."""
     def more(self, s, tokens, logits):
@@ -500,7 +510,8 @@ via, cmasd, ecsv, SpecGuard = (METHODS[name] for name in ('via', 'cmasd', 'ecsv'
     (cmasd(k_max=2, alpha=2, accept_='strict'), {}), (cmasd(k_max=2, alpha=2, tau_base=1), {}),
     (cmasd(k_max=2), {}), (cmasd(k_max=3, alpha=2, accept_='strict', controller='probe'), COINS),
     (METHODS['sparse'](2, **OFF), {}),
-    (ecsv(**TWO | dict(branches=3)), {}),
+    (ecsv(**TWO | dict(branches=3)), {}), (JudgedByQ(**TWO), SHORT),
+    (ecsv(**TWO, controller='probe'), {}),
     (METHODS['ecsv-lite'](**TWO, align='prefix', granularity='branch'), {}),
     (METHODS['ecsv-soft'](**TWO, granularity='window'), {}),
     (METHODS['ecsv-spot'](**TWO, spots=2, policy='entropy'), {}),
@@ -668,7 +679,8 @@ def test_controllers(controller):
         for draft in drafts:
             tokens, cycles = write(session(target, draft, [1, 2], 40, source), method)
             assert tokens == wanted, method
-            lengths |= {len(c.drafted) for c in cycles[:-3]}                # the room cuts the last
+            left = itertools.accumulate((len(c.tokens) for c in cycles), int.__sub__, initial=40)
+            lengths |= {len(c.drafted) for c, room in zip(cycles, left) if len(c.drafted) < room - 1}
         assert source is lookup or (len(lengths) == 1) == (controller == 'fixed'), lengths
 
 
@@ -777,6 +789,34 @@ def test_fusion():
         assert ecsv().fuse(ballot(rows[:1])) == rows[0]                     # one branch is its own vote
         best = [names[q.index(max(q))] for names, q in zip(votes.names, votes.q[0])]   # the branches share q
         assert METHODS['mean-argmax']().fuse(votes) == best
+
+
+def test_reliability_by_hand():
+    """Each sign's direction (entropy against, the rest for), means of a branch and a trailing window, where a
+    check goes by each policy, the margin of a check: a sign turned round would still give a lossless text."""
+    votes = verify.Ballot([[5, 1], [5, 2], [4, 3]], [[0.0, 0.5], [0.2, 0.5], [0.4, 0.9]],
+                          [[-1.0, -3.0], [-2.0, -3.0], [0.0, -4.0]], [[5, 5, 4], [1, 2, 3]], None,
+                          [[0.0, 0.0] for _ in range(3)], {})
+    alone = lambda **knobs: [[math.log(w) for w in row] for row in ecsv(
+        **dict(a_entropy=0, a_agree=0, a_self=0) | knobs).weights(votes)]
+    near = lambda *rows: [pytest.approx(row, abs=1e-9) for row in rows]
+    assert alone(a_entropy=2) == near([0, -1], [-0.4, -1], [-0.8, -1.8])
+    assert alone(a_agree=1) == near([0.5, 0], [0.5, 0], [0, 0])             # of the other two
+    assert alone(a_self=0.5, gamma_r=2) == near([-1, -3], [-2, -3], [0, -4])
+    assert alone(a_self=1, granularity='branch') == near([-2, -2], [-2.5, -2.5], [-2, -2])
+    assert alone(a_self=1, granularity='window', window=2) == near([-1, -2], [-2, -2.5], [0, -2])
+    assert alone(a_self=1, granularity='window', window=1) == alone(a_self=1)
+    for policy, first in (('disagreement', 1), ('entropy', 1), ('agree_entropy', 1)):
+        assert votes.doubtful(policy, 1, 2) == [first] and votes.doubtful(policy, 2, 2) == [0, 1]
+        assert votes.doubtful(policy, 2, 1) == [0] and votes.doubtful(policy, 0, 2) == []
+    votes.entropy, votes.tokens = [[0.9, 0.1]] * 3, [[5, 1], [5, 1], [5, 2]]
+    assert [votes.doubtful(policy, 1, 2) for policy in ('disagreement', 'entropy', 'agree_entropy')] == [
+        [1], [0], [0]] and votes.doubtful('disagreement', 2, 2) == [1]      # where all agree there is none
+    votes.tokens, rows = [[5, 1], [5, 2], [4, 3]], torch.tensor([[0.0, 0, 0, 0, 3, 1], [0.0, 7, 2, 6, 9, 0]])
+    votes.ask(rows, [1])
+    assert votes.verifier == {1: [7, 2, 6]} and votes.margins == [[0, -2], [0, -7], [0, -3]]
+    votes.ask(rows, [0])                                # the target's favourite: its lead over the second
+    assert [row[0] for row in votes.margins] == [-2, -2, 2] and alone(a_spot=1)[2] == near([2, -3])[0]
 
 
 def test_branches(tmp_path):

@@ -13,7 +13,7 @@ import operator
 import os
 import statistics
 from collections import Counter, namedtuple
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from math import inf
 
@@ -602,7 +602,7 @@ class Ecsv(Exact):
     a_spot: float = knob(0.0, 0)
     gamma_r: float = knob(1.0, 0)           # w = exp(gamma_r r); 0: every vote counts the same
     soft: float = knob(0.0, 0)              # lambda, weight of the soft vote
-    top_m: int = knob(4, 0)                 # candidates beside the branches' tokens
+    top_m: int = knob(4, 0)                 # candidates beside the branches' tokens, for the soft vote alone
     spots: int = knob(0, 0)                 # R, positions checked with the target before the final vote
     policy: str = knob('disagreement', 'entropy', 'agree_entropy')  # where; the last: agreed, yet unsure
     granularity: str = knob('position', 'branch', 'window')  # r of it, or its mean; the window trails
@@ -621,8 +621,8 @@ class Ecsv(Exact):
         n = min(n, (self.budget or math.inf) - 1)
         if n < 1:
             return silence(session, self, 0)
-        most = self.top_m if self.soft else 0           # without a soft vote nobody votes for them
-        ballot = Ballot.of(*self.texts(session, n), most)
+        tokens, logits = self.texts(session, n)
+        ballot = Ballot.of(tokens, logits, self.top_m if self.soft else 0)
         n, fused, known, m, same = len(ballot.names), self.fuse(ballot), None, 0, -1   # `more` may cut n
         cap, R = self.budget or n + 1, self.spots + (self.bonus_check and self.banked > 0)
         if chosen := ballot.doubtful(self.policy, R, min(n, cap - 1)):
@@ -633,9 +633,9 @@ class Ecsv(Exact):
             same = len(os.path.commonprefix([before[:m - 1], fused]))
             fused, known = fused[:cap - m + same], rows[:same + 1]  # row i has read only the tokens before i
         self.banked = cap - m - (len(fused) - same)
-        draft = Draft.points(fused, session.target.model)
-        draft.known, draft.notes = known, [dict(branches=column) for column in zip(*ballot.tokens)]
-        return draft
+        return replace(Draft.points(fused, session.target.model), known=known,
+                       logits=logits.mean(0)[:len(fused)],      # the branches' mean, for length controllers
+                       notes=[dict(branches=column) for column in zip(*ballot.tokens)])
 
     def texts(self, session, n):
         """(tokens [B, n], raw logits [B, n, V]) of the branches."""

@@ -116,7 +116,8 @@ class Probe(Online):
         if d.logits is None:
             return d
         n = self.rule.window(mean(self.rule.confidence(d.logits)))
-        return Draft(d.tokens[:n], d.q[:n], d.logits[:n])
+        known = None if d.known is None else d.known[:n + 1]
+        return replace(d, tokens=d.tokens[:n], q=d.q[:n], logits=d.logits[:n], known=known)
 
 
 class Confident(Learner):
@@ -358,8 +359,8 @@ class OracleTop1(Ecsv):
         if n < 1:
             return silence(session, self, 0)
         best = None
-        for tokens in self.texts(session, n)[0].tolist():
-            draft = Draft.points(tokens, session.target.model)
+        for tokens, logits in zip(*self.texts(session, n)):
+            draft = replace(Draft.points(tokens.tolist(), session.target.model), logits=logits)
             score = self.score(session, draft)
             kept = torch.tensor([p for p, _ in score.pq]).double().cumprod(0).sum()
             best = max(best or (-1, None), (float(kept), draft), key=lambda pair: pair[0])
