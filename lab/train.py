@@ -26,6 +26,8 @@ HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
 LATE, DROP = 0.88, dict(target=0.1)     # from that share of its time on a step skips a middle layer by chance
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
+LENGTH = 2.0                            # of a row of queries or keys at most while a llama is fresh: it has no
+                                        # norm there, and attention logits of 900 (seen without) learn nothing
 PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys;
                                         # half of them for a model that has grown and goes on
 # task, its knobs, its share of rows; looking up is learned on short tables first or not at all
@@ -221,7 +223,7 @@ def accuracy(model, tokenizer, n=20):
 def optimizers_for(model):
     """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries and keys].
 
-    A llama's queries and keys have no norm that would bound the attention logits; AdamW takes smaller steps.
+    AdamW takes smaller steps where a llama has no norm that would bound the attention logits.
     """
     kinds = [[], [], []]
     for key, p in model.named_parameters():
@@ -320,6 +322,9 @@ def train(name, minutes, tokens, seed, device):
         skip = idle(len(layers), not grown and share, DROP.get(name, 0) if share >= LATE else 0, rng)
         batch = (x.to(device) for x in next(next(source for until, source in phases if share < until)))
         losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip), *batch)]
+        if not (grown or model.config.qk_norm):
+            for looks in optimizers[2].param_groups[0]['params']:
+                looks.data.renorm_(2, 0, LENGTH)
         done += 1
         if done % 25 == 0:
             bar.n = round(now)
