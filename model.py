@@ -162,9 +162,14 @@ class Part(nn.Module):
 
 
 class Linear(nn.Linear):
+    """A matrix product; for one position of a compiled pass a sum that inductor fuses with its neighbours."""
+
     def __call__(self, x):
-        own = self._parameters
-        return F.linear(x, own['weight'], own['bias'])
+        weight, bias = self._parameters['weight'], self._parameters['bias']
+        if x.numel() > x.shape[-1] or not torch.compiler.is_compiling():
+            return F.linear(x, weight, bias)
+        y = (x[..., None, :] * weight).sum(-1)
+        return y if bias is None else y + bias
 
 
 class RMSNorm(nn.RMSNorm):

@@ -26,8 +26,8 @@ HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
 LATE, DROP = 0.88, dict(target=0.1)     # from that share of its time on a step skips a middle layer by chance
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
-LENGTH = 2.0                            # of a row of queries or keys at most while a llama is fresh: it has no
-                                        # norm there, and attention logits of 900 (seen without) learn nothing
+LENGTH = 2.0                            # of a row of queries or keys at most while a llama is fresh: it has
+                                        # no norm there; logits of 900 (seen without it) learn nothing
 PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys;
                                         # half of them for a model that has grown and goes on
 # task, its knobs, its share of rows; looking up is learned on short tables first or not at all
