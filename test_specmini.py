@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path as File
 
@@ -28,13 +27,12 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, compare, replay, stages, tasks, train
+from lab import claims, compare, quantise, replay, stages, tasks, train
 from lab.distil import distil, packed
 from lab.passes import sparsity
-from lab.quantise import CODEBOOK, quantise
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes, roc_area,
                        signal_ranges, step_checker)
-from model import CHUNK, Config, Path, Reader, Transformer, load, read_calibration, write_calibration
+from model import Config, Path, Reader, Transformer, load, read_calibration, write_calibration
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
 
 HERE = File(__file__).parent
@@ -97,13 +95,12 @@ def pair(tmp_path_factory):
 class Table:
     """A language model that is a table: the next-token logits of every prefix are random and known.
 
-    It stands in for a Transformer inside the real Reader and KVCache: it keeps the ids it was fed in the
-    cache's key store and looks its logits up by what it finds there, so a wrong cache gives a wrong law. A
-    slim path (no feed-forward) writes other keys, and what is read on top of them has other logits.
+    Inside the real Reader and KVCache it keeps the ids it was fed as keys and looks its logits up by what it
+    finds there, so a wrong cache gives a wrong law. A slim path (no feed-forward) writes other keys.
     """
 
-    def __init__(self, seed, vocab=4, sharp=1.5):
-        self.seed, self.vocab, self.sharp, self.rows = seed, vocab, sharp, {}
+    def __init__(self, seed, vocab=4):
+        self.seed, self.vocab, self.rows = seed, vocab, {}
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
         self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
         self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
@@ -112,7 +109,7 @@ class Table:
     def row(self, prefix):
         if prefix not in self.rows:
             g = seeded(hash((self.seed, *prefix)) % 2 ** 40)
-            self.rows[prefix] = self.sharp * torch.randn(self.vocab, generator=g, dtype=torch.float64)
+            self.rows[prefix] = 1.5 * torch.randn(self.vocab, generator=g, dtype=torch.float64)
         return self.rows[prefix]
 
     def __call__(self, ids, positions, path, stores, span, carry=None):
@@ -120,9 +117,8 @@ class Table:
             flat, mask = torch.zeros(1, 1, span, 1), torch.arange(span) > positions[:, None]
             path.attends[0](flat[:, :, :len(positions)], flat, flat, mask * -1e9, path.carry)
         stores[0][0][:, 0, positions, 0] = ids.double() + (0.5 if None in path.ffns else 0.0)   # slim writes
-        seen = stores[0][0][:, 0, :, 0].tolist()
-        return torch.stack([torch.stack([self.row(tuple(line[:i + 1])) for i in positions.tolist()])
-                            for line in seen])
+        seen, places = map(tuple, stores[0][0][:, 0, :, 0].tolist()), positions.tolist()
+        return torch.stack([torch.stack([self.row(line[:i + 1]) for i in places]) for line in seen])
 
     def logits(self, hidden):
         return hidden
@@ -133,12 +129,13 @@ def fresh(model, line, last=None):
     return Reader(model, len(line)).read(line, [], model.full, last or len(line))
 
 
-def differ(reader, line):
-    """The largest difference of a reader's keys for this text from a fresh cache's."""
-    other = Reader(reader.model, len(line))
-    other.read(line, [], reader.model.full, 1)
-    return max((mine[0][:, :, :len(line)] - theirs[0][:, :, :len(line)]).abs().max()
-               for mine, theirs in zip(reader.cache.stores, other.cache.stores))
+def trusted(reader, tokens):
+    """How many of these tokens the reader's full path trusts; asserts that their keys are a fresh cache's."""
+    n, other = reader.cache.trusted(tokens, reader.model.full), Reader(reader.model, len(tokens))
+    other.read(tokens, [], reader.model.full, 1)
+    for (mine, _), (theirs, _) in zip(reader.cache.stores, other.cache.stores):
+        assert torch.allclose(mine[:, :, :n], theirs[:, :, :n], 0, 1e-9)
+    return n
 
 
 def session(target, draft, prompt, room, source=rollout, seed=0, **settings):
@@ -174,14 +171,6 @@ def refused(capsys, words, *flags):
     assert status == 2 and words in err and err.count('\n') == 1 and not out, (flags, err)
 
 
-@contextmanager
-def refusal(words):
-    """Asserts a ValueError of one line in which these words stand."""
-    with pytest.raises(ValueError, match=re.escape(words)) as error:
-        yield
-    assert '\n' not in str(error.value)
-
-
 # ------------------------------------------------------------- model.py: parity, refusals, the cache
 
 BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -208,8 +197,7 @@ def rope(kind, theta=10000.0, **more):
     ('Qwen3Moe', MOE), ('Qwen3Moe', MOE | dict(norm_topk_prob=True)),
     ('Qwen3Moe', MOE | dict(decoder_sparse_step=2)), ('Qwen3Moe', MOE | dict(mlp_only_layers=[1]))])
 def test_parity(kind, changes, tmp_path):
-    """Our logits are transformers' within 1e-4 in fp32, from its config of today and as version 4 wrote it;
-    token by token is one pass within 1e-9 in fp64; bf16 runs and comes close."""
+    """Our logits are transformers', from its config of today and of version 4; one pass is token by token."""
     torch.manual_seed(len(str(changes)))
     config, file = getattr(transformers, f'{kind}Config')(**BASE | changes), tmp_path / 'config.json'
     theirs = transformers.AutoModelForCausalLM.from_config(config).float().eval()
@@ -263,7 +251,6 @@ def weights(change):
     (dict(rms_norm_eps='1e-6'), "rms_norm_eps is '1e-6'"), (dict(tie_word_embeddings='no'), "ings is 'no'"),
     (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"),
     (('model.safetensors', lambda old: old[:-100]), 'not a complete safetensors file'),
-    (('model.safetensors', lambda old: b''), 'not a complete safetensors file'),
     (('model.safetensors', weights(lambda k, v: v * math.nan if 'head' in k else v)), 'lm_head.weight holds'),
     (('model.safetensors', weights(lambda k, v: v * 1e38 if 'down' in k else v)), 'NaN or infinity after 1'),
     (('model.safetensors', 'pytorch_model.bin'), 'pytorch_model.bin is a pickle'),
@@ -272,8 +259,7 @@ def weights(change):
     (('tokenizer.json', lambda old: bytes_tokenizer(['x2']).to_str().encode()), '258 entries, embedding of'),
     (('config.json', lambda old: b'{"model_type": '), 'cannot be read as JSON')])
 def test_refused_checkpoints(change, words, tmp_path, capsys):
-    """One clear line on stderr and status 2, never a text: for what would be left out silently or is no value
-    in config.json, and whatever is wrong with a file (its bytes or its name)."""
+    """Status 2 and one line: for what config.json has that we lack or is no value, and for broken files."""
     given = isinstance(change, dict)
     folder, (name, broken) = checkpoint(tmp_path, **change if given else {}), ('', None) if given else change
     if callable(broken):
@@ -284,8 +270,7 @@ def test_refused_checkpoints(change, words, tmp_path, capsys):
 
 
 def test_vocabularies(tmp_path, capsys):
-    """Rows beyond the tokenizer's length never reach a distribution (Qwen's checkpoints have hundreds); two
-    tokenizers must agree token by token."""
+    """Rows beyond the tokenizer's length reach no distribution; two tokenizers must agree token by token."""
     build = lambda V, *x: checkpoint(tmp_path / f'{V}{x}', network(0, V, torch.float32), bytes_tokenizer(x))
     a, b, x, y = build(300), build(280), build(258, 'here'), build(258, 'there')
     assert fresh(load(a)[0], [1, 2]).shape == (2, 257)
@@ -293,37 +278,26 @@ def test_vocabularies(tmp_path, capsys):
     refused(capsys, "257 is 'there' there and 'here' in", '--target', x, '--draft', y, '--prompt', 'x')
 
 
-def test_hostile_reads():
-    """Random reads (changed ids, shorter, longer, slim between) give a fresh cache's logits on the full
-    path. Breaks if a position is trusted for its place alone, or if what stands behind a changed token is
-    kept."""
-    model, rng = network(num_hidden_layers=3), seeded(1)
-    reader, slim, line, slims = Reader(model, 40), model.full.slim({2, 3}), [1], 0
-    pick = lambda top: int(torch.randint(0, top, (1,), generator=rng))
+def test_hostile_reads(monkeypatch):
+    """Whatever was read before, full's logits are one pass's; what full or the same mask has read is kept."""
+    monkeypatch.setattr('model.CHUNK', 3)
+    model, rng, old, slims = network(num_hidden_layers=3), random.Random(1), [], 0
+    reader, line, paths = Reader(model, 40), [1], [model.full] * 2 + [model.full.slim({2, i}) for i in (3, 4)]
     for _ in range(300):
-        line = (line[:1 + pick(len(line))] + [pick(11) for _ in range(pick(8))])[:40]
-        if pick(3) == 0:
-            line[pick(len(line))] = pick(11)
-        path, last, cut = (slim if pick(3) == 0 else model.full), 1 + pick(min(4, len(line))), pick(len(line))
+        line = (line[:rng.randint(1, len(line))] + rng.choices(range(11), k=rng.randrange(8)))[:40]
+        if rng.random() < 0.3:
+            line[rng.randrange(len(line))] = rng.randrange(11)
+        path, last, cut = rng.choice(paths), rng.randint(1, min(4, len(line))), rng.randrange(len(line))
+        known = [x == y and who in (model.full, path) for x, (y, who) in zip(line, old)]
+        fed = max(last, len(line) - [*known, False].index(False))
         got = reader.read(line[:cut], line[cut:], path, last)
-        slims += path is slim
-        assert got.shape == (last, 11) and reader.cache.ids == line
+        assert got.shape == (last, 11) and reader.take()[path.name][1] == fed
+        slims += path is not model.full and fed < len(line)
+        old = old[:len(line) - fed] + [(x, path) for x in line[-fed:]]
         if path is model.full:
-            assert (got - fresh(model, line, last)).abs().max() < 1e-9
-            assert reader.cache.writers == ['full'] * len(line)
+            whole = model.logits(model(torch.tensor([line]), torch.arange(len(line)), path))[0, -last:]
+            assert (got - whole).abs().max() < 1e-9
     assert slims > 50
-
-
-def test_slim_starts_from_the_full_cache():
-    """What full has read is trusted by slim and not read again; what slim wrote is read again by full."""
-    model, line = network(num_hidden_layers=4), [1, 2, 3, 4, 5, 6, 7]
-    reader, slim, other = Reader(model, 20), model.full.slim({2, 3, 4}), model.full.slim({4, 5})
-    for n, path, last in ((4, model.full, 1), (6, slim, 2), (7, slim, 1)):
-        reader.read(line[:4], line[4:n], path, last)
-    assert [reader.cache.trusted(line, path) for path in (slim, other)] == [7, 4]   # each mask its own
-    reader.read(line, [], model.full, 1)
-    assert [(n, T) for n, T, *_ in reader.log] == [('full', 4), ('slim', 2), ('slim', 1), ('full', 3)]
-    assert differ(reader, line) < 1e-9
 
 
 def test_fork():
@@ -340,18 +314,9 @@ def test_fork():
     assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3           # parent untouched, ledger shared
 
 
-def test_long_prompts_are_read_in_chunks():
-    model, last = network(max_position_embeddings=3 * CHUNK), CHUNK + 100   # reaches into the chunk before
-    ids = torch.randint(0, 11, (2 * CHUNK + 5,)).tolist()
-    got = Reader(model, len(ids)).read(ids, [], model.full, last)
-    whole = model.logits(model(torch.tensor([ids]), torch.arange(len(ids)), model.full))[0, -last:]
-    assert got.shape == whole.shape and (got - whole).abs().max() < 1e-9
-
-
 @pytest.mark.parametrize('knobs', [None, dict(rho=0.1, ffn_threshold=0.1, ffn_share=0.5)])
 def test_graphs(knobs, monkeypatch):
-    """One graph per padded length, whatever the position. Counted with a backend that compiles nothing. The
-    padded pass, with all of the cache and its scratch in view, gives an eager one's logits and choices."""
+    """One graph per padded length, whatever the position (the backend only counts); padding is harmless."""
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
     counter, real, model = CompileCounter(), torch.compile, network()
@@ -368,8 +333,7 @@ def test_graphs(knobs, monkeypatch):
 # ------------------------------------------------------------- verify.py: the maths, laws, greedy identity
 
 def test_maths():
-    """Temperature, top-k and top-p are transformers' warpers; the limits are one-hot; fp32 at least. Samples
-    of p: 30,000 draws within 5 standard deviations, a false alarm in about 1 of 600,000 seeds."""
+    """Temperature, top-k and top-p are transformers' warpers; the limits are one-hot; fp32 at least."""
     from transformers.generation import logits_process as theirs
     z = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
     for t, k, p in itertools.product((0.5, 1.3), (0, 5), (1.0, 0.8, 0.3)):
@@ -381,17 +345,12 @@ def test_maths():
     assert torch.allclose(probs(z, 1, top_p=1e-9), probs(z, 0))             # the likeliest is always kept
     assert probs(z.bfloat16(), 0.7).dtype == torch.float32
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.3, 0.5])
-    assert torch.allclose(residual(p, q), torch.tensor([0.6, 0.4, 0.0]))
     assert torch.isclose(overlap(p, q), torch.tensor(0.5))
     assert torch.equal(residual(p, p), p)                                   # nothing is left: p, not 0 / 0
-    p = torch.tensor([0.1, 0.0, 0.6, 0.3])
-    got = torch.bincount(sample(p.expand(30_000, 4), seeded()), minlength=4) / 30_000
-    assert ((got - p).abs() <= 5 * (p * (1 - p) / 30_000).sqrt()).all()
 
 
 def enumerate_law(target, draft, method, horizon, source=rollout, prompt=(0,), run=write, **settings):
-    """{tokens: probability} of all that the engine can write, by taking every branch of every random draw.
-    run: what is run on the session for each way through the draws, to (tokens, trace)."""
+    """{tokens: probability} of all that run, to (tokens, trace), can write: each branch of each draw."""
     law, todo = Counter(), [[]]
     while todo:
         script, taken, weight = todo.pop(), [], [1.0]
@@ -428,16 +387,13 @@ def law_by_cycles(target, draft, method, horizon, prompt=(0,), **settings):
     return law
 
 
-def exact_law(target, horizon, eos=frozenset(), **settings):
-    """{tokens: probability} under the target alone."""
-    law, todo = Counter(), [((), 1.0)]
-    for tokens, weight in todo:                         # grows on the way
-        if len(tokens) == horizon or tokens and tokens[-1] in eos:
-            law[tokens] += weight
-        else:
-            row = probs(target.row((0, *tokens)), **settings).tolist()
-            todo += [(tokens + (x,), weight * p) for x, p in enumerate(row) if p]
-    return law
+def exact_law(target, horizon, text=(), weight=1.0, eos=frozenset(), **settings):
+    """{tokens: probability} under the target alone, of all that begins with this text."""
+    if len(text) == horizon or eos & {*text}:
+        return Counter({text: weight})
+    row = enumerate(probs(target.row((0, *text)), **settings).tolist())
+    each = (exact_law(target, horizon, (*text, x), weight * p, eos, **settings) for x, p in row if p)
+    return sum(each, Counter())
 
 
 def variation(a, b):
@@ -454,17 +410,10 @@ class Wrong(Exact):
 
     def propose(self, s):
         d = super().propose(s)
-        if self.how == 'forgets the point mass' and d.tokens:       # its favourite, as if drawn from q
-            d = rollout(s, replace(self, draft_temperature=0), len(d.tokens))
-            return Draft(d.tokens, probs(d.logits))
-        n, q = len(d.tokens), d.q
-        if self.how == 'drops an unverified token':                 # because its own q is low
-            n = next((i for i, x in enumerate(d.tokens) if q[i, x] < 0.3), n)
-        elif self.how == 'truncates later' and n and q.amax(-1).mean() < 0.75:
-            n = 1                                                   # the first hangs on what is dropped
-        elif self.how == 'raw q' and n:                             # before top-k; the sample came after it
-            q = d.logits.softmax(-1)
-        return Draft(d.tokens[:n], q[:n])
+        if self.how == 'drops unverified':                          # a token, because its own q is low
+            n = next((i for i, x in enumerate(d.tokens) if d.q[i, x] < 0.3), len(d.tokens))
+            d = Draft(d.tokens[:n], d.q[:n])
+        return d
 
     def settle(self, score, i):
         return score.p[i] if self.how == 'wrong residual' else super().settle(score, i)
@@ -480,13 +429,6 @@ class JudgedByQ(METHODS['ecsv']):
         return replace(d, q=probs(d.logits)) if d.tokens else d
 
 
-@dataclass
-class StopsInside(Exact):
-    """Right: decides after each token, from what is already in the block, whether to draft another."""
-    def more(self, s, tokens, logits):
-        return float(logits[-1].softmax(-1).amax()) > 0.5
-
-
 LINES = dict(text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),       # every fourth id ends a step
              calibration=dict(signals=dict(draft_logp=[-4, 0], draft_grounding=[0, 1])))
 MASK = dict(calibration=dict(mask=dict(skip=[1], nested=[])), vocab=3, horizon=2)
@@ -494,24 +436,21 @@ EOS, COINS, SHORT = dict(eos=frozenset([3])), dict(vocab=2, horizon=4), dict(hor
 GREEDY = dict(draft_temperature=0.0)            # of candidates that are thrown away: nothing to enumerate
 OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0)
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
+ALWAYS, NEVER = dict(keep=2.0, escalate=1.5), dict(keep=1.0, escalate=0.0, max_lag=99)     # via escalates
 via, cmasd, ecsv, SpecGuard = (METHODS[name] for name in ('via', 'cmasd', 'ecsv', 'specguard'))
 
 
 @pytest.mark.parametrize('method, settings', [
     (METHODS['ar'](), {}), (Exact(1), {}), (Exact(2), {}), (Exact(2), EOS), (Exact(2), dict(source=lookup)),
     (Exact(2), dict(source=silence)), (Exact(2), dict(temperature=0.7, top_k=3, top_p=0.9)),
-    (Exact(2, draft_temperature=0.5), {}), (Exact(2, draft_temperature=0), {}), (StopsInside(2), {}),
-    (Wrong(2, how='drops an unverified token'), SHORT), (Wrong(2, how='forgets the point mass'), SHORT),
-    (Wrong(2, how='wrong residual'), SHORT), (Wrong(2, how='raw q'), dict(top_k=2)),
-    (Wrong(3, how='truncates later'), COINS),
+    (Exact(2, draft_temperature=0.5), {}), (Exact(2, draft_temperature=0), {}),
+    (Wrong(2, how='drops unverified'), SHORT), (Wrong(2, how='wrong residual'), SHORT),
     *((Exact(2, controller=c), {}) for c in ('lagged', 'hf-confidence', 'hf-roc')),
     (METHODS['lenient'](2, lenience=1), {}), (METHODS['lenient'](2, lenience=0.5), {}),
     (METHODS['typical'](1, epsilon=1, delta=math.inf), {}), (METHODS['typical'](2), {}),    # keeps nothing
     (cmasd(k_max=2, alpha=2, accept_='strict'), {}), (cmasd(k_max=2, alpha=2, tau_base=1), {}),
     (cmasd(k_max=2), {}), (cmasd(k_max=3, alpha=2, accept_='strict', controller='probe'), COINS),
-    (METHODS['sparse'](2, **OFF), {}),
-    (ecsv(**TWO | dict(branches=3)), {}), (JudgedByQ(**TWO), SHORT),
-    (ecsv(**TWO, controller='probe'), {}),
+    (METHODS['sparse'](2, **OFF), {}), (ecsv(**TWO | dict(branches=3)), {}), (JudgedByQ(**TWO), SHORT),
     (METHODS['ecsv-lite'](**TWO, align='prefix', granularity='branch'), {}),
     (METHODS['ecsv-soft'](**TWO, granularity='window'), {}),
     (METHODS['ecsv-spot'](**TWO, spots=2, policy='entropy'), {}),
@@ -519,27 +458,25 @@ via, cmasd, ecsv, SpecGuard = (METHODS[name] for name in ('via', 'cmasd', 'ecsv'
     (METHODS['mean-argmax'](**TWO), {}), (METHODS['oracle-top1'](**TWO), {}),
     (METHODS['sd-multi'](**TWO), {}), (METHODS['sd-multi'](**TWO, budget=4), {}),
     (via(2, gate='two_level_exact'), MASK | dict(vocab=2, horizon=3)), (via(2, gate='two_level_exact'), MASK),
-    (via(2, keep=2.0, escalate=1.5), MASK), (via(2), MASK), (via(2, gate='lossy_sd'), MASK),
-    (via(2, gate='one_minus_alpha'), MASK), (METHODS['via-tiers'](2, tiers=2), MASK),
+    (via(2), MASK), (via(2, **ALWAYS), MASK), (METHODS['via-tiers'](2, tiers=2), MASK),
+    (via(2, gate='lossy_sd'), MASK), (via(2, gate='one_minus_alpha'), MASK),
     (SpecGuard(tau=math.inf, **GREEDY), LINES), (SpecGuard(tau=math.inf, **GREEDY), LINES | EOS),
     (SpecGuard(1, tau=math.inf, regenerate='sd', **GREEDY), LINES), (SpecGuard(k=1, tau=0.5), LINES | SHORT),
     (SpecGuard(tau=math.inf, target_k=2, **GREEDY), LINES | SHORT)])
 def test_law(method, settings):
-    """Every random draw enumerated: what calls itself lossless misses the target's law by less than 1e-9,
-    what is LOSSY or wrong on purpose by more than 0.01. A biased controller undoes every such claim."""
-    sizes = dict(vocab=4, horizon=3) | {k: settings[k] for k in ('vocab', 'horizon') if k in settings}
-    settings = dict(temperature=1.0) | {k: x for k, x in settings.items() if k not in sizes}
-    target, draft, horizon = Table(1, sizes['vocab']), Table(2, sizes['vocab']), sizes['horizon']
+    """Every draw enumerated: what calls itself lossless has the target's law, LOSSY or wrong has not."""
+    settings = dict(vocab=4, horizon=3, temperature=1.0) | settings
+    vocab, horizon = settings.pop('vocab'), settings.pop('horizon')
+    target, draft = Table(1, vocab), Table(2, vocab)
     run = law_by_cycles if isinstance(method, ecsv) else enumerate_law
     own = {k: x for k, x in settings.items() if k in ('temperature', 'top_k', 'top_p', 'eos')}
     gap = variation(run(target, draft, method, horizon, **settings), exact_law(target, horizon, **own))
     assert gap < 1e-9 if method.lossless else gap > 0.01
-    assert isinstance(method, SpecGuard) or not replace(method, controller='probe').lossless
+    assert isinstance(method, SpecGuard) or not replace(method, controller='probe').lossless   # biased
 
 
 def test_other_laws():
-    """Of text that is not the target's: lossy_sd's (a token x has the chance min(q, s / l) + rejected *
-    residual), the cascades' own pi, and specguard's at tau = -inf, the draft's unless k > 1 bends it."""
+    """lossy_sd's law is min(q, s / l) + residual, a cascade's its own pi, specguard's at -inf the draft's."""
     target, draft, method = Table(1, 3), Table(2, 3), via(2, gate='lossy_sd', keep=0.6, escalate=0.0)
     mask = dict(calibration=MASK['calibration'], temperature=1.0)
     for text, chance in enumerate_law(target, draft, method, 2, **mask).items():
@@ -564,8 +501,7 @@ def test_other_laws():
 
 
 def test_chi_square():
-    """With the real generator 3,000 texts follow the target's law too; with a wrong residual they do not.
-    Breaks if draws are not independent. A false alarm in 1 of 10,000 seeds; the seed is fixed."""
+    """3,000 texts by the real generator follow the law; 1 of 10,000 seeds is a false alarm, this one not."""
     law, n = exact_law(Table(1, 3), 2, temperature=1.0), 3000               # 9 cells
     for method, right in ((Exact(2), True), (Wrong(2, how='wrong residual'), False)):
         s, counts = session(Table(1, 3), Table(2, 3), [0], 2, temperature=1.0), Counter()
@@ -578,8 +514,7 @@ def test_chi_square():
 
 
 def test_greedy_identity():
-    """At temperature 0 sd writes what plain decoding writes, in fp64: the same text, up to the first end of
-    sequence or the room, wherever in a block, from one token of prompt to a full context; 250 cases."""
+    """sd's text is plain decoding's, in fp64, wherever it ends; its caches hold what fresh ones would."""
     rng, inside = random.Random(5), 0
     targets, drafts = [network(s) for s in range(4)], [network(s) for s in range(10, 14)]
     for case in range(250):
@@ -595,6 +530,8 @@ def test_greedy_identity():
         assert tokens == wanted[:end] and s.ended == bool(eos), (case, method, prompt)
         assert all(sum(j['kept'] for j in c.judged) == c.accepted for c in cycles)      # none behind the end
         inside += bool(eos) and 0 < cycles[-1].accepted == len(cycles[-1].tokens) < len(cycles[-1].drafted)
+        for reader in (s.target, s.draft) if source is rollout else (s.target,):
+            assert trusted(reader, s.tokens) >= len(s.tokens) - 3           # the last cycle may draft nothing
     assert inside > 10
 
 
@@ -603,7 +540,6 @@ def test_a_draft_that_is_the_target():
     target = network(3)
     for temperature in (0.0, 1.0):
         _, cycles = write(session(target, target, [1, 2, 3], 30, temperature=temperature), Exact(4))
-        assert all(c.accepted == len(c.drafted) and c.labels[-1] == 'bonus' for c in cycles)
         assert all(c.passes['target/full'][:2] == [1, 5] for c in cycles)
         assert cycles[0].passes['draft/full'][:2] == [4, 4]                 # the root, then three drafted
         assert cycles[1].passes['draft/full'][:2] == [4, 5]                 # the unread fourth, and the bonus
@@ -611,16 +547,6 @@ def test_a_draft_that_is_the_target():
         assert (s['cycles'], s['acceptance_rate'], s['rejection_rate']) == (6, 1, 0)
         assert (s['block_efficiency'], s['work']) == (5, 6 + 24 / 2)
         assert s['labels'] == dict(draft=24, bonus=6) and s['drafted'] == s['judged'] == s['accepted'] == 24
-
-
-def test_caches_after_each_cycle():
-    """After any cycle both caches give the next token a fresh read's logits: no rollback is forgotten."""
-    s = session(network(0), network(1), [1, 2, 3], 30, temperature=1.0)
-    s.read_prompt()
-    for _ in specmini.decode(s, Exact(4)):
-        for reader in (s.target, s.draft):
-            n = reader.cache.trusted(s.tokens, reader.model.full)
-            assert n >= len(s.tokens) - 2 and differ(reader, s.tokens[:n]) < 1e-9
 
 
 def test_lookup():
@@ -635,8 +561,7 @@ def test_lookup():
 # ------------------------------------------------------------------------ CM-ASD
 
 def test_confidence_window_threshold():
-    """By hand: the signals' ends and identity, k = min(k_max, max(k_min, floor(alpha C k_max))), tau
-    clipped. Sharper raw logits must give more confidence; the q of temperature 0 would always give 1."""
+    """The signals, window and threshold by hand; a block ends behind the token that fills its window."""
     z = torch.randn(50, 9, generator=seeded(), dtype=torch.float64)
     read, top = lambda z: torch.tensor(verify.signals(z), dtype=torch.float64), z.topk(2).values
     found = read(z)
@@ -652,20 +577,13 @@ def test_confidence_window_threshold():
     score = type('Score', (), dict(draft=Draft([], None, notes=[dict(confidence=c) for c in (1, 0.75, 0)])))
     assert [m.threshold(score, i) for i in range(3)] == pytest.approx([0.2, 0.7, 1.0])
     assert replace(m, tau_base=0.0).threshold(score, 0) == 0.01
-
-
-def test_online_stops_behind_the_token_that_fills_the_window():
-    """Every block is as long as the window of its own mean confidence says, the last token included."""
-    method, lengths = cmasd(k_max=8, alpha=1.5), set()
-    s = session(network(0, vocab=30), network(1, vocab=30), [1], 60, temperature=1.0)
-    while s.room > 9:
-        d = method.propose(s)
-        sure = [n['confidence'] for n in d.notes]
-        windows = [method.window(sum(sure[:i]) / i) for i in range(1, len(sure) + 1)]
-        assert len(sure) == next(i for i, k in enumerate(windows, 1) if i >= k)
-        lengths.add(len(sure))
-        s.commit(method.accept(s, d, method.score(s, d))[0])
-    assert len(lengths) > 2
+    m, model = cmasd(k_max=8, alpha=1.5, tau_base=1.0), network(0, vocab=30)
+    _, cycles = write(session(model, model, [1], 60, temperature=1.0), m)   # every token is kept
+    for c in cycles[:-2]:                                                   # the room cuts the last
+        sure = [j['confidence'] for j in c.judged]
+        full = [i >= m.window(sum(sure[:i]) / i) for i in range(1, len(c.drafted) + 1)]
+        assert full.index(True) == len(full) - 1
+    assert len({len(c.drafted) for c in cycles[:-2]}) > 2
 
 
 @pytest.mark.parametrize('controller', verify.CONTROLLERS)
@@ -701,13 +619,10 @@ def test_controllers_by_hand():
     assert (average.learn(draft, 4) or average.limit) == pytest.approx(0.602)
     _, cycles = write(session(network(0), network(1), [1], 40), Exact(controller='oracle'))
     assert all(not any(j['kept'] for j in c.judged[len(c.drafted) - 1:]) for c in cycles[:-1])
-    with refusal('oracle'):
-        write(session(network(0), network(0), [1], 9, temperature=1.0), Exact(controller='oracle'))
 
 
 def test_rules_by_hand():
-    """At temperature 0 tokens with p(x) / max p >= tau are kept, a tie with the best only below tau = 1.
-    Medusa's threshold is min(0.09, 0.3 exp(-H)): the two numbers are easily swapped."""
+    """A tie with the best is kept below tau = 1; Medusa's two numbers, 0.09 and 0.3, are easily swapped."""
     draft = Draft([0, 1, 2, 3], torch.ones(4, 4), notes=[dict(confidence=1.0)] * 4)
     score = verify.Score(session(network(), None, [1], 2), draft, None)
     score.logits = torch.tensor([[3.0, 3.0 + math.log(0.6), 3.0, 0.0]] * 5, dtype=torch.float64)
@@ -726,8 +641,8 @@ def test_rules_by_hand():
     assert METHODS['typical']().threshold(score, 0) == pytest.approx(0.09)
 
 
-def test_cmasd_remarks():
-    """Each failure signature is said when it is there, and none when all goes well."""
+def test_remarks_by_hand():
+    """Each failure signature is said when there, none when all goes well; break-even takes each length."""
     def cycle(drafted, *kept, chance=1.0):
         rows = [dict(kept=k, chance=chance, p=float(chance == 1.0), q=1.0) for k in kept]
         return verify.Cycle([0] * drafted, rows, [0] * (sum(kept) + 1), [], {}, 2.0)
@@ -738,6 +653,12 @@ def test_cmasd_remarks():
     assert said(cycle(1, True), cycle(8, False)) == [                       # (1 - 0.5^5.5) / 0.5 expected
         'no gain over a fixed window: 1.96 tokens a cycle would be expected from gamma=4.5 at this '
         'acceptance rate, 1.50 were seen']
+    half, spent = [dict(kept=True), dict(kept=False)], {'target/full': (1, 2, 1.0)}
+    cycles = [verify.Cycle([0] * n, half, [0], ['target'], spent, 1.0) for n in (1, 3)]
+    said = compare.break_even(cycles, 1.0)                      # (1.5 + 1.875) / 2; the mean of 2 gives 1.75
+    assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
+    cycles[0].tokens = cycles[0].tokens * 4                     # three more than one: counted, not predicted
+    assert 'gives 2.50 a cycle' in compare.break_even(cycles, 1.0)
 
 
 # ------------------------------------------------------------------------ ECSV
@@ -747,8 +668,7 @@ def test_cmasd_remarks():
     (4, 6, 'agree_entropy', 'positional', True), (3, 3, 'entropy', 'positional', False),
     (0, 9, 'disagreement', 'prefix', True), (1, 2, 'entropy', 'positional', True)])
 def test_spots_keep_the_budget_and_the_text(R, L, policy, align, bonus):
-    """Greedy text is plain decoding's; a cycle's target positions never exceed the budget; a check that
-    leaves its prefix costs no position twice. Guards the reuse of rows and of the cache after a check."""
+    """Plain decoding's text; target positions stay in the budget; what a check has read is not paid twice."""
     target, twice, saved = network(0), 0, 0
     method = METHODS['ecsv-spot'](4, draft_temperature=1.5, spots=R, budget=L, policy=policy, align=align,
                                   bonus_check=bonus)
@@ -762,15 +682,11 @@ def test_spots_keep_the_budget_and_the_text(R, L, policy, align, bonus):
     assert (saved or not R) and (twice or not R and not (bonus and L))
 
 
-def ballot(tokens):
-    """A Ballot of given tokens [B][n] under random draft logits that all branches share at each position."""
-    ids = torch.tensor(tokens)
-    z = torch.randn(1, ids.shape[1], 6, generator=seeded(), dtype=torch.float64)
-    return verify.Ballot.of(ids, z.expand(len(tokens), -1, -1), 4)
-
-
 def test_fusion():
     """Votes, prefix alignment, ties by hand; the order of branches changes nothing; ends of the knobs."""
+    def ballot(tokens):                                 # the branches share random logits at each position
+        z = torch.randn(1, len(tokens[0]), 6, generator=seeded(), dtype=torch.float64)
+        return verify.Ballot.of(torch.tensor(tokens), z.expand(len(tokens), -1, -1), 4)
     same, votes = METHODS['vote-unif'](), ballot([[0, 1, 2], [0, 2, 3], [3, 2, 2]])
     assert same.fuse(votes) == [0, 2, 2]
     tie = ballot([[0, 1], [0, 2], [3, 2]])                                  # by prefix 1 to 1: mean q decides
@@ -792,8 +708,7 @@ def test_fusion():
 
 
 def test_reliability_by_hand():
-    """Each sign's direction (entropy against, the rest for), means of a branch and a trailing window, where a
-    check goes by each policy, the margin of a check: a sign turned round would still give a lossless text."""
+    """Each sign, its means, where a check goes, its margin: turned round, the text would stay lossless."""
     votes = verify.Ballot([[5, 1], [5, 2], [4, 3]], [[0.0, 0.5], [0.2, 0.5], [0.4, 0.9]],
                           [[-1.0, -3.0], [-2.0, -3.0], [0.0, -4.0]], [[5, 5, 4], [1, 2, 3]], None,
                           [[0.0, 0.0] for _ in range(3)], {})
@@ -806,9 +721,9 @@ def test_reliability_by_hand():
     assert alone(a_self=1, granularity='branch') == near([-2, -2], [-2.5, -2.5], [-2, -2])
     assert alone(a_self=1, granularity='window', window=2) == near([-1, -2], [-2, -2.5], [0, -2])
     assert alone(a_self=1, granularity='window', window=1) == alone(a_self=1)
-    for policy, first in (('disagreement', 1), ('entropy', 1), ('agree_entropy', 1)):
-        assert votes.doubtful(policy, 1, 2) == [first] and votes.doubtful(policy, 2, 2) == [0, 1]
-        assert votes.doubtful(policy, 2, 1) == [0] and votes.doubtful(policy, 0, 2) == []
+    for policy in ('disagreement', 'entropy', 'agree_entropy'):
+        asked = [votes.doubtful(policy, R, reach) for R, reach in ((1, 2), (2, 2), (2, 1), (0, 2))]
+        assert asked == [[1], [0, 1], [0], []]
     votes.entropy, votes.tokens = [[0.9, 0.1]] * 3, [[5, 1], [5, 1], [5, 2]]
     assert [votes.doubtful(policy, 1, 2) for policy in ('disagreement', 'entropy', 'agree_entropy')] == [
         [1], [0], [0]] and votes.doubtful('disagreement', 2, 2) == [1]      # where all agree there is none
@@ -828,14 +743,11 @@ def test_branches(tmp_path):
     method = METHODS['ecsv-two'](3, second=str(checkpoint(tmp_path, other)))
     tokens, cycles = write(session(target, draft, [1, 2], 20), method)
     assert tokens == plain(target, [1, 2], 20) and cycles[0].passes['draft/full'][0] == 6
-    with refusal('knob second'):
-        write(session(target, draft, [1, 2], 20), METHODS['ecsv-two']())
 
 
 def test_synthetic_channel():
-    """Independent noise of known rates: the MAP vote meets its closed form, ECSV with calibrated features is
-    the same vote, no weights do worse; with fully correlated branches voting gains nothing. 5,000 symbols:
-    0.03 is 5 standard errors of a rate of 0.8."""
+    """With independent noise the MAP vote meets its closed form, calibrated ECSV is it, no weights do worse;
+    with correlated branches nothing is gained. 5,000 symbols: 0.03 is 5 standard errors of a rate of 0.8."""
     rates, V, n, rng = [0.1, 0.5, 0.55, 0.55, 0.6], 4, 5_000, seeded()
     wrong = torch.rand(5, n, generator=rng) < torch.tensor(rates)[:, None]
     seen, flat = torch.where(wrong, torch.randint(1, V, (5, n), generator=rng), 0), torch.zeros(5, n, V)
@@ -867,13 +779,10 @@ def test_calibration_file(tmp_path, capsys):
     for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
         status, _, err = program(capsys, *flags, *more.split())
         assert status == 0 and ('equal to plain' if '--check' in more else 'target/slim: ') in err
-    refused(capsys, 'give --mid DIR', *flags, '--method', 'via-mid')
-    assert program(capsys, *flags, '--method', 'via-mid', '--mid', b)[0] == 0
-    refused(capsys, 'knob keep is 0.2; expected 0.3 to', *flags, '--set', 'keep=0.2')
 
-    def wrong(words, folder, draft, *needs):
-        with refusal(words):
-            read_calibration(folder, draft, needs)
+    def wrong(words, folder, draft, need):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            read_calibration(folder, draft, [need])
     wrong("no section 'anchors', which the method needs; make it with", a, b, 'anchors')
     wrong('with another draft', a, a, 'signals')
     wrong('there is no draft model', a, None, 'signals')
@@ -895,36 +804,23 @@ def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
                    calibration=dict(mask=mask), **settings)
 
 
-def greedy(model, path):
-    """24 greedy tokens of a path that starts from a prompt which the full path has read."""
-    reader, line = Reader(model, 64), [1, 2, 3]
-    reader.read(line[:-1], [], model.full, 0)
-    for _ in range(24):
-        line.append(int(reader.read(line, [], path, 1)[0].argmax()))
-    return line[3:]
-
-
 @pytest.mark.parametrize('name, who, knobs', [
     ('via', 'draft', dict(keep=0.0, escalate=0.0)), ('via', 'draft', dict(keep=0.0, escalate=0.0, max_lag=0)),
-    ('via', 'target', dict(keep=2.0, escalate=1.5)), ('via', 'all layers', dict(keep=1.0)),
-    ('via', 'target', dict(keep=2.0, escalate=1.5, after_escalation='gate', max_lag=0)),
-    ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99)),
-    ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99, slim_bonus=True)),
-    ('via', 'slim', dict(keep=1.0, escalate=0.0, max_lag=99, gate='lossy_sd')),
+    ('via', 'slim', NEVER), ('via', 'slim', NEVER | dict(slim_bonus=True)),
+    ('via', 'slim', NEVER | dict(gate='lossy_sd')), ('via', 'all layers', dict(keep=1.0)),
+    ('via', 'target', ALWAYS), ('via', 'target', ALWAYS | dict(after_escalation='gate', max_lag=0)),
     ('via', 'target', dict(gate='two_level_exact')), ('via-mid', 'target', dict(keep=1.0)),
-    ('via-tiers', 'target', dict(tiers=2)),
-    ('via-tiers', 'target', dict(tiers=5, keep=2.0, escalate=1.5))])
+    ('via-tiers', 'target', dict(tiers=2)), ('via-tiers', 'target', ALWAYS | dict(tiers=5))])
 @pytest.mark.parametrize('gamma', [1, 5])
 def test_limits_of_via(name, who, knobs, gamma):
-    """At the ends of its knobs via writes the draft's, slim's or the target's greedy text, and no other.
-    Guards the order of the three regions, the block without a bonus, the shared cache, the room at the
-    end."""
+    """At the ends of its knobs via writes the draft's, slim's or the target's greedy text, and no other."""
     for seed in range(2):
-        s = slim_session(seed, skip=() if who == 'all layers' else (2, 3, 4))
-        d, t = s.draft.model, s.target.model
-        s.mid = Reader(t, 64) if name == 'via-mid' else None                # slim that is never wrong
-        draft, slim, target = greedy(d, d.full), greedy(t, t.full.slim({2, 3, 4})), greedy(t, t.full)
-        got, cycles = write(s, METHODS[name](gamma, **knobs))
+        s, alone = slim_session(seed, skip=() if who == 'all layers' else (2, 3, 4)), slim_session(seed)
+        s.mid = Reader(s.target.model, 64) if name == 'via-mid' else None   # slim that is never wrong
+        alone.read_prompt()
+        alone.draft = None                                                  # slim drafts for itself
+        draft, target = (plain(reader.model, [1, 2, 3], 24) for reader in (s.draft, s.target))
+        slim, (got, cycles) = rollout(alone, Exact(), 24).tokens, write(s, METHODS[name](gamma, **knobs))
         assert draft != slim != target != draft and got == dict(draft=draft, slim=slim).get(who, target)
         if knobs.get('max_lag') == 99:
             assert not any('target/full' in c.passes for c in cycles)       # nothing escalated: no full pass
@@ -935,8 +831,7 @@ def test_limits_of_via(name, who, knobs, gamma):
     ('via', dict(after_escalation='gate')), ('via', dict(gate='one_minus_alpha', after_escalation='gate')),
     ('via', dict(keep=0.9, escalate=0.2, slim_bonus=True)), ('via-tiers', dict(tiers=5))])
 def test_via_ledger_and_caches(name, knobs):
-    """A full pass in exactly the cycles that escalate or met the lag's limit, which slim never exceeds.
-    After each cycle what the full path trusts equals a fresh prefill: nothing is built on slim's keys."""
+    """A full pass only to escalate or at the lag's limit; what full trusts equals a fresh prefill."""
     seen, spent, over, lag, method = Counter(), Counter(), 0, 0, METHODS[name](4, **knobs)
     s = slim_session(3, 40, temperature=1.0)
     s.read_prompt()
@@ -948,9 +843,7 @@ def test_via_ledger_and_caches(name, knobs):
             assert (j['by'] == 'target') >= (j['ratio'] < method.bounds[0])
             seen[j['by'], j['kept']] += 1
         spent.update(c.passes.keys())
-        n = s.target.cache.trusted(s.tokens, s.target.model.full)
-        lag = max(0, len(s.tokens) - 1 - n)
-        assert differ(s.target, s.tokens[:n]) < 1e-9
+        lag = max(0, len(s.tokens) - 1 - trusted(s.target, s.tokens))
     assert (over > 0) == (method.max_lag == 3) and seen['target', True] and seen['target', False]
     assert seen['slim', True] and bool(seen['slim', False]) == (method.gate != 'one_minus_alpha')
     assert name == 'via' or spent['target/slim1'] > spent['target/slim2'] > spent['target/slim3'] > 0
@@ -958,9 +851,7 @@ def test_via_ledger_and_caches(name, knobs):
 
 @pytest.mark.parametrize('unit, useless', [('layer', {4, 5, 8, 9}), ('sublayer', {3, 4, 9, 10, 13})])
 def test_the_search_finds_planted_sublayers(unit, useless, tmp_path, capsys):
-    """Sublayers whose output weights are zero add nothing: the search finds exactly those, resumed or not.
-    Breaks if units are misnumbered, if a mask is scored on another's keys, or if proposals hang on the
-    clock."""
+    """Sublayers whose output weights are zero add nothing: the search finds exactly those, resumed or not."""
     model, text = network(3, 257, torch.float32, num_hidden_layers=8), tmp_path / 'text'
     for j in useless:
         layer = model.model.layers[j // 2]
@@ -979,7 +870,7 @@ def test_the_search_finds_planted_sublayers(unit, useless, tmp_path, capsys):
 
 
 def test_search_against_all_masks_and_chance():
-    """Of all 70 masks of 4 of 8 units it meets the best; at equal evaluations it beats chance on 16 units."""
+    """It meets the best of all 70 masks of 4 of 8 units, beats chance on 16; an interrupt keeps the best."""
     weights, pairs = torch.rand(16, generator=(g := seeded())), 0.2 * torch.rand(16, 16, generator=g)
     cost = lambda z: float((weights[list(z)].sum() + pairs[list(z)][:, list(z)].sum()).exp())
 
@@ -987,13 +878,6 @@ def test_search_against_all_masks_and_chance():
         tried = {}
         train_mask.search(cost, m, k, train_mask.parse(['--period', period, '--seed', str(seed)]), tried)
         return min(tried.values())
-
-    def interrupted(z):
-        if len(kept) == 3:
-            raise KeyboardInterrupt
-        return cost(z)
-    train_mask.search(interrupted, 8, 4, train_mask.parse([]), kept := {})
-    assert len(kept) == 3
 
     class Windows:                          # the interrupt comes when the best mask's half is looked for
         seen = 0
@@ -1022,9 +906,7 @@ def test_violation_by_hand():
 
 
 def test_replayed_gates_are_the_real_ones():
-    """What a recorded block says a gate would do is what it does: tokens, full passes, tokens not the
-    target's. Guards every figure that lab.claims replays. By TV, a metric, no stage shortens the way; one of
-    p's law neither shortens nor lengthens it, by any measure."""
+    """A recorded block tells a gate's tokens, full passes, wrong tokens, and if a stage shortens the way."""
     outcomes = set()
     for seed in range(12):
         s = slim_session(seed, skip=(2, 3))
@@ -1035,7 +917,7 @@ def test_replayed_gates_are_the_real_ones():
         draft = rollout(s, Exact(), 5)
         seen, p = stages.look(s, draft, dict(slim=s.slim, mid=Reader(s.target.model, 64)))
         block, score = stages.Block(p, 9, seen), verify.Score(s, draft, full)
-        assert max(seen['slim'].gains['TV']) < 1e-12 > max(seen['mid'].apart['TV'])
+        assert max(seen['slim'].gains['TV']) < 1e-12 > max(seen['mid'].apart['TV'])     # TV is a metric
         assert max(abs(x) for gains in seen['mid'].gains.values() for x in gains) < 1e-9
         for keep, escalate in ((0.0, 0.0), (0.5, 0.3), (0.9, 0.1), (1.0, 0.0), (2.0, 2.0)):
             tokens, _, judged = METHODS['via'](5, keep=keep, escalate=escalate).accept(s, draft, score)
@@ -1073,34 +955,28 @@ def whole_rollout(model, line, layers, sparsify, residual):
     ('middle', 2, [1, 2]), ('all', 1, range(5))])
 @pytest.mark.parametrize('sparsify, residual', [(0, 0), (0.04, 0), (0.3, 0.5), (1, 0)])
 def test_rollout(layers, n, chosen, sparsify, residual):
-    """The cheap recursion grounds every token as the product of whole matrices does, within 1e-9. Breaks if
-    rows leak what was dropped, an empty row is lost, or layers come in the wrong order. Shades of a strict
-    subset of the old tokens differ from the product's over several layers."""
+    """Tokens are grounded as by the product of whole matrices; but not in a strict subset of old tokens."""
     model, line, begin = network(num_hidden_layers=5), torch.arange(20).remainder(11).tolist(), 4
     path = model.full.grounded(layers, n, begin=begin, sparsify=sparsify, residual=residual)
-    reader, dense = Reader(model, 64), Reader(model, 64)
+    reader = Reader(model, 64)
     logits = reader.read(line[:begin], line[begin:], path, 16)
     mine, whole = path.carry['shades'][0], whole_rollout(model, line, chosen, sparsify, residual)[begin:]
     assert mine.shape == (16, begin) and (mine.sum(-1) - whole[:, :begin].sum(-1)).abs().max() < 1e-9
     assert mine.sum(-1).std() > 0.01 and mine.sum(-1).max() < 1 + 1e-9
     assert (len(chosen) == 1) == bool((mine[:, 1:3].sum(-1) - whole[:, 1:3].sum(-1)).abs().max() < 1e-9)
-    assert (logits - dense.read(line[:begin], line[begin:], model.full, 16)).abs().max() < 1e-12
-    assert reader.cache.trusted(line, model.full) == 20 and torch.equal(
-        reader.cache.stores[4][0][:, :, :20], dense.cache.stores[4][0][:, :, :20])
+    assert (logits - fresh(model, line, 16)).abs().max() < 1e-12 and trusted(reader, line) == 20
 
 
-def guarded(room, seed=0, **knobs):
+def guarded(seed=0, **knobs):
     """(tokens, cycles) of specguard on a random pair; settings of the Session may be among the knobs."""
     fields = LINES | {k: knobs.pop(k) for k in list(knobs) if k in Session.__dataclass_fields__}
-    pair = fields.pop('target', network(0, 12)), fields.pop('draft', network(1, 12))
-    return write(session(*pair, [3, 2], room, seed=seed, **fields), SpecGuard(**knobs))
+    return write(session(network(0, 12), network(1, 12), [3, 2], 30, seed=seed, **fields), SpecGuard(**knobs))
 
 
 @pytest.mark.parametrize('tau', [-math.inf, 0.5, math.inf])
 def test_specguard_greedy(tau):
-    """Equal candidates leave the selector nothing to do; tau = inf is the target's text, -inf the draft's. A
-    step of T tokens: T draft passes, one grounded pass of T positions; the target is read only to write."""
-    runs = [guarded(30, tau=tau, k=k, regenerate=how, **GREEDY) for k, how in ((1, 'ar'), (4, 'sd'))]
+    """Equal candidates: nothing to select. tau = inf: the target's text, -inf: the draft's. A step's cost."""
+    runs = [guarded(tau=tau, k=k, regenerate=how, **GREEDY) for k, how in ((1, 'ar'), (4, 'sd'))]
     assert runs[0][0] == runs[1][0] and [c.labels for c in runs[0][1]] == [c.labels for c in runs[1][1]]
     assert tau == 0.5 or runs[0][0] == plain(network(int(tau < 0), 12), [3, 2], 30)
     for c in runs[0][1]:
@@ -1112,7 +988,7 @@ def test_specguard_greedy(tau):
 @pytest.mark.parametrize('who', ['draft', 'target'])
 def test_signals_are_of_the_token_itself(who):
     """The log-probabilities in the trace are those of a fresh read of the text; a shift by one would show."""
-    tokens, cycles = guarded(30, tau=-math.inf, signals=who)
+    tokens, cycles = guarded(tau=-math.inf, signals=who)
     rows = fresh(network(int(who == 'draft'), 12), [3, 2] + tokens, 31)[:-1]
     wanted = verify.loglikes(rows, tokens).tolist()
     assert [j['logp'] for c in cycles for j in c.judged] == pytest.approx(wanted)
@@ -1122,14 +998,14 @@ def test_signals_are_of_the_token_itself(who):
 def test_steps_end(tau):
     """At the delimiter, at the end of sequence inside a step, at max_step; without any newline, too."""
     for seed in range(2):
-        line, cycles = guarded(30, seed, tau=tau, temperature=1.0)
+        line, cycles = guarded(seed, tau=tau, temperature=1.0)
         for text in (LINES['text'](c.tokens) for c in cycles[:-1]):
             assert '\n' in text.lstrip() and '\n' not in text[:-1].lstrip()
         for eos in {*line[::5]}:
-            cut, cycles = guarded(30, seed, tau=tau, temperature=1.0, eos=frozenset([eos]))
+            cut, cycles = guarded(seed, tau=tau, temperature=1.0, eos=frozenset([eos]))
             assert eos not in cut[:-1] and (len(cut) == 30 or cut[-1] == eos)
             assert all(c.accepted == sum(j['kept'] for j in c.judged) for c in cycles)
-    endless = guarded(30, tau=tau, max_step=7, text=lambda ids: 'x' * len(ids))[1]
+    endless = guarded(tau=tau, max_step=7, text=lambda ids: 'x' * len(ids))[1]
     assert [len(c.tokens) for c in endless] == [7] * 4 + [2]
 
 
@@ -1167,33 +1043,26 @@ def test_rivals_of_specguard():
     assert METHODS['process-best-of-n']().choose(wanted, steps) is steps[1]
     for name in ('specreason', 'specguard-first', 'specguard-random', 'specguard-pooled'):
         assert sum(len(c.tokens) for c in run(name)) == 40
-    with refusal('step checker'):
-        write(start(None), METHODS['rsd']())
 
 
 @pytest.mark.parametrize('seed, eos', [(1, {4}), (4, {0}), (7, {})])
 def test_beam_finds_the_likeliest_text(seed, eos):
-    """Wide enough, it finds the text of highest mean log-probability among all; k = 1 is greedy decoding.
-
-    Breaks if a row goes on in another's cache, or (with an end of sequence) if sums take the place of means.
-    """
-    draft, means, eos = network(seed, 5), {}, frozenset(eos)
-    law = lambda ids: fresh(draft, [3, 2, *ids], 1)[0].log_softmax(-1).tolist()
-    def spread(ids, total):
-        if len(ids) == 3 or ids and ids[-1] in eos:
-            means[ids] = total / len(ids)
-        else:
-            for x, z in enumerate(law(ids)):
-                spread((*ids, x), total + z)
-    spread((), 0.0)
+    """Wide enough, it finds the text of highest mean log-probability (not sum) of all; k = 1 is greedy."""
+    draft, eos = network(seed, 5), frozenset(eos)
+    all_of = itertools.product(range(5), repeat=3)
+    texts = {next((t[:i] for i in (1, 2) if t[i - 1] in eos), t) for t in all_of}
+    law = lambda t: fresh(draft, [3, 2, *t], len(t) + 1).log_softmax(-1)
     run = lambda k, room: write(session(network(0, 5), draft, [3, 2], room, **LINES | dict(eos=eos)),
                                 METHODS['beam'](k=k))[0]
-    assert tuple(run(125, 3)) == max(means, key=means.get)
+    assert tuple(run(125, 3)) == max(texts, key=lambda t: law(t)[range(len(t)), t].mean())
     assert run(1, 20) == plain(draft, [3, 2], 20, eos=eos)
 
 
-def test_record_of_steps():
-    """Outcomes of a recorded problem by hand: the chance to be right, who writes, tokens, passes."""
+def test_figures_by_hand():
+    """Selection; what a record says (share right, writers, tokens, passes); ranks, gates, checks, curves."""
+    assert verify.central([[9, 9, 9], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1
+    assert verify.central([[4], [5], [5]], [0, -9, -9]) == 1                # ties: the surer, then the first
+    assert verify.central([[1], [2], [3]], [-2, -1, -1]) == 1 and verify.central([[7, 7]], [0]) == 0
     step = lambda L, G, right, n: {4: dict(signals={DRAFTS: (L, G)}, right=right, tokens=[0] * n)}
     own = lambda right, n: dict(right=right, tokens=[0] * n)
     problem = [(step(-1.0, 0.9, True, 5), own(True, 7)), (step(-3.0, 0.2, False, 6), own(True, 8))]
@@ -1205,13 +1074,6 @@ def test_record_of_steps():
     assert tuple(outcomes([problem], scales)[0]) == (1, 0.5, 13, 13, 8)
     assert tuple(outcomes([problem], scales, USUAL | dict(tau=-math.inf))[0]) == (0, 0, 11, 13, 0)
     assert tuple(outcomes([problem], scales, rate=0.5)[0]) == (0.5, 0.5, 13, 13, 7.5)
-
-
-def test_small_functions_of_specguard():
-    """Selection, ranks, step checks and the choice of a gate, each against values worked out by hand."""
-    assert verify.central([[9, 9, 9], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1
-    assert verify.central([[4], [5], [5]], [0, -9, -9]) == 1                # ties: the surer, then the first
-    assert verify.central([[1], [2], [3]], [-2, -1, -1]) == 1 and verify.central([[7, 7]], [0]) == 0
     assert roc_area([1, 2, 2, 3], [0, 0, 1, 1]) == 0.875 and math.isnan(roc_area([1], [1]))
     assert average_precision([3, 2, 1], [1, 0, 1]) == pytest.approx(5 / 6)
     steps = [(-i / 10, 0.5, i < 6) for i in range(11)]                      # L alone tells right from wrong
@@ -1222,6 +1084,14 @@ def test_small_functions_of_specguard():
     check, first = step_checker(row, tokenizer, 0), '\n'.join(row['solution'].split('\n')[:2])
     texts = first + '\n', row['solution'], '\n1 + 1 = 3\n', first, row['solution'] + '0'    # cut short; wrong
     assert [check(tokenizer.encode(text).ids) for text in texts] == [True, True, False, False, False]
+    sure, hits = torch.tensor([0.95, 0.9, 0.5, 0.5, 0.1]), torch.tensor([True, True, True, False, False])
+    assert claims.auroc(sure, hits) == pytest.approx(5.5 / 6)
+    curve, error = claims.reliability(sure, hits, bins=2)
+    assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
+    assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
+    row = dict(sd={4: [30, 10, 40, 50, 10]}, vote={2: [20, 20, 40, 44, 20], 3: [24, 16, 40, 64, 16]})
+    kept, cycles, tokens, positions, _ = claims.at_budget([row, row], 'vote', ('sd', 4), [2, 3])
+    assert (positions / tokens, kept / cycles) == pytest.approx((50 / 40, (0.7 * 20 + 0.3 * 24) / 18.8))
 
 
 def test_signals_from_the_command_line(capsys, tmp_path):
@@ -1254,10 +1124,10 @@ def thin(model, **knobs):
     return s.view(model.full)
 
 
-def queries(start, T, capacity, block, B=2):
-    """q [B, 4, T, 6], k and v [B, 2, capacity, 6], the mask and the carry of a pass at `start`."""
+def queries(start, T, capacity, block):
+    """q [2, 4, T, 6], k and v [2, 2, capacity, 6], the mask and the carry of a pass at `start`."""
     g = seeded(1)
-    q, k, v = (torch.randn(n, B, h, 6, generator=g, dtype=torch.float64).permute(1, 2, 0, 3).contiguous()
+    q, k, v = (torch.randn(n, 2, h, 6, generator=g, dtype=torch.float64).permute(1, 2, 0, 3).contiguous()
                for h, n in ((4, T), (2, capacity), (2, capacity)))
     hidden = torch.arange(capacity) > start + torch.arange(T)[:, None]
     means = k[:, :, :capacity // block * block].unflatten(2, (-1, block)).mean(3)
@@ -1266,23 +1136,24 @@ def queries(start, T, capacity, block, B=2):
 
 
 @pytest.mark.parametrize('block', [1, 4, 7])
-@pytest.mark.parametrize('start, T', [(40, 1), (43, 5), (30, 3), (9, 6)])
+@pytest.mark.parametrize('start, T', [(40, 1), (43, 5), (30, 3), (9, 6), (kernels.MANY, kernels.FEW)])
 def test_gathered_attention_is_masked_attention(block, start, T):
-    """Gathered blocks give what all keys give under a mask, also in a compiled pass (all the cache in view).
-    Breaks if a kept key loses its position, a block counts twice, or the budget is the capacity's."""
+    """Gathered blocks give what all keys give under a mask, also in a compiled pass (all the cache seen)."""
     how = 0, True, thin(network(), rho=0.3, block=block).attends[0].keywords['how'][2]
     q, k, v, mask, carry = queries(start, T, start + T, block)
     got, carry = kernels.sparse_attend(q, k, v, mask, carry, how)
-    _, *wide = queries(start, T, 90, block)
+    _, *wide = queries(start, T, room := start + 50, block)
     for mine, theirs in zip(wide, (k, v)):
         mine[:, :, :start + T] = theirs
-    wide[3]['means'] = [wide[0][:, :, :90 // block * block].unflatten(2, (-1, block)).mean(3)]
+    wide[3]['means'] = [wide[0][:, :, :room // block * block].unflatten(2, (-1, block)).mean(3)]
     assert (kernels.sparse_attend(q, *wide, how)[0] - got).abs().max() < 1e-12
     whole, kept = start // block, max(math.ceil((8 + (start - 8) * 0.3 // 1) / block), 2)
+    seen, dense = mask.expand(2, 2, T, -1).clone(), kernels.attend(q, k, v, mask, None)[0]
+    assert (dense - lab.rivals.attend_masked(q, k, v, seen)).abs().max() < 1e-12    # grouped rows too
     if whole <= kept:
-        assert 'blocks' not in carry and torch.equal(got, kernels.attend(q, k, v, mask, None)[0])
+        assert 'blocks' not in carry and torch.equal(got, dense)
         return
-    chosen, seen = carry['blocks'], mask.expand(2, 2, T, -1).clone()
+    chosen = carry['blocks']
     assert chosen.shape == (2, 2, kept) and (chosen < whole).all()
     assert ((chosen == 0).any(-1) & (chosen == whole - 1).any(-1)).all()    # the sink and the local block
     for b, g in itertools.product(range(2), range(2)):
@@ -1291,15 +1162,7 @@ def test_gathered_attention_is_masked_attention(block, start, T):
         for n in hidden:
             seen[b, g, :, n * block:n * block + block] = -torch.inf
     assert (got - lab.rivals.attend_masked(q, k, v, seen)).abs().max() < 1e-12
-    assert (got - kernels.attend(q, k, v, mask, None)[0]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize('T', [1, 5, kernels.FEW])
-def test_grouped_rows(T):
-    """Dense attention over many keys, a key head's queries as rows of one product, is that head by head."""
-    q, k, v, mask, _ = queries(kernels.MANY, T, kernels.MANY + T, 4)
-    each = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-    assert (kernels.attend(q, k, v, mask, None)[0] - each).abs().max() < 1e-12
+    assert (got - dense).abs().max() > 1e-3
 
 
 def test_budget():
@@ -1334,8 +1197,7 @@ def test_what_is_off_is_dense():
 
 
 def test_one_choice_a_pass():
-    """Drafts change no logits before them; a layer that is no anchor reads its anchor's blocks. Slim and
-    sparse at once: an anchor that is skipped leaves the choice to the next layer."""
+    """Drafts change no logits before them; a layer reads its anchor's blocks (if skipped, the next's)."""
     model = network(num_hidden_layers=4)
     a, b = (sparse_logits(model, draft, rho=0.1)[0] for draft in ([1, 2, 3], [1, 2, 9]))
     assert torch.equal(a[:3], b[:3]) and not torch.equal(a[3], b[3])
@@ -1436,8 +1298,6 @@ def test_sparse_flag(pair, capsys):
     off = json.loads(program(capsys, *flags[:-3], 'rho=1', '--sparse', 'attn')[1])
     assert off['lossless'] and off['tokens'] == dense['tokens']
     assert 'LOSSY' in program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')[1]
-    refused(capsys, 'no layer of that kind', *pair, '--sparse', 'moe')
-    refused(capsys, 'no section', *pair, '--sparse', 'attn', '--set', 'anchors=1')
 
 
 def test_anchors():
@@ -1448,7 +1308,7 @@ def test_anchors():
     assert [*map(len, found['experts'])] == [2, 0, 2, 0] and [*map(len, found['channels'])] == [1, 21, 1, 21]
     one, two = found['experts'][0]
     assert one == sorted(one) and len(one) == 21 and 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
-    with refusal('too short for blocks'):
+    with pytest.raises(ValueError, match='too short for blocks'):
         sparsity(network(), [[1] * 12])
 
 
@@ -1490,19 +1350,18 @@ def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
         'cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
         'labels seconds prompt_seconds tokens_per_second work').split()
     assert list(r) == 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
-    assert (r['method'], r['seed'], r['dtype'], r['prompt_tokens']) == (method, 3, 'fp32', 5)
+    known = [r[key] for key in ('method', 'seed', 'dtype', 'prompt_tokens', 'device')]
+    assert known == [method, 3, 'fp32', 5, specmini.pick_device('auto')]
     assert text == r['text'] + '\n' and sum((c['tokens'] for c in lines), []) == r['tokens']
     assert sum(c['passes']['target/full']['passes'] for c in lines) == s['passes']['target/full']
     for j in (j for c in lines for j in c['judged']):
         assert 0 <= j['p'] <= 1 and 0 < j['q'] <= 1
         assert method != 'sd' or j['chance'] == min(1, j['p'] / j['q'])
-    assert r['device'] == specmini.pick_device('auto')
-    assert sum(s['labels'].values()) == len(r['tokens'])
-    assert r['finish'] == ('eos' if r['tokens'][-1] == 256 else 'length')
-    assert r['finish'] == 'eos' or len(r['tokens']) == 20
+    n, ended = sum(s['labels'].values()), r['tokens'][-1] == 256
+    assert n == len(r['tokens']) and r['finish'] == ('eos' if ended else 'length') and (ended or n == 20)
     assert s['accepted'] <= s['judged'] <= s['drafted'] and s['labels'].get('draft', 0) == s['accepted']
-    assert s['block_efficiency'] == len(r['tokens']) / s['passes']['target/full']
-    assert s['tokens_per_second'] == pytest.approx(len(r['tokens']) / s['seconds'])
+    assert s['block_efficiency'] == n / s['passes']['target/full']
+    assert s['tokens_per_second'] == pytest.approx(n / s['seconds'])
     if method == 'ar':
         assert r['knobs'] == {} and set(s['passes']) == {'target/full'}
         assert s['acceptance_rate'] is None and s['work'] == s['cycles']
@@ -1511,37 +1370,32 @@ def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
         assert s['positions']['target/full'] == s['drafted'] + s['cycles'] and r['knobs']['gamma'] == 4
 
 
-def printed(capsys, tokenizer, ids):
-    """What the printer shows after each of these tokens, and at the end."""
-    printer, pieces = specmini.Printer(tokenizer, False, False), []
-    for i in ids:
-        printer.add(verify.Cycle([], [], [i], ['target'], {}, 0.0))
-        pieces.append(capsys.readouterr().out)
-    printer.finish(tokenizer.decode(ids))
-    return [*pieces, capsys.readouterr().out]
-
-
 def test_streaming(capsys):
-    """Pieces are whole characters, although each byte is a token; a Llama 2 style decoder rewrites invalid
-    bytes as it goes, and what was printed is never printed again."""
+    """Pieces are whole characters, even where a decoder rewrites bytes; nothing is printed twice."""
+    def printed(ids):
+        printer, pieces = specmini.Printer(tokenizer, False, False), []
+        for i in ids:
+            printer.add(verify.Cycle([], [], [i], ['target'], {}, 0.0))
+            pieces.append(capsys.readouterr().out)
+        printer.finish(tokenizer.decode(ids))
+        return [*pieces, capsys.readouterr().out]
     tokenizer, text = bytes_tokenizer(), 'na\u00efve \u2192 \U0001f600!'
     ids = tokenizer.encode(text).ids + tokenizer.encode('\u20ac').ids[:2]        # half a character at the end
     assert len(ids) == len(text.encode()) + 2
-    *pieces, last = printed(capsys, tokenizer, ids)
+    *pieces, last = printed(ids)
     assert ''.join(pieces) == text and not any('\ufffd' in piece for piece in pieces) and last[0] == '\ufffd'
     words = ['<unk>', *(f'<0x{i:02X}>' for i in range(256)), '\u2581a', '\u2581b']
     tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
-    parts = [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]
+    parts = [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]     # as Llama 2's
     tokenizer.decoder = decoders.Sequence(parts)
-    assert ''.join(printed(capsys, tokenizer, [1 + 0x41, 1 + 0xe2])) == 'A\ufffd\ufffd\n'     # A is rewritten
+    assert ''.join(printed([1 + 0x41, 1 + 0xe2])) == 'A\ufffd\ufffd\n'     # A is rewritten
     for seed in range(20):
         ids = torch.randint(1, len(words), (12,), generator=seeded(seed)).tolist()
-        assert ''.join(printed(capsys, tokenizer, ids))[-3:-1] == tokenizer.decode(ids)[-2:]
+        assert ''.join(printed(ids))[-3:-1] == tokenizer.decode(ids)[-2:]
 
 
 def test_what_is_shown(pair, capsys, monkeypatch):
-    """Colours only where asked for; --show; --list; a method's remarks come last, of all cycles and reports;
-    Ctrl-C prints the figures so far and exits with 130."""
+    """Colours only where asked for; --show; --list; remarks come last; Ctrl-C prints the figures so far."""
     bare, painted = (program(capsys, *pair, *more)[1] for more in ((), ('--color', 'always')))
     assert '\033[' not in bare and '\033[3' in painted and re.sub(r'\033\[[\d;]*m', '', painted) == bare
     shown = program(capsys, *pair, '--show')[1].split('\n')[:-1]
@@ -1563,8 +1417,7 @@ def test_what_is_shown(pair, capsys, monkeypatch):
 
 
 def test_check_and_compare(pair, capsys, monkeypatch):
-    """--check finds nothing where the method is lossless, and the first difference where it is not; --compare
-    marks each method as what it is."""
+    """--check names the first difference, where there is one; --compare marks each method as what it is."""
     status, out, _ = program(capsys, *pair, '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2')
     rows = [line.split() for line in out.splitlines()]
     assert status == 0 and [r[0] for r in rows] == ['method', 'ar', 'sd', 'lenient', 'sd:', 'lenient:']
@@ -1578,19 +1431,8 @@ def test_check_and_compare(pair, capsys, monkeypatch):
                      run('--method', 'typical'))
 
 
-def test_break_even_takes_each_length():
-    """Blocks of 1 and 3 at acceptance 1/2 give (1.5 + 1.875) / 2 tokens a cycle, their mean 1.75."""
-    half, spent = [dict(kept=True), dict(kept=False)], {'target/full': (1, 2, 1.0)}
-    cycles = [verify.Cycle([0] * n, half, [0], ['target'], spent, 1.0) for n in (1, 3)]
-    said = compare.break_even(cycles, 1.0)
-    assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
-    cycles[0].tokens = cycles[0].tokens * 4                     # three more than one: counted, not predicted
-    assert 'gives 2.50 a cycle' in compare.break_even(cycles, 1.0)
-
-
 def test_prompts_and_grading(pair, capsys, tmp_path):
-    """A row has prompt, question or turns (the first), blank lines between; anything else is refused by its
-    line. A text is graded by its own row, the share counts graded alone; --compare has a table a task."""
+    """Rows have prompt, question or turns and are graded one by one; --compare has a table for each task."""
     file = tmp_path / 'p.jsonl'
     flags = *pair[:4], '--max-new', 3, '--prompts', file
     run = lambda rows, *more: (file.write_text('\n\n'.join(map(json.dumps, rows))),
@@ -1629,40 +1471,42 @@ def test_chat(capsys, tmp_path):
 
 
 @pytest.mark.parametrize('flags, words', [
-    ('--prompts y', 'give --prompt'), ('--prompt', '--prompt: expected one argument'),
-    ('--nonsense', '--nonsense'), ('--method magic', "method ['magic'] is unknown; there are ar, sd"),
-    ('--compare sd,magic', "['magic']"), ('--device tpu', '--device'), ('--threads 0', '--threads 0'),
-    ('--max-new 0', '--max-new 0'), ('--max-new many', '--max-new'), ('--gamma -1', 'knob gamma is -1'),
+    ('--prompts y', 'give --prompt'), ('--prompt', 'expected one argument'), ('--nonsense', '--nonsense'),
+    ('--method magic', "['magic'] is unknown; there are ar"), ('--compare sd,magic', "['magic']"),
+    ('--device tpu', '--device'), ('--threads 0', '--threads 0'), ('--max-new 0', '--max-new 0'),
+    ('--max-new many', '--max-new'), ('--gamma -1', 'knob gamma is -1'), ('--top-p 0', '--top-p 0'),
     ('--temperature -1', '--temperature -1'), ('--temperature nan', '--temperature nan'),
-    ('--top-p 0', '--top-p 0'), ('--top-k -2', '--top-k -2'), ('--compare sd --json', '--compare takes none'),
-    ('--target nowhere', 'nowhere/config.json: no such file'), ('--trace no/such/folder', 'no/such/folder'),
-    ('--check --temperature 1', '--check: texts agree only'), ('--sparse x', 'expected some of'),
-    ('--set nothing', 'sd: gamma=4, draft_temperature=None'), ('--set lenience=1', 'sd: gamma=4'),
-    ('--method ar --set lenience=1', '(ar: none)'), ('--set gamma=four', "'four' is not a value of type int"),
-    ('--set controller=magic', 'knob controller is magic; expected one of fixed, online'),
+    ('--top-k -2', '--top-k -2'), ('--compare sd --json', '--compare takes none'),
+    ('--target nowhere', 'nowhere/config.json: no'), ('--trace no/such/folder', 'no/such/folder'),
+    ('--check --temperature 1', 'texts agree only'), ('--sparse x', 'expected some of'),
+    ('--set nothing', 'sd: gamma=4, draft_temp'), ('--set lenience=1', 'sd: gamma=4'),
+    ('--method ar --set lenience=1', '(ar: none)'), ('--set gamma=four', "'four' is not a value"),
+    ('--set controller=magic', 'controller is magic; expected one of fixed'),
     ('--method lenient --set lenience=0', 'knob lenience'), ('--method typical --set epsilon=nan', 'epsilon'),
     ('--method cmasd --set alpha=-1', 'knob alpha is -1.0; expected 0 to'),
-    ('--method cmasd --set k_min=20', 'knob k_min is 20; expected 1 to k_max, 10'),
+    ('--method cmasd --set k_min=20', 'k_min is 20; expected 1 to k_max'),
     ('--method cmasd --draft lookup', 'give --draft D'), ('--method ecsv --draft lookup', 'give --draft D'),
-    ('--method ecsv --set branches=65', 'knob branches is 65; expected 1 to 64'),
-    ('--method ecsv-spot --set budget=1', 'knob budget is 1; expected 2 positions or more'),
-    ('--method ecsv --set depth=9999', 'a block of 9999 draft tokens in a context of'),
-    ('--method majority --draft lookup', 'needs a draft'), ('--method specguard --set k=0', 'knob k is 0'),
-    ('--method specguard --set tau=nan', 'knob tau is nan'),
-    ('--method specguard --set preset=best', "knob preset is 'best'"), ('--set anchors=1', 'with a knob of'),
-    ('--method sparse --set select=best', 'knob select'), ('--sparse attn --set block=0', 'knob block'),
-    ('--sparse ffn --set rho=2', 'knob rho')])
+    ('--method ecsv --set branches=65', 'branches is 65'), ('--method specguard --set k=0', 'knob k is 0'),
+    ('--method ecsv-spot --set budget=1', 'budget is 1; expected 2'), ('--set anchors=1', 'with a knob of'),
+    ('--method ecsv --set depth=9999', 'a block of 9999'), ('--sparse attn --set block=0', 'knob block'),
+    ('--method majority --draft lookup', 'needs a draft'), ('--sparse ffn --set rho=2', 'knob rho'),
+    ('--method specguard --set tau=nan', 'knob tau is nan'), ('--sparse moe', 'no layer of that kind'),
+    ('--method specguard --set preset=best', "preset is 'best'"), ('--method via-mid', 'give --mid DIR'),
+    ('--method sparse --set select=best', 'knob select'), ('--method ecsv-two', 'knob second'),
+    (f'--target {EMBEDDED}/draft --sparse attn --set anchors=1', 'no section'),
+    ('--method via --set keep=0.2', 'keep is 0.2; expected 0.3'),
+    ('--set controller=oracle --temperature 1', 'controller is oracle')])
 def test_bad_flags(flags, words, capsys):
     refused(capsys, words, '--prompt', 'x', *flags.split())
 
 
 def test_bad_prompts(pair, capsys):
     """None, one that is no text, one that does not fit; the longest that fits leaves room for one token."""
-    refused(capsys, 'give --prompt')
-    refused(capsys, 'nowhere.jsonl: cannot be read', '--prompts', 'nowhere.jsonl')
-    for text, words in (('', 'prompt 1 is empty'), ('\udcff', 'prompt 1 is not valid UTF-8'), (
-            'x' * 64, 'has 64 tokens; expected at least 1, and fewer than the context of 64')):
-        refused(capsys, words, *pair[:4], '--prompt', text)
+    for words, *flags in (
+            ['give --prompt'], ['nowhere.jsonl: cannot be read', '--prompts', 'nowhere.jsonl'],
+            ['prompt 1 is empty', '--prompt', ''], ['prompt 1 is not valid UTF-8', '--prompt', '\udcff'],
+            ['has 64 tokens; expected at least 1, and fewer than the context of 64', '--prompt', 'x' * 64]):
+        refused(capsys, words, *pair[:4], *flags)
     status, out, _ = program(capsys, *pair[:4], '--prompt', 'x' * 63, '--json')
     assert status == 0 and len(json.loads(out)['tokens']) == 1
     if not torch.cuda.is_available():
@@ -1746,24 +1590,11 @@ def test_the_grammar_knows_its_entropy(monkeypatch):
     assert len(masses) == 4 and all(0.95 < mass < 1 + 1e-9 for mass in masses)
 
 
-def test_figures_of_claims():
-    """AUROC, reliability curve, expected calibration error by hand; a mix of depths that meets a budget."""
-    sure, hits = torch.tensor([0.95, 0.9, 0.5, 0.5, 0.1]), torch.tensor([True, True, True, False, False])
-    assert claims.auroc(sure, hits) == pytest.approx(5.5 / 6)
-    curve, error = claims.reliability(sure, hits, bins=2)
-    assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
-    assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
-    row = dict(sd={4: [30, 10, 40, 50, 10]}, vote={2: [20, 20, 40, 44, 20], 3: [24, 16, 40, 64, 16]})
-    kept, cycles, tokens, positions, _ = claims.at_budget([row, row], 'vote', ('sd', 4), [2, 3])
-    assert (positions / tokens, kept / cycles) == pytest.approx((50 / 40, (0.7 * 20 + 0.3 * 24) / 18.8))
-
-
 @pytest.mark.parametrize('task, method', [
     ('story', Exact(4)), ('table', verify.CmAsd()), ('table', verify.CmAsd(accept_='strict', alpha=2)),
     ('math', verify.CmAsd(7, tau_base=0.05, gamma_tau=0, controller='fixed'))])
 def test_replays_are_runs(task, method):
-    """A replay is the real run, cycle by cycle, though the record answers from what other rules have seen;
-    so are the sums of a vote those of real cycles with the same branches."""
+    """A replay is the real run, cycle by cycle, whatever other rules have seen; so are the sums of a vote."""
     ids = replay.prompts(task, 2)[1][1]
     record = replay.Branches(ids)
     for rule in (verify.CmAsd(tau_base=0.01), method):
@@ -1774,22 +1605,22 @@ def test_replays_are_runs(task, method):
         assert record.sums(key)[3] == record.checked(replace(replay.VOTES[key]), 3)
 
 
-def test_quantise(tmp_path):
+def test_quantise(tmp_path, monkeypatch):
     """A quantised copy loads; a group of 64 keeps 16 levels times its scale; embeddings stay."""
-    assert len(set(CODEBOOK)) == 16 and {-1, 0, 1} <= set(CODEBOOK)
+    assert len(set(quantise.CODEBOOK)) == 16 and {-1, 0, 1} <= set(quantise.CODEBOOK)
     w = torch.randn(6, 128, generator=seeded())
-    groups = quantise(w).reshape(-1, 64) / w.reshape(-1, 64).abs().amax(1, keepdim=True)
-    assert (groups[..., None] - torch.tensor(CODEBOOK)).abs().amin(-1).max() < 1e-6
-    assert 0.05 < ((quantise(w) - w).norm() / w.norm()) < 0.12
-    command = [sys.executable, '-m', 'lab.quantise', checkpoint(tmp_path / 'a'), tmp_path / 'b']
-    subprocess.run(command, cwd=HERE, check=True)
+    coarse = quantise.quantise(w)
+    groups = coarse.reshape(-1, 64) / w.reshape(-1, 64).abs().amax(1, keepdim=True)
+    assert (groups[..., None] - torch.tensor(quantise.CODEBOOK)).abs().amin(-1).max() < 1e-6
+    assert 0.05 < ((coarse - w).norm() / w.norm()) < 0.12
+    monkeypatch.setattr(sys, 'argv', ['quantise', str(checkpoint(tmp_path / 'a')), str(tmp_path / 'b')])
+    quantise.main()
     a, b = (load(tmp_path / name)[0].state_dict() for name in 'ab')
     assert {k for k in a if not torch.equal(a[k], b[k])} == {k for k in a if k.endswith('_proj.weight')}
 
 
 def test_training_data():
-    """Training tells every fact that qa asks for in new words; the tokenizer round-trips any text, digits
-    stand alone; the task command prints rows; the calibration is of the shipped weights."""
+    """Training tells every fact; the tokenizer round-trips; rows are printed; calibrations are in date."""
     told = {(r['answer'], t) for r in itertools.islice(tasks.rows('qa', 0, 'train'), 20_000)
             for t in tasks.TOWNS if t in r['prompt']}
     assert told >= {(value, town) for (_, town), value in tasks.FACTS.items()}
@@ -1850,6 +1681,6 @@ def test_embedded_pair_is_lossless():
 def test_readme_commands():
     """The two commands that the README promises are there, and CI runs the second."""
     readme, ci = (HERE / 'README.md').read_text(), (HERE / '.ci/run').read_text()
-    assert 'pip install -r requirements.txt && python specmini.py --prompt' in readme
     tests = 'pip install -r requirements.txt -r requirements-test.txt && python -m pytest -q'
+    assert 'pip install -r requirements.txt && python specmini.py --prompt' in readme
     assert tests in readme and 'python -m pytest -q' in ci
