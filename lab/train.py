@@ -26,10 +26,9 @@ HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
 LATE, DROP = 0.88, dict(target=0.1)     # from that share of its time on a step skips a middle layer by chance
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
-LENGTH = 2.0                            # of a row of queries or keys at most while a llama is fresh: it has
-                                        # no norm there; logits of 900 (seen without it) learn nothing
-PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys;
-                                        # half of them for a model that has grown and goes on
+PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys (a fresh
+                                        # llama's have no norm: at this rate their logits soon were 900, so that
+                                        # it learned nothing; it has the second's); half for one that goes on
 # task, its knobs, its share of rows; looking up is learned on short tables first or not at all
 BASE = [('math', dict(low=1, high=3), 4), ('math', dict(high=6), 5), ('math-hard', {}, 4), ('code', {}, 3),
         ('translate', {}, 2), ('qa', {}, 2.5), ('story', {}, 1)]
@@ -244,10 +243,21 @@ def resume(model, optimizers, folder):
         return saved['spent'], saved['done'], saved['grown']
     if weights.exists():
         model.load_state_dict(load_file(weights), strict=False)     # the tied head is not in the file twice
-    elif folder.name == 'moe':
-        split(model, load_file(HOME / 'target' / 'model.safetensors'))
+    elif folder.name in ('mid', 'moe'):
+        made = dict(mid=prune, moe=split)[folder.name]
+        made(model, load_file(HOME / 'target' / 'model.safetensors'))
         return 0.0, 0, True
     return 0.0, 0, weights.exists()
+
+
+@torch.no_grad()
+def prune(model, state):
+    """Gives a model of fewer layers those of the target's weights `state` that are evenly spaced, ends included."""
+    few, many = len(model.model.layers), SHAPES['target']['num_hidden_layers']
+    chosen = {f'layers.{i}.': f'layers.{round(i * (many - 1) / (few - 1))}.' for i in range(few)}
+    for name, p in model.named_parameters():
+        mine = next((layer for layer in chosen if layer in name), '')
+        p.copy_(state[name.replace(mine, chosen[mine])] if mine else state[name])
 
 
 @torch.no_grad()
@@ -308,23 +318,22 @@ def train(name, minutes, tokens, seed, device):
     model = build(name, tokenizer).to(device)
     optimizers = optimizers_for(model)
     spent, done, grown = resume(model, optimizers, folder)
-    layers = model.model.layers
+    layers, peaks = model.model.layers, [peak / 2 for peak in PEAKS] if grown else list(PEAKS)
+    if not (grown or model.config.qk_norm):
+        peaks[2] = peaks[1]
     rng, scores, losses = random.Random(seed + done), {}, []
     phases = [(until, batches(tokenizer, mixture(seed + done, shares), tokens, seed))
               for until, shares in (AGAIN if grown else CURRICULUM)]
     bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
     begin, saved_at = time.time() - spent, time.time()
     while (now := time.time() - begin) < minutes * 60:
-        for optimizer, peak in zip(optimizers, PEAKS):  # warm up, hold, then decay to zero over the last 70 %
+        for optimizer, peak in zip(optimizers, peaks):  # warm up, hold, then decay to zero over the last 70 %
             rate = min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
-            optimizer.param_groups[0]['lr'] = peak * rate / (2 if grown else 1)
+            optimizer.param_groups[0]['lr'] = peak * rate
         share = now / (minutes * 60)
         skip = idle(len(layers), not grown and share, DROP.get(name, 0) if share >= LATE else 0, rng)
         batch = (x.to(device) for x in next(next(source for until, source in phases if share < until)))
         losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip), *batch)]
-        if not (grown or model.config.qk_norm):
-            for looks in optimizers[2].param_groups[0]['params']:
-                looks.data.renorm_(2, 0, LENGTH)
         done += 1
         if done % 25 == 0:
             bar.n = round(now)
