@@ -26,9 +26,9 @@ HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
 LATE, DROP = 0.88, dict(target=0.1)     # from that share of its time on a step skips a middle layer by chance
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
-PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys; halved
-                                        # for one that goes on. A fresh llama's queries and keys have no norm: at
-                                        # 8e-3 logits of 900 ended all learning, so they have the second rate
+PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys; half
+                                        # for one that goes on. A fresh llama's queries and keys have no norm:
+                                        # at 8e-3 logits of 900 ended all learning, so they have the second rate
 # task, its knobs, its share of rows; looking up is learned on short tables first or not at all
 BASE = [('math', dict(low=1, high=3), 4), ('math', dict(high=6), 5), ('math-hard', {}, 4), ('code', {}, 3),
         ('translate', {}, 2), ('qa', {}, 2.5), ('story', {}, 1)]
@@ -252,7 +252,7 @@ def resume(model, optimizers, folder):
 
 @torch.no_grad()
 def prune(model, state):
-    """Gives a model of fewer layers evenly spaced ones of the target's weights `state`, both ends included."""
+    """Gives a model of fewer layers evenly spaced ones of the target's weights `state`, with both ends."""
     few, many = len(model.model.layers), SHAPES['target']['num_hidden_layers']
     chosen = {f'layers.{i}.': f'layers.{round(i * (many - 1) / (few - 1))}.' for i in range(few)}
     for name, p in model.named_parameters():
