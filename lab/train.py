@@ -8,6 +8,7 @@ what train_mask.py measures on the pair.
 import argparse
 import json
 import random
+import re
 import sys
 import time
 from pathlib import Path as File
@@ -28,7 +29,7 @@ LATE, DROP = 0.88, dict(target=0.1)     # from that share of its time on a step 
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
 PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys; half
                                         # for one that goes on. A fresh llama's queries and keys have no norm:
-                                        # at 8e-3 logits of 900 ended all learning, so they have the second rate
+                                        # at 8e-3 logits of 900 ended all learning, so theirs is the second
 # task, its knobs, its share of rows; looking up is learned on short tables first or not at all
 BASE = [('math', dict(low=1, high=3), 4), ('math', dict(high=6), 5), ('math-hard', {}, 4), ('code', {}, 3),
         ('translate', {}, 2), ('qa', {}, 2.5), ('story', {}, 1)]
@@ -50,6 +51,8 @@ SHAPES |= dict(
     moe=SHAPES['target'] | dict(model_type='qwen3_moe', num_experts=8, num_experts_per_tok=4,
                                 moe_intermediate_size=84, norm_topk_prob=True, decoder_sparse_step=1,
                                 mlp_only_layers=[]))
+HEIRS = dict(   # model: whose weights it starts from, which layer each of its own is; moe: cut into experts
+    mid=('target', {0: 0, 1: 2, 2: 4, 3: 7, 4: 9}), up=('draft', {0: 0, 7: 1}), moe=('target', None))
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
 
@@ -243,21 +246,23 @@ def resume(model, optimizers, folder):
         return saved['spent'], saved['done'], saved['grown']
     if weights.exists():
         model.load_state_dict(load_file(weights), strict=False)     # the tied head is not in the file twice
-    elif folder.name in ('mid', 'moe'):
-        made = dict(mid=prune, moe=split)[folder.name]
-        made(model, load_file(HOME / 'target' / 'model.safetensors'))
+    elif folder.name in HEIRS:
+        parent, layers = HEIRS[folder.name]
+        state = load_file(HOME / parent / 'model.safetensors')
+        inherit(model, state, layers) if layers else split(model, state)
         return 0.0, 0, True
     return 0.0, 0, weights.exists()
 
 
 @torch.no_grad()
-def prune(model, state):
-    """Gives a model of fewer layers evenly spaced ones of the target's weights `state`, with both ends."""
-    few, many = len(model.model.layers), SHAPES['target']['num_hidden_layers']
-    chosen = {f'layers.{i}.': f'layers.{round(i * (many - 1) / (few - 1))}.' for i in range(few)}
+def inherit(model, state, layers):
+    """Gives a model the weights `state` of another of its width; layers: {own: theirs}, others as built."""
     for name, p in model.named_parameters():
-        mine = next((layer for layer in chosen if layer in name), '')
-        p.copy_(state[name.replace(mine, chosen[mine])] if mine else state[name])
+        own = re.search(r'layers\.(\d+)\.', name)
+        if own is None:
+            p.copy_(state[name])
+        elif int(own[1]) in layers:
+            p.copy_(state[name.replace(own[0], f'layers.{layers[int(own[1])]}.')])
 
 
 @torch.no_grad()
