@@ -157,7 +157,9 @@ def sparse_attend(q, k, v, mask, carry, how):
     if count >= whole:                                                      # nothing to leave out
         return attend(q, k, v, mask, carry)
     if anchor or 'blocks' not in carry:
-        query = q.mean(2) if rule.query_from == 'mean' else q[:, :, 0 if rule.query_from == 'root' else -1]
+        at, real = torch.arange(q.shape[2], device=q.device), carry['real']
+        rows = dict(root=at < 1, last=at == real - 1, mean=at < real)[rule.query_from]
+        query = (rows / rows.sum()).to(q) @ q                               # [B, H, D]; none from padding
         scores = rule.scores(query, k, carry['means'][layer][:, :, :whole], rule.block)
         blocks = choose(scores, carry['start'], count, rule)
         carry = carry | dict(blocks=blocks, block=rule.block,

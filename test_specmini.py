@@ -314,19 +314,20 @@ def test_fork():
     assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3           # parent untouched, ledger shared
 
 
-@pytest.mark.parametrize('knobs', [None, dict(rho=0.1, ffn_threshold=0.1, ffn_share=0.5)])
-def test_graphs(knobs, monkeypatch):
+@pytest.mark.parametrize('query_from', [None, 'root', 'last', 'mean'])
+def test_graphs(query_from, monkeypatch):
     """One graph per padded length, whatever the position (the backend only counts); padding is harmless."""
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
     counter, real, model = CompileCounter(), torch.compile, network()
     monkeypatch.setattr(torch, 'compile', lambda f, options, **how: real(f, backend=counter, **how))
-    path = thin(model, **knobs) if knobs else model.full
+    knobs = dict(dense_below=2, block=1, rho=0.3, ffn_threshold=0.1, ffn_share=0.5, query_from=query_from)
+    path = thin(model, **knobs) if query_from else model.full
     reader, exact = Reader(model, 40, compiled=True), Reader(model, 40)
     for store in itertools.chain(*reader.cache.stores):
         store.normal_(0, 50)
     for n, last in ((17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)):      # feeds 17, 1, 3, 3, 3, 5
-        assert (reader.read([1] * n, [], path, last) - exact.read([1] * n, [], path, last)).abs().max() < 1e-9
+        assert (reader.read(LINE[:n], [], path, last) - exact.read(LINE[:n], [], path, last)).abs().max() < 1e-9
     assert counter.frame_count == 3                                             # 1, 4 and 8 positions
 
 
