@@ -27,7 +27,7 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, compare, quantise, replay, stages, tasks, train
+from lab import claims, compare, passes, quantise, replay, stages, tasks, train
 from lab.distil import distil, packed
 from lab.passes import sparsity
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes, roc_area,
@@ -647,7 +647,7 @@ def test_remarks_by_hand():
     def cycle(drafted, *kept, chance=1.0):
         rows = [dict(kept=k, chance=chance, p=float(chance == 1.0), q=1.0) for k in kept]
         return verify.Cycle([0] * drafted, rows, [0] * (sum(kept) + 1), [], {}, 2.0)
-    said = lambda *cycles: compare.remarks(cmasd(), cycles, [])
+    said = lambda *cycles: compare.remarks(cmasd(), None, cycles, [])
     assert said() == said(cycle(4, True, True, True, True)) == []
     assert [text[:23] for text in said(cycle(2, True, False))] == ['100% of the cycles were']
     assert [text[:23] for text in said(cycle(1, True, chance=0.9))] == ['90.0% of the judged tok']
@@ -1189,7 +1189,8 @@ def test_what_is_off_is_dense():
     dense = Reader(model, 64).read(LINE, [1, 2, 3], model.full, 4)
     assert thin(model, **OFF) is model.full
     for knobs in (dict(rho=0.2, dense_below=60), dict(rho=0.999), dict(ffn_threshold=1e-300),
-                  dict(moe_skip=2, moe_quantile=0.0), dict(rho=0.0, sinks=60)):
+                  dict(moe_skip=2, moe_quantile=0.0), dict(rho=0.0, sinks=60),
+                  dict(rho=0.999, ffn_threshold=1e-300, moe_skip=2, moe_quantile=0.0)):
         got, reader, path = sparse_logits(model, [1, 2, 3], **knobs)
         assert (got - dense).abs().max() < 1e-9 and path.name == reader.cache.writers[-1] == 'sparse'
     for knobs in (dict(rho=0.0), dict(ffn_threshold=0.3), dict(ffn_share=0.5), dict(ffn_quantile=1.0),
@@ -1225,6 +1226,7 @@ def test_sparse_channels_and_experts():
     assert sorted(carry['chosen'].tolist()) == sorted(best.tolist())
     u[..., best] = (h * mlp.up_proj(x))[..., best]
     assert (got - mlp.down_proj(u)).abs().max() < 1e-12
+    assert lab.rivals.literal_swiglu(x, *parts, carry, (0.1, 1))[1].items() >= dict(gate=48, spared=1).items()
     for f in (lab.rivals.literal_swiglu, lab.rivals.union_swiglu):          # off: dense; on: not, nor as gate
         assert (f(x, mlp, carry, (0.0, 1))[0] - kernels.swiglu(x, mlp, None)[0]).abs().max() < 1e-12
         assert (f(x, mlp, carry, (0.1, 1))[0] - mlp.down_proj(h * mlp.up_proj(x))).abs().max() > 1e-6
@@ -1247,6 +1249,49 @@ def test_sparse_channels_and_experts():
             assert (got[0, t] - y).abs().max() < 1e-12 and (carry['experts'][t] >= 0).sum() == 3 - m
 
 
+def test_ledger_by_hand():
+    """What four layers chose for 3 positions after 21 tokens, its bytes and its FLOPs, counted by hand; a
+    layer that reuses blocks scores none, a dense layer behind a sparse one is no sparse one."""
+    model = network(**MIXED)
+    channels, experts = torch.zeros(1, 3, 24), torch.tensor([[0, 1, -1], [1, 2, -1], [5, 1, 4]])
+    channels[0, 0, :2] = channels[0, 1, 1:3] = 1.0
+    blocks, kept = torch.zeros(1, 2, 3, dtype=int), torch.ones(1, 2, 3, 5, dtype=bool)
+    kept[0, :, 0, 1:3] = kept[0, 1, 1:, 2] = False                          # block 2 of head 1: nobody's
+    a = dict(blocks=blocks, block=4)
+    b, c, d, e = a | dict(experts=experts), a | dict(channels=channels), a | dict(experts=experts[:2]), dict(
+        kept=kept, block=4, channels=channels)
+    log = [*enumerate((a, b, b, c, c, d, e, e))]
+    own, reused = (dict(keys=13, seen=13, means=n, asked=1) for n in (5, 0))
+    assert lab.rivals.ledger(log, model, 21) == [
+        own | dict(experts=pytest.approx(7 / 3), distinct=5),
+        reused | dict(channels=pytest.approx(4 / 3), union=3, gate=24, spared=2),
+        reused | dict(experts=2, distinct=3),
+        dict(keys=19, seen=17, means=5, asked=3) | dict(channels=24, union=24, gate=24, spared=2)]
+    done = passes.work(model, lab.rivals.ledger(log, model, 21), 3)     # 2 heads of 4, of 2 queries each
+    assert done['attention'] == (8 * 8 * (2 * (13 * 3 + 19) + 2 * 5),
+                                 2 * 8 * (2 * (13 * 3 + 17) * 2 * 3 + 5 + 5 * 3))
+    assert done['ffn'] == (8 * 16 * (3 * 8 * (5 + 3) + 24 + 2 * 3 + 3 * 24),
+                           pytest.approx(2 * 3 * 16 * (3 * 8 * (7 / 3 + 2) + 24 + 2 * 4 / 3 + 3 * 24)))
+    literal = lab.rivals.read_channels(dict(channels=channels, gate=48, spared=1), 24)
+    assert passes.work(model, [own | literal], 3)['ffn'][0] == 8 * 16 * (48 + 3)    # only `down` is spared
+
+
+def test_sparse_remarks():
+    """Each failure signature is said when it is there, and none when all goes well."""
+    def said(tokens=2, length=40, right=(True, None), **knobs):
+        cycles = [verify.Cycle([], [], [0] * tokens, [], {}, 0.0)]
+        reports = [dict(prompt_tokens=length, tokens=[0], right=x) for x in right]
+        sparse = METHODS['sparse'](dense_below=40, **knobs)
+        found = compare.remarks(Exact(), sparse, cycles, reports)
+        assert found == compare.remarks(sparse, sparse, cycles, reports)    # by either name, and once
+        return [text[8:30] for text in found]
+    assert said() == said(right=(True, False)) == said(length=39, rho=1.0) == []
+    assert said(tokens=1) == ['only 1.00 tokens a cyc']
+    assert said(length=39) == ['2 texts stayed below d']
+    assert said(right=(False, False, True)) == ['2 graded texts are wro']
+    assert len(said(1, 39, (False,))) == 3 and compare.remarks(Exact(), None, [], []) == []
+
+
 @pytest.mark.parametrize('refresh', [0, 1, 3])
 def test_sparse_text(refresh):
     """A refresh leaves nothing sparse in the cache; refreshed in every cycle the text is plain decoding's."""
@@ -1263,16 +1308,18 @@ def test_sparse_text(refresh):
 def test_sparse_controls():
     """Each control keeps what it says, at the method's own budget; none holds more mass than the oracle."""
     exact = queries(61, 5, 66, 4)
-    q, k, _, mask, _ = exact
+    q, k, _, mask, carry = exact
+    carry['means'] *= 3                                                     # Quest leaves two layers dense
     blocks = thin(network(), rho=0.1).attends[0].keywords['how'][2]
     weights = (q.unflatten(1, (2, 2)) @ k[:, :, None].mT * 6 ** -0.5 + mask).softmax(-1).mean(2)[..., :60]
     mass, kept = weights.unflatten(-1, (15, 4)).sum(-1)[:, :, 0], {}        # [B, G, N] of the root
     for name, (attend, scores) in verify.SELECT.items():
-        got, carry = attend(*exact, (0, True, blocks._replace(scores=scores)))
+        got, carry = attend(*exact, (2, True, blocks._replace(scores=scores)))
         one = torch.zeros(2, 2, 1, 15, dtype=torch.bool)
         kept[name] = carry['kept'] if 'kept' in carry else one.scatter(-1, carry['blocks'][:, :, None], True)
         assert (got - kernels.attend(*exact[:4], None)[0]).abs().max() > 1e-3
         assert (kept[name].sum(-1) == 4).all() or name in ('joint', 'union')
+    assert 'blocks' not in verify.SELECT['quest'][0](*exact, (1, True, blocks))[1]
     share = {name: (mass * kept[name][:, :, 0]).sum(-1) for name in kept if name not in ('joint', 'union')}
     assert all((share['oracle'] >= share[name] - 1e-9).all() for name in share)
     assert (kept['joint'][:, :, 0].sum((1, 2)) == 8).all()
@@ -1282,7 +1329,7 @@ def test_sparse_controls():
     assert not (kept['token'] == kept['head']).all()
     for name in ('head', 'token', 'union'):     # the ledger counts what any row reads, the partial block too
         attend, scores = verify.SELECT[name]
-        log = [(0, attend(*exact, (0, True, blocks._replace(scores=scores)))[1])]
+        log = [(0, attend(*exact, (2, True, blocks._replace(scores=scores)))[1])]
         assert lab.rivals.ledger(log, network(), 61)[0]['keys'] == 1 + 4 * kept[
             'union' if name == 'token' else name][:, :, 0].sum(-1).float().mean()
 
@@ -1299,6 +1346,47 @@ def test_sparse_flag(pair, capsys):
     off = json.loads(program(capsys, *flags[:-3], 'rho=1', '--sparse', 'attn')[1])
     assert off['lossless'] and off['tokens'] == dense['tokens']
     assert 'LOSSY' in program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')[1]
+
+
+@pytest.mark.parametrize('method', [
+    'sd', 'lenient', 'via --set escalate=1.1 keep=1.1', 'via-tiers --set tiers=2', 'via-tiers',
+    'cmasd --set accept=strict', 'ecsv', 'ecsv-spot', 'specguard --set tau=inf target_k=1'])
+def test_sparse_under_every_method(method, tmp_path, capsys):
+    """Off, --sparse leaves each method its text and its promise; on, all target passes are sparse, and what
+    was lossless prints LOSSY."""
+    target, draft = (checkpoint(tmp_path / str(i), network(i, 257, torch.float32)) for i in range(2))
+    write_calibration(target, 'mask', dict(skip=[2, 3], nested=[[2, 3], [2]]))
+    ends = dict.fromkeys('draft_logp draft_grounding target_logp target_grounding'.split(), [0.0, 1.0])
+    write_calibration(target, 'signals', ends, draft)
+    def run(*more):
+        status, out, err = program(capsys, '--target', target, '--draft', draft, '--prompt', 'hello', '--json',
+                                   '--ignore-eos', '--max-new', 20, '--method', *method.split(), *more)
+        assert status == 0, err
+        return json.loads(out)
+    dense, off = run(), run('--sparse', 'attn,ffn', '--set', 'rho=1', 'ffn_threshold=0')
+    assert (off['tokens'], off['lossless']) == (dense['tokens'], dense['lossless'])
+    assert dense['lossless'] == (method not in ('lenient', 'via-tiers'))
+    on = run('--sparse', 'attn,ffn', '--set', 'rho=0', 'dense_below=4', 'block=1')
+    assert on['tokens'] != dense['tokens'] and not on['lossless']
+    assert {path.replace('sparse slim', 'slim').replace('sparse', 'full') for path in on['stats']['passes']} == (
+        set(dense['stats']['passes'])) and not {'target/full', 'target/slim'} & set(on['stats']['passes'])
+
+
+def test_sparse_mixture(tmp_path, capsys):
+    """Attention, dense feed-forwards and mixtures at once, on a qwen3_moe checkpoint that has both kinds."""
+    model = network(0, 257, torch.float32, qk_norm=True, **MIXED)
+    raw = dict(num_experts=6, mlp_only_layers=[1, 3]) | {k: v for k, v in MIXED.items() if k != 'experts'}
+    target = checkpoint(tmp_path / 'moe', model, model_type='qwen3_moe', **raw)
+    write_calibration(target, 'sparse', LEARNED)
+    def run(*more):
+        return json.loads(program(capsys, '--target', target, '--prompt', 'hello', '--json', '--ignore-eos',
+                                  '--max-new', 20, *more)[1])
+    dense, thin = run(), ('--sparse', 'attn,ffn,moe', '--set')
+    off = run(*thin, 'rho=1', 'ffn_threshold=0', 'moe_skip=0')
+    assert off['tokens'] == dense['tokens'] and off['lossless']
+    knobs = 'rho=0', 'dense_below=4', 'block=1', 'ffn_threshold=0.3', 'moe_quantile=1'
+    texts = [run(*thin, *knobs)] + [run('--sparse', part, '--set', *knobs) for part in ('attn', 'ffn', 'moe')]
+    assert len({tuple(r['tokens']) for r in [dense, *texts]}) == 5 and not any(r['lossless'] for r in texts)
 
 
 def test_anchors():
@@ -1403,7 +1491,7 @@ def test_what_is_shown(pair, capsys, monkeypatch):
     assert re.fullmatch(r' +1  \d/4  .+', shown[0]) and any('[-' in line for line in shown)
     listed = program(capsys, '--list')[1]
     assert all(name in listed for name in METHODS) and 'lenience=0.5' in listed
-    count = lambda method, cycles, reports: [f'{len(cycles)} cycles', f'{len(reports)} texts']
+    count = lambda method, sparse, cycles, reports: [f'{len(cycles)} cycles', f'{len(reports)} texts']
     monkeypatch.setattr(compare, 'remarks', count)
     err = program(capsys, *pair)[2].splitlines()
     assert 'break-even' in err[-3] and err[-2:] == [f'{len(shown)} cycles', '1 texts']

@@ -86,7 +86,7 @@ def compare(engine, rows, prompts, names):
     for i, ids in enumerate(tqdm(prompts, desc='compare', file=sys.stderr, disable=None)):
         row = rows[i]
         asked, traces = tables.setdefault(str(row.get('task') or ''), ([], {name: [] for name in names}))
-        asked.append(row)
+        asked.append((row, len(ids)))
         for name in names:
             traces[name].append(engine.write(ids, name, i)[1])
     for task, (asked, traces) in tables.items():
@@ -95,17 +95,22 @@ def compare(engine, rows, prompts, names):
 
 
 def table(engine, rows, methods, traces):
-    """Lines: what each method measured, then its break-even. traces: {method: [list of Cycles of a row]}."""
+    """Lines: what each method measured, then its break-even and what else there is to say.
+
+    rows: (row, tokens of its prompt); traces: {method: [list of Cycles of a row]}.
+    """
     cycles = {name: sum(texts, []) for name, texts in traces.items()}
     stats = {name: engine.statistics(cycles[name]) for name in methods}
     plain, cell = stats['ar'], lambda x, form: '-' if x is None else format(x, form)
     speedup = {name: s['tokens_per_second'] / plain['tokens_per_second'] for name, s in stats.items()}
-    width = max(14, *map(len, stats))
+    width, reports = max(14, *map(len, stats)), {}
     yield f'{"method":{width}}  tokens/s   x ar    right  accepted block eff.  passes/token  like ar'
     for name, s in stats.items():
         kind = 'lossless' if engine.lossless(methods[name]) else 'LOSSY'
-        texts = [engine.tokenizer.decode(tokens_of(trace)) for trace in traces[name]]
-        right = share_right([grade(row, text) for row, text in zip(rows, texts)])
+        reports[name] = [dict(prompt_tokens=n, tokens=(ids := tokens_of(trace)),
+                              right=grade(row, engine.tokenizer.decode(ids)))
+                         for (row, n), trace in zip(rows, traces[name])]
+        right = share_right([r['right'] for r in reports[name]])
         like = agreement(traces[name], traces['ar']) if engine.args.temperature == 0 else None
         passes = whole_passes(s['passes']) / sum(s['labels'].values())
         yield (f'{name:{width}} {s["tokens_per_second"]:9.1f} {speedup[name]:6.2f} {cell(right, ".1%"):>8} '
@@ -114,6 +119,8 @@ def table(engine, rows, methods, traces):
     one = sum(c.passes['target/full'][2] for c in cycles['ar']) / plain['cycles']
     for name in list(methods)[1:]:
         yield f'{name}: {break_even(cycles[name], one)} Seen: {speedup[name]:.2f}.'
+        for said in remarks(methods[name], engine.sparse, cycles[name], reports[name]):
+            yield f'{name}: {said}'
 
 
 def agreement(texts, others):
@@ -140,9 +147,7 @@ def conclude(session, method, cycles, reports):
     """Sentences for the end of a run: the break-even, the method's own remarks, the share of right texts."""
     if reports[-1]['method'] != 'ar':
         yield break_even(cycles, decode_seconds(session))
-    yield from remarks(method, cycles, reports)
-    if session.sparse and not isinstance(method, Sparse):
-        yield from remarks(session.sparse, cycles, reports)
+    yield from remarks(method, session.sparse, cycles, reports)
     grades = [report.get('right') for report in reports]
     if (share := share_right(grades)) is not None:
         yield f'right: {grades.count(True)} of {len(grades) - grades.count(None)} graded texts ({share:.1%})'
@@ -188,10 +193,14 @@ def decode_seconds(session):
 
 # ------------------------------------------------------------------------- what a method's trace gives away
 
-def remarks(method, cycles, reports):
-    """Plain sentences on a method, from the trace of a run and the JSON objects of its texts."""
-    return [text for kind, say in REMARKS.items() if isinstance(method, kind)
-            for text in say(method, cycles, reports)]
+def remarks(method, sparse, cycles, reports):
+    """Plain sentences on a method, and on the Sparse (or None) that thins it out, from a run's trace.
+
+    reports: the JSON objects of its texts; of these, prompt_tokens, tokens and right are looked at.
+    """
+    every = [method] if isinstance(method, Sparse) else [method, sparse]
+    return [text for one in every for kind, say in REMARKS.items() if isinstance(one, kind)
+            for text in say(one, cycles, reports)]
 
 
 def window_remarks(method, cycles, reports):
@@ -243,11 +252,11 @@ def sparse_remarks(method, cycles, reports):
     """The failure signatures that the paper's readers name, where they are seen."""
     tau = sum(len(c.tokens) for c in cycles) / max(len(cycles), 1)
     short = sum(r['prompt_tokens'] + len(r['tokens']) <= method.dense_below for r in reports)
-    wrong, graded = ([r.get('right') for r in reports].count(x) for x in (False, True))
+    wrong, right = ([r.get('right') for r in reports].count(x) for x in (False, True))
     return [text for seen, text in (
         (tau < 2, f'sparse: only {tau:.2f} tokens a cycle; the draft and the sparse target have parted'),
         (short and method.rho < 1, f'sparse: {short} texts stayed below dense_below {method.dense_below}'),
-        (wrong > graded, f'sparse: {wrong} graded texts are wrong; compare with sd')) if seen]
+        (wrong > right, f'sparse: {wrong} graded texts are wrong; compare with sd')) if seen]
 
 
 REMARKS = {CmAsd: window_remarks, ViaSd: stage_remarks, SpecGuard: step_remarks, Sparse: sparse_remarks}

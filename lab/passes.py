@@ -1,9 +1,9 @@
 """One verifying pass, dense against sparse, on a random model of a given shape: `python -m lab.bench pass`.
 
 Times are CPU time of the process: the time of the pass where one thread computes and others share the core.
-The forms are run in turn, the median is shown; `times` is against the dense one. MB and MFLOP are
-counted from what the pass chose. The ceilings are the speed-ups that they alone would allow, and (`parts`)
-that the FLOPs would if those of each part of the pass took as long as they do in the dense one, run eagerly.
+The forms are run in turn, the median is shown; `times` is against the dense one. MB and MFLOP are counted
+from what the pass chose (see work). The ceilings are the speed-ups that they alone would allow, and (`parts`) that
+the FLOPs would if those of each part of the pass took as long as they do in the dense one, run eagerly.
 """
 import functools
 import statistics
@@ -19,7 +19,7 @@ from verify import Session, Sparse
 
 SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
     'embedded': (10, 128, 336, 4, 2, 32, 1024, ()),
-    'small': (2, 1024, 4096, 32, 8, 64, 1024, ()),
+    'small': (2, 1024, 2048, 32, 8, 64, 1024, ()),      # at 8k attention is more than half of the time
     'llama-3.1-8b': (32, 4096, 14336, 32, 8, 128, 128256, ()),
     'small-moe': (2, 512, 1024, 8, 4, 64, 1024, (32, 4, 256)),
     'qwen3-30b-a3b': (48, 2048, 6144, 32, 4, 128, 151936, (128, 8, 768))}
@@ -70,20 +70,25 @@ def choices(path, reader, T):
 def work(model, rows, T):
     """{part: (bytes, FLOPs)} that a pass over T positions with this ledger has to read and to do.
 
-    attention is its products alone; the projections and the head are the rest.
+    Bytes count what any position needs, once; FLOPs what each needs. attention is its products and the
+    scores of blocks by their means; the projections and the head are the rest.
     """
     c = model.config
-    size, kv = model.cos.element_size(), c.num_key_value_heads * c.head_dim
-    keys = sum(2 * row['keys'] * kv for row in rows)
-    rest = c.hidden_size * (c.vocab_size + len(rows) * 2 * (c.num_attention_heads * c.head_dim + kv))
-    weights = macs = 0
+    kv, group = c.num_key_value_heads * c.head_dim, c.num_attention_heads // c.num_key_value_heads
+    rest = c.hidden_size * (c.vocab_size + len(rows) * 2 * (group + 1) * kv)
+    keys = macs = weights = products = 0
     for row in rows:
-        channels = 3 * c.moe_intermediate_size if 'experts' in row else row['gate'] + 2 * row['read']
-        each = c.hidden_size * channels
-        weights, macs = weights + row.get('distinct', 1) * each, macs + row.get('experts', 1) * each
-    found = dict(attention=(keys, keys * c.num_attention_heads // c.num_key_value_heads), ffn=(weights, macs),
-                 rest=(rest, rest))
-    return {part: (size * n, 2 * T * m) for part, (n, m) in found.items()}
+        keys += kv * (2 * row['keys'] + row['means'])
+        macs += kv * (2 * row['seen'] * group * T + row['means'] * row['asked'])
+        if 'experts' in row:
+            each = 3 * c.moe_intermediate_size * c.hidden_size
+            weights, products = weights + row['distinct'] * each, products + row['experts'] * each
+        else:
+            weights += c.hidden_size * (row['gate'] + row['spared'] * row['union'])
+            products += c.hidden_size * (row['gate'] + row['spared'] * row['channels'])
+    size = model.cos.element_size()
+    found = dict(attention=(keys, macs), ffn=(weights, T * products), rest=(rest, T * rest))
+    return {part: (size * n, 2 * m) for part, (n, m) in found.items()}
 
 
 def cost(model, rows, T):

@@ -773,6 +773,12 @@ def quest_scores(q, k, means, block):
     return torch.maximum(root * blocks.amax(3), root * blocks.amin(3)).sum(-1)
 
 
+def quest_attend(q, k, v, mask, carry, how):
+    """Quest leaves the first two layers dense, where attention is spread widely."""
+    form = kernels.attend if how[0] < 2 else partial(kernels.sparse_attend, how=how)
+    return form(q, k, v, mask, carry)
+
+
 def attend_masked(q, k, v, seen):
     """Attention of q [B, H, T, D] over all of k, v [B, G, S, D]; seen [B, G, T, S] is 0 or -inf."""
     each = seen.repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -785,7 +791,7 @@ def attend_chosen(q, k, v, mask, carry, how):
     Blocks.scores is the pick: a function from scores [B, G, T, N] and the number of blocks to what is kept.
     """
     layer, anchor, rule = how
-    old = k.shape[2] - q.shape[2]
+    old = int(carry['start'])
     whole, count = old // rule.block, max(int(kernels.budget(old, rule)), rule.sinks + rule.locals)
     if count >= whole:
         return kernels.attend(q, k, v, mask, carry)
@@ -818,7 +824,7 @@ def union(scores, count):
 
 SELECT.update(
     random=(kernels.sparse_attend, random_scores), recent=(kernels.sparse_attend, recent_scores),
-    oracle=(kernels.sparse_attend, oracle_scores), quest=(kernels.sparse_attend, quest_scores),
+    oracle=(kernels.sparse_attend, oracle_scores), quest=(quest_attend, quest_scores),
     token=(attend_chosen, best), joint=(attend_chosen, joint), union=(attend_chosen, union))
 
 
@@ -826,13 +832,14 @@ def literal_swiglu(x, mlp, carry, how):
     """The feed-forward as the paper writes it: |silu(gate) up| below the threshold; only `down` is spared."""
     h = F.silu(mlp.gate_proj(x)) * mlp.up_proj(x)
     h = h.masked_fill(h.abs() < how[0], 0)
-    return mlp.down_proj(h), carry | dict(channels=h)
+    return mlp.down_proj(h), carry | dict(channels=h, gate=2 * h.shape[-1], spared=1)
 
 
 def union_swiglu(x, mlp, carry, how):
-    """Every token through all channels that any token of the pass would keep."""
+    """Every token through all channels that any token of the pass, padding aside, would keep."""
     h = F.silu(mlp.gate_proj(x))
-    h = h * (h.abs() >= how[0]).flatten(0, -2).any(0)
+    real = torch.arange(x.shape[1], device=x.device) < carry['real']
+    h = h * ((h.abs() >= how[0]) & real[:, None]).flatten(0, -2).any(0)
     return mlp.down_proj(h * mlp.up_proj(x)), carry | dict(channels=h)
 
 
@@ -885,33 +892,54 @@ def watched(path, log):
 
 
 def ledger(log, model, cached):
-    """What a watched pass read, a dict for each layer that ran: keys (cached, per key head), channels (of a
-    token, mean), union (of all its tokens), read (by the product), gate (rows of it); for mixtures experts,
-    distinct.
+    """What a watched pass chose, a dict for each layer that ran (read_keys, read_channels, or of a mixture).
+
+    experts: of a token, mean; distinct: of all tokens of the pass. passes.work makes bytes and FLOPs of it.
     """
-    c, rows = model.config, {}
+    c, rows, before = model.config, {}, None
     for i, carry in log:
-        row, carry = rows.setdefault(i // 2, {}), carry or {}
+        row, found = rows.setdefault(i // 2, {}), carry or {}
+        chosen = found if carry is not before else {}       # a dense sublayer hands on what it was handed
+        before = carry
         if i % 2 == 0:
-            row['keys'] = cached
-            if 'blocks' in carry:
-                block = carry['block']
-                row['keys'] = min(cached, carry['blocks'].shape[-1] * block + cached % block)
-            elif 'kept' in carry:                       # by row: what any of them reads
-                spared = (~carry['kept'].any(2)).sum(-1).float().mean()     # mean over the key heads
-                row['keys'] = cached - carry['block'] * float(spared)
-        elif c.mixtures[i // 2] and 'experts' in carry:
-            chosen = carry['experts']
-            row.update(experts=float((chosen >= 0).sum(-1).float().mean()),
-                       distinct=len(set(chosen.flatten().tolist()) - {-1}))
+            row.update(read_keys(found, chosen, cached))
         elif not c.mixtures[i // 2]:
-            F = c.intermediate_size
-            read = carry.get('chosen', slice(None))
-            active = (carry['channels'][..., read] != 0).flatten(0, -2) if 'channels' in carry else None
-            row.update(channels=F if active is None else float(active.sum(-1).float().mean()),
-                       union=F if active is None else int(active.any(0).sum()),
-                       read=len(read) if 'chosen' in carry else F, gate=carry.get('gate', F))
+            row.update(read_channels(chosen, c.intermediate_size))
+        elif 'experts' in chosen:
+            experts = chosen['experts']
+            row.update(experts=float((experts >= 0).sum(-1).float().mean()),
+                       distinct=len(set(experts.flatten().tolist()) - {-1}))
     return list(rows.values())
+
+
+def read_keys(found, chosen, cached):
+    """keys, of a key head (mean), that any row reads; seen, that one row sees (mean); means: blocks scored by
+    one row, where the layer chooses itself (the rows that ask: asked).
+    """
+    row, block = dict(keys=cached, seen=cached, means=0, asked=1), found.get('block', 1)
+    if 'blocks' in found:
+        row['keys'] = row['seen'] = min(cached, found['blocks'].shape[-1] * block + cached % block)
+    elif 'kept' in found:                                   # [B, G, T, N], by row
+        for name, kept in (('keys', found['kept'].any(2)), ('seen', found['kept'])):
+            row[name] = cached - block * float((~kept).sum(-1).float().mean())
+        row['asked'] = found['kept'].shape[2]
+    if 'blocks' in chosen or 'kept' in chosen:
+        row['means'] = cached // block
+    return row
+
+
+def read_channels(chosen, F):
+    """channels, of a token (mean), and union, of all, that the spared matrices are read at (2: up and down);
+    gate: rows of weights that are read whatever is chosen.
+    """
+    if 'channels' not in chosen:
+        return dict(channels=F, union=F, gate=F, spared=2)
+    active = chosen['channels'] != 0
+    if 'chosen' in chosen:
+        active = active[..., chosen['chosen']]
+    active = active.flatten(0, -2)
+    return dict(channels=float(active.sum(-1).float().mean()), union=int(active.any(0).sum()),
+                gate=chosen.get('gate', F), spared=chosen.get('spared', 2))
 
 
 METHODS.update({'sparse-forms': SparseForms})
