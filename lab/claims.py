@@ -1176,12 +1176,15 @@ GRID = {            # settings of a verifying pass, by name
     'dense': {}, 'attn 50 %': dict(rho=0.5), 'attn 75 %': dict(rho=0.25), 'attn 90 %': dict(rho=0.1),
     'attn 75 %, every layer chooses': dict(rho=0.25, anchors=99), 'ffn 60 %': dict(ffn_share=0.4),
     'ffn 60 % of a token': dict(ffn_quantile=0.6), 'attn 75 %, ffn 60 %': dict(rho=0.25, ffn_share=0.4),
-    HARD: dict(rho=0.1, ffn_share=0.4)}
+    HARD: dict(rho=0.1, ffn_share=0.4), 'as --method sparse': {knob: getattr(Sparse, knob) for knob in OFF},
+    **{f'ffn, {form} form': dict(ffn_quantile=0.6, form=form) for form in ('literal', 'union')}}
 SELECTIONS = {f'{select} 75 %': dict(rho=0.25, select=select)
             for select in ('recent', 'random', 'oracle', 'quest', 'joint', 'token', 'union')}
-SELECTIONS |= {'ffn 60 %, guessed': dict(ffn_share=0.4, form='guessed')}
+SELECTIONS |= {f'attn 75 %, query {who}': dict(rho=0.25, query_from=who) for who in ('last', 'mean')}
+SELECTIONS |= {'attn 75 %, calibrated anchors': dict(rho=0.25, anchors=5),      # as many as every second layer
+               'ffn 60 %, guessed': dict(ffn_share=0.4, form='guessed')}
 SIZES = {f'blocks of {block}': dict(dense_below=128, rho=0.25, block=block, locals=1)     # at one fixed L0
-         for block in (8, 16, 32, 64, 128)}
+         for block in (8, 16, 32, 64, 128, 256)}
 BOTH = GRID['attn 75 %, ffn 60 %']
 REFRESH = {f'attn 75 %, ffn 60 %, dense every {k} cycles': BOTH | dict(refresh_every=k) for k in (8, 4, 2)}
 
@@ -1351,6 +1354,9 @@ def sparse_findings(data, n):
         yield Finding(f'F4: tables right, mean-key blocks less {other} blocks', *bootstrap(
             beside(table, 'attn 75 %', f'{other} 75 %', 'right'), mean), line,
             f'75 %, {right("attn 75 %"):.0%} right, dense {right("dense"):.0%}')
+    for other in ('query last', 'query mean', 'calibrated anchors'):
+        yield Finding(f"KL at 75 %, {other} less the root's query and every second layer", *bootstrap(
+            beside(table, f'attn 75 %, {other}', 'attn 75 %', 'kl'), mean), 0.0, f'nats, {note}')
     more = [a - b for a, b in zip(*(column(data[task], 'attn 90 %', 'kl') for task in ('math', 'story')))]
     yield Finding('F6: KL of math less KL of stories at 90 %', *bootstrap(more, mean), 0.0, f'nats, n = {n}')
     apart = [row['attn 75 %, ffn 60 %']['kl'] - row['attn 75 %']['kl'] - row['ffn 60 %']['kl']
@@ -1410,8 +1416,8 @@ def sparse_tables(data):
         for group, rows in groups.items() if rows for name in ('attn 75 %', HARD)])
     model = embedded('target')[0]
     for i, words in ((1, 'FLOPs'), (0, 'bytes')):
-        print(f'attn 75 % alone halves the {words} of a pass over 5 positions of the embedded target from '
-              f'{halved(model, i)} cached tokens on.\n')
+        print(f'attn 75 % alone (blocks of 16) halves the {words} of a pass over 5 positions of the embedded '
+              f'target from {halved(model, i)} cached tokens on.\n')
     broken = [[row[name]['text'].split('\n') for name in ('dense', HARD)] for row in data['math']
               if row['dense']['right'] > row[HARD]['right']]
     show(['stress: the first line that differs, dense', HARD], [

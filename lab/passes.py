@@ -2,8 +2,8 @@
 
 Times are CPU time of the process: the time of the pass where one thread computes and others share the core.
 The forms are run in turn, the median is shown; `times` is against the dense one. MB and MFLOP are counted
-from what the pass chose (see work). The ceilings are the speed-ups that they alone would allow, and (`parts`) that
-the FLOPs would if those of each part of the pass took as long as they do in the dense one, run eagerly.
+from what the pass chose (see work). The ceilings are the speed-ups that they alone would allow, and (`parts`)
+that the FLOPs would if those of each part of the pass took as long as they do in the dense one, run eagerly.
 """
 import functools
 import statistics
