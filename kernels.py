@@ -1,8 +1,7 @@
 """Functions on tensors: rotary positions, attention, feed-forward, mixture of experts. No class, no state.
 
-Every attend has one signature, every feed-forward and mixture another, so that a Path (model.py) names one
-for each layer and the layers need not know which. `carry` is whatever one layer hands to the next; these dense
-forms pass it on.
+Every attend has one signature, every feed-forward and mixture another, so that a Path (model.py) can name
+one for each layer. `carry` is whatever one layer hands to the next; these dense forms pass it on.
 
 B rows, T new tokens, S keys in view, H query heads, G key/value heads, D head size, C width, F feed-forward
 width, E experts.
@@ -235,10 +234,9 @@ def sparse_mix(x, moe, carry, how):
     """
     flat = x.reshape(-1, x.shape[-1])
     weights, chosen = route(flat, moe)
-    k = moe.top_k
     lowest = weights.flip(-1).cumsum(-1)[:, :len(how)] / weights.sum(-1, keepdim=True)      # [N, m]
     skip = ((lowest < lowest.new_tensor(how)) * torch.arange(1, len(how) + 1, device=x.device)).amax(-1)
-    weights = weights.masked_fill(torch.arange(k, device=x.device) >= k - skip[:, None], 0)
+    weights = weights.masked_fill(torch.arange(moe.top_k, device=x.device) >= moe.top_k - skip[:, None], 0)
     carry = carry | dict(experts=torch.where(weights > 0, chosen, -1), lowest=lowest)
     return blend(flat, moe, weights, chosen).view_as(x), carry
 

@@ -1227,7 +1227,7 @@ def test_sparse_channels_and_experts():
     assert sorted(carry['chosen'].tolist()) == sorted(best.tolist())
     u[..., best] = (h * mlp.up_proj(x))[..., best]
     assert (got - mlp.down_proj(u)).abs().max() < 1e-12
-    assert lab.rivals.literal_swiglu(x, *parts, carry, (0.1, 1))[1].items() >= dict(gate=48, spared=1).items()
+    assert lab.rivals.literal_swiglu(x, mlp, carry, (0.1, 1))[1].items() >= dict(gate=48, spared=1).items()
     for f in (lab.rivals.literal_swiglu, lab.rivals.union_swiglu):          # off: dense; on: not, nor as gate
         assert (f(x, mlp, carry, (0.0, 1))[0] - kernels.swiglu(x, mlp, None)[0]).abs().max() < 1e-12
         assert (f(x, mlp, carry, (0.1, 1))[0] - mlp.down_proj(h * mlp.up_proj(x))).abs().max() > 1e-6

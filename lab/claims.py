@@ -1181,7 +1181,7 @@ GRID = {            # settings of a verifying pass, by name
 SELECTIONS = {f'{select} 75 %': dict(rho=0.25, select=select)
             for select in ('recent', 'random', 'oracle', 'quest', 'joint', 'token', 'union')}
 SELECTIONS |= {f'attn 75 %, query {who}': dict(rho=0.25, query_from=who) for who in ('last', 'mean')}
-SELECTIONS |= {'attn 75 %, calibrated anchors': dict(rho=0.25, anchors=5),      # as many as every second layer
+SELECTIONS |= {'attn 75 %, calibrated anchors': dict(rho=0.25, anchors=5),  # as many as every second layer
                'ffn 60 %, guessed': dict(ffn_share=0.4, form='guessed')}
 SIZES = {f'blocks of {block}': dict(dense_below=128, rho=0.25, block=block, locals=1)     # at one fixed L0
          for block in (8, 16, 32, 64, 128, 256)}
