@@ -27,9 +27,9 @@ import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, compare, passes, quantise, replay, stages, tasks, train
+from lab import claims, compare, quantise, replay, stages, tasks, train
 from lab.distil import distil, packed
-from lab.passes import sparsity
+from lab.passes import sparsity, work
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes, roc_area,
                        signal_ranges, step_checker)
 from model import Config, Path, Reader, Transformer, load, read_calibration, write_calibration
@@ -1268,13 +1268,13 @@ def test_ledger_by_hand():
         reused | dict(channels=pytest.approx(4 / 3), union=3, gate=24, spared=2),
         reused | dict(experts=2, distinct=3),
         dict(keys=19, seen=17, means=5, asked=3) | dict(channels=24, union=24, gate=24, spared=2)]
-    done = passes.work(model, lab.rivals.ledger(log, model, 21), 3)     # 2 heads of 4, of 2 queries each
+    done = work(model, lab.rivals.ledger(log, model, 21), 3)     # 2 heads of 4, of 2 queries each
     assert done['attention'] == (8 * 8 * (2 * (13 * 3 + 19) + 2 * 5),
                                  2 * 8 * (2 * (13 * 3 + 17) * 2 * 3 + 5 + 5 * 3))
     assert done['ffn'] == (8 * 16 * (3 * 8 * (5 + 3) + 24 + 2 * 3 + 3 * 24),
                            pytest.approx(2 * 3 * 16 * (3 * 8 * (7 / 3 + 2) + 24 + 2 * 4 / 3 + 3 * 24)))
     literal = lab.rivals.read_channels(dict(channels=channels, gate=48, spared=1), 24)
-    assert passes.work(model, [own | literal], 3)['ffn'][0] == 8 * 16 * (48 + 3)    # only `down` is spared
+    assert work(model, [own | literal], 3)['ffn'][0] == 8 * 16 * (48 + 3)    # only `down` is spared
 
 
 def test_sparse_remarks():
@@ -1346,7 +1346,8 @@ def test_sparse_flag(pair, capsys):
         assert r['stats']['block_efficiency'] == 20 / r['stats']['passes']['target/sparse']
     off = json.loads(program(capsys, *flags[:-3], 'rho=1', '--sparse', 'attn')[1])
     assert off['lossless'] and off['tokens'] == dense['tokens']
-    assert 'LOSSY' in program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')[1]
+    said = program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')[1]
+    assert 'LOSSY' in said and 'sd: sparse: only 1.' in said
 
 
 @pytest.mark.parametrize('method', [
