@@ -458,7 +458,7 @@ via, cmasd, ecsv, SpecGuard = (METHODS[name] for name in ('via', 'cmasd', 'ecsv'
     (METHODS['ecsv-spot'](**TWO, spots=2, policy='entropy'), {}),
     (METHODS['ecsv-spot'](**TWO, spots=2, policy='agree_entropy', budget=2), {}),
     (METHODS['mean-argmax'](**TWO), {}), (METHODS['oracle-top1'](**TWO), {}),
-    (METHODS['sd-multi'](**TWO), {}), (METHODS['sd-multi'](**TWO, budget=4), {}),
+    *((METHODS[f'sd-{x}'](**TWO, budget=b), {}) for x in ('multi', 'tree') for b in (None, 4)),
     (via(2, gate='two_level_exact'), MASK | dict(vocab=2, horizon=3)), (via(2, gate='two_level_exact'), MASK),
     (via(2), MASK), (via(2, **ALWAYS), MASK), (METHODS['via-tiers'](2, tiers=2), MASK),
     (via(2, gate='lossy_sd'), MASK), (via(2, gate='one_minus_alpha'), MASK),
@@ -762,6 +762,10 @@ def test_synthetic_channel():
     votes.own = [[math.log(w)] * n for w in lab.rivals.map_weights(rates, V)]           # w = exp(r)
     assert ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes) == method.fuse(votes)
     assert right(METHODS['vote-unif'](), votes) + 0.03 < right(method, votes)
+    equal = torch.where(torch.rand(5, n, generator=rng) < 0.3, torch.randint(1, V, (5, n), generator=rng), 0)
+    majority = sum(math.comb(5, k) * 0.7 ** k * 0.3 ** (5 - k) for k in range(3, 6))    # of right votes
+    vote = lambda seen: right(METHODS['vote-unif'](), verify.Ballot.of(seen, flat, 0))
+    assert vote(equal) > majority - 0.03 > vote(equal[:1].expand(5, n))      # no bound where all err alike
     alike = verify.Ballot.of(seen[:1].expand(5, n), flat, 0)
     assert right(ecsv(), alike) == pytest.approx(1 - wrong[0].double().mean().item())
 
@@ -1091,8 +1095,16 @@ def test_figures_by_hand():
     curve, error = claims.reliability(sure, hits, bins=2)
     assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
     assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
+    judged = [dict(confidence=c, p=p, q=q, kept=True) for c, p, q in zip(               # kept is no hit
+        sure.tolist(), (0.9, 0.5, 1.0, 0.2, 0.0), (0.8, 0.5, 1.0, 0.3, 1.0))]
+    lines = [json.dumps(dict(judged=judged[:2])), json.dumps(dict(judged=judged[2:]))]
+    curve, area, error = claims.trace_reliability(lines)
+    assert [a for _, a, _ in curve] == [0, 0.5, 1] and area == pytest.approx(5.5 / 6)
+    assert error == pytest.approx((0.1 + 0 + 2 * 0.075) / 5)
+    with refusal('no C'):
+        claims.trace_reliability([json.dumps(dict(judged=[dict(p=1, q=1)]))])
     row = dict(sd={4: [30, 10, 40, 50, 10]}, vote={2: [20, 20, 40, 44, 20], 3: [24, 16, 40, 64, 16]})
-    kept, cycles, tokens, positions, _ = claims.at_budget([row, row], 'vote', ('sd', 4), [2, 3])
+    kept, cycles, tokens, positions, _ = claims.at_budget([row, row], 'vote', ('sd', 4))
     assert (positions / tokens, kept / cycles) == pytest.approx((50 / 40, (0.7 * 20 + 0.3 * 24) / 18.8))
 
 
@@ -1425,7 +1437,7 @@ def test_lessons():
 
 # ------------------------------------------------------------------------ specmini.py: the program
 
-@pytest.mark.parametrize('method, temperature', [('ar', 1), ('sd', 0), ('sd', 1), ('lenient', 1)])
+@pytest.mark.parametrize('method, temperature', [('ar', 1), ('sd', 0), ('sd', 1), ('cmasd', 1)])
 def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
     """The JSON object, the trace and the streamed text are one run's; what must hold among their figures."""
     flags = *pair, '--method', method, '--temperature', temperature, '--seed', 3, '--trace', tmp_path / 't'
@@ -1446,6 +1458,9 @@ def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
         assert method != 'sd' or j['chance'] == min(1, j['p'] / j['q'])
     n, ended = sum(s['labels'].values()), r['tokens'][-1] == 256
     assert n == len(r['tokens']) and r['finish'] == ('eos' if ended else 'length') and (ended or n == 20)
+    if method == 'cmasd':
+        assert all(j['confidence'] <= 1 and 0.01 <= j['threshold'] <= 1 for c in lines for j in c['judged'])
+        assert len(claims.trace_reliability((tmp_path / 't').read_text().splitlines())[0]) > 1
     assert s['accepted'] <= s['judged'] <= s['drafted'] and s['labels'].get('draft', 0) == s['accepted']
     assert s['block_efficiency'] == n / s['passes']['target/full']
     assert s['tokens_per_second'] == pytest.approx(n / s['seconds'])
@@ -1454,7 +1469,8 @@ def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
         assert s['acceptance_rate'] is None and s['work'] == s['cycles']
     else:
         assert s['acceptance_rate'] + s['rejection_rate'] == pytest.approx(1)
-        assert s['positions']['target/full'] == s['drafted'] + s['cycles'] and r['knobs']['gamma'] == 4
+        assert s['positions']['target/full'] == s['drafted'] + s['cycles']
+        assert method == 'cmasd' or r['knobs']['gamma'] == 4
 
 
 def test_streaming(capsys):

@@ -7,9 +7,11 @@ import argparse
 import copy
 import functools
 import itertools
+import json
 import math
 import random
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +28,12 @@ from lab.compare import tokens_of
 from lab.distil import distil
 from lab.passes import cost, sparsity
 from lab.prompts import calibration_texts
+from lab.quantise import write_copy
 from lab.replay import DEPTHS, VOTES, Branches, Record, begin, costs, network, prompts, seconds, written
 from lab.rivals import EcsvSpot, blend, ledger, watched
 from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choose_gate, gate_curve, judged,
                        observe, outcomes, record, roc_area, signal_ranges, start)
-from model import Reader, load, read_calibration
+from model import Reader, expect, load, read_calibration
 from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard,
                     loglikes, probs, rollout, write_steps)
 
@@ -98,6 +101,7 @@ RULES = {           # what is replayed: strict ones, with which every text is th
     **{f'gamma_tau {g}': CmAsd(gamma_tau=g) for g in (0.1, 0.5, 1.0, 2.0)},
     **{f'k_max {k}': CmAsd(k_max=k) for k in (5, 10, 15, 25)},
     **{f'{name} alone': CmAsd(**{f'lam_{x}': float(x == name) for x in ONES}) for name in ONES},
+    **{name: METHODS[name]() for name in ('cmasd-prob', 'cmasd-specdec', 'cmasd-typical')},
     **{f'tau {t}': CmAsd(tau_base=t, gamma_tau=0) for t in TAUS},
     **{f'tau {t}, fixed 7': CmAsd(7, tau_base=t, gamma_tau=0, controller='fixed') for t in TAUS}}
 
@@ -114,12 +118,26 @@ def auroc(sure, hits):
 def reliability(sure, hits, bins=10):
     """([(mean confidence, acceptance rate, tokens) of each bin in use], expected calibration error).
 
-    sure [n] in 0..1, hits [n] bool: from a Record, or `confidence` and `kept` of a trace's judged tokens.
+    sure [n] in 0..1, hits [n] bool: whether the strict rule keeps the token.
     """
     place = (sure * bins).long().clamp(max=bins - 1)
     curve = [(float(sure[m].mean()), float(hits[m].double().mean()), int(m.sum()))
              for b in range(bins) if (m := place == b).any()]
     return curve, sum(n * abs(c - a) for c, a, n in curve) / max(1, len(sure))
+
+
+def trace_reliability(lines):
+    """(reliability curve, AUROC, expected calibration error) of C, from the lines of a trace file of cmasd.
+
+    A hit is p >= q, a match at temperature 0: what the strict rule keeps for sure, whatever the run's kept.
+    """
+    judged = [j for line in lines for j in json.loads(line)['judged']]
+    sound = judged and all('confidence' in j for j in judged)
+    expect(sound, 'the trace has no C: write it with --method cmasd --trace FILE')
+    sure = torch.tensor([j['confidence'] for j in judged])
+    hits = torch.tensor([j['p'] >= j['q'] for j in judged])
+    curve, error = reliability(sure, hits)
+    return curve, auroc(sure, hits), error
 
 
 def replayed_row(family, row, ids, rules=RULES, rounded=''):
@@ -214,56 +232,77 @@ def rolled_back(rows, key):
     return rolled / cycles
 
 
+ALIKE = 'The signals are functions of one q and rank its tokens alike'
+CMASD = [       # claim, line, its figure of replayed rows, why where it fails
+    ('C1 speed over plain decoding, modelled from pass costs', 4.0, lambda r: pace(r, 'default'),
+     "A draft pass costs more beside a target pass than the paper's drafter of two parallel layers"),
+    ('C2 draft tokens kept a cycle, over a strict fixed window of 7', 4.27 / 2.91,
+     lambda r: per_cycle(r, 'default') / per_cycle(r, ('fixed', 7)),
+     'Most blocks of the fixed window are kept whole already, which leaves less to gain'),
+    ('C3, F4 alignment with the greedy text', 0.87, lambda r: alike(r, 'default'),
+     'One token that the target would not write turns all that follows'),
+    ('F1 AUROC of C for strict acceptance', 0.65, area,
+     'The draft is sure where it is wrong: C sees its doubt, not its ignorance'),
+    ('C4, F1 AUROC of C minus that of the best single signal', 0.001,
+     lambda r: area(r) - max(area(r, i) for i in range(3)), ALIKE),
+    ('C4 strict speed with C over the best single signal', MORE,
+     lambda r: pace(r, ('online', 1.0, 10)) / max(pace(r, a) for a in ALONE),
+     f'{ALIKE}; what differs is their size, which alpha sets as well'),
+    ('F2 strict speed over the best fixed window of each family, alpha and k_max tuned', 1.02,
+     beside_best_fixed, "A window tuned to the family is near most blocks' best length"),
+    ('F3 kept a cycle over a constant tau of equal alignment', MORE, lambda r: over_constant(r, 'default'),
+     'Tokens of low C fail a constant threshold too: a higher one for them turns few verdicts'),
+    ('F3 the same with a fixed window of 7 on both sides: the threshold alone', MORE,
+     lambda r: over_constant(r, 'adaptive tau, fixed 7', ', fixed 7'),
+     'Tokens of low C fail a constant threshold too: a higher one for them turns few verdicts'),
+    ('F5 over a fixed window of 7 and a constant tau of equal alignment', 1.2,
+     lambda r: over_constant(r, 'default', ', fixed 7'),
+     'Only blocks that a window of 7 cuts off gain, and C closes others too early'),
+    ('C5, F6 share of the strict gain on math kept when tuned on story', 0.95,
+     lambda r: transferred(r, 'story', 'math'), 'The best alpha and k_max of the two families differ'),
+    ('C5 share of the strict gain on summary kept when tuned on translate', 0.95,
+     lambda r: transferred(r, 'translate', 'summary'),
+     'The best alpha and k_max of the two families differ')]
+
+
 def cmasd(n):
     """CM-ASD's claims: C the paper's own, F what would refute them. Prompts of up to 300 tokens."""
     texts = {f: prompts(f, n) for f in FAMILIES}
     rows = [replayed_row(f, *pair) for f in texts for pair in tqdm(texts[f], desc=f'cmasd {f}')]
+    for claim, line, figure, why in CMASD:
+        yield Finding(claim, *bootstrap(rows, figure, 200), line, f'n = {len(rows)}', why)
+    yield Finding('F4 right answers lost or won on math', *bootstrap(of(rows, 'math'), won, 200), -0.02,
+                  f'n = {n}', "A token kept against the target's choice may be what the answer hangs on")
+    yield from steadiness(n, rows)
     sure, hits = pooled(rows)
     curve, error = reliability(sure.mean(-1), hits)
-    shown = ', '.join(f'{c:.2f}: {a:.2f}' for c, a, _ in curve)
-    for claim, line, figure, note in [
-            ('C1 speed over plain decoding, modelled from pass costs', 4.0, lambda r: pace(r, 'default'), ''),
-            ('C2 draft tokens kept a cycle, over a strict fixed window of 7', 4.27 / 2.91,
-             lambda r: per_cycle(r, 'default') / per_cycle(r, ('fixed', 7)), ''),
-            ('C3, F4 alignment with the greedy text', 0.87, lambda r: alike(r, 'default'), ''),
-            ('F4 right answers lost or won', -0.02, won, ''),
-            ('F1 AUROC of C for strict acceptance', 0.65, area, f'calibration error {error:.3f}; {shown}'),
-            ('C4, F1 AUROC of C minus that of the best single signal', 0.001,
-             lambda r: area(r) - max(area(r, i) for i in range(3)), ''),
-            ('C4 strict speed with C over the best single signal', MORE,
-             lambda r: pace(r, ('online', 1.0, 10)) / max(pace(r, a) for a in ALONE), ''),
-            ('F2 strict speed over the best fixed window of each family, alpha and k_max tuned', 1.02,
-             beside_best_fixed, ''),
-            ('F3 kept a cycle over a constant tau of equal alignment', MORE,
-             lambda r: over_constant(r, 'default'), ''),
-            ('F3 the same with a fixed window of 7 on both sides: the threshold alone', MORE,
-             lambda r: over_constant(r, 'adaptive tau, fixed 7', ', fixed 7'), ''),
-            ('F5 over a fixed window of 7 and a constant tau of equal alignment', 1.2,
-             lambda r: over_constant(r, 'default', ', fixed 7'), ''),
-            ('C5, F6 share of the strict gain on math kept when tuned on story', 0.95,
-             lambda r: transferred(r, 'story', 'math'), ''),
-            ('C5 share of the strict gain on summary kept when tuned on translate', 0.95,
-             lambda r: transferred(r, 'translate', 'summary'), '')]:
-        yield Finding(claim, *bootstrap(rows, figure, 200), line, f'n = {len(rows)}. {note}')
-    yield from steadiness(n, rows)
+    show([f'mean C (expected calibration error {error:.3f})', 'kept by the strict rule', 'tokens'], curve)
     show(['rule', 'alignment', 'kept a cycle', 'cycles rolled back', 'x plain, modelled', 'right won'],
          [(key, alike(rows, key), per_cycle(rows, key), rolled_back(rows, key), pace(rows, key),
            won(rows, key)) for key in RULES if isinstance(key, str)])
     show(['family', 'strict: best fixed', 'best online', 'default: kept a cycle', 'alignment', 'x plain'],
          [(f, max(pace(r, k) for k in WINDOWS), max(pace(r, k) for k in SWEPT), per_cycle(r, 'default'),
            alike(r, 'default'), pace(r, 'default')) for f in FAMILIES if (r := of(rows, f))])
-    show(['controller, strict', 'kept a cycle', 'x plain, modelled'], controllers(n))
+    show(['controller, strict', 'kept a cycle', 'positions a token', 'x plain, modelled', 'measured'],
+         controllers(n))
 
 
 def controllers(n):
-    """(name, kept a cycle, modelled speed) of every length controller in real strict runs, an eighth of n."""
-    some = [ids for f in FAMILIES for _, ids in prompts(f, max(1, n // 8))]
-    sessions = [begin(ids) for ids in some]
-    for name in CONTROLLERS:
-        strict = [CmAsd(7, accept_='strict', controller=name) for _ in some]
-        cycles = sum((written(*x) for x in zip(sessions, some, strict)), [])
-        yield (name, sum(c.accepted for c in cycles) / len(cycles), costs()[1][1] * sum(
-            len(c.tokens) for c in cycles) / seconds([len(c.drafted) for c in cycles]))
+    """(name, kept a cycle, target positions a token, modelled and measured speed over plain decoding) of
+    every length controller in real strict runs on an eighth of n, in turn on each text.
+    """
+    traces = {name: [] for name in ('plain', *CONTROLLERS)}
+    for ids in (ids for f in FAMILIES for _, ids in prompts(f, max(1, n // 8))):
+        s = begin(ids)
+        for name, trace in traces.items():
+            plain = name == 'plain'
+            trace += written(s, ids, Exact(0) if plain else CmAsd(7, accept_='strict', controller=name))
+    speed = lambda trace: len(tokens_of(trace)) / sum(c.seconds for c in trace)
+    plain = speed(traces.pop('plain'))
+    for name, trace in traces.items():
+        drafted, tokens = [len(c.drafted) for c in trace], len(tokens_of(trace))
+        yield (name, mean([c.accepted for c in trace]), (sum(drafted) + len(trace)) / tokens,
+               costs()[1][1] * tokens / seconds(drafted), speed(trace) / plain)
 
 
 def steadiness(n, rows):
@@ -279,7 +318,8 @@ def steadiness(n, rows):
         each = [ratio(column) for column in zip(*rows)]
         return 1 - torch.tensor(each).std().item() / mean(each)
     yield Finding('C5 1 - relative spread of kept a cycle over 3 seeds, temperature 1',
-                  *bootstrap(sampled, even, 200), 0.95, f'n = {len(some)}')
+                  *bootstrap(sampled, even, 200), 0.95, f'n = {len(some)}',
+                  'Short texts: what is sampled early decides how easy the rest is')
     two = {key: RULES[key] for key in (('online', 1.0, 10), 'default')}
     for role in ('draft', 'target'):
         pairs = list(zip(plain, [replayed_row(*x, two, role) for x in tqdm(some, desc=f'4-bit {role}')]))
@@ -287,11 +327,13 @@ def steadiness(n, rows):
             change = lambda pairs: per_cycle([b for _, b in pairs], key) / per_cycle(
                 [a for a, _ in pairs], key)
             yield Finding(f'{name}kept a cycle with a 4-bit {role} over the plain one',
-                          *bootstrap(pairs, change, 200), 0.95, f'n = {len(some)}')
+                          *bootstrap(pairs, change, 200), 0.95, f'n = {len(some)}',
+                          'Rounding one of the two moves its favourites away from the other\'s')
     z, rule = torch.randn(4, 1, network('target')[0].vocab), CmAsd()
     times = own_cost(lambda: [rule.confidence(row) for row in z])
     yield Finding('1 - cost of the confidences of a block of 4 over a target pass',
-                  *bootstrap(times, lambda t: 1 - median(t), 200), 0.95, 'time; n = 50')
+                  *bootstrap(times, lambda t: 1 - median(t), 200), 0.95, 'time; n = 50',
+                  'Five tensor operations a token are a price that does not shrink with the target')
 
 
 def own_cost(work):
@@ -309,6 +351,7 @@ def own_cost(work):
 
 # ------------------------------------------------------------------------------------------------------ ECSV
 
+LAWS = 'lite', 'ecsv', 'soft'           # votes whose law of the first token is measured
 SPOTS = {'spot': dict(), 'spot, R = 2': dict(spots=2), 'spot, R = 4': dict(spots=4),
          'spot, entropy': dict(policy='entropy'), 'spot, agree_entropy': dict(policy='agree_entropy'),
          'spot, ties by mean q': dict(tie_break='draft'),
@@ -316,25 +359,31 @@ SPOTS = {'spot': dict(), 'spot, R = 2': dict(spots=2), 'spot, R = 4': dict(spots
 
 
 def voted_row(family, ids, keys=('sd greedy', *VOTES, 'oracle-top1'), **how):
-    """Of one prompt at temperature 0: {vote: its sums by depth}, nats of alignment, and the family."""
+    """Of one prompt at temperature 0: {vote: its sums by depth}, the laws of the first token, the family."""
     record = Branches(ids, **how)
     row = {key: record.sums(key) for key in keys}
-    nats = {key: record.aligned(key) for key in ('q', 'lite', 'ecsv', 'soft')} if len(keys) > 4 else {}
-    return row | dict(family=family, aligned=nats)
+    laws = {key: record.aligned(key) for key in ('q', *LAWS)} if len(keys) > 4 else {}
+    return row | dict(family=family, aligned=laws)
 
 
 def summed(rows, key, k):
-    """[kept, cycles, tokens, target positions, target passes] of a vote at depth k."""
+    """[kept, cycles, tokens, target positions, target passes, ...] of a vote at depth k."""
     return [sum(column) for column in zip(*(r[key][k] for r in rows))]
 
 
-def at_budget(rows, key, base, depths=DEPTHS):
+def at_depth(rows, key, k):
+    """Draft tokens kept a cycle by a vote at depth k."""
+    kept, cycles, *_ = summed(rows, key, k)
+    return kept / cycles
+
+
+def at_budget(rows, key, base):
     """The sums of a mix of two depths whose target positions a token are those of base, (vote, depth).
 
     One depth for a share of the texts, the next for the rest; that alone of the nearest where none fits.
     """
-    *_, tokens, positions, _ = summed(rows, *base)
-    aim, sums = positions / tokens, [summed(rows, key, k) for k in depths]
+    _, _, tokens, positions, *_ = summed(rows, *base)
+    aim, sums = positions / tokens, [summed(rows, key, k) for k in sorted(rows[0][key])]
     excess = [x[3] - aim * x[2] for x in sums]
     for a, b, x, y in zip(excess, excess[1:], sums, sums[1:]):
         if a <= 0 <= b and a < b:
@@ -348,64 +397,88 @@ def tuned(rows):
                key=lambda pair: 1 / summed(rows, *pair)[1] / seconds([pair[1]]))
 
 
-def gain(rows, key, other, base, depths=DEPTHS):
+def gain(rows, key, other, base):
     """Draft tokens kept a cycle over another vote's, both at the target positions a token of base."""
-    a, b = (at_budget(rows, name, base, depths) for name in (key, other))
+    a, b = (at_budget(rows, name, base) for name in (key, other))
     return a[0] / a[1] / (b[0] / b[1])
+
+
+def within(rows, keys, base):
+    """(1 - the largest difference of the keys' positions a token from those of base) three times."""
+    per = lambda x: x[3] / x[2]
+    aim = per(summed(rows, *base))
+    return single(1 - max(abs(per(at_budget(rows, key, base)) / aim - 1) for key in keys))
+
+
+def law(rows, key, i):
+    """Mean of a law's nats (0) or of how often its favourite is the target's (1)."""
+    return mean([r['aligned'][key][i] for r in rows])
+
+
+def datasets(rows, base):
+    """On how many families both the length and the target's cross-entropy improve over tuned sd."""
+    return sum(gain(mine, 'ecsv', base[0], base) > 1 and law(mine, 'ecsv', 0) < law(mine, 'q', 0)
+               for f in FAMILIES if (mine := of(rows, f)))
+
+
+NOISY_ARGMAX = 'At their first token all branches share one q: their vote is a noisy estimate of its argmax'
+ECSV = [        # claim, line, its figure of rows at the budget of base, why where it fails
+    ('E1 ecsv-lite over sd with a sampled draft', 1.05, lambda r, base: gain(r, 'lite', 'sd sampled', base),
+     'Branches of one draft share its errors'),
+    ('E1, F4 ecsv-lite over sd with a greedy draft', 1.05, lambda r, base: gain(r, 'lite', 'sd greedy', base),
+     NOISY_ARGMAX),
+    ('F4 the best of ecsv, lite, soft over sd with a greedy draft', MORE,
+     lambda r, base: max(gain(r, key, 'sd greedy', base) for key in LAWS), NOISY_ARGMAX),
+    ('F4 ecsv over the argmax of mean q', MORE, lambda r, base: gain(r, 'ecsv', 'mean-argmax', base),
+     'A vote of samples estimates the argmax of mean q, which that control takes directly'),
+    ('N1 families where length and aligned cross-entropy improve over tuned sd', 2, datasets,
+     "A few samples are a coarser law than the q that they come from, and tuned sd takes q's favourite"),
+    ('N2 ecsv over the unweighted vote', MORE, lambda r, base: gain(r, 'ecsv', 'vote-unif', base),
+     'Branches that share their q are equally reliable, so that the weights seldom turn a majority'),
+    ('F6 positional over prefix alignment', MORE, lambda r, base: gain(r, 'ecsv', 'prefix', base),
+     'Once branches have parted, a positional vote counts tokens that were written behind other words')]
 
 
 def ecsv(n):
     """ECSV's claims: E the proposal's expectations, N its falsification criteria, F ours.
 
-    All at the target positions a token of tuned sd, by mixing two depths. Prompts of up to 300 tokens.
+    All at the target positions a token of tuned sd, by mixing two depths, unless said. Prompts of up to 300
+    tokens.
     """
     families = FAMILIES[:3]
     texts = {f: [ids for _, ids in prompts(f, n)] for f in families}
     rows = [voted_row(f, ids) for f in families for ids in tqdm(texts[f], desc=f'ecsv {f}')]
-    base, few = tuned(rows), max(2, n // 4)
-    over = lambda key, other: lambda r: gain(r, key, other, base)
-    nats = lambda rows, key: mean([r['aligned'][key] for r in rows])
-
-    def datasets(rows):
-        """On how many families both the length and the target's cross-entropy improve over sd."""
-        return sum(gain(mine, 'ecsv', base[0], base) > 1 and nats(mine, 'ecsv') < nats(mine, 'q')
-                   for f in families if (mine := of(rows, f)))
-    apart = max(abs(x[3] / x[2] / (y[3] / y[2]) - 1) for key in ('sd sampled', *VOTES)
-                for x, y in [(at_budget(rows, key, base), summed(rows, *base))])
+    base = tuned(rows)
     note = f'kept a cycle at the positions a token of {base[0]}, gamma {base[1]}; n = {len(rows)}'
-    yield Finding('budget: 1 - the largest difference in positions a token', *[1 - apart] * 3, 0.99, note)
-    for claim, line, figure in [
-            ('E1 ecsv-lite over sd with a sampled draft', 1.05, over('lite', 'sd sampled')),
-            ('E1, F4 ecsv-lite over sd with a greedy draft', 1.05, over('lite', 'sd greedy')),
-            ('F4 the best of ecsv, lite, soft over sd with a greedy draft', MORE,
-             lambda r: max(over(key, 'sd greedy')(r) for key in ('ecsv', 'lite', 'soft'))),
-            ('F4 ecsv over the argmax of mean q', MORE, over('ecsv', 'mean-argmax')),
-            ('N1 families where length and aligned cross-entropy improve over tuned sd', 2, datasets),
-            ('N2 ecsv over the unweighted vote', MORE, over('ecsv', 'vote-unif')),
-            ('N3 ecsv-lite with B = 2, depth 4, over sd with a sampled draft', MORE,
-             lambda r: gain(r, 'lite, B = 2', 'sd sampled', ('sd sampled', 4))),
-            ('F6 positional over prefix alignment', MORE, over('ecsv', 'prefix')),
-            ('of what the best of four branches would keep, ecsv keeps', 0.9,
-             lambda r: summed(r, 'ecsv', 4)[0] / summed(r, 'ecsv', 4)[1] * (
-                 summed(r, 'oracle-top1', 4)[1] / summed(r, 'oracle-top1', 4)[0]))]:
-        yield Finding(claim, *bootstrap(rows, figure, 200), line, note)
-    yield from noisy(texts, rows, base, few)
-    yield from spotted(texts, rows, base, few)
-    yield from sampling(few)
+    yield Finding('budget: 1 - the largest difference in positions a token', *within(
+        rows, ('sd sampled', *VOTES), base), 0.99, note, 'No mix of two depths of 1 to 8 meets the budget')
+    for claim, line, figure, why in ECSV:
+        yield Finding(claim, *bootstrap(rows, partial(figure, base=base), 200), line, note, why)
+    yield Finding('N3 ecsv-lite with B = 2 over sd with a sampled draft', *bootstrap(
+        rows, lambda r: gain(r, 'lite, B = 2', 'sd sampled', ('sd sampled', 4)), 200), MORE,
+        f'kept a cycle at the positions a token of sd sampled, gamma 4; n = {len(rows)}',
+        'Two branches that disagree have no majority')
+    yield Finding('of what the best of four branches would keep, ecsv keeps', *bootstrap(
+        rows, lambda r: at_depth(r, 'ecsv', 4) / at_depth(r, 'oracle-top1', 4), 200), 0.9,
+        f'both at depth 4, without a budget; n = {len(rows)}', 'The one branch that is right has one vote')
+    yield from noisy(texts, rows, base, max(2, n // 2))
+    yield from spotted(texts, rows, base)
+    yield from sampling(max(2, n // 3))              # a text costs most there
     at = lambda r, key: (x := at_budget(r, key, base))[0] / x[1]
-    show(['at equal positions a token', 'kept a cycle', *families, 'nats of the target (q: its own)'],
+    show(['at equal positions a token', 'kept a cycle', *families, 'nats of the target (q: its own)',
+          "the target's favourite first"],
          [(key, at(rows, key), *(at(of(rows, f), key) for f in families),
-           nats(rows, key) if key in rows[0]['aligned'] else '') for key in ('sd greedy', *VOTES)]
-         + [('q', *[''] * (1 + len(families)), nats(rows, 'q'))])
+           *(law(rows, key, i) if key in LAWS else '' for i in (0, 1))) for key in ('sd greedy', *VOTES)]
+         + [('q', *[''] * (1 + len(families)), *(law(rows, 'q', i) for i in (0, 1)))])
     show(['ecsv-lite over greedy sd, same depth', *(f'k = {k}' for k in (2, 4, 8))],
-         [(f'B = {B}', *(gain(rows, key, 'sd greedy', ('sd greedy', k), [k]) for k in (2, 4, 8)))
+         [(f'B = {B}', *(at_depth(rows, key, k) / at_depth(rows, 'sd greedy', k) for k in (2, 4, 8)))
           for B, key in ((2, 'lite, B = 2'), (4, 'lite'), (8, 'lite, B = 8'))])
 
 
-def noisy(texts, rows, base, few):
+def noisy(texts, rows, base, n):
     """E3: what noise in draft or target does to the gain over sd with an equally noisy sampled draft."""
-    some = [(f, ids) for f in texts for ids in texts[f][:few]]
-    plain = [row for f in texts for row in of(rows, f)[:few]]
+    some = [(f, ids) for f in texts for ids in texts[f][:n]]
+    rows = [row for f in texts for row in of(rows, f)[:n]]
     each, keys = lambda rows: gain(rows, 'ecsv', 'sd sampled', base), ('sd greedy', 'sd sampled', 'ecsv')
     for name, how in (('a 4-bit draft', dict(rounded='draft')), ('a 4-bit target', dict(rounded='target')),
                       ('draft temperature 1.2', dict(draft_temperature=1.2)), ('another seed', dict(seed=1))):
@@ -414,67 +487,107 @@ def noisy(texts, rows, base, few):
         note = f'n = {len(some)}; over greedy sd {gain(noise, "ecsv", "sd greedy", base):.3f}'
         if name == 'another seed':                      # what chance alone does
             yield Finding('minus the change of the same gain by another seed', *bootstrap(
-                list(zip(plain, noise)), lambda pairs: -abs(more(pairs)), 200), -0.02, note)
+                list(zip(rows, noise)), lambda pairs: -abs(more(pairs)), 200), -0.02, note,
+                'Chance alone changes the gain by more than that: read the rows above with it in mind')
         else:
             yield Finding(f'E3 gain over equally noisy sampled sd grows with {name}', *bootstrap(
-                list(zip(plain, noise)), more, 200), 0.0, f'difference of ratios, {note}')
+                list(zip(rows, noise)), more, 200), 0.0, f'difference of ratios, {note}',
+                'All branches come from one draft and go wrong together')
 
 
-def spotted(texts, rows, base, few):
-    """E2, F5: what asking the target before the vote is worth, by positions and by passes; then a table."""
-    depths, found = [k for k in DEPTHS if abs(k - base[1]) <= 1], []
+def spotted(texts, rows, base):
+    """E2, F5: what asking the target before the vote is worth, by positions and by passes; then a table.
+
+    A check keeps more than the vote alone, hence the depths: from the last that ecsv can afford upwards.
+    """
+    _, _, tokens, positions, *_ = summed(rows, *base)
+    spare = lambda k: positions / tokens - (x := summed(rows, 'ecsv', k))[3] / x[2]
+    low = max((k for k in DEPTHS if spare(k) >= 0), default=1)
+    depths, found = [k for k in DEPTHS if low <= k <= low + 2], []
     for f in texts:
-        for ids, row in zip(tqdm(texts[f][:few], desc=f'spots {f}'), of(rows, f)):
+        some = max(2, len(texts[f]) // 4)               # of the texts, for the variants
+        for i, (ids, row) in enumerate(zip(tqdm(texts[f], desc=f'spots {f}'), of(rows, f))):
             record = Branches(ids)
             found.append(row | {key: {k: record.checked(EcsvSpot(**knobs), k) for k in depths}
-                                for key, knobs in SPOTS.items()})
-    calls = lambda rows, key: (x := at_budget(rows, key, base, depths))[2] / x[4]
+                                for key, knobs in SPOTS.items() if key == 'spot' or i < some})
+    calls = lambda rows, key: (x := at_budget(rows, key, base))[2] / x[4]
     note = f'at equal positions a token, n = {len(found)}'
-    for claim, line, figure in [
-            ('E2 ecsv-spot over ecsv', 1.02, lambda r: gain(r, 'spot', 'ecsv', base, depths)),
+    for claim, line, figure, why in [
+            ('E2 ecsv-spot over ecsv', 1.02, lambda r: gain(r, 'spot', 'ecsv', base),
+             'A check that turns the vote has read positions that are read again'),
             ('E2, F4 ecsv-spot over sd with a greedy draft', MORE,
-             lambda r: gain(r, 'spot', 'sd greedy', base, depths)),
+             lambda r: gain(r, 'spot', 'sd greedy', base),
+             'One checked position does not make up for a first token that is a noisy argmax'),
             ('F5 ecsv-spot over tuned sd by tokens a target pass', 1.0,
-             lambda r: calls(r, 'spot') / calls(r, base[0]))]:
-        yield Finding(claim, *bootstrap(found, figure, 200), line, note)
-    apart = max(abs(x[3] / x[2] / (y[3] / y[2]) - 1) for key in SPOTS
-                for x, y in [(at_budget(found, key, base, depths), summed(found, *base))])
+             lambda r: calls(r, 'spot') / calls(r, base[0]), 'A check is a target pass of its own')]:
+        yield Finding(claim, *bootstrap(found, figure, 200), line, note, why)
     yield Finding('budget of spot checks: 1 - the largest difference in positions a token',
-                  *[1 - apart] * 3, 0.99, note)
+                  *within(found, ('ecsv', 'spot'), base), 0.99, note, f'No mix of two of {depths} meets it')
     z, tokens = torch.randn(4, 4, network('target')[0].vocab), torch.arange(16).view(4, 4)
     yield Finding('1 - cost of the vote of four branches of four over a target pass', *bootstrap(
         own_cost(lambda: Ecsv().fuse(Ballot.of(tokens, z, 0))), lambda t: 1 - median(t), 200), 0.95,
-        'time; n = 50')
-    sums = [(key, at_budget(found, key, base, depths)) for key in ('sd greedy', 'ecsv', *SPOTS)]
-    show(['real cycles', 'kept a cycle', 'tokens a target pass', 'positions a token'],
-         [(key, kept / cycles, tokens / passes, positions / tokens)
-          for key, (kept, cycles, tokens, positions, passes) in sums])
+        'time; n = 50', 'Some fifteen tensor operations beside the three hundred of so small a target')
+    few = [row for row in found if SPOTS.keys() <= row.keys()]
+    sums = [(key, at_budget(few, key, base)) for key in ('sd greedy', 'ecsv', *SPOTS)]
+    show([f'real cycles, n = {len(few)}', 'kept a cycle', 'tokens a target pass', 'positions a token'],
+         [(key, x[0] / x[1], x[2] / x[4], x[3] / x[2]) for key, x in sums])
 
 
 def real_run(session, ids, method, temperature, seed):
-    """The sums of a real run, as summed has them."""
+    """The sums of a real run, as summed has them, and its measured seconds."""
     cycles = written(session, ids, method, temperature, seed)
     passes, positions = (sum(c.passes['target/full'][i] for c in cycles) for i in (0, 1))
-    return [sum(c.accepted for c in cycles), len(cycles), len(tokens_of(cycles)), positions, passes]
+    return [sum(c.accepted for c in cycles), len(cycles), len(tokens_of(cycles)), positions, passes,
+            sum(c.seconds for c in cycles)]
 
 
-def sampling(few):
-    """Real runs at temperature 1, where acceptance by match is a handicap; greedy ones for the answers."""
-    rows, won, decode = [], [], network('target')[1].decode
+def sampling(n):
+    """What needs real runs: the vote above temperature 0, several branches verified in turn, a second draft;
+    and greedy ones for the answers.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        rounded, mid = File(home) / 'draft', HOME / 'mid'
+        write_copy(HOME / 'draft', rounded)
+        two = lambda folder: partial(METHODS['ecsv-two'], second=str(folder))
+        methods = {name: METHODS[name] for name in ('ecsv', 'sd-multi', 'sd-tree')}
+        methods['ecsv, 4-bit second draft'] = two(rounded)
+        if (mid / 'config.json').exists():
+            methods['ecsv, mid as second draft'] = two(mid)
+        for T in (0.0, 1.0):
+            yield from at_temperature(T, methods, n)
+    won, decode = [], network('target')[1].decode
+    for row, ids in (pair for f in FAMILIES[:2] for pair in prompts(f, n)):
+        texts = [decode(tokens_of(written(begin(ids), ids, METHODS[name]()))) for name in ('ecsv-lite', 'ar')]
+        won.append(tasks.grade(row, texts[0]) - tasks.grade(row, texts[1]))
+    yield Finding('E4 share of right answers more than plain decoding, math and table', *bootstrap(
+        won, mean, 200), 0.01, f'n = {len(won)}', 'ECSV is lossless: the text is the same')
+
+
+def at_temperature(T, methods, n):
+    """Findings and a table of real runs beside sd with gamma 4, in turn on each text."""
+    rows, base, depths = [], ('sd', 4), lambda name: (4, 5, 6) if name.startswith('sd') else (3, 4, 5)
     for family in FAMILIES[:3]:
-        for seed, (row, ids) in enumerate(tqdm(prompts(family, few), desc=f'temperature 1, {family}')):
+        for seed, (_, ids) in enumerate(tqdm(prompts(family, n), desc=f'temperature {T:g}, {family}')):
             s = begin(ids)
-            rows.append(dict(sd={4: real_run(s, ids, Exact(4), 1.0, seed)},
-                             ecsv={k: real_run(s, ids, Ecsv(k), 1.0, seed) for k in (2, 3, 4, 5)}))
-            texts = [decode(tokens_of(written(s, ids, METHODS[name]()))) for name in ('ecsv-lite', 'ar')]
-            right = [tasks.grade(row, text) for text in texts]
-            won += [] if None in right else [right[0] - right[1]]
-    plain = lambda rows: (x := summed(rows, 'sd', 4))[0] / x[1]
-    voted = lambda rows: (x := at_budget(rows, 'ecsv', ('sd', 4), [2, 3, 4, 5]))[0] / x[1]
-    yield Finding('ecsv over sd when sampling, at equal positions a token', *bootstrap(
-        rows, lambda rows: voted(rows) / plain(rows), 200), MORE, f'gamma 4, n = {len(rows)}')
-    yield Finding('E4 share of right answers more than plain decoding (lossless: the same text)',
-                  *bootstrap(won or [0], mean, 200), 0.01, f'n = {len(won)}')
+            rows.append(dict(sd={4: real_run(s, ids, Exact(4), T, seed)}) | {
+                name: {k: real_run(s, ids, kind(k), T, seed) for k in depths(name)}
+                for name, kind in methods.items()})
+    each = {name: at_budget(rows, name, base) for name in ('sd', *methods)}
+    for name in methods:
+        other, why = 'sd', NOISY_ARGMAX + ', and above temperature 0 a match is rarer than min(p, q)'
+        if name in ('sd-multi', 'sd-tree'):
+            why = 'The positions of another pass would have paid for a longer branch'
+        elif name != 'ecsv':
+            other, why = 'ecsv', 'What the second draft gets right the first gets right too'
+        apart = within(rows, (name, other), base)[0]
+        yield Finding(f'{name}, over {other} at equal positions a token, temperature {T:g}', *bootstrap(
+            rows, lambda r: gain(r, name, other, base), 200), MORE,
+            f'kept a cycle; positions within {1 - apart:.1%}; n = {len(rows)}', why)
+    pace = lambda x: x[2] / x[5]
+    show([f'real runs, temperature {T:g}', 'kept a cycle', 'tokens a target pass', 'positions a token',
+          'tokens a second over sd, measured'],
+         [(name, x[0] / x[1], x[2] / x[4], x[3] / x[2], pace(x) / pace(each['sd']))
+          for name, x in each.items()])
 
 
 # ---------------------------------------------------------------------------------------------------- VIA-SD

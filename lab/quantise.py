@@ -12,6 +12,8 @@ from statistics import NormalDist
 import torch
 from safetensors.torch import load_file, save_file
 
+from model import expect
+
 
 def quantiles(n, edge=0.9677083):
     """n points above 0 up to 1: scaled normal quantiles from `edge` down, the median left out."""
@@ -38,20 +40,28 @@ def linear(name, tensor):
     return name.endswith('_proj.weight') and tensor.ndim == 2
 
 
+def write_copy(source, to):
+    """Writes the folder `to`, not there yet: `source` with its linear layers rounded. Both are paths."""
+    files = sorted(source.glob('*.safetensors'))
+    expect(files, f'{source}: no safetensors files')
+    expect(not to.exists(), f'{to} is there already')
+    to.mkdir(parents=True)
+    for file in sorted(source.glob('*.json')) + sorted(source.glob('*.jinja')):
+        shutil.copy(file, to)
+    for file in files:
+        weights = {k: quantise(w) if linear(k, w) else w for k, w in load_file(file).items()}
+        save_file(weights, to / file.name, metadata=dict(format='pt'))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('source', type=File)
     parser.add_argument('to', type=File)
     args = parser.parse_args()
-    files = sorted(args.source.glob('*.safetensors'))
-    if not files or args.to.exists():
-        parser.exit(2, f'{args.to} is there already\n' if files else f'{args.source}: no safetensors files\n')
-    args.to.mkdir(parents=True)
-    for file in sorted(args.source.glob('*.json')) + sorted(args.source.glob('*.jinja')):
-        shutil.copy(file, args.to)
-    for file in files:
-        weights = {k: quantise(w) if linear(k, w) else w for k, w in load_file(file).items()}
-        save_file(weights, args.to / file.name, metadata=dict(format='pt'))
+    try:
+        write_copy(args.source, args.to)
+    except ValueError as error:
+        parser.exit(2, f'{error}\n')
 
 
 if __name__ == '__main__':

@@ -26,7 +26,7 @@ HOME, ROOM, CHUNK = File(__file__).parent / 'models', 160, 8       # tokens: a t
 LONGEST, DEPTHS = 300, range(1, 9)      # prompts of more tokens are passed over; tokens of an ECSV block
 SMOOTH = 0.05                           # share of q in a vote's law, which else has no chance for most tokens
 
-Place = namedtuple('Place', 'token signals ratio pick')             # draft's token, its p / max p, target's
+Place = namedtuple('Place', 'token signals ratio pick logits')     # draft's token, its p / max p, target's
 Run = namedtuple('Run', 'text kept drafted')                        # kept, drafted: of each cycle
 
 
@@ -104,7 +104,7 @@ class Record:
             d = rollout(s, Exact(draft_temperature=0), CHUNK)
             score = Score(s, d, s.target.model.full)
             picks = score.logits.argmax(-1).tolist()
-            for i, found in enumerate(zip(d.tokens, signals(d.logits), score.ratios, picks)):
+            for i, found in enumerate(zip(d.tokens, signals(d.logits), score.ratios, picks, score.logits)):
                 self.places.setdefault(text + tuple(d.tokens[:i]), Place(*found))
         return self.places[text]
 
@@ -128,7 +128,8 @@ class Record:
             score = SimpleNamespace(
                 draft=Draft([x.token for x in block], None, notes=[dict(confidence=confidence(method, x))
                                                                    for x in block]),
-                ratios=[x.ratio for x in block], pq=[(float(x.token == x.pick), 1.0) for x in block],
+                ratios=[x.ratio for x in block], logits=[x.logits for x in block],
+                pq=[(float(x.token == x.pick), 1.0) for x in block],
                 session=SimpleNamespace(temperature=0.0))
             n = next((i for i in range(len(block)) if not method.kept(score, i)), len(block))
             tokens = tuple(score.draft.tokens[:n])
@@ -147,8 +148,10 @@ def confidence(method, place):
 
 VOTES = {'sd sampled': Ecsv(branches=1), 'lite': EcsvLite(), 'ecsv': Ecsv(), 'soft': METHODS['ecsv-soft'](),
          'vote-unif': METHODS['vote-unif'](), 'mean-argmax': METHODS['mean-argmax'](),
-         'prefix': Ecsv(align='prefix'), 'entropy alone': Ecsv(a_agree=0, a_self=0),
-         'agreement alone': Ecsv(a_entropy=0, a_self=0), 'own q alone': Ecsv(a_entropy=0, a_agree=0),
+         'prefix': Ecsv(align='prefix'), 'branch': Ecsv(granularity='branch'),
+         **{f'window {n}': Ecsv(granularity='window', window=n) for n in (2, 4, 8)},
+         'entropy alone': Ecsv(a_agree=0, a_self=0), 'agreement alone': Ecsv(a_entropy=0, a_self=0),
+         'own q alone': Ecsv(a_entropy=0, a_agree=0),
          'lite, B = 2': EcsvLite(branches=2), 'lite, B = 8': EcsvLite(branches=8)}
 
 
@@ -171,34 +174,35 @@ class Branches(Record):
             self.drawn[i] = self.drafter.texts(self.session, DEPTHS[-1])
         return self.drawn[i]
 
-    def ballot(self, i, B, top_m=4):
-        return Ballot.of(*(x[:B] for x in self.branches(i)), top_m)
+    def ballot(self, i, B, top_m=4, k=DEPTHS[-1]):
+        return Ballot.of(*(x[:B, :k] for x in self.branches(i)), top_m)
 
     def agreed(self, proposal, i):
         """How many tokens of the proposal the target would write behind the first i."""
         return len(os.path.commonprefix([proposal, self.line[i:]]))
 
-    def proposal(self, key, i):
-        """The tokens that a vote (or sd with a greedy draft, or the best or likeliest branch) proposes."""
+    def proposal(self, key, i, k=DEPTHS[-1]):
+        """The k tokens that a vote (or sd with a greedy draft, or the best or likeliest branch) proposes."""
         if key == 'sd greedy':
             chain = self.block(tuple(self.line[:i]), Exact(DEPTHS[-1]), DEPTHS[-1])
             return [x.token for x in chain]
         if key in VOTES:
             vote = VOTES[key]
-            return vote.fuse(self.ballot(i, vote.branches, vote.top_m if vote.soft else 0))
+            return vote.fuse(self.ballot(i, vote.branches, vote.top_m if vote.soft else 0, k))
         tokens = self.branches(i)[0][:4].tolist()       # oracle-top1: the branch that is right for longest
         return max(tokens, key=lambda row: self.agreed(row, i))
 
     def sums(self, key):
         """{depth: [kept, cycles, tokens, target positions, target passes]}: what one fused token is does not
-        hang on those behind it, so that one proposal serves all depths.
+        hang on those behind it, so that one proposal serves all depths; a mean over the branch does.
         """
-        found, right = {}, functools.cache(lambda i: self.agreed(self.proposal(key, i), i))
+        found, whole = {}, key in VOTES and VOTES[key].granularity == 'branch'
+        right = functools.cache(lambda i, k: self.agreed(self.proposal(key, i, k), i))
         for k in DEPTHS:
             i, kept, cycles, positions = 0, 0, 0, 0
             while i < len(self.line):
                 most = min(k, ROOM - i - 1)
-                n = min(most, right(i))
+                n = min(most, right(i, most if whole and most else DEPTHS[-1]))
                 i, kept, cycles, positions = i + n + 1, kept + n, cycles + 1, positions + most + 1
             found[k] = [kept, cycles, len(self.line), positions, cycles]
         return found
@@ -219,11 +223,12 @@ class Branches(Record):
         return [kept, cycles, len(self.line), *spent]
 
     def aligned(self, key):
-        """Nats of the target's law under the law of the first fused token, mean over the places drawn.
+        """(nats of the target's law under the law of the first fused token, how often both have the same
+        favourite), means over the places drawn.
 
         A vote's law is its scores' shares, smoothed by SMOOTH of the draft's q; key 'q' is q itself.
         """
-        nats, s, full = [], self.session, self.session.target.model.full
+        found, s, full = [], self.session, self.session.target.model.full
         rows = s.target.read(self.ids + self.line[:-1], [], full, len(self.line))
         for i in self.drawn:
             q = self.branches(i)[1][0, 0].softmax(-1)
@@ -236,8 +241,9 @@ class Branches(Record):
                 law = torch.zeros_like(q)
                 law[list(share)] = torch.tensor(list(share.values())) / sum(share.values())
                 q = (1 - SMOOTH) * law + SMOOTH * q
-            nats.append(-float(rows[i].softmax(-1) @ q.clamp(min=1e-30).log()))
-        return sum(nats) / len(nats)
+            nats = -float(rows[i].softmax(-1) @ q.clamp(min=1e-30).log())
+            found.append((nats, float(q.argmax() == rows[i].argmax())))
+        return [sum(column) / len(found) for column in zip(*found)]
 
 
 # ----------------------------------------------------------------------------------------------- pictures

@@ -390,43 +390,66 @@ class SdMulti(Ecsv):
         self.options = [Draft(tokens[b].tolist(), q[b], logits[b]) for b in order]
         return self.options[0]
 
+    def follow(self, live, kept, i):
+        """The branches that stay in play behind the i-th token of the one that was kept."""
+        return [kept]
+
     def accept(self, session, draft, score):
         if not draft.tokens:
             return super().accept(session, draft, score)
-        p, judged, rest = score.p[0], [], draft.tokens[1:]
-        tokens, labels = None, ['target']
-        for option in self.options:
-            x, q = option.tokens[0], option.q[0]
-            chance = min(1.0, float(p[x] / q[x]))
-            judged.append(dict(token=x, p=float(p[x]), q=float(q[x]), threshold=None, chance=chance,
-                               kept=session.flip(chance)))
-            if judged[-1]['kept']:
-                tokens, labels, more = self.finish(session, option, score)
-                judged, rest = judged + more, option.tokens[1 + len(more):]
+        tokens, judged, extra, begin = [], [], [], 0
+        path, live, left = draft.tokens, self.options, (self.budget or inf) - len(draft.tokens) - 1
+        while (i := len(tokens)) < len(path):           # read; score's rows go from `begin` on
+            option, p, rows = tried(session, live, i, score.p[i - begin])
+            judged += rows
+            if option is None:
+                extra = [(int(session.draw(p)), 'target')]
                 break
-            p = residual(p, q)
+            tokens, live = tokens + [option.tokens[i]], self.follow(live, option, i)
+            if tokens[-1] in session.eos:
+                break
+            if tokens != path[:i + 1]:                  # it goes on where nothing was read: another pass
+                if left < 1:
+                    break
+                path, inner = option.tokens[:i + min(left, len(option.tokens))], copy.copy(session)
+                inner.tokens, begin, left = session.tokens + tokens, i + 1, left - (len(path) - i)
+                score = self.score(inner, Draft(path[begin:], option.q[begin:len(path)]))
+        else:
+            extra = [(int(session.draw(score.p[-1])), 'bonus')]
+        rest = path[len(tokens) + (not judged[-1]['kept']):]
         draft.tokens = [j['token'] for j in judged] + rest      # all that was put to the target
-        return tokens or [int(session.draw(p))], labels, judged
+        return tokens + [x for x, _ in extra], ['draft'] * len(tokens) + [who for _, who in extra], judged
 
-    def finish(self, session, option, score):
-        """(tokens, labels, judged) of a branch whose first token was accepted; judged without that one."""
-        first, rest, inner = option.tokens[0], Draft(option.tokens[1:], option.q[1:]), copy.copy(session)
-        inner.tokens = session.tokens + [first]
-        n = len(rest.tokens)
-        if option is self.options[0]:
-            rest.known = score.logits[1:]
-        elif self.budget:                               # the first pass has taken its part
-            n = min(n, self.budget - len(option.tokens) - 2)
-        if first in session.eos or n < 0:
-            return [first], ['draft'], []
-        rest.tokens, rest.q = rest.tokens[:n], rest.q[:n]
-        tokens, labels, judged = Exact.accept(self, inner, rest, self.score(inner, rest))
-        return [first] + tokens, ['draft'] + (labels if judged else ['bonus']), judged
+
+def tried(session, options, i, p):
+    """(the first branch whose i-th token passes, or None; what is left of the target's p [V]; the judged)."""
+    judged = []
+    for option in options:
+        x, q = option.tokens[i], option.q[i]
+        chance = min(1.0, float(p[x] / q[x]))
+        judged.append(dict(token=x, p=float(p[x]), q=float(q[x]), threshold=None, chance=chance,
+                           kept=session.flip(chance)))
+        if judged[-1]['kept']:
+            return option, p, judged
+        p = residual(p, q)
+    return None, p, judged
+
+
+@dataclass
+class SdTree(SdMulti):
+    """SdMulti at every token: all branches that share the kept text are tried in turn, as in a tree.
+
+    The tree is read path by path, each as far as it is needed: no more positions than a pass over the whole
+    tree with a mask would read, but more passes. Source: Miao et al. 2024 (SpecInfer), algorithm 2.
+    """
+
+    def follow(self, live, kept, i):
+        return [option for option in live if option.tokens[i] == kept.tokens[i]]
 
 
 METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft, 'ecsv-map': MapVote,
-                'ecsv-two': TwoDrafts, 'sd-multi': SdMulti, 'vote-unif': VoteUnif, 'oracle-top1': OracleTop1,
-                'mean-argmax': MeanArgmax})
+                'ecsv-two': TwoDrafts, 'sd-multi': SdMulti, 'sd-tree': SdTree, 'vote-unif': VoteUnif,
+                'oracle-top1': OracleTop1, 'mean-argmax': MeanArgmax})
 
 
 # --------------------------------------------------------------------- beside VIA-SD: cascades, tiers, self
