@@ -1095,13 +1095,13 @@ def test_figures_by_hand():
     curve, error = claims.reliability(sure, hits, bins=2)
     assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
     assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
-    judged = [dict(confidence=c, p=p, q=q, kept=True) for c, p, q in zip(               # kept is no hit
+    marks = [dict(confidence=c, p=p, q=q, kept=True) for c, p, q in zip(               # kept is no hit
         sure.tolist(), (0.9, 0.5, 1.0, 0.2, 0.0), (0.8, 0.5, 1.0, 0.3, 1.0))]
-    lines = [json.dumps(dict(judged=judged[:2])), json.dumps(dict(judged=judged[2:]))]
+    lines = [json.dumps(dict(judged=marks[:2])), json.dumps(dict(judged=marks[2:]))]
     curve, area, error = claims.trace_reliability(lines)
     assert [a for _, a, _ in curve] == [0, 0.5, 1] and area == pytest.approx(5.5 / 6)
     assert error == pytest.approx((0.1 + 0 + 2 * 0.075) / 5)
-    with refusal('no C'):
+    with pytest.raises(ValueError, match='no C'):
         claims.trace_reliability([json.dumps(dict(judged=[dict(p=1, q=1)]))])
     row = dict(sd={4: [30, 10, 40, 50, 10]}, vote={2: [20, 20, 40, 44, 20], 3: [24, 16, 40, 64, 16]})
     kept, cycles, tokens, positions, _ = claims.at_budget([row, row], 'vote', ('sd', 4))
