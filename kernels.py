@@ -245,13 +245,14 @@ def attention_rows(q, k, mask, sparsify):
     """Weights [B, T, S] that attention gives the keys, averaged over the query heads.
 
     Per head, weights below `sparsify` are dropped and the rest scaled to sum to 1; a row that would be empty
-    (flat over more than 1 / sparsify keys) stays whole. Source: SpecGuard 2026 ("sparsify weights < 0.01").
+    (flat over > 1 / sparsify keys) stays whole. Two arrays [B, H, T, S] at its peak. Source: SpecGuard 2026.
     """
-    scores = q.unflatten(1, (k.shape[1], -1)) @ k[:, :, None].mT * q.shape[-1] ** -0.5 + mask
-    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1).flatten(1, 2)
-    kept = weights * (weights >= sparsify)                                  # [B, H, T, S]
-    mass = kept.sum(-1, keepdim=True)
-    return torch.where(mass > 0, kept / mass, weights).mean(1)
+    rows = q.reshape(*k.shape[:2], -1, q.shape[3]) * q.shape[3] ** -0.5     # [B, G, (H/G) T, D]
+    weights = (rows @ k.mT).view(*q.shape[:3], -1).add_(mask)               # [B, H, T, S]
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32)).softmax(-1)
+    cut = sparsify * (weights.amax(-1, keepdim=True) >= sparsify)
+    weights.masked_fill_(weights < cut, 0)
+    return weights.div_(weights.sum(-1, keepdim=True)).mean(1)
 
 
 def shade(weights, below, residual):

@@ -768,9 +768,8 @@ def write_steps(session, reader, k, law, over):
 
     law: logits -> distributions; over: ids -> whether they are a whole step. A row that is over idles along.
     """
-    n, who, path = len(session.tokens), 'draft', reader.model.full
-    if reader is session.target:
-        who, path = 'target', session.view(path)
+    n, full = len(session.tokens), reader.model.full
+    who, path = ('target', session.view(full)) if reader is session.target else ('draft', full)
     logits = reader.read(session.tokens, [], path, 1).expand(k, -1)                     # [k, V]
     twin = reader if k == 1 else reader.fork(k, session.room)
     steps, rows, live = [], [[] for _ in range(k)], list(range(k))
@@ -840,6 +839,8 @@ class Stepwise(Exact):
             if getattr(self, knob, value) is None:
                 setattr(self, knob, value)
         super().__post_init__()
+        require(self.delimiter, 'delimiter', 'empty', r'what ends a step, say \n')
+        require(self.target_k == 1 or self.regenerate == 'ar', 'target_k', self.target_k, '1 (regenerate=sd)')
 
     @property
     def lossless(self):
@@ -851,8 +852,7 @@ class Stepwise(Exact):
                 or self.delimiter.replace(r'\n', '\n') in session.text(ids).lstrip())
 
     def propose(self, session):
-        expect(session.draft and session.text,
-               'a method of steps needs a draft model and a tokenizer: give --draft DIR')
+        expect(session.draft and session.text, 'steps need a draft model and a tokenizer: give --draft DIR')
         law = lambda logits: probs(logits, self.draft_temperature, session.top_k, self.draft_top_p)
         over = partial(self.over, session)
         return self.choose(session, write_steps(session, session.draft, self.k, law, over))
@@ -909,8 +909,7 @@ class SpecGuard(Stepwise):
         path = reader.model.full.grounded(self.layers, self.n_roll, begin=len(session.tokens),
                                           sparsify=self.sparsify, residual=self.residual)
         rows = reader.read(session.tokens, draft.tokens, path, n if own else n + 1)
-        seen = path.carry['shades'] is not None
-        expect(seen, f'the attention of the {self.signals} model cannot be read')
+        expect(path.carry['shades'] is not None, f'the attention of the {self.signals} cannot be read')
         logp = loglikes(torch.cat([draft.logits[:own], rows])[:-1], draft.tokens)   # row t predicts token t
         return torch.stack([logp, path.carry['shades'][0].sum(-1).to(logp)], 1).tolist()
 

@@ -21,6 +21,7 @@ from pathlib import Path as File
 import torch
 from tqdm import tqdm
 
+import kernels
 import specmini
 import train_mask
 from lab import bench, rivals, stages, tasks            # noqa: F401, rivals enter METHODS
@@ -35,7 +36,7 @@ from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choo
                        observe, outcomes, record, roc_area, signal_ranges, start)
 from model import Reader, expect, load, read_calibration
 from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard,
-                    loglikes, probs, rollout, write_steps)
+                    Stepwise, loglikes, probs, rollout, write_steps)
 
 HOME = File(__file__).parent / 'models'
 
@@ -935,6 +936,7 @@ def via(n):
 SHORT = 200         # tokens of a prompt at most: tables go on to 1,700, nearly half are shorter
 SEEDS = 3           # runs of `notes`, each with other draws of the draft
 FULL, PART = 200, 50            # problems of each task that are run end to end: what is judged, what is shown
+DRAFT = Stepwise(k=1, draft_temperature=0.0, tau=-inf)      # the draft's own text, as greedy as the target's
 NOTES = [           # the notes' tables: table, setting, their accuracy (points), their speed, our change
     ('components (MATH, GSM8K)', 'LPBV only', '+1.7, +1.2', 'latency 0.95', dict(beta=1.0)),
     ('components (MATH, GSM8K)', 'ABGV only', '+2.1, +1.9', 'latency 0.96', dict(beta=0.0)),
@@ -996,10 +998,10 @@ def step_signals(test, scales):
 
 
 def step_ablations(test, scales, sizes, exact):
-    """The notes' tables beside the record's: points of accuracy over exact decoding, target steps, speed.
+    """The notes' tables beside the record's: points of accuracy over exact decoding, target steps, speeds.
 
-    sizes: weight bytes of a pass by model; exact: those that exact decoding reads a token, by task. The speed
-    is modelled by them (memory-bound).
+    sizes: weight bytes of a pass by model; exact: by task, those that exact decoding reads for a token, and
+    that times positions: by the one the speed is modelled if memory-bound, by the other if compute-bound.
     """
     points = lambda rows: 100 * mean([r.right for r in rows])
     base = {task: points(outcomes(p, scales, USUAL | dict(tau=inf))) for task, p in test.items()}
@@ -1007,8 +1009,10 @@ def step_ablations(test, scales, sizes, exact):
         got = {task: outcomes(p, scales, USUAL | change) for task, p in test.items()}
         every = [(t, r) for t, rows in got.items() for r in rows]
         read = sum(r.drafts * sizes['draft'] + r.targets * sizes['target'] for _, r in every)
+        computed = sum(r.drafted * sizes['draft'] + r.verified * sizes['target'] for _, r in every)
         yield (table, setting, accuracy, speed, *(f'{points(got[t]) - base[t]:+.1f}' for t in got),
-               mean([r.wrote for _, r in every]), sum(exact[t] * r.tokens for t, r in every) / read)
+               mean([r.wrote for _, r in every]), sum(exact[t][0] * r.tokens for t, r in every) / read,
+               sum(exact[t][1] * r.tokens for t, r in every) / computed)
 
 
 def step_transfer(tune, test, scales):
@@ -1023,7 +1027,7 @@ def step_transfer(tune, test, scales):
 
 
 def step_run(engine, name, method, rows, seed=0):
-    """One dict a row: task, right, text, cycles, weight bytes read and bytes times positions.
+    """One dict a row: task, right, each step right, cycles, weight bytes read and bytes times positions.
 
     Both count the reward model of rsd and process-best-of-n: a pass of 1 M parameters in fp32 for each step,
     over all that the draft wrote.
@@ -1040,30 +1044,43 @@ def step_run(engine, name, method, rows, seed=0):
         if name in ('rsd', 'process-best-of-n'):
             spent.append((4_000_000, len(checks), sum(c.passes['draft/full'][1] for c in cycles)))
         text = engine.tokenizer.decode(session.tokens[len(ids):])
-        out.append(dict(task=row['task'], right=bool(tasks.grade(row, text)), text=text, cycles=cycles,
+        right = bool(tasks.grade(row, text))
+        steps = tasks.steps_right(row, text) if 'Answer:' in row['solution'] else [right]
+        out.append(dict(task=row['task'], right=right, steps=steps, cycles=cycles,
                         read=sum(w * n for w, n, _ in spent), compute=sum(w * T for w, _, T in spent)))
     return out
 
 
-def step_contest(engine, rows):
-    """{name: run}: presets, gates and rivals end to end; the coin keeps as many steps as `notes` does.
+def step_coin(engine, rows, runs):
+    """The run of a gate by coin that keeps, task by task, as many steps as `notes` does."""
+    found = {}
+    for task in dict.fromkeys(row['task'] for row in rows):
+        steps = [c for seed in range(SEEDS) for r in runs[f'notes, seed {seed}'] if r['task'] == task
+                 for c in r['cycles']]
+        coin = METHODS['random-gate'](rate=mean([c.labels[0] == 'draft' for c in steps]))
+        some = [row for row in rows if row['task'] == task]
+        found[task] = iter(step_run(engine, f'random-gate, {task}', coin, some))
+    return [next(found[row['task']]) for row in rows]
 
-    Rows of the tasks in turn; what is no preset, no gate and not rsd has the first PART of each alone.
+
+def step_contest(engine, rows):
+    """{name: run}: presets, gates and rivals end to end, on rows of the tasks in turn.
+
+    What is no preset, no gate, not rsd and not k = 1 has the first PART rows of each task alone.
     """
-    sg, coin = METHODS['specguard'], METHODS['random-gate']
+    sg = METHODS['specguard']
     chosen = read_calibration(HOME / 'target', HOME / 'draft', ['signals'])['signals']
     runs = {'sd': step_run(engine, 'sd', Exact(), rows)}
     for seed in range(SEEDS):
         runs[f'notes, seed {seed}'] = step_run(engine, f'notes, seed {seed}', sg(), rows, seed)
-    steps = [c for seed in range(SEEDS) for r in runs[f'notes, seed {seed}'] for c in r['cycles']]
+    runs['random-gate'] = step_coin(engine, rows, runs)
     gates = {
-        'paper': sg(preset='paper'), 'greedy': sg(preset='greedy'),
-        'random-gate': coin(rate=mean([c.labels[0] == 'draft' for c in steps])),
+        'paper': sg(preset='paper'), 'greedy': sg(preset='greedy'), 'k = 1': sg(k=1),
         'oracle-gate': METHODS['oracle-gate'](), 'rsd': METHODS['rsd']()}
     shown = {
-        'k = 1': sg(k=1), 'LPBV only': sg(beta=1.0), 'ABGV only': sg(beta=0.0),
+        'LPBV only': sg(beta=1.0), 'ABGV only': sg(beta=0.0),
         'calibrated': sg(beta=chosen['beta'], tau=chosen['tau']), 'target signals': sg(signals='target'),
-        'selector only': sg(tau=-inf), 'draft only': sg(k=1, tau=-inf), 'ar': METHODS['ar'](),
+        'selector only': Stepwise(tau=-inf), 'draft only': DRAFT, 'ar': METHODS['ar'](),
         **{name: METHODS[name]() for name in
            ('specreason', 'majority', 'best-of-n', 'process-best-of-n', 'beam', 'specguard-pooled')}}
     runs |= {name: step_run(engine, name, method, rows) for name, method in gates.items()}
@@ -1071,16 +1088,21 @@ def step_contest(engine, rows):
 
 
 def step_contest_table(runs, names):
-    """Right by task, all beside exact decoding's, share of target steps, seconds a text, costs over sd's."""
+    """Right by task, all beside exact decoding's, shares of steps, seconds a text, costs over sd's.
+
+    Of the steps: those right of all that were written, those of the target, those with a signal clipped.
+    """
     over = lambda pairs: 100 * mean([a['right'] - b['right'] for a, b in pairs])
     for name, rs in runs.items():
         cycles = [c for r in rs for c in r['cycles']]
         wrote = '-' if name in ('ar', 'sd') else mean([c.labels[0] == 'target' for c in cycles])
+        scored = [j['clipped'] for c in cycles for j in c.judged[:1] if j.get('grounding') is not None]
         gain, low, high = bootstrap(list(zip(rs, runs['sd'])), over, 500)
         ratio = lambda key: sum(r[key] for r in rs) / sum(r[key] for r in runs['sd'][:len(rs)])
         yield (name, len(rs), *(mean([r['right'] for r in rs if r['task'] == t]) for t in names),
-               f'{gain:+.1f} ({low:+.1f} to {high:+.1f})', wrote, sum(c.seconds for c in cycles) / len(rs),
-               ratio('read'), ratio('compute'))
+               f'{gain:+.1f} ({low:+.1f} to {high:+.1f})', mean(sum((r['steps'] for r in rs), [])), wrote,
+               mean(scored) if scored else '-', sum(c.seconds for c in cycles) / len(rs), ratio('read'),
+               ratio('compute'))
 
 
 PARTS = 'draft', 'selection', 'reading again', 'with rollout', 'scoring', 'target', 'target pass'
@@ -1120,10 +1142,10 @@ def step_clock(engine, rows):
     return out
 
 
-def overhead(clock):
-    """The target's seconds for its own step over those of selection, the pass with rollout and scoring."""
+def overhead(part, clock):
+    """The target's seconds for a part over those of selection, the pass with rollout and scoring."""
     extra = sum(parts[x] for parts, *_ in clock for x in ('selection', 'with rollout', 'scoring'))
-    return sum(parts['target'] for parts, *_ in clock) / extra
+    return sum(parts[part] for parts, *_ in clock) / extra
 
 
 def step_costs(clock, sizes, wrote):
@@ -1146,14 +1168,27 @@ def step_costs(clock, sizes, wrote):
     return [(part, notes, x, x / ms['target'], w / (N * P)) for part, notes, x, w in rows]
 
 
+def held(work):
+    """The most bytes that the tensors which some work on the CPU makes take at once."""
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], profile_memory=True) as seen:
+        work()
+    events = sorted(seen.events(), key=lambda event: event.time_range.start)
+    return max(itertools.accumulate(event.self_cpu_memory_usage for event in events))
+
+
 def step_memory(engine, clock):
-    """MB of the rows that rollout makes in one layer: three arrays at once, scores, weights and kept ones."""
-    mb = lambda heads, T, S: 3 * heads * T * S * 4 / 2 ** 20
-    heads = engine.models['draft'].config.num_attention_heads
-    return [('the largest of the steps timed', max(mb(heads, T, S + T) for _, T, _, S in clock)),
-            ('a step of 48 tokens behind 4,096 in a 7 B draft (32 heads)', mb(32, 48, 4096)),
+    """MB that the rollout of one layer takes at its peak; the rows are thrown away before the next layer."""
+    def mb(H, G, D, T, S):
+        q, k, below = torch.randn(1, H, T, D), torch.randn(1, G, S, D), torch.zeros(1, T, S - T)
+        mask = torch.zeros(T, S).masked_fill(torch.arange(S) > S - T + torch.arange(T)[:, None], -inf)
+        return held(lambda: kernels.shade(kernels.attention_rows(q, k, mask, 0.01), below, 0.0)) / 2 ** 20
+    c, (_, T, _, S) = engine.models['draft'].config, max(clock, key=lambda row: row[1] * (row[1] + row[3]))
+    own = mb(c.num_attention_heads, c.num_key_value_heads, c.head_dim, T, S + T)
+    return [('the largest of the steps timed', own),
+            ('a step of 48 tokens behind 4,096 in a 7 B draft (32 heads)', mb(32, 32, 128, 48, 4144)),
             ('notes: last 3 layers, weights below 0.01 dropped', '50-100'),
-            ('whole matrices of its last 3 layers, one array each', 3 * mb(32, 4096, 4096) / 3)]
+            ('whole matrices of its last 3 layers, one array each', 3 * 32 * 4096 ** 2 * 4 / 2 ** 20)]
 
 
 def advantage(judged_problems):
@@ -1163,6 +1198,27 @@ def advantage(judged_problems):
     return roc_area([r[0] for r in rows], right) - roc_area([r[1] for r in rows], right)
 
 
+def paired(runs, key, name):
+    """[(task, `notes`' mean over the seeds, another run's)] of each row end to end."""
+    seeds = [runs[f'notes, seed {seed}'] for seed in range(SEEDS)]
+    return [(other['task'], mean([r[key] for r in rs]), other[key])
+            for *rs, other in zip(*seeds, runs[name])]
+
+
+def step_beside_coin(test, scales, runs):
+    """F2 on the record and end to end: each task beside a coin of the gate's own rate there; pooled."""
+    over, found = lambda pairs: mean([a - b for _, a, b in pairs]), []
+    for task, problems in test.items():
+        rate = mean([score >= USUAL['tau'] for score, *_ in judged(problems, scales)])
+        both = zip(outcomes(problems, scales), outcomes(problems, scales, rate=rate))
+        found += [(task, a.right, b.right) for a, b in both]
+    for name, pairs in (('on the record', found), ('end to end', paired(runs, 'right', 'random-gate'))):
+        for task in (*test, 'all'):
+            some = [pair for pair in pairs if task in (pair[0], 'all')]
+            yield Finding(f'F2 {task}: right answers over a coin of equal rate in each task, {name}',
+                          *bootstrap(some, over), 0.01, f'n = {len(some)}')
+
+
 def step_findings(test, scales, runs, clock):
     """F1 to F5: grounding beside confidence, the gate beside a coin and beside sd, its price, its place."""
     rows = {task: [judged([p], scales) for p in problems] for task, problems in test.items()}
@@ -1170,21 +1226,14 @@ def step_findings(test, scales, runs, clock):
         found = bootstrap(rows[task], advantage)
         yield Finding(f'F1 {task}: AUROC of the score over that of L', *found, 0.02,
                       f'n = {len(rows[task])} problems, {sum(map(len, rows[task]))} steps')
-    every = sum(test.values(), [])
-    gate = outcomes(every, scales)
-    coin = outcomes(every, scales, rate=1 - mean([g.wrote for g in gate]))
+    yield from step_beside_coin(test, scales, runs)
     over = lambda pairs: mean([a - b for a, b in pairs])
-    pairs = [(a.right, b.right) for a, b in zip(gate, coin)]
-    yield Finding('F2: right answers over a coin of equal rate, on the record', *bootstrap(pairs, over), 0.01,
-                  f'n = {len(pairs)}')
-    seeds = [runs[f'notes, seed {seed}'] for seed in range(SEEDS)]
-    beside = lambda key, name: [(mean([r[key] for r in rs]), other[key])
-                                for *rs, other in zip(*seeds, runs[name])]
-    note = f'n = {len(seeds[0])}, mean of {SEEDS} seeds'
-    for claim, name, line in (('F2: the same end to end', 'random-gate', 0.01),
-                              ('F3: right answers over exact decoding, above 0', 'sd', 1e-9),
-                              ('Notes: right answers over rsd (+0.024 to +0.035)', 'rsd', 1e-9)):
-        yield Finding(claim, *bootstrap(beside('right', name), over), line, note)
+    note = f'n = {len(runs["sd"])}, mean of {SEEDS} seeds'
+    beside = lambda key, name: [(a, b) for _, a, b in paired(runs, key, name)]
+    for claim, name in (('F3: right answers over exact decoding, above 0', 'sd'),
+                        ('Selector: right answers over k = 1, above 0 (notes: +0.020)', 'k = 1'),
+                        ('Notes: right answers over rsd (+0.024 to +0.035)', 'rsd')):
+        yield Finding(claim, *bootstrap(beside('right', name), over), 1e-9, note)
     saved = lambda pairs: 1 - sum(a for a, _ in pairs) / sum(b for _, b in pairs)
     for key, kind in (('read', 'weights read, memory-bound'), ('compute', 'positions, compute-bound')):
         found = bootstrap(beside(key, 'rsd'), saved)
@@ -1193,14 +1242,16 @@ def step_findings(test, scales, runs, clock):
     part = lambda pairs, task: advantage([r for t, r in pairs if t == task])
     found = bootstrap(both, lambda pairs: part(pairs, 'table') - part(pairs, 'math'))
     yield Finding('F5: gain of F1 on table less that on math, above 0', *found, 1e-9, f'n = {len(both)}')
-    yield Finding('Overhead: the target alone takes 10 times as long as selection, rollout pass and scoring',
-                  *bootstrap(clock, overhead), 10, f'measured, n = {len(clock)} steps (notes: 5-10 %)')
+    for part, name in (('target pass', 'one target pass'), ('target', 'a step of the target')):
+        yield Finding(f'Overhead: {name} takes 10 times as long as selection, rollout pass and scoring',
+                      *bootstrap(clock, partial(overhead, part)), 10,
+                      f'measured, n = {len(clock)} steps (notes: 5-10 % of a target pass)')
 
 
 def step_stories(engine, rows):
     """The negative control: texts without steps. nats: of the target, a token of what was written."""
     target, decode = engine.readers['target'], engine.tokenizer.decode
-    methods = dict(target=SpecGuard(tau=inf), notes=SpecGuard(), draft=SpecGuard(k=1, tau=-inf))
+    methods = dict(target=SpecGuard(tau=inf), notes=SpecGuard(), draft=DRAFT)
     runs = {name: step_run(engine, f'story, {name}', method, rows) for name, method in methods.items()}
     rate = mean([c.labels[0] == 'draft' for r in runs['notes'] for c in r['cycles']])
     runs['random-gate'] = step_run(engine, 'story, random-gate', METHODS['random-gate'](rate=rate), rows)
@@ -1258,18 +1309,19 @@ def specguard(n):
     clock = step_clock(engine, [r for task in names for r in rows[task][:20]])
     yield from step_findings(test, scales, runs, clock)
     sizes = {role: r.model.read_bytes(r.model.full) for role, r in engine.readers.items()}
-    exact = {t: sum(r['read'] for r in rs) / sum(len(c.tokens) for r in rs for c in r['cycles'])
+    exact = {t: [sum(r[key] for r in rs) / sum(len(c.tokens) for r in rs for c in r['cycles'])
+                 for key in ('read', 'compute')]
              for t in names if (rs := [r for r in runs['sd'] if r['task'] == t])}
     cycles = [c for r in runs['notes, seed 0'] for c in r['cycles']]
     print(f'\nn = {n} problems of each task, {n - first} of them judged, {full} run end to end; prompts of '
           f'at most {SHORT} tokens.\n')
     show(('task', 'steps', 'right', 'of the target', 'signal', 'AUROC', 'AUROC at equal length',
           'AUPRC of wrong', 'rank correlation with length'), step_signals(test, scales))
-    show(('table', 'setting', 'notes: points', 'notes: speed', *names, 'target steps', 'modelled speed / sd'),
-         step_ablations(test, scales, sizes, exact))
+    show(('table', 'setting', 'notes: points', 'notes: speed', *names, 'target steps',
+          'modelled speed / sd, memory-bound', 'compute-bound'), step_ablations(test, scales, sizes, exact))
     show('chosen on,beta,tau,used on,right,target steps'.split(','), step_transfer(tune, test, scales))
-    show(('method', 'n', *names, 'points over sd (95 %)', 'target steps', 's a text', 'read / sd',
-          'computed / sd'), step_contest_table(runs, names))
+    show(('method', 'n', *names, 'points over sd (95 %)', 'steps right', 'target steps', 'steps clipped',
+          's a text', 'read / sd', 'computed / sd'), step_contest_table(runs, names))
     show(('part of a step', 'notes, ms a token', 'ms a step', 'over the target alone', 'modelled, the same'),
          step_costs(clock, sizes, mean([c.labels[0] == 'target' for c in cycles])))
     show(('attention rows', 'MB'), step_memory(engine, clock))

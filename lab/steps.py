@@ -27,6 +27,7 @@ ROLLOUTS = [DRAFTS, DRAFTS._replace(n=1), DRAFTS._replace(sparsify=0.0), DRAFTS.
             DRAFTS._replace(residual=0.5), DRAFTS._replace(row='predicting'),
             *(Rollout('target', 'last', n) for n in (1, 2, 3, 6)), Rollout('target', 'first', 3),
             Rollout('target', 'middle', 3), Rollout('target', 'all', 3)]
+ROWS = dict(common=4)                                   # candidates of a pick whose name is no number of them
 USUAL = dict(pick=4, rollout=DRAFTS, beta=0.5, tau=0.5, combine='weighted', scale='range')
 
 
@@ -103,7 +104,8 @@ def observe(session, who, draft):
 def record_step(session, k=8):
     """({n: the most central of the first n candidates, 'common': the commonest of 4}, the target's own step).
 
-    Each step has its tokens and whether it is right; the candidates have signals, those of `observe`.
+    Each step has its tokens and whether it is right; the candidates have signals, those of `observe`, and the
+    draft passes that they took side by side, until the longest was over.
     """
     method, known = SpecGuard(k=k, tau=inf), {}
     over, law = partial(method.over, session), lambda z: probs(z, method.draft_temperature)
@@ -111,13 +113,15 @@ def record_step(session, k=8):
     lines, sure = [d.tokens for d in drafts], [float(loglikes(d.logits, d.tokens).mean()) for d in drafts]
     picks = {n: central(lines[:n], sure[:n]) for n in (1, 2, 4, 8)}
     picks['common'] = lines.index(list(Counter(map(tuple, lines[:4])).most_common(1)[0][0]))
+    passes = {pick: max(map(len, lines[:ROWS.get(pick, pick)])) for pick in picks}
     grade = lambda tokens: dict(tokens=tokens, right=session.checker(session.tokens + tokens))
     for i in picks.values():
         if tuple(lines[i]) not in known:
             known[tuple(lines[i])] = grade(lines[i]) | dict(
                 signals=observe(session, 'draft', drafts[i]) | observe(session, 'target', drafts[i]))
     target = write_steps(session, session.target, 1, session.probs, over)[0]
-    return {pick: known[tuple(lines[i])] for pick, i in picks.items()}, grade(target.tokens)
+    found = {pick: known[tuple(lines[i])] | dict(passes=passes[pick]) for pick, i in picks.items()}
+    return found, grade(target.tokens)
 
 
 def record(engine, rows):
@@ -149,27 +153,34 @@ def judged(problems, scales, s=USUAL):
     return rows
 
 
-Outcome = namedtuple('Outcome', 'right wrote tokens drafts targets')
+Outcome = namedtuple('Outcome', 'right wrote tokens drafts targets drafted verified')
 
 
 def outcomes(problems, scales, s=USUAL, rate=None):
     """An Outcome, all of it expected, of each recorded problem; rate: of a gate by coin.
 
-    right: the chance that the text is right; wrote: share of target steps; drafts, targets: passes. A step of
-    T tokens takes T draft passes and one more, of the model that gives the signals, to look back at it.
+    right: the chance that the text is right; wrote: share of target steps; drafts, targets: passes; drafted,
+    verified: their positions, k in a pass with k candidates. The model that gives the signals looks back at a
+    step in one pass more. What the other wrote a model reads later, the target only if it writes again.
     """
-    rows = []
+    k, own, rows = ROWS.get(s['pick'], s['pick']), s['rollout'].who == 'draft', []
     for steps in problems:
         chances = [float(score >= s['tau']) if rate is None else rate
                    for score, *_ in judged([steps], scales, s)]
-        right, tokens, drafts, targets = 1.0, 0.0, 0.0, 0.0
-        for keep, (found, own) in zip(chances, steps):
-            T, N = len((mine := found[s['pick']])['tokens']), len(own['tokens'])
-            right *= keep * mine['right'] + (1 - keep) * own['right']
-            tokens += keep * T + (1 - keep) * N
-            drafts += T + (s['rollout'].who == 'draft')
-            targets += (1 - keep) * N + (s['rollout'].who == 'target')
-        rows.append(Outcome(right, 1 - sum(chances) / len(chances), tokens, drafts, targets))
+        right, unread, tokens, drafts, targets, drafted, verified = 1.0, *[0.0] * 6
+        for keep, (found, alone) in zip(chances, steps):
+            mine, anew = found[s['pick']], 1 - keep
+            T, N = len(mine['tokens']), len(alone['tokens'])
+            right *= keep * mine['right'] + anew * alone['right']
+            tokens += keep * T + anew * N
+            drafts += mine['passes'] + own
+            targets += anew * N + (not own)
+            drafted += 1 + k * (mine['passes'] - 1) + anew * (N - 1)
+            drafted += T if own else (k > 1) * keep * (T - 1)
+            verified += anew * (N + unread) + (not own) * (T + 1)
+            unread = own * keep * (unread + T)
+        wrote = 1 - sum(chances) / len(chances)
+        rows.append(Outcome(right, wrote, tokens, drafts, targets, drafted, verified))
     return rows
 
 
@@ -185,6 +196,9 @@ def picture(session, draft, tokenizer):
 
 
 # ---------------------------------------------------------------- the calibration file's section `signals`
+
+LEAST = 0.05        # share of the steps that a gate must keep: how right the surest few are says little
+
 
 def signal_ranges(pairs):
     """[[1st, 99th percentile] of L, the same of G], from the (L, G) of many steps."""
@@ -208,34 +222,51 @@ def gate_curve(steps, ranges):
 
 
 def choose_gate(curve, accuracy, share=None):
-    """The fewest target steps with so many of the kept right; or with at most a `share`, the most right."""
+    """The fewest target steps with so many of the kept right; or with at most a `share`, the most right.
+
+    Gates that keep less than LEAST do not count; if none of the others is so accurate, the nearest is chosen.
+    """
+    curve = [c for c in curve if c['target'] <= 1 - LEAST]
     if share is not None:
         return max((c for c in curve if c['target'] <= share), key=lambda c: (c['right'], c['target']))
-    return min((c for c in curve if c['right'] >= accuracy), key=lambda c: (c['target'], -c['right']))
+    nearest = max(curve, key=lambda c: (c['right'], -c['target']))
+    good = [c for c in curve if c['right'] >= accuracy]
+    return min(good, key=lambda c: (c['target'], -c['right'])) if good else nearest
+
+
+def print_curve(curve, best, args):
+    """Prints a line of each tau, what was chosen, and where that is not what was asked for."""
+    for c in (c for c in curve if c['beta'] == best['beta']):
+        print(f'beta {c["beta"]:g} tau {c["tau"]:.2f}: the target writes {c["target"]:4.0%} of the steps, '
+              + ('there are no others' if c['target'] == 1 else f'{c["right"]:6.1%} of the others are right')
+              + (' <- chosen' if c is best else ''))
+    if args.share is None and best['right'] < args.accuracy:
+        print(f'no gate that keeps {LEAST:.0%} of the steps has {args.accuracy:.1%} of them right; '
+              f'the nearest, {best["right"]:.1%}, is chosen')
+    print(f'a run with this choice: --method specguard --set beta={best["beta"]:g} tau={best["tau"]:g}')
 
 
 def find_signals(args):
     """The calibration file's section `signals`: percentiles of both models' signals, beta and tau.
 
-    Of steps on the lab's training rows, each behind right ones: the oracle gate keeps what is right.
+    Percentiles of steps on the lab's training rows, beta and tau chosen on held-out rows (of no seed that a
+    claim is measured on). Each step stands behind right ones: the oracle gate keeps what is right.
     """
     engine = bench.engine_for(args.target, args.draft, max_new=160)
-    rows = [row for task in ('math', 'table', 'code')
-            for row in itertools.islice(tasks.rows(task, args.seed, 'train'), args.rows)]
-    engine.open([engine.tokenizer.encode(row['prompt']).ids for row in rows])
-    section = {}
-    for who in ('target', 'draft'):                         # the draft's last: its curve is printed
-        seen = [step for row in tqdm(rows, desc=who, file=sys.stderr, disable=None)
-                for step in oracle_steps(engine, row, who)]
-        ranges = signal_ranges([step[:2] for step in seen])
-        section |= {f'{who}_logp': ranges[0], f'{who}_grounding': ranges[1]}
-    best = choose_gate(curve := gate_curve(seen, ranges), args.accuracy, args.share)
-    for c in (c for c in curve if c['beta'] == best['beta']):
-        print(f'beta {c["beta"]:g} tau {c["tau"]:.2f}: the target writes {c["target"]:4.0%} of the steps, '
-              + ('there are no others' if c['target'] == 1 else f'{c["right"]:6.1%} of the others are right')
-              + (' <- chosen' if c is best else ''))
-    print(f'a run with this choice: --method specguard --set beta={best["beta"]:g} tau={best["tau"]:g}')
-    return section | dict(beta=best['beta'], tau=best['tau'], steps=len(seen))
+    splits = {split: [row for task in ('math', 'table', 'code')
+                      for row in itertools.islice(tasks.rows(task, seed, split), args.rows)]
+              for split, seed in (('train', args.seed), ('held-out', args.seed + 100))}
+    engine.open([engine.tokenizer.encode(row['prompt']).ids for rows in splits.values() for row in rows])
+
+    def steps(split, who):
+        rows = tqdm(splits[split], desc=f'{who}, {split}', file=sys.stderr, disable=None)
+        return [step for row in rows for step in oracle_steps(engine, row, who)]
+    ranges = {who: signal_ranges([step[:2] for step in steps('train', who)]) for who in ('target', 'draft')}
+    seen = steps('held-out', 'draft')
+    best = choose_gate(curve := gate_curve(seen, ranges['draft']), args.accuracy, args.share)
+    print_curve(curve, best, args)
+    ends = {f'{who}_{name}': pair for who in ranges for name, pair in zip(('logp', 'grounding'), ranges[who])}
+    return ends | dict(beta=best['beta'], tau=best['tau'], steps=len(seen))
 
 
 def main():
