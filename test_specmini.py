@@ -3,6 +3,7 @@
 transformers is the oracle for networks, exact enumeration for laws, plain decoding for greedy text, a fresh
 cache for caches.
 """
+import argparse
 import copy
 import itertools
 import json
@@ -30,8 +31,8 @@ import verify
 from lab import claims, compare, quantise, replay, stages, tasks, train
 from lab.distil import distil, packed
 from lab.passes import sparsity, work
-from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes, roc_area,
-                       signal_ranges, step_checker)
+from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes,
+                       print_curve, record_step, roc_area, signal_ranges, step_checker)
 from model import Config, Path, Reader, Transformer, load, read_calibration, write_calibration
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
 
@@ -432,7 +433,8 @@ class JudgedByQ(METHODS['ecsv']):
 
 
 LINES = dict(text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),       # every fourth id ends a step
-             calibration=dict(signals=dict(draft_logp=[-4, 0], draft_grounding=[0, 1])))
+             calibration=dict(signals=dict(draft_logp=[-4, 0], draft_grounding=[0, 1],
+                                           target_logp=[-4, 0], target_grounding=[0, 1])))
 MASK = dict(calibration=dict(mask=dict(skip=[1], nested=[])), vocab=3, horizon=2)
 EOS, COINS, SHORT = dict(eos=frozenset([3])), dict(vocab=2, horizon=4), dict(horizon=2)
 GREEDY = dict(draft_temperature=0.0)            # of candidates that are thrown away: nothing to enumerate
@@ -979,16 +981,19 @@ def guarded(seed=0, **knobs):
     return write(session(network(0, 12), network(1, 12), [3, 2], 30, seed=seed, **fields), SpecGuard(**knobs))
 
 
+@pytest.mark.parametrize('who', ['draft', 'target'])
 @pytest.mark.parametrize('tau', [-math.inf, 0.5, math.inf])
-def test_specguard_greedy(tau):
+def test_specguard_greedy(tau, who):
     """Equal candidates: nothing to select. tau = inf: the target's text, -inf: the draft's. A step's cost."""
-    runs = [guarded(tau=tau, k=k, regenerate=how, **GREEDY) for k, how in ((1, 'ar'), (4, 'sd'))]
+    runs = [guarded(tau=tau, k=k, regenerate=how, signals=who, **GREEDY) for k, how in ((1, 'ar'), (4, 'sd'))]
     assert runs[0][0] == runs[1][0] and [c.labels for c in runs[0][1]] == [c.labels for c in runs[1][1]]
     assert tau == 0.5 or runs[0][0] == plain(network(int(tau < 0), 12), [3, 2], 30)
     for c in runs[0][1]:
         T, wrote = len(c.drafted), c.labels[0] == 'target'
-        assert c.passes['draft/full'][0] == T and c.passes['draft/grounded'][:2] == [1, T]
+        assert c.passes['draft/full'][0] == T
+        assert c.passes[f'{who}/grounded'][:2] == [1, T + (who == 'target')]
         assert c.passes.get('target/full', [0])[0] == wrote * len(c.tokens)
+        assert len(c.passes) == 2 + wrote
 
 
 @pytest.mark.parametrize('who', ['draft', 'target'])
@@ -1015,6 +1020,30 @@ def test_steps_end(tau):
     assert [len(c.tokens) for c in endless] == [7] * 4 + [2]
 
 
+def test_signals_clipped():
+    """Steps outside the percentiles, remarked above 20 %; presets; what would be ignored or is not there."""
+    for low, stale in ((-99, False), (-1, True)):
+        ends = dict(signals=dict(draft_logp=[low, 0], draft_grounding=[0, 1]))
+        cycles = guarded(tau=0.5, calibration=ends)[1]
+        outside = [min(j['logp'] for j in c.judged) < low for c in cycles]
+        assert [c.judged[0]['clipped'] for c in cycles] == outside
+        text, = compare.remarks(SpecGuard(), cycles, [])
+        assert ('above 20 %' in text) == (sum(outside) > len(cycles) / 5) == stale
+    knobs = 'k', 'draft_temperature', 'draft_top_p', 'beta', 'tau', 'target_k'
+    for values in (('notes', 4, 0.7, 1, 0.5, 0.5, 1), ('paper', 16, 0.7, 0.8, 0.3, 0.7, 16),
+                   ('greedy', 1, 0, 1, 0.5, 0.5, 1)):
+        assert [getattr(SpecGuard(preset=values[0]), knob) for knob in knobs] == list(values[1:])
+    assert SpecGuard(preset='paper', k=2).k == 2
+    with refusal('target_k is 16; expected 1 (regenerate=sd)'):
+        SpecGuard(preset='paper', regenerate='sd')
+    with refusal('delimiter is empty'):
+        SpecGuard(delimiter='')
+    blind = network(1, 12)
+    blind.full = blind.full.slim({0, 2})
+    with refusal('the attention of the draft cannot be read'):
+        write(session(network(0, 12), blind, [3, 2], 9, **LINES), SpecGuard())
+
+
 @pytest.mark.parametrize('combine', ['weighted', 'and'])
 def test_target_writes_more_as_tau_rises(combine):
     """On frozen scores the steps that the target writes never become fewer; each score is the formula's."""
@@ -1039,12 +1068,19 @@ def test_rivals_of_specguard():
     run = lambda name, **knobs: write(start(), METHODS[name](**knobs))[1]
     for name in ('oracle-gate', 'rsd'):
         assert all(c.judged[0]['kept'] == even(c.drafted) for c in run(name))
-    assert {run('random-gate', rate=r)[0].labels[0] for r in (0, 1)} == {'target', 'draft'}
+    wrote = [{c.labels[0] for c in run('random-gate', rate=rate, max_step=4)}
+             for rate in (0, 0.5, 1)]
+    assert wrote == [{'target'}, {'target', 'draft'}, {'draft'}]        # one seed in 500 would miss one
     assert [len(run(name)) for name in ('majority', 'best-of-n')] == [1, 1]
     drafts = [Draft(ids, torch.eye(12)[:len(ids)]) for ids in ([0, 1, 2], [3, 1, 0], [5, 1, 2])]
     assert METHODS['majority']().choose(start(), drafts) is drafts[0]
     assert METHODS['specguard-common']().choose(start(), drafts + [drafts[1]]) is drafts[1]
     steps = [Draft(ids, None, torch.eye(12)[:len(ids)]) for ids in ([4, 5, 6, 5], [4, 9, 6, 8])]
+    surer = Draft([0, 9], None, torch.eye(12)[:2])              # of row 0 the likeliest token is 0
+    assert METHODS['best-of-n']().choose(start(), [steps[0], surer, steps[1]]) is surer
+    means = {0: (1.0, 0.0), 3: (1.0, 1.0), 5: (0.0, 1.0)}       # by first token: the second lies in between
+    pooled = type('', (METHODS['specguard-pooled'],), dict(embed=lambda *a: torch.tensor(means[a[2][0]])))()
+    assert pooled.choose(start(), drafts) is drafts[1] and pooled.choose(start(), drafts[:1]) is drafts[0]
     wanted = start(checker=lambda ids: ids[2:] != [4, 5])       # steps end behind 5 and 9: the first is wrong
     assert METHODS['process-best-of-n']().choose(wanted, steps) is steps[1]
     for name in ('specreason', 'specguard-first', 'specguard-random', 'specguard-pooled'):
@@ -1064,28 +1100,33 @@ def test_beam_finds_the_likeliest_text(seed, eos):
     assert run(1, 20) == plain(draft, [3, 2], 20, eos=eos)
 
 
-def test_figures_by_hand():
+def test_figures_by_hand(capsys):
     """Selection; what a record says (share right, writers, tokens, passes); ranks, gates, checks, curves."""
     assert verify.central([[9, 9, 9], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1
     assert verify.central([[4], [5], [5]], [0, -9, -9]) == 1                # ties: the surer, then the first
     assert verify.central([[1], [2], [3]], [-2, -1, -1]) == 1 and verify.central([[7, 7]], [0]) == 0
-    step = lambda L, G, right, n: {4: dict(signals={DRAFTS: (L, G)}, right=right, tokens=[0] * n)}
-    own = lambda right, n: dict(right=right, tokens=[0] * n)
-    problem = [(step(-1.0, 0.9, True, 5), own(True, 7)), (step(-3.0, 0.2, False, 6), own(True, 8))]
+    step = lambda L, G, right, n, longest: {
+        4: dict(signals={DRAFTS: (L, G)}, right=right, tokens=[0] * n, passes=longest)}
+    own = lambda right, n: dict(right=right, tokens=[1] * n)
+    problem = [(step(-1.0, 0.9, True, 5, 6), own(True, 7)), (step(-3.0, 0.2, False, 6, 9), own(True, 8))]
     scales = {DRAFTS: ([[-4, 0], [0, 1]], [[-4, -2, 0], [0.1, 0.5, 1.0]])}
     scores = [row[0] for row in judged([problem], scales)]
     assert scores == pytest.approx([(0.75 + 0.9) / 2, (0.25 + 0.2) / 2])
     ranks = judged([problem], scales, USUAL | dict(scale='rank'))
     assert [row[0] for row in ranks] == pytest.approx([2 / 3, 1 / 3])
-    assert tuple(outcomes([problem], scales)[0]) == (1, 0.5, 13, 13, 8)
-    assert tuple(outcomes([problem], scales, USUAL | dict(tau=-math.inf))[0]) == (0, 0, 11, 13, 0)
-    assert tuple(outcomes([problem], scales, rate=0.5)[0]) == (0.5, 0.5, 13, 13, 7.5)
+    assert tuple(outcomes([problem], scales)[0]) == (1, 0.5, 13, 17, 8, 65, 13)
+    assert tuple(outcomes([problem], scales, rate=0.5)[0]) == (0.5, 0.5, 13, 17, 7.5, 68, 8.75)
     assert roc_area([1, 2, 2, 3], [0, 0, 1, 1]) == 0.875 and math.isnan(roc_area([1], [1]))
     assert average_precision([3, 2, 1], [1, 0, 1]) == pytest.approx(5 / 6)
     steps = [(-i / 10, 0.5, i < 6) for i in range(11)]                      # L alone tells right from wrong
     curve = gate_curve(steps, signal_ranges([s[:2] for s in steps]))
     assert choose_gate(curve, 1.0).items() >= dict(right=1, target=1 - 6 / 11).items()
     assert choose_gate(curve, None, 0.2)['target'] == pytest.approx(2 / 11)
+    curve = gate_curve([(-i, 0.5, i in (0, 2)) for i in range(40)], [[-39, 0], [0, 1]])
+    best = choose_gate(curve, 1.0)
+    assert best['right'] < 1 and 1 - best['target'] >= 0.05 and max(c['right'] for c in curve) == 1
+    print_curve(curve, best, argparse.Namespace(accuracy=1.0, share=None))
+    assert f'the nearest, {best["right"]:.1%}, is chosen' in capsys.readouterr().out
     row, tokenizer = next(tasks.rows('math', 3)), bytes_tokenizer()
     check, first = step_checker(row, tokenizer, 0), '\n'.join(row['solution'].split('\n')[:2])
     texts = first + '\n', row['solution'], '\n1 + 1 = 3\n', first, row['solution'] + '0'    # cut short; wrong
@@ -1108,15 +1149,43 @@ def test_figures_by_hand():
     assert (positions / tokens, kept / cycles) == pytest.approx((50 / 40, (0.7 * 20 + 0.3 * 24) / 18.8))
 
 
-def test_signals_from_the_command_line(capsys, tmp_path):
-    """train_mask.py --signals writes what specguard asks for; without it one line says what to do."""
+@pytest.mark.parametrize('k', [1, 4])
+@pytest.mark.parametrize('who', ['draft', 'target'])
+def test_outcomes_are_those_of_a_run(who, k):
+    """Passes and positions expected of a record are the engine's ledger; its signals are specguard's."""
+    rollout, scales = DRAFTS._replace(who=who), ([[-4, 0], [0, 1]], None)
+    for tau in (-9, 0.5, 9):
+        cycles, problem = guarded(k=k, tau=tau, signals=who, temperature=1.0, max_step=6)[1], []
+        for c in cycles:
+            lows = tuple(min(j[name] for j in c.judged) for name in ('logp', 'grounding'))
+            step = dict(tokens=c.drafted, right=True, signals={rollout: lows})
+            step['passes'] = c.passes['draft/full'][0]
+            problem.append(({k: step}, dict(tokens=c.tokens, right=True)))
+        spent = [sum(row[i] for c in cycles for path, row in c.passes.items() if path.startswith(role))
+                 for i in (0, 1) for role in ('draft', 'target')]
+        found = outcomes([problem], {rollout: scales}, USUAL | dict(pick=k, rollout=rollout, tau=tau))[0]
+        assert found[2:] == pytest.approx((30, *spent))
+    s = session(network(0, 12), network(1, 12), [3, 2], 30, checker=lambda ids: True, **LINES)
+    found, own = record_step(s, k=4)
+    tokens = found[k]['tokens']
+    draft = Draft(tokens, None, fresh(s.draft.model, s.tokens + tokens)[1:-1])
+    seen = SpecGuard(signals=who).score(s, draft)
+    assert found[k]['signals'][rollout] == pytest.approx([min(x) for x in zip(*seen)])
+    assert own['tokens'] == guarded(tau=math.inf)[1][0].tokens
+    assert found[1]['passes'] == len(found[1]['tokens']) <= found[4]['passes']
+
+
+def test_signals_from_the_command_line(capsys, tmp_path, monkeypatch):
+    """--signals writes what specguard asks for, the gate chosen on rows of its own; else one line says so."""
+    splits, rows = set(), tasks.rows
+    monkeypatch.setattr(tasks, 'rows', lambda task, *where: splits.add(where) or rows(task, *where))
     for name in ('target', 'draft'):
         shutil.copytree(EMBEDDED / name, tmp_path / name, ignore=lambda *_: ['calibration.json'])
     pair = '--target', str(tmp_path / 'target'), '--draft', str(tmp_path / 'draft')
     run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens. Tom loses 5. How many pens are left?'
     refused(capsys, 'train_mask.py --signals', *run)
     assert train_mask.main(['--signals', '--rows', '1', '--share', '0.5', *pair]) == 0
-    assert '<- chosen' in capsys.readouterr().out
+    assert '<- chosen' in capsys.readouterr().out and splits == {(0, 'train'), (100, 'held-out')}
     assert re.search(r'steps, \d+% kept', program(capsys, *run)[2])
     assert 'check: equal to plain' in program(capsys, *run, '--set', 'tau=inf', '--check')[2]
     assert train_mask.main(['--signals', *pair, '--share', '2']) == 2

@@ -892,7 +892,7 @@ class SpecGuard(Stepwise):
 
     score = beta L + (1 - beta) G of the most central of k steps, by its weakest tokens: L = min log q(y_t),
     G = min of attention rollout's share on the text before the step, both on a calibrated scale of 0..1.
-    Source: SpecGuard, "From Tokens to Steps" 2026, arXiv 2604.15244.
+    Source: Purohit, Narayanam & Pal 2026 (SpecGuard, "From Tokens to Steps", arXiv 2604.15244).
     """
     beta: float = knob(None, 0, 1)          # confidence's weight; grounding has the rest
     n_roll: int = knob(3, 1, 999)           # layers of the rollout

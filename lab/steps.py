@@ -11,6 +11,7 @@ from collections import Counter, namedtuple
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
+from os.path import commonprefix
 
 from tqdm import tqdm
 
@@ -164,10 +165,11 @@ def outcomes(problems, scales, s=USUAL, rate=None):
     step in one pass more. What the other wrote a model reads later, the target only if it writes again.
     """
     k, own, rows = ROWS.get(s['pick'], s['pick']), s['rollout'].who == 'draft', []
+    held = own or k == 1                                # whether the draft's cache has what was chosen
     for steps in problems:
         chances = [float(score >= s['tau']) if rate is None else rate
                    for score, *_ in judged([steps], scales, s)]
-        right, unread, tokens, drafts, targets, drafted, verified = 1.0, *[0.0] * 6
+        right, behind, unread, tokens, drafts, targets, drafted, verified = 1.0, 1.0, *[0.0] * 6
         for keep, (found, alone) in zip(chances, steps):
             mine, anew = found[s['pick']], 1 - keep
             T, N = len(mine['tokens']), len(alone['tokens'])
@@ -175,9 +177,10 @@ def outcomes(problems, scales, s=USUAL, rate=None):
             tokens += keep * T + anew * N
             drafts += mine['passes'] + own
             targets += anew * N + (not own)
-            drafted += 1 + k * (mine['passes'] - 1) + anew * (N - 1)
-            drafted += T if own else (k > 1) * keep * (T - 1)
+            drafted += behind + k * (mine['passes'] - 1) + own * T
             verified += anew * (N + unread) + (not own) * (T + 1)
+            same = len(commonprefix([mine['tokens'], alone['tokens']])) if held else 0
+            behind = 1 + anew * max(0, N - 1 - same) + (not held) * keep * (T - 1)
             unread = own * keep * (unread + T)
         wrote = 1 - sum(chances) / len(chances)
         rows.append(Outcome(right, wrote, tokens, drafts, targets, drafted, verified))
