@@ -1016,13 +1016,13 @@ def step_ablations(test, scales, sizes, exact):
 
 
 def step_transfer(tune, test, scales):
-    """What beta and tau chosen on one task (kept steps 95 % right) are worth on another."""
+    """What beta and tau chosen on one task (kept steps 95 % right, or nearest to it) are worth on another."""
     for source, problems in tune.items():
         curve = gate_curve([r[1:4] for r in judged(problems, scales)], scales[DRAFTS][0])
         best = choose_gate(curve, 0.95)
         for task, others in test.items():
             rows = outcomes(others, scales, USUAL | best)
-            yield (source, best['beta'], best['tau'], task, mean([r.right for r in rows]),
+            yield (source, best['beta'], best['tau'], best['right'], task, mean([r.right for r in rows]),
                    mean([r.wrote for r in rows]))
 
 
@@ -1319,7 +1319,8 @@ def specguard(n):
           'AUPRC of wrong', 'rank correlation with length'), step_signals(test, scales))
     show(('table', 'setting', 'notes: points', 'notes: speed', *names, 'target steps',
           'modelled speed / sd, memory-bound', 'compute-bound'), step_ablations(test, scales, sizes, exact))
-    show('chosen on,beta,tau,used on,right,target steps'.split(','), step_transfer(tune, test, scales))
+    show('chosen on,beta,tau,kept steps right,used on,right,target steps'.split(','),
+         step_transfer(tune, test, scales))
     show(('method', 'n', *names, 'points over sd (95 %)', 'steps right', 'target steps', 'steps clipped',
           's a text', 'read / sd', 'computed / sd'), step_contest_table(runs, names))
     show(('part of a step', 'notes, ms a token', 'ms a step', 'over the target alone', 'modelled, the same'),
