@@ -1027,7 +1027,7 @@ def test_signals_clipped():
         cycles = guarded(tau=0.5, calibration=ends, max_step=6)[1]
         outside = [min(j['logp'] for j in c.judged) < low for c in cycles]
         assert [c.judged[0]['clipped'] for c in cycles] == outside
-        text, = compare.remarks(SpecGuard(), cycles, [])
+        text, = compare.remarks(SpecGuard(), None, cycles, [])
         assert ('above 20 %' in text) == (sum(outside) > len(cycles) / 5) == stale
     knobs = 'k', 'draft_temperature', 'draft_top_p', 'beta', 'tau', 'target_k'
     for values in (('notes', 4, 0.7, 1, 0.5, 0.5, 1), ('paper', 16, 0.7, 0.8, 0.3, 0.7, 16),
