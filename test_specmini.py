@@ -492,7 +492,7 @@ def test_other_laws():
     target, draft = Table(1), Table(2)
     q, p = probs(draft.row((0,))), probs(target.row((0,)))
     inside = q * (p >= 0.4 * p.max())
-    for name, lam, pi in (('cascade', 0.5, q if q.max() >= 0.5 else p),
+    for name, lam, pi in (('cascade', 0.3, q if q.max() >= 0.7 else p),
                           ('cascade-opt', 0.3, q if q.max() >= p.max() - 0.3 * (1 - overlap(p, q)) else p),
                           ('cascade-tokenv3', 0.6, inside + (1 - inside.sum()) * p)):
         law = enumerate_law(target, draft, METHODS[name](1, lam=lam), 2, temperature=1.0)
