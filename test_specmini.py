@@ -34,7 +34,7 @@ from lab.passes import sparsity, work
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes,
                        print_curve, record_step, roc_area, signal_ranges, step_checker)
 from model import Config, Path, Reader, Transformer, load, read_calibration, write_calibration
-from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, sample, silence
+from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, silence
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab/models'
