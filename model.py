@@ -606,9 +606,10 @@ def fingerprint(folder):
 def read_calibration(target, draft=None, needs=()):
     """{section: dict} of what train_mask.py measured on this target and draft: its calibration.json.
 
-    The file: {"target": fingerprint, section: {...}, ...}. A section that holds for one draft only names
-    it under "draft". `mask` has "skip", the sublayers left out (2i: attention of layer i, 2i + 1: its
-    feed-forward). Read only if something needs it; ValueError where that is absent or of other models.
+    The file: {"target": fingerprint, section: {...}, ...}. A section of one draft names it under "draft";
+    `mask` names none: it compares the target with itself. It has "skip", the sublayers left out (2i:
+    attention of layer i, 2i + 1: its feed-forward), "nested" masks for more stages, "cost", and "settings"
+    and "tried" {mask: cost}, to resume by. ValueError where a section in needs is absent or of other models.
     """
     if not needs:
         return {}

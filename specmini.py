@@ -47,7 +47,8 @@ def statistics(cycles, prompt_seconds, weights):
 
     weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged.
     block_efficiency: tokens committed per target pass, full or sparse, the extra token included. work: weight
-    bytes read over those of one full target pass. Seconds, passes and positions exclude the prompt's.
+    bytes read over those of one full target pass; compute: if every position read them anew, as where not
+    memory but arithmetic takes the time. Seconds, passes and positions exclude the prompt's.
     """
     ratio = lambda a, b: a / b if b else None
     passes, positions, labels = Counter(), Counter(), Counter()
@@ -58,14 +59,14 @@ def statistics(cycles, prompt_seconds, weights):
             positions[path] += T
     tokens, seconds = labels.total(), sum(c.seconds for c in cycles)
     verdicts = [j['kept'] for c in cycles for j in c.judged]
+    read = lambda counts: sum(n * weights[path] for path, n in counts.items()) / weights['target/full']
     return dict(
         cycles=len(cycles), passes=passes, positions=positions, drafted=sum(len(c.drafted) for c in cycles),
-        judged=len(verdicts), accepted=sum(c.accepted for c in cycles),
+        judged=len(verdicts), accepted=sum(c.accepted for c in cycles), labels=labels,
         acceptance_rate=ratio(sum(verdicts), len(verdicts)),
         rejection_rate=ratio(verdicts.count(False), len(verdicts)),
-        block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
-        prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
-        work=sum(n * weights[path] for path, n in passes.items()) / weights['target/full'])
+        block_efficiency=ratio(tokens, whole_passes(passes)), seconds=seconds, prompt_seconds=prompt_seconds,
+        tokens_per_second=ratio(tokens, seconds), work=read(passes), compute=read(positions))
 
 
 # ----------------------------------------------------------------------------------------- the engine room

@@ -25,13 +25,12 @@ SETTINGS = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'     
 
 
 class Windows:
-    """Calibration texts that the full path has read, and what a slim path makes of the last W tokens of each.
+    """Texts, each of more than W ids, that the full path has read; what a slim path makes of their last W.
 
     As in decoding, slim starts from the full path's cache and reads the window like a lag, in one pass.
     """
 
     def __init__(self, model, texts, W):
-        """texts: lists of ids, each longer than W."""
         self.model, self.texts, self.W = model, texts, W
         self.readers = [Reader(model, len(ids)) for ids in texts]
         self.p = [self.law(reader, ids, model.full) for reader, ids in zip(self.readers, texts)]
@@ -95,16 +94,16 @@ def propose(tried, m, k, generator, bayes):
     return many[int(expected_improvement(rows(list(tried)), costs, rows(many)).argmax())]
 
 
-def search(cost, m, k, args, tried):
+def search(cost, m, k, args, tried, end=math.inf):
     """Adds to tried {mask: cost} up to the budget of args; Ctrl-C ends it early, and nothing is lost.
 
-    cost: function from a mask to its cost. A proposal depends on the seed and on tried alone, so a resumed
-    search goes the way of one that was not interrupted. Source: VIA-SD (2026), DIMR.
+    cost: function of a mask; end: the perf_counter from which none is tried. A proposal depends on the seed
+    and on tried alone: a resumed search goes the way of an uninterrupted one. Source: VIA-SD (2026), DIMR.
     """
-    begin, total = time.perf_counter(), min(args.evaluations, math.comb(m, k))
+    total = min(args.evaluations, math.comb(m, k))
     bar = tqdm(total=total, initial=len(tried), disable=None, desc='masks')
     try:
-        while len(tried) < total and time.perf_counter() - begin < 60 * args.minutes:
+        while len(tried) < total and time.perf_counter() < end:
             i, costs = len(tried), list(tried.values())
             generator = torch.Generator().manual_seed(args.seed * 100_003 + i)
             mask = propose(tried, m, k, generator, args.period and i >= 8 and i % args.period == 0)
@@ -120,31 +119,30 @@ def search(cost, m, k, args, tried):
 def find_mask(model, windows, args, tried):
     """The section `mask` of the calibration file, from tried {mask: cost} as the search leaves it.
 
-    skip: the sublayers of the best mask; nested: those, then the half and the quarter of them whose lack
-    costs least, for more stages; evenly, random: costs of masks not searched; work: share of weights read.
+    Its keys: see read_calibration. nested: the best, then the half and the quarter of it that cost least.
     """
-    L, begin = model.config.num_hidden_layers, time.perf_counter()
+    L, generator = model.config.num_hidden_layers, torch.Generator().manual_seed(args.seed)
     units = [(j,) for j in range(2, 2 * L - 2)]             # the first and the last layer always stay
     units = units if args.unit == 'sublayer' else [(j, j + 1) for j in range(2, 2 * L - 2, 2)]
     m, k = len(units), int(args.skip * L * (2 if args.unit == 'sublayer' else 1))
     expect(0 < k <= m, f'--skip {args.skip}: {k} of {m} free {args.unit}s; expected 1 to {m}')
     flat = lambda mask: sorted(j for u in mask for j in units[u])
     cost = lambda mask: windows.cost(flat(mask), args.objective)
-    search(cost, m, k, args, tried)
+    evenly = cost([int((i + 0.5) * m / k) for i in range(k)])       # before the search: Ctrl-C loses nothing
+    chance = sum(cost(propose({}, m, k, generator, False)) for _ in range(10)) / 10
+    end = (begin := time.perf_counter()) + 60 * args.minutes        # of all searches together
+    search(cost, m, k, args, tried, end)
     expect(tried, 'no mask was tried: give the search more --minutes')
-    best, generator = min(tried, key=tried.get), torch.Generator().manual_seed(args.seed)
-    nested, seconds = [best], round(time.perf_counter() - begin, 1)
+    nested, seconds = [best := min(tried, key=tried.get)], round(time.perf_counter() - begin, 1)
     while len(nested) < 3 and len(nested[-1]) > 1:
         last, within = nested[-1], {}
-        search(lambda z: cost([last[i] for i in z]), len(last), len(last) // 2, args, within)
-        if not within:                                      # interrupted before the first
+        search(lambda z: cost([last[i] for i in z]), len(last), len(last) // 2, args, within, end)
+        if not within:                                      # interrupted before the first, or too late
             break
         nested.append([last[i] for i in min(within, key=within.get)])
-    evenly, slim = [int((i + 0.5) * m / k) for i in range(k)], model.full.slim(set(flat(best)))
-    return dict(skip=flat(best), nested=[flat(z) for z in nested], cost=tried[best], evenly=cost(evenly),
-                random=sum(cost(propose({}, m, k, generator, False)) for _ in range(10)) / 10,
-                work=model.read_bytes(slim) / model.read_bytes(model.full), seconds=seconds,
-                settings={x: getattr(args, x) for x in SETTINGS},
+    work = model.read_bytes(model.full.slim(set(flat(best)))) / model.read_bytes(model.full)
+    return dict(skip=flat(best), nested=[flat(z) for z in nested], cost=tried[best], evenly=evenly,
+                random=chance, work=work, seconds=seconds, settings={x: getattr(args, x) for x in SETTINGS},
                 tried={' '.join(map(str, z)): c for z, c in tried.items()})
 
 
@@ -160,7 +158,7 @@ def parse(argv):
     add('--objective', choices=('violation', 'argmax'), default='violation', help="DIMR's R or SWIFT's match")
     add('--evaluations', type=int, default=60, help='masks to try at most (default: 60)')
     add('--minutes', type=float, default=60.0, help='time to search at most (default: 60)')
-    add('--patience', type=int, default=60, help='masks without a better one that end it (default: 60)')
+    add('--patience', type=int, default=30, help='masks without a better one that end it (default: 30)')
     add('--period', type=int, default=2, help='every so many proposals a Bayesian one; 0: never (default: 2)')
     add('--windows', type=int, default=28, help='calibration texts (default: 28)')
     add('--window', type=int, default=32, help='tokens scored of each (default: 32, as the max_lag of via)')
@@ -213,7 +211,7 @@ def main(argv=None):
     except (ValueError, OSError) as error:
         print('train_mask:', ' '.join(str(error).split()), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:                                   # a second one
+    except KeyboardInterrupt:                                   # before the search, or a second one
         return 130
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
           f'the weights; {args.objective} a token {found["cost"]:.2g}, evenly spaced {found["evenly"]:.2g}, '

@@ -694,7 +694,7 @@ class ViaSd(Exact):
     max_lag: int = knob(32, 0)              # tokens that slim may build on before the target has read them
     after_escalation: str = knob('full', 'gate')  # full: the pass is paid, the target judges the rest too
     slim_bonus: bool = False                # one more token, from slim, after a block that it kept
-    needs, middle = ('mask',), 'target/slim'
+    needs = ('mask',)
 
     def __post_init__(self):
         super().__post_init__()

@@ -146,7 +146,10 @@ def share_right(grades):
 def conclude(session, method, cycles, reports):
     """Sentences for the end of a run: the break-even, the method's own remarks, the share of right texts."""
     if reports[-1]['method'] != 'ar':
-        yield break_even(cycles, decode_seconds(session))
+        one = decode_seconds(session)
+        yield break_even(cycles, one)
+        if isinstance(method, ViaSd):
+            yield stage_remark(cycles, one)
     yield from remarks(method, session.sparse, cycles, reports)
     grades = [report.get('right') for report in reports]
     if (share := share_right(grades)) is not None:
@@ -162,7 +165,7 @@ def break_even(cycles, decode_seconds):
     spent = dict(draft=[0, 0.0], slim=[0, 0.0], target=[0, 0.0], mid=[0, 0.0])      # passes, seconds
     for cycle in cycles:
         for path, (n, _, seconds) in cycle.passes.items():
-            role = spent['slim' if path.endswith('slim') else path.split('/')[0]]
+            role = spent['slim' if 'slim' in path else path.split('/')[0]]
             role[0], role[1] = role[0] + n, role[1] + seconds
     verdicts = [j['kept'] for c in cycles for j in c.judged]
     if not verdicts:
@@ -180,6 +183,25 @@ def break_even(cycles, decode_seconds):
             f'{a:.0%} acceptance of {gamma:.1f} drafted tokens gives {tokens:.2f} a cycle for the time of '
             f'{cost:.2f} decoding passes: {tokens / cost:.2f} times plain decoding predicted'
             + (', not worth it here.' if tokens <= cost else '.'))
+
+
+def stage_remark(cycles, decode_seconds):
+    """In plain words whether the stages in the middle paid, for as many tokens a cycle.
+
+    With them a cycle costs middle + escalated * full, without them one full pass: the cost-aware criterion.
+    decode_seconds: of a target pass over one position, which stands for a full one where none was needed.
+    """
+    spent = [(path, n, seconds) for c in cycles for path, (n, _, seconds) in c.passes.items()]
+    middle = sum(seconds for path, _, seconds in spent if 'slim' in path or path.startswith('mid/'))
+    full = [(n, seconds) for path, n, seconds in spent if path in ('target/full', 'target/sparse')]
+    if not middle:
+        return 'middle stage: never needed, so there are no costs to compare.'
+    needed = sum(n for n, _ in full)
+    one = sum(seconds for _, seconds in full) / needed if needed else decode_seconds
+    cost, escalated = middle / len(cycles) / one, needed / len(cycles)
+    verdict = 'paid' if escalated < 1 - cost else 'did not pay'
+    return (f'middle stage: a cycle spends {cost:.2f} of a full pass on it, and {escalated:.2f} full passes '
+            f'besides; it pays where these are fewer than {1 - cost:.2f}, so here it {verdict}.')
 
 
 def decode_seconds(session):
@@ -222,24 +244,6 @@ def window_remarks(method, cycles, reports):
     return [text for said, text in signs if said]
 
 
-def stage_remarks(method, cycles, reports):
-    """In plain words whether the stage in the middle paid, for as many tokens a cycle.
-
-    With it a cycle costs middle + escalated * full, without it one full pass: the cost-aware criterion.
-    """
-    middle = method.middle
-    plain = [{path.replace('sparse slim', 'slim').replace('sparse', 'full'): row
-              for path, row in c.passes.items()} for c in cycles]
-    spent = [[passes.get(name, (0, 0, 0.0)) for passes in plain] for name in (middle, 'target/full')]
-    each = [sum(s for *_, s in rows) / max(1, sum(n for n, *_ in rows)) for rows in spent]
-    if not all(each):
-        return [f'{middle}: it or a full pass was never needed, so there are no costs to compare.']
-    cost = each[0] / each[1]
-    escalated = sum(n > 0 for n, *_ in spent[1]) / max(1, len(cycles))
-    return [f'{middle}: a pass cost {cost:.2f} of a full one, which {escalated:.0%} of cycles needed too; '
-            f'it pays below {1 - cost:.0%}' + ('.' if escalated < 1 - cost else ', so it did not pay here.')]
-
-
 def step_remarks(method, cycles, reports):
     """How many steps were kept, and whether the calibration is stale."""
     first = [c.judged[0] for c in cycles]
@@ -259,4 +263,4 @@ def sparse_remarks(method, cycles, reports):
         (wrong > right, f'sparse: {wrong} graded texts are wrong; compare with sd')) if seen]
 
 
-REMARKS = {CmAsd: window_remarks, ViaSd: stage_remarks, SpecGuard: step_remarks, Sparse: sparse_remarks}
+REMARKS = {CmAsd: window_remarks, SpecGuard: step_remarks, Sparse: sparse_remarks}

@@ -520,7 +520,6 @@ class Tiered(ViaSd):
     Each slim path runs more layers than the one before; 2 stages are exact speculative decoding.
     """
     tiers: int = knob(4, 2, 5)
-    middle = 'target/slim1'
 
     @property
     def lossless(self):
@@ -528,8 +527,10 @@ class Tiered(ViaSd):
         return self.control.causal and alone or super().lossless
 
     def stages(self, session, draft, score):
-        masks = session.calibration['mask']['nested'][:self.tiers - 2]
-        full = session.target.model.full
+        found, full = session.calibration['mask'].get('nested', []), session.target.model.full
+        most, masks = len(found) + 2, found[:self.tiers - 2]
+        require(self.tiers <= most, 'tiers', self.tiers, f'at most {most}: calibration.json has {len(found)} '
+                'nested masks; train_mask.py seeks three where a mask skips four units or more')
         paths = [session.view(full.slim(set(skip), f'slim{i + 1}')) for i, skip in enumerate(masks)]
         first = super().stages(session, draft, score)
         return [Score(session, draft, path) for path in paths] + first[1:]
@@ -541,7 +542,7 @@ class ViaMid(ViaSd):
 
     The control for the slim path, and with a bigger drafter the upscaled one.
     """
-    needs, middle = (), 'mid/full'
+    needs = ()
 
     def slim(self, session, draft):
         if session.mid is None:
