@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path as File
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -464,6 +465,7 @@ via, cmasd, ecsv, SpecGuard = (METHODS[name] for name in ('via', 'cmasd', 'ecsv'
     (via(2, gate='two_level_exact'), MASK | dict(vocab=2, horizon=3)), (via(2, gate='two_level_exact'), MASK),
     (via(2), MASK), (via(2, **ALWAYS), MASK), (METHODS['via-tiers'](2, tiers=2), MASK),
     (via(2, gate='lossy_sd'), MASK), (via(2, gate='one_minus_alpha'), MASK),
+    (Exact(2), MASK | dict(draft=None)),                    # --draft self
     (SpecGuard(tau=math.inf, **GREEDY), LINES), (SpecGuard(tau=math.inf, **GREEDY), LINES | EOS),
     (SpecGuard(1, tau=math.inf, regenerate='sd', **GREEDY), LINES), (SpecGuard(k=1, tau=0.5), LINES | SHORT),
     (SpecGuard(tau=math.inf, target_k=2, **GREEDY), LINES | SHORT)])
@@ -471,7 +473,7 @@ def test_law(method, settings):
     """Every draw enumerated: what calls itself lossless has the target's law, LOSSY or wrong has not."""
     settings = dict(vocab=4, horizon=3, temperature=1.0) | settings
     vocab, horizon = settings.pop('vocab'), settings.pop('horizon')
-    target, draft = Table(1, vocab), Table(2, vocab)
+    target, draft = Table(1, vocab), settings.pop('draft', Table(2, vocab))
     run = law_by_cycles if isinstance(method, ecsv) else enumerate_law
     own = {k: x for k, x in settings.items() if k in ('temperature', 'top_k', 'top_p', 'eos')}
     gap = variation(run(target, draft, method, horizon, **settings), exact_law(target, horizon, **own))
@@ -786,7 +788,8 @@ def test_calibration_file(tmp_path, capsys):
     assert (found['mask']['skip'], found['signals']['draft_logp']) == ([1, 2], [-2.5, 0.5])
     for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
         status, _, err = program(capsys, *flags, *more.split())
-        assert status == 0 and ('equal to plain' if '--check' in more else 'target/slim: ') in err
+        assert status == 0 and ('equal to plain' if '--check' in more else 'middle stage: ') in err
+    refused(capsys, 'knob tiers is 4; expected at most 2', *flags, '--method', 'via-tiers')
 
     def wrong(words, folder, draft, need):
         with pytest.raises(ValueError, match=re.escape(words)):
@@ -844,21 +847,28 @@ def test_via_ledger_and_caches(name, knobs):
     s = slim_session(3, 40, temperature=1.0)
     s.read_prompt()
     for c in specmini.decode(s, method):
-        asked, over = any(j['by'] == 'target' for j in c.judged), over + (lag > method.max_lag)
-        assert c.passes.get('target/full', [0])[0] == (lag > method.max_lag) + asked
+        asked, late, up = any(j['by'] == 'target' for j in c.judged), lag > method.max_lag, False
+        assert c.passes.get('target/full', [0, 0])[:2] == [
+            late + asked, lag * (late or asked) + asked * (len(c.drafted) + 1)]     # the lag is paid for
+        assert len(c.judged) == min(c.accepted + 1, len(c.drafted))                 # one region each
         assert name != 'via' or c.passes['target/slim'][:2] == [1, len(c.drafted) + 1]
         for j in c.judged:
-            assert (j['by'] == 'target') >= (j['ratio'] < method.bounds[0])
+            up = j['ratio'] < method.bounds[0] or up and method.after_escalation == 'full'
+            assert (j['by'] == 'target') == up
+            assert up or method.gate == 'lossy_sd' or j['chance'] == (j['ratio'] >= method.bounds[1])
             seen[j['by'], j['kept']] += 1
         spent.update(c.passes.keys())
+        over += late
         lag = max(0, len(s.tokens) - 1 - trusted(s.target, s.tokens))
     assert (over > 0) == (method.max_lag == 3) and seen['target', True] and seen['target', False]
     assert seen['slim', True] and bool(seen['slim', False]) == (method.gate != 'one_minus_alpha')
     assert name == 'via' or spent['target/slim1'] > spent['target/slim2'] > spent['target/slim3'] > 0
 
 
-@pytest.mark.parametrize('unit, useless', [('layer', {4, 5, 8, 9}), ('sublayer', {3, 4, 9, 10, 13})])
-def test_the_search_finds_planted_sublayers(unit, useless, tmp_path, capsys):
+@pytest.mark.parametrize('unit, useless, objective', [
+    ('layer', {4, 5, 8, 9}, 'violation'), ('layer', {4, 5, 8, 9}, 'argmax'),
+    ('sublayer', {3, 4, 9, 10, 13}, 'violation')])
+def test_the_search_finds_planted_sublayers(unit, useless, objective, tmp_path, capsys):
     """Sublayers whose output weights are zero add nothing: the search finds exactly those, resumed or not."""
     model, text = network(3, 257, torch.float32, num_hidden_layers=8), tmp_path / 'text'
     for j in useless:
@@ -866,8 +876,8 @@ def test_the_search_finds_planted_sublayers(unit, useless, tmp_path, capsys):
         (layer.mlp.down_proj if j % 2 else layer.self_attn.o_proj).weight.zero_()
     folder = checkpoint(tmp_path / 'm', model, num_hidden_layers=8, max_position_embeddings=512)
     text.write_text('To be, or not to be, that is the question. ' * 9)
-    flags = (f'--target {folder} --text {text} --unit {unit} --windows 2 --patience 999 '
-             f'--skip {(len(useless) + 0.1) / 16}')
+    flags = (f'--target {folder} --text {text} --unit {unit} --objective {objective} --windows 2 '
+             f'--patience 999 --skip {(len(useless) + 0.1) / 16}')
     run = lambda more: train_mask.main(f'{flags} {more}'.split())
     a, b, c = (run(more) or read_calibration(folder, needs=['mask'])['mask'] for more in (
         '--evaluations 90', '--evaluations 30', '--evaluations 90 --resume'))
@@ -877,27 +887,38 @@ def test_the_search_finds_planted_sublayers(unit, useless, tmp_path, capsys):
     assert re.search('give this one the same\n.*free .*layers; expected 1 to', capsys.readouterr().err)
 
 
-def test_search_against_all_masks_and_chance():
-    """It meets the best of all 70 masks of 4 of 8 units, beats chance on 16; an interrupt keeps the best."""
+def test_search_against_all_masks_and_chance(monkeypatch):
+    """It meets the best of all 70 masks of 4 of 8 units, beats chance on 16; what ends it keeps the best."""
     weights, pairs = torch.rand(16, generator=(g := seeded())), 0.2 * torch.rand(16, 16, generator=g)
     cost = lambda z: float((weights[list(z)].sum() + pairs[list(z)][:, list(z)].sum()).exp())
 
     def best(m, k, period, seed):
-        tried = {}
-        train_mask.search(cost, m, k, train_mask.parse(['--period', period, '--seed', str(seed)]), tried)
+        tried, flags = {}, f'--patience 999 --period {period} --seed {seed}'
+        train_mask.search(cost, m, k, train_mask.parse(flags.split()), tried)
         return min(tried.values())
 
-    class Windows:                          # the interrupt comes when the best mask's half is looked for
+    train_mask.search(lambda z: len(idle), 8, 4, train_mask.parse(['--patience', '5']), idle := {})
+    assert len(idle) == 6 and train_mask.parse([]).patience < train_mask.parse([]).evaluations
+
+    class Windows:                          # of 11 masks not searched, 10 that are, then of nested ones
         seen = 0
+
+        def __init__(self, last):
+            self.last = last
 
         def cost(self, skip, objective):
             self.seen += 1
-            if self.seen == 11:
+            if self.seen == self.last:
                 raise KeyboardInterrupt
             return float(sum(skip))
-    found = train_mask.find_mask(load(EMBEDDED / 'target')[0], Windows(),
-                                 train_mask.parse(['--evaluations', '10']), {})
-    assert found['nested'] == [found['skip']]
+    model = load(EMBEDDED / 'target')[0]
+    for last, minutes, tried, nested in ((22, 60, 10, 1), (15, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)):
+        windows = Windows(last)
+        monkeypatch.setattr(train_mask, 'time', SimpleNamespace(perf_counter=lambda: 60.0 * windows.seen))
+        flags = f'--evaluations 10 --minutes {minutes}'.split()
+        found = train_mask.find_mask(model, windows, train_mask.parse(flags), {})
+        assert (len(found['tried']), len(found['nested'])) == (tried, nested)
+        assert found['nested'][0] == found['skip'] and windows.seen - 11 <= min(minutes, 11 + 6 + 8)
     optimum = min(map(cost, itertools.combinations(range(8), 4)))
     assert max(best(8, 4, '2', i) for i in range(3)) <= 1.05 * optimum
     assert sum(best(16, 7, '2', i) for i in range(3)) < 0.9 * sum(best(16, 7, '0', i) for i in range(3))
@@ -914,8 +935,9 @@ def test_violation_by_hand():
 
 
 def test_replayed_gates_are_the_real_ones():
-    """A recorded block tells a gate's tokens, full passes, wrong tokens, and if a stage shortens the way."""
-    outcomes = set()
+    """A recorded block tells a gate's tokens, full passes, wrong tokens, and if a stage shortens the way; a
+    higher threshold never keeps more or asks the target less."""
+    outcomes, moved = set(), Counter()
     for seed in range(12):
         s = slim_session(seed, skip=(2, 3))
         near, full = copy.copy(s.target.model), s.target.model.full
@@ -934,8 +956,14 @@ def test_replayed_gates_are_the_real_ones():
                 a != b for a, b in zip(tokens, mine))
             assert stages.replay(block, 'slim', keep, escalate) == real
             outcomes.add(real)
+        gate = lambda a, b: METHODS['via'](5, keep=a, escalate=b).accept(s, draft, score)
+        kept = [gate(a, 0.0)[1].count('draft') for a in (0.0, 0.3, 0.6, 0.9, 1.0)]
+        asked = [any(j['by'] == 'target' for j in gate(2.0, b)[2]) for b in (0.0, 0.3, 0.9, 2.0)]
+        assert kept == sorted(kept, reverse=True) and asked == sorted(asked)
+        moved.update(kept=kept[0] > kept[-1], asked=asked[0] < asked[-2])
         assert stages.lenient(block, 1)[0] == len(Exact().accept(s, draft, score)[0])
-    assert len(outcomes) > 12 and max(n for n, *_ in outcomes) == 6 and max(w for *_, w in outcomes) > 1
+    assert min(moved.values()) and len(outcomes) > 12
+    assert max(n for n, *_ in outcomes) == 6 and max(w for *_, w in outcomes) > 1
 
 
 # ------------------------------------------------------------------------ SpecGuard
@@ -1589,6 +1617,23 @@ def test_check_and_compare(pair, capsys, monkeypatch):
     monkeypatch.setattr(METHODS['typical'], 'kept', lambda self, score, i: 1.0)
     assert re.search(r"check: differs from plain decoding at token \d+: .+ instead of .+; logit gap \d",
                      run('--method', 'typical'))
+
+
+def test_what_the_middle_stages_cost():
+    """Stages of 0.2, 0.3 and 0.1 s beside full passes of 1 s pay below 0.4 of these a cycle; without any a
+    decoding pass stands for them."""
+    slims = {f'target/slim{i + 1}': (1, 4, x) for i, x in enumerate((0.2, 0.3, 0.1))}
+    trace = lambda *full: [verify.Cycle([], [dict(kept=True)], [0], [], slims | (
+        {'target/full': (n, 9 * n, 1.0 * n)} if n else {}), 1.0) for n in full]
+    for full, one, words in (
+            ((0, 1, 0), 9, '0.33 full passes besides; it pays where these are fewer than 0.40'),
+            ((0, 2, 0), 9, 'it did not pay'), ((0, 1, 1), 9, 'it did not pay'),
+            ((0,), 0.7, 'spends 0.86 of a full'), ((0,), 0.5, 'it did not pay')):
+        said = compare.stage_remark(trace(*full), one)
+        assert words in said and said.endswith('here it did not pay.' if 'not' in words else 'here it paid.')
+    assert 'a slim pass 0.20 of' in compare.break_even(trace(0), 1.0)
+    slims.clear()
+    assert 'never needed' in compare.stage_remark(trace(1), 1.0)
 
 
 def test_prompts_and_grading(pair, capsys, tmp_path):
