@@ -593,10 +593,13 @@ def at_temperature(T, methods, n):
 
 # ---------------------------------------------------------------------------------------------------- VIA-SD
 
-VIA = dict(math={}, table=dict(high=20, columns=(1, 4)), story={}, qa={}, translate={}, summary={})
+VIA = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa={}, translate={}, summary={})
 PAIRS = [(k / 10, e / 10) for k in (1, 3, 5, 7, 8, 9, 10) for e in (0, 1, 3, 5, 6, 8, 9) if e <= k]
 RIVALS = dict(ar=METHODS['ar']) | {name: partial(METHODS[name], stages.GAMMA) for name in (
     'sd', 'cascade', 'cascade-opt', 'cascade-tokenv3', 'via', 'via-tiers')}
+RIVALS |= {'via, two-level exact': partial(METHODS['via'], stages.GAMMA, gate='two_level_exact'),
+           'via, draft alone': partial(METHODS['via'], stages.GAMMA, keep=0.0, escalate=0.0)}
+SELF, *TUNED = 'sd, draft self', 'via, tuned', 'sd, lenient'     # slim drafts; see via_tuned for the others
 CONTROLS = 'via, random masks', 'via, evenly spaced', 'via-mid', 'via-up'   # the second table's, beside via
 THIRD = dict(       # models for the middle: what they are, the notes' memory and speed beside slim
     mid=('an independent model', 1.38 / 1.04, 2.32 / 2.08), up=('an upscaled drafter', MORE, MORE))
@@ -640,21 +643,43 @@ def like_plain(runs, name):
                  for a, b in ((r[name]['tokens'], r['ar']['tokens']) for r in runs)])
 
 
-def via_tables(engine, runs, third):
-    """The notes' two tables: of methods, by task; of where the middle stage comes from. n texts a task."""
+def via_rivals(mask, chance, third, pair, least):
+    """What stages.contest takes; chance: random masks; third: {role: Reader}; pair, least: see via_tuned."""
+    via, lenient = METHODS['via'], METHODS['cascade-tokenv3']               # greedy, the latter is lenient sd
+    rivals = {name: (make, [mask], {}) for name, make in RIVALS.items()}
+    rivals |= {CONTROLS[0]: (via, chance, {}), CONTROLS[1]: (via, [evenly(len(mask) // 2)], {})}
+    rivals |= {f'via-{role}': (METHODS['via-mid'], [mask], dict(mid=x)) for role, x in third.items()}
+    return rivals | {
+        SELF: (RIVALS['sd'], [mask], dict(draft=None)),
+        TUNED[0]: (partial(via, stages.GAMMA, keep=pair[0], escalate=pair[1]), [mask], {}),
+        TUNED[1]: (partial(lenient, stages.GAMMA, lam=1 - least), [mask], {})}
+
+
+def per_token(runs, name, *paths):
+    """'calls, positions' a token of the rival's passes whose path names one of these."""
+    count = lambda key: sum(n for r in runs for path, n in r[name][key].items()
+                            if any(x in path for x in paths))
+    tokens = sum(len(r[name]['tokens']) for r in runs)
+    return f'{count("passes") / tokens:.2f}, {count("positions") / tokens:.2f}'
+
+
+def via_tables(engine, runs, rivals):
+    """The notes' two tables: of methods, by task; of what each costs, wherever its middle stage is from."""
     names, n = [*runs[0]], len(runs) // len(VIA)
     parts = {task: runs[i * n:(i + 1) * n] for i, task in enumerate(VIA)}
     show(['rejection rate, modelled speed over ar, right', *parts, 'measured speed'],
          [[name, *(f'{rejected(x, name):.2f}, {over(x, name, "ar", "work"):.2f}, '
                    f'{right_texts(x, name):.2f}'.replace(', nan', '') for x in parts.values()),
            over(runs, name, 'ar', 'seconds')] for name in names if name not in ('ar', *CONTROLS)])
-    pair = [engine.readers[role] for role in ('target', 'draft')]
-    models = {f'via-{role}': [reader] for role, reader in third.items()}
-    show('middle stage,memory,modelled speed over ar,measured,rejection rate,right,tokens as ar'.split(','),
-         [[name, stages.memory(*pair, *models.get(name, [])) / stages.memory(*pair),
-           *(over(runs, name, 'ar', by) for by in ('work', 'seconds')), rejected(runs, name),
-           right_texts(runs, name), like_plain(runs, name)]
-          for name in ('sd', 'via', *CONTROLS) if name in names])
+    peak = lambda others: stages.memory(*filter(None, (engine.readers | others).values()))
+    show(['method', 'peak memory: weights and caches, over those of sd', 'modelled speed over ar',
+          'the same, compute-bound', 'measured', 'rejection rate', 'right', 'tokens as ar',
+          'draft calls, positions a token', 'slim or middle', 'target'],
+         [[name, peak(rivals[name][2]) / peak({}),
+           *(over(runs, name, 'ar', by) for by in ('work', 'compute', 'seconds')), rejected(runs, name),
+           right_texts(runs, name), like_plain(runs, name),
+           *(per_token(runs, name, *x) for x in (['draft/'], ['slim', 'mid/'], ['target/full']))]
+          for name in names if name != 'ar'])
 
 
 def via_runs(runs):
@@ -670,6 +695,10 @@ def via_runs(runs):
         yield found(f'{words} speed of via over sd', 1.10, lambda x: over(x, 'via', 'sd', by))
         yield found(f'{words} speed of via over the fastest cascade', 1.10,
                     lambda x: min(over(x, 'via', name, by) for name in cascades))
+    yield found('modelled speed of via over sd, compute-bound: a pass costs its positions', MORE,
+                lambda x: over(x, 'via', 'sd', 'compute'), 'target calls, positions a token: '
+                f'{per_token(runs, "via", "target/full")}; of sd {per_token(runs, "sd", "target/full")}',
+                'what slim kept the target reads later all the same, as the lag')
     graded = [r for r in runs if r['ar']['right'] is not None]
     lost = lambda a, b: lambda x: mean([r[a]['right'] - r[b]['right'] for r in x])
     yield Finding('share of right texts, via minus plain decoding', *bootstrap(
@@ -685,6 +714,21 @@ def via_runs(runs):
         graded, lost('via', 'via, random masks'), 200), 0.32 - 0.29)
     yield found('F2 modelled speed with the mask found over evenly spaced layers', MORE,
                 lambda x: over(x, 'via', 'via, evenly spaced', 'work'))
+
+
+def via_equal(runs, pair, least):
+    """F1 end to end: via at the thresholds that via_tuned found on even texts, run on odd ones."""
+    runs = runs[1::2]
+    note = f'keep {pair[0]}, escalate {pair[1]}, lenient from {least}; right ' + ', '.join(
+        f'{name}: {right_texts(runs, name):.3f}' for name in ('sd', *TUNED))
+    for by, words in (('seconds', 'measured'), ('work', 'modelled')):
+        yield Finding(f'F1 {words} speed of tuned via over the better of sd and lenient sd', *bootstrap(
+            runs, lambda x: min(over(x, TUNED[0], name, by) for name in ('sd', TUNED[1])), 200), 1.05,
+            note if by == 'seconds' else 'over each: ' + ', '.join(
+                f'{over(runs, TUNED[0], name, by):.3f}' for name in ('sd', TUNED[1])))
+    yield Finding("F1 share of tokens as plain decoding's, tuned via minus lenient sd", *bootstrap(
+        runs, lambda x: like_plain(x, TUNED[0]) - like_plain(x, TUNED[1]), 200), -0.01,
+        ', '.join(f'{name}: {like_plain(runs, name):.3f}' for name in TUNED))
 
 
 def via_thirds(engine, runs, third, r):
@@ -720,6 +764,10 @@ def via_search(windows, found, section, saved):
     cost, least = every[found], min(every.values())
     yield Finding('F2 cost of evenly spaced over the mask found', *single(every[evenly(k)] / cost), 1.0,
                   f'R a token; random masks on average {mean(list(every.values())) / cost:.2f}')
+    match = min(every, key=lambda z: windows.cost(z, 'argmax'))
+    yield Finding("F2 cost of the mask that SWIFT's objective finds over the mask found",
+                  *single(every[match] / cost), 1.0, 'R a token; likeliest tokens alike: ' + ', '.join(
+                      f'{1 - windows.cost(mask, "argmax"):.1%}' for mask in (match, found)))
     yield Finding(f'F2 cost of the best of all {len(every)} masks over the mask found', *single(least / cost),
                   1 / 1.05, 'within 5 % of the optimum')
     typical = {}                                        # the texts go through the tasks in turn
@@ -765,10 +813,22 @@ def random_masks(k, n=20):
     return [skipping(z) for z in masks]
 
 
-def via_thresholds(r):
-    """The sweep of thresholds; F1, F5: of at most 1 % wrong tokens on even texts, tried on odd ones."""
+def via_tuned(r):
+    """({(keep, escalate): rows of via}, {ratio: rows of lenient sd}, the pairs of at most 1 % wrong tokens on
+    even texts, the fastest of these there, the lowest ratio that is wrong no oftener), all replayed.
+    """
+    swept = {pair: r.sums('slim', *pair) for pair in [*PAIRS, (2.0, 2.0)]}      # the last: the target's text
+    mild = {t / 100: r.sums(None, t / 100) for t in range(1, 101)}
+    amiss = lambda rows: stages.wrong(rows[::2])
+    fair = [pair for pair, rows in swept.items() if amiss(rows) <= 0.01]
+    pair = max(fair, key=lambda x: stages.pace(swept[x][::2]))
+    return swept, mild, fair, pair, min(t for t, rows in mild.items() if amiss(rows) <= amiss(swept[pair]))
+
+
+def via_thresholds(r, swept, mild, fair, pair, least):
+    """The sweep of thresholds; F1, F5: what via_tuned chose on even texts, replayed on odd ones."""
     even, odd, pace, wrong = slice(0, None, 2), slice(1, None, 2), stages.pace, stages.wrong
-    swept, sd = {pair: r.sums('slim', *pair) for pair in PAIRS}, r.sums(None, 1.0)
+    sd = mild[1.0]
     late = sorted({e for _, e in PAIRS})
     show(['keep', *(f'escalate {e}' for e in late)],
          [[k, *(f'{pace(swept[k, e]) / pace(sd):.2f} ({wrong(swept[k, e]):.1%})' if (k, e) in swept else ''
@@ -778,12 +838,7 @@ def via_thresholds(r):
     yield Finding('modelled speed at 0.5, 0.3 over 0.8, 0.6 (conservative) and 0.3, 0.1 (aggressive)',
                   *bootstrap([*zip(*three)], leads, 200), 1.0, 'over sd (wrong tokens): ' + ', '.join(
                       f'{pace(x) / pace(sd):.3f} ({wrong(x):.2%})' for x in three))
-    swept[2.0, 2.0] = r.sums('slim', 2.0, 2.0)          # the target decides all: never wrong
-    fair = [pair for pair, x in swept.items() if wrong(x[even]) <= 0.01]
-    pair = max(fair, key=lambda x: pace(swept[x][even]))
-    mild = {t / 100: r.sums(None, t / 100) for t in range(1, 101)}
-    least = min(t for t, x in mild.items() if wrong(x[even]) <= wrong(swept[pair][even]))
-    yield Finding('F1 modelled speed over the better of sd and lenient sd at equal wrong tokens', *bootstrap(
+    yield Finding('F1 replayed speed over the better of sd and lenient sd at equal wrong tokens', *bootstrap(
         [*zip(swept[pair][odd], sd[odd], mild[least][odd])], leads, 200), 1.05,
         f'keep {pair[0]}, escalate {pair[1]}: {wrong(swept[pair][odd]):.2%} wrong; lenient from {least}: '
         f'{wrong(mild[least][odd]):.2%}')
@@ -907,24 +962,23 @@ def via(n):
     mask, chance = tuple(section['skip']), random_masks(len(section['skip']) // 2)
     capacity = engine.readers['target'].capacity
     third = {role: Reader(network(role)[0], capacity) for role in THIRD if there(role)}
-    rivals = {name: (make, [mask], None) for name, make in RIVALS.items()}
-    rivals |= {CONTROLS[0]: (METHODS['via'], chance, None),
-               CONTROLS[1]: (METHODS['via'], [evenly(len(mask) // 2)], None)}
-    rivals |= {f'via-{role}': (METHODS['via-mid'], [mask], reader) for role, reader in third.items()}
-    runs = stages.contest(engine, rows, prompts, rivals)
-    texts = [(ids, r['ar']['tokens']) for ids, r in zip(prompts, runs)]
+    texts = [(ids, tokens_of(engine.write(ids, 'ar')[1])) for ids in tqdm(prompts, desc='ar', disable=None)]
     windows = train_mask.Windows(engine.models['target'], calibration_texts(
         engine.tokenizer, train_mask.parse([])), 32)
     sweep, some = best_masks(windows), max(1, n // 5)
     few = [text for i, text in enumerate(texts) if i % n < some]
     r = stages.Record(engine, texts, dict(slim=mask, slim5=sweep[5]) | third)
     every = stages.Record(engine, few, {m: m for m in dict.fromkeys([mask, *sweep.values(), *chance])})
-    via_tables(engine, runs, third)
+    *swept, pair, least = via_tuned(r)
+    rivals = via_rivals(mask, chance, third, pair, least)
+    runs = stages.contest(engine, rows, prompts, rivals)
+    via_tables(engine, runs, rivals)
     yield from via_runs(runs)
+    yield from via_equal(runs, pair, least)
     yield from via_thirds(engine, runs, third, r)
     saved = mean([r['sd']['seconds'] - r['via']['seconds'] for r in runs])
     yield from via_search(windows, mask, section, saved)
-    yield from via_thresholds(r)
+    yield from via_thresholds(r, *swept, pair, least)
     yield from via_masks(every, sweep, chance, some)
     yield from via_geometry(r)
     yield from via_blend(r)

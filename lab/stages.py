@@ -27,14 +27,14 @@ Seen = namedtuple('Seen', 'ratios same apart gains')    # of a stage: see look
 def contest(engine, rows, prompts, rivals):
     """[{rival: its figures}], a dict for each text; all rivals write a text in turn, each from a fresh cache.
 
-    rivals: {name: (function to a method, masks taken in turn, Reader of the model in the middle or None)}.
+    rivals: {name: (function to a method, masks taken in turn, {role: Reader; None takes the engine's away})}.
     The figures are those of specmini.statistics, with tokens (ids) and right (None where nothing is graded).
     """
     found, own, readers = [], engine.calibration, dict(engine.readers)
     for i, (row, ids) in enumerate(zip(rows, tqdm(prompts, desc='runs', disable=None))):
         found.append({})
-        for name, (make, masks, mid) in rivals.items():
-            engine.readers = readers | (dict(mid=mid) if mid else {})
+        for name, (make, masks, others) in rivals.items():
+            engine.readers = {role: x for role, x in (readers | others).items() if x}
             engine.calibration = dict(mask=own['mask'] | dict(skip=masks[i % len(masks)]))
             cycles = list(specmini.decode(engine.start(ids, 'sd')[0], make()))
             tokens = tokens_of(cycles)
