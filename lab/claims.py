@@ -684,7 +684,7 @@ def via_tables(engine, runs, rivals):
 
 def via_runs(runs):
     """The claims of the notes' tables, on real runs."""
-    found = lambda claim, line, figure, note='': Finding(claim, *bootstrap(runs, figure, 200), line, note)
+    found = lambda claim, line, figure, *said: Finding(claim, *bootstrap(runs, figure, 200), line, *said)
     cascades = [name for name in RIVALS if name.startswith('cascade')]
     yield found('rejection rate of sd minus that of via', 0.10,
                 lambda x: rejected(x, 'sd') - rejected(x, 'via'), 'a lenient gate rejects less by definition')
@@ -962,7 +962,7 @@ def via(n):
     mask, chance = tuple(section['skip']), random_masks(len(section['skip']) // 2)
     capacity = engine.readers['target'].capacity
     third = {role: Reader(network(role)[0], capacity) for role in THIRD if there(role)}
-    texts = [(ids, tokens_of(engine.write(ids, 'ar')[1])) for ids in tqdm(prompts, desc='ar', disable=None)]
+    texts = [(ids, tokens_of(engine.write(ids, 'sd')[1])) for ids in tqdm(prompts, disable=None)]   # as ar's
     windows = train_mask.Windows(engine.models['target'], calibration_texts(
         engine.tokenizer, train_mask.parse([])), 32)
     sweep, some = best_masks(windows), max(1, n // 5)
