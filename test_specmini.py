@@ -789,7 +789,9 @@ def test_calibration_file(tmp_path, capsys):
     for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
         status, _, err = program(capsys, *flags, *more.split())
         assert status == 0 and ('equal to plain' if '--check' in more else 'middle stage: ') in err
-    refused(capsys, 'knob tiers is 4; expected at most 2', *flags, '--method', 'via-tiers')
+    for nested, most in ({}, 2), (dict(nested=[[1, 2]]), 3):
+        write_calibration(a, 'mask', dict(skip=[1, 2]) | nested)
+        refused(capsys, f'expected at most {most}', *flags, '--method', 'via-tiers', '--set', 'tiers=5')
 
     def wrong(words, folder, draft, need):
         with pytest.raises(ValueError, match=re.escape(words)):
