@@ -1631,11 +1631,12 @@ def test_what_the_middle_stages_cost():
             ((0, 1, 0), 9, '0.33 full passes besides; it pays where these are fewer than 0.40'),
             ((0, 2, 0), 9, 'it did not pay'), ((0, 1, 1), 9, 'it did not pay'),
             ((0,), 0.7, 'spends 0.86 of a full'), ((0,), 0.5, 'it did not pay')):
-        said = compare.stage_remark(trace(*full), one)
+        said, = compare.stage_remarks(via(), trace(*full), one)
         assert words in said and said.endswith('here it did not pay.' if 'not' in words else 'here it paid.')
     assert 'a slim pass 0.20 of' in compare.break_even(trace(0), 1.0)
     slims.clear()
-    assert 'never needed' in compare.stage_remark(trace(1), 1.0)
+    assert 'never needed' in compare.stage_remarks(via(), trace(1), 1.0)[0]
+    assert compare.stage_remarks(Exact(), trace(1), 1.0) == []
 
 
 def test_prompts_and_grading(pair, capsys, tmp_path):

@@ -119,7 +119,8 @@ def table(engine, rows, methods, traces):
     one = sum(c.passes['target/full'][2] for c in cycles['ar']) / plain['cycles']
     for name in list(methods)[1:]:
         yield f'{name}: {break_even(cycles[name], one)} Seen: {speedup[name]:.2f}.'
-        for said in remarks(methods[name], engine.sparse, cycles[name], reports[name]):
+        for said in (*stage_remarks(methods[name], cycles[name], one),
+                     *remarks(methods[name], engine.sparse, cycles[name], reports[name])):
             yield f'{name}: {said}'
 
 
@@ -148,8 +149,7 @@ def conclude(session, method, cycles, reports):
     if reports[-1]['method'] != 'ar':
         one = decode_seconds(session)
         yield break_even(cycles, one)
-        if isinstance(method, ViaSd):
-            yield stage_remark(cycles, one)
+        yield from stage_remarks(method, cycles, one)
     yield from remarks(method, session.sparse, cycles, reports)
     grades = [report.get('right') for report in reports]
     if (share := share_right(grades)) is not None:
@@ -185,23 +185,25 @@ def break_even(cycles, decode_seconds):
             + (', not worth it here.' if tokens <= cost else '.'))
 
 
-def stage_remark(cycles, decode_seconds):
-    """In plain words whether the stages in the middle paid, for as many tokens a cycle.
+def stage_remarks(method, cycles, decode_seconds):
+    """In plain words whether the stages in the middle, if the method has any, paid for as many tokens a cycle.
 
     With them a cycle costs middle + escalated * full, without them one full pass: the cost-aware criterion.
     decode_seconds: of a target pass over one position, which stands for a full one where none was needed.
     """
+    if not isinstance(method, ViaSd):
+        return []
     spent = [(path, n, seconds) for c in cycles for path, (n, _, seconds) in c.passes.items()]
     middle = sum(seconds for path, _, seconds in spent if 'slim' in path or path.startswith('mid/'))
     full = [(n, seconds) for path, n, seconds in spent if path in ('target/full', 'target/sparse')]
     if not middle:
-        return 'middle stage: never needed, so there are no costs to compare.'
+        return ['middle stage: never needed, so there are no costs to compare.']
     needed = sum(n for n, _ in full)
     one = sum(seconds for _, seconds in full) / needed if needed else decode_seconds
     cost, escalated = middle / len(cycles) / one, needed / len(cycles)
     verdict = 'paid' if escalated < 1 - cost else 'did not pay'
-    return (f'middle stage: a cycle spends {cost:.2f} of a full pass on it, and {escalated:.2f} full passes '
-            f'besides; it pays where these are fewer than {1 - cost:.2f}, so here it {verdict}.')
+    return [f'middle stage: a cycle spends {cost:.2f} of a full pass on it, and {escalated:.2f} full passes '
+            f'besides; it pays where these are fewer than {1 - cost:.2f}, so here it {verdict}.']
 
 
 def decode_seconds(session):
