@@ -186,7 +186,7 @@ def break_even(cycles, decode_seconds):
 
 
 def stage_remarks(method, cycles, decode_seconds):
-    """In plain words whether the stages in the middle, if the method has any, paid for as many tokens a cycle.
+    """In plain words whether the middle stages of a method that has any paid, for as many tokens a cycle.
 
     With them a cycle costs middle + escalated * full, without them one full pass: the cost-aware criterion.
     decode_seconds: of a target pass over one position, which stands for a full one where none was needed.
