@@ -284,7 +284,8 @@ def cmasd(n):
     show(['family', 'strict: best fixed', 'best online', 'default: kept a cycle', 'alignment', 'x plain'],
          [(f, max(pace(r, k) for k in WINDOWS), max(pace(r, k) for k in SWEPT), per_cycle(r, 'default'),
            alike(r, 'default'), pace(r, 'default')) for f in FAMILIES if (r := of(rows, f))])
-    show(['controller, strict', 'kept a cycle', 'positions a token', 'x plain, modelled', 'measured'],
+    show(['controller, strict', 'kept a cycle', 'positions a token', 'x plain, modelled',
+          'measured, with what the oracle looks up'],
          controllers(n))
 
 
@@ -566,7 +567,7 @@ def sampling(n):
 
 def at_temperature(T, methods, n):
     """Findings and a table of real runs beside sd with gamma 4, in turn on each text."""
-    rows, base, depths = [], ('sd', 4), lambda name: (4, 5, 6) if name.startswith('sd') else (3, 4, 5)
+    rows, base, depths = [], ('sd', 4), lambda name: range(4, 7) if name.startswith('sd') else range(2, 6)
     for family in FAMILIES[:3]:
         for seed, (_, ids) in enumerate(tqdm(prompts(family, n), desc=f'temperature {T:g}, {family}')):
             s = begin(ids)
