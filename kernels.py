@@ -47,12 +47,9 @@ def yarn(rope, D, inv):
     low, high = max(low, 0), min(high, D - 1)
     ramp = ((torch.arange(D // 2, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
     growth = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
-    scale = growth(1)
-    if 'attention_factor' in rope:
-        scale = rope['attention_factor']
-    elif rope.get('mscale') and rope.get('mscale_all_dim'):
-        scale = growth(rope['mscale']) / growth(rope['mscale_all_dim'])
-    return inv * (1 - ramp) + inv / factor * ramp, scale
+    both = rope.get('mscale') and rope.get('mscale_all_dim')
+    scale = growth(rope['mscale']) / growth(rope['mscale_all_dim']) if both else growth(1)
+    return inv * (1 - ramp) + inv / factor * ramp, rope.get('attention_factor') or scale
 
 
 def rotate(x, cos, sin):

@@ -33,7 +33,7 @@ MIXTURE = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'     # wh
 EXTRA = dict(   # names read beside those of Config's fields
     num_experts=int, decoder_sparse_step=int, sliding_window=int, rope_theta=float, attention_bias=bool,
     use_sliding_window=bool, layer_types=list, mlp_only_layers=list)
-EXPECTED = {int: 'a positive whole number', float: 'a positive number', bool: 'true or false', list: 'a list'}
+EXPECTED = {int: 'an integer, 1 to 1e10', float: 'a number, 0 to 1e10', bool: 'true or false', list: 'a list'}
 
 
 def expect(holds, message):
@@ -82,17 +82,15 @@ def read_config(folder):
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
     refuse(raw, where)
     get, kind, heads = raw.get, raw['model_type'], raw['num_attention_heads']
-    bias, experts = bool(get('attention_bias')) and kind not in ('mistral', 'qwen2'), ()
-    if kind == 'qwen3_moe':
-        dense, every = get('mlp_only_layers') or [], get('decoder_sparse_step') or 1
-        experts = tuple(0 if i in dense or (i + 1) % every else raw['num_experts']
-                        for i in range(raw['num_hidden_layers']))
+    bias, E = bool(get('attention_bias')) and kind not in ('mistral', 'qwen2'), get('num_experts')
+    dense, every = get('mlp_only_layers') or [], get('decoder_sparse_step') or 1
+    experts = (0 if i in dense or (i + 1) % every else E for i in range(raw['num_hidden_layers']))
     usual = dict(num_key_value_heads=heads, head_dim=raw['hidden_size'] // heads)
     given = {f.name: raw[f.name] for f in fields(Config) if get(f.name) is not None}
     return Config(**usual | given | dict(
         rope=read_rope(raw, where), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
         mlp_bias=bool(get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
-        experts=experts if any(experts) else ()))
+        experts=tuple(experts) if kind == 'qwen3_moe' else ()))
 
 
 def refuse(raw, where):
@@ -102,19 +100,21 @@ def refuse(raw, where):
     types = {f.name: f.type for f in fields(Config) if f.type in EXPECTED} | EXTRA
     for name, wanted in types.items():
         value, needed = get(name), name in NEEDED or kind == 'qwen3_moe' and name in MIXTURE
-        good = type(value) is wanted or wanted is float and type(value) is int
-        good = good and (wanted not in (int, float) or value > 0) or value is None and not needed
+        good = value is None and not needed or wanted in (bool, list) and type(value) is wanted
+        good = good or wanted in (int, float) and type(value) in (int, wanted) and 0 < value <= 1e10
         expect(good, f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
     window = get('sliding_window', 4096 if kind == 'mistral' else None)
     used = window and (kind == 'mistral' or kind != 'llama' and get('use_sliding_window'))
     short, kinds = used and window < raw['max_position_embeddings'], get('layer_types') or []
     expect(not short and 'sliding_attention' not in kinds,
            f'{where}: a sliding window of {window} is switched on; only full attention is here')
-    act, plain = get('hidden_act', 'silu'), not get('quantization_config')
+    act, H, G = get('hidden_act', 'silu'), raw['num_attention_heads'], get('num_key_value_heads') or 1
+    D, (E, k, _) = get('head_dim') or raw['hidden_size'] // H, map(get, MIXTURE)
     expect(act == 'silu', f'{where}: hidden_act {act!r} is not supported, only silu')
-    expect(plain, f'{where}: the weights are quantised (quantization_config); use plain ones')
-    heads, shared = raw['num_attention_heads'], get('num_key_value_heads') or 1
-    expect(heads % shared == 0, f'{where}: {heads} query heads cannot share {shared} key heads')
+    expect(not get('quantization_config'), f'{where}: quantised (quantization_config); use plain weights')
+    expect(H % G == 0, f'{where}: {H} query heads cannot share {G} key heads')
+    expect(D > 0 and D % 2 == 0, f'{where}: head_dim is {D}; positions turn its channels in pairs')
+    expect(kind != 'qwen3_moe' or k <= E, f'{where}: num_experts_per_tok is {k}, of {E} experts')
 
 
 def read_rope(raw, where):
@@ -131,9 +131,11 @@ def read_rope(raw, where):
     usual = dict(rope_theta=raw.get('rope_theta') or 10000.0,
                  original_max_position_embeddings=raw['max_position_embeddings'])
     rope = usual | given | dict(rope_type=kind)
-    for name in ['rope_theta', 'original_max_position_embeddings', *needs[kind].split()]:
-        good = type(rope.get(name)) in (int, float) and rope[name] > 0
-        expect(good, f'{where}: rope type {kind} needs {name}, found {rope.get(name)!r}')
+    there = [x for x in 'beta_fast beta_slow attention_factor mscale mscale_all_dim'.split() if rope.get(x)]
+    for name in ['rope_theta', 'original_max_position_embeddings', *needs[kind].split(), *there]:
+        low = 1 if name == 'rope_theta' else 0
+        good = type(rope.get(name)) in (int, float) and rope[name] > low
+        expect(good, f'{where}: rope type {kind} needs {name} above {low}, found {rope.get(name)!r}')
     return rope
 
 
@@ -307,7 +309,7 @@ class Transformer(Part):
 
     def __init__(self, config):
         super().__init__()
-        self.config, self.vocab = config, config.vocab_size
+        self.config, self.vocab, self.words = config, config.vocab_size, {}     # of the tokenizer: see load
         self.model = nn.ModuleDict(dict(
             embed_tokens=nn.Embedding(config.vocab_size, config.hidden_size),
             layers=nn.ModuleList(Block(config, E) for E in config.mixtures),
@@ -453,9 +455,8 @@ class Reader:
         at = lambda n: torch.tensor(n, device=ids.device)
         carry = path.carry if path.block is None else dict(
             start=at(start), real=at(T), means=path.block and self.cache.average(path.block, start))
-        ids = F.pad(ids, (0, pad)) if pad else ids
-        hidden = forward(ids, positions, path, self.cache.stores, span, carry)
-        logits = self.model.logits(hidden[:, T - last:T])
+        x = forward(F.pad(ids, (0, pad)) if pad else ids, positions, path, self.cache.stores, span, carry)
+        logits = self.model.logits(x[:, T - last:T])
         self.log.append((path.name, T * len(ids), begin, self.now()))
         self.paths[path.name] = path
         return logits
@@ -466,10 +467,6 @@ class Reader:
         twin.cache, twin.compiled = self.cache.fork(self.model.config, rows, extra), None
         twin.capacity = twin.cache.stores[0][0].shape[2]
         return twin
-
-    def forget(self):
-        """Trusts no position any more, so that the next text pays for its whole prompt."""
-        self.cache.record([], 0, self.model.full)
 
     def now(self):
         """A moment: seconds on a CPU, an event on CUDA (where a pass has not ended when its call returns)."""
@@ -494,12 +491,11 @@ class Reader:
 
 def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
-    if model.config.experts:
-        raise ValueError('--compile: a mixture of experts chooses by data and is not compiled; leave it out')
-    if model.cos.device.type == 'cpu' and not shutil.which(os.environ.get('CXX', 'g++')):
-        raise ValueError('--compile: on a CPU it needs a C++ compiler, g++ or what CXX names; none found')
+    cpu = model.cos.device.type == 'cpu'
+    expect(not any(model.config.experts), '--compile: a mixture of experts chooses by data; leave it out')
+    expect(not cpu or shutil.which(os.environ.get('CXX', 'g++')), '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 64           # graphs of all lengths, paths and models together
-    options = dict(cpp_wrapper=model.cos.device.type == 'cpu')   # without it a quarter of a pass is Python
+    options = dict(cpp_wrapper=cpu)                     # without it a quarter of a pass is Python
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 
 
@@ -516,17 +512,24 @@ def load(folder, device='cpu', dtype=torch.float32):
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
     weights = {name: nn.Parameter(tensor, requires_grad=False) for file in weight_files(folder)
                for name, tensor in read_weights(file, wanted, device, dtype)}
-    absent = sorted(wanted.keys() - weights.keys())
-    if absent:
-        raise ValueError(f'{folder}: tensor {absent[0]} is missing ({len(absent)} in all); fetch it again')
-    model.load_state_dict(weights, assign=True, strict=False)
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.model.embed_tokens.weight
+    absent = wanted.keys() - weights.keys()
+    expect(not absent, f'{folder}: {min(absent, default=0)} is missing, {len(absent)} in all: fetch it again')
+    weights.setdefault('lm_head.weight', weights['model.embed_tokens.weight'])      # where it is tied
+    model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval().set_context(min(2048, config.max_position_embeddings))
-    model.vocab = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    model.words = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+    model.vocab = max(model.words) + 1
     expect(model.vocab <= config.vocab_size,
            f'{folder}: tokenizer of {model.vocab} entries, embedding of {config.vocab_size}')
     return model, tokenizer, read_eos(folder)
+
+
+def same_vocabulary(target, other, whose):
+    """ValueError naming the first token (lowest id) that two loaded networks do not share by text and id."""
+    a, b = target.words, other.words
+    differ = next((i for i in sorted(a.keys() | b.keys()) if a.get(i) != b.get(i)), None)
+    expect(differ is None, f'{whose}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} in the '
+           'target; they must share their vocabulary (or use --draft lookup)')
 
 
 def weight_files(folder):
@@ -534,7 +537,7 @@ def weight_files(folder):
     index, names = folder / 'model.safetensors.index.json', {'model.safetensors'}
     if index.exists():
         shards = read_json(index).get('weight_map')
-        good = isinstance(shards, dict) and all(isinstance(name, str) for name in shards.values())
+        good = isinstance(shards, dict) and {*map(type, shards.values())} == {str}
         expect(good, f'{index}: weight_map is not an object of tensor names and files')
         names = set(shards.values())
     files = [folder / name for name in sorted(names)]
@@ -558,8 +561,7 @@ def read_weights(file, wanted, device, dtype):
             expect(name in wanted, f'{file}: tensor {name} has no place in the network of config.json')
             with safe_open(file, 'pt') as opened:     # opened anew: pages already copied are let go
                 shape = tuple(opened.get_slice(name).get_shape())
-                good = shape == wanted[name]
-                expect(good, f'{file}: tensor {name} has shape {shape}, expected {wanted[name]}')
+                expect(shape == wanted[name], f'{file}: {name} has shape {shape}, expected {wanted[name]}')
                 tensor = opened.get_tensor(name).to(device, dtype, copy=True)
             good = all(x.isfinite() for x in tensor.aminmax())
             expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
@@ -626,14 +628,22 @@ def read_calibration(target, draft=None, needs=()):
         of = section.get('draft')
         expect(draft or not of, f'{where}: {name!r} is of a pair, there is no draft model; give --draft DIR')
         check(not of or of == fingerprint(draft), f'{name!r} was measured with another draft, {of}', flag)
+    L = read_config(target).num_hidden_layers
+    lists = lambda x, of: isinstance(x, list) and all(map(of, x))
+    numbers = lambda x: lists(x, lambda y: type(y) in (int, float)) and x != []
     for name in 'draft_logp draft_grounding target_logp target_grounding'.split() * ('signals' in needs):
         ends = found['signals'].get(name)
-        good = isinstance(ends, list) and [*map(type, ends)] == [float] * 2 and ends[0] <= ends[1]
+        good = numbers(ends) and len(ends) == 2 and ends[0] <= ends[1]
         check(good, f'{name} is {ends!r}, expected two numbers, the smaller first', '--signals ')
     if 'mask' in needs:
-        skip, n = found['mask'].get('skip'), 2 * read_config(target).num_hidden_layers
-        good = isinstance(skip, list) and {*map(str, skip)} < {*map(str, range(n))}
-        check(good, f'mask skips {skip!r}; expected some, not all, of sublayers 0..{n - 1}')
+        skip = found['mask'].get('skip')
+        good = isinstance(skip, list) and {*map(str, skip)} < {*map(str, range(2 * L))}
+        check(good, f'mask skips {skip!r}; expected some, not all, of sublayers 0..{2 * L - 1}')
+    if 'sparse' in needs:
+        anchors, channels, experts = map(found['sparse'].get, ('anchors', 'channels', 'experts'))
+        good = numbers(anchors) and {*anchors} <= {*range(L)} and lists(channels, numbers)
+        good = good and lists(experts, lambda x: lists(x, numbers)) and len(channels) == len(experts) == L
+        check(good, f'anchors, channels or experts do not fit {L} layers', '--anchors ')
     return found
 
 

@@ -17,7 +17,7 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from model import Reader, expect, load, read_calibration
+from model import Reader, expect, load, read_calibration, same_vocabulary
 from verify import METHODS, Autoregressive, Cycle, Session, knobs_of, lookup, rollout, silence, whole_passes
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
@@ -85,11 +85,12 @@ class Engine:
         drafts = self.source is rollout and args.draft != 'self' and args.methods != ['ar']
         for role, folder in (('draft', drafts and args.draft), ('mid', args.mid)):
             if folder:
-                self.models[role], tokenizer, _ = load(folder, self.device, DTYPES[self.dtype])
-                same_vocabulary(self.tokenizer, tokenizer, f'--{role} {folder}')
+                self.models[role], *_ = load(folder, self.device, DTYPES[self.dtype])
+                same_vocabulary(target, self.models[role], f'--{role} {folder}')
         needs = self.sections(target.config) | ({'mask'} if args.draft == 'self' else set())
         self.calibration = read_calibration(args.target, args.draft if drafts else None, sorted(needs))
-        self.context = min(m.config.max_position_embeddings for m in self.models.values())
+        contexts = {role: m.config.max_position_embeddings for role, m in self.models.items()}
+        self.shortest, self.context = min(contexts.items(), key=lambda pair: pair[1])
         threads = args.threads or (1 if sum(p.numel() for p in target.parameters()) < SMALL else None)
         if threads and self.device == 'cpu':
             torch.set_num_threads(threads)
@@ -110,19 +111,16 @@ class Engine:
         for i, ids in enumerate(prompts, 1):
             expect(0 < len(ids) < self.context,
                    f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context of '
-                   f'{self.context} (the shortest of all models)')
+                   f'{self.context} (of the {self.shortest})')
         capacity = min(self.context, max(map(len, prompts)) + self.args.max_new)
         self.readers = {role: Reader(m, capacity, self.args.compile) for role, m in self.models.items()}
 
     def start(self, ids, name, row=0):
-        """(Session that has read this prompt, method); no position of an earlier text is trusted.
-
-        Row r of a file is drawn with seed + r, so that equal prompts give different samples.
-        """
+        """(Session that has read this prompt, method); no position of an earlier text is trusted."""
         a, readers = self.args, {k: r for k, r in self.readers.items() if k == 'target' or name != 'ar'}
         for reader in readers.values():
-            reader.forget()
-        generator = torch.Generator(self.device).manual_seed(a.seed + row)
+            reader.cache.record([], 0, reader.model.full)       # forgets: a text pays for its whole prompt
+        generator = torch.Generator(self.device).manual_seed(a.seed + row)  # equal prompts, other samples
         session = Session(readers['target'], readers.get('draft'), self.source, list(ids),
                           min(a.max_new, self.context - len(ids)), self.eos,
                           a.temperature, a.top_k, a.top_p, generator, mid=readers.get('mid'),
@@ -151,14 +149,6 @@ def pick_device(name):
     there = torch.cuda.is_available()
     expect(there or name != 'cuda', '--device cuda: this machine, or torch, has none; use --device cpu')
     return ('cuda' if there else 'cpu') if name == 'auto' else name
-
-
-def same_vocabulary(target, other, flag):
-    """ValueError naming the first token (lowest id) that the two tokenizers do not share by text and id."""
-    a, b = ({i: text for text, i in t.get_vocab(with_added_tokens=True).items()} for t in (target, other))
-    differ = next((i for i in sorted(a.keys() | b.keys()) if a.get(i) != b.get(i)), None)
-    expect(differ is None, f'{flag}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} in the '
-           'target; they must share their vocabulary (or use --draft lookup)')
 
 
 def describe_knobs(name):
@@ -235,7 +225,7 @@ def parse(argv):
         'self: the target without the sublayers that its calibration.json skips')
     add('--mid', metavar='DIR', help='a model between draft and target, for the methods that ask for one')
     add('--method', help='one of those that --list shows (default: sd)')
-    add('--sparse', default='', metavar='attn,ffn,moe', help='what the target leaves out, under any method')
+    add('--sparse', metavar='attn,ffn,moe', help='what the target leaves out, under any method')
     add('--gamma', type=int, help='draft tokens a cycle (default: 4)')
     add('--temperature', type=float, default=0.0, help='0 (the default) is greedy')
     add('--top-k', type=int, default=0, help='sample from this many likeliest tokens; 0: from all')
@@ -262,12 +252,13 @@ def parse(argv):
 
 def check_flags(args):
     """The args, with defaults that hang on other flags; ValueError for the first flag that does not fit."""
-    compared = args.compare is not None
-    names = ['ar'] + args.compare.split(',') if compared else [args.method or 'sd']
-    args.methods = list(dict.fromkeys(names))
-    unknown = [m for m in args.methods if m not in METHODS]
-    args.sparse = set(args.sparse.split(',')) - {''}
+    empty = [flag for flag, value in vars(args).items() if value == '' and flag != 'prompt']
+    expect(not empty, f'--{", --".join(empty)}: found an empty text, expected a value')
     alone = args.method or args.check or args.json or args.show or args.trace
+    args.method = args.method or 'sd'
+    args.methods = [*dict.fromkeys(f'ar,{args.compare}'.split(','))] if args.compare else [args.method]
+    unknown = [m for m in args.methods if m not in METHODS]
+    args.sparse = set(args.sparse.split(',') if args.sparse else ())
     expect(not unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}')
     expect(args.sparse <= PARTS.keys(), f'--sparse {sorted(args.sparse)}: expected some of attn,ffn,moe')
     expect((args.prompt is None) != (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl')
@@ -277,12 +268,11 @@ def check_flags(args):
     expect(0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1')
     expect(args.max_new >= 1, f'--max-new {args.max_new}: expected 1 or more')
     expect(args.threads in [None, *range(1, 1025)], f'--threads {args.threads}: expected 1 to 1024')
-    expect(not (compared and alone), '--compare takes none of --method, --check, --json, --show, --trace')
+    expect(not (args.compare and alone), '--compare takes none of --method, --check, --json, --show, --trace')
     expect(0 <= args.seed < 2 ** 62, f'--seed {args.seed}: expected 0 to 2^62 - 1')
     expect(not args.check or t == 0, '--check: texts agree only at --temperature 0')
     if args.gamma is not None and args.methods != ['ar']:
         args.set.append(f'gamma={args.gamma}')
-    args.method = args.method or 'sd'
     args.draft = args.draft or ('lookup' if args.target else str(EMBEDDED / 'draft'))
     args.target = args.target or EMBEDDED / 'target'
     for name in args.methods:
@@ -294,7 +284,7 @@ def generate(engine, rows, prompts, args):
     """Every prompt by one method: text, figures, trace, check, conclusions. Returns the exit status."""
     from lab.compare import check, conclude, figures, report, trace_line
     everything, reports = [], []
-    trace = open(args.trace, 'w', encoding='utf-8') if args.trace else None
+    trace = open(args.trace, 'w', buffering=1, encoding='utf-8') if args.trace else None    # line by line
     color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()
     for row, ids in enumerate(tqdm(prompts, disable=None if len(prompts) > 1 else True, file=sys.stderr)):
         printer, cycles, interrupted = Printer(engine.tokenizer, color, args.show), [], False
@@ -314,13 +304,12 @@ def generate(engine, rows, prompts, args):
             print(figures(found), file=sys.stderr, flush=True)
         if trace:
             trace.writelines(trace_line(row, i, c, engine.tokenizer) for i, c in enumerate(cycles))
-            trace.flush()
         if interrupted:
             return 130
         if args.check:
             print(check(engine, ids, found['tokens']), file=sys.stderr)
         everything, reports = everything + cycles, reports + [found]
-    for sentence in conclude(session, method, everything, reports):
+    for sentence in conclude(engine, session, method, everything, reports):
         print(sentence, file=sys.stderr)
     return 0
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path as File
 from types import SimpleNamespace
 
@@ -22,14 +23,14 @@ import pytest
 import torch
 import transformers
 from safetensors import torch as safetensors
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import kernels
 import lab.rivals
 import specmini
 import train_mask
 import verify
-from lab import claims, compare, quantise, replay, stages, tasks, train
+from lab import bench, claims, compare, quantise, replay, stages, tasks, train
 from lab.distil import distil, packed
 from lab.passes import sparsity, work
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes,
@@ -251,7 +252,12 @@ def weights(change):
     (dict(hidden_size=None), 'hidden_size is None'), (dict(num_attention_heads=0), 'attention_heads is 0'),
     (dict(max_position_embeddings='64'), "max_position_embeddings is '64'"),
     (dict(rms_norm_eps='1e-6'), "rms_norm_eps is '1e-6'"), (dict(tie_word_embeddings='no'), "ings is 'no'"),
-    (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"),
+    (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"), (dict(head_dim=5), 'head_dim is 5'),
+    (dict(vocab_size=10 ** 18), 'vocab_size is 1000000000000000000, expected an integer'),
+    (dict(model_type='qwen3_moe', num_experts=2, num_experts_per_tok=3, moe_intermediate_size=4), ' 3, of 2'),
+    (dict(rope_theta=1, rope_scaling=dict(rope_type='yarn', factor=2)), 'needs rope_theta above 1, found 1'),
+    *((dict(rope_scaling=dict(rope_type='yarn', factor=2) | {name: 'x'}), f"{name} above 0, found 'x'")
+      for name in ('beta_fast', 'attention_factor', 'mscale')),
     (('model.safetensors', lambda old: old[:-100]), 'not a complete safetensors file'),
     (('model.safetensors', weights(lambda k, v: v * math.nan if 'head' in k else v)), 'lm_head.weight holds'),
     (('model.safetensors', weights(lambda k, v: v * 1e38 if 'down' in k else v)), 'NaN or infinity after 1'),
@@ -500,23 +506,39 @@ def test_other_laws():
         law = enumerate_law(target, draft, METHODS[name](1, lam=lam), 2, temperature=1.0)
         first = [sum(chance for text, chance in law.items() if text[0] == v) for v in range(4)]
         assert first == pytest.approx(pi.tolist())
+    for lenience, known in {0.8: 0.107, 0.5: 0.167, 0.2: 0.209}.items():    # what follows is the target's
+        kept = torch.minimum(q, p / lenience)
+        pi = kept + (1 - kept.sum()) * residual(p, q)
+        law = enumerate_law(target, draft, METHODS['lenient'](1, lenience=lenience), 2, temperature=1.0)
+        for text, chance in law.items():
+            assert abs(chance - pi[text[0]] * probs(target.row((0, text[0])))[text[1]]) < 1e-9
+        assert float((pi - p).abs().sum() / 2) == pytest.approx(known, abs=5e-4)    # as the README says
     law = lambda **knobs: enumerate_law(target, draft, SpecGuard(**knobs), 2, temperature=1.0, **LINES)
     drafts = exact_law(draft, 2, temperature=0.7)
     assert variation(law(k=1, tau=-math.inf), drafts) < 1e-9
     assert min(variation(law(k=2, tau=-math.inf), drafts), variation(law(k=1, tau=0.5), drafts)) > 0.01
 
 
-def test_chi_square():
-    """3,000 texts by the real generator follow the law; 1 of 10,000 seeds is a false alarm, this one not."""
-    law, n = exact_law(Table(1, 3), 2, temperature=1.0), 3000               # 9 cells
-    for method, right in ((Exact(2), True), (Wrong(2, how='wrong residual'), False)):
-        s, counts = session(Table(1, 3), Table(2, 3), [0], 2, temperature=1.0), Counter()
-        for _ in range(n):
-            s.tokens, s.room = [0], 2
-            counts[tuple(write(s, method)[0])] += 1
-        x = sum((counts[text] - n * p) ** 2 / (n * p) for text, p in law.items())
-        chance = torch.special.gammaincc(torch.tensor(4.0).double(), torch.tensor(x / 2).double())
-        assert n * min(law.values()) > 5 and (chance > 1e-4) == right
+@pytest.mark.parametrize('method, right', [
+    (Exact(2), True), (PROBED := cmasd(k_max=3, alpha=2, accept_='strict'), True),
+    (Wrong(2, how='wrong residual'), False), (replace(PROBED, controller='probe'), False)])
+def test_chi_square(method, right):
+    """The first two of 5 tokens, drawn by the real generator, follow the law; so should 9,999 of 10,000
+    seeds, all four cases together (Bonferroni). Cells that expect fewer than 5 are pooled."""
+    law, n = exact_law(Table(2, 5), 2, temperature=1.0), 2000 if right else 1200
+    s, counts, cells = session(Table(2, 5), Table(7, 5), [0], 4, temperature=1.0), Counter(), Counter()
+    for _ in range(n):
+        s.tokens, s.room, cycles = [0], 4, specmini.decode(s, replace(method))
+        while len(s.tokens) < 3:
+            next(cycles)
+        counts[tuple(s.tokens[1:3])] += 1
+    for text, p in law.items():
+        cells[text if n * p >= 5 else 'rare'] += n * p
+    seen = lambda cell: sum(counts[text] for text, p in law.items() if cell in (text, 'rare') and (
+        n * p >= 5) == (cell != 'rare'))
+    x = sum((seen(cell) - wanted) ** 2 / wanted for cell, wanted in cells.items())
+    chance = torch.special.gammaincc(*torch.tensor([(len(cells) - 1) / 2, x / 2]).double())
+    assert len(cells) > 10 and (chance > 1e-4 / 4) == right
 
 
 def test_greedy_identity():
@@ -606,6 +628,9 @@ def test_controllers(controller):
             left = itertools.accumulate((len(c.tokens) for c in cycles), int.__sub__, initial=40)
             lengths |= {len(c.drafted) for c, room in zip(cycles, left) if len(c.drafted) < room - 1}
         assert source is lookup or (len(lengths) == 1) == (controller == 'fixed'), lengths
+    s = slim_session()                                  # with this gate via's text is the target's too
+    method = via(3, controller=controller, gate='two_level_exact')
+    assert write(s, method)[0] == plain(s.target.model, [1, 2, 3], 24)
 
 
 def test_controllers_by_hand():
@@ -746,9 +771,15 @@ def test_branches(tmp_path):
     one = ecsv(4, branches=1, draft_temperature=1.0, draft_top_p=1.0)
     assert one.propose(make()).tokens == rollout(make(), Exact(4), 4).tokens
     target, draft, other = (network(i, 257, torch.float32) for i in (0, 1, 5))
-    method = METHODS['ecsv-two'](3, second=str(checkpoint(tmp_path, other)))
-    tokens, cycles = write(session(target, draft, [1, 2], 20), method)
+    target, *_ = load(checkpoint(tmp_path / 'target', target))
+    two = lambda name, *how, **changes: write(session(target, draft, [1, 2], 20), METHODS['ecsv-two'](
+        3, second=str(checkpoint(tmp_path / name, *how, **changes))))
+    tokens, cycles = two('other', other)
     assert tokens == plain(target, [1, 2], 20) and cycles[0].passes['draft/full'][0] == 6
+    with pytest.raises(ValueError, match="token 256 is '<x>' there and '<eos>' in the target"):
+        two('words', other, Tokenizer.from_str(bytes_tokenizer().to_str().replace('<eos>', '<x>')))
+    with pytest.raises(ValueError, match='expected a context of 22 tokens, not of 16'):
+        two('short', other, max_position_embeddings=16)
 
 
 def test_synthetic_channel():
@@ -798,6 +829,14 @@ def test_calibration_file(tmp_path, capsys):
             read_calibration(folder, draft, [need])
     wrong("no section 'anchors', which the method needs; make it with", a, b, 'anchors')
     wrong('with another draft', a, a, 'signals')
+    tables = dict(anchors=[1, 0], channels=[[0.1], [0.2, 0.3]], experts=[[], [[0.5]]])
+    for broken in ({}, *(tables | {name: x} for name, x in (
+            ('anchors', [2]), ('anchors', []), ('channels', [[], [0.1]]), ('channels', [[0.1]]),
+            ('experts', None), ('experts', [[], [0.5]]))), tables):
+        write_calibration(a, 'sparse', broken)
+        if broken is not tables:
+            wrong('do not fit 2 layers; make it with python train_mask.py --anchors', a, None, 'sparse')
+    assert read_calibration(a, None, ['sparse'])['sparse'] == tables
     wrong('there is no draft model', a, None, 'signals')
     for ends in ([1.0], [1.0, 0.0], 'wide', None):
         write_calibration(a, 'signals', signals | dict(draft_logp=ends), draft=b)
@@ -1609,7 +1648,8 @@ def test_check_and_compare(pair, capsys, monkeypatch):
     status, out, _ = program(capsys, *pair, '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2')
     rows = [line.split() for line in out.splitlines()]
     assert status == 0 and [r[0] for r in rows] == ['method', 'ar', 'sd', 'lenient', 'sd:', 'lenient:']
-    assert rows[1][2] == '1.00' and rows[2][-2] == '100.0%'
+    assert rows[1][2] == '1.00' and rows[1][6:8] == ['1.000', '1.00'] and rows[2][-2] == '100.0%'
+    assert 2 < float(rows[2][7]) <= 3 * float(rows[2][6])                   # positions, passes a token
     assert [r[-1] for r in rows[1:4]] == ['lossless', 'lossless', 'LOSSY']
     said = program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')[1]
     assert 'LOSSY' in said and 'sd: sparse: only 1.' in said
@@ -1639,7 +1679,7 @@ def test_what_the_middle_stages_cost():
     assert compare.stage_remarks(Exact(), trace(1), 1.0) == []
 
 
-def test_prompts_and_grading(pair, capsys, tmp_path):
+def test_prompts_and_grading(pair, capsys, tmp_path, monkeypatch):
     """Rows have prompt, question or turns and are graded one by one; --compare has a table for each task."""
     file = tmp_path / 'p.jsonl'
     flags = *pair[:4], '--max-new', 3, '--prompts', file
@@ -1656,6 +1696,15 @@ def test_prompts_and_grading(pair, capsys, tmp_path):
     lines = [line.split() for line in run(rows, '--compare', 'sd')[1].splitlines()]
     assert [line[:3:2] for line in lines if line[0][:-1] in 'xy'] == [['x,', 'prompts'], ['y,', 'prompts']]
     assert [line[3] for line in lines if line[0] in ('ar', 'sd')] == ['100.0%', '100.0%', '0.0%', '0.0%']
+    real = specmini.Engine.write
+
+    def tired(engine, ids, name, row=0):
+        if (name, row) == ('sd', 1):
+            raise KeyboardInterrupt
+        return real(engine, ids, name, row)
+    monkeypatch.setattr(specmini.Engine, 'write', tired)
+    status, out, _ = run(rows, '--compare', 'sd')                           # what is finished, for all alike
+    assert status == 130 and [line.split()[0] for line in out.splitlines()] == 'x, method ar sd sd:'.split()
     for text, words in (('{"prompt": "a"}\n{"x": 1}', 'line 2: expected'), ('nonsense', 'line 1: not a JSON'),
                         ('', 'no rows'), ('{"prompt": ""}', 'prompt 1 is empty'), ('[1]', 'line 1: expected'),
                         ('{"turns": []}', 'line 1: expected')):
@@ -1673,6 +1722,19 @@ def test_chat(capsys, tmp_path):
     raw = dict(chat_template=template, bos_token=dict(content='^'))
     (folder / 'tokenizer_config.json').write_text(json.dumps(raw))
     assert json.loads(program(capsys, *flags)[1])['prompt_tokens'] == len('^user:hi!')
+    tokenizer = bytes_tokenizer()
+    special = dict(single='<eos> $A', special_tokens=[('<eos>', 256)])
+    tokenizer.post_processor = processors.TemplateProcessing(**special)
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    found = [json.loads(program(capsys, *how)[1]) for how in (flags, flags[:-1])]
+    assert [r['prompt_tokens'] for r in found] == [len('^user:hi!'), len('^hi')]
+    first, *rest = found[1]['tokens']
+    (folder / 'generation_config.json').write_text(json.dumps(dict(eos_token_id=[1, first])))
+    r = json.loads(program(capsys, *flags[:-1])[1])
+    assert rest and (r['tokens'], r['finish']) == ([first], 'eos') and load(folder)[2] == {1, first, 256}
+    for templates, words in (([dict(name='default', template='{{ 1 }}')], ''), (['x'], 'has no chat_temp')):
+        (folder / 'tokenizer_config.json').write_text(json.dumps(dict(chat_template=templates)))
+        assert words in program(capsys, *flags)[2]
     for bad in ("{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}", '{% for %}', '{{ 1 / 0 }}'):
         (folder / 'chat_template.jinja').write_text(bad)
         refused(capsys, '--chat', *flags)
@@ -1703,20 +1765,27 @@ def test_chat(capsys, tmp_path):
     ('--method sparse --set select=best', 'knob select'), ('--method ecsv-two', 'knob second'),
     (f'--target {EMBEDDED}/draft --sparse attn --set anchors=1', 'no section'),
     ('--method via --set keep=0.2', 'keep is 0.2; expected 0.3'),
-    ('--set controller=oracle --temperature 1', 'controller is oracle')])
+    ('--set controller=oracle --temperature 1', 'controller is oracle'),
+    ('--target= --draft= --mid= --method= --sparse= --trace= --compare=',
+     '--target, --draft, --mid, --method, --sparse, --trace, --compare: found an empty text')])
 def test_bad_flags(flags, words, capsys):
     refused(capsys, words, '--prompt', 'x', *flags.split())
 
 
-def test_bad_prompts(pair, capsys):
-    """None, one that is no text, one that does not fit; the longest that fits leaves room for one token."""
+def test_bad_prompts(pair, capsys, tmp_path):
+    """None, one that is no text, one that does not fit; what the shortest context cuts off is said."""
     for words, *flags in (
             ['give --prompt'], ['nowhere.jsonl: cannot be read', '--prompts', 'nowhere.jsonl'],
             ['prompt 1 is empty', '--prompt', ''], ['prompt 1 is not valid UTF-8', '--prompt', '\udcff'],
             ['has 64 tokens; expected at least 1, and fewer than the context of 64', '--prompt', 'x' * 64]):
         refused(capsys, words, *pair[:4], *flags)
-    status, out, _ = program(capsys, *pair[:4], '--prompt', 'x' * 63, '--json')
-    assert status == 0 and len(json.loads(out)['tokens']) == 1
+    short = checkpoint(tmp_path, max_position_embeddings=16)
+    for draft, prompt, who, room in ((pair[3], 'x' * 63, '64 tokens (of the target)', 1),
+                                     (short, 'hello', '16 tokens (of the draft)', 11)):
+        flags = *pair[:2], '--draft', draft, '--prompt', prompt, '--max-new', 60, '--ignore-eos', '--json'
+        status, out, err = program(capsys, *flags)
+        assert status == 0 and len(json.loads(out)['tokens']) == room
+        assert f'1 of 1 texts ended before --max-new 60: the context of {who} was full' in err
     if not torch.cuda.is_available():
         refused(capsys, '--device cpu', '--prompt', 'x', '--device', 'cuda')
 
@@ -1772,6 +1841,10 @@ def test_graders():
     assert tasks.bleu([['a b c d e']], ['a b c d']) == pytest.approx(math.exp(1 - 5 / 4))
     assert tasks.rouge_l('police killed the gunman', 'police kill the gunman') == 0.75
     assert tasks.rouge_l('police killed the gunman', 'the gunman kill police') == 0.5
+    row = next(tasks.rows('summary', 7))
+    facts = tasks.SUMMARY.fullmatch(row['answer']).groups()
+    found = [tasks.facts_found(row, ' '.join(facts[:k])) for k in range(4)]
+    assert found == pytest.approx([0, 1 / 3, 2 / 3, 1]) and tasks.facts_found(row, row['solution']) == 1
     gsm = dict(question='?', answer='He pays 600+634\n#### 1,234')
     assert tasks.grade(gsm, 'so 5, then 1,234.') and not tasks.grade(gsm, '1234 is not 7')
     assert tasks.grade(dict(answer=20), 'a range of 10-20') and tasks.grade(dict(answer=-3), '4 - 7 = -3')
@@ -1858,6 +1931,67 @@ def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
         assert (whole - parts).abs().max() < 1e-3 * whole.abs().max()
 
 
+def test_training_and_its_figures(monkeypatch, tmp_path, capsys):
+    """A tiny network trains, is interrupted, goes on from its checkpoint and is saved; lab.bench grades it;
+    what train_mask.py measures is made anew for the pair and the mixture."""
+    clock, steps, real = itertools.count(0, 25), [], (train.step, train.accuracy)
+
+    def step(*given):
+        steps.append(real[0](*given))
+        if len(steps) == 12:
+            raise KeyboardInterrupt
+        return steps[-1]
+    tiny = SIZES | dict(model_type='qwen3', max_position_embeddings=2048)
+    for name, value in dict(HOME=tmp_path, SHAPES=dict(draft=tiny, target=tiny), step=step, CURRICULUM=(
+            (1, [('math', {}, 1)]),), accuracy=lambda model, tokenizer, n=1: real[1](model, tokenizer, 1),
+            time=SimpleNamespace(time=lambda: next(clock))).items():
+        monkeypatch.setattr(train, name, value)
+    few = {name: tasks.TASKS[name] for name in ('math', 'translate', 'story')}
+    monkeypatch.setattr(tasks, 'TASKS', few | dict(summary=partial(tasks.summary, high=2)))
+    (tmp_path / 'target').mkdir()
+    shutil.copy(EMBEDDED / 'target/tokenizer.json', tmp_path / 'target')
+    with pytest.raises(KeyboardInterrupt):
+        train.train('draft', 20, 256, 0, 'cpu')                 # a step takes 50 seconds of this clock
+    done = torch.load(tmp_path / 'draft/checkpoint.pt')['done']
+    train.train('draft', 20, 256, 0, 'cpu')
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 6 < done < 12 and said['steps'] == done + len(steps) - 12 > 18
+    assert said['held_out'].keys() == tasks.TASKS.keys() and not list(tmp_path.glob('draft/*.pt'))
+    assert sum(steps[-5:]) < sum(steps[:5])
+
+    for name in ('target', 'moe'):
+        shutil.copytree(tmp_path / 'draft', tmp_path / name, dirs_exist_ok=True)
+    monkeypatch.setattr(bench, 'HOME', tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['bench', 'quality', '--n', '1'])
+    bench.main()
+    lines = {line.split('`')[1]: line for line in capsys.readouterr().out.splitlines()[2:]}
+    assert lines.keys() == tasks.TASKS.keys() and all('1 of 1 |' in line for line in lines.values())
+    for task, words in dict(math='.0% |', translate='BLEU 0', summary='facts ', story='grammar ').items():
+        assert lines[task].count(words) >= 3                    # target, draft, moe
+
+    asked = []
+    monkeypatch.setattr(train_mask, 'main', lambda flags: asked.append(flags) or 0)
+    monkeypatch.setattr(sys, 'argv', ['train', 'recalibrate'])
+    assert train.main() == 0
+    assert asked == [[], ['--signals'], ['--anchors'], ['--anchors', '--target', str(tmp_path / 'moe')]]
+
+
+def test_claims_are_findings(monkeypatch, capsys):
+    """The claims on mixtures, from the command line, on tiny random networks: figures and verdicts."""
+    tiny = lambda seed, **sizes: (network(seed, 257, torch.float32, **sizes), bytes_tokenizer(), {256})
+    mixture = dict(experts=(8, 8), num_experts_per_tok=4, moe_intermediate_size=8)
+    monkeypatch.setattr(claims, 'embedded', dict(target=tiny(0), draft=tiny(1), moe=tiny(2, **mixture)).get)
+    monkeypatch.setitem(claims.CLAIMS, 'sparse', claims.mixture_claims)
+    monkeypatch.setattr(sys, 'argv', 'claims sparse --n 1'.split())
+    claims.main()
+    rows = [line.split(' | ') for line in capsys.readouterr().out.splitlines() if line.startswith('| MoE')]
+    assert len(rows) == 11
+    for _, figure, interval, line, verdict, _ in rows:          # one prompt: all resamples are alike
+        apart = float(figure) - float(line)
+        assert interval == f'{figure} to {figure}'
+        assert verdict == ('HOLDS' if apart > 0 else 'FAILS') or abs(apart) < 1e-3
+
+
 def test_transformers_loads_the_embedded_models():
     """With the same ids, end of sequence and logits; the draft has at most an eighth of 8 M parameters."""
     text, sizes = 'Mia has 27 pens. Mia buys 9 more.', []
@@ -1875,7 +2009,7 @@ def test_transformers_loads_the_embedded_models():
 def test_embedded_pair_is_lossless():
     """sd writes plain decoding's text on held-out rows, fp32; it may differ where the top-2 gap is < 1e-4."""
     target, tokenizer, eos = load(EMBEDDED / 'target')
-    draft, *_ = load(EMBEDDED / 'draft')
+    (draft, *_), near = load(EMBEDDED / 'draft'), 0
     for task, seed in itertools.product(tasks.TASKS, range(2)):
         ids = tokenizer.encode(next(tasks.rows(task, seed))['prompt']).ids
         wanted = plain(target, ids, 80, eos=eos)
@@ -1884,6 +2018,8 @@ def test_embedded_pair_is_lossless():
             i = next(i for i, (a, b) in enumerate(zip(got, wanted)) if a != b)
             top = fresh(target, ids + wanted[:i], 1)[0].topk(2).values
             assert top[0] - top[1] < 1e-4
+            near += 1
+    print(f'{near} of {2 * len(tasks.TASKS)} texts part from plain decoding at a near tie')    # pytest -s
 
 
 def test_readme_commands():

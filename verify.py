@@ -235,6 +235,7 @@ def rollout(session, method, n):
             break
         logits.append(reader.append(tokens[-1][None], path)[0])
     ids = torch.stack(tokens).tolist()      # the only sync with the device
+    # the last token was not fed: if all are kept, the next read starts one token before the extra one
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
     return Draft(ids, torch.stack(q), finite(torch.stack(logits), 'draft', len(session.tokens)))
 

@@ -69,15 +69,16 @@ def quality(n):
 
 
 def figure(task, rows, texts, engine):
-    """How good the texts of one model are, as words: the share right, BLEU, ROUGE-L; a story's perplexity."""
+    """How good the texts of one model are, as words: the share right, BLEU, ROUGE-L, facts found; a
+    story's perplexity."""
     if task == 'story':
         return perplexity(rows, engine)
     words = f'{sum(map(tasks.grade, rows, texts)) / len(rows):.1%}'
     if task == 'translate':
         words += f', BLEU {tasks.bleu([[r["answer"]] for r in rows], [t.strip() for t in texts]):.2f}'
     if task == 'summary':
-        rouge = [tasks.rouge_l(row['answer'], text) for row, text in zip(rows, texts)]
-        words += f', ROUGE-L {sum(rouge) / len(rouge):.2f}'
+        rouge = statistics.fmean(tasks.rouge_l(row['answer'], text) for row, text in zip(rows, texts))
+        words += f', ROUGE-L {rouge:.2f}, facts {statistics.fmean(map(tasks.facts_found, rows, texts)):.1%}'
     return words
 
 

@@ -80,18 +80,25 @@ def check(engine, ids, tokens):
 def compare(engine, rows, prompts, names):
     """Lines of a table of the methods for each task, and one for the rows that name none.
 
-    The methods are run in turn on each prompt, so that noise falls on all alike.
+    The methods are run in turn on each prompt, so that noise falls on all alike. Ctrl-C ends the runs: the
+    tables are of the prompts that all methods have finished, then the interrupt goes on its way.
     """
     methods, tables = {name: engine.write(prompts[0], name)[0] for name in names}, {}       # a warming round
-    for i, ids in enumerate(tqdm(prompts, desc='compare', file=sys.stderr, disable=None)):
-        row = rows[i]
-        asked, traces = tables.setdefault(str(row.get('task') or ''), ([], {name: [] for name in names}))
-        asked.append((row, len(ids)))
-        for name in names:
-            traces[name].append(engine.write(ids, name, i)[1])
+    stopped = None
+    try:
+        for i, (row, ids) in enumerate(zip(rows, tqdm(prompts, 'compare', file=sys.stderr, disable=None))):
+            new = {name: engine.write(ids, name, i)[1] for name in names}
+            asked, traces = tables.setdefault(str(row.get('task') or ''), ([], {name: [] for name in names}))
+            asked.append((row, len(ids)))
+            for name in names:
+                traces[name].append(new[name])
+    except KeyboardInterrupt as error:
+        stopped = error
     for task, (asked, traces) in tables.items():
         yield from [f'{task}, {len(asked)} prompts'] if task else []
         yield from table(engine, asked, methods, traces)
+    if stopped:
+        raise stopped
 
 
 def table(engine, rows, methods, traces):
@@ -104,7 +111,8 @@ def table(engine, rows, methods, traces):
     plain, cell = stats['ar'], lambda x, form: '-' if x is None else format(x, form)
     speedup = {name: s['tokens_per_second'] / plain['tokens_per_second'] for name, s in stats.items()}
     width, reports = max(14, *map(len, stats)), {}
-    yield f'{"method":{width}}  tokens/s   x ar    right  accepted block eff.  passes/token  like ar'
+    yield (f'{"method":{width}}  tokens/s   x ar    right  accepted block eff.  passes, positions/token  '
+           'like ar')
     for name, s in stats.items():
         kind = 'lossless' if engine.lossless(methods[name]) else 'LOSSY'
         reports[name] = [dict(prompt_tokens=n, tokens=(ids := tokens_of(trace)),
@@ -112,10 +120,11 @@ def table(engine, rows, methods, traces):
                          for (row, n), trace in zip(rows, traces[name])]
         right = share_right([r['right'] for r in reports[name]])
         like = agreement(traces[name], traces['ar']) if engine.args.temperature == 0 else None
-        passes = whole_passes(s['passes']) / sum(s['labels'].values())
+        passes, positions = (whole_passes(s[x]) / sum(s['labels'].values()) for x in ('passes', 'positions'))
         yield (f'{name:{width}} {s["tokens_per_second"]:9.1f} {speedup[name]:6.2f} {cell(right, ".1%"):>8} '
                f'{cell(s["acceptance_rate"], ".1%"):>9} {cell(s["block_efficiency"], ".2f"):>10} '
-               f'{passes:13.3f} {cell(like, ".1%"):>8} {kind}')
+               f'{passes:11.3f} {positions:12.2f} {cell(like, ".1%"):>8} {kind}')
+    yield from cut_short(engine, reports['ar'])
     one = sum(c.passes['target/full'][2] for c in cycles['ar']) / plain['cycles']
     for name in list(methods)[1:]:
         yield f'{name}: {break_even(cycles[name], one)} Seen: {speedup[name]:.2f}.'
@@ -144,8 +153,9 @@ def share_right(grades):
     return sum(graded) / len(graded) if graded else None
 
 
-def conclude(session, method, cycles, reports):
-    """Sentences for the end of a run: the break-even, the method's own remarks, the share of right texts."""
+def conclude(engine, session, method, cycles, reports):
+    """Sentences for the end of a run: what cut texts short, the break-even, the method's remarks, grades."""
+    yield from cut_short(engine, reports)
     if reports[-1]['method'] != 'ar':
         one = decode_seconds(session)
         yield break_even(cycles, one)
@@ -154,6 +164,15 @@ def conclude(session, method, cycles, reports):
     grades = [report.get('right') for report in reports]
     if (share := share_right(grades)) is not None:
         yield f'right: {grades.count(True)} of {len(grades) - grades.count(None)} graded texts ({share:.1%})'
+
+
+def cut_short(engine, reports):
+    """A sentence if texts ended because a context was full."""
+    limit, most, lengths = engine.context, engine.args.max_new, [len(r['tokens']) for r in reports]
+    n = sum(r['prompt_tokens'] + k == limit and k < most and r['tokens'][-1] not in engine.eos
+            for r, k in zip(reports, lengths))
+    said = f'{n} of {len(reports)} texts ended before --max-new {most}: the context of {limit} tokens'
+    return [f'{said} (of the {engine.shortest}) was full'] if n else []
 
 
 def break_even(cycles, decode_seconds):

@@ -46,7 +46,7 @@ def chat(folder, text):
     settings = read_json(settings) if settings.exists() else {}
     template = file.read_text(encoding='utf-8') if file.exists() else settings.get('chat_template')
     if isinstance(template, list):                      # several by name: [{name, template}]
-        template = next((t.get('template') for t in template if t.get('name') == 'default'), None)
+        template = {t.get('name'): t.get('template') for t in template if isinstance(t, dict)}.get('default')
     if not isinstance(template, str):
         raise ValueError(f'--chat: {folder} has no chat_template.jinja, nor one in tokenizer_config.json')
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import kernels
-from model import Reader, load
+from model import Reader, load, same_vocabulary
 from verify import (CONTROLLERS, METHODS, SELECT, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score,
                     Sparse, SpecGuard, Stepwise, ViaSd, branch, knob, loglikes, overlap, probs, require,
                     residual, silence, violation)
@@ -338,9 +338,10 @@ class TwoDrafts(Ecsv):
         half = self.branches // 2
         if self.other is None and session.draft:       # without one, branch says so below
             model = second_draft(self.second, str(session.target.model.cos.device))
-            same = model.vocab == session.target.model.vocab
-            require(same, 'second', self.second, "a model of the target's vocabulary")
-            self.other = Reader(model, len(session.tokens) + session.room)
+            same_vocabulary(session.target.model, model, f'knob second, {self.second}')
+            most, context = len(session.tokens) + session.room, model.config.max_position_embeddings
+            require(most <= context, 'second', self.second, f'a context of {most} tokens, not of {context}')
+            self.other = Reader(model, most)
             self.other.log = session.draft.log          # its passes are the draft's in the ledger
         pairs = [branch(session, self, n, session.draft, self.branches - half)]
         pairs += [branch(session, self, n, self.other, half)] if half else []

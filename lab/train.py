@@ -3,7 +3,7 @@
 `python -m lab.train target --minutes 90`, then `draft`, `mid`, `up`, `moe`. A run resumes from the weights in
 lab/models/ (or from its checkpoint, with the optimizer's state, if one is there) and writes Hugging Face
 directories in bf16. CPU and CUDA from the same code. After it, `python -m lab.train recalibrate` makes anew
-what train_mask.py measures on the pair.
+what train_mask.py measures on the pair and the mixture.
 """
 import argparse
 import json
@@ -366,7 +366,8 @@ def main():
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
     if args.model == 'recalibrate':
-        return max(train_mask.main(flags) for flags in ([], ['--signals'], ['--anchors']))
+        moe = [['--anchors', '--target', str(HOME / 'moe')]] * (HOME / 'moe' / 'model.safetensors').exists()
+        return max(train_mask.main(flags) for flags in ([], ['--signals'], ['--anchors'], *moe))
     train(args.model, args.minutes, args.tokens, args.seed, args.device)
 
 
