@@ -976,8 +976,7 @@ def test_violation_by_hand():
 
 
 def test_replayed_gates_are_the_real_ones():
-    """A recorded block tells a gate's tokens, full passes, wrong tokens, and if a stage shortens the way; a
-    higher threshold never keeps more or asks the target less."""
+    """A recorded block tells a gate's tokens, passes and errors; a higher one keeps no more, asks no less."""
     outcomes, moved = set(), Counter()
     for seed in range(12):
         s = slim_session(seed, skip=(2, 3))
@@ -1401,8 +1400,7 @@ def test_sparse_channels_and_experts():
 
 
 def test_ledger_by_hand():
-    """What four layers chose for 3 positions after 21 tokens, its bytes and its FLOPs, counted by hand; a
-    layer that reuses blocks scores none, a dense layer behind a sparse one is no sparse one."""
+    """What four layers chose for 3 positions after 21 tokens; its bytes and its FLOPs, counted by hand."""
     model = network(**MIXED)
     channels, experts = torch.zeros(1, 3, 24), torch.tensor([[0, 1, -1], [1, 2, -1], [5, 1, 4]])
     channels[0, 0, :2] = channels[0, 1, 1:3] = 1.0
@@ -1662,8 +1660,7 @@ def test_check_and_compare(pair, capsys, monkeypatch):
 
 
 def test_what_the_middle_stages_cost():
-    """Stages of 0.2, 0.3 and 0.1 s beside full passes of 1 s pay below 0.4 of these a cycle; without any a
-    decoding pass stands for them."""
+    """Stages of 0.2, 0.3, 0.1 s beside full (or decoding) passes of 1 s pay below 0.4 of these a cycle."""
     slims = {f'target/slim{i + 1}': (1, 4, x) for i, x in enumerate((0.2, 0.3, 0.1))}
     trace = lambda *full: [verify.Cycle([], [dict(kept=True)], [0], [], slims | (
         {'target/full': (n, 9 * n, 1.0 * n)} if n else {}), 1.0) for n in full]
@@ -1932,8 +1929,7 @@ def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
 
 
 def test_training_and_its_figures(monkeypatch, tmp_path, capsys):
-    """A tiny network trains, is interrupted, goes on from its checkpoint and is saved; lab.bench grades it;
-    what train_mask.py measures is made anew for the pair and the mixture."""
+    """A tiny network trains, is interrupted, goes on, is saved, graded and calibrated, with its mixture."""
     clock, steps, real = itertools.count(0, 25), [], (train.step, train.accuracy)
 
     def step(*given):
