@@ -1756,7 +1756,7 @@ def test_chat(capsys, tmp_path):
     ('--method ecsv --set branches=65', 'branches is 65'), ('--method specguard --set k=0', 'knob k is 0'),
     ('--method ecsv-spot --set budget=1', 'budget is 1; expected 2'), ('--set anchors=1', 'with a knob of'),
     ('--method ecsv --set depth=9999', 'a block of 9999'), ('--sparse attn --set block=0', 'knob block'),
-    ('--method majority --draft lookup', 'needs a draft'), ('--sparse ffn --set rho=2', 'knob rho'),
+    ('--method majority --draft lookup', 'need a draft'), ('--sparse ffn --set rho=2', 'knob rho'),
     ('--method specguard --set tau=nan', 'knob tau is nan'), ('--sparse moe', 'no layer of that kind'),
     ('--method specguard --set preset=best', "preset is 'best'"), ('--method via-mid', 'give --mid DIR'),
     ('--method sparse --set select=best', 'knob select'), ('--method ecsv-two', 'knob second'),
