@@ -62,11 +62,12 @@ def statistics(cycles, prompt_seconds, weights):
     read = lambda counts: sum(n * weights[path] for path, n in counts.items()) / weights['target/full']
     return dict(
         cycles=len(cycles), passes=passes, positions=positions, drafted=sum(len(c.drafted) for c in cycles),
-        judged=len(verdicts), accepted=sum(c.accepted for c in cycles), labels=labels,
+        judged=len(verdicts), accepted=sum(c.accepted for c in cycles),
         acceptance_rate=ratio(sum(verdicts), len(verdicts)),
         rejection_rate=ratio(verdicts.count(False), len(verdicts)),
-        block_efficiency=ratio(tokens, whole_passes(passes)), seconds=seconds, prompt_seconds=prompt_seconds,
-        tokens_per_second=ratio(tokens, seconds), work=read(passes), compute=read(positions))
+        block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
+        prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds), work=read(passes),
+        compute=read(positions))
 
 
 # ----------------------------------------------------------------------------------------- the engine room

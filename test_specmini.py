@@ -1569,7 +1569,7 @@ def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
     s = (r := json.loads(out.splitlines()[-1]))['stats']
     assert status == 0 and list(s) == (
         'cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
-        'labels seconds prompt_seconds tokens_per_second work').split()
+        'labels seconds prompt_seconds tokens_per_second work compute').split()
     assert list(r) == 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
     known = [r[key] for key in ('method', 'seed', 'dtype', 'prompt_tokens', 'device')]
     assert known == [method, 3, 'fp32', 5, specmini.pick_device('auto')]
