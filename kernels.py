@@ -144,8 +144,8 @@ def choose(scores, start, count, rule):
 def sparse_attend(q, k, v, mask, carry, how):
     """`attend` over the kept blocks of cached keys, the partial block behind them and the pass's own tokens.
 
-    how: (layer, whether it is an anchor, verify.Blocks). An anchor chooses by the first query (the root's, or
-    in a lag the oldest unread token's), each key head its own; other layers reuse the last choice.
+    how: (layer, whether it is an anchor, verify.Blocks). An anchor chooses, each key head its own, by the
+    query that the rule names (root: the first, in a lag the oldest unread token's); others reuse the choice.
     """
     layer, anchor, rule = how
     old = k.shape[2] - q.shape[2]               # cached tokens; in a compiled pass, the most there can be

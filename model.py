@@ -33,7 +33,7 @@ MIXTURE = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'     # wh
 EXTRA = dict(   # names read beside those of Config's fields
     num_experts=int, decoder_sparse_step=int, sliding_window=int, rope_theta=float, attention_bias=bool,
     use_sliding_window=bool, layer_types=list, mlp_only_layers=list)
-EXPECTED = {int: 'an integer, 1 to 1e10', float: 'a number, 0 to 1e10', bool: 'true or false', list: 'a list'}
+EXPECTED = {int: 'an integer, 1 to 1e10', float: 'above 0, to 1e10', bool: 'true or false', list: 'a list'}
 
 
 def expect(holds, message):
@@ -529,7 +529,7 @@ def same_vocabulary(target, other, whose):
     a, b = target.words, other.words
     differ = next((i for i in sorted(a.keys() | b.keys()) if a.get(i) != b.get(i)), None)
     expect(differ is None, f'{whose}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} in the '
-           'target; they must share their vocabulary (or use --draft lookup)')
+           'target; they must share their vocabulary')
 
 
 def weight_files(folder):
@@ -636,9 +636,10 @@ def read_calibration(target, draft=None, needs=()):
         good = numbers(ends) and len(ends) == 2 and ends[0] <= ends[1]
         check(good, f'{name} is {ends!r}, expected two numbers, the smaller first', '--signals ')
     if 'mask' in needs:
-        skip = found['mask'].get('skip')
-        good = isinstance(skip, list) and {*map(str, skip)} < {*map(str, range(2 * L))}
-        check(good, f'mask skips {skip!r}; expected some, not all, of sublayers 0..{2 * L - 1}')
+        skip, nested = found['mask'].get('skip'), found['mask'].get('nested', [])
+        some = lambda x: lists(x, lambda y: type(y) is int) and {*x} < {*range(2 * L)}
+        check(some(skip) and lists(nested, some), f'mask skips {skip!r}, nested {nested!r}; expected some, '
+              f'not all, of sublayers 0..{2 * L - 1}')
     if 'sparse' in needs:
         anchors, channels, experts = map(found['sparse'].get, ('anchors', 'channels', 'experts'))
         good = numbers(anchors) and {*anchors} <= {*range(L)} and lists(channels, numbers)

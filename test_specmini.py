@@ -577,6 +577,14 @@ def test_a_draft_that_is_the_target():
         assert s['labels'] == dict(draft=24, bonus=6) and s['drafted'] == s['judged'] == s['accepted'] == 24
 
 
+def test_caches_after_each_cycle():
+    """After any cycle both caches are as fresh ones, but for the tokens that the next pass reads."""
+    s = session(network(0), network(1), [1, 2, 3], 30, temperature=1.0)
+    s.read_prompt()
+    assert all(trusted(r, s.tokens) >= len(s.tokens) - 2 for _ in specmini.decode(s, Exact(4))
+               for r in (s.target, s.draft))
+
+
 def test_lookup():
     make = lambda tokens: lookup(session(network(), None, tokens, 9, lookup), Exact(), 3)
     assert make([1, 2, 3, 4, 5, 9, 1, 2, 3]).tokens == [4, 5, 9]
@@ -819,7 +827,10 @@ def test_calibration_file(tmp_path, capsys):
     assert (found['mask']['skip'], found['signals']['draft_logp']) == ([1, 2], [-2.5, 0.5])
     for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
         status, _, err = program(capsys, *flags, *more.split())
-        assert status == 0 and ('equal to plain' if '--check' in more else 'middle stage: ') in err
+        assert status == 0 and ('middle stage: ' in err, 'equal to plain' in err) == (not more, 'check' in more)
+    for wrong in (dict(skip=['1']), dict(skip=[1], nested=None), dict(skip=[1], nested=[[99]])):
+        write_calibration(a, 'mask', wrong)
+        refused(capsys, 'expected some, not all', *flags)
     for nested, most in ({}, 2), (dict(nested=[[1, 2]]), 3):
         write_calibration(a, 'mask', dict(skip=[1, 2]) | nested)
         refused(capsys, f'expected at most {most}', *flags, '--method', 'via-tiers', '--set', 'tiers=5')
@@ -1662,6 +1673,7 @@ def test_check_and_compare(pair, capsys, monkeypatch):
 def test_what_the_middle_stages_cost():
     """Stages of 0.2, 0.3, 0.1 s beside full (or decoding) passes of 1 s pay below 0.4 of these a cycle."""
     slims = {f'target/slim{i + 1}': (1, 4, x) for i, x in enumerate((0.2, 0.3, 0.1))}
+    slims['draft/full'] = 4, 4, 0.1
     trace = lambda *full: [verify.Cycle([], [dict(kept=True)], [0], [], slims | (
         {'target/full': (n, 9 * n, 1.0 * n)} if n else {}), 1.0) for n in full]
     for full, one, words in (
@@ -1672,6 +1684,7 @@ def test_what_the_middle_stages_cost():
         assert words in said and said.endswith('here it did not pay.' if 'not' in words else 'here it paid.')
     assert 'a slim pass 0.20 of' in compare.break_even(trace(0), 1.0)
     slims.clear()
+    slims['draft/full'] = 4, 4, 0.1
     assert 'never needed' in compare.stage_remarks(via(), trace(1), 1.0)[0]
     assert compare.stage_remarks(Exact(), trace(1), 1.0) == []
 
@@ -1916,10 +1929,15 @@ def test_training_data():
     read_calibration(EMBEDDED / 'moe', needs=['sparse'])
 
 
-def test_the_mixture_starts_as_the_target(monkeypatch, tmp_path):
-    """With an even router the experts chosen are, layer by layer, the target's feed-forward, whole."""
+def test_heirs_start_as_their_parents(monkeypatch, tmp_path):
+    """up as the draft, mid as layers of the target, moe's feed-forwards (its router even) as the target's."""
     monkeypatch.setattr(train, 'HOME', tmp_path)
-    target, tokenizer, _ = load(EMBEDDED / 'target')
+    (target, tokenizer, _), (draft, *_) = (load(EMBEDDED / name) for name in ('target', 'draft'))
+    up, mid = (train.build(name, tokenizer) for name in ('up', 'mid'))
+    train.inherit(up, dict(draft.named_parameters()), train.HEIRS['up'][1])
+    train.inherit(mid, dict(target.named_parameters()), train.HEIRS['mid'][1])
+    assert (fresh(up, [5, 6, 7], 3) - fresh(draft, [5, 6, 7], 3)).abs().max() < 1e-4
+    assert torch.equal(mid.model.layers[3].mlp.up_proj.weight, target.model.layers[7].mlp.up_proj.weight)
     moe, x = train.build('moe', tokenizer), torch.randn(1, 50, target.config.hidden_size)
     train.split(moe, dict(target.named_parameters()))
     for one, eight in zip(target.model.layers, moe.model.layers):

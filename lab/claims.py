@@ -58,7 +58,8 @@ class Finding:
 
     @property
     def remark(self):
-        return '. '.join(filter(None, (self.note.rstrip('. '), self.verdict == 'FAILS' and self.why)))
+        why = f'Presumably: {self.why}' if self.why and self.verdict == 'FAILS' else ''
+        return '. '.join(filter(None, (self.note.rstrip('. '), why)))
 
 
 def median(values):
@@ -603,7 +604,7 @@ RIVALS |= {'via, two-level exact': partial(METHODS['via'], stages.GAMMA, gate='t
 SELF, *TUNED = 'sd, draft self', 'via, tuned', 'sd, lenient'     # slim drafts; see via_tuned for the others
 CONTROLS = 'via, random masks', 'via, evenly spaced', 'via-mid', 'via-up'   # the second table's, beside via
 THIRD = dict(       # models for the middle: what they are, the notes' memory and speed beside slim
-    mid=('an independent model', 1.38 / 1.04, 2.32 / 2.08), up=('an upscaled drafter', MORE, MORE))
+    mid=('a model of its own', 1.38 / 1.04, 2.32 / 2.08), up=('an upscaled drafter', MORE, MORE))
 FREE = range(2, 18, 2)      # attention sublayers of the free layers: the first and the last always run
 
 

@@ -210,7 +210,8 @@ def stage_remarks(method, cycles, decode_seconds):
     With them a cycle costs middle + escalated * full, without them one full pass: the cost-aware criterion.
     decode_seconds: of a target pass over one position, which stands for a full one where none was needed.
     """
-    if not isinstance(method, ViaSd):
+    drafted = any(path.startswith('draft/') for c in cycles for path in c.passes)
+    if not isinstance(method, ViaSd) or not drafted:    # a target that drafts for itself does so as slim, too
         return []
     spent = [(path, n, seconds) for c in cycles for path, (n, _, seconds) in c.passes.items()]
     middle = sum(seconds for path, _, seconds in spent if 'slim' in path or path.startswith('mid/'))

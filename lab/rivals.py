@@ -539,7 +539,7 @@ class Tiered(ViaSd):
 
 @dataclass
 class ViaMid(ViaSd):
-    """VIA-SD with an independent model in the middle (--mid DIR): other weights, a cache of its own. LOSSY.
+    """VIA-SD with a model of its own in the middle (--mid DIR): other weights, another cache. LOSSY.
 
     The control for the slim path, and with a bigger drafter the upscaled one.
     """

@@ -252,8 +252,8 @@ def print_curve(curve, best, args):
 def find_signals(args):
     """The calibration file's section `signals`: percentiles of both models' signals, beta and tau.
 
-    Percentiles of steps on the lab's training rows, beta and tau chosen on held-out rows (of no seed that a
-    claim is measured on). Each step stands behind right ones: the oracle gate keeps what is right.
+    Percentiles of steps on the lab's training rows, beta and tau chosen on held-out rows (of another seed
+    than the claims'). Each step stands behind right ones: the oracle gate keeps what is right.
     """
     engine = bench.engine_for(args.target, args.draft, max_new=160)
     splits = {split: [row for task in ('math', 'table', 'code')

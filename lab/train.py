@@ -223,10 +223,7 @@ def accuracy(model, tokenizer, n=20):
 
 
 def optimizers_for(model):
-    """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries and keys].
-
-    AdamW takes smaller steps where a llama has no norm that would bound the attention logits.
-    """
+    """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries and keys]."""
     kinds = [[], [], []]
     for key, p in model.named_parameters():
         looks = key.endswith(('q_proj.weight', 'k_proj.weight'))
