@@ -1730,8 +1730,9 @@ def main():
     parser.add_argument('methods', nargs='+', choices=CLAIMS)
     parser.add_argument('--n', type=int, help='prompts of each task (100; 500 for specguard)')
     args = parser.parse_args()
-    if args.n is not None and args.n < 2:
-        parser.error(f'--n {args.n}: expected 2 or more, some to tune on and some to judge')
+    least = 2 if 'specguard' in args.methods else 1     # which tunes on a fifth and judges the rest
+    if args.n is not None and args.n < least:
+        parser.error(f'--n {args.n}: expected {least} or more')
     torch.set_num_threads(1)                            # as small models run; times are the processor's own
     for name in args.methods:
         found = list(CLAIMS[name](args.n or (500 if name == 'specguard' else 100)))
