@@ -7,10 +7,8 @@ F feed-forward width, E experts, V vocabulary.
 """
 import copy
 import functools
-import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from dataclasses import dataclass, field, fields, replace
@@ -589,72 +587,3 @@ def read_eos(folder):
     good = all(isinstance(i, int) for i in found)
     expect(good, f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
     return frozenset(found)
-
-
-def fingerprint(folder):
-    """16 hex digits that name a model: of its config.json and of 256 samples of each weight file.
-
-    Whole files of 16 GB would take half a minute; retraining changes every sample.
-    """
-    digest = hashlib.sha256((File(folder) / 'config.json').read_bytes())
-    for file in weight_files(File(folder)):
-        with open(file, 'rb') as opened:
-            for i in range(256):
-                opened.seek(i * file.stat().st_size // 256)
-                digest.update(opened.read(4096))
-    return digest.hexdigest()[:16]
-
-
-def read_calibration(target, draft=None, needs=()):
-    """{section: dict} of what train_mask.py measured on this target and draft: its calibration.json.
-
-    The file: {"target": fingerprint, section: {...}, ...}. A section of one draft names it under "draft";
-    `mask` names none: it compares the target with itself. It has "skip", the sublayers left out (2i:
-    attention of layer i, 2i + 1: its feed-forward), "nested" masks for more stages, "cost", and "settings"
-    and "tried" {mask: cost}, to resume by. ValueError where a section in needs is absent or of other models.
-    """
-    if not needs:
-        return {}
-    where = File(target) / 'calibration.json'
-    found = read_json(where) if where.exists() else {}
-
-    def check(holds, said, flag=''):
-        expect(holds, f'{where}: {said}; make it with python train_mask.py {flag}--target {target}')
-    own = found.get('target')
-    check(not found or own == fingerprint(target), f'measured on another target, {own}')
-    for name in needs:
-        section, flag = found.get(name), dict(signals='--signals ', sparse='--anchors ').get(name, '')
-        check(isinstance(section, dict), f'no section {name!r}, which the method needs', flag)
-        of = section.get('draft')
-        expect(draft or not of, f'{where}: {name!r} is of a pair, there is no draft model; give --draft DIR')
-        check(not of or of == fingerprint(draft), f'{name!r} was measured with another draft, {of}', flag)
-    L = read_config(target).num_hidden_layers
-    lists = lambda x, of: isinstance(x, list) and all(map(of, x))
-    numbers = lambda x: lists(x, lambda y: type(y) in (int, float)) and x != []
-    for name in 'draft_logp draft_grounding target_logp target_grounding'.split() * ('signals' in needs):
-        ends = found['signals'].get(name)
-        good = numbers(ends) and len(ends) == 2 and ends[0] <= ends[1]
-        check(good, f'{name} is {ends!r}, expected two numbers, the smaller first', '--signals ')
-    if 'mask' in needs:
-        skip, nested = found['mask'].get('skip'), found['mask'].get('nested', [])
-        some = lambda x: lists(x, lambda y: type(y) is int) and {*x} < {*range(2 * L)}
-        check(some(skip) and lists(nested, some), f'mask skips {skip!r}, nested {nested!r}; expected some, '
-              f'not all, of sublayers 0..{2 * L - 1}')
-    if 'sparse' in needs:
-        anchors, channels, experts = map(found['sparse'].get, ('anchors', 'channels', 'experts'))
-        good = numbers(anchors) and {*anchors} <= {*range(L)} and lists(channels, numbers)
-        good = good and lists(experts, lambda x: lists(x, numbers)) and len(channels) == len(experts) == L
-        check(good, f'anchors, channels or experts do not fit {L} layers', '--anchors ')
-    return found
-
-
-def write_calibration(target, name, section, draft=None):
-    """Puts one section into the target's calibration.json; those of the same target stay, others go."""
-    where, own = File(target) / 'calibration.json', dict(target=fingerprint(target))
-    old = read_json(where) if where.exists() else {}
-    kept = old if old.get('target') == own['target'] else {}
-    new = section | (dict(draft=fingerprint(draft)) if draft else {})
-    text = json.dumps(own | kept | {name: new}, indent=1)
-    text = re.sub(r'\[[^][{}"]*\]', lambda found: ' '.join(found[0].split()), text)   # numbers on one line
-    where.with_suffix('.new').write_text(text + '\n', encoding='utf-8')
-    os.replace(where.with_suffix('.new'), where)         # whole or not at all, if interrupted

@@ -17,7 +17,8 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from model import Reader, expect, load, read_calibration, same_vocabulary
+from lab.calibration import read_calibration
+from model import Reader, expect, load, same_vocabulary
 from verify import METHODS, Autoregressive, Cycle, Session, knobs_of, lookup, rollout, silence, whole_passes
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'

@@ -31,11 +31,12 @@ import specmini
 import train_mask
 import verify
 from lab import bench, claims, compare, quantise, replay, stages, tasks, train
+from lab.calibration import read_calibration, write_calibration
 from lab.distil import distil, packed
 from lab.passes import sparsity, work
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes,
                        print_curve, record_step, roc_area, signal_ranges, step_checker)
-from model import Config, Path, Reader, Transformer, load, read_calibration, write_calibration
+from model import Config, Path, Reader, Transformer, load
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, silence
 
 HERE = File(__file__).parent

@@ -17,7 +17,8 @@ import time
 import torch
 from tqdm import tqdm
 
-from model import Reader, expect, load, read_calibration, write_calibration
+from lab.calibration import read_calibration, write_calibration
+from model import Reader, expect, load
 from specmini import EMBEDDED, Parser
 from verify import violation
 
@@ -119,7 +120,7 @@ def search(cost, m, k, args, tried, end=math.inf):
 def find_mask(model, windows, args, tried):
     """The section `mask` of the calibration file, from tried {mask: cost} as the search leaves it.
 
-    Its keys: see read_calibration. nested: the best, then the half and the quarter of it that cost least.
+    Its keys: see lab/calibration.py. nested: the best, then the half and the quarter of it that cost least.
     """
     L, generator = model.config.num_hidden_layers, torch.Generator().manual_seed(args.seed)
     units = [(j,) for j in range(2, 2 * L - 2)]             # the first and the last layer always stay

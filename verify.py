@@ -162,7 +162,7 @@ class Session:
     generator: torch.Generator = None
     text: object = None                     # function from ids to text, for methods that work by lines
     checker: object = None                  # a task's step checker; a method that needs one refuses without
-    calibration: dict = field(default_factory=dict)     # sections of calibration.json, see read_calibration
+    calibration: dict = field(default_factory=dict)     # sections, see lab/calibration.py
     mid: object = None                      # Reader of a third model between the two, or None
     sparse: object = None                   # Sparse, which thins out the target's passes, or None
     cycles: int = field(default=0, init=False)

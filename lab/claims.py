@@ -25,6 +25,7 @@ import kernels
 import specmini
 import train_mask
 from lab import bench, rivals, stages, tasks            # noqa: F401, rivals enter METHODS
+from lab.calibration import read_calibration
 from lab.compare import tokens_of
 from lab.distil import distil
 from lab.passes import cost, sparsity
@@ -34,7 +35,7 @@ from lab.replay import DEPTHS, VOTES, Branches, Record, begin, costs, network, p
 from lab.rivals import EcsvSpot, blend, ledger, watched
 from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choose_gate, gate_curve, judged,
                        observe, outcomes, record, roc_area, signal_ranges, start)
-from model import Reader, expect, load, read_calibration
+from model import Reader, expect, load
 from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard,
                     Stepwise, loglikes, probs, rollout, write_steps)
 
