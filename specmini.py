@@ -5,7 +5,6 @@
 import argparse
 import json
 import math
-import os
 import sys
 import time
 import warnings
@@ -26,7 +25,6 @@ DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
 PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_threshold=0.0, ffn_quantile=0.0, ffn_share=1.0),
              moe=dict(moe_skip=0))      # of --sparse, and the knobs that switch each off
-PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')
 
 
 # ------------------------------------------------------------------------------ the loop and its figures
@@ -179,36 +177,6 @@ def make_method(name, args):
     return METHODS[name](**values)
 
 
-# ------------------------------------------------------------------------------------------- what is shown
-
-class Printer:
-    """Shows a text as it is committed, each piece in the colour of who wrote it; never half a character."""
-
-    def __init__(self, tokenizer, color, show):
-        self.tokenizer, self.color, self.show = tokenizer, color, show
-        self.ids, self.shown, self.cycles = [], '', 0
-
-    def paint(self, text, kind):
-        return f'\033[{PAINT.get(kind, "0")}m{text}\033[0m' if self.color and text else text
-
-    def add(self, cycle):
-        self.cycles += 1
-        if self.show:
-            from lab.compare import picture
-            return print(picture(self.cycles, cycle, self), flush=True)
-        for token, label in zip(cycle.tokens, cycle.labels):
-            self.ids.append(token)
-            text = self.tokenizer.decode(self.ids)
-            if not text.endswith('\ufffd'):             # else a character whose bytes are not all there yet
-                print(self.paint(text[len(self.shown):], label), end='', flush=True)
-                self.shown = text
-
-    def finish(self, text):
-        """Prints what the stream held back: the bytes of a character that never became whole."""
-        if not self.show:
-            print(text[len(os.path.commonprefix([text, self.shown])):], flush=True)
-
-
 # --------------------------------------------------------------------------------------------- the program
 
 class Parser(argparse.ArgumentParser):
@@ -284,7 +252,7 @@ def check_flags(args):
 
 def generate(engine, rows, prompts, args):
     """Every prompt by one method: text, figures, trace, check, conclusions. Returns the exit status."""
-    from lab.compare import check, conclude, figures, report, trace_line
+    from lab.compare import Printer, check, conclude, figures, report, trace_line
     everything, reports = [], []
     trace = open(args.trace, 'w', buffering=1, encoding='utf-8') if args.trace else None    # line by line
     color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()

@@ -1610,7 +1610,7 @@ def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
 def test_streaming(capsys):
     """Pieces are whole characters, even where a decoder rewrites bytes; nothing is printed twice."""
     def printed(ids):
-        printer, pieces = specmini.Printer(tokenizer, False, False), []
+        printer, pieces = compare.Printer(tokenizer, False, False), []
         for i in ids:
             printer.add(verify.Cycle([], [], [i], ['target'], {}, 0.0))
             pieces.append(capsys.readouterr().out)

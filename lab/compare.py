@@ -1,5 +1,6 @@
-"""What a run gives away: its trace as lines, the first difference from plain decoding, a table, what pays."""
+"""What a run shows: its text in colours, its trace as lines, where it leaves plain decoding, what pays."""
 import json
+import os
 import sys
 from math import inf
 
@@ -7,6 +8,35 @@ from tqdm import tqdm
 
 from lab.tasks import grade
 from verify import METHODS, CmAsd, Sparse, SpecGuard, ViaSd, knobs_of, whole_passes
+
+PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')
+
+
+class Printer:
+    """Shows a text as it is committed, each piece in the colour of who wrote it; never half a character."""
+
+    def __init__(self, tokenizer, color, show):
+        self.tokenizer, self.color, self.show = tokenizer, color, show
+        self.ids, self.shown, self.cycles = [], '', 0
+
+    def paint(self, text, kind):
+        return f'\033[{PAINT.get(kind, "0")}m{text}\033[0m' if self.color and text else text
+
+    def add(self, cycle):
+        self.cycles += 1
+        if self.show:
+            return print(picture(self.cycles, cycle, self), flush=True)
+        for token, label in zip(cycle.tokens, cycle.labels):
+            self.ids.append(token)
+            text = self.tokenizer.decode(self.ids)
+            if not text.endswith('\ufffd'):             # else a character whose bytes are not all there yet
+                print(self.paint(text[len(self.shown):], label), end='', flush=True)
+                self.shown = text
+
+    def finish(self, text):
+        """Prints what the stream held back: the bytes of a character that never became whole."""
+        if not self.show:
+            print(text[len(os.path.commonprefix([text, self.shown])):], flush=True)
 
 
 def report(engine, row, session, method, cycles):
