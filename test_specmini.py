@@ -77,10 +77,15 @@ def bytes_tokenizer(extra=()):
     return tokenizer
 
 
+def byte_network(seed=0, vocab=257, **sizes):
+    """A random network in fp32 for the tokens of bytes_tokenizer."""
+    return network(seed, vocab, torch.float32, **sizes)
+
+
 def checkpoint(folder, model=None, tokenizer=None, **changes):
     """A Hugging Face folder with a random network of ours; changes go into config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = model or network(0, 257, torch.float32)
+    model = model or byte_network()
     raw = dict(model_type='llama', vocab_size=model.config.vocab_size, eos_token_id=256) | SIZES | changes
     (folder / 'config.json').write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
     safetensors.save_file(dict(model.state_dict()), folder / 'model.safetensors')
@@ -88,11 +93,15 @@ def checkpoint(folder, model=None, tokenizer=None, **changes):
     return folder
 
 
+def two_checkpoints(home):
+    """Folders of a target and of a draft, networks 0 and 1."""
+    return [checkpoint(home / str(i), byte_network(i)) for i in range(2)]
+
+
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
     """The flags of a run on two random checkpoints."""
-    home = tmp_path_factory.mktemp('pair')
-    target, draft = (checkpoint(home / str(i), network(i, 257, torch.float32)) for i in range(2))
+    target, draft = two_checkpoints(tmp_path_factory.mktemp('pair'))
     return '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 20
 
 
@@ -173,6 +182,24 @@ def refused(capsys, words, *flags):
     """Asserts that a run ends with status 2, these words in one line on stderr, and no text."""
     status, out, err = program(capsys, *flags)
     assert status == 2 and words in err and err.count('\n') == 1 and not out, (flags, err)
+
+
+def reported(capsys, *flags):
+    """The JSON object of the last prompt of a run."""
+    return json.loads(program(capsys, *flags, '--json')[1].splitlines()[-1])
+
+
+def interrupt(monkeypatch, where, name, n):
+    """Ctrl-C at the end of the n-th call of where.name; returns the list of what its calls give."""
+    real, given = getattr(where, name), []
+
+    def call(*args):
+        given.append(real(*args))
+        if len(given) == n:
+            raise KeyboardInterrupt
+        return given[-1]
+    monkeypatch.setattr(where, name, call)
+    return given
 
 
 # ------------------------------------------------------------- model.py: parity, refusals, the cache
@@ -280,7 +307,7 @@ def test_refused_checkpoints(change, words, tmp_path, capsys):
 
 def test_vocabularies(tmp_path, capsys):
     """Rows beyond the tokenizer's length reach no distribution; two tokenizers must agree token by token."""
-    build = lambda V, *x: checkpoint(tmp_path / f'{V}{x}', network(0, V, torch.float32), bytes_tokenizer(x))
+    build = lambda V, *x: checkpoint(tmp_path / f'{V}{x}', byte_network(0, V), bytes_tokenizer(x))
     a, b, x, y = build(300), build(280), build(258, 'here'), build(258, 'there')
     assert fresh(load(a)[0], [1, 2]).shape == (2, 257)
     assert program(capsys, '--target', a, '--draft', b, '--prompt', 'x', '--max-new', 8)[0] == 0
@@ -527,19 +554,18 @@ def test_chi_square(method, right):
     """The first two of 5 tokens, drawn by the real generator, follow the law; so should 9,999 of 10,000
     seeds, all four cases together (Bonferroni). Cells that expect fewer than 5 are pooled."""
     law, n = exact_law(Table(2, 5), 2, temperature=1.0), 2000 if right else 1200
-    s, counts, cells = session(Table(2, 5), Table(7, 5), [0], 4, temperature=1.0), Counter(), Counter()
+    s, seen, wanted = session(Table(2, 5), Table(7, 5), [0], 4, temperature=1.0), Counter(), Counter()
+    cell = lambda text: text if n * law[text] >= 5 else 'rare'
+    for text, p in law.items():
+        wanted[cell(text)] += n * p
     for _ in range(n):
         s.tokens, s.room, cycles = [0], 4, specmini.decode(s, replace(method))
         while len(s.tokens) < 3:
             next(cycles)
-        counts[tuple(s.tokens[1:3])] += 1
-    for text, p in law.items():
-        cells[text if n * p >= 5 else 'rare'] += n * p
-    seen = lambda cell: sum(counts[text] for text, p in law.items() if cell in (text, 'rare') and (
-        n * p >= 5) == (cell != 'rare'))
-    x = sum((seen(cell) - wanted) ** 2 / wanted for cell, wanted in cells.items())
-    chance = torch.special.gammaincc(*torch.tensor([(len(cells) - 1) / 2, x / 2]).double())
-    assert len(cells) > 10 and (chance > 1e-4 / 4) == right
+        seen[cell(tuple(s.tokens[1:3]))] += 1
+    x = sum((seen[cell] - wanted[cell]) ** 2 / wanted[cell] for cell in wanted)
+    chance = torch.special.gammaincc(*torch.tensor([(len(wanted) - 1) / 2, x / 2]).double())
+    assert len(wanted) > 10 and (chance > 1e-4 / 4) == right
 
 
 def test_greedy_identity():
@@ -779,7 +805,7 @@ def test_branches(tmp_path):
     make = lambda: session(network(0), network(1), [1, 2], 30, temperature=1.0, seed=3)
     one = ecsv(4, branches=1, draft_temperature=1.0, draft_top_p=1.0)
     assert one.propose(make()).tokens == rollout(make(), Exact(4), 4).tokens
-    target, draft, other = (network(i, 257, torch.float32) for i in (0, 1, 5))
+    target, draft, other = map(byte_network, (0, 1, 5))
     target, *_ = load(checkpoint(tmp_path / 'target', target))
     two = lambda name, *how, **changes: write(session(target, draft, [1, 2], 20), METHODS['ecsv-two'](
         3, second=str(checkpoint(tmp_path / name, *how, **changes))))
@@ -818,7 +844,7 @@ def test_synthetic_channel():
 
 def test_calibration_file(tmp_path, capsys):
     """What is written is read again by section; what is of other models, or no mask, is refused in a line."""
-    a, b = (checkpoint(tmp_path / str(i), network(i, 257, torch.float32)) for i in range(2))
+    a, b = two_checkpoints(tmp_path)
     flags = '--target', a, '--draft', b, '--prompt', 'x', '--method', 'via', '--max-new', 9
     refused(capsys, 'no section', *flags)
     signals = {f'{who}_{x}': [-2.5, 0.5] for who in ('draft', 'target') for x in ('logp', 'grounding')}
@@ -829,9 +855,6 @@ def test_calibration_file(tmp_path, capsys):
     for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
         status, _, err = program(capsys, *flags, *more.split())
         assert status == 0 and ('middle stage: ' in err, 'equal to plain' in err) == (not more, 'check' in more)
-    for wrong in (dict(skip=['1']), dict(skip=[1], nested=None), dict(skip=[1], nested=[[99]])):
-        write_calibration(a, 'mask', wrong)
-        refused(capsys, 'expected some, not all', *flags)
     for nested, most in ({}, 2), (dict(nested=[[1, 2]]), 3):
         write_calibration(a, 'mask', dict(skip=[1, 2]) | nested)
         refused(capsys, f'expected at most {most}', *flags, '--method', 'via-tiers', '--set', 'tiers=5')
@@ -841,23 +864,23 @@ def test_calibration_file(tmp_path, capsys):
             read_calibration(folder, draft, [need])
     wrong("no section 'anchors', which the method needs; make it with", a, b, 'anchors')
     wrong('with another draft', a, a, 'signals')
-    tables = dict(anchors=[1, 0], channels=[[0.1], [0.2, 0.3]], experts=[[], [[0.5]]])
-    for broken in ({}, *(tables | {name: x} for name, x in (
-            ('anchors', [2]), ('anchors', []), ('channels', [[], [0.1]]), ('channels', [[0.1]]),
-            ('experts', None), ('experts', [[], [0.5]]))), tables):
-        write_calibration(a, 'sparse', broken)
-        if broken is not tables:
-            wrong('do not fit 2 layers; make it with python train_mask.py --anchors', a, None, 'sparse')
-    assert read_calibration(a, None, ['sparse'])['sparse'] == tables
     wrong('there is no draft model', a, None, 'signals')
     for ends in ([1.0], [1.0, 0.0], 'wide', None):
         write_calibration(a, 'signals', signals | dict(draft_logp=ends), draft=b)
         wrong(f'draft_logp is {ends!r}, expected two numbers', a, b, 'signals')
     (b / 'calibration.json').write_text((a / 'calibration.json').read_text())
     wrong('measured on another target', b, None, 'mask')
-    for skip in ([0, 1, 2, 3], [4], [-1], [1.0], [[1]], 'all', None):
-        write_calibration(a, 'mask', dict(skip=skip))
+    for skip, nested in (*(([1], nested) for nested in (None, [[99]])),
+                         *((skip, []) for skip in ([0, 1, 2, 3], [4], [-1], [1.0], ['1'], [[1]], 'all', None))):
+        write_calibration(a, 'mask', dict(skip=skip, nested=nested))
         wrong('expected some, not all, of sublayers 0..3', a, None, 'mask')
+    tables = dict(anchors=[1, 0], channels=[[0.1], [0.2, 0.3]], experts=[[], [[0.5]]])
+    for broken in (dict(anchors=[2]), dict(anchors=[]), dict(channels=[[], [0.1]]), dict(channels=[[0.1]]),
+                   dict(experts=None), dict(experts=[[], [0.5]])):
+        write_calibration(a, 'sparse', tables | broken)
+        wrong('do not fit 2 layers; make it with python train_mask.py --anchors', a, None, 'sparse')
+    write_calibration(a, 'sparse', tables)
+    assert read_calibration(a, None, ['sparse'])['sparse'] == tables
     write_calibration(b, 'mask', dict(skip=[1]))                            # another model: nothing stays
     wrong("no section 'signals'", b, a, 'signals')
 
@@ -1575,32 +1598,27 @@ def test_lessons():
 def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
     """The JSON object, the trace and the streamed text are one run's; what must hold among their figures."""
     flags = *pair, '--method', method, '--temperature', temperature, '--seed', 3, '--trace', tmp_path / 't'
-    text = program(capsys, *flags)[1]
-    lines = [json.loads(line) for line in (tmp_path / 't').read_text().splitlines()]
-    status, out, _ = program(capsys, *flags, '--json')
-    s = (r := json.loads(out.splitlines()[-1]))['stats']
-    assert status == 0 and list(s) == (
-        'cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
-        'labels seconds prompt_seconds tokens_per_second work compute').split()
+    text, trace = program(capsys, *flags)[1], (tmp_path / 't').read_text().splitlines()
+    cycles, r = [json.loads(line) for line in trace], reported(capsys, *flags)
+    judged, s, n = [j for c in cycles for j in c['judged']], r['stats'], len(r['tokens'])
     assert list(r) == 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
-    known = [r[key] for key in ('method', 'seed', 'dtype', 'prompt_tokens', 'device')]
-    assert known == [method, 3, 'fp32', 5, specmini.pick_device('auto')]
-    assert text == r['text'] + '\n' and sum((c['tokens'] for c in lines), []) == r['tokens']
-    assert sum(c['passes']['target/full']['passes'] for c in lines) == s['passes']['target/full']
-    for j in (j for c in lines for j in c['judged']):
-        assert 0 <= j['p'] <= 1 and 0 < j['q'] <= 1
-        assert method != 'sd' or j['chance'] == min(1, j['p'] / j['q'])
-    n, ended = sum(s['labels'].values()), r['tokens'][-1] == 256
-    assert n == len(r['tokens']) and r['finish'] == ('eos' if ended else 'length') and (ended or n == 20)
+    known = [r[key] for key in ('method', 'seed', 'dtype', 'prompt_tokens', 'device', 'text')]
+    assert known == [method, 3, 'fp32', 5, specmini.pick_device('auto'), text[:-1]]
+    assert sum((c['tokens'] for c in cycles), []) == r['tokens'] and sum(s['labels'].values()) == n
+    assert sum(c['passes']['target/full']['passes'] for c in cycles) == s['passes']['target/full']
+    assert all(0 <= j['p'] <= 1 and 0 < j['q'] <= 1 for j in judged)
+    assert method != 'sd' or all(j['chance'] == min(1, j['p'] / j['q']) for j in judged)
+    ended = r['tokens'][-1] == 256
+    assert r['finish'] == ('eos' if ended else 'length') and (ended or n == 20)
     if method == 'cmasd':
-        assert all(j['confidence'] <= 1 and 0.01 <= j['threshold'] <= 1 for c in lines for j in c['judged'])
-        assert len(claims.trace_reliability((tmp_path / 't').read_text().splitlines())[0]) > 1
+        assert all(j['confidence'] <= 1 and 0.01 <= j['threshold'] <= 1 for j in judged)
+        assert len(claims.trace_reliability(trace)[0]) > 1
     assert s['accepted'] <= s['judged'] <= s['drafted'] and s['labels'].get('draft', 0) == s['accepted']
     assert s['block_efficiency'] == n / s['passes']['target/full']
     assert s['tokens_per_second'] == pytest.approx(n / s['seconds'])
     if method == 'ar':
         assert r['knobs'] == {} and set(s['passes']) == {'target/full'}
-        assert s['acceptance_rate'] is None and s['work'] == s['cycles']
+        assert s['acceptance_rate'] is None and s['work'] == s['compute'] == s['cycles']
     else:
         assert s['acceptance_rate'] + s['rejection_rate'] == pytest.approx(1)
         assert s['positions']['target/full'] == s['drafted'] + s['cycles']
@@ -1643,12 +1661,7 @@ def test_what_is_shown(pair, capsys, monkeypatch):
     monkeypatch.setattr(compare, 'remarks', count)
     err = program(capsys, *pair)[2].splitlines()
     assert 'break-even' in err[-3] and err[-2:] == [f'{len(shown)} cycles', '1 texts']
-
-    def tired(session, method):
-        yield from itertools.islice(real(session, method), 2)
-        raise KeyboardInterrupt
-    real = specmini.decode
-    monkeypatch.setattr(specmini, 'decode', tired)
+    interrupt(monkeypatch, verify.Exact, 'accept', 3)
     status, out, err = program(capsys, *pair)
     assert status == 130 and 'sd (lossless)' in err and out
 
@@ -1692,30 +1705,26 @@ def test_what_the_middle_stages_cost():
 
 def test_prompts_and_grading(pair, capsys, tmp_path, monkeypatch):
     """Rows have prompt, question or turns and are graded one by one; --compare has a table for each task."""
-    file = tmp_path / 'p.jsonl'
-    flags = *pair[:4], '--max-new', 3, '--prompts', file
-    run = lambda rows, *more: (file.write_text('\n\n'.join(map(json.dumps, rows))),
-                               program(capsys, *flags, *more))[1]
+    flags = *pair[:4], '--max-new', 3, '--prompts', (file := tmp_path / 'p.jsonl')
+
+    def run(rows, *more):
+        file.write_text('\n\n'.join(map(json.dumps, rows)))
+        status, out, err = program(capsys, *flags, *more)
+        return status, out.splitlines(), err
     rows = [dict(question='a', task='x'), dict(turns=['b', 'c'], task='y'), dict(prompt='a', task='x')]
-    found = [json.loads(line) for line in run(rows, '--json')[1].splitlines()]
+    found = [json.loads(line) for line in run(rows, '--json')[1]]
     assert [r['prompt_tokens'] for r in found] == [1, 1, 1]
     assert not any('right' in r for r in found)                             # nothing to grade: no verdict
     rows[0]['answer'], rows[1]['answer'] = found[0]['text'], found[1]['text'] + 'no'
-    status, out, err = run(rows, '--json')
-    assert [json.loads(line).get('right') for line in out.splitlines()] == [True, False, None]
+    status, lines, err = run(rows, '--json')
+    assert [json.loads(line).get('right') for line in lines] == [True, False, None]
     assert status == 0 and 'right: 1 of 2 graded texts (50.0%)' in err
-    lines = [line.split() for line in run(rows, '--compare', 'sd')[1].splitlines()]
+    lines = [line.split() for line in run(rows, '--compare', 'sd')[1]]
     assert [line[:3:2] for line in lines if line[0][:-1] in 'xy'] == [['x,', 'prompts'], ['y,', 'prompts']]
     assert [line[3] for line in lines if line[0] in ('ar', 'sd')] == ['100.0%', '100.0%', '0.0%', '0.0%']
-    real = specmini.Engine.write
-
-    def tired(engine, ids, name, row=0):
-        if (name, row) == ('sd', 1):
-            raise KeyboardInterrupt
-        return real(engine, ids, name, row)
-    monkeypatch.setattr(specmini.Engine, 'write', tired)
-    status, out, _ = run(rows, '--compare', 'sd')                           # what is finished, for all alike
-    assert status == 130 and [line.split()[0] for line in out.splitlines()] == 'x, method ar sd sd:'.split()
+    interrupt(monkeypatch, specmini.Engine, 'write', 6)         # sd in row 1; both have warmed up before row 0
+    status, lines, _ = run(rows, '--compare', 'sd')                         # what is finished, for all alike
+    assert status == 130 and [line.split()[0] for line in lines] == 'x, method ar sd sd:'.split()
     for text, words in (('{"prompt": "a"}\n{"x": 1}', 'line 2: expected'), ('nonsense', 'line 1: not a JSON'),
                         ('', 'no rows'), ('{"prompt": ""}', 'prompt 1 is empty'), ('[1]', 'line 1: expected'),
                         ('{"turns": []}', 'line 1: expected')):
@@ -1725,30 +1734,31 @@ def test_prompts_and_grading(pair, capsys, tmp_path, monkeypatch):
 
 def test_chat(capsys, tmp_path):
     """The checkpoint's own template, from either file, sandboxed; special tokens are not added twice."""
-    folder = checkpoint(tmp_path)
-    flags = '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2, '--json', '--chat'
-    refused(capsys, 'has no chat_template.jinja', *flags)
+    folder, tokenizer = checkpoint(tmp_path), bytes_tokenizer()
+    settings = lambda name, **raw: (folder / f'{name}.json').write_text(json.dumps(raw))
+    flags = '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2
+    chat = *flags, '--chat'
+    refused(capsys, 'has no chat_template.jinja', *chat)
     template = ("{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
                 "{% if add_generation_prompt %}!{% endif %}")
-    raw = dict(chat_template=template, bos_token=dict(content='^'))
-    (folder / 'tokenizer_config.json').write_text(json.dumps(raw))
-    assert json.loads(program(capsys, *flags)[1])['prompt_tokens'] == len('^user:hi!')
-    tokenizer = bytes_tokenizer()
+    settings('tokenizer_config', chat_template=template, bos_token=dict(content='^'))
+    assert reported(capsys, *chat)['prompt_tokens'] == len('^user:hi!')
     special = dict(single='<eos> $A', special_tokens=[('<eos>', 256)])
     tokenizer.post_processor = processors.TemplateProcessing(**special)
     tokenizer.save(str(folder / 'tokenizer.json'))
-    found = [json.loads(program(capsys, *how)[1]) for how in (flags, flags[:-1])]
-    assert [r['prompt_tokens'] for r in found] == [len('^user:hi!'), len('^hi')]
-    first, *rest = found[1]['tokens']
-    (folder / 'generation_config.json').write_text(json.dumps(dict(eos_token_id=[1, first])))
-    r = json.loads(program(capsys, *flags[:-1])[1])
-    assert rest and (r['tokens'], r['finish']) == ([first], 'eos') and load(folder)[2] == {1, first, 256}
+    assert reported(capsys, *chat)['prompt_tokens'] == len('^user:hi!')
+    bare = reported(capsys, *flags)
+    first, *rest = bare['tokens']
+    settings('generation_config', eos_token_id=[1, first])
+    ended = reported(capsys, *flags)
+    assert bare['prompt_tokens'] == len('^hi') and rest
+    assert (ended['tokens'], ended['finish'], load(folder)[2]) == ([first], 'eos', {1, first, 256})
     for templates, words in (([dict(name='default', template='{{ 1 }}')], ''), (['x'], 'has no chat_temp')):
-        (folder / 'tokenizer_config.json').write_text(json.dumps(dict(chat_template=templates)))
-        assert words in program(capsys, *flags)[2]
+        settings('tokenizer_config', chat_template=templates)
+        assert words in program(capsys, *chat)[2]
     for bad in ("{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}", '{% for %}', '{{ 1 / 0 }}'):
         (folder / 'chat_template.jinja').write_text(bad)
-        refused(capsys, '--chat', *flags)
+        refused(capsys, '--chat', *chat)
 
 
 @pytest.mark.parametrize('flags, words', [
