@@ -707,24 +707,39 @@ def test_rules_by_hand():
     assert METHODS['typical']().threshold(score, 0) == pytest.approx(0.09)
 
 
+def cycle(drafted, *kept, added=1, chance=1.0, passes=()):
+    """A Cycle: tokens drafted, the verdicts of those judged, tokens added behind the kept; took a second."""
+    rows = [dict(kept=k, chance=chance, p=float(chance == 1.0), q=1.0) for k in kept]
+    labels = ['draft'] * sum(kept) + ['target'] * added
+    return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, dict(passes), 1.0)
+
+
 def test_remarks_by_hand():
     """Each failure signature is said when there, none when all goes well; break-even takes each length."""
-    def cycle(drafted, *kept, chance=1.0):
-        rows = [dict(kept=k, chance=chance, p=float(chance == 1.0), q=1.0) for k in kept]
-        return verify.Cycle([0] * drafted, rows, [0] * (sum(kept) + 1), [], {}, 2.0)
     said = lambda *cycles: compare.remarks(cmasd(), None, cycles, [])
     assert said() == said(cycle(4, True, True, True, True)) == []
     assert [text[:23] for text in said(cycle(2, True, False))] == ['100% of the cycles were']
     assert [text[:23] for text in said(cycle(1, True, chance=0.9))] == ['90.0% of the judged tok']
-    assert said(cycle(1, True), cycle(8, False)) == [                       # (1 - 0.5^5.5) / 0.5 expected
+    assert said(cycle(1, True, added=1), cycle(8, False)) == [              # (1 - 0.5^5.5) / 0.5 expected
         'no gain over a fixed window: 1.96 tokens a cycle would be expected from gamma=4.5 at this '
         'acceptance rate, 1.50 were seen']
-    half, spent = [dict(kept=True), dict(kept=False)], {'target/full': (1, 2, 1.0)}
-    cycles = [verify.Cycle([0] * n, half, [0], ['target'], spent, 1.0) for n in (1, 3)]
+    cycles = [cycle(n, True, False, passes={'target/full': (1, 2, 1.0)}) for n in (1, 3)]
     said = compare.break_even(cycles, 1.0)                      # (1.5 + 1.875) / 2; the mean of 2 gives 1.75
     assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
-    cycles[0].tokens = cycles[0].tokens * 4                     # three more than one: counted, not predicted
+    cycles[0].tokens += [0]                                     # more than one: counted, not predicted
     assert 'gives 2.50 a cycle' in compare.break_even(cycles, 1.0)
+
+    def said(tokens=2, length=40, right=(True, None), **knobs):
+        reports = [dict(prompt_tokens=length, tokens=[0], right=x) for x in right]
+        sparse, cycles = METHODS['sparse'](dense_below=40, **knobs), [cycle(0, added=tokens)]
+        found = compare.remarks(Exact(), sparse, cycles, reports)
+        assert found == compare.remarks(sparse, sparse, cycles, reports)    # by either name, and once
+        return [text[8:30] for text in found]
+    assert said() == said(right=(True, False)) == said(length=39, rho=1.0) == []
+    assert said(tokens=1) == ['only 1.00 tokens a cyc']
+    assert said(length=39) == ['2 texts stayed below d']
+    assert said(right=(False, False, True)) == ['2 graded texts are wro']
+    assert len(said(1, 39, (False,))) == 3 and compare.remarks(Exact(), None, [], []) == []
 
 
 # ------------------------------------------------------------------------ ECSV
@@ -972,32 +987,21 @@ def test_search_against_all_masks_and_chance(monkeypatch):
         tried, flags = {}, f'--patience 999 --period {period} --seed {seed}'
         train_mask.search(cost, m, k, train_mask.parse(flags.split()), tried)
         return min(tried.values())
-
-    train_mask.search(lambda z: len(idle), 8, 4, train_mask.parse(['--patience', '5']), idle := {})
-    assert len(idle) == 6 and train_mask.parse([]).patience < train_mask.parse([]).evaluations
-
-    class Windows:                          # of 11 masks not searched, 10 that are, then of nested ones
-        seen = 0
-
-        def __init__(self, last):
-            self.last = last
-
-        def cost(self, skip, objective):
-            self.seen += 1
-            if self.seen == self.last:
-                raise KeyboardInterrupt
-            return float(sum(skip))
-    model = load(EMBEDDED / 'target')[0]
-    for last, minutes, tried, nested in ((22, 60, 10, 1), (15, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)):
-        windows = Windows(last)
-        monkeypatch.setattr(train_mask, 'time', SimpleNamespace(perf_counter=lambda: 60.0 * windows.seen))
-        flags = f'--evaluations 10 --minutes {minutes}'.split()
-        found = train_mask.find_mask(model, windows, train_mask.parse(flags), {})
-        assert (len(found['tried']), len(found['nested'])) == (tried, nested)
-        assert found['nested'][0] == found['skip'] and windows.seen - 11 <= min(minutes, 11 + 6 + 8)
     optimum = min(map(cost, itertools.combinations(range(8), 4)))
     assert max(best(8, 4, '2', i) for i in range(3)) <= 1.05 * optimum
     assert sum(best(16, 7, '2', i) for i in range(3)) < 0.9 * sum(best(16, 7, '0', i) for i in range(3))
+    train_mask.search(lambda z: len(idle), 8, 4, train_mask.parse(['--patience', '5']), idle := {})
+    assert len(idle) == 6 and train_mask.parse([]).patience < train_mask.parse([]).evaluations
+    model, found = load(EMBEDDED / 'target')[0], []
+    # costs of 11 masks that are not searched, of 10 that are, then of nested ones; each takes a minute
+    for last, minutes, tried, nested in ((22, 60, 10, 1), (15, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)):
+        windows = SimpleNamespace(cost=lambda skip, objective: float(sum(skip)))
+        costs = interrupt(monkeypatch, windows, 'cost', last)
+        monkeypatch.setattr(train_mask, 'time', SimpleNamespace(perf_counter=lambda: 60.0 * len(costs)))
+        flags = f'--evaluations 10 --minutes {minutes}'.split()
+        found = train_mask.find_mask(model, windows, train_mask.parse(flags), {})
+        assert (len(found['tried']), len(found['nested'])) == (tried, nested)
+        assert found['nested'][0] == found['skip'] and len(costs) - 11 <= min(minutes, 11 + 6 + 8)
 
 
 def test_violation_by_hand():
@@ -1460,22 +1464,6 @@ def test_ledger_by_hand():
     assert work(model, [own | literal], 3)['ffn'][0] == 8 * 16 * (48 + 3)    # only `down` is spared
 
 
-def test_sparse_remarks():
-    """Each failure signature is said when it is there, and none when all goes well."""
-    def said(tokens=2, length=40, right=(True, None), **knobs):
-        cycles = [verify.Cycle([], [], [0] * tokens, [], {}, 0.0)]
-        reports = [dict(prompt_tokens=length, tokens=[0], right=x) for x in right]
-        sparse = METHODS['sparse'](dense_below=40, **knobs)
-        found = compare.remarks(Exact(), sparse, cycles, reports)
-        assert found == compare.remarks(sparse, sparse, cycles, reports)    # by either name, and once
-        return [text[8:30] for text in found]
-    assert said() == said(right=(True, False)) == said(length=39, rho=1.0) == []
-    assert said(tokens=1) == ['only 1.00 tokens a cyc']
-    assert said(length=39) == ['2 texts stayed below d']
-    assert said(right=(False, False, True)) == ['2 graded texts are wro']
-    assert len(said(1, 39, (False,))) == 3 and compare.remarks(Exact(), None, [], []) == []
-
-
 @pytest.mark.parametrize('refresh', [0, 1, 3])
 def test_sparse_text(refresh):
     """A refresh leaves nothing sparse in the cache; refreshed in every cycle the text is plain decoding's."""
@@ -1687,20 +1675,16 @@ def test_check_and_compare(pair, capsys, monkeypatch):
 def test_what_the_middle_stages_cost():
     """Stages of 0.2, 0.3, 0.1 s beside full (or decoding) passes of 1 s pay below 0.4 of these a cycle."""
     slims = {f'target/slim{i + 1}': (1, 4, x) for i, x in enumerate((0.2, 0.3, 0.1))}
-    slims['draft/full'] = 4, 4, 0.1
-    trace = lambda *full: [verify.Cycle([], [dict(kept=True)], [0], [], slims | (
-        {'target/full': (n, 9 * n, 1.0 * n)} if n else {}), 1.0) for n in full]
-    for full, one, words in (
-            ((0, 1, 0), 9, '0.33 full passes besides; it pays where these are fewer than 0.40'),
-            ((0, 2, 0), 9, 'it did not pay'), ((0, 1, 1), 9, 'it did not pay'),
-            ((0,), 0.7, 'spends 0.86 of a full'), ((0,), 0.5, 'it did not pay')):
-        said, = compare.stage_remarks(via(), trace(*full), one)
-        assert words in said and said.endswith('here it did not pay.' if 'not' in words else 'here it paid.')
-    assert 'a slim pass 0.20 of' in compare.break_even(trace(0), 1.0)
-    slims.clear()
-    slims['draft/full'] = 4, 4, 0.1
-    assert 'never needed' in compare.stage_remarks(via(), trace(1), 1.0)[0]
-    assert compare.stage_remarks(Exact(), trace(1), 1.0) == []
+    draft, full = {'draft/full': (4, 4, 0.1)}, lambda n: {'target/full': (n, 9 * n, 1.0 * n)} if n else {}
+    said = lambda method, one, *passes: compare.stage_remarks(
+        method, [cycle(1, True, added=0, passes=draft | some) for some in passes], one)
+    for needed, one, words in (
+            ((0, 1, 0), 9, '0.33 full passes besides; it pays where these are fewer than 0.40, so here it paid.'),
+            ((0, 2, 0), 9, 'here it did not pay.'), ((0, 1, 1), 9, 'here it did not pay.'),
+            ((0,), 0.7, 'spends 0.86 of a full'), ((0,), 0.5, 'here it did not pay.')):
+        assert words in said(via(), one, *(slims | full(n) for n in needed))[0]
+    assert 'never needed' in said(via(), 1.0, full(1))[0] and said(Exact(), 1.0, full(1)) == []
+    assert 'a slim pass 0.20 of' in compare.break_even([cycle(1, True, passes=slims)], 1.0)
 
 
 def test_prompts_and_grading(pair, capsys, tmp_path, monkeypatch):
