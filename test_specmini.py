@@ -1661,7 +1661,8 @@ def test_what_the_middle_stages_cost():
     said = lambda method, one, *passes: compare.stage_remarks(
         method, [cycle(1, True, added=0, passes=draft | some) for some in passes], one)
     for needed, one, words in (
-            ((0, 1, 0), 9, '0.33 full passes besides; it pays where these are fewer than 0.40, so here it pa'),
+            ((0, 1, 0), 9, '0.33 full passes besides; it pays where these are fewer than 0.40, so here it '
+                           'paid.'),
             ((0, 2, 0), 9, 'here it did not pay.'), ((0, 1, 1), 9, 'here it did not pay.'),
             ((0,), 0.7, 'spends 0.86 of a full'), ((0,), 0.5, 'here it did not pay.')):
         assert words in said(via(), one, *(slims | full(n) for n in needed))[0]
