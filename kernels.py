@@ -67,7 +67,9 @@ def attend(q, k, v, mask, carry):
     mask [T, S] is 0 where a query may look, else -inf. Query head h reads key head h // (H / G).
     Source: Vaswani et al. 2017, eq. 1; Ainslie et al. 2023 (grouped queries).
     """
-    if q.shape[2] > FEW or k.shape[2] < MANY:
+    if (T := q.shape[2]) == k.shape[2]:         # a whole text: what is masked need not be computed at all
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), carry
+    if T > FEW or k.shape[2] < MANY:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True), carry
     rows, seen = q.reshape(*k.shape[:2], -1, q.shape[3]), mask.repeat(q.shape[1] // k.shape[1], 1)
     return F.scaled_dot_product_attention(rows, k, v, attn_mask=seen).reshape(q.shape), carry
