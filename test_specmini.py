@@ -1751,7 +1751,7 @@ def test_chat(capsys, tmp_path):
     ('--method ecsv --set depth=9999', 'a block of 9999'), ('--sparse attn --set block=0', 'knob block'),
     ('--method majority --draft lookup', 'need a draft'), ('--sparse ffn --set rho=2', 'knob rho'),
     ('--method specguard --set tau=nan', 'knob tau is nan'), ('--sparse moe', 'no layer of that kind'),
-    ('--method specguard --set preset=best', "preset is 'best'"), ('--prompt=', 'prompt 1 is empty'),
+    ('--method specguard --set preset=best', 'preset is best'), ('--prompt=', 'prompt 1 is empty'),
     ('--method specguard --set preset=paper regenerate=sd', 'target_k is 16; expected 1 (regenerate=sd)'),
     ('--method specguard --set delimiter=', 'delimiter is empty'), ('--prompt \udcff', 'not valid UTF-8'),
     pytest.param('--device cuda', 'has none', marks=pytest.mark.skipif(torch.cuda.is_available(), reason='')),

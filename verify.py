@@ -114,16 +114,14 @@ class Score:
     @cached_property
     def pq(self):
         """[(p(x), q(x))] of each draft token x, as floats: one transfer for the whole block."""
-        ids = torch.tensor(self.draft.tokens, dtype=torch.long, device=self.p.device)[:, None]
-        both = torch.stack([self.p[:-1].gather(1, ids), self.draft.q.to(self.p.dtype).gather(1, ids)])
-        return list(zip(*both[..., 0].tolist()))
+        places = range(len(self.draft.tokens)), self.draft.tokens
+        return list(zip(*torch.stack([self.p[places], self.draft.q.to(self.p.dtype)[places]]).tolist()))
 
     @cached_property
     def ratios(self):
         """p(x) / max p of each draft token x, as floats, of the raw logits: at temperature 1 in any run."""
         z = self.logits[:-1]
-        ids = torch.tensor(self.draft.tokens, dtype=torch.long, device=z.device)[:, None]
-        return (z.gather(1, ids)[:, 0] - z.amax(-1)).exp().tolist()
+        return (z[range(len(z)), self.draft.tokens] - z.amax(-1)).exp().tolist()
 
 
 @dataclass
@@ -267,9 +265,12 @@ def finite(logits, who, length):
 # ---------------------------------------------------------------------------------------------- the methods
 
 def knob(default, *allowed):
-    """A dataclass field with its range: words beside the default, or the least number and the greatest."""
-    words = (default, *allowed) if isinstance(default, str) else allowed
-    return field(default=default, metadata=dict(allowed=words))
+    """A dataclass field with its range: a table of words, words beside the default, or least and greatest."""
+    if isinstance(allowed[0], dict):
+        allowed, = allowed
+    elif isinstance(default, str):
+        allowed = default, *allowed
+    return field(default=default, metadata=dict(allowed=allowed))
 
 
 def require(holds, knob, found, expected):
@@ -281,12 +282,12 @@ def check_knobs(method):
     """ValueError for a knob out of its range; a subclass that gives another default keeps the range."""
     declared = {f.name: f for c in reversed(type(method).__mro__[:-1]) for f in fields(c) if f.metadata}
     for name, f in declared.items():
-        value, (first, *rest) = getattr(method, name), f.metadata['allowed']
-        if isinstance(first, str):
-            good, expected = value in (first, *rest), f'one of {", ".join((first, *rest))}'
+        value, allowed = getattr(method, name), f.metadata['allowed']
+        if isinstance([*allowed][0], str):
+            good, expected = value in allowed, f'one of {", ".join(allowed)}'
         else:
-            high = rest[0] if rest else 2 ** 31
-            good, expected = value is not None and first <= value <= high, f'{first} to {high}'
+            low, high = (*allowed, 2 ** 31)[:2]
+            good, expected = value is not None and low <= value <= high, f'{low} to {high}'
         unset = value is None and getattr(type(method), name) is None
         require(good or unset, name, value, expected)
 
@@ -322,6 +323,9 @@ class Fixed:
         return self.method.draft(session, min(n, session.room - spare))
 
 
+CONTROLLERS = dict(fixed=Fixed)             # Online is CM-ASD's; lab/rivals.py has more
+
+
 @dataclass
 class Exact:
     """Exact speculative decoding: whatever the draft, the text follows the target's law.
@@ -331,17 +335,14 @@ class Exact:
     """
     gamma: int = knob(4, 0)                 # draft tokens a cycle
     draft_temperature: float = None         # of the draft model; None: the run's, 0: greedy drafting
-    controller: str = 'fixed'               # one of CONTROLLERS: what decides a block's length; fixed: gamma
+    controller: str = knob('fixed', CONTROLLERS)    # what decides a block's length; fixed: gamma
     needs = ()                              # sections of calibration.json; no knob
 
     def __post_init__(self):
         """ValueError for a knob out of range; methods whose knobs hang together check that too."""
         check_knobs(self)
         t = self.draft_temperature
-        good = t is None or t == 0 or 1e-6 <= t < math.inf
-        require(good, 'draft_temperature', t, '0, or 1e-6 or more')
-        known = f'one of {", ".join(CONTROLLERS)}'
-        require(self.controller in CONTROLLERS, 'controller', self.controller, known)
+        require(t in (None, 0) or 1e-6 <= t < inf, 'draft_temperature', t, '0, or 1e-6 or more')
         self.control = CONTROLLERS[self.controller](self)
 
     @property
@@ -402,9 +403,6 @@ class Exact:
 class Autoregressive(Exact):
     """Plain decoding with the target, one token a pass: speculative decoding with nothing drafted."""
     gamma: int = 0
-
-    def propose(self, session):
-        return silence(session, self, 0)
 
 
 # --------------------------------------------------------------------- CM-ASD: confidence-modulated drafting
@@ -509,6 +507,9 @@ class Online(Fixed):
         self.sure.append(statistics.fmean(self.rule.confidence(last)))
         ended = all(x in session.eos for x in tokens[-1].reshape(-1).tolist())
         return not ended and len(tokens) < self.rule.window(sum(self.sure) / len(self.sure))
+
+
+CONTROLLERS.update(online=Online)
 
 
 # -------------------------------------------------------------- ECSV: reliability-weighted voting of branches
@@ -800,8 +801,8 @@ def write_exactly(session, method, over):
 
 def loglikes(logits, tokens):
     """log p of each token [T] in nats, of the full vocabulary at temperature 1; logits [T, V]."""
-    z = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return z.gather(1, torch.tensor(tokens, device=z.device)[:, None])[:, 0]
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    return logits.log_softmax(-1, kind)[range(len(tokens)), tokens]
 
 
 def central(steps, sure):
@@ -832,11 +833,10 @@ class Stepwise(Exact):
     delimiter: str = r'\n'                  # ends a step; the paper's is \n\n, a blank line
     max_step: int = knob(48, 1, 999)        # tokens
     regenerate: str = knob('ar', 'sd')      # sd: the target writes with the draft's help, gamma a cycle
-    preset: str = 'notes'                   # or paper, greedy
+    preset: str = knob('notes', PRESETS)    # of the knobs that are None
 
     def __post_init__(self):
-        require(self.preset in PRESETS, 'preset', repr(self.preset), f'one of {", ".join(PRESETS)}')
-        for knob, value in PRESETS[self.preset].items():
+        for knob, value in PRESETS.get(self.preset, {}).items():
             if getattr(self, knob, value) is None:
                 setattr(self, knob, value)
         super().__post_init__()
@@ -939,7 +939,7 @@ class Sparse(Exact):
     block: int = knob(16, 1)                # tokens
     sinks: int = knob(1, 0)                 # first blocks, always read; they count towards the budget
     locals: int = knob(2, 0)                # last whole blocks, likewise; the partial one behind is free
-    select: str = 'head'                    # each key head its own blocks; lab/rivals.py has others
+    select: str = knob('head', SELECT)      # each key head its own blocks; lab/rivals.py has others
     query_from: str = knob('root', 'last', 'mean')  # whose query scores them for the pass
     anchors: int = knob(0, 0)               # layers that choose, by calibration; 0: every second one
     ffn_threshold: float = knob(0.05, 0)    # a token skips channels whose |silu(gate)| is below
@@ -948,10 +948,6 @@ class Sparse(Exact):
     moe_skip: int = knob(1, 0)              # experts that a token may skip, at most
     moe_quantile: float = knob(0.5, 0, 1)   # beta, of the calibrated shares of the lowest experts
     refresh_every: int = knob(0, 0)         # cycles from one dense pass to the next; 0: none
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self.select in SELECT, 'select', self.select, f'one of {", ".join(SELECT)}')
 
     @property
     def needs(self):
@@ -986,6 +982,5 @@ class Sparse(Exact):
         return path.sparse(attend, heads, channels, betas)
 
 
-CONTROLLERS = dict(fixed=Fixed, online=Online)      # lab/rivals.py has more
 METHODS = dict(ar=Autoregressive, sd=Exact, via=ViaSd, cmasd=CmAsd, ecsv=Ecsv, sparse=Sparse,
                specguard=SpecGuard)
