@@ -3,7 +3,6 @@
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 """
 import argparse
-import json
 import math
 import sys
 import time
@@ -251,36 +250,20 @@ def check_flags(args):
 
 
 def generate(engine, rows, prompts, args):
-    """Every prompt by one method: text, figures, trace, check, conclusions. Returns the exit status."""
-    from lab.compare import Printer, check, conclude, figures, report, trace_line
-    everything, reports = [], []
-    trace = open(args.trace, 'w', buffering=1, encoding='utf-8') if args.trace else None    # line by line
-    color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()
-    for row, ids in enumerate(tqdm(prompts, disable=None if len(prompts) > 1 else True, file=sys.stderr)):
-        printer, cycles, interrupted = Printer(engine.tokenizer, color, args.show), [], False
-        session, method = engine.start(ids, args.method, row)
+    """Every prompt by one method, told as it is written; returns the exit status."""
+    from lab.compare import Teller
+    teller = Teller(engine, args)
+    for i, ids in enumerate(tqdm(prompts, disable=None if len(prompts) > 1 else True, file=sys.stderr)):
+        session, method = engine.start(ids, args.method, i)
         try:
             for cycle in decode(session, method):
-                cycles.append(cycle)
-                if not args.json:
-                    printer.add(cycle)
+                teller.add(cycle)
         except KeyboardInterrupt:
-            interrupted = True
-        found = report(engine, rows[row], session, method, cycles)
-        if args.json:
-            print(json.dumps(found), flush=True)
-        else:
-            printer.finish(found['text'])
-            print(figures(found), file=sys.stderr, flush=True)
-        if trace:
-            trace.writelines(trace_line(row, i, c, engine.tokenizer) for i, c in enumerate(cycles))
-        if interrupted:
+            teller.finish(i, rows[i], session, method)
             return 130
-        if args.check:
-            print(check(engine, ids, found['tokens']), file=sys.stderr)
-        everything, reports = everything + cycles, reports + [found]
-    for sentence in conclude(engine, session, method, everything, reports):
-        print(sentence, file=sys.stderr)
+        teller.finish(i, rows[i], session, method)
+        teller.check(ids)
+    teller.conclude(session, method)
     return 0
 
 

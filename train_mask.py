@@ -199,14 +199,12 @@ def main(argv=None):
             return 0
         from lab.prompts import calibration_texts
         model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
+        texts = calibration_texts(tokenizer, args)
         if args.anchors:
-            from lab.passes import sparsity
-            ids = sum(calibration_texts(tokenizer, args), [])
-            found = sparsity(model, [ids[i:i + 512] for i in range(0, len(ids), 512)])
-            write_calibration(args.target, 'sparse', found)
-            print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
+            from lab.passes import find_anchors
+            write_calibration(args.target, 'sparse', find_anchors(model, texts))
             return 0
-        windows = Windows(model, calibration_texts(tokenizer, args), args.window)
+        windows = Windows(model, texts, args.window)
         found = find_mask(model, windows, args, resumed(args) if args.resume else {})
         write_calibration(args.target, 'mask', found)
     except (ValueError, OSError) as error:

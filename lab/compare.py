@@ -39,6 +39,48 @@ class Printer:
             print(text[len(os.path.commonprefix([text, self.shown])):], flush=True)
 
 
+class Teller:
+    """Tells a run: each text or its JSON, its figures, trace and check, and at the end what they come to."""
+
+    def __init__(self, engine, args):
+        self.engine, self.args, self.every, self.reports = engine, args, [], []
+        self.trace = open(args.trace, 'w', buffering=1, encoding='utf-8') if args.trace else None  # by line
+        self.color = args.color == 'always' or args.color == 'auto' and sys.stdout.isatty()
+        self.begin()
+
+    def begin(self):
+        """Another text."""
+        self.printer, self.cycles = Printer(self.engine.tokenizer, self.color, self.args.show), []
+
+    def add(self, cycle):
+        self.cycles.append(cycle)
+        if not self.args.json:
+            self.printer.add(cycle)
+
+    def finish(self, number, row, session, method):
+        """The text is written, or interrupted; number: of its row."""
+        found = report(self.engine, row, session, method, self.cycles)
+        if self.args.json:
+            print(json.dumps(found), flush=True)
+        else:
+            self.printer.finish(found['text'])
+            print(figures(found), file=sys.stderr, flush=True)
+        if self.trace:
+            lines = (trace_line(number, i, c, self.engine.tokenizer) for i, c in enumerate(self.cycles))
+            self.trace.writelines(lines)
+        self.every, self.reports = self.every + self.cycles, self.reports + [found]
+        self.begin()
+
+    def check(self, ids):
+        """Says, if it was asked for, where the latest text, behind the prompt ids, leaves plain decoding."""
+        if self.args.check:
+            print(check(self.engine, ids, self.reports[-1]['tokens']), file=sys.stderr)
+
+    def conclude(self, session, method):
+        for sentence in conclude(self.engine, session, method, self.every, self.reports):
+            print(sentence, file=sys.stderr)
+
+
 def report(engine, row, session, method, cycles):
     """The JSON object of one text; `right` only where the row can be graded."""
     tokens, name = tokens_of(cycles), engine.args.method

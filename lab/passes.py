@@ -173,6 +173,14 @@ def sparsity(model, texts, T=5, **knobs):
                 experts=[t if m else [] for m, t in zip(mixed, tables)])
 
 
+def find_anchors(model, texts):
+    """The section 'sparse' from texts (ids) that are joined and cut anew; prints the order of the layers."""
+    ids = sum(texts, [])
+    found = sparsity(model, [ids[i:i + 512] for i in range(0, len(ids), 512)])
+    print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
+    return found
+
+
 def clock(device):
     if device == 'cuda':
         torch.cuda.synchronize()
