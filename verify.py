@@ -14,7 +14,7 @@ import os
 import statistics
 from collections import Counter, namedtuple
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 
 import torch
@@ -182,8 +182,9 @@ class Session:
         """The target's path as this session reads it in this cycle: sparse if it was asked for."""
         return self.sparse.view(path, self) if self.sparse else path
 
-    def probs(self, logits, temperature=None):
-        return probs(logits, self.temperature if temperature is None else temperature, self.top_k, self.top_p)
+    def probs(self, logits, temperature=None, top_p=None):
+        t = self.temperature if temperature is None else temperature
+        return probs(logits, t, self.top_k, self.top_p if top_p is None else top_p)
 
     def draw(self, p):
         """A sample from each row of p [..., V] -> [...]."""
@@ -578,7 +579,7 @@ def branch(session, method, n, reader, rows):
     logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]
     fork = reader.fork(rows, n)
     while True:
-        q = probs(logits[-1], method.draft_temperature, session.top_k, method.draft_top_p)
+        q = session.probs(logits[-1], method.draft_temperature, method.draft_top_p)
         tokens.append(session.draw(q))
         if len(tokens) == n or not method.more(session, tokens, logits):
             break
@@ -765,37 +766,39 @@ PRESETS = dict(     # of knobs that are None: as the notes have them, as others 
     greedy=dict(k=1, draft_temperature=0.0, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1))
 
 
-def write_steps(session, reader, k, law, over):
+def write_steps(session, method, reader, k):
     """k Drafts of one step each, sampled by `reader` as rows of one batch (a single row in its own cache).
 
-    law: logits -> distributions; over: ids -> whether they are a whole step. A row that is over idles along.
+    The target samples as the run does, the draft model at the method's settings. A row that is over idles.
     """
-    n, full = len(session.tokens), reader.model.full
-    who, path = ('target', session.view(full)) if reader is session.target else ('draft', full)
+    n, who, path = len(session.tokens), 'draft', reader.model.full
+    own = method.draft_temperature, method.draft_top_p
+    if reader is session.target:
+        who, path, own = 'target', session.view(path), ()
     logits = reader.read(session.tokens, [], path, 1).expand(k, -1)                     # [k, V]
     twin = reader if k == 1 else reader.fork(k, session.room)
     steps, rows, live = [], [[] for _ in range(k)], list(range(k))
     while live:
         steps.append(logits)
-        for i, x in zip(live, session.draw(law(logits[live])).tolist()):
+        for i, x in zip(live, session.draw(session.probs(logits[live], *own)).tolist()):
             rows[i].append(x)
-        live = [i for i in live if not over(rows[i])]
+        live = [i for i in live if not method.over(session, rows[i])]
         if live:
             logits = twin.append(torch.tensor([ids[-1] for ids in rows], device=logits.device), path)
     if k == 1:
         reader.cache.record(session.tokens + rows[0][:-1], n, path)
     each = zip(rows, finite(torch.stack(steps, 1), who, n))                             # [k, T, V]
-    return [Draft(ids, law(raw[:len(ids)]), raw[:len(ids)]) for ids, raw in each]
+    return [Draft(ids, session.probs(raw[:len(ids)], *own), raw[:len(ids)]) for ids, raw in each]
 
 
-def write_exactly(session, method, over):
+def write_exactly(session, method):
     """The ids of one step by exact speculative decoding; what a block holds behind it is dropped unseen."""
-    inner, tokens = copy.copy(session), []
+    inner, exact, tokens = copy.copy(session), Exact(method.gamma), []
     while True:
-        draft = method.propose(inner)
-        for token in inner.commit(method.accept(inner, draft, method.score(inner, draft))[0]):
+        draft = exact.propose(inner)
+        for token in inner.commit(exact.accept(inner, draft, exact.score(inner, draft))[0]):
             tokens.append(token)
-            if over(tokens):
+            if method.over(session, tokens):
                 return tokens
 
 
@@ -854,9 +857,7 @@ class Stepwise(Exact):
 
     def propose(self, session):
         expect(session.draft and session.text, 'steps need a draft model and a tokenizer: give --draft DIR')
-        law = lambda logits: probs(logits, self.draft_temperature, session.top_k, self.draft_top_p)
-        over = partial(self.over, session)
-        return self.choose(session, write_steps(session, session.draft, self.k, law, over))
+        return self.choose(session, write_steps(session, self, session.draft, self.k))
 
     def choose(self, session, found):
         """The Draft among `found` that the others are most like."""
@@ -880,11 +881,9 @@ class Stepwise(Exact):
 
     def write(self, session):
         """The step as the target writes it, from the same committed text."""
-        over = partial(self.over, session)
         if self.regenerate == 'sd':
-            return write_exactly(session, Exact(self.gamma), over)
-        found = write_steps(session, session.target, self.target_k, session.probs, over)
-        return self.choose(session, found).tokens
+            return write_exactly(session, self)
+        return self.choose(session, write_steps(session, self, session.target, self.target_k)).tokens
 
 
 @dataclass

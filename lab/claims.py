@@ -37,7 +37,7 @@ from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choo
                        observe, outcomes, record, roc_area, signal_ranges, start)
 from model import Reader, expect, load
 from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard,
-                    Stepwise, loglikes, probs, rollout, write_steps)
+                    Stepwise, loglikes, rollout, write_steps)
 
 HOME = File(__file__).parent / 'models'
 
@@ -1168,9 +1168,8 @@ PARTS = 'draft', 'selection', 'reading again', 'with rollout', 'scoring', 'targe
 def step_parts(session):
     """({part: seconds}, tokens of the draft's step, of the target's): each part of one step done once."""
     method, moment = SpecGuard(), time.perf_counter
-    over, law = partial(method.over, session), lambda z: probs(z, method.draft_temperature)
     times = [moment()]
-    found = write_steps(session, session.draft, method.k, law, over)
+    found = write_steps(session, method, session.draft, method.k)
     times.append(moment())
     draft, reader = method.choose(session, found), session.draft
     times.append(moment())

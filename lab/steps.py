@@ -9,7 +9,6 @@ import sys
 from bisect import bisect
 from collections import Counter, namedtuple
 from dataclasses import replace
-from functools import partial
 from math import inf, nan
 from os.path import commonprefix
 
@@ -19,7 +18,7 @@ import kernels
 import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 import specmini
 from lab import bench, tasks
-from verify import METHODS, SpecGuard, central, ensemble, loglikes, probs, write_steps
+from verify import METHODS, SpecGuard, central, ensemble, loglikes, write_steps
 
 # whose attention, which n layers of the rollout, its knobs; row: a token's own, or the one that predicts it
 Rollout = namedtuple('Rollout', 'who layers n sparsify residual row', defaults=(0.01, 0.0, 'own'))
@@ -109,8 +108,7 @@ def record_step(session, k=8):
     draft passes that they took side by side, until the longest was over.
     """
     method, known = SpecGuard(k=k, tau=inf), {}
-    over, law = partial(method.over, session), lambda z: probs(z, method.draft_temperature)
-    drafts = write_steps(session, session.draft, k, law, over)
+    drafts = write_steps(session, method, session.draft, k)
     lines, sure = [d.tokens for d in drafts], [float(loglikes(d.logits, d.tokens).mean()) for d in drafts]
     picks = {n: central(lines[:n], sure[:n]) for n in (1, 2, 4, 8)}
     picks['common'] = lines.index(list(Counter(map(tuple, lines[:4])).most_common(1)[0][0]))
@@ -120,7 +118,7 @@ def record_step(session, k=8):
         if tuple(lines[i]) not in known:
             known[tuple(lines[i])] = grade(lines[i]) | dict(
                 signals=observe(session, 'draft', drafts[i]) | observe(session, 'target', drafts[i]))
-    target = write_steps(session, session.target, 1, session.probs, over)[0]
+    target = write_steps(session, method, session.target, 1)[0]
     found = {pick: known[tuple(lines[i])] | dict(passes=passes[pick]) for pick, i in picks.items()}
     return found, grade(target.tokens)
 
