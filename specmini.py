@@ -15,9 +15,9 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from lab.calibration import read_calibration
+from lab.calibration import read_calibration, sections
 from model import Reader, expect, load, same_vocabulary
-from verify import METHODS, Autoregressive, Cycle, Session, knobs_of, lookup, rollout, silence, whole_passes
+from verify import METHODS, Cycle, Session, knobs_of, lookup, rollout, silence, whole_passes
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
@@ -86,24 +86,18 @@ class Engine:
             if folder:
                 self.models[role], *_ = load(folder, self.device, DTYPES[self.dtype])
                 same_vocabulary(target, self.models[role], f'--{role} {folder}')
-        needs = self.sections(target.config) | ({'mask'} if args.draft == 'self' else set())
+        mixtures = target.config.mixtures
+        there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
+        for part in args.sparse:
+            expect(there[part], f'--sparse {part}: {args.target} has no layer of that kind')
+        methods = [make_method(name, args) for name in args.methods] + ([self.sparse] if self.sparse else [])
+        needs = sections(methods, mixtures) | ({'mask'} if args.draft == 'self' else set())
         self.calibration = read_calibration(args.target, args.draft if drafts else None, sorted(needs))
         contexts = {role: m.config.max_position_embeddings for role, m in self.models.items()}
         self.shortest, self.context = min(contexts.items(), key=lambda pair: pair[1])
         threads = args.threads or (1 if sum(p.numel() for p in target.parameters()) < SMALL else None)
         if threads and self.device == 'cpu':
             torch.set_num_threads(threads)
-
-    def sections(self, config):
-        """The calibration's sections that this run needs; ValueError for a part that is not there."""
-        dense, mixed = (kind in (bool(E) for E in config.mixtures) for kind in (False, True))
-        for part, there in (('ffn', dense), ('moe', mixed)):
-            expect(there or part not in self.args.sparse,
-                   f'--sparse {part}: {self.args.target} has no layer of that kind')
-        methods = [make_method(name, self.args) for name in self.args.methods] + [self.sparse]
-        needs = {section for method in methods if method for section in method.needs}
-        betas = mixed and any(getattr(method, 'moe_skip', 0) for method in methods)
-        return needs | ({'sparse'} if betas else set())
 
     def open(self, prompts):
         """Caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
@@ -137,10 +131,6 @@ class Engine:
         weights = {f'{role}/{name}': r.model.read_bytes(path) for role, r in self.readers.items()
                    for name, path in ({'full': r.model.full} | r.paths).items()}
         return statistics(cycles, prompt_seconds, weights)
-
-    def lossless(self, method):
-        plain = isinstance(method, Autoregressive)          # --sparse leaves plain decoding alone
-        return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
 
 
 def pick_device(name):

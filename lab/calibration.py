@@ -52,6 +52,12 @@ def read_calibration(target, draft=None, needs=()):
     return found
 
 
+def sections(methods, mixtures):
+    """The names of the sections that these methods need of a target with so many experts a layer."""
+    betas = any(mixtures) and any(getattr(method, 'moe_skip', 0) for method in methods)
+    return {name for method in methods for name in method.needs} | ({'sparse'} if betas else set())
+
+
 def is_list(x, of):
     return isinstance(x, list) and all(map(of, x))
 

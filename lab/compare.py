@@ -7,7 +7,7 @@ from math import inf
 from tqdm import tqdm
 
 from lab.tasks import grade
-from verify import METHODS, CmAsd, Sparse, SpecGuard, ViaSd, knobs_of, whole_passes
+from verify import METHODS, Autoregressive, CmAsd, Sparse, SpecGuard, ViaSd, knobs_of, whole_passes
 
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')
 
@@ -88,9 +88,15 @@ def report(engine, row, session, method, cycles):
     graded = {} if right is None else dict(right=right)
     knobs = {k: json_value(getattr(method, f.name)) for k, f in knobs_of(METHODS[name]).items()}
     return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
-                lossless=engine.lossless(method), knobs=knobs, seed=session.generator.initial_seed(),
+                lossless=lossless(engine, method), knobs=knobs, seed=session.generator.initial_seed(),
                 device=engine.device, dtype=engine.dtype, finish='eos' if session.ended else 'length',
                 stats=engine.statistics(cycles, session.prompt_seconds)) | graded
+
+
+def lossless(engine, method):
+    """Whether this run keeps the target's law; --sparse leaves plain decoding alone."""
+    plain = isinstance(method, Autoregressive)
+    return method.lossless and (plain or engine.sparse is None or engine.sparse.lossless)
 
 
 def json_value(x):
@@ -186,7 +192,7 @@ def table(engine, rows, methods, traces):
     yield (f'{"method":{width}}  tokens/s   x ar    right  accepted block eff.  passes, positions/token  '
            'like ar')
     for name, s in stats.items():
-        kind = 'lossless' if engine.lossless(methods[name]) else 'LOSSY'
+        kind = 'lossless' if lossless(engine, methods[name]) else 'LOSSY'
         reports[name] = [dict(prompt_tokens=n, tokens=(ids := tokens_of(trace)),
                               right=grade(row, engine.tokenizer.decode(ids)))
                          for (row, n), trace in zip(rows, traces[name])]
