@@ -252,12 +252,6 @@ class Path:
     block: int = None   # keys to a block mean; 0: its layers need no means; None: they are handed nothing
     carry: object = None    # what the first layer is handed; a path that observes puts what it sees there
 
-    @classmethod
-    def full(cls, config):
-        """Every sublayer, densely."""
-        ffns = tuple(kernels.mix if E else kernels.swiglu for E in config.mixtures)
-        return cls('full', (kernels.attend,) * len(ffns), ffns)
-
     def slim(self, skip, name='slim'):
         """This path without the sublayers in skip: 2i is layer i's attention, 2i + 1 its feed-forward."""
         keep = lambda fs, odd: tuple(None if 2 * i + odd in skip else f for i, f in enumerate(fs))
@@ -315,7 +309,8 @@ class Transformer(Part):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.full = Path.full(config)
+        ffns = tuple(kernels.mix if E else kernels.swiglu for E in config.mixtures)
+        self.full = Path('full', (kernels.attend,) * len(ffns), ffns)           # every sublayer, densely
         self.set_context(min(2048, config.max_position_embeddings))
 
     def set_context(self, length):
@@ -538,13 +533,12 @@ def weight_files(folder):
         good = isinstance(shards, dict) and {*map(type, shards.values())} == {str}
         expect(good, f'{index}: weight_map is not an object of tensor names and files')
         names = set(shards.values())
+    pickles = [file.name for end in ('bin', 'pt', 'pth') for file in folder.glob(f'*.{end}')]
+    hint = f'{pickles[0]} is a pickle, which can run code when opened; convert it' if pickles else (
+        'fetch model.safetensors, or all the shards that model.safetensors.index.json names')
     files = [folder / name for name in sorted(names)]
-    absent = next((file for file in files if not file.exists()), None)
-    if absent:
-        pickled = [file.name for end in ('bin', 'pt', 'pth') for file in folder.glob(f'*.{end}')]
-        raise ValueError(f'{absent}: no such file; ' + (
-            f'{pickled[0]} is a pickle, which can run code when opened; convert it' if pickled else
-            'fetch model.safetensors, or all the shards that model.safetensors.index.json names'))
+    for file in files:
+        expect(file.exists(), f'{file}: no such file; {hint}')
     return files
 
 

@@ -791,17 +791,6 @@ def write_steps(session, method, reader, k):
     return [Draft(ids, session.probs(raw[:len(ids)], *own), raw[:len(ids)]) for ids, raw in each]
 
 
-def write_exactly(session, method):
-    """The ids of one step by exact speculative decoding; what a block holds behind it is dropped unseen."""
-    inner, exact, tokens = copy.copy(session), Exact(method.gamma), []
-    while True:
-        draft = exact.propose(inner)
-        for token in inner.commit(exact.accept(inner, draft, exact.score(inner, draft))[0]):
-            tokens.append(token)
-            if method.over(session, tokens):
-                return tokens
-
-
 def loglikes(logits, tokens):
     """log p of each token [T] in nats, of the full vocabulary at temperature 1; logits [T, V]."""
     kind = torch.promote_types(logits.dtype, torch.float32)
@@ -826,7 +815,7 @@ def ensemble(seen, ranges, beta, combine):
 class Stepwise(Exact):
     """A cycle is a step: the draft writes k, one is chosen and judged; below tau the target writes it anew.
 
-    Subclasses judge. LOSSY but where the target writes everything.
+    Subclasses score and judge. LOSSY but where the target writes everything.
     """
     k: int = knob(None, 1, 256)             # candidates; None, here and below: the preset's
     draft_temperature: float = None         # of the candidates, whatever the run's
@@ -864,12 +853,8 @@ class Stepwise(Exact):
         sure = [float(loglikes(d.logits, d.tokens).mean()) for d in found]
         return found[central([d.tokens for d in found], sure)]
 
-    def score(self, session, draft):
-        """(log-probability, grounding) of each token of the step; nobody looks here."""
-        return [(None, None)] * len(draft.tokens)
-
     def accept(self, session, draft, seen):
-        """(tokens, labels, judged) of the whole step; its tokens share one verdict."""
+        """(tokens, labels, judged), one verdict for the step; seen: each token's (logp, grounding)."""
         score, clipped = self.judge(session, draft, seen) if abs(self.tau) < inf else (None, False)
         kept, limit = (self.tau < 0, None) if score is None else (score >= self.tau, self.tau)
         q = draft.q[range(len(seen)), draft.tokens].tolist()
@@ -880,10 +865,16 @@ class Stepwise(Exact):
         return tokens, ['draft' if kept else 'target'] * len(tokens), judged
 
     def write(self, session):
-        """The step as the target writes it, from the same committed text."""
-        if self.regenerate == 'sd':
-            return write_exactly(session, self)
-        return self.choose(session, write_steps(session, self, session.target, self.target_k)).tokens
+        """The ids of the step as the target writes it, from the same committed text."""
+        if self.regenerate == 'ar':
+            return self.choose(session, write_steps(session, self, session.target, self.target_k)).tokens
+        inner, exact, tokens = copy.copy(session), Exact(self.gamma), []
+        while True:
+            draft = exact.propose(inner)
+            for token in inner.commit(exact.accept(inner, draft, exact.score(inner, draft))[0]):
+                tokens.append(token)
+                if self.over(session, tokens):          # what a block holds behind it is dropped unseen
+                    return tokens
 
 
 @dataclass
@@ -904,7 +895,7 @@ class SpecGuard(Stepwise):
     needs = ('signals',)
 
     def score(self, session, draft):
-        """The signals of the step, from one pass that fills the cache (the target reads the root too)."""
+        """Each token's signals, from one pass that fills the cache (the target reads the root too)."""
         own, reader, n = self.signals == 'draft', getattr(session, self.signals), len(draft.tokens)
         path = reader.model.full.grounded(self.layers, self.n_roll, begin=len(session.tokens),
                                           sparsify=self.sparsify, residual=self.residual)

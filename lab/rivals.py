@@ -579,7 +579,15 @@ def step_right(session, draft):
 
 
 @dataclass
-class RewardGuided(Stepwise):
+class Unseen(Stepwise):
+    """Steps whose signals nobody looks at."""
+
+    def score(self, session, draft):
+        return [(None, None)] * len(draft.tokens)
+
+
+@dataclass
+class RewardGuided(Unseen):
     """RSD: a step stays if a reward model gives it tau or more, here the task's own step checker. LOSSY.
 
     The checker costs nothing in this run; lab.claims charges a pass of a 1 M-parameter model for each step.
@@ -612,7 +620,7 @@ class SpecReason(Stepwise):
 
 
 @dataclass
-class RandomGate(Stepwise):
+class RandomGate(Unseen):
     """Keeps a step by a coin: what a gate of this rate is worth that knows nothing. LOSSY."""
     rate: float = knob(0.5, 0, 1)           # chance that a step stays
 
@@ -633,7 +641,7 @@ class OracleGate(SpecGuard):
 
 
 @dataclass
-class Majority(Stepwise):
+class Majority(Unseen):
     """The draft alone writes k whole texts; the commonest last line wins, of those the first text. LOSSY.
 
     Source: Wang et al. 2023 (self-consistency), section 2.
