@@ -200,8 +200,8 @@ class Session:
     def commit(self, tokens):
         """Writes tokens, cut at the first end of sequence and at the room left; returns them."""
         tokens = tokens[:self.room]
-        end = next((i for i, x in enumerate(tokens) if x in self.eos), None)
-        tokens, self.ended = tokens if end is None else tokens[:end + 1], end is not None
+        end = next((i for i, x in enumerate(tokens, 1) if x in self.eos), None)
+        tokens, self.ended = tokens[:end], end is not None
         self.tokens = self.tokens + tokens
         self.room -= len(tokens)
         self.cycles += 1
@@ -220,12 +220,8 @@ def rollout(session, method, n):
 
     Without a draft model the target drafts for itself on its slim path (Zhang et al. 2023, Draft & Verify).
     """
-    if n < 1:
-        return silence(session, method, n)
-    if session.draft:
-        reader, path = session.draft, session.draft.model.full
-    else:
-        reader, path = session.target, session.slim
+    reader = session.draft or session.target
+    path = reader.model.full if session.draft else session.slim
     tokens, q, logits = [], [], [reader.read(session.tokens, [], path, 1)[0]]
     while True:
         q.append(session.probs(logits[-1], method.draft_temperature))
@@ -243,7 +239,7 @@ def lookup(session, method, n):
     """What followed the last earlier occurrence of the text's last 3 tokens, else 2. Source: Saxena 2023."""
     text = torch.tensor(session.tokens)
     for size in (3, 2):
-        if n > 0 and len(text) > size:
+        if len(text) > size:
             found = (text[:-1].unfold(0, size, 1) == text[-size:]).all(1).nonzero()
             if len(found):
                 begin = int(found[-1]) + size
@@ -321,7 +317,8 @@ class Fixed:
         """The Draft of a cycle; spare: tokens of room that it leaves for those that the cycle adds."""
         n, context = self.length(session), session.target.model.config.max_position_embeddings
         expect(n < context, f'a block of {n} draft tokens in a context of {context}: draft fewer')
-        return self.method.draft(session, min(n, session.room - spare))
+        n = min(n, session.room - spare)
+        return self.method.draft(session, n) if n > 0 else silence(session, self.method, 0)
 
 
 CONTROLLERS = dict(fixed=Fixed)             # Online is CM-ASD's; lab/rivals.py has more
@@ -356,7 +353,7 @@ class Exact:
         return self.control.block(session)
 
     def draft(self, session, n):
-        """A Draft of at most n tokens."""
+        """A Draft of at most n tokens, n above 0."""
         return session.source(session, self, n)
 
     def more(self, session, tokens, logits):
@@ -622,8 +619,6 @@ class Ecsv(Exact):
 
     def draft(self, session, n):
         n = min(n, (self.budget or math.inf) - 1)
-        if n < 1:
-            return silence(session, self, 0)
         tokens, logits = self.texts(session, n)
         ballot = Ballot.of(tokens, logits, self.top_m if self.soft else 0)
         n, fused, known, m, same = len(ballot.names), self.fuse(ballot), None, 0, -1   # `more` may cut n

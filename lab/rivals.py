@@ -15,7 +15,7 @@ import kernels
 from model import Reader, load, same_vocabulary
 from verify import (CONTROLLERS, METHODS, SELECT, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score,
                     Sparse, SpecGuard, Stepwise, ViaSd, branch, knob, loglikes, overlap, probs, require,
-                    residual, silence, violation)
+                    residual, violation)
 
 
 @dataclass
@@ -357,8 +357,6 @@ class OracleTop1(Ecsv):
     """
 
     def draft(self, session, n):
-        if n < 1:
-            return silence(session, self, 0)
         best = None
         for tokens, logits in zip(*self.texts(session, n)):
             draft = replace(Draft.points(tokens.tolist(), session.target.model), logits=logits)
@@ -380,8 +378,6 @@ class SdMulti(Ecsv):
 
     def draft(self, session, n):
         n = min(n, (self.budget or inf) - 1)
-        if n < 1:
-            return silence(session, self, 0)
         tokens, logits = self.texts(session, n)
         q = probs(logits, self.draft_temperature, session.top_k, self.draft_top_p)
         order = range(self.branches)
