@@ -23,7 +23,7 @@ import pytest
 import torch
 import transformers
 from safetensors import torch as safetensors
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, processors
 
 import kernels
 import lab.rivals
@@ -36,7 +36,9 @@ from lab.distil import distil, packed
 from lab.passes import sparsity, work
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes,
                        print_curve, record_step, roc_area, signal_ranges, step_checker)
-from model import Config, Path, Reader, Transformer, load
+from lab.toys import (SIZES, Table, byte_network, bytes_tokenizer, checkpoint, enumerate_law, exact_law,
+                      law_by_cycles, network, seeded, session, variation, write)
+from model import Reader, load
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, silence
 
 HERE = File(__file__).parent
@@ -48,51 +50,6 @@ torch.set_num_threads(1)        # the networks here are tiny
 
 # ------------------------------------------------------------------------ what the tests are made with
 
-SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, head_dim=4, max_position_embeddings=64)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def network(seed=0, vocab=11, dtype=torch.float64, **sizes):
-    """A small random Transformer with large weights, so that a wrong position or norm shows."""
-    torch.manual_seed(seed)
-    model = Transformer(Config('llama', vocab, **SIZES | sizes)).requires_grad_(False)
-    for p in model.parameters():
-        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.4)
-    model = model.to(dtype)
-    model.set_context(64)
-    return model
-
-
-def bytes_tokenizer(extra=()):
-    """A byte-level tokenizer without merges: 256 bytes, <eos>, and whatever is extra."""
-    words = sorted(pre_tokenizers.ByteLevel.alphabet()) + ['<eos>', *extra]
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(['<eos>'])
-    return tokenizer
-
-
-def byte_network(seed=0, vocab=257, **sizes):
-    """A random network in fp32 for the tokens of bytes_tokenizer."""
-    return network(seed, vocab, torch.float32, **sizes)
-
-
-def checkpoint(folder, model=None, tokenizer=None, **changes):
-    """A Hugging Face folder with a random network of ours; changes go into config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model = model or byte_network()
-    raw = dict(model_type='llama', vocab_size=model.config.vocab_size, eos_token_id=256) | SIZES | changes
-    (folder / 'config.json').write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
-    safetensors.save_file(dict(model.state_dict()), folder / 'model.safetensors')
-    (tokenizer or bytes_tokenizer()).save(str(folder / 'tokenizer.json'))
-    return folder
-
-
 def two_checkpoints(home):
     """Folders of a target and of a draft, networks 0 and 1."""
     return [checkpoint(home / str(i), byte_network(i)) for i in range(2)]
@@ -103,38 +60,6 @@ def pair(tmp_path_factory):
     """The flags of a run on two random checkpoints."""
     target, draft = two_checkpoints(tmp_path_factory.mktemp('pair'))
     return '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 20
-
-
-class Table:
-    """A language model that is a table: the next-token logits of every prefix are random and known.
-
-    Inside the real Reader and KVCache it keeps the ids it was fed as keys and looks its logits up by what it
-    finds there, so a wrong cache gives a wrong law. A slim path (no feed-forward) writes other keys.
-    """
-
-    def __init__(self, seed, vocab=4):
-        self.seed, self.vocab, self.rows = seed, vocab, {}
-        self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
-        self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
-        self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
-        self.full = Path('full', (kernels.attend,), (kernels.swiglu,))
-
-    def row(self, prefix):
-        if prefix not in self.rows:
-            g = seeded(hash((self.seed, *prefix)) % 2 ** 40)
-            self.rows[prefix] = 1.5 * torch.randn(self.vocab, generator=g, dtype=torch.float64)
-        return self.rows[prefix]
-
-    def __call__(self, ids, positions, path, stores, span, carry=None):
-        if path.carry:                                  # its attention, where observed, is flat
-            flat, mask = torch.zeros(1, 1, span, 1), torch.arange(span) > positions[:, None]
-            path.attends[0](flat[:, :, :len(positions)], flat, flat, mask * -1e9, path.carry)
-        stores[0][0][:, 0, positions, 0] = ids.double() + (0.5 if None in path.ffns else 0.0)   # slim writes
-        seen, places = map(tuple, stores[0][0][:, 0, :, 0].tolist()), positions.tolist()
-        return torch.stack([torch.stack([self.row(line[:i + 1]) for i in places]) for line in seen])
-
-    def logits(self, hidden):
-        return hidden
 
 
 def fresh(model, line, last=None):
@@ -149,22 +74,6 @@ def trusted(reader, tokens):
     for (mine, _), (theirs, _) in zip(reader.cache.stores, other.cache.stores):
         assert torch.allclose(mine[:, :, :n], theirs[:, :, :n], 0, 1e-9)
     return n
-
-
-def session(target, draft, prompt, room, source=rollout, seed=0, **settings):
-    readers = (model and Reader(model, len(prompt) + room) for model in (target, draft))
-    return Session(*readers, source, list(prompt), room, generator=seeded(seed), **settings)
-
-
-def write(s, method):
-    """(tokens written, cycles), with what must hold of any trace checked on the way."""
-    begin = len(s.tokens)
-    s.read_prompt()
-    cycles = list(specmini.decode(s, replace(method)))                      # a method serves one text
-    assert sum((c.tokens for c in cycles), []) == s.tokens[begin:]          # emitted per cycle = returned
-    for c in cycles:
-        assert len(c.labels) == len(c.tokens) >= 1 and c.accepted <= len(c.judged) <= len(c.drafted)
-    return s.tokens[begin:], cycles
 
 
 def plain(target, prompt, room, **settings):
@@ -385,59 +294,6 @@ def test_maths():
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.3, 0.5])
     assert torch.isclose(overlap(p, q), torch.tensor(0.5))
     assert torch.equal(residual(p, p), p)                                   # nothing is left: p, not 0 / 0
-
-
-def enumerate_law(target, draft, method, horizon, source=rollout, prompt=(0,), run=write, **settings):
-    """{tokens: probability} of all that run, to (tokens, trace), can write: each branch of each draw."""
-    law, todo = Counter(), [[]]
-    while todo:
-        script, taken, weight = todo.pop(), [], [1.0]
-        s = session(target, draft, prompt, horizon, source, **settings)
-
-        def draw(p):
-            if p.ndim == 2:
-                return torch.stack([draw(row) for row in p])
-            i = len(taken)
-            if i == len(script):
-                options = p.nonzero()[:, 0].tolist()
-                todo.extend(taken + [other] for other in options[1:])
-                script.append(options[0])
-            taken.append(script[i])
-            weight[0] *= float(p[script[i]])
-            return torch.tensor(script[i])
-        s.draw = draw
-        tokens, _ = run(s, method)
-        law[tuple(tokens)] += weight[0]
-    return law
-
-
-def law_by_cycles(target, draft, method, horizon, prompt=(0,), **settings):
-    """enumerate_law, one cycle at a time: for methods that keep nothing from one cycle to the next."""
-    def once(s, method):
-        s.read_prompt()
-        return next(specmini.decode(s, method)).tokens, None
-    law, first = Counter(), enumerate_law(target, draft, method, horizon, prompt=prompt, run=once, **settings)
-    for tokens, weight in first.items():
-        left = horizon - len(tokens)
-        rest = law_by_cycles(target, draft, method, left, prompt + tokens, **settings) if left else {(): 1.0}
-        for later, chance in rest.items():
-            law[tokens + later] += weight * chance
-    return law
-
-
-def exact_law(target, horizon, text=(), weight=1.0, eos=frozenset(), **settings):
-    """{tokens: probability} under the target alone, of all that begins with this text."""
-    if len(text) == horizon or eos & {*text}:
-        return Counter({text: weight})
-    row = enumerate(probs(target.row((0, *text)), **settings).tolist())
-    each = (exact_law(target, horizon, (*text, x), weight * p, eos, **settings) for x, p in row if p)
-    return sum(each, Counter())
-
-
-def variation(a, b):
-    """Total variation distance of two laws, each of them whole."""
-    assert abs(sum(a.values()) - 1) < 1e-9 and abs(sum(b.values()) - 1) < 1e-9
-    return sum(abs(a[x] - b[x]) for x in a.keys() | b.keys()) / 2
 
 
 class Wrong(Exact):
