@@ -612,6 +612,10 @@ class Ecsv(Exact):
         super().__post_init__()
         require(self.budget is None or self.budget >= 2, 'budget', self.budget, '2 positions or more')
 
+    @property
+    def lossless(self):
+        return True                         # whatever chose its point masses or cut the block
+
     def draft(self, session, n):
         n = min(n, (self.budget or math.inf) - 1)
         tokens, logits = self.texts(session, n)

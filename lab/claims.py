@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from math import inf, nan
@@ -31,7 +32,8 @@ from lab.distil import distil
 from lab.passes import cost, sparsity
 from lab.prompts import calibration_texts
 from lab.quantise import write_copy
-from lab.replay import DEPTHS, VOTES, Branches, Record, begin, costs, network, prompts, seconds, written
+from lab.replay import (DEPTHS, SIGNS, VOTES, Branches, Record, begin, costs, fit_weights, lessons, loss_of,
+                        network, prompts, seconds, written)
 from lab.rivals import EcsvSpot, blend, ledger, watched
 from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choose_gate, gate_curve, judged,
                        observe, outcomes, record, roc_area, signal_ranges, start)
@@ -143,19 +145,30 @@ def trace_reliability(lines):
     return curve, auroc(sure, hits), error
 
 
+def chrf(text, reference, order=6):
+    """Mean F1 of the character n-grams of two texts, n = 1 to 6. Source: Popović 2015 (chrF), with beta 1."""
+    if text == reference:
+        return 1.0
+    grams = lambda s, n: Counter(s[i:i + n] for i in range(len(s) - n + 1))
+    pairs = [(grams(text, n), grams(reference, n)) for n in range(1, order + 1)]
+    return mean([2 * (a & b).total() / max(1, a.total() + b.total()) for a, b in pairs])
+
+
 def replayed_row(family, row, ids, rules=RULES, rounded=''):
     """Of one prompt: {rule: dict of sums of its run}, and the signals and hits of the target's own text."""
-    record, decode, runs = Record(ids, rounded), network('target')[1].decode, {}
+    record, runs = Record(ids, rounded), {}
+    decode = lambda ids: network('target')[1].decode(list(ids))
     for key, method in rules.items():
         run = record.replay(method)
-        same = sum(a == b for a, b in zip(run.text, record.text)) / max(len(run.text), len(record.text))
-        runs[key] = dict(alike=same, kept=sum(run.kept), cycles=len(run.kept), tokens=len(run.text),
-                         rolled=sum(a < b for a, b in zip(run.kept, run.drafted)),
-                         seconds=seconds(run.drafted), right=tasks.grade(row, decode(list(run.text))))
+        same, text = sum(a == b for a, b in zip(run.text, record.text)), decode(run.text)
+        runs[key] = dict(alike=same / max(len(run.text), len(record.text)),
+                         chrf=chrf(text, decode(record.text)), kept=sum(run.kept), cycles=len(run.kept),
+                         tokens=len(run.text), rolled=sum(a < b for a, b in zip(run.kept, run.drafted)),
+                         seconds=seconds(run.drafted), right=tasks.grade(row, text))
     places = [record.place(record.text[:i]) for i in range(len(record.text))]
     return dict(family=family, runs=runs, signals=torch.tensor([x.signals for x in places]),
                 hits=torch.tensor([x.token == x.pick for x in places]),
-                right=tasks.grade(row, decode(list(record.text))))
+                right=tasks.grade(row, decode(record.text)))
 
 
 def total(rows, key, *names):
@@ -276,13 +289,15 @@ def cmasd(n):
         yield Finding(claim, *bootstrap(rows, figure, 200), line, f'n = {len(rows)}', why)
     yield Finding('F4 right answers lost or won on math', *bootstrap(of(rows, 'math'), won, 200), -0.02,
                   f'n = {n}', "A token kept against the target's choice may be what the answer hangs on")
-    yield from steadiness(n, rows)
+    yield from steadiness(rows, texts)
+    yield from thinned(rows, texts)
     sure, hits = pooled(rows)
     curve, error = reliability(sure.mean(-1), hits)
     show([f'mean C (expected calibration error {error:.3f})', 'kept by the strict rule', 'tokens'], curve)
-    show(['rule', 'alignment', 'kept a cycle', 'cycles rolled back', 'x plain, modelled', 'right won'],
-         [(key, alike(rows, key), per_cycle(rows, key), rolled_back(rows, key), pace(rows, key),
-           won(rows, key)) for key in RULES if isinstance(key, str)])
+    show(['rule', 'alignment', 'n-gram F1', 'kept a cycle', 'cycles rolled back', 'x plain, modelled',
+          'right won'],
+         [(key, alike(rows, key), total(rows, key, 'chrf')[0] / len(rows), per_cycle(rows, key),
+           rolled_back(rows, key), pace(rows, key), won(rows, key)) for key in RULES if isinstance(key, str)])
     show(['family', 'strict: best fixed', 'best online', 'default: kept a cycle', 'alignment', 'x plain'],
          [(f, max(pace(r, k) for k in WINDOWS), max(pace(r, k) for k in SWEPT), per_cycle(r, 'default'),
            alike(r, 'default'), pace(r, 'default')) for f in FAMILIES if (r := of(rows, f))])
@@ -309,11 +324,12 @@ def controllers(n):
                costs()[1][1] * tokens / seconds(drafted), speed(trace) / plain)
 
 
-def steadiness(n, rows):
-    """Findings on 4-bit models, on seeds at temperature 1, and on the cost of the confidence itself."""
-    few = max(2, n // 4)
-    some, plain = [(f, *pair) for f in FAMILIES for pair in prompts(f, few)], [
-        r for f in FAMILIES for r in of(rows, f)[:few]]
+def steadiness(rows, texts):
+    """Findings on 4-bit models, on seeds at temperature 1, and on the cost of the confidence itself.
+
+    rows: the replayed ones of texts, {family: [(row, prompt ids)]}, in order.
+    """
+    some = [(f, *pair) for f in texts for pair in texts[f]]
     count = lambda cycles: (sum(c.accepted for c in cycles), len(cycles))
     ratio = lambda pairs: sum(a for a, _ in pairs) / sum(b for _, b in pairs)
     sampled = [[count(written(begin(ids), ids, CmAsd(), 1.0, seed)) for seed in range(3)] for *_, ids in some]
@@ -326,7 +342,7 @@ def steadiness(n, rows):
                   'Short texts: what is sampled early decides how easy the rest is')
     two = {key: RULES[key] for key in (('online', 1.0, 10), 'default')}
     for role in ('draft', 'target'):
-        pairs = list(zip(plain, [replayed_row(*x, two, role) for x in tqdm(some, desc=f'4-bit {role}')]))
+        pairs = list(zip(rows, [replayed_row(*x, two, role) for x in tqdm(some, desc=f'4-bit {role}')]))
         for key, name in zip(two, ('strict ', '')):
             change = lambda pairs: per_cycle([b for _, b in pairs], key) / per_cycle(
                 [a for a, _ in pairs], key)
@@ -338,6 +354,42 @@ def steadiness(n, rows):
     yield Finding('1 - cost of the confidences of a block of 4 over a target pass',
                   *bootstrap(times, lambda t: 1 - median(t), 200), 0.95, 'time; n = 50',
                   'Five tensor operations a token are a price that does not shrink with the target')
+
+
+READ = ('C of one pass', *ONES, 'C of cmasd-dropout: spread of its q(x) over their mean', 'their spread',
+        'their mean')
+
+
+def thinned_row(row, ids):
+    """(what one pass and what dropout say of each judged token, in the order of READ, and its verdict [N, 8];
+    positions by path) of a strict run of cmasd-dropout, whose text is therefore that of the replayed row.
+    """
+    found, positions, i = [], Counter(tokens=len(row['hits'])), 0
+    for cycle in written(begin(ids), ids, METHODS['cmasd-dropout'](accept_='strict')):
+        for k, j in enumerate(cycle.judged):
+            ones, c, m = row['signals'][i + k].tolist(), j['confidence'], j['mean']
+            found.append([mean(ones), *ones, c, (c - 1) * m, m, j['kept']])
+        i += len(cycle.tokens)
+        positions.update({path: T for path, (_, T, _) in cycle.passes.items()})
+    return torch.tensor(found).view(-1, len(READ) + 1), positions
+
+
+def thinned(rows, texts):
+    """A Finding and a table on the confidence by dropout; rows and texts: as in steadiness."""
+    prompts = [ids for f in texts for _, ids in texts[f]]
+    found = [thinned_row(*pair) for pair in zip(tqdm(rows, desc='dropout'), prompts)]
+    spent = sum((positions for _, positions in found), Counter())
+    per = {path: spent[f'draft/full{path}'] / spent['tokens'] for path in ('', ' dropout')}
+
+    def known(found, i):
+        x = torch.cat([x for x, _ in found])
+        return auroc(x[:, i], x[:, -1].bool())
+    yield Finding('C by dropout: its AUROC for strict acceptance minus that of the entropy of one pass',
+                  *bootstrap(found, lambda found: known(found, 4) - known(found, 1), 200), 0.001,
+                  f'the draft reads {per[" dropout"]:.2f} positions a token more, {per[""]:.2f} as usual; '
+                  f'n = {len(found)}', 'The draft was trained without dropout: no channel spares another')
+    show(['AUROC for strict acceptance, of judged tokens', 'figure', 'low', 'high'],
+         [(name, *bootstrap(found, partial(known, i=i), 200)) for i, name in enumerate(READ)])
 
 
 def own_cost(work):
@@ -358,11 +410,11 @@ def own_cost(work):
 LAWS = 'lite', 'ecsv', 'soft'           # votes whose law of the first token is measured
 SPOTS = {'spot': dict(), 'spot, R = 2': dict(spots=2), 'spot, R = 4': dict(spots=4),
          'spot, entropy': dict(policy='entropy'), 'spot, agree_entropy': dict(policy='agree_entropy'),
-         'spot, ties by mean q': dict(tie_break='draft'),
+         'spot, ties by mean q': dict(tie_break='draft'), 'spot, bonus check': dict(bonus_check=True),
          'spot alone': dict(a_entropy=0, a_agree=0, a_self=0)}
 
 
-def voted_row(family, ids, keys=('sd greedy', *VOTES, 'oracle-top1'), **how):
+def voted_row(family, ids, keys, **how):
     """Of one prompt at temperature 0: {vote: its sums by depth}, the laws of the first token, the family."""
     record = Branches(ids, **how)
     row = {key: record.sums(key) for key in keys}
@@ -451,11 +503,15 @@ def ecsv(n):
     """
     families = FAMILIES[:3]
     texts = {f: [ids for _, ids in prompts(f, n)] for f in families}
-    rows = [voted_row(f, ids) for f in families for ids in tqdm(texts[f], desc=f'ecsv {f}')]
+    taught = {f: [lessons(Branches(ids, branches=4)) for _, ids in prompts(f, max(4, n // 4), SEED)]
+              for f in tqdm(families, desc='lessons')}
+    votes = VOTES | {key: Ecsv(**weights(a)) for key, a in fits(taught).items()}
+    rows = [voted_row(f, ids, ('sd greedy', *votes, 'oracle-top1'), votes=votes) for f in families
+            for ids in tqdm(texts[f], desc=f'ecsv {f}')]
     base = tuned(rows)
     note = f'kept a cycle at the positions a token of {base[0]}, gamma {base[1]}; n = {len(rows)}'
     yield Finding('budget: 1 - the largest difference in positions a token', *within(
-        rows, ('sd sampled', *VOTES), base), 0.99, note, 'No mix of two depths of 1 to 8 meets the budget')
+        rows, ('sd sampled', *votes), base), 0.99, note, 'No mix of two depths of 1 to 8 meets the budget')
     for claim, line, figure, why in ECSV:
         yield Finding(claim, *bootstrap(rows, partial(figure, base=base), 200), line, note, why)
     yield Finding('N3 ecsv-lite with B = 2 over sd with a sampled draft', *bootstrap(
@@ -466,17 +522,83 @@ def ecsv(n):
         rows, lambda r: at_depth(r, 'ecsv', 4) / at_depth(r, 'oracle-top1', 4), 200), 0.9,
         f'both at depth 4, without a budget; n = {len(rows)}', 'The one branch that is right has one vote')
     yield from noisy(texts, rows, base, max(2, n // 2))
-    yield from spotted(texts, rows, base)
+    yield from spotted(texts, rows, base, weights(fit_weights(sum(taught.values(), []))))
+    yield from learned(taught, rows, base)
     yield from sampling(max(2, n // 3))              # a text costs most there
     at = lambda r, key: (x := at_budget(r, key, base))[0] / x[1]
     show(['at equal positions a token', 'kept a cycle', *families, 'nats of the target (q: its own)',
           "the target's favourite first"],
          [(key, at(rows, key), *(at(of(rows, f), key) for f in families),
-           *(law(rows, key, i) if key in LAWS else '' for i in (0, 1))) for key in ('sd greedy', *VOTES)]
+           *(law(rows, key, i) if key in LAWS else '' for i in (0, 1))) for key in ('sd greedy', *votes)]
          + [('q', *[''] * (1 + len(families)), *(law(rows, 'q', i) for i in (0, 1)))])
     show(['ecsv-lite over greedy sd, same depth', *(f'k = {k}' for k in (2, 4, 8))],
          [(f'B = {B}', *(at_depth(rows, key, k) / at_depth(rows, 'sd greedy', k) for k in (2, 4, 8)))
           for B, key in ((2, 'lite, B = 2'), (4, 'lite'), (8, 'lite, B = 8'))])
+
+
+SEED = 12                               # of the prompts that weights are fitted to, half of them
+FITS = {        # votes with fitted weights: families, prompts of each (None: half of the lessons), L2
+    'fitted': (FAMILIES[:3], None, 1e-3), 'fitted to 2 of math': (['math'], 2, 0.0),
+    'fitted to 2 of math, L2': (['math'], 2, 1e-3), 'fitted to 2 of story': (['story'], 2, 0.0)}
+
+
+def weights(a):
+    """The knobs of fitted weights [5]."""
+    return dict(zip(SIGNS, a.tolist()))
+
+
+def blind(taught, families, n, begin=0):
+    """n of these families' lessons each (None: half of them) from `begin` on, without the target's margin."""
+    mask, take = torch.tensor([1.0, 1, 1, 0])[:, None, None], n or len(taught['math']) // 2
+    return [(x * mask, y) for f in families for x, y in taught[f][begin:begin + take]]
+
+
+def fits(taught):
+    """{vote: fitted weights [5]}; no vote of these asks the target first."""
+    return {key: fit_weights(blind(taught, families, n), l2) for key, (families, n, l2) in FITS.items()}
+
+
+def joined(pairs):
+    return [torch.cat(column, -1) for column in zip(*pairs)]
+
+
+def learned(taught, rows, base):
+    """Findings and a table on fitted weights, and on branches' errors: the second half of the lessons and the
+    rows are of prompts that no weight has seen.
+    """
+    half, found = len(taught['math']) // 2, fits(taught)
+    unseen = blind(taught, FAMILIES[:3], None, half)
+    seen = {key: blind(taught, families, n) for key, (families, n, _) in FITS.items()}
+    for key, line in (('fitted', MORE), ('fitted to 2 of math', 1.0)):
+        yield Finding(f'weights {key}, over the default ones', *bootstrap(
+            rows, lambda r: gain(r, key, 'ecsv', base), 200), line,
+            f'kept a cycle at equal positions a token; n = {len(rows)}, unseen',
+            'Branches of one draft have much the same r: another scale of it turns few votes')
+        a = found[key]
+        yield Finding(f'no overfitting, weights {key}: log loss where fitted over that on unseen prompts',
+                      *bootstrap(unseen, lambda u: float(loss_of(a, *joined(seen[key])) / loss_of(
+                          a, *joined(u))), 200), 0.9, f'n = {len(unseen)} unseen, of three tasks',
+                      'Few votes on one task tell little of what a wrong token looks like on another')
+    wrong = [(~y).double() for pairs in taught.values() for _, y in pairs]
+    e = torch.cat(wrong, -1)
+    yield Finding("1 - correlation of two branches' errors, of tokens that a vote decides", *bootstrap(
+        wrong, lambda wrong: 1 - correlation(torch.cat(wrong, -1)), 200), 0.95,
+        f'a branch errs at {e.mean():.1%} of them, all four at {e.prod(0).mean():.2%}, independent ones '
+        f'would at {e.mean() ** 4:.3%}; n = {len(wrong)}', 'They share the draft, and at first its very law')
+    area = lambda a, x, y: auroc(torch.tensordot(a[:-1], x.double(), 1).flatten(), y.flatten())
+    usual = torch.tensor([getattr(Ecsv(), sign) for sign in SIGNS] + [0.0]).double()
+    show(['weights', *SIGNS[:3], 'log loss where fitted', 'unseen', 'AUROC where fitted', 'unseen',
+          'kept a cycle over default weights'],
+         [('default', *usual[:3].tolist(), '', '', '', area(usual, *joined(unseen)), 1.0)] +
+         [(key, *a[:3].tolist(), *(float(loss_of(a, *joined(x))) for x in (seen[key], unseen)),
+           *(area(a, *joined(x)) for x in (seen[key], unseen)), gain(rows, key, 'ecsv', base))
+          for key, a in found.items()])
+
+
+def correlation(wrong):
+    """The mean correlation of the rows of wrong [B, N], each 0 or 1."""
+    B, table = len(wrong), torch.corrcoef(wrong)
+    return float((table.nansum() - B) / (B * B - B))
 
 
 def noisy(texts, rows, base, n):
@@ -486,7 +608,7 @@ def noisy(texts, rows, base, n):
     each, keys = lambda rows: gain(rows, 'ecsv', 'sd sampled', base), ('sd greedy', 'sd sampled', 'ecsv')
     for name, how in (('a 4-bit draft', dict(rounded='draft')), ('a 4-bit target', dict(rounded='target')),
                       ('draft temperature 1.2', dict(draft_temperature=1.2)), ('another seed', dict(seed=1))):
-        noise = [voted_row(f, ids, keys, **how) for f, ids in tqdm(some, desc=name)]
+        noise = [voted_row(f, ids, keys, branches=4, **how) for f, ids in tqdm(some, desc=name)]
         more = lambda pairs: each([b for _, b in pairs]) - each([a for a, _ in pairs])
         note = f'n = {len(some)}; over greedy sd {gain(noise, "ecsv", "sd greedy", base):.3f}'
         if name == 'another seed':                      # what chance alone does
@@ -499,21 +621,18 @@ def noisy(texts, rows, base, n):
                 'All branches come from one draft and go wrong together')
 
 
-def spotted(texts, rows, base):
+def spotted(texts, rows, base, fitted):
     """E2, F5: what asking the target before the vote is worth, by positions and by passes; then a table.
 
-    A check keeps more than the vote alone, hence the depths: from the last that ecsv can afford upwards.
+    A check keeps more than the vote alone, hence the depths. fitted: knobs of weights.
     """
-    _, _, tokens, positions, *_ = summed(rows, *base)
-    spare = lambda k: positions / tokens - (x := summed(rows, 'ecsv', k))[3] / x[2]
-    low = max((k for k in DEPTHS if spare(k) >= 0), default=1)
-    depths, found = [k for k in DEPTHS if low <= k <= low + 2], []
+    depths, found, spots = DEPTHS[5:], [], SPOTS | {'spot, fitted weights': fitted}
     for f in texts:
         some = max(2, len(texts[f]) // 4)               # of the texts, for the variants
         for i, (ids, row) in enumerate(zip(tqdm(texts[f], desc=f'spots {f}'), of(rows, f))):
-            record = Branches(ids)
+            record = Branches(ids, branches=4)
             found.append(row | {key: {k: record.checked(EcsvSpot(**knobs), k) for k in depths}
-                                for key, knobs in SPOTS.items() if key == 'spot' or i < some})
+                                for key, knobs in spots.items() if key == 'spot' or i < some})
     calls = lambda rows, key: (x := at_budget(rows, key, base))[2] / x[4]
     note = f'at equal positions a token, n = {len(found)}'
     for claim, line, figure, why in [
@@ -527,22 +646,33 @@ def spotted(texts, rows, base):
         yield Finding(claim, *bootstrap(found, figure, 200), line, note, why)
     yield Finding('budget of spot checks: 1 - the largest difference in positions a token',
                   *within(found, ('ecsv', 'spot'), base), 0.99, note, f'No mix of two of {depths} meets it')
+    k, per = max(base[1], depths[0]), lambda r, key, k: (x := summed(r, key, k))[3] / x[2]
+    drifted = ', '.join(f'{key} {per(found, key, k):.3f}' for key in ('sd sampled', 'ecsv', 'spot'))
+    yield Finding('budget drift: 1 - what ecsv-spot spends more at the depth of tuned sd', *bootstrap(
+        found, lambda r: 2 - per(r, 'spot', k) / per(r, *base), 200), 0.99,
+        f'depth {k}; positions a token: {base[0]} {per(found, *base):.3f}, {drifted}; n = {len(found)}',
+        'A cap of positions a cycle is none a token: where less is kept, a token costs more')
     z, tokens = torch.randn(4, 4, network('target')[0].vocab), torch.arange(16).view(4, 4)
     yield Finding('1 - cost of the vote of four branches of four over a target pass', *bootstrap(
         own_cost(lambda: Ecsv().fuse(Ballot.of(tokens, z, 0))), lambda t: 1 - median(t), 200), 0.95,
         'time; n = 50', 'Some fifteen tensor operations beside the three hundred of so small a target')
-    few = [row for row in found if SPOTS.keys() <= row.keys()]
-    sums = [(key, at_budget(few, key, base)) for key in ('sd greedy', 'ecsv', *SPOTS)]
+    few = [row for row in found if spots.keys() <= row.keys()]
+    sums = [(key, at_budget(few, key, base)) for key in ('sd greedy', 'ecsv', *spots)]
     show([f'real cycles, n = {len(few)}', 'kept a cycle', 'tokens a target pass', 'positions a token'],
          [(key, x[0] / x[1], x[2] / x[4], x[3] / x[2]) for key, x in sums])
 
 
 def real_run(session, ids, method, temperature, seed):
-    """The sums of a real run, as summed has them, and its measured seconds."""
+    """The sums of a real run, as summed has them; then its measured seconds, the target's nats of its text,
+    how many draft tokens were judged, and in how many cycles 0, 1, ... DEPTHS[-1] were kept.
+    """
     cycles = written(session, ids, method, temperature, seed)
     passes, positions = (sum(c.passes['target/full'][i] for c in cycles) for i in (0, 1))
-    return [sum(c.accepted for c in cycles), len(cycles), len(tokens_of(cycles)), positions, passes,
-            sum(c.seconds for c in cycles)]
+    tokens, kept = tokens_of(cycles), [c.accepted for c in cycles]
+    rows = session.target.read(ids + tokens[:-1], [], session.target.model.full, len(tokens))
+    return [sum(kept), len(cycles), len(tokens), positions, passes, sum(c.seconds for c in cycles),
+            -float(loglikes(rows, tokens).sum()), sum(len(c.judged) for c in cycles),
+            *(kept.count(k) for k in (0, *DEPTHS))]
 
 
 def sampling(n):
@@ -569,12 +699,12 @@ def sampling(n):
 
 def at_temperature(T, methods, n):
     """Findings and a table of real runs beside sd with gamma 4, in turn on each text."""
-    rows, base, depths = [], ('sd', 4), lambda name: range(4, 7) if name.startswith('sd') else range(2, 6)
+    rows, base, depths = [], ('sd', 4), range(3, 6)
     for family in FAMILIES[:3]:
         for seed, (_, ids) in enumerate(tqdm(prompts(family, n), desc=f'temperature {T:g}, {family}')):
             s = begin(ids)
             rows.append(dict(sd={4: real_run(s, ids, Exact(4), T, seed)}) | {
-                name: {k: real_run(s, ids, kind(k), T, seed) for k in depths(name)}
+                name: {k: real_run(s, ids, kind(k), T, seed) for k in depths}
                 for name, kind in methods.items()})
     each = {name: at_budget(rows, name, base) for name in ('sd', *methods)}
     for name in methods:
@@ -589,9 +719,16 @@ def at_temperature(T, methods, n):
             f'kept a cycle; positions within {1 - apart:.1%}; n = {len(rows)}', why)
     pace = lambda x: x[2] / x[5]
     show([f'real runs, temperature {T:g}', 'kept a cycle', 'tokens a target pass', 'positions a token',
-          'tokens a second over sd, measured'],
-         [(name, x[0] / x[1], x[2] / x[4], x[3] / x[2], pace(x) / pace(each['sd']))
+          'tokens a second over sd, measured', "the target's perplexity of the text"],
+         [(name, x[0] / x[1], x[2] / x[4], x[3] / x[2], pace(x) / pace(each['sd']), math.exp(x[6] / x[2]))
           for name, x in each.items()])
+    lines = []
+    for name in each:
+        four, rates = summed(rows, name, 4), sorted(r[name][4][0] / max(1, r[name][4][7]) for r in rows)
+        lines.append((name, *(x / four[1] for x in four[8:13]), rates[len(rates) // 10], median(rates),
+                      rates[-1 - len(rates) // 10]))
+    show([f'depth 4, temperature {T:g}: share of cycles that keep', *map(str, range(5)),
+          'acceptance rate of a text: 10 %', '50 %', '90 %'], lines)
 
 
 # ---------------------------------------------------------------------------------------------------- VIA-SD

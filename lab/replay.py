@@ -161,14 +161,15 @@ class Branches(Record):
     Whatever is proposed at temperature 0, the text is the target's: a vote is only as long as it agrees.
     """
 
-    def __init__(self, ids, rounded='', seed=0, **knobs):
-        """knobs: of the drafter that samples the branches."""
+    def __init__(self, ids, rounded='', seed=0, votes=VOTES, **knobs):
+        """votes: {name: Ecsv} that may be asked for; knobs: of the drafter that samples the branches."""
         super().__init__(ids, rounded)
-        self.drafter, self.drawn, self.line = Ecsv(branches=8, **knobs), {}, list(self.text)
+        self.drafter, self.votes = Ecsv(**dict(branches=8) | knobs), votes
+        self.drawn, self.line = {}, list(self.text)
         self.session.generator = torch.Generator().manual_seed(seed)
 
     def branches(self, i):
-        """(tokens [8, n], raw logits [8, n, V]) behind the text's first i tokens, n the longest depth."""
+        """(tokens [B, n], raw logits [B, n, V]) behind the text's first i tokens, n the longest depth."""
         if i not in self.drawn:
             self.session.tokens = self.ids + self.line[:i]
             self.drawn[i] = self.drafter.texts(self.session, DEPTHS[-1])
@@ -186,8 +187,8 @@ class Branches(Record):
         if key == 'sd greedy':
             chain = self.block(tuple(self.line[:i]), Exact(DEPTHS[-1]), DEPTHS[-1])
             return [x.token for x in chain]
-        if key in VOTES:
-            vote = VOTES[key]
+        if key in self.votes:
+            vote = self.votes[key]
             return vote.fuse(self.ballot(i, vote.branches, vote.top_m if vote.soft else 0, k))
         tokens = self.branches(i)[0][:4].tolist()       # oracle-top1: the branch that is right for longest
         return max(tokens, key=lambda row: self.agreed(row, i))
@@ -196,7 +197,7 @@ class Branches(Record):
         """{depth: [kept, cycles, tokens, target positions, target passes]}: what one fused token is does not
         hang on those behind it, so that one proposal serves all depths; a mean over the branch does.
         """
-        found, whole = {}, key in VOTES and VOTES[key].granularity == 'branch'
+        found, whole = {}, key in self.votes and self.votes[key].granularity == 'branch'
         right = functools.cache(lambda i, k: self.agreed(self.proposal(key, i, k), i))
         for k in DEPTHS:
             i, kept, cycles, positions = 0, 0, 0, 0
@@ -233,7 +234,7 @@ class Branches(Record):
         for i in self.drawn:
             q = self.branches(i)[1][0, 0].softmax(-1)
             if key != 'q':
-                vote = VOTES[key]
+                vote = self.votes[key]
                 ballot = self.ballot(i, vote.branches)
                 share = dict.fromkeys(ballot.names[0], 0.0)
                 for k, x in enumerate(ballot.names[0]):
@@ -244,6 +245,53 @@ class Branches(Record):
             nats = -float(rows[i].softmax(-1) @ q.clamp(min=1e-30).log())
             found.append((nats, float(q.argmax() == rows[i].argmax())))
         return [sum(column) / len(found) for column in zip(*found)]
+
+
+# ---------------------------------------------------------------------------------- weights fitted to votes
+
+SIGNS = 'a_entropy', 'a_agree', 'a_self', 'a_spot'
+ALONE = [Ecsv(**{sign: float(sign == one) for sign in SIGNS}) for one in SIGNS]     # r is one of its summands
+
+
+def lessons(record):
+    """(the summands of r before their weights [4, B, N], whether the target writes that token [B, N]).
+
+    Of four branches at the positions that a vote decides: as far as it is right, and where it first is wrong.
+    The last summand, the target's margin, is asked for where the branches disagree most.
+    """
+    s, line, i, x, y = record.session, record.line, 0, [], []
+    rows = s.target.read(record.ids + line[:-1], [], s.target.model.full, len(line))
+    while i < len(line):
+        ballot = record.ballot(i, 4, 0)
+        n = min(record.agreed(Ecsv().fuse(ballot), i) + 1, DEPTHS[-1], len(line) - i)
+        ballot.ask(rows[i:], ballot.doubtful('disagreement', 1, n))
+        x.append(torch.tensor([method.weights(ballot) for method in ALONE])[..., :n].log())
+        y.append(torch.tensor([row[:n] for row in ballot.tokens]) == torch.tensor(line[i:i + n]))
+        i += n
+    return torch.cat(x, -1), torch.cat(y, -1)
+
+
+def loss_of(a, x, y):
+    """Mean nats of what the target writes [B, N] under the odds exp(r) = exp(a x + bias); x [4, B, N]."""
+    r = torch.tensordot(a[:-1], x.double(), 1) + a[-1]
+    return torch.nn.functional.binary_cross_entropy_with_logits(r, y.double())
+
+
+def fit_weights(lessons, l2=1e-3, steps=500):
+    """ECSV's four weights, as `SIGNS` has them, and a bias: [5], by logistic regression with an L2 penalty.
+
+    With them exp(r) are the odds that a branch's token is the target's; the bias turns no vote. What the
+    notes standardise the fit scales. None is below 0, which the knobs demand.
+    """
+    x, y = (torch.cat(column, -1) for column in zip(*lessons))
+    a = torch.zeros(len(SIGNS) + 1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([a], lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (loss_of(a, x, y) + l2 * a[:-1].square().sum()).backward()
+        optimizer.step()
+        a.data[:-1].clamp_(min=0)
+    return a.detach()
 
 
 # ----------------------------------------------------------------------------------------------- pictures

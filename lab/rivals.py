@@ -101,6 +101,22 @@ class Lagged(Learner):
             self.size = self.rule.window(mean(self.rule.confidence(draft.logits)))
 
 
+class ClosedLoop(Learner, Online):
+    """CM-ASD's window, its alpha times a moving average of the blocks' acceptance rates.
+
+    The paper speaks of a feedback-controlled loop and gives no feedback: this is ours.
+    """
+    rate = 1.0
+
+    def length(self, session):
+        return self.rule.k_max
+
+    def learn(self, draft, kept):
+        self.rate = 0.5 * self.rate + 0.5 * kept / len(draft.tokens)
+        self.rule = copy.copy(Online(self.method).rule)
+        self.rule.alpha *= self.rate
+
+
 class Probe(Online):
     """CM-ASD read literally: drafts k_max, averages over all of them, then drops what exceeds the window.
 
@@ -199,8 +215,9 @@ class Oracle(Fixed):
         return int(tokens[-1].reshape(-1)[0]) == self.text[self.begin + len(tokens) - 1]
 
 
-CONTROLLERS.update({'lagged': Lagged, 'probe': Probe, 'hf-confidence': Confident, 'hf-heuristic': Heuristic,
-                    'hf-roc': Roc, 'moving-average': MovingAverage, 'oracle': Oracle})
+CONTROLLERS.update({
+    'lagged': Lagged, 'closed-loop': ClosedLoop, 'probe': Probe, 'hf-confidence': Confident,
+    'hf-heuristic': Heuristic, 'hf-roc': Roc, 'moving-average': MovingAverage, 'oracle': Oracle})
 
 
 @dataclass
@@ -247,7 +264,55 @@ class CmAsdTypical(CmAsdProb):
         return float(p[score.draft.tokens[i]] > min(self.threshold(score, i), limit))
 
 
-METHODS.update({'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec, 'cmasd-typical': CmAsdTypical})
+def thinned_swiglu(x, mlp, carry, how):
+    """The feed-forward with each row's channels dropped by lot, the same at all its positions.
+
+    how: (share dropped, generator). A row is one network sampled; what is left is scaled up to the same mean.
+    """
+    share, generator = how
+    h = F.silu(mlp.gate_proj(x)) * mlp.up_proj(x)                                       # [B, T, F]
+    left = torch.empty_like(h[:, :1]).bernoulli_(1 - share, generator=generator)
+    return mlp.down_proj(h * left / (1 - share)), carry
+
+
+@dataclass
+class CmAsdDropout(CmAsd):
+    """CM-ASD whose tau hangs on how much thinned copies of the draft differ about each token. LOSSY.
+
+    The block is drafted as usual, and C of one pass closes it. Then `rows` copies of the draft, each without
+    other channels, read it once more: C = 1 - sd / mean of their q(x), over the most that this can be. The
+    text before the block is not read so; and a draft that was trained without dropout, as the embedded one,
+    does not give samples of a posterior. Source: Gal & Ghahramani 2016; Sen et al. 2025 leave it open.
+    """
+    rows: int = knob(8, 2, 256)             # samples; each reads one position for every draft token
+    drop: float = knob(0.1, 0, 0.99)        # share of the channels of every feed-forward
+
+    def propose(self, session):
+        draft = super().propose(session)
+        if draft.tokens:
+            q = self.samples(session, draft.tokens)
+            sd, mean = q.std(0, correction=0), q.mean(0).clamp(min=1e-30)
+            sure = 1 - sd / mean / (self.rows - 1) ** 0.5       # that large if all but one sample give 0
+            each = zip(sure.clamp(0, 1).tolist(), mean.tolist())
+            draft.notes = [dict(confidence=c, mean=m) for c, m in each]
+        return draft
+
+    def samples(self, session, tokens):
+        """q(x) [rows, n] at temperature 1 of the tokens that were just drafted."""
+        reader = session.draft or session.target
+        path = reader.model.full if session.draft else session.slim
+        thin = partial(thinned_swiglu, how=(self.drop, session.generator))
+        path = replace(path, name=f'{path.name} dropout',
+                       ffns=tuple(thin if f is kernels.swiglu else f for f in path.ffns))
+        line = torch.tensor([session.tokens[-1:] + tokens[:-1]], device=reader.model.cos.device)
+        logits = reader.fork(self.rows, 1).feed(line.expand(self.rows, -1), len(session.tokens) - 1, path,
+                                                len(tokens))                            # [rows, n, V]
+        ids = torch.tensor(tokens, device=logits.device).expand(self.rows, -1)[..., None]
+        return probs(logits).gather(-1, ids)[..., 0]
+
+
+METHODS.update({'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec, 'cmasd-typical': CmAsdTypical,
+                'cmasd-dropout': CmAsdDropout})
 
 
 # ------------------------------------------------------------------ beside ECSV: variants, votes and branches
@@ -375,6 +440,7 @@ class SdMulti(Ecsv):
     there is shared by all, so a cycle takes two passes at most. At temperature 0 the likeliest branch is
     first; above it the order must not look at what was drawn. Source: Miao et al. 2024 (SpecInfer), alg. 2.
     """
+    lossless = Exact.lossless               # its tokens are samples: none may be dropped unverified
 
     def draft(self, session, n):
         n = min(n, (self.budget or inf) - 1)

@@ -93,8 +93,8 @@ class Table:
     finds there, so a wrong cache gives a wrong law. A slim path (no feed-forward) writes other keys.
     """
 
-    def __init__(self, seed, vocab=4):
-        self.seed, self.vocab, self.rows = seed, vocab, {}
+    def __init__(self, seed, vocab=4, scale=1.5):
+        self.seed, self.vocab, self.scale, self.rows = seed, vocab, scale, {}
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
         self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
         self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
@@ -104,7 +104,7 @@ class Table:
         """The logits [V] behind a prefix, a tuple of ids."""
         if prefix not in self.rows:
             g = seeded(hash((self.seed, *prefix)) % 2 ** 40)
-            self.rows[prefix] = 1.5 * torch.randn(self.vocab, generator=g, dtype=torch.float64)
+            self.rows[prefix] = self.scale * torch.randn(self.vocab, generator=g, dtype=torch.float64)
         return self.rows[prefix]
 
     def __call__(self, ids, positions, path, stores, span, carry=None):
