@@ -8,6 +8,7 @@ import copy
 import itertools
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -172,26 +173,25 @@ def weights(change):
 
 
 @pytest.mark.parametrize('change, words', [
+    *((dict([item]), '{} is {!r}'.format(*item)) for item in dict(
+        hidden_size=None, num_attention_heads=0, max_position_embeddings='64', rms_norm_eps='1e-6',
+        tie_word_embeddings='no', layer_types='full', vocab_size=10 ** 18, head_dim=5).items()),
     (dict(model_type='gpt2'), "model_type 'gpt2'"), (dict(hidden_act='gelu'), "hidden_act 'gelu'"),
-    (dict(rope_scaling=dict(rope_type='longrope', factor=2.0)), "rope type 'longrope'"),
-    (dict(rope_scaling=dict(rope_type='llama3', factor=2.0)), 'needs low_freq_factor'),
-    (dict(rope_scaling='linear'), "rotary settings 'linear'"),
-    (dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))), 'one flat object'),
-    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
+    (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"),
+    (dict(quantization_config=dict(bits=4)), 'quantised'),
+    (dict(num_key_value_heads=3), '4 query heads cannot share 3 key heads'),
+    (dict(model_type='qwen3_moe', num_experts=2, num_experts_per_tok=3, moe_intermediate_size=4), ' 3, of 2'),
     (dict(model_type='mistral', sliding_window=32), 'sliding window of 32'),
     (dict(model_type='qwen2', sliding_window=32, use_sliding_window=True), 'sliding window of 32'),
     (dict(model_type='qwen3', sliding_window=32, use_sliding_window=False), 'k_norm.weight is missing'),
-    (dict(quantization_config=dict(bits=4)), 'quantised'),
     (dict(num_hidden_layers=3), 'layers.2.input_layernorm.weight is missing'),
     (dict(num_hidden_layers=1), 'layers.1.input_layernorm.weight has no place'),
     (dict(intermediate_size=25), 'has shape (16, 24), expected (16, 25)'),
-    (dict(num_key_value_heads=3), '4 query heads cannot share 3 key heads'),
-    (dict(hidden_size=None), 'hidden_size is None'), (dict(num_attention_heads=0), 'attention_heads is 0'),
-    (dict(max_position_embeddings='64'), "max_position_embeddings is '64'"),
-    (dict(rms_norm_eps='1e-6'), "rms_norm_eps is '1e-6'"), (dict(tie_word_embeddings='no'), "ings is 'no'"),
-    (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"), (dict(head_dim=5), 'head_dim is 5'),
-    (dict(vocab_size=10 ** 18), 'vocab_size is 1000000000000000000, expected an integer'),
-    (dict(model_type='qwen3_moe', num_experts=2, num_experts_per_tok=3, moe_intermediate_size=4), ' 3, of 2'),
+    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
+    (dict(rope_scaling='linear'), "rotary settings 'linear'"),
+    (dict(rope_scaling=dict(rope_type='longrope', factor=2.0)), "rope type 'longrope'"),
+    (dict(rope_scaling=dict(rope_type='llama3', factor=2.0)), 'needs low_freq_factor'),
+    (dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))), 'one flat object'),
     (dict(rope_theta=1, rope_scaling=dict(rope_type='yarn', factor=2)), 'needs rope_theta above 1, found 1'),
     *((dict(rope_scaling=dict(rope_type='yarn', factor=2) | {name: 'x'}), f"{name} above 0, found 'x'")
       for name in ('beta_fast', 'attention_factor', 'mscale')),
@@ -205,12 +205,12 @@ def weights(change):
     (('config.json', lambda old: b'{"model_type": '), 'cannot be read as JSON')])
 def test_refused_checkpoints(change, words, tmp_path, capsys):
     """Status 2 and one line: for what config.json has that we lack or is no value, and for broken files."""
-    given = isinstance(change, dict)
-    folder, (name, broken) = checkpoint(tmp_path, **change if given else {}), ('', None) if given else change
+    folder = checkpoint(tmp_path, **change if isinstance(change, dict) else {})
+    file, broken = change if isinstance(change, tuple) else ('config.json', bytes)
     if callable(broken):
-        (folder / name).write_bytes(broken((folder / name).read_bytes()))
-    elif broken:
-        (folder / name).rename(folder / broken)
+        (folder / file).write_bytes(broken((folder / file).read_bytes()))
+    else:
+        (folder / file).rename(folder / broken)
     refused(capsys, words, '--target', folder, '--prompt', 'x')
 
 
@@ -907,16 +907,18 @@ def test_replayed_gates_are_the_real_ones():
         block, score = stages.Block(p, 9, seen), verify.Score(s, draft, full)
         assert max(seen['slim'].gains['TV']) < 1e-12 > max(seen['mid'].apart['TV'])     # TV is a metric
         assert max(abs(x) for gains in seen['mid'].gains.values() for x in gains) < 1e-9
+
+        def gate(keep, escalate):
+            tokens, labels, judged = METHODS['via'](5, keep=keep, escalate=escalate).accept(s, draft, score)
+            return tokens, labels.count('draft'), any(j['by'] == 'target' for j in judged)
         for keep, escalate in ((0.0, 0.0), (0.5, 0.3), (0.9, 0.1), (1.0, 0.0), (2.0, 2.0)):
-            tokens, _, judged = METHODS['via'](5, keep=keep, escalate=escalate).accept(s, draft, score)
+            tokens, _, asked = gate(keep, escalate)
             mine = verify.Score(s, Draft.points(tokens, s.target.model), full).logits[:-1].argmax(-1).tolist()
-            real = len(tokens), int(any(j['by'] == 'target' for j in judged)), sum(
-                a != b for a, b in zip(tokens, mine))
+            real = len(tokens), int(asked), sum(a != b for a, b in zip(tokens, mine))
             assert stages.replay(block, 'slim', keep, escalate) == real
             outcomes.add(real)
-        gate = lambda a, b: METHODS['via'](5, keep=a, escalate=b).accept(s, draft, score)
-        kept = [gate(a, 0.0)[1].count('draft') for a in (0.0, 0.3, 0.6, 0.9, 1.0)]
-        asked = [any(j['by'] == 'target' for j in gate(2.0, b)[2]) for b in (0.0, 0.3, 0.9, 2.0)]
+        kept = [gate(a, 0.0)[1] for a in (0.0, 0.3, 0.6, 0.9, 1.0)]
+        asked = [gate(2.0, b)[2] for b in (0.0, 0.3, 0.9, 2.0)]
         assert kept == sorted(kept, reverse=True) and asked == sorted(asked)
         moved.update(kept=kept[0] > kept[-1], asked=asked[0] < asked[-2])
         assert stages.lenient(block, 1)[0] == len(Exact().accept(s, draft, score)[0])
@@ -1209,20 +1211,18 @@ def test_gathered_attention_is_masked_attention(block, start, T):
     wide[3]['means'] = [wide[0][:, :, :room // block * block].unflatten(2, (-1, block)).mean(3)]
     assert (kernels.sparse_attend(q, *wide, how)[0] - got).abs().max() < 1e-12
     whole, kept = start // block, max(math.ceil((8 + (start - 8) * 0.3 // 1) / block), 2)
-    seen, dense = mask.expand(2, 2, T, -1).clone(), kernels.attend(q, k, v, mask, None)[0]
-    assert (dense - lab.rivals.attend_masked(q, k, v, seen)).abs().max() < 1e-12    # grouped rows too
+    masks, dense = mask.expand(2, 2, T, -1).clone(), kernels.attend(q, k, v, mask, None)[0]
+    assert (dense - lab.rivals.attend_masked(q, k, v, masks)).abs().max() < 1e-12   # grouped rows too
     if whole <= kept:
         assert 'blocks' not in carry and torch.equal(got, dense)
         return
     chosen = carry['blocks']
     assert chosen.shape == (2, 2, kept) and (chosen < whole).all()
     assert ((chosen == 0).any(-1) & (chosen == whole - 1).any(-1)).all()    # the sink and the local block
-    for b, g in itertools.product(range(2), range(2)):
-        hidden = set(range(whole)) - set(chosen[b, g].tolist())
-        assert len(hidden) == whole - kept                                  # no block is chosen twice
-        for n in hidden:
-            seen[b, g, :, n * block:n * block + block] = -torch.inf
-    assert (got - lab.rivals.attend_masked(q, k, v, seen)).abs().max() < 1e-12
+    hidden = torch.ones(2, 2, whole, dtype=torch.bool).scatter(2, chosen, False)
+    assert (hidden.sum(-1) == whole - kept).all()                           # no block is chosen twice
+    masks[..., :whole * block].masked_fill_(hidden.repeat_interleave(block, 2)[:, :, None], -torch.inf)
+    assert (got - lab.rivals.attend_masked(q, k, v, masks)).abs().max() < 1e-12
     assert (got - dense).abs().max() > 1e-3
 
 
@@ -1377,42 +1377,45 @@ def test_sparse_controls():
             'union' if name == 'token' else name][:, :, 0].sum(-1).float().mean()
 
 
+@pytest.fixture(scope='module')
+def mixed(tmp_path_factory):
+    """The flags of a run on a qwen3_moe checkpoint that has dense layers too, and all calibrations."""
+    home, ends = tmp_path_factory.mktemp('mixed'), dict.fromkeys(
+        ('draft_logp', 'draft_grounding', 'target_logp', 'target_grounding'), [0.0, 1.0])
+    raw = {k: v for k, v in MIXED.items() if k != 'experts'} | dict(num_experts=6, mlp_only_layers=[1, 3])
+    target = checkpoint(home / 'moe', byte_network(qk_norm=True, **MIXED), model_type='qwen3_moe', **raw)
+    draft = checkpoint(home / 'draft', byte_network(1))
+    write_calibration(target, 'mask', dict(skip=[2, 3], nested=[[2, 3], [2]]))
+    write_calibration(target, 'signals', ends, draft)
+    write_calibration(target, 'sparse', LEARNED)
+    return '--target', target, '--draft', draft, '--prompt', 'hello', '--ignore-eos', '--max-new', 20
+
+
 @pytest.mark.parametrize('method', [
     'sd', 'lenient', 'via --set escalate=1.1 keep=1.1', 'via-tiers --set tiers=2', 'via-tiers',
     'cmasd --set accept=strict', 'ecsv', 'ecsv-spot', 'specguard --set tau=inf target_k=1'])
-def test_sparse_under_every_method(method, tmp_path, capsys):
+def test_sparse_under_every_method(method, mixed, capsys):
     """Off, --sparse leaves a method its text and promise; on, all target passes are sparse, all is LOSSY."""
-    target, draft = (checkpoint(tmp_path / str(i), network(i, 257, torch.float32)) for i in range(2))
-    write_calibration(target, 'mask', dict(skip=[2, 3], nested=[[2, 3], [2]]))
-    ends = dict.fromkeys('draft_logp draft_grounding target_logp target_grounding'.split(), [0.0, 1.0])
-    write_calibration(target, 'signals', ends, draft)
-    flags = '--target', target, '--draft', draft, '--prompt', 'hello', '--ignore-eos', '--max-new', 20
-    run = lambda *more: json.loads(program(capsys, *flags, '--json', '--method', *method.split(), *more)[1])
-    dense, off = run(), run('--sparse', 'attn,ffn', '--set', 'rho=1', 'ffn_threshold=0')
+    run = lambda *more: reported(capsys, *mixed, '--method', *method.split(), *more)
+    thin = '--sparse', 'attn,ffn,moe', '--set'
+    dense, off = run(), run(*thin, 'rho=1', 'ffn_threshold=0', 'moe_skip=0')
     assert (off['tokens'], off['lossless']) == (dense['tokens'], dense['lossless'])
     assert dense['lossless'] == (method not in ('lenient', 'via-tiers'))
-    on = run('--sparse', 'attn,ffn', '--set', 'rho=0', 'dense_below=4', 'block=1')
+    on = run(*thin, 'rho=0', 'dense_below=4', 'block=1', 'moe_quantile=1')
     whole = on['stats']['passes'].get('target/sparse')
     assert on['tokens'] != dense['tokens'] and not on['lossless']
     assert on['stats']['block_efficiency'] == (whole and 20 / whole)
     assert all('sparse' in path for path in on['stats']['passes'] if path.startswith('target'))
 
 
-def test_sparse_mixture(tmp_path, capsys):
-    """Attention, dense feed-forwards and mixtures at once, on a qwen3_moe checkpoint that has both kinds."""
-    model = network(0, 257, torch.float32, qk_norm=True, **MIXED)
-    raw = dict(num_experts=6, mlp_only_layers=[1, 3]) | {k: v for k, v in MIXED.items() if k != 'experts'}
-    target = checkpoint(tmp_path / 'moe', model, model_type='qwen3_moe', **raw)
-    write_calibration(target, 'sparse', LEARNED)
-    flags = '--target', target, '--prompt', 'hello', '--json', '--ignore-eos', '--max-new', 20
-    run = lambda *more: json.loads(program(capsys, *flags, *more)[1])
-    dense, thin = run(), ('--sparse', 'attn,ffn,moe', '--set')
-    off = run(*thin, 'rho=1', 'ffn_threshold=0', 'moe_skip=0')
-    assert off['tokens'] == dense['tokens'] and off['lossless']
+def test_sparse_parts(mixed, capsys):
+    """Attention, dense feed-forwards and mixtures, each alone and all at once, write texts of their own."""
     parts = dict(attn='rho=0 dense_below=4 block=1', ffn='ffn_threshold=0.3', moe='moe_quantile=1')
-    texts = [run(*thin, *' '.join(parts.values()).split())]
-    texts += [run('--sparse', part, '--set', *knobs.split()) for part, knobs in parts.items()]
-    assert len({tuple(r['tokens']) for r in [dense, *texts]}) == 5 and not any(r['lossless'] for r in texts)
+    flags = [(), ('--sparse', 'attn,ffn,moe', '--set', *' '.join(parts.values()).split())]
+    flags += [('--sparse', part, '--set', *knobs.split()) for part, knobs in parts.items()]
+    found = [reported(capsys, *mixed, '--draft', 'none', *more) for more in flags]
+    assert len({tuple(r['tokens']) for r in found}) == 5
+    assert [r['lossless'] for r in found] == [True] + [False] * 4
 
 
 def test_anchors():
@@ -1620,35 +1623,31 @@ def test_chat(capsys, tmp_path):
 
 
 @pytest.mark.parametrize('flags, words', [
-    ('--prompts y', 'give --prompt'), ('--prompt', 'expected one argument'), ('--nonsense', '--nonsense'),
-    ('--method magic', "['magic'] is unknown; there are ar"), ('--compare sd,magic', "['magic']"),
-    ('--device tpu', '--device'), ('--threads 0', '--threads 0'), ('--max-new 0', '--max-new 0'),
-    ('--max-new many', '--max-new'), ('--gamma -1', 'knob gamma is -1'), ('--top-p 0', '--top-p 0'),
-    ('--temperature -1', '--temperature -1'), ('--temperature nan', '--temperature nan'),
-    ('--top-k -2', '--top-k -2'), ('--compare sd --json', '--compare takes none'),
+    *((flag, flag) for flag in (
+        '--nonsense', '--threads 0', '--max-new 0', '--top-p 0', '--top-k -2', '--temperature -1',
+        '--temperature nan', '--seed -1')),
+    *((f'--method {method} --set {knob}', f'knob {knob.replace("=", " is ")}') for method, knob in (
+        ('sd', 'gamma=-1'), ('sd', 'controller=magic'), ('lenient', 'lenience=0'), ('typical', 'epsilon=nan'),
+        ('cmasd', 'alpha=-1'), ('cmasd', 'k_min=20'), ('ecsv', 'branches=65'), ('ecsv-spot', 'budget=1'),
+        ('via', 'keep=0.2'), ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard', 'preset=best'),
+        ('sparse', 'rho=2'), ('sparse', 'block=0'), ('sparse', 'select=best'))),
+    ('--prompts y', 'give --prompt'), ('--prompt', 'expected one argument'), ('--max-new many', '--max-new'),
+    ('--prompt=', 'prompt 1 is empty'), ('--prompt \udcff', 'prompt 1 is not valid UTF-8'),
+    pytest.param('--device cuda', 'has none', marks=pytest.mark.skipif(torch.cuda.is_available(), reason='')),
     ('--target nowhere', 'nowhere/config.json: no'), ('--trace no/such/folder', 'no/such/folder'),
-    ('--check --temperature 1', 'texts agree only'), ('--sparse x', 'expected some of'),
+    ('--device tpu', '--device'), ('--compare sd --json', '--compare takes none'),
+    ('--method magic', "['magic'] is unknown; there are ar"), ('--compare sd,magic', "['magic']"),
+    ('--check --temperature 1', 'texts agree only'), ('--gamma -1', 'knob gamma is -1'),
     ('--set nothing', 'sd: gamma=4, draft_temp'), ('--set lenience=1', 'sd: gamma=4'),
     ('--method ar --set lenience=1', '(ar: none)'), ('--set gamma=four', "'four' is not a value"),
-    ('--set controller=magic', 'controller is magic; expected one of fixed'),
-    ('--method lenient --set lenience=0', 'knob lenience'), ('--method typical --set epsilon=nan', 'epsilon'),
-    ('--method cmasd --set alpha=-1', 'knob alpha is -1.0; expected 0 to'),
-    ('--method cmasd --set k_min=20', 'k_min is 20; expected 1 to k_max'),
+    ('--set controller=oracle --temperature 1', 'knob controller is'), ('--set anchors=1', 'with a knob of'),
     ('--method cmasd --draft lookup', 'give --draft D'), ('--method ecsv --draft lookup', 'give --draft D'),
-    ('--method ecsv --set branches=65', 'branches is 65'), ('--method specguard --set k=0', 'knob k is 0'),
-    ('--method ecsv-spot --set budget=1', 'budget is 1; expected 2'), ('--set anchors=1', 'with a knob of'),
-    ('--method ecsv --set depth=9999', 'a block of 9999'), ('--sparse attn --set block=0', 'knob block'),
-    ('--method majority --draft lookup', 'need a draft'), ('--sparse ffn --set rho=2', 'knob rho'),
-    ('--method specguard --set tau=nan', 'knob tau is nan'), ('--sparse moe', 'no layer of that kind'),
-    ('--method specguard --set preset=best', 'preset is best'), ('--prompt=', 'prompt 1 is empty'),
+    ('--method majority --draft lookup', 'need a draft'), ('--method via-mid', 'give --mid DIR'),
+    ('--method ecsv-two', 'knob second'), ('--method ecsv --set depth=9999', 'a block of 9999'),
     ('--method specguard --set preset=paper regenerate=sd', 'target_k is 16; expected 1 (regenerate=sd)'),
-    ('--method specguard --set delimiter=', 'delimiter is empty'), ('--prompt \udcff', 'not valid UTF-8'),
-    pytest.param('--device cuda', 'has none', marks=pytest.mark.skipif(torch.cuda.is_available(), reason='')),
-    ('--method via-mid', 'give --mid DIR'),
-    ('--method sparse --set select=best', 'knob select'), ('--method ecsv-two', 'knob second'),
+    ('--method specguard --set delimiter=', 'delimiter is empty'), ('--sparse x', 'expected some of'),
+    ('--sparse moe', 'no layer of that kind'), ('--sparse ffn --set rho=2', 'knob rho'),
     (f'--target {EMBEDDED}/draft --sparse attn --set anchors=1', 'no section'),
-    ('--method via --set keep=0.2', 'keep is 0.2; expected 0.3'),
-    ('--set controller=oracle --temperature 1', 'controller is oracle'),
     ('--target= --draft= --mid= --method= --sparse= --trace= --compare=',
      '--target, --draft, --mid, --method, --sparse, --trace, --compare: found an empty text')])
 def test_bad_flags(flags, words, capsys):
@@ -1839,30 +1838,25 @@ def test_heirs_start_as_their_parents(monkeypatch, tmp_path):
 
 def test_training_and_its_figures(monkeypatch, tmp_path, capsys):
     """A tiny network trains, is interrupted, goes on, is saved, graded and calibrated, with its mixture."""
-    clock, steps, real = itertools.count(0, 25), [], (train.step, train.accuracy)
-
-    def step(*given):
-        steps.append(real[0](*given))
-        if len(steps) == 12:
-            raise KeyboardInterrupt
-        return steps[-1]
+    clock, accuracy = itertools.count(0, 25), train.accuracy            # a step takes 50 seconds
     tiny = SIZES | dict(model_type='qwen3', max_position_embeddings=2048)
-    for name, value in dict(HOME=tmp_path, SHAPES=dict(draft=tiny, target=tiny), step=step, CURRICULUM=(
-            (1, [('math', {}, 1)]),), accuracy=lambda model, tokenizer, n=1: real[1](model, tokenizer, 1),
+    for name, value in dict(HOME=tmp_path, SHAPES=dict(draft=tiny, target=tiny), CURRICULUM=(
+            (1, [('math', {}, 1)]),), accuracy=lambda model, tokenizer, n=1: accuracy(model, tokenizer, 1),
             time=SimpleNamespace(time=lambda: next(clock))).items():
         monkeypatch.setattr(train, name, value)
     few = {name: tasks.TASKS[name] for name in ('math', 'translate', 'story')}
     monkeypatch.setattr(tasks, 'TASKS', few | dict(summary=partial(tasks.summary, high=2)))
     (tmp_path / 'target').mkdir()
     shutil.copy(EMBEDDED / 'target/tokenizer.json', tmp_path / 'target')
+    losses = interrupt(monkeypatch, train, 'step', 12)
     with pytest.raises(KeyboardInterrupt):
-        train.train('draft', 20, 256, 0, 'cpu')                 # a step takes 50 seconds of this clock
+        train.train('draft', 20, 256, 0, 'cpu')
     done = torch.load(tmp_path / 'draft/checkpoint.pt')['done']
     train.train('draft', 20, 256, 0, 'cpu')
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert 6 < done < 12 and said['steps'] == done + len(steps) - 12 > 18
+    assert 6 < done < 12 and said['steps'] == done + len(losses) - 12 > 18
     assert said['held_out'].keys() == tasks.TASKS.keys() and not list(tmp_path.glob('draft/*.pt'))
-    assert sum(steps[-5:]) < sum(steps[:5])
+    assert sum(losses[-5:]) < sum(losses[:5])
 
     for name in ('target', 'moe'):
         shutil.copytree(tmp_path / 'draft', tmp_path / name, dirs_exist_ok=True)
@@ -1913,18 +1907,14 @@ def test_transformers_loads_the_embedded_models():
 
 def test_embedded_pair_is_lossless():
     """sd writes plain decoding's text on held-out rows, fp32; it may differ where the top-2 gap is < 1e-4."""
-    target, tokenizer, eos = load(EMBEDDED / 'target')
-    (draft, *_), near = load(EMBEDDED / 'draft'), 0
+    (target, tokenizer, eos), (draft, *_) = (load(EMBEDDED / name) for name in ('target', 'draft'))
     for task, seed in itertools.product(tasks.TASKS, range(2)):
         ids = tokenizer.encode(next(tasks.rows(task, seed))['prompt']).ids
         wanted = plain(target, ids, 80, eos=eos)
         got, _ = write(session(target, draft, ids, 80, eos=eos), Exact(4))
-        if got != wanted:
-            i = next(i for i, (a, b) in enumerate(zip(got, wanted)) if a != b)
-            top = fresh(target, ids + wanted[:i], 1)[0].topk(2).values
-            assert top[0] - top[1] < 1e-4
-            near += 1
-    print(f'{near} of {2 * len(tasks.TASKS)} texts part from plain decoding at a near tie')    # pytest -s
+        same = os.path.commonprefix([got, wanted])
+        top = fresh(target, ids + same, 1)[0].topk(2).values
+        assert got == wanted or top[0] - top[1] < 1e-4
 
 
 def test_readme_commands():
