@@ -496,6 +496,9 @@ def test_confidence_window_threshold():
         full = [i >= m.window(sum(sure[:i]) / i) for i in range(1, len(c.drafted) + 1)]
         assert full.index(True) == len(full) - 1
     assert len({len(c.drafted) for c in cycles[:-2]}) > 2
+    exact, same = (write(session(model, network(1, vocab=30), [1], 40, temperature=1.0), method) for method in (
+        Exact(4), cmasd(4, controller='fixed', tau_base=1.0, gamma_tau=0)))
+    assert exact[0] == same[0] and [c.labels for c in exact[1]] == [c.labels for c in same[1]]
 
 
 @pytest.mark.parametrize('controller', verify.CONTROLLERS)
