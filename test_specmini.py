@@ -12,7 +12,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -37,8 +36,9 @@ from lab.distil import distil, packed
 from lab.passes import sparsity, work
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes,
                        print_curve, record_step, roc_area, signal_ranges, step_checker)
-from lab.toys import (SIZES, Table, byte_network, bytes_tokenizer, checkpoint, enumerate_law, exact_law,
-                      law_by_cycles, network, seeded, session, variation, write)
+from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, byte_network, bytes_tokenizer,
+                      checkpoint, enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded,
+                      session, variation, write)
 from model import Reader, load
 from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, silence
 
@@ -63,11 +63,6 @@ def pair(tmp_path_factory):
     return '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 20
 
 
-def fresh(model, line, last=None):
-    """Logits [last, V], of all positions by default, by a reader that has read nothing before."""
-    return Reader(model, len(line)).read(line, [], model.full, last or len(line))
-
-
 def trusted(reader, tokens):
     """How many of these tokens the reader's full path trusts; asserts that their keys are a fresh cache's."""
     n, other = reader.cache.trusted(tokens, reader.model.full), Reader(reader.model, len(tokens))
@@ -75,10 +70,6 @@ def trusted(reader, tokens):
     for (mine, _), (theirs, _) in zip(reader.cache.stores, other.cache.stores):
         assert torch.allclose(mine[:, :, :n], theirs[:, :, :n], 0, 1e-9)
     return n
-
-
-def plain(target, prompt, room, **settings):
-    return write(session(target, None, prompt, room, silence, **settings), METHODS['ar']())[0]
 
 
 def program(capsys, *flags):
@@ -294,33 +285,6 @@ def test_maths():
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.3, 0.5])
     assert torch.isclose(overlap(p, q), torch.tensor(0.5))
     assert torch.equal(residual(p, p), p)                                   # nothing is left: p, not 0 / 0
-
-
-class Wrong(Exact):
-    """What the negative controls of the law test are: LOSSY on purpose."""
-    lossless = False
-
-
-class DropsUnverified(Wrong):
-    """Drops a token that it has sampled, because its own q is low."""
-
-    def propose(self, s):
-        d = super().propose(s)
-        n = next((i for i, x in enumerate(d.tokens) if d.q[i, x] < 0.3), len(d.tokens))
-        return Draft(d.tokens[:n], d.q[:n])
-
-
-class WrongResidual(Wrong):
-    def settle(self, score, i):
-        return score.p[i]
-
-
-class JudgedByQ(Wrong, METHODS['ecsv']):
-    """Judges the fused token as if it had been drawn from the branches' q."""
-
-    def draft(self, session, n):
-        d = super().draft(session, n)
-        return replace(d, q=probs(d.logits)) if d.tokens else d
 
 
 LINES = dict(text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),       # every fourth id ends a step
@@ -1085,7 +1049,7 @@ def test_beam_finds_the_likeliest_text(seed, eos):
 
 def test_figures_by_hand(capsys):
     """Selection; what a record says (share right, writers, tokens, passes); ranks, gates, checks, curves."""
-    assert verify.central([[9, 9, 9], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1
+    assert verify.central([[3, 2, 1], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1    # in order
     assert verify.central([[4], [5], [5]], [0, -9, -9]) == 1                # ties: the surer, then the first
     assert verify.central([[1], [2], [3]], [-2, -1, -1]) == 1 and verify.central([[7, 7]], [0]) == 0
     step = lambda L, G, right, n, longest: {
@@ -1282,24 +1246,23 @@ def test_sparse_channels_and_experts():
     model, x = network(**MIXED), torch.randn(1, 5, 16, dtype=torch.float64)
     moe, mlp = model.model.layers[0].mlp, model.model.layers[1].mlp
     x[:, 4] *= 10                                                           # padding
+    silu, up, dense = torch.nn.functional.silu, mlp.up_proj(x), kernels.swiglu(x, mlp, None)[0]
+    largest = lambda h: h[0, :4].abs().amax(0).topk(6).indices.sort().values            # of the real tokens
+    through = lambda h, rows: mlp.down_proj(torch.zeros_like(h).index_copy_(-1, rows, (h * up)[..., rows]))
+    gate = silu(mlp.gate_proj(x))
+    h = torch.where(gate.abs() < 0.1, 0, gate)
     got, carry = kernels.sparse_swiglu(x, mlp, dict(real=torch.tensor(4)), (0.1, 0.25))
-    h = torch.nn.functional.silu(mlp.gate_proj(x))
-    h = torch.where(h.abs() < 0.1, 0, h)
-    best, u = h[0, :4].abs().amax(0).topk(6).indices, torch.zeros_like(h)
-    assert sorted(carry['chosen'].tolist()) == sorted(best.tolist())
-    u[..., best] = (h * mlp.up_proj(x))[..., best]
-    assert (got - mlp.down_proj(u)).abs().max() < 1e-12
+    assert torch.equal(carry['chosen'], largest(h))
+    assert (got - through(h, largest(h))).abs().max() < 1e-12
     assert lab.rivals.literal_swiglu(x, mlp, carry, (0.1, 1))[1].items() >= dict(gate=48, spared=1).items()
     for f in (lab.rivals.literal_swiglu, lab.rivals.union_swiglu):          # off: dense; on: not, nor as gate
-        assert (f(x, mlp, carry, (0.0, 1))[0] - kernels.swiglu(x, mlp, None)[0]).abs().max() < 1e-12
-        assert (f(x, mlp, carry, (0.1, 1))[0] - mlp.down_proj(h * mlp.up_proj(x))).abs().max() > 1e-6
-    got, guess = lab.rivals.guessed_swiglu(x, mlp, carry, (0.0, 0.25))
-    rows, h = guess['chosen'], torch.nn.functional.silu(mlp.gate_proj(x))
+        assert (f(x, mlp, carry, (0.0, 1))[0] - dense).abs().max() < 1e-12
+        assert (f(x, mlp, carry, (0.1, 1))[0] - mlp.down_proj(h * up)).abs().max() > 1e-6
     wide = x[0, :4].abs().amax(0).topk(4).indices
-    part = torch.nn.functional.silu(x[0, :4, wide] @ mlp.gate_proj.weight[:, wide].T).abs().amax(0)
-    assert sorted(rows.tolist()) == sorted(part.topk(6).indices.tolist()) and guess['gate'] == 24 // 4 + 6
-    u = torch.zeros_like(h).index_copy_(-1, rows, (h * mlp.up_proj(x))[..., rows])
-    assert (got - mlp.down_proj(u)).abs().max() < 1e-12
+    rows = largest(silu(x[..., wide] @ mlp.gate_proj.weight[:, wide].T))
+    got, guess = lab.rivals.guessed_swiglu(x, mlp, carry, (0.0, 0.25))
+    assert torch.equal(guess['chosen'].sort().values, rows) and guess['gate'] == 24 // 4 + 6
+    assert (got - through(gate, rows)).abs().max() < 1e-12
     assert (lab.rivals.static_mix(x, moe, carry, (0, 0))[1]['experts'] >= 0).sum(-1).tolist() == [1] * 5
     for moe.renormalise, betas in itertools.product((True, False), ((0.2,), (0.25, 0.6), (0.0, 0.9))):
         got, carry = kernels.sparse_mix(x, moe, carry, betas)
@@ -1803,7 +1766,7 @@ def test_quantise(tmp_path, monkeypatch):
     assert {k for k in a if not torch.equal(a[k], b[k])} == {k for k in a if k.endswith('_proj.weight')}
 
 
-def test_training_data():
+def test_training_data(monkeypatch, capsys):
     """Training tells every fact; the tokenizer round-trips; rows are printed; calibrations are in date."""
     told = {(r['answer'], t) for r in itertools.islice(tasks.rows('qa', 0, 'train'), 20_000)
             for t in tasks.TOWNS if t in r['prompt']}
@@ -1814,9 +1777,9 @@ def test_training_data():
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert tokenizer.get_vocab_size() <= 1024
     assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
-    command = [sys.executable, '-m', 'lab.tasks', 'math', '--n', '3', '--seed', '7']
-    out = subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout
-    rows = [json.loads(line) for line in out.splitlines()]
+    monkeypatch.setattr(sys, 'argv', 'tasks math --n 3 --seed 7'.split())
+    tasks.main()
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 3 and set(rows[0]) >= {'task', 'prompt', 'answer'}
     read_calibration(EMBEDDED / 'target', EMBEDDED / 'draft', ['mask', 'signals', 'sparse'])
     read_calibration(EMBEDDED / 'moe', needs=['sparse'])

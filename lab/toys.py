@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import kernels
 from model import Config, Path, Reader, Transformer
 from specmini import decode
-from verify import Session, probs, rollout
+from verify import METHODS, Draft, Exact, Session, probs, rollout, silence
 
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=4, max_position_embeddings=64)
@@ -63,7 +63,12 @@ def checkpoint(folder, model=None, tokenizer=None, **changes):
     return folder
 
 
-# ----------------------------------------------------------------------------------------- texts, and traces
+# -------------------------------------------------------------------------------------------------- texts
+
+def fresh(model, line, last=None):
+    """Logits [last, V], of all positions by default, by a reader that has read nothing before."""
+    return Reader(model, len(line)).read(line, [], model.full, last or len(line))
+
 
 def session(target, draft, prompt, room, source=rollout, seed=0, **settings):
     """A Session on a prompt (ids) with caches of its own; draft may be None."""
@@ -82,6 +87,11 @@ def write(s, method):
         assert len(c.labels) == len(c.tokens) >= 1, f'{c.labels} are the labels of {c.tokens}'
         assert c.accepted <= len(c.judged) <= len(c.drafted), f'{c.accepted} kept, {c.judged}, {c.drafted}'
     return s.tokens[begin:], cycles
+
+
+def plain(target, prompt, room, **settings):
+    """The tokens that plain decoding writes."""
+    return write(session(target, None, prompt, room, silence, **settings), METHODS['ar']())[0]
 
 
 # -------------------------------------------------------------------------------------------- tables and laws
@@ -171,3 +181,32 @@ def variation(a, b):
     """Total variation distance of two laws, each of them whole."""
     assert abs(sum(a.values()) - 1) < 1e-9 and abs(sum(b.values()) - 1) < 1e-9, (a, b)
     return sum(abs(a[x] - b[x]) for x in a.keys() | b.keys()) / 2
+
+
+# ------------------------------------------------------------------------------------ rules wrong on purpose
+
+class Wrong(Exact):
+    """What the negative controls of the law test are: LOSSY on purpose."""
+    lossless = False
+
+
+class DropsUnverified(Wrong):
+    """Drops a token that it has sampled, because its own q is low."""
+
+    def propose(self, s):
+        d = super().propose(s)
+        n = next((i for i, x in enumerate(d.tokens) if d.q[i, x] < 0.3), len(d.tokens))
+        return Draft(d.tokens[:n], d.q[:n])
+
+
+class WrongResidual(Wrong):
+    def settle(self, score, i):
+        return score.p[i]
+
+
+class JudgedByQ(Wrong, METHODS['ecsv']):
+    """Judges the fused token as if it had been drawn from the branches' q."""
+
+    def draft(self, session, n):
+        d = super().draft(session, n)
+        return replace(d, q=probs(d.logits)) if d.tokens else d
