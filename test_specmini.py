@@ -35,7 +35,7 @@ from lab.calibration import read_calibration, write_calibration
 from lab.distil import distil, packed
 from lab.passes import sparsity, work
 from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes,
-                       print_curve, record_step, roc_area, signal_ranges, step_checker)
+                       print_curve, record_step, roc_area, signal_ranges, step_checker, whole_rollout)
 from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, byte_network, bytes_tokenizer,
                       checkpoint, enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded,
                       session, variation, write)
@@ -51,15 +51,11 @@ torch.set_num_threads(1)        # the networks here are tiny
 
 # ------------------------------------------------------------------------ what the tests are made with
 
-def two_checkpoints(home):
-    """Folders of a target and of a draft, networks 0 and 1."""
-    return [checkpoint(home / str(i), byte_network(i)) for i in range(2)]
-
-
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
     """The flags of a run on two random checkpoints."""
-    target, draft = two_checkpoints(tmp_path_factory.mktemp('pair'))
+    home = tmp_path_factory.mktemp('pair')
+    target, draft = (checkpoint(home / str(i), byte_network(i)) for i in range(2))
     return '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 20
 
 
@@ -460,8 +456,8 @@ def test_confidence_window_threshold():
         full = [i >= m.window(sum(sure[:i]) / i) for i in range(1, len(c.drafted) + 1)]
         assert full.index(True) == len(full) - 1
     assert len({len(c.drafted) for c in cycles[:-2]}) > 2
-    exact, same = (write(session(model, network(1, vocab=30), [1], 40, temperature=1.0), method) for method in (
-        Exact(4), cmasd(4, controller='fixed', tau_base=1.0, gamma_tau=0)))
+    exact, same = (write(session(model, network(1, vocab=30), [1], 40, temperature=1.0), method)
+                   for method in (Exact(4), cmasd(4, controller='fixed', tau_base=1.0, gamma_tau=0)))
     assert exact[0] == same[0] and [c.labels for c in exact[1]] == [c.labels for c in same[1]]
 
 
@@ -704,7 +700,7 @@ def test_synthetic_channel():
 
 def test_calibration_file(tmp_path, capsys):
     """What is written is read again by section; what is of other models, or no mask, is refused in a line."""
-    a, b = two_checkpoints(tmp_path)
+    a, b = (checkpoint(tmp_path / str(i), byte_network(i)) for i in range(2))
     flags = '--target', a, '--draft', b, '--prompt', 'x', '--method', 'via', '--max-new', 9
     refused(capsys, 'no section', *flags)
     signals = {f'{who}_{x}': [-2.5, 0.5] for who in ('draft', 'target') for x in ('logp', 'grounding')}
@@ -807,7 +803,7 @@ def test_via_ledger_and_caches(name, knobs):
     ('sublayer', {3, 4, 9, 10, 13}, 'violation')])
 def test_the_search_finds_planted_sublayers(unit, useless, objective, tmp_path, capsys):
     """Sublayers whose output weights are zero add nothing: the search finds exactly those, resumed or not."""
-    model, text = network(3, 257, torch.float32, num_hidden_layers=8), tmp_path / 'text'
+    model, text = byte_network(3, num_hidden_layers=8), tmp_path / 'text'
     for j in useless:
         layer = model.model.layers[j // 2]
         (layer.mlp.down_proj if j % 2 else layer.self_attn.o_proj).weight.zero_()
@@ -838,7 +834,7 @@ def test_search_against_all_masks_and_chance(monkeypatch):
     assert sum(best(16, 7, '2', i) for i in range(3)) < 0.9 * sum(best(16, 7, '0', i) for i in range(3))
     train_mask.search(lambda z: len(idle), 8, 4, train_mask.parse(['--patience', '5']), idle := {})
     assert len(idle) == 6 and train_mask.parse([]).patience < train_mask.parse([]).evaluations
-    model, found = load(EMBEDDED / 'target')[0], []
+    model, *_ = load(EMBEDDED / 'target')
     # costs of 11 masks that are not searched, of 10 that are, then of nested ones; each takes a minute
     for last, minutes, tried, nested in ((22, 60, 10, 1), (15, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)):
         windows = SimpleNamespace(cost=lambda skip, objective: float(sum(skip)))
@@ -894,24 +890,6 @@ def test_replayed_gates_are_the_real_ones():
 
 
 # ------------------------------------------------------------------------ SpecGuard
-
-def whole_rollout(model, line, layers, sparsify, residual):
-    """The oracle: whole matrices [N, N], made head by head and row by row, multiplied."""
-    seen, product = [], torch.eye(len(line), dtype=torch.float64)
-
-    def watch(q, k, v, mask, carry):
-        share = q.shape[1] // k.shape[1]
-        heads = [(a @ k[0, h // share].T / len(a[0]) ** 0.5 + mask).softmax(-1) for h, a in enumerate(q[0])]
-        for row in itertools.chain(*heads):
-            if row.max() >= sparsify:
-                row *= (row >= sparsify) / row[row >= sparsify].sum()
-        seen.append(sum(heads) / len(heads))
-        return kernels.attend(q, k, v, mask, carry)
-    Reader(model, 64).read(line, [], replace(model.full, attends=(watch,) * len(model.full.attends)), 1)
-    for i in layers:
-        product = (1 - residual) * seen[i] @ product + residual * product
-    return product
-
 
 @pytest.mark.parametrize('layers, n, chosen', [
     ('last', 1, [4]), ('last', 3, [2, 3, 4]), ('last', 9, range(5)), ('first', 3, [0, 1, 2]),
@@ -1196,8 +1174,8 @@ def test_gathered_attention_is_masked_attention(block, start, T):
 def test_budget():
     """N = ceil(floor((L - L0) rho + L0) / block), by hand; it never falls as the text or rho grows."""
     base = thin(network(), rho=0.25, dense_below=128, block=16).attends[0].keywords['how'][2]
-    assert [kernels.budget(n, base) for n in (128, 129, 131, 132, 512)] == [8, 8, 8, 9, 14]
-    assert float(kernels.budget(torch.tensor(512.0), base)) == 14
+    lengths = 128, 129, 131, 132, 512, torch.tensor(512.0)
+    assert [kernels.budget(n, base) for n in lengths] == [8, 8, 8, 9, 14, 14]
     table = torch.tensor([[kernels.budget(n, base._replace(rho=rho / 100)) for rho in range(0, 101, 5)]
                           for n in range(128, 900, 37)])
     assert (table.diff(dim=0) >= 0).all() and (table.diff(dim=1) >= 0).all()

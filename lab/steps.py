@@ -12,12 +12,14 @@ from dataclasses import replace
 from math import inf, nan
 from os.path import commonprefix
 
+import torch
 from tqdm import tqdm
 
 import kernels
 import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 import specmini
 from lab import bench, tasks
+from model import Reader
 from verify import METHODS, SpecGuard, central, ensemble, loglikes, write_steps
 
 # whose attention, which n layers of the rollout, its knobs; row: a token's own, or the one that predicts it
@@ -99,6 +101,27 @@ def observe(session, who, draft):
         G = shades[0].sum(-1).tolist()
         found[r] = low, min(G) if r.row == 'own' else min([1.0] + G[:-1])   # the first is predicted from afar
     return found
+
+
+def whole_rollout(model, line, layers, sparsify, residual):
+    """[N, N], the rollout of a text (ids) as the paper has it: whole matrices of these layers, multiplied.
+
+    Made head by head and row by row, for the tests of kernels.shade, and for grounding in a few tokens alone.
+    """
+    seen, product = [], torch.eye(len(line), dtype=torch.float64)
+
+    def watch(q, k, v, mask, carry):
+        share = q.shape[1] // k.shape[1]
+        heads = [(a @ k[0, h // share].T / len(a[0]) ** 0.5 + mask).softmax(-1) for h, a in enumerate(q[0])]
+        for row in itertools.chain(*heads):
+            if row.max() >= sparsify:
+                row *= (row >= sparsify) / row[row >= sparsify].sum()
+        seen.append(sum(heads) / len(heads))
+        return kernels.attend(q, k, v, mask, carry)
+    Reader(model, 64).read(line, [], replace(model.full, attends=(watch,) * len(model.full.attends)), 1)
+    for i in layers:
+        product = (1 - residual) * seen[i] @ product + residual * product
+    return product
 
 
 def record_step(session, k=8):
