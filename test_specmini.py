@@ -1335,31 +1335,23 @@ def mixed(tmp_path_factory):
     return '--target', target, '--draft', draft, '--prompt', 'hello', '--ignore-eos', '--max-new', 20
 
 
-@pytest.mark.parametrize('method', [
-    'sd', 'lenient', 'via --set escalate=1.1 keep=1.1', 'via-tiers --set tiers=2', 'via-tiers',
-    'cmasd --set accept=strict', 'ecsv', 'ecsv-spot', 'specguard --set tau=inf target_k=1'])
-def test_sparse_under_every_method(method, mixed, capsys):
+@pytest.mark.parametrize('parts, method', [
+    ('attn', 'sd'), ('ffn', 'sd'), ('moe', 'sd'), *(('attn,ffn,moe', method) for method in (
+        'lenient', 'via --set escalate=1.1 keep=1.1', 'via-tiers --set tiers=2', 'via-tiers', 'ecsv',
+        'ecsv-spot', 'cmasd --set accept=strict', 'specguard --set tau=inf target_k=1'))])
+def test_sparse_under_every_method(parts, method, mixed, capsys):
     """Off, --sparse leaves a method its text and promise; on, all target passes are sparse, all is LOSSY."""
     run = lambda *more: reported(capsys, *mixed, '--method', *method.split(), *more)
-    thin = '--sparse', 'attn,ffn,moe', '--set'
-    dense, off = run(), run(*thin, 'rho=1', 'ffn_threshold=0', 'moe_skip=0')
+    on = dict(attn='rho=0 dense_below=4 block=1', ffn='ffn_threshold=0.3', moe='moe_quantile=1')
+    knobs = ' '.join(on[part] for part in parts.split(','))
+    dense, off, thin = run(), run('--sparse', parts, '--set', 'rho=1', 'ffn_threshold=0', 'moe_skip=0'), run(
+        '--sparse', parts, '--set', *knobs.split())
     assert (off['tokens'], off['lossless']) == (dense['tokens'], dense['lossless'])
     assert dense['lossless'] == (method not in ('lenient', 'via-tiers'))
-    on = run(*thin, 'rho=0', 'dense_below=4', 'block=1', 'moe_quantile=1')
-    whole = on['stats']['passes'].get('target/sparse')
-    assert on['tokens'] != dense['tokens'] and not on['lossless']
-    assert on['stats']['block_efficiency'] == (whole and 20 / whole)
-    assert all('sparse' in path for path in on['stats']['passes'] if path.startswith('target'))
-
-
-def test_sparse_parts(mixed, capsys):
-    """Attention, dense feed-forwards and mixtures, each alone and all at once, write texts of their own."""
-    parts = dict(attn='rho=0 dense_below=4 block=1', ffn='ffn_threshold=0.3', moe='moe_quantile=1')
-    flags = [(), ('--sparse', 'attn,ffn,moe', '--set', *' '.join(parts.values()).split())]
-    flags += [('--sparse', part, '--set', *knobs.split()) for part, knobs in parts.items()]
-    found = [reported(capsys, *mixed, '--draft', 'none', *more) for more in flags]
-    assert len({tuple(r['tokens']) for r in found}) == 5
-    assert [r['lossless'] for r in found] == [True] + [False] * 4
+    whole = thin['stats']['passes'].get('target/sparse')
+    assert thin['tokens'] != dense['tokens'] and not thin['lossless']
+    assert thin['stats']['block_efficiency'] == (whole and 20 / whole)
+    assert all('sparse' in path for path in thin['stats']['passes'] if path.startswith('target'))
 
 
 def test_anchors():
@@ -1496,11 +1488,10 @@ def test_what_the_middle_stages_cost():
     draft, full = {'draft/full': (4, 4, 0.1)}, lambda n: {'target/full': (n, 9 * n, 1.0 * n)} if n else {}
     said = lambda method, one, *passes: compare.stage_remarks(
         method, [cycle(1, True, added=0, passes=draft | some) for some in passes], one)
-    for needed, one, words in (
-            ((0, 1, 0), 9, '0.33 full passes besides; it pays where these are fewer than 0.40, so here it '
-                           'paid.'),
-            ((0, 2, 0), 9, 'here it did not pay.'), ((0, 1, 1), 9, 'here it did not pay.'),
-            ((0,), 0.7, 'spends 0.86 of a full'), ((0,), 0.5, 'here it did not pay.')):
+    paid = '0.33 full passes besides; it pays where these are fewer than 0.40, so here it paid.'
+    for needed, one, words in (((0, 1, 0), 9, paid), ((0, 2, 0), 9, 'here it did not pay.'),
+                               ((0, 1, 1), 9, 'here it did not pay.'), ((0,), 0.7, 'spends 0.86 of a full'),
+                               ((0,), 0.5, 'here it did not pay.')):
         assert words in said(via(), one, *(slims | full(n) for n in needed))[0]
     assert 'never needed' in said(via(), 1.0, full(1))[0] and said(Exact(), 1.0, full(1)) == []
     assert 'a slim pass 0.20 of' in compare.break_even([cycle(1, True, passes=slims)], 1.0)
@@ -1542,28 +1533,26 @@ def test_chat(capsys, tmp_path):
     folder, tokenizer = checkpoint(tmp_path), bytes_tokenizer()
     settings = lambda name, **raw: (folder / f'{name}.json').write_text(json.dumps(raw))
     flags = '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2
-    chat = *flags, '--chat'
-    refused(capsys, 'has no chat_template.jinja', *chat)
+    refused(capsys, 'has no chat_template.jinja', *flags, '--chat')
     template = ("{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
                 "{% if add_generation_prompt %}!{% endif %}")
     settings('tokenizer_config', chat_template=template, bos_token=dict(content='^'))
-    assert reported(capsys, *chat)['prompt_tokens'] == len('^user:hi!')
+    assert reported(capsys, *flags, '--chat')['prompt_tokens'] == len('^user:hi!')
     special = dict(single='<eos> $A', special_tokens=[('<eos>', 256)])
     tokenizer.post_processor = processors.TemplateProcessing(**special)
     tokenizer.save(str(folder / 'tokenizer.json'))
-    assert reported(capsys, *chat)['prompt_tokens'] == len('^user:hi!')
-    bare = reported(capsys, *flags)
-    first, *rest = bare['tokens']
+    chat, bare = (reported(capsys, *flags, *more) for more in (['--chat'], []))
+    assert (chat['prompt_tokens'], bare['prompt_tokens']) == (len('^user:hi!'), len('^hi'))
+    first, _ = bare['tokens']
     settings('generation_config', eos_token_id=[1, first])
     ended = reported(capsys, *flags)
-    assert bare['prompt_tokens'] == len('^hi') and rest
     assert (ended['tokens'], ended['finish'], load(folder)[2]) == ([first], 'eos', {1, first, 256})
     for templates, words in (([dict(name='default', template='{{ 1 }}')], ''), (['x'], 'has no chat_temp')):
         settings('tokenizer_config', chat_template=templates)
-        assert words in program(capsys, *chat)[2]
+        assert words in program(capsys, *flags, '--chat')[2]
     for bad in ("{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}", '{% for %}', '{{ 1 / 0 }}'):
         (folder / 'chat_template.jinja').write_text(bad)
-        refused(capsys, '--chat', *chat)
+        refused(capsys, '--chat', *flags, '--chat')
 
 
 @pytest.mark.parametrize('flags, words', [
