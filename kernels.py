@@ -258,8 +258,7 @@ def shade(weights, below, residual):
     """One layer of attention rollout -> [B, T, P]: how far each of T new tokens leans on each of P old ones.
 
     weights [B, T, P + T]; below: the same shades one layer further down, None at the lowest. Old tokens count
-    as their own source, so a row sums to what the full product of matrices gives the whole prefix (every row
-    that looks only at the prefix keeps all its weight there) but spreads it by the layers' own look.
+    as their own source: a row's sum over the prefix is the full product's (see the README), its spread is not.
     Source: Abnar & Zuidema 2020, eq. 1; the identity's share is `residual` (theirs 0.5, SpecGuard's none).
     """
     T = weights.shape[1]

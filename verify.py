@@ -329,7 +329,7 @@ class Exact:
     gamma: int = knob(4, 0)                 # draft tokens a cycle
     draft_temperature: float = None         # of the draft model; None: the run's, 0: greedy drafting
     controller: str = knob('fixed', CONTROLLERS)    # what decides a block's length; fixed: gamma
-    needs = ()                              # sections of calibration.json; no knob
+    needs = ()                              # sections of calibration.json, see lab/calibration.py; no knob
 
     def __post_init__(self):
         """ValueError for a knob out of range; methods whose knobs hang together check that too."""
@@ -424,8 +424,8 @@ class CmAsd(Exact):
     """CM-ASD: the draft's confidence C sets how much is drafted and how strictly it is judged. LOSSY.
 
     The paper does not say what its threshold tau is compared with. We take p(x) / max p >= tau on raw logits
-    at temperature 0, a lenience of tau above it: tau = 1 is exact in both. Its window averages C over tokens
-    still to come; ours over those already in the block, so that none is dropped unverified.
+    at temperature 0, a lenience of tau above it: tau = 1 is exact in both. The window averages C over the
+    block so far, so that no token is dropped unverified.
     Source: Sen et al. 2025 (arXiv 2508.15371), window and threshold; Xia et al. 2023 (SpecDec), the ratio.
     """
     controller: str = 'online'
@@ -481,9 +481,7 @@ class CmAsd(Exact):
 
 
 class Online(Fixed):
-    """CM-ASD's controller: stops behind the token that fills its window (or ends the text), with the method's
-    knobs where it is a CmAsd, else with CmAsd's defaults.
-    """
+    """CM-ASD's controller, for any method: the token that fills its window, or ends the text, is the last."""
 
     def __init__(self, method):
         self.method, self.rule = method, method if isinstance(method, CmAsd) else CmAsd()
@@ -932,10 +930,6 @@ class Sparse(Exact):
     moe_skip: int = knob(1, 0)              # experts that a token may skip, at most
     moe_quantile: float = knob(0.5, 0, 1)   # beta, of the calibrated shares of the lowest experts
     refresh_every: int = knob(0, 0)         # cycles from one dense pass to the next; 0: none
-
-    @property
-    def needs(self):
-        return ('sparse',) if self.anchors or self.ffn_quantile else ()
 
     @property
     def lossless(self):

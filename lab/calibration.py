@@ -12,6 +12,7 @@ import re
 from pathlib import Path as File
 
 from model import expect, read_config, read_json, weight_files
+from verify import Sparse
 
 FLAGS = dict(signals='--signals ', sparse='--anchors ')     # of train_mask.py, for what is no mask
 
@@ -54,8 +55,9 @@ def read_calibration(target, draft=None, needs=()):
 
 def sections(methods, mixtures):
     """The names of the sections that these methods need of a target with so many experts a layer."""
-    betas = any(mixtures) and any(getattr(method, 'moe_skip', 0) for method in methods)
-    return {name for method in methods for name in method.needs} | ({'sparse'} if betas else set())
+    learned = any(m.anchors or m.ffn_quantile or m.moe_skip and any(mixtures)
+                  for m in methods if isinstance(m, Sparse))
+    return {name for method in methods for name in method.needs} | ({'sparse'} if learned else set())
 
 
 def is_list(x, of):

@@ -46,9 +46,22 @@ def statistics(cycles, prompt_seconds, weights):
         compute=read(positions))
 
 
+def read_bytes(model, path):
+    """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
+
+    A mixture is counted whole; how many of its experts a pass really reads depends on the tokens.
+    """
+    size = lambda module: sum(p.nbytes for p in module.parameters())
+    total = size(model.model.norm) + model.lm_head.weight[:model.vocab].nbytes
+    for layer, attend, ffn in zip(model.model.layers, path.attends, path.ffns):
+        total += size(layer.input_layernorm) + size(layer.self_attn) if attend else 0
+        total += size(layer.post_attention_layernorm) + size(layer.mlp) if ffn else 0
+    return total
+
+
 def measured(engine, cycles, prompt_seconds=0.0):
     """The figures of a trace of this engine's; see statistics."""
-    weights = {f'{role}/{name}': r.model.read_bytes(path) for role, r in engine.readers.items()
+    weights = {f'{role}/{name}': read_bytes(r.model, path) for role, r in engine.readers.items()
                for name, path in ({'full': r.model.full} | r.paths).items()}
     return statistics(cycles, prompt_seconds, weights)
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import specmini
 from lab import tasks
-from lab.compare import measured, tokens_of
+from lab.compare import measured, read_bytes, tokens_of
 from lab.rivals import stage_gain
 from model import Path, Reader
 from verify import Exact, Score, ViaSd, rollout, violation
@@ -114,12 +114,12 @@ class Record:
         in the draft's place.
         """
         full = engine.models['target'].full
-        drafter, whole = drafter or engine.models['draft'], engine.models['target'].read_bytes(full)
+        drafter, whole = drafter or engine.models['draft'], read_bytes(engine.models['target'], full)
         self.stages = {k: full.slim(set(x)) if isinstance(x, tuple) else x for k, x in stages.items()}
-        size = lambda x: (engine.models['target'].read_bytes(x) if isinstance(x, Path)
-                          else x.model.read_bytes(x.model.full))
+        size = lambda x: (read_bytes(engine.models['target'], x) if isinstance(x, Path)
+                          else read_bytes(x.model, x.model.full))
         self.cost = {None: 0.0} | {k: size(x) / whole for k, x in self.stages.items()}
-        self.draft = GAMMA * drafter.read_bytes(drafter.full) / whole
+        self.draft = GAMMA * read_bytes(drafter, drafter.full) / whole
         reader = Reader(drafter, engine.readers['draft'].capacity)
         self.rows = [self.blocks(engine, reader, *text) for text in tqdm(texts, desc='blocks', disable=None)]
 
