@@ -850,8 +850,9 @@ def test_violation_by_hand():
     """R is 0 for equal laws, at 1/2, 1/2 within a factor of 2, never below; Delta is 0 for no new stage."""
     q, p = torch.randn(2, 50, 6, generator=seeded()).double().log_softmax(-1)
     assert (verify.violation(p, p) == 0).all() and (verify.violation(p, q) >= 0).all()
-    a, b = torch.tensor([0.6, 0.4]).log(), torch.tensor([0.4, 0.6]).log()
-    assert verify.violation(b, a) == 0 and float(verify.violation(b, a, 0, 1)) == pytest.approx(math.log(1.5))
+    a, b = torch.tensor([0.7, 0.3]).log(), torch.tensor([0.4, 0.6]).log()
+    strict = 1.1 * math.log(1.75)                                           # (0.7 + 0.4) log(0.7 / 0.4)
+    assert verify.violation(b, a) == 0 and float(verify.violation(b, a, 0, 1)) == pytest.approx(strict)
     assert max(lab.rivals.stage_gain(q, s, p).abs().max() for s in (q, p)) < 1e-12
     assert torch.allclose(lab.rivals.blend(a, b, q[0, :2], 0.25, 0.5), 0.375 * a + 0.125 * b + 0.5 * q[0, :2])
 
