@@ -93,22 +93,42 @@ def route(flat, moe):
     return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1).topk(moe.top_k)
 
 
-def blend(flat, moe, weights, chosen):
-    """flat [N, C] -> [N, C]: each token through its chosen experts [N, k], by weight; weight 0 is not run."""
+def blend(x, moe, weights, chosen, carry):
+    """x [B, T, C] -> [B, T, C]: each token through its experts, chosen [B T, k], by weight; 0 is not run."""
     if moe.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    out = torch.zeros_like(flat)
+    if torch.compiler.is_compiling():
+        return blend_pairs(x, moe, weights, chosen, carry['real'])
+    flat, out = x.flatten(0, 1), torch.zeros_like(x.flatten(0, 1))          # [B T, C]
     for e in chosen[weights > 0].unique().tolist():                         # the others are not read
         token, slot = ((chosen == e) & (weights > 0)).nonzero(as_tuple=True)
         y, _ = swiglu(flat[token], moe.experts[e], None)
         out.index_add_(0, token, y * weights[token, slot, None].to(y.dtype))
-    return out
+    return out.view_as(x)
+
+
+def blend_pairs(x, moe, weights, chosen, real):
+    """`blend` in constant sizes: every pair of token and slot multiplies its own expert's weights.
+
+    Their rows are picked inside a sum, which inductor reads in place, without a copy. Padding and slots of
+    weight 0 read a single row over and over, of an expert that the first token reads anyway.
+    """
+    T, k = x.shape[1], chosen.shape[1]
+    weights, chosen = weights.view(-1, T, k, 1).to(x.dtype), chosen.view(-1, T, k, 1)
+    used = (weights > 0) & (torch.arange(T, device=x.device) < real)[:, None, None]
+    expert = torch.where(used, chosen, chosen[0, 0, 0])                     # [B, T, k, 1]
+
+    def terms(x, stack):            # of [B, T, 1 or k, C] with its experts' rows of [E, F, C]; never stored
+        rows = expert * stack.shape[1] + torch.arange(stack.shape[1], device=x.device) * used
+        return x[..., None, :] * stack.flatten(0, 1)[rows]                  # [B, T, k, F, C]
+    gate, up, down = moe.stacks
+    h = F.silu(terms(x[:, :, None], gate).sum(-1)) * terms(x[:, :, None], up).sum(-1)
+    return terms(h * weights, down).sum((2, 4))
 
 
 def mix(x, moe, carry):
     """x [B, T, C] -> ([B, T, C], carry): each token through its top_k of the E experts, by router weight."""
-    flat = x.reshape(-1, x.shape[-1])                                       # [N, C]
-    return blend(flat, moe, *route(flat, moe)).view_as(x), carry
+    return blend(x, moe, *route(x.flatten(0, 1), moe), carry), carry
 
 
 # ------------------------------------------------------------- sparse forms (what is left out: verify.Sparse)
@@ -231,13 +251,12 @@ def sparse_mix(x, moe, carry, how):
 
     how: beta_1, beta_2, ...; 0 never skips. Source: also Lu et al. 2024 (the case of 2 experts).
     """
-    flat = x.reshape(-1, x.shape[-1])
-    weights, chosen = route(flat, moe)
+    weights, chosen = route(x.flatten(0, 1), moe)
     lowest = weights.flip(-1).cumsum(-1)[:, :len(how)] / weights.sum(-1, keepdim=True)      # [N, m]
     skip = ((lowest < lowest.new_tensor(how)) * torch.arange(1, len(how) + 1, device=x.device)).amax(-1)
     weights = weights.masked_fill(torch.arange(moe.top_k, device=x.device) >= moe.top_k - skip[:, None], 0)
     carry = carry | dict(experts=torch.where(weights > 0, chosen, -1), lowest=lowest)
-    return blend(flat, moe, weights, chosen).view_as(x), carry
+    return blend(x, moe, weights, chosen, carry), carry
 
 
 def attention_rows(q, k, mask, sparsify):

@@ -217,6 +217,18 @@ class MoE(Part):
         self.top_k, self.renormalise = config.num_experts_per_tok, config.norm_topk_prob
         self.gate = Linear(config.hidden_size, E, bias=False)
         self.experts = nn.ModuleList(MLP(config.hidden_size, config.moe_intermediate_size) for _ in range(E))
+        self.stacks = []
+
+    def stack(self):
+        """Puts gate, up and down of all experts into one tensor [E, rows, columns] each, for compiled passes.
+
+        The experts' own weights become its views: nothing is held twice, names and checkpoints stay.
+        """
+        for name in () if self.stacks else ('gate_proj', 'up_proj', 'down_proj'):
+            own = [getattr(expert, name).weight for expert in self.experts]
+            self.stacks.append(torch.stack([weight.data for weight in own]))
+            for weight, view in zip(own, self.stacks[-1]):
+                weight.data = view
 
 
 class Block(Part):
@@ -279,7 +291,7 @@ class Path:
         begin = dict(first=0, middle=(len(run) - n) // 2, last=len(run) - n, all=0)[where]
         seen = run[begin:begin + n]
         attends = tuple(kernels.grounded if i in seen else f for i, f in enumerate(self.attends))
-        return replace(self, name='grounded', attends=attends, carry=dict(shades=None, **carry))
+        return replace(self, name='grounded', attends=attends, block=None, carry=dict(shades=None, **carry))
 
     def trusts(self, writer):
         """Whether this path may build on what `writer` wrote: the full path, itself, or itself unskipped."""
@@ -310,7 +322,8 @@ class Transformer(Part):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         ffns = tuple(kernels.mix if E else kernels.swiglu for E in config.mixtures)
-        self.full = Path('full', (kernels.attend,) * len(ffns), ffns)           # every sublayer, densely
+        block = 0 if any(config.mixtures) else None     # a compiled mixture is told what is padding
+        self.full = Path('full', (kernels.attend,) * len(ffns), ffns, block=block)  # every sublayer, densely
         self.set_context(min(2048, config.max_position_embeddings))
 
     def set_context(self, length):
@@ -473,9 +486,10 @@ class Reader:
 def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
     cpu = model.cos.device.type == 'cpu'
-    expect(not any(model.config.experts), '--compile: a mixture of experts chooses by data; leave it out')
     expect(not cpu or shutil.which(os.environ.get('CXX', 'g++')), '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 64           # graphs of all lengths, paths and models together
+    for mixture in [part for part in model.modules() if isinstance(part, MoE)]:
+        mixture.stack()
     options = dict(cpp_wrapper=cpu)                     # without it a quarter of a pass is Python
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 

@@ -51,6 +51,9 @@ torch.set_num_threads(1)        # the networks here are tiny
 
 # ------------------------------------------------------------------------ what the tests are made with
 
+MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
+
+
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
     """The flags of a run on two random checkpoints."""
@@ -246,21 +249,30 @@ def test_fork():
     assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3           # parent untouched, ledger shared
 
 
-@pytest.mark.parametrize('query_from', [None, 'root', 'last', 'mean'])
-def test_graphs(query_from, monkeypatch):
+MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
+
+
+@pytest.mark.parametrize('sizes, name, more', [
+    ({}, None, {}), (MIXED_TWO, None, {}), (MIXED_TWO, 'sparse', {}), ({}, 'sparse', dict(select='random')),
+    ({}, 'sparse', dict(select='recent')), ({}, 'sparse', dict(select='oracle', query_from='last')),
+    (MIXED_TWO, 'sparse-forms', dict(form='literal', select='token')),
+    (MIXED_TWO, 'sparse-forms', dict(form='union', select='joint')),
+    (MIXED_TWO, 'sparse-forms', dict(form='guessed', select='union')),
+    (MIXED_TWO, 'sparse-forms', dict(form='static', select='quest', query_from='mean'))])
+def test_graphs(sizes, name, more, monkeypatch):
     """One graph per padded length, whatever the position (the backend only counts); padding is harmless."""
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
-    counter, real, model = CompileCounter(), torch.compile, network()
+    counter, real, model = CompileCounter(), torch.compile, network(**sizes)
     monkeypatch.setattr(torch, 'compile', lambda f, options, **how: real(f, backend=counter, **how))
-    knobs = dict(dense_below=2, block=1, rho=0.3, ffn_threshold=0.1, ffn_share=0.5, query_from=query_from)
-    path = thin(model, **knobs) if query_from else model.full
+    knobs = dict(dense_below=2, block=1, rho=0.3, ffn_threshold=0.1, ffn_share=0.5, moe_quantile=1.0)
+    path = thin(model, name, **knobs | more) if name else model.full
     reader, exact = Reader(model, 40, compiled=True), Reader(model, 40)
     for store in itertools.chain(*reader.cache.stores):
         store.normal_(0, 50)
     for n, last in ((17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)):      # feeds 17, 1, 3, 3, 3, 5
         got, wanted = (r.read(LINE[:n], [], path, last) for r in (reader, exact))
-        assert (got - wanted).abs().max() < 1e-9
+        assert (got - wanted).abs().max() < 1e-9 or 'random' in more.values()    # other lots in other caches
     assert counter.frame_count == 3                                             # 1, 4 and 8 positions
 
 
@@ -1122,13 +1134,12 @@ def test_signals_from_the_command_line(capsys, tmp_path, monkeypatch):
 
 SMALL = dict(dense_below=8, block=4, locals=1)      # for texts of 64 tokens
 LINE = [i % 11 for i in range(50)]
-MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
 LEARNED = dict(experts=[[[0.0, 0.2], [0.0, 0.5]]] * 4, channels=[[0.0, 0.4]] * 4, anchors=[0, 2, 1, 3])
 
 
-def thin(model, **knobs):
+def thin(model, name='sparse', **knobs):
     """The target's full path as a session of these knobs reads it."""
-    s = session(model, None, [0], 1, sparse=METHODS['sparse'](**SMALL | knobs))
+    s = session(model, None, [0], 1, sparse=METHODS[name](**SMALL | knobs))
     s.calibration = dict(sparse=LEARNED)
     return s.view(model.full)
 
@@ -1252,6 +1263,27 @@ def test_sparse_channels_and_experts():
             p = p / p.sum() if moe.renormalise else p
             y = sum(w * kernels.swiglu(x[0, t], moe.experts[i], None)[0] for w, i in zip(p, e))
             assert (got[0, t] - y).abs().max() < 1e-12 and (carry['experts'][t] >= 0).sum() == 3 - m
+
+
+def test_stacked_experts(tmp_path):
+    """Stacked for compiled passes, experts are held once, under their names, and only those used are read."""
+    model, x = network(**MIXED), torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
+    moe, before = model.model.layers[0].mlp, network(**MIXED).state_dict()
+    weights, chosen = kernels.route(x[0], moe)
+    weights[:, 1:] = 0
+    wanted = kernels.blend(x, moe, weights, chosen, None)
+    moe.stack()
+    assert {p.untyped_storage().data_ptr() for e in moe.experts for p in e.parameters()} == {
+        stack.data_ptr() for stack in moe.stacks}
+    assert sum(s.untyped_storage().nbytes() for s in moe.stacks) == 6 * 3 * 8 * 16 * 8       # E 3 F C fp64
+    safetensors.save_file(model.state_dict(), tmp_path / 'stacked')
+    for found in (model.state_dict(), safetensors.load_file(tmp_path / 'stacked')):
+        assert found.keys() == before.keys() and all(torch.equal(found[name], before[name]) for name in found)
+    for e in (unread := {*range(6)} - {*chosen[:3, 0].tolist()}):
+        for p in moe.experts[e].parameters():
+            p.fill_(math.nan)
+    got = kernels.blend_pairs(x, moe, weights, chosen, torch.tensor(3))     # two are padding
+    assert (got - wanted)[:, :3].abs().max() < 1e-12 and got.isfinite().all() and unread
 
 
 def test_ledger_by_hand():

@@ -843,10 +843,14 @@ METHODS.update({
 
 # --------------------------------------------------------------- beside sparse verification: other selections
 
+@torch.compiler.assume_constant_result      # a generator cannot be traced
+def lots(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(shape[-1]))
+
+
 def random_scores(q, k, means, block):
-    """Control: blocks by lot, the same for texts of equal length."""
-    lot = torch.Generator().manual_seed(means.shape[2])
-    return torch.rand(means.shape[:3], generator=lot).to(means)
+    """Control: blocks by lot, the same for texts of equal length (compiled, for caches of equal capacity)."""
+    return lots(*means.shape[:3]).to(means)
 
 
 def recent_scores(q, k, means, block):
@@ -854,11 +858,22 @@ def recent_scores(q, k, means, block):
     return torch.arange(means.shape[2], device=means.device).expand(means.shape[:3]).to(means)
 
 
-def oracle_scores(q, k, means, block):
-    """Control: the attention mass that the query really gives each block, mean over a group's heads."""
+def oracle_scores(q, k, means, block, start):
+    """Control: the attention mass that the query really gives each block, mean over a group's heads.
+
+    start: cached tokens; what lies behind in a compiled pass's cache has no mass.
+    """
     blocks = k[:, :, :means.shape[2] * block]
     z = q.unflatten(1, (k.shape[1], -1)) @ blocks.mT * q.shape[-1] ** -0.5              # [B, G, H/G, S]
+    z = z.masked_fill(torch.arange(z.shape[-1], device=z.device) >= start // block * block, -torch.inf)
     return z.softmax(-1).mean(2).unflatten(-1, (-1, block)).sum(-1)
+
+
+def oracle_attend(q, k, v, mask, carry, how):
+    """sparse_attend whose scores are told where the cached tokens end."""
+    layer, anchor, rule = how
+    rule = rule._replace(scores=partial(oracle_scores, start=carry['start']))
+    return kernels.sparse_attend(q, k, v, mask, carry, (layer, anchor, rule))
 
 
 def quest_scores(q, k, means, block):
@@ -881,45 +896,50 @@ def attend_masked(q, k, v, seen):
 
 
 def attend_chosen(q, k, v, mask, carry, how):
-    """The form of sparse_attend for choices that differ in size or by row: all keys, under a mask; eager.
+    """The form of sparse_attend for choices that differ in size or by row: all keys, under a mask.
 
-    Blocks.scores is the pick: a function from scores [B, G, T, N] and the number of blocks to what is kept.
+    Blocks.scores is the pick: a function from scores [B, G, T, N], the largest number of blocks and the
+    number for the tokens that are there (0-dim) to what is kept. Padding picks what the root does.
     """
     layer, anchor, rule = how
-    old = int(carry['start'])
-    whole, count = old // rule.block, max(int(kernels.budget(old, rule)), rule.sinks + rule.locals)
-    if count >= whole:
+    whole, room, least = carry['start'] // rule.block, k.shape[2] - q.shape[2], rule.sinks + rule.locals
+    blocks = torch.arange(room // rule.block, device=q.device)
+    count = max(int(kernels.budget(room, rule)), least)
+    if count >= len(blocks):
         return kernels.attend(q, k, v, mask, carry)
     if anchor or 'kept' not in carry:
-        means = carry['means'][layer][:, :, :whole]
+        means, rows = carry['means'][layer][:, :, :len(blocks)], torch.arange(q.shape[2], device=q.device)
         scores = torch.stack([kernels.mean_scores(row, k, means, rule.block) for row in q.unbind(2)], 2)
-        blocks = torch.arange(whole, device=q.device)
+        scores = torch.where((rows < carry['real'])[:, None], scores, scores[:, :, :1])
         always = (blocks < rule.sinks) | (blocks >= whole - rule.locals)
-        carry = carry | dict(kept=rule.scores(scores.masked_fill(always, torch.inf), count), block=rule.block)
+        scores = scores.masked_fill(always, torch.inf).masked_fill(blocks >= whole, -torch.inf)
+        fewer = kernels.budget(carry['start'].double(), rule).clamp(min=least)
+        carry = carry | dict(kept=rule.scores(scores, count, fewer) | (blocks >= whole), block=rule.block)
     kept = carry['kept'].repeat_interleave(rule.block, -1)
-    kept = F.pad(kept, (0, k.shape[2] - whole * rule.block), value=True)
+    kept = F.pad(kept, (0, k.shape[2] - kept.shape[-1]), value=True)
     return attend_masked(q, k, v, mask.expand(*kept.shape).masked_fill(~kept, -torch.inf)), carry
 
 
-def best(scores, count):
-    """bool like scores: the `count` best of the last axis."""
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(count).indices, True)
+def best(scores, count, fewer):
+    """bool like scores: the `fewer` best (a tensor, at most count) of the last axis."""
+    alive = (torch.arange(count, device=scores.device) < fewer).expand(*scores.shape[:-1], -1)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(count).indices, alive)
 
 
-def joint(scores, count):
+def joint(scores, count, fewer):
     """One budget over all pairs of head and block, by the root's row: a head may keep more than another."""
-    root = scores[:, :, 0]
-    return best(root.flatten(1), count * root.shape[1]).view_as(root)[:, :, None].expand_as(scores)
+    root, G = scores[:, :, 0], scores.shape[1]
+    return best(root.flatten(1), count * G, fewer * G).view_as(root)[:, :, None].expand_as(scores)
 
 
-def union(scores, count):
+def union(scores, count, fewer):
     """What any row of the pass would choose, for all rows: exact for each, and more is read."""
-    return best(scores, count).any(2, keepdim=True).expand_as(scores)
+    return best(scores, count, fewer).any(2, keepdim=True).expand_as(scores)
 
 
 SELECT.update(
     random=(kernels.sparse_attend, random_scores), recent=(kernels.sparse_attend, recent_scores),
-    oracle=(kernels.sparse_attend, oracle_scores), quest=(quest_attend, quest_scores),
+    oracle=(oracle_attend, oracle_scores), quest=(quest_attend, quest_scores),
     token=(attend_chosen, best), joint=(attend_chosen, joint), union=(attend_chosen, union))
 
 
@@ -944,7 +964,8 @@ def guessed_swiglu(x, mlp, carry, how):
     Then the gate too is read at the chosen channels alone: 0.48 of the weights at a share of 0.4, not 0.6.
     After SparQ (Ribar et al. 2024), which guesses keys so; its first step, for channels.
     """
-    real, gate = x[:, :int(carry['real'])], mlp.gate_proj
+    real = torch.arange(x.shape[1], device=x.device) < carry['real']
+    real, gate = x * real[:, None], mlp.gate_proj
     wide = real.abs().amax((0, 1)).topk(x.shape[-1] // 4).indices.sort().values
     guess = F.silu(real[..., wide] @ gate.weight[:, wide].T).abs().amax((0, 1))
     chosen = guess.topk(max(1, round(how[1] * len(guess)))).indices.sort().values
