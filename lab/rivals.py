@@ -291,9 +291,9 @@ class CmAsdDropout(CmAsd):
         draft = super().propose(session)
         if draft.tokens:
             q = self.samples(session, draft.tokens)
-            sd, mean = q.std(0, correction=0), q.mean(0).clamp(min=1e-30)
-            sure = 1 - sd / mean / (self.rows - 1) ** 0.5       # that large if all but one sample give 0
-            each = zip(sure.clamp(0, 1).tolist(), mean.tolist())
+            sd, average = q.std(0, correction=0), q.mean(0).clamp(min=1e-30)
+            sure = 1 - sd / average / (self.rows - 1) ** 0.5    # that large if all but one sample give 0
+            each = zip(sure.clamp(0, 1).tolist(), average.tolist())
             draft.notes = [dict(confidence=c, mean=m) for c, m in each]
         return draft
 
