@@ -14,7 +14,6 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from lab.calibration import read_calibration, sections
 from model import Reader, expect, load, same_vocabulary
 from verify import METHODS, Cycle, Session, knobs_of, lookup, rollout, silence
 
@@ -45,6 +44,7 @@ class Engine:
     """The loaded models and the settings of a run; starts a Session for each text."""
 
     def __init__(self, args):
+        from lab.calibration import read_calibration, sections
         self.args, self.device = args, pick_device(args.device)
         self.dtype = args.dtype if args.dtype != 'auto' else 'bf16' if self.device == 'cuda' else 'fp32'
         target, self.tokenizer, eos = load(args.target, self.device, DTYPES[self.dtype])

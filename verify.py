@@ -615,7 +615,7 @@ class Ecsv(Exact):
         return True                         # whatever chose its point masses or cut the block
 
     def draft(self, session, n):
-        n = min(n, (self.budget or math.inf) - 1)
+        n = min(n, (self.budget or inf) - 1)
         tokens, logits = self.texts(session, n)
         ballot = Ballot.of(tokens, logits, self.top_m if self.soft else 0)
         n, fused, known, m, same = len(ballot.names), self.fuse(ballot), None, 0, -1   # `more` may cut n
