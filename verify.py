@@ -217,17 +217,28 @@ def rollout(session, method, n):
     """
     reader = session.draft or session.target
     path = reader.model.full if session.draft else session.slim
-    tokens, q, logits = [], [], [reader.read(session.tokens, [], path, 1)[0]]
+    tokens, q, logits = branch(session, method, n, reader, path, 1)
+    ids = tokens[0].tolist()
+    # the last token was not fed: if all are kept, the next read starts one token before the extra one
+    reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
+    return Draft(ids, q[0], logits[0])
+
+
+def branch(session, method, n, reader, path, rows):
+    """(tokens [rows, n], distributions and raw logits [rows, n, V]) behind the text, sampled side by side.
+
+    The method's `more` may stop all rows earlier. A single row is written in the reader's own cache.
+    """
+    logits, tokens, q = [reader.read(session.tokens, [], path, 1).expand(rows, -1)], [], []
+    twin = reader.fork(rows, n) if rows > 1 else reader
     while True:
-        q.append(session.probs(logits[-1], method.draft_temperature))
+        q.append(session.probs(logits[-1], method.draft_temperature, method.draft_top_p))
         tokens.append(session.draw(q[-1]))
         if len(tokens) == n or not method.more(session, tokens, logits):
             break
-        logits.append(reader.append(tokens[-1][None], path)[0])
-    ids = torch.stack(tokens).tolist()      # the only sync with the device
-    # the last token was not fed: if all are kept, the next read starts one token before the extra one
-    reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
-    return Draft(ids, torch.stack(q), finite(torch.stack(logits), 'draft', len(session.tokens)))
+        logits.append(twin.append(tokens[-1], path))
+    logits = finite(torch.stack(logits, 1), 'draft', len(session.tokens))   # the first sync with the device
+    return torch.stack(tokens, 1), torch.stack(q, 1), logits
 
 
 def lookup(session, method, n):
@@ -328,6 +339,7 @@ class Exact:
     """
     gamma: int = knob(4, 0)                 # draft tokens a cycle
     draft_temperature: float = None         # of the draft model; None: the run's, 0: greedy drafting
+    draft_top_p = None                      # likewise; a knob of some methods
     controller: str = knob('fixed', CONTROLLERS)    # what decides a block's length; fixed: gamma
     needs = ()                              # sections of calibration.json, see lab/calibration.py; no knob
 
@@ -352,7 +364,7 @@ class Exact:
         return session.source(session, self, n)
 
     def more(self, session, tokens, logits):
-        """Whether to draft another token; tokens and raw logits of the block so far, one of each a step."""
+        """Whether to draft another token; tokens [rows] and raw logits [rows, V] of each step so far."""
         return self.control.more(session, tokens, logits)
 
     def path(self, session):
@@ -494,9 +506,8 @@ class Online(Fixed):
         return super().block(session, spare)
 
     def more(self, session, tokens, logits):
-        last = logits[-1] if logits[-1].ndim > 1 else logits[-1][None]      # a row for each branch
-        self.sure.append(statistics.fmean(self.rule.confidence(last)))
-        ended = all(x in session.eos for x in tokens[-1].reshape(-1).tolist())
+        self.sure.append(statistics.fmean(self.rule.confidence(logits[-1])))
+        ended = all(x in session.eos for x in tokens[-1].tolist())
         return not ended and len(tokens) < self.rule.window(sum(self.sure) / len(self.sure))
 
 
@@ -562,21 +573,6 @@ class Ballot:
         return elected
 
 
-def branch(session, method, n, reader, rows):
-    """(tokens [rows, n], raw logits [rows, n, V]), sampled side by side from copies of one draft cache."""
-    expect(reader, 'branches are sampled from a draft model: give --draft DIR')
-    path, tokens = reader.model.full, []
-    logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]
-    fork = reader.fork(rows, n)
-    while True:
-        q = session.probs(logits[-1], method.draft_temperature, method.draft_top_p)
-        tokens.append(session.draw(q))
-        if len(tokens) == n or not method.more(session, tokens, logits):
-            break
-        logits.append(fork.append(tokens[-1], path))
-    return torch.stack(tokens, 1), finite(torch.stack(logits, 1), 'draft', len(session.tokens))
-
-
 @dataclass
 class Ecsv(Exact):
     """ECSV: several drafted branches are fused by a reliability-weighted vote; the fused block is verified.
@@ -616,7 +612,7 @@ class Ecsv(Exact):
 
     def draft(self, session, n):
         n = min(n, (self.budget or inf) - 1)
-        tokens, logits = self.texts(session, n)
+        tokens, _, logits = self.texts(session, n)
         ballot = Ballot.of(tokens, logits, self.top_m if self.soft else 0)
         n, fused, known, m, same = len(ballot.names), self.fuse(ballot), None, 0, -1   # `more` may cut n
         cap, R = self.budget or n + 1, self.spots + (self.bonus_check and self.banked > 0)
@@ -633,8 +629,9 @@ class Ecsv(Exact):
                        notes=[dict(branches=column) for column in zip(*ballot.tokens)])
 
     def texts(self, session, n):
-        """(tokens [B, n], raw logits [B, n, V]) of the branches."""
-        return branch(session, self, n, session.draft, self.branches)
+        """(tokens [B, n], distributions and raw logits [B, n, V]) of the branches."""
+        expect(session.draft, 'branches are sampled from a draft model: give --draft DIR')
+        return branch(session, self, n, session.draft, session.draft.model.full, self.branches)
 
     def weights(self, ballot):
         """w [B][n], above 0: exp(gamma_r r) of r = -a H + a agreement + a log q(own) + a margin."""

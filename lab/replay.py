@@ -172,7 +172,7 @@ class Branches(Record):
         """(tokens [B, n], raw logits [B, n, V]) behind the text's first i tokens, n the longest depth."""
         if i not in self.drawn:
             self.session.tokens = self.ids + self.line[:i]
-            self.drawn[i] = self.drafter.texts(self.session, DEPTHS[-1])
+            self.drawn[i] = self.drafter.texts(self.session, DEPTHS[-1])[::2]
         return self.drawn[i]
 
     def ballot(self, i, B, top_m=4, k=DEPTHS[-1]):
@@ -211,7 +211,11 @@ class Branches(Record):
     def checked(self, method, k):
         """The same list of real cycles of a method that asks the target before it votes, at depth k."""
         s, i, kept, cycles, spent = self.session, 0, 0, 0, [0, 0]
-        method.texts = lambda session, n: [x[:method.branches, :n] for x in self.branches(i)]
+
+        def texts(session, n):
+            tokens, logits = (x[:method.branches, :n] for x in self.branches(i))
+            return tokens, None, logits
+        method.texts = texts
         while i < len(self.line):
             s.tokens = self.ids + self.line[:i]
             s.target.read(s.tokens[:-1], [], s.target.model.full, 0), s.take()

@@ -212,7 +212,7 @@ class Oracle(Fixed):
         return session.room
 
     def more(self, session, tokens, logits):
-        return int(tokens[-1].reshape(-1)[0]) == self.text[self.begin + len(tokens) - 1]
+        return int(tokens[-1][0]) == self.text[self.begin + len(tokens) - 1]
 
 
 CONTROLLERS.update({
@@ -401,17 +401,19 @@ class TwoDrafts(Ecsv):
     def texts(self, session, n):
         require(self.second, 'second', repr(self.second), 'the folder of another draft model')
         half = self.branches // 2
-        if self.other is None and session.draft:       # without one, branch says so below
+        if session.draft is None:
+            return super().texts(session, n)            # which refuses
+        if self.other is None:
             model = second_draft(self.second, str(session.target.model.cos.device))
             same_vocabulary(session.target.model, model, f'knob second, {self.second}')
             most, context = len(session.tokens) + session.room, model.config.max_position_embeddings
             require(most <= context, 'second', self.second, f'a context of {most} tokens, not of {context}')
             self.other = Reader(model, most)
             self.other.log = session.draft.log          # its passes are the draft's in the ledger
-        pairs = [branch(session, self, n, session.draft, self.branches - half)]
-        pairs += [branch(session, self, n, self.other, half)] if half else []
-        n = min(tokens.shape[1] for tokens, _ in pairs)
-        return [torch.cat([x[:, :n] for x in both]) for both in zip(*pairs)]
+        both = [(session.draft, self.branches - half), (self.other, half)][:1 + (half > 0)]
+        each = [branch(session, self, n, reader, reader.model.full, rows) for reader, rows in both]
+        n = min(tokens.shape[1] for tokens, *_ in each)
+        return [torch.cat([x[:, :n] for x in parts]) for parts in zip(*each)]
 
 
 @dataclass
@@ -423,7 +425,7 @@ class OracleTop1(Ecsv):
 
     def draft(self, session, n):
         best = None
-        for tokens, logits in zip(*self.texts(session, n)):
+        for tokens, _, logits in zip(*self.texts(session, n)):
             draft = replace(Draft.points(tokens.tolist(), session.target.model), logits=logits)
             score = self.score(session, draft)
             kept = torch.tensor([p for p, _ in score.pq]).double().cumprod(0).sum()
@@ -444,8 +446,7 @@ class SdMulti(Ecsv):
 
     def draft(self, session, n):
         n = min(n, (self.budget or inf) - 1)
-        tokens, logits = self.texts(session, n)
-        q = probs(logits, self.draft_temperature, session.top_k, self.draft_top_p)
+        tokens, q, logits = self.texts(session, n)
         order = range(self.branches)
         if session.temperature == 0:
             own = [sum(row) for row in Ballot.of(tokens, logits, 1).own]
