@@ -351,6 +351,18 @@ class Transformer(Part):
         """hidden [B, T, C] -> logits [B, T, V], cut to the tokenizer's length (checkpoints pad the head)."""
         return F.linear(hidden, self.lm_head.weight[:self.vocab])
 
+    def read_bytes(self, path):
+        """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
+
+        A mixture is counted whole; how many of its experts a pass really reads depends on the tokens.
+        """
+        size = lambda module: sum(p.numel() * p.element_size() for p in module.parameters())
+        total = size(self.model.norm) + self.lm_head.weight[:self.vocab].nbytes
+        for layer, attend, ffn in zip(self.model.layers, path.attends, path.ffns):
+            total += size(layer.input_layernorm) + size(layer.self_attn) if attend else 0
+            total += size(layer.post_attention_layernorm) + size(layer.mlp) if ffn else 0
+        return total
+
 
 class KVCache:
     """Keys and values of all layers, and for every position the token id and the path that wrote it.

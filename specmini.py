@@ -1,4 +1,4 @@
-"""Speculative decoding from the command line: the loop and the program around it.
+"""Speculative decoding from the command line: the loop, the figures of its trace, the program around them.
 
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 """
@@ -7,6 +7,7 @@ import math
 import sys
 import time
 import warnings
+from collections import Counter
 from pathlib import Path as File
 
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
@@ -15,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from model import Reader, expect, load, same_vocabulary
-from verify import METHODS, Cycle, Session, knobs_of, lookup, rollout, silence
+from verify import METHODS, Cycle, Session, knobs_of, lookup, rollout, silence, whole_passes
 
 EMBEDDED = File(__file__).parent / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
@@ -24,7 +25,7 @@ PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_threshold=0.0, ffn_quantile=0.0, f
              moe=dict(moe_skip=0))      # of --sparse, and the knobs that switch each off
 
 
-# ------------------------------------------------------------------------------------------------ the loop
+# ------------------------------------------------------------------------------ the loop and its figures
 
 def decode(session, method):
     """Yields one Cycle after the other until the room is used or the text ends; their list is the trace."""
@@ -36,6 +37,34 @@ def decode(session, method):
         tokens = session.commit(tokens)
         passes, seconds = session.take(), time.perf_counter() - begin
         yield Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], passes, seconds)
+
+
+def statistics(cycles, prompt_seconds, weights):
+    """The figures of a trace, each defined here once; a ratio without a denominator is None.
+
+    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged.
+    block_efficiency: tokens committed per target pass, full or sparse, the extra token included. work: weight
+    bytes read over those of one full target pass; compute: if every position read them anew, as where not
+    memory but arithmetic takes the time. Seconds, passes and positions exclude the prompt's.
+    """
+    ratio = lambda a, b: a / b if b else None
+    passes, positions, labels = Counter(), Counter(), Counter()
+    for cycle in cycles:
+        labels.update(cycle.labels)
+        for path, (n, T, _) in cycle.passes.items():
+            passes[path] += n
+            positions[path] += T
+    tokens, seconds = labels.total(), sum(c.seconds for c in cycles)
+    verdicts = [j['kept'] for c in cycles for j in c.judged]
+    read = lambda counts: sum(n * weights[path] for path, n in counts.items()) / weights['target/full']
+    return dict(
+        cycles=len(cycles), passes=passes, positions=positions, drafted=sum(len(c.drafted) for c in cycles),
+        judged=len(verdicts), accepted=sum(c.accepted for c in cycles),
+        acceptance_rate=ratio(sum(verdicts), len(verdicts)),
+        rejection_rate=ratio(verdicts.count(False), len(verdicts)),
+        block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
+        prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds), work=read(passes),
+        compute=read(positions))
 
 
 # ----------------------------------------------------------------------------------------- the engine room
@@ -97,6 +126,11 @@ class Engine:
         """(method, list of its Cycles): one whole text, for whoever compares."""
         session, method = self.start(ids, name, row)
         return method, list(decode(session, method))
+
+    def statistics(self, cycles, prompt_seconds=0.0):
+        weights = {f'{role}/{name}': r.model.read_bytes(path) for role, r in self.readers.items()
+                   for name, path in ({'full': r.model.full} | r.paths).items()}
+        return statistics(cycles, prompt_seconds, weights)
 
 
 def pick_device(name):

@@ -427,7 +427,7 @@ def test_a_draft_that_is_the_target():
         assert all(c.passes['target/full'][:2] == [1, 5] for c in cycles)
         # the root, then three drafted; in the next cycle the unread fourth and the bonus first
         assert [c.passes['draft/full'][:2] for c in cycles[:2]] == [[4, 4], [4, 5]]
-        s = compare.statistics(cycles, 0.0, {'target/full': 10, 'draft/full': 5})
+        s = specmini.statistics(cycles, 0.0, {'target/full': 10, 'draft/full': 5})
         assert (s['cycles'], s['acceptance_rate'], s['rejection_rate']) == (6, 1, 0)
         assert (s['block_efficiency'], s['work']) == (5, 6 + 24 / 2)
         assert s['labels'] == dict(draft=24, bonus=6) and s['drafted'] == s['judged'] == s['accepted'] == 24

@@ -18,7 +18,6 @@ import torch
 from tqdm import tqdm
 
 from lab.calibration import read_calibration, write_calibration
-from lab.compare import read_bytes
 from model import Reader, expect, load
 from specmini import EMBEDDED, Parser
 from verify import violation
@@ -142,7 +141,7 @@ def find_mask(model, windows, args, tried):
         if not within:                                      # interrupted before the first, or too late
             break
         nested.append([last[i] for i in min(within, key=within.get)])
-    work = read_bytes(model, model.full.slim(set(flat(best)))) / read_bytes(model, model.full)
+    work = model.read_bytes(model.full.slim(set(flat(best)))) / model.read_bytes(model.full)
     return dict(skip=flat(best), nested=[flat(z) for z in nested], cost=tried[best], evenly=evenly,
                 random=chance, work=work, seconds=seconds, settings={x: getattr(args, x) for x in SETTINGS},
                 tried={' '.join(map(str, z)): c for z, c in tried.items()})

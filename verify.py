@@ -140,6 +140,11 @@ class Cycle:
         return self.labels.count('draft')
 
 
+def whole_passes(passes):
+    """How many of the passes were the target's through all its layers: full, observed or sparse, not slim."""
+    return passes['target/full'] + passes['target/grounded'] + passes['target/sparse']
+
+
 @dataclass
 class Session:
     """One text in the making: who reads, what is committed, how it is sampled (always through draw)."""

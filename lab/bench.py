@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import specmini
 from lab import passes, tasks
-from lab.compare import measured, tokens_of
+from lab.compare import tokens_of
 from model import Transformer, load, read_config
 
 HOME = File(__file__).parent / 'models'
@@ -62,7 +62,7 @@ def quality(n):
             trace = engines['target'].write(ids, 'sd')[1]
             same += engines['target'].tokenizer.decode(tokens_of(trace)) == texts['target'][-1]
             cycles += trace
-        s = measured(engines['target'], cycles)
+        s = engines['target'].statistics(cycles)
         cells = [figure(task, rows, texts[name], engine) for name, engine in engines.items()]
         print('|', ' | '.join([f'`{task}`', *cells, f'{s["acceptance_rate"]:.1%}',
                                f'{s["block_efficiency"]:.2f}', f'{same} of {n}']), '|', flush=True)

@@ -27,7 +27,7 @@ import specmini
 import train_mask
 from lab import bench, rivals, stages, tasks            # noqa: F401, rivals enter METHODS
 from lab.calibration import read_calibration
-from lab.compare import read_bytes, tokens_of
+from lab.compare import tokens_of
 from lab.distil import distil
 from lab.passes import cost, sparsity
 from lab.prompts import calibration_texts
@@ -1226,7 +1226,7 @@ def step_run(engine, name, method, rows, seed=0):
     Both count the reward model of rsd and process-best-of-n: a pass of 1 M parameters in fp32 for each step,
     over all that the draft wrote.
     """
-    out, size = [], {role: read_bytes(r.model, r.model.full) for role, r in engine.readers.items()}
+    out, size = [], {role: r.model.read_bytes(r.model.full) for role, r in engine.readers.items()}
     for i, row in enumerate(tqdm(rows, desc=name, file=sys.stderr, disable=None)):
         ids, checks = engine.tokenizer.encode(row['prompt']).ids, []
         session = start(engine, row, ids, 'ar' if name == 'ar' else 'sd', i + seed * len(rows))
@@ -1501,7 +1501,7 @@ def specguard(n):
     runs = step_contest(engine, [r for some in zip(*rows.values()) for r in some][:3 * full])
     clock = step_clock(engine, [r for task in names for r in rows[task][:20]])
     yield from step_findings(test, scales, runs, clock)
-    sizes = {role: read_bytes(r.model, r.model.full) for role, r in engine.readers.items()}
+    sizes = {role: r.model.read_bytes(r.model.full) for role, r in engine.readers.items()}
     exact = {t: [sum(r[key] for r in rs) / sum(len(c.tokens) for r in rs for c in r['cycles'])
                  for key in ('read', 'compute')]
              for t in names if (rs := [r for r in runs['sd'] if r['task'] == t])}

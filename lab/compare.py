@@ -1,72 +1,13 @@
-"""The figures of a trace, and what a run shows: coloured text, its trace, a check, tables, what pays."""
+"""What a run shows: coloured text, its trace, a check, tables, what pays."""
 import json
 import os
 import sys
-from collections import Counter
 from math import inf
 
 from tqdm import tqdm
 
 from lab.tasks import grade
-from verify import METHODS, Autoregressive, CmAsd, Sparse, SpecGuard, ViaSd, knobs_of
-
-
-# --------------------------------------------------------------------------------- the figures of a trace
-
-def whole_passes(passes):
-    """How many of the passes were the target's through all its layers: full, observed or sparse, not slim."""
-    return passes['target/full'] + passes['target/grounded'] + passes['target/sparse']
-
-
-def statistics(cycles, prompt_seconds, weights):
-    """The figures of a trace, each defined here once; a ratio without a denominator is None.
-
-    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged.
-    block_efficiency: tokens committed per target pass, full or sparse, the extra token included. work: weight
-    bytes read over those of one full target pass; compute: if every position read them anew, as where not
-    memory but arithmetic takes the time. Seconds, passes and positions exclude the prompt's.
-    """
-    ratio = lambda a, b: a / b if b else None
-    passes, positions, labels = Counter(), Counter(), Counter()
-    for cycle in cycles:
-        labels.update(cycle.labels)
-        for path, (n, T, _) in cycle.passes.items():
-            passes[path] += n
-            positions[path] += T
-    tokens, seconds = labels.total(), sum(c.seconds for c in cycles)
-    verdicts = [j['kept'] for c in cycles for j in c.judged]
-    read = lambda counts: sum(n * weights[path] for path, n in counts.items()) / weights['target/full']
-    return dict(
-        cycles=len(cycles), passes=passes, positions=positions, drafted=sum(len(c.drafted) for c in cycles),
-        judged=len(verdicts), accepted=sum(c.accepted for c in cycles),
-        acceptance_rate=ratio(sum(verdicts), len(verdicts)),
-        rejection_rate=ratio(verdicts.count(False), len(verdicts)),
-        block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
-        prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds), work=read(passes),
-        compute=read(positions))
-
-
-def read_bytes(model, path):
-    """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
-
-    A mixture is counted whole; how many of its experts a pass really reads depends on the tokens.
-    """
-    size = lambda module: sum(p.nbytes for p in module.parameters())
-    total = size(model.model.norm) + model.lm_head.weight[:model.vocab].nbytes
-    for layer, attend, ffn in zip(model.model.layers, path.attends, path.ffns):
-        total += size(layer.input_layernorm) + size(layer.self_attn) if attend else 0
-        total += size(layer.post_attention_layernorm) + size(layer.mlp) if ffn else 0
-    return total
-
-
-def measured(engine, cycles, prompt_seconds=0.0):
-    """The figures of a trace of this engine's; see statistics."""
-    weights = {f'{role}/{name}': read_bytes(r.model, path) for role, r in engine.readers.items()
-               for name, path in ({'full': r.model.full} | r.paths).items()}
-    return statistics(cycles, prompt_seconds, weights)
-
-
-# --------------------------------------------------------------------------------------- what a run shows
+from verify import METHODS, Autoregressive, CmAsd, Sparse, SpecGuard, ViaSd, knobs_of, whole_passes
 
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')
 
@@ -149,7 +90,7 @@ def report(engine, row, session, method, cycles):
     return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
                 lossless=lossless(engine, method), knobs=knobs, seed=session.generator.initial_seed(),
                 device=engine.device, dtype=engine.dtype, finish='eos' if session.ended else 'length',
-                stats=measured(engine, cycles, session.prompt_seconds)) | graded
+                stats=engine.statistics(cycles, session.prompt_seconds)) | graded
 
 
 def lossless(engine, method):
@@ -244,7 +185,7 @@ def table(engine, rows, methods, traces):
     rows: (row, tokens of its prompt); traces: {method: [list of Cycles of a row]}.
     """
     cycles = {name: sum(texts, []) for name, texts in traces.items()}
-    stats = {name: measured(engine, cycles[name]) for name in methods}
+    stats = {name: engine.statistics(cycles[name]) for name in methods}
     plain, cell = stats['ar'], lambda x, form: '-' if x is None else format(x, form)
     speedup = {name: s['tokens_per_second'] / plain['tokens_per_second'] for name, s in stats.items()}
     width, reports = max(14, *map(len, stats)), {}

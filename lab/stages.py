@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import specmini
 from lab import tasks
-from lab.compare import measured, read_bytes, tokens_of
+from lab.compare import tokens_of
 from lab.rivals import stage_gain
 from model import Path, Reader
 from verify import Exact, Score, ViaSd, rollout, violation
@@ -28,7 +28,7 @@ def contest(engine, rows, prompts, rivals):
     """[{rival: its figures}], a dict for each text; all rivals write a text in turn, each from a fresh cache.
 
     rivals: {name: (function to a method, masks taken in turn, {role: Reader; None takes the engine's away})}.
-    The figures are those of compare.statistics, with tokens (ids) and right (None where nothing is graded).
+    The figures are those of specmini.statistics, with tokens (ids) and right (None where nothing is graded).
     """
     found, own, readers = [], engine.calibration, dict(engine.readers)
     for i, (row, ids) in enumerate(zip(rows, tqdm(prompts, desc='runs', disable=None))):
@@ -39,7 +39,7 @@ def contest(engine, rows, prompts, rivals):
             cycles = list(specmini.decode(engine.start(ids, 'sd')[0], make()))
             tokens = tokens_of(cycles)
             right = tasks.grade(row, engine.tokenizer.decode(tokens))
-            found[-1][name] = measured(engine, cycles) | dict(tokens=tokens, right=right)
+            found[-1][name] = engine.statistics(cycles) | dict(tokens=tokens, right=right)
     engine.readers, engine.calibration = readers, own
     return found
 
@@ -114,12 +114,12 @@ class Record:
         in the draft's place.
         """
         full = engine.models['target'].full
-        drafter, whole = drafter or engine.models['draft'], read_bytes(engine.models['target'], full)
+        drafter, whole = drafter or engine.models['draft'], engine.models['target'].read_bytes(full)
         self.stages = {k: full.slim(set(x)) if isinstance(x, tuple) else x for k, x in stages.items()}
-        size = lambda x: (read_bytes(engine.models['target'], x) if isinstance(x, Path)
-                          else read_bytes(x.model, x.model.full))
+        size = lambda x: (engine.models['target'].read_bytes(x) if isinstance(x, Path)
+                          else x.model.read_bytes(x.model.full))
         self.cost = {None: 0.0} | {k: size(x) / whole for k, x in self.stages.items()}
-        self.draft = GAMMA * read_bytes(drafter, drafter.full) / whole
+        self.draft = GAMMA * drafter.read_bytes(drafter.full) / whole
         reader = Reader(drafter, engine.readers['draft'].capacity)
         self.rows = [self.blocks(engine, reader, *text) for text in tqdm(texts, desc='blocks', disable=None)]
 
