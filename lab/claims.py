@@ -569,11 +569,12 @@ def learned(taught, rows, base):
     half, found = len(taught['math']) // 2, fits(taught)
     unseen = blind(taught, FAMILIES[:3], None, half)
     seen = {key: blind(taught, families, n) for key, (families, n, _) in FITS.items()}
-    for key, line in (('fitted', MORE), ('fitted to 2 of math', 1.0)):
+    for key, line, why in (
+            ('fitted', MORE, 'Branches of one draft have much the same r: new weights turn few votes'),
+            ('fitted to 2 of math', 1.0, 'What is peculiar to two texts was taken for a rule')):
         yield Finding(f'weights {key}, over the default ones', *bootstrap(
             rows, lambda r: gain(r, key, 'ecsv', base), 200), line,
-            f'kept a cycle at equal positions a token; n = {len(rows)}, unseen',
-            'Branches of one draft have much the same r: another scale of it turns few votes')
+            f'kept a cycle at equal positions a token; n = {len(rows)}, unseen', why)
         a = found[key]
         yield Finding(f'no overfitting, weights {key}: log loss where fitted over that on unseen prompts',
                       *bootstrap(unseen, lambda u: float(loss_of(a, *joined(seen[key])) / loss_of(
