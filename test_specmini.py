@@ -433,6 +433,14 @@ def test_a_draft_that_is_the_target():
         assert s['labels'] == dict(draft=24, bonus=6) and s['drafted'] == s['judged'] == s['accepted'] == 24
 
 
+def test_caches_after_each_cycle():
+    """After any commit both caches are as fresh ones, but for the tokens that the next pass reads."""
+    s = session(network(0), network(1), [1, 2, 3], 30, temperature=1.0)
+    s.read_prompt()
+    assert all(trusted(r, s.tokens) >= len(s.tokens) - 2 for _ in specmini.decode(s, Exact(4))
+               for r in (s.target, s.draft))
+
+
 def test_lookup():
     make = lambda tokens: lookup(session(network(), None, tokens, 9, lookup), Exact(), 3)
     assert make([1, 2, 3, 4, 5, 9, 1, 2, 3]).tokens == [4, 5, 9]
@@ -1433,6 +1441,9 @@ def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
     cycles, r = [json.loads(line) for line in trace], reported(capsys, *flags)
     judged, s, n = [j for c in cycles for j in c['judged']], r['stats'], len(r['tokens'])
     assert list(r) == 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
+    assert list(s) == (
+        'cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
+        'labels seconds prompt_seconds tokens_per_second work compute').split()
     known = [r[key] for key in ('method', 'seed', 'dtype', 'prompt_tokens', 'device', 'text')]
     assert known == [method, 3, 'fp32', 5, specmini.pick_device('auto'), text[:-1]]
     assert sum((c['tokens'] for c in cycles), []) == r['tokens'] and sum(s['labels'].values()) == n
