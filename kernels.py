@@ -64,7 +64,8 @@ def rotate(x, cos, sin):
 def attend(q, k, v, mask, carry):
     """Attention of q [B, H, T, D] over k, v [B, G, S, D] -> ([B, H, T, D], carry).
 
-    mask [T, S] is 0 where a query may look, else -inf. Query head h reads key head h // (H / G).
+    mask [T, S] is 0 where a query may look, else -inf: the causal one where T = S, whatever is given. Query
+    head h reads key head h // (H / G).
     Source: Vaswani et al. 2017, eq. 1; Ainslie et al. 2023 (grouped queries).
     """
     if (T := q.shape[2]) == k.shape[2]:         # a whole text: what is masked need not be computed at all
@@ -100,8 +101,8 @@ def blend(x, moe, weights, chosen, carry):
     if torch.compiler.is_compiling():
         return blend_pairs(x, moe, weights, chosen, carry['real'])
     flat, out = x.flatten(0, 1), torch.zeros_like(x.flatten(0, 1))          # [B T, C]
-    for e in chosen[weights > 0].unique().tolist():                         # the others are not read
-        token, slot = ((chosen == e) & (weights > 0)).nonzero(as_tuple=True)
+    for e in chosen[weights != 0].unique().tolist():    # the others are not read; a NaN is, and shows
+        token, slot = ((chosen == e) & (weights != 0)).nonzero(as_tuple=True)
         y, _ = swiglu(flat[token], moe.experts[e], None)
         out.index_add_(0, token, y * weights[token, slot, None].to(y.dtype))
     return out.view_as(x)
@@ -277,7 +278,7 @@ def shade(weights, below, residual):
     """One layer of attention rollout -> [B, T, P]: how far each of T new tokens leans on each of P old ones.
 
     weights [B, T, P + T]; below: the same shades one layer further down, None at the lowest. Old tokens count
-    as their own source: a row's sum over the prefix is the full product's (see the README), its spread is not.
+    as their own source: a row's sum over the prefix is the full product's (see README), its spread is not.
     Source: Abnar & Zuidema 2020, eq. 1; the identity's share is `residual` (theirs 0.5, SpecGuard's none).
     """
     T = weights.shape[1]

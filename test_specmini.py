@@ -466,6 +466,8 @@ def test_confidence_window_threshold():
     assert m.confidence(z) == pytest.approx(found.mean(-1).tolist())
     assert replace(m, lam_margin=0, lam_softmax=0).confidence(z) == pytest.approx(found[:, 0].tolist())
     assert [m.window(c) for c in (0, 0.1, 0.5, 1)] == [2, 2, 4, 9] and cmasd().window(1) == 10
+    with pytest.raises(ValueError, match='NaN'):
+        m.window(math.nan)
     score = type('Score', (), dict(draft=Draft([], None, notes=[dict(confidence=c) for c in (1, 0.75, 0)])))
     assert [m.threshold(score, i) for i in range(3)] == pytest.approx([0.2, 0.7, 1.0])
     assert replace(m, tau_base=0.0).threshold(score, 0) == 0.01
@@ -1279,6 +1281,7 @@ def test_stacked_experts(tmp_path):
     moe, before = model.model.layers[0].mlp, network(**MIXED).state_dict()
     weights, chosen = kernels.route(x[0], moe)
     weights[:, 1:] = 0
+    assert kernels.blend(x, moe, weights * math.nan, chosen, None).isnan().all()    # a broken router shows
     wanted = kernels.blend(x, moe, weights, chosen, None)
     moe.stack()
     assert {p.untyped_storage().data_ptr() for e in moe.experts for p in e.parameters()} == {
@@ -1506,6 +1509,9 @@ def test_what_is_shown(pair, capsys, monkeypatch):
     interrupt(monkeypatch, verify.Exact, 'accept', 3)
     status, out, err = program(capsys, *pair)
     assert status == 130 and 'sd (lossless)' in err and out
+    interrupt(monkeypatch, verify.Exact, 'accept', 3)
+    status, out, _ = program(capsys, *pair, '--json')
+    assert status == 130 and json.loads(out)['finish'] == 'interrupted'
 
 
 def test_check_and_compare(pair, capsys, monkeypatch):

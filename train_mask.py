@@ -1,6 +1,6 @@
 """What is measured once on a model and kept in its calibration.json: which sublayers a slim pass can skip.
 
-`python train_mask.py` searches the mask of the embedded target in a minute or two; --target and --text take
+`python train_mask.py` searches the mask of the embedded target in half a minute; --target and --text take
 any other model. Random proposals take turns with Bayesian ones (a Gaussian process over masks, expected
 improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks are used: verify.py.
 --signals measures instead how sure and how grounded a draft's steps are, for specguard (lab/steps.py), and
@@ -184,7 +184,7 @@ def parse(argv):
 def resumed(args):
     """tried {mask: cost} of the search that --resume goes on from."""
     old = read_calibration(args.target, None, ['mask'])['mask']
-    same = old.get('settings') == {x: getattr(args, x) for x in SETTINGS}
+    same = old.get('settings') == {x: getattr(args, x) for x in SETTINGS} and 'tried' in old
     expect(same, f'--resume: the search before was of {old.get("settings")}; give this one the same')
     return {tuple(map(int, mask.split())): cost for mask, cost in old['tried'].items()}
 

@@ -283,7 +283,7 @@ def knob(default, *allowed):
 
 def require(holds, knob, found, expected):
     """ValueError in one line unless the knob's value is in its range."""
-    expect(holds, f'knob {knob.rstrip("_")} is {found}; expected {expected}')
+    expect(holds, f'knob {knob.rstrip("_")} is {found or repr(found)}; expected {expected}')
 
 
 def check_knobs(method):
@@ -344,7 +344,7 @@ class Exact:
     """
     gamma: int = knob(4, 0)                 # draft tokens a cycle
     draft_temperature: float = None         # of the draft model; None: the run's, 0: greedy drafting
-    draft_top_p = None                      # likewise; a knob of some methods
+    draft_top_p = None                      # likewise; a knob where a paper has it
     controller: str = knob('fixed', CONTROLLERS)    # what decides a block's length; fixed: gamma
     needs = ()                              # sections of calibration.json, see lab/calibration.py; no knob
 
@@ -473,7 +473,8 @@ class CmAsd(Exact):
         return [sum(map(operator.mul, self.lam, row)) for row in signals(logits)]
 
     def window(self, confidence):
-        """The block length that a mean confidence allows."""
+        """The block length that a mean confidence allows; ValueError if it is NaN, before it stops a block."""
+        expect(confidence == confidence, 'the draft computed NaN or infinity: its weights overflow')
         return min(self.k_max, max(self.k_min, math.floor(self.alpha * confidence * self.k_max)))
 
     def propose(self, session):
@@ -605,15 +606,12 @@ class Ecsv(Exact):
     tie_break: str = knob('verifier', 'draft')  # its logit where asked, else mean q; draft: mean q
     budget: int = None                      # target positions a cycle at most; None: those of the block alone
     bonus_check: bool = False               # one check more where the last cycle left some budget
+    lossless = True                         # whatever chose its point masses or cut the block; no knob
 
     def __post_init__(self):
         self.gamma, self.banked = self.gamma if self.depth is None else self.depth, 0
         super().__post_init__()
         require(self.budget is None or self.budget >= 2, 'budget', self.budget, '2 positions or more')
-
-    @property
-    def lossless(self):
-        return True                         # whatever chose its point masses or cut the block
 
     def draft(self, session, n):
         n = min(n, (self.budget or inf) - 1)
@@ -627,7 +625,8 @@ class Ecsv(Exact):
             ballot.ask(rows, chosen)
             fused, m = self.fuse(ballot), len(rows)
             same = len(os.path.commonprefix([before[:m - 1], fused]))
-            fused, known = fused[:cap - m + same], rows[:same + 1]  # row i has read only the tokens before i
+            # of the cap, m are spent and `same` of them need not be read again; row i has read what is before i
+            fused, known = fused[:cap - m + same], rows[:same + 1]
         self.banked = cap - m - (len(fused) - same)
         return replace(Draft.points(fused, session.target.model), known=known,
                        logits=logits.mean(0)[:len(fused)],      # the branches' mean, for length controllers

@@ -85,11 +85,12 @@ def report(engine, row, session, method, cycles):
     """The JSON object of one text; `right` only where the row can be graded."""
     tokens, name = tokens_of(cycles), engine.args.method
     right = grade(row, text := engine.tokenizer.decode(tokens))
+    finish = 'eos' if session.ended else 'interrupted' if session.room else 'length'
     graded = {} if right is None else dict(right=right)
     knobs = {k: json_value(getattr(method, f.name)) for k, f in knobs_of(METHODS[name]).items()}
     return dict(text=text, tokens=tokens, prompt_tokens=len(session.tokens) - len(tokens), method=name,
                 lossless=lossless(engine, method), knobs=knobs, seed=session.generator.initial_seed(),
-                device=engine.device, dtype=engine.dtype, finish='eos' if session.ended else 'length',
+                device=engine.device, dtype=engine.dtype, finish=finish,
                 stats=engine.statistics(cycles, session.prompt_seconds)) | graded
 
 

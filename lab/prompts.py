@@ -44,7 +44,10 @@ def chat(folder, text):
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     settings, file = File(folder) / 'tokenizer_config.json', File(folder) / 'chat_template.jinja'
     settings = read_json(settings) if settings.exists() else {}
-    template = file.read_text(encoding='utf-8') if file.exists() else settings.get('chat_template')
+    try:
+        template = file.read_text(encoding='utf-8') if file.exists() else settings.get('chat_template')
+    except ValueError as error:
+        raise ValueError(f'{file}: expected text in UTF-8 ({error})') from None
     if isinstance(template, list):                      # several by name: [{name, template}]
         template = {t.get('name'): t.get('template') for t in template if isinstance(t, dict)}.get('default')
     if not isinstance(template, str):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import kernels
 from model import Reader, load, same_vocabulary
 from verify import (CONTROLLERS, METHODS, SELECT, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score,
-                    Sparse, SpecGuard, Stepwise, ViaSd, branch, knob, loglikes, overlap, probs, require,
+                    Sparse, SpecGuard, Stepwise, ViaSd, branch, finite, knob, loglikes, overlap, probs, require,
                     residual, violation)
 
 
@@ -301,6 +301,8 @@ class CmAsdDropout(CmAsd):
         """q(x) [rows, n] at temperature 1 of the tokens that were just drafted."""
         reader = session.draft or session.target
         path = reader.model.full if session.draft else session.slim
+        dense = kernels.swiglu in path.ffns
+        require(dense, 'drop', self.drop, 'a draft with a feed-forward that is no mixture of experts')
         thin = partial(thinned_swiglu, how=(self.drop, session.generator))
         path = replace(path, name=f'{path.name} dropout',
                        ffns=tuple(thin if f is kernels.swiglu else f for f in path.ffns))
@@ -765,7 +767,7 @@ class Beam(Majority):
         if session.draft is None:
             raise ValueError('the beam is of the draft model: give --draft DIR')
         reader, path, n = session.draft, session.draft.model.full, len(session.tokens)
-        logits = reader.read(session.tokens, [], path, 1)                               # [rows, V]
+        logits = finite(reader.read(session.tokens, [], path, 1), 'draft', n)           # [rows, V]
         twin, texts, sums, ended = reader.fork(self.k, session.room), [[]], logits.new_zeros(1), []
         while texts and len(ended) < self.k:
             total = sums[:, None] + logits.log_softmax(-1)                              # [rows, V]
@@ -784,7 +786,7 @@ class Beam(Majority):
         for x in (x for store in twin.cache.stores for x in store):
             x[:, :, n:] = x[rows + idle][:, :, n:]
         ids = torch.tensor([text[-1] for text in texts] + idle, device=twin.model.cos.device)
-        return twin.append(ids, path)[:len(texts)]
+        return finite(twin.append(ids, path), 'draft', n)[:len(texts)]
 
 
 @dataclass
