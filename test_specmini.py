@@ -950,6 +950,8 @@ def test_specguard_greedy(tau, who):
         rows = fresh(network(int(who == 'draft'), 12), [3, 2] + text)[1:-1]
         logp = [j['logp'] for c in cycles for j in c.judged]
         assert logp == pytest.approx(verify.loglikes(rows, text).tolist())
+        s = session(network(0, 12), network(1, 12), [3, 2], 30, **LINES)
+        assert write(s, claims.DRAFT)[0] == text            # the claims' "draft only"
     for c in cycles:
         T, wrote = len(c.drafted), c.labels[0] == 'target'
         assert c.passes['draft/full'][0] == T

@@ -34,12 +34,12 @@ from lab.prompts import calibration_texts
 from lab.quantise import write_copy
 from lab.replay import (DEPTHS, SIGNS, VOTES, Branches, Record, begin, costs, fit_weights, lessons, loss_of,
                         network, prompts, seconds, written)
-from lab.rivals import EcsvSpot, blend, ledger, watched
+from lab.rivals import EcsvSpot, Unseen, blend, ledger, watched
 from lab.steps import (DRAFTS, ROLLOUTS, USUAL, Rollout, average_precision, choose_gate, gate_curve, judged,
                        observe, outcomes, record, roc_area, signal_ranges, start)
 from model import Reader, expect, load
 from verify import (CONTROLLERS, METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Session, Sparse, SpecGuard,
-                    Stepwise, loglikes, rollout, write_steps)
+                    loglikes, rollout, write_steps)
 
 HOME = File(__file__).parent / 'models'
 
@@ -1131,7 +1131,7 @@ def via(n):
 SHORT = 200         # tokens of a prompt at most: tables go on to 1,700, nearly half are shorter
 SEEDS = 3           # runs of `notes`, each with other draws of the draft
 FULL, PART = 200, 50            # problems of each task that are run end to end: what is judged, what is shown
-DRAFT = Stepwise(k=1, draft_temperature=0.0, tau=-inf)      # the draft's own text, as greedy as the target's
+DRAFT = Unseen(k=1, draft_temperature=0.0, tau=-inf)      # the draft's own text, as greedy as the target's
 NOTES = [           # the notes' tables: table, setting, their accuracy (points), their speed, our change
     ('components (MATH, GSM8K)', 'LPBV only', '+1.7, +1.2', 'latency 0.95', dict(beta=1.0)),
     ('components (MATH, GSM8K)', 'ABGV only', '+2.1, +1.9', 'latency 0.96', dict(beta=0.0)),
@@ -1275,7 +1275,7 @@ def step_contest(engine, rows):
     shown = {
         'LPBV only': sg(beta=1.0), 'ABGV only': sg(beta=0.0),
         'calibrated': sg(beta=chosen['beta'], tau=chosen['tau']), 'target signals': sg(signals='target'),
-        'selector only': Stepwise(tau=-inf), 'draft only': DRAFT, 'ar': METHODS['ar'](),
+        'selector only': Unseen(tau=-inf), 'draft only': DRAFT, 'ar': METHODS['ar'](),
         **{name: METHODS[name]() for name in
            ('specreason', 'majority', 'best-of-n', 'process-best-of-n', 'beam', 'specguard-pooled')}}
     runs |= {name: step_run(engine, name, method, rows) for name, method in gates.items()}
