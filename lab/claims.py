@@ -112,12 +112,9 @@ RULES = {           # what is replayed: strict ones, with which every text is th
 
 
 def auroc(sure, hits):
-    """The chance that an accepted token's confidence [n] beats a rejected one's, ties half; hits [n] bool."""
-    good, bad = sure[hits], sure[~hits].sort().values
-    if not len(good) or not len(bad):
-        return 0.5
-    ranks = torch.searchsorted(bad, good) + torch.searchsorted(bad, good, right=True)
-    return float(ranks.double().mean()) / 2 / len(bad)
+    """The chance that an accepted one's confidence [n] beats a rejected one's; 1/2 if one kind is absent."""
+    area = roc_area(sure, hits)
+    return area if area == area else 0.5
 
 
 def reliability(sure, hits, bins=10):

@@ -35,13 +35,12 @@ USUAL = dict(pick=4, rollout=DRAFTS, beta=0.5, tau=0.5, combine='weighted', scal
 
 def roc_area(scores, labels):
     """The chance that a true one scores above a false one, ties half; nan where either kind is absent."""
-    below, wins, ranked = 0, 0.0, sorted(zip(scores, labels))
-    for _, tied in itertools.groupby(ranked, key=lambda pair: pair[0]):
-        true = [bool(label) for _, label in tied]
-        false = true.count(False)
-        wins += (len(true) - false) * (below + false / 2)
-        below += false
-    return wins / (below * (len(ranked) - below)) if 0 < below < len(ranked) else nan
+    scores, labels = torch.as_tensor(scores, dtype=torch.double), torch.as_tensor(labels).bool()
+    good, bad = scores[labels], scores[~labels].sort().values
+    if not len(good) or not len(bad):
+        return nan
+    ranks = torch.searchsorted(bad, good) + torch.searchsorted(bad, good, right=True)
+    return float(ranks.double().mean()) / 2 / len(bad)
 
 
 def average_precision(scores, labels):
