@@ -1414,7 +1414,7 @@ def test_anchors():
 
 def test_prompt_of_the_claims():
     """A setting reads as if it were the only one; without one, or dense every cycle, the reading is dense."""
-    p = claims.Prompt(*claims.contexts('math', 1)[0], {})
+    p = claims.Prompt(claims.contexts('math', 1)[0], {})
     first, dense = p.read(claims.BOTH), p.read({})
     assert dense['kl'] == 0 and dense['alike'] == dense['bytes'] == dense['flops'] == 1
     assert p.read(claims.BOTH | dict(refresh_every=1))['kl'] < 1e-6 < first['kl'] == p.read(claims.BOTH)['kl']

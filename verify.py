@@ -473,7 +473,7 @@ class CmAsd(Exact):
         return [sum(map(operator.mul, self.lam, row)) for row in signals(logits)]
 
     def window(self, confidence):
-        """The block length that a mean confidence allows; ValueError if it is NaN, before it stops a block."""
+        """The block length that a mean confidence allows; ValueError if it is NaN."""
         expect(confidence == confidence, 'the draft computed NaN or infinity: its weights overflow')
         return min(self.k_max, max(self.k_min, math.floor(self.alpha * confidence * self.k_max)))
 
@@ -625,7 +625,7 @@ class Ecsv(Exact):
             ballot.ask(rows, chosen)
             fused, m = self.fuse(ballot), len(rows)
             same = len(os.path.commonprefix([before[:m - 1], fused]))
-            # of the cap, m are spent and `same` of them need not be read again; row i has read what is before i
+            # m of the cap are spent, `same` of them need not be read again; row i has read what is before i
             fused, known = fused[:cap - m + same], rows[:same + 1]
         self.banked = cap - m - (len(fused) - same)
         return replace(Draft.points(fused, session.target.model), known=known,

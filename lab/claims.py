@@ -112,7 +112,7 @@ RULES = {           # what is replayed: strict ones, with which every text is th
 
 
 def auroc(sure, hits):
-    """The chance that an accepted one's confidence [n] beats a rejected one's; 1/2 if one kind is absent."""
+    """The chance that an accepted token is surer than a rejected one; 1/2 where one kind is absent."""
     area = roc_area(sure, hits)
     return area if area == area else 0.5
 
@@ -1569,14 +1569,17 @@ def embedded(name):
 class Prompt:
     """A prompt that was read densely, once: what settings of Sparse make of its solution, and write on.
 
-    found: the calibration (passes.sparsity); plain: the knobs with which nothing is left out.
+    context: (row, ids of its prompt, of its solution); found: the calibration (passes.sparsity); plain: the
+    knobs with which nothing is left out.
     """
 
-    def __init__(self, row, ids, solution, found, model='target', draft=None, plain=None):
+    def __init__(self, context, found, model='target', draft=None, plain=None):
         (target, _, eos), draft = embedded(model), draft or embedded('draft')[0]
-        self.row, self.ids, self.solution, self.room = row, ids, solution, len(solution) + 12
-        readers = (Reader(network, len(ids) + self.room) for network in (target, draft))
-        self.session = Session(*readers, rollout, list(ids), self.room, eos, calibration=dict(sparse=found))
+        self.row, self.ids, self.solution = context
+        self.room = len(self.solution) + 12
+        readers = (Reader(network, len(self.ids) + self.room) for network in (target, draft))
+        self.session = Session(*readers, rollout, list(self.ids), self.room, eos,
+                               calibration=dict(sparse=found))
         self.session.read_prompt()
         self.dense = self.passes(plain)
 
@@ -1655,7 +1658,7 @@ def measured(task, n, settings, found):
     """[{setting: what it reads and writes}] of n prompts; stories, which nobody can grade, are only read."""
     rows = []
     for row in tqdm(contexts(task, n), desc=task, file=sys.stderr, disable=None):
-        p = Prompt(*row, found)
+        p = Prompt(row, found)
         rows.append({name: p.read(knobs) | (p.write(knobs) if task != 'story' else {})
                      for name, knobs in settings.items()} | dict(row=row[0]))
     return rows
@@ -1731,7 +1734,7 @@ def elsewhere(found, n):
     knobs = dict(rho=0.25, anchors=-(-len(found['table']['anchors']) // 2), ffn_quantile=0.6)
     of = {}
     for task in found:
-        prompts = (Prompt(*row, found[task]) for row in contexts('table', n))
+        prompts = (Prompt(row, found[task]) for row in contexts('table', n))
         of[task] = [p.write(knobs) | p.read(knobs) for p in prompts]
     first, second = (found[task]['anchors'][:knobs['anchors']] for task in ('story', 'table'))
     for key, words in (('right', 'tables right'), ('alike', 'same first choice as dense')):
@@ -1744,7 +1747,7 @@ def drift(n, found):
     """What it costs that sparse passes build on what sparse passes wrote: against a dense cache each time."""
     own, fresh = [], []
     for row in tqdm(contexts('story', n), desc='drift', file=sys.stderr, disable=None):
-        p = Prompt(*row, found)
+        p = Prompt(row, found)
         own.append(p.read(BOTH)['kl'])
         fresh.append(p.read(BOTH, fresh=True)['kl'])
     yield Finding('Drift: KL on a cache that sparse passes wrote less KL on a dense one', *bootstrap(
@@ -1807,7 +1810,7 @@ def mixture_claims(n):
                  'attn 75 %': skip(1, 0.0, rho=0.25), 'attn 75 %, experts, 1': skip(1, 0.5, rho=0.25)}
     rows = []
     for row in tqdm(contexts('math', n), desc='moe', file=sys.stderr, disable=None):
-        p = Prompt(*row, found, 'moe', plain=skip(1, 0.0))
+        p = Prompt(row, found, 'moe', plain=skip(1, 0.0))
         rows.append({name: p.read(knobs) for name, knobs in settings.items()} | {
             'written': [p.write(skip(1, 0.0)), p.write(settings['attn 75 %, experts, 1'])]})
     for name in settings:
@@ -1833,12 +1836,12 @@ def sparse_draft(n):
     lessons, tested = dict(dense=[], sparse=[]), [c for task in ('math', 'table') for c in contexts(task, n)]
     for task in ('math', 'table'):
         for row in tqdm(contexts(task, n, 'train'), desc=f'{task} lessons', file=sys.stderr, disable=None):
-            p = Prompt(*row, {})
+            p = Prompt(row, {})
             for name, laws in (('dense', p.dense[0]), ('sparse', p.passes(GRID[HARD])[0])):
                 lessons[name].append((*row[1:], laws))
     drafts = dict(given=embedded('draft')[0]) | {name: distil(embedded('draft')[0], lessons[name], 60)
                                                  for name in lessons}
-    tau = {name: [Prompt(*row, {}, draft=draft).write(GRID[HARD])['tau'] for row in tested]
+    tau = {name: [Prompt(row, {}, draft=draft).write(GRID[HARD])['tau'] for row in tested]
            for name, draft in drafts.items()}
     means = ', '.join(f'{name} {mean(tau[name]):.2f}' for name in tau)
     for other in ('given', 'dense'):

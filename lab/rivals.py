@@ -14,8 +14,8 @@ import torch.nn.functional as F
 import kernels
 from model import Reader, load, same_vocabulary
 from verify import (CONTROLLERS, METHODS, SELECT, Ballot, CmAsd, Draft, Ecsv, Exact, Fixed, Online, Score,
-                    Sparse, SpecGuard, Stepwise, ViaSd, branch, finite, knob, loglikes, overlap, probs, require,
-                    residual, violation)
+                    Sparse, SpecGuard, Stepwise, ViaSd, branch, finite, knob, loglikes, overlap, probs,
+                    require, residual, violation)
 
 
 @dataclass
