@@ -302,7 +302,7 @@ def stage_remarks(method, cycles, decode_seconds):
     cost, escalated = middle / len(cycles) / one, needed / len(cycles)
     verdict = 'paid' if escalated < 1 - cost else 'did not pay'
     return [f'middle stage: a cycle spends {cost:.2f} of a full pass on it, and {escalated:.2f} full passes '
-            f'besides; it pays where these are fewer than {1 - cost:.2f}, so here it {verdict}.']
+            f'besides; it pays where these are fewer than {max(0, 1 - cost):.2f}, so here it {verdict}.']
 
 
 def decode_seconds(session):
