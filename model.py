@@ -7,18 +7,20 @@ F feed-forward width, E experts, V vocabulary.
 """
 import copy
 import functools
+import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as File
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import nn
+from torch.nn import functional
 
 import kernels
 
@@ -32,6 +34,10 @@ EXTRA = dict(   # names read beside those of Config's fields
     num_experts=int, decoder_sparse_step=int, sliding_window=int, rope_theta=float, attention_bias=bool,
     use_sliding_window=bool, layer_types=list, mlp_only_layers=list)
 EXPECTED = {int: 'an integer, 1 to 1e10', float: 'above 0, to 1e10', bool: 'true or false', list: 'a list'}
+ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without
+    default=(), linear=('factor',), yarn=('factor',),
+    llama3=('factor', 'low_freq_factor', 'high_freq_factor'))
+ROPE_OPTIONS = 'beta_fast', 'beta_slow', 'attention_factor', 'mscale', 'mscale_all_dim'     # yarn's
 
 
 def expect(holds, message):
@@ -39,6 +45,8 @@ def expect(holds, message):
     if not holds:
         raise ValueError(message)
 
+
+# ------------------------------------------------------------------------------------------- config.json
 
 @dataclass(frozen=True)
 class Config:
@@ -78,62 +86,103 @@ def read_config(folder):
     where = File(folder) / 'config.json'
     raw = read_json(where)
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
-    refuse(raw, where)
-    get, kind, heads = raw.get, raw['model_type'], raw['num_attention_heads']
-    bias, E = bool(get('attention_bias')) and kind not in ('mistral', 'qwen2'), get('num_experts')
-    dense, every = get('mlp_only_layers') or [], get('decoder_sparse_step') or 1
-    experts = (0 if i in dense or (i + 1) % every else E for i in range(raw['num_hidden_layers']))
-    usual = dict(num_key_value_heads=heads, head_dim=raw['hidden_size'] // heads)
-    given = {f.name: raw[f.name] for f in fields(Config) if get(f.name) is not None}
-    return Config(**usual | given | dict(
+    refuse_types(raw, where)
+    refuse_window(raw, where)
+    refuse_shapes(raw, where)
+    kind = raw['model_type']
+    heads = raw['num_attention_heads']
+    settings = dict(num_key_value_heads=heads, head_dim=raw['hidden_size'] // heads)    # where not given
+    for option in fields(Config):
+        if raw.get(option.name) is not None:
+            settings[option.name] = raw[option.name]
+    bias = bool(raw.get('attention_bias')) and kind not in ('mistral', 'qwen2')
+    settings.update(
         rope=read_rope(raw, where), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
-        mlp_bias=bool(get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
-        experts=tuple(experts) if kind == 'qwen3_moe' else ()))
+        mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
+        experts=read_experts(raw) if kind == 'qwen3_moe' else ())
+    return Config(**settings)
 
 
-def refuse(raw, where):
-    """ValueError for a value of the wrong type, and for what this network would silently leave out."""
-    kind, get = raw.get('model_type'), raw.get
+def read_experts(raw):
+    """For each layer of a mixture its number of experts, 0 where the feed-forward is dense."""
+    dense = raw.get('mlp_only_layers') or []
+    every = raw.get('decoder_sparse_step') or 1
+    experts = []
+    for i in range(raw['num_hidden_layers']):
+        mixed = i not in dense and (i + 1) % every == 0
+        experts.append(raw['num_experts'] if mixed else 0)
+    return tuple(experts)
+
+
+def refuse_types(raw, where):
+    """ValueError for a model type that is not here and for the first value of a wrong type or size."""
+    kind = raw.get('model_type')
     expect(kind in KINDS, f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
-    types = {f.name: f.type for f in fields(Config) if f.type in EXPECTED} | EXTRA
+    types = {option.name: option.type for option in fields(Config) if option.type in EXPECTED}
+    types.update(EXTRA)
+    needed = NEEDED + MIXTURE if kind == 'qwen3_moe' else NEEDED
     for name, wanted in types.items():
-        value, needed = get(name), name in NEEDED or kind == 'qwen3_moe' and name in MIXTURE
-        good = value is None and not needed or wanted in (bool, list) and type(value) is wanted
-        good = good or wanted in (int, float) and type(value) in (int, wanted) and 0 < value <= 1e10
+        value = raw.get(name)
+        if value is None:
+            good = name not in needed
+        elif wanted in (bool, list):
+            good = type(value) is wanted
+        else:
+            good = type(value) in (int, wanted) and 0 < value <= 1e10
         expect(good, f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
-    window = get('sliding_window', 4096 if kind == 'mistral' else None)
-    used = window and (kind == 'mistral' or kind != 'llama' and get('use_sliding_window'))
-    short, kinds = used and window < raw['max_position_embeddings'], get('layer_types') or []
-    expect(not short and 'sliding_attention' not in kinds,
-           f'{where}: a sliding window of {window} is switched on; only full attention is here')
-    act, H, G = get('hidden_act', 'silu'), raw['num_attention_heads'], get('num_key_value_heads') or 1
-    D, (E, k, _) = get('head_dim') or raw['hidden_size'] // H, map(get, MIXTURE)
+
+
+def refuse_window(raw, where):
+    """ValueError where attention would be over a sliding window: this network would silently see more."""
+    kind = raw['model_type']
+    if kind == 'mistral':
+        window = raw.get('sliding_window', 4096)        # on unless it is switched off
+    else:
+        used = kind != 'llama' and raw.get('use_sliding_window')
+        window = raw.get('sliding_window') if used else None
+    short = window and window < raw['max_position_embeddings']
+    sliding = 'sliding_attention' in (raw.get('layer_types') or [])
+    expect(not short and not sliding,
+           f'{where}: a sliding window of {raw.get("sliding_window", window)} is switched on; '
+           'only full attention is here')
+
+
+def refuse_shapes(raw, where):
+    """ValueError for what this network would silently leave out, and for sizes that do not fit together."""
+    heads = raw['num_attention_heads']
+    groups = raw.get('num_key_value_heads') or 1
+    size = raw.get('head_dim') or raw['hidden_size'] // heads
+    act = raw.get('hidden_act', 'silu')
     expect(act == 'silu', f'{where}: hidden_act {act!r} is not supported, only silu')
-    expect(not get('quantization_config'), f'{where}: quantised (quantization_config); use plain weights')
-    expect(H % G == 0, f'{where}: {H} query heads cannot share {G} key heads')
-    expect(D > 0 and D % 2 == 0, f'{where}: head_dim is {D}; positions turn its channels in pairs')
-    expect(kind != 'qwen3_moe' or k <= E, f'{where}: num_experts_per_tok is {k}, of {E} experts')
+    expect(not raw.get('quantization_config'),
+           f'{where}: quantised (quantization_config); use plain weights')
+    expect(heads % groups == 0, f'{where}: {heads} query heads cannot share {groups} key heads')
+    expect(size > 0 and size % 2 == 0,
+           f'{where}: head_dim is {size}; positions turn its channels in pairs')
+    if raw['model_type'] == 'qwen3_moe':
+        chosen = raw['num_experts_per_tok']
+        expect(chosen <= raw['num_experts'],
+               f'{where}: num_experts_per_tok is {chosen}, of {raw["num_experts"]} experts')
 
 
 def read_rope(raw, where):
     """The rotary settings, under transformers 5's names, defaults filled in."""
     given = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
-    flat = isinstance(given, dict) and not any(isinstance(v, dict) for v in given.values())
+    flat = isinstance(given, dict) and not any(isinstance(value, dict) for value in given.values())
     expect(flat, f'{where}: rotary settings {given!r}: expected one flat object for all layers')
-    given = {k: v for k, v in given.items() if v is not None}
+    given = {name: value for name, value in given.items() if value is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
-    needs = dict(default='', linear='factor', yarn='factor', llama3='factor low_freq_factor high_freq_factor')
-    expect(kind in needs, f'{where}: rope type {kind!r} is not one of {", ".join(needs)}')
+    expect(kind in ROPE_NEEDS, f'{where}: rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
     part = given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0)
     expect(part == 1.0, f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
-    usual = dict(rope_theta=raw.get('rope_theta') or 10000.0,
-                 original_max_position_embeddings=raw['max_position_embeddings'])
-    rope = usual | given | dict(rope_type=kind)
-    there = [x for x in 'beta_fast beta_slow attention_factor mscale mscale_all_dim'.split() if rope.get(x)]
-    for name in ['rope_theta', 'original_max_position_embeddings', *needs[kind].split(), *there]:
-        low = 1 if name == 'rope_theta' else 0
-        good = type(rope.get(name)) in (int, float) and rope[name] > low
-        expect(good, f'{where}: rope type {kind} needs {name} above {low}, found {rope.get(name)!r}')
+    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0,
+                original_max_position_embeddings=raw['max_position_embeddings'])
+    rope.update(given, rope_type=kind)
+    options = [name for name in ROPE_OPTIONS if rope.get(name)]
+    for name in ['rope_theta', 'original_max_position_embeddings', *ROPE_NEEDS[kind], *options]:
+        least = 1 if name == 'rope_theta' else 0
+        good = type(rope.get(name)) in (int, float) and rope[name] > least
+        expect(good, f'{where}: rope type {kind} needs {name} above {least}, found {rope.get(name)!r}')
     return rope
 
 
@@ -148,6 +197,8 @@ def read_json(path):
     expect(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
     return found
 
+
+# ------------------------------------------------------------------------------------------- the network
 
 class Part(nn.Module):
     """nn.Module without hooks, its submodules plain attributes: calls are half of a small network's time."""
@@ -165,9 +216,11 @@ class Linear(nn.Linear):
     """A matrix product; for one position of a compiled pass a sum that inductor fuses with its neighbours."""
 
     def __call__(self, x):
-        weight, bias = self._parameters['weight'], self._parameters['bias']
-        if x.numel() > x.shape[-1] or not torch.compiler.is_compiling():
-            return F.linear(x, weight, bias)
+        weight = self._parameters['weight']
+        bias = self._parameters['bias']
+        one_position = x.numel() == x.shape[-1]
+        if not (one_position and torch.compiler.is_compiling()):
+            return functional.linear(x, weight, bias)
         y = (x[..., None, :] * weight).sum(-1)
         return y if bias is None else y + bias
 
@@ -177,17 +230,23 @@ class RMSNorm(nn.RMSNorm):
         return torch.rms_norm(x, self.normalized_shape, self._parameters['weight'], self.eps)
 
 
+def head_norm(config):
+    """The RMSNorm of a head's queries or keys, or what leaves them alone."""
+    return RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+
+
 class Attention(Part):
     def __init__(self, config):
         super().__init__()
-        C, H, G = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        self.D = D = config.head_dim
+        C, D = config.hidden_size, config.head_dim
+        H, G = config.num_attention_heads, config.num_key_value_heads
+        self.D = D
         self.q_proj = Linear(C, H * D, bias=config.qkv_bias)
         self.k_proj = Linear(C, G * D, bias=config.qkv_bias)
         self.v_proj = Linear(C, G * D, bias=config.qkv_bias)
         self.o_proj = Linear(H * D, C, bias=config.o_bias)
-        norm = lambda: RMSNorm(D, config.rms_norm_eps) if config.qk_norm else lambda x: x
-        self.q_norm, self.k_norm = norm(), norm()
+        self.q_norm = head_norm(config)
+        self.k_norm = head_norm(config)
 
     def forward(self, x, attend, view, store, carry):
         """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) in the cache, or None."""
@@ -195,10 +254,12 @@ class Attention(Part):
         q = self.q_norm(self.q_proj(x).view(B, T, -1, self.D)).transpose(1, 2)          # [B, H, T, D]
         k = self.k_norm(self.k_proj(x).view(B, T, -1, self.D)).transpose(1, 2)          # [B, G, T, D]
         v = self.v_proj(x).view(B, T, -1, self.D).transpose(1, 2)                       # [B, G, T, D]
-        q, k = kernels.rotate(q, view.cos, view.sin), kernels.rotate(k, view.cos, view.sin)
+        q = kernels.rotate(q, view.cos, view.sin)
+        k = kernels.rotate(k, view.cos, view.sin)
         if store is not None:
-            k = store[0].index_copy_(2, view.positions, k)[:, :, :view.span]            # [B, G, span, D]
-            v = store[1].index_copy_(2, view.positions, v)[:, :, :view.span]
+            keys, values = store
+            k = keys.index_copy_(2, view.positions, k)[:, :, :view.span]                # [B, G, span, D]
+            v = values.index_copy_(2, view.positions, v)[:, :, :view.span]
         out, carry = attend(q, k, v, view.mask, carry)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1)), carry
 
@@ -214,9 +275,11 @@ class MLP(Part):
 class MoE(Part):
     def __init__(self, config, E):
         super().__init__()
-        self.top_k, self.renormalise = config.num_experts_per_tok, config.norm_topk_prob
-        self.gate = Linear(config.hidden_size, E, bias=False)
-        self.experts = nn.ModuleList(MLP(config.hidden_size, config.moe_intermediate_size) for _ in range(E))
+        C, F = config.hidden_size, config.moe_intermediate_size
+        self.top_k = config.num_experts_per_tok
+        self.renormalise = config.norm_topk_prob
+        self.gate = Linear(C, E, bias=False)
+        self.experts = nn.ModuleList(MLP(C, F) for _ in range(E))
         self.stacks = []
 
     def stack(self):
@@ -224,20 +287,24 @@ class MoE(Part):
 
         The experts' own weights become its views: nothing is held twice, names and checkpoints stay.
         """
-        for name in () if self.stacks else ('gate_proj', 'up_proj', 'down_proj'):
-            own = [getattr(expert, name).weight for expert in self.experts]
-            self.stacks.append(torch.stack([weight.data for weight in own]))
-            for weight, view in zip(own, self.stacks[-1]):
+        if self.stacks:
+            return
+        for name in ('gate_proj', 'up_proj', 'down_proj'):
+            weights = [getattr(expert, name).weight for expert in self.experts]
+            stacked = torch.stack([weight.data for weight in weights])
+            for weight, view in zip(weights, stacked):
                 weight.data = view
+            self.stacks.append(stacked)
 
 
 class Block(Part):
     def __init__(self, config, E):
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        C, F = config.hidden_size, config.intermediate_size
+        self.input_layernorm = RMSNorm(C, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MoE(config, E) if E else MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.post_attention_layernorm = RMSNorm(C, config.rms_norm_eps)
+        self.mlp = MoE(config, E) if E else MLP(C, F, config.mlp_bias)
 
     def forward(self, x, attend, ffn, view, store, carry):
         """x [B, T, C] -> ([B, T, C], carry). A sublayer whose function is None is passed by."""
@@ -250,52 +317,82 @@ class Block(Part):
         return x, carry
 
 
+# ------------------------------------------------------------------------------------- how a pass is computed
+
+def writer(sparse, skip):
+    """The name under which the cache remembers who wrote a position: what was left out, and nothing else."""
+    name = 'sparse' if sparse else 'full'
+    return f'{name} without {sorted(skip)}' if skip else name
+
+
 @dataclass(frozen=True)
 class Path:
     """How one pass is computed: each layer's attend and ffn function, None where that sublayer is skipped.
 
-    writes: the name under which the cache remembers what this path wrote. A path that runs every sublayer
-    densely writes 'full', whatever else it observes on the way.
+    A path that runs every sublayer densely writes as 'full', whatever else it observes on the way.
     """
     name: str
     attends: tuple      # [L]
     ffns: tuple         # [L]
-    writes: str = 'full'
-    block: int = None   # keys to a block mean; 0: its layers need no means; None: they are handed nothing
-    carry: object = None    # what the first layer is handed; a path that observes puts what it sees there
+    skip: frozenset = frozenset()   # sublayers left out: 2i is layer i's attention, 2i + 1 its feed-forward
+    sparse: bool = False            # whether a sublayer that runs leaves something out
+    informed: bool = False          # whether its layers are told where the pass begins and what is padding
+    block: int = 0                  # keys to a block mean, for an informed path whose layers ask for means
+    carry: object = None            # what the first layer is handed; a path that observes puts it in here
 
-    def slim(self, skip, name='slim'):
+    @functools.cached_property
+    def writes(self):
+        """The name under which the cache remembers what this path wrote."""
+        return writer(self.sparse, self.skip)
+
+    @functools.cached_property
+    def trusts(self):
+        """The writers on whose keys this path may build: the full path, itself, and itself unskipped."""
+        return frozenset(['full', self.writes, writer(self.sparse, ())])
+
+    def without(self, skip, name='slim'):
         """This path without the sublayers in skip: 2i is layer i's attention, 2i + 1 its feed-forward."""
-        keep = lambda fs, odd: tuple(None if 2 * i + odd in skip else f for i, f in enumerate(fs))
-        writes = f'{self.writes} without {sorted(skip)}' if skip else self.writes
-        return Path(name, keep(self.attends, 0), keep(self.ffns, 1), writes, self.block)
+        skip = self.skip.union(skip)
+        attends = tuple(None if 2 * i in skip else f for i, f in enumerate(self.attends))
+        ffns = tuple(None if 2 * i + 1 in skip else f for i, f in enumerate(self.ffns))
+        return replace(self, name=name, attends=attends, ffns=ffns, skip=skip, carry=None)
 
     @functools.cache
-    def sparse(self, attend, heads, channels, experts):
-        """This path thinned out: for each layer what sparse kernels are told as `how`, None to stay dense."""
-        thin = {f: [functools.partial(g, how=how) if how else f for how in hows] for f, g, hows in (
-            (kernels.attend, attend, heads), (kernels.swiglu, kernels.sparse_swiglu, channels),
-            (kernels.mix, kernels.sparse_mix, experts))}
-        swap = lambda fs: tuple(f and thin[f][i] for i, f in enumerate(fs))
-        attends, ffns = swap(self.attends), swap(self.ffns)
-        if (attends, ffns) == (self.attends, self.ffns):
+    def thinned(self, attend, heads, channels, experts):
+        """This path made sparse; it stays dense where nothing is said, and skipped where it skips.
+
+        attend: the sparse attention. heads, channels, experts [L]: what it, sparse_swiglu and sparse_mix are
+        told as `how` in each layer, None to keep the dense form. Cached, so that a compiled pass finds its
+        graph again.
+        """
+        attends = list(self.attends)
+        ffns = list(self.ffns)
+        for i, how in enumerate(heads):
+            if attends[i] and how:
+                attends[i] = functools.partial(attend, how=how)
+            if ffns[i] is kernels.swiglu and channels[i]:
+                ffns[i] = functools.partial(kernels.sparse_swiglu, how=channels[i])
+            if ffns[i] is kernels.mix and experts[i]:
+                ffns[i] = functools.partial(kernels.sparse_mix, how=experts[i])
+        if attends == list(self.attends) and ffns == list(self.ffns):
             return self
+        block = max((how[2].block for how in heads if how), default=0)      # one for all layers
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
-        block = next((how[2].block for how in heads if how), 0)
-        return Path(name, attends, ffns, self.writes.replace('full', 'sparse'), block)
+        return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns), sparse=True, informed=True,
+                       block=block)
 
     def grounded(self, where, n, **carry):
-        """This path, observed by kernels.grounded in n of the layers that it runs (in all if fewer), once."""
-        run = [i for i, f in enumerate(self.attends) if f]
-        n = len(run) if where == 'all' else min(n, len(run))
-        begin = dict(first=0, middle=(len(run) - n) // 2, last=len(run) - n, all=0)[where]
-        seen = run[begin:begin + n]
-        attends = tuple(kernels.grounded if i in seen else f for i, f in enumerate(self.attends))
-        return replace(self, name='grounded', attends=attends, block=None, carry=dict(shades=None, **carry))
+        """This path, observed by kernels.grounded in n of the layers that it runs (in all if fewer), once.
 
-    def trusts(self, writer):
-        """Whether this path may build on what `writer` wrote: the full path, itself, or itself unskipped."""
-        return writer in ('full', self.writes, self.writes.split(' without')[0])
+        where: the first, the middle, the last n, or all.
+        """
+        run = [i for i, attend in enumerate(self.attends) if attend]
+        n = len(run) if where == 'all' else min(n, len(run))
+        begins = dict(first=0, middle=(len(run) - n) // 2, last=len(run) - n, all=0)
+        seen = run[begins[where]:][:n]
+        attends = tuple(kernels.grounded if i in seen else f for i, f in enumerate(self.attends))
+        seen_here = dict(shades=None, **carry)
+        return replace(self, name='grounded', attends=attends, informed=False, carry=seen_here)
 
 
 @dataclass(frozen=True)
@@ -313,7 +410,9 @@ class Transformer(Part):
 
     def __init__(self, config):
         super().__init__()
-        self.config, self.vocab, self.words = config, config.vocab_size, {}     # of the tokenizer: see load
+        self.config = config
+        self.vocab = config.vocab_size      # V; load lowers it to the tokenizer's length
+        self.words = {}                     # id -> text, of the tokenizer: see load
         self.model = nn.ModuleDict(dict(
             embed_tokens=nn.Embedding(config.vocab_size, config.hidden_size),
             layers=nn.ModuleList(Block(config, E) for E in config.mixtures),
@@ -321,9 +420,10 @@ class Transformer(Part):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+        attends = (kernels.attend,) * config.num_hidden_layers
         ffns = tuple(kernels.mix if E else kernels.swiglu for E in config.mixtures)
-        block = 0 if any(config.mixtures) else None     # a compiled mixture is told what is padding
-        self.full = Path('full', (kernels.attend,) * len(ffns), ffns, block=block)  # every sublayer, densely
+        mixed = any(config.mixtures)        # a compiled mixture is told what is padding
+        self.full = Path('full', attends, ffns, informed=mixed)         # every sublayer, densely
         self.set_context(min(2048, config.max_position_embeddings))
 
     def set_context(self, length):
@@ -338,31 +438,40 @@ class Transformer(Part):
         stores: the cache's (keys, values) per layer, written in place; span: how many keys are in view.
         Without a cache the tokens see each other alone (training). carry: what the first layer is handed.
         """
-        span = ids.shape[1] if stores is None else span
-        hidden = torch.arange(span, device=ids.device) > positions[:, None]             # [T, span]
-        mask = torch.zeros_like(hidden, dtype=self.cos.dtype).masked_fill(hidden, -torch.inf)
+        if stores is None:
+            span = ids.shape[1]
+        later = torch.arange(span, device=ids.device) > positions[:, None]              # [T, span]
+        mask = torch.zeros_like(later, dtype=self.cos.dtype).masked_fill(later, -torch.inf)
         view = View(positions, self.cos[positions], self.sin[positions], mask, span)
-        x = self.model.embed_tokens(ids)
+        x = self.model.embed_tokens(ids)                                                # [B, T, C]
         for i, layer in enumerate(self.model.layers):
-            x, carry = layer(x, path.attends[i], path.ffns[i], view, stores and stores[i], carry)
+            store = None if stores is None else stores[i]
+            x, carry = layer(x, path.attends[i], path.ffns[i], view, store, carry)
         return self.model.norm(x)
 
     def logits(self, hidden):
         """hidden [B, T, C] -> logits [B, T, V], cut to the tokenizer's length (checkpoints pad the head)."""
-        return F.linear(hidden, self.lm_head.weight[:self.vocab])
+        return functional.linear(hidden, self.lm_head.weight[:self.vocab])
 
     def read_bytes(self, path):
         """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
 
         A mixture is counted whole; how many of its experts a pass really reads depends on the tokens.
         """
-        size = lambda module: sum(p.numel() * p.element_size() for p in module.parameters())
-        total = size(self.model.norm) + self.lm_head.weight[:self.vocab].nbytes
+        total = parameter_bytes(self.model.norm) + self.lm_head.weight[:self.vocab].nbytes
         for layer, attend, ffn in zip(self.model.layers, path.attends, path.ffns):
-            total += size(layer.input_layernorm) + size(layer.self_attn) if attend else 0
-            total += size(layer.post_attention_layernorm) + size(layer.mlp) if ffn else 0
+            if attend:
+                total += parameter_bytes(layer.input_layernorm) + parameter_bytes(layer.self_attn)
+            if ffn:
+                total += parameter_bytes(layer.post_attention_layernorm) + parameter_bytes(layer.mlp)
         return total
 
+
+def parameter_bytes(module):
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+# -------------------------------------------------------------------------------------- caches and readers
 
 class KVCache:
     """Keys and values of all layers, and for every position the token id and the path that wrote it.
@@ -372,45 +481,62 @@ class KVCache:
     """
 
     def __init__(self, config, capacity, like, rows=1):
+        """like: a tensor of the dtype and device; rows: B."""
         shape = rows, config.num_key_value_heads, capacity, config.head_dim             # [B, G, S, D]
-        L = config.num_hidden_layers
-        self.stores = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(L)]
-        self.ids, self.writers, self.length = [], [], 0     # length: positions in use, recorded or not
-        self.block, self.means, self.averaged = 0, None, 0  # averaged: positions whose means are right
+        self.stores = []                        # of each layer (keys, values)
+        for _ in range(config.num_hidden_layers):
+            self.stores.append((like.new_zeros(shape), like.new_zeros(shape)))
+        self.ids = []                           # of each recorded position its token,
+        self.writers = []                       # and who wrote it: Path.writes
+        self.length = 0                         # positions in use, recorded or not
+        self.block = 0                          # keys to a block mean
+        self.means = None                       # of each layer the mean keys of the blocks
+        self.averaged = 0                       # positions whose means are right
 
     def trusted(self, line, path):
         """How many leading positions of the token ids in `line` this path need not read again."""
         n = min(len(self.ids), len(line))
         if self.ids[:n] != line[:n]:
             n = next(i for i in range(n) if self.ids[i] != line[i])
-        if self.writers[:n] == ['full'] * n:
-            return n
-        return next((i for i in range(n) if not path.trusts(self.writers[i])), n)
+        if not path.trusts.issuperset(self.writers[:n]):
+            n = next(i for i in range(n) if self.writers[i] not in path.trusts)
+        return n
 
     def record(self, line, start, path):
         """Positions start.. hold `line`, written by this path; what stood behind is forgotten."""
         self.ids[start:] = line[start:]
         self.writers[start:] = [path.writes] * (len(line) - start)
-        self.length, self.averaged = len(line), min(self.averaged, start)
+        self.length = len(line)
+        self.averaged = min(self.averaged, start)
 
     def average(self, block, n):
         """[L] mean keys [B, G, S / block, D] of the cache's blocks, right for the first n / block."""
         if block != self.block:
-            self.block, self.averaged = block, 0
-            self.means = [k.new_zeros(*k.shape[:2], k.shape[2] // block, k.shape[3]) for k, _ in self.stores]
-        a, b = self.averaged // block, n // block
-        for (keys, _), means in zip(self.stores if a < b else (), self.means):
-            means[:, :, a:b] = keys[:, :, a * block:b * block].unflatten(2, (b - a, block)).mean(3)
+            self.block = block
+            self.averaged = 0
+            self.means = []
+            for keys, _ in self.stores:
+                B, G, S, D = keys.shape
+                self.means.append(keys.new_zeros(B, G, S // block, D))
+        first = self.averaged // block
+        end = n // block
+        if first < end:
+            for (keys, _), means in zip(self.stores, self.means):
+                new = keys[:, :, first * block:end * block].unflatten(2, (end - first, block))
+                means[:, :, first:end] = new.mean(3)                        # [B, G, new blocks, D]
         self.averaged = n
         return self.means
 
     def fork(self, config, rows, extra):
         """`rows` equal rows with room for `extra` more positions; only the positions in use are copied."""
-        n, twin = self.length, KVCache(config, self.length + extra, self.stores[0][0], rows)
-        for mine, theirs in zip(self.stores, twin.stores):
-            for a, b in zip(mine, theirs):
-                b[:, :, :n] = a[:, :, :n]
-        twin.ids, twin.writers, twin.length = self.ids[:n], self.writers[:n], n
+        n = self.length
+        twin = KVCache(config, n + extra, self.stores[0][0], rows)
+        for (keys, values), (new_keys, new_values) in zip(self.stores, twin.stores):
+            new_keys[:, :, :n] = keys[:, :, :n]
+            new_values[:, :, :n] = values[:, :, :n]
+        twin.ids = self.ids[:n]
+        twin.writers = self.writers[:n]
+        twin.length = n
         return twin
 
 
@@ -419,24 +545,26 @@ class Reader:
 
     def __init__(self, model, capacity, compiled=False):
         """capacity: the longest text in tokens, prompt included; compiled: short passes by inductor."""
-        if capacity + PAD > model.cos.shape[0]:
-            model.set_context(capacity + PAD)
-        self.model, self.capacity = model, capacity + PAD
+        self.model = model
+        self.capacity = capacity + PAD
+        if self.capacity > model.cos.shape[0]:
+            model.set_context(self.capacity)
         self.cache = KVCache(model.config, self.capacity, model.lm_head.weight)
         self.log = []                                   # (path name, positions, begin, end) of each pass
         self.paths = {}                                 # path name -> Path, of every path read on so far
         self.compiled = compile_forward(model) if compiled else None
 
-    def read(self, tokens, draft, path, last):
-        """Logits [last, V] of the last positions of tokens + draft (lists of ids), read on this path.
+    def read(self, text, guesses, path, last):
+        """Logits [last, V] of the last positions of text + guesses (lists of ids), read on this path.
 
         Feeds from the first position that the path does not trust, and at least `last` positions.
         """
-        line = tokens + draft
+        line = text + guesses
         assert len(line) <= self.capacity, f'{len(line)} tokens in a cache for {self.capacity}'
         start = min(self.cache.trusted(line, path), len(line) - last)
         self.cache.record(line[:start], start, path)        # an interrupted pass leaves nothing trusted
-        ids, logits = torch.tensor([line[start:]], device=self.model.cos.device), []
+        ids = torch.tensor([line[start:]], device=self.model.cos.device)
+        logits = []
         for begin in range(start, len(line), CHUNK):
             end = min(begin + CHUNK, len(line))
             wanted = min(end - begin, max(0, last - (len(line) - end)))
@@ -453,26 +581,42 @@ class Reader:
     @torch.inference_mode()
     def feed(self, ids, start, path, last):
         """One pass over ids [B, T] at positions start.. -> logits [B, last, V]; counted and timed."""
-        T, span, forward, pad = ids.shape[1], start + ids.shape[1], self.model, 0
-        if self.compiled and T <= PAD and path.carry is None:    # what is observed differs every time
-            pad, span, forward = (1 << (T - 1).bit_length()) - T, self.capacity, self.compiled
+        B, T = ids.shape
+        forward = self.model
+        span = start + T
+        pad = 0
+        if self.compiled and T <= PAD and path.carry is None:   # what is observed differs every time
+            forward = self.compiled
+            span = self.capacity                        # one graph, wherever the pass begins
+            pad = (1 << (T - 1).bit_length()) - T
+            ids = functional.pad(ids, (0, pad)) if pad else ids
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
-        at = lambda n: torch.tensor(n, device=ids.device)
-        carry = path.carry if path.block is None else dict(
-            start=at(start), real=at(T), means=path.block and self.cache.average(path.block, start))
-        x = forward(F.pad(ids, (0, pad)) if pad else ids, positions, path, self.cache.stores, span, carry)
-        logits = self.model.logits(x[:, T - last:T])
-        self.log.append((path.name, T * len(ids), begin, self.now()))
+        carry = self.told(start, T, path) if path.informed else path.carry
+        hidden = forward(ids, positions, path, self.cache.stores, span, carry)          # [B, T + pad, C]
+        logits = self.model.logits(hidden[:, T - last:T])
+        self.log.append((path.name, B * T, begin, self.now()))
         self.paths[path.name] = path
         return logits
+
+    def told(self, start, T, path):
+        """What an informed path's layers are told of a pass over T tokens, in tensors: it may be compiled."""
+        device = self.model.cos.device
+        return dict(start=torch.tensor(start, device=device), real=torch.tensor(T, device=device),
+                    means=self.cache.average(path.block, start) if path.block else None)
 
     def fork(self, rows, extra):
         """A reader of the same network and log over `rows` copies of this cache, `extra` positions longer."""
         twin = copy.copy(self)
-        twin.cache, twin.compiled = self.cache.fork(self.model.config, rows, extra), None
-        twin.capacity = twin.cache.stores[0][0].shape[2]
+        twin.cache = self.cache.fork(self.model.config, rows, extra)
+        twin.compiled = None
+        twin.capacity = self.cache.length + extra
         return twin
+
+    def forget(self):
+        """Trusts no position and no pass of an earlier text any more."""
+        self.cache.record([], 0, self.model.full)
+        self.log.clear()
 
     def now(self):
         """A moment: seconds on a CPU, an event on CUDA (where a pass has not ended when its call returns)."""
@@ -482,17 +626,23 @@ class Reader:
         event.record()
         return event
 
-    def take(self):
-        """{path name: [passes, positions, seconds]} since the last call; on CUDA it waits for their end."""
-        spent = {}
-        for name, positions, begin, end in self.log:
-            if not isinstance(end, float):
-                end.synchronize()
-                begin, end = 0.0, begin.elapsed_time(end) / 1000
-            row = spent.setdefault(name, [0, 0, 0.0])
-            row[:] = row[0] + 1, row[1] + positions, row[2] + end - begin
-        self.log.clear()
-        return spent
+    def spent(self, mark=0):
+        """{path name: [passes, positions, seconds]} of the log from place `mark` on; on CUDA it waits."""
+        found = {}
+        for name, positions, begin, end in self.log[mark:]:
+            row = found.setdefault(name, [0, 0, 0.0])
+            row[0] += 1
+            row[1] += positions
+            row[2] += seconds_between(begin, end)
+        return found
+
+
+def seconds_between(begin, end):
+    """Seconds from one of Reader.now's moments to a later one."""
+    if isinstance(end, float):
+        return end - begin
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
 
 
 def compile_forward(model):
@@ -500,11 +650,14 @@ def compile_forward(model):
     cpu = model.cos.device.type == 'cpu'
     expect(not cpu or shutil.which(os.environ.get('CXX', 'g++')), '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 64           # graphs of all lengths, paths and models together
-    for mixture in [part for part in model.modules() if isinstance(part, MoE)]:
-        mixture.stack()
+    for part in model.modules():
+        if isinstance(part, MoE):
+            part.stack()
     options = dict(cpp_wrapper=cpu)                     # without it a quarter of a pass is Python
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 
+
+# ------------------------------------------------------------------------------------- loading a checkpoint
 
 def load(folder, device='cpu', dtype=torch.float32):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
@@ -513,18 +666,23 @@ def load(folder, device='cpu', dtype=torch.float32):
     the device in the wanted dtype, one after the other. ValueError in one line for whatever does not fit.
     """
     folder = File(folder)
-    config, tokenizer = read_config(folder), read_tokenizer(folder)
+    config = read_config(folder)
+    tokenizer = read_tokenizer(folder)
     with torch.device('meta'):
         model = Transformer(config)
-    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    weights = {name: nn.Parameter(tensor, requires_grad=False) for file in weight_files(folder)
-               for name, tensor in read_weights(file, wanted, device, dtype)}
-    absent = wanted.keys() - weights.keys()
-    expect(not absent, f'{folder}: {min(absent, default=0)} is missing, {len(absent)} in all: fetch it again')
+    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    weights = {}
+    for file in weight_files(folder):
+        for name, tensor in read_weights(file, wanted, device, dtype):
+            weights[name] = nn.Parameter(tensor, requires_grad=False)
+    absent = sorted(wanted.keys() - weights.keys())
+    expect(not absent, f'{folder}: {"".join(absent[:1])} is missing, {len(absent)} in all: fetch it again')
     weights.setdefault('lm_head.weight', weights['model.embed_tokens.weight'])      # where it is tied
     model.load_state_dict(weights, assign=True)
-    model.requires_grad_(False).eval().set_context(min(2048, config.max_position_embeddings))
-    model.words = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+    model.requires_grad_(False).eval()
+    model.set_context(min(2048, config.max_position_embeddings))
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    model.words = {i: text for text, i in vocabulary.items()}
     model.vocab = max(model.words) + 1
     expect(model.vocab <= config.vocab_size,
            f'{folder}: tokenizer of {model.vocab} entries, embedding of {config.vocab_size}')
@@ -533,23 +691,25 @@ def load(folder, device='cpu', dtype=torch.float32):
 
 def same_vocabulary(target, other, whose):
     """ValueError naming the first token (lowest id) that two loaded networks do not share by text and id."""
-    a, b = target.words, other.words
-    differ = next((i for i in sorted(a.keys() | b.keys()) if a.get(i) != b.get(i)), None)
-    expect(differ is None, f'{whose}: token {differ} is {b.get(differ)!r} there and {a.get(differ)!r} in the '
-           'target; they must share their vocabulary')
+    for i in sorted(target.words.keys() | other.words.keys()):
+        theirs, ours = other.words.get(i), target.words.get(i)
+        expect(theirs == ours, f'{whose}: token {i} is {theirs!r} there and {ours!r} in the target; '
+               'they must share their vocabulary')
 
 
 def weight_files(folder):
     """The safetensors files of a folder: the shards that the index names, or the single file."""
-    index, names = folder / 'model.safetensors.index.json', {'model.safetensors'}
+    index = folder / 'model.safetensors.index.json'
+    names = {'model.safetensors'}
     if index.exists():
         shards = read_json(index).get('weight_map')
-        good = isinstance(shards, dict) and {*map(type, shards.values())} == {str}
+        good = isinstance(shards, dict) and shards and all(type(name) is str for name in shards.values())
         expect(good, f'{index}: weight_map is not an object of tensor names and files')
         names = set(shards.values())
-    pickles = [file.name for end in ('bin', 'pt', 'pth') for file in folder.glob(f'*.{end}')]
-    hint = f'{pickles[0]} is a pickle, which can run code when opened; convert it' if pickles else (
-        'fetch model.safetensors, or all the shards that model.safetensors.index.json names')
+    pickles = [*folder.glob('*.bin'), *folder.glob('*.pt'), *folder.glob('*.pth')]
+    hint = 'fetch model.safetensors, or all the shards that model.safetensors.index.json names'
+    if pickles:
+        hint = f'{pickles[0].name} is a pickle, which can run code when opened; convert it'
     files = [folder / name for name in sorted(names)]
     for file in files:
         expect(file.exists(), f'{file}: no such file; {hint}')
@@ -562,14 +722,16 @@ def read_weights(file, wanted, device, dtype):
         with safe_open(file, 'pt') as opened:
             names = list(opened.keys())
         for name in names:
-            if name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight' and name not in wanted:
-                continue                                # a table we compute; a copy of the tied embedding
+            copy_of_tied = name == 'lm_head.weight' and name not in wanted
+            if copy_of_tied or name.endswith('rotary_emb.inv_freq'):        # a table that we compute
+                continue
             expect(name in wanted, f'{file}: tensor {name} has no place in the network of config.json')
             with safe_open(file, 'pt') as opened:     # opened anew: pages already copied are let go
                 shape = tuple(opened.get_slice(name).get_shape())
                 expect(shape == wanted[name], f'{file}: {name} has shape {shape}, expected {wanted[name]}')
                 tensor = opened.get_tensor(name).to(device, dtype, copy=True)
-            good = all(x.isfinite() for x in tensor.aminmax())
+            least, greatest = tensor.aminmax()
+            good = least.isfinite() and greatest.isfinite()
             expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
             yield name, tensor
     except (SafetensorError, OSError) as error:
@@ -577,6 +739,7 @@ def read_weights(file, wanted, device, dtype):
 
 
 def read_tokenizer(folder):
+    """The Tokenizer of a folder, which neither cuts nor pads; ValueError if there is none."""
     path = folder / 'tokenizer.json'
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -589,9 +752,127 @@ def read_tokenizer(folder):
 
 def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
-    files = [folder / name for name in ('config.json', 'generation_config.json')]
-    given = [read_json(file).get('eos_token_id') for file in files if file.exists()]
-    found = [i for ids in given for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
+    found = []
+    for name in ('config.json', 'generation_config.json'):
+        if (folder / name).exists():
+            ids = read_json(folder / name).get('eos_token_id')
+            found += ids if isinstance(ids, list) else [ids]
+    found = [i for i in found if i is not None]
     good = all(isinstance(i, int) for i in found)
     expect(good, f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
     return frozenset(found)
+
+
+# ------------------------------------------------------------- calibration.json, beside a target's weights
+# What train_mask.py measured on a target, bound to its weights: {"target": fingerprint, section: {...}, ...}.
+# A section of a pair names the draft's fingerprint under "draft". The sections:
+# mask: "skip", the sublayers left out, "nested" masks for more stages, "cost", and to resume the search by,
+#       "settings" and "tried" {mask: cost}; there is no draft in it
+# signals: the 1st and the 99th percentile of each signal of SpecGuard, of draft and target
+# sparse: "anchors", layers in the order in which they choose blocks; of each layer "channels" and "experts",
+#         tables of evenly spaced quantiles
+
+FLAGS = dict(mask='', signals='--signals ', sparse='--anchors ')    # of train_mask.py, by section
+
+
+def fingerprint(folder):
+    """16 hex digits that name a model: of its config.json and of 256 samples of each weight file.
+
+    Whole files of 16 GB would take half a minute; retraining changes every sample.
+    """
+    digest = hashlib.sha256((File(folder) / 'config.json').read_bytes())
+    for file in weight_files(File(folder)):
+        size = file.stat().st_size
+        with open(file, 'rb') as opened:
+            for i in range(256):
+                opened.seek(i * size // 256)
+                digest.update(opened.read(4096))
+    return digest.hexdigest()[:16]
+
+
+def read_calibration(target, draft=None, sections=()):
+    """{section: dict} of a target folder; ValueError if one of these sections is absent, broken or of others.
+
+    draft: the draft model's folder, or None where there is none.
+    """
+    if not sections:
+        return {}
+    where = File(target) / 'calibration.json'
+    found = read_json(where) if where.exists() else {}
+    layers = read_config(target).num_hidden_layers
+    own = found.get('target')
+    expect(not found or own == fingerprint(target),
+           f'{where}: measured on another target, {own}; make it with python train_mask.py --target {target}')
+    for name in sections:
+        section = found.get(name)
+        mend = f'make it with python train_mask.py {FLAGS.get(name, "")}--target {target}'
+        expect(isinstance(section, dict), f'{where}: no section {name!r}, which the method needs; {mend}')
+        pair = section.get('draft')
+        expect(draft or not pair,
+               f'{where}: {name!r} is of a pair, there is no draft model; give --draft DIR')
+        expect(not pair or pair == fingerprint(draft),
+               f'{where}: {name!r} was measured with another draft, {pair}; {mend}')
+        fault = FAULTS[name](section, layers)
+        expect(not fault, f'{where}: {fault}; {mend}')
+    return found
+
+
+def write_calibration(target, name, section, draft=None):
+    """Puts one section into the target's calibration.json; those of the same target stay, others go."""
+    where = File(target) / 'calibration.json'
+    own = fingerprint(target)
+    old = read_json(where) if where.exists() else {}
+    found = old if old.get('target') == own else dict(target=own)
+    found[name] = dict(section, draft=fingerprint(draft)) if draft else section
+    text = json.dumps(found, indent=1)
+    text = re.sub(r'\[[^][{}"]*\]', one_line, text)      # lists of numbers on one line each
+    growing = where.with_suffix('.new')
+    growing.write_text(text + '\n', encoding='utf-8')
+    os.replace(growing, where)                          # whole or not at all, if interrupted
+
+
+def one_line(match):
+    return ' '.join(match[0].split())
+
+
+def is_numbers(x):
+    """Whether x is a list of numbers, at least one."""
+    return isinstance(x, list) and x != [] and all(type(y) in (int, float) for y in x)
+
+
+def is_mask(x, layers):
+    """Whether x is a list of sublayers of so many layers, not of all of them."""
+    every = set(range(2 * layers))
+    return isinstance(x, list) and all(type(y) is int for y in x) and set(x) < every
+
+
+def mask_fault(section, layers):
+    """What does not fit a target of so many layers, or '': so for each section."""
+    skip = section.get('skip')
+    nested = section.get('nested', [])
+    good = is_mask(skip, layers) and isinstance(nested, list) and all(is_mask(x, layers) for x in nested)
+    return '' if good else (f'mask skips {skip!r}, nested {nested!r}; '
+                            f'expected some, not all, of sublayers 0..{2 * layers - 1}')
+
+
+def signals_fault(section, layers):
+    for name in ('draft_logp', 'draft_grounding', 'target_logp', 'target_grounding'):
+        ends = section.get(name)
+        if not is_numbers(ends) or len(ends) != 2 or ends[0] > ends[1]:
+            return f'{name} is {ends!r}, expected two numbers, the smaller first'
+    return ''
+
+
+def sparse_fault(section, layers):
+    anchors = section.get('anchors')
+    channels = section.get('channels')
+    experts = section.get('experts')
+    good = is_numbers(anchors) and set(anchors) <= set(range(layers))
+    good = good and isinstance(channels, list) and len(channels) == layers and all(map(is_numbers, channels))
+    good = good and isinstance(experts, list) and len(experts) == layers
+    for tables in experts if good else ():              # of each layer, a table for each number of experts
+        good = good and isinstance(tables, list) and all(map(is_numbers, tables))
+    return '' if good else f'anchors, channels or experts do not fit {layers} layers'
+
+
+FAULTS = dict(mask=mask_fault, signals=signals_fault, sparse=sparse_fault)

@@ -1,43 +1,48 @@
-"""Speculative decoding from the command line: the loop, the figures of its trace, the program around them.
+"""Speculative decoding from Python and from the command line.
 
+The figures of a trace, the Engine around `verify.decode`, what is printed of a run, the program.
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 """
 import argparse
+import importlib
+import json
 import math
+import os
+import re
 import sys
 import time
 import warnings
 from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path as File
+from statistics import median
 
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
 import torch
 from tqdm import tqdm
 
-from model import Reader, expect, load, same_vocabulary
-from verify import METHODS, Cycle, Session, knobs_of, lookup, rollout, silence, whole_passes
+from model import Reader, expect, load, read_calibration, read_json, same_vocabulary
+from verify import (METHODS, Autoregressive, CmAsd, Session, Sparse, SpecGuard, ViaSd, chain, decode,
+                    knobs_of, lookup, silence, tokens_of, whole_passes)
 
-EMBEDDED = File(__file__).parent / 'lab' / 'models'
+HERE = File(__file__).parent
+EMBEDDED = HERE / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
+SOURCES = dict(lookup=lookup, none=silence)     # of drafts, beside a draft model's chain
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
 PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_threshold=0.0, ffn_quantile=0.0, ffn_share=1.0),
              moe=dict(moe_skip=0))      # of --sparse, and the knobs that switch each off
+PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')     # terminal codes
+BROKEN = '\ufffd'                                       # what a decoder writes for half a character
 
 
-# ------------------------------------------------------------------------------ the loop and its figures
+def lab_module(name):
+    """The module of this name in the laboratory beside this file; None where the file stands alone."""
+    return importlib.import_module(f'lab.{name}') if (HERE / 'lab').is_dir() else None
 
-def decode(session, method):
-    """Yields one Cycle after the other until the room is used or the text ends; their list is the trace."""
-    while session.room and not session.ended:
-        begin = time.perf_counter()
-        draft = method.propose(session)
-        score = method.score(session, draft)
-        tokens, labels, judged = method.accept(session, draft, score)
-        tokens = session.commit(tokens)
-        passes, seconds = session.take(), time.perf_counter() - begin
-        yield Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], passes, seconds)
 
+# ------------------------------------------------------------------------------- the figures of a trace
 
 def statistics(cycles, prompt_seconds, weights):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
@@ -47,57 +52,97 @@ def statistics(cycles, prompt_seconds, weights):
     bytes read over those of one full target pass; compute: if every position read them anew, as where not
     memory but arithmetic takes the time. Seconds, passes and positions exclude the prompt's.
     """
-    ratio = lambda a, b: a / b if b else None
-    passes, positions, labels = Counter(), Counter(), Counter()
+    passes = Counter()
+    positions = Counter()
+    labels = Counter()
+    kept = judged = drafted = accepted = 0
+    seconds = 0.0
     for cycle in cycles:
         labels.update(cycle.labels)
         for path, (n, T, _) in cycle.passes.items():
             passes[path] += n
             positions[path] += T
-    tokens, seconds = labels.total(), sum(c.seconds for c in cycles)
-    verdicts = [j['kept'] for c in cycles for j in c.judged]
-    read = lambda counts: sum(n * weights[path] for path, n in counts.items()) / weights['target/full']
+        kept += sum(token['kept'] for token in cycle.judged)
+        judged += len(cycle.judged)
+        drafted += len(cycle.drafted)
+        accepted += cycle.accepted
+        seconds += cycle.seconds
+    tokens = labels.total()
+    whole = weights['target/full']
     return dict(
-        cycles=len(cycles), passes=passes, positions=positions, drafted=sum(len(c.drafted) for c in cycles),
-        judged=len(verdicts), accepted=sum(c.accepted for c in cycles),
-        acceptance_rate=ratio(sum(verdicts), len(verdicts)),
-        rejection_rate=ratio(verdicts.count(False), len(verdicts)),
+        cycles=len(cycles), passes=passes, positions=positions, drafted=drafted, judged=judged,
+        accepted=accepted, acceptance_rate=ratio(kept, judged), rejection_rate=ratio(judged - kept, judged),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
-        prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds), work=read(passes),
-        compute=read(positions))
+        prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
+        work=bytes_read(passes, weights) / whole, compute=bytes_read(positions, weights) / whole)
 
 
-# ----------------------------------------------------------------------------------------- the engine room
+def ratio(a, b):
+    """a / b, or None where b is 0."""
+    return a / b if b else None
 
+
+def bytes_read(counts, weights):
+    """Weight bytes of so many passes of each path."""
+    return sum(n * weights[path] for path, n in counts.items())
+
+
+# --------------------------------------------------------------------------------------- the engine room
+
+@dataclass
 class Engine:
-    """The loaded models and the settings of a run; starts a Session for each text."""
+    """Loaded models and the settings of a run: `Engine(target=DIR, draft=DIR).generate(text, Exact())`.
 
-    def __init__(self, args):
-        from lab.calibration import read_calibration, sections
-        self.args, self.device = args, pick_device(args.device)
-        self.dtype = args.dtype if args.dtype != 'auto' else 'bf16' if self.device == 'cuda' else 'fp32'
-        target, self.tokenizer, eos = load(args.target, self.device, DTYPES[self.dtype])
-        self.models, self.readers = dict(target=target), {}             # both by role
-        self.eos = frozenset() if args.ignore_eos else eos
-        self.sparse = make_method('sparse', args) if args.sparse else None
-        self.source = dict(lookup=lookup, none=silence).get(args.draft, rollout)
-        drafts = self.source is rollout and args.draft != 'self' and args.methods != ['ar']
-        for role, folder in (('draft', drafts and args.draft), ('mid', args.mid)):
-            if folder:
-                self.models[role], *_ = load(folder, self.device, DTYPES[self.dtype])
-                same_vocabulary(target, self.models[role], f'--{role} {folder}')
-        mixtures = target.config.mixtures
-        there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
-        for part in args.sparse:
-            expect(there[part], f'--sparse {part}: {args.target} has no layer of that kind')
-        methods = [make_method(name, args) for name in args.methods] + ([self.sparse] if self.sparse else [])
-        needs = sections(methods, mixtures) | ({'mask'} if args.draft == 'self' else set())
-        self.calibration = read_calibration(args.target, args.draft if drafts else None, sorted(needs))
-        contexts = {role: m.config.max_position_embeddings for role, m in self.models.items()}
-        self.shortest, self.context = min(contexts.items(), key=lambda pair: pair[1])
-        threads = args.threads or (1 if sum(p.numel() for p in target.parameters()) < SMALL else None)
+    ValueError, one line, for a setting or a checkpoint that does not fit.
+    """
+    target: str                     # a Hugging Face folder
+    draft: str = 'lookup'           # a folder; lookup: from the text itself; none; self: the slim target
+    mid: str = None                 # folder of a third model, for methods that ask for one
+    sparse: Sparse = None           # thins out the target's passes, under any method but plain decoding
+    max_new: int = 256              # tokens to write at most
+    temperature: float = 0.0        # 0 is greedy
+    top_k: int = 0                  # sample from this many likeliest tokens; 0: from all
+    top_p: float = 1.0              # sample from the likeliest tokens of this mass
+    seed: int = 0
+    ignore_eos: bool = False
+    device: str = 'auto'            # cpu or cuda; auto: cuda where it is there
+    dtype: str = 'auto'             # one of DTYPES; auto: fp32, on CUDA bf16
+    compile: bool = False           # torch.compile the passes
+    threads: int = None             # of the CPU; None: 1 for small models, else as many as cores
+    readers: dict = field(default_factory=dict, init=False)         # {role: Reader}, see open
+    calibration: dict = field(default_factory=dict, init=False)     # its sections of calibration.json
+
+    def __post_init__(self):
+        check_settings(self)
+        self.device = pick_device(self.device)
+        if self.dtype == 'auto':
+            self.dtype = 'bf16' if self.device == 'cuda' else 'fp32'
+        self.draft = str(self.draft)
+        self.source = SOURCES.get(self.draft, chain)
+        self.has_draft = self.source is chain and self.draft != 'self'
+        self.read_sections = set()
+        target, self.tokenizer, self.eos = load(self.target, self.device, DTYPES[self.dtype])
+        if self.ignore_eos:
+            self.eos = frozenset()
+        self.models = dict(target=target)                               # by role
+        if self.has_draft:
+            self.models['draft'] = self.load_beside('draft', self.draft)
+        if self.mid:
+            self.models['mid'] = self.load_beside('mid', self.mid)
+        contexts = {role: model.config.max_position_embeddings for role, model in self.models.items()}
+        self.shortest = min(contexts, key=contexts.get)                 # the role that limits a text
+        self.context = contexts[self.shortest]
+        threads = self.threads
+        if threads is None and sum(p.numel() for p in target.parameters()) < SMALL:
+            threads = 1
         if threads and self.device == 'cpu':
             torch.set_num_threads(threads)
+
+    def load_beside(self, role, folder):
+        """The network in the folder, which must share the target's vocabulary."""
+        model, _, _ = load(folder, self.device, DTYPES[self.dtype])
+        same_vocabulary(self.models['target'], model, f'--{role} {folder}')
+        return model
 
     def open(self, prompts):
         """Caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
@@ -105,65 +150,854 @@ class Engine:
             expect(0 < len(ids) < self.context,
                    f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context of '
                    f'{self.context} (of the {self.shortest})')
-        capacity = min(self.context, max(map(len, prompts)) + self.args.max_new)
-        self.readers = {role: Reader(m, capacity, self.args.compile) for role, m in self.models.items()}
+        longest = max(len(ids) for ids in prompts)
+        capacity = min(self.context, longest + self.max_new)
+        self.readers = {}
+        for role, model in self.models.items():
+            self.readers[role] = Reader(model, capacity, self.compile)
 
-    def start(self, ids, name, row=0):
-        """(Session that has read this prompt, method); no position of an earlier text is trusted."""
-        a, readers = self.args, {k: r for k, r in self.readers.items() if k == 'target' or name != 'ar'}
+    def calibrate(self, method):
+        """Reads, once, what the method needs of calibration.json; ValueError if it is not there."""
+        config = self.models['target'].config
+        needed = method.sections(config)
+        if self.sparse:
+            needed = needed | self.sparse.sections(config)
+        if self.draft == 'self':
+            needed = needed | {'mask'}
+        if not needed <= self.read_sections:
+            self.read_sections |= needed
+            draft = self.draft if self.has_draft else None
+            self.calibration = read_calibration(self.target, draft, sorted(self.read_sections))
+
+    def start(self, ids, method, row=0):
+        """A Session that has read this prompt (ids, opened before); nothing of an earlier text is trusted."""
+        self.calibrate(method)
+        plain = isinstance(method, Autoregressive)
+        readers = dict(self.readers)
+        if plain:
+            readers = dict(target=readers['target'])
         for reader in readers.values():
-            reader.cache.record([], 0, reader.model.full)       # forgets: a text pays for its whole prompt
-        generator = torch.Generator(self.device).manual_seed(a.seed + row)  # equal prompts, other samples
-        session = Session(readers['target'], readers.get('draft'), self.source, list(ids),
-                          min(a.max_new, self.context - len(ids)), self.eos,
-                          a.temperature, a.top_k, a.top_p, generator, mid=readers.get('mid'),
-                          calibration=self.calibration, text=self.tokenizer.decode,
-                          sparse=None if name == 'ar' else self.sparse)
+            reader.forget()                                         # a text pays for its whole prompt
+        generator = torch.Generator(self.device).manual_seed(self.seed + row)   # equal prompts, other samples
+        session = Session(
+            readers['target'], readers.get('draft'), self.source, list(ids),
+            min(self.max_new, self.context - len(ids)), self.eos, self.temperature, self.top_k, self.top_p,
+            generator, text=self.tokenizer.decode, calibration=self.calibration, mid=readers.get('mid'),
+            sparse=None if plain else self.sparse)
         session.read_prompt()
-        return session, make_method(name, a)
+        return session
 
-    def write(self, ids, name, row=0):
-        """(method, list of its Cycles): one whole text, for whoever compares."""
-        session, method = self.start(ids, name, row)
-        return method, list(decode(session, method))
+    def write(self, ids, method, row=0):
+        """The Cycles of one whole text; the method itself is left as it is, for other texts."""
+        method = replace(method)
+        return list(decode(self.start(ids, method, row), method))
+
+    def generate(self, text, method):
+        """(the text that follows, its Cycles)."""
+        ids = self.tokenizer.encode(text).ids
+        self.open([ids])
+        cycles = self.write(ids, method)
+        return self.tokenizer.decode(tokens_of(cycles)), cycles
 
     def statistics(self, cycles, prompt_seconds=0.0):
-        weights = {f'{role}/{name}': r.model.read_bytes(path) for role, r in self.readers.items()
-                   for name, path in ({'full': r.model.full} | r.paths).items()}
+        """The figures of these Cycles, see statistics."""
+        weights = {}
+        for role, reader in self.readers.items():
+            paths = dict(full=reader.model.full) | reader.paths
+            for name, path in paths.items():
+                weights[f'{role}/{name}'] = reader.model.read_bytes(path)
         return statistics(cycles, prompt_seconds, weights)
+
+    def lossless(self, method):
+        """Whether this run keeps the target's law; `sparse` leaves plain decoding alone."""
+        plain = isinstance(method, Autoregressive)
+        return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
+
+
+def check_settings(s):
+    """ValueError for the first setting of an Engine, or flag of the program, that is out of its range."""
+    t = s.temperature
+    expect(t == 0 or 1e-6 <= t < math.inf, f'--temperature {t}: expected 0, or 1e-6 or more')
+    expect(s.top_k >= 0, f'--top-k {s.top_k}: expected 0 (all) or more')
+    expect(0 < s.top_p <= 1, f'--top-p {s.top_p}: expected above 0, at most 1')
+    expect(s.max_new >= 1, f'--max-new {s.max_new}: expected 1 or more')
+    expect(s.threads is None or 1 <= s.threads <= 1024, f'--threads {s.threads}: expected 1 to 1024')
+    expect(0 <= s.seed < 2 ** 62, f'--seed {s.seed}: expected 0 to 2^62 - 1')
+    expect(s.dtype in ('auto', *DTYPES), f'--dtype {s.dtype}: expected auto, {", ".join(DTYPES)}')
 
 
 def pick_device(name):
     """'cpu' or 'cuda'; ValueError if CUDA is asked for and absent."""
+    expect(name in ('auto', 'cpu', 'cuda'), f'--device {name}: expected auto, cpu or cuda')
     there = torch.cuda.is_available()
     expect(there or name != 'cuda', '--device cuda: this machine, or torch, has none; use --device cpu')
-    return ('cuda' if there else 'cpu') if name == 'auto' else name
+    if name == 'auto':
+        return 'cuda' if there else 'cpu'
+    return name
 
+
+# ------------------------------------------------------------------------------------ methods by their names
 
 def describe_knobs(name):
-    return ', '.join(f'{k}={f.default}' for k, f in knobs_of(METHODS[name]).items())
+    """The knobs of a method and their defaults."""
+    return ', '.join(f'{knob}={option.default}' for knob, option in knobs_of(METHODS[name]).items())
 
 
-def make_method(name, args):
-    """The method with its knobs from --set, each read by its dataclass type.
+def make_method(name, settings, names, parts=()):
+    """The method with its knobs from --set, a list of 'knob=value', each read by its dataclass type.
 
-    Under --compare a method takes the knobs that it has; one that no method of the run has is refused.
+    names: the methods of the run. Under --compare a method takes the knobs that it has; one that no method of
+    the run has is refused. parts: of --sparse, whose others are switched off.
     """
-    knobs, values, names = knobs_of(METHODS[name]), {}, args.methods + ['sparse'] * bool(args.sparse)
-    for item in args.set:
+    knobs = knobs_of(METHODS[name])
+    values = {}
+    for item in settings:
         knob, equals, text = item.partition('=')
-        if not equals or not any(knob in knobs_of(METHODS[m]) for m in names):
-            have = '; '.join(f'{m}: {describe_knobs(m) or "none"}' for m in names)
+        known = any(knob in knobs_of(METHODS[other]) for other in names)
+        if not (equals and known):
+            have = '; '.join(f'{other}: {describe_knobs(other) or "none"}' for other in names)
             raise ValueError(f'--set {item}: expected knob=value with a knob of the method ({have})')
         if knob in knobs:
-            kind, attribute = knobs[knob].type, knobs[knob].name
-            try:
-                values[attribute] = dict(true=True, false=False)[text.lower()] if kind is bool else kind(text)
-            except (ValueError, KeyError):
-                raise ValueError(f'--set {item}: {text!r} is not a value of type {kind.__name__}') from None
-    for part in PARTS.keys() - args.sparse if name == 'sparse' and args.sparse else ():
-        values = PARTS[part] | values                   # what is set by name is meant
+            values[knobs[knob].name] = read_value(item, text, knobs[knob].type)
+    if name == 'sparse' and parts:
+        for part in PARTS.keys() - parts:
+            values = PARTS[part] | values               # what is set by name is meant
     return METHODS[name](**values)
+
+
+def read_value(item, text, kind):
+    """The text of a knob's value as its type; item: the setting that it stands in."""
+    try:
+        if kind is bool:
+            return dict(true=True, false=False)[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        raise ValueError(f'--set {item}: {text!r} is not a value of type {kind.__name__}') from None
+
+
+# ----------------------------------------------------------------------------------------------- rows to run
+
+def read_rows(prompt, file):
+    """The rows to run, dicts with a text under `prompt`: one of this text, or those of a file of JSON lines.
+
+    Of the two, one is None. ValueError for what is no prompt, with the file and line or the prompt's number.
+    """
+    rows = [dict(prompt=prompt)] if file is None else rows_of_file(file)
+    for i, row in enumerate(rows, 1):
+        text = row['prompt']
+        broken = any('\ud800' <= letter <= '\udfff' for letter in text)     # how Python keeps a stray byte
+        expect(not broken, f'prompt {i} is not valid UTF-8; expected a text')
+        expect(text, f'prompt {i} is empty; expected a text')
+    return rows
+
+
+def rows_of_file(file):
+    """The rows of a file of JSON lines; blank lines are passed over."""
+    try:
+        text = File(file).read_text(encoding='utf-8-sig')       # some editors begin a file with a mark
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f'--prompts {file}: cannot be read ({error})') from None
+    rows = []
+    for number, line in enumerate(text.split('\n'), 1):
+        if line.strip():
+            rows.append(row_of(line, f'{file} line {number}'))
+    expect(rows, f'--prompts {file}: the file has no rows')
+    return rows
+
+
+def row_of(line, where):
+    """The row of one line, its text under `prompt` whatever it was called. where: the line, for errors."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f'{where}: not a JSON object ({error})') from None
+    text = text_of(row)
+    expect(isinstance(text, str), f'{where}: expected an object with a text under prompt, question or turns')
+    return row | dict(prompt=text)
+
+
+def text_of(row):
+    """The text of a row: its prompt, question (GSM8K) or first of turns (Spec-Bench); None where none is."""
+    if not isinstance(row, dict):
+        return None
+    for key in ('prompt', 'question', 'turns'):
+        if key not in row:
+            continue
+        found = row[key]
+        if isinstance(found, list) and found:
+            return found[0]
+        return found
+    return None
+
+
+# -------------------------------------------------------------------------------------------- chat templates
+
+def chat(folder, text):
+    """The text as the user's message in the checkpoint's own chat template, rendered in a sandbox."""
+    settings_file = File(folder) / 'tokenizer_config.json'
+    settings = read_json(settings_file) if settings_file.exists() else {}
+    template = chat_template(File(folder), settings)
+    expect(isinstance(template, str),
+           f'--chat: {folder} has no chat_template.jinja, nor one in tokenizer_config.json')
+    message = dict(role='user', content=text)
+    world = sandbox(settings)
+    try:
+        return world.from_string(template).render(messages=[message], add_generation_prompt=True)
+    except Exception as error:                          # the template is foreign code: it may raise anything
+        raise ValueError(f'--chat: the template of {folder} does not render ({error})') from None
+
+
+def chat_template(folder, settings):
+    """The template, from its own file or else from the settings; no text where there is none."""
+    file = folder / 'chat_template.jinja'
+    if file.exists():
+        try:
+            return file.read_text(encoding='utf-8')
+        except ValueError as error:
+            raise ValueError(f'{file}: expected text in UTF-8 ({error})') from None
+    found = settings.get('chat_template')
+    if not isinstance(found, list):
+        return found
+    by_name = {}
+    for one in found:                                   # several: [{name, template}]
+        if isinstance(one, dict):
+            by_name[one.get('name')] = one.get('template')
+    return by_name.get('default')
+
+
+def sandbox(settings):
+    """A jinja2 environment like the one that transformers gives to templates, special tokens included."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message):
+        raise TemplateError(message)
+
+    def as_json(value, **how):
+        return json.dumps(value, ensure_ascii=False, **how)
+
+    world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    world.add_extension('jinja2.ext.loopcontrols')
+    world.filters['tojson'] = as_json
+    world.globals['raise_exception'] = refuse
+    world.globals['strftime_now'] = time.strftime
+    for key, token in settings.items():
+        if key.endswith('_token') and token:
+            world.globals[key] = token.get('content') if isinstance(token, dict) else token
+    return world
+
+
+def grade(row, text):
+    """Whether the text is right for its row; None where there is nothing to grade by.
+
+    A row of the laboratory's tasks by that task's own grader, any other that has an `answer` by grade_answer.
+    """
+    answer = row.get('answer')
+    if not isinstance(answer, (str, int, float)):
+        return None
+    tasks = lab_module('tasks')
+    if tasks and tasks.is_own(row):
+        return tasks.grade(row, text)
+    return grade_answer(str(answer), text)
+
+
+def grade_answer(answer, text):
+    """Whether the text's last number is the answer; word for word where the answer is no number.
+
+    GSM8K writes the number after ####.
+    """
+    wanted = answer.rpartition('####')[2].strip()
+    number = without_commas(wanted)
+    if not re.fullmatch(r'-?\d+(\.\d+)?', number):
+        return text.strip() == wanted
+    found = re.findall(r'(?:(?<![\w)])-)?\d+(?:\.\d+)?', without_commas(text))      # 10-20 has no -20
+    return bool(found) and float(found[-1]) == float(number)
+
+
+def without_commas(text):
+    """The text with numbers such as 1,234 written as 1234."""
+    return re.sub(r'(?<=\d),(?=\d{3})', '', text)
+
+
+# ------------------------------------------------------------------------------------------- text in colours
+
+class Printer:
+    """Shows a text as it is committed, each piece in the colour of who wrote it; never half a character."""
+
+    def __init__(self, tokenizer, color, show):
+        """show: a line a cycle (cycle_line) instead of the bare text."""
+        self.tokenizer = tokenizer
+        self.color = color
+        self.show = show
+        self.ids = []
+        self.shown = ''                                 # of the text of these ids
+        self.cycles = 0
+
+    def paint(self, text, kind):
+        """The text in the colour of its kind, if there are colours."""
+        if not (self.color and text):
+            return text
+        code = PAINT.get(kind, '0')
+        return f'\033[{code}m{text}\033[0m'
+
+    def word(self, token, kind, marks='{}'):
+        """One token's text: in the colour of its kind, or without colours between marks."""
+        text = self.tokenizer.decode([token], skip_special_tokens=False).replace('\n', '\u23ce')
+        if self.color:
+            return self.paint(text, kind)
+        return marks.format(text)
+
+    def add(self, cycle):
+        """Prints what a cycle committed."""
+        self.cycles += 1
+        if self.show:
+            print(cycle_line(self.cycles, cycle, self), flush=True)
+            return
+        for token, label in zip(cycle.tokens, cycle.labels):
+            self.ids.append(token)
+            text = self.tokenizer.decode(self.ids)
+            if text.endswith(BROKEN):                   # the bytes of a character are not all there yet
+                continue
+            new = text[len(self.shown):]
+            print(self.paint(new, label), end='', flush=True)
+            self.shown = text
+
+    def finish(self, text):
+        """Prints what was held back: the bytes of a character that never became whole. text: all of it."""
+        if self.show:
+            return
+        same = os.path.commonprefix([text, self.shown])         # a decoder may take back what it wrote
+        print(text[len(same):], flush=True)
+
+
+def cycle_line(number, cycle, printer):
+    """One cycle as a line: kept tokens, [-rejected-], [+its successor+] ([~by slim~]), (not judged)."""
+    kept = cycle.accepted
+    parts = []
+    for token in cycle.tokens[:kept]:
+        parts.append(printer.word(token, 'draft'))
+    for verdict in cycle.judged:
+        if not verdict['kept']:
+            parts.append(printer.word(verdict['token'], 'strike', '[-{}-]'))
+    for token, label in zip(cycle.tokens[kept:], cycle.labels[kept:]):
+        marks = '[~{}~]' if label == 'slim' else '[+{}+]'
+        parts.append(printer.word(token, label, marks))
+    for token in cycle.drafted[len(cycle.judged):]:
+        word = printer.word(token, '')
+        parts.append(printer.paint(f'({word})', 'dim'))
+    line = ' '.join(parts)
+    return f'{number:4d}  {kept}/{len(cycle.drafted)}  {line}'
+
+
+def wants_color(choice):
+    """Whether to paint, of --color auto, always or never."""
+    if choice == 'auto':
+        return sys.stdout.isatty()
+    return choice == 'always'
+
+
+# ----------------------------------------------------------------------------------------- a run, as it goes
+
+class Teller:
+    """Tells a run by one method: each text or its JSON, figures, trace; at the end what they come to."""
+
+    def __init__(self, engine, name, color=False, show=False, as_json=False, trace=None):
+        """name: of the method; trace: the file to write a JSON line for every cycle to, or None."""
+        self.engine = engine
+        self.name = name
+        self.color = color
+        self.show = show
+        self.as_json = as_json
+        self.trace = None
+        if trace:
+            self.trace = open(trace, 'w', buffering=1, encoding='utf-8')        # written line by line
+        self.all_cycles = []
+        self.reports = []                               # of the finished texts
+        self.begin()
+
+    def begin(self):
+        """Another text."""
+        self.printer = Printer(self.engine.tokenizer, self.color, self.show)
+        self.cycles = []
+
+    def add(self, cycle):
+        """A cycle of the text has been committed."""
+        self.cycles.append(cycle)
+        if not self.as_json:
+            self.printer.add(cycle)
+
+    def finish(self, number, row, session, method):
+        """The report of the text, which is written or interrupted. number: of its row, from 0."""
+        found = report(self.engine, self.name, method, session, row, self.cycles)
+        if self.as_json:
+            print(json.dumps(found), flush=True)
+        else:
+            self.printer.finish(found['text'])
+            print(figures(found), file=sys.stderr, flush=True)
+        if self.trace:
+            for i, cycle in enumerate(self.cycles):
+                self.trace.write(trace_line(number, i, cycle, self.engine.tokenizer))
+        self.all_cycles += self.cycles
+        self.reports.append(found)
+        self.begin()
+        return found
+
+    def conclude(self, session, method):
+        """Says what all texts come to."""
+        for sentence in conclude(self.engine, session, method, self.all_cycles, self.reports):
+            print(sentence, file=sys.stderr)
+
+
+def report(engine, name, method, session, row, cycles):
+    """The JSON object of one text; `right` only where the row can be graded."""
+    tokens = tokens_of(cycles)
+    text = engine.tokenizer.decode(tokens)
+    knobs = {}
+    for knob, option in knobs_of(type(method)).items():
+        knobs[knob] = json_value(getattr(method, option.name))
+    found = dict(
+        text=text,
+        tokens=tokens,
+        prompt_tokens=len(session.tokens) - len(tokens),
+        method=name,
+        lossless=engine.lossless(method),
+        knobs=knobs,
+        seed=session.generator.initial_seed(),
+        device=engine.device,
+        dtype=engine.dtype,
+        finish=why_it_ended(session),
+        stats=engine.statistics(cycles, session.prompt_seconds))
+    right = grade(row, text)
+    if right is not None:
+        found['right'] = right
+    return found
+
+
+def why_it_ended(session):
+    """'eos', 'length' (of --max-new or the context), or 'interrupted' where there was room for more."""
+    if session.ended:
+        return 'eos'
+    return 'interrupted' if session.room else 'length'
+
+
+def json_value(value):
+    """The value, or its name where JSON has none: an infinite knob or threshold."""
+    return str(value) if value in (math.inf, -math.inf) else value
+
+
+def trace_line(row, index, cycle, tokenizer):
+    """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
+    judged = []
+    for verdict in cycle.judged:
+        judged.append({key: json_value(value) for key, value in verdict.items()})
+    passes = {}
+    for path, (n, positions, seconds) in cycle.passes.items():
+        passes[path] = dict(passes=n, positions=positions, ms=round(seconds * 1000, 3))
+    line = dict(
+        prompt=row,
+        cycle=index,
+        drafted=cycle.drafted,
+        judged=judged,
+        tokens=cycle.tokens,
+        labels=cycle.labels,
+        text=tokenizer.decode(cycle.tokens),
+        passes=passes,
+        ms=round(cycle.seconds * 1000, 3))
+    return json.dumps(line) + '\n'
+
+
+def cell(value, form):
+    """The value in this format; '-' for None."""
+    return '-' if value is None else format(value, form)
+
+
+def figures(found):
+    """One line of a report: what the run was and what it measured."""
+    stats = found['stats']
+    law = 'lossless' if found['lossless'] else 'LOSSY'
+    wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
+    speed = cell(stats['tokens_per_second'], '.1f')
+    acceptance = cell(stats['acceptance_rate'], '.0%')
+    efficiency = cell(stats['block_efficiency'], '.2f')
+    passes = whole_passes(stats['passes'])
+    return (f'{found["method"]} ({law}): {len(found["tokens"])} tokens ({wrote}) '
+            f'in {stats["seconds"]:.2f} s, {speed} tokens/s; '
+            f'acceptance {acceptance}, block efficiency {efficiency}, '
+            f'{passes} target passes, work {stats["work"]:.1f}')
+
+
+def conclude(engine, session, method, cycles, reports):
+    """Sentences for the end of a run: what cut texts short, the break-even, the method's remarks, grades."""
+    yield from cut_short(engine, reports)
+    if not isinstance(method, Autoregressive):
+        one_pass = decode_seconds(session)
+        yield break_even(cycles, one_pass)
+        yield from stage_remarks(method, cycles, one_pass)
+    yield from remarks(method, session.sparse, cycles, reports)
+    grades = [found.get('right') for found in reports]
+    share = share_right(grades)
+    if share is not None:
+        graded = len(grades) - grades.count(None)
+        yield f'right: {grades.count(True)} of {graded} graded texts ({share:.1%})'
+
+
+def share_right(grades):
+    """The share of True among the grades that are not None; None if nothing was graded."""
+    graded = len(grades) - grades.count(None)
+    return grades.count(True) / graded if graded else None
+
+
+def cut_short(engine, reports):
+    """[a sentence] if texts ended because a context was full, neither at --max-new nor at an end token."""
+    limit = engine.context
+    count = 0
+    for found in reports:
+        n = len(found['tokens'])
+        full = found['prompt_tokens'] + n == limit
+        if full and n < engine.max_new and found['tokens'][-1] not in engine.eos:
+            count += 1
+    if not count:
+        return []
+    return [f'{count} of {len(reports)} texts ended before --max-new {engine.max_new}: '
+            f'the context of {limit} tokens (of the {engine.shortest}) was full']
+
+
+def decode_seconds(session):
+    """Seconds of one target pass over one position, here and now: the median of five."""
+    reader = session.target
+    times = []
+    for _ in range(5):
+        mark = len(reader.log)
+        reader.read(session.tokens[:-1], [], reader.model.full, 1)
+        _, _, seconds = reader.spent(mark)['full']
+        times.append(seconds)
+    return median(times)
+
+
+# ---------------------------------------------------------------------------------------- --check, --compare
+
+def check(engine, ids, tokens):
+    """A sentence that names the first of these tokens that plain decoding would not have written, if any.
+
+    ids: of the prompt, tokens: of the text behind it.
+    """
+    wanted = tokens_of(engine.write(ids, Autoregressive()))
+    same = os.path.commonprefix([tokens, wanted])
+    i = len(same)
+    shorter = min(len(tokens), len(wanted))
+    if i < shorter:
+        return difference(engine, ids + same, i, tokens[i], wanted[i])
+    sentence = f'check: equal to plain decoding for all {shorter} tokens'
+    if len(tokens) == len(wanted):
+        return sentence + '.'
+    return sentence + f', but {len(tokens)} tokens long instead of {len(wanted)}.'
+
+
+def difference(engine, ids, place, found, wanted):
+    """The sentence on a token found in place of the wanted one, behind these ids."""
+    reader = engine.readers['target']
+    logits = reader.read(ids, [], reader.model.full, 1)[0]
+    gap = float(logits[wanted] - logits[found])
+    here = engine.tokenizer.decode([found], skip_special_tokens=False)
+    there = engine.tokenizer.decode([wanted], skip_special_tokens=False)
+    return (f'check: differs from plain decoding at token {place}: {here!r} ({found}) instead of {there!r} '
+            f'({wanted}); logit gap {gap:.2g}.')
+
+
+@dataclass
+class Measured:
+    """What one method of a comparison did with the prompts of a task."""
+    name: str
+    method: object
+    traces: list            # the Cycles of each text
+    reports: list           # of each text a dict: prompt_tokens, tokens, right
+    stats: dict             # of all texts
+
+    @property
+    def cycles(self):
+        """Those of all texts."""
+        return [cycle for trace in self.traces for cycle in trace]
+
+
+def compare(engine, rows, prompts, methods):
+    """Lines of a table of the methods for each task, and one for the rows that name none.
+
+    methods: {name: method}, plain decoding as `ar` before all others. They are run in turn on each prompt, so
+    that noise falls on all alike. Ctrl-C ends the runs: the tables are of the prompts that all methods have
+    finished, then the interrupt goes on its way.
+    """
+    for method in methods.values():                     # a warming round
+        engine.write(prompts[0], method)
+    tables = {}                         # task: [(row, tokens of its prompt, {name: list of Cycles})]
+    stopped = None
+    try:
+        for i, ids in enumerate(tqdm(prompts, 'compare', file=sys.stderr, disable=None)):
+            traces = {}
+            for name, method in methods.items():
+                traces[name] = engine.write(ids, method, i)
+            task = str(rows[i].get('task') or '')
+            tables.setdefault(task, []).append((rows[i], len(ids), traces))
+    except KeyboardInterrupt as error:
+        stopped = error
+    for task, texts in tables.items():
+        if task:
+            yield f'{task}, {len(texts)} prompts'
+        yield from comparison(engine, methods, texts)
+    if stopped:
+        raise stopped
+
+
+def comparison(engine, methods, texts):
+    """Lines: what each method measured, then its break-even and what else there is to say.
+
+    texts: of one task, as in compare.
+    """
+    measured = []
+    for name, method in methods.items():
+        measured.append(measure(engine, name, method, texts))
+    plain, *others = measured
+    width = max(14, *map(len, methods))
+    yield (f'{"method":{width}}  tokens/s   x ar    right  accepted block eff.  passes, positions/token  '
+           'like ar')
+    for one in measured:
+        yield comparison_line(engine, one, plain, width)
+    yield from cut_short(engine, plain.reports)
+    seconds = sum(cycle.passes['target/full'][2] for cycle in plain.cycles)
+    one_pass = seconds / plain.stats['cycles']
+    for one in others:
+        yield f'{one.name}: {break_even(one.cycles, one_pass)} Seen: {speedup(one, plain):.2f}.'
+        for sentence in stage_remarks(one.method, one.cycles, one_pass):
+            yield f'{one.name}: {sentence}'
+        for sentence in remarks(one.method, engine.sparse, one.cycles, one.reports):
+            yield f'{one.name}: {sentence}'
+
+
+def measure(engine, name, method, texts):
+    """The Measured of one method."""
+    found = Measured(name, method, [], [], {})
+    for row, prompt_tokens, traces in texts:
+        tokens = tokens_of(traces[name])
+        right = grade(row, engine.tokenizer.decode(tokens))
+        found.traces.append(traces[name])
+        found.reports.append(dict(prompt_tokens=prompt_tokens, tokens=tokens, right=right))
+    found.stats = engine.statistics(found.cycles)
+    return found
+
+
+def comparison_line(engine, one, plain, width):
+    """One line of the table. plain: the Measured of plain decoding; width: of the methods' names."""
+    stats = one.stats
+    n = sum(stats['labels'].values())
+    right = share_right([found['right'] for found in one.reports])
+    like = None                                         # samples differ by chance: nothing to compare
+    if engine.temperature == 0:
+        like = agreement(one.traces, plain.traces)
+    cells = [
+        f'{one.name:{width}}',
+        f'{stats["tokens_per_second"]:9.1f}',
+        f'{speedup(one, plain):6.2f}',
+        f'{cell(right, ".1%"):>8}',
+        f'{cell(stats["acceptance_rate"], ".1%"):>9}',
+        f'{cell(stats["block_efficiency"], ".2f"):>10}',
+        f'{whole_passes(stats["passes"]) / n:11.3f}',
+        f'{whole_passes(stats["positions"]) / n:12.2f}',
+        f'{cell(like, ".1%"):>8}',
+        'lossless' if engine.lossless(one.method) else 'LOSSY']
+    return ' '.join(cells)
+
+
+def speedup(one, plain):
+    """How many times as fast as plain decoding."""
+    return one.stats['tokens_per_second'] / plain.stats['tokens_per_second']
+
+
+def agreement(texts, others):
+    """The mean share of places at which two lists of texts (lists of Cycles) hold the same token."""
+    shares = []
+    for text, other in zip(texts, others):
+        mine = tokens_of(text)
+        theirs = tokens_of(other)
+        same = sum(a == b for a, b in zip(mine, theirs))
+        shares.append(same / max(len(mine), len(theirs)))
+    return sum(shares) / len(shares)
+
+
+# ------------------------------------------------------------------------------------------------- what pays
+
+ROLES = dict(draft='draft', slim='slim', target='verifying', mid='middle')      # and names of their passes
+
+
+def spent_by_role(cycles):
+    """({role: passes}, {role: seconds}) of all cycles; the target's slim passes are a role of their own."""
+    passes = dict.fromkeys(ROLES, 0)
+    seconds = dict.fromkeys(ROLES, 0.0)
+    for cycle in cycles:
+        for path, (n, _, taken) in cycle.passes.items():
+            role = 'slim' if 'slim' in path else path.split('/')[0]
+            passes[role] += n
+            seconds[role] += taken
+    return passes, seconds
+
+
+def tokens_predicted(cycles, alpha):
+    """Tokens a cycle: 1 + alpha + ... + alpha^n for n drafted ones, at an acceptance rate of alpha.
+
+    Where cycles do not each add one token behind the accepted ones the formula does not hold: counted then.
+    Source: Leviathan et al. 2023, equation 1, averaged over the lengths.
+    """
+    for cycle in cycles:
+        if len(cycle.tokens) != cycle.accepted + 1:
+            return sum(len(c.tokens) for c in cycles) / len(cycles)
+    total = 0.0
+    for cycle in cycles:
+        total += sum(alpha ** k for k in range(len(cycle.drafted) + 1))
+    return total / len(cycles)
+
+
+def verdicts_of(cycles):
+    """The judged tokens' scalars of all cycles, one list."""
+    verdicts = []
+    for cycle in cycles:
+        verdicts += cycle.judged
+    return verdicts
+
+
+def mean_of(verdicts, key):
+    """The mean of one scalar of the judged tokens, such as `kept`; 0 of none."""
+    return sum(verdict[key] for verdict in verdicts) / max(1, len(verdicts))
+
+
+def break_even(cycles, decode_seconds):
+    """In plain words, whether drafting pays here: measured costs, and the speed that they and alpha predict.
+
+    decode_seconds: one target pass over one position.
+    Source: Leviathan et al. 2023, theorem 3.8, with measured costs.
+    """
+    verdicts = verdicts_of(cycles)
+    if not verdicts:
+        return 'break-even: nothing was drafted, so there is nothing to compare.'
+    alpha = mean_of(verdicts, 'kept')
+    gamma = sum(len(cycle.drafted) for cycle in cycles) / len(cycles)
+    tokens = tokens_predicted(cycles, alpha)
+    passes, seconds = spent_by_role(cycles)
+    cost = sum(seconds.values()) / len(cycles) / decode_seconds         # of a cycle
+    costs = []
+    for role, name in ROLES.items():
+        if passes[role]:
+            one = seconds[role] / passes[role] / decode_seconds
+            costs.append(f'a {name} pass {one:.2f}')
+    ending = ', not worth it here.' if tokens <= cost else '.'
+    return (f'break-even: {" and ".join(costs)} of a decoding pass; '
+            f'{alpha:.0%} acceptance of {gamma:.1f} drafted tokens gives {tokens:.2f} a cycle '
+            f'for the time of {cost:.2f} decoding passes: '
+            f'{tokens / cost:.2f} times plain decoding predicted{ending}')
+
+
+def stage_remarks(method, cycles, decode_seconds):
+    """In plain words whether the middle stages of a method that has any paid, for as many tokens a cycle.
+
+    With them a cycle costs middle + escalated * full, without them one full pass: the cost-aware criterion.
+    decode_seconds: of a target pass over one position, which stands for a full one where none was needed.
+    """
+    if not isinstance(method, ViaSd):
+        return []
+    drafted = False
+    middle = 0.0                                        # seconds
+    full = 0.0
+    needed = 0                                          # full passes
+    for cycle in cycles:
+        for path, (n, _, seconds) in cycle.passes.items():
+            if path.startswith('draft/'):
+                drafted = True
+            if 'slim' in path or path.startswith('mid/'):
+                middle += seconds
+            if path in ('target/full', 'target/sparse'):
+                needed += n
+                full += seconds
+    if not drafted:                                     # a target that drafts for itself does so as slim, too
+        return []
+    if not middle:
+        return ['middle stage: never needed, so there are no costs to compare.']
+    one = full / needed if needed else decode_seconds
+    cost = middle / len(cycles) / one
+    escalated = needed / len(cycles)
+    verdict = 'paid' if escalated < 1 - cost else 'did not pay'
+    return [f'middle stage: a cycle spends {cost:.2f} of a full pass on it, and {escalated:.2f} full passes '
+            f'besides; it pays where these are fewer than {max(0, 1 - cost):.2f}, so here it {verdict}.']
+
+
+# -------------------------------------------------------------------------- what a method's trace gives away
+
+def remarks(method, sparse, cycles, reports):
+    """Plain sentences on a method, and on the Sparse (or None) that thins it out, from a run's trace.
+
+    reports: the JSON objects of its texts; of these, prompt_tokens, tokens and right are looked at.
+    """
+    found = []
+    for one in [method] if isinstance(method, Sparse) else [method, sparse]:
+        for kind, say in REMARKS.items():
+            if isinstance(one, kind):
+                found += say(one, cycles, reports)
+    return found
+
+
+def window_remarks(method, cycles, reports):
+    """The paper's failure signatures, as far as one run shows them: a sentence each."""
+    verdicts = verdicts_of(cycles)
+    if not verdicts:
+        return []
+    n = len(cycles)
+    drafted = sum(len(cycle.drafted) for cycle in cycles) / n           # tokens a cycle
+    seen = sum(len(cycle.tokens) for cycle in cycles) / n
+    alpha = mean_of(verdicts, 'kept')
+    fixed = 0.0
+    if alpha < 1:
+        fixed = (1 - alpha ** (drafted + 1)) / (1 - alpha)              # Leviathan et al. 2023, equation 1
+    rolled_back = sum(not verdict['kept'] for verdict in verdicts) / n
+    excess = 0.0                                        # of the chance to be kept, over what exactness allows
+    for verdict in verdicts:
+        excess += verdict['chance'] - min(1, verdict['p'] / verdict['q'])
+    excess /= len(verdicts)
+    said = []
+    if rolled_back > 0.5:
+        said.append(f'{rolled_back:.0%} of the cycles were rolled back: does C predict acceptance here?')
+    if excess > 0.05:
+        said.append(f'{excess:.1%} of the judged tokens were kept although exactness forbids it: if quality '
+                    'suffers, raise tau_base or gamma_tau')
+    if seen < fixed:
+        said.append(f'no gain over a fixed window: {fixed:.2f} tokens a cycle would be expected from '
+                    f'gamma={drafted:.1f} at this acceptance rate, {seen:.2f} were seen')
+    return said
+
+
+def step_remarks(method, cycles, reports):
+    """How many steps were kept, and whether the calibration is stale."""
+    steps = [cycle.judged[0] for cycle in cycles]       # every token of a step has the step's verdict
+    kept = mean_of(steps, 'kept')
+    clipped = mean_of(steps, 'clipped')
+    stale = ', above 20 %: run train_mask.py --signals on such texts' if clipped > 0.2 else ''
+    return [f'{len(steps)} steps, {kept:.0%} kept; {clipped:.0%} had a signal clipped{stale}.']
+
+
+def sparse_remarks(method, cycles, reports):
+    """The failure signatures that the paper's readers name, where they are seen."""
+    tokens = sum(len(cycle.tokens) for cycle in cycles) / max(len(cycles), 1)       # a cycle
+    short = 0                                           # texts that were read densely to their ends
+    for found in reports:
+        short += found['prompt_tokens'] + len(found['tokens']) <= method.dense_below
+    grades = [found.get('right') for found in reports]
+    wrong = grades.count(False)
+    said = []
+    if tokens < 2:
+        said.append(f'sparse: only {tokens:.2f} tokens a cycle; the draft and the sparse target have parted')
+    if short and method.rho < 1:
+        said.append(f'sparse: {short} texts stayed below dense_below {method.dense_below}')
+    if wrong > grades.count(True):
+        said.append(f'sparse: {wrong} graded texts are wrong; compare with sd')
+    return said
+
+
+REMARKS = {CmAsd: window_remarks, SpecGuard: step_remarks, Sparse: sparse_remarks}
 
 
 # --------------------------------------------------------------------------------------------- the program
@@ -206,55 +1040,72 @@ def parse(argv):
     add('--list', action='store_true', help='the methods and their knobs')
     add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
     args = p.parse_args(argv)
-    return args if args.list else check_flags(args)
-
-
-def check_flags(args):
-    """The args, with defaults that hang on other flags; ValueError for the first flag that does not fit."""
-    empty = [flag for flag, value in vars(args).items() if value == '' and flag != 'prompt']
-    expect(not empty, f'--{", --".join(empty)}: found an empty text, expected a value')
-    alone = args.method or args.check or args.json or args.show or args.trace
-    args.method = args.method or 'sd'
-    args.methods = [*dict.fromkeys(f'ar,{args.compare}'.split(','))] if args.compare else [args.method]
-    unknown = [m for m in args.methods if m not in METHODS]
-    args.sparse = set(args.sparse.split(',') if args.sparse else ())
-    expect(not unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}')
-    expect(args.sparse <= PARTS.keys(), f'--sparse {sorted(args.sparse)}: expected some of attn,ffn,moe')
-    expect((args.prompt is None) != (args.prompts is None), 'give --prompt TEXT or --prompts FILE.jsonl')
-    t = args.temperature
-    expect(t == 0 or 1e-6 <= t < math.inf, f'--temperature {t}: expected 0, or 1e-6 or more')
-    expect(args.top_k >= 0, f'--top-k {args.top_k}: expected 0 (all) or more')
-    expect(0 < args.top_p <= 1, f'--top-p {args.top_p}: expected above 0, at most 1')
-    expect(args.max_new >= 1, f'--max-new {args.max_new}: expected 1 or more')
-    expect(args.threads in [None, *range(1, 1025)], f'--threads {args.threads}: expected 1 to 1024')
-    expect(not (args.compare and alone), '--compare takes none of --method, --check, --json, --show, --trace')
-    expect(0 <= args.seed < 2 ** 62, f'--seed {args.seed}: expected 0 to 2^62 - 1')
-    expect(not args.check or t == 0, '--check: texts agree only at --temperature 0')
-    if args.gamma is not None and args.methods != ['ar']:
-        args.set.append(f'gamma={args.gamma}')
-    args.draft = args.draft or ('lookup' if args.target else str(EMBEDDED / 'draft'))
-    args.target = args.target or EMBEDDED / 'target'
-    for name in args.methods:
-        make_method(name, args)                         # refuses knobs before anything is loaded
+    if not args.list:
+        check_flags(args)
+        fill_in(args)
     return args
 
 
-def generate(engine, rows, prompts, args):
-    """Every prompt by one method, told as it is written; returns the exit status."""
-    from lab.compare import Teller
-    teller = Teller(engine, args)
-    for i, ids in enumerate(tqdm(prompts, disable=None if len(prompts) > 1 else True, file=sys.stderr)):
-        session, method = engine.start(ids, args.method, i)
-        try:
-            for cycle in decode(session, method):
-                teller.add(cycle)
-        except KeyboardInterrupt:
-            teller.finish(i, rows[i], session, method)
-            return 130
-        teller.finish(i, rows[i], session, method)
-        teller.check(ids)
-    teller.conclude(session, method)
-    return 0
+def check_flags(args):
+    """ValueError for the first flag that does not fit."""
+    empty = [flag for flag, value in vars(args).items() if value == '' and flag != 'prompt']
+    expect(not empty, f'--{", --".join(empty)}: found an empty text, expected a value')
+    unknown = [name for name in method_names(args) if name not in METHODS]
+    expect(not unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}')
+    parts = sparse_parts(args)
+    expect(parts <= PARTS.keys(), f'--sparse {sorted(parts)}: expected some of attn,ffn,moe')
+    given = (args.prompt is None) != (args.prompts is None)
+    expect(given, 'give --prompt TEXT or --prompts FILE.jsonl')
+    check_settings(args)
+    alone = args.method or args.check or args.json or args.show or args.trace
+    expect(not (args.compare and alone), '--compare takes none of --method, --check, --json, --show, --trace')
+    expect(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
+
+
+def method_names(args):
+    """The methods of the run; plain decoding is in every comparison."""
+    if args.compare:
+        return list(dict.fromkeys(['ar', *args.compare.split(',')]))
+    return [args.method or 'sd']
+
+
+def sparse_parts(args):
+    return set(args.sparse.split(',')) if args.sparse else set()
+
+
+def fill_in(args):
+    """Puts in the methods, and defaults that hang on other flags; ValueError for a knob that does not fit."""
+    args.names = method_names(args)
+    args.parts = sparse_parts(args)
+    if args.gamma is not None and args.names != ['ar']:
+        args.set.append(f'gamma={args.gamma}')
+    if args.target is None:
+        expect(EMBEDDED.is_dir(), 'no --target, and no embedded models beside this file: give a Hugging Face '
+               'folder, say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
+        args.draft = args.draft or EMBEDDED / 'draft'
+        args.target = EMBEDDED / 'target'
+    if args.names == ['ar']:
+        args.draft = 'none'                             # nothing is drafted: no draft model is loaded
+    args.draft = args.draft or 'lookup'
+    owners = args.names + ['sparse'] * bool(args.parts)
+    args.methods = {name: make_method(name, args.set, owners, args.parts) for name in args.names}
+    args.thinner = make_method('sparse', args.set, owners, args.parts) if args.parts else None
+
+
+def open_engine(args):
+    """The Engine that the flags ask for."""
+    engine = Engine(
+        target=args.target, draft=args.draft, mid=args.mid, sparse=args.thinner, max_new=args.max_new,
+        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed,
+        ignore_eos=args.ignore_eos, device=args.device, dtype=args.dtype, compile=args.compile,
+        threads=args.threads)
+    mixtures = engine.models['target'].config.mixtures
+    there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
+    for part in args.parts:
+        expect(there[part], f'--sparse {part}: {args.target} has no layer of that kind')
+    for method in args.methods.values():
+        engine.calibrate(method)
+    return engine
 
 
 def run(args):
@@ -263,29 +1114,55 @@ def run(args):
         for name, method in METHODS.items():
             print(f'{name:17} {method.__doc__.splitlines()[0]}', describe_knobs(name))
         return 0
-    from lab.prompts import chat, read_rows
-    rows = read_rows(args)
-    texts = [chat(args.target, row['prompt']) if args.chat else row['prompt'] for row in rows]
-    engine = Engine(args)
+    rows = read_rows(args.prompt, args.prompts)
+    texts = [row['prompt'] for row in rows]
+    if args.chat:
+        texts = [chat(args.target, text) for text in texts]
+    engine = open_engine(args)
     prompts = [engine.tokenizer.encode(text, add_special_tokens=not args.chat).ids for text in texts]
     engine.open(prompts)
     if args.compile:
-        begin = time.perf_counter()
-        for name in args.methods:
-            engine.write(prompts[0], name)
-        print(f'compiled in {time.perf_counter() - begin:.1f} s, not counted below; later texts may need '
-              'passes of other lengths', file=sys.stderr)
+        warm_up(engine, prompts[0], args.methods)
     if args.compare is None:
         return generate(engine, rows, prompts, args)
-    from lab.compare import compare
     for line in compare(engine, rows, prompts, args.methods):
         print(line, flush=True)
     return 0
 
 
+def warm_up(engine, ids, methods):
+    """Writes a text by each method, so that its passes are compiled; says how long that took."""
+    begin = time.perf_counter()
+    for method in methods.values():
+        engine.write(ids, method)
+    print(f'compiled in {time.perf_counter() - begin:.1f} s, not counted below; later texts may need '
+          'passes of other lengths', file=sys.stderr)
+
+
+def generate(engine, rows, prompts, args):
+    """Every prompt by one method, told as it is written; returns the exit status."""
+    (name, method), = args.methods.items()
+    teller = Teller(engine, name, wants_color(args.color), args.show, args.json, args.trace)
+    quiet = True if len(prompts) == 1 else None         # None: a bar on a terminal
+    for i, ids in enumerate(tqdm(prompts, disable=quiet, file=sys.stderr)):
+        own = replace(method)                           # a method object serves one text
+        session = engine.start(ids, own, i)
+        try:
+            for cycle in decode(session, own):
+                teller.add(cycle)
+        except KeyboardInterrupt:
+            teller.finish(i, rows[i], session, own)
+            return 130
+        found = teller.finish(i, rows[i], session, own)
+        if args.check:
+            print(check(engine, ids, found['tokens']), file=sys.stderr)
+    teller.conclude(session, own)
+    return 0
+
+
 def main(argv=None):
     """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C."""
-    import lab.rivals                                   # noqa: F401, enters the baselines in METHODS
+    lab_module('rivals')                                # enters the baselines in METHODS
     try:
         return run(parse(argv))
     except BrokenPipeError:

@@ -1,10 +1,12 @@
 """Oracles, laws and limits. Each test says what would break it; those that can fail by chance say how often.
 
 transformers is the oracle for networks, exact enumeration for laws, plain decoding for greedy text, a fresh
-cache for caches.
+cache for caches. Ids begin with the method: `pytest -k "law and cmasd"` selects the laws of CM-ASD. What
+takes more than about a second is marked slow: `pytest -m "not slow"` leaves it out.
 """
-import argparse
+import contextlib
 import copy
+import io
 import itertools
 import json
 import math
@@ -12,13 +14,15 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
-from functools import partial
+from dataclasses import astuple, replace
+from functools import cache, partial
 from pathlib import Path as File
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 import transformers
@@ -26,21 +30,39 @@ from safetensors import torch as safetensors
 from tokenizers import Tokenizer, decoders, models, processors
 
 import kernels
-import lab.rivals
+import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import bench, claims, compare, quantise, replay, stages, tasks, train
-from lab.calibration import read_calibration, write_calibration
-from lab.distil import distil, packed
-from lab.passes import sparsity, work
-from lab.steps import (DRAFTS, USUAL, average_precision, choose_gate, gate_curve, judged, outcomes,
-                       print_curve, record_step, roc_area, signal_ranges, step_checker, whole_rollout)
+from lab import bench, common, quantise, replay, tasks, train
+from lab.cmasd import claims as cmasd_claims
+from lab.cmasd import record as cmasd_record
+from lab.common import embedded, roc_area
+from lab.ecsv import claims as ecsv_claims
+from lab.ecsv import record as ecsv_record
+from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
+from lab.replay import open_session, short_prompts, written
+from lab.sparse import claims as sparse_claims
+from lab.sparse import record as sparse_record
+from lab.sparse import rivals as sparse_rivals
+from lab.sparse import settings as sparse_settings
+from lab.sparse.distil import Lesson, distil, packed
+from lab.sparse.passes import work
+from lab.specguard import claims as specguard_claims
+from lab.specguard import record as specguard_record
+from lab.specguard.calibrate import choose_gate, gate_curve, print_curve, signal_ranges
+from lab.specguard.claims import USUAL, Scale, area_at_equal_length, average_precision, outcome, split
+from lab.specguard.record import problem_row, record_step, step_checker, whole_rollout
 from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, byte_network, bytes_tokenizer,
                       checkpoint, enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded,
                       session, variation, write)
-from model import Reader, load
-from verify import METHODS, Draft, Exact, Session, lookup, overlap, probs, residual, rollout, silence
+from lab.via import claims as via_claims
+from lab.via import record as via_record
+from lab.via import rivals as via_rivals
+from model import Reader, load, read_calibration, write_calibration
+from train_mask import Choices, sparsity, watched
+from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
+                    overlap, probs, residual, silence, token_logps, write_steps)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab/models'
@@ -52,46 +74,98 @@ torch.set_num_threads(1)        # the networks here are tiny
 # ------------------------------------------------------------------------ what the tests are made with
 
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
+LINE = [i % 11 for i in range(50)]                  # a text of ids for networks of 11 tokens
+SMALL = dict(dense_below=8, block=4, locals=1)      # knobs of sparse for texts of 64 tokens
+LEARNED = dict(experts=[[[0.0, 0.2], [0.0, 0.5]]] * 4, channels=[[0.0, 0.4]] * 4, anchors=[0, 2, 1, 3])
+RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1], target_logp=[-4, 0], target_grounding=[0, 1])
+
+via = METHODS['via']
+cmasd = METHODS['cmasd']
+ecsv = METHODS['ecsv']
+SpecGuard = METHODS['specguard']
+
+
+def case(name, *values, slow=False):
+    """One case of a parametrized test, under this id; slow: it takes more than about a second."""
+    marks = [pytest.mark.slow] if slow else []
+    return pytest.param(*values, id=name, marks=marks)
+
+
+def letters(ids):
+    """A text for ids in which every fourth id ends a step."""
+    return ''.join('a\nbc'[i % 4] for i in ids)
+
+
+LINES = dict(text=letters, calibration=dict(signals=RANGES))        # what a session of specguard needs
 
 
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
     """The flags of a run on two random checkpoints."""
     home = tmp_path_factory.mktemp('pair')
-    target, draft = (checkpoint(home / str(i), byte_network(i)) for i in range(2))
+    target = checkpoint(home / 'target', byte_network(0))
+    draft = checkpoint(home / 'draft', byte_network(1))
     return '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 20
 
 
+def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
+    """A session of a random pair whose target of four layers has a calibrated mask."""
+    mask = dict(skip=list(skip), nested=[[2, 3, 4, 5], [2, 3], [2]])
+    target = network(seed, num_hidden_layers=4)
+    draft = network(seed + 10)
+    return session(target, draft, [1, 2, 3], room, calibration=dict(mask=mask), **settings)
+
+
+def thin(model, name='sparse', **knobs):
+    """The target's full path as a session of these knobs reads it."""
+    method = METHODS[name](**SMALL | knobs)
+    s = session(model, None, [0], 1, sparse=method, calibration=dict(sparse=LEARNED))
+    return s.view(model.full)
+
+
+def apart(a, b):
+    """The largest difference between two tensors of one shape."""
+    assert a.shape == b.shape
+    return (a - b).abs().amax()
+
+
 def trusted(reader, tokens):
-    """How many of these tokens the reader's full path trusts; asserts that their keys are a fresh cache's."""
-    n, other = reader.cache.trusted(tokens, reader.model.full), Reader(reader.model, len(tokens))
-    other.read(tokens, [], reader.model.full, 1)
-    for (mine, _), (theirs, _) in zip(reader.cache.stores, other.cache.stores):
-        assert torch.allclose(mine[:, :, :n], theirs[:, :, :n], 0, 1e-9)
-    return n
+    """How many of these tokens the reader's full path trusts; asserts that they are a fresh cache's."""
+    full = reader.model.full
+    count = reader.cache.trusted(tokens, full)
+    other = Reader(reader.model, len(tokens))
+    other.read(tokens, [], full, 1)
+    for mine, theirs in zip(reader.cache.stores, other.cache.stores):
+        for held, wanted in zip(mine, theirs):                  # keys, then values
+            assert torch.allclose(held[:, :, :count], wanted[:, :, :count], rtol=0, atol=1e-9)
+    return count
 
 
 def program(capsys, *flags):
     """(exit status, stdout, stderr) of one run in this process."""
-    status = specmini.main([str(f) for f in flags])
-    out = capsys.readouterr()
-    return status, out.out, out.err
+    status = specmini.main([str(flag) for flag in flags])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
 
 
 def refused(capsys, words, *flags):
     """Asserts that a run ends with status 2, these words in one line on stderr, and no text."""
     status, out, err = program(capsys, *flags)
-    assert status == 2 and words in err and err.count('\n') == 1 and not out, (flags, err)
+    assert status == 2, (flags, out, err)
+    assert words in err and err.count('\n') == 1, (flags, err)
+    assert not out
 
 
 def reported(capsys, *flags):
     """The JSON object of the last prompt of a run."""
-    return json.loads(program(capsys, *flags, '--json')[1].splitlines()[-1])
+    status, out, err = program(capsys, *flags, '--json')
+    return json.loads(out.splitlines()[-1])
 
 
 def interrupt(monkeypatch, where, name, n):
     """Ctrl-C at the end of the n-th call of where.name; returns the list of what its calls give."""
-    real, given = getattr(where, name), []
+    real = getattr(where, name)
+    given = []
 
     def call(*args):
         given.append(real(*args))
@@ -114,125 +188,276 @@ def rope(kind, theta=10000.0, **more):
     return dict(rope_parameters=dict(rope_type=kind, rope_theta=theta, **more))
 
 
-@pytest.mark.parametrize('kind, changes', [
-    ('Llama', {}),
-    ('Llama', dict(tie_word_embeddings=True, num_key_value_heads=4) | rope('linear', factor=4.0)),
-    ('Llama', dict(attention_bias=True, mlp_bias=True, rms_norm_eps=0.1) | rope('default', 500.0)),
-    ('Llama', dict(head_dim=16) | rope('llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                                       original_max_position_embeddings=32)),
-    ('Mistral', dict(sliding_window=None)), ('Mistral', dict(sliding_window=64)),   # off; as long as the text
-    ('Qwen2', {}), ('Qwen2', rope('yarn', factor=4.0, original_max_position_embeddings=16)),
-    ('Qwen3', dict(head_dim=16)), ('Qwen3', dict(head_dim=24, attention_bias=True)),
-    ('Qwen3', rope('yarn', factor=4.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=1.2,
-                   truncate=False, beta_fast=16, beta_slow=2)),
-    ('Qwen3Moe', MOE), ('Qwen3Moe', MOE | dict(norm_topk_prob=True)),
-    ('Qwen3Moe', MOE | dict(decoder_sparse_step=2)), ('Qwen3Moe', MOE | dict(mlp_only_layers=[1]))])
-def test_parity(kind, changes, tmp_path):
-    """Our logits are transformers', from its config of today and of version 4; one pass is token by token."""
+LLAMA3 = rope('llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)
+YARN = rope('yarn', factor=4.0, original_max_position_embeddings=16)
+YARN_KNOBS = rope('yarn', factor=4.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=1.2,
+                  truncate=False, beta_fast=16, beta_slow=2)
+NETWORKS = [
+    case('llama', ('Llama', {})),
+    case('llama-tied-linear-rope',
+         ('Llama', dict(tie_word_embeddings=True, num_key_value_heads=4, **rope('linear', factor=4.0)))),
+    case('llama-biases',
+         ('Llama', dict(attention_bias=True, mlp_bias=True, rms_norm_eps=0.1, **rope('default', 500.0)))),
+    case('llama-llama3-rope', ('Llama', dict(head_dim=16, **LLAMA3))),
+    case('mistral', ('Mistral', dict(sliding_window=None))),
+    case('mistral-window-as-long-as-the-text', ('Mistral', dict(sliding_window=64))),
+    case('qwen2', ('Qwen2', {})),
+    case('qwen2-yarn', ('Qwen2', YARN)),
+    case('qwen3', ('Qwen3', dict(head_dim=16))),
+    case('qwen3-biases', ('Qwen3', dict(head_dim=24, attention_bias=True))),
+    case('qwen3-yarn-knobs', ('Qwen3', YARN_KNOBS)),
+    case('qwen3moe', ('Qwen3Moe', MOE)),
+    case('qwen3moe-renormalised', ('Qwen3Moe', dict(norm_topk_prob=True, **MOE))),
+    case('qwen3moe-every-second-layer', ('Qwen3Moe', dict(decoder_sparse_step=2, **MOE))),
+    case('qwen3moe-a-dense-layer', ('Qwen3Moe', dict(mlp_only_layers=[1], **MOE)))]
+
+
+@pytest.fixture(scope='module', params=NETWORKS)
+def oracle(request, tmp_path_factory):
+    """A random network of transformers: its folder, 40 ids, and the logits [40, V] that it has for them."""
+    kind, changes = request.param
     torch.manual_seed(len(str(changes)))
-    config, file = getattr(transformers, f'{kind}Config')(**BASE | changes), tmp_path / 'config.json'
-    theirs = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    for name, p in theirs.named_parameters():
-        if p.ndim == 1:
-            torch.nn.init.normal_(p, 1.0 if 'norm' in name else 0.0, 0.3)
-    theirs.save_pretrained(tmp_path, max_shard_size='20KB')
-    assert len(list(tmp_path.glob('*.safetensors'))) > 2
-    words = models.WordLevel({f't{i}': i for i in range(64)}, unk_token='t0')
-    Tokenizer(words).save(str(tmp_path / 'tokenizer.json'))
+    settings = getattr(transformers, f'{kind}Config')(**BASE | changes)
+    theirs = transformers.AutoModelForCausalLM.from_config(settings).float().eval()
+    for name, weight in theirs.named_parameters():
+        if weight.ndim == 1:                        # norms and biases: transformers leaves them at 1 and 0
+            torch.nn.init.normal_(weight, 1.0 if 'norm' in name else 0.0, 0.3)
+    folder = tmp_path_factory.mktemp('oracle')
+    theirs.save_pretrained(folder, max_shard_size='20KB')
+    words = {f't{i}': i for i in range(64)}
+    Tokenizer(models.WordLevel(words, unk_token='t0')).save(str(folder / 'tokenizer.json'))
     ids = torch.randint(0, 64, (40,)).tolist()
     with torch.no_grad():
         wanted = theirs(torch.tensor([ids])).logits[0]
-    assert wanted.std() > 0.5                       # the test could not fail on logits that are all alike
-    assert (fresh(load(tmp_path)[0], ids) - wanted).abs().max() < 1e-4
-    raw = json.loads(file.read_text())              # rope_theta, rope_scaling, torch_dtype: transformers 4's
-    new = raw.pop('rope_parameters')
-    raw |= dict(rope_theta=new.pop('rope_theta'), torch_dtype=raw.pop('dtype'))
-    raw['rope_scaling'] = new | dict(type=new['rope_type']) if new['rope_type'] != 'default' else None
-    file.write_text(json.dumps(raw))
-    assert (fresh(load(tmp_path)[0], ids) - wanted).abs().max() < 1e-4
-    exact, *_ = load(tmp_path, dtype=torch.float64)
-    reader = Reader(exact, 40)
-    each = torch.stack([reader.read(ids[:i + 1], [], exact.full, 1)[0] for i in range(40)])
-    assert (each - fresh(exact, ids)).abs().max() < 1e-9
-    assert (fresh(load(tmp_path, dtype=torch.bfloat16)[0], ids) - wanted).std() < 0.1 * wanted.std()
+    assert wanted.std() > 0.5                       # no test could fail on logits that are all alike
+    return SimpleNamespace(folder=folder, ids=ids, wanted=wanted)
 
 
-def weights(change):
-    """A function of the bytes of a safetensors file that puts change(name, tensor) in each tensor's place."""
-    return lambda old: safetensors.save({k: change(k, v) for k, v in safetensors.load(old).items()})
+def as_version_4(raw):
+    """The object of a config.json as transformers 4 wrote it: rope_theta, rope_scaling, torch_dtype."""
+    raw = dict(raw)
+    settings = raw.pop('rope_parameters')
+    raw['rope_theta'] = settings.pop('rope_theta')
+    raw['rope_scaling'] = None
+    if settings['rope_type'] != 'default':
+        raw['rope_scaling'] = settings | dict(type=settings['rope_type'])
+    raw['torch_dtype'] = raw.pop('dtype')
+    return raw
 
 
-@pytest.mark.parametrize('change, words', [
-    *((dict([item]), '{} is {!r}'.format(*item)) for item in dict(
-        hidden_size=None, num_attention_heads=0, max_position_embeddings='64', rms_norm_eps='1e-6',
-        tie_word_embeddings='no', layer_types='full', vocab_size=10 ** 18, head_dim=5).items()),
-    (dict(model_type='gpt2'), "model_type 'gpt2'"), (dict(hidden_act='gelu'), "hidden_act 'gelu'"),
-    (dict(eos_token_id='</s>'), "eos_token_id is ['</s>']"),
-    (dict(quantization_config=dict(bits=4)), 'quantised'),
-    (dict(num_key_value_heads=3), '4 query heads cannot share 3 key heads'),
-    (dict(model_type='qwen3_moe', num_experts=2, num_experts_per_tok=3, moe_intermediate_size=4), ' 3, of 2'),
-    (dict(model_type='mistral', sliding_window=32), 'sliding window of 32'),
-    (dict(model_type='qwen2', sliding_window=32, use_sliding_window=True), 'sliding window of 32'),
-    (dict(model_type='qwen3', sliding_window=32, use_sliding_window=False), 'k_norm.weight is missing'),
-    (dict(num_hidden_layers=3), 'layers.2.input_layernorm.weight is missing'),
-    (dict(num_hidden_layers=1), 'layers.1.input_layernorm.weight has no place'),
-    (dict(intermediate_size=25), 'has shape (16, 24), expected (16, 25)'),
-    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
-    (dict(rope_scaling='linear'), "rotary settings 'linear'"),
-    (dict(rope_scaling=dict(rope_type='longrope', factor=2.0)), "rope type 'longrope'"),
-    (dict(rope_scaling=dict(rope_type='llama3', factor=2.0)), 'needs low_freq_factor'),
-    (dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))), 'one flat object'),
-    (dict(rope_theta=1, rope_scaling=dict(rope_type='yarn', factor=2)), 'needs rope_theta above 1, found 1'),
-    *((dict(rope_scaling=dict(rope_type='yarn', factor=2) | {name: 'x'}), f"{name} above 0, found 'x'")
-      for name in ('beta_fast', 'attention_factor', 'mscale')),
-    (('model.safetensors', lambda old: old[:-100]), 'not a complete safetensors file'),
-    (('model.safetensors', weights(lambda k, v: v * math.nan if 'head' in k else v)), 'lm_head.weight holds'),
-    (('model.safetensors', weights(lambda k, v: v * 1e38 if 'down' in k else v)), 'NaN or infinity after 1'),
-    (('model.safetensors', 'pytorch_model.bin'), 'pytorch_model.bin is a pickle'),
-    (('tokenizer.json', 'away.json'), 'tokenizer.json: no such file'),
-    (('tokenizer.json', lambda old: b'{}'), 'not a tokenizer'),
-    (('tokenizer.json', lambda old: bytes_tokenizer(['x2']).to_str().encode()), '258 entries, embedding of'),
-    (('config.json', lambda old: b'{"model_type": '), 'cannot be read as JSON')])
-def test_refused_checkpoints(change, words, tmp_path, capsys):
-    """Status 2 and one line: for what config.json has that we lack or is no value, and for broken files."""
-    folder = checkpoint(tmp_path, **change if isinstance(change, dict) else {})
-    file, broken = change if isinstance(change, tuple) else ('config.json', bytes)
-    if callable(broken):
-        (folder / file).write_bytes(broken((folder / file).read_bytes()))
-    else:
-        (folder / file).rename(folder / broken)
+def test_parity(oracle):
+    """Our logits are transformers', from several shards."""
+    assert len(list(oracle.folder.glob('*.safetensors'))) > 2
+    model, _, _ = load(oracle.folder)
+    assert apart(fresh(model, oracle.ids), oracle.wanted) < 1e-4
+
+
+def test_parity_from_a_version_4_config(oracle, tmp_path):
+    folder = tmp_path / 'old'
+    shutil.copytree(oracle.folder, folder)
+    file = folder / 'config.json'
+    file.write_text(json.dumps(as_version_4(json.loads(file.read_text()))))
+    model, _, _ = load(folder)
+    assert apart(fresh(model, oracle.ids), oracle.wanted) < 1e-4
+
+
+def test_parity_token_by_token(oracle):
+    """One pass over a text gives what as many passes over a token each give."""
+    model, _, _ = load(oracle.folder, dtype=torch.float64)
+    reader = Reader(model, 40)
+    rows = []
+    for end in range(1, 41):
+        logits = reader.read(oracle.ids[:end], [], model.full, 1)
+        rows.append(logits[0])
+    assert apart(torch.stack(rows), fresh(model, oracle.ids)) < 1e-9
+
+
+def test_parity_in_bf16(oracle):
+    """Rounding moves the logits by less than a tenth of their spread."""
+    model, _, _ = load(oracle.folder, dtype=torch.bfloat16)
+    error = fresh(model, oracle.ids) - oracle.wanted
+    assert error.std() < 0.1 * oracle.wanted.std()
+
+
+@pytest.mark.parametrize('name, value', [
+    ('hidden_size', None),
+    ('num_attention_heads', 0),
+    ('max_position_embeddings', '64'),
+    ('rms_norm_eps', '1e-6'),
+    ('tie_word_embeddings', 'no'),
+    ('layer_types', 'full'),
+    ('vocab_size', 10 ** 18),
+    ('head_dim', 5)])
+def test_refused_checkpoint_value(name, value, tmp_path, capsys):
+    """A setting of config.json that is no value: status 2 and one line that names both."""
+    folder = checkpoint(tmp_path, **{name: value})
+    refused(capsys, f'{name} is {value!r}', '--target', folder, '--prompt', 'x')
+
+
+def scaled(kind, **settings):
+    """The rotary settings of a config.json of transformers 4."""
+    return dict(rope_scaling=dict(rope_type=kind, factor=2, **settings))
+
+
+YARN_BY_LAYER = dict(rope_parameters=dict(full_attention=dict(rope_type='yarn')))
+
+
+@pytest.mark.parametrize('words, changes', [
+    case('model-type', "model_type 'gpt2'", dict(model_type='gpt2')),
+    case('activation', "hidden_act 'gelu'", dict(hidden_act='gelu')),
+    case('eos-text', "eos_token_id is ['</s>']", dict(eos_token_id='</s>')),
+    case('quantised', 'quantised', dict(quantization_config=dict(bits=4))),
+    case('heads-do-not-divide', '4 query heads cannot share 3 key heads', dict(num_key_value_heads=3)),
+    case('more-experts-than-there-are', ' 3, of 2',
+         dict(model_type='qwen3_moe', num_experts=2, num_experts_per_tok=3, moe_intermediate_size=4)),
+    case('mistral-window', 'sliding window of 32', dict(model_type='mistral', sliding_window=32)),
+    case('qwen2-window', 'sliding window of 32',
+         dict(model_type='qwen2', sliding_window=32, use_sliding_window=True)),
+    case('qwen3-without-its-norms', 'k_norm.weight is missing',     # its window is off: no reason
+         dict(model_type='qwen3', sliding_window=32, use_sliding_window=False)),
+    case('weights-missing', 'layers.2.input_layernorm.weight is missing', dict(num_hidden_layers=3)),
+    case('weights-spare', 'layers.1.input_layernorm.weight has no place', dict(num_hidden_layers=1)),
+    case('weights-shape', 'has shape (16, 24), expected (16, 25)', dict(intermediate_size=25)),
+    case('rope-partial', 'partial_rotary_factor', dict(partial_rotary_factor=0.5)),
+    case('rope-text', "rotary settings 'linear'", dict(rope_scaling='linear')),
+    case('rope-type', "rope type 'longrope'", scaled('longrope')),
+    case('rope-llama3-bare', 'needs low_freq_factor', scaled('llama3')),
+    case('rope-by-layer', 'one flat object', YARN_BY_LAYER),
+    case('rope-theta', 'needs rope_theta above 1, found 1', scaled('yarn') | dict(rope_theta=1)),
+    case('rope-beta-fast', "beta_fast above 0, found 'x'", scaled('yarn', beta_fast='x')),
+    case('rope-attention', "attention_factor above 0, found 'x'", scaled('yarn', attention_factor='x')),
+    case('rope-mscale', "mscale above 0, found 'x'", scaled('yarn', mscale='x'))])
+def test_refused_checkpoint_config(words, changes, tmp_path, capsys):
+    """Status 2 and one line for what config.json asks for and we lack, and where the weights are others."""
+    folder = checkpoint(tmp_path, **changes)
     refused(capsys, words, '--target', folder, '--prompt', 'x')
 
 
-def test_vocabularies(tmp_path, capsys):
-    """Rows beyond the tokenizer's length reach no distribution; two tokenizers must agree token by token."""
-    build = lambda V, *x: checkpoint(tmp_path / f'{V}{x}', byte_network(0, V), bytes_tokenizer(x))
-    a, b, x, y = build(300), build(280), build(258, 'here'), build(258, 'there')
-    assert fresh(load(a)[0], [1, 2]).shape == (2, 257)
-    assert program(capsys, '--target', a, '--draft', b, '--prompt', 'x', '--max-new', 8)[0] == 0
-    refused(capsys, "257 is 'there' there and 'here' in", '--target', x, '--draft', y, '--prompt', 'x')
+def multiply(folder, part, factor):
+    """Multiplies every tensor of a checkpoint whose name has this part."""
+    file = folder / 'model.safetensors'
+    tensors = safetensors.load(file.read_bytes())
+    for name in tensors:
+        if part in name:
+            tensors[name] = tensors[name] * factor
+    file.write_bytes(safetensors.save(tensors))
+
+
+def truncated_weights(folder):
+    file = folder / 'model.safetensors'
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def nan_in_the_head(folder):
+    multiply(folder, 'head', math.nan)
+
+
+def overflowing_weights(folder):
+    multiply(folder, 'down', 1e38)
+
+
+def only_a_pickle(folder):
+    (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
+
+
+def no_tokenizer(folder):
+    (folder / 'tokenizer.json').unlink()
+
+
+def empty_tokenizer(folder):
+    (folder / 'tokenizer.json').write_text('{}')
+
+
+def tokenizer_beyond_the_embedding(folder):
+    bytes_tokenizer(['x2']).save(str(folder / 'tokenizer.json'))
+
+
+def half_a_config(folder):
+    (folder / 'config.json').write_text('{"model_type": ')
+
+
+@pytest.mark.parametrize('spoil, words', [
+    (truncated_weights, 'not a complete safetensors file'),
+    (nan_in_the_head, 'lm_head.weight holds'),
+    (overflowing_weights, 'NaN or infinity after 1'),
+    (only_a_pickle, 'pytorch_model.bin is a pickle'),
+    (no_tokenizer, 'tokenizer.json: no such file'),
+    (empty_tokenizer, 'not a tokenizer'),
+    (tokenizer_beyond_the_embedding, '258 entries, embedding of'),
+    (half_a_config, 'cannot be read as JSON')])
+def test_refused_checkpoint_files(spoil, words, tmp_path, capsys):
+    """Status 2 and one line for files that are broken, missing or of two minds."""
+    folder = checkpoint(tmp_path)
+    spoil(folder)
+    refused(capsys, words, '--target', folder, '--prompt', 'x')
+
+
+def test_rows_beyond_the_tokenizer(tmp_path, capsys):
+    """Embeddings are padded, by different amounts: the spare rows reach no distribution."""
+    target = checkpoint(tmp_path / 'target', byte_network(0, vocab=300))
+    draft = checkpoint(tmp_path / 'draft', byte_network(0, vocab=280))
+    model, _, _ = load(target)
+    assert fresh(model, [1, 2]).shape == (2, 257)
+    flags = '--target', target, '--draft', draft, '--prompt', 'x'
+    status, _, _ = program(capsys, *flags, '--max-new', 8)
+    assert status == 0
+
+
+def test_vocabularies_must_agree(tmp_path, capsys):
+    """Two tokenizers of one length are compared token by token."""
+    model = byte_network(0, vocab=258)
+    target = checkpoint(tmp_path / 'target', model, bytes_tokenizer(['here']))
+    draft = checkpoint(tmp_path / 'draft', model, bytes_tokenizer(['there']))
+    flags = '--target', target, '--draft', draft, '--prompt', 'x'
+    refused(capsys, "257 is 'there' there and 'here' in", *flags)
+
+
+def still_good(line, held, path, full):
+    """How many leading tokens of the line a cache need not read again; held: its (token, who wrote it)."""
+    count = 0
+    for token, (known, writer) in zip(line, held):
+        if token != known or writer not in (full, path):
+            break
+        count += 1
+    return count
 
 
 def test_hostile_reads(monkeypatch):
     """Whatever was read before, full's logits are one pass's; what full or the same mask has read is kept."""
     monkeypatch.setattr('model.CHUNK', 3)
-    model, rng, old, slims = network(num_hidden_layers=3), random.Random(1), [], 0
-    reader, line, paths = Reader(model, 40), [1], [model.full] * 2 + [model.full.slim({2, i}) for i in (3, 4)]
+    rng = random.Random(1)
+    model = network(num_hidden_layers=3)
+    full = model.full
+    paths = [full, full, full.without({2, 3}), full.without({2, 4})]
+    reader = Reader(model, 40)
+    line = [1]
+    held = []           # of every position in the cache: (token, the path that wrote it)
+    reused = 0          # slim passes that did not read the whole line
     for _ in range(300):
-        line = (line[:rng.randint(1, len(line))] + rng.choices(range(11), k=rng.randrange(8)))[:40]
+        line = line[:rng.randint(1, len(line))]
+        line = line + rng.choices(range(11), k=rng.randrange(8))
+        line = line[:40]
         if rng.random() < 0.3:
             line[rng.randrange(len(line))] = rng.randrange(11)
-        path, last, cut = rng.choice(paths), rng.randint(1, min(4, len(line))), rng.randrange(len(line))
-        known = [x == y and who in (model.full, path) for x, (y, who) in zip(line, old)]
-        fed = max(last, len(line) - [*known, False].index(False))
-        got = reader.read(line[:cut], line[cut:], path, last)
-        assert got.shape == (last, 11) and reader.take()[path.name][1] == fed
-        slims += path is not model.full and fed < len(line)
-        old = old[:len(line) - fed] + [(x, path) for x in line[-fed:]]
-        if path is model.full:
-            whole = model.logits(model(torch.tensor([line]), torch.arange(len(line)), path))[0, -last:]
-            assert (got - whole).abs().max() < 1e-9
-    assert slims > 50
+        path = rng.choice(paths)
+        last = rng.randint(1, min(4, len(line)))
+        cut = rng.randrange(len(line))
+        fed = max(last, len(line) - still_good(line, held, path, full))
+        reader.log.clear()
+        logits = reader.read(line[:cut], line[cut:], path, last)
+        assert logits.shape == (last, 11)
+        assert {name for name, *_ in reader.log} == {path.name}
+        assert sum(positions for _, positions, *_ in reader.log) == fed
+        start = len(line) - fed
+        held = held[:start] + [(token, path) for token in line[start:]]
+        if path is full:
+            hidden = model(torch.tensor([line]), torch.arange(len(line)), full)
+            in_one_pass = model.logits(hidden)[0, -last:]
+            assert apart(logits, in_one_pass) < 1e-9
+        elif fed < len(line):
+            reused += 1
+    assert reused > 50
 
 
 def test_fork():
@@ -240,1671 +465,4648 @@ def test_fork():
     model = network()
     reader = Reader(model, 50)
     reader.read([1, 2, 3], [], model.full, 1)
-    reader.cache.stores[0][0][:, :, 3:] = 7.0
-    keys = (twin := reader.fork(3, 2)).cache.stores[0][0]
-    assert keys.shape[0] == 3 and keys.shape[2] == 5 and (keys[:, :, 3:] == 0).all()
-    got = [twin.append(torch.tensor(ids), model.full) for ids in ([4, 5, 6], [7, 8, 9])][1]
-    for row, x, y in zip(got, (4, 5, 6), (7, 8, 9)):
-        assert (row - fresh(model, [1, 2, 3, x, y], 1)[0]).abs().max() < 1e-9
-    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3           # parent untouched, ledger shared
+    keys, _ = reader.cache.stores[0]
+    keys[:, :, 3:] = 7.0                                        # scratch behind what is in use
+    twin = reader.fork(3, 2)
+    copied, _ = twin.cache.stores[0]
+    assert copied.shape[0] == 3 and copied.shape[2] == 5
+    assert (copied[:, :, 3:] == 0).all()
+    twin.append(torch.tensor([4, 5, 6]), model.full)
+    logits = twin.append(torch.tensor([7, 8, 9]), model.full)
+    for i in range(3):
+        by_itself = fresh(model, [1, 2, 3, 4 + i, 7 + i], 1)
+        assert apart(logits[i], by_itself[0]) < 1e-9
+    assert reader.cache.ids == [1, 2, 3]                        # the parent is untouched,
+    assert len(reader.log) == 3                                 # the ledger shared
 
 
 MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
 
 
-@pytest.mark.parametrize('sizes, name, more', [
-    ({}, None, {}), (MIXED_TWO, None, {}), (MIXED_TWO, 'sparse', {}), ({}, 'sparse', dict(select='random')),
-    ({}, 'sparse', dict(select='recent')), ({}, 'sparse', dict(select='oracle', query_from='last')),
-    (MIXED_TWO, 'sparse-forms', dict(form='literal', select='token')),
-    (MIXED_TWO, 'sparse-forms', dict(form='union', select='joint')),
-    (MIXED_TWO, 'sparse-forms', dict(form='guessed', select='union')),
-    (MIXED_TWO, 'sparse-forms', dict(form='static', select='quest', query_from='mean'))])
-def test_graphs(sizes, name, more, monkeypatch):
+def graph(name, sizes, method=None, **knobs):
+    """A case of test_graphs: compiling takes about a second."""
+    return case(name, sizes, method, knobs, slow=True)
+
+
+@pytest.mark.parametrize('sizes, name, knobs', [
+    graph('full', {}),
+    graph('full-mixture', MIXED_TWO),
+    graph('sparse-mixture', MIXED_TWO, 'sparse'),
+    graph('sparse-random', {}, 'sparse', select='random'),
+    graph('sparse-recent', {}, 'sparse', select='recent'),
+    graph('sparse-oracle', {}, 'sparse', select='oracle', query_from='last'),
+    graph('sparse-forms-literal', MIXED_TWO, 'sparse-forms', form='literal', select='token'),
+    graph('sparse-forms-union', MIXED_TWO, 'sparse-forms', form='union', select='joint'),
+    graph('sparse-forms-guessed', MIXED_TWO, 'sparse-forms', form='guessed', select='union'),
+    graph('sparse-forms-quest', MIXED_TWO, 'sparse-forms', form='union', select='quest', query_from='mean')])
+def test_graphs(sizes, name, knobs, monkeypatch):
     """One graph per padded length, whatever the position (the backend only counts); padding is harmless."""
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
-    counter, real, model = CompileCounter(), torch.compile, network(**sizes)
-    monkeypatch.setattr(torch, 'compile', lambda f, options, **how: real(f, backend=counter, **how))
-    knobs = dict(dense_below=2, block=1, rho=0.3, ffn_threshold=0.1, ffn_share=0.5, moe_quantile=1.0)
-    path = thin(model, name, **knobs | more) if name else model.full
-    reader, exact = Reader(model, 40, compiled=True), Reader(model, 40)
-    for store in itertools.chain(*reader.cache.stores):
-        store.normal_(0, 50)
-    for n, last in ((17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)):      # feeds 17, 1, 3, 3, 3, 5
-        got, wanted = (r.read(LINE[:n], [], path, last) for r in (reader, exact))
-        assert (got - wanted).abs().max() < 1e-9 or 'random' in more.values()    # other lots in other caches
-    assert counter.frame_count == 3                                             # 1, 4 and 8 positions
+    counter = CompileCounter()
+    compile_by = torch.compile
+
+    def count_alone(function, options, **how):
+        return compile_by(function, backend=counter, **how)
+    monkeypatch.setattr(torch, 'compile', count_alone)
+    model = network(**sizes)
+    path = model.full
+    if name:
+        usual = dict(dense_below=2, block=1, rho=0.3, ffn_threshold=0.1, ffn_share=0.5, moe_quantile=1.0)
+        path = thin(model, name, **usual | knobs)
+    compiled = Reader(model, 40, compiled=True)
+    exact = Reader(model, 40)
+    for store in itertools.chain(*compiled.cache.stores):
+        store.normal_(0, 50)                        # what a padded pass must not look at
+    reads = (17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)        # feeds 17, 1, 3, 3, 3, 5
+    for length, last in reads:
+        got = compiled.read(LINE[:length], [], path, last)
+        wanted = exact.read(LINE[:length], [], path, last)
+        if knobs.get('select') != 'random':         # which draws other lots in another cache
+            assert apart(got, wanted) < 1e-9
+    assert counter.frame_count == 3                 # 1, 4 and 8 positions
 
 
-# ------------------------------------------------------------- verify.py: the maths, laws, greedy identity
+# ------------------------------------------------------------- verify.py: the maths
 
-def test_maths():
-    """Temperature, top-k and top-p are transformers' warpers; the limits are one-hot; fp32 at least."""
+@pytest.mark.parametrize('temperature', [0.5, 1.3])
+@pytest.mark.parametrize('top_k', [0, 5])
+@pytest.mark.parametrize('top_p', [1.0, 0.8, 0.3])
+def test_probs_are_transformers(temperature, top_k, top_p):
+    """Temperature, then top-k, then top-p, as transformers' warpers do it."""
     from transformers.generation import logits_process as theirs
-    z = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
-    for t, k, p in itertools.product((0.5, 1.3), (0, 5), (1.0, 0.8, 0.3)):
-        w = theirs.TemperatureLogitsWarper(t)(None, z)
-        w = theirs.TopKLogitsWarper(k)(None, w) if k else w
-        w = theirs.TopPLogitsWarper(p)(None, w) if p < 1 else w
-        assert torch.allclose(probs(z, t, k, p), w.softmax(-1), atol=1e-12)
-    assert torch.equal(probs(z, 0), torch.nn.functional.one_hot(z.argmax(-1), 30).double())
-    assert torch.allclose(probs(z, 1, top_p=1e-9), probs(z, 0))             # the likeliest is always kept
-    assert probs(z.bfloat16(), 0.7).dtype == torch.float32
-    p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.3, 0.5])
+    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
+    warped = theirs.TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k:
+        warped = theirs.TopKLogitsWarper(top_k)(None, warped)
+    if top_p < 1:
+        warped = theirs.TopPLogitsWarper(top_p)(None, warped)
+    assert apart(probs(logits, temperature, top_k, top_p), warped.softmax(-1)) < 1e-12
+
+
+def test_probs_at_the_limits():
+    """Temperature 0 is one-hot; so is top-p near 0, for the likeliest is always kept; fp32 at least."""
+    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
+    greedy = torch.nn.functional.one_hot(logits.argmax(-1), 30).double()
+    assert torch.equal(probs(logits, 0), greedy)
+    assert torch.allclose(probs(logits, 1, top_p=1e-9), greedy)
+    assert probs(logits.bfloat16(), 0.7).dtype == torch.float32
+
+
+def test_overlap_and_residual():
+    p = torch.tensor([0.5, 0.5, 0.0])
+    q = torch.tensor([0.2, 0.3, 0.5])
     assert torch.isclose(overlap(p, q), torch.tensor(0.5))
-    assert torch.equal(residual(p, p), p)                                   # nothing is left: p, not 0 / 0
+    assert torch.allclose(residual(p, q), torch.tensor([0.6, 0.4, 0.0]))
+    assert torch.equal(residual(p, p), p)           # nothing is left: p, not 0 / 0
 
 
-LINES = dict(text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),       # every fourth id ends a step
-             calibration=dict(signals=dict(draft_logp=[-4, 0], draft_grounding=[0, 1],
-                                           target_logp=[-4, 0], target_grounding=[0, 1])))
-MASK = dict(calibration=dict(mask=dict(skip=[1], nested=[])), vocab=3, horizon=2)
-EOS, COINS, SHORT = dict(eos=frozenset([3])), dict(vocab=2, horizon=4), dict(horizon=2)
-GREEDY = dict(draft_temperature=0.0)            # of candidates that are thrown away: nothing to enumerate
-OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0)
+# ------------------------------------------------------------- verify.py: laws
+
+SKIP = dict(mask=dict(skip=[1], nested=[]))             # of a table: its feed-forward
+MASK = dict(calibration=SKIP, vocab=3, horizon=2)
+EOS = dict(eos=frozenset([3]))
+COINS = dict(vocab=2, horizon=4)
+SHORT = dict(horizon=2)
+GREEDY = dict(draft_temperature=0.0)                    # candidates that are thrown away need no enumeration
+OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0)      # sparse that leaves nothing out
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
-FLAT = COINS | dict(draft=Table(2, 2, 0.45))                               # so unsure that probe cuts blocks
-ALWAYS, NEVER = dict(keep=2.0, escalate=1.5), dict(keep=1.0, escalate=0.0, max_lag=99)     # via escalates
-via, cmasd, ecsv, SpecGuard = (METHODS[name] for name in ('via', 'cmasd', 'ecsv', 'specguard'))
+FLAT = COINS | dict(draft=Table(2, 2, 0.45))            # so unsure that probe cuts blocks
+ALWAYS = dict(keep=2.0, escalate=1.5)                   # via escalates every token,
+NEVER = dict(keep=1.0, escalate=0.0, max_lag=99)        # and none
 
 
-@pytest.mark.parametrize('method, settings', [
-    (METHODS['ar'](), {}), (Exact(1), {}), (Exact(2), {}), (Exact(2), EOS), (Exact(2), dict(source=lookup)),
-    (Exact(2), dict(source=silence)), (Exact(2), dict(temperature=0.7, top_k=3, top_p=0.9)),
-    (Exact(2, draft_temperature=0.5), {}), (Exact(2, draft_temperature=0), {}),
-    (DropsUnverified(2), SHORT), (WrongResidual(2), SHORT),
-    *((Exact(2, controller=c), {}) for c in ('lagged', 'hf-confidence', 'hf-roc')),
-    (METHODS['lenient'](2, lenience=1), {}), (METHODS['lenient'](2, lenience=0.5), {}),
-    (METHODS['typical'](1, epsilon=1, delta=math.inf), {}), (METHODS['typical'](2), {}),    # keeps nothing
-    (cmasd(k_max=2, alpha=2, accept_='strict'), {}), (cmasd(k_max=2, alpha=2, tau_base=1), {}),
-    (cmasd(k_max=2), {}), (cmasd(k_max=3, alpha=2, accept_='strict', controller='probe'), COINS),
-    (METHODS['sparse'](2, **OFF), {}), (ecsv(**TWO | dict(branches=3)), {}), (JudgedByQ(**TWO), SHORT),
-    (METHODS['ecsv-lite'](**TWO, align='prefix', granularity='branch'), {}),
-    (METHODS['ecsv-soft'](**TWO, granularity='window'), {}),
-    (METHODS['ecsv-spot'](**TWO, spots=2, policy='entropy'), {}),
-    (METHODS['ecsv-spot'](**TWO, spots=2, policy='agree_entropy', budget=2), {}),
-    (METHODS['mean-argmax'](**TWO), {}), (METHODS['oracle-top1'](**TWO), {}),
-    *((METHODS[f'sd-{x}'](**TWO, budget=b), {}) for x in ('multi', 'tree') for b in (None, 4)),
-    *((METHODS[name](**TWO, controller='probe'), FLAT) for name in ('ecsv', 'oracle-top1', 'sd-multi')),
-    (METHODS['cmasd-dropout'](k_max=2, alpha=2, accept_='strict'), {}),
-    (via(2, gate='two_level_exact'), MASK | dict(vocab=2, horizon=3)), (via(2, gate='two_level_exact'), MASK),
-    (via(2), MASK), (via(2, **ALWAYS), MASK), (METHODS['via-tiers'](2, tiers=2), MASK),
-    (via(2, gate='lossy_sd'), MASK), (via(2, gate='one_minus_alpha'), MASK),
-    (Exact(2), MASK | dict(draft=None)),                    # --draft self
-    (SpecGuard(tau=math.inf, **GREEDY), LINES), (SpecGuard(tau=math.inf, **GREEDY), LINES | EOS),
-    (SpecGuard(1, tau=math.inf, regenerate='sd', **GREEDY), LINES), (SpecGuard(k=1, tau=0.5), LINES | SHORT),
-    (SpecGuard(tau=math.inf, target_k=2, **GREEDY), LINES | SHORT)])
+def two_level(gamma, **knobs):
+    """via whose slim verifier and target both judge exactly."""
+    return METHODS['via-two-level'](gamma, **knobs)
+
+
+def lossy_sd(gamma, **knobs):
+    """via whose slim verifier is an exact rule with a lenience."""
+    return METHODS['via-lossy-sd'](gamma, **knobs)
+
+
+def one_minus_alpha(gamma, **knobs):
+    """via with its two thresholds as published."""
+    return METHODS['via-one-minus-alpha'](gamma, **knobs)
+
+
+def strict(k_max, **knobs):
+    """cmasd that judges exactly."""
+    return cmasd(k_max=k_max, alpha=2, accept_='strict', **knobs)
+
+
+def spot(**knobs):
+    return METHODS['ecsv-spot'](**TWO, spots=2, **knobs)
+
+
+def law(name, method, slow=False, **settings):
+    """A case of the law tests: its id, which begins with the method's name, and how its text is drawn."""
+    return case(name, method, settings, slow=slow)
+
+
+lenient = METHODS['lenient']
+typical = METHODS['typical']
+sparse = METHODS['sparse']
+oracle_top1 = METHODS['oracle-top1']
+sd_multi = METHODS['sd-multi']
+sd_tree = METHODS['sd-tree']
+
+LAWS = [
+    law('ar', METHODS['ar']()),
+    law('sd-gamma-1', Exact(1)),
+    law('sd', Exact(2), slow=True),
+    law('sd-eos', Exact(2), slow=True, **EOS),
+    law('sd-lookup', Exact(2), source=lookup),
+    law('sd-silence', Exact(2), source=silence),
+    law('sd-settings', Exact(2), temperature=0.7, top_k=3, top_p=0.9),
+    law('sd-cool-draft', Exact(2, draft_temperature=0.5), slow=True),
+    law('sd-greedy-draft', Exact(2, draft_temperature=0)),
+    law('sd-draft-self', Exact(2), draft=None, **MASK),
+    law('sd-wrong-drops-unverified', DropsUnverified(2), **SHORT),
+    law('sd-wrong-residual', WrongResidual(2), **SHORT),
+    law('sd-lagged', Exact(2, controller='lagged'), slow=True),
+    law('sd-hf-confidence', Exact(2, controller='hf-confidence'), slow=True),
+    law('sd-hf-roc', Exact(2, controller='hf-roc'), slow=True),
+    law('lenient-lenience-1', lenient(2, lenience=1), slow=True),
+    law('lenient', lenient(2, lenience=0.5)),
+    law('typical-keeps-nothing', typical(1, epsilon=1, delta=math.inf), slow=True),
+    law('typical', typical(2), slow=True),
+    law('typical-short', typical(2), **SHORT),
+    law('cmasd-strict', strict(2)),
+    law('cmasd-tau-1', cmasd(k_max=2, alpha=2, tau_base=1)),
+    law('cmasd', cmasd(k_max=2)),
+    law('cmasd-probe', strict(3, controller='probe'), **COINS),
+    law('cmasd-dropout', METHODS['cmasd-dropout'](k_max=2, alpha=2, accept_='strict')),
+    law('sparse-off', sparse(2, **OFF), slow=True),
+    law('sparse-off-short', sparse(2, **OFF), **SHORT),
+    law('ecsv', ecsv(**TWO | dict(branches=3)), slow=True),
+    law('ecsv-short', ecsv(**TWO), **SHORT),
+    law('ecsv-wrong-judged-by-q', JudgedByQ(**TWO), **SHORT),
+    law('ecsv-lite', METHODS['ecsv-lite'](**TWO, align='prefix', granularity='branch'), slow=True),
+    law('ecsv-soft', METHODS['ecsv-soft'](**TWO, granularity='window'), slow=True),
+    law('ecsv-spot', spot(policy='entropy'), slow=True),
+    law('ecsv-spot-budget', spot(policy='agree_entropy', budget=2)),
+    law('ecsv-mean-argmax', METHODS['mean-argmax'](**TWO), slow=True),
+    law('ecsv-oracle-top1', oracle_top1(**TWO), slow=True),
+    law('ecsv-sd-multi', sd_multi(**TWO), slow=True),
+    law('ecsv-sd-multi-budget', sd_multi(**TWO, budget=4)),
+    law('ecsv-sd-tree', sd_tree(**TWO), slow=True),
+    law('ecsv-sd-tree-budget', sd_tree(**TWO, budget=4)),
+    law('ecsv-probe', ecsv(**TWO, controller='probe'), slow=True, **FLAT),
+    law('ecsv-oracle-top1-probe', oracle_top1(**TWO, controller='probe'), slow=True, **FLAT),
+    law('ecsv-sd-multi-probe', sd_multi(**TWO, controller='probe'), **FLAT),
+    law('via-two-level-coins', two_level(2), slow=True, calibration=SKIP, vocab=2, horizon=3),
+    law('via-two-level', two_level(2), slow=True, **MASK),
+    law('via-two-level-short', two_level(2), calibration=SKIP, vocab=2, horizon=2),
+    law('via', via(2), **MASK),
+    law('via-always', via(2, **ALWAYS), **MASK),
+    law('via-tiers', METHODS['via-tiers'](2, tiers=2), **MASK),
+    law('via-lossy-sd', lossy_sd(2), **MASK),
+    law('via-one-minus-alpha', one_minus_alpha(2), **MASK),
+    law('specguard-tau-inf', SpecGuard(tau=math.inf, **GREEDY), **LINES),
+    law('specguard-tau-inf-eos', SpecGuard(tau=math.inf, **GREEDY), **LINES, **EOS),
+    law('specguard-regenerate-sd', SpecGuard(1, tau=math.inf, regenerate='sd', **GREEDY), slow=True, **LINES),
+    law('specguard', SpecGuard(k=1, tau=0.5), **LINES, **SHORT),
+    law('specguard-target-k', SpecGuard(tau=math.inf, target_k=2, **GREEDY), slow=True, **LINES, **SHORT)]
+
+
+@pytest.mark.parametrize('method, settings', LAWS)
 def test_law(method, settings):
     """Every draw enumerated: what calls itself lossless has the target's law, LOSSY or wrong has not."""
     settings = dict(vocab=4, horizon=3, temperature=1.0) | settings
-    vocab, horizon = settings.pop('vocab'), settings.pop('horizon')
-    target, draft = Table(1, vocab), settings.pop('draft', Table(2, vocab))
-    run = law_by_cycles if isinstance(method, ecsv) else enumerate_law
-    own = {k: x for k, x in settings.items() if k in ('temperature', 'top_k', 'top_p', 'eos')}
-    gap = variation(run(target, draft, method, horizon, **settings), exact_law(target, horizon, **own))
-    assert gap < 1e-9 if method.lossless else gap > 0.01
-    probing, cut = replace(method, controller='probe'), type(method).lossless is ecsv.lossless  # point masses
-    assert isinstance(method, SpecGuard) or probing.lossless == cut         # samples may not be cut: biased
+    vocab = settings.pop('vocab')
+    horizon = settings.pop('horizon')
+    target = Table(1, vocab)
+    draft = settings.pop('draft', Table(2, vocab))
+    enumerated = law_by_cycles if isinstance(method, ecsv) else enumerate_law
+    law = enumerated(target, draft, method, horizon, **settings)
+    sampling = {}                                       # the settings that the target's own law depends on
+    for name in ('temperature', 'top_k', 'top_p', 'eos'):
+        if name in settings:
+            sampling[name] = settings[name]
+    gap = variation(law, exact_law(target, horizon, **sampling))
+    if method.lossless:
+        assert gap < 1e-9
+    else:
+        assert gap > 0.01
 
 
-def test_other_laws():
-    """lossy_sd's law is min(q, s / l) + residual, a cascade's its own pi, specguard's at -inf the draft's."""
-    target, draft, method = Table(1, 3), Table(2, 3), via(2, gate='lossy_sd', keep=0.6, escalate=0.0)
-    mask = dict(calibration=MASK['calibration'], temperature=1.0)
-    mixed = lambda p, q, l: (kept := torch.minimum(q, p / l)) + (1 - kept.sum()) * residual(p, q)
-    for text, chance in enumerate_law(target, draft, method, 2, **mask).items():
-        for i, x in enumerate(text):                # slim wrote all that it reads, from the root on
-            s, q = probs(target.row(tuple(y + 0.5 for y in (0, *text[:i])))), probs(draft.row((0, *text[:i])))
-            chance /= float(mixed(s, q, 0.6)[x])
-        assert abs(chance - 1) < 1e-9
-    target, draft = Table(1), Table(2)
-    q, p = probs(draft.row((0,))), probs(target.row((0,)))
-    inside, apart = q * (p >= 0.4 * p.max()), 1 - overlap(p, q)
-    for name, knobs, pi in (('cascade', dict(lam=0.3), q if q.max() >= 0.7 else p),
-                            ('cascade-opt', dict(lam=0.3), q if q.max() >= p.max() - 0.3 * apart else p),
-                            ('cascade-tokenv3', dict(lam=0.6), inside + (1 - inside.sum()) * p),
-                            *(('lenient', dict(lenience=l), mixed(p, q, l)) for l in (0.8, 0.5, 0.2))):
-        law = enumerate_law(target, draft, METHODS[name](1, **knobs), 2, temperature=1.0)
-        for text, chance in law.items():
-            after = probs(target.row((0, text[0])))                         # what follows is the target's
-            assert chance == pytest.approx(float(pi[text[0]] * after[text[1]]))
-    for l, known in {0.8: 0.107, 0.5: 0.167, 0.2: 0.209}.items():           # as the README says
-        assert float((mixed(p, q, l) - p).abs().sum() / 2) == pytest.approx(known, abs=5e-4)
-    law = lambda **knobs: enumerate_law(target, draft, SpecGuard(**knobs), 2, temperature=1.0, **LINES)
-    drafts = exact_law(draft, 2, temperature=0.7)
-    assert variation(law(k=1, tau=-math.inf), drafts) < 1e-9
-    assert min(variation(law(k=2, tau=-math.inf), drafts), variation(law(k=1, tau=0.5), drafts)) > 0.01
+WITH_CONTROLLER = [one for one in LAWS if isinstance(one.values[0], Exact)]      # not ar, nor specguard
+OF_POINT_MASSES = ecsv, METHODS['mean-argmax'], oracle_top1
+OF_SAMPLES = sd_multi, sd_tree, JudgedByQ
 
 
-@pytest.mark.parametrize('method, right', [
-    (Exact(2), True), (PROBED := cmasd(k_max=3, alpha=2, accept_='strict'), True),
-    (WrongResidual(2), False), (replace(PROBED, controller='probe'), False)])
-def test_chi_square(method, right):
+@pytest.mark.parametrize('method, settings', WITH_CONTROLLER)
+def test_law_is_not_promised_under_probe(method, settings):
+    """probe drops tokens that it has looked at: samples may not be, that is biased; point masses may."""
+    probing = replace(method, controller='probe')
+    points = isinstance(method, OF_POINT_MASSES) and not isinstance(method, OF_SAMPLES)
+    assert probing.lossless == points
+
+
+def lenient_law(p, q, lenience):
+    """The law [V] of a token of q that p judges with a lenience: min(q, p / lenience) + residual."""
+    kept = torch.minimum(q, p / lenience)
+    return kept + (1 - kept.sum()) * residual(p, q)
+
+
+def test_law_of_via_lossy_sd():
+    """slim judges with its lenience, the target never: min(q, s / keep) + residual, token by token."""
+    target = Table(1, 3)
+    draft = Table(2, 3)
+    method = lossy_sd(2, keep=0.6, escalate=0.0)
+    law = enumerate_law(target, draft, method, 2, temperature=1.0, calibration=SKIP)
+    for text, chance in law.items():
+        wanted = 1.0
+        for i, token in enumerate(text):
+            before = (0, *text[:i])
+            by_slim = tuple(x + 0.5 for x in before)    # slim wrote all that it reads, from the root on
+            s = probs(target.row(by_slim))
+            q = probs(draft.row(before))
+            wanted *= float(lenient_law(s, q, 0.6)[token])
+        assert abs(chance / wanted - 1) < 1e-9
+
+
+def first_laws():
+    """(p, q) [V] of the first token, of the tables that the next tests use."""
+    root = (0,)
+    p = probs(Table(1).row(root))
+    q = probs(Table(2).row(root))
+    return p, q
+
+
+def assert_first_token(method, wanted):
+    """Asserts that the first of two tokens follows the law wanted [V], and the second the target's."""
+    target = Table(1)
+    law = enumerate_law(target, Table(2), method, 2, temperature=1.0)
+    for (first, second), chance in law.items():
+        after = probs(target.row((0, first)))
+        assert chance == pytest.approx(float(wanted[first] * after[second]))
+
+
+def cascade_law(p, q):
+    """The draft's law where its likeliest token is likely enough."""
+    return q if q.max() >= 1 - 0.3 else p
+
+
+def cascade_opt_law(p, q):
+    """The draft's law where it is as sure as the target, but for what the two laws differ by."""
+    apart = 1 - overlap(p, q)
+    return q if q.max() >= p.max() - 0.3 * apart else p
+
+
+def cascade_tokenv3_law(p, q):
+    """The draft's tokens that the target finds likely enough; for the others the target writes."""
+    inside = q * (p >= (1 - 0.6) * p.max())
+    return inside + (1 - inside.sum()) * p
+
+
+@pytest.mark.parametrize('name, lam, law', [
+    case('via-cascade', 'cascade', 0.3, cascade_law),
+    case('via-cascade-opt', 'cascade-opt', 0.3, cascade_opt_law),
+    case('via-cascade-tokenv3', 'cascade-tokenv3', 0.6, cascade_tokenv3_law)])
+def test_law_of_cascades(name, lam, law):
+    """A cascade writes by a law of its own, made of p and q."""
+    p, q = first_laws()
+    assert_first_token(METHODS[name](1, lam=lam), law(p, q))
+
+
+@pytest.mark.parametrize('lenience, distance', [
+    (0.8, 0.107),
+    (0.5, 0.167),
+    (0.2, 0.209)])
+def test_law_of_lenient(lenience, distance):
+    """min(q, p / lenience) + residual; its distance from the target's law is what the README says."""
+    p, q = first_laws()
+    wanted = lenient_law(p, q, lenience)
+    assert_first_token(METHODS['lenient'](1, lenience=lenience), wanted)
+    away = (wanted - p).abs().sum() / 2
+    assert float(away) == pytest.approx(distance, abs=5e-4)
+
+
+@pytest.mark.parametrize('knobs, follows', [
+    case('specguard-keeps-all', dict(k=1, tau=-math.inf), True),
+    case('specguard-keeps-the-most-central', dict(k=2, tau=-math.inf), False),
+    case('specguard-keeps-some', dict(k=1, tau=0.5), False)])
+def test_law_of_the_draft(knobs, follows):
+    """One candidate that always stays is the draft's law; a choice among two, or a judgement, is not."""
+    draft = Table(2)
+    law = enumerate_law(Table(1), draft, SpecGuard(**knobs), 2, temperature=1.0, **LINES)
+    gap = variation(law, exact_law(draft, 2, temperature=0.7))
+    assert gap < 1e-9 if follows else gap > 0.01
+
+
+def pooled(law, n):
+    """(the cell of each text, what each cell is expected to hold of n); cells below 5 are one, 'rare'."""
+    cells = {}
+    expected = Counter()
+    for text, chance in law.items():
+        cells[text] = text if n * chance >= 5 else 'rare'
+        expected[cells[text]] += n * chance
+    return cells, expected
+
+
+def upper_tail(observed, expected):
+    """The chance of a chi-square at least as large as that of these counts."""
+    statistic = 0.0
+    for cell, n in expected.items():
+        statistic += (observed[cell] - n) ** 2 / n
+    halves = torch.tensor([len(expected) - 1, statistic], dtype=torch.float64) / 2
+    return float(torch.special.gammaincc(*halves))
+
+
+@pytest.mark.parametrize('method, right, n', [
+    case('sd', Exact(2), True, 2000, slow=True),
+    case('cmasd', strict(3), True, 2000, slow=True),
+    case('sd-wrong-residual', WrongResidual(2), False, 1200),
+    case('cmasd-wrong-probe', strict(3, controller='probe'), False, 1200, slow=True)])
+def test_law_by_chi_square(method, right, n):
     """The first two of 5 tokens, drawn by the real generator, follow the law; so should 9,999 of 10,000
     seeds, all four cases together (Bonferroni). Cells that expect fewer than 5 are pooled."""
-    law, n = exact_law(Table(2, 5), 2, temperature=1.0), 2000 if right else 1200
-    s, seen, wanted = session(Table(2, 5), Table(7, 5), [0], 4, temperature=1.0), Counter(), Counter()
-    cell = lambda text: text if n * law[text] >= 5 else 'rare'
-    for text, p in law.items():
-        wanted[cell(text)] += n * p
+    target = Table(2, 5)
+    draft = Table(7, 5)
+    cells, expected = pooled(exact_law(target, 2, temperature=1.0), n)
+    assert len(expected) > 10
+    s = session(target, draft, [0], 4, temperature=1.0)
+    observed = Counter()
     for _ in range(n):
-        s.tokens, s.room, cycles = [0], 4, specmini.decode(s, replace(method))
+        s.tokens = [0]
+        s.room = 4
+        cycles = decode(s, replace(method))             # a method serves one text
         while len(s.tokens) < 3:
             next(cycles)
-        seen[cell(tuple(s.tokens[1:3]))] += 1
-    x = sum((seen[cell] - wanted[cell]) ** 2 / wanted[cell] for cell in wanted)
-    chance = torch.special.gammaincc(*torch.tensor([(len(wanted) - 1) / 2, x / 2]).double())
-    assert len(wanted) > 10 and (chance > 1e-4 / 4) == right
+        observed[cells[tuple(s.tokens[1:3])]] += 1
+    assert (upper_tail(observed, expected) > 1e-4 / 4) == right
 
 
-def test_greedy_identity():
+# ------------------------------------------------------------- verify.py: greedy identity, caches
+
+def random_text(rng, number, targets, drafts):
+    """(Session, method, the tokens that plain decoding writes) of a greedy text, each at random."""
+    target = rng.choice(targets)
+    length = rng.choice([1, 2, 5, 9, 50, 63])
+    prompt = rng.choices(range(11), k=length)
+    draft = target if number % 3 == 0 else rng.choice(drafts)
+    gamma = rng.choice([1, 2, 3, 4, 8])
+    method = Exact(gamma, draft_temperature=rng.choice([None, 0, 1.0]))
+    room = min(rng.randint(1, 20), 64 - len(prompt))
+    source = rng.choice([chain, chain, lookup])
+    wanted = plain(target, prompt, room)
+    eos = frozenset()
+    if number % 4:
+        eos = frozenset([rng.choice(wanted)])
+        first = next(i for i, token in enumerate(wanted) if token in eos)
+        wanted = wanted[:first + 1]
+    s = session(target, draft, prompt, room, source, number, eos=eos)
+    return s, method, wanted
+
+
+@pytest.mark.parametrize('texts', [
+    case('40-texts', 40),
+    case('250-texts', 250, slow=True)])
+def test_greedy_identity(texts):
     """sd's text is plain decoding's, in fp64, wherever it ends; its caches hold what fresh ones would."""
-    rng, inside = random.Random(5), 0
-    targets, drafts = [network(s) for s in range(4)], [network(s) for s in range(10, 14)]
-    for case in range(250):
-        target, prompt = rng.choice(targets), rng.choices(range(11), k=rng.choice([1, 2, 5, 9, 50, 63]))
-        draft = target if case % 3 == 0 else rng.choice(drafts)
-        method = Exact(rng.choice([1, 2, 3, 4, 8]), draft_temperature=rng.choice([None, 0, 1.0]))
-        room, source = min(rng.randint(1, 20), 64 - len(prompt)), rng.choice([rollout, rollout, lookup])
-        wanted = plain(target, prompt, room)
-        eos = frozenset([rng.choice(wanted)] if case % 4 else [])
-        end = next((i + 1 for i, x in enumerate(wanted) if x in eos), room)
-        s = session(target, draft, prompt, room, source, case, eos=eos)
+    rng = random.Random(5)
+    targets = [network(seed) for seed in range(4)]
+    drafts = [network(seed) for seed in range(10, 14)]
+    cut = 0             # texts that end inside a block, on a token that was accepted
+    for number in range(texts):
+        s, method, wanted = random_text(rng, number, targets, drafts)
         tokens, cycles = write(s, method)
-        assert tokens == wanted[:end] and s.ended == bool(eos), (case, method, prompt)
-        assert all(sum(j['kept'] for j in c.judged) == c.accepted for c in cycles)      # none behind the end
-        inside += bool(eos) and 0 < cycles[-1].accepted == len(cycles[-1].tokens) < len(cycles[-1].drafted)
-        for reader in (s.target, s.draft) if source is rollout else (s.target,):
+        assert tokens == wanted, (number, method)
+        assert s.ended == bool(s.eos)
+        for cycle in cycles:
+            kept = sum(row['kept'] for row in cycle.judged)
+            assert kept == cycle.accepted               # none is judged behind the end
+        last = cycles[-1]
+        if s.eos and 0 < last.accepted == len(last.tokens) < len(last.drafted):
+            cut += 1
+        readers = [s.target]
+        if s.source is chain:
+            readers.append(s.draft)
+        for reader in readers:
             assert trusted(reader, s.tokens) >= len(s.tokens) - 3           # the last cycle may draft nothing
-    assert inside > 10
+    assert cut > texts / 25
 
 
-def test_a_draft_that_is_the_target():
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_a_draft_that_is_the_target(temperature):
     """accepts everything, with one target pass a cycle; the prompt is not counted."""
     target = network(3)
-    for temperature in (0.0, 1.0):
-        _, cycles = write(session(target, target, [1, 2, 3], 30, temperature=temperature), Exact(4))
-        assert all(c.passes['target/full'][:2] == [1, 5] for c in cycles)
-        # the root, then three drafted; in the next cycle the unread fourth and the bonus first
-        assert [c.passes['draft/full'][:2] for c in cycles[:2]] == [[4, 4], [4, 5]]
-        s = specmini.statistics(cycles, 0.0, {'target/full': 10, 'draft/full': 5})
-        assert (s['cycles'], s['acceptance_rate'], s['rejection_rate']) == (6, 1, 0)
-        assert (s['block_efficiency'], s['work']) == (5, 6 + 24 / 2)
-        assert s['labels'] == dict(draft=24, bonus=6) and s['drafted'] == s['judged'] == s['accepted'] == 24
+    s = session(target, target, [1, 2, 3], 30, temperature=temperature)
+    _, cycles = write(s, Exact(4))
+    for cycle in cycles:
+        assert cycle.passes['target/full'][:2] == [1, 5]
+    # the root, then three drafted; in the next cycle the unread fourth and the bonus first
+    assert cycles[0].passes['draft/full'][:2] == [4, 4]
+    assert cycles[1].passes['draft/full'][:2] == [4, 5]
+    found = specmini.statistics(cycles, 0.0, {'target/full': 10, 'draft/full': 5})
+    assert found['cycles'] == 6
+    assert found['acceptance_rate'] == 1 and found['rejection_rate'] == 0
+    assert found['block_efficiency'] == 5
+    assert found['work'] == 6 + 24 / 2
+    assert found['labels'] == dict(draft=24, bonus=6)
+    assert found['drafted'] == found['judged'] == found['accepted'] == 24
 
 
 def test_caches_after_each_cycle():
     """After any commit both caches are as fresh ones, but for the tokens that the next pass reads."""
     s = session(network(0), network(1), [1, 2, 3], 30, temperature=1.0)
     s.read_prompt()
-    assert all(trusted(r, s.tokens) >= len(s.tokens) - 2 for _ in specmini.decode(s, Exact(4))
-               for r in (s.target, s.draft))
+    for _ in decode(s, Exact(4)):
+        for reader in (s.target, s.draft):
+            assert trusted(reader, s.tokens) >= len(s.tokens) - 2
 
 
-def test_lookup():
-    make = lambda tokens: lookup(session(network(), None, tokens, 9, lookup), Exact(), 3)
-    assert make([1, 2, 3, 4, 5, 9, 1, 2, 3]).tokens == [4, 5, 9]
-    assert make([1, 2, 3, 4, 0, 2, 3, 5, 1, 2, 3]).tokens == [4, 0, 2]      # three tokens in common beat two
-    assert make([1, 2, 3, 1, 2, 4, 1, 2]).tokens == [4, 1, 2]               # the latest occurrence
-    assert make([1, 2, 3]).tokens == [] and make([1]).tokens == []
-    assert torch.equal(make([1, 2, 3, 1, 2]).q.argmax(-1), torch.tensor([3, 1, 2]))
+def test_commit_cuts_at_the_end_of_sequence():
+    """Whatever a method commits: what stands behind the first end of sequence is dropped."""
+    s = session(network(), None, [1], 9, eos=frozenset([3]))
+    assert s.commit([5, 6]) == [5, 6]
+    assert s.room == 7 and not s.ended
+    assert s.commit([7, 3, 8, 3]) == [7, 3]
+    assert s.tokens == [1, 5, 6, 7, 3]
+    assert s.room == 5 and s.ended
 
 
-# ------------------------------------------------------------------------ CM-ASD
+def test_commit_cuts_at_the_room():
+    """An end of sequence that no longer fits does not end the text."""
+    s = session(network(), None, [1], 2, eos=frozenset([3]))
+    assert s.commit([5, 6, 3]) == [5, 6]
+    assert s.room == 0 and not s.ended
 
-def test_confidence_window_threshold():
-    """The signals, window and threshold by hand; a block ends behind the token that fills its window."""
-    z = torch.randn(50, 9, generator=seeded(), dtype=torch.float64)
-    read, top = lambda z: torch.tensor(verify.signals(z), dtype=torch.float64), z.topk(2).values
-    found = read(z)
-    assert torch.allclose(found[:, 1], torch.tanh((top[:, 0] - top[:, 1]) / 2))
-    assert torch.allclose(found[:, 0], 1 + (z.softmax(-1) * z.log_softmax(-1)).sum(-1) / math.log(9))
-    assert (read(z * 1.1) > found).all() and (found >= 0).all() and (found <= 1).all()
-    assert verify.signals(torch.zeros(1, 9)) == [pytest.approx([0, 0, 0], abs=1e-6)]
-    assert verify.signals(torch.eye(9)[:1] * 1e4) == [pytest.approx([1, 1, 1])]
-    m = cmasd(k_min=2, k_max=10, alpha=0.9, tau_base=0.2, gamma_tau=2.0)
-    assert m.confidence(z) == pytest.approx(found.mean(-1).tolist())
-    assert replace(m, lam_margin=0, lam_softmax=0).confidence(z) == pytest.approx(found[:, 0].tolist())
-    assert [m.window(c) for c in (0, 0.1, 0.5, 1)] == [2, 2, 4, 9] and cmasd().window(1) == 10
+
+@pytest.mark.parametrize('text, found', [
+    case('three-in-common', '123459123', '459'),
+    case('three-beat-two', '12340235123', '402'),
+    case('the-latest-of-two', '12312412', '412'),
+    case('never-seen', '123', ''),
+    case('too-short', '1', '')])
+def test_lookup(text, found):
+    """What followed the last occurrence of the text's last three tokens, else of its last two (digits)."""
+    ids = [int(digit) for digit in text]
+    s = session(network(), None, ids, 9, lookup)
+    draft = lookup(s, Plan(3, None, None))
+    assert ''.join(map(str, draft.tokens)) == found
+
+
+def test_lookup_drafts_point_masses():
+    s = session(network(), None, [1, 2, 3, 1, 2], 9, lookup)
+    draft = lookup(s, Plan(3, None, None))
+    wanted = torch.nn.functional.one_hot(torch.tensor([3, 1, 2]), 11)
+    assert torch.equal(draft.q, wanted.to(draft.q))
+
+
+# ------------------------------------------------------------------------ CM-ASD: signals, window, threshold
+
+def random_logits():
+    """[50, 9]"""
+    return torch.randn(50, 9, generator=seeded(), dtype=torch.float64)
+
+
+def signals_of(logits):
+    """The three signals of each row, [n, 3]."""
+    return torch.tensor(verify.confidence_signals(logits), dtype=torch.float64)
+
+
+def test_cmasd_signals_by_formula():
+    """Entropy's share and the logit margin of the paper, written out; the third is q1 - q2."""
+    logits = random_logits()
+    q = logits.softmax(-1)
+    entropy = -(q * q.log()).sum(-1)
+    best = logits.topk(2).values
+    likeliest = q.topk(2).values
+    found = signals_of(logits)
+    assert torch.allclose(found[:, 0], 1 - entropy / math.log(9))
+    assert torch.allclose(found[:, 1], torch.tanh((best[:, 0] - best[:, 1]) / 2))
+    assert torch.allclose(found[:, 2], likeliest[:, 0] - likeliest[:, 1])
+
+
+def test_cmasd_signals_grow_with_sharpness_within_0_to_1():
+    logits = random_logits()
+    found = signals_of(logits)
+    assert (signals_of(logits * 1.1) > found).all()
+    assert (found >= 0).all()
+    assert (found <= 1).all()
+    flat = torch.zeros(1, 9)
+    sharp = torch.eye(9)[:1] * 1e4
+    assert verify.confidence_signals(flat) == [pytest.approx([0, 0, 0], abs=1e-6)]
+    assert verify.confidence_signals(sharp) == [pytest.approx([1, 1, 1])]
+
+
+def test_cmasd_confidence_is_the_weighted_mean():
+    logits = random_logits()
+    found = signals_of(logits)
+    entropy_alone = CmAsd(lam_margin=0, lam_softmax=0)
+    assert CmAsd().confidence_window.confidence(logits) == pytest.approx(found.mean(-1).tolist())
+    assert entropy_alone.confidence_window.confidence(logits) == pytest.approx(found[:, 0].tolist())
+    uneven = CmAsd(lam_entropy=2, lam_margin=1, lam_softmax=1)
+    wanted = found @ torch.tensor([0.5, 0.25, 0.25]).double()
+    assert uneven.confidence_window.confidence(logits) == pytest.approx(wanted.tolist())
+
+
+def test_cmasd_window_by_hand():
+    """floor(alpha C k_max), within k_min and k_max; what is not a number is refused, not rounded."""
+    window = CmAsd(k_min=2, k_max=10, alpha=0.9).confidence_window
+    lengths = [window.length(confidence) for confidence in (0, 0.1, 0.5, 1)]
+    assert lengths == [2, 2, 4, 9]
+    assert CmAsd().confidence_window.length(1) == 10
     with pytest.raises(ValueError, match='weights overflow'):
-        m.window(math.nan)
-    score = type('Score', (), dict(draft=Draft([], None, notes=[dict(confidence=c) for c in (1, 0.75, 0)])))
-    assert [m.threshold(score, i) for i in range(3)] == pytest.approx([0.2, 0.7, 1.0])
-    assert replace(m, tau_base=0.0).threshold(score, 0) == 0.01
-    m, model = cmasd(k_max=8, alpha=1.5, tau_base=1.0), network(0, vocab=30)
-    _, cycles = write(session(model, model, [1], 60, temperature=1.0), m)   # every token is kept
-    for c in cycles[:-2]:                                                   # the room cuts the last
-        sure = [j['confidence'] for j in c.judged]
-        full = [i >= m.window(sum(sure[:i]) / i) for i in range(1, len(c.drafted) + 1)]
-        assert full.index(True) == len(full) - 1
-    assert len({len(c.drafted) for c in cycles[:-2]}) > 2
-    exact, same = (write(session(model, network(1, vocab=30), [1], 40, temperature=1.0), method)
-                   for method in (Exact(4), cmasd(4, controller='fixed', tau_base=1.0, gamma_tau=0)))
-    assert exact[0] == same[0] and [c.labels for c in exact[1]] == [c.labels for c in same[1]]
+        window.length(math.nan)
+
+
+def test_cmasd_threshold_by_hand():
+    """tau_base + gamma_tau (1 - C), clipped to 0.01..1."""
+    class ScoreOfThree:
+        draft = Draft([], None, notes=[dict(confidence=1), dict(confidence=0.75), dict(confidence=0)])
+
+    method = CmAsd(tau_base=0.2, gamma_tau=2.0)
+    found = [method.threshold(ScoreOfThree, i) for i in range(3)]
+    assert found == pytest.approx([0.2, 0.7, 1.0])
+    assert CmAsd(tau_base=0.0, gamma_tau=2.0).threshold(ScoreOfThree, 0) == 0.01
+
+
+def test_cmasd_block_ends_behind_the_token_that_fills_its_window():
+    """The window is that of the mean confidence of the block so far: no token is dropped unverified."""
+    method = CmAsd(k_max=8, alpha=1.5, tau_base=1.0)
+    model = network(0, vocab=30)                        # it drafts for itself: every token is kept
+    _, cycles = write(session(model, model, [1], 60, temperature=1.0), method)
+    lengths = set()
+    for cycle in cycles[:-2]:                           # the room cuts the last ones
+        sure = [judged['confidence'] for judged in cycle.judged]
+        for i in range(1, len(sure) + 1):
+            is_full = i >= method.confidence_window.length(sum(sure[:i]) / i)
+            assert is_full == (i == len(cycle.drafted))
+        lengths.add(len(cycle.drafted))
+    assert len(lengths) > 2
+
+
+def test_cmasd_with_a_fixed_window_and_tau_1_is_sd():
+    """Token by token, with the same random numbers."""
+    target = network(0, vocab=30)
+    draft = network(1, vocab=30)
+    found = []
+    for method in (Exact(4), CmAsd(4, controller='fixed', tau_base=1.0, gamma_tau=0)):
+        s = session(target, draft, [1], 40, temperature=1.0)
+        tokens, cycles = write(s, method)
+        labels = [cycle.labels for cycle in cycles]
+        found.append((tokens, labels))
+    exact, same = found
+    assert exact == same
+
+
+# ------------------------------------------------------------------------ length controllers
+
+def uncut_lengths(cycles, room):
+    """The lengths of the blocks that the end of the room did not cut."""
+    lengths = set()
+    for cycle in cycles:
+        if len(cycle.drafted) < room - 1:
+            lengths.add(len(cycle.drafted))
+        room -= len(cycle.tokens)
+    return lengths
 
 
 @pytest.mark.parametrize('controller', verify.CONTROLLERS)
-def test_controllers(controller):
-    """Greedy text is plain decoding's with every controller, on sd, cmasd and ecsv; blocks vary in length."""
-    target, drafts = network(0), [network(0), network(1)]
+@pytest.mark.parametrize('name', ['sd', 'cmasd', 'ecsv'])
+def test_cmasd_controllers_write_the_greedy_text(name, controller):
+    """Plain decoding's text with every controller; blocks vary in length, but for the fixed controller's."""
+    knobs = dict(tau_base=1.0) if name == 'cmasd' else {}
+    method = METHODS[name](3, controller=controller, **knobs)
+    target = network(0)
     wanted = plain(target, [1, 2], 40)
-    for method, source in ((Exact(3), rollout), (cmasd(3, tau_base=1.0), rollout), (Exact(3), lookup),
-                           (ecsv(3), rollout)):
-        method, lengths = replace(method, controller=controller), set()
-        for draft in drafts:
-            tokens, cycles = write(session(target, draft, [1, 2], 40, source), method)
-            assert tokens == wanted, method
-            left = itertools.accumulate((len(c.tokens) for c in cycles), int.__sub__, initial=40)
-            lengths |= {len(c.drafted) for c, room in zip(cycles, left) if len(c.drafted) < room - 1}
-        assert source is lookup or (len(lengths) == 1) == (controller == 'fixed'), lengths
-    s = slim_session()                                  # with this gate via's text is the target's too
-    method = via(3, controller=controller, gate='two_level_exact')
+    lengths = set()
+    for draft in (target, network(1)):
+        tokens, cycles = write(session(target, draft, [1, 2], 40), method)
+        assert tokens == wanted
+        lengths |= uncut_lengths(cycles, 40)
+    assert (len(lengths) == 1) == (controller == 'fixed'), lengths
+
+
+@pytest.mark.parametrize('controller', verify.CONTROLLERS)
+def test_cmasd_controllers_where_nothing_has_a_confidence(controller):
+    """A block that was looked up has no logits: every controller still gives plain decoding's text."""
+    target = network(0)
+    tokens, _ = write(session(target, network(1), [1, 2], 40, lookup), Exact(3, controller=controller))
+    assert tokens == plain(target, [1, 2], 40)
+
+
+@pytest.mark.parametrize('controller', verify.CONTROLLERS)
+def test_cmasd_controllers_with_via(controller):
+    """With this gate via's text is the target's too."""
+    s = slim_session()
+    method = METHODS['via-two-level'](3, controller=controller)
     assert write(s, method)[0] == plain(s.target.model, [1, 2, 3], 24)
 
 
-def test_controllers_by_hand():
-    """The published rules: +2 / -1, the ROC's limit, the moving average; the oracle stops at an error."""
-    rule = lambda name: verify.CONTROLLERS[name](Exact(3))
+def learner(name):
+    """A controller of sd with gamma 3."""
+    return verify.CONTROLLERS[name](3, verify.Window())
+
+
+def kept_of_block(kept):
+    """A finished cycle that kept so many draft tokens."""
+    return verify.Cycle([5] * 4, [], [5] * kept, ['draft'] * kept, {}, 0.0)
+
+
+def four_tokens():
+    """A Draft of four tokens, each of them less likely than the one before."""
     logits = torch.zeros(4, 9)
     logits[:, 5] = torch.tensor([4.0, 3.0, 2.0, -1.0])
-    draft = Draft([5] * 4, logits.softmax(-1), logits)
-    h, roc, average = map(rule, ('hf-heuristic', 'hf-roc', 'moving-average'))
-    assert [h.learn(draft, k) or h.size for k in (4, 4, 3, 0, 0, 0, 0, 0, 0)] == [5, 7, 6, 5, 4, 3, 2, 1, 1]
-    assert (roc.learn(draft, 3) or roc.limit) == 0.4                        # not before six are judged
-    assert (roc.learn(draft, 3) or roc.limit) == pytest.approx(float(draft.q[2, 5]))    # fpr and fnr 0 there
-    for kept, wanted in ((4, (0.5, 0.601)), (0, (0.25, 0.602)), (4, (0.625, 0.603))):
-        average.learn(draft, kept)
-        assert (average.rate, average.limit) == pytest.approx(wanted)
-    loop = rule('closed-loop')
-    assert (loop.learn(draft, 3) or loop.rule.alpha, loop.rate) == (0.875, 0.875)
-    assert (loop.learn(draft, 0) or loop.rule.window(1.0)) == 4             # alpha 0.4375, of 10
-    average.rate = 1.0
-    assert (average.learn(draft, 4) or average.limit) == pytest.approx(0.602)
+    return Draft([5] * 4, logits.softmax(-1), logits)
+
+
+def test_cmasd_rivals_heuristic_by_hand():
+    """Two more after a block that was kept whole, else one less, never none."""
+    controller = learner('hf-heuristic')
+    draft = four_tokens()
+    sizes = []
+    for kept in (4, 4, 3, 0, 0, 0, 0, 0, 0):
+        controller.learn(draft, kept_of_block(kept))
+        sizes.append(controller.length(None))
+    assert sizes == [5, 7, 6, 5, 4, 3, 2, 1, 1]
+
+
+def test_cmasd_rivals_roc_by_hand():
+    """The limit at which no good token is stopped and no bad one passes, once more than five are judged."""
+    controller = learner('hf-roc')
+    draft = four_tokens()
+    controller.learn(draft, kept_of_block(3))
+    assert controller.limit == 0.4
+    controller.learn(draft, kept_of_block(3))
+    assert controller.limit == pytest.approx(float(draft.q[2, 5]))
+
+
+def test_cmasd_rivals_moving_average_by_hand():
+    """Its limit rises until the rate is 0.9; above that it falls, but not after a block of full length."""
+    controller = learner('moving-average')
+    draft = four_tokens()
+    for kept, rate, limit in ((4, 0.5, 0.601), (0, 0.25, 0.602), (4, 0.625, 0.603)):
+        controller.learn(draft, kept_of_block(kept))
+        assert (controller.rate, controller.limit) == pytest.approx((rate, limit))
+    controller.rate = 1.0
+    controller.learn(draft, kept_of_block(4))
+    assert controller.limit == pytest.approx(0.602)
+    controller.most = 4
+    controller.learn(draft, kept_of_block(4))
+    assert controller.limit == pytest.approx(0.602)
+
+
+def test_cmasd_rivals_closed_loop_by_hand():
+    """alpha times a moving average of the acceptance rates 3/4 and 0."""
+    controller = learner('closed-loop')
+    draft = four_tokens()
+    controller.learn(draft, kept_of_block(3))
+    assert controller.window.alpha == controller.rate == 0.875
+    controller.learn(draft, kept_of_block(0))
+    assert controller.window.length(1.0) == 4             # alpha 0.4375, of 10
+
+
+def test_cmasd_rivals_oracle_stops_at_the_first_error():
     _, cycles = write(session(network(0), network(1), [1], 40), Exact(controller='oracle'))
-    assert all(not any(j['kept'] for j in c.judged[len(c.drafted) - 1:]) for c in cycles[:-1])
+    for cycle in cycles[:-1]:
+        verdicts = [judged['kept'] for judged in cycle.judged]
+        assert all(verdicts[:-1])
+        assert len(verdicts) < len(cycle.drafted) or not verdicts[-1]
 
 
-def test_confidence_by_dropout():
-    """In 0..1, the same for a seed; rows that agree are sure; its passes count; tau = 1 gives plain text."""
-    make = lambda **knobs: METHODS['cmasd-dropout'](k_max=6, alpha=2, **knobs)
-    run = lambda method, seed=3, t=1.0: write(session(network(0), network(1), [1, 2], 30, seed=seed,
-                                                      temperature=t), method)
-    runs = [run(make(rows=5, drop=0.3), seed) for seed in (3, 3, 4)]
-    said = [[j for c in cycles for j in c.judged] for _, cycles in runs]
-    sure = [j['confidence'] for j in said[0]]
-    assert said[0] == said[1] != said[2] and 0 <= min(sure) < 0.9 < max(sure) <= 1
-    for c in runs[0][1]:
-        assert c.passes.get('draft/full dropout', [0, 0])[1] == 5 * len(c.drafted)
-        assert all(j['threshold'] == min(1, 0.3 + 0.5 * (1 - j['confidence'])) for j in c.judged)
-    for j in (j for c in run(make(drop=0.0))[1] for j in c.judged):         # whole networks
-        assert j['confidence'] == pytest.approx(1) and j['mean'] == pytest.approx(j['q'])
-    method, draft = make(rows=3), Draft([5, 6], None)
-    method.samples = lambda *_: torch.tensor([[0.9, 0.2], [0.0, 0.2], [0.0, 0.2]])     # the extremes
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cmasd, 'propose', lambda *_: draft)
-        assert [row['confidence'] for row in method.propose(None).notes] == pytest.approx([0, 1], abs=1e-6)
-    assert make(tau_base=1).lossless and not make().lossless
-    assert run(make(tau_base=1), t=0.0)[0] == plain(network(0), [1, 2], 30)
+# ------------------------------------------------------------------------ confidence by dropout
+
+def thinned(**knobs):
+    return METHODS['cmasd-dropout'](k_max=6, alpha=2, **knobs)
+
+
+def written_by(method, seed=3, temperature=1.0):
+    """(tokens, cycles) of a random pair."""
+    return write(session(network(0), network(1), [1, 2], 30, seed=seed, temperature=temperature), method)
+
+
+def all_judged(cycles):
+    return [judged for cycle in cycles for judged in cycle.judged]
+
+
+def test_cmasd_dropout_confidence_is_in_0_to_1_and_its_seeds_own():
+    method = thinned(rows=5, drop=0.3)
+    judged = []
+    for seed in (3, 3, 4):
+        _, cycles = written_by(method, seed)
+        judged.append(all_judged(cycles))
+    first, again, other = judged
+    assert first == again
+    assert first != other
+    sure = [row['confidence'] for row in first]
+    assert 0 <= min(sure) < 0.9 < max(sure) <= 1
+
+
+def test_cmasd_dropout_sets_tau_and_its_passes_count():
+    """Each of the rows reads one position a draft token, and the ledger says so."""
+    _, cycles = written_by(thinned(rows=5, drop=0.3))
+    for cycle in cycles:
+        _, positions, *_ = cycle.passes.get('draft/full dropout', [0, 0])
+        assert positions == 5 * len(cycle.drafted)
+        for judged in cycle.judged:
+            assert judged['threshold'] == min(1, 0.3 + 0.5 * (1 - judged['confidence']))
+
+
+def test_cmasd_dropout_of_nothing_is_sure_of_q():
+    """Whole networks agree: their spread is 0, their mean q."""
+    _, cycles = written_by(thinned(drop=0.0))
+    for judged in all_judged(cycles):
+        assert judged['confidence'] == pytest.approx(1)
+        assert judged['mean'] == pytest.approx(judged['q'])
+
+
+def test_cmasd_dropout_reaches_both_ends(monkeypatch):
+    """0 where one sample alone gives the token a chance, 1 where all give it the same."""
+    def two_tokens(method, session):
+        return Draft([5, 6], None)
+
+    def samples(session, tokens):
+        return torch.tensor([[0.9, 0.2], [0.0, 0.2], [0.0, 0.2]])
+    monkeypatch.setattr(CmAsd, 'propose', two_tokens)
+    method = thinned(rows=3)
+    method.samples = samples
+    first, second = method.propose(None).notes
+    assert first['confidence'] == pytest.approx(0, abs=1e-6)
+    assert second['confidence'] == pytest.approx(1)
+
+
+def test_cmasd_dropout_is_exact_at_tau_1():
+    assert thinned(tau_base=1).lossless
+    assert not thinned().lossless
+    tokens, _ = written_by(thinned(tau_base=1), temperature=0.0)
+    assert tokens == plain(network(0), [1, 2], 30)
+
+
+def test_cmasd_dropout_of_the_slim_path():
+    """Without a draft model the target's slim path drafts, and is thinned."""
     s = slim_session()
-    s.draft = None                                      # the target's slim path drafts, and is thinned
-    assert write(s, make(tau_base=1))[0] == plain(network(0, num_hidden_layers=4), [1, 2, 3], 24)
+    s.draft = None
+    tokens, cycles = write(s, thinned(tau_base=1))
+    assert tokens == plain(network(0, num_hidden_layers=4), [1, 2, 3], 24)
+    assert any('target/slim dropout' in cycle.passes for cycle in cycles)
 
 
-def test_rules_by_hand():
-    """A tie with the best is kept below tau = 1; Medusa's two numbers, 0.09 and 0.3, are easily swapped."""
+# ------------------------------------------------------------------------ rules of acceptance
+
+def score_of_four():
+    """A Score of four draft tokens of full confidence; p of each is 0.38, 0.23, 0.38 and 0.02, max p 0.38."""
     draft = Draft([0, 1, 2, 3], torch.ones(4, 4), notes=[dict(confidence=1.0)] * 4)
     score = verify.Score(session(network(), None, [1], 2), draft, None)
-    score.logits = torch.tensor([[3.0, 3.0 + math.log(0.6), 3.0, 0.0]] * 5, dtype=torch.float64)
-    for method, knobs, wanted in (
-            ('cmasd', dict(tau_base=0.59), [1, 1, 1, 0]), ('cmasd', dict(tau_base=0.61), [1, 0, 1, 0]),
-            ('cmasd', dict(tau_base=1.0), [1, 0, 0, 0]),
-            ('cmasd-prob', dict(tau_base=0.37), [1, 0, 1, 0]),              # p is 0.38, 0.23, 0.38, 0.02
-            ('cmasd-typical', dict(tau_base=0.3, delta=1.0), [1, 0, 1, 0]),
-            ('cmasd-specdec', dict(tolerance=0.6), [1, 1, 1, 0]),
-            ('cmasd-specdec', dict(tolerance=9.0, top_beta=2), [1, 0, 1, 0])):
-        assert [METHODS[method](**knobs).kept(score, i) for i in range(4)] == wanted
-    score.p, score.pq = torch.tensor([[0.2, 0.8]]), [(0.2, 1.0)]            # exp(-H) is 0.6063
-    for epsilon, delta, limit in ((0.09, 0.3, 0.09), (0.3, 0.09, 0.05457), (0.3, 0.3, 0.18190)):
-        method = METHODS['typical'](epsilon=epsilon, delta=delta)
-        assert method.threshold(score, 0) == pytest.approx(limit, abs=1e-4) and method.kept(score, 0) == 1
+    row = [3.0, 3.0 + math.log(0.6), 3.0, 0.0]
+    score.logits = torch.tensor([row] * 5, dtype=torch.float64)
+    return score
+
+
+@pytest.mark.parametrize('name, knobs, wanted', [
+    ('cmasd', dict(tau_base=0.59), [1, 1, 1, 0]),
+    ('cmasd', dict(tau_base=0.61), [1, 0, 1, 0]),
+    ('cmasd', dict(tau_base=1.0), [1, 0, 0, 0]),
+    ('cmasd-prob', dict(tau_base=0.37), [1, 0, 1, 0]),
+    ('cmasd-typical', dict(tau_base=0.3, delta=1.0), [1, 0, 1, 0]),
+    ('cmasd-specdec', dict(tolerance=0.6), [1, 1, 1, 0]),
+    ('cmasd-specdec', dict(tolerance=9.0, top_beta=2), [1, 0, 1, 0])])
+def test_cmasd_rules_by_hand(name, knobs, wanted):
+    """A tie with the best is kept below tau = 1, where only the match is."""
+    method = METHODS[name](**knobs)
+    score = score_of_four()
+    verdicts = [method.chance(score, i) for i in range(4)]
+    assert verdicts == wanted
+
+
+@pytest.mark.parametrize('epsilon, delta, limit', [
+    (0.09, 0.3, 0.09), (0.3, 0.09, 0.05457), (0.3, 0.3, 0.18190)])
+def test_cmasd_rivals_typical_by_hand(epsilon, delta, limit):
+    """Medusa's two numbers, 0.09 and 0.3, are easily swapped; exp(-H) is 0.6063 here."""
+    score = score_of_four()
+    score.p = torch.tensor([[0.2, 0.8]])
+    score.pq = [(0.2, 1.0)]
+    method = METHODS['typical'](epsilon=epsilon, delta=delta)
+    assert method.threshold(score, 0) == pytest.approx(limit, abs=1e-4)
+    assert method.chance(score, 0) == 1
     assert METHODS['typical']().threshold(score, 0) == pytest.approx(0.09)
 
 
-def cycle(drafted, *kept, added=1, chance=1.0, passes=()):
-    """A Cycle: tokens drafted, the verdicts of those judged, tokens added behind the kept; took a second."""
-    rows = [dict(kept=k, chance=chance, p=float(chance == 1.0), q=1.0) for k in kept]
-    labels = ['draft'] * sum(kept) + ['target'] * added
-    return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, dict(passes), 1.0)
+# ------------------------------------------------------------------------ CM-ASD: what the claims rest on
+
+SURE = torch.tensor([0.95, 0.9, 0.5, 0.5, 0.1]).numpy()
+HITS = torch.tensor([True, True, True, False, False]).numpy()
 
 
-def test_remarks_by_hand():
-    """Each failure signature is said when there, none when all goes well; break-even takes each length."""
-    said = lambda *cycles: compare.remarks(cmasd(), None, cycles, [])
-    assert said() == said(cycle(4, True, True, True, True)) == []
-    assert [text[:23] for text in said(cycle(2, True, False))] == ['100% of the cycles were']
-    assert [text[:23] for text in said(cycle(1, True, chance=0.9))] == ['90.0% of the judged tok']
-    assert said(cycle(1, True, added=1), cycle(8, False)) == [              # (1 - 0.5^5.5) / 0.5 expected
-        'no gain over a fixed window: 1.96 tokens a cycle would be expected from gamma=4.5 at this '
-        'acceptance rate, 1.50 were seen']
-    cycles = [cycle(n, True, False, passes={'target/full': (1, 2, 1.0)}) for n in (1, 3)]
-    said = compare.break_even(cycles, 1.0)                      # (1.5 + 1.875) / 2; the mean of 2 gives 1.75
-    assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
-    cycles[0].tokens += [0]                                     # more than one: counted, not predicted
-    assert 'gives 2.50 a cycle' in compare.break_even(cycles, 1.0)
+def test_cmasd_area_by_hand():
+    """Of six pairs five are in order, one is a tie; without a miss there is no area."""
+    owner = torch.zeros(5, dtype=torch.long).numpy()
+    once = torch.ones(1).numpy()
+    ranking = cmasd_claims.Ranking(SURE, HITS, owner, 1)
+    assert ranking.area(once) == pytest.approx(5.5 / 6)
+    all_good = cmasd_claims.Ranking(SURE, HITS | True, owner, 1)
+    assert math.isnan(all_good.area(once))
 
-    def said(tokens=2, length=40, right=(True, None), **knobs):
-        reports = [dict(prompt_tokens=length, tokens=[0], right=x) for x in right]
-        sparse, cycles = METHODS['sparse'](dense_below=40, **knobs), [cycle(0, added=tokens)]
-        found = compare.remarks(Exact(), sparse, cycles, reports)
-        assert found == compare.remarks(sparse, sparse, cycles, reports)    # by either name, and once
-        return [text[8:30] for text in found]
-    assert said() == said(right=(True, False)) == said(length=39, rho=1.0) == []
-    assert said(tokens=1) == ['only 1.00 tokens a cyc']
-    assert said(length=39) == ['2 texts stayed below d']
-    assert said(right=(False, False, True)) == ['2 graded texts are wro']
-    assert len(said(1, 39, (False,))) == 3 and compare.remarks(Exact(), None, [], []) == []
+
+def test_cmasd_area_of_resampled_texts():
+    """With weights it is the area of texts that are there so often."""
+    generator = seeded()
+    scores = torch.randint(8, (60,), generator=generator) / 8               # with ties
+    hits = torch.rand(60, generator=generator) < 0.7
+    owner = torch.randint(4, (60,), generator=generator)
+    weights = torch.tensor([2, 0, 1, 3])
+    ranking = cmasd_claims.Ranking(scores.numpy(), hits.numpy(), owner.numpy(), 4)
+    times = weights[owner]
+    all_scores = scores.repeat_interleave(times)
+    all_hits = hits.repeat_interleave(times)
+    wanted = roc_area(all_scores, all_hits)
+    assert ranking.area(weights.numpy()) == pytest.approx(wanted)
+
+
+def test_cmasd_reliability_by_hand():
+    curve, error = cmasd_claims.reliability(SURE, HITS, bins=2)
+    assert [count for _, _, count in curve] == [1, 4]
+    assert [rate for _, rate, _ in curve] == [0, 0.75]
+    assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
+
+
+def test_cmasd_at_equal_alignment_by_hand():
+    """Linear between two constant thresholds, beyond them the nearest."""
+    points = [(0.9, 4.0), (1.0, 2.0), (0.8, 8.0)]
+    found = [cmasd_claims.at_equal_alignment(points, aim) for aim in (0.5, 0.85, 0.9, 0.95, 1.0)]
+    assert found == pytest.approx([8, 6, 4, 3, 2])
+
+
+def test_cmasd_chrf_by_hand():
+    """Of 'abc' and 'abd' two of three letters and one of two pairs are shared, no longer run."""
+    assert cmasd_record.chrf('abc', 'abd') == pytest.approx((2 / 3 + 1 / 2) / 6)
+    assert cmasd_record.chrf('ab', 'ab') == 1
+
+
+@pytest.mark.parametrize('task, method', [
+    ('story', Exact(4)),
+    ('table', CmAsd()),
+    ('table', CmAsd(accept_='strict', alpha=2)),
+    ('math', CmAsd(7, tau_base=0.05, gamma_tau=0, controller='fixed'))])
+def test_cmasd_replays_are_runs(task, method):
+    """A replay is the real run, cycle by cycle, whatever other rules have seen."""
+    _, ids = replay.short_prompts(task, 2)[1]
+    found = replay.Replay(ids)
+    for rule in (CmAsd(tau_base=0.01), method):
+        cycles = replay.written(replay.open_session(ids), ids, rule)
+        run = found.run(rule)
+        assert list(run.text) == verify.tokens_of(cycles)
+        assert run.kept == [cycle.accepted for cycle in cycles]
+        assert run.drafted == [len(cycle.drafted) for cycle in cycles]
+
+
+def test_cmasd_dropout_rows_are_of_the_replayed_text():
+    """Its strict run writes the replayed text, and judges each place as the replay does."""
+    _, ids = replay.short_prompts('table', 1)[0]
+    found = replay.Replay(ids)
+    row = cmasd_record.dropout_row(ids)
+    assert row['tokens'] == len(found.text)
+    hits = []
+    for i in row['places']:
+        place = found.place(found.text[:i])
+        hits.append(place.token == place.pick)
+    assert row['kept'] == cmasd_record.bits(hits)
+    usual, more = row['positions']
+    assert 0 < usual < more
+
+
+def test_cmasd_drawing():
+    """The drawn cycle of the page: C, tau and p / max p stand below each drafted token."""
+    tokenizer = embedded('target')[1]
+    ids = tokenizer.encode('One evening Mia the fox went to the market with a map.').ids
+    lines = cmasd_record.confident_cycle(replay.open_session(ids), str)
+    drawn = {}
+    for line in lines:
+        name = line[:12].rstrip()
+        drawn[name] = line[12:].split()
+    assert list(drawn) == ['drafted', 'C', 'tau', 'p / max p', 'the best', '', 'committed']
+    drafted = drawn['drafted']
+    for name in ('C', 'tau', 'p / max p', ''):
+        assert len(drawn[name]) == len(drafted)
+    assert set(drawn['']) == {'kept'}
+    assert drawn['the best'][:len(drafted)] != drafted  # kept, though the target prefers another
+    assert drawn['committed'][:len(drafted)] == drafted
 
 
 # ------------------------------------------------------------------------ ECSV
 
 @pytest.mark.parametrize('R, L, policy, align, bonus', [
-    (1, None, 'disagreement', 'positional', False), (2, 4, 'entropy', 'prefix', True),
-    (4, 6, 'agree_entropy', 'positional', True), (3, 3, 'entropy', 'positional', False),
-    (0, 9, 'disagreement', 'prefix', True), (1, 2, 'entropy', 'positional', True)])
-def test_spots_keep_the_budget_and_the_text(R, L, policy, align, bonus):
+    (1, None, 'disagreement', 'positional', False),
+    (2, 4, 'entropy', 'prefix', True),
+    (4, 6, 'agree_entropy', 'positional', True),
+    (3, 3, 'entropy', 'positional', False),
+    (0, 9, 'disagreement', 'prefix', True),
+    (1, 2, 'entropy', 'positional', True)])
+def test_ecsv_spot_checks_keep_the_budget_and_the_text(R, L, policy, align, bonus):
     """Plain decoding's text; target positions stay in the budget; what a check has read is not paid twice."""
-    target, twice, saved = network(0), 0, 0
-    method = METHODS['ecsv-spot'](4, draft_temperature=1.5, spots=R, budget=L, policy=policy, align=align,
-                                  bonus_check=bonus)
-    for draft, prompt in itertools.product((network(0), network(1)), ([1, 2], [3])):
-        tokens, cycles = write(session(target, draft, prompt, 40, seed=1), method)
+    target = network(0)
+    method = EcsvSpot(4, draft_temperature=1.5, spots=R, budget=L, policy=policy, align=align,
+                      bonus_check=bonus)
+    checks = 0
+    saved = 0           # checks that cost no position
+    drafts = network(0), network(1)
+    for draft, prompt in itertools.product(drafts, ([1, 2], [3])):
+        opened = session(target, draft, prompt, 40, seed=1)
+        tokens, cycles = write(opened, method)
         assert tokens == plain(target, prompt, 40)
-        for c in cycles:
-            passes, positions, _ = c.passes['target/full']
-            assert positions <= (L or len(c.drafted) + 1)
-            twice, saved = twice + (passes == 2), saved + (passes == 2 and positions == len(c.drafted) + 1)
-    assert (saved or not R) and (twice or not R and not (bonus and L))
+        for cycle in cycles:
+            passes, positions, _ = cycle.passes['target/full']
+            whole_block = len(cycle.drafted) + 1
+            assert positions <= (L or whole_block)
+            if passes == 2:
+                checks += 1
+                saved += positions == whole_block
+    if R:
+        assert saved
+    if R or (bonus and L):
+        assert checks
 
 
-def test_fusion():
-    """Votes, prefix alignment, ties by hand; the order of branches changes nothing; ends of the knobs."""
-    def ballot(tokens):                                 # the branches share random logits at each position
-        z = torch.randn(1, len(tokens[0]), 6, generator=seeded(), dtype=torch.float64)
-        return verify.Ballot.of(torch.tensor(tokens), z.expand(len(tokens), -1, -1), 4)
-    same, votes = METHODS['vote-unif'](), ballot([[0, 1, 2], [0, 2, 3], [3, 2, 2]])
-    assert same.fuse(votes) == [0, 2, 2]
-    tie = ballot([[0, 1], [0, 2], [3, 2]])                                  # by prefix 1 to 1: mean q decides
-    q = dict(zip(tie.names[1], tie.q[0][1]))
-    assert same.fuse(tie) == [0, 2] and replace(same, align='prefix').fuse(tie) == [0, max((1, 2), key=q.get)]
-    tie = ballot([[1], [2]])
-    for best in (1, 2):                                                 # the verifier's logit, where asked
-        tie.verifier[0] = [9.0 if x == best else 0.0 for x in tie.names[0]]
-        assert same.fuse(tie) == [best]
+def ballot(tokens):
+    """A Ballot of branches (lists of ids below 6) that share random logits at each position."""
+    B = len(tokens)
+    n = len(tokens[0])
+    logits = torch.randn(1, n, 6, generator=seeded(), dtype=torch.float64)
+    return Ballot.of(torch.tensor(tokens), logits.expand(B, -1, -1), 4)
+
+
+def random_tokens(seed):
+    """Four branches of three tokens, all below 6."""
+    return torch.randint(0, 6, (4, 3), generator=seeded(seed)).tolist()
+
+
+def likeliest(votes, j, among=range(6)):
+    """Which of these ids has the highest q of the first branch at position j."""
+    names = votes.names[j].tolist()
+    chances = votes.q[0, j].tolist()
+    q = dict(zip(names, chances))
+    return max((x for x in names if x in among), key=q.get)
+
+
+def test_ecsv_vote_by_hand():
+    """The token of most branches wins at each position."""
+    votes = ballot([
+        [0, 1, 2],
+        [0, 2, 3],
+        [3, 2, 2]])
+    assert VoteUnif().fuse(votes) == [0, 2, 2]
+
+
+def test_ecsv_prefix_alignment_by_hand():
+    """By prefix, a branch that has left the fused text has no vote: 1 to 1 there, and mean q decides."""
+    votes = ballot([[0, 1], [0, 2], [3, 2]])
+    assert VoteUnif().fuse(votes) == [0, 2]
+    by_prefix = VoteUnif(align='prefix')
+    assert by_prefix.fuse(votes) == [0, likeliest(votes, 1, among=(1, 2))]
+
+
+@pytest.mark.parametrize('best', [1, 2])
+def test_ecsv_ties_go_to_the_verifier(best):
+    """Where the target was asked, its logit decides a tie."""
+    votes = ballot([[1], [2]])
+    votes.verifier[0] = 9.0 * (votes.names[0] == best)
+    assert VoteUnif().fuse(votes) == [best]
+
+
+@pytest.mark.parametrize('method', [
+    Ecsv(),
+    EcsvSoft(align='prefix'),
+    Ecsv(granularity='window')])
+def test_ecsv_order_of_branches_changes_nothing(method):
     for seed in range(20):
-        rows = torch.randint(0, 6, (4, 3), generator=seeded(seed)).tolist()
-        votes, back = ballot(rows), ballot(rows[::-1])
-        for m in (ecsv(), METHODS['ecsv-soft'](align='prefix'), ecsv(granularity='window')):
-            assert m.fuse(votes) == m.fuse(back)
-        assert ecsv(gamma_r=0).fuse(votes) == same.fuse(votes)
-        assert ecsv().fuse(ballot(rows[:1])) == rows[0]                     # one branch is its own vote
-        best = [names[q.index(max(q))] for names, q in zip(votes.names, votes.q[0])]   # the branches share q
-        assert METHODS['mean-argmax']().fuse(votes) == best
+        rows = random_tokens(seed)
+        fused = method.fuse(ballot(rows))
+        rows.reverse()
+        assert method.fuse(ballot(rows)) == fused
 
 
-def test_reliability_by_hand():
-    """Each sign, its means, where a check goes, its margin: turned round, the text would stay lossless."""
-    votes = verify.Ballot([[5, 1], [5, 2], [4, 3]], [[0.0, 0.5], [0.2, 0.5], [0.4, 0.9]],
-                          [[-1.0, -3.0], [-2.0, -3.0], [0.0, -4.0]], [[5, 5, 4], [1, 2, 3]], None,
-                          [[0.0, 0.0] for _ in range(3)], {})
-    alone = lambda **knobs: [[math.log(w) for w in row] for row in ecsv(
-        **dict(a_entropy=0, a_agree=0, a_self=0) | knobs).weights(votes)]
-    near = lambda *rows: [pytest.approx(row, abs=1e-9) for row in rows]
-    assert alone(a_entropy=2) == near([0, -1], [-0.4, -1], [-0.8, -1.8])
-    assert alone(a_agree=1) == near([0.5, 0], [0.5, 0], [0, 0])             # of the other two
-    assert alone(a_self=0.5, gamma_r=2) == near([-1, -3], [-2, -3], [0, -4])
-    assert alone(a_self=1, granularity='branch') == near([-2, -2], [-2.5, -2.5], [-2, -2])
-    assert alone(a_self=1, granularity='window', window=2) == near([-1, -2], [-2, -2.5], [0, -2])
-    assert alone(a_self=1, granularity='window', window=1) == alone(a_self=1)
-    for policy in ('disagreement', 'entropy', 'agree_entropy'):
-        asked = [votes.doubtful(policy, R, reach) for R, reach in ((1, 2), (2, 2), (2, 1), (0, 2))]
-        assert asked == [[1], [0, 1], [0], []]
-    votes.entropy, votes.tokens = [[0.9, 0.1]] * 3, [[5, 1], [5, 1], [5, 2]]
-    assert [votes.doubtful(policy, 1, 2) for policy in ('disagreement', 'entropy', 'agree_entropy')] == [
-        [1], [0], [0]] and votes.doubtful('disagreement', 2, 2) == [1]      # where all agree there is none
-    votes.tokens, rows = [[5, 1], [5, 2], [4, 3]], torch.tensor([[0.0, 0, 0, 0, 3, 1], [0.0, 7, 2, 6, 9, 0]])
+def test_ecsv_ends_of_the_knobs():
+    """Without reliability it is the unweighted vote; one branch is its own vote."""
+    for seed in range(20):
+        rows = random_tokens(seed)
+        votes = ballot(rows)
+        assert Ecsv(gamma_r=0).fuse(votes) == VoteUnif().fuse(votes)
+        alone = ballot(rows[:1])
+        assert Ecsv().fuse(alone) == rows[0]
+
+
+def test_ecsv_mean_argmax_takes_the_likeliest():
+    for seed in range(20):
+        votes = ballot(random_tokens(seed))
+        for j, token in enumerate(MeanArgmax().fuse(votes)):
+            assert token == likeliest(votes, j)         # the branches share q
+
+
+def doubles(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def hand_ballot():
+    """A Ballot of three branches of two tokens, made by hand."""
+    return Ballot(
+        tokens=torch.tensor([[5, 1], [5, 2], [4, 3]]),
+        entropy=doubles([[0.0, 0.5], [0.2, 0.5], [0.4, 0.9]]),
+        own=doubles([[-1.0, -3.0], [-2.0, -3.0], [0.0, -4.0]]),
+        names=torch.tensor([[5, 5, 4], [1, 2, 3]]),
+        q=None,
+        margins=doubles([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+
+
+def reliability(votes, **knobs):
+    """[B][n] what gamma_r r is with these knobs alone."""
+    nothing = dict(a_entropy=0, a_agree=0, a_self=0)
+    method = Ecsv(**nothing | knobs)
+    return method.weights(votes).log().tolist()
+
+
+@pytest.mark.parametrize('knobs, expected', [
+    (dict(a_entropy=2),
+     [[0, -1], [-0.4, -1], [-0.8, -1.8]]),
+    (dict(a_agree=1),                                   # with the other two
+     [[0.5, 0], [0.5, 0], [0, 0]]),
+    (dict(a_self=0.5, gamma_r=2),
+     [[-1, -3], [-2, -3], [0, -4]]),
+    (dict(a_self=1, granularity='branch'),
+     [[-2, -2], [-2.5, -2.5], [-2, -2]]),
+    (dict(a_self=1, granularity='window', window=2),
+     [[-1, -2], [-2, -2.5], [0, -2]])])
+def test_ecsv_reliability_by_hand(knobs, expected):
+    """Each sign and its means: turned round, the text would stay lossless, and nobody would see it."""
+    for found, row in zip(reliability(hand_ballot(), **knobs), expected):
+        assert found == pytest.approx(row, abs=1e-9)
+
+
+def test_ecsv_window_of_one_is_the_position():
+    votes = hand_ballot()
+    by_window = reliability(votes, a_self=1, granularity='window', window=1)
+    assert by_window == reliability(votes, a_self=1)
+
+
+@pytest.mark.parametrize('policy', ['disagreement', 'entropy', 'agree_entropy'])
+@pytest.mark.parametrize('R, reach, expected', [
+    (1, 2, [1]),
+    (2, 2, [0, 1]),
+    (2, 1, [0]),
+    (0, 2, [])])
+def test_ecsv_spot_check_goes_where_doubt_is(policy, R, reach, expected):
+    """Position 1 is doubted more by every policy; `reach` bounds how far a check may go."""
+    assert hand_ballot().doubtful(policy, R, reach) == expected
+
+
+@pytest.mark.parametrize('policy, expected', [
+    ('disagreement', [1]),
+    ('entropy', [0]),
+    ('agree_entropy', [0])])
+def test_ecsv_spot_check_policies_differ(policy, expected):
+    """All agree at position 0, unsurely; at position 1 they disagree, surely."""
+    tokens = torch.tensor([[5, 1], [5, 1], [5, 2]])
+    votes = replace(hand_ballot(), entropy=doubles([[0.9, 0.1]] * 3), tokens=tokens)
+    assert votes.doubtful(policy, 1, 2) == expected
+    assert votes.doubtful('disagreement', 2, 2) == [1]          # where all agree there is none
+
+
+def test_ecsv_spot_margins_by_hand():
+    """A margin is the token's logit minus the best other's: of the target's favourite, its lead."""
+    votes = hand_ballot()
+    rows = torch.tensor([
+        [0.0, 0, 0, 0, 3, 1],
+        [0.0, 7, 2, 6, 9, 0]])
     votes.ask(rows, [1])
-    assert votes.verifier == {1: [7, 2, 6]} and votes.margins == [[0, -2], [0, -7], [0, -3]]
-    votes.ask(rows, [0])                                # the target's favourite: its lead over the second
-    assert [row[0] for row in votes.margins] == [-2, -2, 2] and alone(a_spot=1)[2] == near([2, -3])[0]
+    assert list(votes.verifier) == [1]
+    assert votes.verifier[1].tolist() == [7, 2, 6]
+    assert votes.margins[:, 0].tolist() == [0, 0, 0]
+    assert votes.margins[:, 1].tolist() == [-2, -7, -3]
+    votes.ask(rows, [0])
+    assert votes.margins[:, 0].tolist() == [-2, -2, 2]
+    last = reliability(votes, a_spot=1)[2]
+    assert last == pytest.approx([2, -3], abs=1e-9)
 
 
-def test_branches(tmp_path):
-    """B = 1 proposes what sd's draft samples; of two drafts the second has half, its passes are counted."""
-    make = lambda: session(network(0), network(1), [1, 2], 30, temperature=1.0, seed=3)
-    one = ecsv(4, branches=1, draft_temperature=1.0, draft_top_p=1.0)
-    assert one.propose(make()).tokens == rollout(make(), Exact(4), 4).tokens
-    target, draft, other = map(byte_network, (0, 1, 5))
-    target, *_ = load(checkpoint(tmp_path / 'target', target))
-    two = lambda name, *how, **changes: write(session(target, draft, [1, 2], 20), METHODS['ecsv-two'](
-        3, second=str(checkpoint(tmp_path / name, *how, **changes))))
-    tokens, cycles = two('other', other)
-    assert tokens == plain(target, [1, 2], 20) and cycles[0].passes['draft/full'][0] == 6
+def test_ecsv_of_one_branch_proposes_what_sd_samples():
+    def begin():
+        target = network(0)
+        draft = network(1)
+        return session(target, draft, [1, 2], 30, temperature=1.0, seed=3)
+    one = Ecsv(4, branches=1, draft_temperature=1.0, draft_top_p=1.0)
+    sampled = Exact(4).guess(begin(), 4)
+    assert one.propose(begin()).tokens == sampled.tokens
+
+
+def two_drafts(folder, tokenizer=None, **changes):
+    """(target, tokens, cycles) of ecsv-two, whose second draft is written to folder/second."""
+    checkpoint(folder / 'target', byte_network(0))
+    target, *_ = load(folder / 'target')
+    second = checkpoint(folder / 'second', byte_network(5), tokenizer, **changes)
+    opened = session(target, byte_network(1), [1, 2], 20)
+    tokens, cycles = write(opened, TwoDrafts(3, second=str(second)))
+    return target, tokens, cycles
+
+
+def test_ecsv_two_drafts_share_the_branches(tmp_path):
+    """The text is the target's; the second draft's passes are counted with the first's."""
+    target, tokens, cycles = two_drafts(tmp_path)
+    assert tokens == plain(target, [1, 2], 20)
+    assert cycles[0].passes['draft/full'][0] == 6
+    assert len(cycles[0].judged[0]['branches']) == 4
+
+
+def test_ecsv_two_drafts_must_share_their_words(tmp_path):
+    words = bytes_tokenizer().to_str()
+    tokenizer = Tokenizer.from_str(words.replace('<eos>', '<x>'))
     with pytest.raises(ValueError, match="token 256 is '<x>' there and '<eos>' in the target"):
-        two('words', other, Tokenizer.from_str(bytes_tokenizer().to_str().replace('<eos>', '<x>')))
+        two_drafts(tmp_path, tokenizer)
+
+
+def test_ecsv_two_drafts_must_hold_the_text(tmp_path):
     with pytest.raises(ValueError, match='expected a context of 22 tokens, not of 16'):
-        two('short', other, max_position_embeddings=16)
+        two_drafts(tmp_path, max_position_embeddings=16)
 
 
-def test_synthetic_channel():
-    """With independent noise the MAP vote meets its closed form, calibrated ECSV is it, no weights do worse;
-    with correlated branches nothing is gained. 5,000 symbols: 0.03 is 5 standard errors of a rate of 0.8."""
-    rates, V, n, rng = [0.1, 0.5, 0.55, 0.55, 0.6], 4, 5_000, seeded()
-    wrong = torch.rand(5, n, generator=rng) < torch.tensor(rates)[:, None]
-    seen, flat = torch.where(wrong, torch.randint(1, V, (5, n), generator=rng), 0), torch.zeros(5, n, V)
-    right = lambda method, votes: method.fuse(votes).count(0) / n           # the truth is always 0
-    method = METHODS['ecsv-map'](branches=5, errors=','.join(map(str, rates)))
-    votes, method.vocab = verify.Ballot.of(seen, flat, 0), V
-    like = lambda y, truth: math.prod(1 - e if a == truth else e / (V - 1) for a, e in zip(y, rates))
-    best = sum(max(like(y, t) for t in range(V)) / V for y in itertools.product(range(V), repeat=5))
-    assert right(method, votes) == pytest.approx(best, abs=0.03)
-    votes.own = [[math.log(w)] * n for w in lab.rivals.map_weights(rates, V)]           # w = exp(r)
-    assert ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes) == method.fuse(votes)
-    assert right(METHODS['vote-unif'](), votes) + 0.03 < right(method, votes)
-    equal = torch.where(torch.rand(5, n, generator=rng) < 0.3, torch.randint(1, V, (5, n), generator=rng), 0)
-    majority = sum(math.comb(5, k) * 0.7 ** k * 0.3 ** (5 - k) for k in range(3, 6))    # of right votes
-    vote = lambda seen: right(METHODS['vote-unif'](), verify.Ballot.of(seen, flat, 0))
-    assert vote(equal) > majority - 0.03 > vote(equal[:1].expand(5, n))      # no bound where all err alike
-    alike = verify.Ballot.of(seen[:1].expand(5, n), flat, 0)
-    assert right(ecsv(), alike) == pytest.approx(1 - wrong[0].double().mean().item())
+# Votes on a synthetic channel: the truth is always symbol 0, branch b errs at the rate e_b, evenly over the
+# others. 5,000 symbols: 0.03 is 5 standard errors of a rate of 0.8.
+
+RATES = [0.1, 0.5, 0.55, 0.55, 0.6]
+KINDS = 4               # of symbols
+SYMBOLS = 5_000         # sent
 
 
-# ------------------------------------------------------------------------ VIA-SD and train_mask.py
-
-def test_calibration_file(tmp_path, capsys):
-    """What is written is read again by section; what is of other models, or no mask, is refused in a line."""
-    a, b = (checkpoint(tmp_path / str(i), byte_network(i)) for i in range(2))
-    flags = '--target', a, '--draft', b, '--prompt', 'x', '--method', 'via', '--max-new', 9
-    refused(capsys, 'no section', *flags)
-    signals = {f'{who}_{x}': [-2.5, 0.5] for who in ('draft', 'target') for x in ('logp', 'grounding')}
-    write_calibration(a, 'signals', signals, draft=b)
-    write_calibration(a, 'mask', dict(skip=[1, 2]))
-    found = read_calibration(a, b, ['mask', 'signals'])
-    assert (found['mask']['skip'], found['signals']['draft_logp']) == ([1, 2], [-2.5, 0.5])
-    for more in ('', '--draft lookup', '--draft self', '--draft self --method sd --check'):
-        status, _, err = program(capsys, *flags, *more.split())
-        said = [words in err for words in ('middle stage: ', 'equal to plain')]
-        assert status == 0 and said == [not more, 'check' in more]
-    for nested, most in ({}, 2), (dict(nested=[[1, 2]]), 3):
-        write_calibration(a, 'mask', dict(skip=[1, 2]) | nested)
-        refused(capsys, f'expected at most {most}', *flags, '--method', 'via-tiers', '--set', 'tiers=5')
-
-    def wrong(words, folder, draft, need):
-        with pytest.raises(ValueError, match=re.escape(words)):
-            read_calibration(folder, draft, [need])
-    wrong("no section 'anchors', which the method needs; make it with", a, b, 'anchors')
-    wrong('with another draft', a, a, 'signals')
-    wrong('there is no draft model', a, None, 'signals')
-    for ends in ([1.0], [1.0, 0.0], 'wide', None):
-        write_calibration(a, 'signals', signals | dict(draft_logp=ends), draft=b)
-        wrong(f'draft_logp is {ends!r}, expected two numbers', a, b, 'signals')
-    (b / 'calibration.json').write_text((a / 'calibration.json').read_text())
-    wrong('measured on another target', b, None, 'mask')
-    for mask in (*(dict(skip=x) for x in ([0, 1, 2, 3], [4], [-1], [1.0], ['1'], [[1]], 'all', None)),
-                 dict(skip=[1], nested=None), dict(skip=[1], nested=[[99]])):
-        write_calibration(a, 'mask', mask)
-        wrong('expected some, not all, of sublayers 0..3', a, None, 'mask')
-    tables = dict(anchors=[1, 0], channels=[[0.1], [0.2, 0.3]], experts=[[], [[0.5]]])
-    for broken in (dict(anchors=[2]), dict(anchors=[]), dict(channels=[[], [0.1]]), dict(channels=[[0.1]]),
-                   dict(experts=None), dict(experts=[[], [0.5]])):
-        write_calibration(a, 'sparse', tables | broken)
-        wrong('do not fit 2 layers; make it with python train_mask.py --anchors', a, None, 'sparse')
-    write_calibration(a, 'sparse', tables)
-    assert read_calibration(a, None, ['sparse'])['sparse'] == tables
-    write_calibration(b, 'mask', dict(skip=[1]))                            # another model: nothing stays
-    wrong("no section 'signals'", b, a, 'signals')
+def received(rates):
+    """[B, n] what branches with these independent error rates say."""
+    rng = seeded()
+    chances = torch.tensor(rates)[:, None]
+    wrong = torch.rand(len(rates), SYMBOLS, generator=rng) < chances
+    errors = torch.randint(1, KINDS, wrong.shape, generator=rng)
+    return torch.where(wrong, errors, 0)
 
 
-def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
-    mask = dict(skip=list(skip), nested=[[2, 3, 4, 5], [2, 3], [2]])
-    return session(network(seed, num_hidden_layers=4), network(seed + 10), [1, 2, 3], room,
-                   calibration=dict(mask=mask), **settings)
+def channel_ballot(seen):
+    """The Ballot of branches whose q says nothing."""
+    logits = torch.zeros(*seen.shape, KINDS)
+    return Ballot.of(seen, logits, 0)
+
+
+def share_right(fused):
+    return fused.count(0) / len(fused)
+
+
+def likelihood(symbols, truth):
+    """The chance that the branches say these symbols."""
+    chance = 1.0
+    for e, symbol in zip(RATES, symbols):
+        chance *= 1 - e if symbol == truth else e / (KINDS - 1)
+    return chance
+
+
+def calibrated_vote(seen):
+    """ECSV's fused symbols with w = exp(r) = log((1 - e)(V - 1) / e), the MAP weights."""
+    own = []
+    for e in RATES:
+        weight = math.log((1 - e) * (KINDS - 1) / e)
+        own.append([math.log(weight)] * SYMBOLS)
+    votes = replace(channel_ballot(seen), own=doubles(own))
+    return Ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes)
+
+
+def test_ecsv_with_map_weights_is_map_decoding():
+    """With independent noise the calibrated vote is the likeliest symbol each time, right as often as can be.
+
+    Without weights it is right less often.
+    """
+    seen = received(RATES)
+    decided = {}                # MAP decoding of all that the branches can say
+    best = 0.0                  # how often it is right
+    for said in itertools.product(range(KINDS), repeat=5):
+        chances = [likelihood(said, truth) for truth in range(KINDS)]
+        decided[said] = chances.index(max(chances))
+        best += max(chances) / KINDS
+    fused = calibrated_vote(seen)
+    for said, symbol in zip(seen.T.tolist(), fused):
+        assert symbol == decided[tuple(said)]
+    assert share_right(fused) == pytest.approx(best, abs=0.03)
+    unweighted = VoteUnif().fuse(channel_ballot(seen))
+    assert share_right(unweighted) + 0.03 < share_right(fused)
+
+
+def test_ecsv_majority_bound_needs_independence():
+    """Five branches that err at 0.3: a majority of right votes is a bound, none where all err alike."""
+    equal = received([0.3] * 5)
+    majority = 0.0
+    for k in range(3, 6):
+        majority += math.comb(5, k) * 0.7 ** k * 0.3 ** (5 - k)
+    apart = VoteUnif().fuse(channel_ballot(equal))
+    copies = equal[:1].expand(5, -1)
+    alike = VoteUnif().fuse(channel_ballot(copies))
+    assert share_right(apart) > majority - 0.03 > share_right(alike)
+
+
+def test_ecsv_gains_nothing_from_branches_that_are_alike():
+    one = received(RATES)[:1]
+    copies = one.expand(5, -1)
+    fused = Ecsv().fuse(channel_ballot(copies))
+    assert fused == one[0].tolist()
+
+
+# ------------------------------------------------------------------------ what ECSV's claims rest on
+
+@pytest.mark.slow
+@pytest.mark.parametrize('task', ['story', 'table', 'math'])
+def test_ecsv_sums_of_a_vote_are_those_of_real_cycles(task):
+    """What is looked up for a vote at depth 3 is what cycles with the same branches do."""
+    _, ids = short_prompts(task, 2)[1]
+    record = ecsv_record.BranchReplay(ids)
+    for key in ('lite', 'ecsv', 'prefix'):
+        looked_up = record.voted(key, 3)
+        real = record.checked(replace(ecsv_record.VOTES[key]), 3)
+        assert real == looked_up | dict(passes=looked_up['cycles'])
+
+
+def test_ecsv_lessons_decide_each_token_once():
+    _, ids = short_prompts('math', 2)[1]
+    record = ecsv_record.BranchReplay(ids)
+    signs, right = ecsv_record.lessons(record)
+    assert signs.shape == (4, 4, len(record.line))
+    assert right.shape == (4, len(record.line))
+    assert right.double().mean() > 0.5
+
+
+def test_ecsv_counts_of_a_real_run():
+    """Cycles by how much they kept; the nats of the text as a reader without a cache has them."""
+    _, ids = short_prompts('math', 2)[1]
+    opened = open_session(ids)
+    cycles = written(opened, ids, Exact(4))
+    counts = ecsv_record.run_counts(opened, ids, cycles)
+    assert sum(counts['by_kept']) == counts['cycles'] == len(cycles)
+    kept = 0
+    for k, n in enumerate(counts['by_kept']):
+        kept += k * n
+    assert counts['kept'] == kept
+    text = opened.tokens[len(ids):]
+    assert counts['tokens'] == len(text)
+    target, *_ = embedded('target')
+    logits = fresh(target, opened.tokens[:-1], len(text))
+    logp = logits.log_softmax(-1)
+    nats = -float(logp[range(len(text)), text].sum())
+    assert counts['nats'] == pytest.approx(nats, rel=1e-4)
+
+
+MADE_BY = torch.tensor([0.5, 1.0, -0.7, 2.0, -0.3])         # weights of the signs, and a bias
+
+
+def made_lesson(n=10_000):
+    """A Lesson of 4 branches whose tokens are right with the odds that MADE_BY gives."""
+    rng = seeded()
+    signs = torch.randn(4, 4, n, generator=rng)
+    r = torch.tensordot(MADE_BY[:4], signs, 1) + MADE_BY[4]
+    coins = torch.rand(r.shape, generator=rng)
+    return ecsv_record.Lesson(signs, coins < r.sigmoid())
+
+
+def cut(lesson, n):
+    """Two Lessons: the first n tokens, and the rest."""
+    signs, right = lesson
+    first = ecsv_record.Lesson(signs[..., :n], right[..., :n])
+    rest = ecsv_record.Lesson(signs[..., n:], right[..., n:])
+    return [first, rest]
+
+
+@pytest.mark.slow
+def test_ecsv_fit_finds_the_weights():
+    """Those that made the votes, none below 0; a penalty shrinks them.
+
+    40,000 votes: 0.15 is 4 standard errors. Only the proportions are known: the sign whose weight may not go
+    below 0 is noise to the fit, which shrinks all of them.
+    """
+    halves = cut(made_lesson(), 5000)
+    found = ecsv_record.fit_weights(halves, 0.0)
+    assert found[2] == 0
+    expected = MADE_BY.clamp(min=0)
+    for i in (0, 1, 3):
+        assert found[i] > 0
+        assert abs(found[i] / found[3] * 2 - expected[i]) < 0.15
+    shrunk = ecsv_record.fit_weights(halves, 0.1)
+    for i in (0, 1, 3):
+        assert shrunk[i] < found[i]
+
+
+def test_ecsv_fit_has_the_least_loss():
+    lesson = made_lesson()
+    found = ecsv_record.fit_weights([lesson], 0.0)
+    loss = ecsv_record.loss_of(found, lesson)
+    assert loss < ecsv_record.loss_of(found * 0.5, lesson)
+    assert loss < math.log(2)                                   # that of a coin
+
+
+def test_ecsv_rows_of_lessons_add_up():
+    """Losses and correlations of stored rows are those of all their tokens together."""
+    weights = MADE_BY.double()
+    whole = made_lesson(100)
+    rows = [ecsv_record.lesson_row(part, dict(fit=weights)) for part in cut(whole, 30)]
+    loss = float(ecsv_record.loss_of(weights, whole))
+    assert ecsv_claims.loss(rows, 'fit') == pytest.approx(loss)
+    wrong = ~whole.right
+    table = torch.corrcoef(wrong.double())
+    others = float(table.sum()) - 4                             # without the diagonal
+    assert ecsv_claims.independence(rows) == pytest.approx(1 - others / 12)
+    all_wrong = sum(row['all_wrong'] for row in rows)
+    assert all_wrong == int(wrong.all(0).sum())
+
+
+def test_ecsv_correlation_by_hand():
+    """Two branches that err together, and a third that errs independently of both."""
+    wrong = torch.tensor([
+        [1.0, 0, 1, 0],
+        [1, 0, 1, 0],
+        [1, 1, 0, 0]])
+    together = (wrong @ wrong.T).numpy()
+    assert ecsv_claims.correlation(together, 4) == pytest.approx((1 + 0 + 0) / 3)
+
+
+def by_depth(**depths):
+    """A stored vote: of each depth, as d2, d3, ..., (kept, cycles, positions)."""
+    table = dict(depths=[], kept=[], cycles=[], positions=[])
+    for name, (kept, cycles, positions) in depths.items():
+        table['depths'].append(int(name[1:]))
+        table['kept'].append(kept)
+        table['cycles'].append(cycles)
+        table['positions'].append(positions)
+    return table
+
+
+def stored_text():
+    """A stored row as the claims sum it: sd at depth 4, a vote at depths 2 and 3."""
+    sd = by_depth(d4=(30, 10, 50))
+    vote = by_depth(d2=(20, 20, 44), d3=(24, 16, 64))
+    row = dict(tokens=40, votes=dict(sd=sd, vote=vote))
+    return ecsv_claims.text_of(row)
+
+
+def test_ecsv_at_equal_budget_by_hand():
+    """A vote's two depths are mixed until both spend what sd does, 50 positions for 40 tokens."""
+    texts = [stored_text(), stored_text()]
+    spent = ecsv_claims.at_depth(texts, 'sd', 4).spent
+    sums = ecsv_claims.at_budget(texts, 'vote', spent)
+    assert spent == 50 / 40
+    assert sums.spent == pytest.approx(spent)
+    assert sums.length == pytest.approx((0.7 * 20 + 0.3 * 24) / 18.8)
+    assert sums.yielded == pytest.approx(40 / 18.8)             # a cycle of a vote is a pass
+
+
+def test_ecsv_budget_that_no_mix_meets_by_hand():
+    """Then it is the depth that comes nearest, which the claim on the budget shows."""
+    texts = [stored_text()]
+    nearest = ecsv_claims.at_budget(texts, 'vote', 2.0)
+    assert nearest.spent == pytest.approx(64 / 40)
+    met = ecsv_claims.within(texts, ['vote', 'sd'], ('sd', 4))
+    assert met == pytest.approx(1)
+    missed = ecsv_claims.within(texts, ['vote', 'sd'], ('vote', 3))
+    assert missed == pytest.approx(50 / 64)
+
+
+def test_ecsv_tuned_sd_is_the_fastest_by_hand():
+    """Two depths of two drafts: fewest seconds for the same text win."""
+    greedy = by_depth(d1=(18, 20, 40), d2=(24, 14, 42))
+    sampled = by_depth(d1=(16, 22, 44), d2=(20, 18, 54))
+    votes = {'sd greedy': greedy, 'sd sampled': sampled}
+    text = ecsv_claims.text_of(dict(tokens=38, votes=votes))
+    assert ecsv_claims.tuned([text], {1: 1.0, 2: 1.2}) == ('sd greedy', 2)
+    assert ecsv_claims.tuned([text], {1: 1.0, 2: 2.0}) == ('sd greedy', 1)
+
+
+# ------------------------------------------------------------------------ calibration.json
+
+SIGNALS = dict.fromkeys(['draft_logp', 'draft_grounding', 'target_logp', 'target_grounding'], [-2.5, 0.5])
+SPARSE = dict(anchors=[1, 0], channels=[[0.1], [0.2, 0.3]], experts=[[], [[0.5]]])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Folders of two random checkpoints of two layers."""
+    target = checkpoint(tmp_path / 'target', byte_network(0))
+    draft = checkpoint(tmp_path / 'draft', byte_network(1))
+    return target, draft
+
+
+def unreadable(words, folder, draft, section):
+    """Asserts that this section is refused in these words."""
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read_calibration(folder, draft, [section])
+
+
+def test_calibration_is_read_as_written(folders):
+    """Sections are written one by one and read by name."""
+    target, draft = folders
+    write_calibration(target, 'signals', SIGNALS, draft=draft)
+    write_calibration(target, 'mask', dict(skip=[1, 2]))
+    write_calibration(target, 'sparse', SPARSE)
+    found = read_calibration(target, draft, ['mask', 'signals', 'sparse'])
+    assert found['mask']['skip'] == [1, 2]
+    assert found['signals']['draft_logp'] == [-2.5, 0.5]
+    assert found['sparse'] == SPARSE
+    assert read_calibration(target, None, ['sparse'])['sparse'] == SPARSE
+
+
+def test_calibration_that_is_absent_or_foreign(folders):
+    """A section is refused where it is absent, of another draft or of another target."""
+    target, draft = folders
+    write_calibration(target, 'signals', SIGNALS, draft=draft)
+    write_calibration(target, 'mask', dict(skip=[1, 2]))
+    unreadable("no section 'anchors', which the method needs; make it with", target, draft, 'anchors')
+    unreadable('with another draft', target, target, 'signals')
+    unreadable('there is no draft model', target, None, 'signals')
+    copied = (target / 'calibration.json').read_text()
+    (draft / 'calibration.json').write_text(copied)
+    unreadable('measured on another target', draft, None, 'mask')
+
+
+def test_calibration_of_another_target_is_dropped(folders):
+    """What is written beside a target keeps only that target's sections."""
+    target, draft = folders
+    write_calibration(target, 'signals', SIGNALS, draft=draft)
+    copied = (target / 'calibration.json').read_text()
+    (draft / 'calibration.json').write_text(copied)
+    write_calibration(draft, 'mask', dict(skip=[1]))
+    unreadable("no section 'signals'", draft, target, 'signals')
+
+
+@pytest.mark.parametrize('ends', [[1.0], [1.0, 0.0], 'wide', None])
+def test_calibration_of_broken_signals(folders, ends):
+    """A signal's range is two numbers, the smaller first."""
+    target, draft = folders
+    write_calibration(target, 'signals', SIGNALS | dict(draft_logp=ends), draft=draft)
+    unreadable(f'draft_logp is {ends!r}, expected two numbers', target, draft, 'signals')
+
+
+@pytest.mark.parametrize('skip', [[0, 1, 2, 3], [4], [-1], [1.0], ['1'], [[1]], 'all', None])
+def test_calibration_of_broken_mask(folders, skip):
+    """A mask leaves out some sublayers of the model's, not all."""
+    target, _ = folders
+    write_calibration(target, 'mask', dict(skip=skip))
+    unreadable('expected some, not all, of sublayers 0..3', target, None, 'mask')
+
+
+@pytest.mark.parametrize('nested', [None, [[99]]])
+def test_calibration_of_broken_nested_masks(folders, nested):
+    target, _ = folders
+    write_calibration(target, 'mask', dict(skip=[1], nested=nested))
+    unreadable('expected some, not all, of sublayers 0..3', target, None, 'mask')
+
+
+@pytest.mark.parametrize('broken', [
+    dict(anchors=[2]), dict(anchors=[]), dict(channels=[[], [0.1]]), dict(channels=[[0.1]]),
+    dict(experts=None), dict(experts=[[], [0.5]])])
+def test_calibration_of_broken_sparse(folders, broken):
+    """What --anchors measured has to fit the layers."""
+    target, _ = folders
+    write_calibration(target, 'sparse', SPARSE | broken)
+    said = 'do not fit 2 layers; make it with python train_mask.py --anchors'
+    unreadable(said, target, None, 'sparse')
+
+
+def flags_of_via(folders):
+    """A short run of via on two checkpoints."""
+    target, draft = folders
+    return '--target', target, '--draft', draft, '--prompt', 'x', '--method', 'via', '--max-new', 9
+
+
+def test_via_refuses_a_run_without_a_mask(folders, capsys):
+    refused(capsys, 'no section', *flags_of_via(folders))
+
+
+@pytest.mark.parametrize('more, break_even', [
+    ('', True), ('--draft lookup', False), ('--draft self', False),
+    ('--draft self --method sd --check', False)])
+def test_via_runs_with_any_draft(folders, capsys, more, break_even):
+    """Only a run with a draft model says what a middle stage costs; with itself as draft sd is exact."""
+    target, draft = folders
+    write_calibration(target, 'mask', dict(skip=[1, 2]))
+    write_calibration(target, 'signals', SIGNALS, draft=draft)
+    status, _, err = program(capsys, *flags_of_via(folders), *more.split())
+    assert status == 0
+    assert ('middle stage: ' in err) == break_even
+    assert ('equal to plain' in err) == ('--check' in more)
+
+
+@pytest.mark.parametrize('nested, most', [({}, 2), (dict(nested=[[1, 2]]), 3)])
+def test_via_tiers_needs_nested_masks(folders, capsys, nested, most):
+    """There are as many stages as nested masks, and two."""
+    target, _ = folders
+    write_calibration(target, 'mask', dict(skip=[1, 2]) | nested)
+    flags = *flags_of_via(folders), '--method', 'via-tiers', '--set', 'tiers=5'
+    refused(capsys, f'expected at most {most}', *flags)
+
+
+# ------------------------------------------------------------------------ VIA-SD
+
+SLIM_PROMPT = [1, 2, 3]
+ESCALATES = dict(keep=2.0, escalate=1.5)                # in every cycle
+NEVER_ESCALATES = dict(keep=1.0, escalate=0.0, max_lag=99)
+
+
+def slim_text(seed):
+    """What the target's slim path writes by itself."""
+    s = slim_session(seed)
+    s.read_prompt()
+    s.draft = None                                      # slim drafts for itself
+    return Exact().guess(s, 24).tokens
+
+
+def check_via_limit(s, seed, name, who, **knobs):
+    """Asserts that this method writes this one's greedy text, and that the three texts differ; its Cycles."""
+    slim = slim_text(seed)
+    draft = plain(s.draft.model, SLIM_PROMPT, 24)
+    target = plain(s.target.model, SLIM_PROMPT, 24)
+    assert draft != slim != target != draft
+    wanted = dict(draft=draft, slim=slim, target=target)
+    tokens, cycles = write(s, METHODS[name](**knobs))
+    assert tokens == wanted[who]
+    return cycles
 
 
 @pytest.mark.parametrize('name, who, knobs', [
-    ('via', 'draft', dict(keep=0.0, escalate=0.0)), ('via', 'draft', dict(keep=0.0, escalate=0.0, max_lag=0)),
-    ('via', 'slim', NEVER), ('via', 'slim', NEVER | dict(slim_bonus=True)),
-    ('via', 'slim', NEVER | dict(gate='lossy_sd')), ('via', 'all layers', dict(keep=1.0)),
-    ('via', 'target', ALWAYS), ('via', 'target', ALWAYS | dict(after_escalation='gate', max_lag=0)),
-    ('via', 'target', dict(gate='two_level_exact')), ('via-mid', 'target', dict(keep=1.0)),
-    ('via-tiers', 'target', dict(tiers=2)), ('via-tiers', 'target', ALWAYS | dict(tiers=5))])
+    ('via', 'draft', dict(keep=0.0, escalate=0.0)),
+    ('via', 'draft', dict(keep=0.0, escalate=0.0, max_lag=0)),
+    ('via', 'target', ESCALATES),
+    ('via', 'target', ESCALATES | dict(after_escalation='gate', max_lag=0)),
+    ('via-two-level', 'target', {}),
+    ('via-tiers', 'target', dict(tiers=2)),
+    ('via-tiers', 'target', ESCALATES | dict(tiers=5))])
 @pytest.mark.parametrize('gamma', [1, 5])
-def test_limits_of_via(name, who, knobs, gamma):
-    """At the ends of its knobs via writes the draft's, slim's or the target's greedy text, and no other."""
+def test_via_limits(name, who, knobs, gamma):
+    """At the ends of its knobs via writes the draft's or the target's greedy text, and no other."""
     for seed in range(2):
-        s, alone = slim_session(seed, skip=() if who == 'all layers' else (2, 3, 4)), slim_session(seed)
-        s.mid = Reader(s.target.model, 64) if name == 'via-mid' else None   # slim that is never wrong
-        alone.read_prompt()
-        alone.draft = None                                                  # slim drafts for itself
-        draft, target = (plain(reader.model, [1, 2, 3], 24) for reader in (s.draft, s.target))
-        slim, (got, cycles) = rollout(alone, Exact(), 24).tokens, write(s, METHODS[name](gamma, **knobs))
-        assert draft != slim != target != draft and got == dict(draft=draft, slim=slim).get(who, target)
-        if knobs.get('max_lag') == 99:
-            assert not any('target/full' in c.passes for c in cycles)       # nothing escalated: no full pass
+        check_via_limit(slim_session(seed), seed, name, who, gamma=gamma, **knobs)
 
 
 @pytest.mark.parametrize('name, knobs', [
-    ('via', dict(escalate=0.01, max_lag=3)), ('via', dict(gate='lossy_sd', escalate=0.1)),
-    ('via', dict(after_escalation='gate')), ('via', dict(gate='one_minus_alpha', after_escalation='gate')),
+    ('via', {}), ('via', dict(slim_bonus=True)), ('via-lossy-sd', {})])
+@pytest.mark.parametrize('gamma', [1, 5])
+def test_via_that_never_escalates(name, knobs, gamma):
+    """It writes slim's greedy text, without a full pass."""
+    for seed in range(2):
+        s = slim_session(seed)
+        settings = NEVER_ESCALATES | knobs
+        cycles = check_via_limit(s, seed, name, 'slim', gamma=gamma, **settings)
+        for c in cycles:
+            assert 'target/full' not in c.passes
+
+
+@pytest.mark.parametrize('gamma', [1, 5])
+def test_via_with_a_slim_that_is_never_wrong(gamma):
+    """Where slim is the target, with no layer skipped or as another model, via's text is the target's."""
+    for seed in range(2):
+        s = slim_session(seed, skip=())
+        check_via_limit(s, seed, 'via', 'target', gamma=gamma, keep=1.0)
+        s = slim_session(seed)
+        s.mid = Reader(s.target.model, 64)
+        check_via_limit(s, seed, 'via-mid', 'target', gamma=gamma, keep=1.0)
+
+
+def check_judged(method, judged):
+    """Asserts that the target judged what its gate handed it; a row a draft token."""
+    escalated = False
+    for row in judged:
+        if row['ratio'] < method.bounds[0]:
+            escalated = True
+        elif method.after_escalation == 'gate':
+            escalated = False
+        assert (row['by'] == 'target') == escalated
+        if not escalated and not isinstance(method, METHODS['via-lossy-sd']):
+            assert row['chance'] == (row['ratio'] >= method.bounds[1])
+
+
+@pytest.mark.parametrize('name, knobs', [
+    ('via', dict(escalate=0.01, max_lag=3)), ('via-lossy-sd', dict(escalate=0.1)),
+    ('via', dict(after_escalation='gate')), ('via-one-minus-alpha', dict(after_escalation='gate')),
     ('via', dict(keep=0.9, escalate=0.2, slim_bonus=True)), ('via-tiers', dict(tiers=5))])
 def test_via_ledger_and_caches(name, knobs):
     """A full pass only to escalate or at the lag's limit; what full trusts equals a fresh prefill."""
-    seen, spent, over, lag, method = Counter(), Counter(), 0, 0, METHODS[name](4, **knobs)
+    method = METHODS[name](4, **knobs)
     s = slim_session(3, 40, temperature=1.0)
     s.read_prompt()
-    for c in specmini.decode(s, method):
-        asked, late, up = any(j['by'] == 'target' for j in c.judged), lag > method.max_lag, False
-        assert c.passes.get('target/full', [0, 0])[:2] == [
-            late + asked, lag * (late or asked) + asked * (len(c.drafted) + 1)]     # the lag is paid for
-        assert len(c.judged) == min(c.accepted + 1, len(c.drafted))                 # one region each
-        assert name != 'via' or c.passes['target/slim'][:2] == [1, len(c.drafted) + 1]
-        for j in c.judged:
-            up = j['ratio'] < method.bounds[0] or up and method.after_escalation == 'full'
-            assert (j['by'] == 'target') == up
-            assert up or method.gate == 'lossy_sd' or j['chance'] == (j['ratio'] >= method.bounds[1])
-            seen[j['by'], j['kept']] += 1
-        spent.update(c.passes.keys())
-        over += late
+    judged, paths = Counter(), Counter()
+    reads_of_lag = lag = 0
+    for c in decode(s, method):
+        asked = any(row['by'] == 'target' for row in c.judged)
+        late = lag > method.max_lag
+        positions = lag * (late or asked)               # the lag is paid for
+        if asked:
+            positions += len(c.drafted) + 1
+        full = c.passes.get('target/full', [0, 0])
+        assert full[:2] == [late + asked, positions]
+        assert len(c.judged) == min(c.accepted + 1, len(c.drafted))     # each token by one stage
+        if name != 'via-tiers':
+            assert c.passes['target/slim'][:2] == [1, len(c.drafted) + 1]
+        check_judged(method, c.judged)
+        judged.update((row['by'], row['kept']) for row in c.judged)
+        paths.update(c.passes.keys())
+        reads_of_lag += late
         lag = max(0, len(s.tokens) - 1 - trusted(s.target, s.tokens))
-    assert (over > 0) == (method.max_lag == 3) and seen['target', True] and seen['target', False]
-    assert seen['slim', True] and bool(seen['slim', False]) == (method.gate != 'one_minus_alpha')
-    assert name == 'via' or spent['target/slim1'] > spent['target/slim2'] > spent['target/slim3'] > 0
+    assert (reads_of_lag > 0) == (method.max_lag == 3)
+    assert judged['target', True] and judged['target', False] and judged['slim', True]
+    rewritten = judged['slim', False]                   # published, the gate leaves slim nothing to rewrite
+    assert (rewritten > 0) == (name != 'via-one-minus-alpha')
+    if name == 'via-tiers':
+        assert paths['target/slim1'] > paths['target/slim2'] > paths['target/slim3'] > 0
+
+
+def test_via_violation_by_hand():
+    """R is 0 for equal laws and, at 1/2, 1/2, within a factor of 2; it is never below 0."""
+    q, p = torch.randn(2, 50, 6, generator=seeded()).double().log_softmax(-1)
+    assert (verify.violation(p, p) == 0).all()
+    assert (verify.violation(p, q) >= 0).all()
+    a = torch.tensor([0.7, 0.3]).log()
+    b = torch.tensor([0.4, 0.6]).log()
+    assert verify.violation(b, a) == 0
+    strict = 1.1 * math.log(1.75)                       # (0.7 + 0.4) log(0.7 / 0.4)
+    assert float(verify.violation(b, a, 0, 1)) == pytest.approx(strict)
+
+
+def test_via_stage_gain_and_blended_law():
+    """Delta is 0 for a stage that is the draft or the target; pi is a weighted mean."""
+    q, p = torch.randn(2, 50, 6, generator=seeded()).double().log_softmax(-1)
+    for s in (q, p):
+        assert via_rivals.stage_gain(q, s, p).abs().max() < 1e-12
+    a = torch.tensor([0.7, 0.3])
+    b = torch.tensor([0.4, 0.6])
+    c = torch.tensor([0.1, 0.9])
+    mixed = via_rivals.blended_law(a, b, c, 0.25, 0.5)
+    assert torch.allclose(mixed, 0.375 * a + 0.125 * b + 0.5 * c)
+
+
+# ------------------------------------------------------------------------ VIA-SD: the search for a mask
+
+def search_for_via(cost, units, skipped, end=math.inf, **settings):
+    """{mask: cost} of the masks that train_mask.py tries; settings: of train_mask.Settings."""
+    tried = {}
+    train_mask.search(cost, units, skipped, train_mask.Settings(**settings), tried, end)
+    return tried
+
+
+def mask_for_via(model, windows, **settings):
+    """The section `mask` that train_mask.py finds; settings: of train_mask.Settings."""
+    return train_mask.find_mask(model, windows, train_mask.Settings(**settings), {})
+
+
+def planted(useless):
+    """A network of eight layers whose sublayers in `useless` add nothing: their output weights are 0."""
+    model = byte_network(3, num_hidden_layers=8)
+    for j in useless:
+        layer = model.model.layers[j // 2]
+        output = layer.mlp.down_proj if j % 2 else layer.self_attn.o_proj
+        output.weight.zero_()
+    return model
 
 
 @pytest.mark.parametrize('unit, useless, objective', [
     ('layer', {4, 5, 8, 9}, 'violation'), ('layer', {4, 5, 8, 9}, 'argmax'),
-    ('sublayer', {3, 4, 9, 10, 13}, 'violation')])
-def test_the_search_finds_planted_sublayers(unit, useless, objective, tmp_path, capsys):
-    """Sublayers whose output weights are zero add nothing: the search finds exactly those, resumed or not."""
-    model, text = byte_network(3, num_hidden_layers=8), tmp_path / 'text'
-    for j in useless:
-        layer = model.model.layers[j // 2]
-        (layer.mlp.down_proj if j % 2 else layer.self_attn.o_proj).weight.zero_()
-    folder = checkpoint(tmp_path / 'm', model, num_hidden_layers=8, max_position_embeddings=512)
+    pytest.param('sublayer', {3, 4, 9, 10, 13}, 'violation', marks=pytest.mark.slow)])
+def test_via_search_finds_planted_sublayers(unit, useless, objective, tmp_path, capsys):
+    """Sublayers that add nothing are found, all and no other, in one search or a resumed one."""
+    text = tmp_path / 'text'
     text.write_text('To be, or not to be, that is the question. ' * 9)
+    folder = checkpoint(tmp_path / 'm', planted(useless), num_hidden_layers=8, max_position_embeddings=512)
     flags = (f'--target {folder} --text {text} --unit {unit} --objective {objective} --windows 2 '
              f'--patience 999 --skip {(len(useless) + 0.1) / 16}')
-    run = lambda more: train_mask.main(f'{flags} {more}'.split())
-    a, b, c = (run(more) or read_calibration(folder, needs=['mask'])['mask'] for more in (
-        '--evaluations 90', '--evaluations 30', '--evaluations 90 --resume'))
-    assert set(a['skip']) == useless and a['cost'] < 1e-9 < min(a['evenly'], a['random'])
-    assert len(b['tried']) <= 30 and list(c['tried'].items()) == list(a['tried'].items())   # as uninterrupted
-    assert [run('--resume --seed 1'), run('--skip 0.9')] == [2, 2]
-    assert re.search('give this one the same\n.*free .*layers; expected 1 to', capsys.readouterr().err)
+
+    def run(more):
+        return train_mask.main(f'{flags} {more}'.split())
+
+    def found(more):
+        assert run(more) == 0
+        return read_calibration(folder, sections=['mask'])['mask']
+    whole = found('--evaluations 90')
+    assert set(whole['skip']) == useless
+    assert whole['cost'] < 1e-9 < min(whole['evenly'], whole['random'])
+    assert len(found('--evaluations 30')['tried']) <= 30
+    resumed = found('--evaluations 90 --resume')
+    assert list(resumed['tried'].items()) == list(whole['tried'].items())       # as if uninterrupted
+    assert run('--resume --seed 1') == 2
+    assert 'give this one the same\n' in capsys.readouterr().err
+    assert run('--skip 0.9') == 2
+    assert re.search('free .*layers; expected 1 to', capsys.readouterr().err)
 
 
-def test_search_against_all_masks_and_chance(monkeypatch):
-    """It meets the best of all 70 masks of 4 of 8 units, beats chance on 16; what ends it keeps the best."""
-    weights, pairs = torch.rand(16, generator=(g := seeded())), 0.2 * torch.rand(16, 16, generator=g)
-    cost = lambda z: float((weights[list(z)].sum() + pairs[list(z)][:, list(z)].sum()).exp())
+def random_cost(units=16):
+    """A function of a mask: exp of a random weight for each unit and each pair of units in it."""
+    generator = seeded()
+    weights = torch.rand(units, generator=generator)
+    pairs = 0.2 * torch.rand(units, units, generator=generator)
 
-    def best(m, k, period, seed):
-        tried, flags = {}, f'--patience 999 --period {period} --seed {seed}'
-        train_mask.search(cost, m, k, train_mask.parse(flags.split()), tried)
-        return min(tried.values())
+    def cost(mask):
+        rows = list(mask)
+        inside = pairs[rows][:, rows]
+        total = weights[rows].sum() + inside.sum()
+        return float(total.exp())
+    return cost
+
+
+def best_for_via(cost, units, skipped, period, seed):
+    """The least cost that a search with this seed reaches; period 0: without Bayes."""
+    tried = search_for_via(cost, units, skipped, patience=999, period=period, seed=seed)
+    return min(tried.values())
+
+
+@pytest.mark.slow
+def test_via_search_against_all_masks():
+    """It comes within 5 % of the best of all 70 masks of 4 of 8 units."""
+    cost = random_cost()
     optimum = min(map(cost, itertools.combinations(range(8), 4)))
-    assert max(best(8, 4, '2', i) for i in range(3)) <= 1.05 * optimum
-    assert sum(best(16, 7, '2', i) for i in range(3)) < 0.9 * sum(best(16, 7, '0', i) for i in range(3))
-    train_mask.search(lambda z: len(idle), 8, 4, train_mask.parse(['--patience', '5']), idle := {})
-    assert len(idle) == 6 and train_mask.parse([]).patience < train_mask.parse([]).evaluations
+    for seed in range(3):
+        assert best_for_via(cost, 8, 4, 2, seed) <= 1.05 * optimum
+
+
+@pytest.mark.slow
+def test_via_search_against_chance():
+    """With Bayes it finds what costs a tenth less than without, on 16 units; three seeds together."""
+    cost = random_cost()
+    bayesian = sum(best_for_via(cost, 16, 7, 2, seed) for seed in range(3))
+    by_chance = sum(best_for_via(cost, 16, 7, 0, seed) for seed in range(3))
+    assert bayesian < 0.9 * by_chance
+
+
+def test_via_search_ends_without_progress():
+    """Patience counts the masks since the best one; by default it is less than the budget."""
+    counted = itertools.count()
+
+    def rising(mask):
+        return next(counted)
+    assert len(search_for_via(rising, 8, 4, patience=5)) == 6
+    defaults = train_mask.Settings()
+    assert defaults.patience < defaults.evaluations
+
+
+@pytest.mark.parametrize('last, minutes, tried, nested', [
+    (22, 60, 10, 1), (15, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)])
+def test_via_search_that_is_ended_keeps_the_best(last, minutes, tried, nested, monkeypatch):
+    """Ctrl-C at a `last` evaluation, or the end of the minutes, ends a search; what it has found counts.
+
+    11 masks are costed before the search, then 10 in it, then nested ones. Each takes a minute.
+    """
     model, *_ = load(EMBEDDED / 'target')
-    # costs of 11 masks that are not searched, of 10 that are, then of nested ones; each takes a minute
-    for last, minutes, tried, nested in ((22, 60, 10, 1), (15, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)):
-        windows = SimpleNamespace(cost=lambda skip, objective: float(sum(skip)))
-        costs = interrupt(monkeypatch, windows, 'cost', last)
-        monkeypatch.setattr(train_mask, 'time', SimpleNamespace(perf_counter=lambda: 60.0 * len(costs)))
-        flags = f'--evaluations 10 --minutes {minutes}'.split()
-        found = train_mask.find_mask(model, windows, train_mask.parse(flags), {})
-        assert (len(found['tried']), len(found['nested'])) == (tried, nested)
-        assert found['nested'][0] == found['skip'] and len(costs) - 11 <= min(minutes, 11 + 6 + 8)
+
+    def cost(skip, objective):
+        return float(sum(skip))
+    windows = SimpleNamespace(cost=cost)
+    costs = interrupt(monkeypatch, windows, 'cost', last)
+
+    def clock():
+        return 60.0 * len(costs)
+    monkeypatch.setattr(train_mask, 'time', SimpleNamespace(perf_counter=clock))
+    found = mask_for_via(model, windows, evaluations=10, minutes=minutes)
+    assert (len(found['tried']), len(found['nested'])) == (tried, nested)
+    assert found['nested'][0] == found['skip']
+    assert len(costs) - 11 <= min(minutes, 11 + 6 + 8)
 
 
-def test_violation_by_hand():
-    """R is 0 for equal laws, at 1/2, 1/2 within a factor of 2, never below; Delta is 0 for no new stage."""
-    q, p = torch.randn(2, 50, 6, generator=seeded()).double().log_softmax(-1)
-    assert (verify.violation(p, p) == 0).all() and (verify.violation(p, q) >= 0).all()
-    a, b = torch.tensor([0.7, 0.3]).log(), torch.tensor([0.4, 0.6]).log()
-    strict = 1.1 * math.log(1.75)                                           # (0.7 + 0.4) log(0.7 / 0.4)
-    assert verify.violation(b, a) == 0 and float(verify.violation(b, a, 0, 1)) == pytest.approx(strict)
-    assert max(lab.rivals.stage_gain(q, s, p).abs().max() for s in (q, p)) < 1e-12
-    assert torch.allclose(lab.rivals.blend(a, b, q[0, :2], 0.25, 0.5), 0.375 * a + 0.125 * b + 0.5 * q[0, :2])
+# ------------------------------------------------------------------------ VIA-SD: what is measured
+
+def near_block(seed):
+    """(Session, draft of five tokens, recorded Block, the target's Score) of a draft that is often right."""
+    s = slim_session(seed, skip=(2, 3))
+    near = copy.copy(s.target.model)
+    near.full = near.full.without({7})
+    s.draft = Reader(near, 64)
+    s.read_prompt()
+    draft = Exact().guess(s, 5)
+    mid = Reader(s.target.model, 64)
+    seen, p = via_record.look(s, draft, dict(slim=s.slim_path, mid=mid))
+    score = verify.Score(s, draft, s.target.model.full)
+    return s, draft, via_record.Block(p, 9, seen), score
 
 
-def test_replayed_gates_are_the_real_ones():
-    """A recorded block tells a gate's tokens, passes and errors; a higher one keeps no more, asks no less."""
-    outcomes, moved = set(), Counter()
+def via_cycle(s, draft, score, keep, escalate):
+    """(tokens, draft tokens kept, whether the target was asked) of a real cycle on a draft."""
+    method = METHODS['via'](5, keep=keep, escalate=escalate)
+    tokens, labels, judged = method.accept(s, draft, score)
+    asked = any(row['by'] == 'target' for row in judged)
+    return tokens, labels.count('draft'), asked
+
+
+def wrong_tokens(s, tokens):
+    """How many of these tokens the target would not have written."""
+    model = s.target.model
+    score = verify.Score(s, Draft.points(tokens, model), model.full)
+    own = score.logits[:-1].argmax(-1)
+    return int((own != torch.tensor(tokens)).sum())
+
+
+VIA_THRESHOLDS = (0.0, 0.0), (0.5, 0.3), (0.9, 0.1), (1.0, 0.0), (2.0, 2.0)
+
+
+def test_via_replayed_gates_are_the_real_ones():
+    """A recorded block tells how many tokens a gate commits, whether it asks the target, and its errors."""
+    outcomes = set()
     for seed in range(12):
-        s = slim_session(seed, skip=(2, 3))
-        near, full = copy.copy(s.target.model), s.target.model.full
-        near.full = full.slim({7})                                          # a draft that is often right
-        s.draft = Reader(near, 64)
-        s.read_prompt()
-        draft = rollout(s, Exact(), 5)
-        seen, p = stages.look(s, draft, dict(slim=s.slim, mid=Reader(s.target.model, 64)))
-        block, score = stages.Block(p, 9, seen), verify.Score(s, draft, full)
-        assert max(seen['slim'].gains['TV']) < 1e-12 > max(seen['mid'].apart['TV'])     # TV is a metric
-        assert max(abs(x) for gains in seen['mid'].gains.values() for x in gains) < 1e-9
-
-        def gate(keep, escalate):
-            tokens, labels, judged = METHODS['via'](5, keep=keep, escalate=escalate).accept(s, draft, score)
-            return tokens, labels.count('draft'), any(j['by'] == 'target' for j in judged)
-        for keep, escalate in ((0.0, 0.0), (0.5, 0.3), (0.9, 0.1), (1.0, 0.0), (2.0, 2.0)):
-            tokens, _, asked = gate(keep, escalate)
-            mine = verify.Score(s, Draft.points(tokens, s.target.model), full).logits[:-1].argmax(-1).tolist()
-            real = len(tokens), int(asked), sum(a != b for a, b in zip(tokens, mine))
-            assert stages.replay(block, 'slim', keep, escalate) == real
+        s, draft, block, score = near_block(seed)
+        for keep, escalate in VIA_THRESHOLDS:
+            tokens, _, asked = via_cycle(s, draft, score, keep, escalate)
+            real = len(tokens), int(asked), wrong_tokens(s, tokens)
+            assert via_record.replay(block, 'slim', keep, escalate) == real
             outcomes.add(real)
-        kept = [gate(a, 0.0)[1] for a in (0.0, 0.3, 0.6, 0.9, 1.0)]
-        asked = [gate(2.0, b)[2] for b in (0.0, 0.3, 0.9, 2.0)]
-        assert kept == sorted(kept, reverse=True) and asked == sorted(asked)
-        moved.update(kept=kept[0] > kept[-1], asked=asked[0] < asked[-2])
-        assert stages.lenient(block, 1)[0] == len(Exact().accept(s, draft, score)[0])
-    assert min(moved.values()) and len(outcomes) > 12
-    assert max(n for n, *_ in outcomes) == 6 and max(w for *_, w in outcomes) > 1
+        exact, _, _ = Exact().accept(s, draft, score)
+        assert via_record.lenient(block, 1).tokens == len(exact)
+    assert len(outcomes) > 12                           # else the above proves little
+    assert max(tokens for tokens, _, _ in outcomes) == 6
+    assert max(wrong for _, _, wrong in outcomes) > 1
+
+
+def test_via_gates_are_monotone():
+    """A higher `keep` keeps no more; a higher `escalate` asks the target no less often."""
+    fewer = oftener = False
+    for seed in range(12):
+        s, draft, _, score = near_block(seed)
+        kept, asked = [], []
+        for keep in (0.0, 0.3, 0.6, 0.9, 1.0):
+            _, accepted, _ = via_cycle(s, draft, score, keep, 0.0)
+            kept.append(accepted)
+        for escalate in (0.0, 0.3, 0.9, 2.0):
+            _, _, escalated = via_cycle(s, draft, score, 2.0, escalate)
+            asked.append(escalated)
+        assert kept == sorted(kept, reverse=True)
+        assert asked == sorted(asked)
+        if kept[0] > kept[-1]:
+            fewer = True
+        if asked[0] < asked[-2]:
+            oftener = True
+    assert fewer and oftener
+
+
+def test_via_distances_of_a_block():
+    """By total variation no stage shortens the way (it is a metric); a stage that is the target adds none."""
+    for seed in range(12):
+        _, _, block, _ = near_block(seed)
+        slim, mid = block.stages['slim'], block.stages['mid']
+        assert max(slim.gains['TV']) < 1e-12
+        assert max(mid.apart['TV']) < 1e-12
+        for gains in mid.gains.values():
+            assert max(map(abs, gains)) < 1e-9
+
+
+def hand_block(ratios, same, p, room=9):
+    """A Block with these ratios of slim and of the target."""
+    n = len(p)
+    apart = dict(TV=n * [0.25], R=n * [0.5])
+    gains = dict(KL=n * [0.1], R=n * [0.0], strict=n * [-0.2], TV=n * [-0.1])
+    seen = via_record.Seen(ratios, same, apart, gains)
+    return via_record.Block(p, room, dict(slim=seen))
+
+
+def test_via_text_sums_by_hand(monkeypatch):
+    """A lag beyond the limit is one full pass more; a text holds no more tokens than it has room for."""
+    monkeypatch.setattr(via_record, 'MAX_LAG', 2)
+    kept = hand_block([1.0, 1.0], [True, True], [1.0, 0.6])
+    asks = hand_block([1.0, 0.1], [True, True], [1.0, 1.0], room=2)
+
+    def rule(block):
+        return via_record.replay(block, 'slim', 0.5, 0.3)
+    assert via_record.text_sums([kept, kept], rule) == dict(tokens=4, wrong=2, passes=0)
+    # 4 tokens unread are too many; then the lag begins anew
+    assert via_record.text_sums([kept] * 3, rule) == dict(tokens=6, wrong=3, passes=1)
+    assert via_record.text_sums([kept] * 4, rule)['passes'] == 1
+    assert via_record.text_sums([kept, asks], rule) == dict(tokens=4, wrong=1, passes=1)
+    # an escalation reads the lag too: what follows builds on nothing unread
+    assert via_record.text_sums([kept, asks, kept, kept], rule)['passes'] == 1
+
+
+def test_via_gates_and_distances_by_hand():
+    """The counts of gates and sums of distances that a text is stored with."""
+    ratios = [1.0, 0.4, 0.4, 0.1]
+    p = [1.0, 0.7, 1.0, 0.2]
+    block = hand_block(ratios, [False, True, False, True], p)
+    counts = dict(early=2, late=1, draft_right=2, slim_right=2, chosen_right=3)
+    assert via_record.gates([block]) == counts
+    found = via_record.distances([block, block])
+    assert found['places'] == 8
+    assert found['apart'] == dict(TV=dict(slim=2.0), R=dict(slim=4.0))
+    assert found['gains'] == pytest.approx(dict(KL=0.8, R=0.0, strict=-1.6, TV=-0.8))
+    assert found['above'] == dict(KL=8, R=0, strict=0, TV=0)
+
+
+def test_via_lenient_steps_are_all_ratios():
+    """Stored only where they change, the sums of all 100 ratios are read again."""
+    blocks = []
+    for p in ([1.0, 0.205, 1.0], [0.5, 1.0, 0.8], [0.01, 1.0, 1.0]):
+        blocks.append(hand_block([1.0] * 3, [True] * 3, p))
+    row = dict(cycles=3, lenient=via_record.lenient_steps(blocks))
+    assert len(row['lenient']['begin']) == 4
+    for hundredths in range(1, 101):
+        rule = partial(via_record.lenient, least=hundredths / 100)
+        real = via_record.text_sums(blocks, rule)
+        [read] = via_claims.lenient([row], dict(draft_cost=0.5), hundredths)
+        assert read == (real['tokens'], real['wrong'], 3, 3, 3 * 0.5 + 3)
+
+
+def via_row(wrong, passes):
+    """A stored row of `replays` with three pairs of thresholds, whose wrong tokens and passes these are."""
+    sums = dict(tokens=[220, 210, 200], wrong=wrong, passes=passes)
+    steps = dict(begin=[1, 35, 60], tokens=[220, 210, 200], wrong=[20, 1, 0])
+    return dict(cycles=4, via=sums, lenient=steps)
+
+
+def test_via_choice_by_hand():
+    """On even rows: the fastest thresholds that are hardly ever wrong, lenient sd no more wrong than they."""
+    pairs = [[0.1, 0.0], [0.5, 0.3], [2.0, 2.0]]
+    settings = dict(pairs=pairs, costs=dict(slim=0.5), draft_cost=0.5)
+    even = via_row([20, 1, 0], [0, 1, 4])
+    odd = via_row([0, 200, 200], [0, 4, 0])             # must not count
+    assert via_claims.choose([even, odd], settings) == dict(keep=0.5, escalate=0.3, lenient=35)
+    swept = via_claims.replayed([even], settings)
+    assert via_claims.pace(swept[0.5, 0.3]) == 210 / (4 * (0.5 + 0.5) + 1)
+    assert via_claims.wrong_share(swept[0.1, 0.0]) == 20 / 220
+
+
+def test_via_likeness():
+    """The share of equal places, of the longer text's."""
+    assert via_record.likeness([1, 2, 3], [1, 2, 3]) == 1
+    assert via_record.likeness([1, 2, 3], [1, 5, 3, 4]) == 0.5
 
 
 # ------------------------------------------------------------------------ SpecGuard
 
+STEP_PROMPT = [3, 2]
+ROOM = 30                               # tokens
+ENDS = [-math.inf, 0.5, math.inf]       # the draft writes everything; some of it; the target does
+EITHER = ['draft', 'target']              # whose signals
+
+
+def step_session(seed=0, room=ROOM, **settings):
+    """A Session on a random pair whose texts have steps."""
+    target = network(0, 12)
+    draft = network(1, 12)
+    return session(target, draft, STEP_PROMPT, room, seed=seed, **LINES | settings)
+
+
+def guarded(method, seed=0, **settings):
+    """(tokens, cycles) of 30 tokens by a method on a random pair; settings: of the Session."""
+    return write(step_session(seed, **settings), method)
+
+
+def greedy(tau, who, k=1, **knobs):
+    """SpecGuard whose candidates are all alike."""
+    return SpecGuard(tau=tau, k=k, signals=who, draft_temperature=0.0, **knobs)
+
+
 @pytest.mark.parametrize('layers, n, chosen', [
-    ('last', 1, [4]), ('last', 3, [2, 3, 4]), ('last', 9, range(5)), ('first', 3, [0, 1, 2]),
-    ('middle', 2, [1, 2]), ('all', 1, range(5))])
+    ('last', 1, [4]),
+    ('last', 3, [2, 3, 4]),
+    ('last', 9, [0, 1, 2, 3, 4]),
+    ('first', 3, [0, 1, 2]),
+    ('middle', 2, [1, 2]),
+    ('all', 1, [0, 1, 2, 3, 4])])
 @pytest.mark.parametrize('sparsify, residual', [(0, 0), (0.04, 0), (0.3, 0.5), (1, 0)])
-def test_rollout(layers, n, chosen, sparsify, residual):
-    """Tokens are grounded as by the product of whole matrices; but not in a strict subset of old tokens."""
-    model, line, begin = network(num_hidden_layers=5), torch.arange(20).remainder(11).tolist(), 4
+def test_specguard_rollout_is_the_product_of_whole_matrices(layers, n, chosen, sparsify, residual):
+    """In each token's sum over all old tokens; but not over a strict subset of them."""
+    model = network(num_hidden_layers=5)
+    line = torch.arange(20).remainder(11).tolist()
+    begin = 4
     path = model.full.grounded(layers, n, begin=begin, sparsify=sparsify, residual=residual)
+    Reader(model, 64).read(line[:begin], line[begin:], path, 16)
+    mine = path.carry['shades'][0]
+    whole = whole_rollout(model, line, chosen, sparsify, residual)[begin:]
+    assert mine.shape == (16, begin)
+    grounding = mine.sum(-1)
+    assert largest_gap(grounding, whole[:, :begin].sum(-1)) < 1e-9
+    assert grounding.std() > 0.01
+    assert grounding.max() < 1 + 1e-9
+    subset_gap = largest_gap(mine[:, 1:3].sum(-1), whole[:, 1:3].sum(-1))
+    only_layer = len(chosen) == 1
+    assert (subset_gap < 1e-9) == only_layer
+
+
+def largest_gap(a, b):
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize('layers, n', [('last', 3), ('all', 1)])
+@pytest.mark.parametrize('sparsify, residual', [(0, 0), (0.3, 0.5)])
+def test_specguard_observed_pass_is_an_ordinary_one(layers, n, sparsify, residual):
+    """Its logits are a fresh pass's, and the cache may trust what it wrote."""
+    model = network(num_hidden_layers=5)
+    line = torch.arange(20).remainder(11).tolist()
+    path = model.full.grounded(layers, n, begin=4, sparsify=sparsify, residual=residual)
     reader = Reader(model, 64)
-    logits = reader.read(line[:begin], line[begin:], path, 16)
-    mine, whole = path.carry['shades'][0], whole_rollout(model, line, chosen, sparsify, residual)[begin:]
-    assert mine.shape == (16, begin) and (mine.sum(-1) - whole[:, :begin].sum(-1)).abs().max() < 1e-9
-    assert mine.sum(-1).std() > 0.01 and mine.sum(-1).max() < 1 + 1e-9
-    assert (len(chosen) == 1) == bool((mine[:, 1:3].sum(-1) - whole[:, 1:3].sum(-1)).abs().max() < 1e-9)
-    assert (logits - fresh(model, line, 16)).abs().max() < 1e-12 and trusted(reader, line) == 20
+    logits = reader.read(line[:4], line[4:], path, 16)
+    assert largest_gap(logits, fresh(model, line, 16)) < 1e-12
+    assert trusted(reader, line) == 20
 
 
-def guarded(seed=0, **knobs):
-    """(tokens, cycles) of specguard on a random pair; settings of the Session may be among the knobs."""
-    fields = LINES | {k: knobs.pop(k) for k in list(knobs) if k in Session.__dataclass_fields__}
-    return write(session(network(0, 12), network(1, 12), [3, 2], 30, seed=seed, **fields), SpecGuard(**knobs))
+@pytest.mark.parametrize('who', EITHER)
+@pytest.mark.parametrize('tau', ENDS)
+def test_specguard_equal_candidates_leave_nothing_to_select(tau, who):
+    """Greedy candidates are one candidate; nor does it matter whether the draft helps the target to write."""
+    text, cycles = guarded(greedy(tau, who))
+    same, others = guarded(greedy(tau, who, k=4, regenerate='sd'))
+    assert text == same
+    assert [c.labels for c in cycles] == [c.labels for c in others]
 
 
-@pytest.mark.parametrize('who', ['draft', 'target'])
-@pytest.mark.parametrize('tau', [-math.inf, 0.5, math.inf])
-def test_specguard_greedy(tau, who):
-    """Equal candidates: nothing to select. tau = inf: the target's text, -inf: the draft's, whose log p is of
-    each token itself (a shift by one would show). What a step costs."""
-    runs = [guarded(tau=tau, k=k, regenerate=how, signals=who, **GREEDY) for k, how in ((1, 'ar'), (4, 'sd'))]
-    (text, cycles), (same, others) = runs
-    assert text == same and [c.labels for c in cycles] == [c.labels for c in others]
-    assert tau == 0.5 or text == plain(network(int(tau < 0), 12), [3, 2], 30)
-    if tau < 0:
-        rows = fresh(network(int(who == 'draft'), 12), [3, 2] + text)[1:-1]
-        logp = [j['logp'] for c in cycles for j in c.judged]
-        assert logp == pytest.approx(verify.loglikes(rows, text).tolist())
-        s = session(network(0, 12), network(1, 12), [3, 2], 30, **LINES)
-        assert write(s, claims.DRAFT)[0] == text            # the claims' "draft only"
-    for c in cycles:
-        T, wrote = len(c.drafted), c.labels[0] == 'target'
-        assert c.passes['draft/full'][0] == T
-        assert c.passes[f'{who}/grounded'][:2] == [1, T + (who == 'target')]
-        assert c.passes.get('target/full', [0])[0] == wrote * len(c.tokens)
-        assert len(c.passes) == 2 + wrote
+@pytest.mark.parametrize('who', EITHER)
+@pytest.mark.parametrize('tau, writer', [(-math.inf, 1), (math.inf, 0)])
+def test_specguard_ends_of_tau_are_the_texts_of_one_model(tau, writer, who):
+    text, _ = guarded(greedy(tau, who))
+    assert text == plain(network(writer, 12), STEP_PROMPT, ROOM)
 
 
-@pytest.mark.parametrize('tau', [-math.inf, 0.5, math.inf])
-def test_steps_end(tau):
-    """At the delimiter, at the end of sequence inside a step, at max_step; without any newline, too."""
-    for seed in range(2):
-        line, cycles = guarded(seed, tau=tau, temperature=1.0)
-        for text in (LINES['text'](c.tokens) for c in cycles[:-1]):
-            assert '\n' in text.lstrip() and '\n' not in text[:-1].lstrip()
-        for eos in {*line[::5]}:
-            cut, cycles = guarded(seed, tau=tau, temperature=1.0, eos=frozenset([eos]))
-            assert eos not in cut[:-1] and (len(cut) == 30 or cut[-1] == eos)
-            assert all(c.accepted == sum(j['kept'] for j in c.judged) for c in cycles)
-    endless = guarded(tau=tau, max_step=7, text=lambda ids: 'x' * len(ids))[1]
-    assert [len(c.tokens) for c in endless] == [7] * 4 + [2]
+def test_specguard_draft_only_is_the_drafts_greedy_text():
+    text, _ = guarded(specguard_record.DRAFT_ONLY)
+    assert text == plain(network(1, 12), STEP_PROMPT, ROOM)
 
 
-def test_signals_clipped():
-    """Steps outside the percentiles, remarked above 20 %; presets; a draft whose attention is not there."""
-    for low, stale in ((-99, False), (-1, True)):
-        ends = dict(signals=dict(draft_logp=[low, 0], draft_grounding=[0, 1]))
-        cycles = guarded(tau=0.5, calibration=ends, max_step=6)[1]
-        outside = [min(j['logp'] for j in c.judged) < low for c in cycles]
-        assert [c.judged[0]['clipped'] for c in cycles] == outside
-        text, = compare.remarks(SpecGuard(), None, cycles, [])
-        assert ('above 20 %' in text) == (sum(outside) > len(cycles) / 5) == stale
-    knobs = 'k', 'draft_temperature', 'draft_top_p', 'beta', 'tau', 'target_k'
-    for preset, *values in (('notes', 4, 0.7, 1, 0.5, 0.5, 1), ('paper', 16, 0.7, 0.8, 0.3, 0.7, 16),
-                            ('greedy', 1, 0, 1, 0.5, 0.5, 1)):
-        assert [getattr(SpecGuard(preset=preset), knob) for knob in knobs] == values
-    assert SpecGuard(preset='paper', k=2).k == 2
+@pytest.mark.parametrize('who, seed', [('draft', 1), ('target', 0)])
+def test_specguard_log_probabilities_are_of_each_token_itself(who, seed):
+    """A shift by one would show. All tokens are the draft's here."""
+    text, cycles = guarded(greedy(-math.inf, who))
+    logits = fresh(network(seed, 12), STEP_PROMPT + text)[1:-1]
+    found = []
+    for cycle in cycles:
+        found += [verdict['logp'] for verdict in cycle.judged]
+    assert found == pytest.approx(token_logps(logits, text).tolist())
+
+
+@pytest.mark.parametrize('who', EITHER)
+@pytest.mark.parametrize('tau', ENDS)
+def test_specguard_passes_of_a_step(tau, who):
+    """A draft pass a token, one observed pass, and a target pass a token only where the target writes."""
+    _, cycles = guarded(greedy(tau, who))
+    for cycle in cycles:
+        T = len(cycle.drafted)
+        wrote = cycle.labels[0] == 'target'
+        root = who == 'target'                  # which the target has not read before
+        assert cycle.passes['draft/full'][0] == T
+        assert cycle.passes[f'{who}/grounded'][:2] == [1, T + root]
+        written, *_ = cycle.passes.get('target/full', [0])
+        assert written == wrote * len(cycle.tokens)
+        assert len(cycle.passes) == 2 + wrote
+
+
+@pytest.mark.parametrize('seed', [0, 1])
+@pytest.mark.parametrize('tau', ENDS)
+def test_specguard_steps_end_at_the_delimiter(tau, seed):
+    _, cycles = guarded(SpecGuard(tau=tau), seed, temperature=1.0)
+    for cycle in cycles[:-1]:                   # the last may be cut by the room
+        text = LINES['text'](cycle.tokens).lstrip()
+        before = LINES['text'](cycle.tokens)[:-1].lstrip()
+        assert '\n' in text and '\n' not in before
+
+
+@pytest.mark.parametrize('seed', [0, 1])
+@pytest.mark.parametrize('tau', ENDS)
+def test_specguard_text_ends_inside_a_step(tau, seed):
+    """At the end of sequence, whichever token that is; what counts as kept is what was kept."""
+    line, _ = guarded(SpecGuard(tau=tau), seed, temperature=1.0)
+    for eos in {*line[::5]}:
+        cut, cycles = guarded(SpecGuard(tau=tau), seed, temperature=1.0, eos=frozenset([eos]))
+        assert eos not in cut[:-1]
+        assert len(cut) == 30 or cut[-1] == eos
+        for cycle in cycles:
+            assert cycle.accepted == sum(verdict['kept'] for verdict in cycle.judged)
+
+
+@pytest.mark.parametrize('tau', ENDS)
+def test_specguard_max_step_ends_a_text_without_newlines(tau):
+    def no_newlines(ids):
+        return 'x' * len(ids)
+    _, cycles = guarded(SpecGuard(tau=tau, max_step=7), text=no_newlines)
+    assert [len(cycle.tokens) for cycle in cycles] == [7, 7, 7, 7, 2]
+
+
+@pytest.mark.parametrize('low, stale', [(-99, False), (-1, True)])
+def test_specguard_signals_outside_the_percentiles_are_told(low, stale):
+    """Step by step, and in the run's remark, which calls the calibration stale above 20 %."""
+    ends = dict(signals=dict(draft_logp=[low, 0], draft_grounding=[0, 1]))
+    _, cycles = guarded(SpecGuard(tau=0.5, max_step=6), calibration=ends)
+    outside = []
+    for cycle in cycles:
+        outside.append(min(verdict['logp'] for verdict in cycle.judged) < low)
+        assert cycle.judged[0]['clipped'] == outside[-1]
+    text, = specmini.remarks(SpecGuard(), None, cycles, [])
+    assert (sum(outside) > len(cycles) / 5) == stale
+    assert ('above 20 %' in text) == stale
+
+
+@pytest.mark.parametrize('preset, values', [
+    ('notes', dict(k=4, draft_temperature=0.7, draft_top_p=1, beta=0.5, tau=0.5, target_k=1)),
+    ('paper', dict(k=16, draft_temperature=0.7, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16)),
+    ('greedy', dict(k=1, draft_temperature=0, draft_top_p=1, beta=0.5, tau=0.5, target_k=1))])
+def test_specguard_presets(preset, values):
+    """What a preset sets; a knob that is given is not overridden."""
+    method = SpecGuard(preset=preset)
+    for knob, value in values.items():
+        assert getattr(method, knob) == value
+    assert SpecGuard(preset=preset, k=2).k == 2
+
+
+def test_specguard_needs_an_attention_that_it_can_read():
     blind = network(1, 12)
-    blind.full = blind.full.slim({0, 2})
+    blind.full = blind.full.without({0, 2})        # both layers without attention
+    s = session(network(0, 12), blind, STEP_PROMPT, 9, **LINES)
     with pytest.raises(ValueError, match='the attention of the draft cannot be read'):
-        write(session(network(0, 12), blind, [3, 2], 9, **LINES), SpecGuard())
+        write(s, SpecGuard())
+
+
+def frozen_verdicts(tau, **knobs):
+    """[(L, G, verdict)] of 20 steps with given signals; the scales are [-4, 0] and [0, 1]."""
+    s = step_session(room=12)
+    method = SpecGuard(tau=tau, **knobs)
+    draft = Draft([4, 5], torch.full((2, 12), 1 / 12))
+    found = []
+    for i in range(20):
+        logp = -0.2 * i                     # of the step's second token
+        grounding = 0.04 * i + 0.1
+        seen = [(-0.1, 0.8), (logp, grounding)]
+        _, _, verdicts = method.accept(s, draft, seen)
+        L = 1 + min(logp, -0.1) / 4
+        G = min(0.8, grounding)
+        found.append((L, G, verdicts[0]))
+    return found
+
+
+def test_specguard_score_by_hand():
+    """0.3 of the weakest confidence and 0.7 of the weakest grounding; with `and` the weaker of the two."""
+    for L, G, verdict in frozen_verdicts(0.5, beta=0.3):
+        assert verdict['score'] == pytest.approx(0.3 * L + 0.7 * G, abs=1e-6)
+    for L, G, verdict in frozen_verdicts(0.5, beta=0.3, combine='and'):
+        assert verdict['score'] == pytest.approx(min(L, G), abs=1e-6)
 
 
 @pytest.mark.parametrize('combine', ['weighted', 'and'])
-def test_target_writes_more_as_tau_rises(combine):
-    """On frozen scores the steps that the target writes never become fewer; each score is the formula's."""
-    s, wrote = session(network(0, 12), network(1, 12), [3, 2], 12, **LINES), []
-    draft = Draft([4, 5], torch.full((2, 12), 1 / 12))
-    for tau in (-math.inf, 0.2, 0.3, 0.47, 0.49, 0.51, 0.53, 1.01, math.inf):
-        wrote.append(0)
-        for i in range(20):
-            seen = [(-0.1, 0.8), (-0.2 * i, 0.04 * i + 0.1)]
-            verdict = SpecGuard(tau=tau, combine=combine, beta=0.3).accept(s, draft, seen)[2][0]
-            L, G = 1 - max(0.2 * i, 0.1) / 4, min(0.8, 0.04 * i + 0.1)
-            wanted = 0.3 * L + 0.7 * G if combine == 'weighted' else min(L, G)
-            assert abs(tau) == math.inf or verdict['score'] == pytest.approx(wanted, abs=1e-6)
-            wrote[-1] += not verdict['kept']
-    assert wrote == sorted(wrote) and (wrote[0], wrote[-1]) == (0, 20) and len(set(wrote)) > 3
+def test_specguard_target_writes_more_as_tau_rises(combine):
+    """On frozen scores the steps that the target writes never become fewer: none at -inf, all at inf."""
+    rising = [-math.inf, 0.2, 0.3, 0.47, 0.49, 0.51, 0.53, 1.01, math.inf]
+    wrote = []
+    for tau in rising:
+        verdicts = frozen_verdicts(tau, combine=combine, beta=0.3)
+        wrote.append(sum(not verdict['kept'] for _, _, verdict in verdicts))
+    assert wrote == sorted(wrote)
+    assert wrote[0] == 0
+    assert wrote[-1] == 20
+    assert len(set(wrote)) > 3
 
 
-def test_rivals_of_specguard():
-    """The oracle gate keeps what the checker likes, the coin its rate, votes the commonest last line."""
-    even, pair = lambda ids: ids[-1] % 2 == 0, (network(0, 12), network(1, 12))
-    start = lambda checker=even: session(*pair, [3, 2], 40, checker=checker, **LINES)
-    run = lambda name, **knobs: write(start(), METHODS[name](**knobs))[1]
-    for name in ('oracle-gate', 'rsd'):
-        assert all(c.judged[0]['kept'] == even(c.drafted) for c in run(name))
-    wrote = [{c.labels[0] for c in run('random-gate', rate=rate, max_step=4)} for rate in (0, 0.5, 1)]
-    assert wrote == [{'target'}, {'target', 'draft'}, {'draft'}]        # one seed in 500 would miss one
-    for name in ('specreason', 'specguard-first', 'specguard-random', 'specguard-pooled'):
-        assert sum(len(c.tokens) for c in run(name)) == 40
-    assert [len(run(name)) for name in ('majority', 'best-of-n')] == [1, 1]
-    step = lambda *ids: Draft([*ids], torch.eye(12)[:len(ids)], torch.eye(12)[:len(ids)])
-    a, b, c = step(0, 1, 2), step(3, 1, 0), step(5, 1, 2)               # token 3 ends a line
-    assert METHODS['majority']().choose(start(), [a, b, c]) is a
-    assert METHODS['specguard-common']().choose(start(), [a, b, c, b]) is b
-    means = {0: (1.0, 0.0), 3: (1.0, 1.0), 5: (0.0, 1.0)}       # by first token: the second lies in between
-    pooled = type('', (METHODS['specguard-pooled'],), dict(embed=lambda *a: torch.tensor(means[a[2][0]])))()
-    assert pooled.choose(start(), [a, b, c]) is b and pooled.choose(start(), [a]) is a
-    a, b, c = step(4, 5, 6, 5), step(0, 9), step(4, 9, 6, 8)    # of row i the likeliest token is i
-    assert METHODS['best-of-n']().choose(start(), [a, b, c]) is b
-    wanted = start(checker=lambda ids: ids[2:] != [4, 5])       # steps end behind 5 and 9: the first is wrong
-    assert METHODS['process-best-of-n']().choose(wanted, [a, c]) is c
+# ------------------------------------------------------------------------ SpecGuard's rivals
+
+def likes(ids):
+    """A step checker to which some steps are right: where 3 divides the sum of all ids."""
+    return sum(ids) % 3 == 0
 
 
-@pytest.mark.parametrize('seed, eos', [(1, {4}), (4, {0}), (7, {})])
-def test_beam_finds_the_likeliest_text(seed, eos):
-    """Wide enough, it finds the text of highest mean log-probability (not sum) of all; k = 1 is greedy."""
-    draft, eos = network(seed, 5), frozenset(eos)
-    all_of = itertools.product(range(5), repeat=3)
-    texts = {next((t[:i] for i in (1, 2) if t[i - 1] in eos), t) for t in all_of}
-    law = lambda t: fresh(draft, [3, 2, *t], len(t) + 1).log_softmax(-1)
-    run = lambda k, room: write(session(network(0, 5), draft, [3, 2], room, **LINES | dict(eos=eos)),
-                                METHODS['beam'](k=k))[0]
-    assert tuple(run(125, 3)) == max(texts, key=lambda t: law(t)[range(len(t)), t].mean())
-    assert run(1, 20) == plain(draft, [3, 2], 20, eos=eos)
+def rival_cycles(name, **knobs):
+    method = METHODS[name](**knobs)
+    _, cycles = write(step_session(room=40, checker=likes), method)
+    return cycles
 
 
-def test_figures_by_hand(capsys):
-    """Selection; what a record says (share right, writers, tokens, passes); ranks, gates, checks, curves."""
-    assert verify.central([[3, 2, 1], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1    # in order
-    assert verify.central([[4], [5], [5]], [0, -9, -9]) == 1                # ties: the surer, then the first
-    assert verify.central([[1], [2], [3]], [-2, -1, -1]) == 1 and verify.central([[7, 7]], [0]) == 0
-    step = lambda L, G, right, n, longest: {
-        4: dict(signals={DRAFTS: (L, G)}, right=right, tokens=[0] * n, passes=longest)}
-    own = lambda right, n: dict(right=right, tokens=[1] * n)
-    problem = [(step(-1.0, 0.9, True, 5, 6), own(True, 7)), (step(-3.0, 0.2, False, 6, 9), own(True, 8))]
-    scales = {DRAFTS: ([[-4, 0], [0, 1]], [[-4, -2, 0], [0.1, 0.5, 1.0]])}
-    scores = [row[0] for row in judged([problem], scales)]
-    assert scores == pytest.approx([(0.75 + 0.9) / 2, (0.25 + 0.2) / 2])
-    ranks = judged([problem], scales, USUAL | dict(scale='rank'))
-    assert [row[0] for row in ranks] == pytest.approx([2 / 3, 1 / 3])
-    assert tuple(outcomes([problem], scales)[0]) == (1, 0.5, 13, 17, 8, 65, 13)
-    assert tuple(outcomes([problem], scales, rate=0.5)[0]) == (0.5, 0.5, 13, 17, 7.5, 68, 8.75)
-    assert roc_area([1, 2, 2, 3], [0, 0, 1, 1]) == 0.875 and math.isnan(roc_area([1], [1]))
+def one_hot_draft(*ids):
+    """A Draft of these ids; row i of its logits likes token i best."""
+    logits = torch.eye(12)[:len(ids)]
+    return Draft([*ids], logits, logits)
+
+
+@pytest.mark.parametrize('name', ['oracle-gate', 'rsd'])
+def test_specguard_rivals_by_checker_keep_what_it_likes(name):
+    """Of both kinds there is one; what is behind the prompt is the text so far and the step."""
+    text = STEP_PROMPT
+    liked = []
+    for cycle in rival_cycles(name, max_step=4):
+        liked.append(likes(text + cycle.drafted))
+        assert cycle.judged[0]['kept'] == liked[-1]
+        text = text + cycle.tokens
+    assert {*liked} == {True, False}
+
+
+@pytest.mark.parametrize('rate, writers', [
+    (0, {'target'}),
+    (0.5, {'target', 'draft'}),
+    (1, {'draft'})])
+def test_specguard_random_gate_keeps_its_rate(rate, writers):
+    """One seed in 500 would miss one of the two at 0.5."""
+    cycles = rival_cycles('random-gate', rate=rate, max_step=4)
+    assert {cycle.labels[0] for cycle in cycles} == writers
+
+
+@pytest.mark.parametrize('name', ['specreason', 'specguard-pooled'])
+def test_specguard_rivals_write_the_whole_text(name):
+    cycles = rival_cycles(name)
+    assert sum(len(cycle.tokens) for cycle in cycles) == 40
+
+
+@pytest.mark.parametrize('name', ['majority', 'best-of-n'])
+def test_specguard_rivals_of_whole_texts_take_one_cycle(name):
+    assert len(rival_cycles(name)) == 1
+
+
+def test_specguard_specreason_mark_by_hand():
+    """9 times the geometric mean of the target's probabilities, here 1/2 and 1/8."""
+    seen = [(math.log(0.5), None), (math.log(0.125), None)]
+    mark, clipped = METHODS['specreason']().judge(None, None, seen)
+    assert mark == pytest.approx(9 * 0.25)
+    assert not clipped
+
+
+def test_specguard_majority_takes_the_commonest_last_line():
+    """Ids 1 and 5 end a line: the first text and the last end in the same one."""
+    first = one_hot_draft(0, 1, 2)
+    other = one_hot_draft(3, 1, 0)
+    last = one_hot_draft(5, 1, 2)
+    majority = METHODS['majority']()
+    assert majority.choose(step_session(), [first, other, last]) is first
+    assert majority.choose(step_session(), [other, last, first]) is last
+
+
+def test_specguard_best_of_n_takes_the_surest():
+    """By mean, not by sum: token i is the likeliest at place i."""
+    none = one_hot_draft(4, 5, 6, 5)
+    half = one_hot_draft(0, 9)
+    quarter = one_hot_draft(4, 9, 2, 8)
+    assert METHODS['best-of-n']().choose(step_session(), [none, half, quarter]) is half
+
+
+def test_specguard_process_best_of_n_takes_a_text_without_a_wrong_step():
+    """Steps end behind 5 and 9: the first text begins with a wrong one. Without that both are as good."""
+    def dislikes_4_5(ids):
+        return ids[2:] != [4, 5]
+
+    def likes_all(ids):
+        return True
+    wrong = one_hot_draft(4, 5, 6, 5)
+    right = one_hot_draft(4, 9, 6, 8)
+    method = METHODS['process-best-of-n']()
+    assert method.choose(step_session(checker=dislikes_4_5), [wrong, right]) is right
+    assert method.choose(step_session(checker=likes_all), [wrong, right]) is wrong
+
+
+def test_specguard_pooled_takes_the_embedding_in_the_middle():
+    means = {0: (1.0, 0.0), 3: (1.0, 1.0), 5: (0.0, 1.0)}       # by first token
+
+    class Pooled(METHODS['specguard-pooled']):
+        def embed(self, session, tokens):
+            return torch.tensor(means[tokens[0]])
+    left = one_hot_draft(0, 1, 2)
+    middle = one_hot_draft(3, 1, 0)
+    right = one_hot_draft(5, 1, 2)
+    assert Pooled().choose(None, [left, middle, right]) is middle
+    assert Pooled().choose(None, [left]) is left
+
+
+LIKELY_ENDS = [(1, frozenset([4])), (4, frozenset([0])), (7, frozenset())]      # (seed, ends of sequence)
+
+
+def all_texts(length, vocabulary, eos):
+    """Every text of this length, cut behind its first end of sequence."""
+    texts = set()
+    for line in itertools.product(range(vocabulary), repeat=length):
+        end = 1
+        while end < length and line[end - 1] not in eos:
+            end += 1
+        texts.add(line[:end])
+    return texts
+
+
+@pytest.mark.parametrize('seed, eos', LIKELY_ENDS)
+def test_specguard_beam_finds_the_likeliest_text(seed, eos):
+    """Wide enough, it finds the text of highest mean log-probability (not sum) of all."""
+    draft = network(seed, 5)
+
+    def mean_logp(text):
+        logits = fresh(draft, STEP_PROMPT + list(text), len(text) + 1)
+        return float(token_logps(logits[:-1], list(text)).mean())
+    s = session(network(0, 5), draft, STEP_PROMPT, 3, eos=eos, **LINES)
+    found, _ = write(s, METHODS['beam'](k=125))
+    assert tuple(found) == max(all_texts(3, 5, eos), key=mean_logp)
+
+
+@pytest.mark.parametrize('seed, eos', LIKELY_ENDS)
+def test_specguard_beam_of_one_is_greedy(seed, eos):
+    draft = network(seed, 5)
+    s = session(network(0, 5), draft, STEP_PROMPT, 20, eos=eos, **LINES)
+    found, _ = write(s, METHODS['beam'](k=1))
+    assert found == plain(draft, STEP_PROMPT, 20, eos=eos)
+
+
+# ------------------------------------------------------------------------ SpecGuard: records and gates
+
+def test_specguard_most_central_by_hand():
+    """By the pairs of tokens that steps share, in order; of tied ones the surer, then the first."""
+    steps = [[3, 2, 1], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]]
+    assert most_central(steps, [0, -9, -9, -9]) == 1
+    assert most_central([[4], [5], [5]], [0, -9, -9]) == 1
+    assert most_central([[1], [2], [3]], [-2, -1, -1]) == 1
+    assert most_central([[7, 7]], [0]) == 0
+
+
+def test_specguard_commonest_candidate_by_hand():
+    """Letter by letter, of the first four; the most central among the first n."""
+    a = one_hot_draft(0, 1, 2)
+    b = one_hot_draft(3, 1, 0)
+    c = one_hot_draft(5, 1, 2)
+    found = specguard_record.chosen_candidates([a, b, c, b, a, a, a, a])
+    assert found == {'1': 0, '2': 0, '4': 1, '8': 0, 'common': 1}
+
+
+def stored_step(L, G, right, tokens, longest, own):
+    """A record_step whose one candidate has these signals; own: (tokens, right) of the target's step."""
+    own_tokens, own_right = own
+    ungrounded = {'draft last 3': 1 - G}
+    candidate = dict(text='', tokens=tokens, right=right, same=0, logp=dict(draft=L), ungrounded=ungrounded)
+    target = dict(tokens=own_tokens, right=own_right)
+    return dict(candidates=[candidate], picks={'4': 0}, passes={'4': longest}, own=target)
+
+
+def stored_problem():
+    """A problem of two steps, the first right, the second of the draft wrong, and its scales."""
+    first = stored_step(-1.0, 0.9, True, 5, 6, own=(7, True))
+    second = stored_step(-3.0, 0.2, False, 6, 9, own=(8, True))
+    ranges = [[-4, 0], [0, 1]]
+    ranked = [[-4, -2, 0], [0.1, 0.5, 1.0]]
+    return problem_row('math', [first, second]), {'draft last 3': Scale(ranges, ranked)}
+
+
+def test_specguard_recorded_scores_by_hand():
+    first, second = specguard_claims.judged(*stored_problem())
+    assert first == pytest.approx(((0.75 + 0.9) / 2, -1.0, 0.9, True, 5))
+    assert second == pytest.approx(((0.25 + 0.2) / 2, -3.0, 0.2, False, 6))
+
+
+def test_specguard_ranked_scores_by_hand():
+    """The share of other steps' signals that are lower."""
+    first, second = specguard_claims.judged(*stored_problem(), replace(USUAL, scale='rank'))
+    assert first.score == pytest.approx(2 / 3)
+    assert second.score == pytest.approx(1 / 3)
+
+
+def test_specguard_outcome_by_hand():
+    """Right, share of target steps, tokens, passes and positions of both models."""
+    by_score = outcome(*stored_problem())
+    by_coin = outcome(*stored_problem(), rate=0.5)
+    assert astuple(by_score) == (1, 0.5, 13, 17, 8, 65, 13)
+    assert astuple(by_coin) == (0.5, 0.5, 13, 17, 7.5, 68, 8.75)
+
+
+def test_specguard_a_fifth_of_each_task_tunes():
+    problem, _ = stored_problem()
+    problems = []
+    for task in specguard_record.TASKS:
+        problems += [problem | dict(task=task)] * 10
+    steps = split(problems)
+    for task in specguard_record.TASKS:
+        assert len(steps.tune[task]) == 2
+        assert len(steps.test[task]) == 8
+        assert {problem['task'] for problem in steps.test[task]} == {task}
+    ranked, _ = steps.scales['draft last 3'].ranked
+    assert ranked == [-3.0] * 6 + [-1.0] * 6
+
+
+def test_specguard_ranking_figures_by_hand():
+    assert roc_area([1, 2, 2, 3], [0, 0, 1, 1]) == 0.875
+    assert math.isnan(roc_area([1], [1]))
     assert average_precision([3, 2, 1], [1, 0, 1]) == pytest.approx(5 / 6)
-    steps = [(-i / 10, 0.5, i < 6) for i in range(11)]                      # L alone tells right from wrong
-    curve = gate_curve(steps, signal_ranges([s[:2] for s in steps]))
-    assert choose_gate(curve, 1.0).items() >= dict(right=1, target=1 - 6 / 11).items()
-    assert choose_gate(curve, None, 0.2)['target'] == pytest.approx(2 / 11)
-    curve = gate_curve([(-i, 0.5, i in (0, 2)) for i in range(40)], [[-39, 0], [0, 1]])
+    together = average_precision([2, 2, 1], [1, 0, 1])
+    assert together == pytest.approx((1 / 2 + 2 / 3) / 2)
+
+
+def test_specguard_area_at_equal_length_by_hand():
+    """Two pairs of length 5, one of them in order, and one of length 6 that is; of length 7 none is wrong."""
+    signal = numpy.array([1.0, 2.0, 3.0, 9.0, 0.0, 4.0])
+    right = numpy.array([0, 1, 0, 1, 0, 1])
+    length = numpy.array([5, 5, 5, 6, 6, 7])
+    area = area_at_equal_length(signal, right, length)
+    assert area == pytest.approx((2 * 0.5 + 1) / 3)
+    alone = length == 7
+    assert math.isnan(area_at_equal_length(signal[alone], right[alone], length[alone]))
+
+
+def test_specguard_chosen_gate_by_hand():
+    """Confidence alone tells right from wrong: by accuracy the fewest target steps, by share most right."""
+    steps = [(-i / 10, 0.5, i < 6) for i in range(11)]
+    ranges = signal_ranges([(L, G) for L, G, _ in steps])
+    curve = gate_curve(steps, ranges)
     best = choose_gate(curve, 1.0)
-    assert best['right'] < 1 and 1 - best['target'] >= 0.05 and max(c['right'] for c in curve) == 1
-    print_curve(curve, best, argparse.Namespace(accuracy=1.0, share=None))
-    assert f'the nearest, {best["right"]:.1%}, is chosen' in capsys.readouterr().out
-    row, tokenizer = next(tasks.rows('math', 3)), bytes_tokenizer()
-    check, first = step_checker(row, tokenizer, 0), '\n'.join(row['solution'].split('\n')[:2])
-    texts = first + '\n', row['solution'], '\n1 + 1 = 3\n', first, row['solution'] + '0'    # cut short; wrong
-    assert [check(tokenizer.encode(text).ids) for text in texts] == [True, True, False, False, False]
-    sure, hits = torch.tensor([0.95, 0.9, 0.5, 0.5, 0.1]), torch.tensor([True, True, True, False, False])
-    assert claims.auroc(sure, hits) == pytest.approx(5.5 / 6)
-    curve, error = claims.reliability(sure, hits, bins=2)
-    assert [n for *_, n in curve] == [1, 4] and [a for _, a, _ in curve] == [0, 0.75]
-    assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
-    marks = [dict(confidence=c, p=p, q=q, kept=True) for c, p, q in zip(               # kept is no hit
-        sure.tolist(), (0.9, 0.5, 1.0, 0.2, 0.0), (0.8, 0.5, 1.0, 0.3, 1.0))]
-    lines = [json.dumps(dict(judged=marks[:2])), json.dumps(dict(judged=marks[2:]))]
-    curve, area, error = claims.trace_reliability(lines)
-    assert [a for _, a, _ in curve] == [0, 0.5, 1] and area == pytest.approx(5.5 / 6)
-    assert error == pytest.approx((0.1 + 0 + 2 * 0.075) / 5)
-    with pytest.raises(ValueError, match='no C'):
-        claims.trace_reliability([json.dumps(dict(judged=[dict(p=1, q=1)]))])
-    row = dict(sd={4: [30, 10, 40, 50, 10]}, vote={2: [20, 20, 40, 44, 20], 3: [24, 16, 40, 64, 16]})
-    kept, cycles, tokens, positions, _ = claims.at_budget([row, row], 'vote', ('sd', 4))
-    assert (positions / tokens, kept / cycles) == pytest.approx((50 / 40, (0.7 * 20 + 0.3 * 24) / 18.8))
+    assert best['right'] == 1
+    assert best['target'] == 1 - 6 / 11
+    assert choose_gate(curve, None, 0.2)['target'] == pytest.approx(2 / 11)
+
+
+def test_specguard_gate_that_keeps_next_to_nothing_is_not_chosen(capsys):
+    """One step in 40 is too few; the nearest gate is taken, and the curve's last lines say so."""
+    steps = [(-i, 0.5, i in (0, 2)) for i in range(40)]
+    curve = gate_curve(steps, [[-39, 0], [0, 1]])
+    best = choose_gate(curve, 1.0)
+    assert max(gate['right'] for gate in curve) == 1
+    assert best['right'] < 1
+    assert 1 - best['target'] >= 0.05
+    print_curve(curve, best, 1.0)
+    out = capsys.readouterr().out
+    assert f'the nearest, {best["right"]:.1%}, is chosen' in out
+    assert out.count('<- chosen') == 1
+
+
+def test_specguard_step_checker_by_hand():
+    """A right line, a right text; then a wrong line, a line cut short, and a wrong answer."""
+    row = next(tasks.rows('math', 3))
+    tokenizer = bytes_tokenizer()
+    check = step_checker(row, tokenizer, 0)
+    first = '\n'.join(row['solution'].split('\n')[:2])
+    good = [first + '\n', row['solution']]
+    bad = ['\n1 + 1 = 3\n', first, row['solution'] + '0']
+    for text in good:
+        assert check(tokenizer.encode(text).ids) is True
+    for text in bad:
+        assert check(tokenizer.encode(text).ids) is False
+
+
+def problem_of_run(cycles, k, who):
+    """The stored problem that a run of SpecGuard is, and its rollout's name."""
+    rollout = f'{who} last 3'
+    steps = []
+    for cycle in cycles:
+        logp = min(verdict['logp'] for verdict in cycle.judged)
+        grounding = min(verdict['grounding'] for verdict in cycle.judged)
+        same = len(os.path.commonprefix([cycle.drafted, cycle.tokens]))
+        passes, *_ = cycle.passes['draft/full']
+        candidate = dict(text='', tokens=len(cycle.drafted), right=True, same=same)
+        candidate['logp'] = {who: logp}
+        candidate['ungrounded'] = {rollout: 1 - grounding}
+        own = dict(tokens=len(cycle.tokens), right=True)
+        steps.append(dict(candidates=[candidate], picks={str(k): 0}, passes={str(k): passes}, own=own))
+    return problem_row('math', steps), rollout
+
+
+def spent(cycles, role, column):
+    """The sum over a trace of one column (0: passes, 1: positions) of a model's ledger."""
+    total = 0
+    for cycle in cycles:
+        for path, row in cycle.passes.items():
+            total += row[column] if path.startswith(role) else 0
+    return total
 
 
 @pytest.mark.parametrize('k', [1, 4])
-@pytest.mark.parametrize('who', ['draft', 'target'])
-def test_outcomes_are_those_of_a_run(who, k):
-    """Passes and positions expected of a record are the engine's ledger; its signals are specguard's."""
-    rollout, scales = DRAFTS._replace(who=who), ([[-4, 0], [0, 1]], None)
-    for tau in (-9, 0.5, 9):
-        cycles, problem = guarded(k=k, tau=tau, signals=who, temperature=1.0, max_step=6)[1], []
-        for c in cycles:
-            lows = tuple(min(j[name] for j in c.judged) for name in ('logp', 'grounding'))
-            step = dict(tokens=c.drafted, right=True, signals={rollout: lows})
-            step['passes'] = c.passes['draft/full'][0]
-            problem.append(({k: step}, dict(tokens=c.tokens, right=True)))
-        spent = [sum(row[i] for c in cycles for path, row in c.passes.items() if path.startswith(role))
-                 for i in (0, 1) for role in ('draft', 'target')]
-        found = outcomes([problem], {rollout: scales}, USUAL | dict(pick=k, rollout=rollout, tau=tau))[0]
-        assert found[2:] == pytest.approx((30, *spent))
-    s = session(network(0, 12), network(1, 12), [3, 2], 30, checker=lambda ids: True, **LINES)
-    found, own = record_step(s, k=4)
-    tokens = found[k]['tokens']
-    draft = Draft(tokens, None, fresh(s.draft.model, s.tokens + tokens)[1:-1])
-    seen = SpecGuard(signals=who).score(s, draft)
-    assert found[k]['signals'][rollout] == pytest.approx([min(x) for x in zip(*seen)])
-    assert own['tokens'] == guarded(tau=math.inf)[1][0].tokens
-    assert found[1]['passes'] == len(found[1]['tokens']) <= found[4]['passes']
+@pytest.mark.parametrize('who', EITHER)
+@pytest.mark.parametrize('tau', [-9, 0.5, 9])
+def test_specguard_outcomes_are_those_of_a_run(who, k, tau):
+    """Tokens, passes and positions expected of a record are the engine's ledger."""
+    method = SpecGuard(k=k, tau=tau, signals=who, max_step=6)
+    _, cycles = guarded(method, temperature=1.0)
+    problem, rollout = problem_of_run(cycles, k, who)
+    setting = replace(USUAL, pick=str(k), rollout=rollout, tau=tau)
+    scale = Scale([[-4, 0], [0, 1]], None)                  # that of LINES
+    found = outcome(problem, {rollout: scale}, setting)
+    assert found.tokens == pytest.approx(30)
+    assert found.drafts == pytest.approx(spent(cycles, 'draft', 0))
+    assert found.targets == pytest.approx(spent(cycles, 'target', 0))
+    assert found.drafted == pytest.approx(spent(cycles, 'draft', 1))
+    assert found.verified == pytest.approx(spent(cycles, 'target', 1))
 
 
-def test_signals_from_the_command_line(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize('who', EITHER)
+def test_specguard_recorded_signals_are_those_of_a_run(who):
+    """The candidate that is recorded is the selector's, with the signals that SpecGuard would judge it by."""
+    found = record_step(step_session(checker=likes), k=4)
+    s = step_session()                      # draws the same candidates
+    method = SpecGuard(k=4, signals=who)
+    drafts = write_steps(s, method, s.draft, 4)
+    chosen = method.choose(s, drafts)
+    candidate = found['candidates'][found['picks']['4']]
+    logp, grounding = zip(*method.score(s, chosen))
+    assert candidate['tokens'] == len(chosen.tokens)
+    assert candidate['right'] == likes(STEP_PROMPT + chosen.tokens)
+    assert candidate['text'] == LINES['text'](chosen.tokens)
+    assert candidate['logp'][who] == pytest.approx(min(logp))
+    assert 1 - candidate['ungrounded'][f'{who} last 3'] == pytest.approx(min(grounding))
+    assert found['passes']['1'] == len(drafts[0].tokens)
+    assert found['passes']['4'] == max(len(draft.tokens) for draft in drafts)
+
+
+def test_specguard_recorded_step_of_the_target():
+    """It is what the target alone writes; `same` counts the tokens that a candidate shares with it."""
+    found = record_step(step_session(checker=likes), k=4)
+    _, cycles = guarded(SpecGuard(tau=math.inf))
+    own = cycles[0].tokens
+    assert found['own'] == dict(tokens=len(own), right=likes(STEP_PROMPT + own))
+    s = step_session()
+    drafts = write_steps(s, SpecGuard(k=4), s.draft, 4)
+    candidate = found['candidates'][found['picks']['1']]
+    assert candidate['same'] == len(os.path.commonprefix([drafts[0].tokens, own]))
+
+
+def test_specguard_problem_row_numbers_candidates_through():
+    """Picks of later steps count on behind the earlier ones' candidates."""
+    step = stored_step(-1.0, 0.9, True, 5, 6, own=(7, True))
+    two = step | dict(candidates=step['candidates'] * 2, picks={'4': 1})
+    row = problem_row('code', [two, step, two])
+    assert row['task'] == 'code'
+    assert row['picks'] == {'4': [1, 2, 4]}
+    assert row['candidates']['tokens'] == [5] * 5
+    assert row['own']['tokens'] == [7] * 3
+
+
+# ------------------------------------------------------------------------ SpecGuard: calibration, end to end
+
+@pytest.mark.slow
+def test_specguard_signals_from_the_command_line(capsys, tmp_path, monkeypatch):
     """--signals writes what specguard asks for, the gate chosen on rows of its own; else one line says so."""
-    splits, rows = set(), tasks.rows
-    monkeypatch.setattr(tasks, 'rows', lambda task, *where: splits.add(where) or rows(task, *where))
+    splits = set()
+    real_rows = tasks.rows
+
+    def rows(task, *where):
+        splits.add(where)
+        return real_rows(task, *where)
+    monkeypatch.setattr(tasks, 'rows', rows)
     for name in ('target', 'draft'):
         shutil.copytree(EMBEDDED / name, tmp_path / name, ignore=lambda *_: ['calibration.json'])
     pair = '--target', str(tmp_path / 'target'), '--draft', str(tmp_path / 'draft')
     run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens. Tom loses 5. How many pens are left?'
     refused(capsys, 'train_mask.py --signals', *run)
     assert train_mask.main(['--signals', '--rows', '1', '--share', '0.5', *pair]) == 0
-    assert '<- chosen' in capsys.readouterr().out and splits == {(0, 'train'), (100, 'held-out')}
+    assert '<- chosen' in capsys.readouterr().out
+    assert splits == {(0, 'train'), (100, 'held-out')}
     assert re.search(r'steps, \d+% kept', program(capsys, *run)[2])
     assert 'check: equal to plain' in program(capsys, *run, '--set', 'tau=inf', '--check')[2]
-    assert train_mask.main(['--signals', *pair, '--share', '2']) == 2
+
+
+def test_specguard_signals_refuses_a_share_above_one(capsys):
+    assert train_mask.main(['--signals', '--share', '2']) == 2
     assert '--share 2' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_specguard_story_is_counted_by_hand():
+    """What is counted of a story: its cycles, the target's, and the nats that plain scoring gives."""
+    row = next(tasks.rows('story', 11))
+    engine = specguard_record.engine_for([row])
+    story, = specguard_record.write_stories(engine, [row], specguard_record.DRAFT_ONLY)
+    _, cycles = specguard_record.write_text(engine, row, specguard_record.DRAFT_ONLY, 0)
+    written = []
+    for cycle in cycles:
+        written += cycle.tokens
+    line = engine.tokenizer.encode(row['prompt']).ids + written
+    logits = fresh(engine.models['target'], line, len(written) + 1)
+    nats = -float(token_logps(logits[:-1], written).sum())
+    assert story.cycles == len(cycles)
+    assert story.wrote == 0
+    assert story.tokens == len(written)
+    assert story.nats == pytest.approx(nats, rel=1e-4)
+
+
+@pytest.mark.parametrize('text, cut', [
+    ('He went', True),
+    ('He went. ', False),
+    ('"Yes!"', False),
+    ('  ', False)])
+def test_specguard_mid_sentence_by_hand(text, cut):
+    assert specguard_record.in_mid_sentence(text) == cut
+
+
+@pytest.mark.parametrize('name, marked', [
+    ('rsd', True),
+    ('oracle-gate', False),
+    ('random-gate', False)])
+def test_specguard_reward_model_is_paid_for(name, marked):
+    """Bytes by hand from the trace; rsd pays a pass of 4 MB a step, over as many positions as the draft's."""
+    method = METHODS[name]()
+    row = next(tasks.rows('math', 11))
+    engine = specguard_record.engine_for([row])
+    s, cycles = specguard_record.write_text(engine, row, method, 0)
+    read, compute = specguard_record.spent_bytes(engine, method, s, cycles)
+    for role in EITHER:
+        model = engine.models[role]
+        size = model.read_bytes(model.full)
+        read -= size * spent(cycles, role, 0)
+        compute -= size * spent(cycles, role, 1)
+    assert read == marked * 4_000_000 * len(cycles)
+    assert compute == marked * 4_000_000 * spent(cycles, 'draft/full', 1)
+
+
+@pytest.mark.slow
+def test_specguard_record_of_a_problem(monkeypatch):
+    """Each step stands behind the reference's earlier ones; what is stored has a value for each step."""
+    row = next(tasks.rows('math', 11))
+    engine = specguard_record.engine_for([row])
+    texts = []
+    real_step = specguard_record.record_step
+
+    def recorded(s):
+        texts.append(engine.tokenizer.decode(s.tokens))
+        return real_step(s)
+    monkeypatch.setattr(specguard_record, 'record_step', recorded)
+    stored = problem_row('math', specguard_record.record_problem(engine, row))
+    lines = row['solution'].lstrip('\n').split('\n')
+    assert len(texts) == len(lines)
+    for i, text in enumerate(texts):
+        earlier = '\n'.join(['', *lines[:i], '']) if i else ''
+        assert text == row['prompt'] + earlier
+    assert {*stored['picks']} == {*specguard_record.CANDIDATES}
+    assert len(stored['picks']['4']) == len(lines)
+    assert {*stored['ungrounded']} == {*specguard_record.ROLLOUTS}
+
+
+def test_specguard_claims_cannot_be_measured_on_one_problem():
+    with pytest.raises(ValueError, match='expected 2 or more'):
+        next(specguard_record.step_rows(1))
 
 
 # ------------------------------------------------------------------------ sparse verification
 
-SMALL = dict(dense_below=8, block=4, locals=1)      # for texts of 64 tokens
-LINE = [i % 11 for i in range(50)]
-LEARNED = dict(experts=[[[0.0, 0.2], [0.0, 0.5]]] * 4, channels=[[0.0, 0.4]] * 4, anchors=[0, 2, 1, 3])
+def rule_of(**knobs):
+    """The verify.Blocks that kernels are handed on a path with these knobs."""
+    _, _, rule = thin(network(), **knobs).attends[0].keywords['how']
+    return rule
 
 
-def thin(model, name='sparse', **knobs):
-    """The target's full path as a session of these knobs reads it."""
-    s = session(model, None, [0], 1, sparse=METHODS[name](**SMALL | knobs))
-    s.calibration = dict(sparse=LEARNED)
-    return s.view(model.full)
+def block_means(keys, block):
+    """[B, G, N, D]: the mean key of each whole block of keys [B, G, S, D]."""
+    count = keys.shape[2] // block
+    return keys[:, :, :count * block].unflatten(2, (count, block)).mean(3)
 
 
-def queries(start, T, capacity, block):
-    """q [2, 4, T, 6], k and v [2, 2, capacity, 6], the mask and the carry of a pass at `start`."""
-    g = seeded(1)
-    q, k, v = (torch.randn(n, 2, h, 6, generator=g, dtype=torch.float64).permute(1, 2, 0, 3).contiguous()
-               for h, n in ((4, T), (2, capacity), (2, capacity)))
-    hidden = torch.arange(capacity) > start + torch.arange(T)[:, None]
-    means = k[:, :, :capacity // block * block].unflatten(2, (-1, block)).mean(3)
-    carry = dict(start=torch.tensor(start), real=torch.tensor(T), means=[means])
-    return q, k, v, torch.zeros(T, capacity, dtype=torch.float64).masked_fill(hidden, -torch.inf), carry
+def pass_inputs(start, T, capacity, block):
+    """q [2, 4, T, 6], k and v [2, 2, capacity, 6], mask and carry of a pass of T tokens at `start`."""
+    generator = seeded(1)
+
+    def draw(length, heads):
+        drawn = torch.randn(length, 2, heads, 6, generator=generator, dtype=torch.float64)
+        return drawn.permute(1, 2, 0, 3).contiguous()
+    q = draw(T, 4)
+    k = draw(capacity, 2)
+    v = draw(capacity, 2)
+    positions = start + torch.arange(T)
+    hidden = torch.arange(capacity) > positions[:, None]
+    mask = torch.zeros(T, capacity, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+    carry = dict(
+        start=torch.tensor(start),
+        real=torch.tensor(T),
+        means=[block_means(k, block)],
+    )
+    return q, k, v, mask, carry
 
 
-@pytest.mark.parametrize('block', [1, 4, 7])
-@pytest.mark.parametrize('start, T', [(40, 1), (43, 5), (30, 3), (9, 6), (kernels.MANY, kernels.FEW)])
-def test_gathered_attention_is_masked_attention(block, start, T):
-    """Gathered blocks give what all keys give under a mask, also in a compiled pass (all the cache seen)."""
-    how = 0, True, thin(network(), rho=0.3, block=block).attends[0].keywords['how'][2]
-    q, k, v, mask, carry = queries(start, T, start + T, block)
+LONG_START = kernels.MANY       # from here on a few queries are the rows of one product for each key head
+STARTS = [(40, 1), (43, 5), (30, 3), (9, 6), (LONG_START, kernels.FEW)]
+each_block = pytest.mark.parametrize('block', [1, 4, 7])
+each_start = pytest.mark.parametrize('start, T', STARTS)
+
+
+@each_block
+@each_start
+def test_sparse_attention_gathered_is_masked(block, start, T):
+    """Gathered blocks give what all keys give under a mask that hides the others."""
+    how = 0, True, rule_of(rho=0.3, block=block)
+    q, k, v, mask, carry = pass_inputs(start, T, start + T, block)
+    dense, _ = kernels.attend(q, k, v, mask, None)
     got, carry = kernels.sparse_attend(q, k, v, mask, carry, how)
-    _, *wide = queries(start, T, room := start + 50, block)
-    for mine, theirs in zip(wide, (k, v)):
-        mine[:, :, :start + T] = theirs
-    wide[3]['means'] = [wide[0][:, :, :room // block * block].unflatten(2, (-1, block)).mean(3)]
-    assert (kernels.sparse_attend(q, *wide, how)[0] - got).abs().max() < 1e-12
-    whole, kept = start // block, max(math.ceil((8 + (start - 8) * 0.3 // 1) / block), 2)
-    masks, dense = mask.expand(2, 2, T, -1).clone(), kernels.attend(q, k, v, mask, None)[0]
-    assert (dense - lab.rivals.attend_masked(q, k, v, masks)).abs().max() < 1e-12   # grouped rows too
+    budget = 8 + (start - 8) * 0.3 // 1                                     # tokens; dense_below is 8
+    kept = max(math.ceil(budget / block), 2)                                # a sink and a local at least
+    whole = start // block
     if whole <= kept:
         assert 'blocks' not in carry and torch.equal(got, dense)
         return
     chosen = carry['blocks']
     assert chosen.shape == (2, 2, kept) and (chosen < whole).all()
-    assert ((chosen == 0).any(-1) & (chosen == whole - 1).any(-1)).all()    # the sink and the local block
+    assert (chosen == 0).any(-1).all()                                      # the sink
+    assert (chosen == whole - 1).any(-1).all()                              # the local block
     hidden = torch.ones(2, 2, whole, dtype=torch.bool).scatter(2, chosen, False)
     assert (hidden.sum(-1) == whole - kept).all()                           # no block is chosen twice
-    masks[..., :whole * block].masked_fill_(hidden.repeat_interleave(block, 2)[:, :, None], -torch.inf)
-    assert (got - lab.rivals.attend_masked(q, k, v, masks)).abs().max() < 1e-12
-    assert (got - dense).abs().max() > 1e-3
+    masks = mask.expand(2, 2, T, -1).clone()
+    hidden_keys = hidden.repeat_interleave(block, 2)[:, :, None]
+    masks[..., :whole * block].masked_fill_(hidden_keys, -torch.inf)
+    assert apart(got, sparse_rivals.attend_masked(q, k, v, masks)) < 1e-12
+    assert apart(got, dense) > 1e-3
 
 
-def test_budget():
-    """N = ceil(floor((L - L0) rho + L0) / block), by hand; it never falls as the text or rho grows."""
-    base = thin(network(), rho=0.25, dense_below=128, block=16).attends[0].keywords['how'][2]
-    lengths = 128, 129, 131, 132, 512, torch.tensor(512.0)
-    assert [kernels.budget(n, base) for n in lengths] == [8, 8, 8, 9, 14, 14]
-    table = torch.tensor([[kernels.budget(n, base._replace(rho=rho / 100)) for rho in range(0, 101, 5)]
-                          for n in range(128, 900, 37)])
-    assert (table.diff(dim=0) >= 0).all() and (table.diff(dim=1) >= 0).all()
+@each_block
+@each_start
+def test_sparse_attention_in_a_larger_cache(block, start, T):
+    """A compiled pass sees all of the cache, also what lies behind the text: the output is the same."""
+    how = 0, True, rule_of(rho=0.3, block=block)
+    q, k, v, mask, carry = pass_inputs(start, T, start + T, block)
+    _, wide_k, wide_v, wide_mask, wide_carry = pass_inputs(start, T, start + 50, block)
+    wide_k[:, :, :start + T] = k
+    wide_v[:, :, :start + T] = v
+    wide_carry['means'] = [block_means(wide_k, block)]
+    exact, _ = kernels.sparse_attend(q, k, v, mask, carry, how)
+    wide, _ = kernels.sparse_attend(q, wide_k, wide_v, wide_mask, wide_carry, how)
+    assert apart(wide, exact) < 1e-12
 
+
+@each_start
+def test_sparse_control_of_masks_is_dense_attention(start, T):
+    """What other tests compare with, attention under a mask for each head, is the dense one if none hides."""
+    q, k, v, mask, _ = pass_inputs(start, T, start + T, 4)
+    dense, _ = kernels.attend(q, k, v, mask, None)
+    masks = mask.expand(2, 2, T, -1)
+    assert apart(dense, sparse_rivals.attend_masked(q, k, v, masks)) < 1e-12
+
+
+def test_sparse_budget_by_hand():
+    """N = ceil(floor((L - L0) rho + L0) / block)."""
+    rule = rule_of(rho=0.25, dense_below=128, block=16)
+    wanted = {128: 8, 129: 8, 131: 8, 132: 9, 512: 14}
+    for length, blocks in wanted.items():
+        assert kernels.budget(length, rule) == blocks
+    assert kernels.budget(torch.tensor(512.0), rule) == 14
+
+
+def test_sparse_budget_never_falls():
+    """As the text or rho grows, as much or more is read."""
+    rule = rule_of(rho=0.25, dense_below=128, block=16)
+    rows = []
+    for length in range(128, 900, 37):
+        shares = [rule._replace(rho=percent / 100) for percent in range(0, 101, 5)]
+        rows.append([kernels.budget(length, share) for share in shares])
+    table = torch.tensor(rows)
+    assert (table.diff(dim=0) >= 0).all()
+    assert (table.diff(dim=1) >= 0).all()
+
+
+# what is off, what is chosen once
 
 def sparse_logits(model, draft, **knobs):
     """(logits of the root and the draft on the sparse path, reader, path); the rest was read densely."""
-    reader, path = Reader(model, 64), thin(model, **OFF | knobs)
+    reader = Reader(model, 64)
+    path = thin(model, **OFF | knobs)
     reader.read(LINE[:-1], [], model.full, 0)
     return reader.read(LINE, draft, path, len(draft) + 1), reader, path
 
 
-def test_what_is_off_is_dense():
-    """Each knob at its end gives dense logits; each of them moved changes them, so the test could fail."""
+def test_sparse_path_with_all_off_is_the_full_path():
+    model = network(**MIXED)
+    assert thin(model, **OFF) is model.full
+
+
+@pytest.mark.parametrize('knobs', [
+    dict(rho=0.2, dense_below=60),
+    dict(rho=0.999),
+    dict(ffn_threshold=1e-300),
+    dict(moe_skip=2, moe_quantile=0.0),
+    dict(rho=0.0, sinks=60),
+    dict(rho=0.999, ffn_threshold=1e-300, moe_skip=2, moe_quantile=0.0),
+])
+def test_sparse_knob_at_its_end_is_dense(knobs):
+    """The sparse kernels run and leave nothing out: dense logits, and the cache remembers who wrote them."""
     model = network(**MIXED)
     dense = Reader(model, 64).read(LINE, [1, 2, 3], model.full, 4)
-    assert thin(model, **OFF) is model.full
-    for knobs in (dict(rho=0.2, dense_below=60), dict(rho=0.999), dict(ffn_threshold=1e-300),
-                  dict(moe_skip=2, moe_quantile=0.0), dict(rho=0.0, sinks=60),
-                  dict(rho=0.999, ffn_threshold=1e-300, moe_skip=2, moe_quantile=0.0)):
-        got, reader, path = sparse_logits(model, [1, 2, 3], **knobs)
-        assert (got - dense).abs().max() < 1e-9 and path.name == reader.cache.writers[-1] == 'sparse'
-    for knobs in (dict(rho=0.0), dict(ffn_threshold=0.3), dict(ffn_share=0.5), dict(ffn_quantile=1.0),
-                  dict(moe_skip=1, moe_quantile=1.0)):
-        assert (sparse_logits(model, [1, 2, 3], **knobs)[0] - dense).abs().max() > 1e-3
+    got, reader, path = sparse_logits(model, [1, 2, 3], **knobs)
+    assert apart(got, dense) < 1e-9
+    assert path.name == reader.cache.writers[-1] == 'sparse'
 
 
-def test_one_choice_a_pass():
-    """Drafts change no logits before them; a layer reads its anchor's blocks (if skipped, the next's)."""
+@pytest.mark.parametrize('knobs', [
+    dict(rho=0.0),
+    dict(ffn_threshold=0.3),
+    dict(ffn_share=0.5),
+    dict(ffn_quantile=1.0),
+    dict(moe_skip=1, moe_quantile=1.0),
+])
+def test_sparse_knob_that_is_moved_changes_logits(knobs):
+    """Else the test above could not fail."""
+    model = network(**MIXED)
+    dense = Reader(model, 64).read(LINE, [1, 2, 3], model.full, 4)
+    got, _, _ = sparse_logits(model, [1, 2, 3], **knobs)
+    assert apart(got, dense) > 1e-3
+
+
+def test_sparse_draft_changes_no_logits_before_it():
     model = network(num_hidden_layers=4)
-    a, b = (sparse_logits(model, draft, rho=0.1)[0] for draft in ([1, 2, 3], [1, 2, 9]))
-    assert torch.equal(a[:3], b[:3]) and not torch.equal(a[3], b[3])
-    for anchors, skip, same in ((2, {}, [(0, 1), (2, 3)]), (1, {}, [(0, 3)]), (2, {0, 1}, [(2, 3)])):
-        _, reader, path = sparse_logits(model, [1], rho=0.1, anchors=anchors)
-        log, path = [], path.slim(skip) if skip else path
-        reader.read(LINE, [1, 2], lab.rivals.watched(path, log), 3)
-        chosen = {i // 2: c['blocks'].sort().values for i, c in log}
-        assert all(torch.equal(chosen[i], chosen[j]) for i, j in same) and len(log) == 8 - len(skip)
-        assert anchors == 1 or not torch.equal(chosen[1], chosen[2])
-        assert lab.rivals.ledger(log, model, 49)[-1]['keys'] == 3 * 4 + 49 % 4   # floor(8 + 41 rho)
+    first, _, _ = sparse_logits(model, [1, 2, 3], rho=0.1)
+    second, _, _ = sparse_logits(model, [1, 2, 9], rho=0.1)
+    assert torch.equal(first[:3], second[:3])
+    assert not torch.equal(first[3], second[3])
 
 
-def test_sparse_channels_and_experts():
-    """The chosen channels and experts against a loop over tokens; padding has no say in a shared choice."""
+@pytest.mark.parametrize('anchors, skip, equal', [
+    (2, set(), [(0, 1), (2, 3)]),
+    (1, set(), [(0, 3)]),
+    (2, {0, 1}, [(2, 3)]),
+])
+def test_sparse_layer_reads_its_anchors_blocks(anchors, skip, equal):
+    """equal: layers with the same blocks, in pairs. The anchors are 0 and 2; the first may be skipped."""
+    model = network(num_hidden_layers=4)
+    _, reader, path = sparse_logits(model, [1], rho=0.1, anchors=anchors)
+    if skip:
+        path = path.without(skip)
+    log = []
+    reader.read(LINE, [1, 2], watched(path, log), 3)
+    assert len(log) == 8 - len(skip)
+    chosen = {}
+    for sublayer, carry in log:
+        chosen[sublayer // 2] = carry['blocks'].sort().values
+    for layer, anchor in equal:
+        assert torch.equal(chosen[layer], chosen[anchor])
+    if anchors == 2:
+        assert not torch.equal(chosen[1], chosen[2])
+    last = sparse_rivals.ledger(log, model, 49)[-1]
+    assert last['keys'] == 3 * 4 + 49 % 4           # 3 blocks: floor(8 + 41 rho) tokens
+
+
+# feed-forwards
+
+def ffn_inputs():
+    """(network, x [1, 5, 16]) whose last token is padding, ten times as large as the others."""
     torch.manual_seed(0)
-    model, x = network(**MIXED), torch.randn(1, 5, 16, dtype=torch.float64)
-    moe, mlp = model.model.layers[0].mlp, model.model.layers[1].mlp
-    x[:, 4] *= 10                                                           # padding
-    silu, up, dense = torch.nn.functional.silu, mlp.up_proj(x), kernels.swiglu(x, mlp, None)[0]
-    largest = lambda h: h[0, :4].abs().amax(0).topk(6).indices.sort().values            # of the real tokens
-    through = lambda h, rows: mlp.down_proj(torch.zeros_like(h).index_copy_(-1, rows, (h * up)[..., rows]))
-    gate = silu(mlp.gate_proj(x))
-    h = torch.where(gate.abs() < 0.1, 0, gate)
-    got, carry = kernels.sparse_swiglu(x, mlp, dict(real=torch.tensor(4)), (0.1, 0.25))
-    assert torch.equal(carry['chosen'], largest(h))
-    assert (got - through(h, largest(h))).abs().max() < 1e-12
-    assert lab.rivals.literal_swiglu(x, mlp, carry, (0.1, 1))[1].items() >= dict(gate=48, spared=1).items()
-    for f in (lab.rivals.literal_swiglu, lab.rivals.union_swiglu):          # off: dense; on: not, nor as gate
-        assert (f(x, mlp, carry, (0.0, 1))[0] - dense).abs().max() < 1e-12
-        assert (f(x, mlp, carry, (0.1, 1))[0] - mlp.down_proj(h * up)).abs().max() > 1e-6
-    wide = x[0, :4].abs().amax(0).topk(4).indices
-    rows = largest(silu(x[..., wide] @ mlp.gate_proj.weight[:, wide].T))
-    got, guess = lab.rivals.guessed_swiglu(x, mlp, carry, (0.0, 0.25))
-    assert torch.equal(guess['chosen'].sort().values, rows) and guess['gate'] == 24 // 4 + 6
-    assert (got - through(gate, rows)).abs().max() < 1e-12
-    assert (lab.rivals.static_mix(x, moe, carry, (0, 0))[1]['experts'] >= 0).sum(-1).tolist() == [1] * 5
-    for moe.renormalise, betas in itertools.product((True, False), ((0.2,), (0.25, 0.6), (0.0, 0.9))):
-        got, carry = kernels.sparse_mix(x, moe, carry, betas)
-        for t in range(5):
-            p, e = moe.gate(x[0, t]).softmax(-1).topk(3)
-            m = max(m for m in range(len(betas) + 1) if m == 0 or p[3 - m:].sum() / p.sum() < betas[m - 1])
-            p, e = p[:3 - m], e[:3 - m]
-            p = p / p.sum() if moe.renormalise else p
-            y = sum(w * kernels.swiglu(x[0, t], moe.experts[i], None)[0] for w, i in zip(p, e))
-            assert (got[0, t] - y).abs().max() < 1e-12 and (carry['experts'][t] >= 0).sum() == 3 - m
+    model = network(**MIXED)
+    x = torch.randn(1, 5, 16, dtype=torch.float64)
+    x[:, 4] *= 10
+    return model, x
 
 
-def test_stacked_experts(tmp_path):
-    """Stacked for compiled passes, experts are held once, under their names, and only those used are read."""
-    model, x = network(**MIXED), torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
-    moe, before = model.model.layers[0].mlp, network(**MIXED).state_dict()
+def largest(hidden):
+    """The 6 channels of hidden [1, 5, F] that are largest in any of the 4 tokens there are, ascending."""
+    return hidden[0, :4].abs().amax(0).topk(6).indices.sort().values
+
+
+def through(hidden, channels, x, mlp):
+    """down(hidden up(x)) over these channels alone."""
+    products = hidden * mlp.up_proj(x)
+    kept = torch.zeros_like(hidden).index_copy_(-1, channels, products[..., channels])
+    return mlp.down_proj(kept)
+
+
+LAST_IS_PADDING = dict(real=torch.tensor(4))        # the carry: of 5 tokens the last is padding
+
+
+def test_sparse_channels_of_a_pass():
+    """The largest channels, those above the threshold, of the tokens that are there; padding has no say."""
+    model, x = ffn_inputs()
+    mlp = model.model.layers[1].mlp
+    gate = torch.nn.functional.silu(mlp.gate_proj(x))
+    hidden = torch.where(gate.abs() < 0.1, 0, gate)
+    got, carry = kernels.sparse_swiglu(x, mlp, LAST_IS_PADDING, (0.1, 0.25))
+    assert torch.equal(carry['chosen'], largest(hidden))
+    assert apart(got, through(hidden, largest(hidden), x, mlp)) < 1e-12
+
+
+def test_sparse_forms_on_and_off():
+    """A form without a threshold is dense; with one it is neither dense nor the method's own form."""
+    model, x = ffn_inputs()
+    mlp = model.model.layers[1].mlp
+    dense, _ = kernels.swiglu(x, mlp, None)
+    gate = torch.nn.functional.silu(mlp.gate_proj(x))
+    hidden = torch.where(gate.abs() < 0.1, 0, gate)
+    own = mlp.down_proj(hidden * mlp.up_proj(x))
+    for form in (sparse_rivals.literal_swiglu, sparse_rivals.union_swiglu):
+        off, _ = form(x, mlp, LAST_IS_PADDING, (0.0, 1))
+        on, _ = form(x, mlp, LAST_IS_PADDING, (0.1, 1))
+        assert apart(off, dense) < 1e-12
+        assert apart(on, own) > 1e-6
+
+
+def test_sparse_union_form_keeps_what_any_token_keeps():
+    """All tokens go through the channels that one of them keeps; padding, which keeps more, has no say."""
+    model, x = ffn_inputs()
+    mlp = model.model.layers[1].mlp
+    gate = torch.nn.functional.silu(mlp.gate_proj(x))
+    is_large = gate[0].abs() >= 1.0                                         # [5, F]
+    kept = is_large[:4].any(0)
+    assert not torch.equal(kept, is_large.any(0))
+    wanted = mlp.down_proj(gate * kept * mlp.up_proj(x))
+    got, _ = sparse_rivals.union_swiglu(x, mlp, LAST_IS_PADDING, (1.0, 1))
+    assert apart(got, wanted) < 1e-12
+
+
+def test_sparse_literal_form_drops_small_products():
+    """|silu(gate) up| below the threshold counts as 0, token by token."""
+    model, x = ffn_inputs()
+    mlp = model.model.layers[1].mlp
+    products = torch.nn.functional.silu(mlp.gate_proj(x)) * mlp.up_proj(x)
+    wanted = mlp.down_proj(torch.where(products.abs() < 0.5, 0, products))
+    got, _ = sparse_rivals.literal_swiglu(x, mlp, LAST_IS_PADDING, (0.5, 1))
+    assert apart(got, wanted) < 1e-12
+
+
+def test_sparse_literal_form_reads_gate_and_up():
+    model, x = ffn_inputs()
+    mlp = model.model.layers[1].mlp
+    _, carry = sparse_rivals.literal_swiglu(x, mlp, LAST_IS_PADDING, (0.1, 1))
+    assert carry['gate'] == 48 and carry['spared'] == 1
+
+
+def test_sparse_channels_guessed():
+    """From the 4 columns of the gate where x is largest; then gate, up and down at these channels alone."""
+    model, x = ffn_inputs()
+    mlp = model.model.layers[1].mlp
+    silu = torch.nn.functional.silu
+    columns = x[0, :4].abs().amax(0).topk(4).indices
+    channels = largest(silu(x[..., columns] @ mlp.gate_proj.weight[:, columns].T))
+    got, carry = sparse_rivals.guessed_swiglu(x, mlp, LAST_IS_PADDING, (0.0, 0.25))
+    assert torch.equal(carry['chosen'].sort().values, channels)
+    assert carry['gate'] == 24 // 4 + 6
+    assert apart(got, through(silu(mlp.gate_proj(x)), channels, x, mlp)) < 1e-12
+
+
+@pytest.mark.parametrize('form', ['literal', 'union', 'guessed'])
+def test_sparse_forms_are_on_the_path(form):
+    """The knob `form` puts its function in the place of the method's, in dense layers and in no mixture."""
+    path = thin(network(**MIXED), 'sparse-forms', form=form, ffn_share=0.5)
+    functions = [ffn.func for ffn in path.ffns]
+    wanted = sparse_rivals.FORMS[form]
+    assert functions == [kernels.sparse_mix, wanted, kernels.sparse_mix, wanted]
+
+
+@pytest.mark.parametrize('renormalise', [True, False])
+@pytest.mark.parametrize('betas', [(0.2,), (0.25, 0.6), (0.0, 0.9)])
+def test_sparse_experts_by_a_loop_over_tokens(betas, renormalise):
+    """Each token without its m lowest experts, m the most whose share of the weight is below beta_m."""
+    model, x = ffn_inputs()
+    moe = model.model.layers[0].mlp
+    moe.renormalise = renormalise
+    got, carry = kernels.sparse_mix(x, moe, LAST_IS_PADDING, betas)
+    for t in range(5):
+        p, experts = moe.gate(x[0, t]).softmax(-1).topk(3)
+        skipped = 0
+        for m, beta in enumerate(betas, 1):
+            if p[3 - m:].sum() / p.sum() < beta:
+                skipped = m
+        p = p[:3 - skipped]
+        if renormalise:
+            p = p / p.sum()
+        wanted = 0
+        for weight, expert in zip(p, experts):
+            y, _ = kernels.swiglu(x[0, t], moe.experts[expert], None)
+            wanted = wanted + weight * y
+        assert apart(got[0, t], wanted) < 1e-12
+        assert (carry['experts'][t] >= 0).sum() == 3 - skipped
+
+
+# experts, stacked for compiled passes
+
+def stacked_inputs():
+    """(network, its first mixture, x [1, 5, 16], router weights, only the likeliest's not 0, chosen)."""
+    model = network(**MIXED)
+    moe = model.model.layers[0].mlp
+    x = torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
     weights, chosen = kernels.route(x[0], moe)
     weights[:, 1:] = 0
-    assert kernels.blend(x, moe, weights * math.nan, chosen, None).isnan().all()    # a broken router shows
-    wanted = kernels.blend(x, moe, weights, chosen, None)
+    return model, moe, x, weights, chosen
+
+
+def test_sparse_blend_shows_a_broken_router():
+    _, moe, x, weights, chosen = stacked_inputs()
+    assert kernels.blend(x, moe, weights * math.nan, chosen, None).isnan().all()
+
+
+def test_sparse_experts_stacked_are_held_once():
+    """All weights of the experts are views of the three stacks, which hold nothing else."""
+    _, moe, *_ = stacked_inputs()
     moe.stack()
-    assert {p.untyped_storage().data_ptr() for e in moe.experts for p in e.parameters()} == {
-        stack.data_ptr() for stack in moe.stacks}
-    assert sum(s.untyped_storage().nbytes() for s in moe.stacks) == 6 * 3 * 8 * 16 * 8       # E 3 F C fp64
+    held = set()
+    for expert in moe.experts:
+        for weight in expert.parameters():
+            held.add(weight.untyped_storage().data_ptr())
+    assert held == {stack.data_ptr() for stack in moe.stacks}
+    size = sum(stack.untyped_storage().nbytes() for stack in moe.stacks)
+    assert size == 6 * 3 * 8 * 16 * 8                                       # E 3 F C fp64
+
+
+def test_sparse_experts_stacked_keep_their_names(tmp_path):
+    """In the state dict and in a file."""
+    before = network(**MIXED).state_dict()
+    model, moe, *_ = stacked_inputs()
+    moe.stack()
     safetensors.save_file(model.state_dict(), tmp_path / 'stacked')
     for found in (model.state_dict(), safetensors.load_file(tmp_path / 'stacked')):
-        assert found.keys() == before.keys() and all(torch.equal(found[name], before[name]) for name in found)
-    for e in (unread := {*range(6)} - {*chosen[:3, 0].tolist()}):
-        for p in moe.experts[e].parameters():
-            p.fill_(math.nan)
-    got = kernels.blend_pairs(x, moe, weights, chosen, torch.tensor(3))     # two are padding
-    assert (got - wanted)[:, :3].abs().max() < 1e-12 and got.isfinite().all() and unread
+        assert found.keys() == before.keys()
+        for name in found:
+            assert torch.equal(found[name], before[name])
 
 
-def test_ledger_by_hand():
-    """What four layers chose for 3 positions after 21 tokens; its bytes and its FLOPs, counted by hand."""
-    model = network(**MIXED)
-    channels, experts = torch.zeros(1, 3, 24), torch.tensor([[0, 1, -1], [1, 2, -1], [5, 1, 4]])
-    channels[0, 0, :2] = channels[0, 1, 1:3] = 1.0
-    blocks, kept = torch.zeros(1, 2, 3, dtype=int), torch.ones(1, 2, 3, 5, dtype=bool)
-    kept[0, :, 0, 1:3] = kept[0, 1, 1:, 2] = False                          # block 2 of head 1: nobody's
-    a = dict(blocks=blocks, block=4)
-    b, c, d, e = a | dict(experts=experts), a | dict(channels=channels), a | dict(experts=experts[:2]), dict(
-        kept=kept, block=4, channels=channels)
-    log = [*enumerate((a, b, b, c, c, d, e, e))]
-    own, reused = (dict(keys=13, seen=13, means=n, asked=1) for n in (5, 0))
-    assert lab.rivals.ledger(log, model, 21) == [
-        own | dict(experts=pytest.approx(7 / 3), distinct=5),
-        reused | dict(channels=pytest.approx(4 / 3), union=3, gate=24, spared=2),
-        reused | dict(experts=2, distinct=3),
+def test_sparse_experts_stacked_read_only_those_used():
+    """The others' weights are NaN, which would show; two of the five tokens are padding."""
+    _, moe, x, weights, chosen = stacked_inputs()
+    wanted = kernels.blend(x, moe, weights, chosen, None)
+    moe.stack()
+    unread = set(range(6)) - set(chosen[:3, 0].tolist())
+    assert unread
+    for expert in unread:
+        for weight in moe.experts[expert].parameters():
+            weight.fill_(math.nan)
+    got = kernels.blend_pairs(x, moe, weights, chosen, torch.tensor(3))
+    assert apart(got[:, :3], wanted[:, :3]) < 1e-12
+    assert got.isfinite().all()
+
+
+# the ledger
+
+def ledger_inputs():
+    """(network, log) of four layers, mixtures first and third: 3 positions after 21 tokens, blocks of 4.
+
+    Layers 0 and 1 choose 3 blocks of each key head, layer 2 reuses them, layer 3 chooses row by row.
+    """
+    channels = torch.zeros(1, 3, 24)
+    channels[0, 0, :2] = 1.0
+    channels[0, 1, 1:3] = 1.0                                               # 2, 2 and 0 of 24, 3 in all
+    experts = torch.tensor([[0, 1, -1], [1, 2, -1], [5, 1, 4]])
+    kept = torch.ones(1, 2, 3, 5, dtype=bool)
+    kept[0, :, 0, 1:3] = False
+    kept[0, 1, 1:, 2] = False                                               # block 2 of head 1: nobody's
+    by_head = dict(blocks=torch.zeros(1, 2, 3, dtype=int), block=4)
+    first = by_head | dict(experts=experts)
+    second = by_head | dict(channels=channels)
+    third = by_head | dict(experts=experts[:2])
+    by_row = dict(kept=kept, block=4, channels=channels)
+    # each sublayer's carry: the very object it was handed where the sublayer chose nothing
+    carries = [by_head, first, first, second, second, third, by_row, by_row]
+    return network(**MIXED), list(enumerate(carries))
+
+
+OWN = dict(keys=13, seen=13, means=5, asked=1)      # 3 blocks and the partial one; 5 whole blocks were scored
+REUSED = dict(keys=13, seen=13, means=0, asked=1)
+
+
+def test_sparse_ledger_by_hand():
+    model, log = ledger_inputs()
+    assert sparse_rivals.ledger(log, model, 21) == [
+        OWN | dict(experts=pytest.approx(7 / 3), distinct=5),
+        REUSED | dict(channels=pytest.approx(4 / 3), union=3, gate=24, spared=2),
+        REUSED | dict(experts=2, distinct=3),
         dict(keys=19, seen=17, means=5, asked=3) | dict(channels=24, union=24, gate=24, spared=2)]
-    done = work(model, lab.rivals.ledger(log, model, 21), 3)     # 2 heads of 4, of 2 queries each
-    assert done['attention'] == (8 * 8 * (2 * (13 * 3 + 19) + 2 * 5),
-                                 2 * 8 * (2 * (13 * 3 + 17) * 2 * 3 + 5 + 5 * 3))
-    assert done['ffn'] == (8 * 16 * (3 * 8 * (5 + 3) + 24 + 2 * 3 + 3 * 24),
-                           pytest.approx(2 * 3 * 16 * (3 * 8 * (7 / 3 + 2) + 24 + 2 * 4 / 3 + 3 * 24)))
-    literal = lab.rivals.read_channels(dict(channels=channels, gate=48, spared=1), 24)
-    assert work(model, [own | literal], 3)['ffn'][0] == 8 * 16 * (48 + 3)    # only `down` is spared
 
+
+def test_sparse_work_by_hand():
+    """Bytes and FLOPs of that ledger; numbers of 8 bytes, 2 key heads of size 4, 2 query heads to each."""
+    model, log = ledger_inputs()
+    done = work(model, sparse_rivals.ledger(log, model, 21), 3)
+    keys = 2 * (13 * 3 + 19) + 2 * 5                    # keys and values, then block means
+    products = 2 * (13 * 3 + 17) * 2 * 3 + 5 + 5 * 3
+    assert done['attention'] == (8 * 8 * keys, 2 * 8 * products)
+    weights = 3 * 8 * (5 + 3) + 24 + 2 * 3 + 3 * 24     # experts, then layers 1 and 3
+    of_a_token = 3 * 8 * (7 / 3 + 2) + 24 + 2 * 4 / 3 + 3 * 24
+    assert done['ffn'] == (8 * 16 * weights, pytest.approx(2 * 3 * 16 * of_a_token))
+
+
+def test_sparse_work_of_the_literal_form():
+    """Only `down` is spared."""
+    model, log = ledger_inputs()
+    channels = log[3][1]['channels']
+    row = OWN | sparse_rivals.read_channels(dict(channels=channels, gate=48, spared=1), 24)
+    assert work(model, [row], 3)['ffn'][0] == 8 * 16 * (48 + 3)
+
+
+# texts
 
 @pytest.mark.parametrize('refresh', [0, 1, 3])
-def test_sparse_text(refresh):
+def test_sparse_text_refreshed(refresh):
     """A refresh leaves nothing sparse in the cache; refreshed in every cycle the text is plain decoding's."""
-    target, draft, prompt = network(0), network(1), LINE[:24]
-    s = session(target, draft, prompt, 30, sparse=METHODS['sparse'](**SMALL, rho=0.0, refresh_every=refresh))
+    target = network(0)
+    prompt = LINE[:24]
+    method = METHODS['sparse'](**SMALL, rho=0.0, refresh_every=refresh)
+    s = session(target, network(1), prompt, 30, sparse=method)
     s.read_prompt()
-    for i, cycle in enumerate(specmini.decode(s, Exact(3)), 1):
-        dense = bool(refresh and i % refresh == 0)
-        assert ('target/full' if dense else 'target/sparse') in cycle.passes
-        assert ('sparse' in s.target.cache.writers) != dense
+    for i, cycle in enumerate(decode(s, Exact(3)), 1):
+        is_dense = bool(refresh) and i % refresh == 0
+        assert ('target/full' if is_dense else 'target/sparse') in cycle.passes
+        assert ('sparse' in s.target.cache.writers) != is_dense
     assert (s.tokens[24:] == plain(target, prompt, 30)) == (refresh == 1)
 
 
-def test_sparse_controls():
-    """Each control keeps what it says, at the method's own budget; none holds more mass than the oracle."""
-    exact = queries(61, 5, 66, 4)
-    q, k, _, mask, carry = exact
-    carry['means'] *= 3                                                     # Quest leaves two layers dense
-    blocks = thin(network(), rho=0.1).attends[0].keywords['how'][2]
-    weights = (q.unflatten(1, (2, 2)) @ k[:, :, None].mT * 6 ** -0.5 + mask).softmax(-1).mean(2)[..., :60]
-    mass, kept = weights.unflatten(-1, (15, 4)).sum(-1)[:, :, 0], {}        # [B, G, N] of the root
-    for name, (attend, scores) in verify.SELECT.items():
-        got, carry = attend(*exact, (2, True, blocks._replace(scores=scores)))
-        one = torch.zeros(2, 2, 1, 15, dtype=torch.bool)
-        kept[name] = carry['kept'] if 'kept' in carry else one.scatter(-1, carry['blocks'][:, :, None], True)
-        assert (got - kernels.attend(*exact[:4], None)[0]).abs().max() > 1e-3
-        assert (kept[name].sum(-1) == 4).all() or name in ('joint', 'union')
-    assert 'blocks' not in verify.SELECT['quest'][0](*exact, (1, True, blocks))[1]
-    share = {name: (mass * kept[name][:, :, 0]).sum(-1) for name in kept if name not in ('joint', 'union')}
-    assert all((share['oracle'] >= share[name] - 1e-9).all() for name in share)
-    assert (kept['joint'][:, :, 0].sum((1, 2)) == 8).all()
-    assert kept['recent'][0, 0, 0].nonzero()[:, 0].tolist() == [0, 12, 13, 14]
-    assert (kept['union'][:, :, 0] == kept['token'].any(2)).all()
-    assert (kept['token'][:, :, 0] == kept['head'][:, :, 0]).all()
-    assert not (kept['token'] == kept['head']).all()
-    for name in ('head', 'token', 'union'):     # the ledger counts what any row reads, the partial block too
-        attend, scores = verify.SELECT[name]
-        log = [(0, attend(*exact, (2, True, blocks._replace(scores=scores)))[1])]
-        assert lab.rivals.ledger(log, network(), 61)[0]['keys'] == 1 + 4 * kept[
-            'union' if name == 'token' else name][:, :, 0].sum(-1).float().mean()
+# other selections
 
+def root_inputs():
+    """The inputs of a pass of 5 rows after 61 tokens, in blocks of 4, and the means of three layers."""
+    q, k, v, mask, carry = pass_inputs(61, 5, 66, 4)
+    means, = carry['means']
+    return q, k, v, mask, carry | dict(means=[means, means, means])
+
+
+def attend_selected(name, layer=2):
+    """(output, carry) of an anchor layer with this selection, at rho = 0.1."""
+    attend, scores = verify.SELECT[name]
+    rule = rule_of(rho=0.1)._replace(scores=scores)
+    return attend(*root_inputs(), (layer, True, rule))
+
+
+def rows_keep(name):
+    """[2, 2, 5, 15] bool: the blocks that each row keeps; [2, 2, 1, 15] where all rows keep the same."""
+    _, carry = attend_selected(name)
+    if 'kept' in carry:
+        return carry['kept']
+    nothing = torch.zeros(2, 2, 1, 15, dtype=torch.bool)
+    return nothing.scatter(-1, carry['blocks'][:, :, None], True)
+
+
+def root_keeps(name):
+    """[2, 2, 15] bool: the blocks that the first row keeps."""
+    return rows_keep(name)[:, :, 0]
+
+
+@pytest.mark.parametrize('name', sorted(verify.SELECT))
+def test_sparse_selection_is_not_dense(name):
+    q, k, v, mask, _ = root_inputs()
+    dense, _ = kernels.attend(q, k, v, mask, None)
+    got, _ = attend_selected(name)
+    assert apart(got, dense) > 1e-3
+
+
+@pytest.mark.parametrize('name', sorted(verify.SELECT.keys() - {'joint', 'union'}))
+def test_sparse_selection_keeps_its_budget(name):
+    """Four blocks of each row and key head: floor(8 + 53 rho) tokens."""
+    assert (rows_keep(name).sum(-1) == 4).all()
+
+
+def test_sparse_quest_leaves_two_layers_dense():
+    _, carry = attend_selected('quest', layer=1)
+    assert 'blocks' not in carry
+
+
+def test_sparse_oracle_holds_the_most_mass():
+    """No selection of as many blocks holds more of what the root's query attends to."""
+    q, k, _, mask, _ = root_inputs()
+    scores = q.unflatten(1, (2, 2)) @ k[:, :, None].mT * 6 ** -0.5 + mask
+    weights = scores.softmax(-1).mean(2)[..., :60]                          # of a group's heads
+    mass = weights.unflatten(-1, (15, 4)).sum(-1)[:, :, 0]                  # [B, G, N] of the root
+    most = (mass * root_keeps('oracle')).sum(-1)
+    for name in verify.SELECT.keys() - {'joint', 'union'}:
+        held = (mass * root_keeps(name)).sum(-1)
+        assert (most >= held - 1e-9).all()
+
+
+def test_sparse_joint_shares_one_budget():
+    """8 blocks of the two key heads together."""
+    assert (root_keeps('joint').sum((1, 2)) == 8).all()
+
+
+def test_sparse_recent_keeps_sink_and_latest():
+    kept = root_keeps('recent')[0, 0].nonzero()[:, 0]
+    assert kept.tolist() == [0, 12, 13, 14]
+
+
+def test_sparse_choices_by_row():
+    """Each row has its own; the first row's is the method's; their union is what `union` keeps."""
+    by_row = rows_keep('token')
+    assert torch.equal(root_keeps('union'), by_row.any(2))
+    assert torch.equal(root_keeps('token'), root_keeps('head'))
+    assert not (by_row == rows_keep('head')).all()
+
+
+@pytest.mark.parametrize('name, read', [('head', 'head'), ('token', 'union'), ('union', 'union')])
+def test_sparse_ledger_counts_what_any_row_reads(name, read):
+    """Whole blocks of 4 and the partial one of one key; by row, the union of the rows' choices."""
+    _, carry = attend_selected(name)
+    row, = sparse_rivals.ledger([(0, carry)], network(), 61)
+    blocks = root_keeps(read).sum(-1).float().mean()
+    assert row['keys'] == 1 + 4 * blocks
+
+
+# under other methods
 
 @pytest.fixture(scope='module')
 def mixed(tmp_path_factory):
     """The flags of a run on a qwen3_moe checkpoint that has dense layers too, and all calibrations."""
-    home, ends = tmp_path_factory.mktemp('mixed'), dict.fromkeys(
-        ('draft_logp', 'draft_grounding', 'target_logp', 'target_grounding'), [0.0, 1.0])
-    raw = {k: v for k, v in MIXED.items() if k != 'experts'} | dict(num_experts=6, mlp_only_layers=[1, 3])
+    home = tmp_path_factory.mktemp('mixed')
+    raw = dict(MIXED, num_experts=6, mlp_only_layers=[1, 3])
+    del raw['experts']
     target = checkpoint(home / 'moe', byte_network(qk_norm=True, **MIXED), model_type='qwen3_moe', **raw)
     draft = checkpoint(home / 'draft', byte_network(1))
+    ends = {}
+    for name in ('draft_logp', 'draft_grounding', 'target_logp', 'target_grounding'):
+        ends[name] = [0.0, 1.0]
     write_calibration(target, 'mask', dict(skip=[2, 3], nested=[[2, 3], [2]]))
     write_calibration(target, 'signals', ends, draft)
     write_calibration(target, 'sparse', LEARNED)
     return '--target', target, '--draft', draft, '--prompt', 'hello', '--ignore-eos', '--max-new', 20
 
 
-@pytest.mark.parametrize('parts, method', [
-    ('attn', 'sd'), ('ffn', 'sd'), ('moe', 'sd'), *(('attn,ffn,moe', method) for method in (
-        'lenient', 'via --set escalate=1.1 keep=1.1', 'via-tiers --set tiers=2', 'via-tiers', 'ecsv',
-        'ecsv-spot', 'cmasd --set accept=strict', 'specguard --set tau=inf target_k=1'))])
-def test_sparse_under_every_method(parts, method, mixed, capsys):
-    """Off, --sparse leaves a method its text and promise; on, all target passes are sparse, all is LOSSY."""
-    run = lambda *more: reported(capsys, *mixed, '--method', *method.split(), *more)
-    on = dict(attn='rho=0 dense_below=4 block=1', ffn='ffn_threshold=0.3', moe='moe_quantile=1')
-    knobs = ' '.join(on[part] for part in parts.split(','))
-    dense, off, thin = run(), run('--sparse', parts, '--set', 'rho=1', 'ffn_threshold=0', 'moe_skip=0'), run(
-        '--sparse', parts, '--set', *knobs.split())
-    assert (off['tokens'], off['lossless']) == (dense['tokens'], dense['lossless'])
-    assert dense['lossless'] == (method not in ('lenient', 'via-tiers'))
-    whole = thin['stats']['passes'].get('target/sparse')
-    assert thin['tokens'] != dense['tokens'] and not thin['lossless']
-    assert thin['stats']['block_efficiency'] == (whole and 20 / whole)
-    assert all('sparse' in path for path in thin['stats']['passes'] if path.startswith('target'))
+SWITCHED_OFF = ('rho=1', 'ffn_threshold=0', 'moe_skip=0')
+SWITCHED_ON = dict(attn=('rho=0', 'dense_below=4', 'block=1'), ffn=('ffn_threshold=0.3',),
+                   moe=('moe_quantile=1',))
+ALL_PARTS = 'attn,ffn,moe'
+UNDER = [
+    ('attn', 'sd'),
+    ('ffn', 'sd'),
+    ('moe', 'sd'),
+    (ALL_PARTS, 'lenient'),
+    (ALL_PARTS, 'via --set escalate=1.1 keep=1.1'),
+    (ALL_PARTS, 'via-tiers --set tiers=2'),
+    (ALL_PARTS, 'via-tiers'),
+    (ALL_PARTS, 'ecsv'),
+    (ALL_PARTS, 'ecsv-spot'),
+    (ALL_PARTS, 'cmasd --set accept=strict'),
+    (ALL_PARTS, 'specguard --set tau=inf target_k=1'),
+]
 
 
-def test_anchors():
+@pytest.mark.parametrize('parts, method', UNDER)
+def test_sparse_under_a_method_switched_off(parts, method, mixed, capsys):
+    """--sparse with every knob off leaves a method its text and its promise."""
+    flags = (*mixed, '--method', *method.split())
+    dense = reported(capsys, *flags)
+    off = reported(capsys, *flags, '--sparse', parts, '--set', *SWITCHED_OFF)
+    assert off['tokens'] == dense['tokens']
+    assert off['lossless'] == dense['lossless'] == (method not in ('lenient', 'via-tiers'))
+
+
+@pytest.mark.parametrize('parts, method', UNDER)
+def test_sparse_under_a_method_switched_on(parts, method, mixed, capsys):
+    """All target passes are sparse and counted as whole ones, the text is another, and it says LOSSY."""
+    flags = (*mixed, '--method', *method.split())
+    knobs = []
+    for part in parts.split(','):
+        knobs += SWITCHED_ON[part]
+    dense = reported(capsys, *flags)
+    thinned = reported(capsys, *flags, '--sparse', parts, '--set', *knobs)
+    passes = thinned['stats']['passes']
+    assert thinned['tokens'] != dense['tokens'] and not thinned['lossless']
+    whole = passes.get('target/sparse')
+    assert thinned['stats']['block_efficiency'] == (whole and 20 / whole)
+    for path in passes:
+        assert 'sparse' in path or not path.startswith('target')
+
+
+# what is measured
+
+def test_sparse_calibration():
     """What train_mask.py --anchors measures is what a session reads back: layers by difference, quantiles."""
     found = sparsity(network(**MIXED), [LINE, LINE[::-1]], dense_below=8, block=4)
-    order = sorted(range(1, 4), key=lambda i: found['jaccard'][i - 1])
-    assert found['anchors'] == [0, *order] and all(0 < x < 1 for x in found['jaccard'])
-    assert [*map(len, found['experts'])] == [2, 0, 2, 0] and [*map(len, found['channels'])] == [1, 21, 1, 21]
+    order = sorted(range(1, 4), key=lambda layer: found['jaccard'][layer - 1])
+    assert found['anchors'] == [0, *order]
+    assert all(0 < likeness < 1 for likeness in found['jaccard'])
+    assert list(map(len, found['experts'])) == [2, 0, 2, 0]                 # m = 1, 2; none in a dense layer
+    assert list(map(len, found['channels'])) == [1, 21, 1, 21]
     one, two = found['experts'][0]
-    assert one == sorted(one) and len(one) == 21 and 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
+    assert one == sorted(one) and len(one) == 21
+    assert 0 < one[0] and one[-1] <= 1 / 3
+    assert two[-1] <= 2 / 3
+
+
+def test_sparse_likeness_by_hand():
+    """Jaccard: the blocks that both layers chose over those that either did, mean over key heads."""
+    first = dict(blocks=torch.tensor([[[0, 1, 2], [4, 5, 6]]]), channels=torch.ones(1, 5, 24))
+    second = dict(blocks=torch.tensor([[[1, 2, 3], [6, 5, 4]]]), channels=torch.ones(1, 5, 24))
+    choices = Choices([0, 0])
+    choices.add(list(enumerate([first, first, second, second])))
+    assert choices.likeness() == [(2 / 4 + 3 / 3) / 2]
+
+
+def test_sparse_calibration_needs_long_texts():
     with pytest.raises(ValueError, match='too short for blocks'):
         sparsity(network(), [[1] * 12])
 
 
-def test_prompt_of_the_claims():
-    """A setting reads as if it were the only one; without one, or dense every cycle, the reading is dense."""
-    p = claims.Prompt(claims.contexts('math', 1)[0], {})
-    first, dense = p.read(claims.BOTH), p.read({})
+@pytest.fixture(scope='module')
+def sparse_prompt():
+    """A prompt of math that the embedded target has read densely."""
+    return sparse_record.Prompt(sparse_record.contexts('math', 1)[0], {})
+
+
+BOTH_PARTS = sparse_settings.GRID[sparse_settings.BOTH]
+
+
+def test_sparse_prompt_without_a_setting_is_dense(sparse_prompt):
+    dense = sparse_prompt.read({})
     assert dense['kl'] == 0 and dense['alike'] == dense['bytes'] == dense['flops'] == 1
-    assert p.read(claims.BOTH | dict(refresh_every=1))['kl'] < 1e-6 < first['kl'] == p.read(claims.BOTH)['kl']
+
+
+def test_sparse_prompt_reads_less(sparse_prompt):
+    """And a setting reads as if it were the only one."""
+    first = sparse_prompt.read(BOTH_PARTS)
+    sparse_prompt.read({})
+    assert first['kl'] == sparse_prompt.read(BOTH_PARTS)['kl'] > 1e-6
     assert first['flops'] < 1 and first['bytes'] < 1 and first['union'] < 0.41
-    assert p.read(claims.BOTH, fresh=True)['kl'] != first['kl']
 
 
-def test_lessons():
-    """The laws of a lesson stand where its solution's tokens are guessed; a student comes closer to them."""
-    model, prompts = network(), (LINE[:3], LINE[5:29], LINE[9:14])
-    law = lambda model, line: Reader(model, 64).read(line, [], model.full, 4).log_softmax(-1)
-    of = lambda model: [(p, [1, 2, 3, 4], law(model, p + [1, 2, 3])) for p in prompts]
-    batches = itertools.islice(packed(of(model), 24, random.Random(0)), 6)
-    for ids, at, laws in batches:
+def test_sparse_prompt_refreshed_every_cycle_is_dense(sparse_prompt):
+    assert sparse_prompt.read(BOTH_PARTS | dict(refresh_every=1))['kl'] < 1e-6
+
+
+def test_sparse_prompt_on_a_fresh_cache_differs(sparse_prompt):
+    assert sparse_prompt.read(BOTH_PARTS, fresh=True)['kl'] != sparse_prompt.read(BOTH_PARTS)['kl']
+
+
+def lessons_of(model):
+    """Three lessons of unequal length: what the model says of [1, 2, 3, 4] behind different prompts."""
+    found = []
+    for prompt in (LINE[:3], LINE[5:29], LINE[9:14]):
+        logits = Reader(model, 64).read(prompt + [1, 2, 3], [], model.full, 4)
+        found.append(Lesson(prompt, [1, 2, 3, 4], logits.log_softmax(-1)))
+    return found
+
+
+def test_sparse_lessons_stand_where_tokens_are_guessed():
+    """A batch's laws are those of the places it marks, whatever its rows' lengths."""
+    model = network()
+    batches = packed(lessons_of(model), 24, random.Random(0))
+    for _ in range(6):
+        ids, at, laws = next(batches)
         hidden = model(ids, torch.arange(ids.shape[1]), model.full)
-        assert (model.logits(hidden[at]).log_softmax(-1) - laws).abs().max() < 1e-9
-    student, wanted = distil(model, of(network(1)), 0.5), [laws for *_, laws in of(network(1))]
-    far = [sum((b.exp() * (b - a)).sum() for (*_, a), b in zip(of(m), wanted)) for m in (model, student)]
-    assert far[1] < 0.9 * far[0]
+        guesses = model.logits(hidden[at]).log_softmax(-1)
+        assert apart(guesses, laws) < 1e-9
 
 
-# ------------------------------------------------------------------------ specmini.py: the program
+def distance(model, lessons):
+    """KL in nats from the lessons' laws to what the model says there, summed."""
+    total = 0.0
+    for mine, theirs in zip(lessons_of(model), lessons):
+        chances = theirs.laws.exp()
+        total += float((chances * (theirs.laws - mine.laws)).sum())
+    return total
 
-@pytest.mark.parametrize('method, temperature', [('ar', 1), ('sd', 0), ('sd', 1), ('cmasd', 1)])
-def test_json_trace_and_text(method, temperature, pair, capsys, tmp_path):
-    """The JSON object, the trace and the streamed text are one run's; what must hold among their figures."""
-    flags = *pair, '--method', method, '--temperature', temperature, '--seed', 3, '--trace', tmp_path / 't'
-    text, trace = program(capsys, *flags)[1], (tmp_path / 't').read_text().splitlines()
-    cycles, r = [json.loads(line) for line in trace], reported(capsys, *flags)
-    judged, s, n = [j for c in cycles for j in c['judged']], r['stats'], len(r['tokens'])
-    assert list(r) == 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
-    assert list(s) == (
-        'cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
-        'labels seconds prompt_seconds tokens_per_second work compute').split()
-    known = [r[key] for key in ('method', 'seed', 'dtype', 'prompt_tokens', 'device', 'text')]
-    assert known == [method, 3, 'fp32', 5, specmini.pick_device('auto'), text[:-1]]
-    assert sum((c['tokens'] for c in cycles), []) == r['tokens'] and sum(s['labels'].values()) == n
-    assert sum(c['passes']['target/full']['passes'] for c in cycles) == s['passes']['target/full']
-    assert all(0 <= j['p'] <= 1 and 0 < j['q'] <= 1 for j in judged)
-    assert method != 'sd' or all(j['chance'] == min(1, j['p'] / j['q']) for j in judged)
-    ended = r['tokens'][-1] == 256
-    assert r['finish'] == ('eos' if ended else 'length') and (ended or n == 20)
-    if method == 'cmasd':
-        assert all(j['confidence'] <= 1 and 0.01 <= j['threshold'] <= 1 for j in judged)
-        assert len(claims.trace_reliability(trace)[0]) > 1
-    assert s['accepted'] <= s['judged'] <= s['drafted'] and s['labels'].get('draft', 0) == s['accepted']
-    assert s['block_efficiency'] == n / s['passes']['target/full']
-    assert s['tokens_per_second'] == pytest.approx(n / s['seconds'])
-    if method == 'ar':
-        assert r['knobs'] == {} and set(s['passes']) == {'target/full'}
-        assert s['acceptance_rate'] is None and s['work'] == s['compute'] == s['cycles']
+
+def test_sparse_student_comes_closer():
+    draft = network()
+    lessons = lessons_of(network(1))
+    student = distil(draft, lessons, 0.5)
+    assert distance(student, lessons) < 0.9 * distance(draft, lessons)
+
+
+# how it is judged
+
+@pytest.fixture
+def mixture_stored(monkeypatch, tmp_path):
+    """The record `mixture` of one prompt on tiny random networks, stored in a temporary folder, read back."""
+    networks = dict(
+        target=byte_network(0),
+        draft=byte_network(1),
+        moe=byte_network(2, experts=(8, 8), num_experts_per_tok=4, moe_intermediate_size=8),
+    )
+
+    def tiny(name):
+        return networks[name], bytes_tokenizer(), {256}
+    monkeypatch.setattr(sparse_record, 'embedded', tiny)
+    monkeypatch.setattr(common, 'LAB', tmp_path)
+    models, rows_of = sparse_record.RECORDS['mixture']
+    common.store('sparse', 'mixture', common.header('mixture', 1, models), rows_of(1))
+    return common.read_stored('sparse', 'mixture')
+
+
+@pytest.mark.slow
+def test_sparse_claims_on_mixtures_are_judged(mixture_stored):
+    """From rows on the disk to verdicts. One prompt: the interval is the figure, and nothing is undecided."""
+    assert mixture_stored.head['n'] == 1
+    row, = mixture_stored.rows
+    found = [common.judge(claim) for claim in sparse_claims.mixture_claims([row])]
+    assert len(found) == 11
+    first = row['settings']['experts, 1, median rule']
+    assert found[0].figure == math.exp(row['nll'] - first['nll'])
+    for finding in found:
+        assert finding.low == finding.figure == finding.high
+        assert finding.verdict == ('HOLDS' if finding.figure >= finding.claim.line else 'FAILS')
+    lines = common.claim_lines(found)
+    assert sum(line.startswith('| MoE') for line in lines) == 11
+
+
+def setting(kl, nll, right, flops):
+    """What a stored row says of one setting."""
+    return dict(kl=kl, nll=nll, right=right, flops=flops)
+
+
+def test_sparse_reduction_by_hand():
+    """F1: the most FLOPs spared by a setting that keeps tables right and stories likely; each can forbid."""
+    def row(hard_nll, medium_right):
+        settings = {name: setting(0.0, 1.0, 1.0, 1.0) for name in sparse_settings.GRID}
+        settings['ffn 60 %'] = setting(0.0, 1.01, 1.0, 0.8)
+        settings[sparse_settings.MEDIUM] = setting(0.0, 1.0, medium_right, 0.5)
+        settings[sparse_settings.HARD] = setting(0.0, hard_nll, 1.0, 0.25)
+        return dict(tokens=600, nll=1.0, settings=settings)
+
+    def reduction(*case):
+        rows = [row(*case)]
+        return common.judge(sparse_claims.reduction_claim(rows, rows)).figure
+    assert reduction(1.0, 1.0) == 1 / 0.25
+    assert reduction(2.0, 1.0) == 1 / 0.5                   # the hardest makes stories unlikely
+    assert reduction(2.0, 0.0) == 1 / 0.8                   # and the medium one tables wrong
+
+
+@pytest.mark.parametrize('line, verdict', [(-0.6, 'HOLDS'), (-0.4, 'FAILS')])
+def test_sparse_stress_is_a_difference(line, verdict):
+    """Half of the texts are right only dense."""
+    rows = []
+    for hard in (1.0, 0.0):
+        settings = {'dense': dict(right=1.0), sparse_settings.HARD: dict(right=hard)}
+        rows.append(dict(settings=settings))
+    claim = sparse_claims.stress_claim('math', rows)
+    assert common.judge(replace(claim, line=line, sampled=False)).verdict == verdict
+
+
+# ---------------------------------------------------------- specmini.py: a run's JSON and trace
+
+REPORT = 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
+FIGURES = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
+           'labels seconds prompt_seconds tokens_per_second work compute').split()
+
+
+def standard_output(*flags):
+    """What one run in this process prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = specmini.main([str(flag) for flag in flags])
+    assert status == 0
+    return out.getvalue()
+
+
+@pytest.fixture(scope='module', params=['ar-1', 'sd-0', 'sd-1', 'cmasd-1'])
+def one_run(request, pair, tmp_path_factory):
+    """What a run of this method at this temperature streams, traces and, in a second run, reports."""
+    method, temperature = request.param.split('-')
+    file = tmp_path_factory.mktemp('run') / 'trace.jsonl'
+    flags = [*pair, '--method', method, '--temperature', temperature, '--seed', 3, '--trace', file]
+    text = standard_output(*flags)
+    lines = file.read_text().splitlines()
+    cycles = [json.loads(line) for line in lines]
+    judged = [token for cycle in cycles for token in cycle['judged']]
+    report = json.loads(standard_output(*flags, '--json'))
+    return SimpleNamespace(method=method, text=text, lines=lines, cycles=cycles, judged=judged,
+                           report=report)
+
+
+def test_json_trace_and_text_are_one_run(one_run):
+    """The JSON object, the trace and the streamed text are one run's."""
+    report = one_run.report
+    assert list(report) == REPORT
+    assert list(report['stats']) == FIGURES
+    assert report['text'] == one_run.text[:-1]
+    traced = []
+    passes = 0
+    labels = Counter()
+    for cycle in one_run.cycles:
+        traced += cycle['tokens']
+        passes += cycle['passes']['target/full']['passes']
+        labels.update(cycle['labels'])
+    assert traced == report['tokens']
+    assert passes == report['stats']['passes']['target/full']
+    assert labels == report['stats']['labels']
+
+
+def test_json_names_the_run(one_run):
+    """Method, seed, dtype, device, prompt and why the text ended: at the end token or at --max-new."""
+    report = one_run.report
+    assert report['method'] == one_run.method
+    assert report['seed'] == 3
+    assert report['dtype'] == 'fp32'
+    assert report['device'] == specmini.pick_device('auto')
+    assert report['prompt_tokens'] == len('hello')
+    if report['tokens'][-1] == 256:
+        assert report['finish'] == 'eos'
     else:
-        assert s['acceptance_rate'] + s['rejection_rate'] == pytest.approx(1)
-        assert s['positions']['target/full'] == s['drafted'] + s['cycles']
-        assert method == 'cmasd' or r['knobs']['gamma'] == 4
+        assert report['finish'] == 'length'
+        assert len(report['tokens']) == 20
 
 
-def test_streaming(capsys):
-    """Pieces are whole characters, even where a decoder rewrites bytes; nothing is printed twice."""
-    def printed(ids):
-        printer, pieces = compare.Printer(tokenizer, False, False), []
-        for i in ids:
-            printer.add(verify.Cycle([], [], [i], ['target'], {}, 0.0))
-            pieces.append(capsys.readouterr().out)
-        printer.finish(tokenizer.decode(ids))
-        return [*pieces, capsys.readouterr().out]
-    tokenizer, text = bytes_tokenizer(), 'na\u00efve \u2192 \U0001f600!'
-    ids = tokenizer.encode(text).ids + tokenizer.encode('\u20ac').ids[:2]        # half a character at the end
-    assert len(ids) == len(text.encode()) + 2
-    *pieces, last = printed(ids)
-    assert ''.join(pieces) == text and not any('\ufffd' in piece for piece in pieces) and last[0] == '\ufffd'
-    words = ['<unk>', *(f'<0x{i:02X}>' for i in range(256)), '\u2581a', '\u2581b']
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
-    parts = [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]     # as Llama 2's
+def test_figures_fit_together(one_run):
+    """Tokens by label, accepted among judged among drafted, tokens a pass and a second."""
+    stats = one_run.report['stats']
+    n = len(one_run.report['tokens'])
+    assert sum(stats['labels'].values()) == n
+    assert stats['labels'].get('draft', 0) == stats['accepted']
+    assert stats['accepted'] <= stats['judged'] <= stats['drafted']
+    assert stats['block_efficiency'] == n / stats['passes']['target/full']
+    assert stats['tokens_per_second'] == pytest.approx(n / stats['seconds'])
+
+
+@pytest.mark.parametrize('one_run', ['ar-1'], indirect=True)
+def test_figures_of_plain_decoding(one_run):
+    """No knobs, no draft: a pass a token, and rates that have no denominator are null."""
+    stats = one_run.report['stats']
+    assert one_run.report['knobs'] == {}
+    assert set(stats['passes']) == {'target/full'}
+    assert stats['acceptance_rate'] is None
+    assert stats['work'] == stats['compute'] == stats['cycles']
+
+
+@pytest.mark.parametrize('one_run', ['sd-0', 'sd-1', 'cmasd-1'], indirect=True)
+def test_figures_of_drafting(one_run):
+    """A target pass reads every draft token and one more; each judged token was drawn from q."""
+    stats = one_run.report['stats']
+    assert stats['acceptance_rate'] + stats['rejection_rate'] == pytest.approx(1)
+    assert stats['positions']['target/full'] == stats['drafted'] + stats['cycles']
+    assert len(one_run.judged) == stats['judged'] > 0
+    for token in one_run.judged:
+        assert 0 <= token['p'] <= 1
+        assert 0 < token['q'] <= 1
+
+
+@pytest.mark.parametrize('one_run', ['sd-0', 'sd-1'], indirect=True)
+def test_trace_of_sd_has_the_exact_chance(one_run):
+    assert one_run.report['knobs']['gamma'] == 4
+    for token in one_run.judged:
+        assert token['chance'] == min(1, token['p'] / token['q'])
+
+
+@pytest.mark.parametrize('one_run', ['cmasd-1'], indirect=True)
+def test_trace_of_cmasd_has_confidence_and_threshold(one_run):
+    for token in one_run.judged:
+        assert token['confidence'] <= 1
+        assert 0.01 <= token['threshold'] <= 1
+
+
+# ---------------------------------------------------------- specmini.py: streaming, what is shown
+
+def pieces_printed(capsys, tokenizer, ids):
+    """What a Printer prints at each of these tokens, and at the end of the text."""
+    printer = specmini.Printer(tokenizer, False, False)
+    pieces = []
+    for token in ids:
+        printer.add(verify.Cycle([], [], [token], ['target'], {}, 0.0))
+        pieces.append(capsys.readouterr().out)
+    printer.finish(tokenizer.decode(ids))
+    return [*pieces, capsys.readouterr().out]
+
+
+def byte_fallback_tokenizer():
+    """(tokenizer, its number of words): 256 bytes and two words, decoded as Llama 2's."""
+    words = ['<unk>']
+    words += [f'<0x{byte:02X}>' for byte in range(256)]
+    words += ['\u2581a', '\u2581b']
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    parts = [decoders.Replace('\u2581', ' '), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(parts)
-    assert ''.join(printed([1 + 0x41, 1 + 0xe2])) == 'A\ufffd\ufffd\n'     # A is rewritten
-    for seed in range(20):
-        ids = torch.randint(1, len(words), (12,), generator=seeded(seed)).tolist()
-        assert ''.join(printed(ids))[-3:-1] == tokenizer.decode(ids)[-2:]
+    return tokenizer, len(words)
 
 
-def test_what_is_shown(pair, capsys, monkeypatch):
-    """Colours only where asked for; --show; --list; remarks come last; Ctrl-C prints the figures so far."""
-    bare, painted = (program(capsys, *pair, *more)[1] for more in ((), ('--color', 'always')))
-    assert '\033[' not in bare and '\033[3' in painted and re.sub(r'\033\[[\d;]*m', '', painted) == bare
-    shown = program(capsys, *pair, '--show')[1].split('\n')[:-1]
-    assert re.fullmatch(r' +1  \d/4  .+', shown[0]) and any('[-' in line for line in shown)
-    listed = program(capsys, '--list')[1]
-    assert all(name in listed for name in METHODS) and 'lenience=0.5' in listed
-    count = lambda method, sparse, cycles, reports: [f'{len(cycles)} cycles', f'{len(reports)} texts']
-    monkeypatch.setattr(compare, 'remarks', count)
-    err = program(capsys, *pair)[2].splitlines()
-    assert 'break-even' in err[-3] and err[-2:] == [f'{len(shown)} cycles', '1 texts']
+def test_streaming_prints_whole_characters(capsys):
+    """No piece holds half a character; one that never becomes whole is printed at the end."""
+    tokenizer = bytes_tokenizer()
+    text = 'na\u00efve \u2192 \U0001f600!'
+    half = tokenizer.encode('\u20ac').ids[:2]
+    ids = tokenizer.encode(text).ids + half
+    assert len(ids) == len(text.encode()) + len(half)
+    *pieces, last = pieces_printed(capsys, tokenizer, ids)
+    assert ''.join(pieces) == text
+    for piece in pieces:
+        assert '\ufffd' not in piece
+    assert last[0] == '\ufffd'
+
+
+def test_streaming_where_a_decoder_rewrites_bytes(capsys):
+    """A broken byte makes this decoder take back the A before it: what is printed stays, the rest follows."""
+    tokenizer, _ = byte_fallback_tokenizer()
+    pieces = pieces_printed(capsys, tokenizer, [1 + 0x41, 1 + 0xe2])
+    assert ''.join(pieces) == 'A\ufffd\ufffd\n'
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_streaming_ends_as_the_text_does(seed, capsys):
+    tokenizer, n = byte_fallback_tokenizer()
+    ids = torch.randint(1, n, (12,), generator=seeded(seed)).tolist()
+    printed = ''.join(pieces_printed(capsys, tokenizer, ids))
+    assert printed[-3:-1] == tokenizer.decode(ids)[-2:]
+
+
+def test_colours_only_where_asked_for(pair, capsys):
+    _, bare, _ = program(capsys, *pair)
+    _, painted, _ = program(capsys, *pair, '--color', 'always')
+    assert '\033[' not in bare
+    assert '\033[3' in painted
+    assert re.sub(r'\033\[[\d;]*m', '', painted) == bare
+
+
+def test_show_draws_a_line_a_cycle(pair, capsys):
+    _, out, _ = program(capsys, *pair, '--show')
+    *lines, _ = out.split('\n')                         # not by splitlines: random texts have other breaks
+    assert re.fullmatch(r' +1  \d/4  .+', lines[0])
+    assert '[-' in out
+    assert len(lines) == reported(capsys, *pair)['stats']['cycles']
+
+
+def test_list_names_every_method_and_its_knobs(capsys):
+    _, listed, _ = program(capsys, '--list')
+    for name in METHODS:
+        assert name in listed
+    assert 'lenience=0.5' in listed
+
+
+def test_remarks_come_last(pair, capsys, monkeypatch):
+    """They are given all cycles and the report of every text."""
+    def count(method, sparse, cycles, reports):
+        return [f'{len(cycles)} cycles', f'{len(reports)} texts']
+
+    cycles = reported(capsys, *pair)['stats']['cycles']
+    monkeypatch.setattr(specmini, 'remarks', count)
+    _, _, err = program(capsys, *pair)
+    *_, before, first, last = err.splitlines()
+    assert 'break-even' in before
+    assert (first, last) == (f'{cycles} cycles', '1 texts')
+
+
+def test_interrupted_text_has_its_figures(pair, capsys, monkeypatch):
     interrupt(monkeypatch, verify.Exact, 'accept', 3)
     status, out, err = program(capsys, *pair)
-    assert status == 130 and 'sd (lossless)' in err and out
+    assert status == 130
+    assert out
+    assert 'sd (lossless)' in err
+
+
+def test_interrupted_json_says_so(pair, capsys, monkeypatch):
     interrupt(monkeypatch, verify.Exact, 'accept', 3)
     status, out, _ = program(capsys, *pair, '--json')
-    assert status == 130 and json.loads(out)['finish'] == 'interrupted'
+    assert status == 130
+    assert json.loads(out)['finish'] == 'interrupted'
 
 
-def test_check_and_compare(pair, capsys, monkeypatch):
-    """--check names the first difference, where there is one; --compare marks each method as what it is."""
-    status, out, _ = program(capsys, *pair, '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2')
-    rows = [line.split() for line in out.splitlines()]
-    assert status == 0 and [r[0] for r in rows] == ['method', 'ar', 'sd', 'lenient', 'sd:', 'lenient:']
-    assert rows[1][2] == '1.00' and rows[1][6:8] == ['1.000', '1.00'] and rows[2][-2] == '100.0%'
-    assert 2 < float(rows[2][7]) <= 3 * float(rows[2][6])                   # positions, passes a token
-    assert [r[-1] for r in rows[1:4]] == ['lossless', 'lossless', 'LOSSY']
-    said = program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')[1]
-    assert 'LOSSY' in said and 'sd: sparse: only 1.' in said
-    run = lambda *how: program(capsys, *pair, '--ignore-eos', '--check', *how)[2]
-    assert 'check: equal to plain decoding for all 20 tokens.' in run()
-    assert 'check: equal' in run('--method', 'typical', '--set', 'epsilon=0')   # p is one-hot: it is exact
-    monkeypatch.setattr(METHODS['typical'], 'kept', lambda self, score, i: 1.0)
-    assert re.search(r"check: differs from plain decoding at token \d+: .+ instead of .+; logit gap \d",
-                     run('--method', 'typical'))
+# ---------------------------------------------------------- specmini.py: --check and --compare
+
+def test_compare_is_a_table_of_methods(pair, capsys):
+    """A line a method, each marked as what it is, then a sentence or more on each that drafts."""
+    flags = '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2'
+    status, out, _ = program(capsys, *pair, *flags)
+    lines = [line.split() for line in out.splitlines()]
+    assert status == 0
+    starts = [line[0] for line in lines]
+    assert starts == ['method', 'ar', 'sd', 'lenient', 'sd:', 'lenient:']
+    _, ar, sd, lenient, *_ = lines
+    assert (ar[-1], sd[-1], lenient[-1]) == ('lossless', 'lossless', 'LOSSY')
+    speedup, passes, positions = ar[2], ar[6], ar[7]
+    assert (speedup, passes, positions) == ('1.00', '1.000', '1.00')
+    like_ar = sd[-2]
+    assert like_ar == '100.0%'
+    passes, positions = float(sd[6]), float(sd[7])              # of a token; gamma is 2
+    assert 2 < positions <= 3 * passes
 
 
-def test_what_the_middle_stages_cost():
-    """Stages of 0.2, 0.3, 0.1 s beside full (or decoding) passes of 1 s pay below 0.4 of these a cycle."""
-    slims = {f'target/slim{i + 1}': (1, 4, x) for i, x in enumerate((0.2, 0.3, 0.1))}
-    draft, full = {'draft/full': (4, 4, 0.1)}, lambda n: {'target/full': (n, 9 * n, 1.0 * n)} if n else {}
-    said = lambda method, one, *passes: compare.stage_remarks(
-        method, [cycle(1, True, added=0, passes=draft | some) for some in passes], one)
-    paid = '0.33 full passes besides; it pays where these are fewer than 0.40, so here it paid.'
-    for needed, one, words in (((0, 1, 0), 9, paid), ((0, 2, 0), 9, 'here it did not pay.'),
-                               ((0, 1, 1), 9, 'here it did not pay.'), ((0,), 0.7, 'spends 0.86 of a full'),
-                               ((0,), 0.5, 'here it did not pay.')):
-        assert words in said(via(), one, *(slims | full(n) for n in needed))[0]
-    assert 'never needed' in said(via(), 1.0, full(1))[0] and said(Exact(), 1.0, full(1)) == []
-    assert 'a slim pass 0.20 of' in compare.break_even([cycle(1, True, passes=slims)], 1.0)
+def test_compare_marks_sparse_verifying_as_lossy(pair, capsys):
+    _, out, _ = program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')
+    assert 'LOSSY' in out
+    assert 'sd: sparse: only 1.' in out
 
 
-def test_prompts_and_grading(pair, capsys, tmp_path, monkeypatch):
-    """Rows have prompt, question or turns and are graded one by one; --compare has a table for each task."""
-    flags = *pair[:4], '--max-new', 3, '--prompts', (file := tmp_path / 'p.jsonl')
-    refused(capsys, 'give --prompt', *pair[:4])
-    refused(capsys, 'p.jsonl: cannot be read', *flags)
+def check_said(pair, capsys, *flags):
+    """What --check says on stderr, of 20 tokens."""
+    _, _, err = program(capsys, *pair, '--ignore-eos', '--check', *flags)
+    return err
 
-    def run(rows, *more):
-        file.write_text('\n\n'.join(map(json.dumps, rows)))
-        status, out, err = program(capsys, *flags, *more)
-        return status, out.splitlines(), err
-    rows = [dict(question='a', task='x'), dict(turns=['b', 'c'], task='y'), dict(prompt='a', task='x')]
-    found = [json.loads(line) for line in run(rows, '--json')[1]]
-    assert [r['prompt_tokens'] for r in found] == [1, 1, 1]
-    assert not any('right' in r for r in found)                             # nothing to grade: no verdict
-    rows[0]['answer'], rows[1]['answer'] = found[0]['text'], found[1]['text'] + 'no'
-    status, lines, err = run(rows, '--json')
-    assert [json.loads(line).get('right') for line in lines] == [True, False, None]
-    assert status == 0 and 'right: 1 of 2 graded texts (50.0%)' in err
-    lines = [line.split() for line in run(rows, '--compare', 'sd')[1]]
-    assert [line[:3:2] for line in lines if line[0][:-1] in 'xy'] == [['x,', 'prompts'], ['y,', 'prompts']]
-    assert [line[3] for line in lines if line[0] in ('ar', 'sd')] == ['100.0%', '100.0%', '0.0%', '0.0%']
-    interrupt(monkeypatch, specmini.Engine, 'write', 6)         # sd in row 1: both have warmed up
-    status, lines, _ = run(rows, '--compare', 'sd')                         # what is finished, for all alike
-    assert status == 130 and [line.split()[0] for line in lines] == 'x, method ar sd sd:'.split()
-    for text, words in (('{"prompt": "a"}\n{"x": 1}', 'line 2: expected'), ('nonsense', 'line 1: not a JSON'),
-                        ('', 'no rows'), ('{"prompt": ""}', 'prompt 1 is empty'), ('[1]', 'line 1: expected'),
-                        ('{"turns": []}', 'line 1: expected')):
+
+def test_check_finds_lossless_text_equal(pair, capsys):
+    assert 'check: equal to plain decoding for all 20 tokens.' in check_said(pair, capsys)
+
+
+def test_check_finds_typical_equal_at_epsilon_0(pair, capsys):
+    """p is one-hot at temperature 0, so a typical token is the likeliest one."""
+    said = check_said(pair, capsys, '--method', 'typical', '--set', 'epsilon=0')
+    assert 'check: equal' in said
+
+
+def test_check_names_the_first_difference(pair, capsys, monkeypatch):
+    def always(self, score, i):
+        return 1.0
+
+    monkeypatch.setattr(METHODS['typical'], 'chance', always)
+    said = check_said(pair, capsys, '--method', 'typical')
+    wanted = r'check: differs from plain decoding at token \d+: .+ instead of .+; logit gap \d'
+    assert re.search(wanted, said)
+
+
+# ---------------------------------------------------------- specmini.py: remarks, by hand
+
+def cycle(drafted, *kept, added=1, chance=1.0, passes=()):
+    """A Cycle: tokens drafted, the verdicts of those judged, tokens added behind the kept; took a second."""
+    p = float(chance == 1.0)
+    rows = [dict(kept=verdict, chance=chance, p=p, q=1.0) for verdict in kept]
+    labels = ['draft'] * sum(kept) + ['target'] * added
+    return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, dict(passes), 1.0)
+
+
+def cmasd_remarks(*cycles):
+    return specmini.remarks(METHODS['cmasd'](), None, cycles, [])
+
+
+def test_cmasd_is_not_remarked_on_when_all_goes_well():
+    assert cmasd_remarks() == []
+    assert cmasd_remarks(cycle(4, True, True, True, True)) == []
+
+
+def test_cmasd_remark_on_cycles_rolled_back():
+    said, = cmasd_remarks(cycle(2, True, False))
+    assert said.startswith('100% of the cycles were')
+
+
+def test_cmasd_remark_on_tokens_kept_against_exactness():
+    said, = cmasd_remarks(cycle(1, True, chance=0.9))
+    assert said.startswith('90.0% of the judged tok')
+
+
+def test_cmasd_remark_on_a_window_that_gains_nothing():
+    """4.5 tokens drafted a cycle, half accepted: a fixed window would give (1 - 0.5^5.5) / 0.5 = 1.96."""
+    said = cmasd_remarks(cycle(1, True, added=1), cycle(8, False))
+    assert said == ['no gain over a fixed window: 1.96 tokens a cycle would be expected from gamma=4.5 at '
+                    'this acceptance rate, 1.50 were seen']
+
+
+def test_break_even_takes_each_length():
+    """Half accepted: 1.5 tokens of 1 drafted, 1.875 of 3, so 1.69; the mean length, 2, would give 1.75."""
+    passes = {'target/full': (1, 2, 1.0)}
+    cycles = [cycle(1, True, False, passes=passes), cycle(3, True, False, passes=passes)]
+    said = specmini.break_even(cycles, 1.0)
+    assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
+
+
+def test_break_even_counts_where_the_formula_does_not_hold():
+    """A cycle that adds two tokens behind the kept ones: tokens are counted, not predicted."""
+    passes = {'target/full': (1, 2, 1.0)}
+    cycles = [cycle(1, True, False, passes=passes, added=2), cycle(3, True, False, passes=passes)]
+    assert 'gives 2.50 a cycle' in specmini.break_even(cycles, 1.0)
+
+
+def test_break_even_of_nothing_drafted():
+    assert 'nothing was drafted' in specmini.break_even([cycle(0)], 1.0)
+
+
+def sparse_remarks(tokens=2, length=40, right=(True, None), **knobs):
+    """How the remarks on sparse verifying begin; length: of each prompt, in tokens; right: the grades."""
+    reports = [dict(prompt_tokens=length, tokens=[0], right=grade) for grade in right]
+    sparse = METHODS['sparse'](dense_below=40, **knobs)
+    cycles = [cycle(0, added=tokens)]
+    found = specmini.remarks(Exact(), sparse, cycles, reports)
+    as_method = specmini.remarks(sparse, sparse, cycles, reports)
+    assert found == as_method                           # by either name, and only once
+    for text in found:
+        assert text.startswith('sparse: ')
+    return [text[8:30] for text in found]
+
+
+def test_sparse_is_not_remarked_on_when_all_goes_well():
+    assert sparse_remarks() == []
+    assert sparse_remarks(right=(True, False)) == []
+    assert sparse_remarks(length=39, rho=1.0) == []
+    assert specmini.remarks(Exact(), None, [], []) == []
+
+
+def test_sparse_remarks_by_hand():
+    assert sparse_remarks(tokens=1) == ['only 1.00 tokens a cyc']
+    assert sparse_remarks(length=39) == ['2 texts stayed below d']
+    assert sparse_remarks(right=(False, False, True)) == ['2 graded texts are wro']
+    assert len(sparse_remarks(tokens=1, length=39, right=(False,))) == 3
+
+
+# ---------------------------------------------------------- specmini.py: what middle stages cost
+
+STAGES = {'target/slim1': (1, 4, 0.2), 'target/slim2': (1, 4, 0.3), 'target/slim3': (1, 4, 0.1)}
+
+
+def stage_remarks(method, full_passes, decode_seconds=9.0, stages=STAGES):
+    """The remarks where each cycle spends 0.6 s on stages and has so many full passes of 1 s."""
+    cycles = []
+    for n in full_passes:
+        passes = {'draft/full': (4, 4, 0.1)} | stages
+        if n:
+            passes['target/full'] = (n, 9 * n, 1.0 * n)
+        cycles.append(cycle(1, True, added=0, passes=passes))
+    return specmini.stage_remarks(method, cycles, decode_seconds)
+
+
+@pytest.mark.parametrize('full_passes, words', [
+    ((0, 1, 0), '0.33 full passes besides; it pays where these are fewer than 0.40, so here it paid.'),
+    ((0, 2, 0), 'here it did not pay.'),
+    ((0, 1, 1), 'here it did not pay.')], ids=['one pass in three', 'two in one cycle', 'two in two cycles'])
+def test_via_stages_pay_below_so_many_full_passes(full_passes, words):
+    said, = stage_remarks(METHODS['via'](), full_passes)
+    assert words in said
+
+
+@pytest.mark.parametrize('decode_seconds, words', [
+    (0.7, 'spends 0.86 of a full'),
+    (0.5, 'here it did not pay.')], ids=['costs less', 'costs more'])
+def test_via_stages_without_a_full_pass(decode_seconds, words):
+    """A decoding pass stands for the full one; stages that cost more than it never pay."""
+    said, = stage_remarks(METHODS['via'](), (0,), decode_seconds)
+    assert words in said
+
+
+def test_via_stages_that_were_never_needed():
+    said, = stage_remarks(METHODS['via'](), (1,), stages={})
+    assert 'never needed' in said
+
+
+def test_stages_are_remarked_on_for_via_alone():
+    assert stage_remarks(Exact(), (1,), stages={}) == []
+    assert stage_remarks(Exact(), (0, 1, 0)) == []
+
+
+def test_break_even_tells_via_stages_apart():
+    said = specmini.break_even([cycle(1, True, passes=STAGES)], 1.0)
+    assert 'a slim pass 0.20 of' in said
+
+
+# ---------------------------------------------------------- specmini.py: prompts and grading
+
+@pytest.fixture
+def run_file(pair, capsys, tmp_path):
+    """A function from the text of a file of prompts, and flags, to (status, lines of stdout, stderr)."""
+    file = tmp_path / 'p.jsonl'
+
+    def run(text, *flags):
         file.write_text(text)
-        refused(capsys, words, *flags)
+        status, out, err = program(capsys, *pair[:4], '--max-new', 3, '--prompts', file, *flags)
+        return status, out.splitlines(), err
+    return run
 
 
-def test_chat(capsys, tmp_path):
-    """The checkpoint's own template, from either file, sandboxed; special tokens are not added twice."""
-    folder, tokenizer = checkpoint(tmp_path), bytes_tokenizer()
-    settings = lambda name, **raw: (folder / f'{name}.json').write_text(json.dumps(raw))
-    flags = '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2
-    refused(capsys, 'has no chat_template.jinja', *flags, '--chat')
-    template = ("{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
-                "{% if add_generation_prompt %}!{% endif %}")
-    settings('tokenizer_config', chat_template=template, bos_token=dict(content='^'))
-    assert reported(capsys, *flags, '--chat')['prompt_tokens'] == len('^user:hi!')
-    special = dict(single='<eos> $A', special_tokens=[('<eos>', 256)])
-    tokenizer.post_processor = processors.TemplateProcessing(**special)
+def json_lines(rows):
+    """The text of a file of these rows, an empty line between them."""
+    return '\n\n'.join(json.dumps(row) for row in rows)
+
+
+def rows_of_two_tasks():
+    return [dict(question='a', task='x'), dict(turns=['b', 'c'], task='y'), dict(prompt='a', task='x')]
+
+
+@pytest.fixture
+def answered(run_file):
+    """Rows of two tasks: the target writes the first one's answer, not the second's; the third has none."""
+    rows = rows_of_two_tasks()
+    _, lines, _ = run_file(json_lines(rows), '--json')
+    texts = [json.loads(line)['text'] for line in lines]
+    rows[0]['answer'] = texts[0]
+    rows[1]['answer'] = texts[1] + 'no'
+    return json_lines(rows)
+
+
+def test_prompts_are_asked_for(pair, capsys, tmp_path):
+    refused(capsys, 'give --prompt', *pair[:4])
+    refused(capsys, 'p.jsonl: cannot be read', *pair[:4], '--prompts', tmp_path / 'p.jsonl')
+
+
+def test_rows_have_prompt_question_or_turns(run_file):
+    """Of turns the first is used; a row without an answer gets no verdict."""
+    _, lines, _ = run_file(json_lines(rows_of_two_tasks()), '--json')
+    assert len(lines) == 3
+    for line in lines:
+        report = json.loads(line)
+        assert report['prompt_tokens'] == 1
+        assert 'right' not in report
+
+
+def test_prompt_goes_before_question_and_turns(run_file):
+    row = dict(turns=['ccc'], question='bb', prompt='a')
+    _, lines, _ = run_file(json_lines([row]), '--json')
+    assert json.loads(lines[0])['prompt_tokens'] == 1
+    del row['prompt']
+    _, lines, _ = run_file(json_lines([row]), '--json')
+    assert json.loads(lines[0])['prompt_tokens'] == 2
+
+
+def test_rows_are_graded_one_by_one(run_file, answered):
+    status, lines, err = run_file(answered, '--json')
+    grades = [json.loads(line).get('right') for line in lines]
+    assert status == 0
+    assert grades == [True, False, None]
+    assert 'right: 1 of 2 graded texts (50.0%)' in err
+
+
+def test_compare_has_a_table_for_each_task(run_file, answered):
+    status, lines, _ = run_file(answered, '--compare', 'sd')
+    assert status == 0
+    titles = [line for line in lines if line.endswith(' prompts')]
+    assert titles == ['x, 2 prompts', 'y, 1 prompts']
+    right = [line.split()[3] for line in lines if line.startswith(('ar ', 'sd '))]
+    assert right == ['100.0%', '100.0%', '0.0%', '0.0%']
+
+
+def test_interrupted_compare_tables_what_all_have_finished(run_file, answered, monkeypatch):
+    """Ctrl-C in the sixth text: sd's of the second row, as both methods have written one to warm up."""
+    interrupt(monkeypatch, specmini.Engine, 'write', 6)
+    status, lines, _ = run_file(answered, '--compare', 'sd')
+    assert status == 130
+    starts = [line.split()[0] for line in lines]
+    assert starts == ['x,', 'method', 'ar', 'sd', 'sd:']
+
+
+BAD_FILES = {           # what is wrong: the file's text, the words of the refusal
+    'no row': ('', 'no rows'),
+    'no JSON': ('nonsense', 'line 1: not a JSON'),
+    'no object': ('[1]', 'line 1: expected'),
+    'no prompt in line 2': ('{"prompt": "a"}\n{"x": 1}', 'line 2: expected'),
+    'no turn': ('{"turns": []}', 'line 1: expected'),
+    'an empty prompt': ('{"prompt": ""}', 'prompt 1 is empty')}
+
+
+@pytest.mark.parametrize('text, words', BAD_FILES.values(), ids=list(BAD_FILES))
+def test_bad_prompt_files(text, words, pair, capsys, tmp_path):
+    file = tmp_path / 'p.jsonl'
+    file.write_text(text)
+    refused(capsys, words, *pair[:4], '--prompts', file)
+
+
+# ---------------------------------------------------------- specmini.py: chat templates
+
+TEMPLATE = ("{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
+            "{% if add_generation_prompt %}!{% endif %}")
+
+
+@pytest.fixture
+def talker(tmp_path):
+    """The folder of a checkpoint without a chat template."""
+    return checkpoint(tmp_path)
+
+
+def talk(folder, *flags):
+    """The flags of a run of two tokens on this checkpoint, with `hi` for a prompt."""
+    return '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2, *flags
+
+
+def write_settings(folder, name, **settings):
+    (folder / f'{name}.json').write_text(json.dumps(settings))
+
+
+def begin_with_a_special_token(folder):
+    """Writes a tokenizer that puts <eos> before every text."""
+    tokenizer = bytes_tokenizer()
+    post = processors.TemplateProcessing(single='<eos> $A', special_tokens=[('<eos>', 256)])
+    tokenizer.post_processor = post
     tokenizer.save(str(folder / 'tokenizer.json'))
-    chat, bare = (reported(capsys, *flags, *more) for more in (['--chat'], []))
-    assert (chat['prompt_tokens'], bare['prompt_tokens']) == (len('^user:hi!'), len('^hi'))
-    first, _ = bare['tokens']
-    settings('generation_config', eos_token_id=[1, first])
-    ended = reported(capsys, *flags)
-    assert (ended['tokens'], ended['finish'], load(folder)[2]) == ([first], 'eos', {1, first, 256})
-    for templates, words in (([dict(name='default', template='{{ 1 }}')], ''), (['x'], 'has no chat_temp')):
-        settings('tokenizer_config', chat_template=templates)
-        assert words in program(capsys, *flags, '--chat')[2]
-    for bad in ("{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}", '{% for %}', '{{ 1 / 0 }}'):
-        (folder / 'chat_template.jinja').write_text(bad)
-        refused(capsys, '--chat', *flags, '--chat')
 
 
-@pytest.mark.parametrize('flags, words', [
-    *((flag, flag) for flag in (
-        '--nonsense', '--threads 0', '--max-new 0', '--top-p 0', '--top-k -2', '--temperature -1',
-        '--temperature nan', '--seed -1')),
-    *((f'--method {method} --set {knob}', f'knob {knob.replace("=", " is ")}') for method, knob in (
-        ('sd', 'gamma=-1'), ('sd', 'controller=magic'), ('lenient', 'lenience=0'), ('typical', 'epsilon=nan'),
-        ('cmasd', 'alpha=-1'), ('cmasd', 'k_min=20'), ('ecsv', 'branches=65'), ('ecsv-spot', 'budget=1'),
-        ('via', 'keep=0.2'), ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard', 'preset=best'),
-        ('sparse', 'rho=2'), ('sparse', 'block=0'), ('sparse', 'select=best'))),
-    ('--prompts y', 'give --prompt'), ('--prompt', 'expected one argument'), ('--max-new many', '--max-new'),
-    ('--prompt=', 'prompt 1 is empty'), ('--prompt \udcff', 'prompt 1 is not valid UTF-8'),
-    pytest.param('--device cuda', 'has none', marks=pytest.mark.skipif(torch.cuda.is_available(), reason='')),
-    ('--target nowhere', 'nowhere/config.json: no'), ('--trace no/such/folder', 'no/such/folder'),
-    ('--device tpu', '--device'), ('--compare sd --json', '--compare takes none'),
-    ('--method magic', "['magic'] is unknown; there are ar"), ('--compare sd,magic', "['magic']"),
-    ('--check --temperature 1', 'texts agree only'), ('--gamma -1', 'knob gamma is -1'),
-    ('--set nothing', 'sd: gamma=4, draft_temp'), ('--set lenience=1', 'sd: gamma=4'),
-    ('--method ar --set lenience=1', '(ar: none)'), ('--set gamma=four', "'four' is not a value"),
-    ('--set controller=oracle --temperature 1', 'knob controller is'), ('--set anchors=1', 'with a knob of'),
-    ('--method cmasd --draft lookup', 'give --draft D'), ('--method ecsv --draft lookup', 'give --draft D'),
-    ('--method majority --draft lookup', 'need a draft'), ('--method via-mid', 'give --mid DIR'),
-    ('--method ecsv-two', 'knob second'), ('--method ecsv --set depth=9999', 'a block of 9999'),
-    ('--method specguard --set preset=paper regenerate=sd', 'target_k is 16; expected 1 (regenerate=sd)'),
-    ('--method specguard --set delimiter=', 'delimiter is empty'), ('--sparse x', 'expected some of'),
-    ('--sparse moe', 'no layer of that kind'), ('--sparse ffn --set rho=2', 'knob rho'),
-    (f'--target {EMBEDDED}/draft --sparse attn --set anchors=1', 'no section'),
-    ('--target= --draft= --mid= --method= --sparse= --trace= --compare=',
-     '--target, --draft, --mid, --method, --sparse, --trace, --compare: found an empty text')])
-def test_bad_flags(flags, words, capsys):
-    refused(capsys, words, '--prompt', 'x', *flags.split())
+def test_chat_needs_a_template(talker, capsys):
+    refused(capsys, 'has no chat_template.jinja', *talk(talker, '--chat'))
 
 
-def test_short_contexts(pair, capsys, tmp_path):
-    """What the shortest context cuts off is said; a prompt that fills it is refused."""
+def test_chat_takes_the_template_of_the_settings(talker, capsys):
+    write_settings(talker, 'tokenizer_config', chat_template=TEMPLATE, bos_token=dict(content='^'))
+    report = reported(capsys, *talk(talker, '--chat'))
+    assert report['prompt_tokens'] == len('^user:hi!')
+
+
+def test_chat_takes_the_template_of_its_own_file(talker, capsys):
+    """Before the one in the settings, if there are both."""
+    write_settings(talker, 'tokenizer_config', chat_template=TEMPLATE)
+    (talker / 'chat_template.jinja').write_text("<{{ messages[0]['content'] }}>")
+    report = reported(capsys, *talk(talker, '--chat'))
+    assert report['prompt_tokens'] == len('<hi>')
+
+
+def test_chat_does_not_add_special_tokens_twice(talker, capsys):
+    """A bare prompt gets the tokenizer's; a template writes its own."""
+    begin_with_a_special_token(talker)
+    write_settings(talker, 'tokenizer_config', chat_template=TEMPLATE, bos_token=dict(content='^'))
+    chat = reported(capsys, *talk(talker, '--chat'))
+    bare = reported(capsys, *talk(talker))
+    assert chat['prompt_tokens'] == len('^user:hi!')
+    assert bare['prompt_tokens'] == len('^hi')
+
+
+def test_generation_config_ends_a_text(talker, capsys):
+    """Its end tokens are added to those of config.json."""
+    first, _ = reported(capsys, *talk(talker))['tokens']
+    write_settings(talker, 'generation_config', eos_token_id=[1, first])
+    ended = reported(capsys, *talk(talker))
+    assert ended['tokens'] == [first]
+    assert ended['finish'] == 'eos'
+    _, _, ends = load(talker)
+    assert ends == {1, first, 256}
+
+
+def test_chat_takes_the_default_of_several_templates(talker, capsys):
+    several = [dict(name='other', template='{{ 12 }}'), dict(name='default', template='{{ 1 }}')]
+    write_settings(talker, 'tokenizer_config', chat_template=several)
+    report = reported(capsys, *talk(talker, '--chat'))
+    assert report['prompt_tokens'] == len('1')
+
+
+def test_chat_refuses_a_list_without_templates(talker, capsys):
+    write_settings(talker, 'tokenizer_config', chat_template=['x'])
+    refused(capsys, 'has no chat_template', *talk(talker, '--chat'))
+
+
+BAD_TEMPLATES = dict(raises="{{ raise_exception('no') }}", leaves_the_sandbox="{{ ''.__class__.__mro__ }}",
+                     does_not_parse='{% for %}', divides_by_zero='{{ 1 / 0 }}')
+
+
+@pytest.mark.parametrize('template', BAD_TEMPLATES.values(), ids=list(BAD_TEMPLATES))
+def test_chat_refuses_a_template_that(template, talker, capsys):
+    (talker / 'chat_template.jinja').write_text(template)
+    refused(capsys, '--chat: the template of', *talk(talker, '--chat'))
+
+
+# ---------------------------------------------------------- specmini.py: flags that do not fit
+
+BAD_FLAGS = {
+    '--nonsense': '--nonsense', '--threads 0': '--threads 0', '--max-new 0': '--max-new 0',
+    '--top-p 0': '--top-p 0', '--top-k -2': '--top-k -2', '--temperature -1': '--temperature -1',
+    '--temperature nan': '--temperature nan', '--seed -1': '--seed -1',
+    '--prompts y': 'give --prompt', '--prompt': 'expected one argument', '--max-new many': '--max-new',
+    '--prompt=': 'prompt 1 is empty', '--prompt \udcff': 'prompt 1 is not valid UTF-8',
+    '--target nowhere': 'nowhere/config.json: no', '--trace no/such/folder': 'no/such/folder',
+    '--device tpu': '--device', '--compare sd --json': '--compare takes none',
+    '--method magic': "['magic'] is unknown; there are ar", '--compare sd,magic': "['magic']",
+    '--check --temperature 1': 'texts agree only', '--gamma -1': 'knob gamma is -1',
+    '--set nothing': 'sd: gamma=4, draft_temp', '--set lenience=1': 'sd: gamma=4',
+    '--method ar --set lenience=1': '(ar: none)', '--set gamma=four': "'four' is not a value",
+    '--set controller=oracle --temperature 1': 'knob controller is', '--set anchors=1': 'with a knob of',
+    '--method cmasd --draft lookup': 'give --draft D', '--method ecsv --draft lookup': 'give --draft D',
+    '--method majority --draft lookup': 'need a draft', '--method via-mid': 'give --mid DIR',
+    '--method ecsv-two': 'knob second', '--method ecsv --set depth=9999': 'a block of 9999',
+    '--method specguard --set preset=paper regenerate=sd': 'target_k is 16; expected 1 (regenerate=sd)',
+    '--method specguard --set delimiter=': 'delimiter is empty', '--sparse x': 'expected some of',
+    '--sparse moe': 'no layer of that kind', '--sparse ffn --set rho=2': 'knob rho',
+    f'--target {EMBEDDED}/draft --sparse attn --set anchors=1': 'no section',
+    '--target= --draft= --mid= --method= --sparse= --trace= --compare=':
+        '--target, --draft, --mid, --method, --sparse, --trace, --compare: found an empty text'}
+BAD_KNOBS = [
+    ('sd', 'gamma=-1'), ('sd', 'controller=magic'), ('lenient', 'lenience=0'), ('typical', 'epsilon=nan'),
+    ('cmasd', 'alpha=-1'), ('cmasd', 'k_min=20'), ('ecsv', 'branches=65'), ('ecsv-spot', 'budget=1'),
+    ('via', 'keep=0.2'), ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard', 'preset=best'),
+    ('sparse', 'rho=2'), ('sparse', 'block=0'), ('sparse', 'select=best')]
+
+
+def without_folder(flags):
+    return flags.replace(str(EMBEDDED), 'lab/models')
+
+
+@pytest.mark.parametrize('flags', BAD_FLAGS, ids=without_folder)
+def test_bad_flags(flags, capsys):
+    refused(capsys, BAD_FLAGS[flags], '--prompt', 'x', *flags.split())
+
+
+@pytest.mark.parametrize('method, knob', BAD_KNOBS)
+def test_bad_knobs(method, knob, capsys):
+    """A value out of range is named as it was found: knob gamma is -1."""
+    name, value = knob.split('=')
+    refused(capsys, f'knob {name} is {value}', '--prompt', 'x', '--method', method, '--set', knob)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+def test_cuda_is_refused_where_there_is_none(capsys):
+    refused(capsys, 'has none', '--prompt', 'x', '--device', 'cuda')
+
+
+# ---------------------------------------------------------- specmini.py: contexts, every method
+
+def run_past_the_context(capsys, target, draft, prompt, max_new=60):
+    """(ids written, stderr) of a run that asks for so many tokens."""
+    pair = '--target', target, '--draft', draft
+    flags = '--prompt', prompt, '--max-new', max_new, '--ignore-eos', '--json'
+    status, out, err = program(capsys, *pair, *flags)
+    assert status == 0
+    return json.loads(out)['tokens'], err
+
+
+def test_the_context_of_the_target_cuts_texts_short(pair, capsys):
+    _, target, _, draft, *_ = pair
+    tokens, err = run_past_the_context(capsys, target, draft, 'x' * 63)
+    assert len(tokens) == 1
+    wanted = '1 of 1 texts ended before --max-new 60: the context of 64 tokens (of the target) was full'
+    assert wanted in err
+
+
+def test_the_context_of_the_draft_cuts_texts_short(pair, capsys, tmp_path):
     short = checkpoint(tmp_path, max_position_embeddings=16)
-    for draft, prompt, who, room in ((pair[3], 'x' * 63, '64 tokens (of the target)', 1),
-                                     (short, 'hello', '16 tokens (of the draft)', 11)):
-        flags = *pair[:2], '--draft', draft, '--prompt', prompt, '--max-new', 60, '--ignore-eos', '--json'
-        status, out, err = program(capsys, *flags)
-        assert status == 0 and len(json.loads(out)['tokens']) == room
-        assert f'1 of 1 texts ended before --max-new 60: the context of {who} was full' in err
-    refused(capsys, 'has 64 tokens; expected at least 1, and fewer than the context of 64',
-            *pair[:4], '--prompt', 'x' * 64)
+    tokens, err = run_past_the_context(capsys, pair[1], short, 'hello')
+    assert len(tokens) == 16 - len('hello')
+    wanted = '1 of 1 texts ended before --max-new 60: the context of 16 tokens (of the draft) was full'
+    assert wanted in err
 
 
-@pytest.mark.parametrize('name', METHODS)
+def test_a_text_that_just_fits_is_not_cut_short(pair, capsys):
+    _, target, _, draft, *_ = pair
+    tokens, err = run_past_the_context(capsys, target, draft, 'x' * 54, max_new=10)
+    assert len(tokens) == 10
+    assert 'ended before' not in err
+
+
+def test_a_prompt_that_fills_the_context_is_refused(pair, capsys):
+    words = 'has 64 tokens; expected at least 1, and fewer than the context of 64'
+    refused(capsys, words, *pair[:4], '--prompt', 'x' * 64)
+
+
+QUICK = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'via-mid', 'specguard', 'sparse'       # one of each kind
+CHECKED = 'rsd', 'oracle-gate', 'process-best-of-n'                                # they need a step checker
+
+
+def runnable_methods():
+    """A parameter for each method that the command line can run; all but a few of them slow."""
+    names = [name for name in METHODS if name not in CHECKED]
+    params = []
+    for name in names:
+        marks = [] if name in QUICK else [pytest.mark.slow]
+        params.append(pytest.param(name, marks=marks, id=name))
+    return params
+
+
+def sample_sixteen(name, capsys):
+    """(status, stdout, stderr) of sampling 16 tokens with this method on the embedded models."""
+    draft = EMBEDDED / 'draft'
+    flags = ['--method', name, '--max-new', 16, '--temperature', 0.8, '--json']
+    if name == 'via-mid':
+        flags += ['--mid', draft]
+    if name == 'ecsv-two':
+        flags += ['--set', f'second={draft}']
+    return program(capsys, '--prompt', 'Tom has 12 pens. Tom loses 5. How many has Tom?', *flags)
+
+
+@pytest.mark.parametrize('name', runnable_methods())
 def test_every_method_runs_on_the_embedded_models(name, capsys):
     """From the command line, sampling: JSON that is valid, and figures that add up."""
-    draft = EMBEDDED / 'draft'
-    more = {'via-mid': ['--mid', draft], 'ecsv-two': ['--set', f'second={draft}']}.get(name, [])
-    status, out, err = program(capsys, '--prompt', 'Tom has 12 pens. Tom loses 5. How many has Tom?',
-                               '--method', name, '--max-new', '16', '--temperature', '0.8', '--json', *more)
-    if name in ('rsd', 'oracle-gate', 'process-best-of-n'):
-        assert status == 2 and 'step checker' in err
-        return
-    report = json.loads(out, parse_constant=lambda word: pytest.fail(f'{word} is no JSON'))
-    assert status == 0 and sum(report['stats']['labels'].values()) == len(report['tokens']) <= 16
+    def refuse(word):
+        pytest.fail(f'{word} is no JSON')
+
+    status, out, _ = sample_sixteen(name, capsys)
+    assert status == 0
+    report = json.loads(out, parse_constant=refuse)
+    n = len(report['tokens'])
+    assert n <= 16
+    assert sum(report['stats']['labels'].values()) == n
 
 
-# ------------------------------------------------------------------------ lab: tasks, claims, embedded models
+@pytest.mark.parametrize('name', CHECKED)
+def test_methods_that_need_a_step_checker_say_so(name, capsys):
+    status, _, err = sample_sixteen(name, capsys)
+    assert status == 2
+    assert 'step checker' in err
+
+
+# ---------------------------------------------------------- lab/tasks.py: rows and graders
+
+# How many steps the solutions of a task have; those of the other tasks have none.
+STEPS = {'math': range(2, 5), 'math-hard': range(5, 9), 'table': range(1, 3), 'table-long': range(1, 3)}
+
+
+def rows_of(task, split='held-out', seed=1, n=100):
+    """The first n rows of a task."""
+    return list(itertools.islice(tasks.rows(task, seed, split), n))
+
+
+@cache
+def rows_once(task):
+    """rows_of(task), made once."""
+    return rows_of(task)
+
 
 @pytest.mark.parametrize('task', tasks.TASKS)
-def test_tasks(task):
-    """Seeded; the splits share no text; the grader accepts the reference, not silence or another's."""
-    take = lambda split, seed=1, n=100: list(itertools.islice(tasks.rows(task, seed, split), n))
-    held, train = take('held-out'), take('train')
-    assert held == take('held-out') != take('held-out', 2)
-    assert not {r['prompt'] + r['solution'] for r in held} & {r['prompt'] + r['solution'] for r in train}
-    grades = [(tasks.grade(a, a['solution']), tasks.grade(a, ''), tasks.grade(a, b['solution']))
-              for a, b in zip(held, held[1:])]
-    if task == 'story':
-        assert set(grades) == {(None, None, None)}
-        return
-    assert all(mine and not silent for mine, silent, _ in grades) and sum(other for *_, other in grades) < 10
-    for r in held if 'Answer:' in held[0]['solution'] else []:
-        assert int(r['answer']) <= 999 and all(tasks.steps_right(r, r['solution']))
-        steps = tasks.STEP.findall(r['solution'])
-        assert all(max(int(a), int(b), int(c)) <= 999 and (op in '+-' or min(int(a), int(b)) <= 9)
-                   for a, op, b, c in steps)
-        assert len(steps) in {'math': range(2, 5), 'math-hard': range(5, 9)}.get(task, range(1, 3))
-        first = r['solution'].split('\n')[1]
-        assert tasks.steps_right(r, r['solution'].replace(first, first + '1', 1))[0] is False
-        assert tasks.steps_right(r, 'so it is\n' + r['solution'])[0] is False
+def test_rows_are_seeded(task):
+    held_out = rows_of(task)
+    assert held_out == rows_of(task)
+    assert held_out != rows_of(task, seed=2)
 
 
-def test_graders():
-    """Published values of BLEU (the example in NLTK's manual), ROUGE-L (Lin 2004); foreign rows; bad code."""
+@pytest.mark.parametrize('task', tasks.TASKS)
+def test_splits_share_no_text(task):
+    held_out = {row['prompt'] + row['solution'] for row in rows_once(task)}
+    train = {row['prompt'] + row['solution'] for row in rows_of(task, 'train')}
+    assert not held_out & train
+
+
+@pytest.mark.parametrize('task', [task for task in tasks.TASKS if task != 'story'])
+def test_the_grader_knows_the_reference(task):
+    """It accepts the reference, not silence; of 99 rows fewer than 10 take their neighbour's solution."""
+    rows = rows_once(task)
+    others = 0
+    for row, other in zip(rows, rows[1:]):
+        assert tasks.grade(row, row['solution'])
+        assert not tasks.grade(row, '')
+        others += tasks.grade(row, other['solution'])
+    assert others < 10
+
+
+def test_a_story_is_not_graded():
+    rows = rows_once('story')
+    for row, other in zip(rows, rows[1:]):
+        assert tasks.grade(row, row['solution']) is None
+        assert tasks.grade(row, '') is None
+        assert tasks.grade(row, other['solution']) is None
+
+
+@pytest.mark.parametrize('task', STEPS)
+def test_steps_are_small_and_right(task):
+    """All numbers up to 999, one factor or the divisor a single digit; as many steps as the task says."""
+    for row in rows_once(task):
+        assert int(row['answer']) <= 999
+        assert all(tasks.steps_right(row, row['solution']))
+        steps = tasks.STEP.findall(row['solution'])
+        assert len(steps) in STEPS[task]
+        for a, operation, b, result in steps:
+            assert max(int(a), int(b), int(result)) <= 999
+            if operation in '*/':
+                assert min(int(a), int(b)) <= 9
+
+
+@pytest.mark.parametrize('task', STEPS)
+def test_a_wrong_step_is_found(task):
+    """A wrong result, and a line that is no step."""
+    for row in rows_once(task):
+        solution = row['solution']
+        first = solution.split('\n')[1]
+        wrong = solution.replace(first, first + '1', 1)
+        assert tasks.steps_right(row, wrong)[0] is False
+        assert tasks.steps_right(row, 'so it is\n' + solution)[0] is False
+
+
+def test_bleu_has_published_values():
+    """The example in NLTK's manual, and the brevity penalty alone."""
     text = 'It is a guide to action which ensures that the military always obeys the commands of the party'
-    references = ['It is a guide to action that ensures that the military will forever heed Party commands',
-                  'It is the guiding principle which guarantees the military forces always being under the '
-                  'command of the Party',
-                  'It is the practical guide for the army always to heed the directions of the party']
+    references = [
+        'It is a guide to action that ensures that the military will forever heed Party commands',
+        'It is the guiding principle which guarantees the military forces always being under the command of '
+        'the Party',
+        'It is the practical guide for the army always to heed the directions of the party']
     assert tasks.bleu([references], [text]) == pytest.approx(0.5045666840058485)
     assert tasks.bleu([['a b c d e']], ['a b c d']) == pytest.approx(math.exp(1 - 5 / 4))
+
+
+def test_rouge_l_has_published_values():
+    """Lin 2004, section 3.1."""
     assert tasks.rouge_l('police killed the gunman', 'police kill the gunman') == 0.75
     assert tasks.rouge_l('police killed the gunman', 'the gunman kill police') == 0.5
+
+
+def test_facts_of_a_summary():
     row = next(tasks.rows('summary', 7))
     facts = tasks.SUMMARY.fullmatch(row['answer']).groups()
-    found = [tasks.facts_found(row, ' '.join(facts[:k])) for k in range(4)]
-    assert found == pytest.approx([0, 1 / 3, 2 / 3, 1]) and tasks.facts_found(row, row['solution']) == 1
-    gsm = dict(question='?', answer='He pays 600+634\n#### 1,234')
-    assert tasks.grade(gsm, 'so 5, then 1,234.') and not tasks.grade(gsm, '1234 is not 7')
-    assert tasks.grade(dict(answer=20), 'a range of 10-20') and tasks.grade(dict(answer=-3), '4 - 7 = -3')
-    for row, text in ((dict(answer='Paris, France'), ' Paris, France\n'), (dict(answer=7), 'it is 7'),
-                      (dict(task='math', answer=7), 'Answer: 7'), (dict(task='summary', answer='x'), 'x')):
-        assert tasks.grade(row, text) and not tasks.grade(row, 'y')
-    assert tasks.grade(dict(turns=['?']), 'x') is None
+    assert len(facts) == 3
+    for k in range(4):
+        text = ' '.join(facts[:k])
+        assert tasks.facts_found(row, text) == pytest.approx(k / 3)
+    assert tasks.facts_found(row, row['solution']) == 1
+
+
+GRADED = [              # a row, a text that is right for it
+    (dict(question='?', answer='He pays 600+634\n#### 1,234'), 'so 5, then 1,234.'),        # as GSM8K's
+    (dict(answer=20), 'a range of 10-20'), (dict(answer=-3), '4 - 7 = -3'),
+    (dict(answer='Paris, France'), ' Paris, France\n'), (dict(answer=7), 'it is 7'),
+    (dict(task='math', answer=7), 'Answer: 7'), (dict(task='summary', answer='x'), 'x')]
+
+
+@pytest.mark.parametrize('row, text', GRADED, ids=[text.strip() for _, text in GRADED])
+def test_grades_of_foreign_rows(row, text):
+    """By the last number where the answer is one, else by the whole text."""
+    assert specmini.grade(row, text)
+    assert not specmini.grade(row, 'y')
+    assert not specmini.grade(row, '1234 is not 7000')
+
+
+def test_a_row_without_an_answer_is_not_graded():
+    assert specmini.grade(dict(turns=['?']), 'x') is None
+
+
+def test_outputs_of_code():
     assert tasks.outputs('\ndef f(a, b): return max(a, b) % 5') == [2, 3, 0, 2]
-    for bad in ('__import__("os")', 'a.real', '9 ** 9 ** 9', 'z', 'a(', 'xs[9]', '[a]', 'xs * 3', 'a' * 201):
-        assert tasks.outputs(f'def f(a, xs): return {bad}') is None
 
 
+BAD_CODE = ('__import__("os")', 'a.real', '9 ** 9 ** 9', 'z', 'a(', 'xs[9]', '[a]', 'xs * 3', 'a' * 201)
+
+
+@pytest.mark.parametrize('code', BAD_CODE, ids=[code[:20] for code in BAD_CODE])
+def test_bad_code_is_not_run(code):
+    assert tasks.outputs(f'def f(a, xs): return {code}') is None
+
+
+FEW_WORDS = dict(
+    NAMES=['A', 'B'], ANIMALS=['x'], PLACES=['y', 'v'], THINGS=['z'], WHEN=['w'], LOST=['l', 'm'],
+    FOUND=['f', 'at {place}'], END=['e'], SEARCH=['{a} ran.', '{thing2}.', '{b} sat.', 'So.', 'No.'])
+
+
+@pytest.mark.slow
 def test_the_grammar_knows_its_entropy(monkeypatch):
     """The chances exp(-nats) of all stories that can follow a prompt sum to 1 (a few rare are not seen)."""
-    for name, few in dict(NAMES=['A', 'B'], ANIMALS=['x'], PLACES=['y', 'v'], THINGS=['z'], WHEN=['w'],
-                          LOST=['l', 'm'], FOUND=['f', 'at {place}'], END=['e'],
-                          SEARCH=['{a} ran.', '{thing2}.', '{b} sat.', 'So.', 'No.']).items():
+    for name, few in FEW_WORDS.items():
         monkeypatch.setattr(tasks, name, few)
-    rng, found = random.Random(0), {}
+    rng = random.Random(0)
+    chances = {}                                        # prompt -> {story: its chance}
     for _ in range(30_000):
         row = tasks.story(rng)
-        found.setdefault(row['prompt'], {})[row['solution']] = row['nats']
-    masses = [sum(math.exp(-nats) for nats in found[prompt].values()) for prompt in found]
-    assert len(masses) == 4 and all(0.95 < mass < 1 + 1e-9 for mass in masses)
+        stories = chances.setdefault(row['prompt'], {})
+        stories[row['solution']] = math.exp(-row['nats'])
+    assert len(chances) == 4
+    for stories in chances.values():
+        assert 0.95 < sum(stories.values()) < 1 + 1e-9
 
 
-@pytest.mark.parametrize('task, method', [
-    ('story', Exact(4)), ('table', verify.CmAsd()), ('table', verify.CmAsd(accept_='strict', alpha=2)),
-    ('math', verify.CmAsd(7, tau_base=0.05, gamma_tau=0, controller='fixed'))])
-def test_replays_are_runs(task, method):
-    """A replay is the real run, cycle by cycle, whatever other rules have seen; so are the sums of a vote."""
-    ids = replay.prompts(task, 2)[1][1]
-    record = replay.Branches(ids)
-    for rule in (verify.CmAsd(tau_base=0.01), method):
-        cycles, run = replay.written(replay.begin(ids), ids, rule), record.replay(rule)
-        assert list(run.text) == compare.tokens_of(cycles)
-        assert list(zip(run.kept, run.drafted)) == [(c.accepted, len(c.drafted)) for c in cycles]
-    for key in ('lite', 'ecsv', 'prefix'):
-        assert record.sums(key)[3] == record.checked(replace(replay.VOTES[key]), 3)
-    x, y = replay.lessons(record)                       # each token of the text is decided once
-    assert x.shape == (4, *y.shape) == (4, 4, len(record.line)) and y.double().mean() > 0.5
-    found = claims.real_run(replay.begin(ids), ids, Exact(4), 0.0, 0)
-    nats = fresh(replay.network('target')[0], ids + record.line[:-1], len(record.line)).log_softmax(-1)
-    assert sum(found[8:]) == found[1] and sum(k * n for k, n in enumerate(found[8:])) == found[0]
-    assert found[6] == pytest.approx(-float(nats[range(len(nats)), record.line].sum()), rel=1e-4)
-
-
-def test_fitted_weights():
-    """The fit finds the weights that made the votes, none below 0; a penalty shrinks them. 40,000 votes: 0.15
-    is 4 standard errors. Figures of agreement and of errors in common by hand."""
-    rng, truth = seeded(), torch.tensor([0.5, 1.0, 0.0, 2.0])
-    x = torch.randn(4, 4, 10_000, generator=rng)
-    odds = torch.tensordot(torch.tensor([0.5, 1.0, -0.7, 2.0]), x, 1) - 0.3
-    y = torch.rand(odds.shape, generator=rng) < odds.sigmoid()
-    a = replay.fit_weights([(x[..., :5000], y[..., :5000]), (x[..., 5000:], y[..., 5000:])], 0.0)
-    assert (a[:4] > 0).tolist() == [True, True, False, True] and (a[:4] / a[3] * 2 - truth).abs().max() < 0.15
-    assert (replay.fit_weights([(x, y)], 0.1)[[0, 1, 3]] < a[[0, 1, 3]]).all()
-    assert replay.loss_of(a, x, y) < replay.loss_of(a * 0.5, x, y) and replay.loss_of(a, x, y) < math.log(2)
-    assert claims.chrf('abcd', 'abcd') == 1 and claims.chrf('abcd', 'xyzu') == 0
-    assert claims.chrf('ab', 'ac', 2) == pytest.approx(0.25)                # one letter of two, no pair
-    wrong = torch.tensor([[1.0, 0, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]])
-    assert claims.correlation(wrong) == pytest.approx((1 + 0 + 0) / 3)
-
-
-def test_quantise(tmp_path, monkeypatch):
-    """A quantised copy loads; a group of 64 keeps 16 levels times its scale; embeddings stay."""
-    assert len(set(quantise.CODEBOOK)) == 16 and {-1, 0, 1} <= set(quantise.CODEBOOK)
-    w = torch.randn(6, 128, generator=seeded())
-    coarse = quantise.quantise(w)
-    groups = coarse.reshape(-1, 64) / w.reshape(-1, 64).abs().amax(1, keepdim=True)
-    assert (groups[..., None] - torch.tensor(quantise.CODEBOOK)).abs().amin(-1).max() < 1e-6
-    assert 0.05 < ((coarse - w).norm() / w.norm()) < 0.12
-    monkeypatch.setattr(sys, 'argv', ['quantise', str(checkpoint(tmp_path / 'a')), str(tmp_path / 'b')])
-    quantise.main()
-    a, b = (load(tmp_path / name)[0].state_dict() for name in 'ab')
-    assert {k for k in a if not torch.equal(a[k], b[k])} == {k for k in a if k.endswith('_proj.weight')}
-
-
-def test_training_data(monkeypatch, capsys):
-    """Training tells every fact; the tokenizer round-trips; rows are printed; calibrations are in date."""
-    told = {(r['answer'], t) for r in itertools.islice(tasks.rows('qa', 0, 'train'), 20_000)
-            for t in tasks.TOWNS if t in r['prompt']}
-    assert told >= {(value, town) for (_, town), value in tasks.FACTS.items()}
-    tokenizer = Tokenizer.from_file(str(EMBEDDED / 'target/tokenizer.json'))
-    for text in ('Mia has 270 pens.\n9 * 51 = 459', '  two  spaces\t\n\n', 'caf\u00e9 \u2192 \U0001f600',
-                 ''.join(map(chr, range(1, 300)))):
-        assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    assert tokenizer.get_vocab_size() <= 1024
-    assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
+def test_tasks_prints_rows(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', 'tasks math --n 3 --seed 7'.split())
     tasks.main()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rows) == 3 and set(rows[0]) >= {'task', 'prompt', 'answer'}
+    assert len(rows) == 3
+    for row in rows:
+        assert set(row) >= {'task', 'prompt', 'answer'}
+
+
+# ---------------------------------------------------------- lab/quantise.py: 4 bits
+
+def test_the_codebook_has_sixteen_levels():
+    assert len(set(quantise.CODEBOOK)) == 16
+    assert {-1, 0, 1} <= set(quantise.CODEBOOK)
+
+
+def test_quantised_weights_are_levels_times_a_scale():
+    """The scale is a group's largest magnitude; groups of 64 along a row; the error is small, but there."""
+    w = torch.randn(6, 128, generator=seeded())
+    coarse = quantise.quantise(w)
+    scale = w.reshape(-1, 64).abs().amax(1, keepdim=True)
+    groups = coarse.reshape(-1, 64) / scale
+    distances = groups[..., None] - torch.tensor(quantise.CODEBOOK)
+    assert distances.abs().amin(-1).max() < 1e-6
+    error = (coarse - w).norm() / w.norm()
+    assert 0.05 < error < 0.12
+
+
+def test_a_quantised_copy_loads(monkeypatch, tmp_path):
+    """Its projections are other weights, all else (embeddings, norms) the same."""
+    source = checkpoint(tmp_path / 'a')
+    monkeypatch.setattr(sys, 'argv', ['quantise', str(source), str(tmp_path / 'b')])
+    quantise.main()
+    before = load(source)[0].state_dict()
+    after = load(tmp_path / 'b')[0].state_dict()
+    for key, weight in before.items():
+        changed = not torch.equal(weight, after[key])
+        assert changed == key.endswith('_proj.weight'), key
+
+
+# ---------------------------------------------------------- the embedded models' data
+
+def test_training_tells_every_fact():
+    told = set()
+    for row in itertools.islice(tasks.rows('qa', 0, 'train'), 20_000):
+        for town in tasks.TOWNS:
+            if town in row['prompt']:
+                told.add((row['answer'], town))
+    for (_, town), value in tasks.FACTS.items():
+        assert (value, town) in told
+
+
+TEXTS = {'digits': 'Mia has 270 pens.\n9 * 51 = 459', 'spaces': '  two  spaces\t\n\n',
+         'beyond ASCII': 'caf\u00e9 \u2192 \U0001f600',
+         'characters 1 to 299': ''.join(map(chr, range(1, 300)))}
+
+
+@pytest.fixture(scope='module')
+def embedded_tokenizer():
+    return Tokenizer.from_file(str(EMBEDDED / 'target/tokenizer.json'))
+
+
+@pytest.mark.parametrize('text', TEXTS.values(), ids=list(TEXTS))
+def test_the_tokenizer_returns_the_text(text, embedded_tokenizer):
+    ids = embedded_tokenizer.encode(text).ids
+    assert embedded_tokenizer.decode(ids) == text
+
+
+def test_every_digit_is_a_token(embedded_tokenizer):
+    vocabulary = embedded_tokenizer.get_vocab()
+    assert embedded_tokenizer.get_vocab_size() <= 1024
+    for token in vocabulary:
+        assert len(re.findall(r'\d', token)) <= 1, token
+
+
+def test_calibrations_are_of_these_weights():
+    """read_calibration refuses one whose models have changed since."""
     read_calibration(EMBEDDED / 'target', EMBEDDED / 'draft', ['mask', 'signals', 'sparse'])
-    read_calibration(EMBEDDED / 'moe', needs=['sparse'])
+    read_calibration(EMBEDDED / 'moe', sections=['sparse'])
 
 
-def test_heirs_start_as_their_parents(monkeypatch, tmp_path):
-    """up as the draft, mid as layers of the target, moe's feed-forwards (its router even) as the target's."""
+# ---------------------------------------------------------- lab/train.py: heirs
+
+@pytest.fixture(scope='module')
+def parents():
+    """(target, draft, their tokenizer): the embedded ones."""
+    target, tokenizer, _ = load(EMBEDDED / 'target')
+    draft, _, _ = load(EMBEDDED / 'draft')
+    return target, draft, tokenizer
+
+
+@pytest.fixture
+def training_home(monkeypatch, tmp_path):
+    """The folder that training and grading use for lab/models."""
     monkeypatch.setattr(train, 'HOME', tmp_path)
-    (target, tokenizer, _), (draft, *_) = (load(EMBEDDED / name) for name in ('target', 'draft'))
-    up, mid = (train.build(name, tokenizer) for name in ('up', 'mid'))
-    train.inherit(up, dict(draft.named_parameters()), train.HEIRS['up'][1])
-    train.inherit(mid, dict(target.named_parameters()), train.HEIRS['mid'][1])
-    assert (fresh(up, [5, 6, 7], 3) - fresh(draft, [5, 6, 7], 3)).abs().max() < 1e-4
-    assert torch.equal(mid.model.layers[3].mlp.up_proj.weight, target.model.layers[7].mlp.up_proj.weight)
-    moe, x = train.build('moe', tokenizer), torch.randn(1, 50, target.config.hidden_size)
+    monkeypatch.setattr(bench, 'HOME', tmp_path)
+    return tmp_path
+
+
+def test_up_starts_as_the_draft(parents, training_home):
+    _, draft, tokenizer = parents
+    up = train.build('up', tokenizer)
+    _, layers = train.HEIRS['up']
+    train.inherit(up, dict(draft.named_parameters()), layers)
+    difference = fresh(up, [5, 6, 7], 3) - fresh(draft, [5, 6, 7], 3)
+    assert difference.abs().max() < 1e-4
+
+
+def test_mid_starts_as_layers_of_the_target(parents, training_home):
+    target, _, tokenizer = parents
+    mid = train.build('mid', tokenizer)
+    _, layers = train.HEIRS['mid']
+    train.inherit(mid, dict(target.named_parameters()), layers)
+    mine = mid.model.layers[3].mlp.up_proj.weight
+    theirs = target.model.layers[7].mlp.up_proj.weight
+    assert torch.equal(mine, theirs)
+
+
+def test_moe_starts_as_the_feed_forwards_of_the_target(parents, training_home):
+    """Where its router is even, which small weights make it."""
+    target, _, tokenizer = parents
+    moe = train.build('moe', tokenizer)
     train.split(moe, dict(target.named_parameters()))
+    x = torch.randn(1, 50, target.config.hidden_size, generator=seeded())
     for one, eight in zip(target.model.layers, moe.model.layers):
         eight.mlp.gate.weight.data *= 1e-4
-        whole, parts = kernels.swiglu(x, one.mlp, None)[0], kernels.mix(x, eight.mlp, None)[0]
+        whole, _ = kernels.swiglu(x, one.mlp, None)
+        parts, _ = kernels.mix(x, eight.mlp, None)
         assert (whole - parts).abs().max() < 1e-3 * whole.abs().max()
 
 
-def test_training_and_its_figures(monkeypatch, tmp_path, capsys):
-    """A tiny network trains, is interrupted, goes on, is saved, graded and calibrated, with its mixture."""
-    clock, accuracy = itertools.count(0, 25), train.accuracy            # a step takes 50 seconds
-    tiny = SIZES | dict(model_type='qwen3', max_position_embeddings=2048)
-    for name, value in dict(HOME=tmp_path, SHAPES=dict(draft=tiny, target=tiny), CURRICULUM=(
-            (1, [('math', {}, 1)]),), accuracy=lambda model, tokenizer, n=1: accuracy(model, tokenizer, 1),
-            time=SimpleNamespace(time=lambda: next(clock))).items():
-        monkeypatch.setattr(train, name, value)
+# ---------------------------------------------------------- lab/train.py and lab/bench.py: training
+
+@pytest.fixture
+def tiny_training(monkeypatch, training_home):
+    """The folder in which tiny networks train on word problems; each look at the clock takes 25 s of it.
+
+    Graded on four tasks, a row of each.
+    """
+    clock = itertools.count(0, 25)
+    accuracy = train.accuracy
+    shape = SIZES | dict(model_type='qwen3', max_position_embeddings=2048)
+
+    def tick():
+        return next(clock)
+
+    def accuracy_of_one_row(model, tokenizer, n=1):
+        return accuracy(model, tokenizer, 1)
+
+    monkeypatch.setattr(train, 'SHAPES', dict(draft=shape, target=shape))
+    monkeypatch.setattr(train, 'CURRICULUM', ((1, [('math', {}, 1)]),))
+    monkeypatch.setattr(train, 'accuracy', accuracy_of_one_row)
+    monkeypatch.setattr(train, 'time', SimpleNamespace(time=tick))
     few = {name: tasks.TASKS[name] for name in ('math', 'translate', 'story')}
-    monkeypatch.setattr(tasks, 'TASKS', few | dict(summary=partial(tasks.summary, high=2)))
-    (tmp_path / 'target').mkdir()
-    shutil.copy(EMBEDDED / 'target/tokenizer.json', tmp_path / 'target')
+    few['summary'] = partial(tasks.summary, high=2)
+    monkeypatch.setattr(tasks, 'TASKS', few)
+    (training_home / 'target').mkdir()
+    shutil.copy(EMBEDDED / 'target/tokenizer.json', training_home / 'target')
+    return training_home
+
+
+def test_training_goes_on_where_it_was_interrupted(tiny_training, monkeypatch, capsys):
+    """From its checkpoint, to the end; it learns; the model is saved, graded on every task, and loads."""
     losses = interrupt(monkeypatch, train, 'step', 12)
     with pytest.raises(KeyboardInterrupt):
         train.train('draft', 20, 256, 0, 'cpu')
-    done = torch.load(tmp_path / 'draft/checkpoint.pt')['done']
+    done = torch.load(tiny_training / 'draft/checkpoint.pt')['done']
+    assert 6 < done < 12
     train.train('draft', 20, 256, 0, 'cpu')
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert 6 < done < 12 and said['steps'] == done + len(losses) - 12 > 18
-    assert said['held_out'].keys() == tasks.TASKS.keys() and not list(tmp_path.glob('draft/*.pt'))
+    last = capsys.readouterr().out.splitlines()[-1]
+    said = json.loads(last)
+    assert said['steps'] == done + len(losses) - 12 > 18
+    assert said['held_out'].keys() == tasks.TASKS.keys()
     assert sum(losses[-5:]) < sum(losses[:5])
+    assert not list(tiny_training.glob('draft/*.pt'))
+    load(tiny_training / 'draft')
 
+
+@pytest.mark.slow
+def test_quality_grades_each_model_by_its_tasks(tiny_training, monkeypatch, capsys):
+    """A column a model: target, draft, moe. These have learned nothing, so what they write is wrong."""
+    tokenizer = Tokenizer.from_file(str(tiny_training / 'target/tokenizer.json'))
+    train.save(train.build('draft', tokenizer), tokenizer, 'draft')
     for name in ('target', 'moe'):
-        shutil.copytree(tmp_path / 'draft', tmp_path / name, dirs_exist_ok=True)
-    monkeypatch.setattr(bench, 'HOME', tmp_path)
+        shutil.copytree(tiny_training / 'draft', tiny_training / name, dirs_exist_ok=True)
     monkeypatch.setattr(sys, 'argv', ['bench', 'quality', '--n', '1'])
     bench.main()
-    lines = {line.split('`')[1]: line for line in capsys.readouterr().out.splitlines()[2:]}
-    assert lines.keys() == tasks.TASKS.keys() and all('1 of 1 |' in line for line in lines.values())
-    for task, words in dict(math='.0% |', translate='BLEU 0', summary='facts ', story='grammar ').items():
-        assert lines[task].count(words) >= 3                    # target, draft, moe
+    _, _, *lines = capsys.readouterr().out.splitlines()
+    found = {line.split('`')[1]: line for line in lines}
+    assert found.keys() == tasks.TASKS.keys()
+    for line in lines:
+        assert '1 of 1 |' in line                       # sd writes what ar does
+    assert found['math'].count('.0% |') >= 3
+    assert found['translate'].count('BLEU 0') >= 3
+    assert found['summary'].count('facts ') >= 3
+    assert found['story'].count('grammar ') >= 3
 
+
+def test_recalibrate_measures_the_pair_and_its_mixture(training_home, monkeypatch):
+    moe = training_home / 'moe'
+    moe.mkdir()
+    (moe / 'model.safetensors').touch()
     asked = []
-    monkeypatch.setattr(train_mask, 'main', lambda flags: asked.append(flags) or 0)
+
+    def note(flags):
+        asked.append(flags)
+        return 0
+
+    monkeypatch.setattr(train_mask, 'main', note)
     monkeypatch.setattr(sys, 'argv', ['train', 'recalibrate'])
     assert train.main() == 0
-    assert asked == [[], ['--signals'], ['--anchors'], ['--anchors', '--target', str(tmp_path / 'moe')]]
+    assert asked == [[], ['--signals'], ['--anchors'], ['--anchors', '--target', str(moe)]]
 
 
-def test_claims_are_findings(monkeypatch, capsys):
-    """The claims on mixtures, from the command line, on tiny random networks: figures and verdicts."""
-    tiny = lambda seed, **sizes: (network(seed, 257, torch.float32, **sizes), bytes_tokenizer(), {256})
-    mixture = dict(experts=(8, 8), num_experts_per_tok=4, moe_intermediate_size=8)
-    monkeypatch.setattr(claims, 'embedded', dict(target=tiny(0), draft=tiny(1), moe=tiny(2, **mixture)).get)
-    monkeypatch.setitem(claims.CLAIMS, 'sparse', claims.mixture_claims)
-    monkeypatch.setattr(sys, 'argv', 'claims sparse --n 1'.split())
-    claims.main()
-    rows = [line.split(' | ') for line in capsys.readouterr().out.splitlines() if line.startswith('| MoE')]
-    assert len(rows) == 11
-    for _, figure, interval, line, verdict, _ in rows:          # one prompt: all resamples are alike
-        apart = float(figure) - float(line)
-        assert interval == f'{figure} to {figure}'
-        assert verdict == ('HOLDS' if apart > 0 else 'FAILS') or abs(apart) < 1e-3
-
-
-def test_transformers_loads_the_embedded_models():
-    """With the same ids, end of sequence and logits; the draft has at most an eighth of 8 M parameters."""
-    text, sizes = 'Mia has 27 pens. Mia buys 9 more.', []
-    for folder in (EMBEDDED / 'target', EMBEDDED / 'draft', EMBEDDED / 'moe'):
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        tokenizer, (ours, mine, eos) = transformers.AutoTokenizer.from_pretrained(folder), load(folder)
-        ids = tokenizer(text)['input_ids']
-        assert ids == mine.encode(text).ids and eos == {tokenizer.eos_token_id}
-        with torch.no_grad():
-            assert (theirs(torch.tensor([ids])).logits[0] - fresh(ours, ids)).abs().max() < 1e-3
-        sizes.append(sum(p.numel() for p in ours.parameters()))
-    assert 8 * sizes[1] <= sizes[0] <= 8e6 and sizes[2] <= 8e6
-
-
-def test_embedded_pair_is_lossless():
-    """sd writes plain decoding's text on held-out rows, fp32; it may differ where the top-2 gap is < 1e-4."""
-    (target, tokenizer, eos), (draft, *_) = (load(EMBEDDED / name) for name in ('target', 'draft'))
-    for task, seed in itertools.product(tasks.TASKS, range(2)):
-        ids = tokenizer.encode(next(tasks.rows(task, seed))['prompt']).ids
-        wanted = plain(target, ids, 80, eos=eos)
-        got, _ = write(session(target, draft, ids, 80, eos=eos), Exact(4))
-        same = os.path.commonprefix([got, wanted])
-        top = fresh(target, ids + same, 1)[0].topk(2).values
-        assert got == wanted or top[0] - top[1] < 1e-4
-
+# ---------------------------------------------------------- what the README promises
 
 def test_readme_commands():
     """The two commands that the README promises are there, and CI runs the second."""
-    readme, ci = (HERE / 'README.md').read_text(), (HERE / '.ci/run').read_text()
+    readme = (HERE / 'README.md').read_text()
+    ci = (HERE / '.ci/run').read_text()
+    run = 'pip install -r requirements.txt && python specmini.py --prompt'
     tests = 'pip install -r requirements.txt -r requirements-test.txt && python -m pytest -q'
-    assert 'pip install -r requirements.txt && python specmini.py --prompt' in readme
-    assert tests in readme and 'python -m pytest -q' in ci
+    assert run in readme
+    assert tests in readme
+    assert 'python -m pytest -q' in ci
+
+
+# ------------------------------------------------------------- the embedded models
+
+@pytest.mark.parametrize('name', ['target', 'draft', 'moe'])
+def test_transformers_loads_the_embedded_models(name):
+    """With the same ids, end of sequence and logits."""
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED / name, dtype=torch.float32)
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED / name)
+    ours, tokenizer, eos = load(EMBEDDED / name)
+    text = 'Mia has 27 pens. Mia buys 9 more.'
+    ids = their_tokenizer(text)['input_ids']
+    assert ids == tokenizer.encode(text).ids
+    assert eos == {their_tokenizer.eos_token_id}
+    with torch.no_grad():
+        wanted = theirs(torch.tensor([ids])).logits[0]
+    assert apart(fresh(ours, ids), wanted) < 1e-3
+
+
+def parameters(name):
+    """The number of parameters of an embedded model."""
+    model, _, _ = load(EMBEDDED / name)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def test_sizes_of_the_embedded_models():
+    """8 M parameters at most; the draft has at most an eighth of its target's."""
+    target = parameters('target')
+    assert target <= 8e6 and parameters('moe') <= 8e6
+    assert 8 * parameters('draft') <= target
+
+
+EACH_TASK = [case(name, name, slow=name != 'qa') for name in tasks.TASKS]
+
+
+@pytest.mark.parametrize('task', EACH_TASK)
+def test_embedded_pair_is_lossless(task):
+    """sd writes plain decoding's text on held-out rows, fp32; it may differ where the top-2 gap is < 1e-4."""
+    target, tokenizer, eos = load(EMBEDDED / 'target')
+    draft, _, _ = load(EMBEDDED / 'draft')
+    for seed in range(2):
+        row = next(tasks.rows(task, seed))
+        ids = tokenizer.encode(row['prompt']).ids
+        wanted = plain(target, ids, 80, eos=eos)
+        s = session(target, draft, ids, 80, eos=eos)
+        got, _ = write(s, Exact(4))
+        if got != wanted:
+            same = os.path.commonprefix([got, wanted])
+            logits = fresh(target, ids + same, 1)[0]
+            best, second = logits.topk(2).values
+            assert best - second < 1e-4
+
+
+# ------------------------------------------------------------- the five source files, alone
+
+SOURCES = 'kernels.py', 'model.py', 'verify.py', 'specmini.py', 'train_mask.py'
+PAPERS = 'via', 'cmasd', 'ecsv', 'sparse', 'specguard'
+
+
+def copy_of_the_product(folder):
+    """Puts the source files into an empty folder, and a random pair with its calibrations beside them."""
+    for name in SOURCES:
+        shutil.copy(HERE / name, folder)
+    target = checkpoint(folder / 'target', byte_network(0, num_hidden_layers=4), num_hidden_layers=4)
+    draft = checkpoint(folder / 'draft', byte_network(1))
+    write_calibration(target, 'mask', dict(skip=[2, 3], nested=[[2, 3], [2]]))
+    write_calibration(target, 'signals', RANGES, draft)
+    (target / 'chat_template.jinja').write_text('user:{{ messages[0].content }}!')
+    (folder / 'rows.jsonl').write_text('{"prompt": "ab"}\n{"question": "cd"}\n')
+    (folder / 'text.txt').write_text('the cat sat on the mat, and ' * 9)
+
+
+def alone(folder, *command):
+    """(exit status, stdout, stderr) of `python command` in this folder; no other path to import from."""
+    environment = dict(os.environ)
+    environment.pop('PYTHONPATH', None)
+    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()      # not text=True: \r stays
+
+
+@pytest.mark.slow
+def test_the_product_stands_alone(tmp_path):
+    """The five source files run without the laboratory: every method, and every flag that shows something."""
+    copy_of_the_product(tmp_path)
+
+    def run(flags, draft='draft', prompt=('--prompt', 'hello')):
+        pair = '--target', 'target', '--draft', draft
+        rest = '--max-new', '12', '--ignore-eos', *flags.split()
+        status, out, err = alone(tmp_path, 'specmini.py', *pair, *prompt, *rest)
+        assert status == 0, (flags, err)
+        return out, err
+
+    status, listed, err = alone(tmp_path, 'specmini.py', '--list')
+    names = [line.split()[0] for line in listed.splitlines()]
+    assert status == 0 and {'ar', 'sd', *PAPERS} <= set(names), err
+
+    shown, _ = run('--method cmasd --show --trace trace.jsonl')
+    trace = (tmp_path / 'trace.jsonl').read_text().splitlines()
+    assert shown.count('\n') == len(trace) > 1                      # a line a cycle
+    assert sum(len(json.loads(line)['tokens']) for line in trace) == 12
+
+    _, err = run('--method ecsv --check')
+    assert 'check: equal to plain' in err
+
+    out, _ = run('--method via --json', draft='self')
+    assert len(json.loads(out)['tokens']) == 12
+
+    out, _ = run('--method sparse --chat --json')
+    assert json.loads(out)['prompt_tokens'] == len('user:hello!')
+
+    out, _ = run('--method specguard --json', prompt=('--prompts', 'rows.jsonl'))
+    first, second = out.splitlines()
+    assert json.loads(first)['prompt_tokens'] == 2
+    assert json.loads(second)['method'] == 'specguard'
+
+    table, _ = run('--compare ' + ','.join(PAPERS))
+    for name in PAPERS:
+        assert f'\n{name} ' in table
+
+    status, out, err = alone(tmp_path, 'train_mask.py', '--target', 'target', '--text', 'text.txt',
+                             '--windows', '2', '--window', '8', '--evaluations', '2')
+    assert status == 0 and out.startswith('skips ['), err
+    found = read_calibration(tmp_path / 'target', sections=['mask'])
+    assert len(found['mask']['tried']) == 2                         # it was measured, not copied by us
+
+    status, out, err = alone(tmp_path, 'specmini.py', '--prompt', 'hello')
+    assert status == 2 and not out
+    assert err.count('\n') == 1 and '--target' in err, err          # no model is here: the line says so

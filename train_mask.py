@@ -3,26 +3,55 @@
 `python train_mask.py` searches the mask of the embedded target in half a minute; --target and --text take
 any other model. Random proposals take turns with Bayesian ones (a Gaussian process over masks, expected
 improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks are used: verify.py.
---signals measures instead how sure and how grounded a draft's steps are, for specguard (lab/steps.py), and
---anchors what --sparse needs to choose layers and thresholds by (lab/passes.py).
+--anchors measures instead what --sparse needs to choose layers and thresholds by, and --signals how sure and
+how grounded a draft's steps are, for specguard (it takes graded steps, which the laboratory makes).
 
 m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
 import argparse
+import functools
 import itertools
 import math
 import sys
 import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path as File
 
 import torch
 from tqdm import tqdm
 
-from lab.calibration import read_calibration, write_calibration
-from model import Reader, expect, load
-from specmini import EMBEDDED, Parser
-from verify import violation
+import kernels
+from model import Reader, expect, load, read_calibration, write_calibration
+from specmini import EMBEDDED, Parser, lab_module
+from verify import Session, Sparse, violation
 
-SETTINGS = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'     # a resumed search's are equal
+
+@dataclass(frozen=True)
+class Settings:
+    """What a search is asked for; a resumed one must ask for the same texts, units and objective."""
+    unit: str = 'layer'             # what a mask leaves out: layer or sublayer
+    skip: float = 0.45              # share of the layers to leave out
+    objective: str = 'violation'    # DIMR's R, or argmax: SWIFT's match
+    seed: int = 0
+    windows: int = 28               # calibration texts
+    window: int = 32                # W, tokens scored of each; as the max_lag of via
+    text: str = None                # file of calibration text; None: the laboratory's training rows
+    evaluations: int = 60           # masks to try at most
+    minutes: float = 60.0           # time to search at most
+    patience: int = 30              # masks without a better one that end it
+    period: int = 2                 # every so many proposals a Bayesian one; 0: never
+
+    def asked(self):
+        """What a resumed search must have in common with the one before."""
+        return {name: getattr(self, name) for name in RESUMED}
+
+
+RESUMED = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'
+WARM_UP = 8             # masks tried at random before the Gaussian process is asked
+RANDOM = 500            # random masks among which a proposal is chosen
+NOISE = 1e-2            # variance of a cost's logarithm that is not explained, over that which is
+QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table that --anchors writes
+EVERY = 17              # of a pass's channel activations, every 17th is kept: enough for quantiles
 
 
 class Windows:
@@ -32,9 +61,13 @@ class Windows:
     """
 
     def __init__(self, model, texts, W):
-        self.model, self.texts, self.W = model, texts, W
+        self.model = model
+        self.texts = texts
+        self.W = W
         self.readers = [Reader(model, len(ids)) for ids in texts]
-        self.p = [self.law(reader, ids, model.full) for reader, ids in zip(self.readers, texts)]
+        self.p = []                                     # of each text the target's log-probabilities [W, V]
+        for reader, ids in zip(self.readers, texts):
+            self.p.append(self.law(reader, ids, model.full))
 
     def law(self, reader, ids, path):
         """Log-probabilities [W, V]; whatever the cache holds, the window is read anew."""
@@ -45,70 +78,99 @@ class Windows:
 
         Source: VIA-SD (2026), DIMR; Xia et al. 2024 (SWIFT) for the match of argmaxes.
         """
-        path, total = self.model.full.slim(set(skip)), 0.0
+        path = self.model.full.without(skip)
+        total = 0.0
         for reader, ids, p in zip(self.readers, self.texts, self.p):
             s = self.law(reader, ids, path)
-            apart = violation(p, s) if objective == 'violation' else (p.argmax(-1) != s.argmax(-1)).float()
+            if objective == 'violation':
+                apart = violation(p, s)                                                 # [W]
+            else:
+                apart = (p.argmax(-1) != s.argmax(-1)).float()
             total += float(apart.mean())
         return total / len(self.texts)
 
 
-# ------------------------------------------------------------------------------------------------- the search
+# ---------------------------------------------------------------------------------------------- the search
+
+def distances(masks, others):
+    """[N, n]: the units in which two masks differ; masks [N, m] and others [n, m] are 0/1 rows."""
+    return torch.cdist(masks, others, p=1)
+
+
+def fit_process(seen, y):
+    """(log-likelihood, l, root [n, n], weights [n, 1]) of the Gaussian process that makes y [n] likeliest.
+
+    The kernel exp(-d / l), d the units in which two masks differ, is a product over units, hence positive
+    definite; l is the best of six. root: the Cholesky factor of the costs' covariance.
+    Source: Rasmussen and Williams 2006, algorithm 2.1.
+    """
+    fits = []
+    for l in (1, 2, 4, 8, 16, 32):
+        covariance = (-distances(seen, seen) / l).exp() + NOISE * torch.eye(len(y), dtype=y.dtype)
+        root = torch.linalg.cholesky(covariance)
+        weights = torch.cholesky_solve(y[:, None], root)
+        likelihood = -y @ weights[:, 0] / 2 - root.diagonal().log().sum()
+        fits.append((float(likelihood), l, root, weights))
+    return max(fits, key=lambda fit: fit[0])
+
 
 def expected_improvement(seen, costs, masks):
     """[N] how far each mask is expected to beat the best one, by a Gaussian process on the log of the costs.
 
-    seen [n, m] and masks [N, m] are 0/1 rows. The kernel exp(-d / l), d the units in which two masks differ,
-    is a product over units, hence positive definite; l is the one of six that makes the costs likeliest.
-    Source: Jones et al. 1998 (expected improvement); Rasmussen and Williams 2006, algorithm 2.1.
+    seen [n, m] and masks [N, m] are 0/1 rows. Source: Jones et al. 1998 (expected improvement).
     """
     y = (costs + 1e-9).log()
-    y, fits = (y - y.mean()) / y.std().clamp(min=1e-9), []
-    for l in (1, 2, 4, 8, 16, 32):
-        K = (-torch.cdist(seen, seen, p=1) / l).exp() + 1e-2 * torch.eye(len(y), dtype=y.dtype)
-        root = torch.linalg.cholesky(K)                                                 # [n, n]
-        weights = torch.cholesky_solve(y[:, None], root)                                # [n, 1]
-        fits.append((float(-y @ weights[:, 0] / 2 - root.diagonal().log().sum()), l, root, weights))
-    _, l, root, weights = max(fits, key=lambda fit: fit[0])
-    near = (-torch.cdist(masks, seen, p=1) / l).exp()                                   # [N, n]
+    y = (y - y.mean()) / y.std().clamp(min=1e-9)
+    _, l, root, weights = fit_process(seen, y)
+    near = (-distances(masks, seen) / l).exp()                                          # [N, n]
     known = torch.linalg.solve_triangular(root, near.T, upper=False).square().sum(0)    # [N]
     deviation = (1 - known).clamp(min=1e-12).sqrt()
-    z, normal = (y.min() - (near @ weights)[:, 0]) / deviation, torch.distributions.Normal(0.0, 1.0)
+    z = (y.min() - (near @ weights)[:, 0]) / deviation
+    normal = torch.distributions.Normal(0.0, 1.0)
     return deviation * (z * normal.cdf(z) + normal.log_prob(z).exp())
 
 
 def propose(tried, m, k, generator, bayes):
     """k of m units, a sorted tuple not in tried {mask: cost}: random, or of most expected improvement.
 
-    The latter of 500 random ones and all swaps of one unit in the best 8. None where none of these is new.
+    The latter of RANDOM random ones and all swaps of one unit in the best 8. None where none of these is new.
     """
-    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist())) for _ in range(500)]
+    many = []
+    for _ in range(RANDOM):
+        units = torch.randperm(m, generator=generator)[:k]
+        many.append(tuple(sorted(units.tolist())))
     if bayes:
-        for z in sorted(tried, key=tried.get)[:8]:
-            swaps = itertools.product(z, set(range(m)) - set(z))
-            many += [tuple(sorted(set(z) - {out} | {new})) for out, new in swaps]
-    many = [z for z in dict.fromkeys(many) if z not in tried]
+        for mask in sorted(tried, key=tried.get)[:8]:
+            for out, new in itertools.product(mask, set(range(m)) - set(mask)):
+                many.append(tuple(sorted(set(mask) - {out} | {new})))
+    many = [mask for mask in dict.fromkeys(many) if mask not in tried]
     if not bayes or not many:
         return many[0] if many else None
-    rows = lambda masks: torch.nn.functional.one_hot(torch.tensor(masks), m).sum(1).double()
     costs = torch.tensor(list(tried.values()), dtype=torch.float64)
-    return many[int(expected_improvement(rows(list(tried)), costs, rows(many)).argmax())]
+    gain = expected_improvement(as_rows(list(tried), m), costs, as_rows(many, m))
+    return many[int(gain.argmax())]
 
 
-def search(cost, m, k, args, tried, end=math.inf):
-    """Adds to tried {mask: cost} up to the budget of args; Ctrl-C ends it early, and nothing is lost.
+def as_rows(masks, m):
+    """[N, m] 0/1 rows of masks, tuples of units."""
+    return torch.nn.functional.one_hot(torch.tensor(masks), m).sum(1).double()
+
+
+def search(cost, m, k, settings, tried, end=math.inf):
+    """Adds to tried {mask: cost} what the settings allow; Ctrl-C ends it early, and nothing is lost.
 
     cost: function of a mask; end: the perf_counter from which none is tried. A proposal depends on the seed
     and on tried alone: a resumed search goes the way of an uninterrupted one. Source: VIA-SD (2026), DIMR.
     """
-    total = min(args.evaluations, math.comb(m, k))
+    total = min(settings.evaluations, math.comb(m, k))
     bar = tqdm(total=total, initial=len(tried), disable=None, desc='masks')
     try:
         while len(tried) < total and time.perf_counter() < end:
-            i, costs = len(tried), list(tried.values())
-            generator = torch.Generator().manual_seed(args.seed * 100_003 + i)
-            mask = propose(tried, m, k, generator, args.period and i >= 8 and i % args.period == 0)
-            if mask is None or i and i - costs.index(min(costs)) > args.patience:
+            i = len(tried)
+            generator = torch.Generator().manual_seed(settings.seed * 100_003 + i)
+            bayes = settings.period and i >= WARM_UP and i % settings.period == 0
+            mask = propose(tried, m, k, generator, bayes)
+            if mask is None or since_best(tried) > settings.patience:
                 break
             tried[mask] = cost(mask)
             bar.update()
@@ -117,53 +179,283 @@ def search(cost, m, k, args, tried, end=math.inf):
         bar.write('interrupted: the best so far is kept', file=sys.stderr)
 
 
-def find_mask(model, windows, args, tried):
+def since_best(tried):
+    """How many masks were tried from the best one on, itself included; 0 where none was."""
+    costs = list(tried.values())
+    return len(costs) - costs.index(min(costs)) if costs else 0
+
+
+def maskable(settings, layers):
+    """[tuple of sublayers of each unit]: the first and the last layer always stay."""
+    units = []
+    for i in range(1, layers - 1):
+        if settings.unit == 'layer':
+            units.append((2 * i, 2 * i + 1))
+        else:
+            units += [(2 * i,), (2 * i + 1,)]
+    return units
+
+
+def find_mask(model, windows, settings, tried):
     """The section `mask` of the calibration file, from tried {mask: cost} as the search leaves it.
 
-    Its keys: see lab/calibration.py. nested: the best, then the half and the quarter of it that cost least.
+    Its keys: see model.py. nested: the best, then the half and the quarter of it that cost least.
     """
-    L, generator = model.config.num_hidden_layers, torch.Generator().manual_seed(args.seed)
-    units = [(j,) for j in range(2, 2 * L - 2)]             # the first and the last layer always stay
-    units = units if args.unit == 'sublayer' else [(j, j + 1) for j in range(2, 2 * L - 2, 2)]
-    m, k = len(units), int(args.skip * L * (2 if args.unit == 'sublayer' else 1))
-    expect(0 < k <= m, f'--skip {args.skip}: {k} of {m} free {args.unit}s; expected 1 to {m}')
-    flat = lambda mask: sorted(j for u in mask for j in units[u])
-    cost = lambda mask: windows.cost(flat(mask), args.objective)
+    layers = model.config.num_hidden_layers
+    units = maskable(settings, layers)
+    m = len(units)
+    every = layers if settings.unit == 'layer' else 2 * layers
+    k = int(settings.skip * every)
+    expect(0 < k <= m, f'--skip {settings.skip}: {k} of {m} free {settings.unit}s; expected 1 to {m}')
+
+    def sublayers(mask):
+        return sorted(j for unit in mask for j in units[unit])
+
+    def cost(mask):
+        return windows.cost(sublayers(mask), settings.objective)
     evenly = cost([int((i + 0.5) * m / k) for i in range(k)])       # before the search: Ctrl-C loses nothing
-    chance = sum(cost(propose({}, m, k, generator, False)) for _ in range(10)) / 10
-    end = (begin := time.perf_counter()) + 60 * args.minutes        # of all searches together
-    search(cost, m, k, args, tried, end)
+    chance = mean_of_random(cost, m, k, settings.seed)
+    begin = time.perf_counter()
+    end = begin + 60 * settings.minutes                             # of all searches together
+    search(cost, m, k, settings, tried, end)
     expect(tried, 'no mask was tried: give the search more --minutes')
-    nested, seconds = [best := min(tried, key=tried.get)], round(time.perf_counter() - begin, 1)
+    best = min(tried, key=tried.get)
+    seconds = round(time.perf_counter() - begin, 1)
+    nested = [best]
     while len(nested) < 3 and len(nested[-1]) > 1:
-        last, within = nested[-1], {}
-        search(lambda z: cost([last[i] for i in z]), len(last), len(last) // 2, args, within, end)
-        if not within:                                      # interrupted before the first, or too late
+        inner = best_half(cost, nested[-1], settings, end)
+        if inner is None:                               # interrupted before the first, or too late
             break
-        nested.append([last[i] for i in min(within, key=within.get)])
-    work = model.read_bytes(model.full.slim(set(flat(best)))) / model.read_bytes(model.full)
-    return dict(skip=flat(best), nested=[flat(z) for z in nested], cost=tried[best], evenly=evenly,
-                random=chance, work=work, seconds=seconds, settings={x: getattr(args, x) for x in SETTINGS},
-                tried={' '.join(map(str, z)): c for z, c in tried.items()})
+        nested.append(inner)
+    slim = model.full.without(sublayers(best))
+    return dict(skip=sublayers(best), nested=[sublayers(mask) for mask in nested], cost=tried[best],
+                evenly=evenly, random=chance, work=model.read_bytes(slim) / model.read_bytes(model.full),
+                seconds=seconds, settings=settings.asked(),
+                tried={' '.join(map(str, mask)): found for mask, found in tried.items()})
 
 
-# ------------------------------------------------------------------------------------------------ the program
+def mean_of_random(cost, m, k, seed, n=10):
+    """The mean cost of n random masks."""
+    generator = torch.Generator().manual_seed(seed)
+    return sum(cost(propose({}, m, k, generator, False)) for _ in range(n)) / n
+
+
+def best_half(cost, mask, settings, end):
+    """The half of a mask's units that costs least, by a search of its own; None where none was tried."""
+    def cost_within(places):
+        return cost([mask[i] for i in places])
+    within = {}
+    search(cost_within, len(mask), len(mask) // 2, settings, within, end)
+    if not within:
+        return None
+    return [mask[i] for i in min(within, key=within.get)]
+
+
+# ---------------------------------------------------------------------------------------- calibration texts
+
+def calibration_texts(tokenizer, settings):
+    """settings.windows texts as ids, each ending in the settings.window tokens that are scored.
+
+    Of --text: evenly spaced pieces. Else the lab's training rows, task by task, as far into their solutions.
+    """
+    if settings.text:
+        return pieces_of(tokenizer, settings)
+    tasks = lab_module('tasks')
+    expect(tasks, 'no --text, and no laboratory with tasks beside this file: give a file of text')
+    W = settings.window
+    texts = []
+    sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
+    for source in sources * (10 * settings.windows):
+        row = next(source)
+        prompt = tokenizer.encode(row['prompt']).ids
+        whole = tokenizer.encode(row['prompt'] + row['solution']).ids
+        if len(whole) > W:
+            texts.append(whole[:len(prompt) + W])
+        if len(texts) == settings.windows:
+            return texts
+    raise ValueError(f'--window {W}: hardly a text of the tasks is that long; give a --text FILE or fewer')
+
+
+def pieces_of(tokenizer, settings):
+    """Evenly spaced pieces of a file, each of at most eight windows."""
+    W = settings.window
+    text = File(settings.text).read_text(encoding='utf-8')
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    expect(len(ids) >= 2 * W, f'--text {settings.text}: {len(ids)} tokens; expected at least {2 * W}')
+    pieces = []
+    for i in range(settings.windows):
+        end = 2 * W + i * (len(ids) - 2 * W) // settings.windows
+        pieces.append(ids[max(0, end - 8 * W):end])
+    return pieces
+
+
+# ------------------------------------------------------------------- --anchors: what sparse passes choose by
+# Dense verifying passes are watched while the sparse kernels choose beside them; nothing that they choose is
+# used.
+
+def watched(path, log):
+    """The same path, which appends (sublayer, carry) to the log after every sublayer: what a pass chose.
+
+    Sublayer 2i is the attention of layer i, 2i + 1 its feed-forward.
+    """
+    attends = []
+    ffns = []
+    for layer, attend in enumerate(path.attends):
+        attends.append(logged(attend, 2 * layer, log))
+    for layer, ffn in enumerate(path.ffns):
+        ffns.append(logged(ffn, 2 * layer + 1, log))
+    return replace(path, attends=tuple(attends), ffns=tuple(ffns))
+
+
+def logged(sublayer, number, log):
+    """A sublayer's function that also appends (number, carry) to the log; None, where skipped, stays None."""
+    if sublayer is None:
+        return None
+
+    def run(*args):
+        out, carry = sublayer(*args)
+        log.append((number, carry))
+        return out, carry
+    return run
+
+
+def attend_all(sparse_form, q, k, v, mask, carry):
+    """Dense attention that hands on what the sparse form of it chooses."""
+    _, carry = sparse_form(q, k, v, mask, carry)
+    return kernels.attend(q, k, v, mask, carry)
+
+
+class Choices:
+    """What watched passes chose, collected layer by layer."""
+
+    def __init__(self, mixtures):
+        """mixtures: for each layer its number of experts, 0 where the feed-forward is dense."""
+        self.mixtures = mixtures
+        self.similar = []       # of each layer: Jaccard similarities of its blocks to the layer before's
+        self.sizes = []         # of each layer: [n, 1] channels' sizes, or [n, k - 1] lowest experts' shares
+        for _ in mixtures:
+            self.similar.append([])
+            self.sizes.append([])
+
+    def add(self, log):
+        """Adds one pass, in which no sublayer was skipped."""
+        before = []
+        for layer, experts in enumerate(self.mixtures):
+            _, attention = log[2 * layer]
+            _, feed_forward = log[2 * layer + 1]
+            heads = []
+            if 'blocks' in attention:                           # else the text is too short to choose from
+                heads = list(map(set, attention['blocks'][0].tolist()))
+            for mine, theirs in zip(heads, before):
+                self.similar[layer].append(len(mine & theirs) / len(mine | theirs))
+            before = heads
+            if experts:
+                self.sizes[layer].append(feed_forward['lowest'])
+            else:
+                some = feed_forward['channels'].flatten()[::EVERY]
+                self.sizes[layer].append(some.abs()[:, None])
+
+    def likeness(self):
+        """[L - 1] mean similarity of each layer but the first to the one before."""
+        return [round(sum(values) / len(values), 4) for values in self.similar[1:]]
+
+    def tables(self, layer):
+        """Quantiles of a layer's sizes: one table, or one for each number of lowest experts."""
+        columns = torch.cat(self.sizes[layer]).float().sort(0).values.T
+        places = torch.linspace(0, 1, QUANTILES) * (columns.shape[1] - 1)
+        found = []
+        for column in columns:
+            values = column[places.long()].tolist()
+            found.append([round(value, 5) for value in values])
+        return found
+
+
+def choosing_path(model, reader, knobs):
+    """The model's full path, densely attended, on which every layer chooses blocks, channels and experts.
+
+    Thresholds are so low that nothing is left out.
+    """
+    L = len(model.config.mixtures)
+    k = model.config.num_experts_per_tok
+    low = dict(
+        anchors=list(range(L)),
+        channels=[[1e-30]] * L,
+        experts=[[[0.0]] * (k - 1)] * L,
+    )
+    knobs = dict(dense_below=32) | knobs
+    method = Sparse(**knobs, anchors=L, ffn_quantile=0.5, moe_skip=max(k - 1, 0))
+    session = Session(reader, None, None, [], 0, calibration=dict(sparse=low))
+    path = method.view(model.full, session)
+    attends = []
+    for attend in path.attends:
+        attends.append(functools.partial(attend_all, attend))
+    return replace(path, attends=tuple(attends))
+
+
+def sparsity(model, texts, T=5, **knobs):
+    """The section 'sparse': what dense verifying passes over T positions of texts (ids) would choose.
+
+    anchors: layer 0, then those whose blocks differ most from the layer before; jaccard: of each with it;
+    channels, experts: for each layer 21 quantiles, 0 to 1, of |silu(gate)| and of the share of the weight
+    that a token's m lowest experts have, m = 1, 2, ... Source: as verify.Sparse (anchor layers).
+    """
+    mixtures = model.config.mixtures
+    choices = Choices(mixtures)
+    for ids in texts:
+        reader = Reader(model, len(ids))
+        path = choosing_path(model, reader, knobs)
+        for end in range(T, len(ids) - T, T):
+            reader.read(ids[:end], [], model.full, 0)
+            log = []
+            reader.read(ids[:end], ids[end:end + T], watched(path, log), T)
+            choices.add(log)
+    if not choices.similar[-1]:
+        longest = max(map(len, texts))
+        raise ValueError(f'calibration texts of {longest} tokens at most: too short for blocks')
+    likeness = choices.likeness()
+    order = sorted(range(1, len(mixtures)), key=lambda layer: likeness[layer - 1])
+    channels = []
+    shares = []
+    for layer, experts in enumerate(mixtures):
+        tables = choices.tables(layer)
+        channels.append([0.0] if experts else tables[0])
+        shares.append(tables if experts else [])
+    return dict(anchors=[0, *order], jaccard=likeness, channels=channels, experts=shares)
+
+
+def find_anchors(model, texts):
+    """The section 'sparse' from texts (ids) that are joined and cut anew; prints the layers' order."""
+    joined = sum(texts, [])
+    pieces = []
+    for begin in range(0, len(joined), 512):
+        pieces.append(joined[begin:begin + 512])
+    found = sparsity(model, pieces)
+    print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
+    return found
+
+
+# --------------------------------------------------------------------------------------------- the program
 
 def parse(argv):
+    usual = Settings()
     p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
     add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
     add('--text', metavar='FILE', help='calibration text (default: training rows of the embedded tasks)')
-    add('--skip', type=float, default=0.45, help='share of the layers to leave out (default: 0.45)')
-    add('--unit', choices=('layer', 'sublayer'), default='layer', help='what a mask leaves out')
-    add('--objective', choices=('violation', 'argmax'), default='violation', help="DIMR's R or SWIFT's match")
-    add('--evaluations', type=int, default=60, help='masks to try at most (default: 60)')
-    add('--minutes', type=float, default=60.0, help='time to search at most (default: 60)')
-    add('--patience', type=int, default=30, help='masks without a better one that end it (default: 30)')
-    add('--period', type=int, default=2, help='every so many proposals a Bayesian one; 0: never (default: 2)')
-    add('--windows', type=int, default=28, help='calibration texts (default: 28)')
-    add('--window', type=int, default=32, help='tokens scored of each (default: 32, as the max_lag of via)')
-    add('--seed', type=int, default=0)
+    add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
+    add('--unit', choices=('layer', 'sublayer'), default=usual.unit, help='what a mask leaves out')
+    add('--objective', choices=('violation', 'argmax'), default=usual.objective,
+        help="DIMR's R or SWIFT's match")
+    add('--evaluations', type=int, default=usual.evaluations, help='masks to try at most (default: 60)')
+    add('--minutes', type=float, default=usual.minutes, help='time to search at most (default: 60)')
+    add('--patience', type=int, default=usual.patience,
+        help='masks without a better one that end it (default: 30)')
+    add('--period', type=int, default=usual.period,
+        help='every so many proposals a Bayesian one; 0: never (default: 2)')
+    add('--windows', type=int, default=usual.windows, help='calibration texts (default: 28)')
+    add('--window', type=int, default=usual.window,
+        help='tokens scored of each (default: 32, as the max_lag of via)')
+    add('--seed', type=int, default=usual.seed)
     add('--resume', action='store_true', help='go on from the masks that calibration.json has')
     add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     add('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
@@ -172,21 +464,61 @@ def parse(argv):
     add('--accuracy', type=float, default=0.95, help='share of the kept steps that is to be right')
     add('--share', type=float, help='or instead: the largest share of steps for the target to write')
     args = p.parse_args(argv)
-    for names, low, high in (('evaluations patience windows window rows', 1, math.inf),
-                             ('accuracy share skip', 0, 1), ('seed', 0, 2 ** 31 - 1)):
-        for name in names.split():
-            value = getattr(args, name)
-            expect(value is None or low <= value <= high, f'--{name} {value}: expected {low} to {high}')
-    expect(not (args.signals and args.anchors), '--signals and --anchors are two measurements; give one')
+    check_flags(args)
     return args
 
 
-def resumed(args):
+def check_flags(args):
+    """ValueError for the first flag that is out of its range."""
+    ranges = dict(evaluations=(1, math.inf), patience=(1, math.inf), windows=(1, math.inf),
+                  window=(1, math.inf), rows=(1, math.inf), accuracy=(0, 1), share=(0, 1), skip=(0, 1),
+                  seed=(0, 2 ** 31 - 1))
+    for name, (low, high) in ranges.items():
+        value = getattr(args, name)
+        expect(value is None or low <= value <= high, f'--{name} {value}: expected {low} to {high}')
+    expect(not (args.signals and args.anchors), '--signals and --anchors are two measurements; give one')
+    expect(File(args.target).is_dir(), f'--target {args.target}: no such folder; give a Hugging Face folder')
+
+
+def settings_of(args):
+    """The Settings that the flags ask for."""
+    return Settings(**{name: getattr(args, name) for name in asdict(Settings())})
+
+
+def resumed(target, settings):
     """tried {mask: cost} of the search that --resume goes on from."""
-    old = read_calibration(args.target, None, ['mask'])['mask']
-    same = old.get('settings') == {x: getattr(args, x) for x in SETTINGS} and 'tried' in old
+    old = read_calibration(target, None, ['mask'])['mask']
+    same = old.get('settings') == settings.asked() and 'tried' in old
     expect(same, f'--resume: the search before was of {old.get("settings")}; give this one the same')
-    return {tuple(map(int, mask.split())): cost for mask, cost in old['tried'].items()}
+    tried = {}
+    for mask, cost in old['tried'].items():
+        tried[tuple(map(int, mask.split()))] = cost
+    return tried
+
+
+def measure_signals(args):
+    """Writes the section `signals` of a pair."""
+    calibrate = lab_module('specguard.calibrate')
+    expect(calibrate, '--signals takes graded steps, which the laboratory makes, and there is no lab/ here')
+    found = calibrate.find_signals(args.target, args.draft, args.rows, args.seed, args.accuracy, args.share)
+    write_calibration(args.target, 'signals', found, args.draft)
+
+
+def measure(args):
+    """Searches the mask, or measures anchors, and writes the section; prints what was found."""
+    settings = settings_of(args)
+    model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
+    texts = calibration_texts(tokenizer, settings)
+    if args.anchors:
+        write_calibration(args.target, 'sparse', find_anchors(model, texts))
+        return
+    tried = resumed(args.target, settings) if args.resume else {}
+    found = find_mask(model, Windows(model, texts, settings.window), settings, tried)
+    write_calibration(args.target, 'mask', found)
+    print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
+          f'the weights; {settings.objective} a token {found["cost"]:.2g}, evenly spaced '
+          f'{found["evenly"]:.2g}, random {found["random"]:.2g} (mean of 10); {len(found["tried"])} masks, '
+          f'{found["seconds"]} s')
 
 
 def main(argv=None):
@@ -194,27 +526,14 @@ def main(argv=None):
     try:
         args = parse(argv)
         if args.signals:
-            from lab.steps import find_signals
-            write_calibration(args.target, 'signals', find_signals(args), args.draft)
-            return 0
-        from lab.prompts import calibration_texts
-        model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
-        texts = calibration_texts(tokenizer, args)
-        if args.anchors:
-            from lab.passes import find_anchors
-            write_calibration(args.target, 'sparse', find_anchors(model, texts))
-            return 0
-        windows = Windows(model, texts, args.window)
-        found = find_mask(model, windows, args, resumed(args) if args.resume else {})
-        write_calibration(args.target, 'mask', found)
+            measure_signals(args)
+        else:
+            measure(args)
     except (ValueError, OSError) as error:
         print('train_mask:', ' '.join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:                                   # before the search, or a second one
         return 130
-    print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
-          f'the weights; {args.objective} a token {found["cost"]:.2g}, evenly spaced {found["evenly"]:.2g}, '
-          f'random {found["random"]:.2g} (mean of 10); {len(found["tried"])} masks, {found["seconds"]} s')
     return 0
 
 

@@ -11,28 +11,32 @@ from statistics import NormalDist
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional
 
 from model import expect
 
 
 def quantiles(n, edge=0.9677083):
     """n points above 0 up to 1: scaled normal quantiles from `edge` down, the median left out."""
-    z = [NormalDist().inv_cdf(edge + (0.5 - edge) * i / n) for i in range(n)]
-    return [x / z[0] for x in z]
+    points = [NormalDist().inv_cdf(edge + (0.5 - edge) * i / n) for i in range(n)]
+    return [point / points[0] for point in points]
 
 
 # 8 levels above zero, 7 below, and zero itself. Source: Dettmers et al. 2023 (QLoRA), section 3, NF4.
-CODEBOOK = sorted([-x for x in quantiles(7)] + [0.0] + quantiles(8))
+CODEBOOK = sorted([-point for point in quantiles(7)] + [0.0] + quantiles(8))
 
 
 def quantise(weight, group=64):
     """The weight [out, in], each group of 64 along `in` rounded to 16 levels times its largest magnitude."""
     rows, width = weight.shape
-    flat = torch.nn.functional.pad(weight.float(), (0, -width % group)).reshape(rows, -1, group)
-    scale = flat.abs().amax(-1, keepdim=True).clamp(min=1e-12)
-    levels = torch.tensor(CODEBOOK)
-    nearest = torch.bucketize(flat / scale, (levels[1:] + levels[:-1]) / 2)
-    return (levels[nearest] * scale).reshape(rows, -1)[:, :width].to(weight).contiguous()
+    padded = functional.pad(weight.float(), (0, -width % group))
+    groups = padded.reshape(rows, -1, group)                            # [out, groups, group]
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12)        # [out, groups, 1]
+    levels = torch.tensor(CODEBOOK)                                     # [16]
+    borders = (levels[1:] + levels[:-1]) / 2                            # [15]
+    nearest = torch.bucketize(groups / scale, borders)
+    values = (levels[nearest] * scale).reshape(rows, -1)
+    return values[:, :width].to(weight).contiguous()
 
 
 def linear(name, tensor):
@@ -41,7 +45,10 @@ def linear(name, tensor):
 
 
 def write_copy(source, to):
-    """Writes the folder `to`, not there yet: `source` with its linear layers rounded. Both are paths."""
+    """Writes the folder `to`, which must not be there yet: `source` with its linear layers rounded.
+
+    Both are paths.
+    """
     files = sorted(source.glob('*.safetensors'))
     expect(files, f'{source}: no safetensors files')
     expect(not to.exists(), f'{to} is there already')
@@ -49,7 +56,9 @@ def write_copy(source, to):
     for file in sorted(source.glob('*.json')) + sorted(source.glob('*.jinja')):
         shutil.copy(file, to)
     for file in files:
-        weights = {k: quantise(w) if linear(k, w) else w for k, w in load_file(file).items()}
+        weights = {}
+        for name, weight in load_file(file).items():
+            weights[name] = quantise(weight) if linear(name, weight) else weight
         save_file(weights, to / file.name, metadata=dict(format='pt'))
 
 

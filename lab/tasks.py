@@ -7,6 +7,7 @@ splits share no text: a hash of the row's text decides which split it belongs to
 """
 import argparse
 import ast
+import itertools
 import json
 import math as maths
 import operator
@@ -26,6 +27,7 @@ JOBS = 'baker farmer teacher painter sailor doctor singer miller'.split()
 HOMES = 'by the river;on the hill;near the forest;by the harbour;in the old mill;near the bridge'.split(';')
 WISHES = 'lantern key map drum kite ring basket flute boat horse'.split()
 COLUMNS = 'price stock sold weight cost size made'.split()
+GOODS = 'wool salt glass honey iron wine silk rope paper cheese'.split()
 STEP = re.compile(r'(\d+) ([-+*/]) (\d+) = (\d+)')
 
 # ---------------------------------------------------------------------------------------- math: GSM8K, MATH
@@ -39,18 +41,24 @@ SHARE = ['shares them equally among {d} friends and keeps one share', 'makes {d}
 
 def number(rng, top):
     """A whole number from 2 to top, two digits more often than three."""
-    return rng.randint(2, min(top, 99)) if top < 100 or rng.random() < 0.75 else rng.randint(100, top)
+    if top < 100 or rng.random() < 0.75:
+        return rng.randint(2, min(top, 99))
+    return rng.randint(100, top)
 
 
 def event(rng, n, left):
     """An event that changes count n in at most `left` steps 'a op b = c': (phrases, values, steps, new n)."""
     kinds = []
-    if n <= 900: kinds += ['gain'] * 3
-    if n >= 4: kinds += ['lose'] * 3
-    if n <= 800 and left >= 2: kinds += ['boxes'] * 3
-    if n <= 300: kinds += ['times'] * 2
-    divisors = [d for d in range(2, 10) if n % d == 0 and n >= 2 * d]
-    if divisors: kinds += ['share'] * 3
+    if n <= 900:
+        kinds += ['gain'] * 3
+    if n >= 4:
+        kinds += ['lose'] * 3
+    if n <= 800 and left >= 2:
+        kinds += ['boxes'] * 3
+    if n <= 300:
+        kinds += ['times'] * 2
+    if shares_of(n):
+        kinds += ['share'] * 3
     kind = rng.choice(kinds)
     if kind == 'gain':
         k = number(rng, 999 - n)
@@ -59,24 +67,40 @@ def event(rng, n, left):
         k = number(rng, n - 1)
         return LOSE, dict(k=k), [f'{n} - {k} = {n - k}'], n - k
     if kind == 'boxes':
-        d = rng.randint(2, 9)
-        k = rng.randint(2, min(99, (999 - n) // d))
-        return BOXES, dict(d=d, k=k), [f'{d} * {k} = {d * k}', f'{n} + {d * k} = {n + d * k}'], n + d * k
+        return boxes_event(rng, n)
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // n))
         return TIMES, dict(d=d), [f'{n} * {d} = {n * d}'], n * d
-    d = rng.choice(divisors)
+    d = rng.choice(shares_of(n))
     return SHARE, dict(d=d), [f'{n} / {d} = {n // d}'], n // d
+
+
+def shares_of(n):
+    """The numbers from 2 to 9 that divide n and leave at least 2."""
+    return [d for d in range(2, 10) if n % d == 0 and n >= 2 * d]
+
+
+def boxes_event(rng, n):
+    """The event of two steps: d boxes of k each are added to n."""
+    d = rng.randint(2, 9)
+    k = rng.randint(2, min(99, (999 - n) // d))
+    added = d * k
+    steps = [f'{d} * {k} = {added}', f'{n} + {added} = {n + added}']
+    return BOXES, dict(d=d, k=k), steps, n + added
 
 
 def math(rng, low=2, high=4, task='math'):
     """A word problem of low to high steps. Stands for GSM8K."""
-    wanted, name, item = rng.randint(low, high), rng.choice(NAMES), rng.choice(ITEMS)
+    wanted = rng.randint(low, high)
+    name = rng.choice(NAMES)
+    item = rng.choice(ITEMS)
     n = number(rng, 400)
-    text, steps = [f'{name} has {n} {item}.'], []
+    text = [f'{name} has {n} {item}.']
+    steps = []
     while len(steps) < wanted:
         phrases, values, new, n = event(rng, n, wanted - len(steps))
-        text.append(f'{name} {rng.choice(phrases).format(item=item, **values)}.')
+        action = rng.choice(phrases).format(item=item, **values)
+        text.append(f'{name} {action}.')
         steps += new
     text.append(f'How many {item} does {name} have?')
     return worked(task, ' '.join(text), steps, n)
@@ -89,44 +113,60 @@ def math_hard(rng, low=5, high=8):
 
 def worked(task, prompt, lines, n):
     """A row whose solution is lines of work and a last line with the answer n."""
-    return dict(task=task, prompt=prompt, answer=str(n), solution='\n'.join(['', *lines, f'Answer: {n}']))
+    solution = '\n'.join(['', *lines, f'Answer: {n}'])
+    return dict(task=task, prompt=prompt, answer=str(n), solution=solution)
 
 
 # -------------------------------------------------------------------------------------------- table: TabMWP
+
+WORDS = ([f'by a {job}' for job in JOBS], HOMES, [f'for {name}' for name in NAMES],
+         [f'with a {wish}' for wish in WISHES], [f'of {good}' for good in GOODS])      # of columns 2 to 6
+
 
 def cells(rng, low, high, columns):
     """A table of low to high rows, mostly short, of a number of columns in a range: (text, {cell: value}).
 
     The first column holds numbers, the others words that a reader must pass over.
     """
-    rows, column = round(low * (high / low) ** rng.random()), rng.choice(COLUMNS)
+    rows = round(low * (high / low) ** rng.random())
+    column = rng.choice(COLUMNS)
     values = {(item, column): number(rng, 499) for item in rng.sample(ITEMS, rows)}
-    words = ([f'by a {job}' for job in JOBS], HOMES, [f'for {name}' for name in NAMES],
-             [f'with a {wish}' for wish in WISHES], [f'of {good}' for good in GOODS])
-    words = words[:rng.randint(*columns) - 1]
-    lines = [', '.join([f'| {item}: {column} {n}', *map(rng.choice, words)])
-             for (item, _), n in values.items()]
+    others = rng.randint(*columns) - 1
+    lines = []
+    for (item, _), n in values.items():
+        line = [f'| {item}: {column} {n}']
+        for words in WORDS[:others]:
+            line.append(rng.choice(words))
+        lines.append(', '.join(line))
     return '\n'.join(lines), values
 
 
 def table(rng, low=3, high=60, columns=(1, 6), task='table'):
     """A table, and a question of one or two look-ups and one or two operations. Stands for TabMWP."""
     text, values = cells(rng, low, high, columns)
-    (a, x), (b, y) = rng.sample(sorted(values.items()), 2)
+    (a, x), (b, y) = rng.sample(sorted(values.items()), 2)      # two cells (item, column) and their numbers
     kind = rng.choice(['plus', 'minus', 'times'])
     if kind == 'minus' and x < y:
-        a, x, b, y = b, y, a, x
-    named = [f'| {column} of {item} {n}' for (item, column), n in ((a, x), (b, y))]
+        (a, x), (b, y) = (b, y), (a, x)
+    one = f'the {a[1]} of {a[0]}'
+    other = f'the {b[1]} of {b[0]}'
+    steps = [f'| {a[1]} of {a[0]} {x}']
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // x))
-        ask, steps, n = f'What is the {a[1]} of {a[0]} times {d}', named[:1] + [f'{x} * {d} = {x * d}'], x * d
+        n = x * d
+        ask = f'What is {one} times {d}'
+        steps.append(f'{x} * {d} = {n}')
     else:
         n = x + y if kind == 'plus' else x - y
-        ask = f'What is the {a[1]} of {a[0]} {kind} the {b[1]} of {b[0]}'
-        steps = named + [f'{x} {"+" if kind == "plus" else "-"} {y} = {n}']
+        sign = '+' if kind == 'plus' else '-'
+        ask = f'What is {one} {kind} {other}'
+        steps.append(f'| {b[1]} of {b[0]} {y}')
+        steps.append(f'{x} {sign} {y} = {n}')
     if 2 <= n <= 300 and rng.random() < 0.4:
         d = rng.randint(2, min(9, 999 // n))
-        ask, steps, n = f'{ask}, all times {d}', steps + [f'{n} * {d} = {n * d}'], n * d
+        ask += f', all times {d}'
+        steps.append(f'{n} * {d} = {n * d}')
+        n *= d
     return worked(task, f'{text}\n{ask}?', steps, n)
 
 
@@ -154,30 +194,45 @@ def expression(rng, depth):
     """(English, code, whether it needs brackets as an operand) of an expression with `depth` operators."""
     if depth == 0:
         if rng.random() < 0.25:
-            return (text := str(rng.randint(2, 9))), text, False
-        return *rng.choice(list(LEAVES.items())), False
-    unary = rng.random() < 0.25
-    english, code = rng.choice(list((UNARY if unary else BINARY).items()))
-    left = 0 if unary else rng.randint(0, depth - 1)
-    parts = [expression(rng, n) for n in ([depth - 1] if unary else [left, depth - 1 - left])]
-    called = code.endswith(')')
-    inner = [f'({c})' if wrap and not called else c for _, c, wrap in parts]
-    return english.format(*(e for e, *_ in parts)), code.format(*inner), not called
+            digit = str(rng.randint(2, 9))
+            return digit, digit, False
+        english, text = rng.choice(list(LEAVES.items()))
+        return english, text, False
+    if rng.random() < 0.25:
+        english, text = rng.choice(list(UNARY.items()))
+        depths = [depth - 1]
+    else:
+        english, text = rng.choice(list(BINARY.items()))
+        left = rng.randint(0, depth - 1)
+        depths = [left, depth - 1 - left]
+    called = text.endswith(')')                         # a call's brackets are enough
+    words = []
+    operands = []
+    for n in depths:
+        said, operand, wrap = expression(rng, n)
+        words.append(said)
+        operands.append(f'({operand})' if wrap and not called else operand)
+    return english.format(*words), text.format(*operands), not called
 
 
 def code(rng):
     """A comment that says what a one-line function returns, and the function. Stands for MBPP."""
-    new = function(rng)
-    return new if outputs(new['answer']) else code(rng)     # a remainder by zero is no example
+    while True:
+        row = function(rng)
+        if outputs(row['answer']):                      # a remainder by zero is no example
+            return row
 
 
 def function(rng):
+    """A row of `code`, whose function may fail."""
     english, text, _ = expression(rng, rng.randint(1, 3))
     if rng.random() < 0.2:
         other, then, _ = expression(rng, 1)
-        english, text = f'{english} if a is greater than b, else {other}', f'{text} if a > b else {then}'
-    used = [name for name in ('a', 'b', 'c', 'xs') if re.search(rf'\b{name}\b', text)] or ['a']
-    answer = f'def f({", ".join(used)}): return {text}'
+        english = f'{english} if a is greater than b, else {other}'
+        text = f'{text} if a > b else {then}'
+    used = [name for name in ('a', 'b', 'c', 'xs') if re.search(rf'\b{name}\b', text)]
+    arguments = ', '.join(used or ['a'])
+    answer = f'def f({arguments}): return {text}'
     return dict(task='code', prompt=f'# Return {english}.', answer=answer, solution='\n' + answer)
 
 
@@ -190,21 +245,31 @@ def evaluate(node, names):
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -evaluate(node.operand, names)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left, right = evaluate(node.left, names), evaluate(node.right, names)
-        if not type(left) is type(right) is int:        # a list times a number can be as long as the memory
-            raise ValueError('an operand that is no number')
-        if isinstance(node.op, ast.Pow) and (right != 2 or abs(left) > 1e6):
-            raise ValueError('a power other than the square')
-        return OPERATORS[type(node.op)](left, right)
+        left = evaluate(node.left, names)
+        right = evaluate(node.right, names)
+        return operate(type(node.op), left, right)
     if isinstance(node, ast.Compare) and [type(op) for op in node.ops] == [ast.Gt]:
-        return evaluate(node.left, names) > evaluate(node.comparators[0], names)
+        left = evaluate(node.left, names)
+        return left > evaluate(node.comparators[0], names)
     if isinstance(node, ast.IfExp):
-        return evaluate(node.body if evaluate(node.test, names) else node.orelse, names)
+        chosen = node.body if evaluate(node.test, names) else node.orelse
+        return evaluate(chosen, names)
     if isinstance(node, ast.Subscript):
-        return evaluate(node.value, names)[evaluate(node.slice, names)]
+        whole = evaluate(node.value, names)
+        return whole[evaluate(node.slice, names)]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
-        return CALLS[node.func.id](*(evaluate(x, names) for x in node.args))
+        arguments = [evaluate(argument, names) for argument in node.args]
+        return CALLS[node.func.id](*arguments)
     raise ValueError(f'{type(node).__name__} is not in the grammar')
+
+
+def operate(kind, left, right):
+    """The value of an operation (a class of ast) on two numbers; ValueError where it could be huge."""
+    if not type(left) is type(right) is int:            # a list times a number can be as long as the memory
+        raise ValueError('an operand that is no number')
+    if kind is ast.Pow and (right != 2 or abs(left) > 1e6):
+        raise ValueError('a power other than the square')
+    return OPERATORS[kind](left, right)
 
 
 def outputs(text):
@@ -212,11 +277,16 @@ def outputs(text):
     found = re.fullmatch(r'def f\(([\w, ]*)\): return (.{1,200})', text.strip().split('\n')[0])
     if not found:
         return None
+    arguments = found[1].split(', ')
+    values = []
     try:
-        tree = ast.parse(found[2], mode='eval').body
-        return [evaluate(tree, {k: trial[k] for k in found[1].split(', ')}) for trial in TRIALS]
+        tree = ast.parse(found[2], mode='eval')
+        for trial in TRIALS:
+            names = {name: trial[name] for name in arguments}
+            values.append(evaluate(tree.body, names))
     except (SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError, MemoryError):
         return None
+    return values
 
 
 # ----------------------------------------------------------------------------------------- translate: WMT14
@@ -236,33 +306,54 @@ DETERMINERS = dict(the='ol', a='un', some='mul')
 
 def phrase(rng):
     """A noun phrase: (English, translation, whether it is plural). Adjectives follow and agree."""
-    plural, noun = rng.random() < 0.4, rng.choice(list(NOUNS))
-    determiner = 'the' if rng.random() < 0.5 else 'some' if plural else 'a'
-    english, stem = [noun + 's' * plural], NOUNS[noun]
-    theirs = [DETERMINERS[determiner], stem + 'n' * plural]
+    plural = rng.random() < 0.4
+    noun = rng.choice(list(NOUNS))
+    if rng.random() < 0.5:
+        determiner = 'the'
+    else:
+        determiner = 'some' if plural else 'a'
+    stem = NOUNS[noun]
+    ending = 'n' if plural else ''
+    english = [noun + 's' if plural else noun]
+    theirs = [DETERMINERS[determiner], stem + ending]
     if rng.random() < 0.5:
         adjective = rng.choice(list(ADJECTIVES))
         english.insert(0, adjective)
-        theirs.append(ADJECTIVES[adjective] + stem[-1] + 'n' * plural)
+        theirs.append(ADJECTIVES[adjective] + stem[-1] + ending)
     if determiner == 'a' and english[0][0] in 'aeiou':
         determiner = 'an'
-    return ' '.join([determiner] + english), ' '.join(theirs), plural
+    english.insert(0, determiner)
+    return ' '.join(english), ' '.join(theirs), plural
 
 
 def translate(rng):
     """English to an invented language: object, subject, place, verb, which agrees. Stands for WMT14."""
-    (subject, ours, plural), (thing, theirs, _) = phrase(rng), phrase(rng)
-    verb, past = rng.choice(list(VERBS)), rng.random() < 0.5
-    ending = {'carry': 'carries', 'wash': 'washes'}.get(verb, verb + 's')
-    english, words = [subject, PAST[verb] if past else verb if plural else ending, thing], [theirs, ours]
+    subject, ours, plural = phrase(rng)
+    thing, theirs, _ = phrase(rng)
+    verb = rng.choice(list(VERBS))
+    past = rng.random() < 0.5
+    english = [subject, conjugated(verb, past, plural), thing]
+    words = [theirs, ours]
     if rng.random() < 0.5:
         place, there, _ = phrase(rng)
         relation = rng.choice(list(PLACED))
         english += [relation, place]
         words += [there, PLACED[relation]]                  # a postposition
-    answer = ' '.join(words + [VERBS[verb] + ('ud' if past else 'at') + 'e' * plural]) + '.'
-    return dict(task='translate', prompt=f'Translate: {" ".join(english)}.', answer=answer,
-                solution='\n' + answer)
+    tense = 'ud' if past else 'at'
+    agreement = 'e' if plural else ''
+    words.append(VERBS[verb] + tense + agreement)
+    answer = ' '.join(words) + '.'
+    prompt = f'Translate: {" ".join(english)}.'
+    return dict(task='translate', prompt=prompt, answer=answer, solution='\n' + answer)
+
+
+def conjugated(verb, past, plural):
+    """The English form of a verb with a subject in the third person."""
+    if past:
+        return PAST[verb]
+    if plural:
+        return verb
+    return dict(carry='carries', wash='washes').get(verb, verb + 's')
 
 
 # ----------------------------------------------------------------------------------- summary: CNN/DailyMail
@@ -278,11 +369,17 @@ def statements(rng, low, high):
 
     What somebody does matters (present tense), what happened once does not (past).
     """
-    people, lines = rng.sample(NAMES, rng.randint(low, high)), []
-    facts = zip(people, rng.sample(TRADES, len(people)), rng.sample(ITEMS, len(people)))
-    answers = {a: f'{a} {trade} {item} {rng.choice(HOMES)}.' for a, trade, item in facts}
-    for a in people:
-        lines += [rng.choice(NOISE).format(a=a, b=rng.choice(NAMES)) for _ in range(rng.randint(0, 5))]
+    people = rng.sample(NAMES, rng.randint(low, high))
+    trades = rng.sample(TRADES, len(people))
+    items = rng.sample(ITEMS, len(people))
+    answers = {}
+    for name, trade, item in zip(people, trades, items):
+        answers[name] = f'{name} {trade} {item} {rng.choice(HOMES)}.'
+    lines = []
+    for name in people:
+        for _ in range(rng.randint(0, 5)):
+            template = rng.choice(NOISE)
+            lines.append(template.format(a=name, b=rng.choice(NAMES)))
     lines += answers.values()
     rng.shuffle(lines)
     return ' '.join(lines), answers
@@ -291,23 +388,27 @@ def statements(rng, low, high):
 def summary(rng, low=2, high=8):
     """Statements about several people; what one does, with what and where. Stands for CNN/DailyMail."""
     text, answers = statements(rng, low, high)
-    a = rng.choice([*answers])
-    return dict(task='summary', prompt=f'{text}\nWhat matters about {a}?\nSummary:', answer=answers[a],
-                solution=' ' + answers[a])
+    name = rng.choice(list(answers))
+    prompt = f'{text}\nWhat matters about {name}?\nSummary:'
+    return dict(task='summary', prompt=prompt, answer=answers[name], solution=' ' + answers[name])
 
 
 def facts_found(row, text):
     """The share of the three facts of a summary's answer that the text states: 0 to 1."""
-    return sum(fact in text for fact in SUMMARY.fullmatch(row['answer']).groups()) / 3
+    facts = SUMMARY.fullmatch(row['answer']).groups()
+    return sum(fact in text for fact in facts) / 3
 
 
 # ------------------------------------------------------------- qa: TriviaQA, WebQuestions, NaturalQuestions
 
-joined = lambda heads, tails: [a + b for a in heads.split() for b in tails.split()]
+def joined(heads, tails):
+    """Each head with each tail; both are words in one text."""
+    return [head + tail for head in heads.split() for tail in tails.split()]
+
+
 TOWNS = joined('Bel Dor Fen Gal Hul Kar Lor Mir Nor Pel', 'dan mar wick ton vale stad')
 RULERS = joined('Ar Bo Ce Du El Fa', 'ric wen dil mon gar')
 RIVERS = joined('Is An Um Ov', 'sel ter dra ka lin')
-GOODS = 'wool salt glass honey iron wine silk rope paper cheese'.split()
 RELATIONS = dict(
     ruler=(['Who rules {}?', 'What is the name of the ruler of {}?'], RULERS),
     river=(['Which river runs by {}?', 'What is the name of the river of {}?'], RIVERS),
@@ -321,7 +422,11 @@ OPENINGS = 'Q: ', 'Question: ', 'Tell me: ', 'Please say: '
 def world():
     """{(relation, town): value} of the invented world; always the same."""
     rng = random.Random('world')
-    return {(relation, town): rng.choice(RELATIONS[relation][1]) for town in TOWNS for relation in RELATIONS}
+    facts = {}
+    for town in TOWNS:
+        for relation, (_, values) in RELATIONS.items():
+            facts[relation, town] = rng.choice(values)
+    return facts
 
 
 FACTS = world()
@@ -330,8 +435,10 @@ FACTS = world()
 def qa(rng):
     """A closed-book fact; wordings are held out, never facts. Stands for TriviaQA, WebQuestions, NQ."""
     (relation, town), value = rng.choice(list(FACTS.items()))
-    question = rng.choice(OPENINGS) + rng.choice(RELATIONS[relation][0]).format(town)
-    return dict(task='qa', prompt=question, answer=value, solution='\nA: ' + value)
+    questions, _ = RELATIONS[relation]
+    opening = rng.choice(OPENINGS)
+    question = rng.choice(questions).format(town)
+    return dict(task='qa', prompt=opening + question, answer=value, solution='\nA: ' + value)
 
 
 # -------------------------------------------------------------------------------- story: WikiText, The Pile
@@ -356,25 +463,44 @@ END = ['{a} laughed, and the two friends went home.', '{a} thanked {b} and gave 
 
 def pick(rng, options, spent):
     """One of the options, the first the likeliest (1 / rank^1.5); its surprise in nats goes to `spent`."""
-    weights = [(i + 1) ** -1.5 for i in range(len(options))]
+    weights = [rank ** -1.5 for rank in range(1, len(options) + 1)]
     i = rng.choices(range(len(options)), weights)[0]
     spent.append(-maths.log(weights[i] / sum(weights)))
     return options[i]
 
 
+def fill(rng, template, known, spent):
+    """The template with words for its {names}: those known, the others picked; the nats go to `spent`."""
+    choices = dict(place=PLACES, thing2=THINGS, animal2=ANIMALS)
+
+    def word(found):
+        name = found[1]
+        if name in known:
+            return known[name]
+        return pick(rng, choices[name], spent)
+    return re.sub(r'{(\w+)}', word, template)
+
+
 def story(rng):
     """A story of a grammar with real choice, and the nats spent on it. Stands for WikiText and The Pile."""
-    (a, b), thing = rng.sample(NAMES, 2), rng.choice(THINGS)
+    a, b = rng.sample(NAMES, 2)
+    thing = rng.choice(THINGS)
+    when = rng.choice(WHEN)
+    animal = rng.choice(ANIMALS)
+    place = rng.choice(PLACES)
+    prompt = f'{when} {a} the {animal} went to {place} with a {thing}.'
+
+    known = dict(a=a, b=b, thing=thing)
     spent = [maths.log(len(NAMES) - 1), maths.log(4)]       # who is b; how many sentences of the search
-    prompt = f'{rng.choice(WHEN)} {a} the {rng.choice(ANIMALS)} went to {rng.choice(PLACES)} with a {thing}.'
-    known, choices = dict(a=a, b=b, thing=thing), dict(place=PLACES, thing2=THINGS, animal2=ANIMALS)
-    draw = lambda found: known.get(found[1]) or pick(rng, choices[found[1]], spent)
-    fill = lambda text: re.sub(r'{(\w+)}', draw, text)
-    text = [fill(f'{a} met {b} the {{animal2}} there.'), fill(pick(rng, LOST, spent))]
+    text = [fill(rng, '{a} met {b} the {animal2} there.', known, spent)]
+    text.append(fill(rng, pick(rng, LOST, spent), known, spent))
     left = list(SEARCH)
     for _ in range(rng.randint(2, 5)):
-        text.append(fill(left.pop(left.index(pick(rng, left, spent)))))
-    text += [fill(pick(rng, FOUND, spent)), fill(pick(rng, END, spent))]
+        template = pick(rng, left, spent)
+        left.remove(template)
+        text.append(fill(rng, template, known, spent))
+    for templates in (FOUND, END):
+        text.append(fill(rng, pick(rng, templates, spent), known, spent))
     return dict(task='story', prompt=prompt, answer=None, solution=' ' + ' '.join(text), nats=sum(spent))
 
 
@@ -384,9 +510,13 @@ TASKS = {'math': math, 'math-hard': math_hard, 'table': table, 'table-long': tab
          'translate': translate, 'summary': summary, 'qa': qa, 'story': story}
 
 
-def held_out(row):
+WORKED = 'math', 'math-hard', 'table', 'table-long'    # the tasks whose texts end in 'Answer: n'
+
+
+def is_held_out(row):
     """Whether this text belongs to the held-out eighth of all texts."""
-    return zlib.crc32((row['prompt'] + row['solution']).encode()) % 8 == 0
+    text = row['prompt'] + row['solution']
+    return zlib.crc32(text.encode()) % 8 == 0
 
 
 def rows(task, seed, split='held-out', **knobs):
@@ -395,35 +525,33 @@ def rows(task, seed, split='held-out', **knobs):
         raise ValueError(f'unknown task {task!r}; the tasks are {", ".join(TASKS)}')
     rng = random.Random(f'{task} {seed} {split}')
     while True:
-        new = TASKS[task](rng, **knobs)
-        if held_out(new) == (split == 'held-out'):
-            yield new
+        row = TASKS[task](rng, **knobs)
+        if is_held_out(row) == (split == 'held-out'):
+            yield row
+
+
+def is_own(row):
+    """Whether a grader here knows the row; one of the same name but from elsewhere is none of ours."""
+    if row.get('task') == 'summary':
+        return bool(SUMMARY.fullmatch(str(row.get('answer'))))
+    return row.get('task') in (*WORKED, 'code', 'translate', 'qa')
 
 
 def grade(row, text):
-    """Whether the text is right for the row, None where nothing can be graded.
-
-    A row of a task here: by its grader. Any other row with an `answer`: by the last number of the text where
-    the answer is a number (GSM8K writes it after ####), else by exact match.
-    """
-    task, answer = row.get('task'), row.get('answer')
-    if not isinstance(answer, (str, int, float)):
-        return None
-    answer = str(answer)
-    if task in ('math', 'math-hard', 'table', 'table-long'):
+    """Whether the text is right for a row of these tasks; None for a story, where much is right."""
+    task = row['task']
+    answer = row['answer']
+    if task in WORKED:
         found = re.findall(r'^Answer: (\d+)\s*$', text, re.M)
-        return bool(found) and found[-1] == answer
+        return bool(found) and found[-1] == str(answer)
     if task == 'code':
-        return (found := outputs(text)) is not None and found == outputs(answer)
-    if task == 'summary' and SUMMARY.fullmatch(answer):
+        values = outputs(text)
+        return values is not None and values == outputs(answer)
+    if task == 'summary':
         return facts_found(row, text) == 1
-    if task in ('translate', 'qa'):
-        return text.strip().removeprefix('A: ') == answer
-    wanted, plain = answer.rpartition('####')[2].strip(), lambda text: re.sub(r'(?<=\d),(?=\d{3})', '', text)
-    if not re.fullmatch(r'-?\d+(\.\d+)?', plain(wanted)):
-        return text.strip() == wanted
-    found = re.findall(r'(?:(?<![\w)])-)?\d+(?:\.\d+)?', plain(text))     # 10-20 has no -20
-    return bool(found) and float(found[-1]) == float(plain(wanted))
+    if task == 'story':
+        return None
+    return text.strip().removeprefix('A: ') == answer
 
 
 def steps_right(row, text):
@@ -434,17 +562,31 @@ def steps_right(row, text):
     """
     wanted = [line for line in row['solution'].strip().split('\n') if not line.startswith('Answer:')]
     lines = [line.strip() for line in text.strip().split('\n') if line and not line.startswith('Answer:')]
-    return [i < len(wanted) and step_right(line, wanted[i]) for i, line in enumerate(lines)]
+    right = [step_right(line, reference) for line, reference in zip(lines, wanted)]
+    surplus = len(lines) - len(right)
+    return right + [False] * surplus
 
 
 def step_right(line, wanted):
-    found, reference = STEP.fullmatch(line), STEP.fullmatch(wanted)
+    """Whether one line of work is right, where the reference has the line `wanted`."""
+    found = STEP.fullmatch(line)
+    reference = STEP.fullmatch(wanted)
     if not found or not reference:
         return line == wanted
-    a, op, b, c = found.groups()
-    a, b = int(a), int(b)
-    value = {'+': a + b, '-': a - b, '*': a * b, '/': a // b if b and a % b == 0 else None}[op]
+    a, sign, b, c = found.groups()
+    value = calculated(int(a), sign, int(b))
     return str(value) == c == reference[4]
+
+
+def calculated(a, sign, b):
+    """The whole number a op b; None where a division leaves a rest."""
+    if sign == '+':
+        return a + b
+    if sign == '-':
+        return a - b
+    if sign == '*':
+        return a * b
+    return a // b if b and a % b == 0 else None
 
 
 def bleu(references, texts, order=4):
@@ -452,33 +594,53 @@ def bleu(references, texts, order=4):
 
     Source: Papineni et al. 2002, sections 2.1 to 2.3 (clipped n-gram precision, brevity penalty).
     """
-    grams = lambda words, n: Counter(zip(*(words[i:] for i in range(n))))
-    hits, counts, length, wanted = [0] * order, [0] * order, 0, 0
-    for many, text in zip(references, texts):
-        many, words = [r.split() for r in many], text.split()
+    hits = [0] * order          # n-grams that a reference has too, n = 1, 2, ...
+    counts = [0] * order        # n-grams of the texts
+    length = 0                  # words of the texts
+    wanted = 0                  # words of the references closest in length
+    for choices, text in zip(references, texts):
+        words = text.split()
+        choices = [choice.split() for choice in choices]
         length += len(words)
-        wanted += min((abs(len(r) - len(words)), len(r)) for r in many)[1]
+        wanted += closest([len(choice) for choice in choices], len(words))
         for n in range(1, order + 1):
-            mine, best = grams(words, n), Counter()
-            for r in many:
-                best |= grams(r, n)
-            hits[n - 1] += sum((mine & best).values())
-            counts[n - 1] += sum(mine.values())
+            mine = ngrams(words, n)
+            best = Counter()
+            for choice in choices:
+                best |= ngrams(choice, n)
+            hits[n - 1] += (mine & best).total()
+            counts[n - 1] += mine.total()
     if not all(hits):
         return 0.0
     brevity = min(0.0, 1 - wanted / length)
-    return maths.exp(brevity + sum(maths.log(h / c) for h, c in zip(hits, counts)) / order)
+    precision = sum(maths.log(hit / count) for hit, count in zip(hits, counts)) / order
+    return maths.exp(brevity + precision)
+
+
+def closest(lengths, length):
+    """Which of the lengths is closest to this one; the smaller of two equally close."""
+    return min((abs(each - length), each) for each in lengths)[1]
+
+
+def ngrams(words, n):
+    """Counter of the runs of n words."""
+    starts = range(len(words) - n + 1)
+    return Counter(tuple(words[i:i + n]) for i in starts)
 
 
 def rouge_l(reference, text):
     """F1 of the longest common subsequence of words: 0 to 1. Source: Lin 2004, section 3.1 (beta = 1)."""
-    a, b = reference.split(), text.split()
-    best = [0] * (len(b) + 1)
-    for x in a:
+    ours = reference.split()
+    theirs = text.split()
+    best = [0] * (len(theirs) + 1)      # of the words of ours so far with the first j of theirs
+    for word in ours:
         previous = best[:]
-        for j, y in enumerate(b):
-            best[j + 1] = previous[j] + 1 if x == y else max(best[j], previous[j + 1])
-    return 2 * best[-1] / max(1, len(a) + len(b))
+        for j, other in enumerate(theirs):
+            if word == other:
+                best[j + 1] = previous[j] + 1
+            else:
+                best[j + 1] = max(best[j], previous[j + 1])
+    return 2 * best[-1] / max(1, len(ours) + len(theirs))
 
 
 def main():
@@ -487,8 +649,8 @@ def main():
     parser.add_argument('--n', type=int, default=20)
     parser.add_argument('--seed', type=int, default=7)
     args = parser.parse_args()
-    for _, new in zip(range(args.n), rows(args.task, args.seed)):
-        print(json.dumps(new, ensure_ascii=False))
+    for row in itertools.islice(rows(args.task, args.seed), args.n):
+        print(json.dumps(row, ensure_ascii=False))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,9 @@
 """Models small enough to know all about: random networks, and tables whose text's law can be enumerated.
 
-Whether a method is lossless can be counted out: `variation(enumerate_law(Table(1), Table(2), method, 3,
-temperature=1.0), exact_law(Table(1), 3, temperature=1.0))` is 0 then, but for rounding. The tests use these.
+Whether a method is lossless can be counted out. The law of its texts is
+`enumerate_law(Table(1), Table(2), method, 3, temperature=1.0)`, the target's own is
+`exact_law(Table(1), 3, temperature=1.0)`: if it is lossless, their `variation` is 0, but for rounding.
+The tests use these.
 """
 import json
 from collections import Counter
@@ -13,8 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import kernels
 from model import Config, Path, Reader, Transformer
-from specmini import decode
-from verify import METHODS, Draft, Exact, Session, probs, rollout, silence
+from verify import METHODS, Draft, Exact, Session, chain, decode, probs, silence
 
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=4, max_position_embeddings=64)
@@ -29,9 +30,11 @@ def seeded(seed=0):
 def network(seed=0, vocab=11, dtype=torch.float64, **sizes):
     """A small random Transformer with large weights, so that a wrong position or norm shows."""
     torch.manual_seed(seed)
-    model = Transformer(Config('llama', vocab, **SIZES | sizes)).requires_grad_(False)
-    for p in model.parameters():
-        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.4)
+    config = Config('llama', vocab, **SIZES | sizes)
+    model = Transformer(config).requires_grad_(False)
+    for weight in model.parameters():
+        mean = 1.0 if weight.ndim == 1 else 0.0         # of a norm, of a matrix
+        torch.nn.init.normal_(weight, mean, 0.4)
     model = model.to(dtype)
     model.set_context(64)
     return model
@@ -45,7 +48,8 @@ def byte_network(seed=0, vocab=257, **sizes):
 def bytes_tokenizer(extra=()):
     """A byte-level tokenizer without merges: 256 bytes, <eos>, and whatever is extra."""
     words = sorted(pre_tokenizers.ByteLevel.alphabet()) + ['<eos>', *extra]
-    tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(['<eos>'])
@@ -53,13 +57,21 @@ def bytes_tokenizer(extra=()):
 
 
 def checkpoint(folder, model=None, tokenizer=None, **changes):
-    """A Hugging Face folder with a random network of ours; changes go into config.json, None leaves out."""
+    """The path `folder`, made a Hugging Face folder; by default of a random network and bytes_tokenizer.
+
+    changes go into config.json; a value of None leaves that name out.
+    """
+    if model is None:
+        model = byte_network()
+    if tokenizer is None:
+        tokenizer = bytes_tokenizer()
+    usual = dict(model_type='llama', vocab_size=model.config.vocab_size, eos_token_id=256)
+    raw = usual | SIZES | changes
+    raw = {name: value for name, value in raw.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
-    model = model or byte_network()
-    raw = dict(model_type='llama', vocab_size=model.config.vocab_size, eos_token_id=256) | SIZES | changes
-    (folder / 'config.json').write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+    (folder / 'config.json').write_text(json.dumps(raw))
     save_file(dict(model.state_dict()), folder / 'model.safetensors')
-    (tokenizer or bytes_tokenizer()).save(str(folder / 'tokenizer.json'))
+    tokenizer.save(str(folder / 'tokenizer.json'))
     return folder
 
 
@@ -67,31 +79,43 @@ def checkpoint(folder, model=None, tokenizer=None, **changes):
 
 def fresh(model, line, last=None):
     """Logits [last, V], of all positions by default, by a reader that has read nothing before."""
-    return Reader(model, len(line)).read(line, [], model.full, last or len(line))
+    reader = Reader(model, len(line))
+    return reader.read(line, [], model.full, last or len(line))
 
 
-def session(target, draft, prompt, room, source=rollout, seed=0, **settings):
+def session(target, draft, prompt, room, source=chain, seed=0, **settings):
     """A Session on a prompt (ids) with caches of its own; draft may be None."""
-    readers = (model and Reader(model, len(prompt) + room) for model in (target, draft))
+    capacity = len(prompt) + room
+    readers = [Reader(model, capacity) if model else None for model in (target, draft)]
     return Session(*readers, source, list(prompt), room, generator=seeded(seed), **settings)
 
 
 def write(s, method):
-    """(tokens written, cycles), with what must hold of any trace checked on the way."""
+    """(tokens written, cycles) of a Session; what must hold of any trace is checked on the way."""
     begin = len(s.tokens)
     s.read_prompt()
-    cycles = list(decode(s, replace(method)))                               # a method serves one text
-    emitted = sum((c.tokens for c in cycles), [])
-    assert emitted == s.tokens[begin:], f'emitted {emitted}, committed {s.tokens[begin:]}'
-    for c in cycles:
-        assert len(c.labels) == len(c.tokens) >= 1, f'{c.labels} are the labels of {c.tokens}'
-        assert c.accepted <= len(c.judged) <= len(c.drafted), f'{c.accepted} kept, {c.judged}, {c.drafted}'
-    return s.tokens[begin:], cycles
+    cycles = list(decode(s, replace(method)))           # a method serves one text
+    emitted = []
+    for cycle in cycles:
+        emitted += cycle.tokens
+        check_cycle(cycle)
+    committed = s.tokens[begin:]
+    assert emitted == committed, f'emitted {emitted}, committed {committed}'
+    return committed, cycles
+
+
+def check_cycle(cycle):
+    """Asserts that there is a label a token, and no more judged than drafted, no more kept than judged."""
+    labels, tokens, drafted, judged = cycle.labels, cycle.tokens, cycle.drafted, cycle.judged
+    assert len(labels) == len(tokens) >= 1, f'{labels} are the labels of {tokens}'
+    assert cycle.accepted <= len(judged) <= len(drafted), f'{cycle.accepted} kept, {judged}, {drafted}'
 
 
 def plain(target, prompt, room, **settings):
     """The tokens that plain decoding writes."""
-    return write(session(target, None, prompt, room, silence, **settings), METHODS['ar']())[0]
+    alone = session(target, None, prompt, room, silence, **settings)
+    tokens, _ = write(alone, METHODS['ar']())
+    return tokens
 
 
 # -------------------------------------------------------------------------------------------- tables and laws
@@ -104,7 +128,10 @@ class Table:
     """
 
     def __init__(self, seed, vocab=4, scale=1.5):
-        self.seed, self.vocab, self.scale, self.rows = seed, vocab, scale, {}
+        self.seed = seed
+        self.vocab = vocab
+        self.scale = scale      # deviation of the logits
+        self.rows = {}          # prefix -> logits
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
         self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
         self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
@@ -113,74 +140,120 @@ class Table:
     def row(self, prefix):
         """The logits [V] behind a prefix, a tuple of ids."""
         if prefix not in self.rows:
-            g = seeded(hash((self.seed, *prefix)) % 2 ** 40)
-            self.rows[prefix] = self.scale * torch.randn(self.vocab, generator=g, dtype=torch.float64)
+            generator = seeded(hash((self.seed, *prefix)) % 2 ** 40)
+            noise = torch.randn(self.vocab, generator=generator, dtype=torch.float64)
+            self.rows[prefix] = self.scale * noise
         return self.rows[prefix]
 
     def __call__(self, ids, positions, path, stores, span, carry=None):
-        if path.carry:                                  # its attention, where observed, is flat
-            flat, mask = torch.zeros(1, 1, span, 1), torch.arange(span) > positions[:, None]
-            path.attends[0](flat[:, :, :len(positions)], flat, flat, mask * -1e9, path.carry)
-        stores[0][0][:, 0, positions, 0] = ids.double() + (0.5 if None in path.ffns else 0.0)   # slim writes
-        seen, places = map(tuple, stores[0][0][:, 0, :, 0].tolist()), positions.tolist()
-        return torch.stack([torch.stack([self.row(line[:i + 1]) for i in places]) for line in seen])
+        """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
+        if path.carry:
+            observe_flat(path, positions, span)
+        keys = stores[0][0][:, 0, :, 0]                 # [B, S], in the cache
+        mark = 0.5 if None in path.ffns else 0.0        # what a slim path writes is no token
+        keys[:, positions] = ids.double() + mark
+        logits = []
+        for line in keys.tolist():
+            prefixes = [tuple(line[:place + 1]) for place in positions.tolist()]
+            logits.append(torch.stack([self.row(prefix) for prefix in prefixes]))
+        return torch.stack(logits)
 
     def logits(self, hidden):
         return hidden
 
 
-def enumerate_law(target, draft, method, horizon, source=rollout, prompt=(0,), run=write, **settings):
-    """{tokens: probability} of all that run, to (tokens, trace), can write: each branch of each draw."""
-    found, todo = Counter(), [[]]
-    while todo:
-        script, taken, weight = todo.pop(), [], [1.0]
-        s = session(target, draft, prompt, horizon, source, **settings)
+def observe_flat(path, positions, span):
+    """Shows an observing path (Path.grounded) attention that is flat over all that each position may see."""
+    flat = torch.zeros(1, 1, span, 1)
+    hidden = torch.arange(span) > positions[:, None]    # [T, span]
+    queries = flat[:, :, :len(positions)]
+    path.attends[0](queries, flat, flat, hidden * -1e9, path.carry)
 
-        def draw(p):
-            if p.ndim == 2:
-                return torch.stack([draw(row) for row in p])
-            i = len(taken)
-            if i == len(script):
-                options = p.nonzero()[:, 0].tolist()
-                todo.extend(taken + [other] for other in options[1:])
-                script.append(options[0])
-            taken.append(script[i])
-            weight[0] *= float(p[script[i]])
-            return torch.tensor(script[i])
-        s.draw = draw
+
+class Branch:
+    """One way that all draws of a text can go; its `draw` replaces a Session's.
+
+    It repeats the draws of its script; behind them it takes the first token that is possible and notes what
+    else could have been drawn there.
+    """
+
+    def __init__(self, script):
+        self.script = script    # tokens to draw first
+        self.taken = []         # tokens drawn so far
+        self.chance = 1.0       # of all of them together
+        self.others = []        # scripts of the branches that leave this one behind its script
+
+    def draw(self, p):
+        """A token (0-dim) from p [V], or one from each row of p [n, V]."""
+        if p.ndim == 2:
+            return torch.stack([self.draw(row) for row in p])
+        if len(self.taken) < len(self.script):
+            token = self.script[len(self.taken)]
+        else:
+            token, *rest = p.nonzero()[:, 0].tolist()
+            self.others += [self.taken + [other] for other in rest]
+        self.taken.append(token)
+        self.chance *= float(p[token])
+        return torch.tensor(token)
+
+
+def enumerate_law(target, draft, method, horizon, prompt=(0,), run=write, **settings):
+    """{tokens: probability} of all texts that a method can write: each outcome of each draw is followed.
+
+    run: function (session, method) -> (tokens, anything). settings: of `session`.
+    """
+    found = Counter()
+    scripts = [[]]              # of branches to follow yet
+    while scripts:
+        branch = Branch(scripts.pop())
+        s = session(target, draft, prompt, horizon, **settings)
+        s.draw = branch.draw
         tokens, _ = run(s, method)
-        found[tuple(tokens)] += weight[0]
+        found[tuple(tokens)] += branch.chance
+        scripts += branch.others
     return found
+
+
+def first_cycle(s, method):
+    """(tokens of the first cycle, None): what law_by_cycles runs."""
+    s.read_prompt()
+    cycle = next(decode(s, method))
+    return cycle.tokens, None
 
 
 def law_by_cycles(target, draft, method, horizon, prompt=(0,), **settings):
     """enumerate_law, one cycle at a time: for methods that keep nothing from one cycle to the next."""
-    def once(s, method):
-        s.read_prompt()
-        return next(decode(s, method)).tokens, None
     found = Counter()
-    first = enumerate_law(target, draft, method, horizon, prompt=prompt, run=once, **settings)
-    for tokens, weight in first.items():
+    first = enumerate_law(target, draft, method, horizon, prompt, first_cycle, **settings)
+    for tokens, chance in first.items():
         left = horizon - len(tokens)
-        rest = law_by_cycles(target, draft, method, left, prompt + tokens, **settings) if left else {(): 1.0}
-        for later, chance in rest.items():
-            found[tokens + later] += weight * chance
+        rest = {(): 1.0}
+        if left:
+            rest = law_by_cycles(target, draft, method, left, prompt + tokens, **settings)
+        for later, share in rest.items():
+            found[tokens + later] += chance * share
     return found
 
 
 def exact_law(target, horizon, text=(), weight=1.0, eos=frozenset(), **settings):
     """{tokens: probability} under the target alone, of all that begins with this text."""
-    if len(text) == horizon or eos & {*text}:
+    if len(text) == horizon or eos.intersection(text):
         return Counter({text: weight})
-    row = enumerate(probs(target.row((0, *text)), **settings).tolist())
-    each = (exact_law(target, horizon, (*text, x), weight * p, eos, **settings) for x, p in row if p)
-    return sum(each, Counter())
+    found = Counter()
+    row = target.row((0, *text))
+    for token, p in enumerate(probs(row, **settings).tolist()):
+        if p > 0:
+            longer = (*text, token)
+            found.update(exact_law(target, horizon, longer, weight * p, eos, **settings))
+    return found
 
 
 def variation(a, b):
     """Total variation distance of two laws, each of them whole."""
-    assert abs(sum(a.values()) - 1) < 1e-9 and abs(sum(b.values()) - 1) < 1e-9, (a, b)
-    return sum(abs(a[x] - b[x]) for x in a.keys() | b.keys()) / 2
+    for law in (a, b):
+        assert abs(sum(law.values()) - 1) < 1e-9, law
+    texts = a.keys() | b.keys()
+    return sum(abs(a[text] - b[text]) for text in texts) / 2
 
 
 # ------------------------------------------------------------------------------------ rules wrong on purpose
@@ -194,19 +267,25 @@ class DropsUnverified(Wrong):
     """Drops a token that it has sampled, because its own q is low."""
 
     def propose(self, s):
-        d = super().propose(s)
-        n = next((i for i, x in enumerate(d.tokens) if d.q[i, x] < 0.3), len(d.tokens))
-        return Draft(d.tokens[:n], d.q[:n])
+        draft = super().propose(s)
+        sure = 0
+        while sure < len(draft.tokens) and draft.q[sure, draft.tokens[sure]] >= 0.3:
+            sure += 1
+        return Draft(draft.tokens[:sure], draft.q[:sure])
 
 
 class WrongResidual(Wrong):
-    def settle(self, score, i):
+    """Draws what replaces a rejected token from p itself."""
+
+    def replacement(self, score, i):
         return score.p[i]
 
 
 class JudgedByQ(Wrong, METHODS['ecsv']):
     """Judges the fused token as if it had been drawn from the branches' q."""
 
-    def draft(self, session, n):
-        d = super().draft(session, n)
-        return replace(d, q=probs(d.logits)) if d.tokens else d
+    def guess(self, session, n):
+        draft = super().guess(session, n)
+        if not draft.tokens:
+            return draft
+        return replace(draft, q=probs(draft.logits))

@@ -6,6 +6,7 @@ directories in bf16. CPU and CUDA from the same code. After it, `python -m lab.t
 what train_mask.py measures on the pair and the mixture.
 """
 import argparse
+import itertools
 import json
 import random
 import re
@@ -14,9 +15,9 @@ import time
 from pathlib import Path as File
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
 from tqdm import tqdm
 
 import train_mask
@@ -25,7 +26,8 @@ from model import Transformer, read_config
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
-LATE, DROP = 0.88, dict(target=0.1)     # from that share of its time on a step skips a middle layer by chance
+LATE = 0.88                             # from that share of its time on a step skips middle layers by chance
+DROP = dict(target=0.1)                 # with this chance each; other models skip none
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
 PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys; half
                                         # for one that goes on. A fresh llama's queries and keys have no norm:
@@ -53,6 +55,7 @@ SHAPES |= dict(
                                 mlp_only_layers=[]))
 HEIRS = dict(   # model: whose weights it starts from, which layer each of its own is; moe: cut into experts
     mid=('target', {0: 0, 1: 2, 2: 4, 3: 7, 4: 9}), up=('draft', {0: 0, 7: 1}), moe=('target', None))
+ARCHITECTURES = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM', qwen3_moe='Qwen3MoeForCausalLM')
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
 
@@ -60,14 +63,18 @@ def drills(seed, high, columns):
     """Endless rows of practice that can give away no held-out text: bare steps, or cells looked up."""
     rng = random.Random(f'drill {seed}')
     while True:
+        prompt = ''
+        lines = []
         if rng.random() < 0.15:
-            prompt, lines = '', []
             while len(lines) < 8:
-                lines += tasks.event(rng, tasks.number(rng, 900), 2)[2]
+                n = tasks.number(rng, 900)
+                _, _, steps, _ = tasks.event(rng, n, 2)
+                lines += steps
         else:
             prompt, values = tasks.cells(rng, 2, high, columns)
-            lines = [f'| {column} of {item} {n}'
-                     for (item, column), n in rng.sample(sorted(values.items()), min(32, len(values)))]
+            cells = rng.sample(sorted(values.items()), min(32, len(values)))
+            for (item, column), n in cells:
+                lines.append(f'| {column} of {item} {n}')
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
 
@@ -76,61 +83,96 @@ def gists(seed, high):
     rng = random.Random(f'gist {seed}')
     while True:
         prompt, answers = tasks.statements(rng, 1, high)
-        lines = rng.sample([*answers.values()], len(answers))
+        lines = rng.sample(list(answers.values()), len(answers))
         yield dict(task='gist', prompt=prompt, answer=None, solution='\nSummary: ' + ' '.join(lines))
 
 
-def mixture(seed, shares=LONG):
-    """Endless training rows of all tasks in their shares."""
+def mixture(seed, phase=LONG):
+    """Endless training rows of all tasks of a phase, in their shares."""
     rng = random.Random(f'mixture {seed}')
-    practice = dict(drill=drills, gist=gists)
-    sources = [practice[task](seed, **knobs) if task in practice else tasks.rows(task, seed, 'train', **knobs)
-               for task, knobs, _ in shares]
+    sources = []
+    shares = []
+    for task, knobs, share in phase:
+        if task == 'drill':
+            source = drills(seed, **knobs)
+        elif task == 'gist':
+            source = gists(seed, **knobs)
+        else:
+            source = tasks.rows(task, seed, 'train', **knobs)
+        sources.append(source)
+        shares.append(share)
     while True:
-        yield next(rng.choices(sources, [share for *_, share in shares])[0])
+        source = rng.choices(sources, shares)[0]
+        yield next(source)
 
 
 def train_tokenizer(n=20_000):
     """Byte-level BPE of at most 1,024 entries; every digit stands alone (with any space before it)."""
     tokenizer = Tokenizer(models.BPE())
+    words = Regex(r' ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s')
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r' ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s'), 'isolated'),
+        pre_tokenizers.Split(words, 'isolated'),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=[EOS], show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    source = mixture(0)
-    tokenizer.train_from_iterator((r['prompt'] + r['solution'] for r, _ in zip(source, range(n))), trainer)
+    rows = itertools.islice(mixture(0), n)
+    texts = (row['prompt'] + row['solution'] for row in rows)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
 def encode(tokenizer, rows):
     """Rows -> [(ids, where the loss begins)]: on the answer part, and on all of a story."""
-    prompts = tokenizer.encode_batch([r['prompt'] for r in rows])
-    answers = tokenizer.encode_batch([r['solution'] for r in rows])
+    prompts = tokenizer.encode_batch([row['prompt'] for row in rows])
+    answers = tokenizer.encode_batch([row['solution'] for row in rows])
     eos = tokenizer.token_to_id(EOS)
-    return [(p.ids + a.ids + [eos], 1 if r['task'] == 'story' else max(1, len(p.ids)))
-            for r, p, a in zip(rows, prompts, answers)]
+    encoded = []
+    for row, prompt, answer in zip(rows, prompts, answers):
+        start = 1 if row['task'] == 'story' else max(1, len(prompt.ids))
+        encoded.append((prompt.ids + answer.ids + [eos], start))
+    return encoded
+
+
+def length_of(example):
+    """The tokens of an example (ids, start)."""
+    return len(example[0])
 
 
 def batches(tokenizer, source, tokens, seed):
     """Endless (ids [B, T], labels [B, T]) of about `tokens` tokens; rows of like length, to pad little."""
     rng = random.Random(seed)
     while True:
-        pool = sorted(encode(tokenizer, [next(source) for _ in range(1024)]), key=lambda e: len(e[0]))
-        groups, i = [], 0
-        while i < len(pool):
-            n = max(1, tokens // len(pool[min(i + tokens // len(pool[i][0]), len(pool) - 1)][0]))
-            groups.append(pool[i:i + n])
-            i += n
+        rows = list(itertools.islice(source, 1024))
+        pool = sorted(encode(tokenizer, rows), key=length_of)
+        groups = grouped(pool, tokens)
         rng.shuffle(groups)
         for group in groups:
-            ids = torch.zeros(len(group), max(len(e) for e, _ in group), dtype=torch.long)
-            labels = torch.full_like(ids, -100)
-            for b, (e, start) in enumerate(group):
-                ids[b, :len(e)] = torch.tensor(e)
-                labels[b, start - 1:len(e) - 1] = torch.tensor(e[start:])    # position i predicts token i + 1
-            yield ids, labels
+            yield padded(group)
+
+
+def grouped(pool, tokens):
+    """Examples, sorted by length, cut into lists of about `tokens` tokens each."""
+    groups = []
+    i = 0
+    while i < len(pool):
+        most = tokens // length_of(pool[i])             # if all were as long as the first
+        longest = pool[min(i + most, len(pool) - 1)]
+        n = max(1, tokens // length_of(longest))
+        groups.append(pool[i:i + n])
+        i += n
+    return groups
+
+
+def padded(group):
+    """Examples (ids, start) -> (ids [B, T], labels [B, T]); -100 is no label."""
+    T = max(map(length_of, group))
+    ids = torch.zeros(len(group), T, dtype=torch.long)
+    labels = torch.full_like(ids, -100)
+    for b, (line, start) in enumerate(group):
+        ids[b, :len(line)] = torch.tensor(line)
+        labels[b, start - 1:len(line) - 1] = torch.tensor(line[start:])     # position i predicts token i + 1
+    return ids, labels
 
 
 class Muon(torch.optim.Optimizer):
@@ -147,60 +189,75 @@ class Muon(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             shapes = {}
-            for p in group['params']:
-                if p.grad is not None:
-                    shapes.setdefault(p.shape, []).append(p)
-            for shape, params in shapes.items():
-                updates = []
-                for p in params:
-                    m = self.state[p].setdefault('momentum', torch.zeros_like(p))
-                    m.lerp_(p.grad, 1 - group['momentum'])
-                    updates.append(p.grad.lerp(m, group['momentum']))
-                scale = max(1, shape[0] / shape[1]) ** 0.5
-                for p, u in zip(params, orthogonal(torch.stack(updates))):
-                    p.mul_(1 - group['lr'] * group['weight_decay']).add_(u, alpha=-group['lr'] * scale)
+            for weight in group['params']:
+                if weight.grad is not None:
+                    shapes.setdefault(weight.shape, []).append(weight)
+            for weights in shapes.values():
+                self.step_alike(weights, group)
+
+    def step_alike(self, weights, group):
+        """Moves matrices of one shape by the settings of their group."""
+        updates = []
+        for weight in weights:
+            momentum = self.state[weight].setdefault('momentum', torch.zeros_like(weight))
+            momentum.lerp_(weight.grad, 1 - group['momentum'])
+            updates.append(weight.grad.lerp(momentum, group['momentum']))
+        updates = orthogonal(torch.stack(updates))
+        rows, columns = weights[0].shape
+        rate = group['lr'] * max(1, rows / columns) ** 0.5
+        for weight, update in zip(weights, updates):
+            weight.mul_(1 - group['lr'] * group['weight_decay'])
+            weight.add_(update, alpha=-rate)
 
 
 def orthogonal(x):
     """x [N, rows, columns] -> nearly the closest matrices with all singular values 1, by Newton-Schulz."""
-    wide = x if x.shape[1] <= x.shape[2] else x.mT
+    tall = x.shape[1] > x.shape[2]
+    wide = x.mT if tall else x
     wide = wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
-        a = wide @ wide.mT
-        wide = 3.4445 * wide + (-4.7750 * a + 2.0315 * a @ a) @ wide
-    return wide if x.shape[1] <= x.shape[2] else wide.mT
+        gram = wide @ wide.mT
+        wide = 3.4445 * wide + (-4.7750 * gram + 2.0315 * gram @ gram) @ wide
+    return wide.mT if tall else wide
 
 
 def build(name, tokenizer):
-    """The network of SHAPES[name], and its config.json."""
+    """A fresh network of SHAPES[name]; writes the folder's config.json."""
     shape = COMMON | SHAPES[name] | dict(vocab_size=tokenizer.get_vocab_size())
     eos = tokenizer.token_to_id(EOS)
-    architecture = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM',
-                        qwen3_moe='Qwen3MoeForCausalLM')[shape['model_type']]
+    architecture = ARCHITECTURES[shape['model_type']]
     raw = shape | dict(hidden_act='silu', bos_token_id=None, eos_token_id=eos, pad_token_id=eos,
                        torch_dtype='bfloat16', architectures=[architecture])
-    HOME.joinpath(name).mkdir(parents=True, exist_ok=True)
-    (HOME / name / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
-    model = Transformer(read_config(HOME / name))
-    for key, p in model.named_parameters():
+    folder = HOME / name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / 'config.json', raw)
+    model = Transformer(read_config(folder))
+    for key, weight in model.named_parameters():
         if key.endswith(('o_proj.weight', 'down_proj.weight')):
-            torch.nn.init.zeros_(p)                     # every layer starts as the identity
-        elif p.ndim == 2:
-            torch.nn.init.normal_(p, std=0.02 if 'embed' in key else p.shape[1] ** -0.5)
+            torch.nn.init.zeros_(weight)                # every layer starts as the identity
+        elif weight.ndim == 2:
+            deviation = 0.02 if 'embed' in key else weight.shape[1] ** -0.5
+            torch.nn.init.normal_(weight, std=deviation)
     return model
+
+
+def write_json(where, value):
+    where.write_text(json.dumps(value, indent=2) + '\n')
 
 
 def save(model, tokenizer, name):
     """Writes the folder lab/models/<name>: bf16 weights, generation_config.json and the tokenizer's files."""
-    folder, eos = HOME / name, tokenizer.token_to_id(EOS)
-    state = {key: p.detach().to('cpu', torch.bfloat16).contiguous() for key, p in model.named_parameters()}
-    save_file(state, folder / 'model.safetensors', metadata=dict(format='pt'))
-    (folder / 'generation_config.json').write_text(json.dumps(dict(
-        eos_token_id=eos, pad_token_id=eos), indent=2) + '\n')
+    folder = HOME / name
+    eos = tokenizer.token_to_id(EOS)
+    weights = {}
+    for key, weight in model.named_parameters():
+        weights[key] = weight.detach().to('cpu', torch.bfloat16).contiguous()
+    save_file(weights, folder / 'model.safetensors', metadata=dict(format='pt'))
+    write_json(folder / 'generation_config.json', dict(eos_token_id=eos, pad_token_id=eos))
     tokenizer.save(str(folder / 'tokenizer.json'))
-    (folder / 'tokenizer_config.json').write_text(json.dumps(dict(
+    write_json(folder / 'tokenizer_config.json', dict(
         tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS, model_max_length=2048,
-        clean_up_tokenization_spaces=False), indent=2) + '\n')
+        clean_up_tokenization_spaces=False))
 
 
 @torch.no_grad()
@@ -211,30 +268,43 @@ def accuracy(model, tokenizer, n=20):
     """
     scores = {}
     for task in tasks.TASKS:
+        rows = list(itertools.islice(tasks.rows(task, 1), n))
         found = 0.0
-        for ids, start in encode(tokenizer, [r for r, _ in zip(tasks.rows(task, 1), range(n))]):
-            ids = torch.tensor([ids], device=model.cos.device)
-            logits = model.logits(model(ids, torch.arange(ids.shape[1], device=ids.device), model.full))
-            logits, wanted = logits[0, start - 1:-1], ids[0, start:]
-            found += (F.cross_entropy(logits, wanted).item() if task == 'story'
-                      else (logits.argmax(-1) == wanted).all().item())
+        for line, start in encode(tokenizer, rows):
+            ids = torch.tensor([line], device=model.cos.device)
+            hidden = model(ids, torch.arange(len(line), device=ids.device), model.full)
+            logits = model.logits(hidden)[0, start - 1:-1]
+            wanted = ids[0, start:]
+            if task == 'story':
+                found += functional.cross_entropy(logits, wanted).item()
+            else:
+                found += torch.equal(logits.argmax(-1), wanted)
         scores[task] = round(found / n, 3)
     return scores
 
 
 def optimizers_for(model):
     """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries and keys]."""
-    kinds = [[], [], []]
-    for key, p in model.named_parameters():
-        looks = key.endswith(('q_proj.weight', 'k_proj.weight'))
-        kinds[2 if looks else int(p.ndim != 2 or 'embed' in key)].append(p)
-    adam = lambda params, lr: torch.optim.AdamW(params, lr=lr, betas=(0.9, 0.95), weight_decay=0)
-    return [Muon(kinds[0], lr=PEAKS[0]), adam(kinds[1], PEAKS[1]), adam(kinds[2], PEAKS[2])]
+    inner, rest, looks = [], [], []
+    for key, weight in model.named_parameters():
+        if key.endswith(('q_proj.weight', 'k_proj.weight')):
+            looks.append(weight)
+        elif weight.ndim != 2 or 'embed' in key:
+            rest.append(weight)
+        else:
+            inner.append(weight)
+    muon = Muon(inner, lr=PEAKS[0])
+    return [muon, adam(rest, PEAKS[1]), adam(looks, PEAKS[2])]
+
+
+def adam(weights, rate):
+    return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0)
 
 
 def resume(model, optimizers, folder):
     """(seconds spent, steps done, whether it has grown) as a checkpoint or saved weights leave them."""
-    checkpoint, weights = folder / 'checkpoint.pt', folder / 'model.safetensors'
+    checkpoint = folder / 'checkpoint.pt'
+    weights = folder / 'model.safetensors'
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=model.cos.device, weights_only=True)
         model.load_state_dict(saved['model'])
@@ -243,23 +313,30 @@ def resume(model, optimizers, folder):
         return saved['spent'], saved['done'], saved['grown']
     if weights.exists():
         model.load_state_dict(load_file(weights), strict=False)     # the tied head is not in the file twice
-    elif folder.name in HEIRS:
-        parent, layers = HEIRS[folder.name]
-        state = load_file(HOME / parent / 'model.safetensors')
-        inherit(model, state, layers) if layers else split(model, state)
         return 0.0, 0, True
-    return 0.0, 0, weights.exists()
+    if folder.name not in HEIRS:
+        return 0.0, 0, False
+    parent, layers = HEIRS[folder.name]
+    state = load_file(HOME / parent / 'model.safetensors')
+    if layers:
+        inherit(model, state, layers)
+    else:
+        split(model, state)
+    return 0.0, 0, True
 
 
 @torch.no_grad()
 def inherit(model, state, layers):
     """Gives a model the weights `state` of another of its width; layers: {own: theirs}, others as built."""
-    for name, p in model.named_parameters():
+    for name, weight in model.named_parameters():
         own = re.search(r'layers\.(\d+)\.', name)
         if own is None:
-            p.copy_(state[name])
-        elif int(own[1]) in layers:
-            p.copy_(state[name.replace(own[0], f'layers.{layers[int(own[1])]}.')])
+            weight.copy_(state[name])
+            continue
+        layer = int(own[1])
+        if layer in layers:
+            theirs = name.replace(own[0], f'layers.{layers[layer]}.')
+            weight.copy_(state[theirs])
 
 
 @torch.no_grad()
@@ -271,28 +348,41 @@ def split(model, state):
     down times 4). The norms on queries and keys start at the mean size of what they replace.
     Source: Komatsuzaki et al. 2022 (sparse upcycling); the split is ours.
     """
-    own, quarter = model.state_dict(), SHAPES['moe']['moe_intermediate_size']
+    own = model.state_dict()
     for key, value in state.items():
         if key in own:
             own[key].copy_(value)
     for i, layer in enumerate(model.model.layers):
         for name in ('gate_proj', 'up_proj', 'down_proj'):
             whole = state[f'model.layers.{i}.mlp.{name}.weight'].float()
-            parts = whole.split(quarter, dim=1 if name == 'down_proj' else 0)
-            for e, expert in enumerate(layer.mlp.experts):
-                getattr(expert, name).weight.copy_(parts[e % 4] * (4 if name == 'down_proj' else 1))
-        layer.mlp.gate.weight[:4] *= 0.1
-        layer.mlp.gate.weight[4:] = -layer.mlp.gate.weight[:4]
-        for norm, proj in ((layer.self_attn.q_norm, layer.self_attn.q_proj),
-                           (layer.self_attn.k_norm, layer.self_attn.k_proj)):
-            norm.weight.fill_((proj.weight * layer.input_layernorm.weight).pow(2).sum(1).mean().sqrt())
+            split_experts(layer.mlp, name, whole)
+        router = layer.mlp.gate.weight
+        router[:4] *= 0.1
+        router[4:] = -router[:4]
+        attention = layer.self_attn
+        for norm, proj in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj)):
+            products = proj.weight * layer.input_layernorm.weight
+            size = products.pow(2).sum(1).mean().sqrt()
+            norm.weight.fill_(size)
+
+
+def split_experts(mixture, name, whole):
+    """Gives the eight experts of a mixture their quarters of one matrix of the feed-forward, each twice."""
+    quarter = SHAPES['moe']['moe_intermediate_size']
+    down = name == 'down_proj'
+    parts = whole.split(quarter, dim=1 if down else 0)
+    for e, expert in enumerate(mixture.experts):
+        part = parts[e % 4] * (4 if down else 1)
+        getattr(expert, name).weight.copy_(part)
 
 
 def step(model, optimizers, path, ids, labels):
     """One update on ids, labels [B, T]; returns the loss in nats per judged token."""
     keep = labels != -100
-    hidden = model(ids, torch.arange(ids.shape[1], device=ids.device), path)
-    loss = F.cross_entropy(model.logits(hidden[keep]), labels[keep])
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    hidden = model(ids, positions, path)
+    logits = model.logits(hidden[keep])
+    loss = functional.cross_entropy(logits, labels[keep])
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -304,53 +394,106 @@ def step(model, optimizers, path, ids, labels):
 def idle(layers, share, drop, rng):
     """Sublayers that rest in this step: the inner layers while a fresh model grows, some more by chance.
 
-    share: how much of its time a fresh model (of more than 4 layers) has had; False for one that has grown.
+    share: how much of its time a fresh model (of more than 4 layers) has had; None for one that has grown.
     """
-    running = next((n for until, n in GROW if share is not False and layers > 4 and share < until), layers)
-    inner = range(1, layers - 1)
-    resting = [i for i in inner if min(i, layers - 1 - i) >= running / 2 or rng.random() < drop]
-    return {s for i in resting for s in (2 * i, 2 * i + 1)}
+    running = layers
+    if share is not None and layers > 4:
+        for until, outer in GROW:
+            if share < until:
+                running = outer
+                break
+    resting = set()
+    for i in range(1, layers - 1):
+        depth = min(i, layers - 1 - i)                  # layers to the nearer end
+        if depth >= running / 2 or rng.random() < drop:
+            resting |= {2 * i, 2 * i + 1}
+    return resting
+
+
+class Phases:
+    """Training batches of the phase that a share of the time (0 to 1) belongs to."""
+
+    def __init__(self, phases, tokenizer, tokens, rows_seed, seed):
+        """phases: (until this share of the time, rows of such tasks), as CURRICULUM."""
+        self.sources = []
+        for until, shares in phases:
+            source = batches(tokenizer, mixture(rows_seed, shares), tokens, seed)
+            self.sources.append((until, source))
+
+    def next_batch(self, share):
+        """(ids, labels), both [B, T]."""
+        for until, source in self.sources:
+            if share < until:
+                return next(source)
+
+
+def rate_factor(done, share):
+    """What multiplies the peak learning rates: warm up, hold, then decay to zero over the last 70 %."""
+    return min(1, (done + 1) / 50, (1 - share) / 0.7)
+
+
+def peaks_for(model, grown):
+    """The peak learning rates of the three optimizers: see PEAKS."""
+    peaks = [peak / 2 if grown else peak for peak in PEAKS]
+    if not grown and not model.config.qk_norm:
+        peaks[2] = peaks[1]
+    return peaks
 
 
 def train(name, minutes, tokens, seed, device):
     """Trains until `minutes` of wall clock are spent, checkpoints included; writes lab/models/<name>."""
     torch.manual_seed(seed)
-    folder, saved = HOME / name, HOME / 'target' / 'tokenizer.json'
-    tokenizer = Tokenizer.from_file(str(saved)) if saved.exists() else train_tokenizer()
+    folder = HOME / name
+    shared = HOME / 'target' / 'tokenizer.json'
+    tokenizer = Tokenizer.from_file(str(shared)) if shared.exists() else train_tokenizer()
     model = build(name, tokenizer).to(device)
+    layers = len(model.model.layers)
     optimizers = optimizers_for(model)
     spent, done, grown = resume(model, optimizers, folder)
-    layers, peaks = model.model.layers, [peak / 2 for peak in PEAKS] if grown else list(PEAKS)
-    if not (grown or model.config.qk_norm):
-        peaks[2] = peaks[1]
-    rng, scores, losses = random.Random(seed + done), {}, []
-    phases = [(until, batches(tokenizer, mixture(seed + done, shares), tokens, seed))
-              for until, shares in (AGAIN if grown else CURRICULUM)]
+    peaks = peaks_for(model, grown)
+    rng = random.Random(seed + done)
+    phases = Phases(AGAIN if grown else CURRICULUM, tokenizer, tokens, seed + done, seed)
+    scores = {}
+    losses = []                                         # of the last 50 steps
     bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
-    begin, saved_at = time.time() - spent, time.time()
-    while (now := time.time() - begin) < minutes * 60:
-        for optimizer, peak in zip(optimizers, peaks):  # warm up, hold, then decay to zero over the last 70 %
-            rate = min(1, (done + 1) / 50, (1 - now / (minutes * 60)) / 0.7)
-            optimizer.param_groups[0]['lr'] = peak * rate
+    begin = time.time() - spent
+    saved_at = time.time()
+    while True:
+        now = time.time() - begin
+        if now >= minutes * 60:
+            break
         share = now / (minutes * 60)
-        skip = idle(len(layers), not grown and share, DROP.get(name, 0) if share >= LATE else 0, rng)
-        batch = (x.to(device) for x in next(next(source for until, source in phases if share < until)))
-        losses = losses[-49:] + [step(model, optimizers, model.full.slim(skip), *batch)]
+        for optimizer, peak in zip(optimizers, peaks):
+            optimizer.param_groups[0]['lr'] = peak * rate_factor(done, share)
+        drop = DROP.get(name, 0) if share >= LATE else 0
+        skip = idle(layers, None if grown else share, drop, rng)
+        ids, labels = phases.next_batch(share)
+        loss = step(model, optimizers, model.full.without(skip), ids.to(device), labels.to(device))
+        losses = losses[-49:] + [loss]
         done += 1
         if done % 25 == 0:
             bar.n = round(now)
             bar.set_postfix(step=done, loss=f'{sum(losses) / len(losses):.3f}', **scores)
         if time.time() - saved_at > 400:
-            saved_at, scores = time.time(), accuracy(model, tokenizer)
-            tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done,
-                                       loss=round(sum(losses) / len(losses), 3), **scores)))
+            saved_at = time.time()
+            scores = accuracy(model, tokenizer)
+            mean = round(sum(losses) / len(losses), 3)
+            tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done, loss=mean, **scores)))
             save(model, tokenizer, name)
-            torch.save(dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers],
-                            spent=now, done=done, grown=grown), folder / 'checkpoint.pt')
+            state = dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers])
+            torch.save(state | dict(spent=now, done=done, grown=grown), folder / 'checkpoint.pt')
     bar.close()
     save(model, tokenizer, name)
     (folder / 'checkpoint.pt').unlink(missing_ok=True)
     print(json.dumps(dict(model=name, steps=done, held_out=accuracy(model, tokenizer, 300))))
+
+
+def recalibrate():
+    """Exit status of train_mask.py: its three calibrations of the pair, then one of the mixture, if any."""
+    runs = [[], ['--signals'], ['--anchors']]
+    if (HOME / 'moe' / 'model.safetensors').exists():
+        runs.append(['--anchors', '--target', str(HOME / 'moe')])
+    return max([train_mask.main(flags) for flags in runs])
 
 
 def main():
@@ -363,8 +506,7 @@ def main():
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
     if args.model == 'recalibrate':
-        moe = [['--anchors', '--target', str(HOME / 'moe')]] * (HOME / 'moe' / 'model.safetensors').exists()
-        return max(train_mask.main(flags) for flags in ([], ['--signals'], ['--anchors'], *moe))
+        return recalibrate()
     train(args.model, args.minutes, args.tokens, args.seed, args.device)
 
 

@@ -1,0 +1,614 @@
+"""What ECSV's claims rest on, measured: `python -m lab.claims ecsv` stores it, lab/ecsv/claims.py judges it.
+
+At temperature 0 an exact method writes the target's own text, whatever it proposes. So branches are sampled
+once behind the places of that text, and every vote is asked what it would propose there.
+`python -m lab.ecsv.record "A prompt"` draws a cycle of ecsv-spot.
+"""
+import contextlib
+import functools
+import os
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path as File
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from lab import tasks
+from lab.common import MODELS, embedded, is_there
+from lab.ecsv.rivals import EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree, TwoDrafts, VoteUnif
+from lab.quantise import write_copy
+from lab.replay import ROOM, Replay, columns, modelled_seconds, open_session, short_prompts, written
+from verify import METHODS, Ballot, Branches, Ecsv, Exact, Score, decode, token_logps, tokens_of
+
+FAMILIES = 'math', 'table', 'story'     # tasks whose prompts are used
+DEPTHS = range(1, 9)                    # tokens of a block that are tried
+LONGEST = DEPTHS[-1]
+SMOOTH = 0.05                           # share of q in a vote's law, which else has no chance for most tokens
+VOTES = {
+    'sd sampled': Ecsv(branches=1),
+    'lite': EcsvLite(),
+    'ecsv': Ecsv(),
+    'soft': EcsvSoft(),
+    'vote-unif': VoteUnif(),
+    'mean-argmax': MeanArgmax(),
+    'prefix': Ecsv(align='prefix'),
+    'branch': Ecsv(granularity='branch'),
+    'window 2': Ecsv(granularity='window', window=2),
+    'window 4': Ecsv(granularity='window', window=4),
+    'window 8': Ecsv(granularity='window', window=8),
+    'entropy alone': Ecsv(a_agree=0, a_self=0),
+    'agreement alone': Ecsv(a_entropy=0, a_self=0),
+    'own q alone': Ecsv(a_entropy=0, a_agree=0),
+    'lite, B = 2': EcsvLite(branches=2),
+    'lite, B = 8': EcsvLite(branches=8)}
+LAWS = 'lite', 'ecsv', 'soft'           # votes whose law of the first token is measured
+
+
+class Prompt(NamedTuple):
+    """A held-out prompt of at most 300 tokens."""
+    family: str         # its task
+    place: int          # 0, 1, ... among the prompts of this task
+    row: dict           # of the task
+    ids: list
+
+    @property
+    def name(self):
+        """What a stored row begins with: it tells which text it is of."""
+        return dict(family=self.family, place=self.place)
+
+
+def prompts_of(families, n, seed=11):
+    """The first n Prompts of each of these tasks."""
+    found = []
+    for family in families:
+        for place, (row, ids) in enumerate(short_prompts(family, n, seed)):
+            found.append(Prompt(family, place, row, ids))
+    return found
+
+
+def by_depth(found):
+    """{'depths': [...], quantity: [...]} of {depth: {quantity: number}}: columns are shorter to store."""
+    table = dict(depths=list(found))
+    for counts in found.values():
+        for quantity, number in counts.items():
+            table.setdefault(quantity, []).append(number)
+    return table
+
+
+# ---------------------------------------------------------------------- branches behind a text, votes on them
+
+class BranchReplay(Replay):
+    """A Replay with eight branches behind every place of the target's own text that a vote has come by.
+
+    Place i is behind the text's first i tokens. All votes see the same branches there; which these are hangs
+    on the order in which places are first asked for, since that is the order of the random numbers.
+    """
+
+    def __init__(self, ids, rounded='', seed=0, votes=VOTES, **knobs):
+        """votes: {name: Ecsv} that may be asked; knobs: of the drafter that samples the branches."""
+        super().__init__(ids, rounded)
+        settings = dict(branches=8) | knobs
+        self.drafter = Ecsv(**settings)
+        self.votes = votes
+        self.line = list(self.text)
+        self.drawn = {}         # place: (tokens, logits) of the branches
+        self.agreements = {}    # (vote, place, depth): see agreed
+        self.session.generator = torch.Generator().manual_seed(seed)
+
+    def branches(self, i):
+        """(tokens [B, n], raw logits [B, n, V]) of the branches at place i, n the longest depth."""
+        if i not in self.drawn:
+            self.session.tokens = self.ids + self.line[:i]
+            found = self.drafter.texts(self.session, LONGEST)
+            self.drawn[i] = found.tokens, found.logits
+        return self.drawn[i]
+
+    def ballot(self, i, branches, top_m=4, depth=LONGEST):
+        """The Ballot of the first branches at place i, cut to this depth."""
+        tokens, logits = self.branches(i)
+        return Ballot.of(tokens[:branches, :depth], logits[:branches, :depth], top_m)
+
+    def agreed(self, proposal, i):
+        """How many tokens of the proposal, from the first, the target would write at place i."""
+        return len(os.path.commonprefix([proposal, self.line[i:]]))
+
+    def proposal(self, key, i, depth=LONGEST):
+        """The tokens that are proposed at place i: by a vote, a greedy draft or the best of four branches."""
+        if key == 'sd greedy':
+            chain = self.block(tuple(self.line[:i]), Exact(LONGEST), LONGEST)
+            return [place.token for place in chain]
+        if key in self.votes:
+            vote = self.votes[key]
+            top_m = vote.top_m if vote.soft else 0
+            return vote.fuse(self.ballot(i, vote.branches, top_m, depth))
+        # oracle-top1: the branch that is right for longest
+        tokens, _ = self.branches(i)
+        return max(tokens[:4].tolist(), key=lambda branch: self.agreed(branch, i))
+
+    def right(self, key, i, depth):
+        """How many tokens of what is proposed at place i the target would write; remembered."""
+        asked = key, i, depth
+        if asked not in self.agreements:
+            self.agreements[asked] = self.agreed(self.proposal(key, i, depth), i)
+        return self.agreements[asked]
+
+    def voted(self, key, depth):
+        """{kept: draft tokens, cycles, positions: of the target} of the whole text with blocks of this depth.
+
+        A cycle is a target pass. What one fused token is does not hang on those behind it, so that the
+        longest proposal serves every depth. Only where weights are means over the branch each depth votes
+        anew.
+        """
+        whole_branch = key in self.votes and self.votes[key].granularity == 'branch'
+        counts = dict(kept=0, cycles=0, positions=0)
+        i = 0
+        while i < len(self.line):
+            most = min(depth, ROOM - i - 1)
+            asked = most if whole_branch and most else LONGEST
+            kept = min(most, self.right(key, i, asked))
+            counts['kept'] += kept
+            counts['cycles'] += 1
+            counts['positions'] += most + 1
+            i += kept + 1
+        return counts
+
+    def checked(self, method, depth):
+        """voted, and passes, by real cycles: for a method that asks the target before it votes.
+
+        The method reads its branches here instead of sampling them; it serves one call.
+        """
+        def texts(session, n):
+            tokens, logits = self.branches(len(session.tokens) - len(self.ids))
+            B = method.branches
+            return Branches(tokens[:B, :n], None, logits[:B, :n], [])
+        method.texts = texts
+        counts = dict(kept=0, cycles=0, positions=0, passes=0)
+        i = 0
+        while i < len(self.line):
+            passes, positions, tokens = self.cycle(method, i, min(depth, ROOM - i - 1))
+            kept = self.agreed(tokens, i)
+            counts['kept'] += kept
+            counts['cycles'] += 1
+            counts['positions'] += positions
+            counts['passes'] += passes
+            i += kept + 1
+        return counts
+
+    def cycle(self, method, i, n):
+        """(target passes, positions, tokens proposed) of one real cycle of a method at place i."""
+        session = self.session
+        full = session.target.model.full
+        session.tokens = self.ids + self.line[:i]
+        session.target.read(session.tokens[:-1], [], full, 0)       # what an earlier cycle would have read
+        mark = session.mark()
+        draft = method.guess(session, n)
+        rows = Score(session, draft, full).logits                   # is lazy: now the target reads
+        assert len(rows) == len(draft.tokens) + 1
+        passes, positions, _ = session.spent(mark)['target/full']
+        return passes, positions, draft.tokens
+
+    def target_rows(self):
+        """The target's logits [n, V] at every place of the text."""
+        target = self.session.target
+        return target.read(self.ids + self.line[:-1], [], target.model.full, len(self.line))
+
+    def laws(self):
+        """{'q' or a vote of LAWS: {nats, same}}: its law of the first token beside the target's.
+
+        nats: of the target's law under it, a cross-entropy; same: whether both have the same favourite. Sums
+        over the places drawn.
+        """
+        rows = self.target_rows()
+        found = {}
+        for key in ('q', *LAWS):
+            nats = 0.0
+            same = 0
+            for i in self.drawn:
+                law = self.law(key, i)
+                nats -= float(rows[i].softmax(-1) @ law.clamp(min=1e-30).log())
+                same += int(law.argmax() == rows[i].argmax())
+            found[key] = dict(nats=nats, same=same)
+        return found
+
+    def law(self, key, i):
+        """A law [V] of the token at place i: q, or a vote's scores as shares, smoothed by SMOOTH of q."""
+        _, logits = self.branches(i)
+        q = logits[0, 0].softmax(-1)
+        if key == 'q':
+            return q
+        vote = self.votes[key]
+        ballot = self.ballot(i, vote.branches)
+        names = ballot.names[0]                                         # [K], some of them twice
+        scores = vote.scores(ballot)[:, 0].sum(0)                       # [K]
+        law = torch.zeros_like(q)
+        law[names] = scores.to(law)
+        law /= law.sum()
+        return (1 - SMOOTH) * law + SMOOTH * q
+
+
+def vote_rows(n):
+    """A row a text: what every vote keeps at every depth, and the laws of the first token.
+
+    The fitted votes have weights that were fitted to other prompts, see fits.
+    """
+    votes = dict(VOTES)
+    for name, weights in fits(n).items():
+        votes[name] = Ecsv(**knobs_of_weights(weights))
+    for prompt in tqdm(prompts_of(FAMILIES, n), desc='votes'):
+        record = BranchReplay(prompt.ids, votes=votes)
+        found = {}
+        for key in ('sd greedy', *votes, 'oracle-top1'):
+            found[key] = by_depth({depth: record.voted(key, depth) for depth in DEPTHS})
+        # places: how many the laws are sums over
+        yield prompt.name | dict(tokens=len(record.line), votes=found, places=len(record.drawn),
+                                 laws=record.laws())
+
+
+NOISES = {
+    'a 4-bit draft': dict(rounded='draft'),
+    'a 4-bit target': dict(rounded='target'),
+    'draft temperature 1.2': dict(draft_temperature=1.2),
+    'another seed': dict(seed=1)}
+
+
+def noise_rows(n):
+    """A row a text and kind of noise, on half of the texts; a 4-bit target writes another text."""
+    prompts = prompts_of(FAMILIES, max(2, n // 2))
+    for name, how in NOISES.items():
+        for prompt in tqdm(prompts, desc=name):
+            record = BranchReplay(prompt.ids, branches=4, **how)
+            found = {}
+            for key in ('sd greedy', 'sd sampled', 'ecsv'):
+                found[key] = by_depth({depth: record.voted(key, depth) for depth in DEPTHS})
+            yield prompt.name | dict(noise=name, tokens=len(record.line), votes=found)
+
+
+SPOTS = {
+    'spot': dict(),
+    'spot, R = 2': dict(spots=2),
+    'spot, R = 4': dict(spots=4),
+    'spot, entropy': dict(policy='entropy'),
+    'spot, agree_entropy': dict(policy='agree_entropy'),
+    'spot, ties by mean q': dict(tie_break='draft'),
+    'spot, bonus check': dict(bonus_check=True),
+    'spot alone': dict(a_entropy=0, a_agree=0, a_self=0)}
+
+
+def spot_rows(n):
+    """A row a text: real cycles of ecsv-spot, of its variants on a quarter of the texts.
+
+    A check keeps more than the vote alone, hence only the greater depths. The fitted weights are those of all
+    lessons, the weight of the target's margin among them.
+    """
+    every_lesson = sum(taught(n).values(), [])
+    variants = SPOTS | {'spot, fitted weights': knobs_of_weights(fit_weights(every_lesson))}
+    for prompt in tqdm(prompts_of(FAMILIES, n), desc='spot checks'):
+        record = BranchReplay(prompt.ids, branches=4)
+        found = {}
+        for key, knobs in variants.items():
+            if key == 'spot' or prompt.place < max(2, n // 4):
+                runs = {depth: record.checked(EcsvSpot(**knobs), depth) for depth in DEPTHS[5:]}
+                found[key] = by_depth(runs)
+        yield prompt.name | dict(tokens=len(record.line), votes=found)
+
+
+# ------------------------------------------------------------------------------------ weights fitted to votes
+
+SIGNS = 'a_entropy', 'a_agree', 'a_self', 'a_spot'
+SEED = 12               # of the prompts that weights are fitted to
+
+
+class Lesson(NamedTuple):
+    """What a text teaches about votes: N tokens of B branches."""
+    signs: torch.Tensor         # [4, B, N] the summands of r, before their weights
+    right: torch.Tensor         # [B, N] whether the target writes this token
+
+
+def lessons(record):
+    """The Lesson of a BranchReplay: at the positions that a vote of four branches decides, each token once.
+
+    So far as the vote is right, and where it first is wrong. The last summand, the target's margin, is asked
+    for where the branches disagree most.
+    """
+    rows = record.target_rows()
+    line = record.line
+    parts = []
+    i = 0
+    while i < len(line):
+        ballot = record.ballot(i, 4, top_m=0)
+        decided = record.agreed(Ecsv().fuse(ballot), i) + 1
+        n = min(decided, LONGEST, len(line) - i)
+        ballot.ask(rows[i:], ballot.doubtful('disagreement', 1, n))
+        tokens = ballot.tokens[:, :n]
+        parts.append(Lesson(signs_of(ballot)[..., :n], tokens == torch.tensor(line[i:i + n])))
+        i += n
+    return gathered(parts)
+
+
+def signs_of(ballot):
+    """The summands of r [4, B, n] before their weights: r itself where one weight is 1 and the others 0."""
+    found = []
+    for sign in SIGNS:
+        alone = dict.fromkeys(SIGNS, 0.0) | {sign: 1.0}
+        found.append(Ecsv(**alone).weights(ballot).log())
+    return torch.stack(found)
+
+
+def gathered(parts):
+    """One Lesson of several."""
+    signs, right = zip(*parts)
+    return Lesson(torch.cat(signs, -1), torch.cat(right, -1))
+
+
+def loss_of(weights, lesson):
+    """Mean nats of a Lesson under the odds exp(r) that a token is right; weights [5], the last a bias."""
+    r = torch.tensordot(weights[:-1], lesson.signs.double(), 1) + weights[-1]
+    return torch.nn.functional.binary_cross_entropy_with_logits(r, lesson.right.double())
+
+
+def fit_weights(parts, l2=1e-3, steps=500):
+    """ECSV's four weights, as SIGNS has them, and a bias: [5], by logistic regression with an L2 penalty.
+
+    With them exp(r) are the odds that a branch's token is the target's; the bias turns no vote. What the
+    reviews of the proposal standardise the fit scales. None is below 0, which the knobs demand.
+    """
+    lesson = gathered(parts)
+    weights = torch.zeros(len(SIGNS) + 1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([weights], lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        penalty = l2 * weights[:-1].square().sum()
+        (loss_of(weights, lesson) + penalty).backward()
+        optimizer.step()
+        weights.data[:-1].clamp_(min=0)
+    return weights.detach()
+
+
+def knobs_of_weights(weights):
+    """Ecsv's knobs of fitted weights [5]."""
+    return dict(zip(SIGNS, weights.tolist()))
+
+
+class Fit(NamedTuple):
+    """What weights are fitted to: the first texts of these tasks."""
+    families: tuple
+    texts: int          # of each task; None: half of what there is
+    l2: float
+
+
+FITS = {
+    'fitted': Fit(FAMILIES, None, 1e-3),
+    'fitted to 2 of math': Fit(('math',), 2, 0.0),
+    'fitted to 2 of math, L2': Fit(('math',), 2, 1e-3),
+    'fitted to 2 of story': Fit(('story',), 2, 0.0)}
+
+
+@functools.cache
+def taught(n):
+    """{task: its Lessons}, of a quarter as many prompts as the votes are tried on, and other ones."""
+    found = {family: [] for family in FAMILIES}
+    for prompt in tqdm(prompts_of(FAMILIES, max(4, n // 4), SEED), desc='lessons'):
+        found[prompt.family].append(lessons(BranchReplay(prompt.ids, branches=4)))
+    return found
+
+
+def texts_of(fit, n):
+    """How many texts of a task a Fit sees."""
+    return fit.texts or len(taught(n)['math']) // 2
+
+
+@functools.cache
+def fits(n):
+    """{name in FITS: weights [5]}, without the target's margin: no vote of these asks the target first."""
+    blind = torch.tensor([1.0, 1.0, 1.0, 0.0])[:, None, None]
+    found = {}
+    for name, fit in FITS.items():
+        seen = []
+        for family in fit.families:
+            for lesson in taught(n)[family][:texts_of(fit, n)]:
+                seen.append(Lesson(lesson.signs * blind, lesson.right))
+        found[name] = fit_weights(seen, fit.l2)
+    return found
+
+
+def fit_rows(n):
+    """The default weights, then a row a fit: weights, and to the first how many texts of which tasks."""
+    default = Ecsv()
+    yield dict(fit='default', families=[], texts=0, l2=None, bias=None,
+               weights={sign: getattr(default, sign) for sign in SIGNS})
+    for name, weights in fits(n).items():
+        fit = FITS[name]
+        yield dict(fit=name, families=fit.families, texts=texts_of(fit, n), l2=fit.l2,
+                   weights=knobs_of_weights(weights), bias=float(weights[-1]))
+
+
+def lesson_rows(n):
+    """A row a text that weights are fitted to, or that no fit has seen."""
+    for family, found in taught(n).items():
+        for place, lesson in enumerate(found):
+            yield dict(family=family, place=place) | lesson_row(lesson, fits(n))
+
+
+def lesson_row(lesson, found):
+    """The errors of a Lesson's branches, and its log losses under the weights found, {fit: [5]}.
+
+    tokens: of each branch; wrong_together [B, B]: where both branches err, on the diagonal where one does;
+    nats: summed over the tokens of all branches.
+    """
+    wrong = (~lesson.right).double()
+    nats = {}
+    for name, weights in found.items():
+        nats[name] = float(loss_of(weights, lesson)) * lesson.right.numel()
+    return dict(tokens=lesson.right.shape[1], wrong_together=(wrong @ wrong.T).long().tolist(),
+                all_wrong=int(wrong.prod(0).sum()), nats=nats)
+
+
+# -------------------------------------------------------------------------------------------------- real runs
+
+def run_rows(n):
+    """A row a text and temperature: real runs at depths 3 to 5 beside sd at 4, of a third of the texts.
+
+    For what needs them: the vote above temperature 0, branches verified in turn, a second draft. Each text's
+    runs are taken in turn, so that other work on the processor slows all of them.
+    """
+    with contextlib.ExitStack() as stack:
+        home = File(stack.enter_context(tempfile.TemporaryDirectory()))
+        write_copy(MODELS / 'draft', home / 'draft')
+        kinds = {'ecsv': Ecsv, 'sd-multi': SdMulti, 'sd-tree': SdTree,
+                 'ecsv, 4-bit second draft': partial(TwoDrafts, second=str(home / 'draft'))}
+        if is_there('mid'):
+            kinds['ecsv, mid as second draft'] = partial(TwoDrafts, second=str(MODELS / 'mid'))
+        for temperature in (0.0, 1.0):
+            for prompt in tqdm(prompts_of(FAMILIES, max(2, n // 3)), desc=f'temperature {temperature:g}'):
+                yield prompt.name | dict(temperature=temperature, votes=runs_of(prompt, kinds, temperature))
+
+
+def runs_of(prompt, kinds, temperature):
+    """{'sd' or a kind: its runs from this prompt by depth}."""
+    session = open_session(prompt.ids)
+    methods = {'sd': {4: Exact(4)}}
+    for name, kind in kinds.items():
+        methods[name] = {depth: kind(depth) for depth in (3, 4, 5)}
+    found = {}
+    for name, depths in methods.items():
+        runs = {}
+        for depth, method in depths.items():
+            cycles = written(session, prompt.ids, method, temperature, seed=prompt.place)
+            runs[depth] = run_counts(session, prompt.ids, cycles)
+        found[name] = by_depth(runs)
+    return found
+
+
+def run_counts(session, ids, cycles):
+    """What a real run came to. nats: of its text under the target; seconds: measured.
+
+    by_kept: in how many cycles 0, 1, ... LONGEST draft tokens were kept.
+    """
+    tokens = tokens_of(cycles)
+    counts = dict(kept=0, cycles=len(cycles), tokens=len(tokens), positions=0, passes=0, seconds=0.0,
+                  judged=0)
+    by_kept = [0] * (LONGEST + 1)
+    for cycle in cycles:
+        passes, positions, _ = cycle.passes['target/full']
+        counts['kept'] += cycle.accepted
+        counts['positions'] += positions
+        counts['passes'] += passes
+        counts['seconds'] += cycle.seconds
+        counts['judged'] += len(cycle.judged)
+        by_kept[cycle.accepted] += 1
+    target = session.target
+    rows = target.read(ids + tokens[:-1], [], target.model.full, len(tokens))
+    return counts | dict(nats=-float(token_logps(rows, tokens).sum()), by_kept=by_kept)
+
+
+def answer_rows(n):
+    """A row a text: whether ecsv-lite and plain decoding give the right answer, on a third of the texts."""
+    tokenizer = embedded('target')[1]
+    for prompt in tqdm(prompts_of(('math', 'table'), max(2, n // 3)), desc='answers'):
+        right = {}
+        for name in ('ecsv-lite', 'ar'):
+            cycles = written(open_session(prompt.ids), prompt.ids, METHODS[name]())
+            right[name] = tasks.grade(prompt.row, tokenizer.decode(tokens_of(cycles)))
+        yield prompt.name | right
+
+
+# ------------------------------------------------------------------------------------------------------ costs
+
+def pass_rows(n):
+    """A row a depth: modelled seconds of a cycle of sd with so many draft tokens. n plays no part."""
+    for depth in DEPTHS:
+        yield dict(depth=depth, seconds=modelled_seconds([depth]))
+
+
+def cost_rows(n):
+    """Fifty rows: the processor's seconds for a vote of four branches of four, and for a target pass.
+
+    The draft reads before each vote, as in a cycle. n plays no part.
+    """
+    session = open_session([1] * 100)
+    line = [1] * 100
+    logits = torch.randn(4, 4, session.target.model.vocab)
+    tokens = torch.arange(16).view(4, 4)
+    for _ in range(50):
+        session.draft.read(line, [], session.draft.model.full, 1)
+        begin = time.process_time()
+        Ecsv().fuse(Ballot.of(tokens, logits, 0))
+        middle = time.process_time()
+        session.target.read(line, [], session.target.model.full, 1)
+        end = time.process_time()
+        yield dict(vote=middle - begin, target_pass=end - middle)
+
+
+PAIR = 'target', 'draft'
+RECORDS = dict(
+    votes=(PAIR, vote_rows), noise=(PAIR, noise_rows), spots=(PAIR, spot_rows), fits=(PAIR, fit_rows),
+    lessons=(PAIR, lesson_rows), runs=((*PAIR, 'mid') if is_there('mid') else PAIR, run_rows),
+    answers=(PAIR, answer_rows), passes=(PAIR, pass_rows), vote_cost=(PAIR, cost_rows))
+
+
+# -------------------------------------------------------------------------------------------------- a picture
+
+class Heard(EcsvSpot):
+    """ecsv-spot that remembers the votes of a cycle: (Ballot, weights [B, n], the fused tokens)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.votes = []
+
+    def fuse(self, ballot):
+        fused = super().fuse(ballot)
+        self.votes.append((ballot, self.weights(ballot), fused))
+        return fused
+
+
+def voted_cycle(session, word):
+    """Lines of the first cycle of ecsv-spot in which the check turns the vote; if none does, the last."""
+    method = Heard()
+    for cycle in decode(session, method):
+        votes = list(method.votes)
+        method.votes.clear()
+        if not votes:                   # no room was left to draft
+            continue
+        lines = cycle_lines(cycle, votes, word)
+        if votes[0][-1] != votes[-1][-1]:
+            break
+    return lines
+
+
+def cycle_lines(cycle, votes, word):
+    """Lines on a cycle: its branches, the vote before and after the check, what was committed, weights."""
+    ballot, before, vote = votes[0]
+    _, after, fused = votes[-1]
+    texts = {}
+    for b, tokens in enumerate(ballot.tokens.tolist(), 1):
+        texts[f'branch {b}'] = tokens
+    texts |= dict(vote=vote, fused=fused, committed=cycle.tokens)
+    rows = []
+    for name, tokens in texts.items():
+        rows.append((name, [word(token) for token in tokens]))
+    lines = columns(rows)
+    for j in ballot.verifier:
+        shown = []
+        for numbers in (before, ballot.margins, after):
+            shown.append(' '.join(f'{x:.2f}' for x in numbers[:, j].tolist()))
+        lines.append('position {}: weights {}; margins {}; weights then {}'.format(j + 1, *shown))
+    passes, positions, _ = cycle.passes['target/full']
+    return lines + [f'{passes} target passes over {positions} positions']
+
+
+def main(text='One evening Mia the fox went to the market with a map.'):
+    tokenizer = embedded('target')[1]
+
+    def word(token):
+        return tokenizer.decode([token], skip_special_tokens=False).strip() or '_'
+    session = open_session(tokenizer.encode(text).ids)
+    session.generator = torch.Generator().manual_seed(0)
+    print(*voted_cycle(session, word), sep='\n')
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

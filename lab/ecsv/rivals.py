@@ -1,0 +1,269 @@
+"""Beside ECSV: its variants, its controls, other uses of several branches; all of them enter METHODS."""
+import copy
+import functools
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import torch
+
+from model import Reader, load, same_vocabulary
+from verify import (METHODS, Ballot, Branches, Draft, Ecsv, Exact, Score, require, residual,
+                    sample_branches)
+
+
+# -------------------------------------------------------------------------------------- variants and controls
+
+@dataclass
+class EcsvLite(Ecsv):
+    """ECSV-lite: reliability from entropy and agreement alone."""
+    a_self: float = 0.0
+
+
+@dataclass
+class EcsvSpot(Ecsv):
+    """ECSV-spot: one position a cycle is checked with the target before the final vote."""
+    a_spot: float = 1.0
+    spots: int = 1
+
+
+@dataclass
+class EcsvSoft(Ecsv):
+    """ECSV-soft: a branch votes with its whole distribution too."""
+    soft: float = 0.5
+
+
+@dataclass
+class VoteUnif(Ecsv):
+    """ECSV's control: every branch's vote counts the same."""
+    gamma_r: float = 0.0
+
+
+@dataclass
+class MeanArgmax(Ecsv):
+    """ECSV's control: the token that the branches' mean q likes best, whatever was sampled.
+
+    The vote of very many branches would come to it.
+    """
+    gamma_r: float = 0.0
+    soft: float = 1.0           # above 0, so that the likeliest tokens are candidates
+
+    def scores(self, ballot):
+        return ballot.q
+
+
+# ------------------------------------------------------------------------------------------- two draft models
+
+@functools.cache
+def second_draft(folder, device):
+    """The network in the folder, loaded once."""
+    return load(folder, device)[0]
+
+
+@dataclass
+class TwoDrafts(Ecsv):
+    """ECSV whose branches come half from the draft, half from another checkpoint: errors less alike."""
+    second: str = ''            # folder of the other draft, same vocabulary
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.other = None       # its Reader
+
+    def texts(self, session, n):
+        require(self.second, 'second', repr(self.second), 'the folder of another draft model')
+        half = self.branches // 2
+        if session.draft is None or half == 0:
+            return super().texts(session, n)            # which refuses if there is no draft
+        if self.other is None:
+            self.other = self.reader_for(session)
+        path = session.draft.model.full
+        plan = self.plan(session, n)
+        first = sample_branches(session, session.draft, path, self.branches - half, plan)
+        second = sample_branches(session, self.other, self.other.model.full, half, plan)
+        return joined(first, second)
+
+    def reader_for(self, session):
+        """A Reader of the other draft with room for the text; its passes are the draft's in the ledger."""
+        model = second_draft(self.second, str(session.target.model.cos.device))
+        same_vocabulary(session.target.model, model, f'knob second, {self.second}')
+        most = len(session.tokens) + session.room
+        context = model.config.max_position_embeddings
+        require(most <= context, 'second', self.second, f'a context of {most} tokens, not of {context}')
+        reader = Reader(model, most)
+        reader.log = session.draft.log
+        return reader
+
+
+def joined(first, second):
+    """The Branches of two drafts, one below the other.
+
+    Either may have been stopped early; the shorter length is that of both.
+    """
+    n = min(first.tokens.shape[1], second.tokens.shape[1])
+    tokens = torch.cat([first.tokens[:, :n], second.tokens[:, :n]])
+    q = torch.cat([first.q[:, :n], second.q[:, :n]])
+    logits = torch.cat([first.logits[:, :n], second.logits[:, :n]])
+    return Branches(tokens, q, logits, first.notes[:n])
+
+
+# -------------------------------------------------------------------------- several branches without any vote
+
+@dataclass
+class OracleTop1(Ecsv):
+    """Reads every branch with the target and proposes the one expected to be kept longest: an upper bound.
+
+    B target passes a cycle, all in the ledger; lossless, since it looks at p and not at what p will draw.
+    """
+
+    def guess(self, session, n):
+        best = None
+        most = -1.0
+        texts = self.texts(session, n)
+        for tokens, logits in zip(texts.tokens, texts.logits):
+            draft = replace(Draft.points(tokens.tolist(), session.target.model), logits=logits)
+            score = self.score(session, draft)
+            chances = torch.tensor([p for p, _ in score.pq]).double()
+            expected = float(chances.cumprod(0).sum())          # tokens kept
+            draft.known = score.logits
+            if expected > most:
+                best = draft
+                most = expected
+        return best
+
+
+@dataclass
+class Walk:
+    """How far a cycle of several branches has come: what is kept, and what the target has read of it."""
+    live: list                  # Drafts whose next token may be tried
+    path: list                  # ids of the block as far as the target has read it
+    score: Score                # of the target's latest pass
+    left: float                 # target positions that the budget still allows
+    begin: int = 0              # place in the block that the score's first row judges
+    tokens: list = field(default_factory=list)      # ids kept
+    judged: list = field(default_factory=list)      # rows of the trace
+
+    @property
+    def place(self):
+        """The place in the block of the token that is to be judged next."""
+        return len(self.tokens)
+
+    @property
+    def law(self):
+        """The target's distribution [V] at this place."""
+        return self.score.p[self.place - self.begin]
+
+    @property
+    def read(self):
+        """Whether the target has read what is kept, so that it can judge what follows."""
+        return self.tokens == self.path[:self.place]
+
+    def result(self, draft, token=None, label=None):
+        """(tokens, labels, judged) of the cycle, which ends with this token of the target's, or with none.
+
+        The draft's tokens become all that was put to the target: what was judged, then what was only read.
+        """
+        rejected = not self.judged[-1]['kept']
+        unjudged = self.path[self.place + rejected:]
+        draft.tokens = [row['token'] for row in self.judged] + unjudged
+        labels = ['draft'] * len(self.tokens)
+        if label is None:
+            return self.tokens, labels, self.judged
+        return self.tokens + [token], labels + [label], self.judged
+
+
+def tried(session, options, i, p):
+    """(the first branch whose i-th token passes, or None; what is left of the target's p [V]; the judged).
+
+    The first branch is judged by p. Each further one is judged by what the rejected ones have left of it.
+    """
+    judged = []
+    for option in options:
+        token = option.tokens[i]
+        q = option.q[i]
+        chance = min(1.0, float(p[token] / q[token]))
+        kept = session.flip(chance)
+        judged.append(dict(token=token, p=float(p[token]), q=float(q[token]), threshold=None, chance=chance,
+                           kept=kept))
+        if kept:
+            return option, p, judged
+        p = residual(p, q)
+    return None, p, judged
+
+
+@dataclass
+class SdMulti(Ecsv):
+    """Several branches, no fusion: the first whose first token passes is verified to its end.
+
+    First tokens are tried in turn against what the target still has to give (recursive rejection); its row
+    there is shared by all, so a cycle takes two passes at most. At temperature 0 the likeliest branch is
+    first; above it the order must not look at what was drawn. Source: Miao et al. 2024 (SpecInfer), alg. 2.
+    """
+    lossless = Exact.lossless   # its tokens are samples: none may be dropped unverified
+
+    def guess(self, session, n):
+        if self.budget is not None:
+            n = min(n, self.budget - 1)
+        tokens, q, logits, _ = self.texts(session, n)
+        order = range(self.branches)
+        if session.temperature == 0:
+            order = by_likelihood(tokens, logits)
+        self.options = [Draft(tokens[b].tolist(), q[b], logits[b]) for b in order]
+        return self.options[0]
+
+    def follow(self, live, kept, i):
+        """The branches that stay in play behind the i-th token of the one that was kept."""
+        return [kept]
+
+    def accept(self, session, draft, score):
+        if not draft.tokens:
+            return super().accept(session, draft, score)
+        left = (self.budget or inf) - len(draft.tokens) - 1
+        walk = Walk(self.options, draft.tokens, score, left)
+        while walk.place < len(walk.path):
+            place = walk.place
+            option, law, judged = tried(session, walk.live, place, walk.law)
+            walk.judged += judged
+            if option is None:
+                return walk.result(draft, int(session.draw(law)), 'target')
+            walk.tokens.append(option.tokens[place])
+            walk.live = self.follow(walk.live, option, place)
+            if option.tokens[place] in session.eos:
+                return walk.result(draft)
+            if not walk.read:
+                if walk.left < 1:
+                    return walk.result(draft)
+                self.read_on(session, walk, option)
+        return walk.result(draft, int(session.draw(walk.score.p[-1])), 'bonus')
+
+    def read_on(self, session, walk, option):
+        """Another target pass: over the token last kept and, within the budget, its branch behind it."""
+        walk.begin = walk.place
+        most = walk.begin - 1 + min(walk.left, len(option.tokens))
+        walk.path = option.tokens[:most]
+        walk.left -= len(walk.path) - walk.begin + 1
+        behind = copy.copy(session)
+        behind.tokens = session.tokens + walk.tokens
+        rest = slice(walk.begin, len(walk.path))
+        walk.score = self.score(behind, Draft(option.tokens[rest], option.q[rest]))
+
+
+def by_likelihood(tokens, logits):
+    """The branches' numbers, the one with the likeliest text first; tokens [B, n], raw logits [B, n, V]."""
+    own = Ballot.of(tokens, logits, 1).own
+    return own.sum(-1).sort(descending=True, stable=True).indices.tolist()
+
+
+@dataclass
+class SdTree(SdMulti):
+    """SdMulti at every token: all branches that share the kept text are tried in turn, as in a tree.
+
+    The tree is read path by path, each as far as it is needed: no more positions than a pass over the whole
+    tree with a mask would read, but more passes. Source: Miao et al. 2024 (SpecInfer), algorithm 2.
+    """
+
+    def follow(self, live, kept, i):
+        return [option for option in live if option.tokens[i] == kept.tokens[i]]
+
+
+METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft, 'ecsv-two': TwoDrafts,
+                'sd-multi': SdMulti, 'sd-tree': SdTree, 'vote-unif': VoteUnif, 'mean-argmax': MeanArgmax,
+                'oracle-top1': OracleTop1})

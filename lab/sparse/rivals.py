@@ -1,0 +1,313 @@
+"""Beside sparse verification: other selections of blocks, other feed-forwards, a ledger of what a pass read.
+
+Every selection is an entry of verify.SELECT, a knob of the method: `--method sparse --set select=quest`.
+Other feed-forwards are the method `sparse-forms`.
+"""
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+import kernels
+from verify import METHODS, SELECT, Sparse, one_of
+
+
+# ------------------------------------------------------------------------------------------ other selections
+# Scores [B, G, N] of N blocks for G key heads; q [B, H, D] is the query that asks, k [B, G, S, D] and
+# means [B, G, N, D] the cached keys and their means by block.
+
+@torch.compiler.assume_constant_result      # a generator cannot be traced
+def lots(*shape):
+    """Random numbers, the same for the same shape."""
+    generator = torch.Generator().manual_seed(shape[-1])
+    return torch.rand(shape, generator=generator)
+
+
+def random_scores(q, k, means, block):
+    """Control: blocks by lot, the same for texts of equal length (compiled, for caches of equal capacity)."""
+    return lots(*means.shape[:3]).to(means)
+
+
+def recent_scores(q, k, means, block):
+    """Control: sinks and the latest blocks, whatever was asked. Source: Xiao et al. 2024 (StreamingLLM)."""
+    later_is_better = torch.arange(means.shape[2], device=means.device)
+    return later_is_better.expand(means.shape[:3]).to(means)
+
+
+def oracle_scores(q, k, means, block, start):
+    """Control: the attention mass that the query really gives each block, mean over a group's heads.
+
+    start: cached tokens; what lies behind in a compiled pass's cache has no mass.
+    """
+    keys = k[:, :, :means.shape[2] * block]
+    queries = q.unflatten(1, (k.shape[1], -1))                                          # [B, G, H/G, D]
+    scores = queries @ keys.mT * q.shape[-1] ** -0.5                                    # [B, G, H/G, S]
+    behind = torch.arange(scores.shape[-1], device=q.device) >= start // block * block
+    mass = scores.masked_fill(behind, -torch.inf).softmax(-1).mean(2)                   # [B, G, S]
+    return mass.unflatten(-1, (-1, block)).sum(-1)
+
+
+def oracle_attend(q, k, v, mask, carry, how):
+    """kernels.sparse_attend whose scores are told where the cached tokens end."""
+    layer, anchor, rule = how
+    scores = partial(oracle_scores, start=carry['start'])
+    how = layer, anchor, rule._replace(scores=scores)
+    return kernels.sparse_attend(q, k, v, mask, carry, how)
+
+
+def quest_scores(q, k, means, block):
+    """Control: the most that keys within a block's extremes could score. Source: Tang et al. 2024 (Quest)."""
+    blocks = k[:, :, :means.shape[2] * block].unflatten(2, (-1, block))                 # [B, G, N, block, D]
+    query = q.unflatten(1, (k.shape[1], -1)).mean(2)                                    # [B, G, D]
+    query = query[:, :, None]
+    highest, lowest = blocks.amax(3), blocks.amin(3)
+    return torch.maximum(query * highest, query * lowest).sum(-1)
+
+
+def quest_attend(q, k, v, mask, carry, how):
+    """Quest leaves the first two layers dense, where attention is spread widely."""
+    layer, _, _ = how
+    if layer < 2:
+        return kernels.attend(q, k, v, mask, carry)
+    return kernels.sparse_attend(q, k, v, mask, carry, how)
+
+
+# ------------------------------------------------------------- selections that differ in size, or row by row
+
+def attend_masked(q, k, v, seen):
+    """Attention of q [B, H, T, D] over all of k, v [B, G, S, D]; seen [B, G, T, S] is 0 or -inf."""
+    group = q.shape[1] // k.shape[1]
+    each_head = seen.repeat_interleave(group, 1)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=each_head, enable_gqa=True)
+
+
+def no_padding(T, carry):
+    """[T] bool: which positions of a pass are tokens; a compiled pass has padding behind them."""
+    real = carry['real']
+    return torch.arange(T, device=real.device) < real
+
+
+def scores_by_row(q, k, means, carry, rule):
+    """Scores [B, G, T, N] of the blocks by every row of the pass; padding scores as the root (row 0) does.
+
+    Sinks and locals are infinitely good, blocks that are not whole yet infinitely bad.
+    """
+    blocks = torch.arange(means.shape[2], device=q.device)
+    whole = carry['start'] // rule.block
+    rows = []
+    for query in q.unbind(2):
+        rows.append(kernels.mean_scores(query, k, means, rule.block))
+    scores = torch.stack(rows, 2)
+    is_token = no_padding(q.shape[2], carry)
+    scores = torch.where(is_token[:, None], scores, scores[:, :, :1])
+    always = (blocks < rule.sinks) | (blocks >= whole - rule.locals)
+    scores = scores.masked_fill(always, torch.inf)
+    return scores.masked_fill(blocks >= whole, -torch.inf)
+
+
+def attend_chosen(q, k, v, mask, carry, how):
+    """The form of kernels.sparse_attend for choices that differ in size or by row: all keys, under a mask.
+
+    The rule's `scores` is here the pick: a function from scores [B, G, T, N], the largest number of blocks
+    and the number for the tokens that are there (0-dim) to what is kept, bool [B, G, T, N].
+    """
+    layer, anchor, rule = how
+    room = k.shape[2] - q.shape[2]              # cached tokens; in a compiled pass, the most there can be
+    least = rule.sinks + rule.locals
+    count = max(int(kernels.budget(room, rule)), least)
+    n_blocks = room // rule.block
+    if count >= n_blocks:                                               # nothing to leave out
+        return kernels.attend(q, k, v, mask, carry)
+    if anchor or 'kept' not in carry:
+        scores = scores_by_row(q, k, carry['means'][layer][:, :, :n_blocks], carry, rule)
+        fewer = kernels.budget(carry['start'].double(), rule).clamp(min=least)
+        unfinished = torch.arange(n_blocks, device=q.device) >= carry['start'] // rule.block
+        kept = rule.scores(scores, count, fewer) | unfinished
+        carry = carry | dict(kept=kept, block=rule.block)
+    keys = carry['kept'].repeat_interleave(rule.block, -1)              # [B, G, T, keys in whole blocks]
+    keys = functional.pad(keys, (0, k.shape[2] - keys.shape[-1]), value=True)
+    seen = mask.expand(*keys.shape).masked_fill(~keys, -torch.inf)
+    return attend_masked(q, k, v, seen), carry
+
+
+def best(scores, count, fewer):
+    """bool like scores: the `fewer` best (a tensor, at most count) of the last axis."""
+    ranks = torch.arange(count, device=scores.device)
+    is_kept = (ranks < fewer).expand(*scores.shape[:-1], -1)
+    nothing = torch.zeros_like(scores, dtype=torch.bool)
+    return nothing.scatter(-1, scores.topk(count).indices, is_kept)
+
+
+def joint(scores, count, fewer):
+    """One budget over all pairs of head and block, by the root's row: a head may keep more than another."""
+    root = scores[:, :, 0]                                              # [B, G, N]
+    G = root.shape[1]
+    kept = best(root.flatten(1), count * G, fewer * G).view_as(root)
+    return kept[:, :, None].expand_as(scores)
+
+
+def union(scores, count, fewer):
+    """What any row of the pass would choose, for all rows: each row has its own choice, and more is read."""
+    by_any_row = best(scores, count, fewer).any(2, keepdim=True)
+    return by_any_row.expand_as(scores)
+
+
+SELECT.update(
+    random=(kernels.sparse_attend, random_scores),
+    recent=(kernels.sparse_attend, recent_scores),
+    oracle=(oracle_attend, oracle_scores),
+    quest=(quest_attend, quest_scores),
+    token=(attend_chosen, best),
+    joint=(attend_chosen, joint),
+    union=(attend_chosen, union),
+)
+
+
+# ---------------------------------------------------------------------------------------- other feed-forwards
+# how: (threshold, per token; share of the F channels, the largest, that the whole pass reads).
+
+def literal_swiglu(x, mlp, carry, how):
+    """The feed-forward as the paper writes it: |silu(gate) up| below the threshold; only `down` is spared."""
+    threshold, _ = how
+    hidden = functional.silu(mlp.gate_proj(x)) * mlp.up_proj(x)
+    hidden = hidden.masked_fill(hidden.abs() < threshold, 0)
+    rows_read = 2 * hidden.shape[-1]                                    # gate and up, both whole
+    return mlp.down_proj(hidden), carry | dict(channels=hidden, gate=rows_read, spared=1)
+
+
+def union_swiglu(x, mlp, carry, how):
+    """Every token through all channels that any token of the pass, padding aside, would keep."""
+    threshold, _ = how
+    hidden = functional.silu(mlp.gate_proj(x))
+    is_token = no_padding(x.shape[1], carry)
+    wanted = (hidden.abs() >= threshold) & is_token[:, None]
+    by_any_token = wanted.flatten(0, -2).any(0)                         # [F]
+    hidden = hidden * by_any_token
+    out = mlp.down_proj(hidden * mlp.up_proj(x))
+    return out, carry | dict(channels=hidden)
+
+
+def guessed_swiglu(x, mlp, carry, how):
+    """The shared set of channels guessed from a quarter of the gate's columns, those where x is largest.
+
+    Then the gate too is read at the chosen channels alone: 0.48 of the weights at a share of 0.4, not 0.6.
+    After SparQ (Ribar et al. 2024), which guesses keys so; its first step, for channels.
+    """
+    _, share = how
+    gate = mlp.gate_proj
+    is_token = no_padding(x.shape[1], carry)
+    tokens = x * is_token[:, None]                                      # padding has no say
+    sizes = tokens.abs().amax((0, 1))                                   # [C]
+    columns = sizes.topk(x.shape[-1] // 4).indices.sort().values
+    products = tokens[..., columns] @ gate.weight[:, columns].T
+    guess = functional.silu(products).abs().amax((0, 1))                         # [F]
+    count = max(1, round(share * len(guess)))
+    chosen = guess.topk(count).indices.sort().values
+    hidden = torch.zeros(*x.shape[:2], len(guess), dtype=x.dtype, device=x.device)
+    hidden[..., chosen] = functional.silu(functional.linear(x, gate.weight[chosen]))
+    rows_read = len(guess) // 4 + count                                 # in whole rows of the gate
+    carry = carry | dict(channels=hidden, chosen=chosen, gate=rows_read)
+    return kernels.chosen_swiglu(x, hidden, mlp, chosen), carry
+
+
+FORMS = dict(literal=literal_swiglu, union=union_swiglu, guessed=guessed_swiglu)
+
+
+@dataclass
+class SparseForms(Sparse):
+    """Sparse verification with another feed-forward, see lab/sparse/rivals.py: one of its forms. LOSSY."""
+    form: str = one_of('literal', FORMS)
+
+    def view(self, path, session):
+        path = super().view(path, session)
+        ffns = []
+        for ffn in path.ffns:
+            if isinstance(ffn, partial) and ffn.func is kernels.sparse_swiglu:
+                ffn = partial(FORMS[self.form], **ffn.keywords)
+            ffns.append(ffn)
+        return replace(path, ffns=tuple(ffns))
+
+
+METHODS.update({'sparse-forms': SparseForms})
+
+
+# ------------------------------------------------------------------------------------- what a pass has read
+
+def ledger(log, model, cached):
+    """What a watched pass over `cached` tokens chose, a dict for each layer that ran.
+
+    Its keys: see read_keys, and read_channels or read_experts. passes.work makes bytes and FLOPs of it.
+    """
+    config = model.config
+    rows = {}
+    before = None
+    for sublayer, carry in log:
+        layer, is_ffn = divmod(sublayer, 2)
+        row = rows.setdefault(layer, {})
+        handed_on = carry or {}
+        chosen_here = handed_on if carry is not before else {}  # a dense sublayer hands on what it was handed
+        before = carry
+        if not is_ffn:
+            row.update(read_keys(handed_on, chosen_here, cached))
+        elif not config.mixtures[layer]:
+            row.update(read_channels(chosen_here, config.intermediate_size))
+        else:
+            row.update(read_experts(chosen_here))
+    return list(rows.values())
+
+
+def read_keys(handed_on, chosen_here, cached):
+    """What a layer's attention read of the cached keys, in keys of one key head.
+
+    keys: that any row reads (mean over key heads); seen: that one row sees (mean); means: blocks that one row
+    scored, 0 where the layer did not choose itself; asked: rows that scored.
+    """
+    row = dict(keys=cached, seen=cached, means=0, asked=1)
+    block = handed_on.get('block', 1)
+    if 'blocks' in handed_on:
+        count = handed_on['blocks'].shape[-1]
+        row['keys'] = min(cached, count * block + cached % block)
+        row['seen'] = row['keys']
+    elif 'kept' in handed_on:                                           # [B, G, T, N], by row
+        kept = handed_on['kept']
+        row['keys'] = cached - block * mean_count(~kept.any(2))
+        row['seen'] = cached - block * mean_count(~kept)
+        row['asked'] = kept.shape[2]
+    if 'blocks' in chosen_here or 'kept' in chosen_here:
+        row['means'] = cached // block
+    return row
+
+
+def mean_count(flags):
+    """How many are true along the last axis, mean over the others."""
+    return float(flags.sum(-1).float().mean())
+
+
+def read_channels(chosen_here, F):
+    """What a dense layer's feed-forward read of its F channels.
+
+    channels: of a token, mean; union: of all tokens, of which `spared` matrices are read (2: up and down);
+    gate: rows of weights that are read whatever is chosen.
+    """
+    if 'channels' not in chosen_here:
+        return dict(channels=F, union=F, gate=F, spared=2)
+    active = chosen_here['channels'] != 0
+    if 'chosen' in chosen_here:
+        active = active[..., chosen_here['chosen']]
+    active = active.flatten(0, -2)                                      # [tokens, channels]
+    return dict(
+        channels=mean_count(active),
+        union=int(active.any(0).sum()),
+        gate=chosen_here.get('gate', F),
+        spared=chosen_here.get('spared', 2),
+    )
+
+
+def read_experts(chosen_here):
+    """experts: that a token was sent through, mean; distinct: of all tokens. {} where nobody noted them."""
+    if 'experts' not in chosen_here:
+        return {}
+    experts = chosen_here['experts']                                    # [tokens, k], -1 where skipped
+    distinct = set(experts.flatten().tolist()) - {-1}
+    return dict(experts=mean_count(experts >= 0), distinct=len(distinct))

@@ -1,0 +1,642 @@
+"""What SpecGuard's claims rest on, measured: recorded steps, whole runs, times, memory, stories, examples.
+
+A wrong step is never mended on the tasks with steps, so a text is right if all of its steps are. Accuracy and
+share of target steps follow from recorded steps, for any gate, selector or threshold, without another run.
+`python -m lab.specguard.record` draws what each token of one step leans on.
+"""
+import functools
+import itertools
+import math
+import os
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from tqdm import tqdm
+
+import kernels
+from lab import tasks
+from lab.common import MODELS, embedded, held_out_rows
+from lab.specguard.rivals import (Beam, BestOfN, Majority, OracleGate, PooledStep, ProcessBestOfN, RandomGate,
+                                  RewardGuided, SpecReason, Unseen)
+from model import Reader, expect, read_calibration
+from specmini import Engine
+from verify import (Autoregressive, Exact, SpecGuard, decode, most_central, token_logps, tokens_of,
+                    write_steps)
+
+TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
+SHORT = 200         # tokens of a prompt at most: tables go on to 1,700, nearly half are shorter
+FULL = 200          # problems of each task that are run end to end by what a claim compares
+PART = 50           # and by what is only shown
+SEEDS = 3           # runs at the default preset, each with other draws of the draft
+TIMED = 20          # problems of each task whose first step is timed
+TURNS = 5           # how often; the least time counts
+STORIES = 40
+CANDIDATES = {'1': 1, '2': 2, '4': 4, '8': 8, 'common': 4}      # selectors, and how many they choose from
+REWARD_BYTES = 4_000_000            # what a pass of a reward model reads: 1 M parameters in fp32
+DRAFT_ONLY = Unseen(k=1, draft_temperature=0.0, tau=-math.inf)  # its own text, as greedy as the target's
+
+
+# -------------------------------------------------------------------------------- engine, rows, sessions
+
+def engine_for(rows, target=MODELS / 'target', draft=MODELS / 'draft'):
+    """An Engine of the two models with caches for these rows' prompts."""
+    engine = Engine(target=target, draft=draft, max_new=160)
+    engine.open([engine.tokenizer.encode(row['prompt']).ids for row in rows])
+    return engine
+
+
+def short_rows(task, n):
+    """n held-out rows of a task whose prompt has at most SHORT tokens."""
+    _, tokenizer, _ = embedded('target')
+    found = []
+    for row in tasks.rows(task, 11):
+        if len(found) == n:
+            return found
+        if len(tokenizer.encode(row['prompt']).ids) <= SHORT:
+            found.append(row)
+
+
+@functools.cache
+def calibration():
+    """The embedded pair's calibration file, for the scales of the signals."""
+    return read_calibration(MODELS / 'target', MODELS / 'draft', ['signals'])
+
+
+def step_checker(row, tokenizer, begin):
+    """A Session.checker: function from ids to whether their last step is right, by the task's own graders.
+
+    begin: where the answer begins in the ids. A line of work that is cut short is wrong.
+    """
+    def right(ids):
+        text = tokenizer.decode(ids[begin:])
+        last = text.strip().split('\n')[-1]
+        if 'Answer:' not in row['solution'] or last.startswith('Answer:'):
+            return bool(tasks.grade(row, text))
+        return text.endswith('\n') and tasks.steps_right(row, text)[-1:] == [True]
+    return right
+
+
+def graded_session(engine, row, method, seed=0):
+    """A Session that has read a row's prompt, with the row's step checker."""
+    ids = engine.tokenizer.encode(row['prompt']).ids
+    plain = isinstance(method, Autoregressive)          # no draft reads along; others bring their calibration
+    session = engine.start(ids, Autoregressive() if plain else Exact(), seed)
+    session.checker = step_checker(row, engine.tokenizer, len(ids))
+    return session
+
+
+def oracle_steps(engine, row, who):
+    """[(lowest log-probability, lowest grounding, right)] of the draft's steps, each behind right ones.
+
+    who: draft or target, whose signals.
+    """
+    method = OracleGate(signals=who)
+    session = graded_session(engine, row, method)
+    found = []
+    for cycle in decode(session, method):
+        logp = min(verdict['logp'] for verdict in cycle.judged)
+        grounding = min(verdict['grounding'] for verdict in cycle.judged)
+        found.append((logp, grounding, cycle.judged[0]['kept']))
+    return found
+
+
+def weight_rows(n):
+    """Rows: the bytes of weights that one pass of a model reads."""
+    for name in ('target', 'draft'):
+        model, _, _ = embedded(name)
+        yield dict(model=name, bytes=model.read_bytes(model.full))
+
+
+# --------------------------------------------------------------------------------- the signals of a step
+
+class Rollout(NamedTuple):
+    """What grounding is measured by."""
+    who: str                    # whose attention, draft or target
+    layers: str                 # which of its layers: first, middle, last, all
+    n: int                      # how many
+    sparsify: float = 0.01      # attention weights below it are dropped
+    residual: float = 0.0       # the identity's share of a layer
+    row: str = 'own'            # a token's own row, or `predicting`: the one before, which predicts it
+
+
+ROLLOUTS = {        # the first is what SpecGuard's defaults look at
+    'draft last 3': Rollout('draft', 'last', 3),
+    'draft last 1': Rollout('draft', 'last', 1),
+    'sparsify 0': Rollout('draft', 'last', 3, sparsify=0.0),
+    'sparsify 0.05': Rollout('draft', 'last', 3, sparsify=0.05),
+    'residual 0.5': Rollout('draft', 'last', 3, residual=0.5),
+    'predicting row': Rollout('draft', 'last', 3, row='predicting'),
+    'target last 1': Rollout('target', 'last', 1),
+    'target last 2': Rollout('target', 'last', 2),
+    'target last 3': Rollout('target', 'last', 3),
+    'target last 6': Rollout('target', 'last', 6),
+    'target first 3': Rollout('target', 'first', 3),
+    'target middle 3': Rollout('target', 'middle', 3),
+    'target all': Rollout('target', 'all', 3)}
+
+
+def observe(session, who, step):
+    """(lowest log-probability of a step's ids, {rollout: lowest grounding}) by one model, in one pass.
+
+    who: draft or target. Log-probabilities in nats at temperature 1, grounding 0..1.
+    """
+    reader = getattr(session, who)
+    full = reader.model.full
+    mine = {name: rollout for name, rollout in ROLLOUTS.items() if rollout.who == who}
+    cuts = {rollout.sparsify for rollout in mine.values()}
+    T = len(step)
+    layers = []                             # of each layer: {sparsify: attention weights [1, T, S]}
+
+    def watch(q, k, v, mask, carry):
+        layers.append({cut: kernels.attention_rows(q[:, :, -T:], k, mask[-T:], cut) for cut in cuts})
+        return kernels.attend(q, k, v, mask, carry)
+    path = replace(full, name='observed', attends=(watch,) * len(full.attends))
+    logits = reader.read(session.tokens, step, path, T + 1)[:-1]
+    lowest = float(token_logps(logits, step).min())
+    return lowest, {name: lowest_grounding(full, layers, rollout) for name, rollout in mine.items()}
+
+
+def lowest_grounding(full, layers, rollout):
+    """The least share of a step's tokens on the text before it, 0..1; layers: see observe."""
+    attends = full.grounded(rollout.layers, rollout.n).attends
+    shades = None
+    for weights, attend in zip(layers, attends):
+        if attend is kernels.grounded:
+            shades = kernels.shade(weights[rollout.sparsify], shades, rollout.residual)
+    shares = shades[0].sum(-1).tolist()
+    if rollout.row == 'predicting':
+        shares = [1.0] + shares[:-1]        # the row that predicts the first token is of the text before
+    return min(shares)
+
+
+def whole_rollout(model, line, layers, sparsify, residual):
+    """[N, N], the rollout of a text (ids) as the paper has it: whole matrices of these layers, multiplied.
+
+    Made head by head and row by row: the oracle of kernels.shade, and the only way to the grounding in a part
+    of the earlier tokens.
+    """
+    seen = []                               # of each layer: attention [N, N], the mean over its heads
+
+    def watch(q, k, v, mask, carry):
+        share = q.shape[1] // k.shape[1]    # query heads to a key head
+        total = torch.zeros(len(line), len(line), dtype=q.dtype)
+        for head, queries in enumerate(q[0]):
+            keys = k[0, head // share]
+            weights = (queries @ keys.T / queries.shape[-1] ** 0.5 + mask).softmax(-1)
+            for row in weights:
+                drop_small(row, sparsify)
+            total += weights
+        seen.append(total / q.shape[1])
+        return kernels.attend(q, k, v, mask, carry)
+    path = replace(model.full, attends=(watch,) * len(model.full.attends))
+    Reader(model, 64).read(line, [], path, 1)
+    product = torch.eye(len(line), dtype=torch.float64)
+    for i in layers:
+        product = (1 - residual) * seen[i] @ product + residual * product
+    return product
+
+
+def drop_small(row, least):
+    """Zeroes a row's weights below `least` and scales the rest to sum 1, in place; one of only such stays."""
+    large = row >= least
+    if large.any():
+        row *= large / row[large].sum()
+
+
+# --------------------------------------------------------------------------------------- record: `steps`
+
+def step_rows(n):
+    """Rows, one a problem, see problem_row; each step stands behind the reference's own earlier ones."""
+    expect(n >= 2, f'--n {n}: expected 2 or more; a fifth of the problems sets scales, the rest is judged')
+    for task in TASKS:
+        rows = short_rows(task, n)
+        engine = engine_for(rows)
+        for row in tqdm(rows, desc=f'steps, {task}', file=sys.stderr, disable=None):
+            steps = record_problem(engine, row)
+            yield problem_row(task, steps)
+
+
+def record_problem(engine, row):
+    """[record_step] of the steps of one problem."""
+    session = graded_session(engine, row, Exact())
+    prompt = session.tokens
+    earlier = ''
+    steps = []
+    for line in row['solution'].lstrip('\n').split('\n'):
+        session.tokens = prompt + engine.tokenizer.encode(earlier, add_special_tokens=False).ids
+        steps.append(record_step(session))
+        earlier = (earlier or '\n') + line + '\n'
+    return steps
+
+
+def record_step(session, k=8):
+    """One step, written by the draft k times side by side and by the target once, as a dict.
+
+    candidates: those that a selector chooses, each once, with what candidate_of says. picks: the index of the
+    chosen one by selector. passes: of the draft, by how many are written side by side, until the longest is
+    over. own: tokens and right of the target's step. same: with how many of its tokens a candidate begins,
+    which the draft then need not read again.
+    """
+    method = SpecGuard(k=k, tau=math.inf)
+    drafts = write_steps(session, method, session.draft, k)
+    picks = {}
+    passes = {}
+    chosen = []                             # ids of each candidate
+    for selector, i in chosen_candidates(drafts).items():
+        if drafts[i].tokens not in chosen:
+            chosen.append(drafts[i].tokens)
+        picks[selector] = chosen.index(drafts[i].tokens)
+        count = CANDIDATES[selector]
+        passes[str(count)] = max(len(draft.tokens) for draft in drafts[:count])
+    candidates = [candidate_of(session, ids) for ids in chosen]
+    own = write_steps(session, method, session.target, 1)[0].tokens
+    for ids, candidate in zip(chosen, candidates):
+        candidate['same'] = len(os.path.commonprefix([ids, own]))
+    right = session.checker(session.tokens + own)
+    return dict(candidates=candidates, picks=picks, passes=passes, own=dict(tokens=len(own), right=right))
+
+
+def chosen_candidates(drafts):
+    """{selector: index of the Draft that it chooses}: the most central of the first n, or the commonest."""
+    steps = [draft.tokens for draft in drafts]
+    sure = [float(token_logps(draft.logits, draft.tokens).mean()) for draft in drafts]
+    found = {}
+    for selector, count in CANDIDATES.items():
+        if selector == 'common':
+            (commonest, _), = Counter(map(tuple, steps[:count])).most_common(1)
+            found[selector] = steps.index(list(commonest))
+        else:
+            found[selector] = most_central(steps[:count], sure[:count])
+    return found
+
+
+def candidate_of(session, ids):
+    """What is recorded of a candidate: its text, length, whether it is right, and its weakest signals.
+
+    logp: by model, nats. ungrounded: by rollout, 1 - G, since G is often so near 1 that the digits of a
+    stored number would not tell two of them apart.
+    """
+    draft_logp, by_draft = observe(session, 'draft', ids)
+    target_logp, by_target = observe(session, 'target', ids)
+    ungrounded = {name: 1 - grounding for name, grounding in (by_draft | by_target).items()}
+    return dict(text=session.text(ids), tokens=len(ids), right=session.checker(session.tokens + ids),
+                logp=dict(draft=draft_logp, target=target_logp), ungrounded=ungrounded)
+
+
+def problem_row(task, steps):
+    """The stored row of a problem: column by column, for names that are not repeated at each step.
+
+    candidates, logp and ungrounded have a value a candidate, of all steps in turn; picks (an index into
+    those), passes and own have a value a step.
+    """
+    row = dict(task=task, picks={}, passes={}, own={}, candidates={}, logp={}, ungrounded={})
+
+    def add(part, values):
+        for name, value in values.items():
+            row[part].setdefault(name, []).append(value)
+    count = 0
+    for step in steps:
+        add('picks', {selector: count + i for selector, i in step['picks'].items()})
+        add('passes', step['passes'])
+        add('own', step['own'])
+        for candidate in step['candidates']:
+            add('candidates', {name: candidate[name] for name in ('text', 'tokens', 'right', 'same')})
+            add('logp', candidate['logp'])
+            add('ungrounded', candidate['ungrounded'])
+        count += len(step['candidates'])
+    return row
+
+
+# ---------------------------------------------------------------------------------------- record: `runs`
+
+class Run(NamedTuple):
+    """What is stored of one text, written by one method."""
+    right: bool                 # the answer
+    steps: int                  # in the text; 1 where the task's are not graded one by one
+    sound: int                  # those that are right
+    cycles: int
+    wrote: int                  # cycles in which the target wrote
+    scored: int                 # cycles with a score
+    clipped: int                # of these: a signal lay outside the calibrated scale
+    tokens: int
+    seconds: float
+    read: int                   # bytes of weights, summed over passes
+    compute: int                # the same times positions: what counts where arithmetic takes the time
+
+
+class CountedChecker:
+    """A step checker that counts how often it is asked."""
+
+    def __init__(self, check):
+        self.check = check
+        self.calls = 0
+
+    def __call__(self, ids):
+        self.calls += 1
+        return self.check(ids)
+
+
+def run_rows(n):
+    """Rows, one a problem: {method: Run}, the tasks in turn; PART problems of each are run by all methods."""
+    by_task = [short_rows(task, min(n, FULL)) for task in TASKS]
+    rows = [row for together in zip(*by_task) for row in together]
+    contest = run_contest(engine_for(rows), rows)
+    for i, row in enumerate(rows):
+        found = {name: runs[i] for name, runs in contest.items() if i < len(runs)}
+        yield dict(task=row['task'], runs=found)
+
+
+def run_contest(engine, rows):
+    """{method: [Run of each row]}: of those that are only shown the first rows alone."""
+    runs = {'sd': run_method(engine, 'sd', Exact(), rows)}
+    for seed in range(SEEDS):
+        name = f'notes, seed {seed}'
+        runs[name] = run_method(engine, name, SpecGuard(), rows, seed)
+    runs['random-gate'] = run_coin(engine, rows, runs)
+    for name, method in compared_methods().items():
+        runs[name] = run_method(engine, name, method, rows)
+    for name, method in shown_methods().items():
+        runs[name] = run_method(engine, name, method, rows[:len(TASKS) * PART])
+    return runs
+
+
+def compared_methods():
+    """{name: method}, of those beside `sd` and the default preset that are run on all rows."""
+    return {'paper': SpecGuard(preset='paper'), 'greedy': SpecGuard(preset='greedy'), 'k = 1': SpecGuard(k=1),
+            'oracle-gate': OracleGate(), 'rsd': RewardGuided()}
+
+
+def shown_methods():
+    """{name: method} that no claim compares."""
+    chosen = calibration()['signals']
+    return {
+        'LPBV only': SpecGuard(beta=1.0), 'ABGV only': SpecGuard(beta=0.0),
+        'calibrated': SpecGuard(beta=chosen['beta'], tau=chosen['tau']),
+        'target signals': SpecGuard(signals='target'), 'selector only': Unseen(tau=-math.inf),
+        'draft only': DRAFT_ONLY, 'ar': Autoregressive(), 'specreason': SpecReason(), 'majority': Majority(),
+        'best-of-n': BestOfN(), 'process-best-of-n': ProcessBestOfN(), 'beam': Beam(),
+        'specguard-pooled': PooledStep()}
+
+
+def run_coin(engine, rows, runs):
+    """[Run] of a gate by coin that keeps as many steps of each task as SpecGuard does over all its seeds."""
+    found = [None] * len(rows)
+    for task in TASKS:
+        places = [i for i, row in enumerate(rows) if row['task'] == task]
+        seen = [runs[f'notes, seed {seed}'][i] for seed in range(SEEDS) for i in places]
+        cycles = sum(run.cycles for run in seen)
+        kept = cycles - sum(run.wrote for run in seen)
+        coin = RandomGate(rate=kept / cycles)
+        mine = run_method(engine, f'random-gate, {task}', coin, [rows[i] for i in places])
+        for i, run in zip(places, mine):
+            found[i] = run
+    return found
+
+
+def run_method(engine, name, method, rows, seed=0):
+    """[Run] of a method on rows; seed: another one draws anew on every row."""
+    runs = []
+    for i, row in enumerate(tqdm(rows, desc=name, file=sys.stderr, disable=None)):
+        session, cycles = write_text(engine, row, method, seed * len(rows) + i)
+        runs.append(run_of(engine, row, method, session, cycles))
+    return runs
+
+
+def write_text(engine, row, method, seed):
+    """(Session, its Cycles) of a row's text; its checker is a CountedChecker."""
+    session = graded_session(engine, row, method, seed)
+    session.calibration = calibration()
+    session.checker = CountedChecker(session.checker)
+    cycles = list(decode(session, replace(method)))        # a method serves one text
+    return session, cycles
+
+
+def run_of(engine, row, method, session, cycles):
+    """The Run of a text that was written."""
+    written = tokens_of(cycles)
+    text = engine.tokenizer.decode(written)
+    right = bool(tasks.grade(row, text))
+    steps = tasks.steps_right(row, text) if 'Answer:' in row['solution'] else [right]
+    verdicts = [cycle.judged[0] for cycle in cycles if cycle.judged]
+    scored = [verdict for verdict in verdicts if verdict.get('grounding') is not None]
+    read, compute = spent_bytes(engine, method, session, cycles)
+    return Run(right=right, steps=len(steps), sound=sum(steps), cycles=len(cycles),
+               wrote=sum(cycle.labels[0] == 'target' for cycle in cycles), scored=len(scored),
+               clipped=sum(verdict['clipped'] for verdict in scored), tokens=len(written),
+               seconds=sum(cycle.seconds for cycle in cycles), read=read, compute=compute)
+
+
+def spent_bytes(engine, method, session, cycles):
+    """(weight bytes read, weight bytes times positions) of a text.
+
+    Both count the reward model of rsd and process-best-of-n: a pass for each step that it marks, over as many
+    positions in all as the draft wrote.
+    """
+    sizes = {role: reader.model.read_bytes(reader.model.full) for role, reader in engine.readers.items()}
+    marked = isinstance(method, (RewardGuided, ProcessBestOfN))
+    read = REWARD_BYTES * session.checker.calls if marked else 0
+    compute = 0
+    for cycle in cycles:
+        for path, (passes, positions, _) in cycle.passes.items():
+            size = sizes[path.split('/')[0]]
+            read += size * passes
+            compute += size * positions
+            if marked and path == 'draft/full':
+                compute += REWARD_BYTES * positions
+    return read, compute
+
+
+# ---------------------------------------------------------------------------- records: `clock`, `memory`
+
+@contextmanager
+def timed(seconds, part):
+    """Enters in the dict how long the block under it took."""
+    begin = time.perf_counter()
+    yield
+    seconds[part] = time.perf_counter() - begin
+
+
+def timed_step(session):
+    """({part: seconds}, ids of the draft's step, of the target's): each part of one step, done once."""
+    method = SpecGuard()
+    reader = session.draft
+    seconds = {}
+    with timed(seconds, 'draft'):
+        found = write_steps(session, method, reader, method.k)
+    with timed(seconds, 'selection'):
+        draft = method.choose(session, found)
+    T = len(draft.tokens)
+    with timed(seconds, 'reading again'):
+        reader.read(session.tokens, draft.tokens, reader.model.full, T)
+    with timed(seconds, 'with rollout'):
+        seen = method.score(session, draft)
+    with timed(seconds, 'scoring'):
+        method.judge(session, draft, seen)
+    with timed(seconds, 'target'):
+        own = method.write(session)
+    with timed(seconds, 'target pass'):
+        session.target.read(session.tokens, draft.tokens, session.target.model.full, T + 1)
+    return seconds, draft.tokens, own
+
+
+def clock_rows(n):
+    """Rows, one a problem: seconds of the parts of its first step, the least of TURNS; both steps' tokens."""
+    rows = timed_rows(n)
+    engine = engine_for(rows)
+    for row in tqdm(rows, desc='clock', file=sys.stderr, disable=None):
+        session = graded_session(engine, row, SpecGuard())
+        session.calibration = calibration()
+        least = {}
+        for _ in range(TURNS):
+            seconds, drafted, own = timed_step(session)
+            for part, x in seconds.items():
+                least[part] = min(x, least.get(part, math.inf))
+        yield dict(task=row['task'], seconds=least, drafted=len(drafted), own=len(own))
+
+
+def timed_rows(n):
+    return [row for task in TASKS for row in short_rows(task, min(n, TIMED))]
+
+
+def memory_rows(n):
+    """Rows: the shape of a rollout of one layer, and the MB that it takes at its peak.
+
+    The rows of a layer are thrown away before the next. Two shapes: of the timed problems, the first step
+    that takes most; and a step of a larger draft.
+    """
+    config = embedded('draft')[0].config
+    engine = engine_for(timed_rows(n))
+    sizes = []
+    for row in timed_rows(n):
+        session = graded_session(engine, row, SpecGuard())
+        T = len(SpecGuard().propose(session).tokens)
+        sizes.append((T * (T + len(session.tokens)), T, T + len(session.tokens)))
+    _, tokens, keys = max(sizes)
+    embedded_draft = dict(heads=config.num_attention_heads, key_heads=config.num_key_value_heads,
+                          head_size=config.head_dim, tokens=tokens, keys=keys)
+    larger_draft = dict(heads=32, key_heads=32, head_size=128, tokens=48, keys=48 + 4096)
+    for what, shape in (('the largest of the first steps', embedded_draft), ('a 7 B draft', larger_draft)):
+        yield dict(what=what, megabytes=rollout_megabytes(**shape)) | shape
+
+
+def rollout_megabytes(heads, key_heads, head_size, tokens, keys):
+    """MB that the rollout of one layer takes at its peak; keys: the step's own tokens among them."""
+    q = torch.randn(1, heads, tokens, head_size)
+    k = torch.randn(1, key_heads, keys, head_size)
+    below = torch.zeros(1, tokens, keys - tokens)
+    last = keys - tokens + torch.arange(tokens)[:, None]            # the last key that each token sees
+    mask = torch.zeros(tokens, keys).masked_fill(torch.arange(keys) > last, -math.inf)
+
+    def work():
+        kernels.shade(kernels.attention_rows(q, k, mask, 0.01), below, 0.0)
+    return peak_bytes(work) / 2 ** 20
+
+
+def peak_bytes(work):
+    """The most bytes that the tensors which some work on the CPU makes take at once."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as seen:
+        work()
+    events = sorted(seen.events(), key=lambda event: event.time_range.start)
+    return max(itertools.accumulate(event.self_cpu_memory_usage for event in events))
+
+
+# ------------------------------------------------------------------------ records: `stories`, `examples`
+
+class Story(NamedTuple):
+    """What is stored of one story, written by one method."""
+    cycles: int                 # steps
+    wrote: int                  # those of the target
+    cut: int                    # those that end in the middle of a sentence
+    tokens: int
+    nats: float                 # minus the target's log-probability of the text
+
+
+def story_rows(n):
+    """Rows, one a story: {method: Story}. The negative control: a text without steps."""
+    rows = held_out_rows('story', min(n, STORIES))
+    engine = engine_for(rows)
+    found = {name: write_stories(engine, rows, method) for name, method in
+             dict(target=SpecGuard(tau=math.inf), notes=SpecGuard(), draft=DRAFT_ONLY).items()}
+    cycles = sum(story.cycles for story in found['notes'])
+    kept = cycles - sum(story.wrote for story in found['notes'])
+    found['random-gate'] = write_stories(engine, rows, RandomGate(rate=kept / cycles))
+    for i in range(len(rows)):
+        yield {name: stories[i] for name, stories in found.items()}
+
+
+def write_stories(engine, rows, method):
+    """[Story] of a method on rows."""
+    target = engine.readers['target']
+    found = []
+    for i, row in enumerate(rows):
+        _, cycles = write_text(engine, row, method, i)
+        ids = engine.tokenizer.encode(row['prompt']).ids
+        written = tokens_of(cycles)
+        logits = target.read(ids + written[:-1], [], target.model.full, len(written))
+        nats = -float(token_logps(logits, written).double().sum())
+        wrote = sum(cycle.labels[0] == 'target' for cycle in cycles)
+        cut = sum(in_mid_sentence(engine.tokenizer.decode(cycle.tokens)) for cycle in cycles)
+        found.append(Story(len(cycles), wrote, cut, len(written), nats))
+    return found
+
+
+def in_mid_sentence(text):
+    text = text.strip()
+    return bool(text) and text[-1] not in '.!?"'
+
+
+def example_rows(n):
+    """Rows: two limits that the notes admit. A copy of the prompt is grounded; a story has no steps."""
+    row = held_out_rows('math', 1)[0]
+    story = held_out_rows('story', 1)[0]
+    engine = engine_for([row, story])
+    session = graded_session(engine, row, SpecGuard())
+    copy = session.tokens[:12]
+    logp, grounding = observe(session, 'draft', copy)
+    yield dict(what='a copy of the prompt', text=session.text(copy), logp=logp,
+               grounding=grounding['draft last 3'])
+    session = graded_session(engine, story, SpecGuard())
+    step = SpecGuard().propose(session)
+    yield dict(what='a step of a story', text=session.text(step.tokens))
+
+
+PAIR = 'target', 'draft'
+RECORDS = dict(steps=(PAIR, step_rows), runs=(PAIR, run_rows), weights=(PAIR, weight_rows),
+               clock=(PAIR, clock_rows), memory=(('draft',), memory_rows), stories=(PAIR, story_rows),
+               examples=(PAIR, example_rows))
+
+
+# ---------------------------------------------------------------------------------- a step, as a picture
+
+def picture(session, draft, tokenizer):
+    """Lines: each token of a step, its log-probability and grounding, and the tokens it leans on most."""
+    reader = session.draft
+    begin = len(session.tokens)
+    path = reader.model.full.grounded('last', 3, begin=begin, sparsify=0.01, residual=0.0)
+    reader.read(session.tokens, draft.tokens, path, len(draft.tokens))
+
+    def word(token):
+        return repr(tokenizer.decode([token]))[1:-1]
+    rows = zip(draft.tokens, token_logps(draft.logits, draft.tokens), path.carry['shades'][0])
+    for token, logp, shade in rows:
+        leans = [f'{word(session.tokens[j])} {float(shade[j]):.2f}' for j in shade.topk(4).indices.tolist()]
+        yield f'{word(token):>8} {float(logp):7.2f} {float(shade.sum()):5.2f}   {", ".join(leans)}'
+
+
+def main():
+    """Prints the first step that SpecGuard's draft writes for a held-out problem, and what it leaned on."""
+    row = held_out_rows('math', 1)[0]
+    engine = engine_for([row])
+    session = graded_session(engine, row, SpecGuard())
+    draft = SpecGuard().propose(session)
+    print(row['prompt'], *picture(session, draft, engine.tokenizer), sep='\n')
+
+
+if __name__ == '__main__':
+    main()
