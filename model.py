@@ -567,7 +567,7 @@ class Reader:
         logits = []
         for begin in range(start, len(line), CHUNK):
             end = min(begin + CHUNK, len(line))
-            wanted = min(end - begin, max(0, last - (len(line) - end)))
+            wanted = max(0, end - max(begin, len(line) - last))         # of this chunk's rows
             logits.append(self.feed(ids[:, begin - start:end - start], begin, path, wanted))
         self.cache.record(line, start, path)
         return torch.cat(logits, 1)[0] if last else None
@@ -602,7 +602,7 @@ class Reader:
     def told(self, start, T, path):
         """What an informed path's layers are told of a pass over T tokens, in tensors: it may be compiled."""
         device = self.model.cos.device
-        return dict(start=torch.tensor(start, device=device), real=torch.tensor(T, device=device),
+        return dict(start=torch.full((), start, device=device), real=torch.full((), T, device=device),
                     means=self.cache.average(path.block, start) if path.block else None)
 
     def fork(self, rows, extra):

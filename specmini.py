@@ -30,6 +30,7 @@ HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 SOURCES = dict(lookup=lookup, none=silence)     # of drafts, beside a draft model's chain
+CORES = torch.get_num_threads()  # as torch counts them
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
 PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_threshold=0.0, ffn_quantile=0.0, ffn_share=1.0),
              moe=dict(moe_skip=0))      # of --sparse, and the knobs that switch each off
@@ -117,7 +118,7 @@ class Engine:
         self.device = pick_device(self.device)
         if self.dtype == 'auto':
             self.dtype = 'bf16' if self.device == 'cuda' else 'fp32'
-        self.draft = str(self.draft)
+        self.draft = str(self.draft or 'none')
         self.source = SOURCES.get(self.draft, chain)
         self.has_draft = self.source is chain and self.draft != 'self'
         self.read_sections = set()
@@ -132,11 +133,9 @@ class Engine:
         contexts = {role: model.config.max_position_embeddings for role, model in self.models.items()}
         self.shortest = min(contexts, key=contexts.get)                 # the role that limits a text
         self.context = contexts[self.shortest]
-        threads = self.threads
-        if threads is None and sum(p.numel() for p in target.parameters()) < SMALL:
-            threads = 1
-        if threads and self.device == 'cpu':
-            torch.set_num_threads(threads)
+        if self.device == 'cpu':
+            small = sum(p.numel() for p in target.parameters()) < SMALL
+            torch.set_num_threads(self.threads or (1 if small else CORES))
 
     def load_beside(self, role, folder):
         """The network in the folder, which must share the target's vocabulary."""
@@ -145,7 +144,7 @@ class Engine:
         return model
 
     def open(self, prompts):
-        """Caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
+        """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
         for i, ids in enumerate(prompts, 1):
             expect(0 < len(ids) < self.context,
                    f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context of '
@@ -165,9 +164,10 @@ class Engine:
         if self.draft == 'self':
             needed = needed | {'mask'}
         if not needed <= self.read_sections:
-            self.read_sections |= needed
+            needed = needed | self.read_sections
             draft = self.draft if self.has_draft else None
-            self.calibration = read_calibration(self.target, draft, sorted(self.read_sections))
+            self.calibration = read_calibration(self.target, draft, sorted(needed))
+            self.read_sections = needed
 
     def start(self, ids, method, row=0):
         """A Session that has read this prompt (ids, opened before); nothing of an earlier text is trusted."""
@@ -180,10 +180,10 @@ class Engine:
             reader.forget()                                         # a text pays for its whole prompt
         generator = torch.Generator(self.device).manual_seed(self.seed + row)   # equal prompts, other samples
         session = Session(
-            readers['target'], readers.get('draft'), self.source, list(ids),
-            min(self.max_new, self.context - len(ids)), self.eos, self.temperature, self.top_k, self.top_p,
-            generator, text=self.tokenizer.decode, calibration=self.calibration, mid=readers.get('mid'),
-            sparse=None if plain else self.sparse)
+            target=readers['target'], draft=readers.get('draft'), mid=readers.get('mid'), source=self.source,
+            tokens=list(ids), room=min(self.max_new, self.context - len(ids)), eos=self.eos,
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, generator=generator,
+            text=self.tokenizer.decode, calibration=self.calibration, sparse=None if plain else self.sparse)
         session.read_prompt()
         return session
 
@@ -867,10 +867,10 @@ def mean_of(verdicts, key):
     return sum(verdict[key] for verdict in verdicts) / max(1, len(verdicts))
 
 
-def break_even(cycles, decode_seconds):
+def break_even(cycles, one_pass):
     """In plain words, whether drafting pays here: measured costs, and the speed that they and alpha predict.
 
-    decode_seconds: one target pass over one position.
+    one_pass: one target pass over one position.
     Source: Leviathan et al. 2023, theorem 3.8, with measured costs.
     """
     verdicts = verdicts_of(cycles)
@@ -880,12 +880,12 @@ def break_even(cycles, decode_seconds):
     gamma = sum(len(cycle.drafted) for cycle in cycles) / len(cycles)
     tokens = tokens_predicted(cycles, alpha)
     passes, seconds = spent_by_role(cycles)
-    cost = sum(seconds.values()) / len(cycles) / decode_seconds         # of a cycle
+    cost = sum(seconds.values()) / len(cycles) / one_pass         # of a cycle
     costs = []
     for role, name in ROLES.items():
         if passes[role]:
-            one = seconds[role] / passes[role] / decode_seconds
-            costs.append(f'a {name} pass {one:.2f}')
+            relative = seconds[role] / passes[role] / one_pass
+            costs.append(f'a {name} pass {relative:.2f}')
     ending = ', not worth it here.' if tokens <= cost else '.'
     return (f'break-even: {" and ".join(costs)} of a decoding pass; '
             f'{alpha:.0%} acceptance of {gamma:.1f} drafted tokens gives {tokens:.2f} a cycle '
@@ -893,11 +893,11 @@ def break_even(cycles, decode_seconds):
             f'{tokens / cost:.2f} times plain decoding predicted{ending}')
 
 
-def stage_remarks(method, cycles, decode_seconds):
+def stage_remarks(method, cycles, one_pass):
     """In plain words whether the middle stages of a method that has any paid, for as many tokens a cycle.
 
     With them a cycle costs middle + escalated * full, without them one full pass: the cost-aware criterion.
-    decode_seconds: of a target pass over one position, which stands for a full one where none was needed.
+    one_pass: of a target pass over one position, which stands for a full one where none was needed.
     """
     if not isinstance(method, ViaSd):
         return []
@@ -918,7 +918,7 @@ def stage_remarks(method, cycles, decode_seconds):
         return []
     if not middle:
         return ['middle stage: never needed, so there are no costs to compare.']
-    one = full / needed if needed else decode_seconds
+    one = full / needed if needed else one_pass
     cost = middle / len(cycles) / one
     escalated = needed / len(cycles)
     verdict = 'paid' if escalated < 1 - cost else 'did not pay'

@@ -35,6 +35,7 @@ import specmini
 import train_mask
 import verify
 from lab import bench, common, quantise, replay, tasks, train
+from lab import claims as lab_claims
 from lab.cmasd import claims as cmasd_claims
 from lab.cmasd import record as cmasd_record
 from lab.common import embedded, roc_area
@@ -4982,6 +4983,76 @@ def test_readme_commands():
     assert run in readme
     assert tests in readme
     assert 'python -m pytest -q' in ci
+
+
+# ------------------------------------------------------------- the README, the lab's pages
+
+def test_readme_from_python(capsys, monkeypatch):
+    """The lines that the README shows run as they stand, and print a text, its cycles and a figure."""
+    readme = (HERE / 'README.md').read_text()
+    shown, = re.findall(r'```python\n(.*?)```', readme, re.S)
+    assert shown.count('\n') <= 10
+    monkeypatch.chdir(HERE)
+    names = {}
+    exec(shown, names)
+    printed = capsys.readouterr().out
+    assert names['text'] in printed
+    tokens = verify.tokens_of(names['cycles'])
+    assert names['engine'].tokenizer.decode(tokens) == names['text']
+    assert float(printed.splitlines()[-1]) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('paper', lab_claims.PAPERS)
+def test_committed_page_is_of_the_committed_rows(paper):
+    """Figures, verdicts and tables of a page are what its stored rows give today."""
+    page = lab_claims.page_of(paper, lab_claims.findings_of(paper))
+    assert page == lab_claims.page_file(paper).read_text(encoding='utf-8')
+
+
+def test_scoreboard_has_each_paper():
+    """lab/README.md has a line for every claim that a page has a verdict on."""
+    score = (HERE / 'lab/README.md').read_text(encoding='utf-8')
+    for paper in lab_claims.PAPERS:
+        page = lab_claims.page_file(paper).read_text(encoding='utf-8')
+        verdicts = re.findall(r'\| (HOLDS|FAILS|UNDECIDED) \|', page)
+        listed = re.findall(rf'^\| \[{paper}\].*\| (HOLDS|FAILS|UNDECIDED) \|', score, re.M)
+        assert listed == verdicts and verdicts
+
+
+def test_interval_by_hand():
+    """Rows that are alike have an interval without width; a mean's holds it, about as wide as theory says."""
+    rows = [dict(x=float(i % 2)) for i in range(400)]
+
+    def mean_x(some):
+        return common.mean(row['x'] for row in some)
+    figure, low, high = common.interval(rows, mean_x)
+    assert figure == 0.5
+    assert low < 0.5 < high
+    assert high - low == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.2)
+    assert common.interval(rows[::2], mean_x) == (0, 0, 0)
+
+
+@pytest.mark.parametrize('low, high, verdict', [
+    (1.0, 2.0, 'HOLDS'), (0.5, 0.9, 'FAILS'), (0.9, 1.0, 'UNDECIDED'), (math.nan, math.nan, 'UNDECIDED')])
+def test_verdicts(low, high, verdict):
+    """The claim says: at least 1."""
+    claim = common.Claim('', '', 1.0, [], None, why='because.', note='n = 3.')
+    found = common.Finding(claim, 0.9, low, high)
+    assert found.verdict == verdict
+    assert found.remark == ('n = 3. Presumably: because.' if verdict == 'FAILS' else 'n = 3')
+
+
+def test_stored_rows_are_read_as_written(monkeypatch, tmp_path):
+    """Floats to five digits, nan as None; nobody measured is said in a line."""
+    monkeypatch.setattr(common, 'LAB', tmp_path)
+    rows = [dict(a=1.23456789, b=[math.nan, 2], c={3: True})]
+    common.store('paper', 'rows', common.header('rows', 7, ['draft']), iter(rows))
+    stored = common.read_stored('paper', 'rows')
+    assert stored.rows == [dict(a=1.2346, b=[None, 2], c={'3': True})]
+    assert stored.head['n'] == 7 and len(stored.head['models']['draft']) == 16
+    with pytest.raises(ValueError, match='not measured yet; python -m lab.claims paper does'):
+        common.read_stored('paper', 'others')
 
 
 # ------------------------------------------------------------- the embedded models

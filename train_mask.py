@@ -362,7 +362,7 @@ class Choices:
     def tables(self, layer):
         """Quantiles of a layer's sizes: one table, or one for each number of lowest experts."""
         columns = torch.cat(self.sizes[layer]).float().sort(0).values.T
-        places = torch.linspace(0, 1, QUANTILES) * (columns.shape[1] - 1)
+        places = torch.linspace(0, 1, QUANTILES, dtype=torch.float64) * (columns.shape[1] - 1)
         found = []
         for column in columns:
             values = column[places.long()].tolist()

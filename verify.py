@@ -11,13 +11,13 @@ V vocabulary, n draft tokens of a block, B branches, K candidates of a position.
 import copy
 import math
 import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from math import inf
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -134,7 +134,7 @@ class Score:
             if unread == 0:
                 return known
         rows = self.reader.read(text, self.draft.tokens, self.path, unread)
-        rows = finite(rows, 'target', len(text))
+        rows = finite(rows, 'target' if self.reader is self.session.target else 'middle model', len(text))
         return rows if known is None else torch.cat([known, rows])
 
     @cached_property
@@ -144,16 +144,16 @@ class Score:
 
     @cached_property
     def pq(self):
-        """[(p(x), q(x))] of each draft token x, as floats: one transfer for the whole block."""
+        """[[p(x), q(x)]] of each draft token x, as floats: one transfer for the whole block."""
         places = range(len(self.draft.tokens))
         p = self.p[places, self.draft.tokens]
         q = self.draft.q.to(self.p.dtype)[places, self.draft.tokens]
-        return list(zip(*torch.stack([p, q]).tolist()))
+        return torch.stack([p, q], 1).tolist()
 
     @cached_property
     def ratios(self):
         """p(x) / max p of each draft token x, as floats, of the raw logits: at temperature 1 in any run."""
-        z = self.logits[:-1]
+        z = self.logits[:-1].to(torch.promote_types(self.logits.dtype, torch.float32))
         chosen = z[range(len(z)), self.draft.tokens]
         return (chosen - z.amax(-1)).exp().tolist()
 
@@ -473,12 +473,12 @@ def sample_branches(session, reader, path, rows, plan):
     while True:
         q.append(plan.law(logits[-1]))
         tokens.append(session.draw(q[-1]))
+        notes.append({})
         if len(tokens) == plan.n or not plan.more(tokens, logits, notes):
             break
         logits.append(twin.append(tokens[-1], path))
     raw = finite(torch.stack(logits, 1), 'draft', len(session.tokens))      # the first sync with the device
-    unsaid = [{} for _ in range(len(tokens) - len(notes))]
-    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), raw, notes + unsaid)
+    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), raw, notes)
 
 
 def lookup(session: Session, plan: Plan):
@@ -519,8 +519,8 @@ class FixedLength:
     def more(self, session, tokens, logits, notes):
         """Whether to draft another token. May look at all that is in the block: it will be verified.
 
-        tokens [rows], raw logits [rows, V]: lists of those of each step so far; notes: a list of dicts, to
-        which it may add one for the latest token, for whoever else asks and for the trace.
+        tokens [rows], raw logits [rows, V]: lists of those of each step so far; notes: a dict for each step,
+        the last of which it may fill, for whoever else asks and for the trace.
         """
         return True
 
@@ -592,8 +592,8 @@ class Online(FixedLength):
         return self.window.k_max
 
     def more(self, session, tokens, logits, notes):
-        confidence = statistics.fmean(self.window.confidence(logits[-1]))       # of all rows
-        notes.append(dict(confidence=confidence))
+        confidence = fmean(self.window.confidence(logits[-1]))       # of all rows
+        notes[-1]['confidence'] = confidence
         if all(token in session.eos for token in tokens[-1].tolist()):
             return False
         mean = sum(note['confidence'] for note in notes) / len(notes)
@@ -642,11 +642,10 @@ class CmAsd(Exact):
         drawn = session.source not in (lookup, silence)
         expect(drawn, 'cmasd takes its confidence from a draft model: give --draft DIR')
         draft = super().propose(session)
-        notes = [note for note in draft.notes or [] if note]        # the controller has looked at these
-        if len(notes) < len(draft.tokens):
-            for confidence in self.confidence_window.confidence(draft.logits[len(notes):]):
-                notes.append(dict(confidence=confidence))
-        draft.notes = notes
+        if draft.tokens:                                # the controller need not have looked at all of them
+            unseen = [i for i, note in enumerate(draft.notes) if 'confidence' not in note]
+            for i, confidence in zip(unseen, self.confidence_window.confidence(draft.logits[unseen])):
+                draft.notes[i]['confidence'] = confidence
         return draft
 
     def threshold(self, score, i):
@@ -723,11 +722,13 @@ class Ballot:
 
         Ties go to the verifier's logit where it was asked (and `ask`), else to mean q, then to the lowest id.
         """
+        scores = scores.tolist()
+        q = self.q.tolist()
         elected = []
         for j, names in enumerate(self.names.tolist()):
             voters = self.voters(elected if prefix else [])
-            total = summed(scores[voters, j])
-            tie_break = summed(self.q[voters, j])
+            total = summed(scores, j, voters)
+            tie_break = summed(q, j, voters)
             if ask and j in self.verifier:
                 tie_break = self.verifier[j].tolist()
             _, _, lowest = max(zip(total, tie_break, [-name for name in names]))
@@ -743,9 +744,13 @@ class Ballot:
         return agreeing or list(range(len(self.tokens)))
 
 
-def summed(rows):
-    """Sums [K] over the rows [B, K]; sorted first, so that the order of the branches changes no last bit."""
-    return rows.sort(0).values.sum(0).tolist()
+def summed(table, j, voters):
+    """Sums [K] of the voters' numbers at position j of a table [B][n][K].
+
+    In plain Python, which is faster on so few numbers, and exact: the order of the branches changes nothing.
+    """
+    rows = [table[b][j] for b in voters]
+    return [math.fsum(column) for column in zip(*rows)]
 
 
 @dataclass
@@ -816,8 +821,10 @@ class Ecsv(Exact):
         ballot.ask(rows, chosen)
         elected = self.fuse(ballot)
         same = len(os.path.commonprefix([begun, elected]))
-        elected = elected[:cap - len(rows) + same]
-        return elected, rows[:same + 1], len(rows) + len(elected) - same
+        asked = len(rows)                               # positions of the check
+        elected = elected[:same + cap - asked]          # those behind `same` are to be read, within the cap
+        unread = len(elected) - same
+        return elected, rows[:same + 1], asked + unread
 
     def texts(self, session, n):
         """The Branches that vote."""
@@ -907,17 +914,21 @@ class ViaSd(Exact):
         """The Score of the middle stage."""
         return Score(session, draft, session.view(session.slim_path))
 
-    def stages(self, session, draft, score):
-        """The Scores that may judge, cheapest first; the last is the target's. A long lag is read first."""
-        read = session.tokens[:-1]
-        lag = len(read) - session.target.cache.trusted(read, score.path)
+    def read_lag(self, session, path):
+        """Lets the target read, on this path, what slim has kept without it, if that is too much."""
+        committed = session.tokens[:-1]
+        lag = len(committed) - session.target.cache.trusted(committed, path)
         if lag > self.max_lag:
-            session.target.read(read, [], score.path, 0)
+            session.target.read(committed, [], path, 0)
+
+    def stages(self, session, draft, score):
+        """The Scores that may judge, cheapest first; the last is the target's."""
         return [self.slim_score(session, draft), score]
 
     def accept(self, session, draft, score):
         if not draft.tokens:
             return super().accept(session, draft, score)
+        self.read_lag(session, score.path)
         stages = self.stages(session, draft, score)
         last = len(stages) - 1
         stage = highest = 0
@@ -1019,14 +1030,13 @@ def most_central(steps, logps):
     logps: mean log-probability of each step, nats.
     """
     pairs = [Counter(zip([None] + ids, ids)) for ids in steps]
-    best = None
-    for i, mine in enumerate(pairs):
+    ranks = []
+    for mine, logp in zip(pairs, logps):
         likeness = 0.0                                  # 1 of it is the step's own
         for other in pairs:
             likeness += 2 * (mine & other).total() / (mine.total() + other.total())
-        rank = round(likeness, 9), logps[i], -i
-        best = rank if best is None else max(best, rank)
-    return -best[2]
+        ranks.append((round(likeness, 9), logp))
+    return ranks.index(max(ranks))                      # the first of equals
 
 
 def step_score(seen, ranges, beta, combine):

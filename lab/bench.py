@@ -40,7 +40,7 @@ def prompts_of(rows, tokenizer):
 
 def written(engine, ids, method):
     """(text, cycles) that an engine writes after a prompt."""
-    _, cycles = engine.write(ids, method)
+    cycles = engine.write(ids, method)
     return engine.tokenizer.decode(tokens_of(cycles)), cycles
 
 
@@ -165,8 +165,7 @@ def contestants(engine, compiled, theirs, assistant, gamma, length):
 
     def ours(engine, method):
         def run(ids):
-            _, cycles = engine.write(ids, method)
-            return len(tokens_of(cycles))
+            return len(tokens_of(engine.write(ids, method)))
         return run
 
     def generate(**how):

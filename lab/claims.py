@@ -31,15 +31,22 @@ def stored_records(paper):
     return {name: read_stored(paper, name) for name in part(paper, 'record').RECORDS}
 
 
-def report(paper):
-    """Judges a paper by its stored rows and writes its page; returns its Findings."""
-    stored, module = stored_records(paper), part(paper, 'claims')
-    findings = [judge(claim) for claim in module.claims(stored)]
-    lines = claim_lines(findings)
-    for table in module.tables(stored):
+def findings_of(paper):
+    """The Findings of a paper, by its stored rows."""
+    return [judge(claim) for claim in part(paper, 'claims').claims(stored_records(paper))]
+
+
+def page_of(paper, findings):
+    """The text of a paper's page, with what was measured, its claims and its tables between the markers."""
+    stored = stored_records(paper)
+    lines = [*measured_lines(stored), '', *claim_lines(findings)]
+    for table in part(paper, 'claims').tables(stored):
         lines += table_lines(*table)
-    write_page(LAB / paper / 'README.md', [*measured_lines(stored), '', *lines])
-    return findings
+    return between_markers(page_file(paper).read_text(encoding='utf-8'), lines)
+
+
+def page_file(paper):
+    return LAB / paper / 'README.md'
 
 
 def measured_lines(stored):
@@ -50,35 +57,47 @@ def measured_lines(stored):
                f'torch {head["versions"]["torch"]}; {models}')
 
 
-def write_page(where, lines):
-    page = between_markers(where.read_text(encoding='utf-8'), lines)
-    where.write_text(page, encoding='utf-8')
-
-
 def scoreboard(papers):
     """Lines of a table of all claims of {paper: Findings}."""
     rows = []
     for paper, findings in papers.items():
-        dates = sorted({record.head['date'] for record in stored_records(paper).values()})
+        heads = [record.head for record in stored_records(paper).values()]
+        date = max(head['date'] for head in heads)
+        models = ', '.join(dict.fromkeys(model for head in heads for model in head['models']))
         for f in findings:
-            rows.append((f'[{paper}]({paper}/README.md)', f.claim.text, f.verdict, f.figure, dates[-1]))
-    return table_lines(('paper', 'claim', 'verdict', 'figure', 'date'), rows)
+            rows.append((f'[{paper}]({paper}/README.md)', f.claim.text, f.verdict, f.figure, date, models))
+    return table_lines(('paper', 'claim', 'verdict', 'figure', 'date', 'models'), rows)
+
+
+def report(papers):
+    """Judges these papers, writes their pages, prints their claims; all of them: the scoreboard, too."""
+    found = {paper: findings_of(paper) for paper in papers}
+    for paper, findings in found.items():
+        page_file(paper).write_text(page_of(paper, findings), encoding='utf-8')
+    if found.keys() == PAPERS.keys():
+        where = LAB / 'README.md'
+        page = between_markers(where.read_text(encoding='utf-8'), scoreboard(found))
+        where.write_text(page, encoding='utf-8')
+    print(*scoreboard(found), sep='\n')
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('papers', nargs='*', choices=[*PAPERS, []], help='default, with --report: all')
+    parser.add_argument('papers', nargs='*', metavar='PAPER',
+                        help=f'of {", ".join(PAPERS)}; with --report, none is all')
     parser.add_argument('--n', type=int, help='prompts of each task (100; 500 for specguard)')
     parser.add_argument('--report', action='store_true', help='judge what is stored instead of measuring')
     args = parser.parse_args()
+    unknown = [paper for paper in args.papers if paper not in PAPERS]
+    if unknown or not (args.papers or args.report):
+        parser.error(f'found {unknown or "no paper"}, expected some of {", ".join(PAPERS)}')
+    if args.n is not None and args.n < 2:
+        parser.error(f'--n {args.n}: expected 2 or more')
     torch.set_num_threads(1)                            # as small models run; times are the processor's own
     try:
         if args.report:
-            found = {paper: report(paper) for paper in args.papers or PAPERS}
-            if not args.papers:
-                write_page(LAB / 'README.md', scoreboard(found))
-            print(*scoreboard(found), sep='\n')
+            report(args.papers or list(PAPERS))
         for paper in [] if args.report else args.papers:
             measure(paper, args.n or PAPERS[paper])
     except ValueError as error:

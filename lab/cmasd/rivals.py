@@ -118,10 +118,10 @@ class Probe(Online):
             return draft
         confidence = statistics.fmean(self.window.confidence(draft.logits))
         n = self.window.length(confidence)
-        known = draft.known
-        if known is not None:
-            known = known[:n + 1]
-        return replace(draft, tokens=draft.tokens[:n], q=draft.q[:n], logits=draft.logits[:n], known=known)
+        known = None if draft.known is None else draft.known[:n + 1]
+        notes = None if draft.notes is None else draft.notes[:n]
+        return replace(draft, tokens=draft.tokens[:n], q=draft.q[:n], logits=draft.logits[:n], known=known,
+                       notes=notes)
 
 
 class Confident(FixedLength):

@@ -107,8 +107,7 @@ class Tiered(ViaSd):
         for i, skip in enumerate(nested[:self.tiers - 2], 1):
             path = session.target.model.full.without(skip, f'slim{i}')
             scores.append(Score(session, draft, session.view(path)))
-        _, last = super().stages(session, draft, score)         # reads a long lag
-        return scores + [last]
+        return scores + [score]
 
 
 @dataclass
