@@ -376,7 +376,11 @@ class Path:
                 ffns[i] = functools.partial(kernels.sparse_mix, how=experts[i])
         if attends == list(self.attends) and ffns == list(self.ffns):
             return self
-        block = max((how[2].block for how in heads if how), default=0)      # one for all layers
+        block = 0
+        for how in heads:
+            if how:
+                _, _, rule = how
+                block = rule.block                      # one for all layers
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
         return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns), sparse=True, informed=True,
                        block=block)
@@ -676,7 +680,8 @@ def load(folder, device='cpu', dtype=torch.float32):
         for name, tensor in read_weights(file, wanted, device, dtype):
             weights[name] = nn.Parameter(tensor, requires_grad=False)
     absent = sorted(wanted.keys() - weights.keys())
-    expect(not absent, f'{folder}: {"".join(absent[:1])} is missing, {len(absent)} in all: fetch it again')
+    first = absent[0] if absent else ''
+    expect(not absent, f'{folder}: {first} is missing, {len(absent)} in all: fetch it again')
     weights.setdefault('lm_head.weight', weights['model.embed_tokens.weight'])      # where it is tied
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
@@ -870,8 +875,9 @@ def sparse_fault(section, layers):
     good = is_numbers(anchors) and set(anchors) <= set(range(layers))
     good = good and isinstance(channels, list) and len(channels) == layers and all(map(is_numbers, channels))
     good = good and isinstance(experts, list) and len(experts) == layers
-    for tables in experts if good else ():              # of each layer, a table for each number of experts
-        good = good and isinstance(tables, list) and all(map(is_numbers, tables))
+    if good:
+        for tables in experts:                          # of each layer, a table for each number of experts
+            good = good and isinstance(tables, list) and all(map(is_numbers, tables))
     return '' if good else f'anchors, channels or experts do not fit {layers} layers'
 
 

@@ -762,8 +762,11 @@ def comparison(engine, methods, texts):
     for one in measured:
         yield comparison_line(engine, one, plain, width)
     yield from cut_short(engine, plain.reports)
-    seconds = sum(cycle.passes['target/full'][2] for cycle in plain.cycles)
-    one_pass = seconds / plain.stats['cycles']
+    total = 0.0
+    for cycle in plain.cycles:
+        _, _, seconds = cycle.passes['target/full']
+        total += seconds
+    one_pass = total / plain.stats['cycles']
     for one in others:
         yield f'{one.name}: {break_even(one.cycles, one_pass)} Seen: {speedup(one, plain):.2f}.'
         for sentence in stage_remarks(one.method, one.cycles, one_pass):
@@ -934,7 +937,8 @@ def remarks(method, sparse, cycles, reports):
     reports: the JSON objects of its texts; of these, prompt_tokens, tokens and right are looked at.
     """
     found = []
-    for one in [method] if isinstance(method, Sparse) else [method, sparse]:
+    both = [method] if isinstance(method, Sparse) else [method, sparse]     # once, where they are one
+    for one in both:
         for kind, say in REMARKS.items():
             if isinstance(one, kind):
                 found += say(one, cycles, reports)
@@ -1087,7 +1091,7 @@ def fill_in(args):
     if args.names == ['ar']:
         args.draft = 'none'                             # nothing is drafted: no draft model is loaded
     args.draft = args.draft or 'lookup'
-    owners = args.names + ['sparse'] * bool(args.parts)
+    owners = [*args.names, 'sparse'] if args.parts else args.names
     args.methods = {name: make_method(name, args.set, owners, args.parts) for name in args.names}
     args.thinner = make_method('sparse', args.set, owners, args.parts) if args.parts else None
 

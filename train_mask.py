@@ -477,7 +477,8 @@ def check_flags(args):
         value = getattr(args, name)
         expect(value is None or low <= value <= high, f'--{name} {value}: expected {low} to {high}')
     expect(not (args.signals and args.anchors), '--signals and --anchors are two measurements; give one')
-    expect(File(args.target).is_dir(), f'--target {args.target}: no such folder; give a Hugging Face folder')
+    expect(File(args.target).is_dir(), f'--target {args.target}: no such folder; give a Hugging Face folder, '
+           'say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
 
 
 def settings_of(args):
@@ -496,25 +497,32 @@ def resumed(target, settings):
     return tried
 
 
-def measure_signals(args):
-    """Writes the section `signals` of a pair."""
+def measure_signals(target, draft, rows=60, seed=0, accuracy=0.95, share=None):
+    """Writes the section `signals` of a pair; the parameters are the flags of these names."""
     calibrate = lab_module('specguard.calibrate')
     expect(calibrate, '--signals takes graded steps, which the laboratory makes, and there is no lab/ here')
-    found = calibrate.find_signals(args.target, args.draft, args.rows, args.seed, args.accuracy, args.share)
-    write_calibration(args.target, 'signals', found, args.draft)
+    found = calibrate.find_signals(target, draft, rows, seed, accuracy, share)
+    write_calibration(target, 'signals', found, draft)
 
 
-def measure(args):
-    """Searches the mask, or measures anchors, and writes the section; prints what was found."""
-    settings = settings_of(args)
-    model, tokenizer, _ = load(args.target, 'cuda' if torch.cuda.is_available() else 'cpu')
-    texts = calibration_texts(tokenizer, settings)
-    if args.anchors:
-        write_calibration(args.target, 'sparse', find_anchors(model, texts))
-        return
-    tried = resumed(args.target, settings) if args.resume else {}
+def load_with_texts(target, settings):
+    """(the network of the folder, calibration texts as ids)."""
+    model, tokenizer, _ = load(target, 'cuda' if torch.cuda.is_available() else 'cpu')
+    return model, calibration_texts(tokenizer, settings)
+
+
+def measure_anchors(target, settings):
+    """Writes the section `sparse` of a target."""
+    model, texts = load_with_texts(target, settings)
+    write_calibration(target, 'sparse', find_anchors(model, texts))
+
+
+def measure_mask(target, settings, resume=False):
+    """Writes the section `mask` of a target and prints what was found."""
+    model, texts = load_with_texts(target, settings)
+    tried = resumed(target, settings) if resume else {}
     found = find_mask(model, Windows(model, texts, settings.window), settings, tried)
-    write_calibration(args.target, 'mask', found)
+    write_calibration(target, 'mask', found)
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
           f'the weights; {settings.objective} a token {found["cost"]:.2g}, evenly spaced '
           f'{found["evenly"]:.2g}, random {found["random"]:.2g} (mean of 10); {len(found["tried"])} masks, '
@@ -525,10 +533,13 @@ def main(argv=None):
     """Runs the program; returns its exit status: 0, or 2 for bad input (one line on stderr)."""
     try:
         args = parse(argv)
+        settings = settings_of(args)
         if args.signals:
-            measure_signals(args)
+            measure_signals(args.target, args.draft, args.rows, args.seed, args.accuracy, args.share)
+        elif args.anchors:
+            measure_anchors(args.target, settings)
         else:
-            measure(args)
+            measure_mask(args.target, settings, args.resume)
     except (ValueError, OSError) as error:
         print('train_mask:', ' '.join(str(error).split()), file=sys.stderr)
         return 2

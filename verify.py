@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 import kernels
-from model import Reader, expect
+from model import Path, Reader, expect
 
 
 # --------------------------------------------------------------------------------------------- the maths
@@ -113,7 +113,7 @@ class Score:
     pass, and neither has a step that SpecGuard keeps.
     """
 
-    def __init__(self, session, draft, path, reader=None):
+    def __init__(self, session: 'Session', draft: Draft, path: Path, reader: Reader = None):
         """reader: the target's unless given."""
         self.session = session
         self.draft = draft
@@ -201,7 +201,7 @@ class Session:
     checker: Callable = None                # a task's step checker; a method that needs one refuses without
     calibration: dict = field(default_factory=dict)     # sections of calibration.json, see model.py
     mid: Reader | None = None               # a third model between the two
-    sparse: object = None                   # Sparse, which thins out the target's passes, or None
+    sparse: 'Sparse' = None                 # which thins out the target's passes, or None
     cycles: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
@@ -272,7 +272,7 @@ class Session:
 
 # ---------------------------------------------------------------------------------------------- the loop
 
-def decode(session: Session, method):
+def decode(session: Session, method: 'Method'):
     """Yields one Cycle after the other until the room is used or the text ends; their list is the trace.
 
     May run inside a method's verb, on a copy of the session: a cycle's passes are those since its own mark.
@@ -281,7 +281,7 @@ def decode(session: Session, method):
         begin = time.perf_counter()
         mark = session.mark()
         draft = method.propose(session)
-        score = method.score(session, draft)                    # lazy: no pass yet
+        score = method.score(session, draft)                    # a Score is lazy: no target pass yet
         tokens, labels, judged = method.accept(session, draft, score)
         tokens = session.commit(tokens)
         labels = labels[:len(tokens)]
@@ -463,7 +463,7 @@ def chain(session: Session, plan: Plan):
     return Draft(ids, found.q[0], found.logits[0], notes=found.notes)
 
 
-def sample_branches(session, reader, path, rows, plan):
+def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan):
     """Branches behind the text, `rows` of them; a single row is written in the reader's own cache."""
     logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]        # of each step [rows, V]
     twin = reader.fork(rows, plan.n) if rows > 1 else reader
@@ -501,8 +501,8 @@ def silence(session: Session, plan=None):
 
 # ------------------------------------------------------------------------- how long a block may become
 
-class FixedLength:
-    """The length controller of a method: gamma tokens a cycle. Others override what they decide otherwise.
+class Controller:
+    """Decides how long a block becomes: here gamma tokens, others override what they decide otherwise.
 
     causal: what it drops is dropped before it is sampled, so that the law is untouched.
     """
@@ -530,6 +530,10 @@ class FixedLength:
 
     def learn(self, draft, cycle):
         """Is told each finished cycle."""
+
+
+class FixedLength(Controller):
+    """gamma tokens a cycle, whatever happens."""
 
 
 CONTROLLERS.update(fixed=FixedLength)       # online is CM-ASD's; lab/cmasd/rivals.py has more
@@ -585,7 +589,7 @@ class Window:
         return min(self.k_max, max(self.k_min, math.floor(self.alpha * confidence * self.k_max)))
 
 
-class Online(FixedLength):
+class Online(Controller):
     """CM-ASD's controller, for any method: the token that fills its window, or ends the text, is the last."""
 
     def length(self, session):
@@ -701,11 +705,14 @@ class Ballot:
         """At most `count` positions below `reach` that most deserve a check, ascending."""
         top = self.votes().double().amax(0) / len(self.tokens)      # [n] share of the majority
         unsure = self.entropy.mean(0)                               # [n]
-        doubts = dict(disagreement=1 - top, entropy=unsure, agree_entropy=top * unsure)
-        doubt = doubts[policy][:reach].tolist()
-        found = [j for j in range(len(doubt)) if doubt[j] > 0]
-        found.sort(key=lambda j: -doubt[j])
-        return sorted(found[:count])
+        if policy == 'disagreement':
+            doubt = 1 - top
+        elif policy == 'entropy':
+            doubt = unsure
+        else:                                                       # agreed, and yet unsure
+            doubt = top * unsure
+        most, order = doubt[:reach].sort(descending=True, stable=True)
+        return sorted(order[most > 0][:count].tolist())
 
     def ask(self, rows, chosen):
         """Notes what the target's logits [m, V] say of the candidates at the chosen positions."""
@@ -731,8 +738,8 @@ class Ballot:
             tie_break = summed(q, j, voters)
             if ask and j in self.verifier:
                 tie_break = self.verifier[j].tolist()
-            _, _, lowest = max(zip(total, tie_break, [-name for name in names]))
-            elected.append(-lowest)
+            ranks = list(zip(total, tie_break, [-name for name in names]))
+            elected.append(names[ranks.index(max(ranks))])
         return elected
 
     def voters(self, elected):
@@ -989,7 +996,7 @@ PRESETS = dict(     # of knobs that are None: as the notes have them, as others 
     greedy=dict(k=1, draft_temperature=0.0, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1))
 
 
-def write_steps(session, method, reader, k):
+def write_steps(session: Session, method: 'Stepwise', reader: Reader, k: int):
     """k Drafts of one step each, sampled by `reader` as rows of one batch (a single row in its own cache).
 
     The target samples as the run does, the draft model at the method's settings. A row that is over idles.
@@ -1304,14 +1311,19 @@ def check_temperature(value):
     require(good, 'draft_temperature', value, '0, or 1e-6 or more')
 
 
-def check_knobs(method):
-    """ValueError for a knob out of its range; a subclass that gives another default keeps the range."""
-    ranges = {}
-    for kind in reversed(type(method).__mro__[:-1]):
-        for option in fields(kind) if hasattr(kind, '__dataclass_fields__') else ():
+def ranges_of(kind):
+    """{field: its range} of a method's class; a subclass that gives another default keeps the range."""
+    found = {}
+    for base in reversed(kind.__mro__):
+        for name, option in getattr(base, '__dataclass_fields__', {}).items():
             if option.metadata:
-                ranges[option.name] = option.metadata
-    for name, allowed in ranges.items():
+                found[name] = option.metadata
+    return found
+
+
+def check_knobs(method):
+    """ValueError for the first knob that is out of its range."""
+    for name, allowed in ranges_of(type(method)).items():
         value = getattr(method, name)
         if value is None and getattr(type(method), name) is None:
             continue                                    # not set

@@ -11,18 +11,18 @@ import math
 import os
 import platform
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as File
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
-import numpy
-import scipy.stats
 import torch
 
 from lab import tasks
 from lab.quantise import linear, quantise
 from model import expect, fingerprint, load
 
+SEED = 11           # of the held-out rows that claims are measured on
 LAB = File(__file__).parent
 MODELS = LAB / 'models'
 BEGIN, END = '<!-- begin: written by `python -m lab.claims --report` -->', '<!-- end -->'
@@ -47,19 +47,19 @@ def is_there(name):
     return (MODELS / name / 'config.json').exists()
 
 
-def held_out_rows(task, n, seed=11, **knobs):
+def held_out_rows(task, n, seed=SEED, **knobs):
     """n held-out rows of a task."""
     return list(itertools.islice(tasks.rows(task, seed, **knobs), n))
 
 
 # ----------------------------------------------------------------------------------------- stored rows
 
-def rounded(value):
-    """The value with its floats cut to DIGITS significant digits, ready for JSON; nan becomes None."""
+def for_json(value):
+    """The value with its floats cut to DIGITS significant digits; nan becomes None, which JSON has."""
     if isinstance(value, dict):
-        return {str(key): rounded(x) for key, x in value.items()}
+        return {str(key): for_json(x) for key, x in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(x) for x in value]
+        return [for_json(x) for x in value]
     if isinstance(value, float):
         return float(f'{value:.{DIGITS}g}') if math.isfinite(value) else None
     return value
@@ -69,7 +69,8 @@ def header(name, n, models):
     """The first line of a stored record: what was measured, on what, when. models: names in lab/models."""
     versions = dict(python=platform.python_version(), torch=torch.__version__)
     fingerprints = {model: fingerprint(MODELS / model) for model in models}
-    return dict(record=name, n=n, models=fingerprints, device='cpu', versions=versions,
+    return dict(record=name, n=n, seed=SEED, models=fingerprints, versions=versions,
+                device='cpu',                           # where embedded() puts them
                 date=datetime.date.today().isoformat())
 
 
@@ -80,7 +81,7 @@ def store(paper, name, head, rows):
     growing = where.with_suffix('.new')
     with open(growing, 'w', encoding='utf-8') as file:
         for row in itertools.chain([head], rows):
-            file.write(json.dumps(rounded(row), separators=(',', ':')) + '\n')
+            file.write(json.dumps(for_json(row), separators=(',', ':')) + '\n')
     os.replace(growing, where)                          # whole or not at all, if interrupted
 
 
@@ -140,6 +141,9 @@ def interval(rows, figure, resamples=500, seed=0):
     Where that is not defined (all resamples alike, or some without the figure) by percentiles of the others.
     Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it.
     """
+    import numpy                        # here: what calibrates and records needs neither of them
+    import scipy.stats
+
     value = float(figure(rows))
     if len(rows) < 2:
         return value, value, value
@@ -174,18 +178,20 @@ def mean(values):
 
 def roc_area(scores, labels):
     """The chance that a true one scores above a false one, ties half; nan where either kind is absent."""
-    scores, labels = numpy.asarray(scores, dtype=float), numpy.asarray(labels, dtype=bool)
-    good, bad = scores[labels], numpy.sort(scores[~labels])
+    scores = torch.as_tensor(scores, dtype=torch.float64)
+    labels = torch.as_tensor(labels, dtype=torch.bool)
+    good = scores[labels].contiguous()
+    bad = scores[~labels].sort().values
     if not len(good) or not len(bad):
         return math.nan
-    below = numpy.searchsorted(bad, good, 'left')
-    not_above = numpy.searchsorted(bad, good, 'right')
-    return float((below + not_above).mean() / 2 / len(bad))
+    below = torch.searchsorted(bad, good)
+    not_above = torch.searchsorted(bad, good, right=True)
+    return float((below + not_above).double().mean()) / 2 / len(bad)
 
 
 # ----------------------------------------------------------------------------------------------- pages
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table of a page, beside the claims."""
     head: tuple         # titles of the columns
     rows: list          # of cells: texts and numbers

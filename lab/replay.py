@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from lab import tasks
-from lab.common import embedded
+from lab.common import SEED, embedded, mean
 from model import Reader
 from verify import CmAsd, Draft, Exact, Score, Session, chain, confidence_signals, decode
 
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 # ------------------------------------------------------------------------------------- prompts and real runs
 
-def short_prompts(family, n, seed=11):
+def short_prompts(family, n, seed=SEED):
     """[(row, prompt ids)] of the first n held-out rows whose prompts have LONGEST tokens or fewer."""
     tokenizer = embedded('target')[1]
     found = []
@@ -163,10 +163,10 @@ class Replay:
         session.tokens = self.ids + list(text)
         draft = GREEDY.guess(session, CHUNK)
         score = Score(session, draft, session.target.model.full)
-        sure = confidence_signals(draft.logits)
+        signals = confidence_signals(draft.logits)
         picks = score.logits.argmax(-1).tolist()
         for i, token in enumerate(draft.tokens):
-            found = Place(token, sure[i], score.ratios[i], picks[i], score.logits[i])
+            found = Place(token, signals[i], score.ratios[i], picks[i], score.logits[i])
             self.places.setdefault(text, found)
             text += (token,)
 
@@ -178,14 +178,15 @@ class Replay:
         """The Places of the block, at most so many, that a CmAsd or Exact drafts greedily behind a text."""
         online = method.controller == 'online'
         longest = min(most, method.k_max if online else method.gamma)
-        block, sure = [], []
+        block = []
+        confidences = []
         while len(block) < longest:
             place = self.place(text)
             block.append(place)
             text += (place.token,)
             if online:
-                sure.append(confidence(method, place))
-                is_full = len(block) >= method.confidence_window.length(sum(sure) / len(sure))
+                confidences.append(confidence(method, place))
+                is_full = len(block) >= method.confidence_window.length(mean(confidences))
                 if is_full or self.is_over(text):
                     break
         return block

@@ -268,10 +268,10 @@ class DropsUnverified(Wrong):
 
     def propose(self, s):
         draft = super().propose(s)
-        sure = 0
-        while sure < len(draft.tokens) and draft.q[sure, draft.tokens[sure]] >= 0.3:
-            sure += 1
-        return Draft(draft.tokens[:sure], draft.q[:sure])
+        count = 0
+        while count < len(draft.tokens) and draft.q[count, draft.tokens[count]] >= 0.3:
+            count += 1
+        return Draft(draft.tokens[:count], draft.q[:count])
 
 
 class WrongResidual(Wrong):

@@ -489,11 +489,13 @@ def train(name, minutes, tokens, seed, device):
 
 
 def recalibrate():
-    """Exit status of train_mask.py: its three calibrations of the pair, then one of the mixture, if any."""
-    runs = [[], ['--signals'], ['--anchors']]
+    """Writes the three calibrations of the pair, then the one of the mixture, if there is one."""
+    settings = train_mask.Settings()
+    train_mask.measure_mask(HOME / 'target', settings)
+    train_mask.measure_signals(HOME / 'target', HOME / 'draft')
+    train_mask.measure_anchors(HOME / 'target', settings)
     if (HOME / 'moe' / 'model.safetensors').exists():
-        runs.append(['--anchors', '--target', str(HOME / 'moe')])
-    return max([train_mask.main(flags) for flags in runs])
+        train_mask.measure_anchors(HOME / 'moe', settings)
 
 
 def main():
@@ -506,9 +508,10 @@ def main():
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
     if args.model == 'recalibrate':
-        return recalibrate()
+        recalibrate()
+        return
     train(args.model, args.minutes, args.tokens, args.seed, args.device)
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()

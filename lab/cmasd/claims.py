@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple
 
 import numpy
 
-from lab.common import Claim, Table, interval, mean
+from lab.common import Claim, PageTable, interval, mean
 from model import expect
 
 # what the rows hold: record.py has these from here
@@ -434,13 +434,13 @@ def area_table(dropout):
     rows = []
     for name in dropout.rankings:
         rows.append((name, *interval(range(dropout.size), partial(dropout.area, name))))
-    return Table(('AUROC for strict acceptance, of judged tokens', 'figure', 'low', 'high'), rows)
+    return PageTable(('AUROC for strict acceptance, of judged tokens', 'figure', 'low', 'high'), rows)
 
 
 def reliability_table(texts):
     curve, error = reliability(texts.signals['C'], texts.hits)
     head = f'mean C (expected calibration error {error:.3f})', 'kept by the strict rule', 'tokens'
-    return Table(head, curve)
+    return PageTable(head, curve)
 
 
 def rule_table(texts):
@@ -450,7 +450,7 @@ def rule_table(texts):
                      texts.rolled_back(rule), texts.pace(rule), texts.won(rule)))
     head = ('rule', 'alignment', 'n-gram F1', 'kept a cycle', 'cycles rolled back', 'x plain, modelled',
             'right won')
-    return Table(head, rows)
+    return PageTable(head, rows)
 
 
 def family_table(texts):
@@ -463,7 +463,7 @@ def family_table(texts):
                      ours.per_cycle('default'), ours.alike('default'), ours.pace('default')))
     head = ('family', 'best fixed window', 'x plain, strict', 'best alpha and k_max', 'x plain, strict',
             'default: kept a cycle', 'alignment', 'x plain')
-    return Table(head, rows)
+    return PageTable(head, rows)
 
 
 def controller_table(rows):
@@ -483,7 +483,7 @@ def controller_table(rows):
         cells.append((name, total(name, 'kept') / cycles, positions / tokens, modelled, measured))
     head = ('controller, strict', 'kept a cycle', 'positions a token', 'x plain, modelled',
             'measured, with what the oracle looks up')
-    return Table(head, cells)
+    return PageTable(head, cells)
 
 
 def cost_table(costs):
@@ -493,7 +493,7 @@ def cost_table(costs):
     for n in (1, 2, 4, 8, 11, 16):
         seconds = costs['target'][n]
         rows.append((f'target, {n}', 1000 * seconds, seconds / step))
-    return Table(('pass, positions', 'milliseconds', 'in steps of plain decoding'), rows)
+    return PageTable(('pass, positions', 'milliseconds', 'in steps of plain decoding'), rows)
 
 
 def tables(stored):

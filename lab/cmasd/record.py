@@ -119,11 +119,11 @@ def as_number(grade):
 
 def sums_of(run, row, plain):
     """What a Run is judged by, in the order of lab.cmasd.claims.SUMS; plain: the ids of the target's text."""
-    decode = embedded('target')[1].decode
-    text = decode(list(run.text))
+    to_text = embedded('target')[1].decode
+    text = to_text(list(run.text))
     rolled_back = sum(kept < drafted for kept, drafted in zip(run.kept, run.drafted))
     return [sum(run.kept), len(run.kept), len(run.text), rolled_back, steps_worth(run.drafted),
-            alignment(run.text, plain), chrf(text, decode(list(plain))), as_number(tasks.grade(row, text))]
+            alignment(run.text, plain), chrf(text, to_text(list(plain))), as_number(tasks.grade(row, text))]
 
 
 def bits(flags):

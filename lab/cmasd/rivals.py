@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import kernels
-from verify import CONTROLLERS, METHODS, CmAsd, Exact, FixedLength, Online, in_range, probs, require
+from verify import CONTROLLERS, METHODS, CmAsd, Exact, Controller, Online, in_range, probs, require
 
 
 # -------------------------------------------------------------------------------------- other relaxed rules
@@ -70,7 +70,7 @@ METHODS.update(lenient=Lenient, typical=Typical)
 
 # ---------------------------------------------------------------------------------------- length controllers
 
-class Lagged(FixedLength):
+class Lagged(Controller):
     """CM-ASD's window from the mean confidence of the block before; the first block is the longest."""
 
     def __init__(self, gamma, window):
@@ -124,7 +124,7 @@ class Probe(Online):
                        notes=notes)
 
 
-class Confident(FixedLength):
+class Confident(Controller):
     """At most 20 tokens; stops behind one that the draft gives less than `limit`, 0.4.
 
     Source: Hugging Face transformers, ConfidenceCriteria with the default settings.
@@ -141,7 +141,7 @@ class Confident(FixedLength):
         return float(own.mean()) >= self.limit
 
 
-class Heuristic(FixedLength):
+class Heuristic(Controller):
     """Starts at gamma; 2 more after a block that was kept whole, else 1 less, but 1 at least.
 
     Source: Hugging Face transformers, num_assistant_tokens_schedule 'heuristic'.
@@ -211,7 +211,7 @@ class MovingAverage(Confident):
         self.limit = min(1.0, max(0.0, self.limit + 0.1 * step))
 
 
-class Oracle(FixedLength):
+class Oracle(Controller):
     """Knows the target's greedy text and drafts until the first wrong token; its passes are not counted."""
     text = ()                               # the target's, as far as the room leads, prompt first
     begin = 0                               # where this block begins in it
@@ -332,9 +332,9 @@ class CmAsdDropout(CmAsd):
             spread = q.std(0, correction=0)
             average = q.mean(0).clamp(min=1e-30)
             most = (self.rows - 1) ** 0.5               # of spread / average: all samples but one give 0
-            sure = (1 - spread / average / most).clamp(0, 1)
+            confidences = (1 - spread / average / most).clamp(0, 1)
             draft.notes = []
-            for confidence, mean in zip(sure.tolist(), average.tolist()):
+            for confidence, mean in zip(confidences.tolist(), average.tolist()):
                 draft.notes.append(dict(confidence=confidence, mean=mean))
         return draft
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy
 
-from lab.common import Claim, Table, mean
+from lab.common import Claim, PageTable, mean
 
 FAMILIES = 'math', 'table', 'story'
 LAWS = 'lite', 'ecsv', 'soft'           # votes whose law of the first token was measured
@@ -448,8 +448,9 @@ def vote_table(texts, base):
             laws = [law(texts, key, 'nats'), law(texts, key, 'same')]
         rows.append((key, *lengths, *laws))
     rows.append(('q', *[''] * (1 + len(FAMILIES)), law(texts, 'q', 'nats'), law(texts, 'q', 'same')))
-    return Table(('at equal positions a token', 'kept a cycle', *FAMILIES, "the target's nats under the law",
-                  "the target's favourite first"), rows)
+    head = ('at equal positions a token', 'kept a cycle', *FAMILIES, "the target's nats under the law",
+            "the target's favourite first")
+    return PageTable(head, rows)
 
 
 def branch_table(texts):
@@ -457,7 +458,7 @@ def branch_table(texts):
     rows = []
     for name, key in (('B = 2', 'lite, B = 2'), ('B = 4', 'lite'), ('B = 8', 'lite, B = 8')):
         rows.append((name, *(gain_at_depth(texts, key, 'sd greedy', depth) for depth in (2, 4, 8))))
-    return Table(('ecsv-lite over greedy sd, same depth', 'k = 2', 'k = 4', 'k = 8'), rows)
+    return PageTable(('ecsv-lite over greedy sd, same depth', 'k = 2', 'k = 4', 'k = 8'), rows)
 
 
 def spot_table(texts, base):
@@ -470,7 +471,7 @@ def spot_table(texts, base):
         sums = at_budget(few, key, spent)
         rows.append((key, sums.length, sums.yielded, sums.spent))
     head = f'real cycles, n = {len(few)}', 'kept a cycle', 'tokens a target pass', 'positions a token'
-    return Table(head, rows)
+    return PageTable(head, rows)
 
 
 def fit_table(stored, texts, base):
@@ -487,8 +488,9 @@ def fit_table(stored, texts, base):
         where_fitted = loss(seen_by(fit, lessons), name)
         elsewhere = loss(unseen(fits, lessons), name)
         rows.append((*cells, where_fitted, elsewhere, gain(texts, name, 'ecsv', base)))
-    return Table(('weights', 'a_entropy', 'a_agree', 'a_self', 'log loss where fitted', 'log loss unseen',
-                  'kept a cycle over default weights'), rows)
+    head = ('weights', 'a_entropy', 'a_agree', 'a_self', 'log loss where fitted', 'log loss unseen',
+            'kept a cycle over default weights')
+    return PageTable(head, rows)
 
 
 def run_table(texts, temperature):
@@ -500,9 +502,9 @@ def run_table(texts, temperature):
         speed = (sums.tokens / sums.seconds) / (sd.tokens / sd.seconds)
         perplexity = exp(sums.nats / sums.tokens)
         rows.append((name, sums.length, sums.yielded, sums.spent, speed, perplexity))
-    return Table((f'real runs, temperature {temperature}', 'kept a cycle', 'tokens a target pass',
-                  'positions a token', 'tokens a second over sd, measured',
-                  "the target's perplexity of the text"), rows)
+    head = (f'real runs, temperature {temperature}', 'kept a cycle', 'tokens a target pass',
+            'positions a token', 'tokens a second over sd, measured', "the target's perplexity of the text")
+    return PageTable(head, rows)
 
 
 def kept_table(texts, temperature):
@@ -517,5 +519,6 @@ def kept_table(texts, temperature):
             counts += table['by_kept'][i][:5]
             rates.append(table['kept'][i] / max(1, table['judged'][i]))
         rows.append((name, *(counts / counts.sum()), *numpy.quantile(rates, (0.1, 0.5, 0.9))))
-    return Table((f'depth 4, temperature {temperature}: share of cycles that keep', *map(str, range(5)),
-                  'acceptance rate of a text: 10 %', '50 %', '90 %'), rows)
+    head = (f'depth 4, temperature {temperature}: share of cycles that keep', *map(str, range(5)),
+            'acceptance rate of a text: 10 %', '50 %', '90 %')
+    return PageTable(head, rows)

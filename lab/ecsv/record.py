@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from lab import tasks
-from lab.common import MODELS, embedded, is_there
+from lab.common import MODELS, SEED, embedded, is_there
 from lab.ecsv.rivals import EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree, TwoDrafts, VoteUnif
 from lab.quantise import write_copy
 from lab.replay import ROOM, Replay, columns, modelled_seconds, open_session, short_prompts, written
@@ -61,7 +61,7 @@ class Prompt(NamedTuple):
         return dict(family=self.family, place=self.place)
 
 
-def prompts_of(families, n, seed=11):
+def prompts_of(families, n, seed=SEED):
     """The first n Prompts of each of these tasks."""
     found = []
     for family in families:
@@ -299,7 +299,7 @@ def spot_rows(n):
 # ------------------------------------------------------------------------------------ weights fitted to votes
 
 SIGNS = 'a_entropy', 'a_agree', 'a_self', 'a_spot'
-SEED = 12               # of the prompts that weights are fitted to
+FITTED = 12             # seed of the prompts that weights are fitted to
 
 
 class Lesson(NamedTuple):
@@ -391,7 +391,7 @@ FITS = {
 def taught(n):
     """{task: its Lessons}, of a quarter as many prompts as the votes are tried on, and other ones."""
     found = {family: [] for family in FAMILIES}
-    for prompt in tqdm(prompts_of(FAMILIES, max(4, n // 4), SEED), desc='lessons'):
+    for prompt in tqdm(prompts_of(FAMILIES, max(4, n // 4), FITTED), desc='lessons'):
         found[prompt.family].append(lessons(BranchReplay(prompt.ids, branches=4)))
     return found
 
