@@ -3049,6 +3049,19 @@ def test_specguard_story_is_counted_by_hand():
     assert story.nats == pytest.approx(nats, rel=1e-4)
 
 
+def test_specguard_story_claim_by_hand():
+    """The target's nats a token of what the preset wrote less those of its own text, over all stories."""
+    def row(notes, target):
+        found = {}
+        for name, (tokens, nats) in dict(notes=notes, target=target).items():
+            found[name] = specguard_record.Story(3, 1, 0, tokens, nats)
+        return found
+    claim = specguard_claims.story_claim([row((10, 30.0), (10, 5.0)), row((30, 10.0), (10, 5.0))])
+    assert claim.figure(claim.rows) == 40 / 40 - 10 / 20
+    alike = [row((10, 5.0), (10, 5.0))]
+    assert claim.figure(alike) < claim.line
+
+
 @pytest.mark.parametrize('text, cut', [
     ('He went', True),
     ('He went. ', False),
@@ -3503,7 +3516,7 @@ def ledger_inputs():
     first = by_head | dict(experts=experts)
     second = by_head | dict(channels=channels)
     third = by_head | dict(experts=experts[:2])
-    by_row = dict(kept=kept, block=4, channels=channels)
+    by_row = dict(chosen_mask=kept, block=4, channels=channels)
     # each sublayer's carry: the very object it was handed where the sublayer chose nothing
     carries = [by_head, first, first, second, second, third, by_row, by_row]
     return network(**MIXED), list(enumerate(carries))
@@ -3578,8 +3591,8 @@ def attend_selected(name, layer=2):
 def rows_keep(name):
     """[2, 2, 5, 15] bool: the blocks that each row keeps; [2, 2, 1, 15] where all rows keep the same."""
     _, carry = attend_selected(name)
-    if 'kept' in carry:
-        return carry['kept']
+    if 'chosen_mask' in carry:
+        return carry['chosen_mask']
     nothing = torch.zeros(2, 2, 1, 15, dtype=torch.bool)
     return nothing.scatter(-1, carry['blocks'][:, :, None], True)
 
@@ -3842,6 +3855,25 @@ def test_sparse_claims_on_mixtures_are_judged(mixture_stored):
         assert finding.verdict == ('HOLDS' if finding.figure >= finding.claim.line else 'FAILS')
     lines = common.claim_lines(found)
     assert sum(line.startswith('| MoE') for line in lines) == 11
+
+
+def test_sparse_mixture_reasons_by_name():
+    """The reason fits what a setting leaves out; keys weigh more than experts."""
+    reasons = [sparse_claims.mixture_reason(name) for name in sparse_settings.MIXTURE]
+    assert reasons[:6] == [sparse_claims.NO_EYE, sparse_claims.MEANT] * 3
+    assert 'little weight' in reasons[6]
+    assert reasons[7:] == [sparse_claims.LOOKS_UP] * 2
+
+
+def test_sparse_halving_is_the_first_length(monkeypatch):
+    """The fewest tokens, in steps of 64, at which the pass with a quarter of the keys costs half as much."""
+    def cost(model, rows, T):
+        keys = sum(row['keys'] for row in rows)
+        return SimpleNamespace(bytes=1000 + keys, flops=100 + keys)
+    monkeypatch.setattr(sparse_record, 'cost', cost)
+    model = network(num_hidden_layers=1)
+    assert sparse_record.halving_length(model, 'flops') == 256          # 356 and 164, not 292 and 148
+    assert sparse_record.halving_length(model, 'bytes') == 2048         # 3048 and 1512, not 2984 and 1496
 
 
 def setting(kl, nll, right, flops):
@@ -4961,15 +4993,13 @@ def test_recalibrate_measures_the_pair_and_its_mixture(training_home, monkeypatc
     moe.mkdir()
     (moe / 'model.safetensors').touch()
     asked = []
-
-    def note(flags):
-        asked.append(flags)
-        return 0
-
-    monkeypatch.setattr(train_mask, 'main', note)
+    for kind in ('mask', 'signals', 'anchors'):
+        def note(target, *others, kind=kind):
+            asked.append((kind, target.name))
+        monkeypatch.setattr(train_mask, f'measure_{kind}', note)
     monkeypatch.setattr(sys, 'argv', ['train', 'recalibrate'])
-    assert train.main() == 0
-    assert asked == [[], ['--signals'], ['--anchors'], ['--anchors', '--target', str(moe)]]
+    train.main()
+    assert asked == [('mask', 'target'), ('signals', 'target'), ('anchors', 'target'), ('anchors', 'moe')]
 
 
 # ---------------------------------------------------------- what the README promises

@@ -263,7 +263,7 @@ def blocks():
     for row in tasks.rows('table', 7):
         if 400 < len(tokenizer.encode(row['prompt']).ids) < 450:
             break
-    for line in passes.picture(target, tokenizer, row, block=8, ffn_threshold=0.0):
+    for line in passes.draw_blocks(target, tokenizer, row, block=8, ffn_threshold=0.0):
         print(line)
 
 
@@ -289,7 +289,7 @@ def main():
         blocks()
     elif args.what == 'pass':
         torch.set_num_threads(args.threads)
-        passes.table(args.shape, args.layers, args.contexts, args.positions, args.compile, args.device)
+        passes.print_forms(args.shape, args.layers, args.contexts, args.positions, args.compile, args.device)
     else:
         speed(args.pair, args.n or 10, args.gamma, args.threads, args.length, args.compile)
 

@@ -6,14 +6,36 @@ next, and our own controls. A setting's name says what it leaves out: see settin
 import math
 from operator import itemgetter
 
-from lab.common import Claim, Table, mean
+from lab.common import Claim, PageTable, mean
 from lab.sparse.settings import BOTH, GRID, HARD, LONG, MEDIUM, MIXTURE
 
 WORDS = dict(       # key of a setting in a stored row: column of a table
     flops='FLOPs', bytes='bytes', seconds='seconds', channels='channels', union='union', kl='KL',
     alike='same choice')
 LENGTHS = ((LONG, 512), (512, 1024), (1024, 2048))      # tokens of a prompt: from, below
-CONTROLS = dict(recent=0.02, random=0.02, quest=0.0, oracle=0.0, joint=0.0)     # selection: line of F4
+
+# why a claim may fail, where several share the reason
+MEAN_HIDES = 'A block is scored by its mean key, which hides the one key in it that is looked for'
+SEES_LESS = 'A target that sees less guesses otherwise than the draft, which sees all'
+ALREADY_FAR = 'Where one part has changed what the model says, leaving out another changes little more'
+OTHER_LAYERS = 'How large channels are, and which layers look elsewhere than the one before, differs by task'
+NO_EYE = 'The median has no eye on quality: it makes half of the tokens skip, whatever they lose'
+MEANT = 'An expert is left out also where the router gave it almost as much as another'
+LOOKS_UP = 'A small model looks up much of what it writes, in keys that are not among the quarter it reads'
+
+CONTROLS = {        # selection: (line of F4, why it may fail)
+    'recent': (0.02, MEAN_HIDES),
+    'random': (0.02, MEAN_HIDES),
+    'quest': (0.0, 'A single key sets the extremes of its block, and hardly moves the mean'),
+    'oracle': (0.0, 'The oracle sees how much attention each block would really get'),
+    'joint': (0.0, 'A budget that all heads share goes to those that look things up'),
+}
+QUERIES = {         # who asks and which layers choose, otherwise than by default: why it may be the better
+    'query last': 'The last row speaks for a pass as well as the first: neither knows what others seek',
+    'query mean': 'A mean of all rows speaks for each of them, where the root speaks for itself',
+    'calibrated anchors': 'They choose anew where blocks differ most from those of the layer before; '
+                          'every second layer chooses wherever it stands',
+}
 
 
 # ------------------------------------------------------------------------------ figures of rows with settings
@@ -84,7 +106,9 @@ def claims(stored):
 
 def profile_claim(rows):
     return Claim("Profile: verification's share of the seconds of `sd`", 'paper', 0.5, rows,
-                 mean_of(itemgetter('verifying')), note='math and tables, gamma 4')
+                 mean_of(itemgetter('verifying')), note='math and tables, gamma 4',
+                 why='The draft makes a pass for each token, the target one a cycle; in small models a pass '
+                     'costs its calls, whatever its size')
 
 
 def reduction_claim(tables, stories):
@@ -102,7 +126,9 @@ def reduction_claim(tables, stories):
     text = 'F1: fewer FLOPs a pass at 512 tokens or more, right within 1 pp, stories within 2 %'
     right = average(tables, 'dense', 'right')
     return Claim(text, 'paper', 2, far, largest_reduction,
-                 note=f'times, n = {len(far)}, of all tables {right:.0%} right dense')
+                 note=f'times, n = {len(far)}, of all tables {right:.0%} right dense',
+                 why='At these lengths a pass is mostly weights; keys could be spared more freely, were they '
+                     'not what a table is looked up in')
 
 
 def tables_note(tables):
@@ -114,7 +140,8 @@ def length_claims(tables):
     found = []
     for name in (MEDIUM, HARD):
         found.append(Claim(f'F2: tokens a cycle at {name} over dense', 'paper', 0.95, tables,
-                           quotient(name, 'dense', 'tau'), note=tables_note(tables)))
+                           quotient(name, 'dense', 'tokens_a_cycle'), note=tables_note(tables),
+                           why=SEES_LESS))
     return found
 
 
@@ -123,7 +150,8 @@ def overlap_claim(tables):
     def overlap(row):
         return value(row, 'token 75 %', 'overlap')
     text = "F3: overlap of the root's blocks with each later row's own, upper layers"
-    return Claim(text, 'paper', 0.8, tables, mean_of(overlap), note=f'75 %, {tables_note(tables)}')
+    return Claim(text, 'paper', 0.8, tables, mean_of(overlap), note=f'75 %, {tables_note(tables)}',
+                 why='Each row is about to write another token, and looks for it elsewhere')
 
 
 def selection_claims(tables):
@@ -131,19 +159,20 @@ def selection_claims(tables):
     note = (f'75 %, {average(tables, MEDIUM, "right"):.0%} right, '
             f'dense {average(tables, "dense", "right"):.0%}')
     found = []
-    for other, line in CONTROLS.items():
+    for other, (line, why) in CONTROLS.items():
         found.append(Claim(f'F4: tables right, mean-key blocks less {other} blocks', 'ours', line, tables,
-                           difference(MEDIUM, f'{other} 75 %', 'right'), note=note))
+                           difference(MEDIUM, f'{other} 75 %', 'right'), note=note, why=why))
     return found
 
 
 def query_claims(tables):
     """Who asks, and which layers choose."""
     found = []
-    for other in ('query last', 'query mean', 'calibrated anchors'):
+    for other, why in QUERIES.items():
         text = f"KL at 75 %, {other} less the root's query and every second layer"
         more = difference(f'attn 75 %, {other}', MEDIUM, 'kl')
-        found.append(Claim(text, 'ours', 0.0, tables, more, note=f'nats, {tables_note(tables)}'))
+        found.append(Claim(text, 'ours', 0.0, tables, more, note=f'nats, {tables_note(tables)}',
+                           why=why))
     return found
 
 
@@ -156,19 +185,22 @@ def reasoning_claim(maths, stories):
     def more(row):
         return row['math'] - row['story']
     return Claim('F6: KL of math less KL of stories at 90 %', 'paper', 0.0, pairs, mean_of(more),
-                 note=f'nats, n = {len(pairs)}')
+                 note=f'nats, n = {len(pairs)}',
+                 why='A story calls its people and things by name again and again, and looks them up as math '
+                     'does its numbers')
 
 
 def hybrid_claim(rows):
     return Claim('A hybrid is worse than its parts: its KL less the sum of theirs', 'paper', 0.0, rows,
-                 excess(BOTH, MEDIUM, 'ffn 60 %'), note=f'nats, n = {len(rows)}')
+                 excess(BOTH, MEDIUM, 'ffn 60 %'), note=f'nats, n = {len(rows)}', why=ALREADY_FAR)
 
 
 def stress_claim(task, rows):
     """The notes' third check: the most aggressive hybrid on reasoning."""
     return Claim(f'Stress: {task} right at {HARD} less dense', 'notes', -0.01, rows,
                  difference(HARD, 'dense', 'right'),
-                 note=f'dense {average(rows, "dense", "right"):.0%}, n = {len(rows)}')
+                 note=f'dense {average(rows, "dense", "right"):.0%}, n = {len(rows)}',
+                 why='An answer hangs on every number and cell on its way: one that is not seen spoils it')
 
 
 def elsewhere_claims(rows):
@@ -181,7 +213,7 @@ def elsewhere_claims(rows):
     found = []
     for key, words in dict(right='tables right', alike='same first choice as dense').items():
         text = f'F5: {words}, anchors and thresholds of stories less those of tables'
-        found.append(Claim(text, 'notes', -0.01, rows, loss(key), note=anchors))
+        found.append(Claim(text, 'notes', -0.01, rows, loss(key), note=anchors, why=OTHER_LAYERS))
     return found
 
 
@@ -192,7 +224,8 @@ def drift_claim(rows):
     own = mean(map(itemgetter('own'), rows))
     fresh = mean(map(itemgetter('fresh'), rows))
     return Claim('Drift: KL on a cache that sparse passes wrote less KL on a dense one', 'ours', 0.0, rows,
-                 mean_of(more), note=f'nats, {BOTH}, stories; {own:.3f} and {fresh:.3f}, n = {len(rows)}')
+                 mean_of(more), note=f'nats, {BOTH}, stories; {own:.3f} and {fresh:.3f}, n = {len(rows)}',
+                 why='What one sparse pass wrote may suit the next one better than what a dense one did')
 
 
 def mixture_claims(rows):
@@ -206,12 +239,23 @@ def mixture_claims(rows):
         whose = 'paper' if 'median rule' in name else 'ours'
         work = f'FLOPs {average(rows, name, "flops"):.2f}, bytes {average(rows, name, "bytes"):.2f} of dense'
         found.append(Claim(f'MoE, {name}: perplexity over sparse', whose, 0.98, rows, kept_perplexity(name),
-                           note=f'{work}, n = {len(rows)}'))
+                           note=f'{work}, n = {len(rows)}', why=mixture_reason(name)))
     more = excess('attn 75 %, experts, 1', 'attn 75 %', 'experts, 1, median rule')
     found.append(Claim('MoE: the hybrid is worse than its parts: its KL less the sum of theirs', 'paper', 0.0,
-                       rows, more, note=f'nats, n = {len(rows)}'))
+                       rows, more, note=f'nats, n = {len(rows)}', why=ALREADY_FAR))
     found.append(mixture_length_claim(rows))
     return found
+
+
+def mixture_reason(name):
+    """Why a setting of settings.MIXTURE may cost perplexity."""
+    if 'attn' in name:
+        return LOOKS_UP
+    if 'always' in name:
+        return MEANT
+    if 'median rule' in name:
+        return NO_EYE
+    return 'Even an expert of little weight may hold what a token needs'
 
 
 def mixture_length_claim(rows):
@@ -219,10 +263,10 @@ def mixture_length_claim(rows):
         def less(row):
             return row['written']['hybrid'][key] - row['written']['whole'][key]
         return mean_of(less)
-    whole = mean(row['written']['whole']['tau'] for row in rows)
+    whole = mean(row['written']['whole']['tokens_a_cycle'] for row in rows)
     right = gain('right')(rows)
-    return Claim('MoE: tokens a cycle, hybrid less dense', 'paper', -0.1, rows, gain('tau'),
-                 note=f'{whole:.2f} dense, math right {right:+.0%}, n = {len(rows)}')
+    return Claim('MoE: tokens a cycle, hybrid less dense', 'paper', -0.1, rows, gain('tokens_a_cycle'),
+                 note=f'{whole:.2f} dense, math right {right:+.0%}, n = {len(rows)}', why=SEES_LESS)
 
 
 def distilled_claims(rows):
@@ -233,11 +277,14 @@ def distilled_claims(rows):
         return mean_of(less)
     drafts = ('given', 'dense', 'sparse')
     means = ', '.join(f'{name} {mean(row[name] for row in rows):.2f}' for name in drafts)
+    reasons = dict(
+        given='A minute with few texts may take from a draft as much as it adds',
+        dense='What a pass leaves out depends on where its cycle began, which a draft cannot foretell')
     found = []
-    for other in ('given', 'dense'):
+    for other, why in reasons.items():
         text = f'Draft distilled from the sparse view: tokens a cycle, less those of the {other} one'
         found.append(Claim(text, 'notes', 0.0, rows, gain(other),
-                           note=f'{HARD}, math and tables; {means}, n = {len(rows)}'))
+                           note=f'{HARD}, math and tables; {means}, n = {len(rows)}', why=why))
     return found
 
 
@@ -267,10 +314,10 @@ def settings_table(task, rows):
             line.append(average(rows, name, key))
         line.append(perplexity_ratio(rows, name))
         if graded:
-            for key in ('right', 'same', 'tau'):
+            for key in ('right', 'same', 'tokens_a_cycle'):
                 line.append(average(rows, name, key))
         lines.append(line)
-    return Table(tuple(head), lines)
+    return PageTable(tuple(head), lines)
 
 
 def lengths_table(rows):
@@ -279,18 +326,21 @@ def lengths_table(rows):
     lines = []
     for least, below in LENGTHS:
         group = [row for row in rows if least <= row['tokens'] < below]
-        for name in (MEDIUM, HARD) if group else ():
+        if not group:
+            continue
+        for name in (MEDIUM, HARD):
             line = [f'{least} to {below} tokens', len(group), name]
             for key in ('flops', 'bytes', 'kl', 'right'):
                 line.append(average(group, name, key))
             line.append(average(group, 'dense', 'right'))
             lines.append(line)
-    return Table(head, lines)
+    return PageTable(head, lines)
 
 
 def halving_table(row):
     what = 'attn 75 % alone halves, in a pass over 5 positions with blocks of 16'
-    return Table((what, 'from so many cached tokens on'), [['FLOPs', row['flops']], ['bytes', row['bytes']]])
+    lines = [['FLOPs', row['flops']], ['bytes', row['bytes']]]
+    return PageTable((what, 'from so many cached tokens on'), lines)
 
 
 def stress_table(rows, most=5):
@@ -299,4 +349,4 @@ def stress_table(rows, most=5):
     lines = []
     for pair in broken[:most]:
         lines.append([line or '(its end)' for line in pair])
-    return Table(('stress: the first line that differs, dense', HARD), lines)
+    return PageTable(('stress: the first line that differs, dense', HARD), lines)

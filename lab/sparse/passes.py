@@ -9,6 +9,7 @@ import statistics
 import time
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -146,14 +147,21 @@ def work(model, rows, T):
                 rest=(size * rest, 2 * T * rest))
 
 
+class Cost(NamedTuple):
+    """What a whole pass has to read and to do."""
+    bytes: float
+    flops: float
+
+
 def cost(model, rows, T):
-    """(bytes, FLOPs) of the whole pass."""
+    """The Cost of a pass over T positions with this ledger."""
     return totals(work(model, rows, T))
 
 
 def totals(found):
-    """(bytes, FLOPs) of all parts of a pass; found: from work."""
-    return sum(size for size, _ in found.values()), sum(flops for _, flops in found.values())
+    """The Cost of all parts of a pass; found: from work."""
+    sizes, flops = zip(*found.values())
+    return Cost(sum(sizes), sum(flops))
 
 
 def clock(device):
@@ -226,7 +234,7 @@ def machine(device, dtype):
 
 # -------------------------------------------------------------------------------------------------- the table
 
-def table(shape, layers, contexts, positions, compiled, device):
+def print_forms(shape, layers, contexts, positions, compiled, device):
     """Prints a line for each form, context and number of positions; layers: None for the shape's own."""
     dtype = torch.bfloat16 if device == 'cuda' else torch.float32
     model = random_model(config_of(shape, layers, max(contexts) + 16), device, dtype)
@@ -294,7 +302,7 @@ def print_form(begin, seconds, found, dense, parts, peak):
 
 # ------------------------------------------------------------------------------------------------ the drawing
 
-def picture(target, tokenizer, row, **knobs):
+def draw_blocks(target, tokenizer, row, **knobs):
     """Lines: the blocks that one pass at the end of a row's prompt reads, for each key head of an anchor."""
     ids = tokenizer.encode(row['prompt']).ids
     draft = tokenizer.encode(row['solution']).ids[:4]

@@ -108,7 +108,8 @@ class Prompt:
             path = watched(session.view(full), log)
             mark = session.mark()
             laws.append(reader.read(line[:begin], guesses, path, len(guesses) + 1))
-            (_, positions, seconds), = session.spent(mark).values()
+            [pass_taken] = session.spent(mark).values()
+            _, positions, seconds = pass_taken
             taken.append(self.pass_of(log, begin - 1, positions, seconds))
             session.cycles += 1
         return torch.cat(laws)[:len(self.solution)].log_softmax(-1), taken
@@ -160,7 +161,10 @@ class Prompt:
         return mean(counts) / width
 
     def write(self, knobs):
-        """The greedy text of `sd`, gamma 4: right, tokens a cycle (tau), verifying (share of the seconds)."""
+        """The greedy text of `sd`, gamma 4: right (1 or 0), tokens (ids), text, tokens_a_cycle, verifying.
+
+        verifying is the target's share of the seconds.
+        """
         session = self.start(knobs)
         cycles = list(decode(session, Exact()))
         tokens = session.tokens[len(self.ids):]
@@ -171,9 +175,10 @@ class Prompt:
                 every += seconds
                 if path.startswith('target'):
                     verifying += seconds
-        tau = mean([len(cycle.tokens) for cycle in cycles])
+        tokens_a_cycle = mean(len(cycle.tokens) for cycle in cycles)
         right = bool(tasks.grade(self.row, text))
-        return dict(right=float(right), tokens=tokens, text=text, tau=tau, verifying=verifying / every)
+        return dict(right=float(right), tokens=tokens, text=text, tokens_a_cycle=tokens_a_cycle,
+                    verifying=verifying / every)
 
 
 def total(taken, key):
@@ -186,12 +191,13 @@ def overlaps(log):
     shares = []
     for sublayer, carry in log:
         is_upper_attention = sublayer % 2 == 0 and sublayer >= last / 2
-        if is_upper_attention and 'kept' in (carry or {}):
-            kept = carry['kept'][0].float()                             # [G, T, N]
-            root = kept[:, :1]
-            later = kept[:, 1:]
-            if later.shape[1]:
-                shares.append(float((root * later).sum() / later.sum()))
+        if not is_upper_attention or 'chosen_mask' not in (carry or {}):
+            continue
+        chosen = carry['chosen_mask'][0].float()                        # [G, T, N]
+        root = chosen[:, :1]
+        later = chosen[:, 1:]
+        if later.shape[1]:
+            shares.append(float((root * later).sum() / later.sum()))
     return shares
 
 
@@ -220,8 +226,9 @@ def setting_rows(task, settings, calibration, n):
 
 
 def written(text, dense):
-    """What is stored of a written text: right, tau, and whether it is the dense one."""
-    return dict(right=text['right'], tau=text['tau'], same=float(text['tokens'] == dense['tokens']))
+    """What is stored of a written text: right, tokens_a_cycle, and whether it is the dense one."""
+    same = text['tokens'] == dense['tokens']
+    return dict(right=text['right'], tokens_a_cycle=text['tokens_a_cycle'], same=float(same))
 
 
 def first_difference(dense, hard):
@@ -229,7 +236,9 @@ def first_difference(dense, hard):
     if dense['right'] <= hard['right']:
         return None
     lines = itertools.zip_longest(dense['text'].split('\n'), hard['text'].split('\n'))
-    return next(list(pair) for pair in lines if pair[0] != pair[1])
+    for dense_line, hard_line in lines:
+        if dense_line != hard_line:
+            return [dense_line, hard_line]
 
 
 def elsewhere_rows(n):
@@ -283,15 +292,15 @@ def halving_rows(n):
     Of the embedded target over 5 positions; blocks of 16, which every second layer scores. Nothing is run.
     """
     model, _, _ = embedded('target')
-    yield dict(flops=halving_length(model, 1), bytes=halving_length(model, 0))
+    yield dict(flops=halving_length(model, 'flops'), bytes=halving_length(model, 'bytes'))
 
 
-def halving_length(model, which):
-    """Tokens, a multiple of 64; which: of passes.cost, 0 bytes and 1 FLOPs."""
+def halving_length(model, what):
+    """Tokens, a multiple of 64; what: a field of passes.Cost, bytes or flops."""
     for cached in itertools.count(64, 64):
         dense = cost(model, counted_rows(model, cached, 0), TOKENS)
         sparse = cost(model, counted_rows(model, cached / 4, cached / 16), TOKENS)
-        if dense[which] >= 2 * sparse[which]:
+        if getattr(dense, what) >= 2 * getattr(sparse, what):
             return cached
 
 
@@ -316,7 +325,7 @@ def distilled_rows(n, seconds=60):
         for context in shown(contexts(task, n), f'{task} with drafts'):
             row = dict(task=task)
             for name, draft in drafts.items():
-                row[name] = Prompt(context, {}, draft=draft).write(GRID[HARD])['tau']
+                row[name] = Prompt(context, {}, draft=draft).write(GRID[HARD])['tokens_a_cycle']
             yield row
 
 

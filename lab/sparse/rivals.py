@@ -110,7 +110,7 @@ def attend_chosen(q, k, v, mask, carry, how):
     """The form of kernels.sparse_attend for choices that differ in size or by row: all keys, under a mask.
 
     The rule's `scores` is here the pick: a function from scores [B, G, T, N], the largest number of blocks
-    and the number for the tokens that are there (0-dim) to what is kept, bool [B, G, T, N].
+    and the number for the tokens that are there (0-dim) to what is read, bool [B, G, T, N].
     """
     layer, anchor, rule = how
     room = k.shape[2] - q.shape[2]              # cached tokens; in a compiled pass, the most there can be
@@ -119,13 +119,13 @@ def attend_chosen(q, k, v, mask, carry, how):
     n_blocks = room // rule.block
     if count >= n_blocks:                                               # nothing to leave out
         return kernels.attend(q, k, v, mask, carry)
-    if anchor or 'kept' not in carry:
+    if anchor or 'chosen_mask' not in carry:
         scores = scores_by_row(q, k, carry['means'][layer][:, :, :n_blocks], carry, rule)
         fewer = kernels.budget(carry['start'].double(), rule).clamp(min=least)
         unfinished = torch.arange(n_blocks, device=q.device) >= carry['start'] // rule.block
-        kept = rule.scores(scores, count, fewer) | unfinished
-        carry = carry | dict(kept=kept, block=rule.block)
-    keys = carry['kept'].repeat_interleave(rule.block, -1)              # [B, G, T, keys in whole blocks]
+        chosen_mask = rule.scores(scores, count, fewer) | unfinished
+        carry = carry | dict(chosen_mask=chosen_mask, block=rule.block)
+    keys = carry['chosen_mask'].repeat_interleave(rule.block, -1)       # [B, G, T, keys in whole blocks]
     keys = functional.pad(keys, (0, k.shape[2] - keys.shape[-1]), value=True)
     seen = mask.expand(*keys.shape).masked_fill(~keys, -torch.inf)
     return attend_masked(q, k, v, seen), carry
@@ -143,8 +143,8 @@ def joint(scores, count, fewer):
     """One budget over all pairs of head and block, by the root's row: a head may keep more than another."""
     root = scores[:, :, 0]                                              # [B, G, N]
     G = root.shape[1]
-    kept = best(root.flatten(1), count * G, fewer * G).view_as(root)
-    return kept[:, :, None].expand_as(scores)
+    chosen_mask = best(root.flatten(1), count * G, fewer * G).view_as(root)
+    return chosen_mask[:, :, None].expand_as(scores)
 
 
 def union(scores, count, fewer):
@@ -269,12 +269,12 @@ def read_keys(handed_on, chosen_here, cached):
         count = handed_on['blocks'].shape[-1]
         row['keys'] = min(cached, count * block + cached % block)
         row['seen'] = row['keys']
-    elif 'kept' in handed_on:                                           # [B, G, T, N], by row
-        kept = handed_on['kept']
-        row['keys'] = cached - block * mean_count(~kept.any(2))
-        row['seen'] = cached - block * mean_count(~kept)
-        row['asked'] = kept.shape[2]
-    if 'blocks' in chosen_here or 'kept' in chosen_here:
+    elif 'chosen_mask' in handed_on:                                    # [B, G, T, N], by row
+        chosen_mask = handed_on['chosen_mask']
+        row['keys'] = cached - block * mean_count(~chosen_mask.any(2))
+        row['seen'] = cached - block * mean_count(~chosen_mask)
+        row['asked'] = chosen_mask.shape[2]
+    if 'blocks' in chosen_here or 'chosen_mask' in chosen_here:
         row['means'] = cached // block
     return row
 

@@ -13,12 +13,19 @@ from typing import NamedTuple
 import numpy
 import scipy.stats
 
-from lab.common import Claim, Table, interval, mean, roc_area
+from lab.common import Claim, PageTable, interval, mean, roc_area
 from lab.specguard.calibrate import choose_gate, gate_curve, signal_ranges
 from lab.specguard.record import CANDIDATES, ROLLOUTS, SEEDS, TASKS, Run, Story
 from verify import step_score
 
 ABOVE_0 = 1e-9      # the line of a claim that says `above 0`
+
+# why a claim may fail, where several share the reason
+GROUNDED = ('A wrong step looks back at the text as much as a right one: where attention goes says little of '
+            'what is made of it')
+OUTVOTED = 'Half of the score is grounding, which can outvote the confidence that tells wrong steps'
+DRAFT_PASS = ('Reading the step again is a whole pass of the draft, and in small models a pass costs its '
+              'calls rather than its weights')
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,10 @@ def judged(problem, scales, setting=USUAL):
 
 def judged_steps(problems, scales, setting=USUAL):
     """[Judged] of all steps of all these problems."""
-    return [step for problem in problems for step in judged(problem, scales, setting)]
+    steps = []
+    for problem in problems:
+        steps += judged(problem, scales, setting)
+    return steps
 
 
 @dataclass
@@ -203,12 +213,14 @@ def split(problems):
     """The Steps of all recorded problems: the first fifth of each task tunes."""
     tune = {}
     test = {}
+    together = []                           # those that tune, of all tasks
     for task in TASKS:
         mine = of_task(problems, task)
         first = max(1, len(mine) // 5)
         tune[task] = mine[:first]
         test[task] = mine[first:]
-    return Steps(tune, test, scales_of([*itertools.chain(*tune.values())]))
+        together += tune[task]
+    return Steps(tune, test, scales_of(together))
 
 
 def of_task(rows, task):
@@ -218,9 +230,8 @@ def of_task(rows, task):
 # ------------------------------------------------------------------------------------------- runs, end to end
 
 def run(row, name):
-    """The Run of a stored row by one method; None where it was not run."""
-    found = row['runs'].get(name)
-    return found and Run(*found)
+    """The Run of a stored row by one method."""
+    return Run(*row['runs'][name])
 
 
 def runs_of(rows, name):
@@ -265,11 +276,11 @@ def average(items, field):
 # ------------------------------------------------------------------------------------------------- the claims
 
 def claims(stored):
-    """F1 to F5 (grounds to reject what the method claims), the selector, rsd, and the overhead."""
+    """F1 to F5 (grounds to reject what the method claims), the selector, rsd, the overhead, stories."""
     steps = split(stored['steps'].rows)
     rows = stored['runs'].rows
     return [*grounding_claims(steps), *coin_claims(steps, rows), *contest_claims(rows), benefit_claim(steps),
-            *overhead_claims(stored['clock'].rows)]
+            *overhead_claims(stored['clock'].rows), story_claim(stored['stories'].rows)]
 
 
 def columns(problem, scales):
@@ -290,7 +301,7 @@ def grounding_claims(steps):
     for task, problems in steps.test.items():
         rows = [columns(problem, steps.scales) for problem in problems]
         yield Claim(f'F1 {task}: AUROC of the score over that of L', 'paper', 0.02, rows, advantage,
-                    note=f'n = {len(rows)} problems, {sum(map(len, rows))} steps')
+                    note=f'n = {len(rows)} problems, {sum(map(len, rows))} steps', why=GROUNDED)
 
 
 def coin_claims(steps, rows):
@@ -301,13 +312,14 @@ def coin_claims(steps, rows):
         rate = mean(step.score >= USUAL.tau for step in seen)
         by_score = outcomes(problems, steps.scales)
         by_coin = outcomes(problems, steps.scales, rate=rate)
-        recorded += [Pair(task, mine.right, other.right) for mine, other in zip(by_score, by_coin)]
+        for mine, other in zip(by_score, by_coin):
+            recorded.append(Pair(task, mine.right, other.right))
     end_to_end = seeds_beside(rows, 'right', 'random-gate')
     for name, pairs in (('on the record', recorded), ('end to end', end_to_end)):
         for task in (*TASKS, 'all'):
-            some = [pair for pair in pairs if task in (pair.task, 'all')]
+            some = pairs if task == 'all' else [pair for pair in pairs if pair.task == task]
             text = f'F2 {task}: right answers over a coin of equal rate in each task, {name}'
-            yield Claim(text, 'ours', 0.01, some, gain, note=f'n = {len(some)}')
+            yield Claim(text, 'ours', 0.01, some, gain, note=f'n = {len(some)}', why=OUTVOTED)
 
 
 def contest_claims(rows):
@@ -317,15 +329,23 @@ def contest_claims(rows):
     def beside(field, name):
         return seeds_beside(rows, field, name)
     yield Claim('F3: right answers over exact decoding, above 0', 'paper', ABOVE_0, beside('right', 'sd'),
-                gain, note=note)
+                gain, note=note,
+                why="Exact decoding writes what the target would; a step that is kept is the draft's, and "
+                    'one wrong step that passes the gate spoils the answer')
     yield Claim('Selector: right answers over k = 1, above 0 (notes: +0.020)', 'notes', ABOVE_0,
-                beside('right', 'k = 1'), gain, note=note)
+                beside('right', 'k = 1'), gain, note=note,
+                why='Candidates of one draft err alike: the one most like the others may share their error')
     yield Claim('Notes: right answers over rsd (+0.024 to +0.035)', 'notes', ABOVE_0, beside('right', 'rsd'),
-                gain, note=note)
+                gain, note=note,
+                why="The rival's reward is the task's own checker, which knows what is right; the draft's "
+                    'signals can but guess')
     yield Claim('F4: read saved over rsd (notes: 11 %)', 'notes', 0.05, beside('read', 'rsd'), saved,
-                note=f'modelled: weights read, memory-bound; {note}')
+                note=f'modelled: weights read, memory-bound; {note}',
+                why='The draft reads each step once more, and the target writes it anew where the gate takes '
+                    'a right one for wrong')
     yield Claim('F4: compute saved over rsd (notes: 11 %)', 'notes', 0.05, beside('compute', 'rsd'), saved,
-                note=f'modelled: positions, compute-bound; {note}')
+                note=f'modelled: positions, compute-bound; {note}',
+                why='Every candidate costs positions, also those that are not chosen; rsd writes one')
 
 
 def benefit_claim(steps):
@@ -340,7 +360,9 @@ def benefit_claim(steps):
             arrays[task].append(problem)
         return advantage(arrays['table']) - advantage(arrays['math'])
     return Claim('F5: gain of F1 on table less that on math, above 0', 'notes', ABOVE_0, both, difference,
-                 note=f'n = {len(both)}')
+                 note=f'n = {len(both)}',
+                 why='To look a cell up is to copy, right or wrong: the less is worked out, the less '
+                     'grounding tells')
 
 
 def overhead(part, clock):
@@ -358,7 +380,23 @@ def overhead_claims(clock):
     note = f'measured, n = {len(clock)} steps (notes: 5-10 % of a target pass)'
     for part, name in (('target pass', 'one target pass'), ('target', 'a step of the target')):
         text = f'Overhead: {name} takes 10 times as long as selection, rollout pass and scoring'
-        yield Claim(text, 'notes', 10, clock, partial(overhead, part), note=note)
+        yield Claim(text, 'notes', 10, clock, partial(overhead, part), note=note, why=DRAFT_PASS)
+
+
+def nats_over_target(rows):
+    """The target's nats a token of what the default preset wrote, less those of the target's own text."""
+    def nats_a_token(name):
+        stories = stories_by(rows, name)
+        return total(stories, 'nats') / total(stories, 'tokens')
+    return nats_a_token('notes') - nats_a_token('target')
+
+
+def story_claim(rows):
+    """The negative control: the notes admit that texts without steps degrade."""
+    text = "Stories, without steps: the target's nats a token, less those of its own text, above 0"
+    return Claim(text, 'notes', ABOVE_0, rows, nats_over_target, note=f'n = {len(rows)}',
+                 why='A small draft may run into common phrases, which the target finds likelier than its '
+                     'own text')
 
 
 # ------------------------------------------------------------------------------------------------- the tables
@@ -367,21 +405,25 @@ def tables(stored):
     steps = split(stored['steps'].rows)
     rows = stored['runs'].rows
     sizes = {row['model']: row['bytes'] for row in stored['weights'].rows}
+    signals = ('task', 'steps', 'right', 'of the target', 'signal', 'AUROC', 'AUROC at equal length',
+               'AUPRC of wrong', 'rank correlation with length')
+    ablations = ('table', 'setting', 'notes: points', 'notes: speed', *TASKS, 'target steps',
+                 'modelled speed / sd, memory-bound', 'compute-bound')
+    transfer = 'chosen on', 'beta', 'tau', 'kept steps right', 'used on', 'right', 'target steps'
+    contest = ('method', 'n', *TASKS, 'points over sd (95 %)', 'steps right', 'target steps', 'steps clipped',
+               's a text', 'read / sd', 'computed / sd')
+    costs = ('part of a step', 'notes, ms a token', 'ms a step', 'over the target alone',
+             'modelled, the same')
+    stories = 'stories', 'target steps', 'tokens a step', 'cut in mid-sentence', "target's nats a token"
+    limits = 'limit', 'steps', 'L', 'G'
     return [
-        Table(('task', 'steps', 'right', 'of the target', 'signal', 'AUROC', 'AUROC at equal length',
-               'AUPRC of wrong', 'rank correlation with length'), [*signal_cells(steps)]),
-        Table(('table', 'setting', 'notes: points', 'notes: speed', *TASKS, 'target steps',
-               'modelled speed / sd, memory-bound', 'compute-bound'), [*ablation_cells(steps, sizes, rows)]),
-        Table(('chosen on', 'beta', 'tau', 'kept steps right', 'used on', 'right', 'target steps'),
-              [*transfer_cells(steps)]),
-        Table(('method', 'n', *TASKS, 'points over sd (95 %)', 'steps right', 'target steps', 'steps clipped',
-               's a text', 'read / sd', 'computed / sd'), [*contest_cells(rows)]),
-        Table(('part of a step', 'notes, ms a token', 'ms a step', 'over the target alone',
-               'modelled, the same'), [*cost_cells(stored['clock'].rows, sizes, rows)]),
-        Table(('attention rows', 'MB'), [*memory_cells(stored['memory'].rows)]),
-        Table(('stories', 'target steps', 'tokens a step', 'cut in mid-sentence', "target's nats a token"),
-              [*story_cells(stored['stories'].rows)]),
-        Table(('limit', 'text', 'L', 'G'), [*limit_cells(steps, stored['examples'].rows)])]
+        PageTable(signals, [*signal_cells(steps)]),
+        PageTable(ablations, [*ablation_cells(steps, sizes, rows)]),
+        PageTable(transfer, [*transfer_cells(steps)]),
+        PageTable(contest, [*contest_cells(rows)]),
+        PageTable(costs, [*cost_cells(stored['clock'].rows, sizes, rows)]),
+        PageTable(stories, [*story_cells(stored['stories'].rows)]),
+        PageTable(limits, [*limit_cells(steps)])]
 
 
 def signal_cells(steps):
@@ -389,9 +431,11 @@ def signal_cells(steps):
     for task, problems in steps.test.items():
         seen = judged_steps(problems, steps.scales)
         score, L, G, right, tokens = numpy.array(seen, dtype=float).T
-        target = mean(itertools.chain(*(problem['own']['right'] for problem in problems)))
+        own = []                            # whether each step of the target's is right
+        for problem in problems:
+            own += problem['own']['right']
         for name, signal in (('score', score), ('L', L), ('G', G)):
-            yield (task, len(seen), float(right.mean()), target, name, roc_area(signal, right),
+            yield (task, len(seen), float(right.mean()), mean(own), name, roc_area(signal, right),
                    area_at_equal_length(signal, right, tokens), average_precision(-signal, 1 - right),
                    rank_correlation(signal, tokens))
 
@@ -535,26 +579,21 @@ class Part(NamedTuple):
     read: float                     # bytes of weights, modelled
 
 
-def memory_cells(rows):
-    for row in rows:
-        shape = f'{row["tokens"]} tokens over {row["keys"]} keys, {row["heads"]} heads'
-        yield f'{row["what"]}: {shape}', row['megabytes']
-    yield 'notes: last 3 layers, weights below 0.01 dropped', '50-100'
-    yield 'whole matrices of 3 layers, 4,096 tokens, 32 heads', 3 * 32 * 4096 ** 2 * 4 / 2 ** 20
+def stories_by(rows, name):
+    """[Story] of a method."""
+    return [Story(*row[name]) for row in rows]
 
 
 def story_cells(rows):
     """The negative control: texts without steps. nats: of the target, a token of what was written."""
     for name in rows[0]:
-        stories = [Story(*row[name]) for row in rows]
+        stories = stories_by(rows, name)
         yield (name, share(stories, 'wrote', 'cycles'), share(stories, 'tokens', 'cycles'),
                share(stories, 'cut', 'cycles'), share(stories, 'nats', 'tokens'))
 
 
-def limit_cells(steps, examples):
-    """What the notes admit: copies are grounded, wrong steps can be sure, a story has no steps."""
-    copy, story = examples
-    yield copy['what'], quoted(copy['text']), copy['logp'], copy['grounding']
+def limit_cells(steps):
+    """What the notes admit, seen in recorded steps: copies are grounded, wrong steps can be sure."""
     looked_up = []                          # G of each such step
     others = []
     wrong = []                              # (L, G, text)
@@ -572,7 +611,6 @@ def limit_cells(steps, examples):
         if wrong:
             L, G, text = max(wrong, key=lambda step: step[at])
             yield f'highest {name} of {len(wrong)} wrong steps', quoted(text), L, G
-    yield story['what'], quoted(story['text']), '-', '-'
 
 
 def quoted(text):

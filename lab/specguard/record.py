@@ -1,11 +1,10 @@
-"""What SpecGuard's claims rest on, measured: recorded steps, whole runs, times, memory, stories, examples.
+"""What SpecGuard's claims rest on, measured: recorded steps, whole runs, times, stories.
 
 A wrong step is never mended on the tasks with steps, so a text is right if all of its steps are. Accuracy and
 share of target steps follow from recorded steps, for any gate, selector or threshold, without another run.
 `python -m lab.specguard.record` draws what each token of one step leans on.
 """
 import functools
-import itertools
 import math
 import os
 import sys
@@ -22,7 +21,7 @@ import kernels
 from lab import tasks
 from lab.common import MODELS, embedded, held_out_rows
 from lab.specguard.rivals import (Beam, BestOfN, Majority, OracleGate, PooledStep, ProcessBestOfN, RandomGate,
-                                  RewardGuided, SpecReason, Unseen)
+                                  RewardGuided, SpecReason, Unseen, sureness)
 from model import Reader, expect, read_calibration
 from specmini import Engine
 from verify import (Autoregressive, Exact, SpecGuard, decode, most_central, token_logps, tokens_of,
@@ -264,14 +263,14 @@ def record_step(session, k=8):
 def chosen_candidates(drafts):
     """{selector: index of the Draft that it chooses}: the most central of the first n, or the commonest."""
     steps = [draft.tokens for draft in drafts]
-    sure = [float(token_logps(draft.logits, draft.tokens).mean()) for draft in drafts]
+    logps = [sureness(draft) for draft in drafts]
     found = {}
     for selector, count in CANDIDATES.items():
         if selector == 'common':
             (commonest, _), = Counter(map(tuple, steps[:count])).most_common(1)
             found[selector] = steps.index(list(commonest))
         else:
-            found[selector] = most_central(steps[:count], sure[:count])
+            found[selector] = most_central(steps[:count], logps[:count])
     return found
 
 
@@ -344,7 +343,9 @@ class CountedChecker:
 def run_rows(n):
     """Rows, one a problem: {method: Run}, the tasks in turn; PART problems of each are run by all methods."""
     by_task = [short_rows(task, min(n, FULL)) for task in TASKS]
-    rows = [row for together in zip(*by_task) for row in together]
+    rows = []
+    for together in zip(*by_task):                              # the tasks in turn
+        rows += together
     contest = run_contest(engine_for(rows), rows)
     for i, row in enumerate(rows):
         found = {name: runs[i] for name, runs in contest.items() if i < len(runs)}
@@ -388,7 +389,10 @@ def run_coin(engine, rows, runs):
     found = [None] * len(rows)
     for task in TASKS:
         places = [i for i, row in enumerate(rows) if row['task'] == task]
-        seen = [runs[f'notes, seed {seed}'][i] for seed in range(SEEDS) for i in places]
+        seen = []
+        for seed in range(SEEDS):
+            mine = runs[f'notes, seed {seed}']
+            seen += [mine[i] for i in places]
         cycles = sum(run.cycles for run in seen)
         kept = cycles - sum(run.wrote for run in seen)
         coin = RandomGate(rate=kept / cycles)
@@ -451,7 +455,7 @@ def spent_bytes(engine, method, session, cycles):
     return read, compute
 
 
-# ---------------------------------------------------------------------------- records: `clock`, `memory`
+# ---------------------------------------------------------------------------------------- record: `clock`
 
 @contextmanager
 def timed(seconds, part):
@@ -486,7 +490,9 @@ def timed_step(session):
 
 def clock_rows(n):
     """Rows, one a problem: seconds of the parts of its first step, the least of TURNS; both steps' tokens."""
-    rows = timed_rows(n)
+    rows = []
+    for task in TASKS:
+        rows += short_rows(task, min(n, TIMED))
     engine = engine_for(rows)
     for row in tqdm(rows, desc='clock', file=sys.stderr, disable=None):
         session = graded_session(engine, row, SpecGuard())
@@ -499,54 +505,7 @@ def clock_rows(n):
         yield dict(task=row['task'], seconds=least, drafted=len(drafted), own=len(own))
 
 
-def timed_rows(n):
-    return [row for task in TASKS for row in short_rows(task, min(n, TIMED))]
-
-
-def memory_rows(n):
-    """Rows: the shape of a rollout of one layer, and the MB that it takes at its peak.
-
-    The rows of a layer are thrown away before the next. Two shapes: of the timed problems, the first step
-    that takes most; and a step of a larger draft.
-    """
-    config = embedded('draft')[0].config
-    engine = engine_for(timed_rows(n))
-    sizes = []
-    for row in timed_rows(n):
-        session = graded_session(engine, row, SpecGuard())
-        T = len(SpecGuard().propose(session).tokens)
-        sizes.append((T * (T + len(session.tokens)), T, T + len(session.tokens)))
-    _, tokens, keys = max(sizes)
-    embedded_draft = dict(heads=config.num_attention_heads, key_heads=config.num_key_value_heads,
-                          head_size=config.head_dim, tokens=tokens, keys=keys)
-    larger_draft = dict(heads=32, key_heads=32, head_size=128, tokens=48, keys=48 + 4096)
-    for what, shape in (('the largest of the first steps', embedded_draft), ('a 7 B draft', larger_draft)):
-        yield dict(what=what, megabytes=rollout_megabytes(**shape)) | shape
-
-
-def rollout_megabytes(heads, key_heads, head_size, tokens, keys):
-    """MB that the rollout of one layer takes at its peak; keys: the step's own tokens among them."""
-    q = torch.randn(1, heads, tokens, head_size)
-    k = torch.randn(1, key_heads, keys, head_size)
-    below = torch.zeros(1, tokens, keys - tokens)
-    last = keys - tokens + torch.arange(tokens)[:, None]            # the last key that each token sees
-    mask = torch.zeros(tokens, keys).masked_fill(torch.arange(keys) > last, -math.inf)
-
-    def work():
-        kernels.shade(kernels.attention_rows(q, k, mask, 0.01), below, 0.0)
-    return peak_bytes(work) / 2 ** 20
-
-
-def peak_bytes(work):
-    """The most bytes that the tensors which some work on the CPU makes take at once."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as seen:
-        work()
-    events = sorted(seen.events(), key=lambda event: event.time_range.start)
-    return max(itertools.accumulate(event.self_cpu_memory_usage for event in events))
-
-
-# ------------------------------------------------------------------------ records: `stories`, `examples`
+# -------------------------------------------------------------------------------------- record: `stories`
 
 class Story(NamedTuple):
     """What is stored of one story, written by one method."""
@@ -561,8 +520,8 @@ def story_rows(n):
     """Rows, one a story: {method: Story}. The negative control: a text without steps."""
     rows = held_out_rows('story', min(n, STORIES))
     engine = engine_for(rows)
-    found = {name: write_stories(engine, rows, method) for name, method in
-             dict(target=SpecGuard(tau=math.inf), notes=SpecGuard(), draft=DRAFT_ONLY).items()}
+    methods = dict(target=SpecGuard(tau=math.inf), notes=SpecGuard(), draft=DRAFT_ONLY)
+    found = {name: write_stories(engine, rows, method) for name, method in methods.items()}
     cycles = sum(story.cycles for story in found['notes'])
     kept = cycles - sum(story.wrote for story in found['notes'])
     found['random-gate'] = write_stories(engine, rows, RandomGate(rate=kept / cycles))
@@ -591,30 +550,14 @@ def in_mid_sentence(text):
     return bool(text) and text[-1] not in '.!?"'
 
 
-def example_rows(n):
-    """Rows: two limits that the notes admit. A copy of the prompt is grounded; a story has no steps."""
-    row = held_out_rows('math', 1)[0]
-    story = held_out_rows('story', 1)[0]
-    engine = engine_for([row, story])
-    session = graded_session(engine, row, SpecGuard())
-    copy = session.tokens[:12]
-    logp, grounding = observe(session, 'draft', copy)
-    yield dict(what='a copy of the prompt', text=session.text(copy), logp=logp,
-               grounding=grounding['draft last 3'])
-    session = graded_session(engine, story, SpecGuard())
-    step = SpecGuard().propose(session)
-    yield dict(what='a step of a story', text=session.text(step.tokens))
-
-
 PAIR = 'target', 'draft'
 RECORDS = dict(steps=(PAIR, step_rows), runs=(PAIR, run_rows), weights=(PAIR, weight_rows),
-               clock=(PAIR, clock_rows), memory=(('draft',), memory_rows), stories=(PAIR, story_rows),
-               examples=(PAIR, example_rows))
+               clock=(PAIR, clock_rows), stories=(PAIR, story_rows))
 
 
-# ---------------------------------------------------------------------------------- a step, as a picture
+# ---------------------------------------------------------------------------------------- a step, drawn
 
-def picture(session, draft, tokenizer):
+def draw_step(session, draft, tokenizer):
     """Lines: each token of a step, its log-probability and grounding, and the tokens it leans on most."""
     reader = session.draft
     begin = len(session.tokens)
@@ -623,9 +566,12 @@ def picture(session, draft, tokenizer):
 
     def word(token):
         return repr(tokenizer.decode([token]))[1:-1]
-    rows = zip(draft.tokens, token_logps(draft.logits, draft.tokens), path.carry['shades'][0])
-    for token, logp, shade in rows:
-        leans = [f'{word(session.tokens[j])} {float(shade[j]):.2f}' for j in shade.topk(4).indices.tolist()]
+    shades = path.carry['shades'][0]                    # [T, S]
+    logps = token_logps(draft.logits, draft.tokens)
+    for token, logp, shade in zip(draft.tokens, logps, shades):
+        leans = []
+        for j in shade.topk(4).indices.tolist():
+            leans.append(f'{word(session.tokens[j])} {float(shade[j]):.2f}')
         yield f'{word(token):>8} {float(logp):7.2f} {float(shade.sum()):5.2f}   {", ".join(leans)}'
 
 
@@ -635,7 +581,7 @@ def main():
     engine = engine_for([row])
     session = graded_session(engine, row, SpecGuard())
     draft = SpecGuard().propose(session)
-    print(row['prompt'], *picture(session, draft, engine.tokenizer), sep='\n')
+    print(row['prompt'], *draw_step(session, draft, engine.tokenizer), sep='\n')
 
 
 if __name__ == '__main__':

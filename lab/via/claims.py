@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import scipy.stats
 
-from lab.common import Claim, Table, mean, roc_area
+from lab.common import Claim, PageTable, mean, roc_area
 from lab.via.rivals import blended_law
 
 MORE = 1.005                    # a line for "better": a tie is none
@@ -29,6 +29,14 @@ MIDDLES = dict(                 # models for the middle
 MEMORY_LINES = dict(mid=1.38 / 1.04, up=MORE)           # by the paper, of a model in the middle over slim
 SPEED_LINES = dict(mid=2.32 / 2.08, up=MORE)            # of slim over a model in the middle
 MEASURES = dict(KL='KL', R='R, alpha = beta = 1/2', strict='R, alpha 0, beta 1')     # of Delta
+
+# why a claim may fail, where several share the reason
+SLIM_IS_PAID = 'Every cycle pays for a slim pass, whether or not it spares the full one'
+CALLS = 'in small models a pass costs its calls rather than its weights'
+ALSO_FORGIVES = 'The rival forgives too, without a slim pass'
+MANY_MASKS = 'The target was trained with layers left out at random: many masks serve it almost as well'
+SOME_MASKS = 'The search tries only some of the masks, and may miss a better one'
+TASKS_DIFFER = 'Tasks differ in the layers that they need: what is best over all may be poor on one'
 
 
 # ----------------------------------------------------------------------------------- rows, as they are stored
@@ -249,23 +257,28 @@ def rejection_claims(runs):
         return min(rejected(runs, name) for name in CASCADES) - rejected(runs, 'via')
     return [
         Claim('rejection rate of sd minus that of via', 'paper', 0.10, runs, below_sd,
-              note='a lenient gate rejects less by definition'),
-        Claim('rejection rate of the best cascade minus that of via', 'paper', 0.10, runs, below_cascades)]
+              note='a lenient gate rejects less by definition',
+              why='Where the target itself rejects little, a gate finds little to forgive'),
+        Claim('rejection rate of the best cascade minus that of via', 'paper', 0.10, runs, below_cascades,
+              why='A cascade forgives too, wherever the draft is sure enough')]
 
 
 def speed_claims(runs):
     found = []
     for by, words in SPEEDS.items():
+        extra = f'; {CALLS}' if by == 'seconds' else ''
         found += [
-            speed_claim(f'{words} speed of via over plain decoding', runs, ['ar'], by, 2.5),
-            speed_claim(f'{words} speed of via over sd', runs, ['sd'], by, 1.10),
-            speed_claim(f'{words} speed of via over the fastest cascade', runs, CASCADES, by, 1.10)]
+            speed_claim(f'{words} speed of via over plain decoding', runs, ['ar'], by, 2.5,
+                        why=f"Every cycle pays for the draft's passes and a slim one{extra}"),
+            speed_claim(f'{words} speed of via over sd', runs, ['sd'], by, 1.10, why=SLIM_IS_PAID + extra),
+            speed_claim(f'{words} speed of via over the fastest cascade', runs, CASCADES, by, 1.10,
+                        why=ALSO_FORGIVES + extra)]
     calls = per_token(runs, 'via', 'target')
     calls_of_sd = per_token(runs, 'sd', 'target')
     found.append(speed_claim(
         'modelled speed of via over sd, compute-bound: a pass costs its positions', runs, ['sd'], 'compute',
         MORE, whose='ours', note=f'target calls, positions a token: {calls}; of sd {calls_of_sd}',
-        why='what slim kept the target reads later all the same, as the lag'))
+        why='What slim kept the target reads later all the same, as the lag'))
     return found
 
 
@@ -287,9 +300,12 @@ def quality_claims(runs):
     note = f"{right:.3f} of {len(graded)} right; {alike(runs, 'via'):.1%} of tokens as plain decoding's"
     return [
         Claim('share of right texts, via minus plain decoding', 'paper', -0.01, graded, gained('ar'),
-              note=note),
+              note=note,
+              why="A token that slim kept against the target's choice may be what the answer hangs on"),
         Claim('share of right texts, mask found minus random masks', 'paper', 0.32 - 0.29, graded,
-              gained(RANDOM))]
+              gained(RANDOM),
+              why='What a poorer slim doubts goes to the target, so that a poor mask costs speed rather than '
+                  'answers')]
 
 
 def stage_claims(runs):
@@ -299,11 +315,13 @@ def stage_claims(runs):
         speeds.append(f'{over(runs, name, ["ar"], "work"):.2f}')
     return [
         speed_claim('modelled speed of 3 stages over the better of 2 and 4', runs, ['sd', 'via-tiers'],
-                    'work', 1.0, note='2, 3, 4 stages of nested masks: ' + ', '.join(speeds)),
+                    'work', 1.0, note='2, 3, 4 stages of nested masks: ' + ', '.join(speeds),
+                    why='Each stage costs a pass in every cycle that asks it, and stages are alike in what '
+                        'they doubt'),
         speed_claim('modelled speed with the mask found over random masks', runs, [RANDOM], 'work',
-                    2.32 / 1.62),
+                    2.32 / 1.62, why=MANY_MASKS),
         speed_claim('F2 modelled speed with the mask found over evenly spaced layers', runs, [EVENLY], 'work',
-                    MORE, whose='ours')]
+                    MORE, whose='ours', why=MANY_MASKS)]
 
 
 def equal_claims(stored, runs):
@@ -326,9 +344,11 @@ def equal_claims(stored, runs):
     found = []
     for by, words in SPEEDS.items():
         text = f'F1 {words} speed of tuned via over the better of sd and lenient sd'
-        found.append(Claim(text, 'ours', 1.05, runs, faster(by), note=notes[by]))
+        found.append(Claim(text, 'ours', 1.05, runs, faster(by), note=notes[by], why=ALSO_FORGIVES))
     found.append(Claim("F1 share of tokens as plain decoding's, tuned via minus lenient sd", 'ours', -0.01,
-                       runs, closer, note=listed(shares)))
+                       runs, closer, note=listed(shares),
+                       why="Both were tuned on the target's own text; behind a wrong token each goes its own "
+                           'way'))
     return found
 
 
@@ -355,11 +375,13 @@ def middle_claims(stored, runs, role):
     return [
         Claim(f'memory with {words} over that with slim', 'paper', MEMORY_LINES[role], [settings['memory']],
               more_memory, note='weights and caches over those of sd; slim shares both with the target: 1.00',
-              sampled=False),
+              sampled=False,
+              why='A model in the middle is smaller than the target, which both ways keep in memory'),
         distance_claim(stored['replays'].rows, 'TV', role, near, costs),
         distance_claim(stored['replays'].rows, 'R', role, near, costs),
         Claim(f'modelled speed of via over the same with {words}', 'paper', SPEED_LINES[role], runs, faster,
-              note=f'right {right:.3f} and {right_there:.3f}')]
+              note=f'right {right:.3f} and {right_there:.3f}',
+              why='A model in the middle may be of any size; slim needs most of the layers to be of use')]
 
 
 def distance_claim(rows, measure, role, near, costs):
@@ -370,7 +392,8 @@ def distance_claim(rows, measure, role, near, costs):
     theirs = per_place(rows, 'apart', measure, role)
     note = f'{theirs:.4f}, {ours:.4f}; a pass reads {costs[role]:.2f}, {costs[near]:.2f} of the target'
     return Claim(f'F3 {measure} to the target, {MIDDLES[role]} minus slim', 'paper', ABOVE_ZERO, rows,
-                 further, note=note)
+                 further, note=note,
+                 why='A model that was trained at its size may be nearer than one with layers taken out')
 
 
 # -------------------------------------------------------------------------------- claims: masks, their search
@@ -408,13 +431,14 @@ def mask_claims(stored):
     by_task = ', '.join(f'{task} {cost:.2g}' for task, cost in typical(rows).items())
     return [
         Claim('F2 cost of evenly spaced over the mask found', 'ours', 1.0, rows, over_found(evenly),
-              note=f'R a token; random masks on average {of_all:.2f}', sampled=False),
+              note=f'R a token; random masks on average {of_all:.2f}', sampled=False, why=SOME_MASKS),
         Claim("F2 cost of the mask that SWIFT's objective finds over the mask found", 'ours', 1.0, rows,
-              over_found(match), note=f'R a token; likeliest tokens alike: {agreement}', sampled=False),
+              over_found(match), note=f'R a token; likeliest tokens alike: {agreement}', sampled=False,
+              why=SOME_MASKS),
         Claim(f'F2 cost of the best of all {len(rows)} masks over the mask found', 'ours', 1 / 1.05, rows,
-              over_found(least), note='within 5 % of the optimum', sampled=False),
+              over_found(least), note='within 5 % of the optimum', sampled=False, why=SOME_MASKS),
         Claim('one mask for all: cost of the median mask over the one found, worst task', 'paper', 1, rows,
-              worst, note=by_task, sampled=False)]
+              worst, note=by_task, sampled=False, why=TASKS_DIFFER)]
 
 
 def typical_cost(rows, task, found):
@@ -439,9 +463,12 @@ def search_claims(stored, runs):
     tried = settings['search_masks']
     return [
         Claim("the search's cost: the paper's 18 minutes over its own", 'paper', 1, [settings], cheaper,
-              note=f'{spent} s for {tried} masks, earned back {pays} ({saved:.4f} s a text)', sampled=False),
+              note=f'{spent} s for {tried} masks, earned back {pays} ({saved:.4f} s a text)', sampled=False,
+              why='Each mask that is tried costs a pass over all calibration texts'),
         Claim('F2 cost by random search over Bayesian, 60 evaluations', 'ours', 1.0, rows, better,
-              note=f'{rows[0]["skipped"]} of {rows[0]["sublayers"]} sublayers, {len(rows)} seeds')]
+              note=f'{rows[0]["skipped"]} of {rows[0]["sublayers"]} sublayers, {len(rows)} seeds',
+              why='Half of the Bayesian masks are random too, and the costs of a few say little of how '
+                  'sublayers work together')]
 
 
 # ---------------------------------------------------------------------------------- claims: the replayed gate
@@ -476,9 +503,10 @@ def threshold_claims(stored):
     wrong = f'{wrong_share(of(odd, "via")):.2%}, {wrong_share(of(odd, "lenient")):.2%}'
     return [
         Claim('modelled speed at 0.5, 0.3 over 0.8, 0.6 (conservative) and 0.3, 0.1 (aggressive)', 'paper',
-              1.0, published, leads, note='over sd (wrong tokens): ' + ', '.join(paces)),
+              1.0, published, leads, note='over sd (wrong tokens): ' + ', '.join(paces),
+              why='A laxer gate asks the target less: by speed alone the laxest wins'),
         Claim('F1 replayed speed over the better of sd and lenient sd at equal wrong tokens', 'ours', 1.05,
-              odd, leads, note=f'{chosen(choice)}; wrong: {wrong}'),
+              odd, leads, note=f'{chosen(choice)}; wrong: {wrong}', why=ALSO_FORGIVES),
         break_even_claim(settings, rows)]
 
 
@@ -492,7 +520,9 @@ def break_even_claim(settings, rows):
         return 1 - slim_cost - ratio(sums, 'passes', 'cycles')
     return Claim('F5 break-even minus full passes a cycle', 'ours', ABOVE_ZERO,
                  replayed(rows[1::2], settings)[pair], margin,
-                 note=f'keep {pair[0]}, escalate {pair[1]}; a slim pass costs {slim_cost:.2f}')
+                 note=f'keep {pair[0]}, escalate {pair[1]}; a slim pass costs {slim_cost:.2f}',
+                 why='A slim pass is a large part of a full one, and one doubtful token in a block asks for '
+                     'both')
 
 
 def ratio_claims(stored):
@@ -510,7 +540,9 @@ def ratio_claims(stored):
         speeds.append(f'{k}: {pace(done[mask]):.2f} ({wrong_share(done[mask]):.1%})')
     return [
         Claim('F4 modelled speed of the best inner skip ratio over the ends', 'paper', MORE, texts, inside,
-              note='layers skipped: tokens a full pass (wrong): ' + ', '.join(speeds)),
+              note='layers skipped: tokens a full pass (wrong): ' + ', '.join(speeds),
+              why='Every layer less makes slim cheaper, and a gate that trusts a poor slim goes on sparing '
+                  'full passes'),
         foretold_claim(stored, done, 'R', '(0.5, 0.5)'),
         foretold_claim(stored, done, 'strict', '(0, 1)'),
         one_mask_claim(stored, done)]
@@ -531,7 +563,8 @@ def foretold_claim(stored, done, form, words):
         return scipy.stats.spearmanr(gains, paces).statistic
     above = sum(row['gain'] > 0 for row in rows)
     return Claim(f'F6 rank correlation of Delta{words} and modelled speed', 'ours', 0.3, rows, correlation,
-                 note=f'{len(rows)} random masks; {above} above 0')
+                 note=f'{len(rows)} random masks; {above} above 0',
+                 why='Delta compares whole laws, the gate asks for the ratio of one token')
 
 
 def one_mask_claim(stored, done):
@@ -553,7 +586,7 @@ def one_mask_claim(stored, done):
     rows = [dict(task=task, beside=x) for task, x in beside.items()]
     note = ', '.join(f'{task} {x:.2f}' for task, x in beside.items())
     return Claim('one mask for all: modelled speed over the fastest of 20 masks for a task, worst task',
-                 'paper', 0.95, rows, worst, note=note, sampled=False)
+                 'paper', 0.95, rows, worst, note=note, sampled=False, why=TASKS_DIFFER)
 
 
 # --------------------------------------------------------------------------------------- claims: the geometry
@@ -573,7 +606,8 @@ def geometry_claims(stored):
         return figure
     others = ', '.join(f'{name} {area(name)(texts):.2f}' for name in ('R', 'strict', 'TV'))
     found.append(Claim('AUROC of Delta by KL for the texts where slim pays', 'ours', 0.65, texts, area('KL'),
-                       note=f'it pays in {paid:.1%}, modelled; by {others}'))
+                       note=f'it pays in {paid:.1%}, modelled; by {others}',
+                       why='Delta knows nothing of what a pass costs, nor of the gate'))
     return found
 
 
@@ -584,7 +618,8 @@ def gain_claim(rows, name, words):
     above = per_place(rows, 'above', name)
     above_tv = per_place(rows, 'above', 'TV')
     return Claim(f'mean Delta by {words}', 'paper', ABOVE_ZERO, rows, figure,
-                 note=f'nats; above 0 at {above:.1%} of places, by TV at {above_tv:.1%}')
+                 note=f'nats; above 0 at {above:.1%} of places, by TV at {above_tv:.1%}',
+                 why='Slim errs in ways of its own, a detour wherever the draft was near the target')
 
 
 def paying_texts(stored):
@@ -616,16 +651,20 @@ def hand_over_claims(stored):
 
     def selected(rows):
         """How much oftener the token is the target's own than under pi, whose hand-over is blind."""
-        draft = per_place(rows, 'gates', 'draft_right')
-        slim = per_place(rows, 'gates', 'slim_right')
-        return per_place(rows, 'gates', 'chosen_right') - blended_law(draft, slim, 1.0, *deltas(rows))
+        draft_share = per_place(rows, 'gates', 'draft_right')
+        slim_share = per_place(rows, 'gates', 'slim_right')
+        blind = blended_law(draft_share, slim_share, 1.0, *deltas(rows))
+        return per_place(rows, 'gates', 'chosen_right') - blind
     early, late = deltas(rows)
     note = f'delta 1 {early:.3f}, delta 2 {late:.3f}; the paper has the first much larger'
     return [
         Claim('hand-over: the early share (to slim) minus the late one (to the target)', 'paper', ABOVE_ZERO,
-              rows, earlier, note=note),
+              rows, earlier, note=note,
+              why='A token whose ratio is low mostly falls below both thresholds: the band between them is '
+                  'narrow'),
         Claim("share of the target's own tokens minus that under the blended law pi", 'ours', ABOVE_ZERO,
-              rows, selected, note='above 0, the gates hand on where it is needed')]
+              rows, selected, note='above 0, the gates hand on where it is needed',
+              why='Slim is a part of the target and may doubt what the target does not')]
 
 
 # ------------------------------------------------------------------------------ claims: drafters of each size
@@ -655,7 +694,8 @@ def gap_claims(stored):
     def wider(texts):
         return leads(of(texts, 'small')) / leads(of(texts, 'large'))
     return [Claim(f'gain of via over sd with {small} over that with {large}', 'paper', MORE, texts, wider,
-                  note='modelled; by the paper wide gaps gain most')]
+                  note='modelled; by the paper wide gaps gain most',
+                  why='Where the draft is often wrong slim asks the target, and the cycle pays both')]
 
 
 # ------------------------------------------------------------------------------------------------- the tables
@@ -682,7 +722,7 @@ def task_table(stored, runs):
                 cell += f', {right_share(part, name):.2f}'
             cells.append(cell)
         lines.append((name, *cells, over(runs, name, ['ar'], 'seconds')))
-    return Table(('rejection rate, modelled speed over ar, right', *parts, 'measured speed'), lines)
+    return PageTable(('rejection rate, modelled speed over ar, right', *parts, 'measured speed'), lines)
 
 
 def cost_table(stored, runs):
@@ -696,9 +736,10 @@ def cost_table(stored, runs):
         passes = [per_token(runs, name, who) for who in ('draft', 'middle', 'target')]
         quality = [rejected(runs, name), right_share(runs, name), alike(runs, name)]
         lines.append((name, memory[name] / memory['sd'], *speeds, *quality, *passes))
-    return Table(('method', 'peak memory: weights and caches, over those of sd', 'modelled speed over ar',
-                  'the same, compute-bound', 'measured', 'rejection rate', 'right', 'tokens as ar',
-                  'draft calls, positions a token', 'slim or middle', 'target'), lines)
+    head = ('method', 'peak memory: weights and caches, over those of sd', 'modelled speed over ar',
+            'the same, compute-bound', 'measured', 'rejection rate', 'right', 'tokens as ar',
+            'draft calls, positions a token', 'slim or middle', 'target')
+    return PageTable(head, lines)
 
 
 def threshold_table(stored):
@@ -716,7 +757,7 @@ def threshold_table(stored):
             sums = swept.get((keep, escalate))
             line.append(f'{pace(sums) / exact:.2f} ({wrong_share(sums):.1%})' if sums else '')
         lines.append(line)
-    return Table(('keep', *(f'escalate {escalate}' for escalate in late)), lines)
+    return PageTable(('keep', *(f'escalate {escalate}' for escalate in late)), lines)
 
 
 def drafter_table(stored):
@@ -730,5 +771,6 @@ def drafter_table(stored):
         via = of(texts, 'via')
         lines.append((name, cost / gamma, ratio(sd, 'tokens', 'cycles'), pace(sd), pace(via), leads(texts),
                       wrong_share(via)))
-    return Table(('drafter', 'size of the target', 'sd: tokens a cycle', 'tokens a pass', 'via: the same',
-                  'over sd', 'wrong'), lines)
+    head = ('drafter', 'size of the target', 'sd: tokens a cycle', 'tokens a pass', 'via: the same',
+            'over sd', 'wrong')
+    return PageTable(head, lines)

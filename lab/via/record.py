@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 import train_mask
 from lab import tasks
-from lab.common import MODELS as HOME
-from lab.common import embedded, held_out_rows, is_there
+from lab.common import MODELS, embedded, held_out_rows, is_there
 from lab.via import rivals                              # its methods enter METHODS
 from lab.via.claims import EVENLY, LENIENT, MIDDLES, RANDOM, TUNED, USUAL, Run, choose
 from model import Path, Reader
@@ -35,14 +34,14 @@ FORMS = dict(R=(0.5, 0.5), strict=(0.0, 1.0))           # alpha, beta of R: as p
 WINDOW = 32                     # calibration tokens that a mask's cost is of, as train_mask.py has it
 PATHS = dict(draft=('draft/',), middle=('slim', 'mid/'), target=('target/full',))      # what their names hold
 SEEDS = 5                       # searches with and without Bayes
-MODELS = ['target', 'draft'] + [role for role in MIDDLES if is_there(role)]
+NEEDED = ['target', 'draft'] + [role for role in MIDDLES if is_there(role)]
 
 
 # ------------------------------------------------------------------------------------- the core, in one place
 
 def engine_of():
     """The embedded pair with what via needs of calibration.json."""
-    engine = Engine(target=HOME / 'target', draft=HOME / 'draft')
+    engine = Engine(target=MODELS / 'target', draft=MODELS / 'draft')
     engine.calibrate(ViaSd())
     return engine
 
@@ -412,7 +411,8 @@ def material(n):
         texts.append((ids, tokens_of(list(cycles))))
     calibration = train_mask.calibration_texts(engine.tokenizer, train_mask.Settings())
     windows = train_mask.Windows(engine.models['target'], calibration, WINDOW)
-    few = [i for i in range(len(rows)) if i % n < max(1, n // 5)]
+    fifth = max(1, n // 5)                              # of each task
+    few = [i for i in range(len(rows)) if i % n < fifth]
     return Material(engine, rows, prompts, texts, windows, mask, best_masks(windows),
                     random_masks(len(mask) // 2), middles, few)
 
@@ -510,7 +510,9 @@ def distances(blocks):
     found = dict(places=sum(len(block.p) for block in blocks), apart=dict(TV={}, R={}), gains={}, above={})
     for name in blocks[0].stages:
         for measure, sums in found['apart'].items():
-            sums[name] = sum(sum(block.stages[name].apart[measure]) for block in blocks)
+            sums[name] = 0.0
+            for block in blocks:
+                sums[name] += sum(block.stages[name].apart[measure])
     for measure in ('KL', 'R', 'strict', 'TV'):
         gains = []
         for block in blocks:
@@ -554,7 +556,9 @@ def masks(n):
         for name in stages:
             row = usual_sums(blocks, name)
             for form in FORMS:
-                row[form] = sum(sum(block.stages[name].gains[form]) for block in blocks)
+                row[form] = 0.0
+                for block in blocks:
+                    row[form] += sum(block.stages[name].gains[form])
             rows.append(row)
         columns = columns_of(rows, ('tokens', 'wrong', 'passes', *FORMS))
         places = sum(len(block.p) for block in blocks)
@@ -635,6 +639,6 @@ def drafters(n):
         yield row
 
 
-RECORDS = dict(settings=(MODELS, settings), runs=(MODELS, runs), replays=(MODELS, replays),
-               masks=(MODELS[:2], masks), search=(MODELS[:1], search), searches=(MODELS[:1], searches),
-               drafters=(MODELS, drafters))
+RECORDS = dict(settings=(NEEDED, settings), runs=(NEEDED, runs), replays=(NEEDED, replays),
+               masks=(['target', 'draft'], masks), search=(['target'], search),
+               searches=(['target'], searches), drafters=(NEEDED, drafters))

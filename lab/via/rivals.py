@@ -52,8 +52,8 @@ class Cascade(Exact):
 
     def defer(self, q, p, own, target):
         """pi [n, V]; q, p: of the raw logits, which decide; own, target: what is sampled from."""
-        sure = q.amax(-1, keepdim=True) >= 1 - self.lam
-        return torch.where(sure, own, target)
+        certain = q.amax(-1, keepdim=True) >= 1 - self.lam
+        return torch.where(certain, own, target)
 
 
 @dataclass
@@ -141,10 +141,10 @@ class ViaTwoLevel(ViaSd):
     def propose(self, session):
         """What slim, as an exact verifier, made of the draft: a sample of s, with s as its distribution."""
         draft = super().propose(session)
-        slim = self.slim_score(session, draft)
-        tokens, labels, _ = Exact.accept(self, session, draft, slim)
+        verifier = self.slim_score(session, draft)
+        tokens, labels, _ = Exact.accept(self, session, draft, verifier)
         labels = [label if label == 'draft' else 'slim' for label in labels]
-        return Draft(tokens, slim.p[:len(tokens)], labels=labels)
+        return Draft(tokens, verifier.p[:len(tokens)], labels=labels)
 
     def accept(self, session, draft, score):
         return Exact.accept(self, session, draft, score)
