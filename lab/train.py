@@ -10,7 +10,6 @@ import itertools
 import json
 import random
 import re
-import sys
 import time
 from pathlib import Path as File
 
