@@ -263,6 +263,7 @@ def test_parity_from_a_version_4_config(oracle, tmp_path):
     assert apart(fresh(model, oracle.ids), oracle.wanted) < 1e-4
 
 
+@pytest.mark.slow
 def test_parity_token_by_token(oracle):
     """One pass over a text gives what as many passes over a token each give."""
     model, _, _ = load(oracle.folder, dtype=torch.float64)
@@ -424,6 +425,7 @@ def still_good(line, held, path, full):
     return count
 
 
+@pytest.mark.slow
 def test_hostile_reads(monkeypatch):
     """Whatever was read before, full's logits are one pass's; what full or the same mask has read is kept."""
     monkeypatch.setattr('model.CHUNK', 3)
@@ -786,6 +788,7 @@ def test_law_of_lenient(lenience, distance):
     assert float(away) == pytest.approx(distance, abs=5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('knobs, follows', [
     case('specguard-keeps-all', dict(k=1, tau=-math.inf), True),
     case('specguard-keeps-the-most-central', dict(k=2, tau=-math.inf), False),
@@ -817,11 +820,12 @@ def upper_tail(observed, expected):
     return float(torch.special.gammaincc(*halves))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method, right, n', [
-    case('sd', Exact(2), True, 2000, slow=True),
-    case('cmasd', strict(3), True, 2000, slow=True),
+    case('sd', Exact(2), True, 2000),
+    case('cmasd', strict(3), True, 2000),
     case('sd-wrong-residual', WrongResidual(2), False, 1200),
-    case('cmasd-wrong-probe', strict(3, controller='probe'), False, 1200, slow=True)])
+    case('cmasd-wrong-probe', strict(3, controller='probe'), False, 1200)])
 def test_law_by_chi_square(method, right, n):
     """The first two of 5 tokens, drawn by the real generator, follow the law; so should 9,999 of 10,000
     seeds, all four cases together (Bonferroni). Cells that expect fewer than 5 are pooled."""
@@ -1068,6 +1072,7 @@ def uncut_lengths(cycles, room):
     return lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('controller', verify.CONTROLLERS)
 @pytest.mark.parametrize('name', ['sd', 'cmasd', 'ecsv'])
 def test_cmasd_controllers_write_the_greedy_text(name, controller):
@@ -1084,6 +1089,7 @@ def test_cmasd_controllers_write_the_greedy_text(name, controller):
     assert (len(lengths) == 1) == (controller == 'fixed'), lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('controller', verify.CONTROLLERS)
 def test_cmasd_controllers_where_nothing_has_a_confidence(controller):
     """A block that was looked up has no logits: every controller still gives plain decoding's text."""
@@ -1092,6 +1098,7 @@ def test_cmasd_controllers_where_nothing_has_a_confidence(controller):
     assert tokens == plain(target, [1, 2], 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('controller', verify.CONTROLLERS)
 def test_cmasd_controllers_with_via(controller):
     """With this gate via's text is the target's too."""
@@ -1186,6 +1193,7 @@ def all_judged(cycles):
     return [judged for cycle in cycles for judged in cycle.judged]
 
 
+@pytest.mark.slow
 def test_cmasd_dropout_confidence_is_in_0_to_1_and_its_seeds_own():
     method = thinned(rows=5, drop=0.3)
     judged = []
@@ -1339,6 +1347,7 @@ def test_cmasd_chrf_by_hand():
     assert cmasd_record.chrf('ab', 'ab') == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task, method', [
     ('story', Exact(4)),
     ('table', CmAsd()),
@@ -1391,6 +1400,7 @@ def test_cmasd_drawing():
 
 # ------------------------------------------------------------------------ ECSV
 
+@pytest.mark.slow
 @pytest.mark.parametrize('R, L, policy, align, bonus', [
     (1, None, 'disagreement', 'positional', False),
     (2, 4, 'entropy', 'prefix', True),
@@ -1668,6 +1678,7 @@ def calibrated_vote(seen):
     return Ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes)
 
 
+@pytest.mark.slow
 def test_ecsv_with_map_weights_is_map_decoding():
     """With independent noise the calibrated vote is the likeliest symbol each time, right as often as can be.
 
@@ -1688,6 +1699,7 @@ def test_ecsv_with_map_weights_is_map_decoding():
     assert share_right(unweighted) + 0.03 < share_right(fused)
 
 
+@pytest.mark.slow
 def test_ecsv_majority_bound_needs_independence():
     """Five branches that err at 0.3: a majority of right votes is a bound, none where all err alike."""
     equal = received([0.3] * 5)
@@ -1789,6 +1801,7 @@ def test_ecsv_fit_finds_the_weights():
         assert shrunk[i] < found[i]
 
 
+@pytest.mark.slow
 def test_ecsv_fit_has_the_least_loss():
     lesson = made_lesson()
     found = ecsv_record.fit_weights([lesson], 0.0)
@@ -2023,6 +2036,7 @@ def check_via_limit(s, seed, name, who, **knobs):
     return cycles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, who, knobs', [
     ('via', 'draft', dict(keep=0.0, escalate=0.0)),
     ('via', 'draft', dict(keep=0.0, escalate=0.0, max_lag=0)),
@@ -2038,6 +2052,7 @@ def test_via_limits(name, who, knobs, gamma):
         check_via_limit(slim_session(seed), seed, name, who, gamma=gamma, **knobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, knobs', [
     ('via', {}), ('via', dict(slim_bonus=True)), ('via-lossy-sd', {})])
 @pytest.mark.parametrize('gamma', [1, 5])
@@ -2051,6 +2066,7 @@ def test_via_that_never_escalates(name, knobs, gamma):
             assert 'target/full' not in c.passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('gamma', [1, 5])
 def test_via_with_a_slim_that_is_never_wrong(gamma):
     """Where slim is the target, with no layer skipped or as another model, via's text is the target's."""
@@ -2075,6 +2091,7 @@ def check_judged(method, judged):
             assert row['chance'] == (row['ratio'] >= method.bounds[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, knobs', [
     ('via', dict(escalate=0.01, max_lag=3)), ('via-lossy-sd', dict(escalate=0.1)),
     ('via', dict(after_escalation='gate')), ('via-one-minus-alpha', dict(after_escalation='gate')),
@@ -2158,9 +2175,10 @@ def planted(useless):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('unit, useless, objective', [
     ('layer', {4, 5, 8, 9}, 'violation'), ('layer', {4, 5, 8, 9}, 'argmax'),
-    pytest.param('sublayer', {3, 4, 9, 10, 13}, 'violation', marks=pytest.mark.slow)])
+    ('sublayer', {3, 4, 9, 10, 13}, 'violation')])
 def test_via_search_finds_planted_sublayers(unit, useless, objective, tmp_path, capsys):
     """Sublayers that add nothing are found, all and no other, in one search or a resumed one."""
     text = tmp_path / 'text'
@@ -2294,6 +2312,7 @@ def wrong_tokens(s, tokens):
 VIA_THRESHOLDS = (0.0, 0.0), (0.5, 0.3), (0.9, 0.1), (1.0, 0.0), (2.0, 2.0)
 
 
+@pytest.mark.slow
 def test_via_replayed_gates_are_the_real_ones():
     """A recorded block tells how many tokens a gate commits, whether it asks the target, and its errors."""
     outcomes = set()
@@ -2311,6 +2330,7 @@ def test_via_replayed_gates_are_the_real_ones():
     assert max(wrong for _, _, wrong in outcomes) > 1
 
 
+@pytest.mark.slow
 def test_via_gates_are_monotone():
     """A higher `keep` keeps no more; a higher `escalate` asks the target no less often."""
     fewer = oftener = False
@@ -2550,6 +2570,7 @@ def test_specguard_steps_end_at_the_delimiter(tau, seed):
         assert '\n' in text and '\n' not in before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', [0, 1])
 @pytest.mark.parametrize('tau', ENDS)
 def test_specguard_text_ends_inside_a_step(tau, seed):
@@ -2630,6 +2651,7 @@ def test_specguard_score_by_hand():
         assert verdict['score'] == pytest.approx(min(L, G), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('combine', ['weighted', 'and'])
 def test_specguard_target_writes_more_as_tau_rises(combine):
     """On frozen scores the steps that the target writes never become fewer: none at -inf, all at inf."""
@@ -3698,6 +3720,7 @@ UNDER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('parts, method', UNDER)
 def test_sparse_under_a_method_switched_off(parts, method, mixed, capsys):
     """--sparse with every knob off leaves a method its text and its promise."""
@@ -3708,6 +3731,7 @@ def test_sparse_under_a_method_switched_off(parts, method, mixed, capsys):
     assert off['lossless'] == dense['lossless'] == (method not in ('lenient', 'via-tiers'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('parts, method', UNDER)
 def test_sparse_under_a_method_switched_on(parts, method, mixed, capsys):
     """All target passes are sparse and counted as whole ones, the text is another, and it says LOSSY."""
@@ -3814,6 +3838,7 @@ def distance(model, lessons):
     return total
 
 
+@pytest.mark.slow
 def test_sparse_student_comes_closer():
     draft = network()
     lessons = lessons_of(network(1))
@@ -4651,6 +4676,7 @@ def rows_once(task):
     return rows_of(task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', tasks.TASKS)
 def test_rows_are_seeded(task):
     held_out = rows_of(task)
@@ -4658,6 +4684,7 @@ def test_rows_are_seeded(task):
     assert held_out != rows_of(task, seed=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', tasks.TASKS)
 def test_splits_share_no_text(task):
     held_out = {row['prompt'] + row['solution'] for row in rows_once(task)}
@@ -4832,6 +4859,7 @@ def test_a_quantised_copy_loads(monkeypatch, tmp_path):
 
 # ---------------------------------------------------------- the embedded models' data
 
+@pytest.mark.slow
 def test_training_tells_every_fact():
     told = set()
     for row in itertools.islice(tasks.rows('qa', 0, 'train'), 20_000):
@@ -4951,6 +4979,7 @@ def tiny_training(monkeypatch, training_home):
     return training_home
 
 
+@pytest.mark.slow
 def test_training_goes_on_where_it_was_interrupted(tiny_training, monkeypatch, capsys):
     """From its checkpoint, to the end; it learns; the model is saved, graded on every task, and loads."""
     losses = interrupt(monkeypatch, train, 'step', 12)
@@ -5087,6 +5116,7 @@ def test_stored_rows_are_read_as_written(monkeypatch, tmp_path):
 
 # ------------------------------------------------------------- the embedded models
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['target', 'draft', 'moe'])
 def test_transformers_loads_the_embedded_models(name):
     """With the same ids, end of sequence and logits."""

@@ -4,6 +4,7 @@ At temperature 0 what draft and target say behind a text follows from the text a
 run: what it would have met can be looked up. A test holds replays to real runs, cycle by cycle.
 """
 import functools
+import itertools
 import time
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -20,6 +21,7 @@ LONGEST = 300           # prompts of more tokens are passed over
 CHUNK = 8               # places behind a text that are looked at together
 MARGIN = 64             # positions of a cache beyond prompt and room, for what is drafted there
 MOST_POSITIONS = 27     # the longest target pass whose cost is measured
+ROUNDS = 30             # in which every cost is measured once
 GREEDY = Exact(draft_temperature=0)
 
 
@@ -79,31 +81,33 @@ def written(session, ids, method, temperature=0.0, seed=0):
 
 # ------------------------------------------------------------------------------------------- modelled seconds
 
-def least_seconds(reader, line, n):
-    """The processor's seconds for a pass over n positions behind the line, the least of 15 passes.
-
-    The processor's own time, and the least of it: what other programs add to a pass is not its own.
-    """
-    reader.read(line, [], reader.model.full, 1)
-    filler = [1] * (n - 1)
-    times = []
-    for token in range(2, 17):                          # another token each time: nothing is trusted
-        begin = time.process_time()
-        reader.read(line[:-1], [token] + filler, reader.model.full, n)
-        times.append(time.process_time() - begin)
-    return min(times)
+def pass_seconds(reader, line, token, n):
+    """The processor's seconds for a pass over n positions behind the line; token: one that is not cached."""
+    known, draft = line[:-1], [token] + [1] * (n - 1)
+    reader.read(known, [], reader.model.full, 0)
+    begin = time.process_time()
+    reader.read(known, draft, reader.model.full, n)
+    return time.process_time() - begin
 
 
 @functools.cache
 def pass_costs():
-    """(seconds of a draft pass, [seconds of a target pass over 0, 1, 2, ... positions])."""
+    """(seconds of a draft pass, [seconds of a target pass over 0, 1, 2, ... positions]).
+
+    The processor's own time, and the least of ROUNDS rounds through all sizes: what other programs add to a
+    pass is not its own, and a busy moment spoils one round of each size, not all rounds of one.
+    """
     line = [1] * 100
     session = open_session(line)
-    draft = least_seconds(session.draft, line, 1)
-    target = [0.0]
-    for n in range(1, MOST_POSITIONS + 1):
-        target.append(least_seconds(session.target, line, n))
-    return draft, target
+    tokens = itertools.count(2)                         # another each time: nothing is in the cache
+    draft = []
+    target = [[] for _ in range(MOST_POSITIONS)]
+    for _ in range(ROUNDS):
+        for _ in range(4):                              # in a row, as in a cycle: its weights stay at hand
+            draft.append(pass_seconds(session.draft, line, next(tokens), 1))
+        for i, times in enumerate(target):
+            times.append(pass_seconds(session.target, line, next(tokens), i + 1))
+    return min(draft), [0.0] + [min(times) for times in target]
 
 
 def modelled_seconds(drafted):
