@@ -254,6 +254,7 @@ def test_parity(oracle):
     assert apart(fresh(model, oracle.ids), oracle.wanted) < 1e-4
 
 
+@pytest.mark.slow
 def test_parity_from_a_version_4_config(oracle, tmp_path):
     folder = tmp_path / 'old'
     shutil.copytree(oracle.folder, folder)
@@ -632,15 +633,15 @@ LAWS = [
     law('sd-hf-confidence', Exact(2, controller='hf-confidence'), slow=True),
     law('sd-hf-roc', Exact(2, controller='hf-roc'), slow=True),
     law('lenient-lenience-1', lenient(2, lenience=1), slow=True),
-    law('lenient', lenient(2, lenience=0.5)),
+    law('lenient', lenient(2, lenience=0.5), slow=True),
     law('typical-keeps-nothing', typical(1, epsilon=1, delta=math.inf), slow=True),
     law('typical', typical(2), slow=True),
     law('typical-short', typical(2), **SHORT),
     law('cmasd-strict', strict(2)),
     law('cmasd-tau-1', cmasd(k_max=2, alpha=2, tau_base=1)),
     law('cmasd', cmasd(k_max=2)),
-    law('cmasd-probe', strict(3, controller='probe'), **COINS),
-    law('cmasd-dropout', METHODS['cmasd-dropout'](k_max=2, alpha=2, accept_='strict')),
+    law('cmasd-probe', strict(3, controller='probe'), slow=True, **COINS),
+    law('cmasd-dropout', METHODS['cmasd-dropout'](k_max=2, alpha=2, accept_='strict'), slow=True),
     law('sparse-off', sparse(2, **OFF), slow=True),
     law('sparse-off-short', sparse(2, **OFF), **SHORT),
     law('ecsv', ecsv(**TWO | dict(branches=3)), slow=True),
@@ -649,16 +650,16 @@ LAWS = [
     law('ecsv-lite', METHODS['ecsv-lite'](**TWO, align='prefix', granularity='branch'), slow=True),
     law('ecsv-soft', METHODS['ecsv-soft'](**TWO, granularity='window'), slow=True),
     law('ecsv-spot', spot(policy='entropy'), slow=True),
-    law('ecsv-spot-budget', spot(policy='agree_entropy', budget=2)),
+    law('ecsv-spot-budget', spot(policy='agree_entropy', budget=2), slow=True),
     law('ecsv-mean-argmax', METHODS['mean-argmax'](**TWO), slow=True),
     law('ecsv-oracle-top1', oracle_top1(**TWO), slow=True),
     law('ecsv-sd-multi', sd_multi(**TWO), slow=True),
-    law('ecsv-sd-multi-budget', sd_multi(**TWO, budget=4)),
+    law('ecsv-sd-multi-budget', sd_multi(**TWO, budget=4), slow=True),
     law('ecsv-sd-tree', sd_tree(**TWO), slow=True),
-    law('ecsv-sd-tree-budget', sd_tree(**TWO, budget=4)),
+    law('ecsv-sd-tree-budget', sd_tree(**TWO, budget=4), slow=True),
     law('ecsv-probe', ecsv(**TWO, controller='probe'), slow=True, **FLAT),
     law('ecsv-oracle-top1-probe', oracle_top1(**TWO, controller='probe'), slow=True, **FLAT),
-    law('ecsv-sd-multi-probe', sd_multi(**TWO, controller='probe'), **FLAT),
+    law('ecsv-sd-multi-probe', sd_multi(**TWO, controller='probe'), slow=True, **FLAT),
     law('via-two-level-coins', two_level(2), slow=True, calibration=SKIP, vocab=2, horizon=3),
     law('via-two-level', two_level(2), slow=True, **MASK),
     law('via-two-level-short', two_level(2), calibration=SKIP, vocab=2, horizon=2),
@@ -670,7 +671,7 @@ LAWS = [
     law('specguard-tau-inf', SpecGuard(tau=math.inf, **GREEDY), **LINES),
     law('specguard-tau-inf-eos', SpecGuard(tau=math.inf, **GREEDY), **LINES, **EOS),
     law('specguard-regenerate-sd', SpecGuard(1, tau=math.inf, regenerate='sd', **GREEDY), slow=True, **LINES),
-    law('specguard', SpecGuard(k=1, tau=0.5), **LINES, **SHORT),
+    law('specguard', SpecGuard(k=1, tau=0.5), slow=True, **LINES, **SHORT),
     law('specguard-target-k', SpecGuard(tau=math.inf, target_k=2, **GREEDY), slow=True, **LINES, **SHORT)]
 
 
@@ -1046,6 +1047,7 @@ def test_cmasd_block_ends_behind_the_token_that_fills_its_window():
     assert len(lengths) > 2
 
 
+@pytest.mark.slow
 def test_cmasd_with_a_fixed_window_and_tau_1_is_sd():
     """Token by token, with the same random numbers."""
     target = network(0, vocab=30)
@@ -1240,6 +1242,7 @@ def test_cmasd_dropout_reaches_both_ends(monkeypatch):
     assert second['confidence'] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_cmasd_dropout_is_exact_at_tau_1():
     assert thinned(tau_base=1).lossless
     assert not thinned().lossless
@@ -1247,6 +1250,7 @@ def test_cmasd_dropout_is_exact_at_tau_1():
     assert tokens == plain(network(0), [1, 2], 30)
 
 
+@pytest.mark.slow
 def test_cmasd_dropout_of_the_slim_path():
     """Without a draft model the target's slim path drafts, and is thinned."""
     s = slim_session()
@@ -1365,6 +1369,7 @@ def test_cmasd_replays_are_runs(task, method):
         assert run.drafted == [len(cycle.drafted) for cycle in cycles]
 
 
+@pytest.mark.slow
 def test_cmasd_dropout_rows_are_of_the_replayed_text():
     """Its strict run writes the replayed text, and judges each place as the replay does."""
     _, ids = replay.short_prompts('table', 1)[0]
@@ -1986,6 +1991,7 @@ def test_via_refuses_a_run_without_a_mask(folders, capsys):
     refused(capsys, 'no section', *flags_of_via(folders))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('more, break_even', [
     ('', True), ('--draft lookup', False), ('--draft self', False),
     ('--draft self --method sd --check', False)])
@@ -2254,6 +2260,7 @@ def test_via_search_ends_without_progress():
     assert defaults.patience < defaults.evaluations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('last, minutes, tried, nested', [
     (22, 60, 10, 1), (15, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)])
 def test_via_search_that_is_ended_keeps_the_best(last, minutes, tried, nested, monkeypatch):
@@ -2467,6 +2474,7 @@ def greedy(tau, who, k=1, **knobs):
     return SpecGuard(tau=tau, k=k, signals=who, draft_temperature=0.0, **knobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layers, n, chosen', [
     ('last', 1, [4]),
     ('last', 3, [2, 3, 4]),
@@ -2511,6 +2519,7 @@ def test_specguard_observed_pass_is_an_ordinary_one(layers, n, sparsify, residua
     assert trusted(reader, line) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('who', EITHER)
 @pytest.mark.parametrize('tau', ENDS)
 def test_specguard_equal_candidates_leave_nothing_to_select(tau, who):
@@ -2521,6 +2530,7 @@ def test_specguard_equal_candidates_leave_nothing_to_select(tau, who):
     assert [c.labels for c in cycles] == [c.labels for c in others]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('who', EITHER)
 @pytest.mark.parametrize('tau, writer', [(-math.inf, 1), (math.inf, 0)])
 def test_specguard_ends_of_tau_are_the_texts_of_one_model(tau, writer, who):
@@ -2544,6 +2554,7 @@ def test_specguard_log_probabilities_are_of_each_token_itself(who, seed):
     assert found == pytest.approx(token_logps(logits, text).tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('who', EITHER)
 @pytest.mark.parametrize('tau', ENDS)
 def test_specguard_passes_of_a_step(tau, who):
@@ -2560,6 +2571,7 @@ def test_specguard_passes_of_a_step(tau, who):
         assert len(cycle.passes) == 2 + wrote
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', [0, 1])
 @pytest.mark.parametrize('tau', ENDS)
 def test_specguard_steps_end_at_the_delimiter(tau, seed):
@@ -2697,6 +2709,7 @@ def test_specguard_rivals_by_checker_keep_what_it_likes(name):
     assert {*liked} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rate, writers', [
     (0, {'target'}),
     (0.5, {'target', 'draft'}),
@@ -2713,6 +2726,7 @@ def test_specguard_rivals_write_the_whole_text(name):
     assert sum(len(cycle.tokens) for cycle in cycles) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['majority', 'best-of-n'])
 def test_specguard_rivals_of_whole_texts_take_one_cycle(name):
     assert len(rival_cycles(name)) == 1
@@ -2785,6 +2799,7 @@ def all_texts(length, vocabulary, eos):
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed, eos', LIKELY_ENDS)
 def test_specguard_beam_finds_the_likeliest_text(seed, eos):
     """Wide enough, it finds the text of highest mean log-probability (not sum) of all."""
@@ -2963,6 +2978,7 @@ def spent(cycles, role, column):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('k', [1, 4])
 @pytest.mark.parametrize('who', EITHER)
 @pytest.mark.parametrize('tau', [-9, 0.5, 9])
@@ -3093,6 +3109,7 @@ def test_specguard_mid_sentence_by_hand(text, cut):
     assert specguard_record.in_mid_sentence(text) == cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, marked', [
     ('rsd', True),
     ('oracle-gate', False),
@@ -3579,6 +3596,7 @@ def test_sparse_work_of_the_literal_form():
 
 # texts
 
+@pytest.mark.slow
 @pytest.mark.parametrize('refresh', [0, 1, 3])
 def test_sparse_text_refreshed(refresh):
     """A refresh leaves nothing sparse in the cache; refreshed in every cycle the text is plain decoding's."""
@@ -4692,6 +4710,7 @@ def test_splits_share_no_text(task):
     assert not held_out & train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', [task for task in tasks.TASKS if task != 'story'])
 def test_the_grader_knows_the_reference(task):
     """It accepts the reference, not silence; of 99 rows fewer than 10 take their neighbour's solution."""
@@ -5138,6 +5157,7 @@ def parameters(name):
     return sum(weight.numel() for weight in model.parameters())
 
 
+@pytest.mark.slow
 def test_sizes_of_the_embedded_models():
     """8 M parameters at most; the draft has at most an eighth of its target's."""
     target = parameters('target')
