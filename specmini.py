@@ -510,7 +510,10 @@ class Teller:
         self.as_json = as_json
         self.trace = None
         if trace:
-            self.trace = open(trace, 'w', buffering=1, encoding='utf-8')        # written line by line
+            try:
+                self.trace = open(trace, 'w', buffering=1, encoding='utf-8')    # written line by line
+            except OSError as error:
+                raise ValueError(f'--trace {trace}: cannot be written ({error.strerror})') from None
         self.all_cycles = []
         self.reports = []                               # of the finished texts
         self.begin()

@@ -4548,7 +4548,8 @@ BAD_FLAGS = {
     '--temperature nan': '--temperature nan', '--seed -1': '--seed -1',
     '--prompts y': 'give --prompt', '--prompt': 'expected one argument', '--max-new many': '--max-new',
     '--prompt=': 'prompt 1 is empty', '--prompt \udcff': 'prompt 1 is not valid UTF-8',
-    '--target nowhere': 'nowhere/config.json: no', '--trace no/such/folder': 'no/such/folder',
+    '--target nowhere': 'nowhere/config.json: no',
+    '--trace no/such/folder': '--trace no/such/folder: cannot be written',
     '--device tpu': '--device', '--compare sd --json': '--compare takes none',
     '--method magic': "['magic'] is unknown; there are ar", '--compare sd,magic': "['magic']",
     '--check --temperature 1': 'texts agree only', '--gamma -1': 'knob gamma is -1',
@@ -4585,6 +4586,20 @@ def test_bad_knobs(method, knob, capsys):
     """A value out of range is named as it was found: knob gamma is -1."""
     name, value = knob.split('=')
     refused(capsys, f'knob {name} is {value}', '--prompt', 'x', '--method', method, '--set', knob)
+
+
+def test_each_text_pays_for_its_prompt():
+    """A prompt that was read for an earlier text is read again: its seconds are not those of a cache."""
+    engine = specmini.Engine(EMBEDDED / 'target', EMBEDDED / 'draft')
+    ids = engine.tokenizer.encode('One evening Mia the fox').ids
+    engine.open([ids])
+    for _ in range(2):
+        for reader in engine.readers.values():
+            reader.log.clear()                          # so that what is found was read for this text
+        session = engine.start(ids, Exact())
+        for reader in session.readers().values():
+            [(passes, positions, _)] = reader.spent().values()
+            assert (passes, positions) == (1, len(ids) - 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
