@@ -63,7 +63,7 @@ from lab.via import rivals as via_rivals
 from model import Reader, load, read_calibration, write_calibration
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
-                    overlap, probs, residual, silence, token_logps, write_steps)
+                    overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab/models'
@@ -876,7 +876,7 @@ def test_greedy_identity(texts):
     rng = random.Random(5)
     targets = [network(seed) for seed in range(4)]
     drafts = [network(seed) for seed in range(10, 14)]
-    cut = 0             # texts that end inside a block, on a token that was accepted
+    ended = 0           # texts that end on a token that was accepted: nothing is drafted behind it
     for number in range(texts):
         s, method, wanted = random_text(rng, number, targets, drafts)
         tokens, cycles = write(s, method)
@@ -886,14 +886,16 @@ def test_greedy_identity(texts):
             kept = sum(row['kept'] for row in cycle.judged)
             assert kept == cycle.accepted               # none is judged behind the end
         last = cycles[-1]
-        if s.eos and 0 < last.accepted == len(last.tokens) < len(last.drafted):
-            cut += 1
+        if s.eos and 0 < last.accepted == len(last.tokens):
+            ended += 1
         readers = [s.target]
         if s.source is chain:
             readers.append(s.draft)
+            for cycle in cycles:
+                assert not s.eos.intersection(cycle.drafted[:-1])
         for reader in readers:
             assert trusted(reader, s.tokens) >= len(s.tokens) - 3           # the last cycle may draft nothing
-    assert cut > texts / 25
+    assert ended > texts / 25
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
@@ -940,6 +942,17 @@ def test_commit_cuts_at_the_room():
     s = session(network(), None, [1], 2, eos=frozenset([3]))
     assert s.commit([5, 6, 3]) == [5, 6]
     assert s.room == 0 and not s.ended
+
+
+@pytest.mark.parametrize('eos, length', [((2, 3), 1), ((4,), 2), ((2, 8), 3), ((2, 5), 4)])
+def test_drafting_stops_where_all_branches_have_ended(eos, length, monkeypatch):
+    """Each in its own place; whatever controls the length."""
+    steps = iter([[2, 3], [4, 4], [5, 8], [6, 7]])
+    model = network(0)
+    s = session(model, model, [1], 9, eos=frozenset(eos))
+    monkeypatch.setattr(s, 'draw', lambda p: torch.tensor(next(steps)))
+    found = sample_branches(s, s.draft, model.full, 2, Exact().plan(s, 4))
+    assert found.tokens.shape[1] == length
 
 
 @pytest.mark.parametrize('text, found', [

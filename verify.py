@@ -464,20 +464,29 @@ def chain(session: Session, plan: Plan):
 
 
 def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan):
-    """Branches behind the text, `rows` of them; a single row is written in the reader's own cache."""
+    """Branches behind the text, `rows` of them, until the plan or all their texts end.
+
+    A single row is written in the reader's own cache.
+    """
     logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]        # of each step [rows, V]
     twin = reader.fork(rows, plan.n) if rows > 1 else reader
     q = []
     tokens = []
     notes = []
+    over = set()                            # rows whose text has ended
     while True:
         q.append(plan.law(logits[-1]))
         tokens.append(session.draw(q[-1]))
         notes.append({})
         if len(tokens) == plan.n or not plan.more(tokens, logits, notes):
             break
+        for row, token in enumerate(tokens[-1].tolist()):
+            if token in session.eos:
+                over.add(row)
+        if len(over) == rows:                           # behind an end of sequence nothing is ever kept
+            break
         logits.append(twin.append(tokens[-1], path))
-    raw = finite(torch.stack(logits, 1), 'draft', len(session.tokens))      # the first sync with the device
+    raw = finite(torch.stack(logits, 1), 'draft', len(session.tokens))
     return Branches(torch.stack(tokens, 1), torch.stack(q, 1), raw, notes)
 
 
@@ -590,7 +599,7 @@ class Window:
 
 
 class Online(Controller):
-    """CM-ASD's controller, for any method: the token that fills its window, or ends the text, is the last."""
+    """CM-ASD's controller, for any method: the token that fills its window is the last."""
 
     def length(self, session):
         return self.window.k_max
@@ -598,8 +607,6 @@ class Online(Controller):
     def more(self, session, tokens, logits, notes):
         confidence = fmean(self.window.confidence(logits[-1]))       # of all rows
         notes[-1]['confidence'] = confidence
-        if all(token in session.eos for token in tokens[-1].tolist()):
-            return False
         mean = sum(note['confidence'] for note in notes) / len(notes)
         return len(tokens) < self.window.length(mean)
 

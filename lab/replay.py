@@ -184,14 +184,13 @@ class Replay:
         longest = min(most, method.k_max if online else method.gamma)
         block = []
         confidences = []
-        while len(block) < longest:
+        while len(block) < longest and not (block and self.is_over(text)):
             place = self.place(text)
             block.append(place)
             text += (place.token,)
             if online:
                 confidences.append(confidence(method, place))
-                is_full = len(block) >= method.confidence_window.length(mean(confidences))
-                if is_full or self.is_over(text):
+                if len(block) >= method.confidence_window.length(mean(confidences)):
                     break
         return block
 
