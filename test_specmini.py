@@ -1351,11 +1351,69 @@ def test_cmasd_reliability_by_hand():
     assert error == pytest.approx((0.1 + 4 * abs(0.7125 - 0.75)) / 5)
 
 
-def test_cmasd_at_equal_alignment_by_hand():
-    """Linear between two constant thresholds, beyond them the nearest."""
+def test_cmasd_between_by_hand():
+    """Linear between two points, beyond them the nearest."""
     points = [(0.9, 4.0), (1.0, 2.0), (0.8, 8.0)]
-    found = [cmasd_claims.at_equal_alignment(points, aim) for aim in (0.5, 0.85, 0.9, 0.95, 1.0)]
+    found = [cmasd_claims.between(points, aim) for aim in (0.5, 0.85, 0.9, 0.95, 1.0)]
     assert found == pytest.approx([8, 6, 4, 3, 2])
+
+
+def replayed_texts(price=0.0):
+    """Two texts of 30 tokens: `fixed 3`, `fixed 5` and `online`, which is as `fixed 4` would be."""
+    sums = {'fixed 3': [24, 8, 24, 12.0], 'fixed 5': [26, 6, 30, 13.0], 'online 1.0 10': [25, 7, 27, 12.0]}
+    default = dict(zip(cmasd_claims.SUMS, [25, 7, 27, 12.0, 27, 30, 1, 1.0, 1.0, 1]))
+    row = dict(family='math', tokens=30, right=1, strict=sums, runs=dict(default=list(default.values())),
+               signals=dict(entropy=[0.5, 0.95], margin=[0.5, 0.95], softmax=[0.5, 0.95]), hits='01')
+    return cmasd_claims.Texts([row, row], price)
+
+
+def test_cmasd_confidences_have_a_price():
+    """A rule that looks at a token's confidence pays for it in steps; a fixed window does not."""
+    for price, wanted in ((0.0, 1.0), (0.1, 12.0 / (12.0 + 2.7))):
+        texts = replayed_texts(price)
+        assert texts.best('fixed') == 'fixed 3'
+        assert texts.best_pace('online') / texts.best_pace('fixed') == pytest.approx(wanted)
+        assert texts.pace(texts.runs['default']) == pytest.approx(texts.best_pace('online'))
+        assert cmasd_claims.beside_best_fixed(texts) == pytest.approx(wanted)
+
+
+def test_cmasd_windows_are_compared_at_equal_positions():
+    """The default reads 34 / 30 positions a token; between 32 (3 kept a cycle) and 36 (26 / 6) lies 34."""
+    wanted = (25 / 7) / ((3 + 26 / 6) / 2)
+    assert cmasd_claims.over_fixed(replayed_texts()) == pytest.approx(wanted)
+
+
+def test_cmasd_area_below_a_sure_confidence():
+    """Only tokens of C below 0.9 are ranked: here all of them are wrong, so that there is no area."""
+    texts = replayed_texts()
+    assert texts.area('C') == 1
+    assert math.isnan(texts.area('unsure'))
+
+
+def test_cmasd_evenness_is_of_single_texts():
+    """Two texts of 2 and 4 kept a cycle, swapped by the second seed: their means alone would not differ."""
+    sums = dict.fromkeys(cmasd_claims.WARM_SUMS, [1, 1])
+    rows = [dict(default=sums | dict(kept=kept)) for kept in ([2, 4], [4, 2])]
+    sampled = cmasd_claims.Sampled(rows, 0.0)
+    assert sampled.evenness([0, 1]) == pytest.approx(1 - 2 ** 0.5 / 3)
+
+
+def test_cmasd_rules_that_look():
+    """Confidence is asked for by a window that follows it, or by a threshold that does."""
+    rules = cmasd_record.RULES
+    looking = {name for name, method in rules.items() if cmasd_record.looks(method)}
+    assert {'default', 'adaptive tau, fixed 7', 'tau 0.5', 'cmasd-prob'} <= looking
+    assert not looking & {f'tau {tau}, fixed 7' for tau in cmasd_claims.TAUS}
+    assert not cmasd_record.looks(Exact(5))
+
+
+def test_cmasd_controllers_are_timed():
+    """What a controller's own verbs take is counted, and it decides as before."""
+    control = Exact(3, controller='online').control
+    spent = cmasd_record.timed(control)
+    assert control.length(None) == 10
+    assert control.more(None, [torch.tensor([0])], [torch.zeros(1, 9)], [{}]) is False      # C is 0
+    assert len(spent) == 2 and min(spent) >= 0
 
 
 def test_cmasd_chrf_by_hand():

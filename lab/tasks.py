@@ -594,26 +594,34 @@ def bleu(references, texts, order=4):
 
     Source: Papineni et al. 2002, sections 2.1 to 2.3 (clipped n-gram precision, brevity penalty).
     """
-    hits = [0] * order          # n-grams that a reference has too, n = 1, 2, ...
-    counts = [0] * order        # n-grams of the texts
-    length = 0                  # words of the texts
-    wanted = 0                  # words of the references closest in length
-    for choices, text in zip(references, texts):
-        words = text.split()
-        choices = [choice.split() for choice in choices]
-        length += len(words)
-        wanted += closest([len(choice) for choice in choices], len(words))
-        for n in range(1, order + 1):
-            mine = ngrams(words, n)
-            best = Counter()
-            for choice in choices:
-                best |= ngrams(choice, n)
-            hits[n - 1] += (mine & best).total()
-            counts[n - 1] += mine.total()
+    each = [bleu_counts(choices, text, order) for choices, text in zip(references, texts)]
+    return bleu_of([sum(column) for column in zip(*each)])
+
+
+def bleu_counts(choices, text, order=4):
+    """What corpus BLEU sums over its texts, a list: words; words of the closest of the references `choices`;
+    then for n = 1, 2, ... the n-grams that a reference has too, and all of them.
+    """
+    words = text.split()
+    choices = [choice.split() for choice in choices]
+    counts = [len(words), closest([len(choice) for choice in choices], len(words))]
+    for n in range(1, order + 1):
+        mine = ngrams(words, n)
+        best = Counter()
+        for choice in choices:
+            best |= ngrams(choice, n)
+        counts += [(mine & best).total(), mine.total()]
+    return counts
+
+
+def bleu_of(counts):
+    """BLEU, 0 to 1, of the sums of bleu_counts over the texts."""
+    length, wanted, *grams = counts
+    hits, totals = grams[::2], grams[1::2]
     if not all(hits):
         return 0.0
     brevity = min(0.0, 1 - wanted / length)
-    precision = sum(maths.log(hit / count) for hit, count in zip(hits, counts)) / order
+    precision = sum(maths.log(hit / total) for hit, total in zip(hits, totals)) / len(hits)
     return maths.exp(brevity + precision)
 
 

@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 import lab.cmasd.rivals                                 # noqa: F401, enters the rivals in METHODS
 from lab import tasks
-from lab.cmasd.claims import FAMILIES, SIGNALS, TAUS
+from lab.cmasd.claims import (FAMILIES, GAINS, LONGEST_WINDOWS, SIGNALS, TAUS, WARM_SUMS, WARM_TAUS,
+                              WINDOWS)
 from lab.common import embedded
 from lab.replay import Replay, columns, modelled_seconds, open_session, pass_costs, short_prompts, written
-from verify import CONTROLLERS, METHODS, CmAsd, Draft, Exact, Score, decode, tokens_of
+from verify import CONTROLLERS, METHODS, CmAsd, Draft, Exact, Score, decode, token_logps, tokens_of
 
 SEEDS = 3
 WINDOW = 7                                              # tokens, where a window is fixed
@@ -46,7 +47,7 @@ def strict_rules():
     """{name: method}: rules with which every text is the target's, so that only the length counts."""
     rules = {f'fixed {k}': Exact(k) for k in range(1, 16)}
     for alpha in (0.5, 1.0, 2.0):
-        for k_max in (5, 10, 15, 25):
+        for k_max in LONGEST_WINDOWS:
             rules[f'online {alpha} {k_max}'] = CmAsd(alpha=alpha, k_max=k_max, accept_='strict')
     for name in SIGNALS:
         rules[f'{name} alone'] = one_signal(name, accept_='strict')
@@ -54,27 +55,43 @@ def strict_rules():
 
 
 def relaxed_rules():
-    """{name: method}: the default knobs, each sweep of one of them, other rules, constant thresholds."""
+    """{name: method}: the default knobs, the paper's two sweeps crossed, other rules, constant thresholds."""
     rules = {'default': CmAsd(), f'adaptive tau, fixed {WINDOW}': CmAsd(WINDOW, controller='fixed')}
-    for gain in (0.1, 0.5, 1.0, 2.0):
-        rules[f'gamma_tau {gain}'] = CmAsd(gamma_tau=gain)
-    for k_max in (5, 10, 15, 25):
-        rules[f'k_max {k_max}'] = CmAsd(k_max=k_max)
+    for gain in GAINS:
+        for k_max in LONGEST_WINDOWS:
+            rules[f'gamma_tau {gain} k_max {k_max}'] = CmAsd(gamma_tau=gain, k_max=k_max)
     for name in SIGNALS:
         rules[f'{name} alone'] = one_signal(name)
     for name in ('cmasd-prob', 'cmasd-specdec', 'cmasd-typical'):
         rules[name] = METHODS[name]()
     for tau in TAUS:
-        rules[f'tau {tau}'] = CmAsd(tau_base=tau, gamma_tau=0)
-    for tau in TAUS:
-        rules[f'tau {tau}, fixed {WINDOW}'] = CmAsd(WINDOW, tau_base=tau, gamma_tau=0, controller='fixed')
+        rules[f'tau {tau}'] = constant(tau)
+        for window in WINDOWS:
+            rules[f'tau {tau}, fixed {window}'] = constant(tau, window)
     return rules
 
 
+def constant(tau, window=None):
+    """CM-ASD with the same tau everywhere; window: tokens, where it is fixed too."""
+    if window is None:
+        return CmAsd(tau_base=tau, gamma_tau=0)
+    return CmAsd(window, tau_base=tau, gamma_tau=0, controller='fixed')
+
+
+def looks(method):
+    """Whether a rule needs the draft's confidence, and so has to pay for it."""
+    if not isinstance(method, CmAsd):
+        return False
+    adapts = method.gamma_tau > 0 and method.accept_ != 'strict'
+    return adapts or method.controller == 'online'
+
+
 STRICT = strict_rules()
-TWO_STRICT = {f'strict, fixed {WINDOW}': Exact(WINDOW), 'strict, online': CmAsd(accept_='strict')}
-RULES = relaxed_rules() | TWO_STRICT
-ROUNDED = 'strict, online', 'default'                   # what is replayed with 4-bit models
+RULES = relaxed_rules()
+ROUNDED = {'strict, online': CmAsd(accept_='strict'), 'default': CmAsd()}     # replayed with 4-bit models
+SAMPLED = dict(plain=Exact(0), default=CmAsd(), typical=METHODS['typical'](WINDOW))     # at temperature 1
+for warm_tau in WARM_TAUS:
+    SAMPLED[f'tau {warm_tau}'] = constant(warm_tau)
 
 
 # ------------------------------------------------------------------------------------------ replayed texts
@@ -117,13 +134,19 @@ def as_number(grade):
     return None if grade is None else int(grade)
 
 
-def sums_of(run, row, plain):
+def strict_sums(run):
+    """What a strict Run is judged by, in the order of lab.cmasd.claims.STRICT_SUMS."""
+    return [sum(run.kept), len(run.kept), sum(run.drafted), steps_worth(run.drafted)]
+
+
+def sums_of(run, method, row, plain):
     """What a Run is judged by, in the order of lab.cmasd.claims.SUMS; plain: the ids of the target's text."""
     to_text = embedded('target')[1].decode
     text = to_text(list(run.text))
     rolled_back = sum(kept < drafted for kept, drafted in zip(run.kept, run.drafted))
-    return [sum(run.kept), len(run.kept), len(run.text), rolled_back, steps_worth(run.drafted),
-            alignment(run.text, plain), chrf(text, to_text(list(plain))), as_number(tasks.grade(row, text))]
+    looked = sum(run.drafted) if looks(method) else 0
+    return [*strict_sums(run), looked, len(run.text), rolled_back, alignment(run.text, plain),
+            chrf(text, to_text(list(plain))), as_number(tasks.grade(row, text))]
 
 
 def bits(flags):
@@ -138,8 +161,8 @@ def replayed_row(family, row, ids):
     """
     replay = Replay(ids)
     plain = replay.text
-    strict = {name: steps_worth(replay.run(method).drafted) for name, method in STRICT.items()}
-    runs = {name: sums_of(replay.run(method), row, plain) for name, method in RULES.items()}
+    strict = {name: strict_sums(replay.run(method)) for name, method in STRICT.items()}
+    runs = {name: sums_of(replay.run(method), method, row, plain) for name, method in RULES.items()}
     signals = dict(entropy=[], margin=[], softmax=[])
     hits = []
     for i in range(len(plain)):
@@ -164,23 +187,73 @@ def rounded_rows(n):
         for role in ('draft', 'target'):
             replay = Replay(ids, role)
             found[role] = {}
-            for name in ROUNDED:
-                run = replay.run(RULES[name])
+            for name, method in ROUNDED.items():
+                run = replay.run(method)
                 found[role][name] = [sum(run.kept), len(run.kept)]
         yield found
 
 
 # ---------------------------------------------------------------------------------------------- real runs
 
+def answer_rows(n):
+    """Of ten times as many texts of math, whether plain decoding and the default are right."""
+    to_text = embedded('target')[1].decode
+    for row, ids in tqdm(short_prompts('math', 10 * n), desc='answers'):
+        replay = Replay(ids)
+        texts = dict(plain=replay.text, default=replay.run(CmAsd()).text)
+        yield {name: as_number(tasks.grade(row, to_text(list(text)))) for name, text in texts.items()}
+
+
+def word_rows(n):
+    """Of texts that are compared with a reference: its counts for BLEU, its ROUGE-L.
+
+    plain, default: those rules' text against the reference; alike: the default's against plain decoding's.
+    """
+    to_text = embedded('target')[1].decode
+    for family in ('translate', 'summary'):
+        for row, ids in tqdm(short_prompts(family, n), desc=f'words, {family}'):
+            replay = Replay(ids)
+            plain = to_text(list(replay.text)).strip()
+            default = to_text(list(replay.run(CmAsd()).text)).strip()
+            pairs = dict(plain=(row['answer'], plain), default=(row['answer'], default),
+                         alike=(plain, default))
+            bleu = {name: tasks.bleu_counts([reference], text) for name, (reference, text) in pairs.items()}
+            rouge = {name: tasks.rouge_l(reference, text) for name, (reference, text) in pairs.items()}
+            yield dict(family=family, bleu=bleu, rouge=rouge)
+
+
 def sampled_rows(n):
-    """Of each prompt, at temperature 1, the draft tokens kept and the cycles, a number a seed."""
-    for _, _, ids in tqdm(texts(n), desc='sampled'):
-        kept, cycles = [], []
-        for seed in range(SEEDS):
-            trace = written(open_session(ids), ids, CmAsd(), 1.0, seed)
-            kept.append(sum(cycle.accepted for cycle in trace))
-            cycles.append(len(trace))
-        yield dict(kept=kept, cycles=cycles)
+    """Of each prompt {rule: {sum: a number a seed}}, at temperature 1.
+
+    nats: the target's of the text, at temperature 1. The default has SEEDS seeds, the other rules one, on a
+    half of the prompts.
+    """
+    for place, (_, row, ids) in enumerate(tqdm(texts(n), desc='sampled')):
+        found = {}
+        for name, method in SAMPLED.items():
+            if name == 'default':
+                runs = [sampled_sums(method, row, ids, seed) for seed in range(SEEDS)]
+            elif place % 2 == 0:
+                runs = [sampled_sums(method, row, ids, 0)]
+            else:
+                continue
+            found[name] = dict(zip(WARM_SUMS, zip(*runs)))
+        yield found
+
+
+def sampled_sums(method, row, ids, seed):
+    """The sums, in the order of WARM_SUMS, of one text at temperature 1."""
+    session = open_session(ids)
+    cycles = written(session, ids, method, 1.0, seed)
+    tokens = tokens_of(cycles)
+    drafted = [len(cycle.drafted) for cycle in cycles]
+    target = open_session(ids).target
+    logits = target.read(ids, tokens[:-1], target.model.full, len(tokens))
+    nats = -float(token_logps(logits, tokens).sum())
+    looked = sum(drafted) if looks(method) else 0
+    right = tasks.grade(row, embedded('target')[1].decode(tokens))
+    return [sum(cycle.accepted for cycle in cycles), len(cycles), steps_worth(drafted), looked, len(tokens),
+            nats, as_number(right)]
 
 
 def dropout_row(ids):
@@ -211,24 +284,44 @@ def dropout_rows(n):
         yield dropout_row(ids)
 
 
-def controller_rows(n):
-    """Of an eighth of the prompts {controller: sums of its strict run}, 'plain' for plain decoding.
+def timed(control):
+    """A list to which a controller from now on adds the processor's seconds that each of its verbs takes."""
+    spent = []
 
-    All take turns on each text, so that what else the machine does falls on all.
+    def clocked(verb):
+        def run(*args):
+            begin = time.process_time()
+            out = verb(*args)
+            spent.append(time.process_time() - begin)
+            return out
+        return run
+    for name in ('length', 'more', 'trim', 'learn'):
+        setattr(control, name, clocked(getattr(control, name)))
+    return spent
+
+
+def controller_run(session, ids, name):
+    """The sums of a strict run; own: what the controller itself takes, in steps of plain decoding."""
+    method = Exact(0) if name == 'plain' else Exact(WINDOW, controller=name)
+    spent = timed(method.control)
+    trace = written(session, ids, method)
+    drafted = [len(cycle.drafted) for cycle in trace]
+    _, target = pass_costs()
+    return dict(kept=sum(cycle.accepted for cycle in trace), cycles=len(trace), drafted=sum(drafted),
+                tokens=len(tokens_of(trace)), steps=steps_worth(drafted), own=sum(spent) / target[1],
+                seconds=sum(cycle.seconds for cycle in trace))
+
+
+def controller_rows(n):
+    """Of half of the prompts {controller: its controller_run}, 'plain' for plain decoding.
+
+    All take turns on each text, so that what else the machine does falls on all. What one has learned ends
+    with the text; Hugging Face's two that learn go on from it in the next.
     """
-    methods = dict(plain=Exact(0))
-    for name in CONTROLLERS:
-        methods[name] = CmAsd(WINDOW, accept_='strict', controller=name)
-    for _, _, ids in tqdm(texts(max(1, n // 8)), desc='controllers'):
+    for family, _, ids in tqdm(texts(max(1, n // 2)), desc='controllers'):
         session = open_session(ids)
-        found = {}
-        for name, method in methods.items():
-            trace = written(session, ids, method)
-            drafted = [len(cycle.drafted) for cycle in trace]
-            found[name] = dict(kept=sum(cycle.accepted for cycle in trace), cycles=len(trace),
-                               drafted=sum(drafted), tokens=len(tokens_of(trace)), steps=steps_worth(drafted),
-                               seconds=sum(cycle.seconds for cycle in trace))
-        yield found
+        found = {name: controller_run(session, ids, name) for name in ('plain', *CONTROLLERS)}
+        yield dict(family=family) | found
 
 
 # -------------------------------------------------------------------------------------------------- costs
@@ -261,6 +354,8 @@ PAIR = 'target', 'draft'
 RECORDS = dict(
     replayed=(PAIR, replayed_rows),
     rounded=(PAIR, rounded_rows),
+    answers=(PAIR, answer_rows),
+    words=(PAIR, word_rows),
     sampled=(PAIR, sampled_rows),
     dropout=(PAIR, dropout_rows),
     controllers=(PAIR, controller_rows),

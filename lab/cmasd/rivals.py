@@ -4,6 +4,7 @@ They stand on the same seams as the methods of verify.py and are entered in METH
 """
 import math
 import statistics
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -177,14 +178,17 @@ class Roc(Confident):
         self.bad += q[kept:kept + 1]        # what is behind the first rejection was not judged
         judged = len(self.good) + len(self.bad)
         if judged > 5 and self.good and self.bad:
-            limits = sorted({*self.good, *self.bad}, reverse=True)      # of equals the highest
-            self.limit = min(limits, key=self.cost)
+            good = sorted(self.good)
+            bad = sorted(self.bad)
+            limits = sorted({*good, *bad}, reverse=True)                # of equals the highest
+            self.limit = min(limits, key=lambda limit: error(limit, good, bad))
 
-    def cost(self, limit):
-        """fpr + 3 fnr where this limit had stood."""
-        passed = sum(q >= limit for q in self.bad)
-        missed = sum(q < limit for q in self.good)
-        return passed / len(self.bad) + 3 * missed / len(self.good)
+
+def error(limit, good, bad):
+    """fpr + 3 fnr of this limit on the q of good and bad tokens, both ascending."""
+    passed = len(bad) - bisect_left(bad, limit)
+    missed = bisect_left(good, limit)
+    return passed / len(bad) + 3 * missed / len(good)
 
 
 class MovingAverage(Confident):
