@@ -1360,11 +1360,13 @@ def test_cmasd_between_by_hand():
 
 def replayed_texts(price=0.0):
     """Two texts of 30 tokens: `fixed 3`, `fixed 5` and `online`, which is as `fixed 4` would be."""
-    sums = {'fixed 3': [24, 8, 24, 12.0], 'fixed 5': [26, 6, 30, 13.0], 'online 1.0 10': [25, 7, 27, 12.0]}
-    default = dict(zip(cmasd_claims.SUMS, [25, 7, 27, 12.0, 27, 30, 1, 1.0, 1.0, 1]))
-    row = dict(family='math', tokens=30, right=1, strict=sums, runs=dict(default=list(default.values())),
-               signals=dict(entropy=[0.5, 0.95], margin=[0.5, 0.95], softmax=[0.5, 0.95]), hits='01')
-    return cmasd_claims.Texts([row, row], price)
+    strict = {'fixed 3': [24, 8, 24, 12.0], 'fixed 5': [26, 6, 30, 13.0], 'online 1.0 10': [25, 7, 27, 12.0]}
+    default = [25, 7, 27, 12.0, 27, 30, 1, 1.0, 1.0, 1]
+    rules = dict(strict=list(strict), runs=['default'], windowed=['tau 0.5, fixed 3'])
+    row = dict(family='math', tokens=30, right=1, strict=list(strict.values()), runs=[default],
+               windowed=[[24, 8, 24, 30, 1.0]], hits='01',
+               signals=dict(entropy=[0.5, 0.95], margin=[0.5, 0.95], softmax=[0.5, 0.95]))
+    return cmasd_claims.Texts([row, row], rules, price)
 
 
 def test_cmasd_confidences_have_a_price():
@@ -1400,20 +1402,31 @@ def test_cmasd_evenness_is_of_single_texts():
 
 def test_cmasd_rules_that_look():
     """Confidence is asked for by a window that follows it, or by a threshold that does."""
-    rules = cmasd_record.RULES
-    looking = {name for name, method in rules.items() if cmasd_record.looks(method)}
-    assert {'default', 'adaptive tau, fixed 7', 'tau 0.5', 'cmasd-prob'} <= looking
-    assert not looking & {f'tau {tau}, fixed 7' for tau in cmasd_claims.TAUS}
+    for name in ('default', 'tau 0.5', 'cmasd-prob'):
+        assert cmasd_record.looks(cmasd_record.RULES[name])
+    looking = [name for name, method in cmasd_record.WINDOWED.items() if cmasd_record.looks(method)]
+    assert looking == ['adaptive tau, fixed 7']
     assert not cmasd_record.looks(Exact(5))
 
 
-def test_cmasd_controllers_are_timed():
-    """What a controller's own verbs take is counted, and it decides as before."""
-    control = Exact(3, controller='online').control
-    spent = cmasd_record.timed(control)
-    assert control.length(None) == 10
-    assert control.more(None, [torch.tensor([0])], [torch.zeros(1, 9)], [{}]) is False      # C is 0
-    assert len(spent) == 2 and min(spent) >= 0
+def test_cmasd_controllers_pay_for_themselves():
+    """The least of the rounds: 2 steps a draft token and 1 a cycle; the oracle knows and pays nothing."""
+    rounds = [dict(token=dict(online=0.2), cycle=dict(online=0.5), target_pass=0.1),
+              dict(token=dict(online=0.3), cycle=dict(online=0.1), target_pass=0.4)]
+    costs = cmasd_claims.Costs(rounds)
+    run = dict(tokens=30, drafted=4, cycles=3, steps=9.0)
+    rows = [dict(online=run, oracle=run)]
+    assert costs.pace(rows, 'online') == pytest.approx(30 / (9 + 8 + 3))
+    assert costs.pace(rows, 'oracle') == pytest.approx(30 / 9)
+
+
+@pytest.mark.slow
+def test_cmasd_own_costs_of_every_controller():
+    """All but the oracle, which is a bound, have a cost of a token and of a cycle."""
+    row = next(cmasd_record.own_cost_rows(2, rounds=1))
+    names = set(verify.CONTROLLERS) - {'oracle'}
+    assert set(row['token']) == set(row['cycle']) == names
+    assert row['token']['online'] > row['token']['fixed'] >= 0
 
 
 def test_cmasd_chrf_by_hand():

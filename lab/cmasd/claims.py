@@ -26,8 +26,9 @@ WINDOWS = 3, 5, 7, 9, 12                                # fixed ones that stand 
 WARM_TAUS = 0.05, 0.15, 0.3, 0.5, 0.75, 1.0             # at temperature 1; the last is exact
 STRICT_SUMS = 'kept', 'cycles', 'drafted', 'steps'      # of a replayed rule whose text is the target's
 SUMS = (*STRICT_SUMS, 'looked', 'tokens', 'rolled_back', 'alike', 'chrf', 'right')      # of any other
+WINDOWED_SUMS = 'kept', 'cycles', 'drafted', 'tokens', 'alike'                   # with a fixed window
 WARM_SUMS = 'kept', 'cycles', 'steps', 'looked', 'tokens', 'nats', 'right'
-# looked: tokens whose confidence was asked for, which costs a Price; steps leave that out
+# looked: tokens whose confidence was asked for, which has a price; steps leave that out
 
 STRICT_ONLINE = 'strict, online'                        # of 4-bit models; replayed as online 1.0 10
 MORE = 1.005                                            # a line for "better": a tie is none
@@ -98,22 +99,22 @@ def reliability(sure, hits, bins=10):
 class Texts:
     """The replayed texts with a weight each: how often it is there. Figures are of their weighted sums."""
 
-    def __init__(self, rows, price):
-        """price: of one token's confidence, in steps of plain decoding."""
+    def __init__(self, rows, rules, price):
+        """rules: the row of that record; price: of one token's confidence, in steps of plain decoding."""
         self.size = len(rows)
         self.weights = numpy.ones(self.size)
         self.families = numpy.array([row['family'] for row in rows])
         self.tokens = numpy.array([row['tokens'] for row in rows], dtype=float)
         self.right = numpy.array([row['right'] for row in rows], dtype=float)           # nan: not graded
-        self.strict = {}                                # {strict rule: {sum: its value in each text}}
-        for rule in rows[0]['strict']:
-            sums = columns([row['strict'][rule] for row in rows], STRICT_SUMS)
-            looked = 0 if rule.startswith('fixed') else sums['drafted']
-            self.strict[rule] = sums | dict(steps=sums['steps'] + price * looked, tokens=self.tokens)
-        self.runs = {}                                  # likewise of the other rules
-        for rule in rows[0]['runs']:
-            sums = columns([row['runs'][rule] for row in rows], SUMS)
-            self.runs[rule] = sums | dict(steps=sums['steps'] + price * sums['looked'])
+        self.strict = sums_by_rule(rows, rules, 'strict', STRICT_SUMS)
+        for rule, sums in self.strict.items():
+            sums['tokens'] = self.tokens
+            if not rule.startswith('fixed'):
+                sums['steps'] += price * sums['drafted']
+        self.runs = sums_by_rule(rows, rules, 'runs', SUMS)
+        for sums in self.runs.values():
+            sums['steps'] += price * sums['looked']
+        self.windowed = sums_by_rule(rows, rules, 'windowed', WINDOWED_SUMS)
         self.read_tokens(rows)
 
     def read_tokens(self, rows):
@@ -160,9 +161,9 @@ class Texts:
         """Modelled speed of a rule over plain decoding's: tokens to the time of a step of plain decoding."""
         return self.total(sums, 'tokens') / self.total(sums, 'steps')
 
-    def alike(self, rule):
+    def alike(self, sums):
         """The share of tokens that are the target's own text's, a mean over texts."""
-        return self.total(self.runs[rule], 'alike') / self.weights.sum()
+        return self.total(sums, 'alike') / self.weights.sum()
 
     def best(self, kind):
         """The fastest strict rule of a kind: fixed, online or alone (one signal)."""
@@ -186,9 +187,13 @@ class Texts:
         return self.rankings[name].area(self.weights)
 
 
-def columns(rows, names):
-    """{name: array of its value in each row}, of rows in the order of the names."""
-    return dict(zip(names, numpy.array(rows, dtype=float).T))
+def sums_by_rule(rows, rules, part, names):
+    """{rule: {name of a sum: array of its value in each text}} of one part of the rows."""
+    table = numpy.array([row[part] for row in rows], dtype=float)                       # [texts, rules, sums]
+    found = {}
+    for i, rule in enumerate(rules[part]):
+        found[rule] = dict(zip(names, table[:, i].T.copy()))
+    return found
 
 
 # -------------------------------------------------------------------------------------- figures of the texts
@@ -218,7 +223,7 @@ def over_fixed(texts):
 
 
 def alignment(texts):
-    return texts.alike('default')
+    return texts.alike(texts.runs['default'])
 
 
 def confidence_area(texts):
@@ -247,34 +252,34 @@ def beside_best_fixed(texts):
     return mean(found)
 
 
-def at_equal_alignment(texts, aim, behind=''):
-    """(kept a cycle, positions a token) of a constant tau at this alignment; behind: of its names."""
+def at_equal_alignment(texts, aim, window=None):
+    """(kept a cycle, positions a token) of a constant tau at this alignment; window: a fixed one's tokens."""
     kept = []
     positions = []
     for tau in TAUS:
-        rule = f'tau {tau}{behind}'
-        alike = texts.alike(rule)
-        kept.append((alike, texts.per_cycle(texts.runs[rule])))
-        positions.append((alike, texts.positions(texts.runs[rule])))
+        sums = texts.windowed[f'tau {tau}, fixed {window}'] if window else texts.runs[f'tau {tau}']
+        alike = texts.alike(sums)
+        kept.append((alike, texts.per_cycle(sums)))
+        positions.append((alike, texts.positions(sums)))
     return between(kept, aim), between(positions, aim)
 
 
 def adaptive_threshold(texts):
-    kept, _ = at_equal_alignment(texts, texts.alike('default'))
+    kept, _ = at_equal_alignment(texts, alignment(texts))
     return texts.per_cycle(texts.runs['default']) / kept
 
 
 def adaptive_threshold_alone(texts):
-    rule = 'adaptive tau, fixed 7'
-    kept, _ = at_equal_alignment(texts, texts.alike(rule), ', fixed 7')
-    return texts.per_cycle(texts.runs[rule]) / kept
+    sums = texts.windowed['adaptive tau, fixed 7']
+    kept, _ = at_equal_alignment(texts, texts.alike(sums), 7)
+    return texts.per_cycle(sums) / kept
 
 
 def over_neither(texts):
     """Kept a cycle over a fixed window and a constant tau of equal alignment and equal positions a token."""
     points = []
     for window in WINDOWS:
-        kept, positions = at_equal_alignment(texts, texts.alike('default'), f', fixed {window}')
+        kept, positions = at_equal_alignment(texts, alignment(texts), window)
         points.append((positions, kept))
     default = texts.runs['default']
     return texts.per_cycle(default) / between(points, texts.positions(default))
@@ -413,29 +418,38 @@ class Dropout:
         return self.area(SPREAD, places) - self.area('entropy', places)
 
 
+class Costs:
+    """What controllers themselves take, in steps of plain decoding: of each kind the least of the rounds.
+
+    So are passes measured: what other programs add to a round is not its own.
+    """
+
+    def __init__(self, rows):
+        step = min(row['target_pass'] for row in rows)
+        self.token = {}                                 # {controller: of a draft token}
+        self.cycle = {}                                 # {controller: of a cycle}
+        for name in rows[0]['token']:
+            self.token[name] = min(row['token'][name] for row in rows) / step
+            self.cycle[name] = min(row['cycle'][name] for row in rows) / step
+
+    def of(self, row, name):
+        """Of a controller's run; nothing for the oracle, which knows."""
+        if name == 'oracle':
+            return 0.0
+        return self.token[name] * row[name]['drafted'] + self.cycle[name] * row[name]['cycles']
+
+    def pace(self, rows, name):
+        """Tokens to the modelled time of a step of plain decoding, with what the controller itself takes."""
+        steps = sum(row[name]['steps'] + self.of(row, name) for row in rows)
+        return sum(row[name]['tokens'] for row in rows) / steps
+
+    def online_over(self, name, rows):
+        return self.pace(rows, 'online') / self.pace(rows, name)
+
+
 def spared(rows):
     """1 minus what the confidences of a block of 4 cost, in target passes; the median of the rows."""
     return 1 - statistics.median(row['confidences'] / row['target_pass'] for row in rows)
-
-
-def price_of(rows):
-    """What a token costs the online controller, in steps of plain decoding; rows: of controllers."""
-    return sum(row['online']['own'] for row in rows) / sum(row['online']['drafted'] for row in rows)
-
-
-def controller_pace(rows, name):
-    """Tokens to the modelled time of a step of plain decoding, with what the controller itself takes."""
-    steps = sum(row[name]['steps'] + own_steps(row, name) for row in rows)
-    return sum(row[name]['tokens'] for row in rows) / steps
-
-
-def own_steps(row, name):
-    """What a controller itself takes, in steps; nothing for the oracle, which knows."""
-    return 0.0 if name == 'oracle' else row[name]['own']
-
-
-def online_over(name, rows):
-    return controller_pace(rows, 'online') / controller_pace(rows, name)
 
 
 def answers_won(rows):
@@ -559,18 +573,23 @@ def rounded_claims(rows, texts):
                         f'n = {len(rows)}')
 
 
-def controller_claims(rows):
+def controller_claims(rows, costs):
     for name in HUGGING_FACE:
         yield Claim(f'strict speed of online over {name}, modelled, both with their own cost', 'ours', MORE,
-                    rows, partial(online_over, name),
+                    rows, partial(costs.online_over, name),
                     "Many blocks are right for longer than online's longest", f'n = {len(rows)}')
+
+
+def texts_of(stored, costs):
+    rules, = stored['rules'].rows
+    return Texts(stored['replayed'].rows, rules, costs.token['online'])
 
 
 def claims(stored):
     """The Claims, of {name: Stored}."""
     times = stored['own_cost'].rows
-    price = price_of(stored['controllers'].rows)
-    texts = Texts(stored['replayed'].rows, price)
+    costs = Costs(times)
+    texts = texts_of(stored, costs)
     answers = stored['answers'].rows
     dropout = Dropout(stored['dropout'].rows, texts)
     more = dropout.more / dropout.tokens
@@ -580,8 +599,8 @@ def claims(stored):
         Claim('F4 right answers won or lost on math', 'notes', -0.02, answers, answers_won, BENT,
               f'n = {len(answers)}'),
         *word_claims(stored['words'].rows),
-        *sampled_claims(Sampled(stored['sampled'].rows, price)),
-        *controller_claims(stored['controllers'].rows),
+        *sampled_claims(Sampled(stored['sampled'].rows, costs.token['online'])),
+        *controller_claims(stored['controllers'].rows, costs),
         *rounded_claims(stored['rounded'].rows, texts),
         Claim('1 - cost of the confidences of a block of 4 over a target pass', 'notes', 0.95, times, spared,
               'Five tensor operations a token are a price that does not shrink with the target',
@@ -623,11 +642,9 @@ def unsure_table(texts):
 def rule_table(texts):
     rows = []
     for rule, sums in texts.runs.items():
-        if ', fixed ' in rule and not rule.endswith(', fixed 7'):
-            continue                                    # the other windows are there to be interpolated
         chrf = texts.total(sums, 'chrf') / texts.weights.sum()
         rolled_back = texts.total(sums, 'rolled_back') / texts.total(sums, 'cycles')
-        rows.append((rule, texts.alike(rule), chrf, texts.per_cycle(sums), rolled_back, texts.positions(sums),
+        rows.append((rule, texts.alike(sums), chrf, texts.per_cycle(sums), rolled_back, texts.positions(sums),
                      texts.pace(sums), texts.won(rule)))
     head = ('rule', 'alignment', 'n-gram F1', 'kept a cycle', 'cycles rolled back', 'positions a token',
             'x plain, modelled', 'right won')
@@ -663,14 +680,14 @@ def family_table(texts):
         online = ours.best('online')
         default = ours.runs['default']
         rows.append((family, fixed, ours.best_pace('fixed'), online, ours.best_pace('online'),
-                     ours.pace(ours.strict['online 1.0 10']), ours.per_cycle(default), ours.alike('default'),
+                     ours.pace(ours.strict['online 1.0 10']), ours.per_cycle(default), ours.alike(default),
                      ours.pace(default)))
     head = ('family', 'best fixed window', 'x plain, strict', 'best alpha and k_max', 'x plain, strict',
             'alpha 1, k_max 10', 'default: kept a cycle', 'alignment', 'x plain')
     return PageTable(head, rows)
 
 
-def controller_table(rows):
+def controller_table(rows, costs):
     def total(name, key):
         return sum(row[name][key] for row in rows)
 
@@ -682,10 +699,10 @@ def controller_table(rows):
         tokens = total(name, 'tokens')
         cycles = total(name, 'cycles')
         positions = total(name, 'drafted') + cycles
-        own = sum(own_steps(row, name) for row in rows) / total(name, 'drafted')
+        own = sum(costs.of(row, name) for row in rows) / total(name, 'drafted')
         measured = tokens / total(name, 'seconds') / plain
-        cells.append((name, total(name, 'kept') / cycles, positions / tokens, own,
-                      controller_pace(rows, name), measured))
+        cells.append((name, total(name, 'kept') / cycles, positions / tokens, own, costs.pace(rows, name),
+                      measured))
     head = ('controller, strict', 'kept a cycle', 'positions a token', 'own cost a draft token, steps',
             'x plain, modelled', 'measured, with what the oracle looks up')
     return PageTable(head, cells)
@@ -703,9 +720,9 @@ def cost_table(costs):
 
 def tables(stored):
     """The Tables behind the claims, of {name: Stored}."""
-    price = price_of(stored['controllers'].rows)
-    texts = Texts(stored['replayed'].rows, price)
+    costs = Costs(stored['own_cost'].rows)
+    texts = texts_of(stored, costs)
+    sampled = Sampled(stored['sampled'].rows, costs.token['online'])
     return [unsure_table(texts), area_table(Dropout(stored['dropout'].rows, texts)), reliability_table(texts),
-            rule_table(texts), family_table(texts), sampled_table(Sampled(stored['sampled'].rows, price)),
-            word_table(stored['words'].rows), controller_table(stored['controllers'].rows),
-            cost_table(stored['pass_costs'].rows[0])]
+            rule_table(texts), family_table(texts), sampled_table(sampled), word_table(stored['words'].rows),
+            controller_table(stored['controllers'].rows, costs), cost_table(stored['pass_costs'].rows[0])]

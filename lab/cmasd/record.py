@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from statistics import fmean
+from types import SimpleNamespace
 
 import torch
 from tqdm import tqdm
@@ -45,7 +46,7 @@ def one_signal(name, **knobs):
 
 def strict_rules():
     """{name: method}: rules with which every text is the target's, so that only the length counts."""
-    rules = {f'fixed {k}': Exact(k) for k in range(1, 16)}
+    rules = {f'fixed {k}': Exact(k) for k in range(1, 26)}
     for alpha in (0.5, 1.0, 2.0):
         for k_max in LONGEST_WINDOWS:
             rules[f'online {alpha} {k_max}'] = CmAsd(alpha=alpha, k_max=k_max, accept_='strict')
@@ -56,7 +57,7 @@ def strict_rules():
 
 def relaxed_rules():
     """{name: method}: the default knobs, the paper's two sweeps crossed, other rules, constant thresholds."""
-    rules = {'default': CmAsd(), f'adaptive tau, fixed {WINDOW}': CmAsd(WINDOW, controller='fixed')}
+    rules = dict(default=CmAsd())
     for gain in GAINS:
         for k_max in LONGEST_WINDOWS:
             rules[f'gamma_tau {gain} k_max {k_max}'] = CmAsd(gamma_tau=gain, k_max=k_max)
@@ -66,6 +67,13 @@ def relaxed_rules():
         rules[name] = METHODS[name]()
     for tau in TAUS:
         rules[f'tau {tau}'] = constant(tau)
+    return rules
+
+
+def windowed_rules():
+    """{name: method}: relaxed rules with fixed windows, for thresholds to be compared at any window."""
+    rules = {f'adaptive tau, fixed {WINDOW}': CmAsd(WINDOW, controller='fixed')}
+    for tau in TAUS:
         for window in WINDOWS:
             rules[f'tau {tau}, fixed {window}'] = constant(tau, window)
     return rules
@@ -88,6 +96,7 @@ def looks(method):
 
 STRICT = strict_rules()
 RULES = relaxed_rules()
+WINDOWED = windowed_rules()
 ROUNDED = {'strict, online': CmAsd(accept_='strict'), 'default': CmAsd()}     # replayed with 4-bit models
 SAMPLED = dict(plain=Exact(0), default=CmAsd(), typical=METHODS['typical'](WINDOW))     # at temperature 1
 for warm_tau in WARM_TAUS:
@@ -154,6 +163,16 @@ def bits(flags):
     return ''.join(str(int(flag)) for flag in flags)
 
 
+def windowed_sums(run, plain):
+    """What a Run with a fixed window is judged by, in the order of lab.cmasd.claims.WINDOWED_SUMS."""
+    return [sum(run.kept), len(run.kept), sum(run.drafted), len(run.text), alignment(run.text, plain)]
+
+
+def rule_rows(n):
+    """One row: the names of the rules of replayed, in the order of its sums."""
+    yield dict(strict=list(STRICT), runs=list(RULES), windowed=list(WINDOWED))
+
+
 def replayed_row(family, row, ids):
     """Of one prompt: every rule's sums, and along the target's own text each token's signals and its hit.
 
@@ -161,8 +180,9 @@ def replayed_row(family, row, ids):
     """
     replay = Replay(ids)
     plain = replay.text
-    strict = {name: strict_sums(replay.run(method)) for name, method in STRICT.items()}
-    runs = {name: sums_of(replay.run(method), method, row, plain) for name, method in RULES.items()}
+    strict = [strict_sums(replay.run(method)) for method in STRICT.values()]
+    runs = [sums_of(replay.run(method), method, row, plain) for method in RULES.values()]
+    windowed = [windowed_sums(replay.run(method), plain) for method in WINDOWED.values()]
     signals = dict(entropy=[], margin=[], softmax=[])
     hits = []
     for i in range(len(plain)):
@@ -172,7 +192,7 @@ def replayed_row(family, row, ids):
             signals[name].append(round(value, DIGITS))
     right = tasks.grade(row, embedded('target')[1].decode(list(plain)))
     return dict(family=family, tokens=len(plain), right=as_number(right), strict=strict, runs=runs,
-                signals=signals, hits=bits(hits))
+                windowed=windowed, signals=signals, hits=bits(hits))
 
 
 def replayed_rows(n):
@@ -284,31 +304,13 @@ def dropout_rows(n):
         yield dropout_row(ids)
 
 
-def timed(control):
-    """A list to which a controller from now on adds the processor's seconds that each of its verbs takes."""
-    spent = []
-
-    def clocked(verb):
-        def run(*args):
-            begin = time.process_time()
-            out = verb(*args)
-            spent.append(time.process_time() - begin)
-            return out
-        return run
-    for name in ('length', 'more', 'trim', 'learn'):
-        setattr(control, name, clocked(getattr(control, name)))
-    return spent
-
-
 def controller_run(session, ids, name):
-    """The sums of a strict run; own: what the controller itself takes, in steps of plain decoding."""
+    """The sums of a strict run."""
     method = Exact(0) if name == 'plain' else Exact(WINDOW, controller=name)
-    spent = timed(method.control)
     trace = written(session, ids, method)
     drafted = [len(cycle.drafted) for cycle in trace]
-    _, target = pass_costs()
     return dict(kept=sum(cycle.accepted for cycle in trace), cycles=len(trace), drafted=sum(drafted),
-                tokens=len(tokens_of(trace)), steps=steps_worth(drafted), own=sum(spent) / target[1],
+                tokens=len(tokens_of(trace)), steps=steps_worth(drafted),
                 seconds=sum(cycle.seconds for cycle in trace))
 
 
@@ -326,22 +328,47 @@ def controller_rows(n):
 
 # -------------------------------------------------------------------------------------------------- costs
 
-def own_cost_rows(n, times=50):
-    """Times over, the processor's seconds for the confidences of a block of 4, and for a target pass."""
-    window = CmAsd().confidence_window
-    logits = torch.randn(4, 1, embedded('target')[0].vocab, generator=torch.Generator().manual_seed(0))
+def cpu_seconds(function, *args):
+    """The processor's seconds that a call takes."""
+    begin = time.process_time()
+    function(*args)
+    return time.process_time() - begin
+
+
+def end_of_cycle(control, block, cycle):
+    """What a controller does once in a cycle."""
+    control.trim(block)
+    control.learn(block, cycle)
+
+
+def own_cost_rows(n, rounds=100):
+    """Round by round the processor's seconds of what controllers themselves take, and of a target pass.
+
+    confidences: of a block of 4, behind a draft pass, as in a run. token, cycle: {controller: for one of
+    these}, the cycle behind five others.
+    """
     line = [1] * 100
     session = open_session(line)
     draft, target = session.draft, session.target
-    for _ in range(times):
-        draft.read(line, [], draft.model.full, 1)       # the confidences follow a draft pass, as in a run
-        begin = time.process_time()
-        for row in logits:
-            window.confidence(row)
-        middle = time.process_time()
-        target.read(line, [], target.model.full, 1)
-        end = time.process_time()
-        yield dict(confidences=middle - begin, target_pass=end - middle)
+    logits = torch.randn(4, 1, embedded('target')[0].vocab, generator=torch.Generator().manual_seed(0))
+    tokens = logits.argmax(-1)                                                          # [4, 1]
+    block = Draft(tokens[:, 0].tolist(), logits[:, 0].softmax(-1), logits[:, 0])
+    cycle = SimpleNamespace(accepted=3)
+    names = [name for name in CONTROLLERS if name != 'oracle']
+    for _ in range(rounds):
+        token_costs = {}
+        cycle_costs = {}
+        for name in names:
+            control = Exact(WINDOW, controller=name).control
+            draft.read(line, [], draft.model.full, 1)
+            token_costs[name] = cpu_seconds(control.more, session, tokens[:1], logits[:1], [{}])
+            for _ in range(5):
+                control.learn(block, cycle)
+            cycle_costs[name] = cpu_seconds(end_of_cycle, control, block, cycle)
+        draft.read(line, [], draft.model.full, 1)
+        confidences = cpu_seconds(list, map(CmAsd().confidence_window.confidence, logits))
+        yield dict(confidences=confidences, token=token_costs, cycle=cycle_costs,
+                   target_pass=cpu_seconds(target.read, line, [], target.model.full, 1))
 
 
 def pass_cost_rows(n):
@@ -352,6 +379,7 @@ def pass_cost_rows(n):
 
 PAIR = 'target', 'draft'
 RECORDS = dict(
+    rules=(PAIR, rule_rows),
     replayed=(PAIR, replayed_rows),
     rounded=(PAIR, rounded_rows),
     answers=(PAIR, answer_rows),
