@@ -2543,7 +2543,8 @@ def test_specguard_rollout_without_the_first_token():
 
 def test_specguard_picture_has_the_rows_of_the_whole_rollout():
     """Those of kernels.shade have their sums alone: drawn, they would blame the wrong tokens."""
-    s = session(network(0, 12), network(1, 12), [3, 2, 5, 1, 4, 8], ROOM, **LINES)
+    single = torch.float32                              # as the embedded models are
+    s = session(network(0, 12, single), network(1, 12, single), [3, 2, 5, 1, 4, 8], ROOM, **LINES)
     draft, = write_steps(s, SpecGuard(k=1, max_step=6), s.draft, 1)
     drawn = specguard_record.draw_step(s, draft, SimpleNamespace(decode=str))
     path = s.draft.model.full.grounded('last', 3, begin=6, sparsify=0.01, residual=0.0)

@@ -439,8 +439,10 @@ def benefit_claim(seen):
         for task, problem in rows:
             arrays[task].append(problem)
         return advantage(arrays['table']) - advantage(arrays['math'])
+    gains = {task: advantage([array for kind, array in both if kind == task]) for task in ('math', 'table')}
+    note = f'n = {len(both)}; gains: table {gains["table"]:+.3f}, math {gains["math"]:+.3f}'
     return Claim(f'F5 {seen.draft}: gain of F1 on table less that on math, above 0', 'notes', ABOVE_0, both,
-                 difference, note=f'n = {len(both)}', why=COPIED)
+                 difference, note=note, why=COPIED)
 
 
 def coin_claims(seen):

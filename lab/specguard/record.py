@@ -167,7 +167,7 @@ def whole_rollout(model, line, layers, sparsify, residual):
             for row in weights:
                 drop_small(row, sparsify)
             total += weights
-        seen.append(total / q.shape[1])
+        seen.append(total.double() / q.shape[1])
         return kernels.attend(q, k, v, mask, carry)
     path = replace(model.full, attends=(watch,) * len(model.full.attends))
     Reader(model, len(line)).read(line, [], path, 1)
