@@ -1007,8 +1007,8 @@ PRESETS = dict(     # of knobs that are None: as the notes have them, as others 
 def write_steps(session: Session, method: 'Stepwise', reader: Reader, k: int):
     """k Drafts of one step each, sampled by `reader` as rows of one batch (a single row in its own cache).
 
-    The draft model samples at the method's settings; the target as the run does where it writes one, for at
-    temperature 0 several would be alike, so those are at settings of their own. A row that is over idles.
+    The draft model samples at the method's settings. So does the target where it writes several, which would
+    be alike at temperature 0; a single step it writes as the run does. A row that is over idles.
     """
     path = reader.model.full
     law = partial(session.probs, temperature=method.draft_temperature, top_p=method.draft_top_p)
