@@ -24,6 +24,7 @@ from types import SimpleNamespace
 
 import numpy
 import pytest
+import scipy.stats
 import torch
 import transformers
 from safetensors import torch as safetensors
@@ -51,9 +52,10 @@ from lab.sparse.distil import Lesson, distil, packed
 from lab.sparse.passes import work
 from lab.specguard import claims as specguard_claims
 from lab.specguard import record as specguard_record
-from lab.specguard.calibrate import choose_gate, gate_curve, print_curve, signal_ranges
-from lab.specguard.claims import USUAL, Scale, area_at_equal_length, average_precision, outcome, split
-from lab.specguard.record import problem_row, record_step, step_checker, whole_rollout
+from lab.specguard.calibrate import choose_gate, gate_curve, least_share, print_curve, signal_ranges
+from lab.specguard.claims import USUAL, Scale, area_within, average_precision, outcome, split
+from lab.specguard.record import Rollout, problem_row, record_step, whole_rollout
+from lab.specguard.sessions import TASKS, engine_for, step_checker
 from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, byte_network, bytes_tokenizer,
                       checkpoint, enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded,
                       session, variation, write)
@@ -2590,6 +2592,43 @@ def largest_gap(a, b):
     return float((a - b).abs().max())
 
 
+def test_specguard_rollout_without_the_first_token():
+    """The recursion over the new rows is the product of whole matrices whose first column is gone."""
+    begin = 3
+    whole = []
+    for seed in (0, 1):
+        weights = torch.rand(7, 7, generator=seeded(seed), dtype=torch.float64).tril()
+        weights[:, 0] += 3                              # a sink
+        whole.append(weights / weights.sum(-1, keepdim=True))
+    layers = [{0.01: weights[None, begin:]} for weights in whole]
+    full = network(1).full
+    rollout = Rollout('draft', 'last', 2)
+    with_it = specguard_record.lowest_grounding(full, layers, rollout)
+    without = specguard_record.lowest_grounding(full, layers, rollout._replace(first=False))
+    lower, upper = [specguard_record.without_first(weights[None])[0] for weights in whole]
+    assert lower[1].tolist() == [0, 1] + [0] * 5        # only itself is left to it
+    product = upper @ lower
+    assert without == pytest.approx(product[begin:, :begin].sum(-1).min().item())
+    assert with_it > without + 0.1
+
+
+def test_specguard_picture_has_the_rows_of_the_whole_rollout():
+    """Those of kernels.shade have their sums alone: drawn, they would blame the wrong tokens."""
+    single = torch.float32                              # as the embedded models are
+    s = session(network(0, 12, single), network(1, 12, single), [3, 2, 5, 1, 4, 8], ROOM, **LINES)
+    draft, = write_steps(s, SpecGuard(k=1, max_step=6), s.draft, 1)
+    drawn = specguard_record.draw_step(s, draft, SimpleNamespace(decode=str))
+    path = s.draft.model.full.grounded('last', 3, begin=6, sparsify=0.01, residual=0.0)
+    s.draft.read(s.tokens, draft.tokens, path, len(draft.tokens))
+    whole = whole_rollout(s.draft.model, s.tokens + draft.tokens, [0, 1], 0.01, 0.0)[6:, :6]
+    same_spread = 0
+    for line, row, shade in zip(drawn, whole, path.carry['shades'][0], strict=True):
+        shown = [float(lean.split()[-1]) for lean in line.split('   ')[-1].split(', ')]
+        assert shown == pytest.approx(row.sort(descending=True).values[:4].tolist(), abs=0.006)
+        same_spread += largest_gap(row, shade) < 0.01
+    assert same_spread < len(draft.tokens)
+
+
 @pytest.mark.parametrize('layers, n', [('last', 3), ('all', 1)])
 @pytest.mark.parametrize('sparsify, residual', [(0, 0), (0.3, 0.5)])
 def test_specguard_observed_pass_is_an_ordinary_one(layers, n, sparsify, residual):
@@ -2703,8 +2742,10 @@ def test_specguard_signals_outside_the_percentiles_are_told(low, stale):
 
 
 @pytest.mark.parametrize('preset, values', [
-    ('notes', dict(k=4, draft_temperature=0.7, draft_top_p=1, beta=0.5, tau=0.5, target_k=1)),
-    ('paper', dict(k=16, draft_temperature=0.7, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16)),
+    ('notes', dict(k=4, draft_temperature=0.7, draft_top_p=1, beta=0.5, tau=0.5, target_k=1,
+                   target_temperature=None, target_top_p=None)),
+    ('paper', dict(k=16, draft_temperature=0.7, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16,
+                   target_temperature=0.7, target_top_p=0.8)),
     ('greedy', dict(k=1, draft_temperature=0, draft_top_p=1, beta=0.5, tau=0.5, target_k=1))])
 def test_specguard_presets(preset, values):
     """What a preset sets; a knob that is given is not overridden."""
@@ -2712,6 +2753,20 @@ def test_specguard_presets(preset, values):
     for knob, value in values.items():
         assert getattr(method, knob) == value
     assert SpecGuard(preset=preset, k=2).k == 2
+
+
+def test_specguard_target_candidates_have_their_own_temperature():
+    """At temperature 0 the run's own would all be alike; a single one is written as the run samples."""
+    s = step_session()
+    method = SpecGuard(preset='paper', draft_temperature=2.0, draft_top_p=1.0)
+    several = write_steps(s, method, s.target, 16)
+    assert len({tuple(draft.tokens) for draft in several}) > 1
+    for draft in several:
+        assert largest_gap(draft.q, probs(draft.logits, 0.7, 0, 0.8)) == 0
+    alone, = write_steps(s, method, s.target, 1)
+    assert alone.tokens == plain(network(0, 12), STEP_PROMPT, len(alone.tokens))
+    assert SpecGuard(preset='paper', tau=math.inf, target_k=1).lossless
+    assert not SpecGuard(preset='paper', tau=math.inf).lossless
 
 
 def test_specguard_needs_an_attention_that_it_can_read():
@@ -2860,13 +2915,29 @@ def test_specguard_pooled_takes_the_embedding_in_the_middle():
     means = {0: (1.0, 0.0), 3: (1.0, 1.0), 5: (0.0, 1.0)}       # by first token
 
     class Pooled(METHODS['specguard-pooled']):
-        def embed(self, session, tokens):
-            return torch.tensor(means[tokens[0]])
+        def embed(self, session, steps):
+            return torch.tensor([means[ids[0]] for ids in steps])
     left = one_hot_draft(0, 1, 2)
     middle = one_hot_draft(3, 1, 0)
     right = one_hot_draft(5, 1, 2)
     assert Pooled().choose(None, [left, middle, right]) is middle
     assert Pooled().choose(None, [left]) is left
+
+
+def test_specguard_pooled_embeds_what_the_cache_does_not_hold_yet():
+    """The mean hidden states are those of fresh passes; the price is one pass over the candidates' rows."""
+    s = step_session()
+    s.read_prompt()
+    s.draft.read(s.tokens, [], s.draft.model.full, 1)
+    mark = len(s.draft.log)
+    steps = [[4, 5, 6], [7, 8], [9]]
+    found = METHODS['specguard-pooled']().embed(s, steps)
+    assert s.draft.spent(mark)['full'][:2] == [1, 9]
+    for mine, ids in zip(found, steps):
+        line = torch.tensor([STEP_PROMPT + ids])
+        hidden = s.draft.model(line, torch.arange(line.shape[1]), s.draft.model.full)[0, -len(ids):]
+        assert largest_gap(mine, hidden.mean(0)) < 1e-12
+    assert s.draft.cache.ids == STEP_PROMPT
 
 
 LIKELY_ENDS = [(1, frozenset([4])), (4, frozenset([0])), (7, frozenset())]      # (seed, ends of sequence)
@@ -2945,8 +3016,9 @@ def stored_problem():
 
 def test_specguard_recorded_scores_by_hand():
     first, second = specguard_claims.judged(*stored_problem())
-    assert first == pytest.approx(((0.75 + 0.9) / 2, -1.0, 0.9, True, 5))
-    assert second == pytest.approx(((0.25 + 0.2) / 2, -3.0, 0.2, False, 6))
+    work = specguard_claims.kind_of('')
+    assert first == pytest.approx(((0.75 + 0.9) / 2, -1.0, 0.9, True, 5, work))
+    assert second == pytest.approx(((0.25 + 0.2) / 2, -3.0, 0.2, False, 6, work))
 
 
 def test_specguard_ranked_scores_by_hand():
@@ -2967,10 +3039,10 @@ def test_specguard_outcome_by_hand():
 def test_specguard_a_fifth_of_each_task_tunes():
     problem, _ = stored_problem()
     problems = []
-    for task in specguard_record.TASKS:
+    for task in TASKS:
         problems += [problem | dict(task=task)] * 10
     steps = split(problems)
-    for task in specguard_record.TASKS:
+    for task in TASKS:
         assert len(steps.tune[task]) == 2
         assert len(steps.test[task]) == 8
         assert {problem['task'] for problem in steps.test[task]} == {task}
@@ -2986,15 +3058,63 @@ def test_specguard_ranking_figures_by_hand():
     assert together == pytest.approx((1 / 2 + 2 / 3) / 2)
 
 
-def test_specguard_area_at_equal_length_by_hand():
+def test_specguard_area_within_groups_by_hand():
     """Two pairs of length 5, one of them in order, and one of length 6 that is; of length 7 none is wrong."""
     signal = numpy.array([1.0, 2.0, 3.0, 9.0, 0.0, 4.0])
     right = numpy.array([0, 1, 0, 1, 0, 1])
     length = numpy.array([5, 5, 5, 6, 6, 7])
-    area = area_at_equal_length(signal, right, length)
+    area = area_within(signal, right, length)
     assert area == pytest.approx((2 * 0.5 + 1) / 3)
     alone = length == 7
-    assert math.isnan(area_at_equal_length(signal[alone], right[alone], length[alone]))
+    assert math.isnan(area_within(signal[alone], right[alone], length[alone]))
+
+
+def test_specguard_signal_that_tells_kinds_alone_tells_nothing_within_them():
+    """Simpson's paradox: look-ups are the most grounded steps and the most often wrong."""
+    problem, scales = stored_problem()
+    problem['candidates']['text'] = ['| cost of pens 7', '1 + 1 = 2']
+    look_up, work = specguard_claims.judged(problem, scales)
+    assert look_up.kind != work.kind
+    rows = []
+    for kind, G, wrong in ((look_up.kind, 0.9, 3), (work.kind, 0.1, 1)):
+        rows += [(0.0, 0.0, G, i >= wrong, kind) for i in range(4)]
+    rows = numpy.array(rows, dtype=float)
+    assert roc_area(rows[:, 2], rows[:, 3]) == 0.25
+    assert specguard_claims.grounding_area([rows[:5], rows[5:]]) == 0.5
+
+
+def test_specguard_gate_at_a_share_of_target_steps_by_hand():
+    """Two of four steps are the target's: the lowest, and by a coin one of two equal ones; of two texts."""
+    kept = specguard_claims.kept_at(numpy.array([2.0, 1.0, 3.0, 2.0]), 0.5)
+    assert kept.tolist() == [0.5, 0, 1, 0.5]
+    problem, scales = stored_problem()
+    board = specguard_claims.board_of([problem, problem], scales)
+    found = {gate: specguard_claims.right_at(board, gate, 0.5).tolist() for gate in board.scores}
+    assert found == dict(both=[1, 1], L=[1, 1], G=[1, 1], coin=[0.5, 0.5], oracle=[1, 1])
+    assert specguard_claims.right_at(board, 'L', 0).tolist() == [0, 0]
+    assert specguard_claims.right_at(board, 'oracle', 0.25).tolist() == [0.5, 0.5]
+    problem['own']['right'] = [False, True]
+    worse = specguard_claims.board_of([problem], scales)
+    assert specguard_claims.right_at(worse, 'L', 1).tolist() == [0]
+
+
+def test_specguard_lower_bound_is_clopper_pearsons():
+    for right, n in ((0, 5), (1, 1), (9, 9), (19, 20), (250, 260), (3, 200)):
+        exact = scipy.stats.binomtest(right, n).proportion_ci(method='exact').low
+        assert least_share(right, n) == pytest.approx(exact, abs=1e-5)
+    assert least_share(0, 0) == 0
+
+
+def test_specguard_gate_is_chosen_by_what_is_sure():
+    """Few kept steps that were all right by luck do not make a gate."""
+    lucky = dict(target=0.2, right=0.96, sure=0.93)
+    sure = dict(target=0.4, right=0.955, sure=0.951)
+    assert choose_gate([lucky, sure], 0.95) is sure
+    assert choose_gate([lucky, sure], 0.99) is sure
+    few = gate_curve([(0.0, 0.5, True)] * 20 + [(-1.0, 0.5, False)] * 20, [[-1, 0], [0, 1]])
+    for gate in few:
+        kept = round(40 * (1 - gate['target']))
+        assert gate['sure'] == least_share(round(gate['right'] * kept), kept)
 
 
 def test_specguard_chosen_gate_by_hand():
@@ -3018,7 +3138,7 @@ def test_specguard_gate_that_keeps_next_to_nothing_is_not_chosen(capsys):
     assert 1 - best['target'] >= 0.05
     print_curve(curve, best, 1.0)
     out = capsys.readouterr().out
-    assert f'the nearest, {best["right"]:.1%}, is chosen' in out
+    assert f'the nearest, {best["sure"]:.1%}, is chosen' in out
     assert out.count('<- chosen') == 1
 
 
@@ -3156,9 +3276,9 @@ def test_specguard_signals_refuses_a_share_above_one(capsys):
 def test_specguard_story_is_counted_by_hand():
     """What is counted of a story: its cycles, the target's, and the nats that plain scoring gives."""
     row = next(tasks.rows('story', 11))
-    engine = specguard_record.engine_for([row])
+    engine = engine_for([row])
     story, = specguard_record.write_stories(engine, [row], specguard_record.DRAFT_ONLY)
-    _, cycles = specguard_record.write_text(engine, row, specguard_record.DRAFT_ONLY, 0)
+    cycles = specguard_record.write_text(engine, row, specguard_record.DRAFT_ONLY, 0).cycles
     written = []
     for cycle in cycles:
         written += cycle.tokens
@@ -3202,29 +3322,29 @@ def test_specguard_reward_model_is_paid_for(name, marked):
     """Bytes by hand from the trace; rsd pays a pass of 4 MB a step, over as many positions as the draft's."""
     method = METHODS[name]()
     row = next(tasks.rows('math', 11))
-    engine = specguard_record.engine_for([row])
-    s, cycles = specguard_record.write_text(engine, row, method, 0)
-    read, compute = specguard_record.spent_bytes(engine, method, s, cycles)
+    engine = engine_for([row])
+    text = specguard_record.write_text(engine, row, method, 0)
+    read, compute = specguard_record.spent_bytes(engine, method, text)
     for role in EITHER:
         model = engine.models[role]
         size = model.read_bytes(model.full)
-        read -= size * spent(cycles, role, 0)
-        compute -= size * spent(cycles, role, 1)
-    assert read == marked * 4_000_000 * len(cycles)
-    assert compute == marked * 4_000_000 * spent(cycles, 'draft/full', 1)
+        read -= size * spent(text.cycles, role, 0)
+        compute -= size * spent(text.cycles, role, 1)
+    assert read == marked * 4_000_000 * len(text.cycles)
+    assert compute == marked * 4_000_000 * spent(text.cycles, 'draft/full', 1)
 
 
 @pytest.mark.slow
 def test_specguard_record_of_a_problem(monkeypatch):
     """Each step stands behind the reference's earlier ones; what is stored has a value for each step."""
     row = next(tasks.rows('math', 11))
-    engine = specguard_record.engine_for([row])
+    engine = engine_for([row])
     texts = []
     real_step = specguard_record.record_step
 
-    def recorded(s):
+    def recorded(s, rollouts):
         texts.append(engine.tokenizer.decode(s.tokens))
-        return real_step(s)
+        return real_step(s, rollouts)
     monkeypatch.setattr(specguard_record, 'record_step', recorded)
     stored = problem_row('math', specguard_record.record_problem(engine, row))
     lines = row['solution'].lstrip('\n').split('\n')
@@ -4645,6 +4765,7 @@ BAD_FLAGS = {
     '--method ecsv-two': 'knob second', '--method ecsv --set depth=9999': 'a block of 9999',
     '--method specguard --set preset=paper regenerate=sd': 'target_k is 16; expected 1 (regenerate=sd)',
     '--method specguard --set delimiter=': 'delimiter is empty', '--sparse x': 'expected some of',
+    '--method specguard --set target_temperature=-1': 'knob target_temperature is -1',
     '--sparse moe': 'no layer of that kind', '--sparse ffn --set rho=2': 'knob rho',
     f'--target {EMBEDDED}/draft --sparse attn --set anchors=1': 'no section',
     '--target= --draft= --mid= --method= --sparse= --trace= --compare=':

@@ -360,7 +360,7 @@ class Exact(Method):
     def __post_init__(self):
         """ValueError for a knob out of range; methods whose knobs hang together check that too."""
         check_knobs(self)
-        check_temperature(self.draft_temperature)
+        check_temperature('draft_temperature', self.draft_temperature)
         self.control = CONTROLLERS[self.controller](self.gamma, self.confidence_window)
 
     @property
@@ -999,14 +999,16 @@ class ViaSd(Exact):
 
 PRESETS = dict(     # of knobs that are None: as the notes have them, as others report the paper's, and greedy
     notes=dict(k=4, draft_temperature=0.7, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1),
-    paper=dict(k=16, draft_temperature=0.7, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16),
+    paper=dict(k=16, draft_temperature=0.7, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16,
+               target_temperature=0.7, target_top_p=0.8),
     greedy=dict(k=1, draft_temperature=0.0, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1))
 
 
 def write_steps(session: Session, method: 'Stepwise', reader: Reader, k: int):
     """k Drafts of one step each, sampled by `reader` as rows of one batch (a single row in its own cache).
 
-    The target samples as the run does, the draft model at the method's settings. A row that is over idles.
+    The draft model samples at the method's settings. So does the target where it writes several, which would
+    be alike at temperature 0; a single step it writes as the run does. A row that is over idles.
     """
     path = reader.model.full
     law = partial(session.probs, temperature=method.draft_temperature, top_p=method.draft_top_p)
@@ -1014,6 +1016,8 @@ def write_steps(session: Session, method: 'Stepwise', reader: Reader, k: int):
     if reader is session.target:
         path = session.view(path)
         law = session.probs
+        if k > 1:
+            law = partial(session.probs, temperature=method.target_temperature, top_p=method.target_top_p)
         who = 'target'
     logits = reader.read(session.tokens, [], path, 1).expand(k, -1)                     # [k, V]
     twin = reader.fork(k, method.longest(session)) if k > 1 else reader
@@ -1083,6 +1087,8 @@ class Stepwise(Method):
     draft_top_p: float = in_range(None, 1e-9, 1)
     tau: float = in_range(None, -inf, inf)  # score that a step needs; inf: the target writes them all
     target_k: int = in_range(None, 1, 256)  # candidates of the target where it writes
+    target_temperature: float = None        # of these if they are several; None, here and below: the run's
+    target_top_p: float = in_range(None, 1e-9, 1)
     delimiter: str = r'\n'                  # ends a step; the paper's is \n\n, a blank line
     max_step: int = in_range(48, 1, 999)    # tokens
     regenerate: str = one_of('ar', ('ar', 'sd'))    # sd: the target writes with the draft's help
@@ -1093,7 +1099,8 @@ class Stepwise(Method):
             if getattr(self, name, value) is None:
                 setattr(self, name, value)
         check_knobs(self)
-        check_temperature(self.draft_temperature)
+        check_temperature('draft_temperature', self.draft_temperature)
+        check_temperature('target_temperature', self.target_temperature)
         require(self.delimiter, 'delimiter', 'empty', r'what ends a step, say \n')
         alone = self.target_k == 1 or self.regenerate == 'ar'
         require(alone, 'target_k', self.target_k, '1 (regenerate=sd)')
@@ -1313,9 +1320,9 @@ def require(holds, name, found, expected):
     expect(holds, f'knob {name.rstrip("_")} is {found or repr(found)}; expected {expected}')
 
 
-def check_temperature(value):
+def check_temperature(name, value):
     good = value in (None, 0) or 1e-6 <= value < inf
-    require(good, 'draft_temperature', value, '0, or 1e-6 or more')
+    require(good, name, value, '0, or 1e-6 or more')
 
 
 def ranges_of(kind):

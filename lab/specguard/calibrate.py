@@ -3,17 +3,19 @@
 `python train_mask.py --signals` runs find_signals.
 """
 import itertools
+import math
 import sys
 
 from tqdm import tqdm
 
 from lab import tasks
-from lab.specguard.record import TASKS, engine_for, oracle_steps
+from lab.specguard.sessions import TASKS, engine_for, oracle_steps
 from verify import step_score
 
 LEAST = 0.05        # share of the steps that a gate must keep: how right the surest few are says little
 BETAS = 0.5, 0.25, 0.75, 0.0, 1.0                   # of equally good ones the first is chosen
 TAUS = [i / 20 for i in range(22)]
+MISSED = 0.025      # the chance that a share is lower than its lower bound: that of an interval of 95 %
 
 
 def percentile(values, share):
@@ -27,10 +29,40 @@ def signal_ranges(pairs):
     return [[percentile(signal, 0.01), percentile(signal, 0.99)] for signal in zip(*pairs)]
 
 
-def gate_curve(steps, ranges):
-    """[dict(beta, tau, target, right)]: the share of steps that the target writes, that of the kept right.
+def least_share(right, n):
+    """The lower bound (95 %, two-sided) of a share of which `right` of n were seen; 0 of nothing.
 
-    steps: [(L, G, right)]; ranges: of signal_ranges.
+    It is the share at which so many or more would be seen with a chance of MISSED: a bisection.
+    Source: Clopper & Pearson 1934.
+    """
+    if not right:
+        return 0.0
+    low = 0.0
+    high = right / n
+    while high - low > 1e-6:
+        share = (low + high) / 2
+        if chance_of_more(right, n, share) < MISSED:
+            low = share
+        else:
+            high = share
+    return low
+
+
+def chance_of_more(right, n, share):
+    """The chance that `right` or more of n come true, each with the chance `share`, 0 < share < 1."""
+    ways = math.lgamma(n + 1) - math.lgamma(right + 1) - math.lgamma(n - right + 1)
+    chance = math.exp(ways + right * math.log(share) + (n - right) * math.log1p(-share))
+    total = 0.0
+    for i in range(right, n + 1):
+        total += chance
+        chance *= (n - i) / (i + 1) * share / (1 - share)
+    return total
+
+
+def gate_curve(steps, ranges):
+    """[dict(beta, tau, target, right, sure)]: shares of the steps that the target writes, of the kept right.
+
+    sure: the lower bound of the latter. steps: [(L, G, right)]; ranges: of signal_ranges.
     """
     curve = []
     for beta in BETAS:
@@ -41,23 +73,26 @@ def gate_curve(steps, ranges):
         for tau in TAUS:
             kept = [right for score, right in scored if score >= tau]
             accuracy = sum(kept) / len(kept) if kept else 1.0
-            curve.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps), right=accuracy))
+            sure = least_share(sum(kept), len(kept))
+            curve.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps), right=accuracy,
+                              sure=sure))
     return curve
 
 
 def choose_gate(curve, accuracy, share=None):
-    """The fewest target steps with so many of the kept right; or with at most a `share`, the most right.
+    """The fewest target steps with surely so many of the kept right; or with at most a `share`, the most.
 
+    Surely: by the lower bound, since of many gates that were tried on few steps the luckiest looks too good.
     Gates that keep less than LEAST do not count; if none of the others is so accurate, the nearest is chosen.
     """
     counted = [gate for gate in curve if gate['target'] <= 1 - LEAST]
     if share is not None:
         allowed = [gate for gate in counted if gate['target'] <= share]
         return max(allowed, key=lambda gate: (gate['right'], gate['target']))
-    good = [gate for gate in counted if gate['right'] >= accuracy]
+    good = [gate for gate in counted if gate['sure'] >= accuracy]
     if good:
         return min(good, key=lambda gate: (gate['target'], -gate['right']))
-    return max(counted, key=lambda gate: (gate['right'], -gate['target']))
+    return max(counted, key=lambda gate: (gate['sure'], -gate['target']))
 
 
 def print_curve(curve, best, accuracy, share=None):
@@ -65,15 +100,15 @@ def print_curve(curve, best, accuracy, share=None):
     for gate in curve:
         if gate['beta'] != best['beta']:
             continue
-        others = f'{gate["right"]:6.1%} of the others are right'
+        others = f'{gate["right"]:6.1%} of the others are right, surely {gate["sure"]:6.1%}'
         if gate['target'] == 1:
             others = 'there are no others'
         mark = ' <- chosen' if gate is best else ''
         print(f'beta {gate["beta"]:g} tau {gate["tau"]:.2f}: the target writes {gate["target"]:4.0%} '
               f'of the steps, {others}{mark}')
-    if share is None and best['right'] < accuracy:
-        print(f'no gate that keeps {LEAST:.0%} of the steps has {accuracy:.1%} of them right; '
-              f'the nearest, {best["right"]:.1%}, is chosen')
+    if share is None and best['sure'] < accuracy:
+        print(f'no gate that keeps {LEAST:.0%} of the steps surely has {accuracy:.1%} of them right; '
+              f'the nearest, {best["sure"]:.1%}, is chosen')
     print(f'a run with this choice: --method specguard --set beta={best["beta"]:g} tau={best["tau"]:g}')
 
 
@@ -90,8 +125,8 @@ def find_signals(target, draft, rows, seed, accuracy, share=None):
 
     target, draft: folders; rows: of each task. The percentiles are of steps on the lab's training rows. beta
     and tau are chosen on held-out rows (of another seed than the claims'): for this share of kept steps that
-    are right, or for this largest `share` of target steps. Each step stands behind right ones: the oracle
-    gate keeps what is right.
+    are surely right, or for this largest `share` of target steps. Each step stands behind right ones: the
+    oracle gate keeps what is right.
     """
     train = task_rows('train', seed, rows)
     held_out = task_rows('held-out', seed + 100, rows)

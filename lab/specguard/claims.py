@@ -1,4 +1,4 @@
-"""SpecGuard's claims and tables, judged by what record.py stored.
+"""SpecGuard's claims and tables, judged by what record.py stored, with either of two drafts.
 
 Recorded steps are replayed here: what a gate would have kept, at any setting, follows from the signals of the
 candidates. A fifth of the problems of each task sets scales and thresholds, the rest is judged.
@@ -15,15 +15,29 @@ import scipy.stats
 
 from lab.common import Claim, PageTable, interval, mean, roc_area
 from lab.specguard.calibrate import choose_gate, gate_curve, signal_ranges
-from lab.specguard.record import CANDIDATES, ROLLOUTS, SEEDS, TASKS, Run, Story
+from lab.specguard.record import CANDIDATES, ROLLOUTS, SEEDS, Run, Story
+from lab.specguard.sessions import TASKS
 from verify import step_score
 
 ABOVE_0 = 1e-9      # the line of a claim that says `above 0`
+DEFAULT = [f'notes, seed {seed}' for seed in range(SEEDS)]      # the runs at the default preset
+KINDS = 'look-up', 'work', 'answer'                             # of steps; work: arithmetic, or a function
+SHARES = [i / 10 for i in range(11)]                            # of the steps, that the target writes
+ENOUGH = 10         # wrong steps among them, for an AUROC to say anything
+SURER = 0.75        # confident steps: this share of them, by L
 
 # why a claim may fail, where several share the reason
 GROUNDED = ('A wrong step looks back at the text as much as a right one: where attention goes says little of '
             'what is made of it')
+WEAKER = 'Confidence tells wrong steps better, and half of the score is the weaker signal'
+COPIED = 'To look a cell up is to copy, right or wrong: the less is worked out, the less grounding tells'
 OUTVOTED = 'Half of the score is grounding, which can outvote the confidence that tells wrong steps'
+ALIKE = 'Candidates of one model err alike: the one most like the others may share their error'
+OWN_STEP = ("Exact decoding writes what the target would; a step that is kept is the draft's, and one wrong "
+            'step that passes the gate spoils the answer')
+READ_AGAIN = ('The draft reads each step once more, and the target writes it anew where the gate takes a '
+              'right one for wrong')
+SIDE_BY_SIDE = 'Every candidate costs positions, also those that are not chosen; the rival writes one'
 DRAFT_PASS = ('Reading the step again is a whole pass of the draft, and in small models a pass costs its '
               'calls rather than its weights')
 
@@ -101,6 +115,15 @@ class Judged(NamedTuple):
     G: float                        # lowest grounding, 0..1
     right: bool
     tokens: int
+    kind: int                       # of KINDS
+
+
+def kind_of(text):
+    """Which of KINDS a step is, by its own text."""
+    text = text.strip()
+    if text.startswith('|'):
+        return KINDS.index('look-up')
+    return KINDS.index('answer' if text.startswith('Answer') else 'work')
 
 
 def signals_of(problem, i, rollout):
@@ -138,7 +161,8 @@ def judged(problem, scales, setting=USUAL):
     for i in problem['picks'][setting.pick]:
         signals = signals_of(problem, i, setting.rollout)
         score = score_of(signals, scales[setting.rollout], setting)
-        found.append(Judged(score, *signals, right[i], tokens[i]))
+        kind = kind_of(problem['candidates']['text'][i])
+        found.append(Judged(score, *signals, right[i], tokens[i], kind))
     return found
 
 
@@ -224,7 +248,8 @@ def split(problems):
 
 
 def of_task(rows, task):
-    return [row for row in rows if row['task'] == task]
+    """Those of one task; rows: dicts or Pairs."""
+    return [row for row in rows if (row.task if isinstance(row, Pair) else row['task']) == task]
 
 
 # ------------------------------------------------------------------------------------------- runs, end to end
@@ -246,12 +271,12 @@ class Pair(NamedTuple):
     other: float
 
 
-def seeds_beside(rows, field, name):
-    """[Pair]: the default preset's mean over its seeds, and another method's value."""
+def beside(rows, field, mine, other):
+    """[Pair] of a field of Run: the mean over the runs of these names, and that of another name."""
     found = []
     for row in rows:
-        seeds = [getattr(run(row, f'notes, seed {seed}'), field) for seed in range(SEEDS)]
-        found.append(Pair(row['task'], mean(seeds), getattr(run(row, name), field)))
+        values = [getattr(run(row, name), field) for name in mine]
+        found.append(Pair(row['task'], mean(values), getattr(run(row, other), field)))
     return found
 
 
@@ -273,96 +298,240 @@ def average(items, field):
     return total(items, field) / len(items) if items else math.nan
 
 
+# ------------------------------------------------------------------- gates at equal shares of target steps
+
+class Board(NamedTuple):
+    """Recorded steps of many problems in one row, for gates that are compared at equal target shares."""
+    scores: dict                    # by gate: array [steps], higher is kept rather
+    right: numpy.ndarray            # [steps] the chosen candidate
+    own: numpy.ndarray              # [steps] the target's step
+    begins: list                    # where each problem's steps begin
+
+
+def board_of(problems, scales, setting=USUAL):
+    """The Board: gates by both signals and by either, a coin, and an oracle that knows the right steps."""
+    steps = []
+    own = []
+    begins = []
+    for problem in problems:
+        begins.append(len(steps))
+        steps += judged(problem, scales, setting)
+        own += problem['own']['right']
+    score, L, G, right, *_ = numpy.array(steps, dtype=float).T
+    scores = dict(both=score, L=L, G=G, coin=0 * score, oracle=right)
+    return Board(scores, right, numpy.array(own, dtype=float), begins)
+
+
+def kept_at(scores, share):
+    """[steps] the chance that each is kept where the target writes this share of them, the lowest first.
+
+    Among equal scores a coin decides.
+    """
+    written = share * len(scores)
+    limit = numpy.sort(scores)[min(int(written), len(scores) - 1)]
+    below = (scores < limit).sum()
+    tied = scores == limit
+    kept = (scores > limit).astype(float)
+    kept[tied] = 1 - (written - below) / tied.sum()
+    return kept
+
+
+def right_at(board, gate, share):
+    """[problems] the chance that a text is right where the target writes this share of all steps."""
+    kept = kept_at(board.scores[gate], share)
+    chances = kept * board.right + (1 - kept) * board.own
+    return numpy.multiply.reduceat(chances, board.begins)
+
+
+def right_between(board, gate):
+    """[problems] the mean of right_at over the target shares between 0 and 1."""
+    return numpy.mean([right_at(board, gate, share) for share in SHARES[1:-1]], axis=0)
+
+
+def pairs_of(mine, other):
+    """[Pair] of two arrays."""
+    return [Pair('', float(a), float(b)) for a, b in zip(mine, other)]
+
+
 # ------------------------------------------------------------------------------------------------- the claims
 
+class Evidence(NamedTuple):
+    """What was measured with one draft."""
+    draft: str
+    steps: Steps
+    runs: list                      # rows of texts written end to end
+
+
+def by_draft(stored):
+    """[Evidence] with each draft."""
+    return [Evidence('draft', split(stored['steps'].rows), stored['runs'].rows),
+            Evidence('mid', split(stored['steps_mid'].rows), stored['runs_mid'].rows)]
+
+
 def claims(stored):
-    """F1 to F5 (grounds to reject what the method claims), the selector, rsd, the overhead, stories."""
-    steps = split(stored['steps'].rows)
-    rows = stored['runs'].rows
-    return [*grounding_claims(steps), *coin_claims(steps, rows), *contest_claims(rows), benefit_claim(steps),
-            *overhead_claims(stored['clock'].rows), story_claim(stored['stories'].rows)]
+    """F1 to F5 (grounds to reject what the method claims), gates, the selector, overhead, stories."""
+    found = []
+    for seen in by_draft(stored):
+        found += [*grounding_claims(seen), benefit_claim(seen), *coin_claims(seen), *gate_claims(seen),
+                  *accuracy_claims(seen), *cost_claims(seen)]
+    return [*found, alone_claim(stored['runs'].rows), *overhead_claims(stored['clock'].rows),
+            story_claim(stored['stories'].rows)]
 
 
-def columns(problem, scales):
-    """[steps, 3] of a problem: score, L, whether right."""
-    return numpy.array([(step.score, step.L, step.right) for step in judged(problem, scales)])
+def columns(problem, scales, setting=USUAL):
+    """[steps, 5] of a problem: score, L, G, whether right, kind."""
+    rows = []
+    for step in judged(problem, scales, setting):
+        rows.append((step.score, step.L, step.G, step.right, step.kind))
+    return numpy.array(rows, dtype=float)
+
+
+def area_within(signal, right, groups):
+    """The mean AUROC among steps of one group, weighted by its pairs of a right and a wrong one.
+
+    Look-ups are both the best grounded steps and the most often wrong: over all kinds of steps together an
+    AUROC tells kinds apart, not right from wrong (Simpson's paradox).
+    """
+    areas = 0.0
+    count = 0
+    for group in numpy.unique(groups):
+        equal = groups == group
+        good = right[equal].sum()
+        pairs = good * (equal.sum() - good)
+        if pairs:
+            areas += pairs * roc_area(signal[equal], right[equal])
+            count += pairs
+    return float(areas / count) if count else math.nan
 
 
 def advantage(problems):
-    """By how much the score's AUROC beats that of confidence alone; problems: see columns."""
+    """By how much the score's AUROC within kinds beats that of confidence alone; problems: see columns."""
     if not problems:
         return math.nan
-    score, L, right = numpy.concatenate(problems).T
-    return roc_area(score, right) - roc_area(L, right)
+    score, L, _, right, kind = numpy.concatenate(problems).T
+    return area_within(score, right, kind) - area_within(L, right, kind)
 
 
-def grounding_claims(steps):
-    """F1, a claim a task."""
-    for task, problems in steps.test.items():
-        rows = [columns(problem, steps.scales) for problem in problems]
-        yield Claim(f'F1 {task}: AUROC of the score over that of L', 'paper', 0.02, rows, advantage,
-                    note=f'n = {len(rows)} problems, {sum(map(len, rows))} steps', why=GROUNDED)
+def grounding_area(problems):
+    """Grounding's own AUROC within kinds of steps; problems: see columns."""
+    _, _, G, right, kind = numpy.concatenate(problems).T
+    return area_within(G, right, kind)
 
 
-def coin_claims(steps, rows):
-    """F2, on recorded steps and end to end: each task beside a coin of the gate's own rate there; pooled."""
-    recorded = []
-    for task, problems in steps.test.items():
-        seen = judged_steps(problems, steps.scales)
-        rate = mean(step.score >= USUAL.tau for step in seen)
-        by_score = outcomes(problems, steps.scales)
-        by_coin = outcomes(problems, steps.scales, rate=rate)
-        for mine, other in zip(by_score, by_coin):
-            recorded.append(Pair(task, mine.right, other.right))
-    end_to_end = seeds_beside(rows, 'right', 'random-gate')
-    for name, pairs in (('on the record', recorded), ('end to end', end_to_end)):
-        for task in (*TASKS, 'all'):
-            some = pairs if task == 'all' else [pair for pair in pairs if pair.task == task]
-            text = f'F2 {task}: right answers over a coin of equal rate in each task, {name}'
-            yield Claim(text, 'ours', 0.01, some, gain, note=f'n = {len(some)}', why=OUTVOTED)
+def grounding_claims(seen):
+    """Grounding alone, and F1, a claim a task."""
+    for task, problems in seen.steps.test.items():
+        rows = [columns(problem, seen.steps.scales) for problem in problems]
+        _, L, _, right, kind = numpy.concatenate(rows).T
+        room = 1 - area_within(L, right, kind)
+        wrong = int((1 - right).sum())
+        note = f'n = {len(rows)} problems, {len(L)} steps, {wrong} wrong; L leaves a room of {room:.3f}'
+        yield Claim(f'Grounding alone, {task}, {seen.draft}: AUROC within kinds of steps', 'paper', 0.5, rows,
+                    grounding_area, note=note, why=GROUNDED)
+        if room >= 0.02:                    # else no score could reach the line: the table has to do
+            yield Claim(f'F1 {task}, {seen.draft}: AUROC of the score over that of L, within kinds of steps',
+                        'paper', 0.02, rows, advantage, note=note, why=WEAKER)
 
 
-def contest_claims(rows):
-    """F3, F4 and the notes' claims on texts written end to end."""
-    note = f'n = {len(rows)}, mean of {SEEDS} seeds'
-
-    def beside(field, name):
-        return seeds_beside(rows, field, name)
-    yield Claim('F3: right answers over exact decoding, above 0', 'paper', ABOVE_0, beside('right', 'sd'),
-                gain, note=note,
-                why="Exact decoding writes what the target would; a step that is kept is the draft's, and "
-                    'one wrong step that passes the gate spoils the answer')
-    yield Claim('Selector: right answers over k = 1, above 0 (notes: +0.020)', 'notes', ABOVE_0,
-                beside('right', 'k = 1'), gain, note=note,
-                why='Candidates of one draft err alike: the one most like the others may share their error')
-    yield Claim('Notes: right answers over rsd (+0.024 to +0.035)', 'notes', ABOVE_0, beside('right', 'rsd'),
-                gain, note=note,
-                why="The rival's reward is the task's own checker, which knows what is right; the draft's "
-                    'signals can but guess')
-    yield Claim('F4: read saved over rsd (notes: 11 %)', 'notes', 0.05, beside('read', 'rsd'), saved,
-                note=f'modelled: weights read, memory-bound; {note}',
-                why='The draft reads each step once more, and the target writes it anew where the gate takes '
-                    'a right one for wrong')
-    yield Claim('F4: compute saved over rsd (notes: 11 %)', 'notes', 0.05, beside('compute', 'rsd'), saved,
-                note=f'modelled: positions, compute-bound; {note}',
-                why='Every candidate costs positions, also those that are not chosen; rsd writes one')
-
-
-def benefit_claim(steps):
+def benefit_claim(seen):
     """F5: grounding is to help more where cells are looked up."""
     both = []
     for task in ('math', 'table'):
-        both += [(task, columns(problem, steps.scales)) for problem in steps.test[task]]
+        both += [(task, columns(problem, seen.steps.scales)) for problem in seen.steps.test[task]]
 
     def difference(rows):
         arrays = dict(math=[], table=[])
         for task, problem in rows:
             arrays[task].append(problem)
         return advantage(arrays['table']) - advantage(arrays['math'])
-    return Claim('F5: gain of F1 on table less that on math, above 0', 'notes', ABOVE_0, both, difference,
-                 note=f'n = {len(both)}',
-                 why='To look a cell up is to copy, right or wrong: the less is worked out, the less '
-                     'grounding tells')
+    gains = {task: advantage([array for kind, array in both if kind == task]) for task in ('math', 'table')}
+    note = f'n = {len(both)}; gains: table {gains["table"]:+.3f}, math {gains["math"]:+.3f}'
+    return Claim(f'F5 {seen.draft}: gain of F1 on table less that on math, above 0', 'notes', ABOVE_0, both,
+                 difference, note=note, why=COPIED)
+
+
+def coin_claims(seen):
+    """F2, on recorded steps and end to end: each task beside a coin of the gate's own rate there; pooled."""
+    recorded = []
+    for task, problems in seen.steps.test.items():
+        steps = judged_steps(problems, seen.steps.scales)
+        rate = mean(step.score >= USUAL.tau for step in steps)
+        by_score = outcomes(problems, seen.steps.scales)
+        by_coin = outcomes(problems, seen.steps.scales, rate=rate)
+        for mine, other in zip(by_score, by_coin):
+            recorded.append(Pair(task, mine.right, other.right))
+    end_to_end = beside(seen.runs, 'right', DEFAULT, 'random-gate')
+    for name, pairs in (('on the record', recorded), ('end to end', end_to_end)):
+        for task in (*TASKS, 'all'):
+            some = pairs if task == 'all' else of_task(pairs, task)
+            text = f'F2 {task}, {seen.draft}: right answers over a coin of equal rate in each task, {name}'
+            yield Claim(text, 'ours', 0.01, some, gain, note=f'n = {len(some)}', why=OUTVOTED)
+
+
+def gate_claims(seen):
+    """What both signals, grounding alone and the selector are worth at equal shares of target steps."""
+    problems = [*itertools.chain(*seen.steps.test.values())]
+    four = board_of(problems, seen.steps.scales)
+    one = board_of(problems, seen.steps.scales, replace(USUAL, pick='1'))
+    note = f'n = {len(problems)}, all tasks under one threshold'
+    over_all = f'mean over target shares 0.1 to 0.9; {note}'
+    both = right_between(four, 'both')
+    yield Claim(f'Gate, {seen.draft}: right answers by both signals over L alone, above 0', 'paper', ABOVE_0,
+                pairs_of(both, right_between(four, 'L')), gain, note=over_all, why=OUTVOTED)
+    yield Claim(f'Gate, {seen.draft}: right answers by G alone over a coin, above 0', 'paper', ABOVE_0,
+                pairs_of(right_between(four, 'G'), right_between(four, 'coin')), gain, note=over_all,
+                why=COPIED)
+    text = f'Selector, {seen.draft}: right answers of k = 4 over k = 1 (notes: +0.020)'
+    yield Claim(f'{text}, at equal target shares, above 0', 'notes', ABOVE_0,
+                pairs_of(both, right_between(one, 'both')), gain, note=over_all, why=ALIKE)
+    share = float((four.scores['both'] < USUAL.tau).mean())
+    yield Claim(f"{text}, at the default preset's target share, above 0", 'notes', ABOVE_0,
+                pairs_of(right_at(four, 'both', share), right_at(one, 'both', share)), gain,
+                note=f'target share {share:.3f}; {note}', why=ALIKE)
+
+
+def accuracy_claims(seen):
+    """F3 and the like: right answers of texts that were written end to end."""
+    note = f'n = {len(seen.runs)}'
+    contests = ((DEFAULT, f'the default preset (mean of {SEEDS} seeds)'), (['paper'], 'preset=paper'),
+                (['calibrated'], 'the calibrated gate'))
+    for mine, name in contests:
+        yield Claim(f'F3 {seen.draft}: right answers of {name} over exact decoding, above 0', 'paper',
+                    ABOVE_0, beside(seen.runs, 'right', mine, 'sd'), gain, note=note, why=OWN_STEP)
+    yield Claim(f'Notes, {seen.draft}: right answers of the default preset over rsd (+0.024 to +0.035)',
+                'notes', ABOVE_0, beside(seen.runs, 'right', DEFAULT, 'rsd'), gain,
+                note=f'{note}, mean of {SEEDS} seeds',
+                why="The rival's reward is the task's own checker, which knows what is right; the draft's "
+                    'signals can but guess')
+
+
+def alone_claim(rows):
+    """What the paper's gain is to come from mainly: the target chooses among candidates of its own, too."""
+    return Claim('Target alone: right answers of the most central of 16 steps at T = 0.7 over exact decoding '
+                 'at 0, above 0', 'paper', ABOVE_0, beside(rows, 'right', ['paper, target alone'], 'sd'),
+                 gain, note=f'n = {len(rows)}', why=ALIKE)
+
+
+def cost_claims(seen):
+    """F4: costs beside those of rsd, with a target that writes alone, with the draft's help; beside sd's.
+
+    A gate that keeps wrong steps is cheap: each note says by how many points the answers differ.
+    """
+    helped = "over rsd, both with the draft's help (notes: 11 %)"
+    contests = (
+        (DEFAULT, 'rsd', f'F4 {seen.draft}', f'the default preset over rsd, {SEEDS} seeds (notes: 11 %)'),
+        (['notes, with sd'], 'rsd, with sd', f'F4 {seen.draft}', f'the default preset {helped}'),
+        (['calibrated, with sd'], 'rsd, with sd', f'F4 {seen.draft}', f'the calibrated gate {helped}'),
+        (['calibrated, with sd'], 'sd', f'Cost {seen.draft}',
+         "the calibrated gate with the draft's help over sd (notes: 11 %)"))
+    for mine, other, label, name in contests:
+        points = 100 * gain(beside(seen.runs, 'right', mine, other))
+        note = f'modelled, n = {len(seen.runs)}; right answers: {points:+.1f} points'
+        yield Claim(f'{label}: read saved by {name}', 'notes', 0.05, beside(seen.runs, 'read', mine, other),
+                    saved, note=f'weights read, memory-bound, {note}', why=READ_AGAIN)
+        yield Claim(f'{label}: compute saved by {name}', 'notes', 0.05,
+                    beside(seen.runs, 'compute', mine, other), saved,
+                    note=f'positions, compute-bound, {note}', why=SIDE_BY_SIDE)
 
 
 def overhead(part, clock):
@@ -377,10 +546,16 @@ def overhead(part, clock):
 
 
 def overhead_claims(clock):
-    note = f'measured, n = {len(clock)} steps (notes: 5-10 % of a target pass)'
-    for part, name in (('target pass', 'one target pass'), ('target', 'a step of the target')):
-        text = f'Overhead: {name} takes 10 times as long as selection, rollout pass and scoring'
-        yield Claim(text, 'notes', 10, clock, partial(overhead, part), note=note, why=DRAFT_PASS)
+    for preset in ('notes', 'paper'):
+        rows = of_preset(clock, preset)
+        note = f'measured, n = {len(rows)} steps (notes: 5-10 % of a target pass)'
+        for part, name in (('target pass', 'one target pass'), ('target', 'a step of the target')):
+            yield Claim(f'Overhead, {preset}: {name} takes 10 times as long as selection, rollout pass and '
+                        'scoring', 'notes', 10, rows, partial(overhead, part), note=note, why=DRAFT_PASS)
+
+
+def of_preset(clock, preset):
+    return [row for row in clock if row['preset'] == preset]
 
 
 def nats_over_target(rows):
@@ -402,56 +577,110 @@ def story_claim(rows):
 # ------------------------------------------------------------------------------------------------- the tables
 
 def tables(stored):
-    steps = split(stored['steps'].rows)
-    rows = stored['runs'].rows
     sizes = {row['model']: row['bytes'] for row in stored['weights'].rows}
-    signals = ('task', 'steps', 'right', 'of the target', 'signal', 'AUROC', 'AUROC at equal length',
-               'AUPRC of wrong', 'rank correlation with length')
-    ablations = ('table', 'setting', 'notes: points', 'notes: speed', *TASKS, 'target steps',
+    signals = ('draft', 'task', 'signal', 'AUROC, all kinds together', 'within kinds',
+               'within, of the confident', 'at equal length', 'AUPRC of wrong',
+               'rank correlation with length')
+    kinds = ('draft', 'task', 'kind of step', 'steps', 'right', 'wrong among the confident', 'mean G',
+             'AUROC: score', 'L', 'G')
+    curve = 'right at target share', 'task', 'gate', *[f'{share:g}' for share in SHARES]
+    ablations = ('draft', 'table', 'setting', 'notes: points', 'notes: speed', *TASKS, 'target steps',
                  'modelled speed / sd, memory-bound', 'compute-bound')
-    transfer = 'chosen on', 'beta', 'tau', 'kept steps right', 'used on', 'right', 'target steps'
-    contest = ('method', 'n', *TASKS, 'points over sd (95 %)', 'steps right', 'target steps', 'steps clipped',
-               's a text', 'read / sd', 'computed / sd')
-    costs = ('part of a step', 'notes, ms a token', 'ms a step', 'over the target alone',
+    transfer = ('draft', 'chosen on', 'beta', 'tau', 'kept steps right', 'surely', 'used on', 'right',
+                'target steps')
+    contest = ('draft', 'method', 'n', *TASKS, 'points over sd (95 %)', 'steps right', 'target steps',
+               'steps clipped', 's a text', 'read / sd', 'computed / sd')
+    gates = 'calibrated with', 'beta', 'tau', 'percentiles of L', 'of G', 'steps that chose'
+    costs = ('preset', 'part of a step', 'notes, ms a token', 'ms a step', 'over the target alone',
              'modelled, the same')
     stories = 'stories', 'target steps', 'tokens a step', 'cut in mid-sentence', "target's nats a token"
-    limits = 'limit', 'steps', 'L', 'G'
+    limits = 'draft', 'limit', 'steps', 'L', 'G'
+    both = by_draft(stored)
+    clock = stored['clock'].rows
+    runs = stored['runs'].rows
     return [
-        PageTable(signals, [*signal_cells(steps)]),
-        PageTable(ablations, [*ablation_cells(steps, sizes, rows)]),
-        PageTable(transfer, [*transfer_cells(steps)]),
-        PageTable(contest, [*contest_cells(rows)]),
-        PageTable(costs, [*cost_cells(stored['clock'].rows, sizes, rows)]),
+        PageTable(kinds, together(kind_cells, both)),
+        PageTable(signals, together(signal_cells, both)),
+        PageTable(curve, together(curve_cells, both)),
+        PageTable(contest, together(contest_cells, both)),
+        PageTable(gates, [*gate_cells(stored['gates'].rows)]),
+        PageTable(transfer, together(transfer_cells, both)),
+        PageTable(ablations, together(partial(ablation_cells, sizes=sizes), both)),
+        PageTable(costs, [*cost_cells(of_preset(clock, 'notes'), sizes, runs_of(runs, DEFAULT[0])),
+                          *cost_cells(of_preset(clock, 'paper'), sizes, runs_of(runs, 'paper'))]),
         PageTable(stories, [*story_cells(stored['stories'].rows)]),
-        PageTable(limits, [*limit_cells(steps)])]
+        PageTable(limits, together(limit_cells, both))]
 
 
-def signal_cells(steps):
-    """How well each signal tells right steps from wrong ones, also among steps of equal length."""
-    for task, problems in steps.test.items():
-        seen = judged_steps(problems, steps.scales)
-        score, L, G, right, tokens = numpy.array(seen, dtype=float).T
-        own = []                            # whether each step of the target's is right
-        for problem in problems:
-            own += problem['own']['right']
-        for name, signal in (('score', score), ('L', L), ('G', G)):
-            yield (task, len(seen), float(right.mean()), mean(own), name, roc_area(signal, right),
-                   area_at_equal_length(signal, right, tokens), average_precision(-signal, 1 - right),
+def together(cells, both):
+    """The rows that `cells` yields of each Evidence, behind the name of its draft; - for nan."""
+    rows = []
+    for seen in both:
+        for row in cells(seen):
+            shown = ['-' if cell != cell else cell for cell in row]
+            rows.append((seen.draft, *shown))
+    return rows
+
+
+def surest(L):
+    """Which of the steps are confident: the share SURER of them with the highest L [steps]."""
+    return L >= numpy.quantile(L, 1 - SURER)
+
+
+def kind_cells(seen):
+    """Right steps, grounding and the AUROC of each signal, of each kind of step and of all together."""
+    for task, problems in seen.steps.test.items():
+        rows = numpy.concatenate([columns(problem, seen.steps.scales) for problem in problems])
+        confident = surest(rows[:, 1])
+        kinds = rows[:, 4]
+        for kind in (*numpy.unique(kinds), None):
+            chosen = kinds == kind if kind is not None else kinds == kinds
+            score, L, G, right, _ = rows[chosen].T
+            wrong = int((1 - right)[confident[chosen]].sum())
+            name = 'all' if kind is None else KINDS[int(kind)]
+            yield (task, name, len(right), float(right.mean()), wrong, float(G.mean()),
+                   roc_area(score, right), roc_area(L, right), roc_area(G, right))
+
+
+SIGNALS = [         # (name, what it is of columns, by which rollout)
+    ('score', 0, 'draft last 3'), ('L', 1, 'draft last 3'), ('G', 2, 'draft last 3'),
+    ('G without the first token', 2, 'without the first'),
+    ("L of the target", 1, 'target last 3'), ("G of the target", 2, 'target last 3'),
+    ("G of the target without the first token", 2, 'target without the first')]
+
+
+def signal_cells(seen):
+    """How well each signal tells right steps from wrong ones: within kinds, among confident ones, ..."""
+    for task, problems in seen.steps.test.items():
+        steps = judged_steps(problems, seen.steps.scales)
+        tokens = numpy.array([step.tokens for step in steps])
+        confident = surest(numpy.array([step.L for step in steps]))
+        for name, column, rollout in SIGNALS:
+            setting = replace(USUAL, rollout=rollout)
+            rows = numpy.concatenate([columns(problem, seen.steps.scales, setting) for problem in problems])
+            signal, right, kind = rows[:, column], rows[:, 3], rows[:, 4]
+            sure = math.nan
+            if (right[confident] == 0).sum() >= ENOUGH:
+                sure = area_within(signal[confident], right[confident], kind[confident])
+            yield (task, name, roc_area(signal, right), area_within(signal, right, kind), sure,
+                   area_within(signal, right, tokens), average_precision(-signal, 1 - right),
                    rank_correlation(signal, tokens))
 
 
-def area_at_equal_length(signal, right, tokens):
-    """The mean AUROC among steps of one length, weighted by its pairs of a right and a wrong one."""
-    areas = 0.0
-    count = 0
-    for length in numpy.unique(tokens):
-        equal = tokens == length
-        good = right[equal].sum()
-        pairs = good * (equal.sum() - good)
-        if pairs:
-            areas += pairs * roc_area(signal[equal], right[equal])
-            count += pairs
-    return float(areas / count) if count else math.nan
+def curve_cells(seen):
+    """Right answers of each gate by the share of steps that the target writes."""
+    every = [*itertools.chain(*seen.steps.test.values())]
+    for task, problems in (*seen.steps.test.items(), ('all', every)):
+        board = board_of(problems, seen.steps.scales)
+        for gate in board.scores:
+            yield task, gate, *[float(right_at(board, gate, share).mean()) for share in SHARES]
+
+
+def gate_cells(rows):
+    """The calibrated gate of each pair."""
+    for row in rows:
+        ends = [' to '.join(f'{x:.3g}' for x in row[f'draft_{signal}']) for signal in ('logp', 'grounding')]
+        yield row['draft'], row['beta'], row['tau'], *ends, row['steps']
 
 
 def average_precision(scores, labels):
@@ -475,30 +704,32 @@ def rank_correlation(a, b):
     return float(scipy.stats.spearmanr(a, b).statistic)
 
 
-def ablation_cells(steps, sizes, rows):
+def ablation_cells(seen, sizes):
     """The notes' tables beside the record's: points over exact decoding, target steps, speeds.
 
     sizes: weight bytes of a pass by model. The speed is modelled as if memory-bound, by the bytes read, and
     as if compute-bound, by those times positions; that of exact decoding is by its runs' bytes a token.
     """
     base = {}
-    for task, problems in steps.test.items():
-        base[task] = average(outcomes(problems, steps.scales, replace(USUAL, tau=math.inf)), 'right')
-    exact_read = exact_bytes(rows, 'read')
-    exact_compute = exact_bytes(rows, 'compute')
+    for task, problems in seen.steps.test.items():
+        base[task] = average(outcomes(problems, seen.steps.scales, replace(USUAL, tau=math.inf)), 'right')
+    exact_read = exact_bytes(seen.runs, 'read')
+    exact_compute = exact_bytes(seen.runs, 'compute')
     for table, setting, accuracy, speed, change in NOTES:
         changed = replace(USUAL, **change)
+        if changed.rollout not in seen.steps.scales:        # not recorded with this draft
+            continue
         texts = []
         gains = []
         sd_read = sd_compute = 0.0
-        for task, problems in steps.test.items():
-            found = outcomes(problems, steps.scales, changed)
+        for task, problems in seen.steps.test.items():
+            found = outcomes(problems, seen.steps.scales, changed)
             texts += found
             gains.append(f'{100 * (average(found, "right") - base[task]):+.1f}')
             sd_read += exact_read[task] * total(found, 'tokens')
             sd_compute += exact_compute[task] * total(found, 'tokens')
-        read = total(texts, 'drafts') * sizes['draft'] + total(texts, 'targets') * sizes['target']
-        compute = total(texts, 'drafted') * sizes['draft'] + total(texts, 'verified') * sizes['target']
+        read = total(texts, 'drafts') * sizes[seen.draft] + total(texts, 'targets') * sizes['target']
+        compute = total(texts, 'drafted') * sizes[seen.draft] + total(texts, 'verified') * sizes['target']
         yield (table, setting, accuracy, speed, *gains, average(texts, 'wrote'), sd_read / read,
                sd_compute / compute)
 
@@ -512,25 +743,26 @@ def exact_bytes(rows, field):
     return found
 
 
-def transfer_cells(steps):
-    """What beta and tau chosen on one task (kept steps 95 % right, or nearest to it) are worth on another."""
-    for source, problems in steps.tune.items():
-        seen = [(step.L, step.G, step.right) for step in judged_steps(problems, steps.scales)]
-        best = choose_gate(gate_curve(seen, steps.scales[USUAL.rollout].ranges), 0.95)
+def transfer_cells(seen):
+    """What beta and tau chosen on one task (kept steps surely 95 % right, or nearest) do on another."""
+    scales = seen.steps.scales
+    for source, problems in seen.steps.tune.items():
+        tuned = [(step.L, step.G, step.right) for step in judged_steps(problems, scales)]
+        best = choose_gate(gate_curve(tuned, scales[USUAL.rollout].ranges), 0.95)
         setting = replace(USUAL, beta=best['beta'], tau=best['tau'])
-        for task, others in steps.test.items():
-            found = outcomes(others, steps.scales, setting)
-            yield (source, best['beta'], best['tau'], best['right'], task, average(found, 'right'),
-                   average(found, 'wrote'))
+        for task, others in seen.steps.test.items():
+            found = outcomes(others, scales, setting)
+            yield (source, best['beta'], best['tau'], best['right'], best['sure'], task,
+                   average(found, 'right'), average(found, 'wrote'))
 
 
-def contest_cells(rows):
+def contest_cells(seen):
     """Right by task, all beside exact decoding's, shares of steps, seconds a text, costs over sd's.
 
     Of the steps: those right of all that were written, those of the target, those with a signal clipped.
     """
-    for name in rows[0]['runs']:
-        some = [row for row in rows if name in row['runs']]
+    for name in seen.runs[0]['runs']:
+        some = [row for row in seen.runs if name in row['runs']]
         mine = runs_of(some, name)
         exact = runs_of(some, 'sd')
         by_task = [average(runs_of(of_task(some, task), name), 'right') for task in TASKS]
@@ -549,15 +781,19 @@ def share(runs, part, whole):
     return total(runs, part) / count if count else '-'
 
 
-def cost_cells(clock, sizes, rows):
-    """A step's parts: the notes' ms a token, our ms; measured and modelled over the target's own step."""
-    wrote = share(runs_of(rows, 'notes, seed 0'), 'wrote', 'cycles')
+def cost_cells(clock, sizes, runs):
+    """A step's parts at one preset: the notes' ms a token, our ms; measured and modelled over the target's.
+
+    Modelled by the weights read: side by side, the target's candidates cost as much as one.
+    """
+    preset = clock[0]['preset']
+    wrote = share(runs, 'wrote', 'cycles')
     ms = {part: 1000 * mean(row['seconds'][part] for row in clock) for part in clock[0]['seconds']}
     drafted = mean(row['drafted'] for row in clock)
     draft_pass = sizes['draft']
     target_step = mean(row['own'] for row in clock) * sizes['target']           # bytes
     rollout = ms['with rollout'] - ms['reading again']
-    its_share = f'target, where it writes ({wrote:.0%} of steps)'
+    its_share = f'the target, where it writes ({wrote:.0%} of steps)'
     parts = [Part('draft, k candidates side by side', '8', ms['draft'], drafted * draft_pass),
              Part('selection', '0.3', ms['selection'], 0.0),
              Part('the draft reads the step again', '-', ms['reading again'], draft_pass),
@@ -568,7 +804,7 @@ def cost_cells(clock, sizes, rows):
               Part('the target alone', '5.0', ms['target'], target_step),
               Part('one target pass', '0.5', ms['target pass'], sizes['target'])]
     for part in parts:
-        yield part.name, part.notes, part.ms, part.ms / ms['target'], part.read / target_step
+        yield preset, part.name, part.notes, part.ms, part.ms / ms['target'], part.read / target_step
 
 
 class Part(NamedTuple):
@@ -592,16 +828,16 @@ def story_cells(rows):
                share(stories, 'cut', 'cycles'), share(stories, 'nats', 'tokens'))
 
 
-def limit_cells(steps):
+def limit_cells(seen):
     """What the notes admit, seen in recorded steps: copies are grounded, wrong steps can be sure."""
     looked_up = []                          # G of each such step
     others = []
     wrong = []                              # (L, G, text)
-    for problem in itertools.chain(*steps.test.values()):
+    for problem in itertools.chain(*seen.steps.test.values()):
         for i in problem['picks'][USUAL.pick]:
             L, G = signals_of(problem, i, USUAL.rollout)
             text = problem['candidates']['text'][i].strip()
-            group = looked_up if text.startswith('|') else others
+            group = looked_up if kind_of(text) == KINDS.index('look-up') else others
             group.append(G)
             if not problem['candidates']['right'][i]:
                 wrong.append((L, G, text))

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path as File
 from typing import NamedTuple
 
 import torch
@@ -20,19 +21,20 @@ from tqdm import tqdm
 import kernels
 from lab import tasks
 from lab.common import MODELS, embedded, held_out_rows
+from lab.specguard.calibrate import find_signals
 from lab.specguard.rivals import (Beam, BestOfN, Majority, OracleGate, PooledStep, ProcessBestOfN, RandomGate,
                                   RewardGuided, SpecReason, Unseen, sureness)
+from lab.specguard.sessions import TASKS, engine_for, graded_session, short_rows
 from model import Reader, expect, read_calibration
-from specmini import Engine
-from verify import (Autoregressive, Exact, SpecGuard, decode, most_central, token_logps, tokens_of,
+from verify import (Autoregressive, Exact, Session, SpecGuard, decode, most_central, token_logps, tokens_of,
                     write_steps)
 
-TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
-SHORT = 200         # tokens of a prompt at most: tables go on to 1,700, nearly half are shorter
-FULL = 200          # problems of each task that are run end to end by what a claim compares
-PART = 50           # and by what is only shown
+FULL = 100          # problems of each task that are run end to end by what a claim compares
+PART = 40           # and by what is only shown
+WITH_MID = 200      # problems of each task whose steps are recorded with `mid` as draft
+RUN_WITH_MID = 60   # and that are run end to end
 SEEDS = 3           # runs at the default preset, each with other draws of the draft
-TIMED = 20          # problems of each task whose first step is timed
+TIMED = 10          # problems of each task whose first step is timed
 TURNS = 5           # how often; the least time counts
 STORIES = 40
 CANDIDATES = {'1': 1, '2': 2, '4': 4, '8': 8, 'common': 4}      # selectors, and how many they choose from
@@ -40,73 +42,28 @@ REWARD_BYTES = 4_000_000            # what a pass of a reward model reads: 1 M p
 DRAFT_ONLY = Unseen(k=1, draft_temperature=0.0, tau=-math.inf)  # its own text, as greedy as the target's
 
 
-# -------------------------------------------------------------------------------- engine, rows, sessions
-
-def engine_for(rows, target=MODELS / 'target', draft=MODELS / 'draft'):
-    """An Engine of the two models with caches for these rows' prompts."""
-    engine = Engine(target=target, draft=draft, max_new=160)
-    engine.open([engine.tokenizer.encode(row['prompt']).ids for row in rows])
-    return engine
-
-
-def short_rows(task, n):
-    """n held-out rows of a task whose prompt has at most SHORT tokens."""
-    _, tokenizer, _ = embedded('target')
-    found = []
-    for row in tasks.rows(task, 11):
-        if len(found) == n:
-            return found
-        if len(tokenizer.encode(row['prompt']).ids) <= SHORT:
-            found.append(row)
-
+# ------------------------------------------------------------------------------------- what a pair brings
 
 @functools.cache
-def calibration():
-    """The embedded pair's calibration file, for the scales of the signals."""
-    return read_calibration(MODELS / 'target', MODELS / 'draft', ['signals'])
+def signals_of_pair(draft):
+    """The section `signals` of the target with a draft of lab/models: scales, beta and tau.
 
-
-def step_checker(row, tokenizer, begin):
-    """A Session.checker: function from ids to whether their last step is right, by the task's own graders.
-
-    begin: where the answer begins in the ids. A line of work that is cut short is wrong.
+    calibration.json has that of `draft`; that of `mid` is measured here, as train_mask.py --signals would.
     """
-    def right(ids):
-        text = tokenizer.decode(ids[begin:])
-        last = text.strip().split('\n')[-1]
-        if 'Answer:' not in row['solution'] or last.startswith('Answer:'):
-            return bool(tasks.grade(row, text))
-        return text.endswith('\n') and tasks.steps_right(row, text)[-1:] == [True]
-    return right
+    if draft == 'draft':
+        return read_calibration(MODELS / 'target', MODELS / 'draft', ['signals'])['signals']
+    return find_signals(MODELS / 'target', MODELS / draft, rows=60, seed=0, accuracy=0.95)
 
 
-def graded_session(engine, row, method, seed=0):
-    """A Session that has read a row's prompt, with the row's step checker."""
-    ids = engine.tokenizer.encode(row['prompt']).ids
-    plain = isinstance(method, Autoregressive)          # no draft reads along; others bring their calibration
-    session = engine.start(ids, Autoregressive() if plain else Exact(), seed)
-    session.checker = step_checker(row, engine.tokenizer, len(ids))
-    return session
-
-
-def oracle_steps(engine, row, who):
-    """[(lowest log-probability, lowest grounding, right)] of the draft's steps, each behind right ones.
-
-    who: draft or target, whose signals.
-    """
-    method = OracleGate(signals=who)
-    session = graded_session(engine, row, method)
-    found = []
-    for cycle in decode(session, method):
-        logp = min(verdict['logp'] for verdict in cycle.judged)
-        grounding = min(verdict['grounding'] for verdict in cycle.judged)
-        found.append((logp, grounding, cycle.judged[0]['kept']))
-    return found
+def gate_rows(n):
+    """Rows, one a draft: its name, and the section `signals` of the pair."""
+    for draft in ('draft', 'mid'):
+        yield dict(signals_of_pair(draft), draft=draft)         # its name, not its fingerprint
 
 
 def weight_rows(n):
     """Rows: the bytes of weights that one pass of a model reads."""
-    for name in ('target', 'draft'):
+    for name in ('target', 'draft', 'mid'):
         model, _, _ = embedded(name)
         yield dict(model=name, bytes=model.read_bytes(model.full))
 
@@ -121,6 +78,7 @@ class Rollout(NamedTuple):
     sparsify: float = 0.01      # attention weights below it are dropped
     residual: float = 0.0       # the identity's share of a layer
     row: str = 'own'            # a token's own row, or `predicting`: the one before, which predicts it
+    first: bool = True          # False: without the prompt's first token
 
 
 ROLLOUTS = {        # the first is what SpecGuard's defaults look at
@@ -130,23 +88,28 @@ ROLLOUTS = {        # the first is what SpecGuard's defaults look at
     'sparsify 0.05': Rollout('draft', 'last', 3, sparsify=0.05),
     'residual 0.5': Rollout('draft', 'last', 3, residual=0.5),
     'predicting row': Rollout('draft', 'last', 3, row='predicting'),
+    'without the first': Rollout('draft', 'last', 3, first=False),
     'target last 1': Rollout('target', 'last', 1),
     'target last 2': Rollout('target', 'last', 2),
     'target last 3': Rollout('target', 'last', 3),
     'target last 6': Rollout('target', 'last', 6),
     'target first 3': Rollout('target', 'first', 3),
     'target middle 3': Rollout('target', 'middle', 3),
-    'target all': Rollout('target', 'all', 3)}
+    'target all': Rollout('target', 'all', 3),
+    'target without the first': Rollout('target', 'last', 3, first=False)}
+
+FEW_ROLLOUTS = ('draft last 3', 'draft last 1', 'without the first', 'target last 1', 'target last 3',
+                'target without the first')     # those recorded with `mid`
 
 
-def observe(session, who, step):
+def observe(session, who, step, rollouts):
     """(lowest log-probability of a step's ids, {rollout: lowest grounding}) by one model, in one pass.
 
     who: draft or target. Log-probabilities in nats at temperature 1, grounding 0..1.
     """
     reader = getattr(session, who)
     full = reader.model.full
-    mine = {name: rollout for name, rollout in ROLLOUTS.items() if rollout.who == who}
+    mine = {name: ROLLOUTS[name] for name in rollouts if ROLLOUTS[name].who == who}
     cuts = {rollout.sparsify for rollout in mine.values()}
     T = len(step)
     layers = []                             # of each layer: {sparsify: attention weights [1, T, S]}
@@ -166,11 +129,25 @@ def lowest_grounding(full, layers, rollout):
     shades = None
     for weights, attend in zip(layers, attends):
         if attend is kernels.grounded:
-            shades = kernels.shade(weights[rollout.sparsify], shades, rollout.residual)
+            rows = weights[rollout.sparsify]
+            if not rollout.first:
+                rows = without_first(rows)
+            shades = kernels.shade(rows, shades, rollout.residual)
     shares = shades[0].sum(-1).tolist()
     if rollout.row == 'predicting':
         shares = [1.0] + shares[:-1]        # the row that predicts the first token is of the text before
     return min(shares)
+
+
+def without_first(weights):
+    """Attention rows [B, T, S] without the first token, the rest scaled up to sum to 1.
+
+    Much attention goes to the first token for want of anything better (a sink): that is no grounding.
+    Source: Xiao et al. 2023 (attention sinks).
+    """
+    rest = weights.clone()
+    rest[..., 0] = 0
+    return rest / rest.sum(-1, keepdim=True).clamp(min=1e-9)
 
 
 def whole_rollout(model, line, layers, sparsify, residual):
@@ -190,10 +167,10 @@ def whole_rollout(model, line, layers, sparsify, residual):
             for row in weights:
                 drop_small(row, sparsify)
             total += weights
-        seen.append(total / q.shape[1])
+        seen.append(total.double() / q.shape[1])
         return kernels.attend(q, k, v, mask, carry)
     path = replace(model.full, attends=(watch,) * len(model.full.attends))
-    Reader(model, 64).read(line, [], path, 1)
+    Reader(model, len(line)).read(line, [], path, 1)
     product = torch.eye(len(line), dtype=torch.float64)
     for i in layers:
         product = (1 - residual) * seen[i] @ product + residual * product
@@ -209,18 +186,23 @@ def drop_small(row, least):
 
 # --------------------------------------------------------------------------------------- record: `steps`
 
-def step_rows(n):
+def step_rows(n, draft='draft', rollouts=tuple(ROLLOUTS)):
     """Rows, one a problem, see problem_row; each step stands behind the reference's own earlier ones."""
     expect(n >= 2, f'--n {n}: expected 2 or more; a fifth of the problems sets scales, the rest is judged')
     for task in TASKS:
         rows = short_rows(task, n)
-        engine = engine_for(rows)
+        engine = engine_for(rows, draft=MODELS / draft)
         for row in tqdm(rows, desc=f'steps, {task}', file=sys.stderr, disable=None):
-            steps = record_problem(engine, row)
+            steps = record_problem(engine, row, rollouts)
             yield problem_row(task, steps)
 
 
-def record_problem(engine, row):
+def mid_step_rows(n):
+    """The same with `mid` as draft, of fewer problems, under fewer rollouts."""
+    return step_rows(min(n, WITH_MID), 'mid', FEW_ROLLOUTS)
+
+
+def record_problem(engine, row, rollouts=tuple(ROLLOUTS)):
     """[record_step] of the steps of one problem."""
     session = graded_session(engine, row, Exact())
     prompt = session.tokens
@@ -228,12 +210,12 @@ def record_problem(engine, row):
     steps = []
     for line in row['solution'].lstrip('\n').split('\n'):
         session.tokens = prompt + engine.tokenizer.encode(earlier, add_special_tokens=False).ids
-        steps.append(record_step(session))
+        steps.append(record_step(session, rollouts))
         earlier = (earlier or '\n') + line + '\n'
     return steps
 
 
-def record_step(session, k=8):
+def record_step(session, rollouts=tuple(ROLLOUTS), k=8):
     """One step, written by the draft k times side by side and by the target once, as a dict.
 
     candidates: those that a selector chooses, each once, with what candidate_of says. picks: the index of the
@@ -252,7 +234,7 @@ def record_step(session, k=8):
         picks[selector] = chosen.index(drafts[i].tokens)
         count = CANDIDATES[selector]
         passes[str(count)] = max(len(draft.tokens) for draft in drafts[:count])
-    candidates = [candidate_of(session, ids) for ids in chosen]
+    candidates = [candidate_of(session, ids, rollouts) for ids in chosen]
     own = write_steps(session, method, session.target, 1)[0].tokens
     for ids, candidate in zip(chosen, candidates):
         candidate['same'] = len(os.path.commonprefix([ids, own]))
@@ -274,14 +256,14 @@ def chosen_candidates(drafts):
     return found
 
 
-def candidate_of(session, ids):
+def candidate_of(session, ids, rollouts):
     """What is recorded of a candidate: its text, length, whether it is right, and its weakest signals.
 
     logp: by model, nats. ungrounded: by rollout, 1 - G, since G is often so near 1 that the digits of a
     stored number would not tell two of them apart.
     """
-    draft_logp, by_draft = observe(session, 'draft', ids)
-    target_logp, by_target = observe(session, 'target', ids)
+    draft_logp, by_draft = observe(session, 'draft', ids, rollouts)
+    target_logp, by_target = observe(session, 'target', ids, rollouts)
     ungrounded = {name: 1 - grounding for name, grounding in (by_draft | by_target).items()}
     return dict(text=session.text(ids), tokens=len(ids), right=session.checker(session.tokens + ids),
                 logp=dict(draft=draft_logp, target=target_logp), ungrounded=ungrounded)
@@ -323,7 +305,7 @@ class Run(NamedTuple):
     scored: int                 # cycles with a score
     clipped: int                # of these: a signal lay outside the calibrated scale
     tokens: int
-    seconds: float
+    seconds: float              # the processor's own
     read: int                   # bytes of weights, summed over passes
     compute: int                # the same times positions: what counts where arithmetic takes the time
 
@@ -342,42 +324,73 @@ class CountedChecker:
 
 def run_rows(n):
     """Rows, one a problem: {method: Run}, the tasks in turn; PART problems of each are run by all methods."""
-    by_task = [short_rows(task, min(n, FULL)) for task in TASKS]
+    return contest_rows(rows_in_turn(min(n, FULL)), 'draft')
+
+
+def mid_run_rows(n):
+    """The same with `mid` as draft, by what a claim compares."""
+    return contest_rows(rows_in_turn(min(n, RUN_WITH_MID)), 'mid')
+
+
+def rows_in_turn(n):
+    """n rows of each task, the tasks in turn."""
     rows = []
-    for together in zip(*by_task):                              # the tasks in turn
+    for together in zip(*[short_rows(task, n) for task in TASKS]):
         rows += together
-    contest = run_contest(engine_for(rows), rows)
+    return rows
+
+
+def contest_rows(rows, draft):
+    contest = run_contest(engine_for(rows, draft=MODELS / draft), rows, draft)
     for i, row in enumerate(rows):
         found = {name: runs[i] for name, runs in contest.items() if i < len(runs)}
         yield dict(task=row['task'], runs=found)
 
 
-def run_contest(engine, rows):
-    """{method: [Run of each row]}: of those that are only shown the first rows alone."""
+def run_contest(engine, rows, draft):
+    """{method: [Run of each row]}: of those that are only shown the first rows alone.
+
+    With `mid` those do not run, nor does the target alone: its texts are the same.
+    """
+    chosen = signals_of_pair(draft)
     runs = {'sd': run_method(engine, 'sd', Exact(), rows)}
     for seed in range(SEEDS):
         name = f'notes, seed {seed}'
         runs[name] = run_method(engine, name, SpecGuard(), rows, seed)
     runs['random-gate'] = run_coin(engine, rows, runs)
-    for name, method in compared_methods().items():
+    for name, method in compared_methods(chosen).items():
         runs[name] = run_method(engine, name, method, rows)
-    for name, method in shown_methods().items():
-        runs[name] = run_method(engine, name, method, rows[:len(TASKS) * PART])
+    if draft == 'draft':
+        alone = SpecGuard(preset='paper', k=1, tau=math.inf)
+        runs['paper, target alone'] = run_method(engine, 'paper, target alone', alone, rows)
+        for name, method in shown_methods().items():
+            runs[name] = run_method(engine, name, method, rows[:len(TASKS) * PART])
     return runs
 
 
-def compared_methods():
-    """{name: method}, of those beside `sd` and the default preset that are run on all rows."""
-    return {'paper': SpecGuard(preset='paper'), 'greedy': SpecGuard(preset='greedy'), 'k = 1': SpecGuard(k=1),
-            'oracle-gate': OracleGate(), 'rsd': RewardGuided()}
+def compared_methods(chosen):
+    """{name: method}, of those beside `sd` and the default preset that are run on all rows.
+
+    chosen: has beta and tau of the calibrated gate. `with sd`: the target writes with the draft's help.
+    """
+    gate = dict(beta=chosen['beta'], tau=chosen['tau'])
+    return {
+        'notes, with sd': SpecGuard(regenerate='sd'),
+        'calibrated': SpecGuard(**gate),
+        'calibrated, with sd': SpecGuard(regenerate='sd', **gate),
+        'paper': SpecGuard(preset='paper'),
+        'oracle-gate': OracleGate(),
+        'oracle-gate, with sd': OracleGate(regenerate='sd'),
+        'rsd': RewardGuided(),
+        'rsd, with sd': RewardGuided(regenerate='sd')}
 
 
 def shown_methods():
     """{name: method} that no claim compares."""
-    chosen = calibration()['signals']
     return {
+        'k = 1': SpecGuard(k=1), 'greedy': SpecGuard(preset='greedy'),
+        'paper, one of the target': SpecGuard(preset='paper', target_k=1),
         'LPBV only': SpecGuard(beta=1.0), 'ABGV only': SpecGuard(beta=0.0),
-        'calibrated': SpecGuard(beta=chosen['beta'], tau=chosen['tau']),
         'target signals': SpecGuard(signals='target'), 'selector only': Unseen(tau=-math.inf),
         'draft only': DRAFT_ONLY, 'ar': Autoregressive(), 'specreason': SpecReason(), 'majority': Majority(),
         'best-of-n': BestOfN(), 'process-best-of-n': ProcessBestOfN(), 'beam': Beam(),
@@ -406,46 +419,55 @@ def run_method(engine, name, method, rows, seed=0):
     """[Run] of a method on rows; seed: another one draws anew on every row."""
     runs = []
     for i, row in enumerate(tqdm(rows, desc=name, file=sys.stderr, disable=None)):
-        session, cycles = write_text(engine, row, method, seed * len(rows) + i)
-        runs.append(run_of(engine, row, method, session, cycles))
+        text = write_text(engine, row, method, seed * len(rows) + i)
+        runs.append(run_of(engine, row, method, text))
     return runs
 
 
+class Written(NamedTuple):
+    """A text that a method wrote."""
+    session: Session
+    cycles: list                # [Cycle]
+    seconds: float              # the processor's own
+
+
 def write_text(engine, row, method, seed):
-    """(Session, its Cycles) of a row's text; its checker is a CountedChecker."""
+    """The Written text of a row; its session's checker is a CountedChecker."""
     session = graded_session(engine, row, method, seed)
-    session.calibration = calibration()
+    session.calibration = dict(signals=signals_of_pair(File(engine.draft).name))
     session.checker = CountedChecker(session.checker)
+    begin = time.process_time()
     cycles = list(decode(session, replace(method)))        # a method serves one text
-    return session, cycles
+    return Written(session, cycles, time.process_time() - begin)
 
 
-def run_of(engine, row, method, session, cycles):
-    """The Run of a text that was written."""
+def run_of(engine, row, method, text):
+    """The Run of a Written text."""
+    cycles = text.cycles
     written = tokens_of(cycles)
-    text = engine.tokenizer.decode(written)
-    right = bool(tasks.grade(row, text))
-    steps = tasks.steps_right(row, text) if 'Answer:' in row['solution'] else [right]
+    answer = engine.tokenizer.decode(written)
+    right = bool(tasks.grade(row, answer))
+    steps = tasks.steps_right(row, answer) if 'Answer:' in row['solution'] else [right]
     verdicts = [cycle.judged[0] for cycle in cycles if cycle.judged]
     scored = [verdict for verdict in verdicts if verdict.get('grounding') is not None]
-    read, compute = spent_bytes(engine, method, session, cycles)
+    read, compute = spent_bytes(engine, method, text)
     return Run(right=right, steps=len(steps), sound=sum(steps), cycles=len(cycles),
                wrote=sum(cycle.labels[0] == 'target' for cycle in cycles), scored=len(scored),
                clipped=sum(verdict['clipped'] for verdict in scored), tokens=len(written),
-               seconds=sum(cycle.seconds for cycle in cycles), read=read, compute=compute)
+               seconds=text.seconds, read=read, compute=compute)
 
 
-def spent_bytes(engine, method, session, cycles):
-    """(weight bytes read, weight bytes times positions) of a text.
+def spent_bytes(engine, method, text):
+    """(weight bytes read, weight bytes times positions) of a Written text.
 
     Both count the reward model of rsd and process-best-of-n: a pass for each step that it marks, over as many
     positions in all as the draft wrote.
     """
     sizes = {role: reader.model.read_bytes(reader.model.full) for role, reader in engine.readers.items()}
     marked = isinstance(method, (RewardGuided, ProcessBestOfN))
-    read = REWARD_BYTES * session.checker.calls if marked else 0
+    read = REWARD_BYTES * text.session.checker.calls if marked else 0
     compute = 0
-    for cycle in cycles:
+    for cycle in text.cycles:
         for path, (passes, positions, _) in cycle.passes.items():
             size = sizes[path.split('/')[0]]
             read += size * passes
@@ -459,15 +481,14 @@ def spent_bytes(engine, method, session, cycles):
 
 @contextmanager
 def timed(seconds, part):
-    """Enters in the dict how long the block under it took."""
-    begin = time.perf_counter()
+    """Enters in the dict how long the processor took for the block under it."""
+    begin = time.process_time()
     yield
-    seconds[part] = time.perf_counter() - begin
+    seconds[part] = time.process_time() - begin
 
 
-def timed_step(session):
+def timed_step(session, method):
     """({part: seconds}, ids of the draft's step, of the target's): each part of one step, done once."""
-    method = SpecGuard()
     reader = session.draft
     seconds = {}
     with timed(seconds, 'draft'):
@@ -489,20 +510,25 @@ def timed_step(session):
 
 
 def clock_rows(n):
-    """Rows, one a problem: seconds of the parts of its first step, the least of TURNS; both steps' tokens."""
-    rows = []
-    for task in TASKS:
-        rows += short_rows(task, min(n, TIMED))
+    """Rows, of each preset one a problem: seconds of the parts of its first step; both steps' tokens."""
+    rows = rows_in_turn(min(n, TIMED))
     engine = engine_for(rows)
-    for row in tqdm(rows, desc='clock', file=sys.stderr, disable=None):
-        session = graded_session(engine, row, SpecGuard())
-        session.calibration = calibration()
-        least = {}
-        for _ in range(TURNS):
-            seconds, drafted, own = timed_step(session)
-            for part, x in seconds.items():
-                least[part] = min(x, least.get(part, math.inf))
-        yield dict(task=row['task'], seconds=least, drafted=len(drafted), own=len(own))
+    for preset in ('notes', 'paper'):
+        for row in tqdm(rows, desc=f'clock, {preset}', file=sys.stderr, disable=None):
+            found = least_seconds(engine, row, SpecGuard(preset=preset))
+            yield dict(task=row['task'], preset=preset, **found)
+
+
+def least_seconds(engine, row, method):
+    """dict(seconds, the least of TURNS by part; drafted, own: tokens of the last turn's steps)."""
+    session = graded_session(engine, row, method)
+    session.calibration = dict(signals=signals_of_pair('draft'))
+    least = {}
+    for _ in range(TURNS):
+        seconds, drafted, own = timed_step(session, method)
+        for part, x in seconds.items():
+            least[part] = min(x, least.get(part, math.inf))
+    return dict(seconds=least, drafted=len(drafted), own=len(own))
 
 
 # -------------------------------------------------------------------------------------- record: `stories`
@@ -534,7 +560,7 @@ def write_stories(engine, rows, method):
     target = engine.readers['target']
     found = []
     for i, row in enumerate(rows):
-        _, cycles = write_text(engine, row, method, i)
+        cycles = write_text(engine, row, method, i).cycles
         ids = engine.tokenizer.encode(row['prompt']).ids
         written = tokens_of(cycles)
         logits = target.read(ids + written[:-1], [], target.model.full, len(written))
@@ -551,28 +577,34 @@ def in_mid_sentence(text):
 
 
 PAIR = 'target', 'draft'
-RECORDS = dict(steps=(PAIR, step_rows), runs=(PAIR, run_rows), weights=(PAIR, weight_rows),
-               clock=(PAIR, clock_rows), stories=(PAIR, story_rows))
+MID = 'target', 'mid'
+RECORDS = dict(
+    steps=(PAIR, step_rows), steps_mid=(MID, mid_step_rows), runs=(PAIR, run_rows),
+    runs_mid=(MID, mid_run_rows), weights=((*PAIR, 'mid'), weight_rows), gates=((*PAIR, 'mid'), gate_rows),
+    clock=(PAIR, clock_rows), stories=(PAIR, story_rows))
 
 
 # ---------------------------------------------------------------------------------------- a step, drawn
 
 def draw_step(session, draft, tokenizer):
-    """Lines: each token of a step, its log-probability and grounding, and the tokens it leans on most."""
-    reader = session.draft
+    """Lines: each token of a step, its log-probability and grounding, and the old tokens it leans on most.
+
+    The true rows of the rollout, from whole matrices: the rows of kernels.shade have their sums alone.
+    """
     begin = len(session.tokens)
-    path = reader.model.full.grounded('last', 3, begin=begin, sparsify=0.01, residual=0.0)
-    reader.read(session.tokens, draft.tokens, path, len(draft.tokens))
+    model = session.draft.model
+    last = range(model.config.num_hidden_layers)[-3:]
+    line = session.tokens + draft.tokens
+    rollout = whole_rollout(model, line, last, sparsify=0.01, residual=0.0)[begin:, :begin]         # [T, P]
 
     def word(token):
         return repr(tokenizer.decode([token]))[1:-1]
-    shades = path.carry['shades'][0]                    # [T, S]
     logps = token_logps(draft.logits, draft.tokens)
-    for token, logp, shade in zip(draft.tokens, logps, shades):
+    for token, logp, row in zip(draft.tokens, logps, rollout):
         leans = []
-        for j in shade.topk(4).indices.tolist():
-            leans.append(f'{word(session.tokens[j])} {float(shade[j]):.2f}')
-        yield f'{word(token):>8} {float(logp):7.2f} {float(shade.sum()):5.2f}   {", ".join(leans)}'
+        for j in row.topk(4).indices.tolist():
+            leans.append(f'{word(session.tokens[j])} {float(row[j]):.2f}')
+        yield f'{word(token):>8} {float(logp):7.2f} {float(row.sum()):5.2f}   {", ".join(leans)}'
 
 
 def main():

@@ -214,24 +214,28 @@ class PooledStep(SpecGuard):
     """SpecGuard that compares candidates by the mean of the draft's last hidden states, as its paper. LOSSY.
 
     The row softmax of the cosines has the smallest diagonal where the sum of exp(cosine) is largest. The
-    embedding costs a draft pass for each candidate.
+    embedding costs a pass of the draft with the candidates as rows: `write_steps` keeps no hidden states.
     """
 
     def choose(self, session, found):
-        means = torch.stack([self.embed(session, draft.tokens) for draft in found])         # [k, C]
+        means = self.embed(session, [draft.tokens for draft in found])                      # [k, C]
         unit = torch.nn.functional.normalize(means.double(), dim=-1)
         cosines = (unit @ unit.T).round(decimals=9)         # equal candidates are to tie: the first wins
         return found[int(cosines.exp().sum(-1).argmax())]
 
-    def embed(self, session, tokens):
-        """The mean hidden state [C] of a step behind the committed text."""
+    def embed(self, session, steps):
+        """The mean hidden state [k, C] of each step (a list of ids) behind the text that the cache holds."""
         reader = session.draft
-        line = torch.tensor([session.tokens + tokens], device=reader.model.cos.device)
-        begin = reader.now()
-        positions = torch.arange(line.shape[1], device=line.device)
-        hidden = reader.model(line, positions, reader.model.full)[0, -len(tokens):]
-        reader.log.append(('full', line.shape[1], begin, reader.now()))
-        return hidden.mean(0)
+        begin = len(session.tokens)
+        longest = max(map(len, steps))
+        rows = [ids + [0] * (longest - len(ids)) for ids in steps]          # what is behind a step is unseen
+        line = torch.tensor(rows, device=reader.model.cos.device)
+        twin = reader.fork(len(steps), longest)
+        positions = torch.arange(begin, begin + longest, device=line.device)
+        start = reader.now()
+        hidden = reader.model(line, positions, reader.model.full, twin.cache.stores, begin + longest)
+        reader.log.append(('full', line.numel(), start, reader.now()))
+        return torch.stack([states[:len(ids)].mean(0) for states, ids in zip(hidden, steps)])
 
 
 METHODS.update({
