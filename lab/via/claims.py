@@ -32,7 +32,7 @@ MIDDLES = dict(                 # models for the middle
 MEMORY_LINES = dict(mid=1.38 / 1.04, up=MORE)           # by the paper, of a model in the middle over slim
 SPEED_LINES = dict(mid=2.32 / 2.08, up=MORE)            # of slim over a model in the middle
 MEASURES = dict(KL='KL', R='R, alpha = beta = 1/2', strict='R, alpha 0, beta 1')     # of Delta
-REJECTIONS = dict(sd=(0.27, 0.14), cascades=(0.22, 0.14))       # the paper's, of the rival and of via
+SPARED = dict(sd=1 - 0.14 / 0.27, cascades=1 - 0.14 / 0.22)     # of a rival's rejections, by the paper
 
 
 def tuned(name):
@@ -267,10 +267,10 @@ def options(rows, settings):
         drafting = row['drafted'] * settings['draft_cost']
         found['sd'].append(Option(dict(gamma=gamma), row['sd'] / (drafting + row['cycles']), 0.0))
         for i, (keep, escalate) in enumerate(settings['pairs']):
-            tokens, wrong, passes = (row['via'][name][i] for name in ('tokens', 'wrong', 'passes'))
-            cost = drafting + row['cycles'] * settings['costs']['slim'] + passes
+            tokens = row['via']['tokens'][i]
+            cost = drafting + row['cycles'] * settings['costs']['slim'] + row['via']['passes'][i]
             knobs = dict(gamma=gamma, keep=keep, escalate=escalate)
-            found['via'].append(Option(knobs, tokens / cost, wrong / tokens))
+            found['via'].append(Option(knobs, tokens / cost, row['via']['wrong'][i] / tokens))
         for rule, columns in row['cascades'].items():
             for i, (tokens, wrong) in enumerate(zip(columns['tokens'], columns['wrong']), 1):
                 knobs = dict(gamma=gamma, lam=1 - i / 100)
@@ -323,38 +323,47 @@ def claims(stored):
 
 
 def rejection_claims(stored, runs):
-    """The share of a rival's rejections that via spares; the paper's rejection rates give the lines."""
+    """The share of a rival's rejections that via spares, since sd rejects little here."""
     odd = having(runs, *CASCADES)
     rates = {name: f'{rejected(odd, name):.3f}' for name in ('sd', *CASCADES, 'via')}
 
     def spared(others):
         def figure(runs):
-            return 1 - rejected(runs, 'via') / min(rejected(runs, name) for name in others)
+            return spared_share(rejected(runs, 'via'), min(rejected(runs, name) for name in others))
         return figure
-    lines = {name: 1 - ours / theirs for name, (theirs, ours) in REJECTIONS.items()}
     few = "where sd itself rejects little, most of what it rejects is slim's own doubt as well"
     found = [
-        Claim("share of sd's rejections that via spares", 'paper', lines['sd'], runs, spared(['sd']),
+        Claim("share of sd's rejections that via spares", 'paper', SPARED['sd'], runs, spared(['sd']),
               note=f"rejection rates {listed(rates, '')}; the paper's sd 0.27, via 0.14",
               why=f'By definition a lenient gate rejects less; {few}'),
         Claim("share of the best cascade's rejections that via spares, at equal wrong tokens", 'paper',
-              lines['cascades'], odd, spared(CASCADES), note='0.22 to 0.14 in the paper',
+              SPARED['cascades'], odd, spared(CASCADES), note='0.22 to 0.14 in the paper',
               why='A cascade forgives too, wherever the draft is sure enough')]
     for name in list(settings_of(stored)['drafters'])[:2]:          # poorer ones
-        found.append(poorer_claim(stored, name, lines['sd']))
+        found.append(poorer_claim(stored, name))
     return found
 
 
-def poorer_claim(stored, name, line):
+def spared_share(ours, theirs):
+    """The share of a rejection rate that another spares; nan where there is none."""
+    return 1 - ours / theirs if theirs else math.nan
+
+
+def poorer_claim(stored, name):
     """What via spares with a drafter that is rejected more often, replayed."""
     rows = [row[name] for row in stored['drafters'].rows]
 
     def rate(rows, rule):
-        return 1 - sum(row[rule]['kept'] for row in rows) / sum(row[rule]['judged'] for row in rows)
+        kept = judged = 0
+        for row in rows:
+            kept += row[rule]['kept']
+            judged += row[rule]['judged']
+        return 1 - kept / judged
 
     def spared(rows):
-        return 1 - rate(rows, 'via') / rate(rows, 'sd')
-    return Claim(f"share of sd's rejections that via spares, with {name}", 'paper', line, rows, spared,
+        return spared_share(rate(rows, 'via'), rate(rows, 'sd'))
+    text = f"share of sd's rejections that via spares, with {name}"
+    return Claim(text, 'paper', SPARED['sd'], rows, spared,
                  note=f'replayed; {rate(rows, "sd"):.2f} to {rate(rows, "via"):.2f}',
                  why='What the target rejects slim mostly rejects as well: it is nearer to the target than '
                      'the draft is')
@@ -456,8 +465,8 @@ def equal_claims(stored, runs):
     rivals = [tuned('sd'), tuned(LENIENT)]
     cascades = [tuned(rule) for rule in CASCADES]
     right = {name: right_share(odd, name) for name in (TUNED, *rivals)}
-    knobs = '; '.join(knob_words(choice, name) for name in (TUNED, *rivals))
     over_each = [f'{over(odd, TUNED, [name], "work"):.3f}' for name in rivals]
+    knobs = knob_words(choice, TUNED, *rivals)
     notes = dict(seconds=f'right {listed(right)}', work=f'over each: {", ".join(over_each)}. {knobs}')
     if choice[TUNED]['escalate'] == 0:
         notes['work'] += '. So tuned via never asks the target, which reads lags and nothing else'
@@ -471,20 +480,24 @@ def equal_claims(stored, runs):
                            why=ALSO_FORGIVES))
     found += [
         Claim("F1 share of tokens as plain decoding's, tuned via minus tuned lenient sd", 'ours', -0.01, odd,
-              closer, note=listed({name: alike(odd, name) for name in (TUNED, *cascades)}),
+              closer, note=agreements(odd, TUNED, *cascades),
               why="Both were tuned on the target's own text; behind a wrong token each goes its own way"),
         Claim('F1 modelled speed of tuned via that may ask the target over tuned sd and tuned lenient sd',
               'ours', 1.05, odd, faster(ASKING, rivals, 'work'),
               note=f'{knob_words(choice, ASKING)}; {agreements(odd, ASKING)}', why=ALSO_FORGIVES),
         Claim('modelled speed of tuned via over the fastest tuned cascade', 'paper', 1.10, odd,
               faster(TUNED, cascades, 'work'),
-              note='; '.join(knob_words(choice, name) for name in cascades), why=ALSO_FORGIVES)]
+              note=knob_words(choice, *cascades), why=ALSO_FORGIVES)]
     return found
 
 
-def knob_words(choice, name):
-    """A rival and its chosen knobs, in words."""
-    return f'{name}: ' + ' '.join(f'{knob} {value:g}' for knob, value in choice[name].items())
+def knob_words(choice, *names):
+    """Rivals and their chosen knobs, in words."""
+    words = []
+    for name in names:
+        knobs = ' '.join(f'{knob} {value:g}' for knob, value in choice[name].items())
+        words.append(f'{name}: {knobs}')
+    return '; '.join(words)
 
 
 def sampled_claims(stored):
@@ -658,9 +671,10 @@ def break_even_claims(stored, runs):
     def counted(name):
         def figure(runs):
             columns = of(runs, name)
-            of_cycle = [ratio(columns, figure, 'cycles') for figure in ('draft_passes', 'tokens', 'bare')]
-            drafts, tokens, bare = of_cycle
-            return stage_limit(draft_cost * drafts, tokens, bare) - spent(runs, name)
+            drafting = draft_cost * ratio(columns, 'draft_passes', 'cycles')
+            tokens = ratio(columns, 'tokens', 'cycles')
+            bare = ratio(columns, 'bare', 'cycles')
+            return stage_limit(drafting, tokens, bare) - spent(runs, name)
         return figure
 
     def words(name, texts):
@@ -670,7 +684,7 @@ def break_even_claims(stored, runs):
     found = []
     for name in ('via', ASKING, BARE):
         texts = having(runs, name)
-        found.append(Claim(f'F5 {name}: 1 minus (slim / full + full passes a cycle), as published', 'paper',
+        found.append(Claim(f'F5 {name}: 1 minus (slim / full + full passes a cycle), as published', 'ours',
                            ABOVE_ZERO, texts, published(name), note=words(name, texts), why=why))
     bare = ratio(of(runs, BARE), 'bare', 'cycles')
     found.append(Claim(f'F5 {BARE}: the same, counting that kept blocks add no token', 'ours', ABOVE_ZERO,
@@ -845,8 +859,9 @@ def drafter_texts(stored, name):
         found, cycles = row[name], row['cycles']
         drafting = found['drafted'] * settings['drafters'][name]
         sd = with_cost(found['sd']['tokens'], 0, cycles, cycles, drafting)
-        sums = [found['via'][figure] for figure in ('tokens', 'wrong', 'passes')]
-        via = with_cost(*sums, cycles, drafting + cycles * settings['costs']['slim'])
+        ours = found['via']
+        via = with_cost(ours['tokens'], ours['wrong'], ours['passes'], cycles,
+                        drafting + cycles * settings['costs']['slim'])
         texts.append(dict(via=via, sd=sd))
     return texts
 
