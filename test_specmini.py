@@ -2509,15 +2509,31 @@ def test_via_choice_by_hand():
     settings = dict(pairs=pairs, costs=dict(slim=0.5), draft_cost=0.0)
     rows = [gamma_row(3, 80, [(240, 30, 0), (240, 2, 0), (230, 1, 10)], (240, 2)),
             gamma_row(5, 50, [(210, 30, 0), (210, 1, 0), (205, 2, 4)], (210, 5))]
-    choice = via_claims.choose(rows, settings, 5)
+    choice = via_claims.choose(rows, settings)
     assert choice['via, tuned'] == dict(gamma=5, keep=0.3, escalate=0.0)        # 8.4 tokens a full pass
     assert choice[via_claims.ASKING] == dict(gamma=5, keep=0.5, escalate=0.3)
     assert choice['sd, tuned'] == dict(gamma=5)
     for rule in via_claims.CASCADES:                    # 5 wrong of 210 are too many: from 1 - lam = 0.41 on
-        assert choice[rule] == choice[f'{rule}, tuned'] == dict(gamma=5, lam=pytest.approx(0.59))
+        assert choice[f'{rule}, tuned'] == dict(gamma=5, lam=pytest.approx(0.59))
     found = via_claims.options(rows, settings)
     assert found['via'][5].pace == 205 / (25 + 4)
     assert found['via'][5].wrong == 2 / 205
+
+
+def test_via_cascades_at_equal_agreement():
+    """Between two lam a cascade's figure is interpolated at via's agreement; sd is lam 0."""
+    speeds = [2.0, 2.2, 2.6, 2.0, 9.0]                  # of sd and of the four lam
+    shares = [1.0, 0.9, 0.7, 0.5, 0.4]
+    names = ['sd', *(via_claims.at('cascade', lam) for lam in via_claims.LAMS['cascade'])]
+    runs = [dict(via=SimpleNamespace(alike=0.8))]
+    for name, share in zip(names, shares):
+        runs[0][name] = SimpleNamespace(alike=share)
+
+    def figure(runs, name):
+        return speeds[names.index(name)]
+    assert via_claims.at_agreement(runs, 'cascade', figure) == pytest.approx(2.4)
+    runs[0]['via'].alike = 0.95
+    assert via_claims.at_agreement(runs, 'cascade', figure) == pytest.approx(2.1)
 
 
 def test_via_texts_that_resolve_a_point():

@@ -20,8 +20,8 @@ from lab import tasks
 from lab.cmasd.rivals import Lenient
 from lab.common import MODELS, embedded, held_out_rows, is_there
 from lab.via import rivals                              # its methods enter METHODS
-from lab.via.claims import (ASKING, BARE, CASCADES, EVENLY, MIDDLES, RANDOM, SAMPLED, USUAL, Run, Sampled,
-                            choose, like, tuned)
+from lab.via.claims import (ASKING, BARE, CASCADES, EVENLY, LAMS, MIDDLES, RANDOM, SAMPLED, USUAL, Run,
+                            Sampled, at, choose, like, tuned)
 from model import Path, Reader
 from specmini import Engine
 from verify import (METHODS, Autoregressive, Draft, Exact, Score, ViaSd, decode, overlap, token_logps,
@@ -134,8 +134,6 @@ def rivals_of(shared, choice):
     mask = [shared.mask]
     found = dict(ar=Rival(Autoregressive, mask, {}), sd=Rival(Exact, mask), via=Rival(ViaSd, mask))
     found[BARE] = Rival(ViaSd, mask, dict(gamma=GAMMA, slim_bonus=False))
-    for name in CASCADES:                               # as often wrong as via
-        found[name] = Rival(METHODS[name], mask, choice[name], texts='odd')
     found[RANDOM] = Rival(ViaSd, shared.random)
     for name in ('sd', 'via', *CASCADES):
         found[tuned(name)] = Rival(METHODS[name], mask, choice[tuned(name)], texts='odd')
@@ -149,6 +147,9 @@ def rivals_of(shared, choice):
     found['sd, draft self'] = Rival(Exact, mask, readers=dict(draft=None), texts='few')
     for name in ('via-tiers', 'via-two-level'):
         found[name] = Rival(METHODS[name], mask, texts='few')
+    for rule, lams in LAMS.items():
+        for lam in lams:
+            found[at(rule, lam)] = Rival(METHODS[rule], mask, dict(gamma=GAMMA, lam=lam), texts='few')
     return found
 
 
@@ -557,7 +558,7 @@ def modelled(n):
 @functools.cache
 def contestants(n):
     """({name: Rival}, the choice of knobs that some of them run at)."""
-    choice = choose(list(gammas(n)), modelled(n), GAMMA)
+    choice = choose(list(gammas(n)), modelled(n))
     return rivals_of(material(n), choice), choice
 
 
@@ -827,9 +828,8 @@ def drafters(n):
 def sampled(n):
     """A row for every fifth text: {figure of a Sampled: [for each of SAMPLED]}, at temperature 1."""
     shared = material(n)
-    found, choice = contestants(n)
-    lenience = 1 - choice['cascade-tokenv3']['lam']
-    forgiving = Rival(Lenient, [shared.mask], dict(gamma=GAMMA, lenience=lenience))
+    found, _ = contestants(n)
+    forgiving = Rival(Lenient, [shared.mask], dict(gamma=GAMMA, lenience=0.5))
     found = found | {'sd, lenient': forgiving}
     engine = shared.engine
     for turn in tqdm(range(0, len(shared.rows), 5), desc='sampled', disable=None):
