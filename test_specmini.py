@@ -2536,6 +2536,21 @@ def test_via_cascades_at_equal_agreement():
     assert via_claims.at_agreement(runs, 'cascade', figure) == pytest.approx(2.1)
 
 
+def test_via_rivals_that_wrote_some_texts():
+    """A stored column without a value is a rival that did not write the text; right may be None in all."""
+    fields = via_claims.Sampled._fields
+    row = {name: [1, None, 3] for name in fields} | dict(right=None)
+    found = via_claims.by_name(row, ['a', 'b', 'c'], via_claims.Sampled)
+    assert list(found) == ['a', 'c']
+    assert found['c'].tokens == 3 and found['c'].right is None
+    assert via_claims.having([found, {}], 'c') == [found]
+    assert via_claims.having([found], 'a', 'b') == []
+    some = via_record.Rival(Exact, [], texts='odd')
+    few = via_record.Rival(Exact, [], texts='few')
+    assert [turn for turn in range(11) if via_record.writes(some, turn)] == [1, 3, 5, 7, 9]
+    assert [turn for turn in range(11) if via_record.writes(few, turn)] == [0, 5, 10]
+
+
 def test_via_texts_that_resolve_a_point():
     """A difference in one text of ten, up as often as down: n = 0.1 (1.96 / 0.01)^2."""
     right = SimpleNamespace(right=1)
