@@ -2537,14 +2537,17 @@ def test_via_cascades_at_equal_agreement():
 
 
 def test_via_rivals_that_wrote_some_texts():
-    """A stored column without a value is a rival that did not write the text; right may be None in all."""
-    fields = via_claims.Sampled._fields
-    row = {name: [1, None, 3] for name in fields} | dict(right=None)
-    found = via_claims.by_name(row, ['a', 'b', 'c'], via_claims.Sampled)
-    assert list(found) == ['a', 'c']
-    assert found['c'].tokens == 3 and found['c'].right is None
-    assert via_claims.having([found, {}], 'c') == [found]
-    assert via_claims.having([found], 'a', 'b') == []
+    """Figures stand under the names of who wrote a text; a column of None alone is stored as None."""
+    first = {name: [1, 3] for name in via_claims.Run._fields} | dict(who=[0, 2], right=None)
+    second = {name: [4] for name in via_claims.Run._fields} | dict(who=[1])
+    stored = dict(settings=SimpleNamespace(rows=[dict(rivals=['a', 'b', 'c'])]),
+                  runs=SimpleNamespace(rows=[first, second]))
+    found = via_claims.runs_of(stored)
+    assert [list(run) for run in found] == [['a', 'c'], ['b']]
+    assert found[0]['c'].tokens == 3 and found[0]['c'].right is None
+    assert found[1]['b'].right == 4
+    assert via_claims.having(found, 'a', 'c') == found[:1]
+    assert via_claims.having(found, 'a', 'b') == []
     some = via_record.Rival(Exact, [], texts='odd')
     few = via_record.Rival(Exact, [], texts='few')
     assert [turn for turn in range(11) if via_record.writes(some, turn)] == [1, 3, 5, 7, 9]

@@ -118,25 +118,22 @@ def settings_of(stored):
 
 
 def by_name(columns, names, kind):
-    """{name: kind} of columns {field of kind: [a value for each of the names]}; without a value: left out.
-
-    A column of None alone may be stored as None.
-    """
+    """{name: kind} of columns {field of kind: [a value for each of the names]}, or None for None in all."""
     lists = []
     for field in kind._fields:
         values = columns[field]
         lists.append([None] * len(names) if values is None else values)
-    found = {}
-    for name, values in zip(names, zip(*lists)):
-        if values[0] is not None:
-            found[name] = kind(*values)
-    return found
+    return {name: kind(*values) for name, values in zip(names, zip(*lists))}
 
 
 def runs_of(stored):
     """[{rival: Run}], a dict a text, of the rivals that wrote it."""
     rivals = settings_of(stored)['rivals']
-    return [by_name(row, rivals, Run) for row in stored['runs'].rows]
+    found = []
+    for row in stored['runs'].rows:
+        names = [rivals[number] for number in row['who']]
+        found.append(by_name(row, names, Run))
+    return found
 
 
 def having(runs, *names):

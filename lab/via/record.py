@@ -207,14 +207,15 @@ def columns_of(rows, names):
 
 
 def contest(engine, rows, prompts, contestants):
-    """Rows of `runs`: each text is written by its rivals in turn, plain decoding first; None: not written."""
+    """Rows of `runs`: each text is written by its rivals in turn, plain decoding first; who: their places."""
     for turn, (row, ids) in enumerate(zip(rows, tqdm(prompts, desc='runs', disable=None))):
         found = []
+        who = []
         plain = None
-        for rival in contestants.values():
+        for number, rival in enumerate(contestants.values()):
             if not writes(rival, turn):
-                found.append(dict.fromkeys(Run._fields))
                 continue
+            who.append(number)
             cycles, figures = write_text(engine, ids, rival, turn)
             tokens = tokens_of(cycles)
             plain = tokens if plain is None else plain
@@ -226,7 +227,7 @@ def contest(engine, rows, prompts, contestants):
         columns = columns_of(found, Run._fields)
         if found[0]['right'] is None:
             columns['right'] = None
-        yield dict(task=row['task']) | columns
+        yield dict(task=row['task'], who=who) | columns
 
 
 def grade(engine, row, tokens):
