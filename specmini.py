@@ -900,36 +900,50 @@ def break_even(cycles, one_pass):
 
 
 def stage_remarks(method, cycles, one_pass):
-    """In plain words whether the middle stages of a method that has any paid, for as many tokens a cycle.
+    """In plain words whether the middle stages of a method that has any paid.
 
-    With them a cycle costs middle + escalated * full, without them one full pass: the cost-aware criterion.
+    As published: with them a cycle costs middle + escalated * full, without them one full pass. That takes
+    the tokens of a cycle as equal; a block that a middle stage kept may lack the extra token of sd.
     one_pass: of a target pass over one position, which stands for a full one where none was needed.
     """
     if not isinstance(method, ViaSd):
         return []
-    drafted = False
-    middle = 0.0                                        # seconds
-    full = 0.0
+    draft = middle = full = 0.0                         # seconds
     needed = 0                                          # full passes
+    bare = 0                                            # cycles that lack sd's extra token, or end a text
     for cycle in cycles:
+        bare += not method.slim_bonus and cycle.accepted == len(cycle.tokens)
         for path, (n, _, seconds) in cycle.passes.items():
             if path.startswith('draft/'):
-                drafted = True
+                draft += seconds
             if 'slim' in path or path.startswith('mid/'):
                 middle += seconds
             if path in ('target/full', 'target/sparse'):
                 needed += n
                 full += seconds
-    if not drafted:                                     # a target that drafts for itself does so as slim, too
+    if not draft:                                       # a target that drafts for itself does so as slim, too
         return []
     if not middle:
         return ['middle stage: never needed, so there are no costs to compare.']
     one = full / needed if needed else one_pass
-    cost = middle / len(cycles) / one
-    escalated = needed / len(cycles)
-    verdict = 'paid' if escalated < 1 - cost else 'did not pay'
+    n = len(cycles)
+    cost = middle / n / one
+    escalated = needed / n
+    tokens = sum(len(cycle.tokens) for cycle in cycles)
+    limit = stage_limit(draft / n / one, tokens / n, bare / n)
+    verdict = 'paid' if cost + escalated < limit else 'did not pay'
     return [f'middle stage: a cycle spends {cost:.2f} of a full pass on it, and {escalated:.2f} full passes '
-            f'besides; it pays where these are fewer than {max(0, 1 - cost):.2f}, so here it {verdict}.']
+            f'besides. As published it pays where the sum is below 1; {bare / n:.0%} of the cycles have no '
+            f'extra token, so here below {limit:.2f}: it {verdict}.']
+
+
+def stage_limit(draft, tokens, bare):
+    """What middle and full passes of a cycle may cost, in full passes, for the pace of one without stages.
+
+    draft: what drafting costs, likewise; tokens: of a cycle; bare: share of cycles to which sd, agreeing with
+    the middle stage, would have added a token. Nothing bare: 1, the published form.
+    """
+    return (draft + 1) * tokens / (tokens + bare) - draft
 
 
 # -------------------------------------------------------------------------- what a method's trace gives away

@@ -711,17 +711,19 @@ def test_law_is_not_promised_under_probe(method, settings):
     assert probing.lossless == points
 
 
-def lenient_law(p, q, lenience):
+def lossy_law(p, q, lenience, beta=1.0):
     """The law [V] of a token of q that p judges with a lenience: min(q, p / lenience) + residual."""
     kept = torch.minimum(q, p / lenience)
-    return kept + (1 - kept.sum()) * residual(p, q)
+    rest = (p / beta - q).clamp(min=0)
+    return kept + (1 - kept.sum()) * rest / rest.sum()
 
 
-def test_law_of_via_lossy_sd():
-    """slim judges with its lenience, the target never: min(q, s / keep) + residual, token by token."""
+@pytest.mark.parametrize('beta', [1.0, 0.6, 1.2])
+def test_law_of_via_lossy_sd(beta):
+    """slim judges, the target never: min(q, s / keep) + norm((s / beta - q)+), token by token."""
     target = Table(1, 3)
     draft = Table(2, 3)
-    method = lossy_sd(2, keep=0.6, escalate=0.0)
+    method = lossy_sd(2, keep=0.6, escalate=0.0, beta=beta)
     law = enumerate_law(target, draft, method, 2, temperature=1.0, calibration=SKIP)
     for text, chance in law.items():
         wanted = 1.0
@@ -730,8 +732,28 @@ def test_law_of_via_lossy_sd():
             by_slim = tuple(x + 0.5 for x in before)    # slim wrote all that it reads, from the root on
             s = probs(target.row(by_slim))
             q = probs(draft.row(before))
-            wanted *= float(lenient_law(s, q, 0.6)[token])
+            wanted *= float(lossy_law(s, q, 0.6, beta)[token])
         assert abs(chance / wanted - 1) < 1e-9
+
+
+def test_law_of_via_slim_bonus():
+    """The token behind a block that slim kept follows slim's law; without it, the draft's next block."""
+    target = Table(1, 3)
+    draft = Table(2, 3)
+    for bonus in (True, False):
+        method = via(1, keep=0.0, escalate=0.0, slim_bonus=bonus)
+        law = enumerate_law(target, draft, method, 2, temperature=1.0, calibration=SKIP)
+        for (first, second), chance in law.items():
+            begin = probs(draft.row((0,)))
+            behind = probs(draft.row((0, first)))
+            if bonus:
+                behind = probs(target.row((0.5, first + 0.5)))          # slim read both
+            assert chance == pytest.approx(float(begin[first] * behind[second]))
+
+
+def test_via_lossy_sd_refuses_a_beta_below_keep():
+    with pytest.raises(ValueError, match='knob beta is 0.5; expected keep'):
+        lossy_sd(2, keep=0.6, beta=0.5)
 
 
 def first_laws():
@@ -785,7 +807,7 @@ def test_law_of_cascades(name, lam, law):
 def test_law_of_lenient(lenience, distance):
     """min(q, p / lenience) + residual; its distance from the target's law is what the README says."""
     p, q = first_laws()
-    wanted = lenient_law(p, q, lenience)
+    wanted = lossy_law(p, q, lenience)
     assert_first_token(METHODS['lenient'](1, lenience=lenience), wanted)
     away = (wanted - p).abs().sum() / 2
     assert float(away) == pytest.approx(distance, abs=5e-4)
@@ -2106,6 +2128,7 @@ def test_via_tiers_needs_nested_masks(folders, capsys, nested, most):
 SLIM_PROMPT = [1, 2, 3]
 ESCALATES = dict(keep=2.0, escalate=1.5)                # in every cycle
 NEVER_ESCALATES = dict(keep=1.0, escalate=0.0, max_lag=99)
+KEEPS_ALL = dict(keep=0.0, escalate=0.0, slim_bonus=False)
 
 
 def slim_text(seed):
@@ -2130,8 +2153,8 @@ def check_via_limit(s, seed, name, who, **knobs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name, who, knobs', [
-    ('via', 'draft', dict(keep=0.0, escalate=0.0)),
-    ('via', 'draft', dict(keep=0.0, escalate=0.0, max_lag=0)),
+    ('via', 'draft', KEEPS_ALL),
+    ('via', 'draft', KEEPS_ALL | dict(max_lag=0)),
     ('via', 'target', ESCALATES),
     ('via', 'target', ESCALATES | dict(after_escalation='gate', max_lag=0)),
     ('via-two-level', 'target', {}),
@@ -2146,16 +2169,20 @@ def test_via_limits(name, who, knobs, gamma):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name, knobs', [
-    ('via', {}), ('via', dict(slim_bonus=True)), ('via-lossy-sd', {})])
+    ('via', {}), ('via', dict(slim_bonus=False)), ('via-lossy-sd', {}), ('via-lossy-sd', dict(beta=2.0))])
 @pytest.mark.parametrize('gamma', [1, 5])
 def test_via_that_never_escalates(name, knobs, gamma):
-    """It writes slim's greedy text, without a full pass."""
+    """It writes slim's greedy text without a full pass, slim's own token behind each block that it kept."""
     for seed in range(2):
         s = slim_session(seed)
         settings = NEVER_ESCALATES | knobs
         cycles = check_via_limit(s, seed, name, 'slim', gamma=gamma, **settings)
         for c in cycles:
             assert 'target/full' not in c.passes
+        for c in cycles[:-1]:                           # the last may have no room
+            bonus = c.accepted == len(c.drafted) and settings.get('slim_bonus', True)
+            assert len(c.tokens) == c.accepted + (bonus or c.accepted < len(c.drafted))
+            assert not bonus or c.labels[-1] == 'slim'
 
 
 @pytest.mark.slow
@@ -2187,7 +2214,7 @@ def check_judged(method, judged):
 @pytest.mark.parametrize('name, knobs', [
     ('via', dict(escalate=0.01, max_lag=3)), ('via-lossy-sd', dict(escalate=0.1)),
     ('via', dict(after_escalation='gate')), ('via-one-minus-alpha', dict(after_escalation='gate')),
-    ('via', dict(keep=0.9, escalate=0.2, slim_bonus=True)), ('via-tiers', dict(tiers=5))])
+    ('via', dict(keep=0.9, escalate=0.2, slim_bonus=False)), ('via-tiers', dict(tiers=5))])
 def test_via_ledger_and_caches(name, knobs):
     """A full pass only to escalate or at the lag's limit; what full trusts equals a fresh prefill."""
     method = METHODS[name](4, **knobs)
@@ -2381,9 +2408,9 @@ def near_block(seed):
     s.read_prompt()
     draft = Exact().guess(s, 5)
     mid = Reader(s.target.model, 64)
-    seen, p = via_record.look(s, draft, dict(slim=s.slim_path, mid=mid))
-    score = verify.Score(s, draft, s.target.model.full)
-    return s, draft, via_record.Block(p, 9, seen), score
+    seen, score = via_record.look(s, draft, dict(slim=s.slim_path, mid=mid))
+    block = via_record.Block(score.ratios, via_record.trust_of(score), 9, False, seen)
+    return s, draft, block, score
 
 
 def via_cycle(s, draft, score, keep, escalate):
@@ -2407,20 +2434,49 @@ VIA_THRESHOLDS = (0.0, 0.0), (0.5, 0.3), (0.9, 0.1), (1.0, 0.0), (2.0, 2.0)
 
 @pytest.mark.slow
 def test_via_replayed_gates_are_the_real_ones():
-    """A recorded block tells how many tokens a gate commits, whether it asks the target, and its errors."""
+    """A recorded block tells how many tokens a gate commits, keeps, gets wrong, and whether it asks."""
     outcomes = set()
     for seed in range(12):
         s, draft, block, score = near_block(seed)
         for keep, escalate in VIA_THRESHOLDS:
-            tokens, _, asked = via_cycle(s, draft, score, keep, escalate)
-            real = len(tokens), int(asked), wrong_tokens(s, tokens)
+            tokens, kept, asked = via_cycle(s, draft, score, keep, escalate)
+            real = len(tokens), int(asked), wrong_tokens(s, tokens), kept
             assert via_record.replay(block, 'slim', keep, escalate) == real
             outcomes.add(real)
-        exact, _, _ = Exact().accept(s, draft, score)
-        assert via_record.lenient(block, 1).tokens == len(exact)
+        sd, _, _ = Exact().accept(s, draft, score)
+        assert via_record.exact(block).tokens == len(sd)
     assert len(outcomes) > 12                           # else the above proves little
-    assert max(tokens for tokens, _, _ in outcomes) == 6
-    assert max(wrong for _, _, wrong in outcomes) > 1
+    assert max(real[0] for real in outcomes if not real[1]) == 6        # with slim's own token
+    assert max(real[2] for real in outcomes) > 1
+
+
+@pytest.mark.slow
+def test_via_replayed_cascades_are_the_real_ones():
+    """A recorded block tells what each cascade commits at any lam; a shorter block is its beginning."""
+    outcomes = set()
+    for seed in range(12):
+        s, draft, block, _ = near_block(seed)
+        short = replace(draft, tokens=draft.tokens[:3], q=draft.q[:3], logits=draft.logits[:3])
+        for rule, lam in itertools.product(via_claims.CASCADES, (0.02, 0.3, 0.6, 0.95)):
+            method = METHODS[rule](5, lam=lam)
+            for guess in (draft, short):
+                tokens, labels, _ = method.accept(s, guess, method.score(s, guess))
+                real = len(tokens), 1, wrong_tokens(s, tokens), labels.count('draft')
+                recorded = block.shortened(len(guess.tokens))
+                assert via_record.cascade(recorded, rule, 1 - lam) == real
+                outcomes.add((rule, *real))
+    assert len(outcomes) > 12
+
+
+def test_via_a_shorter_block_is_judged_as_one():
+    """Cut to three draft tokens a block keeps slim's verdict on what follows them."""
+    for seed in range(12):
+        s, draft, block, score = near_block(seed)
+        short = replace(draft, tokens=draft.tokens[:3], q=draft.q[:3], logits=draft.logits[:3])
+        score = verify.Score(s, short, s.target.model.full)
+        tokens, kept, _ = via_cycle(s, short, score, 0.0, 0.0)
+        real = len(tokens), 0, wrong_tokens(s, tokens), kept
+        assert via_record.replay(block.shortened(3), 'slim', 0.0, 0.0) == real
 
 
 @pytest.mark.slow
@@ -2456,37 +2512,51 @@ def test_via_distances_of_a_block():
             assert max(map(abs, gains)) < 1e-9
 
 
-def hand_block(ratios, same, p, room=9):
-    """A Block with these ratios of slim and of the target."""
+def hand_block(ratios, same, p, room=9, over=False):
+    """A Block with these ratios of slim and of the target, which also are what cascades trust."""
     n = len(p)
     apart = dict(TV=n * [0.25], R=n * [0.5])
     gains = dict(KL=n * [0.1], R=n * [0.0], strict=n * [-0.2], TV=n * [-0.1])
     seen = via_record.Seen(ratios, same, apart, gains)
-    return via_record.Block(p, room, dict(slim=seen))
+    return via_record.Block(p, dict(cascade=p), room, over, dict(slim=seen))
 
 
 def test_via_text_sums_by_hand(monkeypatch):
     """A lag beyond the limit is one full pass more; a text holds no more tokens than it has room for."""
-    monkeypatch.setattr(via_record, 'MAX_LAG', 2)
-    kept = hand_block([1.0, 1.0], [True, True], [1.0, 0.6])
-    asks = hand_block([1.0, 0.1], [True, True], [1.0, 1.0], room=2)
+    monkeypatch.setattr(via_record, 'MAX_LAG', 3)
+    kept = hand_block([1.0, 1.0], [True, True, False], [1.0, 0.6])
+    asks = hand_block([1.0, 0.1], [True, True, True], [1.0, 1.0], room=2)
 
     def rule(block):
         return via_record.replay(block, 'slim', 0.5, 0.3)
-    assert via_record.text_sums([kept, kept], rule) == dict(tokens=4, wrong=2, passes=0)
-    # 4 tokens unread are too many; then the lag begins anew
-    assert via_record.text_sums([kept] * 3, rule) == dict(tokens=6, wrong=3, passes=1)
-    assert via_record.text_sums([kept] * 4, rule)['passes'] == 1
-    assert via_record.text_sums([kept, asks], rule) == dict(tokens=4, wrong=1, passes=1)
+
+    def sums(*blocks):
+        found = via_record.text_sums(blocks, rule)
+        return found['tokens'], found['wrong'], found['passes']
+    # of the three tokens of a block the second and slim's own are wrong
+    assert sums(kept, kept) == (6, 4, 0)
+    # 6 tokens unread are too many; then the lag begins anew
+    assert sums(kept, kept, kept) == (9, 6, 1)
+    assert sums(kept, kept, kept, kept) == (12, 8, 1)
+    assert sums(kept, asks) == (5, 2, 1)
     # an escalation reads the lag too: what follows builds on nothing unread
-    assert via_record.text_sums([kept, asks, kept, kept], rule)['passes'] == 1
+    assert sums(kept, asks, kept, kept) == (11, 6, 1)
+    # behind the end of a text, or of the room, there is no further token, and none that is wrong
+    ends = hand_block([1.0, 1.0], [True, True, False], [1.0, 1.0], over=True)
+    full = hand_block([1.0, 1.0], [True, True, False], [1.0, 1.0], room=2)
+    assert sums(ends) == (2, 0, 0)
+    assert sums(full) == (2, 0, 0)
+    found = via_record.text_sums([ends, asks], via_record.exact)
+    assert found == dict(tokens=4, wrong=0, passes=2, kept=4, judged=4)
+    found = via_record.text_sums([kept], via_record.exact)
+    assert found == dict(tokens=2, wrong=0, passes=1, kept=1, judged=2)
 
 
 def test_via_gates_and_distances_by_hand():
     """The counts of gates and sums of distances that a text is stored with."""
     ratios = [1.0, 0.4, 0.4, 0.1]
     p = [1.0, 0.7, 1.0, 0.2]
-    block = hand_block(ratios, [False, True, False, True], p)
+    block = hand_block(ratios, [False, True, False, True, True], p)
     counts = dict(early=2, late=1, draft_right=2, slim_right=2, chosen_right=3)
     assert via_record.gates([block]) == counts
     found = via_record.distances([block, block])
@@ -2496,37 +2566,73 @@ def test_via_gates_and_distances_by_hand():
     assert found['above'] == dict(KL=8, R=0, strict=0, TV=0)
 
 
-def test_via_lenient_steps_are_all_ratios():
-    """Stored only where they change, the sums of all 100 ratios are read again."""
-    blocks = []
-    for p in ([1.0, 0.205, 1.0], [0.5, 1.0, 0.8], [0.01, 1.0, 1.0]):
-        blocks.append(hand_block([1.0] * 3, [True] * 3, p))
-    row = dict(cycles=3, lenient=via_record.lenient_steps(blocks))
-    assert len(row['lenient']['begin']) == 4
-    for hundredths in range(1, 101):
-        rule = partial(via_record.lenient, least=hundredths / 100)
-        real = via_record.text_sums(blocks, rule)
-        [read] = via_claims.lenient([row], dict(draft_cost=0.5), hundredths)
-        assert read == (real['tokens'], real['wrong'], 3, 3, 3 * 0.5 + 3)
-
-
-def via_row(wrong, passes):
-    """A stored row of `replays` with three pairs of thresholds, whose wrong tokens and passes these are."""
-    sums = dict(tokens=[220, 210, 200], wrong=wrong, passes=passes)
-    steps = dict(begin=[1, 35, 60], tokens=[220, 210, 200], wrong=[20, 1, 0])
-    return dict(cycles=4, via=sums, lenient=steps)
+def gamma_row(gamma, cycles, via, cascades):
+    """A row of `gammas` with these sums; drafting is free. via: (tokens, wrong, passes) of three pairs."""
+    columns = {}
+    for name, values in zip(('tokens', 'wrong', 'passes'), zip(*via)):
+        columns[name] = values
+    forgiving = dict(tokens=[cascades[0]] * 40 + [200] * 60, wrong=[cascades[1]] * 40 + [0] * 60)
+    rules = dict.fromkeys(via_claims.CASCADES, forgiving)
+    return dict(gamma=gamma, cycles=cycles, drafted=gamma * cycles, sd=200, via=columns, cascades=rules)
 
 
 def test_via_choice_by_hand():
-    """On even rows: the fastest thresholds that are hardly ever wrong, lenient sd no more wrong than they."""
-    pairs = [[0.1, 0.0], [0.5, 0.3], [2.0, 2.0]]
-    settings = dict(pairs=pairs, costs=dict(slim=0.5), draft_cost=0.5)
-    even = via_row([20, 1, 0], [0, 1, 4])
-    odd = via_row([0, 200, 200], [0, 4, 0])             # must not count
-    assert via_claims.choose([even, odd], settings) == dict(keep=0.5, escalate=0.3, lenient=35)
-    swept = via_claims.replayed([even], settings)
-    assert via_claims.pace(swept[0.5, 0.3]) == 210 / (4 * (0.5 + 0.5) + 1)
-    assert via_claims.wrong_share(swept[0.1, 0.0]) == 20 / 220
+    """The fastest knobs of each rule that is hardly ever wrong; rivals no more often than via."""
+    pairs = [[0.1, 0.0], [0.3, 0.0], [0.5, 0.3]]
+    settings = dict(pairs=pairs, costs=dict(slim=0.5), draft_cost=0.0)
+    rows = [gamma_row(3, 80, [(240, 30, 0), (240, 2, 0), (230, 1, 10)], (240, 2)),
+            gamma_row(5, 50, [(210, 30, 0), (210, 1, 0), (205, 2, 4)], (210, 5))]
+    choice = via_claims.choose(rows, settings)
+    assert choice['via, tuned'] == dict(gamma=5, keep=0.3, escalate=0.0)        # 8.4 tokens a full pass
+    assert choice[via_claims.ASKING] == dict(gamma=5, keep=0.5, escalate=0.3)
+    assert choice['sd, tuned'] == dict(gamma=5)
+    for rule in via_claims.CASCADES:                    # 5 wrong of 210 are too many: from 1 - lam = 0.41 on
+        assert choice[f'{rule}, tuned'] == dict(gamma=5, lam=pytest.approx(0.59))
+    found = via_claims.options(rows, settings)
+    assert found['via'][5].pace == 205 / (25 + 4)
+    assert found['via'][5].wrong == 2 / 205
+
+
+def test_via_cascades_at_equal_agreement():
+    """Between two lam a cascade's figure is interpolated at via's agreement; sd is lam 0."""
+    speeds = [2.0, 2.2, 2.6, 2.0, 9.0]                  # of sd and of the four lam
+    shares = [1.0, 0.9, 0.7, 0.5, 0.4]
+    names = ['sd', *(via_claims.at('cascade', lam) for lam in via_claims.LAMS['cascade'])]
+    runs = [dict(via=SimpleNamespace(alike=0.8))]
+    for name, share in zip(names, shares):
+        runs[0][name] = SimpleNamespace(alike=share)
+
+    def figure(runs, name):
+        return speeds[names.index(name)]
+    assert via_claims.at_agreement(runs, 'cascade', figure) == pytest.approx(2.4)
+    runs[0]['via'].alike = 0.95
+    assert via_claims.at_agreement(runs, 'cascade', figure) == pytest.approx(2.1)
+
+
+def test_via_rivals_that_wrote_some_texts():
+    """Figures stand under the names of who wrote a text; a column of None alone is stored as None."""
+    first = {name: [1, 3] for name in via_claims.Run._fields} | dict(who=[0, 2], right=None)
+    second = {name: [4] for name in via_claims.Run._fields} | dict(who=[1])
+    stored = dict(settings=SimpleNamespace(rows=[dict(rivals=['a', 'b', 'c'])]),
+                  runs=SimpleNamespace(rows=[first, second]))
+    found = via_claims.runs_of(stored)
+    assert [list(run) for run in found] == [['a', 'c'], ['b']]
+    assert found[0]['c'].tokens == 3 and found[0]['c'].right is None
+    assert found[1]['b'].right == 4
+    assert via_claims.having(found, 'a', 'c') == found[:1]
+    assert via_claims.having(found, 'a', 'b') == []
+    some = via_record.Rival(Exact, [], texts='odd')
+    few = via_record.Rival(Exact, [], texts='few')
+    assert [turn for turn in range(11) if via_record.writes(some, turn)] == [1, 3, 5, 7, 9]
+    assert [turn for turn in range(11) if via_record.writes(few, turn)] == [0, 5, 10]
+
+
+def test_via_texts_that_resolve_a_point():
+    """A difference in one text of ten, up as often as down: n = 0.1 (1.96 / 0.01)^2."""
+    right = SimpleNamespace(right=1)
+    wrong = SimpleNamespace(right=0)
+    texts = [dict(ar=right, via=wrong), dict(ar=wrong, via=right)] + [dict(ar=right, via=right)] * 18
+    assert via_claims.texts_needed(texts) == '2 texts differ, so that one point takes 3842 texts'
 
 
 def test_via_likeness():
@@ -4522,9 +4628,11 @@ def stage_remarks(method, full_passes, decode_seconds=9.0, stages=STAGES):
 
 
 @pytest.mark.parametrize('full_passes, words', [
-    ((0, 1, 0), '0.33 full passes besides; it pays where these are fewer than 0.40, so here it paid.'),
-    ((0, 2, 0), 'here it did not pay.'),
-    ((0, 1, 1), 'here it did not pay.')], ids=['one pass in three', 'two in one cycle', 'two in two cycles'])
+    ((0, 1, 0), '0.33 full passes besides. As published it pays where the sum is below 1; 0%'),
+    ((0, 1, 0), 'here below 1.00: it paid.'),
+    ((0, 2, 0), 'it did not pay.'),
+    ((0, 1, 1), 'it did not pay.')],
+    ids=['one pass in three', 'one in three pays', 'two in one cycle', 'two in two cycles'])
 def test_via_stages_pay_below_so_many_full_passes(full_passes, words):
     said, = stage_remarks(METHODS['via'](), full_passes)
     assert words in said
@@ -4532,11 +4640,18 @@ def test_via_stages_pay_below_so_many_full_passes(full_passes, words):
 
 @pytest.mark.parametrize('decode_seconds, words', [
     (0.7, 'spends 0.86 of a full'),
-    (0.5, 'here it did not pay.')], ids=['costs less', 'costs more'])
+    (0.5, 'it did not pay.')], ids=['costs less', 'costs more'])
 def test_via_stages_without_a_full_pass(decode_seconds, words):
     """A decoding pass stands for the full one; stages that cost more than it never pay."""
     said, = stage_remarks(METHODS['via'](), (0,), decode_seconds)
     assert words in said
+
+
+def test_via_stages_without_their_bonus_pay_less_often():
+    """Each cycle commits one token where sd would commit two: (1 + 0.1) / 2 - 0.1."""
+    said, = stage_remarks(METHODS['via'](slim_bonus=False), (0, 1, 0))
+    assert '100% of the cycles have no extra token, so here below 0.45: it did not pay.' in said
+    assert specmini.stage_limit(0.2, 4, 0) == pytest.approx(1)
 
 
 def test_via_stages_that_were_never_needed():

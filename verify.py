@@ -896,7 +896,8 @@ class ViaSd(Exact):
     """The target with sublayers skipped (slim, s) judges first, the full target what slim doubts. LOSSY.
 
     By r = s(y) / max s a draft token y is kept, rewritten by slim or (r < escalate) decided by the target,
-    which reads lag and block only then, over what slim wrote to the cache that they share.
+    which reads lag and block only then, over what slim wrote to the cache that they share. A block that slim
+    kept ends with slim's own next token (the paper is silent), which at temperature 0 would pass its gate.
     Source: VIA-SD (2026); its p, q', q are our q, s, p, its alpha_1 and alpha_2 keep and escalate.
     """
     gamma: int = 5
@@ -904,8 +905,8 @@ class ViaSd(Exact):
     escalate: float = in_range(0.3, 0)      # r below which the target decides; above 1 it always does
     max_lag: int = in_range(32, 0)          # tokens that slim may build on before the target has read them
     after_escalation: str = one_of('full', ('full', 'gate'))  # full: the pass is paid, it judges the rest too
-    slim_bonus: bool = False                # one more token, from slim, after a block that it kept
-    spare = 0                               # a kept block adds no token
+    slim_bonus: bool = True                 # one more token, slim's own, after a block that it kept
+    spare = 0                               # a block may fill the room: a token that it adds is then cut
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,9 +1,10 @@
 """What VIA-SD is judged by: real runs of it and its rivals, blocks to replay its gate on, searches for masks.
 
-Greedy, on seven tasks. The records share what Material holds; how their rows are judged is in claims.py.
-p target, q draft, s a middle stage (a slim path of the target, or a model of its own); V vocabulary,
-n draft tokens of a block, K stages.
+Seven tasks; greedy but for `sampled`. The records share what Material holds; how their rows are judged is in
+claims.py. p target, q draft, s a middle stage (a slim path of the target, or a model of its own);
+V vocabulary, n draft tokens of a block, K stages.
 """
+import bisect
 import copy
 import functools
 import itertools
@@ -16,12 +17,15 @@ from tqdm import tqdm
 
 import train_mask
 from lab import tasks
+from lab.cmasd.rivals import Lenient
 from lab.common import MODELS, embedded, held_out_rows, is_there
 from lab.via import rivals                              # its methods enter METHODS
-from lab.via.claims import EVENLY, LENIENT, MIDDLES, RANDOM, TUNED, USUAL, Run, choose
+from lab.via.claims import (ASKING, BARE, CASCADES, EVENLY, LAMS, MIDDLES, RANDOM, SAMPLED, USUAL, Run,
+                            Sampled, at, choose, like, tuned)
 from model import Path, Reader
 from specmini import Engine
-from verify import METHODS, Exact, Score, ViaSd, decode, tokens_of, violation
+from verify import (METHODS, Autoregressive, Draft, Exact, Score, ViaSd, decode, overlap, token_logps,
+                    tokens_of, violation)
 
 GAMMA = ViaSd.gamma
 MAX_LAG = ViaSd.max_lag
@@ -34,6 +38,8 @@ FORMS = dict(R=(0.5, 0.5), strict=(0.0, 1.0))           # alpha, beta of R: as p
 WINDOW = 32                     # calibration tokens that a mask's cost is of, as train_mask.py has it
 PATHS = dict(draft=('draft/',), middle=('slim', 'mid/'), target=('target/full',))      # what their names hold
 SEEDS = 5                       # searches with and without Bayes
+GAMMAS = 3, 5, 8, 12, 16, 20    # among which each rule is given its best
+FEW_WINDOWS = 2                 # calibration texts that all sublayer masks are scored on
 NEEDED = ['target', 'draft'] + [role for role in MIDDLES if is_there(role)]
 
 
@@ -88,6 +94,18 @@ def random_masks(k, n=20):
     return [skipping(layers) for layers in found]
 
 
+def contiguous(windows, k):
+    """The mask of k neighbouring layers that costs least."""
+    runs = [skipping(range(i, i + k)) for i in range(len(FREE) - k + 1)]
+    return min(runs, key=windows.cost)
+
+
+def singles(windows, k):
+    """The mask of the k layers that cost least when each is left out alone."""
+    ranked = sorted(range(len(FREE)), key=lambda layer: windows.cost(skipping([layer])))
+    return skipping(ranked[:k])
+
+
 def best_masks(windows):
     """{layers skipped: the mask of least R among 20 tried}, for the sweep of skip ratios."""
     def cost(layers):
@@ -103,29 +121,41 @@ def best_masks(windows):
 
 @dataclass
 class Rival:
-    """What writes each text of the contest in turn."""
-    method: str                                         # of METHODS
+    """What writes texts of the contest."""
+    method: type                                        # of Method
     masks: list                                         # taken in turn, a mask a text
     knobs: dict = field(default_factory=lambda: dict(gamma=GAMMA))
     readers: dict = field(default_factory=dict)         # {role: Reader} for the engine; None: without one
+    texts: str = 'all'                                  # which it writes: all; odd; few, every fifth
 
 
-def rivals_of(mask, random, middles, choice):
-    """{name: Rival}; random: masks by lot; middles: {role: Reader}; choice: see claims.choose."""
-    found = dict(ar=Rival('ar', [mask], {}))
-    for name in ('sd', 'cascade', 'cascade-opt', 'cascade-tokenv3', 'via', 'via-tiers', 'via-two-level'):
-        found[name] = Rival(name, [mask])
-    found['via, draft alone'] = Rival('via', [mask], dict(gamma=GAMMA, keep=0.0, escalate=0.0))
-    found[RANDOM] = Rival('via', random)
-    found[EVENLY] = Rival('via', [evenly(len(mask) // 2)])
-    for role, reader in middles.items():
-        found[f'via-{role}'] = Rival('via-mid', [mask], readers=dict(mid=reader))
-    found['sd, draft self'] = Rival('sd', [mask], readers=dict(draft=None))
-    tuned = dict(gamma=GAMMA, keep=choice['keep'], escalate=choice['escalate'])
-    found[TUNED] = Rival('via', [mask], tuned)
-    forgiven = dict(gamma=GAMMA, lam=1 - choice['lenient'] / 100)
-    found[LENIENT] = Rival('cascade-tokenv3', [mask], forgiven)         # greedy, it is lenient sd
+def rivals_of(shared, choice):
+    """{name: Rival} of Material; choice: see claims.choose."""
+    mask = [shared.mask]
+    found = dict(ar=Rival(Autoregressive, mask, {}), sd=Rival(Exact, mask), via=Rival(ViaSd, mask))
+    found[BARE] = Rival(ViaSd, mask, dict(gamma=GAMMA, slim_bonus=False))
+    found[RANDOM] = Rival(ViaSd, shared.random)
+    for name in ('sd', 'via', *CASCADES):
+        found[tuned(name)] = Rival(METHODS[name], mask, choice[tuned(name)], texts='odd')
+    found[ASKING] = Rival(ViaSd, mask, choice[ASKING], texts='odd')
+    found[EVENLY] = Rival(ViaSd, [shared.plainer['evenly spaced']], texts='few')
+    for role, reader in shared.middles.items():
+        found[f'via-{role}'] = Rival(METHODS['via-mid'], mask, readers=dict(mid=reader), texts='few')
+        found[like(role)] = Rival(ViaSd, [shared.near[role]], texts='few')
+    keeps_all = dict(gamma=GAMMA, keep=0.0, escalate=0.0, slim_bonus=False)
+    found['via, draft alone'] = Rival(ViaSd, mask, keeps_all, texts='few')
+    found['sd, draft self'] = Rival(Exact, mask, readers=dict(draft=None), texts='few')
+    for name in ('via-tiers', 'via-two-level'):
+        found[name] = Rival(METHODS[name], mask, texts='few')
+    for rule, lams in LAMS.items():
+        for lam in lams:
+            found[at(rule, lam)] = Rival(METHODS[rule], mask, dict(gamma=GAMMA, lam=lam), texts='few')
     return found
+
+
+def writes(rival, turn):
+    """Whether a rival writes the text of this number."""
+    return rival.texts == 'all' or (turn % 2 == 1 if rival.texts == 'odd' else turn % 5 == 0)
 
 
 def readers_for(engine, rival):
@@ -134,17 +164,20 @@ def readers_for(engine, rival):
     return {role: reader for role, reader in both.items() if reader}
 
 
-def write_text(engine, ids, rival, turn):
-    """(ids of the text as a rival writes it, figures of its trace), from fresh caches."""
+def write_text(engine, ids, rival, turn, temperature=0.0):
+    """(Cycles of the text as a rival writes it, figures of this trace), from fresh caches."""
     own_readers = engine.readers
     own_calibration = engine.calibration
     skip = rival.masks[turn % len(rival.masks)]
     engine.readers = readers_for(engine, rival)
     engine.calibration = dict(mask=own_calibration['mask'] | dict(skip=skip))
     try:
-        method = METHODS[rival.method](**rival.knobs)
-        cycles = list(decode(session_of(engine, ids), method))
-        return tokens_of(cycles), engine.statistics(cycles)
+        session = session_of(engine, ids)
+        session.temperature = temperature
+        session.generator = torch.Generator().manual_seed(turn)
+        method = rival.method(**rival.knobs)
+        cycles = list(decode(session, method))
+        return cycles, engine.statistics(cycles)
     finally:
         engine.readers = own_readers
         engine.calibration = own_calibration
@@ -174,22 +207,41 @@ def columns_of(rows, names):
 
 
 def contest(engine, rows, prompts, contestants):
-    """Rows of `runs`: each text is written by all in turn, plain decoding first."""
+    """Rows of `runs`: each text is written by its rivals in turn, plain decoding first; who: their places."""
     for turn, (row, ids) in enumerate(zip(rows, tqdm(prompts, desc='runs', disable=None))):
         found = []
+        who = []
         plain = None
-        for rival in contestants.values():
-            tokens, figures = write_text(engine, ids, rival, turn)
+        for number, rival in enumerate(contestants.values()):
+            if not writes(rival, turn):
+                continue
+            who.append(number)
+            cycles, figures = write_text(engine, ids, rival, turn)
+            tokens = tokens_of(cycles)
             plain = tokens if plain is None else plain
-            right = tasks.grade(row, engine.tokenizer.decode(tokens))
+            bare = sum(cycle.accepted == len(cycle.tokens) for cycle in cycles[:-1])
             found.append(dict(tokens=len(tokens), judged=figures['judged'], accepted=figures['accepted'],
-                              right=None if right is None else int(right), alike=likeness(tokens, plain),
-                              seconds=figures['seconds'], work=figures['work'], compute=figures['compute'],
-                              **passes_of(figures)))
+                              cycles=len(cycles), bare=bare, right=grade(engine, row, tokens),
+                              alike=likeness(tokens, plain), seconds=figures['seconds'],
+                              work=figures['work'], compute=figures['compute'], **passes_of(figures)))
         columns = columns_of(found, Run._fields)
         if found[0]['right'] is None:
             columns['right'] = None
-        yield dict(task=row['task']) | columns
+        yield dict(task=row['task'], who=who) | columns
+
+
+def grade(engine, row, tokens):
+    """1 if a text is right, 0 if it is wrong, None where nothing is graded."""
+    right = tasks.grade(row, engine.tokenizer.decode(tokens))
+    return None if right is None else int(right)
+
+
+def nats_of(engine, ids, tokens):
+    """-log p of a text behind its prompt by the target, at temperature 1."""
+    session = session_of(engine, ids)
+    draft = Draft.points(tokens, session.target.model)
+    score = Score(session, draft, session.target.model.full)
+    return -float(token_logps(score.logits[:-1], tokens).sum())
 
 
 def memory(readers):
@@ -206,7 +258,7 @@ def memory(readers):
 class Seen(NamedTuple):
     """What a stage makes of a block of n draft tokens."""
     ratios: list        # [n] s(y) / max s of each draft token y
-    same: list          # [n] whether s and p agree on the likeliest token
+    same: list          # [n + 1] whether s and p agree on the likeliest token, the last behind the block
     apart: dict         # {TV, R: [n] from s to p}
     gains: dict         # {measure: [n] Delta, how much shorter the way from q to p is through s}
 
@@ -215,8 +267,25 @@ class Seen(NamedTuple):
 class Block:
     """A block of draft tokens behind some place of the target's own text, as every verifier sees it."""
     p: list             # [n] target's p(y) / max p of each token: 1 where it is the target's choice
+    trust: dict         # {cascade: [n] 1 - lam up to which it keeps the token against the target's choice}
     room: int           # tokens that the text still has
+    over: bool          # whether the last token ends a text
     stages: dict        # {name: Seen}
+
+    def shortened(self, gamma):
+        """The Block of the first gamma tokens, where there are more."""
+        if gamma >= len(self.p):
+            return self
+        stages = {}
+        for name, seen in self.stages.items():
+            stages[name] = Seen(seen.ratios[:gamma], seen.same[:gamma + 1], first(seen.apart, gamma),
+                                first(seen.gains, gamma))
+        return Block(self.p[:gamma], first(self.trust, gamma), self.room, False, stages)
+
+
+def first(table, n):
+    """{name: its first n values}."""
+    return {name: values[:n] for name, values in table.items()}
 
 
 class Outcome(NamedTuple):
@@ -224,6 +293,7 @@ class Outcome(NamedTuple):
     tokens: int         # committed
     passes: int         # full ones: 0 or 1
     wrong: int          # tokens that the target would not have written
+    kept: int           # draft tokens
 
 
 def variation(a, b):
@@ -237,7 +307,7 @@ def divergence(a, b):
 
 
 def look(session, draft, stages):
-    """({stage: Seen} of a draft, [n] the target's ratios); stages: {name: Path of the target, or a Reader}.
+    """({stage: Seen} of a draft, the target's Score); stages: {name: Path of the target, or a Reader}.
 
     Slim reads on top of what the full path wrote: its lag is 0 here, and up to max_lag in real runs.
     """
@@ -252,17 +322,29 @@ def look(session, draft, stages):
         else:
             other = Score(session, draft, stage.model.full, stage)
         others.append(other)
-        laws.append(other.logits[:-1].log_softmax(-1))
-    s = torch.stack(laws)                                                               # [K, n, V]
+        laws.append(other.logits.log_softmax(-1))
+    every = torch.stack(laws)                                                           # [K, n + 1, V]
+    s = every[:, :-1]
     apart = dict(TV=variation(s, p), R=violation(p, s))                                 # [K, n]
     gains = {name: rivals.stage_gain(q, s, p, *form) for name, form in FORMS.items()}
     gains['KL'] = divergence(q, p) - divergence(q, s) - divergence(s, p)
     gains['TV'] = variation(q, p) - variation(q, s) - variation(s, p)
-    same = s.argmax(-1) == p.argmax(-1)
+    same = every.argmax(-1) == score.logits.argmax(-1)                                  # [K, n + 1]
     found = {}
     for k, name in enumerate(stages):
         found[name] = Seen(others[k].ratios, same[k].tolist(), row_of(apart, k), row_of(gains, k))
-    return found, score.ratios
+    return found, score
+
+
+def trust_of(score):
+    """{cascade: [n]}: each keeps draft token i, not the target's choice, where 1 - lam is at most this."""
+    q = score.draft.logits.softmax(-1)                                                  # [n, V]
+    p = score.logits[:-1].softmax(-1)                                                   # [n, V]
+    sure = q.amax(-1)
+    apart = (1 - overlap(p, q)).clamp(min=1e-9)
+    found = {'cascade': sure.tolist(), 'cascade-opt': (1 - (p.amax(-1) - sure) / apart).tolist()}
+    found['cascade-tokenv3'] = score.ratios
+    return found
 
 
 def row_of(table, k):
@@ -278,31 +360,53 @@ def kept_until(ratios, least, begin=0):
     return len(ratios)
 
 
+def with_extra(block, n):
+    """Tokens of a cycle that kept n: another one, unless the text is over."""
+    return n if block.over and n == len(block.p) else n + 1
+
+
 def replay(block, stage, keep, escalate):
     """The Outcome of a block by via's gate, greedy: once escalated, the target judges what is left."""
     seen = block.stages[stage]
+    n = len(block.p)
     wrong = 0
     for i, ratio in enumerate(seen.ratios):
         if ratio < escalate:
-            return Outcome(kept_until(block.p, 1, i) + 1, 1, wrong)
+            kept = kept_until(block.p, 1, i)
+            return Outcome(with_extra(block, kept), 1, wrong, kept)
         if ratio < keep:
-            return Outcome(i + 1, 0, wrong + int(not seen.same[i]))
+            return Outcome(i + 1, 0, wrong + int(not seen.same[i]), i)
         wrong += block.p[i] < 1
-    return Outcome(len(block.p), 0, wrong)
+    tokens = with_extra(block, n)
+    if n < tokens <= block.room:                        # slim's own token, unless the text has no room for it
+        wrong += int(not seen.same[n])
+    return Outcome(tokens, 0, wrong, n)
 
 
-def lenient(block, least):
-    """The Outcome for one full pass a cycle that keeps y from p(y) / max p >= least on; 1: exact."""
-    n = kept_until(block.p, least)
-    return Outcome(n + 1, 1, sum(p < 1 for p in block.p[:n]))
+def cascade(block, rule, least):
+    """The Outcome for one full pass a cycle by a speculative cascade, greedy; least: 1 - lam; above 1: sd."""
+    trust = block.trust[rule]
+    n = 0
+    wrong = 0
+    for p, trusted in zip(block.p, trust):
+        if p < 1 and trusted < least:
+            break
+        n += 1
+        wrong += p < 1
+    return Outcome(with_extra(block, n), 1, wrong, n)
+
+
+def exact(block):
+    """The Outcome of sd."""
+    return cascade(block, 'cascade', 2.0)
 
 
 def text_sums(blocks, rule):
-    """dict(tokens, wrong, passes) of a text by a rule, a function Block -> Outcome.
+    """dict(tokens, wrong, passes, kept, judged) of a text by a rule, a function Block -> Outcome.
 
     A full pass is one that a cycle asked for, or reads a lag of more than MAX_LAG tokens.
     """
-    sums = dict(tokens=0, wrong=0, passes=0)
+    sums = dict(tokens=0, wrong=0, passes=0, kept=0, judged=0)
     lag = 0
     for block in blocks:
         outcome = rule(block)
@@ -313,6 +417,8 @@ def text_sums(blocks, rule):
         sums['tokens'] += min(outcome.tokens, block.room)
         sums['wrong'] += outcome.wrong
         sums['passes'] += outcome.passes + late
+        sums['kept'] += outcome.kept
+        sums['judged'] += min(outcome.kept + 1, len(block.p))
     return sums
 
 
@@ -346,20 +452,21 @@ class BlockRecord:
         return found
 
     def draft_cost(self):
-        """The cost of a block's draft."""
-        return GAMMA * self.size(self.drafter, self.drafter.full)
+        """The cost of a draft token."""
+        return self.size(self.drafter, self.drafter.full)
 
-    def blocks(self, ids, text):
+    def blocks(self, ids, text, longest=GAMMA):
         """[Block], one behind every GAMMA tokens of a text (ids) behind its prompt (ids)."""
         session = session_of(self.engine, ids)
         session.draft = self.reader
-        exact = Exact()
+        method = Exact()
         found = []
         for i in range(0, len(text), GAMMA):
             session.tokens = ids + text[:i]
-            draft = exact.guess(session, min(GAMMA, len(text) - i))
-            stages, p = look(session, draft, self.stages)
-            found.append(Block(p, len(text) - i, stages))
+            draft = method.guess(session, min(longest, len(text) - i))
+            stages, score = look(session, draft, self.stages)
+            over = draft.tokens[-1] in session.eos
+            found.append(Block(score.ratios, trust_of(score), len(text) - i, over, stages))
         return found
 
 
@@ -374,18 +481,24 @@ class Material:
     texts: list         # (prompt ids, the target's greedy ids) of each
     windows: object     # train_mask.Windows of the calibration texts
     mask: tuple         # that train_mask.py found
+    plainer: dict       # {how it was found: mask} of as many layers, without a search
     sweep: dict         # {layers skipped: mask}
     random: list        # masks of as many layers as the one found
     middles: dict       # {role: Reader} of the models for the middle
     few: list           # indices of the texts for what is read with many stages
 
+    near: dict          # {role of a model for the middle: the mask of the sweep whose pass is about as dear}
+
     def all_masks(self):
-        """Every mask of the sweep and of the lot, the one found first, each once."""
-        return list(dict.fromkeys([self.mask, *self.sweep.values(), *self.random]))
+        """Every mask of the sweep, of the lot and without a search, the one found first, each once."""
+        return list(dict.fromkeys([self.mask, *self.sweep.values(), *self.random, *self.plainer.values()]))
 
     def stages(self):
-        """The stages of the main replay; slim5 is of like cost as `mid`."""
-        return dict(slim=self.mask, slim5=self.sweep[5]) | self.middles
+        """The stages of the main replay."""
+        found = dict(slim=self.mask)
+        for role, mask in self.near.items():
+            found[f'slim like {role}'] = mask
+        return found | self.middles
 
 
 @functools.cache
@@ -413,8 +526,21 @@ def material(n):
     windows = train_mask.Windows(engine.models['target'], calibration, WINDOW)
     fifth = max(1, n // 5)                              # of each task
     few = [i for i in range(len(rows)) if i % n < fifth]
-    return Material(engine, rows, prompts, texts, windows, mask, best_masks(windows),
-                    random_masks(len(mask) // 2), middles, few)
+    k = len(mask) // 2
+    plainer = {'evenly spaced': evenly(k), 'contiguous': contiguous(windows, k),
+               'single layers': singles(windows, k)}
+    sweep = best_masks(windows)
+    near = {role: like_cost(engine, sweep, reader.model) for role, reader in middles.items()}
+    return Material(engine, rows, prompts, texts, windows, mask, plainer, sweep, random_masks(k), middles,
+                    few, near)
+
+
+def like_cost(engine, sweep, model):
+    """The mask of the sweep whose pass costs most like a pass of this model."""
+    record = BlockRecord(engine, sweep)
+    costs = record.costs()
+    wanted = record.size(model, model.full)
+    return sweep[min(sweep, key=lambda k: abs(costs[k] - wanted))]
 
 
 def threshold_pairs():
@@ -432,10 +558,25 @@ def modelled(n):
 
 @functools.cache
 def contestants(n):
-    """({name: Rival}, the choice of thresholds that two of them run at)."""
+    """({name: Rival}, the choice of knobs that some of them run at)."""
+    choice = choose(list(gammas(n)), modelled(n))
+    return rivals_of(material(n), choice), choice
+
+
+@functools.cache
+def long_blocks(n):
+    """[[Block] of a text], of max(GAMMAS) draft tokens in even texts, of GAMMA in odd ones."""
     shared = material(n)
-    choice = choose(list(replays(n)), modelled(n))
-    return rivals_of(shared.mask, shared.random, shared.middles, choice), choice
+    record = BlockRecord(shared.engine, shared.stages())
+    found = []
+    for i, text in enumerate(tqdm(shared.texts, desc='blocks', disable=None)):
+        found.append(record.blocks(*text, GAMMA if i % 2 else max(GAMMAS)))
+    return found
+
+
+def with_gamma(blocks, gamma):
+    """The Blocks of a text as this gamma drafts them."""
+    return [block.shortened(gamma) for block in blocks]
 
 
 # ------------------------------------------------------------------------------------------------ the records
@@ -456,7 +597,7 @@ def settings(n):
         choice=choice,
         middles=list(shared.middles),
         mask=named(shared.mask),
-        evenly=named(evenly(len(shared.mask) // 2)),
+        plainer={how: named(mask) for how, mask in shared.plainer.items()},
         random=[named(mask) for mask in shared.random],
         sweep={k: named(mask) for k, mask in shared.sweep.items()},
         mask_costs=BlockRecord(shared.engine, paths).costs(),       # the order of the columns of `masks`
@@ -473,16 +614,48 @@ def runs(n):
 
 
 @functools.cache
-def replays(n):
-    """A list of rows, a row a text: via at all thresholds, lenient sd at all ratios, distances, the gates."""
-    shared = material(n)
-    record = BlockRecord(shared.engine, shared.stages())
+def gammas(n):
+    """A list of rows, a row for each gamma: sums over the even texts of sd, of via and of the cascades."""
     found = []
-    for row, text in zip(shared.rows, tqdm(shared.texts, desc='blocks', disable=None)):
-        blocks = record.blocks(*text)
-        found.append(dict(task=row['task'], cycles=len(blocks), via=via_columns(blocks),
-                          lenient=lenient_steps(blocks), **distances(blocks), gates=gates(blocks)))
+    for gamma in GAMMAS:
+        texts = [with_gamma(blocks, gamma) for blocks in long_blocks(n)[::2]]
+        row = dict(gamma=gamma, cycles=0, drafted=0, sd=0)
+        for blocks in texts:
+            row['cycles'] += len(blocks)
+            row['drafted'] += sum(len(block.p) for block in blocks)
+            row['sd'] += text_sums(blocks, exact)['tokens']
+        row['via'] = added([via_columns(blocks) for blocks in texts])
+        row['cascades'] = {}
+        for rule in CASCADES:
+            row['cascades'][rule] = added([cascade_columns(blocks, rule) for blocks in texts])
+        found.append(row)
     return found
+
+
+def added(rows):
+    """{name: [its values, added up place by place]} of such dicts."""
+    totals = {}
+    for name in rows[0]:
+        columns = zip(*(row[name] for row in rows))
+        totals[name] = [sum(column) for column in columns]
+    return totals
+
+
+def cascade_columns(blocks, rule):
+    """{tokens, wrong: [at 1 - lam of 0.01, 0.02, ... 1]} of a text."""
+    rows = []
+    for hundredths in range(1, 101):
+        rows.append(text_sums(blocks, functools.partial(cascade, rule=rule, least=hundredths / 100)))
+    return columns_of(rows, ('tokens', 'wrong'))
+
+
+def replays(n):
+    """A row a text: via at all thresholds, sd, distances, the gates."""
+    shared = material(n)
+    for row, longer in zip(shared.rows, long_blocks(n)):
+        blocks = with_gamma(longer, GAMMA)
+        yield dict(task=row['task'], cycles=len(blocks), sd=text_sums(blocks, exact)['tokens'],
+                   via=via_columns(blocks), **distances(blocks), gates=gates(blocks))
 
 
 def via_columns(blocks):
@@ -491,18 +664,6 @@ def via_columns(blocks):
     for keep, escalate in threshold_pairs():
         rows.append(text_sums(blocks, functools.partial(replay, stage='slim', keep=keep, escalate=escalate)))
     return columns_of(rows, ('tokens', 'wrong', 'passes'))
-
-
-def lenient_steps(blocks):
-    """{begin, tokens, wrong: lists}: from which ratio on, in hundredths, a text has these sums; 1 to 100."""
-    steps = []
-    last = None
-    for hundredths in range(1, 101):
-        sums = text_sums(blocks, functools.partial(lenient, least=hundredths / 100))
-        if sums != last:
-            steps.append(dict(begin=hundredths) | sums)
-        last = sums
-    return columns_of(steps, ('begin', 'tokens', 'wrong'))
 
 
 def distances(blocks):
@@ -546,11 +707,11 @@ def gates(blocks):
 
 
 def masks(n):
-    """A row for each of a few texts: {sum, Delta by R and strict R: [its value with each mask]}."""
+    """A row for half of the few texts: {sum, Delta by R and strict R: [its value with each mask]}."""
     shared = material(n)
     stages = {named(mask): mask for mask in shared.all_masks()}
     record = BlockRecord(shared.engine, stages)
-    for i in tqdm(shared.few, desc='masks', disable=None):
+    for i in tqdm(shared.few[::2], desc='masks', disable=None):
         blocks = record.blocks(*shared.texts[i])
         rows = []
         for name in stages:
@@ -590,26 +751,52 @@ def search(n):
         yield row
 
 
-def searches(n):
-    """A row a seed: the least cost that 60 masks of half of the sublayers reach, with and without Bayes."""
+@functools.cache
+def sublayer_costs(n):
+    """{mask of half of the free sublayers: its cost on a few windows}, every one of them."""
     shared = material(n)
-    few = train_mask.Windows(shared.windows.model, shared.windows.texts[:7], WINDOW)
+    few = train_mask.Windows(shared.windows.model, shared.windows.texts[:FEW_WINDOWS], WINDOW)
+    every = list(itertools.combinations(range(2 * len(FREE)), len(FREE)))
+    costs = {}
+    for units in tqdm(every, desc='sublayers', disable=None):
+        costs[units] = few.cost([unit + FREE[0] for unit in units])
+    return costs
 
-    @functools.cache
-    def cost(units):
-        return few.cost([unit + FREE[0] for unit in units])
+
+def sublayers(n):
+    """A single row: what all masks of half of the free sublayers cost, and where masks of layers rank."""
+    shared = material(n)
+    costs = sublayer_costs(n)
+    ranked = sorted(costs, key=costs.get)
+    ordered = [costs[units] for units in ranked]
+    places = [round(share * (len(ordered) - 1) / 20) for share in range(21)]
+    of_layers = {}
+    for how, mask in (dict(found=shared.mask) | shared.plainer).items():
+        units = tuple(unit - FREE[0] for unit in mask)
+        if units in costs:                              # it skips half of the free layers
+            of_layers[how] = dict(cost=costs[units], rank=1 + ranked.index(units))
+    yield dict(masks=len(costs), windows=FEW_WINDOWS, window=WINDOW, least=named(ranked[0]),
+               quantiles=[ordered[place] for place in places], layers=of_layers)
+
+
+def searches(n):
+    """A row a seed: the best of 60 masks of half of the sublayers, with Bayes and without: cost and rank."""
+    costs = sublayer_costs(n)
+    ordered = sorted(costs.values())
     for seed in range(SEEDS):
-        row = dict(sublayers=2 * len(FREE), skipped=len(FREE))
+        row = dict(sublayers=2 * len(FREE), skipped=len(FREE), least=ordered[0])
         for name, period in (('bayesian', 2), ('random', 0)):
-            tried = search_masks(cost, 2 * len(FREE), len(FREE), period=period, seed=seed, patience=999)
+            tried = search_masks(costs.get, 2 * len(FREE), len(FREE), period=period, seed=seed, patience=999)
             row[name] = min(tried.values())
+            row[f'{name}_rank'] = 1 + bisect.bisect_left(ordered, row[name])
         yield row
 
 
 def drafters_of(shared):
-    """{name: network} of drafters, the smallest first; the first is the draft cut, not trained as it is."""
+    """{name: network} of drafters, the smallest first; the first two are the draft cut or rounded."""
     draft = shared.engine.models['draft']
-    found = {'the draft without its last feed-forward': cut(draft), 'the draft': draft}
+    found = {'the draft without its last feed-forward': cut(draft),
+             'the draft at 4 bits': embedded('draft', True)[0], 'the draft': draft}
     for role in ('up', 'mid'):
         if role in shared.middles:
             found[f'lab/models/{role}'] = embedded(role)[0]
@@ -633,12 +820,32 @@ def drafters(n):
         row = dict(task=shared.rows[i]['task'])
         for name, record in records.items():
             blocks = record.blocks(*shared.texts[i])
-            exact = text_sums(blocks, functools.partial(lenient, least=1))
+            drafted = sum(len(block.p) for block in blocks)
             row['cycles'] = len(blocks)                 # blocks begin every GAMMA tokens, whoever drafts
-            row[name] = usual_sums(blocks, 'slim') | dict(sd_tokens=exact['tokens'])
+            row[name] = dict(drafted=drafted, via=usual_sums(blocks, 'slim'), sd=text_sums(blocks, exact))
         yield row
 
 
-RECORDS = dict(settings=(NEEDED, settings), runs=(NEEDED, runs), replays=(NEEDED, replays),
-               masks=(['target', 'draft'], masks), search=(['target'], search),
+def sampled(n):
+    """A row for every fifth text: {figure of a Sampled: [for each of SAMPLED]}, at temperature 1."""
+    shared = material(n)
+    found, _ = contestants(n)
+    forgiving = Rival(Lenient, [shared.mask], dict(gamma=GAMMA, lenience=0.5))
+    found = found | {'sd, lenient': forgiving}
+    engine = shared.engine
+    for turn in tqdm(range(0, len(shared.rows), 5), desc='sampled', disable=None):
+        ids = shared.prompts[turn]
+        rows = []
+        for name in SAMPLED:
+            cycles, figures = write_text(engine, ids, found[name], turn, temperature=1.0)
+            tokens = tokens_of(cycles)
+            rows.append(dict(tokens=len(tokens), judged=figures['judged'], accepted=figures['accepted'],
+                             work=figures['work'], nats=nats_of(engine, ids, tokens),
+                             right=grade(engine, shared.rows[turn], tokens)))
+        yield dict(task=shared.rows[turn]['task']) | columns_of(rows, Sampled._fields)
+
+
+RECORDS = dict(settings=(NEEDED, settings), runs=(NEEDED, runs), sampled=(NEEDED, sampled),
+               gammas=(NEEDED, gammas), replays=(NEEDED, replays), masks=(['target', 'draft'], masks),
+               search=(['target'], search), sublayers=(['target'], sublayers),
                searches=(['target'], searches), drafters=(NEEDED, drafters))

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from model import expect
-from verify import METHODS, Draft, Exact, Score, ViaSd, in_range, overlap, require, violation
+from verify import METHODS, Draft, Exact, Score, ViaSd, in_range, overlap, require, residual, violation
 
 
 # -------------------------------------------------------------------------------------- speculative cascades
@@ -154,19 +154,23 @@ class ViaTwoLevel(ViaSd):
 class ViaLossySd(ViaSd):
     """VIA-SD whose slim verifies as lossy speculative decoding does, with min(1, s / (keep q)). LOSSY.
 
-    A token that slim rejects is replaced by its residual; below `escalate` the target decides as ever.
+    A token that slim rejects is replaced by norm(max(s / beta - q, 0)); keep is 1 - alpha. Below `escalate`
+    the target decides as ever. Source: Narasimhan et al. 2024 (Faster Cascades), lossy speculative decoding.
     """
+    beta: float = in_range(1.0, 1e-6)                   # below 1 the residual is nearer to s itself
 
     def __post_init__(self):
         Exact.__post_init__(self)                       # keep, the lenience, may be below escalate
-        require(self.keep >= 1e-6, 'keep', self.keep, '1e-06 to inf')
+        require(1e-6 <= self.keep <= 1, 'keep', self.keep, '1e-06 to 1')
+        require(self.beta >= self.keep, 'beta', self.beta, f'keep, {self.keep}, to inf')
 
     def slim_chance(self, score, i):
         s, q = score.pq[i]
         return min(1.0, s / (self.keep * q))
 
     def slim_replacement(self, score, i):
-        return self.replacement(score, i)
+        rest = residual(score.p[i] / self.beta, score.draft.q[i])
+        return rest / rest.sum()                        # where nothing is left over it is s / beta
 
 
 @dataclass
