@@ -38,7 +38,7 @@ FORMS = dict(R=(0.5, 0.5), strict=(0.0, 1.0))           # alpha, beta of R: as p
 WINDOW = 32                     # calibration tokens that a mask's cost is of, as train_mask.py has it
 PATHS = dict(draft=('draft/',), middle=('slim', 'mid/'), target=('target/full',))      # what their names hold
 SEEDS = 5                       # searches with and without Bayes
-GAMMAS = 3, 5, 8, 12, 16, 20    # among which each rule is given its best
+GAMMAS = 3, 5, 8, 12, 16, 24, 36    # among which each rule is given its best
 FEW_WINDOWS = 2                 # calibration texts that all sublayer masks are scored on
 NEEDED = ['target', 'draft'] + [role for role in MIDDLES if is_there(role)]
 
