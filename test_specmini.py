@@ -48,7 +48,7 @@ from lab.sparse import record as sparse_record
 from lab.sparse import rivals as sparse_rivals
 from lab.sparse import settings as sparse_settings
 from lab.sparse.distil import Lesson, distil, packed
-from lab.sparse.passes import work
+from lab.sparse.passes import as_run, cost, work
 from lab.specguard import claims as specguard_claims
 from lab.specguard import record as specguard_record
 from lab.specguard.calibrate import choose_gate, gate_curve, print_curve, signal_ranges
@@ -3221,7 +3221,7 @@ def test_sparse_attention_gathered_is_masked(block, start, T):
     dense, _ = kernels.attend(q, k, v, mask, None)
     got, carry = kernels.sparse_attend(q, k, v, mask, carry, how)
     budget = 8 + (start - 8) * 0.3 // 1                                     # tokens; dense_below is 8
-    kept = max(math.ceil(budget / block), 2)                                # a sink and a local at least
+    kept = math.ceil(budget / block) + 2                                    # and a sink and a local
     whole = start // block
     if whole <= kept:
         assert 'blocks' not in carry and torch.equal(got, dense)
@@ -3269,6 +3269,7 @@ def test_sparse_budget_by_hand():
     wanted = {128: 8, 129: 8, 131: 8, 132: 9, 512: 14}
     for length, blocks in wanted.items():
         assert kernels.budget(length, rule) == blocks
+        assert kernels.kept_blocks(length, rule) == blocks + 2              # and a sink and a local
     assert kernels.budget(torch.tensor(512.0), rule) == 14
 
 
@@ -3331,12 +3332,58 @@ def test_sparse_knob_that_is_moved_changes_logits(knobs):
     assert apart(got, dense) > 1e-3
 
 
-def test_sparse_draft_changes_no_logits_before_it():
-    model = network(num_hidden_layers=4)
-    first, _, _ = sparse_logits(model, [1, 2, 3], rho=0.1)
-    second, _, _ = sparse_logits(model, [1, 2, 9], rho=0.1)
-    assert torch.equal(first[:3], second[:3])
-    assert not torch.equal(first[3], second[3])
+ALL_CHOICES = dict(rho=0.1, ffn_share=0.5, ffn_threshold=0.05, moe_skip=1, moe_quantile=1.0)
+FORMS_OF_THE_ROOT = [
+    ('sparse', {}),
+    ('sparse-forms', dict(form='guessed', select='token')),
+    ('sparse-forms', dict(form='literal', select='joint')),
+]
+FORMS_OF_ALL = [
+    ('sparse-forms', dict(form='union', rho=1.0, ffn_threshold=0.5)),
+    ('sparse-forms', dict(form='loudest', rho=1.0)),
+    ('sparse', dict(select='union')),
+]
+
+
+def two_drafts(compiled, name, knobs):
+    """Logits [4, V], twice: of the root and a draft on one path; the drafts differ in their last token."""
+    model = network(**MIXED)
+    path = thin(model, name, **ALL_CHOICES | knobs)
+    found = []
+    for draft in ([1, 2, 3], [1, 2, 9]):
+        reader = Reader(model, 64, compiled)
+        reader.read(LINE[:-1], [], model.full, 0)
+        found.append(reader.read(LINE, draft, path, 4))
+    return found
+
+
+@pytest.mark.parametrize('name, knobs', FORMS_OF_THE_ROOT)
+def test_sparse_draft_changes_no_logits_before_it(name, knobs):
+    """A guess has no say in what it and those before it are judged by."""
+    first, second = two_drafts(False, name, knobs)
+    assert apart(first[:3], second[:3]) < 1e-12
+    assert apart(first[3], second[3]) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, knobs', FORMS_OF_THE_ROOT)
+def test_sparse_draft_changes_no_logits_before_it_compiled(name, knobs, monkeypatch):
+    torch._dynamo.reset()
+    compile_by = torch.compile
+
+    def traced(function, options, **how):
+        return compile_by(function, backend='eager', **how)
+    monkeypatch.setattr(torch, 'compile', traced)
+    first, second = two_drafts(True, name, knobs)
+    assert apart(first[:3], second[:3]) < 1e-12
+    assert apart(first[3], second[3]) > 1e-3
+
+
+@pytest.mark.parametrize('name, knobs', FORMS_OF_ALL)
+def test_sparse_controls_let_a_draft_change_logits_before_it(name, knobs):
+    """Of the controls that ask all rows of a pass their docstrings say so; else the test above proves little."""
+    first, second = two_drafts(False, name, knobs)
+    assert apart(first[:3], second[:3]) > 1e-6
 
 
 @pytest.mark.parametrize('anchors, skip, equal', [
@@ -3361,7 +3408,7 @@ def test_sparse_layer_reads_its_anchors_blocks(anchors, skip, equal):
     if anchors == 2:
         assert not torch.equal(chosen[1], chosen[2])
     last = sparse_rivals.ledger(log, model, 49)[-1]
-    assert last['keys'] == 3 * 4 + 49 % 4           # 3 blocks: floor(8 + 41 rho) tokens
+    assert last['keys'] == 5 * 4 + 49 % 4           # 3 blocks, floor(8 + 41 rho) tokens, a sink and a local
 
 
 # feed-forwards
@@ -3375,9 +3422,9 @@ def ffn_inputs():
     return model, x
 
 
-def largest(hidden):
-    """The 6 channels of hidden [1, 5, F] that are largest in any of the 4 tokens there are, ascending."""
-    return hidden[0, :4].abs().amax(0).topk(6).indices.sort().values
+def largest(rows):
+    """The 6 channels of rows [n, F] that are largest in any of them, ascending."""
+    return rows.abs().amax(0).topk(6).indices.sort().values
 
 
 def through(hidden, channels, x, mlp):
@@ -3391,14 +3438,23 @@ LAST_IS_PADDING = dict(real=torch.tensor(4))        # the carry: of 5 tokens the
 
 
 def test_sparse_channels_of_a_pass():
-    """The largest channels, those above the threshold, of the tokens that are there; padding has no say."""
+    """The root's largest channels, for all tokens; what is below the threshold adds nothing."""
     model, x = ffn_inputs()
     mlp = model.model.layers[1].mlp
     gate = torch.nn.functional.silu(mlp.gate_proj(x))
     hidden = torch.where(gate.abs() < 0.1, 0, gate)
     got, carry = kernels.sparse_swiglu(x, mlp, LAST_IS_PADDING, (0.1, 0.25))
-    assert torch.equal(carry['chosen'], largest(hidden))
-    assert apart(got, through(hidden, largest(hidden), x, mlp)) < 1e-12
+    channels = largest(hidden[0, :1])
+    assert not torch.equal(channels, largest(hidden[0, :4]))
+    assert torch.equal(carry['chosen'], channels)
+    assert apart(got, through(hidden, channels, x, mlp)) < 1e-12
+
+
+def test_sparse_channels_of_a_batch():
+    """One choice for all rows, by the larger of their roots."""
+    _, x = ffn_inputs()
+    h = x.reshape(5, 1, 16)[:2]                                             # two rows of one token
+    assert torch.equal(kernels.root_channels(h, 6 / 16), largest(h[:, 0]))
 
 
 def test_sparse_forms_on_and_off():
@@ -3447,19 +3503,31 @@ def test_sparse_literal_form_reads_gate_and_up():
 
 
 def test_sparse_channels_guessed():
-    """From the 4 columns of the gate where x is largest; then gate, up and down at these channels alone."""
+    """By the root, from the 4 columns of the gate where it is largest; then only these channels are read."""
     model, x = ffn_inputs()
     mlp = model.model.layers[1].mlp
     silu = torch.nn.functional.silu
-    columns = x[0, :4].abs().amax(0).topk(4).indices
-    channels = largest(silu(x[..., columns] @ mlp.gate_proj.weight[:, columns].T))
+    columns = x[0, 0].abs().topk(4).indices
+    channels = largest(silu(x[0, :1, columns] @ mlp.gate_proj.weight[:, columns].T))
     got, carry = sparse_rivals.guessed_swiglu(x, mlp, LAST_IS_PADDING, (0.0, 0.25))
     assert torch.equal(carry['chosen'].sort().values, channels)
     assert carry['gate'] == 24 // 4 + 6
     assert apart(got, through(silu(mlp.gate_proj(x)), channels, x, mlp)) < 1e-12
 
 
-@pytest.mark.parametrize('form', ['literal', 'union', 'guessed'])
+def test_sparse_channels_loudest():
+    """Those that are largest in any token; padding, which is larger, has no say."""
+    model, x = ffn_inputs()
+    mlp = model.model.layers[1].mlp
+    hidden = torch.nn.functional.silu(mlp.gate_proj(x))
+    channels = largest(hidden[0, :4])
+    assert not torch.equal(channels, largest(hidden[0]))
+    got, carry = sparse_rivals.loudest_swiglu(x, mlp, LAST_IS_PADDING, (0.0, 0.25))
+    assert torch.equal(carry['chosen'], channels)
+    assert apart(got, through(hidden, channels, x, mlp)) < 1e-12
+
+
+@pytest.mark.parametrize('form', ['literal', 'union', 'loudest', 'guessed'])
 def test_sparse_forms_are_on_the_path(form):
     """The knob `form` puts its function in the place of the method's, in dense layers and in no mixture."""
     path = thin(network(**MIXED), 'sparse-forms', form=form, ffn_share=0.5)
@@ -3574,17 +3642,18 @@ def ledger_inputs():
     return network(**MIXED), list(enumerate(carries))
 
 
-OWN = dict(keys=13, seen=13, means=5, asked=1)      # 3 blocks and the partial one; 5 whole blocks were scored
-REUSED = dict(keys=13, seen=13, means=0, asked=1)
+# 3 blocks and the partial one, a key of which there is, 3 can be; 5 whole blocks were scored
+OWN = dict(keys=13, seen=13, run=15, means=5, asked=1)
+REUSED = OWN | dict(means=0)
 
 
 def test_sparse_ledger_by_hand():
     model, log = ledger_inputs()
     assert sparse_rivals.ledger(log, model, 21) == [
         OWN | dict(experts=pytest.approx(7 / 3), distinct=5),
-        REUSED | dict(channels=pytest.approx(4 / 3), union=3, gate=24, spared=2),
+        REUSED | dict(channels=pytest.approx(4 / 3), union=3, width=24, gate=24, spared=2),
         REUSED | dict(experts=2, distinct=3),
-        dict(keys=19, seen=17, means=5, asked=3) | dict(channels=24, union=24, gate=24, spared=2)]
+        dict(keys=19, seen=17, run=21, means=5, asked=3, channels=24, union=24, width=24, gate=24, spared=2)]
 
 
 def test_sparse_work_by_hand():
@@ -3599,12 +3668,32 @@ def test_sparse_work_by_hand():
     assert done['ffn'] == (8 * 16 * weights, pytest.approx(2 * 3 * 16 * of_a_token))
 
 
+def test_sparse_work_that_the_code_runs():
+    """Kept blocks with a full partial one, all keys where rows differ; every channel unless some were chosen."""
+    model, log = ledger_inputs()
+    rows = sparse_rivals.ledger(log, model, 21)
+    products = 2 * (15 * 3 + 21) * 2 * 3 + 5 + 5 * 3
+    weights = 3 * 8 * (7 / 3 + 2) + 2 * 3 * 24
+    run = work(model, as_run(rows), 3)
+    assert run['attention'][1] == 2 * 8 * products
+    assert run['ffn'][1] == pytest.approx(2 * 3 * 16 * weights)
+    assert cost(model, rows, 3).run == sum(flops for _, flops in run.values())
+
+
+def test_sparse_work_of_shared_channels():
+    """Of channels that a pass shares, all are read and run, and no others."""
+    chosen = dict(channels=torch.ones(1, 3, 24), chosen=torch.arange(6))
+    row = OWN | sparse_rivals.read_channels(chosen, 24)
+    assert row['channels'] == row['union'] == row['width'] == 6
+
+
 def test_sparse_work_of_the_literal_form():
-    """Only `down` is spared."""
+    """Only `down` is spared, and our code does not even spare that."""
     model, log = ledger_inputs()
     channels = log[3][1]['channels']
     row = OWN | sparse_rivals.read_channels(dict(channels=channels, gate=48, spared=1), 24)
     assert work(model, [row], 3)['ffn'][0] == 8 * 16 * (48 + 3)
+    assert work(model, as_run([row]), 3)['ffn'][1] == 2 * 3 * 16 * 3 * 24
 
 
 # texts
@@ -3665,8 +3754,8 @@ def test_sparse_selection_is_not_dense(name):
 
 @pytest.mark.parametrize('name', sorted(verify.SELECT.keys() - {'joint', 'union'}))
 def test_sparse_selection_keeps_its_budget(name):
-    """Four blocks of each row and key head: floor(8 + 53 rho) tokens."""
-    assert (rows_keep(name).sum(-1) == 4).all()
+    """Six blocks of each row and key head: four, floor(8 + 53 rho) tokens, a sink and a local."""
+    assert (rows_keep(name).sum(-1) == 6).all()
 
 
 def test_sparse_quest_leaves_two_layers_dense():
@@ -3687,13 +3776,13 @@ def test_sparse_oracle_holds_the_most_mass():
 
 
 def test_sparse_joint_shares_one_budget():
-    """8 blocks of the two key heads together."""
-    assert (root_keeps('joint').sum((1, 2)) == 8).all()
+    """12 blocks of the two key heads together."""
+    assert (root_keeps('joint').sum((1, 2)) == 12).all()
 
 
 def test_sparse_recent_keeps_sink_and_latest():
     kept = root_keeps('recent')[0, 0].nonzero()[:, 0]
-    assert kept.tolist() == [0, 12, 13, 14]
+    assert kept.tolist() == [0, 10, 11, 12, 13, 14]
 
 
 def test_sparse_choices_by_row():
@@ -4201,9 +4290,43 @@ def test_compare_is_a_table_of_methods(pair, capsys):
 
 
 def test_compare_marks_sparse_verifying_as_lossy(pair, capsys):
-    _, out, _ = program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')
+    _, out, _ = program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn', '--set', 'ffn_share=0.3')
     assert 'LOSSY' in out
     assert 'sd: sparse: only 1.' in out
+
+
+def test_compare_says_that_sparse_leaves_nothing_out(pair, capsys):
+    """--sparse ffn alone: no knob of the feed-forward leaves something out by default."""
+    _, out, _ = program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn')
+    assert 'LOSSY' not in out
+    assert 'sd: sparse: its knobs leave nothing out' in out
+
+
+@pytest.mark.parametrize('flags, said', [
+    (('sparse',), '0, 1 choose blocks (by calibration.json)'),
+    (('sparse', '--set', 'anchors=1'), '1 choose blocks (by calibration.json)'),
+    (('sparse', '--set', 'anchors=0'), '0, 2 choose blocks (every second one)'),
+    (('sd', '--sparse', 'attn'), '0, 1 choose blocks (by calibration.json)')])
+def test_sparse_layers_that_choose_are_calibrated(flags, said, tmp_path, capsys):
+    """By default half of the layers of calibration.json, if it has them, else every second; the run says it."""
+    target = checkpoint(tmp_path / 'target', byte_network(0, num_hidden_layers=4), num_hidden_layers=4)
+    draft = checkpoint(tmp_path / 'draft', byte_network(1))
+    run = '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 4, '--method', *flags
+    if 'anchors=1' not in flags:                        # which asks for a calibration
+        _, _, err = program(capsys, *run)
+        assert 'sparse: of 4 layers 0, 2 choose blocks (every second one)' in err
+    write_calibration(target, 'sparse', LEARNED | dict(anchors=[1, 0, 2, 3]))
+    _, _, err = program(capsys, *run)
+    assert f'sparse: of 4 layers {said}' in err
+
+
+def test_sparse_calibration_of_other_weights_is_passed_over(tmp_path, capsys):
+    """What was measured on another target chooses no layers: every second one does, and the run says so."""
+    target = checkpoint(tmp_path / 'target', byte_network(0, num_hidden_layers=4), num_hidden_layers=4)
+    write_calibration(target, 'sparse', LEARNED | dict(anchors=[1, 0, 2, 3]))
+    checkpoint(target, byte_network(1, num_hidden_layers=4), num_hidden_layers=4)
+    _, _, err = program(capsys, '--target', target, '--prompt', 'hello', '--max-new', 4, '--method', 'sparse')
+    assert 'choose blocks (every second one)' in err
 
 
 def check_said(pair, capsys, *flags):

@@ -118,14 +118,14 @@ class Prompt:
         """What one watched pass took, as a dict."""
         model = self.session.target.model
         rows = ledger(log, model, cached)
-        size, flops = cost(model, rows, positions)
-        return dict(bytes=size, flops=flops, seconds=seconds, rows=rows, overlaps=overlaps(log))
+        found = cost(model, rows, positions)._asdict()
+        return dict(found, seconds=seconds, rows=rows, overlaps=overlaps(log))
 
     def read(self, knobs, fresh=False):
         """What a sparse reading of the solution is beside a dense one, means over its tokens.
 
-        kl in nats, dense to sparse; alike: the same first choice; nll in nats a token; bytes, flops and
-        seconds over the dense passes'; channels (of a token) and union (of a pass) as shares of a layer's;
+        kl in nats, dense to sparse; alike: the same first choice; nll in nats a token; bytes, flops (that are
+        needed), run (FLOPs that the code executes) and seconds over the dense passes'; channels (of a token) and union (of a pass) as shares of a layer's;
         overlap (see overlaps) only where rows chose for themselves.
         """
         laws, taken = self.passes(knobs, fresh)
@@ -137,7 +137,7 @@ class Prompt:
             channels=self.share(taken, 'channels'),
             union=self.share(taken, 'union'),
         )
-        for key in ('bytes', 'flops', 'seconds'):
+        for key in ('bytes', 'flops', 'run', 'seconds'):
             found[key] = total(taken, key) / total(self.dense_passes, key)
         shares = []
         for each in taken:
