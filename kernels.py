@@ -403,8 +403,8 @@ def sparse_swiglu(x, mlp, carry, how):
     """`swiglu` through fewer channels: those whose |silu(gate)| is below a threshold add nothing.
 
     how: (threshold, per token; share of the F channels that the whole pass reads, see root_channels). The
-    gate is read in full, `up` and `down` where a channel was chosen. A threshold spares nothing here: whatever
-    is below it is multiplied, as a zero.
+    gate is read in full, `up` and `down` where a channel was chosen. A threshold spares no time here: what is
+    below it is multiplied, as a zero.
     Source: Lee et al. 2024 (CATS), eq. 4-5.
     """
     threshold, share = how

@@ -161,7 +161,7 @@ class Engine:
         return measured_sections(self.target)
 
     def calibrate(self, method):
-        """Reads, once, what the method needs of calibration.json, ValueError if it is not there, or can use."""
+        """Reads, once, what the method uses of calibration.json; ValueError if what it needs is not there."""
         config = self.models['target'].config
         needed = {'mask'} if self.draft == 'self' else set()
         for user in (method, self.sparse):

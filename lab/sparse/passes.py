@@ -2,8 +2,9 @@
 
 Times are CPU time of the process: the time of the pass where one thread computes and others share the core.
 The forms are run in turn, the median is shown; `times` is against the dense one. MB and MFLOP are counted
-from what the pass chose (see work), `MFLOP run` from what the eager code multiplies (see as_run). The ceilings are the speed-ups that they alone would allow, and (`parts`)
-that the FLOPs would if those of each part of the pass took as long as they do in the dense one, run eagerly.
+from what the pass chose (see work), `run` MFLOP from what the eager code multiplies (see as_run). The
+ceilings are the speed-ups that they alone would allow, and (`parts`) that the FLOPs would if those of each
+part of the pass took as long as they do in the dense one, run eagerly.
 """
 import statistics
 import time
@@ -261,8 +262,7 @@ def print_forms(shape, layers, contexts, positions, compiled, device):
     how = 'compiled' if compiled else 'eager'
     print(f'{shape}, {model.config.num_hidden_layers} layers, {dtype}, {how}: {bandwidth / 1e9:.1f} GB/s and '
           f'{flops / 1e9:.0f} GFLOP/s measured')
-    print('context  T  form            ms   times  MFLOP run     MB  MFLOP  GB/s of max  ceiling: bytes FLOPs '
-          'parts')
+    print('context  T  form            ms   times    run     MB  MFLOP  of GB/s  ceiling: bytes FLOPs parts')
     for context in contexts:
         reader = random_cache(model, context)
         forward = compile_forward(model) if compiled else None
@@ -292,7 +292,7 @@ def print_passes(reader, T, forward, peak):
     times = seconds_of(runs, RUNS, device)
     for name, found, run, seconds in zip(paths, works, executed, times):
         times_faster = times[0] / seconds
-        begin = f'{where}  {name:14} {seconds * 1e3:7.2f} {times_faster:6.2f} {run / 1e6:10.0f}'
+        begin = f'{where}  {name:14} {seconds * 1e3:7.2f} {times_faster:6.2f} {run / 1e6:6.0f}'
         print_form(begin, seconds, found, works[0], parts, peak)
 
 
