@@ -44,6 +44,7 @@ from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
 from lab.replay import open_session, short_prompts, written
 from lab.sparse import claims as sparse_claims
+from lab.sparse import lengths as sparse_lengths
 from lab.sparse import record as sparse_record
 from lab.sparse import rivals as sparse_rivals
 from lab.sparse import settings as sparse_settings
@@ -3902,7 +3903,8 @@ def test_sparse_calibration_needs_long_texts():
 @pytest.fixture(scope='module')
 def sparse_prompt():
     """A prompt of math that the embedded target has read densely."""
-    return sparse_record.Prompt(sparse_record.contexts('math', 1)[0], {})
+    known = read_calibration(EMBEDDED / 'target', sections=['sparse'])['sparse']
+    return sparse_record.Prompt(sparse_record.contexts('math', 1)[0], known)
 
 
 BOTH_PARTS = sparse_settings.GRID[sparse_settings.BOTH]
@@ -3918,7 +3920,10 @@ def test_sparse_prompt_reads_less(sparse_prompt):
     first = sparse_prompt.read(BOTH_PARTS)
     sparse_prompt.read({})
     assert first['kl'] == sparse_prompt.read(BOTH_PARTS)['kl'] > 1e-6
-    assert first['flops'] < 1 and first['bytes'] < 1 and first['union'] < 0.41
+    assert first['flops'] < first['run'] < 1 and first['bytes'] < 1
+    assert first['keys'] < 1 and first['channels'] < first['union'] < 1
+    by_root = sparse_prompt.read(sparse_settings.GRID[sparse_settings.BY_ROOT])
+    assert by_root['flops'] == by_root['run'] < 1 and by_root['union'] < 0.41
 
 
 def test_sparse_prompt_refreshed_every_cycle_is_dense(sparse_prompt):
@@ -4025,8 +4030,8 @@ def test_sparse_halving_is_the_first_length(monkeypatch):
 
 
 def setting(kl, nll, right, flops):
-    """What a stored row says of one setting."""
-    return dict(kl=kl, nll=nll, right=right, flops=flops)
+    """What a stored row says of one setting, of whose FLOPs the code executes twice as many."""
+    return dict(kl=kl, nll=nll, right=right, flops=flops, run=2 * flops)
 
 
 def test_sparse_reduction_by_hand():
@@ -4040,10 +4045,56 @@ def test_sparse_reduction_by_hand():
 
     def reduction(*case):
         rows = [row(*case)]
-        return common.judge(sparse_claims.reduction_claim(rows, rows)).figure
+        needed, run = sparse_claims.reduction_claims(rows, rows)
+        assert common.judge(run).figure == max(1, common.judge(needed).figure / 2)
+        return common.judge(needed).figure
     assert reduction(1.0, 1.0) == 1 / 0.25
     assert reduction(2.0, 1.0) == 1 / 0.5                   # the hardest makes stories unlikely
     assert reduction(2.0, 0.0) == 1 / 0.8                   # and the medium one tables wrong
+
+
+def test_sparse_anchors_are_judged_by_the_mean_of_their_calibrations():
+    """Two calibrations of 0.2 and 0.4 nats beside 0.5 of every second layer and 0.1 of random ones."""
+    row = dict(layers=[[0, 1], [0, 2]], file=0.3, second=0.5, random=0.1, calibrated=[0.2, 0.4])
+    rows = [row | dict(task='table'), row | dict(task='math')]
+    figures = [common.judge(claim).figure for claim in sparse_claims.anchor_claims(rows)]
+    assert figures == pytest.approx([0.2, -0.2, 0.2, -0.2])
+
+
+def test_sparse_calibrations_take_turns(monkeypatch):
+    """Prompt i is read with calibration i % SEEDS."""
+    def seed_of(model, task, seed):
+        return seed
+    monkeypatch.setattr(sparse_record, 'calibrated', seed_of)
+    pairs = list(sparse_record.in_turn(None, 'math', 'abcdefg'))
+    assert pairs == list(zip('abcdefg', [0, 1, 2, 3, 4, 0, 1]))
+
+
+@pytest.mark.parametrize('is_first', [True, False])
+def test_sparse_long_prompt_has_one_answer(is_first):
+    """Other tables fill it up to its length; what is asked stands in one line of it, first or last."""
+    row = next(tasks.rows('table', 11))
+    table, question = row['prompt'].rsplit('\n', 1)
+    text = sparse_lengths.long_prompt(row, tasks.rows('table', 12), 1500, is_first)
+    assert text.startswith(table) == is_first and text.endswith(f'{table}\n{question}') != is_first
+    assert text.endswith(question)
+    lines = text.split('\n')
+    assert sum(line.startswith('| bags:') for line in lines) == 1
+    assert sum(line.startswith('| books:') for line in lines) == 1
+    assert sum(line.startswith('| cups:') for line in lines) > 1
+    longest = len(common.embedded('target')[1].encode(text).ids)
+    assert 800 < longest <= 1500
+
+
+def test_sparse_stretched_network_is_another():
+    """Beyond what a network learned a copy reads, whose slow frequencies are stretched; within, it itself."""
+    model = network(max_position_embeddings=32)
+    assert sparse_lengths.stretched(model, 32) is model
+    longer = sparse_lengths.stretched(model, 64)
+    assert longer.cos.shape[0] >= 64 and longer.config.rope['factor'] == 2
+    assert model.config.max_position_embeddings == 32
+    there = model.cos.shape[0]
+    assert not torch.equal(longer.cos[:there], model.cos)
 
 
 @pytest.mark.parametrize('line, verdict', [(-0.6, 'HOLDS'), (-0.4, 'FAILS')])

@@ -15,7 +15,8 @@ def stretched(model, length):
     learned = model.config.max_position_embeddings
     if length <= learned:
         return model
-    rope = model.config.rope | dict(rope_type='yarn', factor=length / learned)
+    rope = model.config.rope | dict(rope_type='yarn', factor=length / learned,
+                                    original_max_position_embeddings=learned)
     stretched_copy = copy.deepcopy(model)
     stretched_copy.config = replace(model.config, rope=rope, max_position_embeddings=length)
     stretched_copy.set_context(length)
