@@ -52,12 +52,13 @@ def shown(found, name):
 def calibrated(model, task, seed):
     """The sparse section of a calibration on training rows of the task, others for each seed: 4 tables or 16.
 
-    As the settings choose: from 16 tokens on, in blocks of 4.
+    As the settings choose: in blocks of 4, without an L0.
     """
     texts = []
     for _, prompt, solution in contexts(task, 4 if task == 'table' else 16, 'train', SEED + seed):
         texts.append(prompt + solution)
-    return sparsity(model, texts, dense_below=OFF['dense_below'], block=OFF['block'])
+    small = {knob: OFF[knob] for knob in ('dense_below', 'block', 'locals')}
+    return sparsity(model, texts, **small)
 
 
 def in_turn(model, task, found):

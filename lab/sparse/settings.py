@@ -4,7 +4,8 @@ By default calibrated anchors choose, half of the layers.
 """
 from verify import Sparse
 
-OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0, dense_below=16, block=4)     # small: the texts are short
+# The texts are short, so small blocks and no L0: else most keys of most texts would be read at any rho.
+OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0, dense_below=0, block=4, locals=1)
 LONG = 256                          # tokens of a table's prompt, at least
 SEEDS = 5                           # calibrations, each on other training rows, that the prompts take in turn
 MEDIUM = 'attn 75 %'                # named by what is left out: here 75 % of the keys
@@ -55,18 +56,19 @@ def swept(words, knob, values, **others):
 
 
 SWEEPS = dict(      # of tables; title: the settings of one table
-    dense_below=swept('L0 of {}', 'dense_below', (16, 64, 128, 256)),
+    dense_below=swept('L0 of {}', 'dense_below', (0, 16, 64, 128, 256)),
     sinks=swept('sinks: {}', 'sinks', (0, 1, 2, 4, 8)),
     locals=swept('locals: {}', 'locals', (0, 1, 2, 4, 8)),
     anchors=swept('anchors: {}', 'anchors', (1, 2, 3, 5, 7, 10)),
-    block=swept('blocks of {}', 'block', (8, 16, 32, 64, 128, 256), dense_below=128, locals=1),
+    block=swept('blocks of {}', 'block', (4, 8, 16, 32, 64, 128)),
 )
-LENGTHS = dict(     # of several tables in a row; from 128 tokens on, in blocks of 16, as the method's default
+USUAL = dict(dense_below=128, block=16, locals=2)       # the method's defaults
+LENGTHS = dict(     # of several tables in a row
     dense={},
-    second=dict(rho=0.25, anchors=0, dense_below=128, block=16),
-    calibrated=dict(rho=0.25, dense_below=128, block=16),
-    recent=dict(rho=0.25, select='recent', dense_below=128, block=16),
-    tenth=dict(rho=0.1, anchors=0, dense_below=128, block=16),
+    calibrated=dict(rho=0.25) | USUAL,
+    second=dict(rho=0.25, anchors=0) | USUAL,
+    recent=dict(rho=0.25, select='recent') | USUAL,
+    tenth=dict(rho=0.1, anchors=0) | USUAL,
 )
 
 
