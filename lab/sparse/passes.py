@@ -26,7 +26,7 @@ SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
     'small-moe': (2, 512, 1024, 8, 4, 64, 1024, (32, 4, 256)),
     'qwen3-30b-a3b': (48, 2048, 6144, 32, 4, 128, 151936, (128, 8, 768))}
 KNOBS = dict(attn=dict(rho=0.25), ffn=dict(ffn_share=0.4), moe=dict(moe_skip=3, moe_quantile=1.0))
-OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=1, moe_quantile=0.0, dense_below=256, block=64)
+OFF = dict(rho=1.0, moe_skip=1, moe_quantile=0.0, dense_below=0, block=64)
 RUNS = 9                # of which the median is shown
 
 
