@@ -36,7 +36,8 @@ CONTROLS = {        # selection: (line of F4, why it may fail)
 }
 QUERIES = {         # who asks, otherwise than by default: why it may be the better
     'query last': 'The last row speaks for a pass as well as the first: neither knows what others seek',
-    'query mean': 'A mean of all rows speaks for each of them, where the root speaks for itself',
+    'query mean': 'A mean of all rows speaks for each of them, where the root speaks for itself; but so guesses '
+                  'have a say in their own judgement',
 }
 OTHER_ANCHORS = {   # the layers that choose, otherwise than by calibration: why they may be the better
     'second': 'The layers differ from those before them by nearly as much each, so that the order is mostly '
@@ -346,7 +347,8 @@ def distilled_claims(rows):
     for other, why in reasons.items():
         text = f'Draft distilled from the sparse view: tokens a cycle, less those of the {other} one'
         found.append(Claim(text, 'notes', 0.0, rows, gain(other),
-                           note=f'{HARD}, math and tables; {means}, n = {len(rows)}', why=why))
+                           note=f'{HARD}, math and tables; {means}, n = {len(rows)}, learned from '
+                                f'as many texts', why=why))
     return found
 
 
