@@ -4056,7 +4056,7 @@ def test_sparse_anchors_are_judged_by_the_mean_of_their_calibrations():
     """Two calibrations of 0.2 and 0.4 nats beside 0.5 of every second layer and 0.1 of random ones."""
     row = dict(layers=[[0, 1], [0, 2]], file=0.3, second=0.5, random=0.1, calibrated=[0.2, 0.4])
     rows = [row | dict(task='table'), row | dict(task='math')]
-    figures = [common.judge(claim).figure for claim in sparse_claims.anchor_claims(rows)]
+    figures = [common.judge(claim).figure for claim in sparse_claims.anchor_claims(rows, '')]
     assert figures == pytest.approx([0.2, -0.2, 0.2] * 2)           # the file's are at 0.3
 
 

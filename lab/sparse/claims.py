@@ -36,8 +36,8 @@ CONTROLS = {        # selection: (line of F4, why it may fail)
 }
 QUERIES = {         # who asks, otherwise than by default: why it may be the better
     'query last': 'The last row speaks for a pass as well as the first: neither knows what others seek',
-    'query mean': 'A mean of all rows speaks for each of them, where the root speaks for itself; but so guesses '
-                  'have a say in their own judgement',
+    'query mean': 'A mean of all rows speaks for each of them, where the root speaks for itself; but so '
+                  'guesses have a say in their own judgement',
 }
 OTHER_ANCHORS = {   # the layers that choose, otherwise than by calibration: why they may be the better
     'second': 'The layers differ from those before them by nearly as much each, so that the order is mostly '
@@ -104,7 +104,8 @@ def claims(stored):
     found.append(overlap_claim(rows['table']))
     found += selection_claims(rows['table'])
     found += query_claims(rows['table'])
-    found += anchor_claims(rows['anchors'])
+    found += anchor_claims(rows['anchors'], 'blocks of 4')
+    found += anchor_claims(rows['usual'], 'the default blocks and L0')
     found += channel_claims(rows)
     found.append(reasoning_claim(rows['math'], rows['story']))
     found.append(hybrid_claim(rows['math'] + rows['table'] + rows['story']))
@@ -200,16 +201,17 @@ def query_claims(tables):
     return found
 
 
-def anchor_claims(rows):
-    """Which layers choose: the calibrated ones lose less than as many others."""
+def anchor_claims(rows, blocks):
+    """Which layers choose: the calibrated ones lose less than as many others; blocks: of which these are."""
     found = []
-    for task in ('table', 'math'):
+    for task in dict.fromkeys(row['task'] for row in rows):
         some = [row for row in rows if row['task'] == task]
+        where = f'{task}, {blocks}'
         for other, why in OTHER_ANCHORS.items():
-            text = f'KL at 75 % of {task}, {ANCHOR_WORDS[other]} less calibrated anchors'
+            text = f'KL at 75 % of {where}: {ANCHOR_WORDS[other]} less calibrated anchors'
             note = f'nats, mean of {SEEDS} calibrations on the task, n = {len(some)}'
             found.append(Claim(text, 'paper', 0.0, some, anchors_gain(other), note=note, why=why))
-        text = f'KL at 75 % of {task}, every second layer less the anchors of calibration.json'
+        text = f'KL at 75 % of {where}: every second layer less the anchors of calibration.json'
         note = f'nats, n = {len(some)}'
         found.append(Claim(text, 'ours', 0.0, some, file_gain, note=note, why=OF_THE_FILE))
     return found
@@ -362,7 +364,8 @@ def tables(stored):
     for knob in SWEEPS:
         found.append(sweep_table(knob, stored['sweeps'].rows))
     for task in ('table', 'math'):
-        found.append(anchors_table(task, stored['anchors'].rows))
+        found.append(anchors_table(task, f'{task}, blocks of 4', stored['anchors'].rows))
+    found.append(anchors_table('table', 'table, the default blocks and L0', stored['usual'].rows))
     found.append(spans_table(stored['table'].rows))
     found.append(lengths_table(stored['lengths'].rows))
     found.append(halving_table(stored['halving'].rows[0]))
@@ -383,7 +386,7 @@ def sweep_table(knob, rows):
     return PageTable(head, lines)
 
 
-def anchors_table(task, rows):
+def anchors_table(task, title, rows):
     """The KL by the layers that choose: of each calibration, of the file, of every second and random ones."""
     rows = [row for row in rows if row['task'] == task]
     lines = []
@@ -393,7 +396,7 @@ def anchors_table(task, rows):
     names = dict(file='as calibration.json has them', second='every second', random='layer 0 and random ones')
     for key, name in names.items():
         lines.append([name, '', mean(row[key] for row in rows)])
-    return PageTable((f'layers that choose, {task}, n = {len(rows)}', 'layers', 'KL'), lines)
+    return PageTable((f'layers that choose, {title}, n = {len(rows)}', 'layers', 'KL'), lines)
 
 
 def settings_table(task, rows):

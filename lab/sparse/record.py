@@ -18,7 +18,7 @@ from lab.sparse.lengths import long_contexts, stretched
 from lab.sparse.passes import cost
 from lab.sparse.rivals import SparseForms, ledger
 from lab.sparse.settings import (BOTH, GRID, HARD, LENGTHS, LONG, MIXTURE, OFF, REFRESH, SEEDS, SELECTIONS,
-                                 SWEEPS, WHOLE_MIXTURE)
+                                 SWEEPS, USUAL, WHOLE_MIXTURE)
 from model import Reader, read_calibration
 from train_mask import sparsity, watched
 from verify import Exact, Session, Sparse, chain, decode
@@ -49,16 +49,16 @@ def shown(found, name):
 
 
 @functools.cache
-def calibrated(model, task, seed):
+def calibrated(model, task, seed, is_usual=False):
     """The sparse section of a calibration on training rows of the task, others for each seed: 4 tables or 16.
 
-    As the settings choose: in blocks of 4, without an L0.
+    As the settings choose: in blocks of 4, without an L0; is_usual: as the method's defaults do.
     """
     texts = []
     for _, prompt, solution in contexts(task, 4 if task == 'table' else 16, 'train', SEED + seed):
         texts.append(prompt + solution)
-    small = {knob: OFF[knob] for knob in ('dense_below', 'block', 'locals')}
-    return sparsity(model, texts, **small)
+    small = {knob: OFF[knob] for knob in USUAL}
+    return sparsity(model, texts, **USUAL if is_usual else small)
 
 
 def in_turn(model, task, found):
@@ -284,35 +284,37 @@ def sweep_rows(n):
         yield dict(tokens=len(prompt.ids), settings=read)
 
 
-def anchors_rows(n):
-    """A row a prompt of tables and of math: KL in nats at 75 %, by the layers that choose, as many each time.
+def anchors_rows(families, is_usual, n):
+    """A row a prompt of these tasks: KL in nats at 75 %, by the layers that choose, as many each time.
 
     second: every second one. random: the mean over three draws, new ones for each prompt. file: as
     calibration.json has them. calibrated: of each seed, on training rows of the task, the list `layers`.
+    is_usual: L0, blocks and locals as by default.
     """
     model, _ = pair_of('target')
     lots = random.Random(SEED)
     known = read_calibration(MODELS / 'target', sections=['sparse'])['sparse']
     L = model.config.num_hidden_layers
     count = -(-L // 2)
-    for task in ('table', 'math'):
-        layers = [calibrated(model, task, seed)['anchors'][:count] for seed in range(SEEDS)]
+    knobs = dict(rho=0.25, anchors=count) | (USUAL if is_usual else {})
+    for task in families:
+        layers = [calibrated(model, task, seed, is_usual)['anchors'][:count] for seed in range(SEEDS)]
         for context in shown(contexts(task, n), f'{task} anchors'):
             prompt = Prompt(context, known)
             drawn = [[0, *lots.sample(range(1, L), count - 1)] for _ in range(3)]
             yield dict(
                 task=task,
                 layers=layers,
-                file=kl_by_anchors(prompt, known['anchors'][:count]),
-                second=kl_by_anchors(prompt, list(range(0, L, 2))),
-                random=mean(kl_by_anchors(prompt, some) for some in drawn),
-                calibrated=[kl_by_anchors(prompt, some) for some in layers])
+                file=kl_by_anchors(prompt, knobs, known['anchors'][:count]),
+                second=kl_by_anchors(prompt, knobs, list(range(0, L, 2))),
+                random=mean(kl_by_anchors(prompt, knobs, some) for some in drawn),
+                calibrated=[kl_by_anchors(prompt, knobs, some) for some in layers])
 
 
-def kl_by_anchors(prompt, layers):
-    """The KL in nats of a prompt's reading at 75 % in which these layers choose."""
+def kl_by_anchors(prompt, knobs, layers):
+    """The KL in nats of a prompt's reading in which these layers choose."""
     prompt.session.calibration = dict(sparse=dict(anchors=layers))
-    return prompt.read(dict(rho=0.25, anchors=len(layers)))['kl']
+    return prompt.read(knobs)['kl']
 
 
 def length_rows(n):
@@ -438,7 +440,8 @@ RECORDS = dict(     # name: (embedded models, function from n to rows)
     math=(PAIR, functools.partial(setting_rows, 'math', GRID)),
     table=(PAIR, functools.partial(setting_rows, 'table', GRID | SELECTIONS)),
     story=(PAIR, functools.partial(setting_rows, 'story', GRID | REFRESH)),
-    anchors=(PAIR, anchors_rows),
+    anchors=(PAIR, functools.partial(anchors_rows, ('table', 'math'), False)),
+    usual=(PAIR, functools.partial(anchors_rows, ('table',), True)),
     sweeps=(PAIR, sweep_rows),
     lengths=(PAIR, length_rows),
     elsewhere=(PAIR, elsewhere_rows),
