@@ -251,6 +251,11 @@ def budget(length, rule):
     return -(-tokens // rule.block)                                         # rounded up
 
 
+def kept_blocks(length, rule):
+    """Blocks that are read of `length` cached tokens: the budget, and besides it the sinks and locals."""
+    return budget(length, rule) + rule.sinks + rule.locals
+
+
 def mean_scores(q, k, means, block):
     """Scores [B, G, N] of N blocks: q [B, H, D], averaged in its group, times the mean key of each block.
 
@@ -288,8 +293,7 @@ def sparse_attend(q, k, v, mask, carry, how):
     S = k.shape[2]
     cached = S - q.shape[2]                             # in a compiled pass, the most there can be
     whole = cached // rule.block
-    least = rule.sinks + rule.locals
-    count = max(int(budget(cached, rule)), least)
+    count = int(kept_blocks(cached, rule))
     if count >= whole:                                  # nothing to leave out
         return attend(q, k, v, mask, carry)
     if anchor or 'blocks' not in carry:
@@ -340,14 +344,13 @@ def kept_keys(blocks, S, mask, start, rule):
 def block_keys(blocks, mask, start, rule):
     """(places [B, G, count block], mask [T, count block]) of the keys in blocks [B, G, count].
 
-    `count` is the budget of the fullest cache; blocks past the budget at this `start` are masked.
+    `count` is what the fullest cache keeps; blocks past what is kept at this `start` are masked.
     """
     block = rule.block
     T = mask.shape[0]
     ranks = torch.arange(blocks.shape[-1], device=mask.device)
     whole = start // block
-    least = rule.sinks + rule.locals
-    fewer = budget(start.double(), rule).clamp(min=least)
+    fewer = kept_blocks(start.double(), rule)
     alive = (ranks < fewer) & (ranks < whole)                               # [count]
     seen = mask.new_zeros(len(ranks))
     seen = seen.masked_fill(~alive, -torch.inf)
@@ -399,8 +402,9 @@ def attend_kept(q, k, v, places, mask):
 def sparse_swiglu(x, mlp, carry, how):
     """`swiglu` through fewer channels: those whose |silu(gate)| is below a threshold add nothing.
 
-    how: (threshold, per token; share of the F channels, the largest, that the whole pass reads). The gate is
-    read in full, `up` and `down` where a channel was chosen.
+    how: (threshold, per token; share of the F channels that the whole pass reads, see root_channels). The
+    gate is read in full, `up` and `down` where a channel was chosen. A threshold spares no time here: what is
+    below it is multiplied, as a zero.
     Source: Lee et al. 2024 (CATS), eq. 4-5.
     """
     threshold, share = how
@@ -410,22 +414,19 @@ def sparse_swiglu(x, mlp, carry, how):
     if share == 1:
         h = h * mlp.up_proj(x)
         return mlp.down_proj(h), carry
-    chosen = largest_channels(h, carry['real'], share)
+    chosen = root_channels(h, share)
     carry = carry | dict(chosen=chosen)
     return chosen_swiglu(x, h, mlp, chosen), carry
 
 
-def largest_channels(h, real, share):
-    """The `share` of the F channels of h [B, T, F] that are largest in any token, ascending.
+def root_channels(h, share):
+    """The `share` of the F channels of h [B, T, F] that are largest in the root, ascending.
 
-    real: tokens that are no padding; the others have no say.
+    The root is the first row of a pass, as in choosing_query. The guesses behind it have no say: what a guess
+    is judged by must not depend on it. The rows of a batch share one choice, of any row's root.
     """
-    B, T, F = h.shape
-    token = torch.arange(T, device=h.device)
-    padding = (token >= real)[:, None]                                      # [T, 1]
-    sizes = h.abs().masked_fill(padding, 0)
-    sizes = sizes.amax((0, 1))                                              # [F]
-    count = max(1, round(share * F))
+    sizes = h[:, 0].abs().amax(0)                                           # [F]
+    count = max(1, round(share * len(sizes)))
     largest = sizes.topk(count, sorted=False).indices
     return largest.sort().values
 

@@ -822,6 +822,13 @@ def read_calibration(target, draft=None, sections=()):
     return found
 
 
+def measured_sections(target):
+    """The names of the sections that a target folder's calibration.json holds; none of another's weights."""
+    where = File(target) / 'calibration.json'
+    found = read_json(where) if where.exists() else {}
+    return set(found) if found.get('target') == fingerprint(target) else set()
+
+
 def write_calibration(target, name, section, draft=None):
     """Puts one section into the target's calibration.json; those of the same target stay, others go."""
     where = File(target) / 'calibration.json'

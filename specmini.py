@@ -4,6 +4,7 @@ The figures of a trace, the Engine around `verify.decode`, what is printed of a 
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 """
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -22,7 +23,7 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from model import Reader, expect, load, read_calibration, read_json, same_vocabulary
+from model import Reader, expect, load, measured_sections, read_calibration, read_json, same_vocabulary
 from verify import (METHODS, Autoregressive, CmAsd, Session, Sparse, SpecGuard, ViaSd, chain, decode,
                     knobs_of, lookup, silence, tokens_of, whole_passes)
 
@@ -155,14 +156,17 @@ class Engine:
         for role, model in self.models.items():
             self.readers[role] = Reader(model, capacity, self.compile)
 
+    @functools.cached_property
+    def measured_sections(self):
+        return measured_sections(self.target)
+
     def calibrate(self, method):
-        """Reads, once, what the method needs of calibration.json; ValueError if it is not there."""
+        """Reads, once, what the method uses of calibration.json; ValueError if what it needs is not there."""
         config = self.models['target'].config
-        needed = method.sections(config)
-        if self.sparse:
-            needed = needed | self.sparse.sections(config)
-        if self.draft == 'self':
-            needed = needed | {'mask'}
+        needed = {'mask'} if self.draft == 'self' else set()
+        for user in (method, self.sparse):
+            if user:
+                needed = needed | user.sections(config) | user.helpful(config) & self.measured_sections
         if not needed <= self.read_sections:
             needed = needed | self.read_sections
             draft = self.draft if self.has_draft else None
@@ -637,6 +641,7 @@ def conclude(engine, session, method, cycles, reports):
         yield break_even(cycles, one_pass)
         yield from stage_remarks(method, cycles, one_pass)
     yield from remarks(method, session.sparse, cycles, reports)
+    yield from choosing_layers(engine, method)
     grades = [found.get('right') for found in reports]
     share = share_right(grades)
     if share is not None:
@@ -775,6 +780,8 @@ def comparison(engine, methods, texts):
         for sentence in stage_remarks(one.method, one.cycles, one_pass):
             yield f'{one.name}: {sentence}'
         for sentence in remarks(one.method, engine.sparse, one.cycles, one.reports):
+            yield f'{one.name}: {sentence}'
+        for sentence in choosing_layers(engine, one.method):
             yield f'{one.name}: {sentence}'
 
 
@@ -1009,6 +1016,9 @@ def sparse_remarks(method, cycles, reports):
     grades = [found.get('right') for found in reports]
     wrong = grades.count(False)
     said = []
+    if method.lossless:
+        said.append('sparse: its knobs leave nothing out; --sparse ffn needs ffn_share, ffn_quantile or '
+                    'ffn_threshold')
     if tokens < 2:
         said.append(f'sparse: only {tokens:.2f} tokens a cycle; the draft and the sparse target have parted')
     if short and method.rho < 1:
@@ -1016,6 +1026,18 @@ def sparse_remarks(method, cycles, reports):
     if wrong > grades.count(True):
         said.append(f'sparse: {wrong} graded texts are wrong; compare with sd')
     return said
+
+
+def choosing_layers(engine, method):
+    """[a sentence] on the layers that choose blocks of keys where a run leaves some out, else nothing."""
+    sparse = method if isinstance(method, Sparse) else engine.sparse
+    if sparse is None or sparse.rho == 1 or isinstance(method, Autoregressive):
+        return []
+    layers = engine.models['target'].config.num_hidden_layers
+    chosen = sparse.anchor_layers(engine.calibration.get('sparse', {}), layers)
+    every_second = chosen == list(range(0, layers, 2))
+    said_by = 'every second one' if every_second else 'by calibration.json'
+    return [f'sparse: of {layers} layers {", ".join(map(str, chosen))} choose blocks ({said_by})']
 
 
 REMARKS = {CmAsd: window_remarks, SpecGuard: step_remarks, Sparse: sparse_remarks}

@@ -314,6 +314,10 @@ class Method:
         """The sections of calibration.json that it needs of a target with this Config."""
         return set()
 
+    def helpful(self, config):
+        """The sections that it can do without, but uses where they are there."""
+        return set()
+
     def propose(self, session: Session) -> Draft:
         """The Draft of this cycle; it may be empty."""
 
@@ -1225,21 +1229,21 @@ SELECT = dict(head=(kernels.sparse_attend, kernels.mean_scores))        # name: 
 class Sparse(Exact):
     """Exact speculative decoding whose verifying pass leaves out blocks of keys, channels and experts. LOSSY.
 
-    Set as a Session's `sparse`, it thins out any other method. Off: rho=1 ffn_threshold=0 moe_skip=0.
+    Set as a Session's `sparse`, it thins out any other method. Off: rho=1 moe_skip=0.
     Source: "Accelerate speculative decoding with sparse computation in verification" (2025). Its "first draft
     token" is our root; its summary has the experts' condition reversed.
     """
     rho: float = in_range(0.25, 0, 1)       # share of the cached tokens beyond dense_below that are read
     dense_below: int = in_range(128, 0)     # L0, cached tokens: up to here attention is dense
     block: int = in_range(16, 1)            # tokens
-    sinks: int = in_range(1, 0)             # first blocks, always read; they count towards the budget
+    sinks: int = in_range(1, 0)             # first blocks, always read, besides the budget
     locals: int = in_range(2, 0)            # last whole blocks, likewise; the partial one behind is free
     select: str = one_of('head', SELECT)    # each key head its own blocks; lab/sparse/rivals.py has others
     query_from: str = one_of('root', ('root', 'last', 'mean'))  # whose query scores them for the pass
-    anchors: int = in_range(0, 0)           # layers that choose, by calibration; 0: every second one
-    ffn_threshold: float = in_range(0.05, 0)    # a token skips channels whose |silu(gate)| is below
+    anchors: int = in_range(None, 0)        # layers that choose, 0: every second one; see anchor_layers
+    ffn_threshold: float = in_range(0.0, 0)     # a token skips channels whose |silu(gate)| is below
     ffn_quantile: float = in_range(0.0, 0, 1)   # instead, each layer's calibrated threshold for this share
-    ffn_share: float = in_range(1.0, 0, 1)  # share of the channels, chosen once for a pass, that is read
+    ffn_share: float = in_range(1.0, 0, 1)  # share of the channels, by the root for a pass, that is read
     moe_skip: int = in_range(1, 0)          # experts that a token may skip, at most
     moe_quantile: float = in_range(0.5, 0, 1)   # beta, of the calibrated shares of the lowest experts
     refresh_every: int = in_range(0, 0)     # cycles from one dense pass to the next; 0: none
@@ -1252,6 +1256,9 @@ class Sparse(Exact):
     def sections(self, config):
         learned = self.anchors or self.ffn_quantile or self.moe_skip and any(config.mixtures)
         return {'sparse'} if learned else set()
+
+    def helpful(self, config):
+        return {'sparse'} if self.anchors is None and self.rho < 1 else set()
 
     def path(self, session):
         return self.view(session.target.model.full, session)
@@ -1274,8 +1281,19 @@ class Sparse(Exact):
             return (None,) * layers
         blocks = Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals, self.query_from,
                         scores)
-        anchors = measured['anchors'][:self.anchors] if self.anchors else range(0, layers, 2)
+        anchors = self.anchor_layers(measured, layers)
         return tuple((i, i in anchors, blocks) for i in range(layers))
+
+    def anchor_layers(self, measured, layers):
+        """The layers that choose blocks; those behind one reuse its choice. measured: section sparse, or {}.
+
+        By default half of the layers, in the order that the calibration found; where there is none, every
+        second layer. What a run took is in its last lines.
+        """
+        count = self.anchors
+        if count is None and 'anchors' in measured:
+            count = -(-layers // 2)                     # rounded up
+        return sorted(measured['anchors'][:count]) if count else list(range(0, layers, 2))
 
     def channel_rules(self, measured, layers):
         """For each layer (threshold of a token's channels, share that the pass reads), or None for all."""

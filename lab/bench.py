@@ -23,7 +23,7 @@ from tqdm import tqdm
 from lab import tasks
 from lab.common import held_out_rows
 from lab.sparse import passes
-from model import Transformer, load, read_config
+from model import Transformer, load, read_calibration, read_config
 from specmini import Engine
 from verify import Autoregressive, Exact, tokens_of
 
@@ -263,7 +263,8 @@ def blocks():
     for row in tasks.rows('table', 7):
         if 400 < len(tokenizer.encode(row['prompt']).ids) < 450:
             break
-    for line in passes.draw_blocks(target, tokenizer, row, block=8, ffn_threshold=0.0):
+    calibration = read_calibration(HOME / 'target', sections=['sparse'])
+    for line in passes.draw_blocks(target, tokenizer, row, calibration, block=8):
         print(line)
 
 

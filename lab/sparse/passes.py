@@ -2,8 +2,9 @@
 
 Times are CPU time of the process: the time of the pass where one thread computes and others share the core.
 The forms are run in turn, the median is shown; `times` is against the dense one. MB and MFLOP are counted
-from what the pass chose (see work). The ceilings are the speed-ups that they alone would allow, and (`parts`)
-that the FLOPs would if those of each part of the pass took as long as they do in the dense one, run eagerly.
+from what the pass chose (see work), `run` MFLOP from what the eager code multiplies (see as_run). The
+ceilings are the speed-ups that they alone would allow, and (`parts`) that the FLOPs would if those of each
+part of the pass took as long as they do in the dense one, run eagerly.
 """
 import statistics
 import time
@@ -25,7 +26,7 @@ SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
     'small-moe': (2, 512, 1024, 8, 4, 64, 1024, (32, 4, 256)),
     'qwen3-30b-a3b': (48, 2048, 6144, 32, 4, 128, 151936, (128, 8, 768))}
 KNOBS = dict(attn=dict(rho=0.25), ffn=dict(ffn_share=0.4), moe=dict(moe_skip=3, moe_quantile=1.0))
-OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=1, moe_quantile=0.0, dense_below=256, block=64)
+OFF = dict(rho=1.0, moe_skip=1, moe_quantile=0.0, dense_below=0, block=64)
 RUNS = 9                # of which the median is shown
 
 
@@ -147,21 +148,39 @@ def work(model, rows, T):
                 rest=(size * rest, 2 * T * rest))
 
 
+def as_run(rows):
+    """The ledger with the keys and channels that the code multiplies in the place of those that are needed.
+
+    An ideal kernel leaves out all that is not needed. Ours multiplies zeros where each token has channels of
+    its own, and hidden keys where each row has keys of its own.
+    """
+    found = []
+    for row in rows:
+        row = row | dict(seen=row['run'])
+        if 'width' in row:
+            row['channels'] = row['width']
+        found.append(row)
+    return found
+
+
 class Cost(NamedTuple):
     """What a whole pass has to read and to do."""
     bytes: float
-    flops: float
+    flops: float        # that each position needs
+    run: float          # FLOPs that the code executes, eagerly
 
 
 def cost(model, rows, T):
     """The Cost of a pass over T positions with this ledger."""
-    return totals(work(model, rows, T))
+    size, flops = totals(work(model, rows, T))
+    _, run = totals(work(model, as_run(rows), T))
+    return Cost(size, flops, run)
 
 
 def totals(found):
-    """The Cost of all parts of a pass; found: from work."""
+    """(bytes, FLOPs) of all parts of a pass; found: from work."""
     sizes, flops = zip(*found.values())
-    return Cost(sum(sizes), sum(flops))
+    return sum(sizes), sum(flops)
 
 
 def clock(device):
@@ -243,7 +262,7 @@ def print_forms(shape, layers, contexts, positions, compiled, device):
     how = 'compiled' if compiled else 'eager'
     print(f'{shape}, {model.config.num_hidden_layers} layers, {dtype}, {how}: {bandwidth / 1e9:.1f} GB/s and '
           f'{flops / 1e9:.0f} GFLOP/s measured')
-    print('context  T  form            ms   times   MB  MFLOP  GB/s of max  ceiling: bytes FLOPs parts')
+    print('context  T  form            ms   times    run     MB  MFLOP  of GB/s  ceiling: bytes FLOPs parts')
     for context in contexts:
         reader = random_cache(model, context)
         forward = compile_forward(model) if compiled else None
@@ -260,18 +279,21 @@ def print_passes(reader, T, forward, peak):
     paths = forms(model)
     reader.compiled = None          # a compiled pass can neither be watched nor taken apart
     works = []
+    executed = []
     for path in paths.values():
-        works.append(work(model, choices(path, reader, T), T))
+        rows = choices(path, reader, T)
+        works.append(work(model, rows, T))
+        executed.append(cost(model, rows, T).run)
     parts = profile(reader, ids, RUNS, device)
     where = f'{start:7} {T:2}'
     print_profile(where, parts, works[0], peak)
     reader.compiled = forward
     runs = [partial(reader.feed, ids, start, path, T) for path in paths.values()]
     times = seconds_of(runs, RUNS, device)
-    for name, found, seconds in zip(paths, works, times):
+    for name, found, run, seconds in zip(paths, works, executed, times):
         times_faster = times[0] / seconds
-        print_form(f'{where}  {name:14} {seconds * 1e3:7.2f} {times_faster:6.2f}', seconds, found,
-                   works[0], parts, peak)
+        begin = f'{where}  {name:14} {seconds * 1e3:7.2f} {times_faster:6.2f} {run / 1e6:6.0f}'
+        print_form(begin, seconds, found, works[0], parts, peak)
 
 
 def print_profile(where, parts, dense, peak):
@@ -302,18 +324,22 @@ def print_form(begin, seconds, found, dense, parts, peak):
 
 # ------------------------------------------------------------------------------------------------ the drawing
 
-def draw_blocks(target, tokenizer, row, **knobs):
+def draw_blocks(target, tokenizer, row, calibration, **knobs):
     """Lines: the blocks that one pass at the end of a row's prompt reads, for each key head of an anchor."""
     ids = tokenizer.encode(row['prompt']).ids
     draft = tokenizer.encode(row['solution']).ids[:4]
     reader = Reader(target, len(ids) + 5)
-    path = Sparse(**knobs).view(target.full, Session(reader, None, None, ids, 5))
+    session = Session(reader, None, None, ids, 5, calibration=calibration)
+    path = Sparse(**knobs).view(target.full, session)
     cached = len(ids) - 1
     reader.read(ids[:-1], [], target.full, 0)
     log = []
     reader.read(ids, draft, watched(path, log), 5)
     yield f'{cached} cached tokens; # a block that is read, . one that is not, + the partial one'
-    for sublayer, carry in log[::4]:                    # every second layer's attention
+    for sublayer, carry in log[::2]:                    # attention
+        _, chooses, _ = path.attends[sublayer // 2].keywords['how']
+        if not chooses:
+            continue
         for head, chosen in enumerate(carry['blocks'][0].tolist()):
             shown = ''
             for block in range(cached // carry['block']):

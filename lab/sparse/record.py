@@ -4,33 +4,36 @@ Every prompt is read densely once; then each setting reads its solution, five to
 """
 import functools
 import itertools
+import random
 import sys
 
 import torch
 from tqdm import tqdm
 
+import kernels
 from lab import tasks
-from lab.common import embedded, mean
+from lab.common import MODELS, SEED, embedded, mean
 from lab.sparse.distil import Lesson, distil
+from lab.sparse.lengths import long_contexts, stretched
 from lab.sparse.passes import cost
 from lab.sparse.rivals import SparseForms, ledger
-from lab.sparse.settings import (BOTH, GRID, HARD, LONG, MIXTURE, OFF, REFRESH, SELECTIONS, SIZES,
-                                 WHOLE_MIXTURE)
-from model import Reader
+from lab.sparse.settings import (BOTH, GRID, HARD, LENGTHS, LONG, MIXTURE, OFF, REFRESH, SEEDS, SELECTIONS,
+                                 SWEEPS, USUAL, WHOLE_MIXTURE)
+from model import Reader, read_calibration
 from train_mask import sparsity, watched
 from verify import Exact, Session, Sparse, chain, decode
 
 TOKENS = 5          # of a reading pass
 
 
-def contexts(task, n, split='held-out'):
+def contexts(task, n, split='held-out', seed=SEED):
     """n (row, prompt ids, solution ids) as the models know them; tables of LONG tokens or more.
 
     Other tasks' prompts are short. Filled up with solved rows they are unlike what the models learned: dense,
     the target then guesses worse than sparse, where it sees less of the filling.
     """
     _, tokenizer, _ = embedded('target')
-    source = tasks.rows(task, 11, split)
+    source = tasks.rows(task, seed, split)
     found = []
     while len(found) < n:
         row = next(source)
@@ -46,12 +49,27 @@ def shown(found, name):
 
 
 @functools.cache
-def calibrated(model, task):
-    """The sparse section of a calibration on four training rows of the task."""
+def calibrated(model, task, seed, is_usual=False):
+    """The sparse section of a calibration on training rows of the task, others for each seed: 4 tables or 16.
+
+    As the settings choose: in blocks of 4, without an L0; is_usual: as the method's defaults do.
+    """
     texts = []
-    for _, prompt, solution in contexts(task, 4, split='train'):
+    for _, prompt, solution in contexts(task, 4 if task == 'table' else 16, 'train', SEED + seed):
         texts.append(prompt + solution)
-    return sparsity(model, texts, dense_below=16, block=4)
+    small = {knob: OFF[knob] for knob in USUAL}
+    return sparsity(model, texts, **USUAL if is_usual else small)
+
+
+def in_turn(model, task, found):
+    """(context, calibration) of each context found: SEEDS calibrations on the task, in turn."""
+    for i, context in enumerate(found):
+        yield context, calibrated(model, task, i % SEEDS)
+
+
+def pair_of(target):
+    """(an embedded target, the embedded draft): networks."""
+    return embedded(target)[0], embedded('draft')[0]
 
 
 # ------------------------------------------------------------------------------------------------- one prompt
@@ -59,16 +77,16 @@ def calibrated(model, task):
 class Prompt:
     """A prompt that was read densely, once: what settings of Sparse make of its solution, and write on."""
 
-    def __init__(self, context, found, model='target', draft=None, plain=None):
-        """context: see contexts; found: see calibrated; draft: a network instead of the embedded one.
+    def __init__(self, context, found, pair=None, plain=None):
+        """context: see contexts; found: see calibrated; pair: the target and the draft, default: embedded.
 
         plain: the knobs with which nothing is left out.
         """
-        target, self.tokenizer, eos = embedded(model)
-        draft = draft or embedded('draft')[0]
+        _, self.tokenizer, eos = embedded('target')
         self.row, self.ids, self.solution = context
         self.room = len(self.solution) + 12
-        readers = [Reader(network, len(self.ids) + self.room) for network in (target, draft)]
+        pair = pair or pair_of('target')
+        readers = [Reader(network, len(self.ids) + self.room) for network in pair]
         self.session = Session(*readers, chain, list(self.ids), self.room, eos,
                                calibration=dict(sparse=found))
         self.session.read_prompt()
@@ -118,15 +136,17 @@ class Prompt:
         """What one watched pass took, as a dict."""
         model = self.session.target.model
         rows = ledger(log, model, cached)
-        size, flops = cost(model, rows, positions)
-        return dict(bytes=size, flops=flops, seconds=seconds, rows=rows, overlaps=overlaps(log))
+        found = cost(model, rows, positions)._asdict()
+        keys = mean(row['keys'] for row in rows) / cached
+        return dict(found, keys=keys, seconds=seconds, rows=rows, overlaps=overlaps(log))
 
     def read(self, knobs, fresh=False):
         """What a sparse reading of the solution is beside a dense one, means over its tokens.
 
-        kl in nats, dense to sparse; alike: the same first choice; nll in nats a token; bytes, flops and
-        seconds over the dense passes'; channels (of a token) and union (of a pass) as shares of a layer's;
-        overlap (see overlaps) only where rows chose for themselves.
+        kl in nats, dense to sparse; alike: the same first choice; nll in nats a token; bytes, flops (that are
+        needed), run (FLOPs that the code executes) and seconds over the dense passes'; shares of the cached
+        keys that are read, of a layer's channels that a token (channels) and a pass (union) reads; overlap
+        (see overlaps) only where rows chose for themselves.
         """
         laws, taken = self.passes(knobs, fresh)
         dense = self.dense_laws
@@ -134,10 +154,11 @@ class Prompt:
             kl=float((dense.exp() * (dense - laws)).sum(-1).mean()),
             alike=float((dense.argmax(-1) == laws.argmax(-1)).float().mean()),
             nll=self.nll(laws),
+            keys=mean(each['keys'] for each in taken),
             channels=self.share(taken, 'channels'),
             union=self.share(taken, 'union'),
         )
-        for key in ('bytes', 'flops', 'seconds'):
+        for key in ('bytes', 'flops', 'run', 'seconds'):
             found[key] = total(taken, key) / total(self.dense_passes, key)
         shares = []
         for each in taken:
@@ -203,26 +224,34 @@ def overlaps(log):
 
 # ------------------------------------------------------------------------------------------------ the records
 
-def setting_rows(task, settings, calibration, n):
+def setting_rows(task, settings, n):
     """A row a prompt: its tokens, the dense nll, and under `settings` what each reads and writes.
 
-    calibration: the task whose training rows the thresholds are of. Stories, which nobody can grade, are only
-    read. stress: the first line in which the dense text and the hardest setting's differ, where only the
-    former is right.
+    Calibrated on training rows of the task. Stories, which nobody can grade, are only read, and being long
+    half as many. stress: the first line in which the dense text and the hardest setting's differ, where only
+    the former is right.
     """
-    found = calibrated(embedded('target')[0], calibration)
-    for context in shown(contexts(task, n), task):
+    model, _ = pair_of('target')
+    if task == 'story':
+        n = max(2, n // 2)
+    for context, found in in_turn(model, task, shown(contexts(task, n), task)):
         prompt = Prompt(context, found)
         read = {name: prompt.read(knobs) for name, knobs in settings.items()}
         row = dict(tokens=len(prompt.ids), nll=prompt.nll(prompt.dense_laws), settings=read)
         if task != 'story':
-            texts = {}
-            for name, knobs in settings.items():
-                texts[name] = prompt.write(knobs)
-                read[name] |= written(texts[name], texts['dense'])
+            texts = add_written(prompt, settings, read)
             row['verifying'] = texts['dense']['verifying']
             row['stress'] = first_difference(texts['dense'], texts[HARD])
         yield row
+
+
+def add_written(prompt, settings, read):
+    """{setting: what it writes}, see Prompt.write; what is stored of it is added to read {setting: dict}."""
+    texts = {}
+    for name, knobs in settings.items():
+        texts[name] = prompt.write(knobs)
+        read[name] |= written(texts[name], texts['dense'])
+    return texts
 
 
 def written(text, dense):
@@ -241,26 +270,84 @@ def first_difference(dense, hard):
             return [dense_line, hard_line]
 
 
+def sweep_rows(n):
+    """A row a table, n / 3 of them: under `settings` what each value of each swept knob reads and writes."""
+    model, _ = pair_of('target')
+    settings = {'dense': {}}
+    for values in SWEEPS.values():
+        settings |= values
+    found = contexts('table', max(2, n // 3))
+    for context, calibration in in_turn(model, 'table', shown(found, 'sweeps')):
+        prompt = Prompt(context, calibration)
+        read = {name: prompt.read(knobs) for name, knobs in settings.items()}
+        add_written(prompt, settings, read)
+        yield dict(tokens=len(prompt.ids), settings=read)
+
+
+def anchors_rows(families, is_usual, n):
+    """A row a prompt of these tasks: KL in nats at 75 %, by the layers that choose, as many each time.
+
+    second: every second one. random: the mean over three draws, new ones for each prompt. file: as
+    calibration.json has them. calibrated: of each seed, on training rows of the task, the list `layers`.
+    is_usual: L0, blocks and locals as by default.
+    """
+    model, _ = pair_of('target')
+    lots = random.Random(SEED)
+    known = read_calibration(MODELS / 'target', sections=['sparse'])['sparse']
+    L = model.config.num_hidden_layers
+    count = -(-L // 2)
+    knobs = dict(rho=0.25, anchors=count) | (USUAL if is_usual else {})
+    for task in families:
+        layers = [calibrated(model, task, seed, is_usual)['anchors'][:count] for seed in range(SEEDS)]
+        for context in shown(contexts(task, n), f'{task} anchors'):
+            prompt = Prompt(context, known)
+            drawn = [[0, *lots.sample(range(1, L), count - 1)] for _ in range(3)]
+            yield dict(
+                task=task,
+                layers=layers,
+                file=kl_by_anchors(prompt, knobs, known['anchors'][:count]),
+                second=kl_by_anchors(prompt, knobs, list(range(0, L, 2))),
+                random=mean(kl_by_anchors(prompt, knobs, some) for some in drawn),
+                calibrated=[kl_by_anchors(prompt, knobs, some) for some in layers])
+
+
+def kl_by_anchors(prompt, knobs, layers):
+    """The KL in nats of a prompt's reading in which these layers choose."""
+    prompt.session.calibration = dict(sparse=dict(anchors=layers))
+    return prompt.read(knobs)['kl']
+
+
+def length_rows(n):
+    """A row a long prompt of several tables, n / 5 of each length, n / 10 of the longest: see LENGTHS."""
+    model, _ = pair_of('target')
+    for tokens, share in ((2000, 5), (4000, 5), (8000, 10)):
+        pair = [stretched(network, tokens + 200) for network in pair_of('target')]
+        found = long_contexts(max(2, n // share), tokens)
+        for i, (context, calibration) in enumerate(in_turn(model, 'table', shown(found, f'{tokens} tokens'))):
+            prompt = Prompt(context, calibration, pair)
+            read = {name: prompt.read(knobs) for name, knobs in LENGTHS.items()}
+            add_written(prompt, LENGTHS, read)
+            yield dict(length=tokens, tokens=len(prompt.ids), is_first=i % 2 == 0, settings=read)
+
+
 def elsewhere_rows(n):
     """A row a table: what it is with anchors and thresholds of stories, and with those of tables."""
-    model, _, _ = embedded('target')
-    found = dict(story=calibrated(model, 'story'), table=calibrated(model, 'table'))
-    count = -(-len(found['table']['anchors']) // 2)             # half of the layers choose
-    knobs = dict(rho=0.25, anchors=count, ffn_quantile=0.6)
-    for context in shown(contexts('table', n), 'elsewhere'):
+    model, _ = pair_of('target')
+    knobs = dict(rho=0.25, ffn_quantile=0.6)
+    for i, context in enumerate(shown(contexts('table', n), 'elsewhere')):
         row = {}
-        for task, calibration in found.items():
-            prompt = Prompt(context, calibration)
+        for task in ('story', 'table'):
+            prompt = Prompt(context, calibrated(model, task, i % SEEDS))
             right = prompt.write(knobs)['right']
             alike = prompt.read(knobs)['alike']
-            row[task] = dict(right=right, alike=alike, anchors=calibration['anchors'][:count])
+            row[task] = dict(right=right, alike=alike)
         yield row
 
 
 def drift_rows(n):
     """A row a story: KL in nats on a cache that sparse passes wrote (own), and on a dense one (fresh)."""
-    found = calibrated(embedded('target')[0], 'table')
-    for context in shown(contexts('story', n), 'drift'):
+    model, _ = pair_of('target')
+    for context, found in in_turn(model, 'story', shown(contexts('story', n), 'drift')):
         prompt = Prompt(context, found)
         own = prompt.read(GRID[BOTH])['kl']
         fresh = prompt.read(GRID[BOTH], fresh=True)['kl']
@@ -272,13 +359,12 @@ def mixture_rows(n):
 
     A table of shares gets one entry below all (0: never skips) and one above (2: always), 23 in all.
     """
-    measured = calibrated(embedded('moe')[0], 'math')
-    experts = []
-    for layer in measured['experts']:
-        experts.append([[0.0, *shares, 2.0] for shares in layer])
-    found = measured | dict(experts=experts)
-    for context in shown(contexts('math', n), 'mixture'):
-        prompt = Prompt(context, found, 'moe', plain=WHOLE_MIXTURE)
+    pair = pair_of('moe')
+    for context, measured in in_turn(pair[0], 'math', shown(contexts('math', n), 'mixture')):
+        experts = []
+        for layer in measured['experts']:
+            experts.append([[0.0, *shares, 2.0] for shares in layer])
+        prompt = Prompt(context, measured | dict(experts=experts), pair, plain=WHOLE_MIXTURE)
         read = {name: prompt.read(knobs) for name, knobs in MIXTURE.items()}
         whole = prompt.write(WHOLE_MIXTURE)
         hybrid = prompt.write(MIXTURE['attn 75 %, experts, 1'])
@@ -287,19 +373,21 @@ def mixture_rows(n):
 
 
 def halving_rows(n):
-    """One row: the fewest cached tokens at which 75 % fewer keys halve FLOPs, and bytes, of a pass.
+    """One row: the fewest cached tokens at which sparse attention halves FLOPs, and bytes, of a pass.
 
-    Of the embedded target over 5 positions; blocks of 16, which every second layer scores. Nothing is run.
+    Of the embedded target over 5 positions, with the method's default knobs. Nothing is run.
     """
-    model, _, _ = embedded('target')
+    model, _ = pair_of('target')
     yield dict(flops=halving_length(model, 'flops'), bytes=halving_length(model, 'bytes'))
 
 
 def halving_length(model, what):
     """Tokens, a multiple of 64; what: a field of passes.Cost, bytes or flops."""
+    usual = Sparse()
     for cached in itertools.count(64, 64):
+        keys = int(kernels.kept_blocks(cached, usual)) * usual.block
         dense = cost(model, counted_rows(model, cached, 0), TOKENS)
-        sparse = cost(model, counted_rows(model, cached / 4, cached / 16), TOKENS)
+        sparse = cost(model, counted_rows(model, keys, cached // usual.block), TOKENS)
         if getattr(dense, what) >= 2 * getattr(sparse, what):
             return cached
 
@@ -309,8 +397,8 @@ def counted_rows(model, keys, means):
     width = model.config.intermediate_size
     rows = []
     for layer in range(model.config.num_hidden_layers):
-        attention = dict(keys=keys, seen=keys, means=means * (layer % 2), asked=1)
-        rows.append(attention | dict(channels=width, union=width, gate=width, spared=2))
+        attention = dict(keys=keys, seen=keys, run=keys, means=means * (layer % 2), asked=1)
+        rows.append(attention | dict(channels=width, union=width, width=width, gate=width, spared=2))
     return rows
 
 
@@ -321,24 +409,25 @@ def distilled_rows(n, seconds=60):
     copies of the draft learn for so many seconds each from 2 n texts, one from dense laws, one from sparse.
     """
     drafts = taught_drafts(n, seconds)
+    model, _ = pair_of('target')
     for task in ('math', 'table'):
-        for context in shown(contexts(task, n), f'{task} with drafts'):
+        for context, found in in_turn(model, task, shown(contexts(task, n), f'{task} with drafts')):
             row = dict(task=task)
             for name, draft in drafts.items():
-                row[name] = Prompt(context, {}, draft=draft).write(GRID[HARD])['tokens_a_cycle']
+                row[name] = Prompt(context, found, (model, draft)).write(GRID[HARD])['tokens_a_cycle']
             yield row
 
 
 def taught_drafts(n, seconds):
     """{name: network}: the embedded draft, and copies that had so many seconds of dense or sparse lessons."""
     lessons = dict(dense=[], sparse=[])
+    model, given = pair_of('target')
     for task in ('math', 'table'):
-        for context in shown(contexts(task, n, 'train'), f'{task} lessons'):
-            prompt = Prompt(context, {})
+        for context, found in in_turn(model, task, shown(contexts(task, n, 'train'), f'{task} lessons')):
+            prompt = Prompt(context, found)
             sparse_laws, _ = prompt.passes(GRID[HARD])
             lessons['dense'].append(Lesson(prompt.ids, prompt.solution, prompt.dense_laws))
             lessons['sparse'].append(Lesson(prompt.ids, prompt.solution, sparse_laws))
-    given, _, _ = embedded('draft')
     drafts = dict(given=given)
     for name, of_target in lessons.items():
         drafts[name] = distil(given, of_target, seconds)
@@ -348,9 +437,13 @@ def taught_drafts(n, seconds):
 PAIR = ('target', 'draft')
 
 RECORDS = dict(     # name: (embedded models, function from n to rows)
-    math=(PAIR, functools.partial(setting_rows, 'math', GRID, 'table')),
-    table=(PAIR, functools.partial(setting_rows, 'table', GRID | SELECTIONS | SIZES, 'table')),
-    story=(PAIR, functools.partial(setting_rows, 'story', GRID | REFRESH, 'table')),
+    math=(PAIR, functools.partial(setting_rows, 'math', GRID)),
+    table=(PAIR, functools.partial(setting_rows, 'table', GRID | SELECTIONS)),
+    story=(PAIR, functools.partial(setting_rows, 'story', GRID | REFRESH)),
+    anchors=(PAIR, functools.partial(anchors_rows, ('table', 'math'), False)),
+    usual=(PAIR, functools.partial(anchors_rows, ('table',), True)),
+    sweeps=(PAIR, sweep_rows),
+    lengths=(PAIR, length_rows),
     elsewhere=(PAIR, elsewhere_rows),
     drift=(PAIR, drift_rows),
     mixture=(('moe', 'draft'), mixture_rows),

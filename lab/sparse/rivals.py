@@ -114,14 +114,13 @@ def attend_chosen(q, k, v, mask, carry, how):
     """
     layer, anchor, rule = how
     room = k.shape[2] - q.shape[2]              # cached tokens; in a compiled pass, the most there can be
-    least = rule.sinks + rule.locals
-    count = max(int(kernels.budget(room, rule)), least)
+    count = int(kernels.kept_blocks(room, rule))
     n_blocks = room // rule.block
     if count >= n_blocks:                                               # nothing to leave out
         return kernels.attend(q, k, v, mask, carry)
     if anchor or 'chosen_mask' not in carry:
         scores = scores_by_row(q, k, carry['means'][layer][:, :, :n_blocks], carry, rule)
-        fewer = kernels.budget(carry['start'].double(), rule).clamp(min=least)
+        fewer = kernels.kept_blocks(carry['start'].double(), rule)
         unfinished = torch.arange(n_blocks, device=q.device) >= carry['start'] // rule.block
         chosen_mask = rule.scores(scores, count, fewer) | unfinished
         carry = carry | dict(chosen_mask=chosen_mask, block=rule.block)
@@ -148,7 +147,11 @@ def joint(scores, count, fewer):
 
 
 def union(scores, count, fewer):
-    """What any row of the pass would choose, for all rows: each row has its own choice, and more is read."""
+    """What any row of the pass would choose, for all rows: each row has its own choice, and more is read.
+
+    What it is beside one choice by the root is what the union costs. No guess should be judged so: the later
+    ones have a say in what the earlier ones are judged by.
+    """
     by_any_row = best(scores, count, fewer).any(2, keepdim=True)
     return by_any_row.expand_as(scores)
 
@@ -177,7 +180,11 @@ def literal_swiglu(x, mlp, carry, how):
 
 
 def union_swiglu(x, mlp, carry, how):
-    """Every token through all channels that any token of the pass, padding aside, would keep."""
+    """Every token through all channels that any token of the pass, padding aside, would keep.
+
+    What it is beside the method is what the union costs. No guess should be judged so: the later ones have a
+    say in what the earlier ones are judged by.
+    """
     threshold, _ = how
     hidden = functional.silu(mlp.gate_proj(x))
     is_token = no_padding(x.shape[1], carry)
@@ -188,30 +195,41 @@ def union_swiglu(x, mlp, carry, how):
     return out, carry | dict(channels=hidden)
 
 
+def loudest_swiglu(x, mlp, carry, how):
+    """kernels.sparse_swiglu whose shared channels are the largest in any token, not in the root.
+
+    What it is beside the method is what a choice by the root costs. No guess should be judged so: see union.
+    """
+    _, share = how
+    hidden = functional.silu(mlp.gate_proj(x))
+    is_token = no_padding(x.shape[1], carry)
+    tokens = hidden * is_token[:, None]
+    loudest = tokens.abs().amax(1, keepdim=True)                        # [B, 1, F]
+    chosen = kernels.root_channels(loudest, share)
+    return kernels.chosen_swiglu(x, hidden, mlp, chosen), carry | dict(channels=hidden, chosen=chosen)
+
+
 def guessed_swiglu(x, mlp, carry, how):
-    """The shared set of channels guessed from a quarter of the gate's columns, those where x is largest.
+    """The root's channels guessed from a quarter of the gate's columns, those where the root's x is largest.
 
     Then the gate too is read at the chosen channels alone: 0.48 of the weights at a share of 0.4, not 0.6.
     After SparQ (Ribar et al. 2024), which guesses keys so; its first step, for channels.
     """
     _, share = how
     gate = mlp.gate_proj
-    is_token = no_padding(x.shape[1], carry)
-    tokens = x * is_token[:, None]                                      # padding has no say
-    sizes = tokens.abs().amax((0, 1))                                   # [C]
+    root = x[:, :1]                                                     # [B, 1, C]
+    sizes = root.abs().amax((0, 1))                                     # [C]
     columns = sizes.topk(x.shape[-1] // 4).indices.sort().values
-    products = tokens[..., columns] @ gate.weight[:, columns].T
-    guess = functional.silu(products).abs().amax((0, 1))                         # [F]
-    count = max(1, round(share * len(guess)))
-    chosen = guess.topk(count).indices.sort().values
-    hidden = torch.zeros(*x.shape[:2], len(guess), dtype=x.dtype, device=x.device)
+    guess = functional.silu(root[..., columns] @ gate.weight[:, columns].T)         # [B, 1, F]
+    chosen = kernels.root_channels(guess, share)
+    hidden = torch.zeros(*x.shape[:2], guess.shape[-1], dtype=x.dtype, device=x.device)
     hidden[..., chosen] = functional.silu(functional.linear(x, gate.weight[chosen]))
-    rows_read = len(guess) // 4 + count                                 # in whole rows of the gate
+    rows_read = guess.shape[-1] // 4 + len(chosen)                      # in whole rows of the gate
     carry = carry | dict(channels=hidden, chosen=chosen, gate=rows_read)
     return kernels.chosen_swiglu(x, hidden, mlp, chosen), carry
 
 
-FORMS = dict(literal=literal_swiglu, union=union_swiglu, guessed=guessed_swiglu)
+FORMS = dict(literal=literal_swiglu, union=union_swiglu, loudest=loudest_swiglu, guessed=guessed_swiglu)
 
 
 @dataclass
@@ -260,15 +278,17 @@ def ledger(log, model, cached):
 def read_keys(handed_on, chosen_here, cached):
     """What a layer's attention read of the cached keys, in keys of one key head.
 
-    keys: that any row reads (mean over key heads); seen: that one row sees (mean); means: blocks that one row
-    scored, 0 where the layer did not choose itself; asked: rows that scored.
+    keys: that any row reads (mean over key heads); seen: that one row sees (mean); run: that the code
+    multiplies for each row, hidden ones included; means: blocks that one row scored, 0 where the layer did
+    not choose itself; asked: rows that scored.
     """
-    row = dict(keys=cached, seen=cached, means=0, asked=1)
+    row = dict(keys=cached, seen=cached, run=cached, means=0, asked=1)
     block = handed_on.get('block', 1)
     if 'blocks' in handed_on:
         count = handed_on['blocks'].shape[-1]
         row['keys'] = min(cached, count * block + cached % block)
         row['seen'] = row['keys']
+        row['run'] = count * block + block - 1                          # the partial block's room is filled
     elif 'chosen_mask' in handed_on:                                    # [B, G, T, N], by row
         chosen_mask = handed_on['chosen_mask']
         row['keys'] = cached - block * mean_count(~chosen_mask.any(2))
@@ -288,10 +308,10 @@ def read_channels(chosen_here, F):
     """What a dense layer's feed-forward read of its F channels.
 
     channels: of a token, mean; union: of all tokens, of which `spared` matrices are read (2: up and down);
-    gate: rows of weights that are read whatever is chosen.
+    width: that the code multiplies, zeros included; gate: rows of weights that are read whatever is chosen.
     """
     if 'channels' not in chosen_here:
-        return dict(channels=F, union=F, gate=F, spared=2)
+        return dict(channels=F, union=F, width=F, gate=F, spared=2)
     active = chosen_here['channels'] != 0
     if 'chosen' in chosen_here:
         active = active[..., chosen_here['chosen']]
@@ -299,6 +319,7 @@ def read_channels(chosen_here, F):
     return dict(
         channels=mean_count(active),
         union=int(active.any(0).sum()),
+        width=active.shape[-1],
         gate=chosen_here.get('gate', F),
         spared=chosen_here.get('spared', 2),
     )
