@@ -12,7 +12,7 @@ import torch
 
 from lab.common import LAB, between_markers, claim_lines, header, judge, read_stored, store, table_lines
 
-PAPERS = dict(cmasd=100, ecsv=100, via=100, specguard=300, sparse=100)      # prompts of each task, by default
+PAPERS = dict(cmasd=100, ecsv=50, via=100, specguard=300, sparse=50)        # prompts of each task, by default
 
 
 def part(paper, name):
@@ -86,7 +86,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('papers', nargs='*', metavar='PAPER',
                         help=f'of {", ".join(PAPERS)}; with --report, none is all')
-    parser.add_argument('--n', type=int, help='prompts of each task (100; 300 for specguard)')
+    parser.add_argument('--n', type=int, help='prompts of each task (100; 50 for ecsv and sparse, 300 for specguard)')
     parser.add_argument('--report', action='store_true', help='judge what is stored instead of measuring')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in PAPERS]
