@@ -184,6 +184,14 @@ def whole_passes(passes):
     return passes['target/full'] + passes['target/grounded'] + passes['target/sparse']
 
 
+def until_end(tokens, eos):
+    """The tokens up to the first end of sequence, it included: nothing behind it is ever kept."""
+    for i, token in enumerate(tokens):
+        if token in eos:
+            return tokens[:i + 1]
+    return tokens
+
+
 @dataclass
 class Session:
     """One text in the making: who reads, what is committed, how it is sampled (always through draw)."""
@@ -246,12 +254,8 @@ class Session:
 
     def commit(self, tokens):
         """Writes tokens, cut at the first end of sequence and at the room left; returns them."""
-        tokens = tokens[:self.room]
-        for i, token in enumerate(tokens):
-            if token in self.eos:
-                tokens = tokens[:i + 1]
-                self.ended = True
-                break
+        tokens = until_end(tokens[:self.room], self.eos)
+        self.ended = bool(tokens) and tokens[-1] in self.eos
         self.tokens = self.tokens + tokens
         self.room -= len(tokens)
         self.cycles += 1
@@ -777,7 +781,9 @@ class Ecsv(Exact):
 
     A fused token carries its point mass as q: the exact rule is sample-and-match, the text the target's. An
     early mismatch has no refund, the pass has read the rest; what a short block leaves is banked for a check.
-    Source: ECSV (a proposal, not published): reliability model, fusion rule, budget control.
+    The features are raw: in a vote a feature's mean cancels and its scale is a weight, so that to standardise
+    them is to choose other weights. Source: "Error-Correcting Speculative Decoding via Branch Voting", a
+    model-written proposal (github.com/keithballinger/dialectica, 2025) without code.
     """
     draft_temperature: float = in_range(0.8, 0)  # the proposal states no values, all here are ours
     draft_top_p: float = in_range(0.95, 1e-9, 1)
@@ -813,8 +819,9 @@ class Ecsv(Exact):
             n = min(n, self.budget - 1)
         texts = self.texts(session, n)
         ballot = Ballot.of(texts.tokens, texts.logits, self.top_m if self.soft else 0)
-        fused = self.fuse(ballot)           # perhaps fewer than n tokens: the controller may close a block
-        cap = self.budget or len(fused) + 1
+        fused = until_end(self.fuse(ballot), session.eos)
+        drafted = texts.tokens.shape[1]     # perhaps fewer than n: the controller may close a block
+        cap = self.budget or drafted + 1
         checks = self.spots + int(self.bonus_check and self.banked > 0)
         chosen = ballot.doubtful(self.policy, checks, min(len(fused), cap - 1))
         known = None
@@ -837,7 +844,7 @@ class Ecsv(Exact):
         begun = fused[:chosen[-1]]
         rows = Score(session, Draft(begun, None), self.path(session)).logits        # [m, V]
         ballot.ask(rows, chosen)
-        elected = self.fuse(ballot)
+        elected = until_end(self.fuse(ballot), session.eos)
         same = len(os.path.commonprefix([begun, elected]))
         asked = len(rows)                               # positions of the check
         elected = elected[:same + cap - asked]          # those behind `same` are to be read, within the cap

@@ -86,7 +86,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('papers', nargs='*', metavar='PAPER',
                         help=f'of {", ".join(PAPERS)}; with --report, none is all')
-    parser.add_argument('--n', type=int, help='prompts of each task (100; 50 for ecsv and sparse, 300 for specguard)')
+    parser.add_argument('--n', type=int,
+                        help='prompts of each task (100; 50 for ecsv and sparse, 300 for specguard)')
     parser.add_argument('--report', action='store_true', help='judge what is stored instead of measuring')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in PAPERS]

@@ -228,7 +228,8 @@ def law_by_cycles(target, draft, method, horizon, prompt=(0,), **settings):
     for tokens, chance in first.items():
         left = horizon - len(tokens)
         rest = {(): 1.0}
-        if left:
+        ended = settings.get('eos', frozenset()).intersection(tokens)
+        if left and not ended:
             rest = law_by_cycles(target, draft, method, left, prompt + tokens, **settings)
         for later, share in rest.items():
             found[tokens + later] += chance * share

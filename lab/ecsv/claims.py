@@ -1,9 +1,10 @@
 """ECSV's claims, judged by what lab/ecsv/record.py stored: E and N are the proposal's own, F are ours.
 
 E: what it expects. N: when it is to be rejected, by its own words. F: grounds for that which we added.
-All at the target positions a token of tuned sd, unless said: a vote runs at one depth for a share of the
-texts, at the next for the rest. Prompts of at most 300 tokens; temperature 0 but for the real runs at 1.
+Each task has a budget of its own, the target positions a token of its tuned sd; a vote has the best mix of
+two depths that keeps to it. Prompts of at most 300 tokens; temperature 0 but for the real runs at 1.
 """
+from dataclasses import replace
 from functools import partial
 from math import exp, nan
 from statistics import median
@@ -11,17 +12,17 @@ from typing import NamedTuple
 
 import numpy
 
-from lab.common import Claim, PageTable, mean
+from lab.common import Claim, PageTable, judge, mean
 
-FAMILIES = 'math', 'table', 'story'
 LAWS = 'lite', 'ecsv', 'soft'           # votes whose law of the first token was measured
 MORE = 1.005                            # a line for "better": a tie is none
+GREEDY = 'sd greedy'
 
 
 # -------------------------------------------------------------------------------------- texts, and their sums
 
 class Sums(NamedTuple):
-    """What became of some texts: numbers, or arrays of one for each depth; nan where it was not measured."""
+    """What became of some texts: numbers, or arrays [tasks, depths]; nan where it was not measured."""
     kept: float         # draft tokens
     cycles: float
     tokens: float       # of the texts
@@ -33,7 +34,12 @@ class Sums(NamedTuple):
 
     @property
     def length(self):
-        """Draft tokens kept a cycle."""
+        """Draft tokens kept a target pass: the proposal's "per verify step", where a check is a step too."""
+        return self.kept / self.passes
+
+    @property
+    def block(self):
+        """Draft tokens kept a cycle, however many passes it takes."""
         return self.kept / self.cycles
 
     @property
@@ -47,25 +53,54 @@ class Sums(NamedTuple):
         return self.tokens / self.passes
 
 
-def text_of(row):
-    """A stored row, ready to be summed: 'sums' {vote: array [a Sums, depths]}, 'depths' {vote: which}."""
-    sums = {}
-    depths = {}
-    for key, table in row['votes'].items():
-        depths[key] = table['depths']
-        n = len(table['depths'])
-        # stored once, or not at all: tokens, which are the text's own, and passes, where a cycle is one
-        known = dict(tokens=[row.get('tokens')] * n, passes=table['cycles']) | table
-        sums[key] = numpy.array([known.get(name, [nan] * n) for name in Sums._fields], dtype=float)
-    return row | dict(sums=sums, depths=depths)
+class Texts:
+    """Stored rows of texts, ready to be summed over some of them; a text is known by its place among them."""
+
+    def __init__(self, rows):
+        """rows: all with the same votes, each at the same depths."""
+        self.rows = rows
+        self.places = range(len(rows))
+        self.families = {}      # task: the places of its texts
+        for place, row in enumerate(rows):
+            self.families.setdefault(row['family'], []).append(place)
+        self.member = numpy.zeros((len(self.families), len(rows)))      # [tasks, texts] 1 for a task's own
+        for one, places in zip(self.member, self.families.values()):
+            one[places] = 1
+        self.depths = {key: table['depths'] for key, table in rows[0]['votes'].items()}
+        self.sums = {}          # vote: [texts, a Sums, depths]
+        for key in self.depths:
+            self.sums[key] = numpy.array([sums_of(row, key) for row in rows])
+
+    def of(self, family):
+        """The Texts of a task."""
+        return Texts([self.rows[place] for place in self.families[family]])
+
+    def summed(self, key, places):
+        """The Sums of a vote over texts, any of them several times: arrays [tasks, depths]."""
+        often = numpy.bincount(places, minlength=len(self.rows))                # [texts]
+        found = numpy.tensordot(self.member * often, self.sums[key], 1)         # [tasks, a Sums, depths]
+        return Sums(*found.swapaxes(0, 1))
+
+    def at_depth(self, key, depth, places):
+        """The Sums of a vote at one depth, of all tasks together."""
+        i = self.depths[key].index(depth)
+        return Sums(*(numbers[:, i].sum() for numbers in self.summed(key, places)))
+
+    def at_budget(self, key, budget, places):
+        """The Sums of a vote, of all tasks together, each with the best mix for its share of the Budget."""
+        base = self.summed(budget.key, places)
+        columns = [self.depths[budget.key].index(budget.depths[family]) for family in self.families]
+        spent = base.spent[numpy.arange(len(columns)), columns]                 # [tasks]
+        return Sums(*numpy.sum(best_mix(self.summed(key, places), spent), 1))
 
 
-def texts_of(record):
-    return [text_of(row) for row in record.rows]
-
-
-def of(rows, family):
-    return [row for row in rows if row['family'] == family]
+def sums_of(row, key):
+    """[a Sums, depths] of a stored row's vote."""
+    table = row['votes'][key]
+    n = len(table['depths'])
+    # stored once, or not at all: tokens, which are the text's own, and passes, where a cycle is one
+    known = dict(tokens=[row.get('tokens')] * n, passes=table['cycles']) | table
+    return numpy.array([known.get(name, [nan] * n) for name in Sums._fields], dtype=float)
 
 
 def named(rows):
@@ -73,219 +108,273 @@ def named(rows):
     return {(row['family'], row['place']): row for row in rows}
 
 
-def summed(texts, key):
-    """The Sums of a vote over texts, arrays of one number for each depth."""
-    return Sums(*numpy.sum([text['sums'][key] for text in texts], axis=0))
+# ------------------------------------------------------------------------------------------------ the budget
+
+class Budget(NamedTuple):
+    """The target positions a token that each task may spend: what a vote does there at a depth."""
+    key: str            # the vote
+    depths: dict        # task: the depth
+
+    def of(self, family):
+        """That of a task alone."""
+        return Budget(self.key, {family: self.depths[family]})
 
 
-def at_depth(texts, key, depth):
-    """The Sums of a vote at one depth."""
-    i = texts[0]['depths'][key].index(depth)
-    return Sums(*(numbers[i] for numbers in summed(texts, key)))
+def best_mix(sums, spent):
+    """The Sums [tasks] of the mixes of two depths that keep most a pass, within so many positions a token.
 
-
-def at_budget(texts, key, spent):
-    """The Sums of a vote at so many target positions a token, by mixing two depths.
-
-    One depth for a share of the texts, the next for the rest; only the nearest where no mix meets the budget.
+    A share of the texts has one depth, the rest the other: sums add up, ratios do not. One depth alone is a
+    mix, too. Where none is within the budget it is the depth that exceeds it least. sums: arrays
+    [tasks, depths]; spent [tasks]. A task without any text has sums of 0, and adds nothing.
     """
-    sums = summed(texts, key)
-    excess = sums.positions - spent * sums.tokens                               # [depths]
-    table = numpy.array(sums)                                                   # [a Sums, depths]
-    for i in range(len(excess) - 1):
-        below = -excess[i]
-        above = excess[i + 1]
-        if below >= 0 and above >= 0 and below + above > 0:
-            deeper = below / (below + above)                                    # share of the next depth
-            return Sums(*((1 - deeper) * table[:, i] + deeper * table[:, i + 1]))
-    return Sums(*table[:, abs(excess).argmin()])
+    spent = numpy.maximum(spent, sums.spent.min(1))
+    excess = sums.positions - spent[:, None] * sums.tokens                      # [tasks, depths]
+    within = excess[:, :, None] <= 1e-6                                         # of the one depth
+    beyond = excess[:, None] > 1e-6                                             # of the other
+    mixed = within & beyond
+    gap = numpy.where(mixed, excess[:, None] - excess[:, :, None], 1)
+    share = numpy.where(mixed, -excess[:, :, None] / gap, 0)    # of the other depth: all is just used up
+    kept = (1 - share) * sums.kept[:, :, None] + share * sums.kept[:, None]
+    passes = (1 - share) * sums.passes[:, :, None] + share * sums.passes[:, None]
+    length = numpy.where(within, kept / passes, -1)                             # [tasks, depths, depths]
+    tasks = numpy.arange(len(spent))
+    one, other = numpy.divmod(length.reshape(len(spent), -1).argmax(1), length.shape[-1])
+    share = share[tasks, one, other]
+    table = numpy.array(sums)                                                   # [a Sums, tasks, depths]
+    return Sums(*((1 - share) * table[:, tasks, one] + share * table[:, tasks, other]))
 
 
-def tuned(texts, seconds):
-    """(vote, depth) of the fastest speculative decoding with one branch; seconds: {depth: of a cycle}."""
-    best = None
-    least = numpy.inf
-    for key in ('sd greedy', 'sd sampled'):
-        for depth in texts[0]['depths'][key]:
-            modelled = at_depth(texts, key, depth).cycles * seconds[depth]
-            if modelled < least:
-                best = key, depth
-                least = modelled
-    return best
+class PassCost(NamedTuple):
+    """Seconds of a cycle of sd, its blocks of many lengths: a line through what was measured."""
+    cycle: float        # without a draft token: the target's pass
+    token: float        # more for each draft token: the draft's pass, the target's further position
+
+    def seconds(self, sums):
+        drafted = sums.positions - sums.cycles
+        return self.cycle * sums.cycles + self.token * drafted
+
+
+def pass_cost(stored):
+    """The PassCost of the stored pass times."""
+    rows = stored['passes'].rows
+    token, cycle = numpy.polyfit([row['depth'] for row in rows], [row['seconds'] for row in rows], 1)
+    return PassCost(cycle, token)
+
+
+def tuned(texts, cost):
+    """The Budget of greedy sd at the depth at which, task by task, it is fastest."""
+    seconds = cost.seconds(texts.summed(GREEDY, texts.places))                  # [tasks, depths]
+    depths = {}
+    for family, times in zip(texts.families, seconds):
+        depths[family] = texts.depths[GREEDY][times.argmin()]
+    return Budget(GREEDY, depths)
 
 
 # ---------------------------------------------------------------------------------------------------- figures
+# Each is a function of places: texts, any of them several times.
 
-def gain(texts, key, other, base):
-    """Draft tokens kept a cycle over another vote's, both at the target positions a token of base."""
-    return best_gain(texts, [key], other, base)
+def gain(places, texts, key, other, budget):
+    """Draft tokens kept a target pass over another vote's, both at the budget."""
+    return best_gain(places, texts, [key], other, budget)
 
 
-def best_gain(texts, keys, other, base):
+def best_gain(places, texts, keys, other, budget):
     """The gain of the best of these votes."""
-    spent = at_depth(texts, *base).spent
-    best = max(at_budget(texts, key, spent).length for key in keys)
-    return best / at_budget(texts, other, spent).length
+    places = numpy.asarray(places)                      # once: summing over a list is as long as the rest
+    best = max(texts.at_budget(key, budget, places).length for key in keys)
+    return best / texts.at_budget(other, budget, places).length
 
 
-def gain_at_depth(texts, key, other, depth):
-    """Draft tokens kept a cycle over another vote's, both at this depth, without a budget."""
-    return at_depth(texts, key, depth).length / at_depth(texts, other, depth).length
+def gain_at_depth(places, texts, key, other, depth):
+    """Draft tokens kept a target pass over another vote's, both at this depth, without a budget."""
+    return texts.at_depth(key, depth, places).length / texts.at_depth(other, depth, places).length
 
 
-def within(texts, keys, base):
-    """1 - the largest difference of the keys' positions a token from those of base, as a share."""
-    spent = at_depth(texts, *base).spent
-    apart = [abs(at_budget(texts, key, spent).spent / spent - 1) for key in keys]
-    return 1 - max(apart)
+def yield_gain(places, texts, key, other, budget):
+    """Tokens a target pass over another vote's, both at the budget."""
+    best = texts.at_budget(key, budget, places).yielded
+    return best / texts.at_budget(other, budget, places).yielded
 
 
-def passes_gain(texts, key, base):
-    """Tokens a target pass over those of base, at its positions a token."""
-    spent = at_depth(texts, *base).spent
-    return at_budget(texts, key, spent).yielded / at_budget(texts, base[0], spent).yielded
-
-
-def law(texts, key, what):
-    """Of a law of the first token: the target's nats under it, or how often both have the same favourite.
-
-    A text counts once, however many places it has.
-    """
-    return mean(text['laws'][key][what] / text['places'] for text in texts)
-
-
-def families_won(texts, base):
-    """On how many tasks both the length and the target's cross-entropy improve over tuned sd."""
-    won = 0
-    for family in FAMILIES:
-        mine = of(texts, family)
-        if not mine:                    # a resample without this task
-            continue
-        longer = gain(mine, 'ecsv', base[0], base) > 1
-        surer = law(mine, 'ecsv', 'nats') < law(mine, 'q', 'nats')
-        won += longer and surer
-    return won
+def within(places, texts, keys, budget):
+    """1 - the share by which a vote, on a task, exceeds its budget most; of all texts, not of places."""
+    worst = 1.0
+    for family in texts.families:
+        part = texts.of(family)
+        spent = part.at_depth(budget.key, budget.depths[family], part.places).spent
+        for key in keys:
+            worst = max(worst, part.at_budget(key, budget, part.places).spent / spent)
+    return 2 - worst
 
 
 # ----------------------------------------------------------------------------------------------------- claims
 
-def claims(stored):
-    """All Claims of ECSV."""
-    texts = texts_of(stored['votes'])
-    base = base_of(stored, texts)
-    temperatures = [run_claims(real_texts(stored, temperature), temperature) for temperature in (0, 1)]
-    return [*vote_claims(texts, base), *noise_claims(stored, texts, base), *spot_claims(stored, texts, base),
-            cost_claim(stored), *fit_claims(stored, texts, base), error_claim(stored), *temperatures[0],
-            *temperatures[1], answer_claim(stored)]
+class Rivalry(NamedTuple):
+    """What one vote is claimed to keep over another, at equal target positions a token."""
+    text: str
+    whose: str
+    line: float
+    key: str
+    other: str
+    why: str
+    depth: int = None       # where both have this depth instead, whatever it costs
 
-
-def base_of(stored, texts):
-    """(vote, depth) of tuned sd, whose budget all have."""
-    seconds = {row['depth']: row['seconds'] for row in stored['passes'].rows}
-    return tuned(texts, seconds)
+    def claim(self, texts, budget):
+        """The Claim over all these texts, each task with its own budget."""
+        figure = partial(gain, texts=texts, key=self.key, other=self.other, budget=budget)
+        note = 'kept a target pass at the budget'
+        if self.depth:
+            figure = partial(gain_at_depth, texts=texts, key=self.key, other=self.other, depth=self.depth)
+            note = f'kept a target pass, both at depth {self.depth}, without a budget'
+        note = f'{note}; n = {len(texts.places)}'
+        return Claim(self.text, self.whose, self.line, texts.places, figure, self.why, note)
 
 
 NOISY_ARGMAX = 'At their first token all branches share one q: their vote is a noisy estimate of its argmax'
+PARTED = 'Once branches have parted, a positional vote counts tokens that were written behind other words'
+ALIKE = 'Branches that share their q are equally reliable: the weights seldom turn a majority'
+FEW = 'Four samples of one q seldom hold a better text than its favourite'
+A_PASS = 'A check is a target pass of its own, and keeps nothing by itself'
+UNWEIGHTED = 'prefix, vote-unif'
+BY_TASK = [             # judged over all tasks, and on each
+    Rivalry('any selection: the best of four branches over sd with a greedy draft, depth 4', 'ours', MORE,
+            'oracle-top1', GREEDY, FEW, 4),
+    Rivalry('any selection: the best of four branches over sd with a greedy draft', 'ours', MORE,
+            'oracle-top1', GREEDY, FEW),
+    Rivalry('E1 ecsv-lite over sd with a sampled draft', 'paper', 1.05, 'lite', 'sd sampled',
+            'Branches of one draft share its errors'),
+    Rivalry('E1, F4 ecsv-lite over sd with a greedy draft', 'paper', 1.05, 'lite', GREEDY, NOISY_ARGMAX),
+    Rivalry('F4 ecsv over the argmax of mean q', 'ours', MORE, 'ecsv', 'mean-argmax',
+            'A vote of samples estimates the argmax of mean q, which that control takes directly'),
+    Rivalry('N2 ecsv over the unweighted vote', 'paper', MORE, 'ecsv', 'vote-unif', ALIKE),
+    Rivalry('N2 weights over none, by the mean over a branch', 'paper', MORE, 'branch', 'vote-unif', ALIKE),
+    Rivalry('F6 none by prefix over none by position: who left the text has no vote', 'ours', MORE,
+            UNWEIGHTED, 'vote-unif', 'Branches seldom part within what is kept'),
+    Rivalry('N2 weights over none, both by prefix', 'paper', MORE, 'prefix', UNWEIGHTED, ALIKE)]
+POOLED = [              # over all tasks alone
+    Rivalry('N2 weights over none, both by prefix, weights by the mean over a branch', 'paper', MORE,
+            'prefix, branch', UNWEIGHTED, 'The mean counts what a branch wrote behind the end of its vote'),
+    Rivalry('N2 weights over none, both by prefix, features standardised', 'paper', MORE,
+            'prefix, standardised', UNWEIGHTED, ALIKE),
+    Rivalry('features standardised over raw ones', 'ours', 1.0, 'standardised', 'ecsv',
+            'Certainty then weighs most, and a branch that has left the text may be certain'),
+    Rivalry('F6 positional over prefix alignment', 'ours', MORE, 'ecsv', 'prefix', PARTED),
+    Rivalry('of what the best of four branches would keep, ecsv keeps', 'ours', 0.9, 'ecsv', 'oracle-top1',
+            'The one branch that is right has one vote', 4)]
+CHECKS = [              # where spot checks were run; judged over all tasks, and on each
+    Rivalry('E2 ecsv-spot over ecsv', 'paper', 1.02, 'spot', 'ecsv', A_PASS),
+    Rivalry('E2, F4 ecsv-spot over sd with a greedy draft', 'paper', MORE, 'spot', GREEDY, A_PASS)]
 
 
-def vote_claims(texts, base):
+def claims(stored):
+    """All Claims of ECSV."""
+    texts = Texts(stored['votes'].rows)
+    budget = tuned(texts, pass_cost(stored))
+    return [*vote_claims(stored, texts, budget), *noise_claims(stored, texts, budget),
+            *spot_claims(stored, budget), cost_claim(stored), *fit_claims(stored, texts, budget),
+            error_claim(stored), *run_claims(stored, 0), *run_claims(stored, 1)]
+
+
+def vote_claims(stored, texts, budget):
     """Claims on votes alone."""
-    note = f'kept a cycle at the positions a token of {base[0]}, gamma {base[1]}; n = {len(texts)}'
-    keys = [key for key in texts[0]['sums'] if key not in ('sd greedy', 'oracle-top1')]
-    yield Claim('budget: 1 - the largest difference in positions a token', 'paper', 0.99, texts,
-                partial(within, keys=keys, base=base), note=note, sampled=False,
-                why='No mix of two depths of 1 to 8 meets the budget')
-
-    def over(text, whose, line, key, other, why):
-        return Claim(text, whose, line, texts, partial(gain, key=key, other=other, base=base), why, note)
-    yield over('E1 ecsv-lite over sd with a sampled draft', 'paper', 1.05, 'lite', 'sd sampled',
-               'Branches of one draft share its errors')
-    yield over('E1, F4 ecsv-lite over sd with a greedy draft', 'paper', 1.05, 'lite', 'sd greedy',
-               NOISY_ARGMAX)
-    yield Claim('F4 the best of ecsv, lite, soft over sd with a greedy draft', 'ours', MORE, texts,
-                partial(best_gain, keys=LAWS, other='sd greedy', base=base), NOISY_ARGMAX, note)
-    yield over('F4 ecsv over the argmax of mean q', 'ours', MORE, 'ecsv', 'mean-argmax',
-               'A vote of samples estimates the argmax of mean q, which that control takes directly')
-    yield Claim('N1 tasks where length and aligned cross-entropy improve over tuned sd', 'paper', 2, texts,
-                partial(families_won, base=base), 'A few samples are a coarser law than the q that they come '
-                "from, and tuned sd takes q's favourite", note)
-    yield over('N2 ecsv over the unweighted vote', 'paper', MORE, 'ecsv', 'vote-unif', 'Branches that share '
-               'their q are equally reliable, so that the weights seldom turn a majority')
-    yield over('F6 positional over prefix alignment', 'ours', MORE, 'ecsv', 'prefix', 'Once branches have '
-               'parted, a positional vote counts tokens that were written behind other words')
-    yield Claim('N3 ecsv-lite with B = 2 over sd with a sampled draft', 'paper', MORE, texts,
-                partial(gain, key='lite, B = 2', other='sd sampled', base=('sd sampled', 4)),
-                'Two branches that disagree have no majority',
-                f'kept a cycle at the positions a token of sd sampled, gamma 4; n = {len(texts)}')
-    yield Claim('of what the best of four branches would keep, ecsv keeps', 'ours', 0.9, texts,
-                partial(gain_at_depth, key='ecsv', other='oracle-top1', depth=4),
-                'The one branch that is right has one vote',
-                f'both at depth 4, without a budget; n = {len(texts)}')
+    yield optimum_claim(stored, texts)
+    note = f'positions a token of greedy sd at the depths {base_names(budget)}; n = {len(texts.places)}'
+    yield Claim('budget: 1 - the most by which a vote exceeds that of a task', 'paper', 0.99, texts.places,
+                partial(within, texts=texts, keys=list(texts.depths), budget=budget),
+                'No mix of two depths is within the budget', note, sampled=False)
+    for rivalry in BY_TASK + POOLED:
+        yield rivalry.claim(texts, budget)
+    yield Claim('F4 the best of ecsv, lite, soft over sd with a greedy draft', 'ours', MORE, texts.places,
+                partial(best_gain, texts=texts, keys=LAWS, other=GREEDY, budget=budget), NOISY_ARGMAX, note)
+    two = Rivalry('N3 ecsv-lite with B = 2 over sd with a sampled draft', 'paper', MORE, 'lite, B = 2',
+                  'sd sampled', 'Two branches that disagree have no majority')
+    four = Budget('sd sampled', dict.fromkeys(texts.families, 4))
+    claim = two.claim(texts, four)
+    yield replace(claim, note=f'{claim.note}; the budget is that of sd sampled, gamma 4')
 
 
-def noise_claims(stored, texts, base):
+def base_names(budget):
+    """The depths of a Budget, in words."""
+    return ', '.join(f'{family} {depth}' for family, depth in budget.depths.items())
+
+
+def optimum_claim(stored, texts):
+    """Whether greedy drafting was tried beyond its optimum, so that no budget ends where the grid does."""
+    depths = texts.depths[GREEDY]
+    seconds = pass_cost(stored).seconds(texts.summed(GREEDY, texts.places))     # [tasks, depths]
+    over = seconds[:, -1] / seconds.min(1)
+
+    def least(places):
+        return over.min()
+    return Claim('greedy sd: modelled time at the greatest depth over the best, least of tasks', 'ours', MORE,
+                 texts.places, least, 'Whole texts are drafted without an error',
+                 f'depths 1 to {depths[-1]}; best: {base_names(tuned(texts, pass_cost(stored)))}', False)
+
+
+def noise_claims(stored, texts, budget):
     """E3: what noise in draft or target does to the gain over sd with an equally noisy sampled draft."""
-    plain = named(texts)
-    pairs = {}
-    for text in texts_of(stored['noise']):
-        pair = dict(plain=plain[text['family'], text['place']], noisy=text)
-        pairs.setdefault(text['noise'], []).append(pair)
-
-    def change(rows):
-        noisy = gain([row['noisy'] for row in rows], 'ecsv', 'sd sampled', base)
-        return noisy - gain([row['plain'] for row in rows], 'ecsv', 'sd sampled', base)
-
-    def steady(rows):
-        return -abs(change(rows))
-    for name, rows in pairs.items():
-        over_greedy = gain([row['noisy'] for row in rows], 'ecsv', 'sd greedy', base)
+    plain_rows = named(texts.rows)
+    kinds = {}
+    for row in stored['noise'].rows:
+        kinds.setdefault(row['noise'], []).append(row)
+    for name, rows in kinds.items():
+        noisy = Texts(rows)
+        plain = Texts([plain_rows[row['family'], row['place']] for row in rows])
+        change = partial(gain_change, noisy=noisy, plain=plain, budget=budget)
+        over_greedy = gain(noisy.places, noisy, 'ecsv', GREEDY, budget)
         note = f'n = {len(rows)}; over greedy sd {over_greedy:.3f}'
         if name == 'another seed':      # what chance alone does
             why = 'Chance alone changes the gain by more than that: read the rows above with it in mind'
-            yield Claim('minus the change of the same gain by another seed', 'ours', -0.02, rows, steady, why,
-                        note)
+            yield Claim('minus the change of the same gain by another seed', 'ours', -0.02, noisy.places,
+                        lambda places, change=change: -abs(change(places)), why, note)
         else:
-            yield Claim(f'E3 gain over equally noisy sampled sd grows with {name}', 'paper', 0.0, rows,
-                        change, 'All branches come from one draft and go wrong together',
+            yield Claim(f'E3 gain over equally noisy sampled sd grows with {name}', 'paper', 0.0,
+                        noisy.places, change, 'All branches come from one draft and go wrong together',
                         f'difference of ratios, {note}')
 
 
-def checked_texts(stored, texts):
-    """The texts with the spot checks' sums beside those of the votes."""
-    checks = named(texts_of(stored['spots']))
-    found = []
-    for text in texts:
-        check = checks[text['family'], text['place']]
-        found.append(text | dict(sums=text['sums'] | check['sums'], depths=text['depths'] | check['depths']))
-    return found
+def gain_change(places, noisy, plain, budget):
+    """By how much the gain of ecsv over a sampled draft grows with noise."""
+    before = gain(places, plain, 'ecsv', 'sd sampled', budget)
+    return gain(places, noisy, 'ecsv', 'sd sampled', budget) - before
 
 
-def spot_claims(stored, texts, base):
-    """E2, F5: what it is worth to ask the target before the vote, by positions and by passes."""
-    texts = checked_texts(stored, texts)
-    note = f'at equal positions a token, n = {len(texts)}'
-    yield Claim('E2 ecsv-spot over ecsv', 'paper', 1.02, texts,
-                partial(gain, key='spot', other='ecsv', base=base),
-                'A check that turns the vote has read positions that are read again', note)
-    yield Claim('E2, F4 ecsv-spot over sd with a greedy draft', 'paper', MORE, texts,
-                partial(gain, key='spot', other='sd greedy', base=base),
-                'One checked position does not make up for a first token that is a noisy argmax', note)
-    yield Claim('F5 ecsv-spot over tuned sd by tokens a target pass', 'ours', 1.0, texts,
-                partial(passes_gain, key='spot', base=base), 'A check is a target pass of its own', note)
-    depths = texts[0]['depths']['spot']
-    yield Claim('budget of spot checks: 1 - the largest difference in positions a token', 'paper', 0.99,
-                texts, partial(within, keys=('ecsv', 'spot'), base=base), note=note, sampled=False,
-                why=f'No mix of two of the depths {depths} meets it')
-    depth = max(base[1], depths[0])
+def checked_texts(stored):
+    """The Texts that ecsv-spot was run on, its sums beside those of the votes."""
+    votes = named(stored['votes'].rows)
+    rows = []
+    for row in stored['spots'].rows:
+        vote = votes[row['family'], row['place']]
+        rows.append(vote | dict(votes=vote['votes'] | dict(spot=row['votes']['spot'])))
+    return Texts(rows)
 
-    def drift(texts):
-        return 2 - at_depth(texts, 'spot', depth).spent / at_depth(texts, *base).spent
-    spent = [f'{base[0]} {at_depth(texts, *base).spent:.3f}']
-    for key in ('sd sampled', 'ecsv', 'spot'):
-        spent.append(f'{key} {at_depth(texts, key, depth).spent:.3f}')
-    yield Claim('budget drift: 1 - what ecsv-spot spends more at the depth of tuned sd', 'paper', 0.99, texts,
-                drift, 'A cap of positions a cycle is none a token: where less is kept, a token costs more',
-                f'depth {depth}; positions a token: {", ".join(spent)}; n = {len(texts)}')
+
+def spot_claims(stored, budget):
+    """E2, F5: what it is worth to ask the target before the vote: a check is a pass, and counted as one."""
+    texts = checked_texts(stored)
+    for rivalry in CHECKS:
+        claim = rivalry.claim(texts, budget)
+        blocks = [texts.at_budget(key, budget, texts.places).block for key in (rivalry.key, rivalry.other)]
+        yield replace(claim, note=f'{claim.note}; kept a cycle {blocks[0] / blocks[1]:.3f}')
+    note = f'at equal positions a token, n = {len(texts.places)}'
+    yield Claim('F5 ecsv-spot over tuned sd by tokens a target pass', 'ours', 1.0, texts.places,
+                partial(yield_gain, texts=texts, key='spot', other=GREEDY, budget=budget),
+                A_PASS, note)
+    yield Claim('budget of spot checks: 1 - the most by which that of a task is exceeded', 'paper', 0.99,
+                texts.places, partial(within, texts=texts, keys=['spot'], budget=budget), note=note,
+                sampled=False, why=f"No mix of two of the depths {texts.depths['spot']} is within it")
+    depth = 8
+
+    def drift(places):
+        spot = texts.at_depth('spot', depth, places).spent
+        return 2 - spot / texts.at_depth(GREEDY, depth, places).spent
+    spent = []
+    for key in (GREEDY, 'sd sampled', 'ecsv', 'spot'):
+        spent.append(f'{key} {texts.at_depth(key, depth, texts.places).spent:.3f}')
+    yield Claim('budget drift: 1 - what ecsv-spot spends more than greedy sd at the same depth', 'paper',
+                0.99, texts.places, drift,
+                'A cap of positions a cycle is none a token: where less is kept, a token costs more',
+                f'depth {depth}; positions a token: {", ".join(spent)}; n = {len(texts.places)}')
 
 
 def cost_claim(stored):
@@ -295,7 +384,7 @@ def cost_claim(stored):
     def spared(rows):
         return 1 - median(row['vote'] / row['target_pass'] for row in rows)
     return Claim('1 - cost of the vote of four branches of four over a target pass', 'ours', 0.95, rows,
-                 spared, 'Some fifteen tensor operations beside the three hundred of so small a target',
+                 spared, 'Some forty small tensor operations beside the three hundred of so small a target',
                  f"the processor's own time; n = {len(rows)}")
 
 
@@ -332,20 +421,19 @@ FIT_LINES = [       # a fit, how much it has to keep over the default weights, w
     ('fitted to 2 of math', 1.0, 'What is peculiar to two texts was taken for a rule')]
 
 
-def fit_claims(stored, texts, base):
+def fit_claims(stored, texts, budget):
     """Fitted weights, on texts that no weight has seen."""
     fits = fits_of(stored)
     lessons = stored['lessons'].rows
     others = unseen(fits, lessons)
     for name, line, why in FIT_LINES:
-        yield Claim(f'weights {name}, over the default ones', 'ours', line, texts,
-                    partial(gain, key=name, other='ecsv', base=base), why,
-                    f'kept a cycle at equal positions a token; n = {len(texts)}, unseen')
+        yield Rivalry(f'weights {name}, over the default ones', 'ours', line, name, 'ecsv',
+                      why).claim(texts, budget)
         seen = loss(seen_by(fits[name], lessons), name)
         yield Claim(f'no overfitting, weights {name}: log loss where fitted over that on unseen prompts',
                     'paper', 0.9, others, partial(loss_ratio, name=name, seen=seen),
                     'Few votes on one task tell little of what a wrong token looks like on another',
-                    f'n = {len(others)} unseen, of three tasks')
+                    f'n = {len(others)} unseen, of all tasks')
 
 
 def error_claim(stored):
@@ -384,97 +472,131 @@ def correlation(together, tokens):
 
 
 def real_texts(stored, temperature):
-    """The texts of real runs at this temperature."""
-    return [text_of(row) for row in stored['runs'].rows if row['temperature'] == temperature]
+    """The Texts of real runs at this temperature."""
+    return Texts([row for row in stored['runs'].rows if row['temperature'] == temperature])
 
 
-REAL = 'sd', 4                          # whose budget the real runs have
-
-
-def run_claims(texts, temperature):
+def run_claims(stored, temperature):
     """Real runs beside sd with gamma 4, and those with a second draft beside ecsv."""
-    for name in texts[0]['sums']:
-        if name == 'sd':
-            continue
-        other = 'sd'
-        why = NOISY_ARGMAX + ', and above temperature 0 a match is rarer than min(p, q)'
-        if name in ('sd-multi', 'sd-tree'):
-            why = 'The positions of another pass would have paid for a longer branch'
-        elif name != 'ecsv':
-            other = 'ecsv'
-            why = 'What the second draft gets right the first gets right too'
-        apart = 1 - within(texts, (name, other), REAL)
-        yield Claim(f'{name}, over {other} at equal positions a token, temperature {temperature}', 'ours',
-                    MORE, texts, partial(gain, key=name, other=other, base=REAL), why,
-                    f'kept a cycle; positions within {apart:.1%}; n = {len(texts)}')
-
-
-def answer_claim(stored):
-    rows = stored['answers'].rows
-
-    def won(rows):
-        return mean(row['ecsv-lite'] - row['ar'] for row in rows)
-    return Claim('E4 share of right answers more than plain decoding, math and table', 'paper', 0.01, rows,
-                 won, 'ECSV is lossless: the text is the same', f'n = {len(rows)}')
+    texts = real_texts(stored, temperature)
+    budget = Budget('sd', dict.fromkeys(texts.families, 4))
+    rare = NOISY_ARGMAX + ', and above temperature 0 a match is rarer than min(p, q)'
+    again = 'Another pass for another branch costs more than it keeps'
+    pairs = [('sd greedy', 'sd', 'A greedy draft is kept with chance p(t), a sampled one with min(1, p / q)'),
+             ('ecsv', 'sd', rare), ('ecsv', 'sd greedy', NOISY_ARGMAX), ('sd-multi', 'sd', again),
+             ('sd-tree', 'sd', again)]
+    for name in texts.depths:
+        if 'second draft' in name:
+            pairs.append((name, 'ecsv', 'What the second draft gets right the first gets right too'))
+    for name, other, why in pairs:
+        if name in texts.depths and other in texts.depths:
+            text = f'{name}, over {other} at the positions a token of sd, temperature {temperature}'
+            rivalry = Rivalry(text, 'ours', MORE, name, other, why)
+            spent = [texts.at_budget(key, budget, texts.places).spent for key in (name, other)]
+            claim = rivalry.claim(texts, budget)
+            yield replace(claim, note=f'{claim.note}; positions a token {spent[0]:.3f} and {spent[1]:.3f}')
 
 
 # ----------------------------------------------------------------------------------------------------- tables
 
 def tables(stored):
     """The numbers behind the claims."""
-    texts = texts_of(stored['votes'])
-    base = base_of(stored, texts)
-    found = [vote_table(texts, base), branch_table(texts), spot_table(checked_texts(stored, texts), base),
-             fit_table(stored, texts, base)]
+    texts = Texts(stored['votes'].rows)
+    budget = tuned(texts, pass_cost(stored))
+    found = [family_table(texts, checked_texts(stored), budget), base_table(stored, texts, budget),
+             vote_table(texts, budget), law_table(texts), branch_table(texts), spot_table(stored, budget),
+             fit_table(stored, texts, budget)]
     for temperature in (0, 1):
         runs = real_texts(stored, temperature)
         found += [run_table(runs, temperature), kept_table(runs, temperature)]
     return found
 
 
-def vote_table(texts, base):
-    """What every vote keeps at the budget, and the laws of the first token."""
-    parts = [texts] + [of(texts, family) for family in FAMILIES]
-    budgets = [at_depth(part, *base).spent for part in parts]
+def family_table(texts, checked, budget):
+    """The verdicts on each task, which one over all tasks hides."""
     rows = []
-    for key in texts[0]['sums']:
-        if key == 'oracle-top1':        # reads every branch: has no place at an equal budget
-            continue
-        lengths = []
-        for part, spent in zip(parts, budgets):
-            lengths.append(at_budget(part, key, spent).length)
-        laws = ['', '']
-        if key in LAWS:
-            laws = [law(texts, key, 'nats'), law(texts, key, 'same')]
-        rows.append((key, *lengths, *laws))
-    rows.append(('q', *[''] * (1 + len(FAMILIES)), law(texts, 'q', 'nats'), law(texts, 'q', 'same')))
-    head = ('at equal positions a token', 'kept a cycle', *FAMILIES, "the target's nats under the law",
-            "the target's favourite first")
+    for rivalries, these in (BY_TASK, texts), (CHECKS, checked):
+        parts = [these.of(family) for family in these.families]
+        for rivalry in rivalries:
+            cells = []
+            for part in parts:
+                found = judge(rivalry.claim(part, budget))
+                cells.append(f'{found.figure:.3f} ({found.low:.3f} to {found.high:.3f}) {found.verdict}')
+            rows.append((rivalry.text, f'{rivalry.line:g}', *cells))
+    return PageTable(('kept a target pass, by task', 'line', *texts.families), rows)
+
+
+def base_table(stored, texts, budget):
+    """Greedy sd, by task: its tuned depth and what it comes to; its modelled time at other depths."""
+    depths = texts.depths[GREEDY]
+    others = depths[3], depths[7], depths[11], *depths[-3:]
+    sums = texts.summed(GREEDY, texts.places)
+    seconds = pass_cost(stored).seconds(sums)                                   # [tasks, depths]
+    rows = []
+    for task, family in enumerate(texts.families):
+        best = depths.index(budget.depths[family])
+        cells = [seconds[task, depths.index(depth)] / seconds[task, best] for depth in others]
+        rows.append((family, depths[best], sums.spent[task, best], sums.length[task, best], *cells))
+    head = ('tuned greedy sd', 'depth', 'positions a token', 'kept a cycle',
+            *(f'modelled time at {depth} over that' for depth in others))
     return PageTable(head, rows)
+
+
+def vote_table(texts, budget):
+    """What every vote keeps at the budgets."""
+    parts = [texts] + [texts.of(family) for family in texts.families]
+    rows = []
+    for key in texts.depths:
+        rows.append((key, *(part.at_budget(key, budget, part.places).length for part in parts)))
+    return PageTable(('kept a target pass at the budget', 'all tasks', *texts.families), rows)
+
+
+def law_table(texts):
+    """The laws of the first token beside the target's; a text counts once, however many places it has."""
+    rows = []
+    for key in ('q', *LAWS):
+        cells = []
+        for what in ('nats', 'same'):
+            cells.append(mean(row['laws'][key][what] / row['places'] for row in texts.rows))
+        rows.append((key, *cells))
+    return PageTable(('law of the first token', "the target's nats under it", 'with its favourite first'),
+                     rows)
 
 
 def branch_table(texts):
-    """Numbers of branches, depths."""
+    """The best of four branches by task, and votes of other numbers of branches, by depth."""
+    lines = []
+    for family in texts.families:
+        lines.append((f'the best of four branches, {family}', 'oracle-top1', texts.of(family)))
+    for name, key in ('B = 2', 'lite, B = 2'), ('B = 4', 'lite'), ('B = 8', 'lite, B = 8'):
+        lines.append((f'ecsv-lite, {name}', key, texts))
     rows = []
-    for name, key in (('B = 2', 'lite, B = 2'), ('B = 4', 'lite'), ('B = 8', 'lite, B = 8')):
-        rows.append((name, *(gain_at_depth(texts, key, 'sd greedy', depth) for depth in (2, 4, 8))))
-    return PageTable(('ecsv-lite over greedy sd, same depth', 'k = 2', 'k = 4', 'k = 8'), rows)
+    for name, key, part in lines:
+        rows.append((name, *(gain_at_depth(part.places, part, key, GREEDY, depth) for depth in (2, 4, 8))))
+    return PageTable(('over greedy sd at the same depth', 'k = 2', 'k = 4', 'k = 8'), rows)
 
 
-def spot_table(texts, base):
+def spot_table(stored, budget):
     """The variants of spot checks, on the texts that have them all."""
-    keys = [key for key in texts[0]['sums'] if key.startswith('spot')]
-    few = [text for text in texts if all(key in text['sums'] for key in keys)]
-    spent = at_depth(few, *base).spent
+    votes = named(stored['votes'].rows)
+    most = max(len(row['votes']) for row in stored['spots'].rows)
     rows = []
-    for key in ('sd greedy', 'ecsv', *keys):
-        sums = at_budget(few, key, spent)
-        rows.append((key, sums.length, sums.yielded, sums.spent))
-    head = f'real cycles, n = {len(few)}', 'kept a cycle', 'tokens a target pass', 'positions a token'
-    return PageTable(head, rows)
+    for row in stored['spots'].rows:
+        if len(row['votes']) == most:
+            vote = votes[row['family'], row['place']]
+            rows.append(vote | dict(votes=vote['votes'] | row['votes']))
+    texts = Texts(rows)
+    checks = [key for key in texts.depths if key.startswith('spot')]
+    lines = []
+    for key in (GREEDY, 'vote-unif', 'ecsv', 'prefix', *checks):
+        sums = texts.at_budget(key, budget, texts.places)
+        lines.append((key, sums.block, sums.length, sums.yielded, sums.spent))
+    head = (f'spot checks, n = {len(rows)}', 'kept a cycle', 'kept a target pass', 'tokens a target pass',
+            'positions a token')
+    return PageTable(head, lines)
 
 
-def fit_table(stored, texts, base):
+def fit_table(stored, texts, budget):
     """The fitted weights, and what became of them."""
     fits = fits_of(stored)
     lessons = stored['lessons'].rows
@@ -482,38 +604,41 @@ def fit_table(stored, texts, base):
     for name, fit in fits.items():
         knobs = fit['weights']
         cells = [name, knobs['a_entropy'], knobs['a_agree'], knobs['a_self']]
-        if name == 'default':           # no odds: they have no bias
-            rows.append((*cells, '', '', 1.0))
+        over = gain(texts.places, texts, name, 'ecsv', budget) if name in texts.depths else 1.0
+        if fit['bias'] is None:         # not fitted: exp(r) are no odds
+            rows.append((*cells, '', '', over))
             continue
         where_fitted = loss(seen_by(fit, lessons), name)
         elsewhere = loss(unseen(fits, lessons), name)
-        rows.append((*cells, where_fitted, elsewhere, gain(texts, name, 'ecsv', base)))
+        rows.append((*cells, where_fitted, elsewhere, over))
     head = ('weights', 'a_entropy', 'a_agree', 'a_self', 'log loss where fitted', 'log loss unseen',
-            'kept a cycle over default weights')
+            'kept a target pass over default weights')
     return PageTable(head, rows)
 
 
 def run_table(texts, temperature):
     """Lengths, passes, measured speed of real runs."""
-    sd = at_depth(texts, *REAL)
+    budget = Budget('sd', dict.fromkeys(texts.families, 4))
+    sd = texts.at_budget('sd', budget, texts.places)
     rows = []
-    for name in texts[0]['sums']:
-        sums = at_budget(texts, name, sd.spent)
+    for name in texts.depths:
+        sums = texts.at_budget(name, budget, texts.places)
         speed = (sums.tokens / sums.seconds) / (sd.tokens / sd.seconds)
         perplexity = exp(sums.nats / sums.tokens)
-        rows.append((name, sums.length, sums.yielded, sums.spent, speed, perplexity))
-    head = (f'real runs, temperature {temperature}', 'kept a cycle', 'tokens a target pass',
-            'positions a token', 'tokens a second over sd, measured', "the target's perplexity of the text")
+        rows.append((name, sums.block, sums.length, sums.yielded, sums.spent, speed, perplexity))
+    head = (f'real runs, temperature {temperature}', 'kept a cycle', 'kept a target pass',
+            'tokens a target pass', 'positions a token', 'tokens a second over sd, measured',
+            "the target's perplexity of the text")
     return PageTable(head, rows)
 
 
 def kept_table(texts, temperature):
     """How many cycles keep how much at depth 4, and how acceptance varies from text to text."""
     rows = []
-    for name in texts[0]['sums']:
+    for name in texts.depths:
         counts = numpy.zeros(5)
         rates = []
-        for text in texts:
+        for text in texts.rows:
             table = text['votes'][name]
             i = table['depths'].index(4)
             counts += table['by_kept'][i][:5]

@@ -17,16 +17,17 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from lab import tasks
 from lab.common import MODELS, SEED, embedded, is_there
 from lab.ecsv.rivals import EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree, TwoDrafts, VoteUnif
 from lab.quantise import write_copy
-from lab.replay import ROOM, Replay, columns, modelled_seconds, open_session, short_prompts, written
-from verify import METHODS, Ballot, Branches, Ecsv, Exact, Score, decode, token_logps, tokens_of
+from lab.replay import (MOST_POSITIONS, ROOM, Replay, columns, modelled_seconds, open_session, short_prompts,
+                        written)
+from verify import Ballot, Branches, Ecsv, Exact, Score, decode, token_logps, tokens_of, until_end
 
-FAMILIES = 'math', 'table', 'story'     # tasks whose prompts are used
-DEPTHS = range(1, 9)                    # tokens of a block that are tried
+FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks whose prompts are used
+DEPTHS = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32     # tokens of a block that are tried
 LONGEST = DEPTHS[-1]
+GREEDY_DEPTHS = *DEPTHS, 40, 48         # of sd's greedy draft: beyond its optimum on every task
 SMOOTH = 0.05                           # share of q in a vote's law, which else has no chance for most tokens
 VOTES = {
     'sd sampled': Ecsv(branches=1),
@@ -35,14 +36,12 @@ VOTES = {
     'soft': EcsvSoft(),
     'vote-unif': VoteUnif(),
     'mean-argmax': MeanArgmax(),
-    'prefix': Ecsv(align='prefix'),
     'branch': Ecsv(granularity='branch'),
-    'window 2': Ecsv(granularity='window', window=2),
     'window 4': Ecsv(granularity='window', window=4),
-    'window 8': Ecsv(granularity='window', window=8),
-    'entropy alone': Ecsv(a_agree=0, a_self=0),
-    'agreement alone': Ecsv(a_entropy=0, a_self=0),
     'own q alone': Ecsv(a_entropy=0, a_agree=0),
+    'prefix': Ecsv(align='prefix'),
+    'prefix, vote-unif': VoteUnif(align='prefix'),
+    'prefix, branch': Ecsv(align='prefix', granularity='branch'),
     'lite, B = 2': EcsvLite(branches=2),
     'lite, B = 8': EcsvLite(branches=8)}
 LAWS = 'lite', 'ecsv', 'soft'           # votes whose law of the first token is measured
@@ -96,21 +95,24 @@ class BranchReplay(Replay):
         self.votes = votes
         self.line = list(self.text)
         self.drawn = {}         # place: (tokens, logits) of the branches
-        self.agreements = {}    # (vote, place, depth): see agreed
+        self.outcomes = {}      # (vote, place, depth): see outcome
         self.session.generator = torch.Generator().manual_seed(seed)
 
-    def branches(self, i):
-        """(tokens [B, n], raw logits [B, n, V]) of the branches at place i, n the longest depth."""
+    def branches(self, i, count=8, depth=LONGEST):
+        """(tokens [B, n], raw logits [B, n, V]) of the first branches at place i, until all of them end."""
         if i not in self.drawn:
             self.session.tokens = self.ids + self.line[:i]
             found = self.drafter.texts(self.session, LONGEST)
             self.drawn[i] = found.tokens, found.logits
-        return self.drawn[i]
+        tokens, logits = self.drawn[i]
+        tokens = tokens[:count, :depth]
+        n = max(len(until_end(branch, self.session.eos)) for branch in tokens.tolist())
+        return tokens[:, :n], logits[:count, :n]
 
     def ballot(self, i, branches, top_m=4, depth=LONGEST):
         """The Ballot of the first branches at place i, cut to this depth."""
-        tokens, logits = self.branches(i)
-        return Ballot.of(tokens[:branches, :depth], logits[:branches, :depth], top_m)
+        tokens, logits = self.branches(i, branches, depth)
+        return Ballot.of(tokens, logits, top_m)
 
     def agreed(self, proposal, i):
         """How many tokens of the proposal, from the first, the target would write at place i."""
@@ -119,22 +121,25 @@ class BranchReplay(Replay):
     def proposal(self, key, i, depth=LONGEST):
         """The tokens that are proposed at place i: by a vote, a greedy draft or the best of four branches."""
         if key == 'sd greedy':
-            chain = self.block(tuple(self.line[:i]), Exact(LONGEST), LONGEST)
+            chain = self.block(tuple(self.line[:i]), Exact(GREEDY_DEPTHS[-1]), GREEDY_DEPTHS[-1])
             return [place.token for place in chain]
+        eos = self.session.eos
         if key in self.votes:
             vote = self.votes[key]
             top_m = vote.top_m if vote.soft else 0
-            return vote.fuse(self.ballot(i, vote.branches, top_m, depth))
+            return until_end(vote.fuse(self.ballot(i, vote.branches, top_m, depth)), eos)
         # oracle-top1: the branch that is right for longest
-        tokens, _ = self.branches(i)
-        return max(tokens[:4].tolist(), key=lambda branch: self.agreed(branch, i))
+        tokens, _ = self.branches(i, 4, depth)
+        best = max(tokens.tolist(), key=lambda branch: self.agreed(branch, i))
+        return until_end(best, eos)
 
-    def right(self, key, i, depth):
-        """How many tokens of what is proposed at place i the target would write; remembered."""
+    def outcome(self, key, i, depth):
+        """(tokens proposed at place i, how many of them the target would write); remembered."""
         asked = key, i, depth
-        if asked not in self.agreements:
-            self.agreements[asked] = self.agreed(self.proposal(key, i, depth), i)
-        return self.agreements[asked]
+        if asked not in self.outcomes:
+            proposal = self.proposal(key, i, depth)
+            self.outcomes[asked] = len(proposal), self.agreed(proposal, i)
+        return self.outcomes[asked]
 
     def voted(self, key, depth):
         """{kept: draft tokens, cycles, positions: of the target} of the whole text with blocks of this depth.
@@ -149,10 +154,12 @@ class BranchReplay(Replay):
         while i < len(self.line):
             most = min(depth, ROOM - i - 1)
             asked = most if whole_branch and most else LONGEST
-            kept = min(most, self.right(key, i, asked))
+            proposed, right = self.outcome(key, i, asked)
+            drafted = min(most, proposed)
+            kept = min(most, right)
             counts['kept'] += kept
             counts['cycles'] += 1
-            counts['positions'] += most + 1
+            counts['positions'] += drafted + 1
             i += kept + 1
         return counts
 
@@ -162,9 +169,9 @@ class BranchReplay(Replay):
         The method reads its branches here instead of sampling them; it serves one call.
         """
         def texts(session, n):
-            tokens, logits = self.branches(len(session.tokens) - len(self.ids))
-            B = method.branches
-            return Branches(tokens[:B, :n], None, logits[:B, :n], [])
+            place = len(session.tokens) - len(self.ids)
+            tokens, logits = self.branches(place, method.branches, n)
+            return Branches(tokens, None, logits, [])
         method.texts = texts
         counts = dict(kept=0, cycles=0, positions=0, passes=0)
         i = 0
@@ -216,18 +223,27 @@ class BranchReplay(Replay):
 
     def law(self, key, i):
         """A law [V] of the token at place i: q, or a vote's scores as shares, smoothed by SMOOTH of q."""
-        _, logits = self.branches(i)
+        _, logits = self.drawn[i]
         q = logits[0, 0].softmax(-1)
         if key == 'q':
             return q
         vote = self.votes[key]
-        ballot = self.ballot(i, vote.branches)
+        ballot = self.ballot(i, vote.branches, depth=1)
         names = ballot.names[0]                                         # [K], some of them twice
         scores = vote.scores(ballot)[:, 0].sum(0)                       # [K]
         law = torch.zeros_like(q)
         law[names] = scores.to(law)
         law /= law.sum()
         return (1 - SMOOTH) * law + SMOOTH * q
+
+
+def kept_by(record, keys):
+    """{vote: what it keeps at every depth} of a BranchReplay."""
+    found = {}
+    for key in keys:
+        depths = GREEDY_DEPTHS if key == 'sd greedy' else DEPTHS
+        found[key] = by_depth({depth: record.voted(key, depth) for depth in depths})
+    return found
 
 
 def vote_rows(n):
@@ -238,11 +254,12 @@ def vote_rows(n):
     votes = dict(VOTES)
     for name, weights in fits(n).items():
         votes[name] = Ecsv(**knobs_of_weights(weights))
+    scaled = standard_weights(n)
+    votes['standardised'] = Ecsv(**scaled)
+    votes['prefix, standardised'] = Ecsv(align='prefix', **scaled)
     for prompt in tqdm(prompts_of(FAMILIES, n), desc='votes'):
         record = BranchReplay(prompt.ids, votes=votes)
-        found = {}
-        for key in ('sd greedy', *votes, 'oracle-top1'):
-            found[key] = by_depth({depth: record.voted(key, depth) for depth in DEPTHS})
+        found = kept_by(record, ('sd greedy', *votes, 'oracle-top1'))
         # places: how many the laws are sums over
         yield prompt.name | dict(tokens=len(record.line), votes=found, places=len(record.drawn),
                                  laws=record.laws())
@@ -256,14 +273,12 @@ NOISES = {
 
 
 def noise_rows(n):
-    """A row a text and kind of noise, on half of the texts; a 4-bit target writes another text."""
-    prompts = prompts_of(FAMILIES, max(2, n // 2))
+    """A row a text and kind of noise, on a fifth of the texts; a 4-bit target writes another text."""
+    prompts = prompts_of(FAMILIES, max(2, n // 5))
     for name, how in NOISES.items():
         for prompt in tqdm(prompts, desc=name):
             record = BranchReplay(prompt.ids, branches=4, **how)
-            found = {}
-            for key in ('sd greedy', 'sd sampled', 'ecsv'):
-                found[key] = by_depth({depth: record.voted(key, depth) for depth in DEPTHS})
+            found = kept_by(record, ('sd greedy', 'sd sampled', 'ecsv'))
             yield prompt.name | dict(noise=name, tokens=len(record.line), votes=found)
 
 
@@ -273,25 +288,25 @@ SPOTS = {
     'spot, R = 4': dict(spots=4),
     'spot, entropy': dict(policy='entropy'),
     'spot, agree_entropy': dict(policy='agree_entropy'),
-    'spot, ties by mean q': dict(tie_break='draft'),
-    'spot, bonus check': dict(bonus_check=True),
+    'spot, prefix': dict(align='prefix'),
+    'spot, for ties alone': dict(gamma_r=0),
     'spot alone': dict(a_entropy=0, a_agree=0, a_self=0)}
+SPOT_DEPTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24          # on both sides of every task's budget
 
 
 def spot_rows(n):
-    """A row a text: real cycles of ecsv-spot, of its variants on a quarter of the texts.
+    """A row a text: real cycles of ecsv-spot on half of the texts, of its variants on fewer.
 
-    A check keeps more than the vote alone, hence only the greater depths. The fitted weights are those of all
-    lessons, the weight of the target's margin among them.
+    The fitted weights are those of all lessons, the weight of the target's margin among them.
     """
     every_lesson = sum(taught(n).values(), [])
     variants = SPOTS | {'spot, fitted weights': knobs_of_weights(fit_weights(every_lesson))}
-    for prompt in tqdm(prompts_of(FAMILIES, n), desc='spot checks'):
+    for prompt in tqdm(prompts_of(FAMILIES, max(2, n // 2)), desc='spot checks'):
         record = BranchReplay(prompt.ids, branches=4)
         found = {}
         for key, knobs in variants.items():
-            if key == 'spot' or prompt.place < max(2, n // 4):
-                runs = {depth: record.checked(EcsvSpot(**knobs), depth) for depth in DEPTHS[5:]}
+            if key == 'spot' or prompt.place < max(2, n // 12):
+                runs = {depth: record.checked(EcsvSpot(**knobs), depth) for depth in SPOT_DEPTHS}
                 found[key] = by_depth(runs)
         yield prompt.name | dict(tokens=len(record.line), votes=found)
 
@@ -321,7 +336,7 @@ def lessons(record):
     while i < len(line):
         ballot = record.ballot(i, 4, top_m=0)
         decided = record.agreed(Ecsv().fuse(ballot), i) + 1
-        n = min(decided, LONGEST, len(line) - i)
+        n = min(decided, ballot.tokens.shape[1], len(line) - i)
         ballot.ask(rows[i:], ballot.doubtful('disagreement', 1, n))
         tokens = ballot.tokens[:, :n]
         parts.append(Lesson(signs_of(ballot)[..., :n], tokens == torch.tensor(line[i:i + n])))
@@ -415,11 +430,33 @@ def fits(n):
     return found
 
 
+def default_weights():
+    """{knob: what it is unless set}."""
+    return {sign: getattr(Ecsv, sign) for sign in SIGNS}
+
+
+def standard_weights(n):
+    """The default weights of standardised features, as knobs of raw ones, by the texts that 'fitted' sees.
+
+    A weight over its feature's deviation: the means would add the same to every r, which turns no vote.
+    """
+    seen = []
+    for family in FAMILIES:
+        seen += taught(n)[family][:texts_of(FITS['fitted'], n)]
+    deviations = gathered(seen).signs.flatten(1).double().std(1)                # [4]
+    weights = default_weights()
+    for sign, deviation in zip(SIGNS, deviations.tolist()):
+        weights[sign] /= deviation
+    return weights
+
+
 def fit_rows(n):
-    """The default weights, then a row a fit: weights, and to the first how many texts of which tasks."""
-    default = Ecsv()
-    yield dict(fit='default', families=[], texts=0, l2=None, bias=None,
-               weights={sign: getattr(default, sign) for sign in SIGNS})
+    """The default weights, the same for standardised features, then a row a fit.
+
+    texts: it was fitted to the first so many of these tasks.
+    """
+    for name, weights in ('default', default_weights()), ('standardised', standard_weights(n)):
+        yield dict(fit=name, families=[], texts=0, l2=None, bias=None, weights=weights)
     for name, weights in fits(n).items():
         fit = FITS[name]
         yield dict(fit=name, families=fit.families, texts=texts_of(fit, n), l2=fit.l2,
@@ -449,8 +486,11 @@ def lesson_row(lesson, found):
 
 # -------------------------------------------------------------------------------------------------- real runs
 
+RUN_DEPTHS = 2, 4, 8    # so far apart that a mix of two meets the budget of sd at 4
+
+
 def run_rows(n):
-    """A row a text and temperature: real runs at depths 3 to 5 beside sd at 4, of a third of the texts.
+    """A row a text and temperature: real runs at RUN_DEPTHS; a sixth of the texts at 0, a third at 1.
 
     For what needs them: the vote above temperature 0, branches verified in turn, a second draft. Each text's
     runs are taken in turn, so that other work on the processor slows all of them.
@@ -458,26 +498,27 @@ def run_rows(n):
     with contextlib.ExitStack() as stack:
         home = File(stack.enter_context(tempfile.TemporaryDirectory()))
         write_copy(MODELS / 'draft', home / 'draft')
-        kinds = {'ecsv': Ecsv, 'sd-multi': SdMulti, 'sd-tree': SdTree,
+        kinds = {'sd': Exact, 'sd greedy': partial(Exact, draft_temperature=0), 'ecsv': Ecsv,
+                 'sd-multi': SdMulti, 'sd-tree': SdTree,
                  'ecsv, 4-bit second draft': partial(TwoDrafts, second=str(home / 'draft'))}
         if is_there('mid'):
             kinds['ecsv, mid as second draft'] = partial(TwoDrafts, second=str(MODELS / 'mid'))
-        for temperature in (0.0, 1.0):
-            for prompt in tqdm(prompts_of(FAMILIES, max(2, n // 3)), desc=f'temperature {temperature:g}'):
+        for temperature, share in (0.0, 6), (1.0, 3):
+            prompts = prompts_of(FAMILIES, max(2, n // share))
+            for prompt in tqdm(prompts, desc=f'temperature {temperature:g}'):
                 yield prompt.name | dict(temperature=temperature, votes=runs_of(prompt, kinds, temperature))
 
 
 def runs_of(prompt, kinds, temperature):
-    """{'sd' or a kind: its runs from this prompt by depth}."""
+    """{kind: its runs from this prompt by depth}; at temperature 0 every draft of sd is greedy."""
     session = open_session(prompt.ids)
-    methods = {'sd': {4: Exact(4)}}
-    for name, kind in kinds.items():
-        methods[name] = {depth: kind(depth) for depth in (3, 4, 5)}
     found = {}
-    for name, depths in methods.items():
+    for name, kind in kinds.items():
+        if name == 'sd greedy' and temperature == 0:
+            continue
         runs = {}
-        for depth, method in depths.items():
-            cycles = written(session, prompt.ids, method, temperature, seed=prompt.place)
+        for depth in RUN_DEPTHS:
+            cycles = written(session, prompt.ids, kind(depth), temperature, seed=prompt.place)
             runs[depth] = run_counts(session, prompt.ids, cycles)
         found[name] = by_depth(runs)
     return found
@@ -486,12 +527,12 @@ def runs_of(prompt, kinds, temperature):
 def run_counts(session, ids, cycles):
     """What a real run came to. nats: of its text under the target; seconds: measured.
 
-    by_kept: in how many cycles 0, 1, ... LONGEST draft tokens were kept.
+    by_kept: in how many cycles 0, 1, ... draft tokens were kept.
     """
     tokens = tokens_of(cycles)
     counts = dict(kept=0, cycles=len(cycles), tokens=len(tokens), positions=0, passes=0, seconds=0.0,
                   judged=0)
-    by_kept = [0] * (LONGEST + 1)
+    by_kept = [0] * (RUN_DEPTHS[-1] + 1)
     for cycle in cycles:
         passes, positions, _ = cycle.passes['target/full']
         counts['kept'] += cycle.accepted
@@ -505,22 +546,11 @@ def run_counts(session, ids, cycles):
     return counts | dict(nats=-float(token_logps(rows, tokens).sum()), by_kept=by_kept)
 
 
-def answer_rows(n):
-    """A row a text: whether ecsv-lite and plain decoding give the right answer, on a third of the texts."""
-    tokenizer = embedded('target')[1]
-    for prompt in tqdm(prompts_of(('math', 'table'), max(2, n // 3)), desc='answers'):
-        right = {}
-        for name in ('ecsv-lite', 'ar'):
-            cycles = written(open_session(prompt.ids), prompt.ids, METHODS[name]())
-            right[name] = tasks.grade(prompt.row, tokenizer.decode(tokens_of(cycles)))
-        yield prompt.name | right
-
-
 # ------------------------------------------------------------------------------------------------------ costs
 
 def pass_rows(n):
     """A row a depth: modelled seconds of a cycle of sd with so many draft tokens. n plays no part."""
-    for depth in DEPTHS:
+    for depth in range(1, MOST_POSITIONS):
         yield dict(depth=depth, seconds=modelled_seconds([depth]))
 
 
@@ -547,7 +577,7 @@ PAIR = 'target', 'draft'
 RECORDS = dict(
     votes=(PAIR, vote_rows), noise=(PAIR, noise_rows), spots=(PAIR, spot_rows), fits=(PAIR, fit_rows),
     lessons=(PAIR, lesson_rows), runs=((*PAIR, 'mid') if is_there('mid') else PAIR, run_rows),
-    answers=(PAIR, answer_rows), passes=(PAIR, pass_rows), vote_cost=(PAIR, cost_rows))
+    passes=(PAIR, pass_rows), vote_cost=(PAIR, cost_rows))
 
 
 # -------------------------------------------------------------------------------------------------- a picture

@@ -7,8 +7,8 @@ from math import inf
 import torch
 
 from model import Reader, load, same_vocabulary
-from verify import (METHODS, Ballot, Branches, Draft, Ecsv, Exact, Score, require, residual,
-                    sample_branches)
+from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, require, residual, sample_branches,
+                    token_logps, until_end)
 
 
 # -------------------------------------------------------------------------------------- variants and controls
@@ -96,7 +96,8 @@ class TwoDrafts(Ecsv):
 def joined(first, second):
     """The Branches of two drafts, one below the other.
 
-    Either may have been stopped early; the shorter length is that of both.
+    Either may have been stopped early, by a controller or where all its texts end; the shorter length is that
+    of both.
     """
     n = min(first.tokens.shape[1], second.tokens.shape[1])
     tokens = torch.cat([first.tokens[:, :n], second.tokens[:, :n]])
@@ -118,8 +119,10 @@ class OracleTop1(Ecsv):
         best = None
         most = -1.0
         texts = self.texts(session, n)
-        for tokens, logits in zip(texts.tokens, texts.logits):
-            draft = replace(Draft.points(tokens.tolist(), session.target.model), logits=logits)
+        for tokens, logits in zip(texts.tokens.tolist(), texts.logits):
+            tokens = until_end(tokens, session.eos)
+            points = Draft.points(tokens, session.target.model)
+            draft = replace(points, logits=logits[:len(tokens)])
             score = self.score(session, draft)
             chances = torch.tensor([p for p, _ in score.pq]).double()
             expected = float(chances.cumprod(0).sum())          # tokens kept
@@ -202,11 +205,13 @@ class SdMulti(Ecsv):
     def guess(self, session, n):
         if self.budget is not None:
             n = min(n, self.budget - 1)
-        tokens, q, logits, _ = self.texts(session, n)
-        order = range(self.branches)
+        texts = self.texts(session, n)
+        self.options = []
+        for tokens, q, logits in zip(texts.tokens.tolist(), texts.q, texts.logits):
+            tokens = until_end(tokens, session.eos)
+            self.options.append(Draft(tokens, q[:len(tokens)], logits[:len(tokens)]))
         if session.temperature == 0:
-            order = by_likelihood(tokens, logits)
-        self.options = [Draft(tokens[b].tolist(), q[b], logits[b]) for b in order]
+            self.options.sort(key=likelihood, reverse=True)
         return self.options[0]
 
     def follow(self, live, kept, i):
@@ -246,10 +251,9 @@ class SdMulti(Ecsv):
         walk.score = self.score(behind, Draft(option.tokens[rest], option.q[rest]))
 
 
-def by_likelihood(tokens, logits):
-    """The branches' numbers, the one with the likeliest text first; tokens [B, n], raw logits [B, n, V]."""
-    own = Ballot.of(tokens, logits, 1).own
-    return own.sum(-1).sort(descending=True, stable=True).indices.tolist()
+def likelihood(draft):
+    """The log-probability of a Draft's text at temperature 1."""
+    return float(token_logps(draft.logits, draft.tokens).sum())
 
 
 @dataclass
