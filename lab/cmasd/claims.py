@@ -448,8 +448,18 @@ class Costs:
 
 
 def spared(rows):
-    """1 minus what the confidences of a block of 4 cost, in target passes; the median of the rows."""
-    return 1 - statistics.median(row['confidences'] / row['target_pass'] for row in rows)
+    """1 minus what the online controller takes for a block of 4, in target passes; the median of the rows."""
+    return 1 - statistics.median(4 * row['token']['online'] / row['target_pass'] for row in rows)
+
+
+def faster_online(rows):
+    """Mean over the tasks of the best fixed window's seconds over the best controller's, measured."""
+    found = []
+    for family in FAMILIES:
+        theirs = [row for row in rows if row['family'] == family]
+        if theirs:
+            found.append(sum(row['fixed'] for row in theirs) / sum(row['online'] for row in theirs))
+    return mean(found)
 
 
 def answers_won(rows):
@@ -591,6 +601,7 @@ def claims(stored):
     costs = Costs(times)
     texts = texts_of(stored, costs)
     answers = stored['answers'].rows
+    paired = stored['paired'].rows
     dropout = Dropout(stored['dropout'].rows, texts)
     more = dropout.more / dropout.tokens
     usual = dropout.usual / dropout.tokens
@@ -602,8 +613,10 @@ def claims(stored):
         *sampled_claims(Sampled(stored['sampled'].rows, costs.token['online'])),
         *controller_claims(stored['controllers'].rows, costs),
         *rounded_claims(stored['rounded'].rows, texts),
-        Claim('1 - cost of the confidences of a block of 4 over a target pass', 'notes', 0.95, times, spared,
-              'Five tensor operations a token are a price that does not shrink with the target',
+        Claim("F2 the same means, measured: the processor's time of real runs", 'notes', 1.02, paired,
+              faster_online, LENGTHS, f'n = {len(paired)}'),
+        Claim('1 - what the controller takes for a block of 4, over a target pass', 'notes', 0.95, times,
+              spared, 'Five tensor operations a token are a price that does not shrink with the target',
               f'time; n = {len(times)}'),
         Claim('C by dropout: its AUROC for strict acceptance minus that of the entropy of one pass', 'ours',
               0.001, range(dropout.size), dropout.over_entropy,
@@ -708,6 +721,15 @@ def controller_table(rows, costs):
     return PageTable(head, cells)
 
 
+def paired_table(rows):
+    cells = []
+    for family in FAMILIES:
+        theirs = [row for row in rows if row['family'] == family]
+        if theirs:
+            cells.append((family, len(theirs), faster_online(theirs)))
+    return PageTable(('task', 'texts', 'its best controller over its best fixed window, measured'), cells)
+
+
 def cost_table(costs):
     """Of the one row of pass_costs: its seconds in milliseconds, and in steps of plain decoding."""
     step = costs['target'][1]
@@ -725,4 +747,5 @@ def tables(stored):
     sampled = Sampled(stored['sampled'].rows, costs.token['online'])
     return [unsure_table(texts), area_table(Dropout(stored['dropout'].rows, texts)), reliability_table(texts),
             rule_table(texts), family_table(texts), sampled_table(sampled), word_table(stored['words'].rows),
-            controller_table(stored['controllers'].rows, costs), cost_table(stored['pass_costs'].rows[0])]
+            controller_table(stored['controllers'].rows, costs), paired_table(stored['paired'].rows),
+            cost_table(stored['pass_costs'].rows[0])]

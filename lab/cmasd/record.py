@@ -16,8 +16,8 @@ from tqdm import tqdm
 import lab.cmasd.rivals                                 # noqa: F401, enters the rivals in METHODS
 from lab import tasks
 from lab.cmasd.claims import (FAMILIES, GAINS, LONGEST_WINDOWS, SIGNALS, TAUS, WARM_SUMS, WARM_TAUS,
-                              WINDOWS)
-from lab.common import embedded
+                              WINDOWS, Costs, texts_of)
+from lab.common import embedded, read_stored
 from lab.replay import Replay, columns, modelled_seconds, open_session, pass_costs, short_prompts, written
 from verify import CONTROLLERS, METHODS, CmAsd, Draft, Exact, Score, decode, token_logps, tokens_of
 
@@ -326,6 +326,23 @@ def controller_rows(n):
         yield dict(family=family) | found
 
 
+def paired_rows(n, turns=3):
+    """Of half of the prompts the processor's seconds of the task's best fixed window and of its best online.
+
+    Which are best says what was replayed. They take turns; of each text the least time counts.
+    """
+    stored = {name: read_stored('cmasd', name) for name in ('rules', 'replayed', 'own_cost')}
+    replayed = texts_of(stored, Costs(stored['own_cost'].rows))
+    for family, _, ids in tqdm(texts(max(1, n // 2)), desc='paired'):
+        session = open_session(ids)
+        row = dict(family=family, fixed=[], online=[])
+        for _ in range(turns):
+            for kind in ('fixed', 'online'):
+                method = STRICT[replayed.of(family).best(kind)]
+                row[kind].append(cpu_seconds(written, session, ids, method))
+        yield dict(family=family, fixed=min(row['fixed']), online=min(row['online']))
+
+
 # -------------------------------------------------------------------------------------------------- costs
 
 def cpu_seconds(function, *args):
@@ -344,8 +361,9 @@ def end_of_cycle(control, block, cycle):
 def own_cost_rows(n, rounds=100):
     """Round by round the processor's seconds of what controllers themselves take, and of a target pass.
 
-    confidences: of a block of 4, behind a draft pass, as in a run. token, cycle: {controller: for one of
-    these}, the cycle behind five others.
+    token: {controller: for one token}, a mean over a block of 4, each token's behind its draft pass and the
+    block behind a target pass: as in a run, where passes drive what a controller needs out of the cache.
+    cycle: {controller: for one cycle}, behind five others.
     """
     line = [1] * 100
     session = open_session(line)
@@ -358,17 +376,20 @@ def own_cost_rows(n, rounds=100):
     for _ in range(rounds):
         token_costs = {}
         cycle_costs = {}
+        passes = []
         for name in names:
             control = Exact(WINDOW, controller=name).control
-            draft.read(line, [], draft.model.full, 1)
-            token_costs[name] = cpu_seconds(control.more, session, tokens[:1], logits[:1], [{}])
+            passes.append(cpu_seconds(target.read, line, [], target.model.full, 1))
+            spent = 0.0
+            for i in range(1, 5):
+                draft.read(line, [], draft.model.full, 1)
+                notes = [dict(confidence=0.5) for _ in range(i)]        # the last one's is set anew
+                spent += cpu_seconds(control.more, session, tokens[:i], logits[:i], notes)
+            token_costs[name] = spent / 4
             for _ in range(5):
                 control.learn(block, cycle)
             cycle_costs[name] = cpu_seconds(end_of_cycle, control, block, cycle)
-        draft.read(line, [], draft.model.full, 1)
-        confidences = cpu_seconds(list, map(CmAsd().confidence_window.confidence, logits))
-        yield dict(confidences=confidences, token=token_costs, cycle=cycle_costs,
-                   target_pass=cpu_seconds(target.read, line, [], target.model.full, 1))
+        yield dict(token=token_costs, cycle=cycle_costs, target_pass=min(passes))
 
 
 def pass_cost_rows(n):
@@ -388,6 +409,7 @@ RECORDS = dict(
     dropout=(PAIR, dropout_rows),
     controllers=(PAIR, controller_rows),
     own_cost=(PAIR, own_cost_rows),
+    paired=(PAIR, paired_rows),
     pass_costs=(PAIR, pass_cost_rows))
 
 
