@@ -1009,6 +1009,9 @@ def step_remarks(method, cycles, reports):
 
 def sparse_remarks(method, cycles, reports):
     """The failure signatures that the paper's readers name, where they are seen."""
+    if method.lossless:                                 # none of them is then of its making
+        return ['sparse: its knobs leave nothing out; --sparse ffn needs ffn_share, ffn_quantile or '
+                'ffn_threshold']
     tokens = sum(len(cycle.tokens) for cycle in cycles) / max(len(cycles), 1)       # a cycle
     short = 0                                           # texts that were read densely to their ends
     for found in reports:
@@ -1016,9 +1019,6 @@ def sparse_remarks(method, cycles, reports):
     grades = [found.get('right') for found in reports]
     wrong = grades.count(False)
     said = []
-    if method.lossless:
-        said.append('sparse: its knobs leave nothing out; --sparse ffn needs ffn_share, ffn_quantile or '
-                    'ffn_threshold')
     if tokens < 2:
         said.append(f'sparse: only {tokens:.2f} tokens a cycle; the draft and the sparse target have parted')
     if short and method.rho < 1:

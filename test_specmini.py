@@ -4916,6 +4916,7 @@ def test_sparse_remarks_by_hand():
     assert sparse_remarks(length=39) == ['2 texts stayed below d']
     assert sparse_remarks(right=(False, False, True)) == ['2 graded texts are wro']
     assert len(sparse_remarks(tokens=1, length=39, right=(False,))) == 3
+    assert sparse_remarks(tokens=1, rho=1.0, moe_skip=0) == ['its knobs leave nothin']
 
 
 # ---------------------------------------------------------- specmini.py: what middle stages cost
