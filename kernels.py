@@ -11,11 +11,14 @@ import math
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
-# So few queries over so many keys are grouped: the queries of one key head become the rows of one product.
-# On a CPU that is up to 1.7 times as fast, since a key is read once and not H / G times.
+# On a CPU so few queries over so many keys are grouped: the queries of one key head become the rows of one
+# product. That is up to 1.7 times as fast, since a key is read once and not H / G times.
 FEW = 8         # queries
 MANY = 1024     # keys
+CHANNELS = 128  # of a sparse feed-forward, of which the weights are copied together
+BIG = 2 ** 18   # elements of a matrix that does not stay in a CPU's nearer caches
 
 
 # ------------------------------------------------------------------------------------------ rotary positions
@@ -119,23 +122,42 @@ def rotate(x, cos, sin):
 def attend(q, k, v, mask, carry):
     """Attention of q [B, H, T, D] over k, v [B, G, S, D] -> ([B, H, T, D], carry).
 
-    mask [T, S] is 0 where a query may look, else -inf: the causal one where T = S, whatever is given. Query
-    head h reads key head h // (H / G).
+    mask [T, S] is 0 where a query may look, else -inf. Where it is None, or T = S, attention is causal: the T
+    queries are of the last T keys. Query head h reads key head h // (H / G).
     Source: Vaswani et al. 2017, eq. 1; Ainslie et al. 2023 (grouped queries).
     """
     T = q.shape[2]
     S = k.shape[2]
     if T == S:                                          # a whole text: what is masked is not even computed
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    elif T > FEW or S < MANY:
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    elif mask is None and T > 1:                        # on CUDA: flash attention takes no mask
+        causal = causal_lower_right(T, S)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)
+    elif q.is_cuda or T <= FEW and S >= MANY:           # of those with a mask CUDA's fast one takes no groups
+        out = attend_grouped(q, k, v, mask)
     else:
-        group = q.shape[1] // k.shape[1]                                    # H / G
-        rows = group_queries(q, k)                                          # [B, G, (H/G) T, D]
-        masks = mask.repeat(group, 1)                                       # [(H/G) T, S]
-        out = functional.scaled_dot_product_attention(rows, k, v, attn_mask=masks)
-        out = out.reshape(q.shape)
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     return out, carry
+
+
+def attend_grouped(q, k, v, mask):
+    """[B, H, T, D]: `attend` with the queries that read one key head as rows of one product."""
+    rows = group_queries(q, k)                                              # [B, G, (H/G) T, D]
+    if mask is not None:
+        mask = mask.repeat(q.shape[1] // k.shape[1], 1)                     # [(H/G) T, S]
+    out = functional.scaled_dot_product_attention(rows, k, v, attn_mask=mask)
+    return out.reshape(q.shape)
+
+
+def causal_mask(T, S, like):
+    """[T, S], 0 where one of the last T of S positions may look, else -inf; like: for dtype and device."""
+    hidden = torch.full((T, S), -torch.inf, dtype=like.dtype, device=like.device)
+    return hidden.triu_(S - T + 1)
+
+
+def full_mask(mask, q, k):
+    """The mask [T, S], written out where it is None: for those who add it themselves."""
+    return causal_mask(q.shape[2], k.shape[2], q) if mask is None else mask
 
 
 def group_queries(q, k):
@@ -150,9 +172,24 @@ def swiglu(x, mlp, carry):
 
     Source: Shazeer 2020, eq. 6.
     """
-    gate = functional.silu(mlp.gate_proj(x))                                # [B, T, F]
-    h = gate * mlp.up_proj(x)
-    return mlp.down_proj(h), carry
+    gate, up = mlp.gate_up(x).chunk(2, -1)                                  # [B, T, F] each
+    return mlp.down_proj(functional.silu(gate) * up), carry
+
+
+def head(x, weight, vocab):
+    """Logits [..., vocab] of x [..., C] by the first `vocab` rows of weight [at least that many, C].
+
+    Few positions by a big matrix on a CPU: an even number of them, and the product the other way round, took
+    a third to a half of the time there.
+    """
+    weight = weight[:vocab]
+    n = x.shape[:-1].numel()                            # positions
+    if x.is_cuda or n > FEW or weight.numel() < BIG:
+        return functional.linear(x, weight)
+    rows = x.reshape(n, x.shape[-1])
+    rows = functional.pad(rows, (0, 0, 0, n % 2))                           # [n or n + 1, C]
+    columns = weight @ rows.t()                                             # [vocab, n or n + 1]
+    return columns[:, :n].t().reshape(*x.shape[:-1], vocab)
 
 
 def mix(x, moe, carry):
@@ -183,6 +220,8 @@ def blend(x, moe, weights, chosen, carry):
         weights = weights / weights.sum(-1, keepdim=True)
     if torch.compiler.is_compiling():
         return blend_pairs(x, moe, weights, chosen, carry['real'])
+    if x.is_cuda and len(chosen) <= FEW:
+        return blend_gathered(x, moe, weights, chosen)
     flat = x.flatten(0, 1)                                                  # [B T, C]
     out = torch.zeros_like(flat)
     used = weights != 0                                 # a NaN counts: it is read, and shows
@@ -193,6 +232,22 @@ def blend(x, moe, weights, chosen, carry):
         weight = weights[token, slot, None].to(y.dtype)                     # [n, 1]
         out.index_add_(0, token, y * weight)
     return out.view_as(x)
+
+
+def blend_gathered(x, moe, weights, chosen):
+    """`blend` of few tokens without a look at what was chosen, for which a GPU's host would have to wait.
+
+    A copy of each pair's expert is made: for more tokens than a few that takes longer.
+    """
+    gate_ups, downs = moe.stacks                                            # [E, 2F, C], [E, C, F]
+    N, k = chosen.shape
+    experts = chosen.flatten()                                              # [N k]
+    tokens = x.flatten(0, 1).repeat_interleave(k, 0)                        # [N k, C]
+    gate, up = (gate_ups[experts] @ tokens[..., None]).chunk(2, 1)          # [N k, F, 1] each
+    h = functional.silu(gate) * up
+    out = (downs[experts] @ h).view(N, k, -1)                               # [N, k, C]
+    out = out * weights[..., None].to(out.dtype)
+    return out.sum(1).view_as(x)
 
 
 def blend_pairs(x, moe, weights, chosen, real):
@@ -212,10 +267,10 @@ def blend_pairs(x, moe, weights, chosen, real):
     spare = chosen[0, 0, 0]                             # read anyway, so unused pairs cost nothing
     expert = torch.where(used, chosen, spare)                               # [B, T, k, 1]
 
-    gates, ups, downs = moe.stacks                                          # [E, F, C] twice, [E, C, F]
+    gate_ups, downs = moe.stacks                                            # [E, 2F, C], [E, C, F]
     tokens = x[:, :, None]                                                  # [B, T, 1, C]
-    gate = pair_terms(tokens, gates, expert, used).sum(-1)                  # [B, T, k, F]
-    up = pair_terms(tokens, ups, expert, used).sum(-1)                      # [B, T, k, F]
+    both = pair_terms(tokens, gate_ups, expert, used).sum(-1)               # [B, T, k, 2F]
+    gate, up = both.chunk(2, -1)
     h = functional.silu(gate) * up
     terms = pair_terms(h * weights, downs, expert, used)                    # [B, T, k, C, F]
     return terms.sum((2, 4))
@@ -298,6 +353,7 @@ def sparse_attend(q, k, v, mask, carry, how):
         return attend(q, k, v, mask, carry)
     if anchor or 'blocks' not in carry:
         start = carry['start']
+        mask = full_mask(mask, q, k)
         query = choosing_query(q, carry['real'], rule.query_from)           # [B, H, D]
         means = carry['means'][layer][:, :, :whole]                         # [B, G, whole, D]
         scores = rule.scores(query, k, means, rule.block)                   # [B, G, whole]
@@ -379,8 +435,11 @@ def attend_kept(q, k, v, places, mask):
     """[B, H, T, D]: attention over the keys at these places [B, G, K] alone; mask [T, K].
 
     One key head at a time: its kept keys are copied together and read again while the CPU's cache holds them,
-    so memory is read once and only where needed. Keys stay turned by their old positions.
+    so memory is read once and only where needed. Keys stay turned by their old positions. On CUDA, where each
+    of these products is too small to launch by itself, all heads' keys are copied together.
     """
+    if q.is_cuda:
+        return attend_gathered(q, k, v, places, mask)
     D = q.shape[3]
     group = q.shape[1] // k.shape[1]                                        # H / G
     mask = mask.repeat(group, 1)                                            # [(H/G) T, K]
@@ -395,6 +454,12 @@ def attend_kept(q, k, v, places, mask):
         weights = weights.softmax(-1)
         outs.append(weights @ value.index_select(0, kept))                  # [(H/G) T, D]
     return torch.stack(outs).view(q.shape)
+
+
+def attend_gathered(q, k, v, places, mask):
+    """`attend_kept` in one gather and one attention over all heads."""
+    rows = places[..., None].expand(-1, -1, -1, q.shape[3])                 # [B, G, K, D]
+    return attend_grouped(q, k.gather(2, rows), v.gather(2, rows), mask)
 
 
 # ------------------------------------------------------------------------------ sparse channels and experts
@@ -431,12 +496,14 @@ def root_channels(h, share):
     return largest.sort().values
 
 
-def chosen_swiglu(x, h, mlp, chosen, step=128):
+def chosen_swiglu(x, h, mlp, chosen):
     """[B, T, C]: down(h * up(x)) over the chosen channels alone; x [B, T, C], h [B, T, F].
 
-    `step` channels at a time, so that the copies of their weights stay in the CPU's cache. Fast where
+    On a CPU some channels at a time, so that the copies of their weights stay in its cache. Fast where
     `chosen` ascends and down's weight lies channel by channel in memory (as `lab.bench pass` lays it).
     """
+    step = len(chosen) if x.is_cuda else CHANNELS
+    mlp.unpack()                                        # single rows are read
     up = mlp.up_proj
     down = mlp.down_proj
     columns = down.weight.t()                                               # [F, C]
@@ -516,6 +583,7 @@ def grounded(q, k, v, mask, carry):
     """
     T = k.shape[2] - carry['begin']
     queries = q[:, :, -T:]                                                  # [B, H, T, D]
-    weights = attention_rows(queries, k, mask[-T:], carry['sparsify'])      # [B, T, S]
+    rows = full_mask(mask, q, k)[-T:]                                       # [T, S]
+    weights = attention_rows(queries, k, rows, carry['sparsify'])           # [B, T, S]
     carry['shades'] = shade(weights, carry['shades'], carry['residual'])
     return attend(q, k, v, mask, carry)

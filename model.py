@@ -26,6 +26,8 @@ import kernels
 
 CHUNK = 2048    # positions of a long prompt fed in one pass, so that the mask stays small
 PAD = 16        # compiled passes of up to this many positions are padded to a power of two: few graphs
+SPAN = 1024     # keys in view of a compiled pass, at least; beyond, the next power of two
+FEW = 4         # rows that such a product costs at least, so fewer are padded: 3 took longer than 4
 KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
 NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
           'max_position_embeddings')
@@ -213,16 +215,77 @@ class Part(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A matrix product; for one position of a compiled pass a sum that inductor fuses with its neighbours."""
+    """A matrix product, x [..., in] -> [..., out]."""
 
     def __call__(self, x):
-        weight = self._parameters['weight']
-        bias = self._parameters['bias']
-        one_position = x.numel() == x.shape[-1]
-        if not (one_position and torch.compiler.is_compiling()):
-            return functional.linear(x, weight, bias)
-        y = (x[..., None, :] * weight).sum(-1)
-        return y if bias is None else y + bias
+        return product(x, self._parameters['weight'], self._parameters['bias'])
+
+    def pack(self):
+        """Lays the weight out anew, as oneDNN reads it fastest; numbers stay, single rows can't be had."""
+        packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, FEW)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+
+    def unpack(self):
+        """The weight as it was, if it is packed."""
+        if self.weight.is_mkldnn:
+            self.weight = nn.Parameter(self.weight.to_dense(), requires_grad=False)
+
+
+def product(x, weight, bias):
+    """x [..., in] -> [..., out]; for one position of a compiled pass a sum that inductor fuses with more."""
+    if weight.is_mkldnn:
+        return packed_product(x, weight, bias)
+    one_position = x.numel() == x.shape[-1]
+    if not (one_position and torch.compiler.is_compiling()):
+        return functional.linear(x, weight, bias)
+    y = (x[..., None, :] * weight).sum(-1)
+    return y if bias is None else y + bias
+
+
+def packed_product(x, weight, bias):
+    """`product` with a packed weight."""
+    rows = x.flatten(0, -2)                                                 # [n, in]
+    n = len(rows)
+    if n < FEW:
+        rows = functional.pad(rows, (0, 0, 0, FEW - n))
+    y = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, 'none', [], '')
+    return y[:n].view(*x.shape[:-1], -1)
+
+
+class Joint:
+    """Linear layers that read the same x, their outputs side by side: once joined, by one product.
+
+    Their own weights become views of the joint one, so nothing is held twice, and names and checkpoints stay.
+    """
+
+    def __init__(self, *parts):
+        self.parts = parts
+        self.weight = None
+        self.bias = None
+
+    def __call__(self, x):
+        if self.weight is None:                         # in training, or packed
+            return torch.cat([part(x) for part in self.parts], -1)
+        return product(x, self.weight, self.bias)
+
+    def join(self):
+        self.weight = torch.cat([part.weight for part in self.parts])
+        share(self.weight, [part.weight for part in self.parts])
+        if self.parts[0].bias is not None:
+            self.bias = torch.cat([part.bias for part in self.parts])
+            share(self.bias, [part.bias for part in self.parts])
+
+    def pack(self):
+        self.weight = None
+        for part in self.parts:
+            part.pack()
+
+
+def share(whole, weights):
+    """Makes the weights views of the rows of `whole`, which hold the same numbers."""
+    rows = whole.split([len(weight) for weight in weights])
+    for weight, view in zip(weights, rows):
+        weight.data = view
 
 
 class RMSNorm(nn.RMSNorm):
@@ -230,35 +293,37 @@ class RMSNorm(nn.RMSNorm):
         return torch.rms_norm(x, self.normalized_shape, self._parameters['weight'], self.eps)
 
 
-def head_norm(config):
-    """The RMSNorm of a head's queries or keys, or what leaves them alone."""
-    return RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
-
-
 class Attention(Part):
     def __init__(self, config):
         super().__init__()
         C, D = config.hidden_size, config.head_dim
         H, G = config.num_attention_heads, config.num_key_value_heads
-        self.D = D
+        self.sizes = H, G, D
         self.q_proj = Linear(C, H * D, bias=config.qkv_bias)
         self.k_proj = Linear(C, G * D, bias=config.qkv_bias)
         self.v_proj = Linear(C, G * D, bias=config.qkv_bias)
         self.o_proj = Linear(H * D, C, bias=config.o_bias)
-        self.q_norm = head_norm(config)
-        self.k_norm = head_norm(config)
+        self.qkv = Joint(self.q_proj, self.k_proj, self.v_proj)
+        self.normed = config.qk_norm
+        if self.normed:
+            self.q_norm = RMSNorm(D, config.rms_norm_eps)
+            self.k_norm = RMSNorm(D, config.rms_norm_eps)
 
     def forward(self, x, attend, view, store, carry):
         """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) in the cache, or None."""
         B, T, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(B, T, -1, self.D)).transpose(1, 2)          # [B, H, T, D]
-        k = self.k_norm(self.k_proj(x).view(B, T, -1, self.D)).transpose(1, 2)          # [B, G, T, D]
-        v = self.v_proj(x).view(B, T, -1, self.D).transpose(1, 2)                       # [B, G, T, D]
-        q = kernels.rotate(q, view.cos, view.sin)
-        k = kernels.rotate(k, view.cos, view.sin)
+        H, G, D = self.sizes
+        heads = self.qkv(x).view(B, T, H + 2 * G, D).transpose(1, 2)        # [B, H + 2 G, T, D]
+        qk = heads[:, :H + G]
+        v = heads[:, H + G:]                                                # [B, G, T, D]
+        if self.normed:
+            qk = torch.cat([self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])], 1)
+        qk = kernels.rotate(qk, view.cos, view.sin)
+        q = qk[:, :H]                                                       # [B, H, T, D]
+        k = qk[:, H:]                                                       # [B, G, T, D]
         if store is not None:
             keys, values = store
-            k = keys.index_copy_(2, view.positions, k)[:, :, :view.span]                # [B, G, span, D]
+            k = keys.index_copy_(2, view.positions, k)[:, :, :view.span]    # [B, G, span, D]
             v = values.index_copy_(2, view.positions, v)[:, :, :view.span]
         out, carry = attend(q, k, v, view.mask, carry)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1)), carry
@@ -270,6 +335,16 @@ class MLP(Part):
         self.gate_proj = Linear(C, F, bias=bias)
         self.up_proj = Linear(C, F, bias=bias)
         self.down_proj = Linear(F, C, bias=bias)
+        self.gate_up = Joint(self.gate_proj, self.up_proj)
+
+    def join(self):
+        self.gate_up.join()
+
+    def unpack(self):
+        """Makes single rows of its matrices readable again, for good."""
+        self.gate_proj.unpack()
+        self.up_proj.unpack()
+        self.down_proj.unpack()
 
 
 class MoE(Part):
@@ -280,21 +355,20 @@ class MoE(Part):
         self.renormalise = config.norm_topk_prob
         self.gate = Linear(C, E, bias=False)
         self.experts = nn.ModuleList(MLP(C, F) for _ in range(E))
-        self.stacks = []
+        self.stacks = None
 
-    def stack(self):
-        """Puts gate, up and down of all experts into one tensor [E, rows, columns] each, for compiled passes.
+    def join(self):
+        """Puts the matrices of all experts into two tensors: gate and up [E, 2F, C], down [E, C, F].
 
-        The experts' own weights become its views: nothing is held twice, names and checkpoints stay.
+        The experts' own weights become their views: nothing is held twice, names and checkpoints stay.
         """
-        if self.stacks:
-            return
-        for name in ('gate_proj', 'up_proj', 'down_proj'):
-            weights = [getattr(expert, name).weight for expert in self.experts]
-            stacked = torch.stack([weight.data for weight in weights])
-            for weight, view in zip(weights, stacked):
-                weight.data = view
-            self.stacks.append(stacked)
+        gate_ups = torch.stack([torch.cat([e.gate_proj.weight, e.up_proj.weight]) for e in self.experts])
+        downs = torch.stack([expert.down_proj.weight for expert in self.experts])
+        for expert, gate_up, down in zip(self.experts, gate_ups, downs):
+            share(gate_up, [expert.gate_proj.weight, expert.up_proj.weight])
+            expert.gate_up.weight = gate_up
+            expert.down_proj.weight.data = down
+        self.stacks = gate_ups, downs
 
 
 class Block(Part):
@@ -405,7 +479,7 @@ class View:
     positions: torch.Tensor     # [T] absolute
     cos: torch.Tensor           # [T, D]
     sin: torch.Tensor           # [T, D]
-    mask: torch.Tensor          # [T, span], 0 where a query may look and -inf elsewhere; made once a pass
+    mask: torch.Tensor | None   # as kernels.attend takes it; made once a pass
     span: int                   # keys in view
 
 
@@ -444,18 +518,54 @@ class Transformer(Part):
         """
         if stores is None:
             span = ids.shape[1]
-        later = torch.arange(span, device=ids.device) > positions[:, None]              # [T, span]
-        mask = torch.zeros_like(later, dtype=self.cos.dtype).masked_fill(later, -torch.inf)
-        view = View(positions, self.cos[positions], self.sin[positions], mask, span)
+        view = View(positions, self.cos[positions], self.sin[positions], self.mask(positions, span), span)
         x = self.model.embed_tokens(ids)                                                # [B, T, C]
         for i, layer in enumerate(self.model.layers):
             store = None if stores is None else stores[i]
             x, carry = layer(x, path.attends[i], path.ffns[i], view, store, carry)
         return self.model.norm(x)
 
+    def mask(self, positions, span):
+        """[T, span], 0 where a query may look and -inf elsewhere; None where kernels.attend needs none.
+
+        A compiled pass has more keys in view than are written, an eager one exactly those that it may see.
+        """
+        T = len(positions)
+        if torch.compiler.is_compiling():
+            later = torch.arange(span, device=positions.device) > positions[:, None]        # [T, span]
+            return torch.zeros_like(later, dtype=self.cos.dtype).masked_fill(later, -torch.inf)
+        flash = self.cos.is_cuda and self.cos.dtype != torch.float32
+        if T == 1 or T == span or flash:
+            return None
+        return kernels.causal_mask(T, span, self.cos)
+
     def logits(self, hidden):
         """hidden [B, T, C] -> logits [B, T, V], cut to the tokenizer's length (checkpoints pad the head)."""
-        return functional.linear(hidden, self.lm_head.weight[:self.vocab])
+        return kernels.head(hidden, self.lm_head.weight, self.vocab)
+
+    def join(self):
+        """Makes one matrix of those that read the same: fewer, larger products. The dtype must be final."""
+        for layer in self.model.layers:
+            layer.self_attn.qkv.join()
+            layer.mlp.join()
+
+    def pack(self):
+        """Packs the big matrices: on a CPU, in fp32, a pass of few positions then takes half the time."""
+        for layer in self.model.layers:
+            attention = layer.self_attn
+            parts = [attention.qkv, attention.o_proj]
+            if isinstance(layer.mlp, MLP):
+                parts += [layer.mlp.gate_up, layer.mlp.down_proj]
+            for part in parts:
+                if part.weight.numel() >= kernels.BIG:
+                    part.pack()
+
+    def unpack(self):
+        """Undoes pack; the matrices are joined again."""
+        for part in self.modules():
+            if isinstance(part, Linear):
+                part.unpack()
+        self.join()
 
     def read_bytes(self, path):
         """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
@@ -654,10 +764,12 @@ def compile_forward(model):
     cpu = model.cos.device.type == 'cpu'
     expect(not cpu or shutil.which(os.environ.get('CXX', 'g++')), '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 64           # graphs of all lengths, paths and models together
-    for part in model.modules():
-        if isinstance(part, MoE):
-            part.stack()
-    options = dict(cpp_wrapper=cpu)                     # without it a quarter of a pass is Python
+    model.unpack()                                      # inductor reads plain weights, experts in stacks
+    options = dict(cpp_wrapper=True)                    # without it a quarter of a pass is Python
+    if not cpu:
+        # never run: there was no GPU. CUDA graphs leave out a pass that writes into its inputs, as into the
+        # caches, unless these are marked static (Reader)
+        options = {'triton.cudagraphs': True, 'coordinate_descent_tuning': True}
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 
 
@@ -685,6 +797,7 @@ def load(folder, device='cpu', dtype=torch.float32):
     weights.setdefault('lm_head.weight', weights['model.embed_tokens.weight'])      # where it is tied
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False).eval()
+    model.join()
     model.set_context(min(2048, config.max_position_embeddings))
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     model.words = {i: text for text, i in vocabulary.items()}

@@ -135,6 +135,9 @@ class Engine:
         self.shortest = min(contexts, key=contexts.get)                 # the role that limits a text
         self.context = contexts[self.shortest]
         if self.device == 'cpu':
+            for model in self.models.values():
+                if self.dtype == 'fp32' and not self.compile:
+                    model.pack()
             small = sum(p.numel() for p in target.parameters()) < SMALL
             torch.set_num_threads(self.threads or (1 if small else CORES))
 

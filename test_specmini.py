@@ -286,6 +286,85 @@ def test_parity_in_bf16(oracle):
     assert error.std() < 0.1 * oracle.wanted.std()
 
 
+# joint and packed matrices
+
+def test_parity_packed(oracle, monkeypatch):
+    """Packed matrices give transformers' logits too, at one to five positions; unpacked, they are back."""
+    monkeypatch.setattr(kernels, 'BIG', 1)
+    model, _, _ = load(oracle.folder)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    model.pack()
+    attention = model.model.layers[0].self_attn
+    assert attention.q_proj.weight.is_mkldnn and attention.qkv.weight is None
+    reader = Reader(model, 40)
+    for end, last in ((20, 20), (21, 1), (23, 2), (26, 3), (30, 4), (35, 5), (40, 5)):
+        got = reader.read(oracle.ids[:end], [], model.full, last)
+        assert apart(got, oracle.wanted[end - last:end]) < 1e-4
+    model.unpack()
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name]), name
+    assert apart(fresh(model, oracle.ids), oracle.wanted) < 1e-4
+
+
+def test_joint_matrices_are_held_once(oracle):
+    """Of a loaded network the memory is that of its parameters, under the checkpoint's names."""
+    model, _, _ = load(oracle.folder)
+    held = {}
+    for part in model.modules():
+        for joint in (getattr(part, 'qkv', None), getattr(part, 'gate_up', None)):
+            if joint is not None:
+                held[joint.weight.untyped_storage().data_ptr()] = joint.weight.untyped_storage().nbytes()
+    sizes = {}
+    for weight in model.parameters():
+        storage = weight.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+    assert held and held.keys() <= sizes.keys()
+    assert sum(sizes.values()) == sum(weight.nbytes for weight in model.parameters())
+    stored = set()
+    for file in oracle.folder.glob('*.safetensors'):
+        stored |= safetensors.load_file(file).keys()
+    assert stored == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize('shape', [dict(), dict(qkv_bias=True, mlp_bias=True), dict(qk_norm=True), MIXED])
+def test_joint_matrices_compute_what_single_ones_do(shape):
+    model = network(**shape)
+    wanted = fresh(model, LINE)
+    model.join()
+    assert apart(fresh(model, LINE), wanted) < 1e-12
+
+
+@pytest.mark.parametrize('n', range(1, 12))
+def test_head_either_way_round(n, monkeypatch):
+    """Few positions by a big matrix are multiplied the other way round."""
+    x = torch.randn(1, n, 16, dtype=torch.float64, generator=seeded())
+    weight = torch.randn(13, 16, dtype=torch.float64, generator=seeded(1))
+    wanted = x @ weight[:11].T
+    assert apart(kernels.head(x, weight, 11), wanted) < 1e-12
+    monkeypatch.setattr(kernels, 'BIG', 1)
+    assert apart(kernels.head(x, weight, 11), wanted) < 1e-12
+
+
+@pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
+def test_attention_without_a_mask_is_causal(T, S):
+    """The T queries are of the last T keys, in every form that attention takes."""
+    q = torch.randn(2, 4, T, 8, dtype=torch.float64, generator=seeded())
+    k = torch.randn(2, 2, S, 8, dtype=torch.float64, generator=seeded(1))
+    v = torch.randn(2, 2, S, 8, dtype=torch.float64, generator=seeded(2))
+    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
+    scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    wanted = weights @ v.repeat_interleave(2, 1)
+    mask = kernels.causal_mask(T, S, q)
+    assert torch.equal(mask == 0, ~hidden)
+    for given in (None, mask):
+        out, _ = kernels.attend(q, k, v, given, None)
+        assert apart(out, wanted) < 1e-12
+    assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
+
+
+# refusals
+
 @pytest.mark.parametrize('name, value', [
     ('hidden_size', None),
     ('num_attention_heads', 0),
@@ -4007,9 +4086,9 @@ def test_sparse_blend_shows_a_broken_router():
 
 
 def test_sparse_experts_stacked_are_held_once():
-    """All weights of the experts are views of the three stacks, which hold nothing else."""
+    """All weights of the experts are views of the two stacks, which hold nothing else."""
     _, moe, *_ = stacked_inputs()
-    moe.stack()
+    moe.join()
     held = set()
     for expert in moe.experts:
         for weight in expert.parameters():
@@ -4023,7 +4102,7 @@ def test_sparse_experts_stacked_keep_their_names(tmp_path):
     """In the state dict and in a file."""
     before = network(**MIXED).state_dict()
     model, moe, *_ = stacked_inputs()
-    moe.stack()
+    moe.join()
     safetensors.save_file(model.state_dict(), tmp_path / 'stacked')
     for found in (model.state_dict(), safetensors.load_file(tmp_path / 'stacked')):
         assert found.keys() == before.keys()
@@ -4035,7 +4114,7 @@ def test_sparse_experts_stacked_read_only_those_used():
     """The others' weights are NaN, which would show; two of the five tokens are padding."""
     _, moe, x, weights, chosen = stacked_inputs()
     wanted = kernels.blend(x, moe, weights, chosen, None)
-    moe.stack()
+    moe.join()
     unread = set(range(6)) - set(chosen[:3, 0].tolist())
     assert unread
     for expert in unread:
@@ -4044,6 +4123,45 @@ def test_sparse_experts_stacked_read_only_those_used():
     got = kernels.blend_pairs(x, moe, weights, chosen, torch.tensor(3))
     assert apart(got[:, :3], wanted[:, :3]) < 1e-12
     assert got.isfinite().all()
+
+
+@pytest.mark.parametrize('renormalise', [True, False])
+def test_sparse_experts_gathered(renormalise):
+    """What CUDA does for few tokens is what a loop over experts gives."""
+    _, moe, x, *_ = stacked_inputs()
+    weights, chosen = kernels.route(x[0], moe)
+    weights[2, 1:] = 0
+    moe.renormalise = renormalise
+    wanted = kernels.blend(x, moe, weights, chosen, None)
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    moe.join()
+    assert apart(kernels.blend_gathered(x, moe, weights, chosen), wanted) < 1e-12
+
+
+def test_sparse_keys_gathered():
+    """What CUDA does with the kept keys of all heads is what a loop over heads gives."""
+    q = torch.randn(2, 4, 3, 8, dtype=torch.float64, generator=seeded())
+    k = torch.randn(2, 2, 40, 8, dtype=torch.float64, generator=seeded(1))
+    v = torch.randn(2, 2, 40, 8, dtype=torch.float64, generator=seeded(2))
+    places = torch.rand(2, 2, 40, generator=seeded(3)).topk(12).indices
+    mask = torch.randn(3, 12, dtype=torch.float64, generator=seeded(4))
+    wanted = kernels.attend_kept(q, k, v, places, mask)
+    assert apart(kernels.attend_gathered(q, k, v, places, mask), wanted) < 1e-12
+
+
+def test_sparse_channels_of_a_packed_network(monkeypatch):
+    """A sparse feed-forward reads single rows: it unpacks what it reads, and computes the same."""
+    monkeypatch.setattr(kernels, 'BIG', 1)
+    model = byte_network()
+    path = thin(model, ffn_share=0.5)
+    line = list(range(40))
+    wanted = Reader(model, 40).read(line, [], path, 5)
+    model.join()
+    model.pack()
+    assert model.model.layers[0].mlp.up_proj.weight.is_mkldnn
+    assert apart(Reader(model, 40).read(line, [], path, 5), wanted) < 1e-4
+    assert not model.model.layers[0].mlp.up_proj.weight.is_mkldnn
 
 
 # the ledger

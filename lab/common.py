@@ -38,7 +38,7 @@ def embedded(name, rounded=False):
     if rounded:
         for key, weight in loaded[0].named_parameters():
             if linear(key, weight):
-                weight.data = quantise(weight.data)
+                weight.copy_(quantise(weight))
     return loaded
 
 

@@ -126,6 +126,7 @@ def attend_chosen(q, k, v, mask, carry, how):
         carry = carry | dict(chosen_mask=chosen_mask, block=rule.block)
     keys = carry['chosen_mask'].repeat_interleave(rule.block, -1)       # [B, G, T, keys in whole blocks]
     keys = functional.pad(keys, (0, k.shape[2] - keys.shape[-1]), value=True)
+    mask = kernels.full_mask(mask, q, k)
     seen = mask.expand(*keys.shape).masked_fill(~keys, -torch.inf)
     return attend_masked(q, k, v, seen), carry
 
@@ -216,6 +217,7 @@ def guessed_swiglu(x, mlp, carry, how):
     After SparQ (Ribar et al. 2024), which guesses keys so; its first step, for channels.
     """
     _, share = how
+    mlp.unpack()                                        # columns and rows of the gate are read
     gate = mlp.gate_proj
     root = x[:, :1]                                                     # [B, 1, C]
     sizes = root.abs().amax((0, 1))                                     # [C]

@@ -115,7 +115,8 @@ def observe(session, who, step, rollouts):
     layers = []                             # of each layer: {sparsify: attention weights [1, T, S]}
 
     def watch(q, k, v, mask, carry):
-        layers.append({cut: kernels.attention_rows(q[:, :, -T:], k, mask[-T:], cut) for cut in cuts})
+        rows = kernels.full_mask(mask, q, k)[-T:]
+        layers.append({cut: kernels.attention_rows(q[:, :, -T:], k, rows, cut) for cut in cuts})
         return kernels.attend(q, k, v, mask, carry)
     path = replace(full, name='observed', attends=(watch,) * len(full.attends))
     logits = reader.read(session.tokens, step, path, T + 1)[:-1]
@@ -163,7 +164,8 @@ def whole_rollout(model, line, layers, sparsify, residual):
         total = torch.zeros(len(line), len(line), dtype=q.dtype)
         for head, queries in enumerate(q[0]):
             keys = k[0, head // share]
-            weights = (queries @ keys.T / queries.shape[-1] ** 0.5 + mask).softmax(-1)
+            scores = queries @ keys.T / queries.shape[-1] ** 0.5
+            weights = (scores + kernels.causal_mask(*scores.shape, scores)).softmax(-1)
             for row in weights:
                 drop_small(row, sparsify)
             total += weights
