@@ -8,6 +8,7 @@ F feed-forward width, E experts, V vocabulary.
 import copy
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -666,7 +667,11 @@ class Reader:
         self.cache = KVCache(model.config, self.capacity, model.lm_head.weight)
         self.log = []                                   # (path name, positions, begin, end) of each pass
         self.paths = {}                                 # path name -> Path, of every path read on so far
-        self.compiled = compile_forward(model) if compiled else None
+        self.compiled = None
+        if compiled:
+            self.compiled = compile_forward(model)
+            for store in itertools.chain(*self.cache.stores):
+                torch._dynamo.mark_static_address(store)        # or CUDA graphs leave these passes out
 
     def read(self, text, guesses, path, last):
         """Logits [last, V] of the last positions of text + guesses (lists of ids), read on this path.
@@ -701,9 +706,9 @@ class Reader:
         pad = 0
         if self.compiled and T <= PAD and path.carry is None:   # what is observed differs every time
             forward = self.compiled
-            span = self.capacity                        # one graph, wherever the pass begins
             pad = (1 << (T - 1).bit_length()) - T
-            ids = functional.pad(ids, (0, pad)) if pad else ids
+            span = self.span(span + pad)
+            ids = functional.pad(ids, (0, pad))         # also by 0: graphs tell such tensors from others
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
         carry = self.told(start, T, path) if path.informed else path.carry
@@ -712,6 +717,11 @@ class Reader:
         self.log.append((path.name, B * T, begin, self.now()))
         self.paths[path.name] = path
         return logits
+
+    def span(self, length):
+        """Keys in view of a compiled pass up to this length: few numbers, since each has graphs of its own."""
+        power = 1 << (length - 1).bit_length()
+        return min(self.capacity, max(SPAN, power))
 
     def told(self, start, T, path):
         """What an informed path's layers are told of a pass over T tokens, in tensors: it may be compiled."""
@@ -763,12 +773,11 @@ def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
     cpu = model.cos.device.type == 'cpu'
     expect(not cpu or shutil.which(os.environ.get('CXX', 'g++')), '--compile needs g++, or what CXX names')
-    torch._dynamo.config.recompile_limit = 64           # graphs of all lengths, paths and models together
+    torch._dynamo.config.recompile_limit = 256          # graphs of all lengths, spans, paths and models
     model.unpack()                                      # inductor reads plain weights, experts in stacks
     options = dict(cpp_wrapper=True)                    # without it a quarter of a pass is Python
     if not cpu:
-        # never run: there was no GPU. CUDA graphs leave out a pass that writes into its inputs, as into the
-        # caches, unless these are marked static (Reader)
+        # not yet run, for want of a GPU
         options = {'triton.cudagraphs': True, 'coordinate_descent_tuning': True}
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 

@@ -574,6 +574,33 @@ def graph(name, sizes, method=None, **knobs):
     return case(name, sizes, method, knobs, slow=True)
 
 
+def graph_counter(monkeypatch):
+    """The counter of the graphs that are compiled from here on; nothing is generated for them."""
+    from torch._dynamo.testing import CompileCounter
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compile_by = torch.compile
+
+    def count_alone(function, options, **how):
+        return compile_by(function, backend=counter, **how)
+    monkeypatch.setattr(torch, 'compile', count_alone)
+    return counter
+
+
+@pytest.mark.slow
+def test_graphs_of_spans(monkeypatch):
+    """A compiled pass has a power of two of keys in view, or the whole cache; each has a graph."""
+    monkeypatch.setattr('model.SPAN', 8)
+    counter = graph_counter(monkeypatch)
+    model = network()
+    compiled = Reader(model, 24, compiled=True)         # 16 more for padding: 40
+    assert [compiled.span(n) for n in (1, 8, 9, 16, 17, 32, 33, 40)] == [8, 8, 16, 16, 32, 32, 40, 40]
+    for length in (3, 5, 8, 9, 12, 16, 20, 24):
+        got = compiled.read(LINE[:length], [], model.full, 1)
+        assert apart(got, fresh(model, LINE[:length], 1)) < 1e-9
+    assert counter.frame_count == 5         # feeds 3, 2, 3, 1, 3, 4, 4, 4: of 4 at 8, 16 and 32, of 2, of 1
+
+
 @pytest.mark.parametrize('sizes, name, knobs', [
     graph('full', {}),
     graph('full-mixture', MIXED_TWO),
@@ -587,14 +614,7 @@ def graph(name, sizes, method=None, **knobs):
     graph('sparse-forms-quest', MIXED_TWO, 'sparse-forms', form='union', select='quest', query_from='mean')])
 def test_graphs(sizes, name, knobs, monkeypatch):
     """One graph per padded length, whatever the position (the backend only counts); padding is harmless."""
-    from torch._dynamo.testing import CompileCounter
-    torch._dynamo.reset()
-    counter = CompileCounter()
-    compile_by = torch.compile
-
-    def count_alone(function, options, **how):
-        return compile_by(function, backend=counter, **how)
-    monkeypatch.setattr(torch, 'compile', count_alone)
+    counter = graph_counter(monkeypatch)
     model = network(**sizes)
     path = model.full
     if name:
