@@ -525,9 +525,9 @@ def sparse_mix(x, moe, carry, how):
     most = len(how)
     sums = weights.flip(-1).cumsum(-1)                                      # [N, k], of the lowest m = 1 to k
     lowest = sums[:, :most] / weights.sum(-1, keepdim=True)                 # [N, most], their share
-    below = lowest < lowest.new_tensor(how)
-    m = torch.arange(1, most + 1, device=x.device)
-    skip = (below * m).amax(-1)                                             # [N], the largest such m or 0
+    skip = torch.zeros_like(chosen[:, 0])                                   # [N], the largest such m or 0
+    for m, beta in enumerate(how, 1):
+        skip = torch.where(lowest[:, m - 1] < beta, m, skip)
     ranks = torch.arange(moe.top_k, device=x.device)
     left = moe.top_k - skip[:, None]                                        # [N, 1]
     weights = weights.masked_fill(ranks >= left, 0)
