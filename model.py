@@ -642,17 +642,16 @@ class KVCache:
         self.averaged = n
         return self.means
 
-    def fork(self, config, rows, extra):
-        """`rows` equal rows with room for `extra` more positions; only the positions in use are copied."""
-        n = self.length
-        twin = KVCache(config, n + extra, self.stores[0][0], rows)
-        for (keys, values), (new_keys, new_values) in zip(self.stores, twin.stores):
-            new_keys[:, :, :n] = keys[:, :, :n]
-            new_values[:, :, :n] = values[:, :, :n]
-        twin.ids = self.ids[:n]
-        twin.writers = self.writers[:n]
-        twin.length = n
-        return twin
+    def copy_of(self, other):
+        """Becomes another cache, of one row, in each row; only the positions in use are copied."""
+        n = other.length
+        for mine, theirs in zip(self.stores, other.stores):
+            for store, source in zip(mine, theirs):     # keys, then values
+                store[:, :, :n] = source[:, :, :n]
+        self.ids = other.ids[:n]
+        self.writers = other.writers[:n]
+        self.length = n
+        self.averaged = 0
 
 
 class Reader:
@@ -664,14 +663,18 @@ class Reader:
         self.capacity = capacity + PAD
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
-        self.cache = KVCache(model.config, self.capacity, model.lm_head.weight)
         self.log = []                                   # (path name, positions, begin, end) of each pass
         self.paths = {}                                 # path name -> Path, of every path read on so far
-        self.compiled = None
-        if compiled:
-            self.compiled = compile_forward(model)
-            for store in itertools.chain(*self.cache.stores):
+        self.compiled = compile_forward(model) if compiled else None
+        self.cache = self.new_cache(1)
+        self.forks = {}                                 # rows -> KVCache, see fork
+
+    def new_cache(self, rows):
+        cache = KVCache(self.model.config, self.capacity, self.model.lm_head.weight, rows)
+        if self.compiled:
+            for store in itertools.chain(*cache.stores):
                 torch._dynamo.mark_static_address(store)        # or CUDA graphs leave these passes out
+        return cache
 
     def read(self, text, guesses, path, last):
         """Logits [last, V] of the last positions of text + guesses (lists of ids), read on this path.
@@ -719,7 +722,7 @@ class Reader:
         return logits
 
     def span(self, length):
-        """Keys in view of a compiled pass up to this length: few numbers, since each has graphs of its own."""
+        """Keys in view of a compiled pass up to this length: few numbers, since each has its own graphs."""
         power = 1 << (length - 1).bit_length()
         return min(self.capacity, max(SPAN, power))
 
@@ -729,12 +732,18 @@ class Reader:
         return dict(start=torch.full((), start, device=device), real=torch.full((), T, device=device),
                     means=self.cache.average(path.block, start) if path.block else None)
 
-    def fork(self, rows, extra):
-        """A reader of the same network and log over `rows` copies of this cache, `extra` positions longer."""
+    def fork(self, rows):
+        """A reader of the same network and log over `rows` copies of this cache.
+
+        There is one for each number of rows, so that compiled passes find their graphs again: the next fork
+        of as many rows takes this one's place.
+        """
+        if rows not in self.forks:
+            self.forks[rows] = self.new_cache(rows)
         twin = copy.copy(self)
-        twin.cache = self.cache.fork(self.model.config, rows, extra)
-        twin.compiled = None
-        twin.capacity = self.cache.length + extra
+        twin.cache = self.forks[rows]
+        twin.cache.copy_of(self.cache)
+        twin.forks = {}
         return twin
 
     def forget(self):

@@ -553,9 +553,9 @@ def test_fork():
     reader.read([1, 2, 3], [], model.full, 1)
     keys, _ = reader.cache.stores[0]
     keys[:, :, 3:] = 7.0                                        # scratch behind what is in use
-    twin = reader.fork(3, 2)
+    twin = reader.fork(3)
     copied, _ = twin.cache.stores[0]
-    assert copied.shape[0] == 3 and copied.shape[2] == 5
+    assert copied.shape[0] == 3
     assert (copied[:, :, 3:] == 0).all()
     twin.append(torch.tensor([4, 5, 6]), model.full)
     logits = twin.append(torch.tensor([7, 8, 9]), model.full)
@@ -564,6 +564,24 @@ def test_fork():
         assert apart(logits[i], by_itself[0]) < 1e-9
     assert reader.cache.ids == [1, 2, 3]                        # the parent is untouched,
     assert len(reader.log) == 3                                 # the ledger shared
+
+
+def test_fork_again():
+    """The next fork of as many rows is of the text as it is then, in the same memory: block means too."""
+    model = network()
+    path = thin(model, block=1, dense_below=2, rho=0.3)
+    reader = Reader(model, 50)
+    reader.read(LINE[:20], [], path, 1)
+    first = reader.fork(2)
+    first.feed(torch.tensor([LINE[20:23]] * 2), 20, path, 1)
+    other = [7 * i % 11 for i in range(31)]
+    reader.read(other[:30], [], path, 1)
+    again = reader.fork(2)
+    assert again.cache is first.cache and again.cache.ids == other[:30]
+    alone = Reader(model, 50)
+    alone.read(other[:30], [], path, 1)
+    wanted = alone.read(other, [], path, 1)
+    assert apart(again.append(torch.tensor([other[30]] * 2), path)[0], wanted[0]) < 1e-9
 
 
 MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)

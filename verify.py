@@ -477,7 +477,7 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
     A single row is written in the reader's own cache.
     """
     logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]        # of each step [rows, V]
-    twin = reader.fork(rows, plan.n) if rows > 1 else reader
+    twin = reader.fork(rows) if rows > 1 else reader
     q = []
     tokens = []
     notes = []
@@ -1032,7 +1032,7 @@ def write_steps(session: Session, method: 'Stepwise', reader: Reader, k: int):
             law = partial(session.probs, temperature=method.target_temperature, top_p=method.target_top_p)
         who = 'target'
     logits = reader.read(session.tokens, [], path, 1).expand(k, -1)                     # [k, V]
-    twin = reader.fork(k, method.longest(session)) if k > 1 else reader
+    twin = reader.fork(k) if k > 1 else reader
     steps = []                              # logits [k, V] of each place
     texts = [[] for _ in range(k)]          # ids of each row
     live = list(range(k))

@@ -229,7 +229,7 @@ class Oracle(Controller):
 
     def look_ahead(self, session):
         """Writes the target's greedy text behind the session's, on a copy of its cache."""
-        reader = session.target.fork(1, session.room + 1)
+        reader = session.target.fork(1)
         reader.log = []
         self.text = list(session.tokens)
         for _ in range(session.room):
@@ -351,7 +351,8 @@ class CmAsdDropout(CmAsd):
         thin = thinned_path(path, self.drop, session.generator)
         line = torch.tensor([session.tokens[-1:] + tokens[:-1]], device=reader.model.cos.device)
         begin = len(session.tokens) - 1
-        twin = reader.fork(self.rows, 1)
+        twin = reader.fork(self.rows)
+        twin.compiled = None                            # each pass draws other channels
         logits = twin.feed(line.expand(self.rows, -1), begin, thin, len(tokens))        # [rows, n, V]
         ids = torch.tensor(tokens, device=logits.device).expand(self.rows, -1)
         return probs(logits).gather(-1, ids[..., None])[..., 0]

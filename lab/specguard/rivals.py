@@ -166,7 +166,7 @@ class Beam(Majority):
         begin = len(session.tokens)
         full = session.draft.model.full
         logits = finite(session.draft.read(session.tokens, [], full, 1), 'draft', begin)    # [1, V]
-        twin = session.draft.fork(self.k, session.room)
+        twin = session.draft.fork(self.k)
         texts = [[]]
         sums = [0.0]                        # log-probability of each text so far
         ended = []                          # (mean log-probability, ids) of each text that is over
@@ -230,7 +230,7 @@ class PooledStep(SpecGuard):
         longest = max(map(len, steps))
         rows = [ids + [0] * (longest - len(ids)) for ids in steps]          # what is behind a step is unseen
         line = torch.tensor(rows, device=reader.model.cos.device)
-        twin = reader.fork(len(steps), longest)
+        twin = reader.fork(len(steps))
         positions = torch.arange(begin, begin + longest, device=line.device)
         start = reader.now()
         hidden = reader.model(line, positions, reader.model.full, twin.cache.stores, begin + longest)
