@@ -275,8 +275,9 @@ def print_forms(args):
     peak = machine(args.device, dtype)
     bandwidth, flops = peak
     how = 'compiled' if args.compile else 'eager'
-    print(f'{args.shape}, {model.config.num_hidden_layers} layers, {dtype}, {how}: {bandwidth / 1e9:.1f} GB/s '
-          f'and {flops / 1e9:.0f} GFLOP/s measured')
+    layers = model.config.num_hidden_layers
+    print(f'{args.shape}, {layers} layers, {dtype}, {how}: {bandwidth / 1e9:.1f} GB/s and '
+          f'{flops / 1e9:.0f} GFLOP/s measured')
     print('context  T  form            ms   times    run     MB  MFLOP  of GB/s  ceiling: bytes FLOPs parts')
     for context in args.contexts:
         reader = random_cache(model, context)
