@@ -35,7 +35,7 @@ import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import bench, common, quantise, replay, tasks, train
+from lab import bench, common, cuda, quantise, replay, speed, tasks, train
 from lab import claims as lab_claims
 from lab.cmasd import claims as cmasd_claims
 from lab.cmasd import record as cmasd_record
@@ -50,6 +50,7 @@ from lab.sparse import record as sparse_record
 from lab.sparse import rivals as sparse_rivals
 from lab.sparse import settings as sparse_settings
 from lab.sparse.distil import Lesson, distil, packed
+from lab.sparse import passes as sparse_passes
 from lab.sparse.passes import as_run, cost, work
 from lab.specguard import claims as specguard_claims
 from lab.specguard import record as specguard_record
@@ -4744,8 +4745,8 @@ def test_json_names_the_run(one_run):
     report = one_run.report
     assert report['method'] == one_run.method
     assert report['seed'] == 3
-    assert report['dtype'] == 'fp32'
     assert report['device'] == specmini.pick_device('auto')
+    assert report['dtype'] == ('bf16' if report['device'] == 'cuda' else 'fp32')
     assert report['prompt_tokens'] == len('hello')
     if report['tokens'][-1] == 256:
         assert report['finish'] == 'eos'
@@ -5833,6 +5834,172 @@ def test_quality_grades_each_model_by_its_tasks(tiny_training, monkeypatch, caps
     assert found['translate'].count('BLEU 0') >= 3
     assert found['summary'].count('facts ') >= 3
     assert found['story'].count('grammar ') >= 3
+
+
+# ---------------------------------------------------------- lab/speed.py and lab/cuda.py
+
+def run_bench(monkeypatch, capsys, *flags):
+    """(exit status, stdout) of `python -m lab.bench flags`."""
+    monkeypatch.setattr(sys, 'argv', ['bench', *flags])
+    status = bench.main()
+    return status, capsys.readouterr().out
+
+
+def calls(*pairs):
+    """A round of Calls from pairs (tokens, seconds)."""
+    return [speed.Call(*pair) for pair in pairs]
+
+
+def test_speed_ratios_by_hand():
+    """Within a prompt and a round; slow prompts weigh no more than quick ones; all: the prompts of both."""
+    mine = [calls((10, 1.0), (10, 100.0)), calls((10, 2.0), (10, 100.0))]
+    theirs = [calls((10, 4.0), (10, 100.0)), calls((10, 4.0), (10, 50.0))]
+    found = speed.ratios(mine, theirs)
+    assert found == pytest.approx([2.0, 1.0])                   # roots of 4 x 1 and of 2 x 0.5
+    assert speed.spread([2.0, 1.0, 4.0], 1) == '2.0 (1.0 to 4.0)'
+    assert speed.rates(mine) == pytest.approx([20 / 101, 20 / 102])
+    both = speed.together(dict(a=dict(ar=mine), b=dict(ar=theirs)))
+    assert both['all']['ar'] == [mine[0] + theirs[0], mine[1] + theirs[1]]
+
+
+def test_speed_takes_turns():
+    """Each prompt is written by all before the next one, every second round in reverse order."""
+    asked = []
+
+    def contestant(name):
+        def write(ids):
+            asked.append((name, ids))
+            return ids * 3
+        return SimpleNamespace(write=write)
+    timings = speed.timed(dict(a=contestant('a'), b=contestant('b')), [[1], [2, 2]], 2, 'cpu')
+    first = [('a', [1]), ('b', [1]), ('a', [2, 2]), ('b', [2, 2])]
+    second = [('b', [1]), ('a', [1]), ('b', [2, 2]), ('a', [2, 2])]
+    assert asked == first + second
+    for rounds in timings.values():
+        assert [[call.tokens for call in some] for some in rounds] == [[3, 6], [3, 6]]
+
+
+@pytest.mark.slow
+def test_speed_times_the_same_texts(tmp_path, monkeypatch, capsys):
+    """Of two folders: all write the text of `ar`; each ratio is there; a single folder is refused."""
+    (tmp_path / 'few.jsonl').write_text('{"prompt": "Tom has 12 pens. Tom buys 3 boxes"}\n')
+    pair = f'{EMBEDDED / "target"},{EMBEDDED / "draft"}'
+    rest = '--length', '8', '--rounds', '2', '--prompts', str(tmp_path / 'few.jsonl'), '--device', 'cpu'
+    status, out = run_bench(monkeypatch, capsys, 'speed', '--pair', pair, *rest)
+    assert status == 0
+    speeds, ratios = out.split('\n\n')[1:]
+    assert speeds.count('| 1 of 1 |') == 4                      # two of ours, two of theirs
+    assert re.search(r'specmini sd \|.*\| \d+\.\d% \|', speeds)
+    for line in ratios.strip().splitlines()[2:]:
+        middle, low, high = map(float, re.findall(r'\d+\.\d\d', line))
+        assert 0 < low <= middle <= high
+    assert ratios.count('\n') == 2 + 4
+    status, _ = run_bench(monkeypatch, capsys, 'speed', '--pair', 'one', *rest)
+    assert status == 2
+
+
+def test_cuda_parity_can_fail(monkeypatch):
+    """Rotary tables that are a position off are far outside what rounding does; as they are, within it."""
+    assert cuda.parity('qwen3', 'bf16', 'cpu').good
+
+    def load_shifted(folder, device, dtype):
+        model, tokenizer, eos = load(folder, device, dtype)
+        length = torch.arange(len(model.cos))
+        model.cos[:] = model.cos[(length * 0.9).long()]
+        model.sin[:] = model.sin[(length * 0.9).long()]
+        return model, tokenizer, eos
+    monkeypatch.setattr(cuda, 'load', load_shifted)
+    assert not cuda.parity('qwen3', 'bf16', 'cpu').good
+
+
+def test_a_failed_check_is_a_line(monkeypatch, capsys):
+    """The others go on, and the exit status says so."""
+    def broken():
+        raise RuntimeError('no such\nkernel | here')
+    three = [('a', broken), ('b', lambda: cuda.Result('far off', False)), ('c', lambda: cuda.Result('fine'))]
+    monkeypatch.setattr(cuda, 'checks', lambda card: three)
+    assert cuda.run_all('cpu', 'fp32') == 1
+    *_, a, b, c = capsys.readouterr().out.splitlines()
+    assert a == '| a | RuntimeError: no such kernel / here | FAILED |'
+    assert b == '| b | far off | FAILED |'
+    assert c == '| c | fine | ok |'
+    monkeypatch.setattr(cuda, 'checks', lambda card: three[2:])
+    assert cuda.run_all('cpu', 'fp32') == 0
+
+
+def test_another_text_is_told_with_its_gap(monkeypatch):
+    """A lossless method whose text parts from plain decoding's where nothing is near a tie has failed."""
+    engine = cuda.Card('cpu', 'fp32', cuda.ON_CPU).eager
+    assert cuda.end_to_end(engine, 'sd').good
+    engine.source = lambda session, plan: Draft.points([5] * plan.n, session.target.model)
+    assert cuda.end_to_end(engine, 'sd').good                   # whatever is drafted
+    monkeypatch.setattr(Exact, 'chance', lambda self, score, i: 1.0)
+    found = cuda.end_to_end(engine, 'sd')
+    assert not found.good and 'parts from `ar` at token' in found.said
+
+
+def traced_alone(monkeypatch):
+    """torch.compile traces, and compiles nothing: that takes a minute a graph."""
+    compile_by = torch.compile
+
+    def trace(function, **how):
+        how.pop('options', None)
+        return compile_by(function, backend='eager', **how)
+    monkeypatch.setattr(torch, 'compile', trace)
+
+
+@pytest.mark.slow
+def test_a_graph_compiled_anew_is_told(monkeypatch):
+    """The third text needs no new graph; if one more is counted, for no new length, the check fails."""
+    traced_alone(monkeypatch)
+    engine = cuda.Card('cpu', 'fp32', cuda.ON_CPU._replace(tokens=6)).compiled
+    assert cuda.compiled_end_to_end(engine, 'ar').good
+    monkeypatch.setattr(cuda, 'graphs', itertools.count().__next__)     # one more at every look
+    found = cuda.compiled_end_to_end(engine, 'ar')
+    assert not found.good and 'then 1 for 0 new lengths' in found.said
+
+
+@pytest.mark.slow
+def test_cuda_list_on_a_cpu(monkeypatch, capsys):
+    """Every check passes with small shapes, and each method is there."""
+    traced_alone(monkeypatch)
+    monkeypatch.setattr(cuda, 'ON_CPU', cuda.ON_CPU._replace(tokens=8))
+    status, out = run_bench(monkeypatch, capsys, 'cuda', '--device', 'cpu')
+    failed = [line for line in out.splitlines() if line.endswith('FAILED |')]
+    assert status == 0 and not failed, failed
+    for name in METHODS:
+        assert f'\n| `{name}` | ' in out
+    assert out.count('dialled') == 2 * len(cuda.DIALS)
+
+
+def test_pass_takes_device_and_dtype(monkeypatch, capsys):
+    """The table says in which dtype it was measured."""
+    monkeypatch.setattr(sparse_passes, 'machine', lambda device, dtype: (1e9, 1e9))
+    flags = '--shape', 'embedded', '--layers', '1', '--contexts', '64', '--device', 'cpu', '--dtype', 'bf16'
+    status, out = run_bench(monkeypatch, capsys, 'pass', *flags)
+    assert status == 0 and out.startswith('embedded, 1 layers, torch.bfloat16, eager')
+
+
+def test_second_draft_has_the_dtype_of_the_target():
+    target, _, _ = load(EMBEDDED / 'target', dtype=torch.bfloat16)
+    s = session(target, target, [5, 6, 7], 8)
+    reader = TwoDrafts(second=str(EMBEDDED / 'up')).reader_for(s)
+    assert reader.model.lm_head.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize('device, dtype', [('cpu', torch.float32), ('cuda', torch.bfloat16)])
+def test_train_mask_loads_as_a_run_does(device, dtype, monkeypatch):
+    """fp32 on a CPU; on CUDA bf16, in which alone a large model fits."""
+    asked = []
+
+    def note(*settings):
+        asked.append(settings)
+        return None, None, None
+    monkeypatch.setattr(train_mask, 'pick_device', lambda name: device)
+    monkeypatch.setattr(train_mask, 'load', note)
+    monkeypatch.setattr(train_mask, 'calibration_texts', lambda tokenizer, settings: [])
+    train_mask.load_with_texts('folder', train_mask.Settings())
+    assert asked == [('folder', device, dtype)]
 
 
 def test_recalibrate_measures_the_pair_and_its_mixture(training_home, monkeypatch):

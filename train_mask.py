@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import kernels
 from model import Reader, expect, load, read_calibration, write_calibration
-from specmini import EMBEDDED, Parser, lab_module
+from specmini import EMBEDDED, Parser, lab_module, pick_device
 from verify import Session, Sparse, violation
 
 
@@ -506,8 +506,10 @@ def measure_signals(target, draft, rows=60, seed=0, accuracy=0.95, share=None):
 
 
 def load_with_texts(target, settings):
-    """(the network of the folder, calibration texts as ids)."""
-    model, tokenizer, _ = load(target, 'cuda' if torch.cuda.is_available() else 'cpu')
+    """(the network of the folder, calibration texts as ids): in bf16 on CUDA where it is there, else fp32."""
+    device = pick_device('auto')
+    dtype = torch.bfloat16 if device == 'cuda' else torch.float32       # as a run loads it
+    model, tokenizer, _ = load(target, device, dtype)
     return model, calibration_texts(tokenizer, settings)
 
 

@@ -1,36 +1,29 @@
 """The README's figures, each made by one command.
 
-`python -m lab.bench quality` grades the embedded models on held-out rows; `python -m lab.bench speed` times
-the pair, or a random one of 0.1 B parameters, against transformers (which must be installed) on the same
-weights, prompts, threads and dtype. Everything compared is run in turn on every prompt, so that a noisy
-machine is noisy for all; whole calls are timed, prompt included. `python -m lab.bench pass` times one
-verifying pass, dense and sparse (lab/sparse/passes.py); `python -m lab.bench blocks` draws what it reads.
+`python -m lab.bench quality` grades the embedded models on held-out rows. `speed` times the embedded pair, a
+random one of 0.1 B parameters or any two folders against transformers (lab/speed.py). `pass` times one
+verifying pass, dense and sparse (lab/sparse/passes.py), and `blocks` draws what it reads. `cuda` runs all
+that wants a graphics card and prints one table (lab/cuda.py).
 """
 import argparse
-import json
 import math as maths
 import statistics
 import sys
-import tempfile
-import time
 from pathlib import Path as File
 
 import torch
-from safetensors.torch import save_file
 from torch.nn import functional
 from tqdm import tqdm
 
-from lab import tasks
+from lab import cuda, tasks
 from lab.common import held_out_rows
 from lab.sparse import passes
-from model import Transformer, load, read_calibration, read_config
-from specmini import Engine
+from lab.speed import speed
+from model import load, read_calibration
+from specmini import DTYPES, Engine, pick_device
 from verify import Autoregressive, Exact, tokens_of
 
 HOME = File(__file__).parent / 'models'
-RATIOS = [('specmini ar', 'transformers generate'), ('specmini ar --compile', 'transformers generate'),
-          ('specmini sd', 'transformers assisted'), ('specmini sd', 'specmini ar'),
-          ('specmini sd --compile', 'specmini ar --compile')]       # what speed prints, where it has both
 
 
 def prompts_of(rows, tokenizer):
@@ -46,13 +39,13 @@ def written(engine, ids, method):
 
 # ------------------------------------------------------------------------------------------------- quality
 
-def quality(n):
+def quality(n, device, dtype):
     """Prints a table, a row a task: n held-out rows, greedy. What each model gets right; sd with gamma 4."""
     names = [name for name in ('target', 'draft', 'mid', 'moe') if (HOME / name / 'config.json').exists()]
     engines = {}
     for name in names:
         draft = HOME / 'draft' if name == 'target' else 'none'
-        engines[name] = Engine(target=HOME / name, draft=draft, max_new=200)
+        engines[name] = Engine(target=HOME / name, draft=draft, max_new=200, device=device, dtype=dtype)
     print('| task |', ' | '.join(names), '| acceptance | block efficiency | `sd` = `ar` |')
     print('|---|' + '--:|' * (len(names) + 3), flush=True)
     for task in tasks.TASKS:
@@ -110,149 +103,14 @@ def perplexity(rows, engine):
         prompt = engine.tokenizer.encode(row['prompt']).ids
         story = engine.tokenizer.encode(row['solution']).ids
         logits = reader.read(prompt + story[:-1], [], reader.model.full, len(story))
-        loss = functional.cross_entropy(logits, torch.tensor(story), reduction='sum')
+        wanted = torch.tensor(story, device=logits.device)
+        loss = functional.cross_entropy(logits.float(), wanted, reduction='sum')
         nats += loss.item()
         grammar += row['nats']
         count += len(story)
     mine = maths.exp(nats / count)
     best = maths.exp(grammar / count)
     return f'{mine:.2f} (grammar {best:.2f}, +{mine / best - 1:.0%})'
-
-
-# --------------------------------------------------------------------------------------------------- speed
-
-def random_pair(folder):
-    """Saves a random llama of 0.1 B parameters and, as its draft, its first 2 layers; returns both folders.
-
-    What the layers add is small beside the embedding, so that the draft is often right although nothing was
-    learned.
-    """
-    torch.manual_seed(0)
-    tokenizer = (HOME / 'target' / 'tokenizer.json').read_text()
-    vocabulary = json.loads(tokenizer)['model']['vocab']
-    shape = dict(model_type='llama', architectures=['LlamaForCausalLM'], hidden_act='silu', hidden_size=768,
-                 rms_norm_eps=1e-6, intermediate_size=2304, num_attention_heads=12, num_key_value_heads=4,
-                 head_dim=64, rope_theta=10000.0, vocab_size=len(vocabulary), max_position_embeddings=2048,
-                 tie_word_embeddings=False)
-    weights = None
-    homes = []
-    for name, layers in (('target', 15), ('draft', 2)):
-        home = folder / name
-        home.mkdir()
-        (home / 'config.json').write_text(json.dumps(shape | dict(num_hidden_layers=layers)))
-        (home / 'tokenizer.json').write_text(tokenizer)
-        model = Transformer(read_config(home))
-        if weights is None:
-            randomise(model)
-            weights = model.state_dict()
-        own = {key: weights[key] for key in model.state_dict()}
-        save_file(own, home / 'model.safetensors', metadata=dict(format='pt'))
-        homes.append(home)
-    return homes
-
-
-def randomise(model):
-    """Random matrices, smaller in what the layers add; norms stay as they are."""
-    for key, weight in model.named_parameters():
-        if weight.ndim == 2:
-            small = key.endswith(('o_proj.weight', 'down_proj.weight'))
-            torch.nn.init.normal_(weight, std=0.02 if small else 0.05)
-
-
-def contestants(engine, compiled, theirs, assistant, gamma, length):
-    """{name: function from prompt ids to number of tokens written}, greedy, to the end token or `length`."""
-    import transformers
-
-    def ours(engine, method):
-        def run(ids):
-            return len(tokens_of(engine.write(ids, method)))
-        return run
-
-    def generate(**how):
-        settings = transformers.GenerationConfig(do_sample=False, max_new_tokens=length, pad_token_id=0,
-                                                 eos_token_id=theirs.generation_config.eos_token_id)
-
-        def run(ids):
-            with torch.inference_mode():
-                whole = theirs.generate(torch.tensor([ids]), generation_config=settings, **how)
-                return whole.shape[1] - len(ids)
-        return run
-    # fixed length: no schedule, no confidence stop
-    assistant.generation_config.num_assistant_tokens = gamma
-    assistant.generation_config.num_assistant_tokens_schedule = 'constant'
-    assistant.generation_config.assistant_confidence_threshold = 0.0
-    runs = {'transformers generate': generate(),
-            'transformers assisted': generate(assistant_model=assistant),
-            'specmini ar': ours(engine, Autoregressive()),
-            'specmini sd': ours(engine, Exact(gamma))}
-    if compiled:
-        runs['specmini ar --compile'] = ours(compiled, Autoregressive())
-        runs['specmini sd --compile'] = ours(compiled, Exact(gamma))
-    return runs
-
-
-def speed(pair, n, gamma, threads, length, compiled):
-    """Prints tokens a second over n held-out prompts of each task, and the ratios that the README quotes."""
-    import transformers
-    transformers.logging.set_verbosity_error()
-    with tempfile.TemporaryDirectory() as folder:
-        homes = random_pair(File(folder)) if pair == 'random' else [HOME / 'target', HOME / 'draft']
-        settings = dict(max_new=length, threads=threads, device='cpu', dtype='fp32')
-        engine = Engine(*homes, **settings)
-        fast = Engine(*homes, compile=True, **settings) if compiled else None
-        theirs = []
-        for home in homes:
-            network = transformers.AutoModelForCausalLM.from_pretrained(home, dtype=torch.float32)
-            theirs.append(network.eval())
-    runs = contestants(engine, fast, *theirs, gamma, length)
-    timings = {name: [] for name in runs}
-    for task in ('math', 'table'):
-        prompts = prompts_of(held_out_rows(task, n, seed=7), engine.tokenizer)
-        engine.open(prompts)
-        if fast:
-            fast.open(prompts)                          # a compiled pass reads all of a cache: one a task
-        time_prompts(runs, prompts, timings, task)
-    print(f'{pair} pair, {torch.get_num_threads()} threads, {2 * n} prompts, gamma {gamma}, fp32, '
-          f'torch {torch.__version__}')
-    print_speeds(timings, n)
-
-
-def time_prompts(runs, prompts, timings, task):
-    """Adds to timings[name] a pair (tokens, seconds) for each prompt; a first round warms up and compiles."""
-    longest = max(prompts, key=len)
-    for i, ids in enumerate(tqdm([longest, *prompts], file=sys.stderr, desc=task)):
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            count = run(ids)
-            seconds = time.perf_counter() - begin
-            if i > 0:
-                timings[name].append((count, seconds))
-
-
-def print_speeds(timings, n):
-    """Prints a line for each contestant, then the RATIOS; n timings are of math, then n of table."""
-    plain = [count for count, _ in timings['specmini ar']]
-    for name, pairs in timings.items():
-        counts = [count for count, _ in pairs]
-        rate = speed_of(pairs)
-        spread = statistics.stdev(count / seconds for count, seconds in pairs) / rate
-        equal = sum(mine == other for mine, other in zip(counts, plain))
-        print(f'{name:24} {rate:8.1f} tokens/s (per prompt: deviation {spread:.0%}), {sum(counts)} tokens, '
-              f'equal length in {equal}')
-    for name, other in RATIOS:
-        if name in timings and other in timings:
-            mine = timings[name]
-            theirs = timings[other]
-            whole = speed_of(mine) / speed_of(theirs)
-            math = speed_of(mine[:n]) / speed_of(theirs[:n])
-            table = speed_of(mine[n:]) / speed_of(theirs[n:])
-            print(f'{name} / {other}: {whole:.2f} times as fast (math {math:.2f}, table {table:.2f})')
-
-
-def speed_of(pairs):
-    """Tokens a second of pairs (tokens, seconds)."""
-    tokens = sum(count for count, _ in pairs)
-    return tokens / sum(seconds for _, seconds in pairs)
 
 
 # ----------------------------------------------------------------------------------------- command line
@@ -268,32 +126,59 @@ def blocks():
         print(line)
 
 
-def main():
+def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=('quality', 'speed', 'pass', 'blocks'))
-    parser.add_argument('--n', type=int, help='held-out rows of each task (300 for quality, 10 for speed)')
-    parser.add_argument('--pair', choices=('embedded', 'random'), default='embedded')
-    parser.add_argument('--gamma', type=int, default=4)
-    parser.add_argument('--length', type=int, default=120, help='tokens to write at most')
-    parser.add_argument('--threads', type=int, default=1)
-    parser.add_argument('--compile', action='store_true')
-    parser.add_argument('--shape', choices=passes.SHAPES, default='small', help='of pass: the random model')
-    parser.add_argument('--layers', type=int, help='of pass: fewer than the shape has')
-    parser.add_argument('--contexts', type=int, nargs='+', default=[512, 2048, 8192], help='of pass')
-    parser.add_argument('--positions', type=int, nargs='+', default=[6], help='of pass: 1 to 16 new ones')
-    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu', help='of pass')
-    args = parser.parse_args()
+    add = parser.add_argument
+    add('what', choices=('quality', 'speed', 'pass', 'blocks', 'cuda'))
+    add('--n', type=int, help='held-out rows of each task (300 for quality, 10 for speed)')
+    add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
+    add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
+    add('--threads', type=int, default=1)
+    add('--compile', action='store_true')
+    of_speed = parser.add_argument_group('speed')
+    of_speed.add_argument('--pair', default='embedded', help='embedded, random, or two folders DIR,DIR')
+    of_speed.add_argument('--prompts', metavar='FILE.jsonl', help='its first n rows instead of held-out ones')
+    of_speed.add_argument('--rounds', type=int, default=3, help='in which each prompt is written once')
+    of_speed.add_argument('--gamma', type=int, default=4)
+    of_speed.add_argument('--length', type=int, default=120, help='tokens to write at most')
+    of_pass = parser.add_argument_group('pass')
+    of_pass.add_argument('--shape', choices=passes.SHAPES, default='small', help='the random model')
+    of_pass.add_argument('--layers', type=int, help='fewer than the shape has')
+    of_pass.add_argument('--contexts', type=int, nargs='+', default=[512, 2048, 8192])
+    of_pass.add_argument('--positions', type=int, nargs='+', default=[6], help='1 to 16 new ones')
+    return parser.parse_args()
+
+
+def main():
+    """Runs the command; returns its exit status: 0, 1 where a step of `cuda` failed, 2 for bad input."""
+    args = parse()
+    try:
+        return run(args)
+    except ValueError as error:
+        print('lab.bench:', error, file=sys.stderr)
+        return 2
+
+
+def run(args):
+    if args.what == 'cuda' and args.device == 'auto':
+        args.device = 'cuda'                            # refused where there is none
+    args.device = pick_device(args.device)
+    if args.dtype == 'auto':
+        args.dtype = 'bf16' if args.device == 'cuda' else 'fp32'
+    torch.set_num_threads(args.threads)
     if args.what == 'quality':
-        quality(args.n or 300)
+        quality(args.n or 300, args.device, args.dtype)
     elif args.what == 'blocks':
         blocks()
     elif args.what == 'pass':
-        torch.set_num_threads(args.threads)
-        passes.print_forms(args.shape, args.layers, args.contexts, args.positions, args.compile, args.device)
+        passes.print_forms(args)
+    elif args.what == 'speed':
+        speed(args)
     else:
-        speed(args.pair, args.n or 10, args.gamma, args.threads, args.length, args.compile)
+        return cuda.run_all(args.device, args.dtype)
+    return 0
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())

@@ -54,9 +54,9 @@ class MeanArgmax(Ecsv):
 # ------------------------------------------------------------------------------------------- two draft models
 
 @functools.cache
-def second_draft(folder, device):
+def second_draft(folder, device, dtype):
     """The network in the folder, loaded once."""
-    return load(folder, device)[0]
+    return load(folder, device, dtype)[0]
 
 
 @dataclass
@@ -83,7 +83,8 @@ class TwoDrafts(Ecsv):
 
     def reader_for(self, session):
         """A Reader of the other draft with room for the text; its passes are the draft's in the ledger."""
-        model = second_draft(self.second, str(session.target.model.cos.device))
+        like = session.target.model.lm_head.weight
+        model = second_draft(self.second, str(like.device), like.dtype)
         same_vocabulary(session.target.model, model, f'knob second, {self.second}')
         most = len(session.tokens) + session.room
         context = model.config.max_position_embeddings

@@ -16,13 +16,16 @@ import torch
 
 from lab.sparse.rivals import ledger
 from model import Config, Reader, Transformer, compile_forward
+from specmini import DTYPES
 from train_mask import watched
 from verify import Session, Sparse
 
 SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
     'embedded': (10, 128, 336, 4, 2, 32, 1024, ()),
+    'embedded-draft': (4, 64, 168, 2, 1, 32, 1024, ()),
     'small': (2, 1024, 2048, 32, 8, 64, 1024, ()),      # at 8k attention is more than half of the time
     'llama-3.1-8b': (32, 4096, 14336, 32, 8, 128, 128256, ()),
+    'llama-3.2-1b': (16, 2048, 8192, 32, 8, 64, 128256, ()),
     'small-moe': (2, 512, 1024, 8, 4, 64, 1024, (32, 4, 256)),
     'qwen3-30b-a3b': (48, 2048, 6144, 32, 4, 128, 151936, (128, 8, 768))}
 KNOBS = dict(attn=dict(rho=0.25), ffn=dict(ffn_share=0.4), moe=dict(moe_skip=3, moe_quantile=1.0))
@@ -44,7 +47,7 @@ def config_of(shape, layers, capacity):
 
 
 def random_model(config, device, dtype):
-    """A Transformer with random weights, made on the device; `down` lies channel by channel in memory."""
+    """A Transformer with random weights, made on the device."""
     with torch.device('meta'):
         model = Transformer(config)
     model = model.to(dtype).to_empty(device=device).requires_grad_(False)
@@ -52,11 +55,15 @@ def random_model(config, device, dtype):
         mean = 1.0 if weight.ndim == 1 else 0.0
         torch.nn.init.normal_(weight, mean, 0.02)
     model.set_context(config.max_position_embeddings)
+    return model
+
+
+def lay_by_channel(model):
+    """Lays each `down` channel by channel in memory, where sparse channels are read fastest: equal values."""
     for part in model.modules():
         if hasattr(part, 'down_proj'):
             down = part.down_proj.weight
-            down.data = down.data.t().contiguous().t()                  # the same values
-    return model
+            down.data = down.data.t().contiguous().t()
 
 
 def random_cache(model, length):
@@ -243,30 +250,39 @@ def profile(reader, ids, count, device):
 
 
 def machine(device, dtype):
-    """(bytes a second, FLOPs a second), measured: the sum of 256 MB, a product of two squares."""
-    side, size = 2048, 2 ** 28
+    """(bytes a second, FLOPs a second), measured: 256 MB summed, on CUDA 1 GB copied; a product of squares.
+
+    Sizes are such that a GPU works for hundreds of microseconds, of which a launch is a few.
+    """
+    on_gpu = device == 'cuda'
+    side = 8192 if on_gpu else 2048
+    size = 2 ** 30 if on_gpu else 2 ** 28
     numbers = torch.ones(size // dtype.itemsize, device=device, dtype=dtype)
     square = torch.randn(side, side, device=device).to(dtype)
-    read, product = seconds_of([numbers.sum, partial(torch.matmul, square, square)], 5, device)
-    return size / read, 2 * side ** 3 / product
+    move = partial(torch.empty_like(numbers).copy_, numbers) if on_gpu else numbers.sum
+    moved = 2 * size if on_gpu else size                # a copy reads and writes
+    seconds, product = seconds_of([move, partial(torch.matmul, square, square)], 5, device)
+    return moved / seconds, 2 * side ** 3 / product
 
 
 # -------------------------------------------------------------------------------------------------- the table
 
-def print_forms(shape, layers, contexts, positions, compiled, device):
-    """Prints a line for each form, context and number of positions; layers: None for the shape's own."""
-    dtype = torch.bfloat16 if device == 'cuda' else torch.float32
-    model = random_model(config_of(shape, layers, max(contexts) + 16), device, dtype)
-    peak = machine(device, dtype)
+def print_forms(args):
+    """Prints a line for each form, context and number of positions; args: the flags of lab.bench."""
+    dtype = DTYPES[args.dtype]
+    model = random_model(config_of(args.shape, args.layers, max(args.contexts) + 16), args.device, dtype)
+    lay_by_channel(model)
+    peak = machine(args.device, dtype)
     bandwidth, flops = peak
-    how = 'compiled' if compiled else 'eager'
-    print(f'{shape}, {model.config.num_hidden_layers} layers, {dtype}, {how}: {bandwidth / 1e9:.1f} GB/s and '
+    how = 'compiled' if args.compile else 'eager'
+    layers = model.config.num_hidden_layers
+    print(f'{args.shape}, {layers} layers, {dtype}, {how}: {bandwidth / 1e9:.1f} GB/s and '
           f'{flops / 1e9:.0f} GFLOP/s measured')
     print('context  T  form            ms   times    run     MB  MFLOP  of GB/s  ceiling: bytes FLOPs parts')
-    for context in contexts:
+    for context in args.contexts:
         reader = random_cache(model, context)
-        forward = compile_forward(model) if compiled else None
-        for T in positions:
+        forward = compile_forward(model) if args.compile else None
+        for T in args.positions:
             print_passes(reader, T, forward, peak)
 
 

@@ -130,7 +130,7 @@ def find_signals(target, draft, rows, seed, accuracy, share=None):
     """
     train = task_rows('train', seed, rows)
     held_out = task_rows('held-out', seed + 100, rows)
-    engine = engine_for(train + held_out, target, draft)
+    engine = engine_for(train + held_out, target, draft, 'auto')
 
     def steps(rows, who, said):
         found = []

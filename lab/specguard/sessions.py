@@ -9,9 +9,9 @@ TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
 SHORT = 200         # tokens of a prompt at most: tables go on to 1,700, nearly half are shorter
 
 
-def engine_for(rows, target=MODELS / 'target', draft=MODELS / 'draft'):
-    """An Engine of the two models with caches for these rows' prompts."""
-    engine = Engine(target=target, draft=draft, max_new=160)
+def engine_for(rows, target=MODELS / 'target', draft=MODELS / 'draft', device='cpu'):
+    """An Engine of the two models with caches for these rows' prompts; on the CPU, as stored headers say."""
+    engine = Engine(target=target, draft=draft, max_new=160, device=device)
     engine.open([engine.tokenizer.encode(row['prompt']).ids for row in rows])
     return engine
 

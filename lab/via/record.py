@@ -46,8 +46,8 @@ NEEDED = ['target', 'draft'] + [role for role in MIDDLES if is_there(role)]
 # ------------------------------------------------------------------------------------- the core, in one place
 
 def engine_of():
-    """The embedded pair with what via needs of calibration.json."""
-    engine = Engine(target=MODELS / 'target', draft=MODELS / 'draft')
+    """The embedded pair with what via needs of calibration.json; on the CPU, as stored headers say."""
+    engine = Engine(target=MODELS / 'target', draft=MODELS / 'draft', device='cpu')
     engine.calibrate(ViaSd())
     return engine
 
