@@ -42,7 +42,8 @@ BROKEN = '\ufffd'                                       # what a decoder writes 
 ROUNDS = 3              # of a comparison
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
 TIMING = 2.0            # seconds after which it begins no further round of them
-FEW = 30                # draft tokens from which a share of them is taken at its word
+FEW = 30                # judged draft tokens from which the share kept of them is taken at its word
+MANY = 200              # from which it is carried over to places that were not seen
 
 
 def lab_module(name):
@@ -1007,12 +1008,14 @@ def drafts_blocks(method, cycles):
 
 
 def forecast(places, costs, lengths, plain, gammas):
-    """{gamma: Forecast} of texts of these lengths.
+    """{gamma: Forecast} of texts of these lengths; from few verdicts only as far as there are places.
 
     places: see acceptance_by_place; costs: see costs_of; plain: Cycles of plain decoding.
     """
     if not places:
         return {}
+    if sum(judged for _, judged in places) < FEW:
+        gammas = [gamma for gamma in gammas if gamma <= len(places)]
     chances = chances_of(places, len(costs) - 1)
     step = median(cycle.seconds for cycle in plain)
     tokens = sum(lengths)
@@ -1043,7 +1046,7 @@ def costs_of(cycles, curve):
 def chances_of(places, n):
     """The chance that the draft token at each of n places is kept, those before it being kept.
 
-    A place that was judged less than FEW times, or never, has the share of the last places that come to FEW.
+    A place that was judged less than FEW times, or never, has the share of the last places that come to MANY.
     """
     kept, judged = last_places(places)
     found = []
@@ -1054,12 +1057,12 @@ def chances_of(places, n):
 
 
 def last_places(places):
-    """[kept, judged] of the last places together, as many as it takes for FEW judged draft tokens."""
+    """[kept, judged] of the last places together, as many as it takes for MANY judged draft tokens."""
     total = [0, 0]
     for kept, judged in reversed(places):
         total[0] += kept
         total[1] += judged
-        if total[1] >= FEW:
+        if total[1] >= MANY:
             break
     return total
 
