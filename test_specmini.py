@@ -5070,6 +5070,7 @@ def test_best_gamma_by_hand():
 def test_best_gamma_may_be_none():
     assert 'none, up to 5 drafting does not pay' in best_gamma({0: 1.0, 2: 0.9, 5: 0.8})
     assert 'none, up to 5 drafting does not pay' in best_gamma({0: 0.7, 2: 0.9, 5: 0.8})
+    assert 'none' in best_gamma({0: 1.05, 2: 1.04, 5: 0.8})
 
 
 def test_best_gamma_needs_verdicts():
