@@ -1106,14 +1106,15 @@ def break_even(one, plain, forecast, seen=None):
     if gamma in forecast:
         tokens, speed = forecast[gamma]
         said = f'gamma {gamma} gives {tokens:.2f} tokens a cycle, {speed:.2f} times plain decoding predicted'
+        if seen:
+            said += f', {seen:.2f} seen'
+            speed = seen
     else:
         tokens = sum(len(cycle.tokens) for cycle in cycles) / len(cycles)
         cost = sum(cycle.seconds for cycle in cycles) / len(cycles) / step
-        speed = tokens / cost
-        said = f'{tokens:.2f} tokens a cycle in the time of {cost:.2f}, {speed:.2f} times plain decoding'
-    if seen:
-        said += f', {seen:.2f} seen'
-        speed = seen
+        speed = seen or tokens / cost
+        steps = tokens / speed
+        said = f'{tokens:.2f} tokens a cycle in the time of {steps:.2f}, {speed:.2f} times plain decoding'
     ending = '.' if speed > 1 else ', not worth it here.'
     return f'break-even: in steps of plain decoding {", ".join(costs)}; {said}{ending}'
 

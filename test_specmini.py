@@ -5044,6 +5044,8 @@ def test_break_even_without_a_forecast():
     """Two tokens in 1.5 steps."""
     said = specmini.break_even(measured(block(1, True)), STEP, {})
     assert said.endswith('; 2.00 tokens a cycle in the time of 1.50, 1.33 times plain decoding.')
+    said = specmini.break_even(measured(block(1, True)), STEP, {}, seen=0.8)
+    assert said.endswith('in the time of 2.50, 0.80 times plain decoding, not worth it here.')
 
 
 def test_break_even_of_nothing_drafted():
@@ -5177,14 +5179,14 @@ def test_acceptance_above_chance_is_not_warned_of():
     assert chance_remarks(*[False] * 40, has_draft=False) == []
     assert chance_remarks(*[True, True, False] * 20) == []
     cycles = []
-    for i in range(100):                                # 10 kept; by chance one
+    for i in range(100):                                # 10 kept; by chance 1, at most 3
         one = cycle(1, i % 10 == 0)
         one.judged[0]['token'] = i
         one.tokens = [i]
         cycles.append(one)
     engine = SimpleNamespace(has_draft=True)
     assert specmini.chance_remarks(engine, cycles) == []
-    for one in cycles[10:]:
+    for one in cycles[30:]:
         one.judged[0]['kept'] = False
     assert len(specmini.chance_remarks(engine, cycles)) == 1
 
