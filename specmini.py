@@ -6,6 +6,7 @@ The figures of a trace, the Engine around `verify.decode`, what is printed of a 
 import argparse
 import functools
 import importlib
+import itertools
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from statistics import median
+from typing import NamedTuple
 
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
@@ -24,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 from model import Reader, expect, load, measured_sections, read_calibration, read_json, same_vocabulary
-from verify import (METHODS, Autoregressive, CmAsd, Session, Sparse, SpecGuard, ViaSd, chain, decode,
+from verify import (METHODS, Autoregressive, CmAsd, Exact, Session, Sparse, SpecGuard, ViaSd, chain, decode,
                     knobs_of, lookup, silence, tokens_of, whole_passes)
 
 HERE = File(__file__).parent
@@ -37,6 +39,11 @@ PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_threshold=0.0, ffn_quantile=0.0, f
              moe=dict(moe_skip=0))      # of --sparse, and the knobs that switch each off
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')     # terminal codes
 BROKEN = '\ufffd'                                       # what a decoder writes for half a character
+ROUNDS = 3              # of a comparison
+BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
+TIMING = 2.0            # seconds after which it begins no further round of them
+FEW = 30                # judged draft tokens from which the share kept of them is taken at its word
+MANY = 200              # from which it is carried over to places that were not seen
 
 
 def lab_module(name):
@@ -49,7 +56,8 @@ def lab_module(name):
 def statistics(cycles, prompt_seconds, weights):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
 
-    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged.
+    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged;
+    drafted_share: committed tokens that the draft wrote, over all: it is low, too, where little is drafted.
     block_efficiency: tokens committed per target pass, full or sparse, the extra token included. work: weight
     bytes read over those of one full target pass; compute: if every position read them anew, as where not
     memory but arithmetic takes the time. Seconds, passes and positions exclude the prompt's.
@@ -74,9 +82,30 @@ def statistics(cycles, prompt_seconds, weights):
     return dict(
         cycles=len(cycles), passes=passes, positions=positions, drafted=drafted, judged=judged,
         accepted=accepted, acceptance_rate=ratio(kept, judged), rejection_rate=ratio(judged - kept, judged),
+        acceptance_by_place=acceptance_by_place(cycles), drafted_share=ratio(accepted, tokens),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
         prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
         work=bytes_read(passes, weights) / whole, compute=bytes_read(positions, weights) / whole)
+
+
+def acceptance_by_place(cycles):
+    """[kept, judged] of the draft tokens at the first place of a block, at the second, ...
+
+    A place is judged where what stands before it was kept, so its share does not hang on theirs. A method
+    that tries several tokens at a place has them all there; one that judges whole steps has no places.
+    """
+    places = []
+    for cycle in cycles:
+        place = 0
+        for verdict in cycle.judged:
+            if 'score' in verdict:                      # of a step, which all its tokens share
+                break
+            if place == len(places):
+                places.append([0, 0])
+            places[place][0] += verdict['kept']
+            places[place][1] += 1
+            place += verdict['kept']
+    return places
 
 
 def ratio(a, b):
@@ -521,7 +550,7 @@ class Teller:
                 self.trace = open(trace, 'w', buffering=1, encoding='utf-8')    # written line by line
             except OSError as error:
                 raise ValueError(f'--trace {trace}: cannot be written ({error.strerror})') from None
-        self.all_cycles = []
+        self.traces = []                                # the Cycles of each text
         self.reports = []                               # of the finished texts
         self.begin()
 
@@ -547,15 +576,16 @@ class Teller:
         if self.trace:
             for i, cycle in enumerate(self.cycles):
                 self.trace.write(trace_line(number, i, cycle, self.engine.tokenizer))
-        self.all_cycles += self.cycles
+        self.traces.append(self.cycles)
         self.reports.append(found)
         self.begin()
         return found
 
     def conclude(self, session, method):
         """Says what all texts come to."""
-        for sentence in conclude(self.engine, session, method, self.all_cycles, self.reports):
-            print(sentence, file=sys.stderr)
+        one = Measured(self.name, method, self.traces, self.reports)
+        for line in conclude(self.engine, session, one):
+            print(line, file=sys.stderr)
 
 
 def report(engine, name, method, session, row, cycles):
@@ -628,28 +658,43 @@ def figures(found):
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
     speed = cell(stats['tokens_per_second'], '.1f')
     acceptance = cell(stats['acceptance_rate'], '.0%')
+    drafted = cell(stats['drafted_share'], '.0%')
     efficiency = cell(stats['block_efficiency'], '.2f')
     passes = whole_passes(stats['passes'])
     return (f'{found["method"]} ({law}): {len(found["tokens"])} tokens ({wrote}) '
             f'in {stats["seconds"]:.2f} s, {speed} tokens/s; '
-            f'acceptance {acceptance}, block efficiency {efficiency}, '
+            f'acceptance {acceptance}, drafted share {drafted}, block efficiency {efficiency}, '
             f'{passes} target passes, work {stats["work"]:.1f}')
 
 
-def conclude(engine, session, method, cycles, reports):
-    """Sentences for the end of a run: what cut texts short, the break-even, the method's remarks, grades."""
-    yield from cut_short(engine, reports)
-    if not isinstance(method, Autoregressive):
-        one_pass = decode_seconds(session)
-        yield break_even(cycles, one_pass)
-        yield from stage_remarks(method, cycles, one_pass)
-    yield from remarks(method, session.sparse, cycles, reports)
-    yield from choosing_layers(engine, method)
-    grades = [found.get('right') for found in reports]
+def conclude(engine, session, one):
+    """Lines for the end of a run by one method, a Measured: what cut texts short, what pays, remarks, grades.
+
+    session: of the last text, behind which passes are timed.
+    """
+    yield from cut_short(engine, one.reports)
+    if not isinstance(one.method, Autoregressive):
+        plain = plain_steps(session)
+        curves = time_paths(session, [one])
+        forecast = forecast_of(engine, session, one, curves, plain)
+        yield from places_table([one], curves, {one.name: forecast})
+        yield from sentences(engine, one, plain, forecast)
+    grades = [found.get('right') for found in one.reports]
     share = share_right(grades)
     if share is not None:
         graded = len(grades) - grades.count(None)
         yield f'right: {grades.count(True)} of {graded} graded texts ({share:.1%})'
+
+
+def sentences(engine, one, plain, forecast, seen=None):
+    """What there is to say of a method that drafts, a Measured. seen: its speed over plain decoding's."""
+    yield break_even(one, plain, forecast, seen)
+    if forecast:
+        yield best_gamma(one, forecast)
+    yield from chance_remarks(engine, one.cycles)
+    yield from stage_remarks(one.method, one.cycles, pass_seconds(plain)['target'])
+    yield from remarks(one.method, engine.sparse, one.cycles, one.reports)
+    yield from choosing_layers(engine, one.method)
 
 
 def share_right(grades):
@@ -659,30 +704,30 @@ def share_right(grades):
 
 
 def cut_short(engine, reports):
-    """[a sentence] if texts ended because a context was full, neither at --max-new nor at an end token."""
+    """A sentence if texts were cut at --max-new, and one if some were cut by a full context before that."""
     limit = engine.context
+    count = cut_share(engine, reports) * len(reports)
+    if count:
+        yield (f'{count:.0f} of {len(reports)} texts ({count / len(reports):.0%}) were cut at --max-new '
+               f'{engine.max_new}')
     count = 0
     for found in reports:
         n = len(found['tokens'])
         full = found['prompt_tokens'] + n == limit
         if full and n < engine.max_new and found['tokens'][-1] not in engine.eos:
             count += 1
-    if not count:
-        return []
-    return [f'{count} of {len(reports)} texts ended before --max-new {engine.max_new}: '
-            f'the context of {limit} tokens (of the {engine.shortest}) was full']
+    if count:
+        yield (f'{count} of {len(reports)} texts ended before --max-new {engine.max_new}: '
+               f'the context of {limit} tokens (of the {engine.shortest}) was full')
 
 
-def decode_seconds(session):
-    """Seconds of one target pass over one position, here and now: the median of five."""
-    reader = session.target
-    times = []
-    for _ in range(5):
-        mark = len(reader.log)
-        reader.read(session.tokens[:-1], [], reader.model.full, 1)
-        _, _, seconds = reader.spent(mark)['full']
-        times.append(seconds)
-    return median(times)
+def cut_share(engine, reports):
+    """The share of the texts that --max-new cut; none where the end of sequence is ignored on purpose."""
+    cut = 0
+    for found in reports:
+        full = len(found['tokens']) == engine.max_new
+        cut += full and found['tokens'][-1] not in engine.eos and not engine.ignore_eos
+    return cut / len(reports)
 
 
 # ---------------------------------------------------------------------------------------- --check, --compare
@@ -717,12 +762,13 @@ def difference(engine, ids, place, found, wanted):
 
 @dataclass
 class Measured:
-    """What one method of a comparison did with the prompts of a task."""
+    """What one method did with the prompts of a run, or of a task of a comparison."""
     name: str
     method: object
     traces: list            # the Cycles of each text
     reports: list           # of each text a dict: prompt_tokens, tokens, right
-    stats: dict             # of all texts
+    stats: dict = None      # of all texts
+    seconds: tuple = ()     # that all texts took, in each round of a comparison
 
     @property
     def cycles(self):
@@ -730,73 +776,86 @@ class Measured:
         return [cycle for trace in self.traces for cycle in trace]
 
 
+class Compared(NamedTuple):
+    """One text of a comparison."""
+    row: dict
+    ids: list               # of its prompt
+    traces: dict            # {method: its Cycles} of the first round; the other rounds' say the same
+    seconds: dict           # {method: [seconds that the cycles took] in each round}
+
+
 def compare(engine, rows, prompts, methods):
     """Lines of a table of the methods for each task, and one for the rows that name none.
 
     methods: {name: method}, plain decoding as `ar` before all others. They are run in turn on each prompt, so
-    that noise falls on all alike. Ctrl-C ends the runs: the tables are of the prompts that all methods have
-    finished, then the interrupt goes on its way.
+    that noise falls on all alike, and all of it ROUNDS times. Ctrl-C ends the runs: the tables are of the
+    prompts that all methods have finished, then the interrupt goes on its way.
     """
     for method in methods.values():                     # a warming round
         engine.write(prompts[0], method)
-    tables = {}                         # task: [(row, tokens of its prompt, {name: list of Cycles})]
+    texts = []
     stopped = None
+    turns = list(itertools.product(range(ROUNDS), range(len(prompts))))
     try:
-        for i, ids in enumerate(tqdm(prompts, 'compare', file=sys.stderr, disable=None)):
+        for turn, i in tqdm(turns, 'compare', file=sys.stderr, disable=None):
             traces = {}
             for name, method in methods.items():
-                traces[name] = engine.write(ids, method, i)
-            task = str(rows[i].get('task') or '')
-            tables.setdefault(task, []).append((rows[i], len(ids), traces))
+                traces[name] = engine.write(prompts[i], method, i)
+            if turn == 0:
+                texts.append(Compared(rows[i], prompts[i], traces, {name: [] for name in methods}))
+            for name, trace in traces.items():
+                texts[i].seconds[name].append(sum(cycle.seconds for cycle in trace))
     except KeyboardInterrupt as error:
         stopped = error
-    for task, texts in tables.items():
+    tasks = {}
+    for text in texts:
+        tasks.setdefault(str(text.row.get('task') or ''), []).append(text)
+    for task, found in tasks.items():
         if task:
-            yield f'{task}, {len(texts)} prompts'
-        yield from comparison(engine, methods, texts)
+            yield f'{task}, {len(found)} prompts'
+        yield from comparison(engine, methods, found)
     if stopped:
         raise stopped
 
 
 def comparison(engine, methods, texts):
-    """Lines: what each method measured, then its break-even and what else there is to say.
-
-    texts: of one task, as in compare.
-    """
-    measured = []
-    for name, method in methods.items():
-        measured.append(measure(engine, name, method, texts))
-    plain, *others = measured
+    """Lines on the texts (Compared) of one task: what each method measured, what pays, what else to say."""
+    plain, *others = [measure(engine, name, method, texts) for name, method in methods.items()]
     width = max(14, *map(len, methods))
-    yield (f'{"method":{width}}  tokens/s   x ar    right  accepted block eff.  passes, positions/token  '
-           'like ar')
-    for one in measured:
+    yield (f'{"method":{width}}  tokens/s   x ar   from, to     right  accepted   drafted block eff.  '
+           'positions/token  like ar    cut')
+    for one in (plain, *others):
         yield comparison_line(engine, one, plain, width)
-    yield from cut_short(engine, plain.reports)
-    total = 0.0
-    for cycle in plain.cycles:
-        _, _, seconds = cycle.passes['target/full']
-        total += seconds
-    one_pass = total / plain.stats['cycles']
+    yield (f'x ar: the median of {len(plain.seconds)} rounds, their least and most; cut: at --max-new '
+           f'{engine.max_new}')
+    if not others:
+        return
+    *_, last = texts
+    session = engine.start(last.ids, others[0].method)
+    session.tokens = session.tokens + tokens_of(last.traces[plain.name])
+    curves = time_paths(session, others)
+    forecasts = {}
     for one in others:
-        yield f'{one.name}: {break_even(one.cycles, one_pass)} Seen: {speedup(one, plain):.2f}.'
-        for sentence in stage_remarks(one.method, one.cycles, one_pass):
-            yield f'{one.name}: {sentence}'
-        for sentence in remarks(one.method, engine.sparse, one.cycles, one.reports):
-            yield f'{one.name}: {sentence}'
-        for sentence in choosing_layers(engine, one.method):
+        forecasts[one.name] = forecast_of(engine, session, one, curves, plain.cycles)
+    yield from places_table(others, curves, forecasts)
+    for one in others:
+        speed, _, _ = speedup(one, plain)
+        for sentence in sentences(engine, one, plain.cycles, forecasts[one.name], speed):
             yield f'{one.name}: {sentence}'
 
 
 def measure(engine, name, method, texts):
     """The Measured of one method."""
-    found = Measured(name, method, [], [], {})
-    for row, prompt_tokens, traces in texts:
-        tokens = tokens_of(traces[name])
-        right = grade(row, engine.tokenizer.decode(tokens))
-        found.traces.append(traces[name])
-        found.reports.append(dict(prompt_tokens=prompt_tokens, tokens=tokens, right=right))
+    found = Measured(name, method, [], [])
+    seconds = []                                        # of each text, in each round
+    for text in texts:
+        tokens = tokens_of(text.traces[name])
+        right = grade(text.row, engine.tokenizer.decode(tokens))
+        found.traces.append(text.traces[name])
+        found.reports.append(dict(prompt_tokens=len(text.ids), tokens=tokens, right=right))
+        seconds.append(text.seconds[name])
     found.stats = engine.statistics(found.cycles)
+    found.seconds = [sum(times) for times in zip(*seconds)]     # of the rounds that all texts have finished
     return found
 
 
@@ -808,23 +867,30 @@ def comparison_line(engine, one, plain, width):
     like = None                                         # samples differ by chance: nothing to compare
     if engine.temperature == 0:
         like = agreement(one.traces, plain.traces)
+    speed, least, most = speedup(one, plain)
     cells = [
         f'{one.name:{width}}',
-        f'{stats["tokens_per_second"]:9.1f}',
-        f'{speedup(one, plain):6.2f}',
+        f'{n / median(one.seconds):9.1f}',
+        f'{speed:6.2f}',
+        f'{least:5.2f} {most:5.2f}',
         f'{cell(right, ".1%"):>8}',
         f'{cell(stats["acceptance_rate"], ".1%"):>9}',
+        f'{cell(stats["drafted_share"], ".1%"):>9}',
         f'{cell(stats["block_efficiency"], ".2f"):>10}',
-        f'{whole_passes(stats["passes"]) / n:11.3f}',
-        f'{whole_passes(stats["positions"]) / n:12.2f}',
-        f'{cell(like, ".1%"):>8}',
+        f'{whole_passes(stats["positions"]) / n:15.2f}',
+        f'{cell(like, ".1%"):>9}',
+        f'{cut_share(engine, one.reports):6.0%} ',
         'lossless' if engine.lossless(one.method) else 'LOSSY']
     return ' '.join(cells)
 
 
 def speedup(one, plain):
-    """How many times as fast as plain decoding."""
-    return one.stats['tokens_per_second'] / plain.stats['tokens_per_second']
+    """(median, least, most) over the rounds: how many times as fast as plain decoding in the same round."""
+    tokens = sum(one.stats['labels'].values()) / sum(plain.stats['labels'].values())
+    found = []
+    for mine, theirs in zip(one.seconds, plain.seconds):
+        found.append(tokens * theirs / mine)
+    return median(found), min(found), max(found)
 
 
 def agreement(texts, others):
@@ -838,36 +904,308 @@ def agreement(texts, others):
     return sum(shares) / len(shares)
 
 
+# ------------------------------------------------------------------------------------- what passes cost here
+
+ROLES = dict(draft='draft', slim='slim', mid='middle', target='verifying')      # and names of their passes
+
+
+def pass_seconds(cycles):
+    """{role: seconds of one of its passes}, and under `beside` what else a cycle takes, for each pass.
+
+    Medians over the cycles: a machine that is busy for a moment changes nothing.
+    """
+    found = {}
+    for cycle in cycles:
+        passes = 0
+        rest = cycle.seconds
+        for path, (n, _, seconds) in cycle.passes.items():
+            role = 'slim' if 'slim' in path else path.split('/')[0]
+            found.setdefault(role, []).append(seconds / n)
+            passes += n
+            rest -= seconds
+        if passes:
+            found.setdefault('beside', []).append(rest / passes)
+    return {role: median(each) for role, each in found.items()}
+
+
+def plain_steps(session):
+    """Cycles of plain decoding, which writes a text's last tokens anew: what a step costs here and now."""
+    n = min(5, len(session.tokens) - 1)
+    again = replace(session, tokens=session.tokens[:-n], room=n, eos=frozenset(), sparse=None)
+    again.read_prompt()
+    return list(decode(again, Autoregressive()))
+
+
+def time_paths(session, measured):
+    """{path name: {n: seconds of a pass over n + 1 positions}} of the paths on which the methods verify.
+
+    The lengths go up to the longest block of these Measured and beyond, as far as the text reaches. Of a
+    compiled target only those that the run had: any other would have to be compiled first.
+    """
+    seen = {0}
+    paths = {}
+    for one in measured:
+        if isinstance(one.method, Exact):               # others judge no blocks
+            path = one.method.path(session)
+            paths[path.name] = path
+            seen.update(len(cycle.drafted) for cycle in one.cycles)
+    longest = max(seen)
+    blocks = {*BLOCKS, *range(min(longest, max(BLOCKS))), longest}
+    if session.target.compiled:
+        blocks = seen
+    blocks = sorted(n for n in blocks if n < len(session.tokens))
+    return {name: time_passes(session, path, blocks) for name, path in paths.items()}
+
+
+def time_passes(session, path, blocks):
+    """{n: seconds of a target pass over the last n + 1 positions of the session's text} for each n of blocks.
+
+    Medians of rounds in which each length has its turn: nine, or as many as TIMING allows, but one. A longer
+    pass is not always a slower one: on a CPU three positions may cost more than four.
+    """
+    reader = session.target
+    times = {n: [] for n in blocks}
+    begin = time.perf_counter()
+    for turn in range(10):                              # the first of them warms up
+        if turn > 1 and time.perf_counter() - begin > TIMING:
+            break
+        for n in blocks:
+            mark = len(reader.log)
+            reader.read(session.tokens, [], path, n + 1)
+            times[n].append(sum(seconds for *_, seconds in reader.spent(mark).values()))
+    return {n: median(each[1:]) for n, each in times.items()}
+
+
 # ------------------------------------------------------------------------------------------------- what pays
 
-ROLES = dict(draft='draft', slim='slim', target='verifying', mid='middle')      # and names of their passes
+class Forecast(NamedTuple):
+    """What blocks of some length are expected to bring."""
+    tokens: float           # a cycle
+    speed: float            # over plain decoding's
 
 
-def spent_by_role(cycles):
-    """({role: passes}, {role: seconds}) of all cycles; the target's slim passes are a role of their own."""
-    passes = dict.fromkeys(ROLES, 0)
-    seconds = dict.fromkeys(ROLES, 0.0)
-    for cycle in cycles:
-        for path, (n, _, taken) in cycle.passes.items():
-            role = 'slim' if 'slim' in path else path.split('/')[0]
-            passes[role] += n
-            seconds[role] += taken
-    return passes, seconds
+def forecast_of(engine, session, one, curves, plain):
+    """{gamma: Forecast} for each length of block that was timed; none for cycles that it does not know.
 
-
-def tokens_predicted(cycles, alpha):
-    """Tokens a cycle: 1 + alpha + ... + alpha^n for n drafted ones, at an acceptance rate of alpha.
-
-    Where cycles do not each add one token behind the accepted ones the formula does not hold: counted then.
-    Source: Leviathan et al. 2023, equation 1, averaged over the lengths.
+    one: the Measured that has the acceptance; curves: see time_paths; plain: Cycles of plain decoding.
     """
+    if engine.source is not chain or not drafts_blocks(one.method, one.cycles):
+        return {}
+    curve = curves[one.method.path(session).name]
+    lengths = [len(found['tokens']) for found in one.reports]
+    return forecast(acceptance_by_place(one.cycles), costs_of(one.cycles, curve), lengths, plain, curve)
+
+
+def drafts_blocks(method, cycles):
+    """Whether each cycle was a block of gamma tokens and one target pass over it and the root."""
+    if not isinstance(method, Exact) or isinstance(method, ViaSd) or method.controller != 'fixed':
+        return False
     for cycle in cycles:
-        if len(cycle.tokens) != cycle.accepted + 1:
-            return sum(len(c.tokens) for c in cycles) / len(cycles)
-    total = 0.0
+        target = []
+        for path, (n, positions, _) in cycle.passes.items():
+            if path.startswith('target/') and 'slim' not in path:
+                target.append((n, positions))
+        if target != [(1, len(cycle.drafted) + 1)]:
+            return False
+    return True
+
+
+def forecast(places, costs, lengths, plain, gammas):
+    """{gamma: Forecast} of texts of these lengths; from few verdicts only as far as there are places.
+
+    places: see acceptance_by_place; costs: see costs_of; plain: Cycles of plain decoding.
+    """
+    if not places:
+        return {}
+    if sum(judged for _, judged in places) < FEW:
+        gammas = [gamma for gamma in gammas if gamma <= len(places)]
+    chances = chances_of(places, len(costs) - 1)
+    step = median(cycle.seconds for cycle in plain)
+    tokens = sum(lengths)
+    found = {}
+    for gamma in gammas:
+        cycles = expected(max(lengths), gamma, chances, [1] * len(costs))
+        seconds = expected(max(lengths), gamma, chances, costs)
+        cycles = sum(cycles[length] for length in lengths)
+        seconds = sum(seconds[length] for length in lengths)
+        found[gamma] = Forecast(tokens / cycles, tokens * step / seconds)
+    return found
+
+
+def costs_of(cycles, curve):
+    """[seconds of a cycle with 0, 1, 2, ... draft tokens], by the passes of these Cycles and the curve.
+
+    A length that was not timed is taken as the next longer one that was.
+    """
+    seconds = pass_seconds(cycles)
+    draft = seconds.get('draft', seconds.get('slim', 0.0))      # slim: of a target that drafts for itself
+    costs = []
+    for n in range(max(curve) + 1):
+        timed = min(m for m in curve if m >= n)
+        costs.append(n * draft + curve[timed] + (n + 1) * seconds['beside'])
+    return costs
+
+
+def chances_of(places, n):
+    """The chance that the draft token at each of n places is kept, those before it being kept.
+
+    A place that was judged less than FEW times, or never, has the share of the last places that come to MANY.
+    """
+    kept, judged = last_places(places)
+    found = []
+    for place in range(n):
+        own_kept, own = places[place] if place < len(places) else (0, 0)
+        found.append(own_kept / own if own >= FEW else kept / judged)
+    return found
+
+
+def last_places(places):
+    """[kept, judged] of the last places together, as many as it takes for MANY judged draft tokens."""
+    total = [0, 0]
+    for kept, judged in reversed(places):
+        total[0] += kept
+        total[1] += judged
+        if total[1] >= MANY:
+            break
+    return total
+
+
+def expected(longest, gamma, chances, costs):
+    """What writing 0, 1, ..., `longest` tokens of a text in blocks of gamma is expected to cost.
+
+    costs[n]: of a cycle with n draft tokens; all 1, cycles are counted. Far from the end of its text a cycle
+    writes 1 + c0 + c0 c1 + ... tokens, c the chances; at the end a block is no longer than what is left.
+    Source: Leviathan et al. 2023, equation 1 and theorem 3.8, where every place has the same chance.
+    """
+    totals = [0.0]
+    for left in range(1, longest + 1):
+        n = min(gamma, left)
+        total = costs[n]
+        reached = 1.0                                   # the chance that all places before this one are kept
+        for i in range(n):
+            total += reached * (1 - chances[i]) * totals[left - i - 1]      # i are kept, one is replaced
+            reached *= chances[i]
+        total += reached * totals[max(0, left - n - 1)]
+        totals.append(total)
+    return totals
+
+
+def break_even(one, plain, forecast, seen=None):
+    """In plain words whether drafting pays: what passes cost here, and the speed that follows from it.
+
+    Without a forecast it is that of a cycle's tokens and time. seen: over plain decoding, where it was timed.
+    """
+    cycles = one.cycles
+    if not any(cycle.judged for cycle in cycles):
+        return 'break-even: nothing was drafted, so there is nothing to compare.'
+    step = median(cycle.seconds for cycle in plain)
+    seconds = pass_seconds(cycles)
+    costs = []
+    for role, name in ROLES.items():
+        if role in seconds:
+            costs.append(f'a {name} pass {seconds[role] / step:.2f}')
+    costs.append(f'what is beside each {seconds["beside"] / step:.2f}')
+    gamma = getattr(one.method, 'gamma', None)
+    if gamma in forecast:
+        tokens, speed = forecast[gamma]
+        said = f'gamma {gamma} gives {tokens:.2f} tokens a cycle, {speed:.2f} times plain decoding predicted'
+        if seen:
+            said += f', {seen:.2f} seen'
+            speed = seen
+    else:
+        tokens = sum(len(cycle.tokens) for cycle in cycles) / len(cycles)
+        cost = sum(cycle.seconds for cycle in cycles) / len(cycles) / step
+        speed = seen or tokens / cost
+        steps = tokens / speed
+        said = f'{tokens:.2f} tokens a cycle in the time of {steps:.2f}, {speed:.2f} times plain decoding'
+    ending = '.' if speed > 1 else ', not worth it here.'
+    return f'break-even: in steps of plain decoding {", ".join(costs)}; {said}{ending}'
+
+
+def best_gamma(one, forecast):
+    """The sentence on the best block length: the shortest whose forecast is within 2 % of the highest."""
+    places = acceptance_by_place(one.cycles)
+    judged = sum(n for _, n in places)
+    if judged < FEW:
+        return f'best gamma: {judged} judged draft tokens are too few to tell.'
+    highest = max(found.speed for found in forecast.values())
+    best = min(gamma for gamma, found in forecast.items() if found.speed >= 0.98 * highest)
+    speed = forecast[best].speed
+    if best == 0 or speed <= 1:
+        return f'best gamma by the same reckoning: none, up to {max(forecast)} drafting does not pay.'
+    said = f'best gamma by the same reckoning: {best}, {speed:.2f} times plain decoding predicted'
+    known = sum(n >= FEW for _, n in places)
+    if best > known:
+        kept, n = last_places(places)
+        said += f'; from place {known + 1} on taken to be kept as the last {n} judged, {kept / n:.0%}'
+    return said + '.'
+
+
+def places_table(measured, curves, forecasts):
+    """Lines of a table, a column for each n: the pass over n draft tokens and the root, acceptance, forecast.
+
+    measured: Measured of methods; curves: see time_paths; forecasts: {method: see forecast_of}.
+    """
+    rows = []
+    columns = set()
+    for path, curve in curves.items():
+        columns |= curve.keys()
+        times = {n: milliseconds(seconds) for n, seconds in curve.items()}
+        rows.append((f'{path} pass over n + 1, ms', times))
+    for one in measured:
+        places = acceptance_by_place(one.cycles)
+        if not places:
+            continue
+        shares = {}
+        counts = {}
+        for n, (kept, judged) in enumerate(places, 1):
+            shares[n] = f'{kept / judged:.0%}'
+            counts[n] = str(judged)
+        rows.append((f'{one.name}: kept at place n', shares))
+        rows.append(('  of so many judged', counts))
+        if forecasts[one.name]:
+            speeds = {gamma: f'{found.speed:.2f}' for gamma, found in forecasts[one.name].items()}
+            rows.append(('  times ar at gamma n', speeds))
+    if len(rows) == len(curves):                        # nothing was judged
+        return
+    width = max(len(name) for name, _ in rows)
+    head = {n: str(n) for n in columns}
+    for name, cells in [('n draft tokens', head), *rows]:
+        line = f'{name:{width}}'
+        for n in sorted(columns):
+            line += f'{cells.get(n, ""):>6}'
+        yield line.rstrip()
+
+
+def milliseconds(seconds):
+    """The milliseconds in at most five letters below a minute."""
+    ms = 1000 * seconds
+    return f'{ms:.2f}' if ms < 10 else f'{ms:.1f}' if ms < 100 else f'{ms:.0f}'
+
+
+def chance_remarks(engine, cycles):
+    """[a warning] where a draft model is no better than chance.
+
+    At chance: less than half is kept, and no more (by two standard deviations) than would match if each guess
+    stood at another place of the text. Above temperature 0 the ratio rule keeps more than matches, so that a
+    draft at chance may go unnoticed there.
+    """
+    places = acceptance_by_place(cycles)
+    kept = sum(n for n, _ in places)
+    judged = sum(n for _, n in places)
+    if not engine.has_draft or judged < FEW:
+        return []
+    guesses = Counter()
+    written = Counter()
     for cycle in cycles:
-        total += sum(alpha ** k for k in range(len(cycle.drafted) + 1))
-    return total / len(cycles)
+        guesses.update(verdict['token'] for verdict in cycle.judged)
+        written.update(cycle.tokens)
+    matches = sum(n * written[token] for token, n in guesses.items()) / written.total()
+    if kept >= judged / 2 or kept > matches + 2 * math.sqrt(matches):
+        return []
+    return [f'warning: acceptance is at chance: of {judged} draft tokens {kept} were kept, and {matches:.1f} '
+            'would be if each stood at another place. Typical causes: a draft trained with another tokenizer '
+            'or chat template, broken draft weights, a draft of another family.']
 
 
 def verdicts_of(cycles):
@@ -881,32 +1219,6 @@ def verdicts_of(cycles):
 def mean_of(verdicts, key):
     """The mean of one scalar of the judged tokens, such as `kept`; 0 of none."""
     return sum(verdict[key] for verdict in verdicts) / max(1, len(verdicts))
-
-
-def break_even(cycles, one_pass):
-    """In plain words, whether drafting pays here: measured costs, and the speed that they and alpha predict.
-
-    one_pass: one target pass over one position.
-    Source: Leviathan et al. 2023, theorem 3.8, with measured costs.
-    """
-    verdicts = verdicts_of(cycles)
-    if not verdicts:
-        return 'break-even: nothing was drafted, so there is nothing to compare.'
-    alpha = mean_of(verdicts, 'kept')
-    gamma = sum(len(cycle.drafted) for cycle in cycles) / len(cycles)
-    tokens = tokens_predicted(cycles, alpha)
-    passes, seconds = spent_by_role(cycles)
-    cost = sum(seconds.values()) / len(cycles) / one_pass         # of a cycle
-    costs = []
-    for role, name in ROLES.items():
-        if passes[role]:
-            relative = seconds[role] / passes[role] / one_pass
-            costs.append(f'a {name} pass {relative:.2f}')
-    ending = ', not worth it here.' if tokens <= cost else '.'
-    return (f'break-even: {" and ".join(costs)} of a decoding pass; '
-            f'{alpha:.0%} acceptance of {gamma:.1f} drafted tokens gives {tokens:.2f} a cycle '
-            f'for the time of {cost:.2f} decoding passes: '
-            f'{tokens / cost:.2f} times plain decoding predicted{ending}')
 
 
 def stage_remarks(method, cycles, one_pass):

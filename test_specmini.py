@@ -4695,8 +4695,9 @@ def test_sparse_stress_is_a_difference(line, verdict):
 # ---------------------------------------------------------- specmini.py: a run's JSON and trace
 
 REPORT = 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
-FIGURES = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate block_efficiency '
-           'labels seconds prompt_seconds tokens_per_second work compute').split()
+FIGURES = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate '
+           'acceptance_by_place drafted_share block_efficiency labels seconds prompt_seconds '
+           'tokens_per_second work compute').split()
 
 
 def standard_output(*flags):
@@ -4762,6 +4763,10 @@ def test_figures_fit_together(one_run):
     assert sum(stats['labels'].values()) == n
     assert stats['labels'].get('draft', 0) == stats['accepted']
     assert stats['accepted'] <= stats['judged'] <= stats['drafted']
+    assert stats['drafted_share'] == stats['accepted'] / n
+    kept = sum(kept for kept, _ in stats['acceptance_by_place'])
+    judged = sum(judged for _, judged in stats['acceptance_by_place'])
+    assert (kept, judged) == (stats['accepted'], stats['judged'])
     assert stats['block_efficiency'] == n / stats['passes']['target/full']
     assert stats['tokens_per_second'] == pytest.approx(n / stats['seconds'])
 
@@ -4887,8 +4892,8 @@ def test_remarks_come_last(pair, capsys, monkeypatch):
     cycles = reported(capsys, *pair)['stats']['cycles']
     monkeypatch.setattr(specmini, 'remarks', count)
     _, _, err = program(capsys, *pair)
-    *_, before, first, last = err.splitlines()
-    assert 'break-even' in before
+    *before, first, last = err.splitlines()
+    assert 'break-even' in ''.join(before)
     assert (first, last) == (f'{cycles} cycles', '1 texts')
 
 
@@ -4916,15 +4921,55 @@ def test_compare_is_a_table_of_methods(pair, capsys):
     lines = [line.split() for line in out.splitlines()]
     assert status == 0
     starts = [line[0] for line in lines]
-    assert starts == ['method', 'ar', 'sd', 'lenient', 'sd:', 'lenient:']
+    assert starts[:9] == ['method', 'ar', 'sd', 'lenient', 'x', 'n', 'full', 'sd:', 'of']
+    assert starts[-1] == 'lenient:' and starts[-3] == 'sd:'
     _, ar, sd, lenient, *_ = lines
     assert (ar[-1], sd[-1], lenient[-1]) == ('lossless', 'lossless', 'LOSSY')
-    speedup, passes, positions = ar[2], ar[6], ar[7]
-    assert (speedup, passes, positions) == ('1.00', '1.000', '1.00')
-    like_ar = sd[-2]
+    speedup, positions = ar[2], ar[-4]
+    assert (speedup, positions) == ('1.00', '1.00')
+    like_ar = sd[-3]
     assert like_ar == '100.0%'
-    passes, positions = float(sd[6]), float(sd[7])              # of a token; gamma is 2
-    assert 2 < positions <= 3 * passes
+    efficiency, positions = float(sd[-5]), float(sd[-4])        # of a token; gamma is 2
+    assert 2 < positions * efficiency <= 3
+
+
+def test_compare_takes_three_rounds_in_turn(pair, capsys, monkeypatch):
+    """Every method once, then all again; the first time only warms up."""
+    real = specmini.Engine.write
+    called = []
+
+    def write(self, ids, method, row=0):
+        called.append(type(method).__name__)
+        return real(self, ids, method, row)
+
+    monkeypatch.setattr(specmini.Engine, 'write', write)
+    _, out, _ = program(capsys, *pair, '--compare', 'sd')
+    assert called == ['Autoregressive', 'Exact'] * 4
+    assert 'the median of 3 rounds' in out
+
+
+def timed(tokens, *seconds):
+    """What a method measured that wrote so many tokens in this time, round by round."""
+    return specmini.Measured('x', None, [], [], dict(labels=dict(draft=tokens)), seconds)
+
+
+def test_speedup_is_within_a_round():
+    """The median, least and most of ratios; a machine half as fast in one round changes none of them."""
+    plain = timed(10, 1.0, 2.0, 1.0)
+    assert specmini.speedup(timed(10, 0.5, 1.0, 0.5), plain) == (2, 2, 2)
+    assert specmini.speedup(timed(20, 4.0, 1.0, 1.0), plain) == (2, 0.5, 4)
+
+
+def test_interrupted_round_is_not_timed():
+    """Of two texts the second lacks its second round: the first round is what was timed."""
+    texts = []
+    for seconds in ([1.0, 5.0], [2.0]):
+        trace = [cycle(0)]
+        texts.append(specmini.Compared(dict(prompt='a'), [97], dict(ar=trace), dict(ar=seconds)))
+    engine = specmini.Engine(EMBEDDED / 'target', 'none')
+    engine.open([[97]])
+    found = specmini.measure(engine, 'ar', verify.Autoregressive(), texts)
+    assert found.seconds == [3.0]
 
 
 def test_compare_marks_sparse_verifying_as_lossy(pair, capsys):
@@ -4998,7 +5043,7 @@ def test_check_names_the_first_difference(pair, capsys, monkeypatch):
 def cycle(drafted, *kept, added=1, chance=1.0, passes=()):
     """A Cycle: tokens drafted, the verdicts of those judged, tokens added behind the kept; took a second."""
     p = float(chance == 1.0)
-    rows = [dict(kept=verdict, chance=chance, p=p, q=1.0) for verdict in kept]
+    rows = [dict(token=0, kept=verdict, chance=chance, p=p, q=1.0) for verdict in kept]
     labels = ['draft'] * sum(kept) + ['target'] * added
     return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, dict(passes), 1.0)
 
@@ -5029,23 +5074,301 @@ def test_cmasd_remark_on_a_window_that_gains_nothing():
                     'this acceptance rate, 1.50 were seen']
 
 
-def test_break_even_takes_each_length():
-    """Half accepted: 1.5 tokens of 1 drafted, 1.875 of 3, so 1.69; the mean length, 2, would give 1.75."""
-    passes = {'target/full': (1, 2, 1.0)}
-    cycles = [cycle(1, True, False, passes=passes), cycle(3, True, False, passes=passes)]
-    said = specmini.break_even(cycles, 1.0)
-    assert 'gives 1.69 a cycle for the time of 1.00 decoding passes: 1.69 times' in said
+# ---------------------------------------------------------- specmini.py: what pays, by hand
+
+STEP = [verify.Cycle([], [], [0], ['target'], {'target/full': (1, 1, 0.9)}, 1.0)]   # of plain decoding: 1 s
 
 
-def test_break_even_counts_where_the_formula_does_not_hold():
-    """A cycle that adds two tokens behind the kept ones: tokens are counted, not predicted."""
-    passes = {'target/full': (1, 2, 1.0)}
-    cycles = [cycle(1, True, False, passes=passes, added=2), cycle(3, True, False, passes=passes)]
-    assert 'gives 2.50 a cycle' in specmini.break_even(cycles, 1.0)
+def block(n, *kept, draft=0.25, target=1.0, beside=0.125):
+    """A Cycle that drafted n tokens; seconds of a pass of either model, and beside each."""
+    found = cycle(n, *kept, passes={'draft/full': (n, n, n * draft), 'target/full': (1, n + 1, target)})
+    found.seconds = n * draft + target + (n + 1) * beside
+    return found
+
+
+def measured(*cycles, method=None, length=1000):
+    """The Measured of sd, whose one text has these cycles and, it says, this length."""
+    return specmini.Measured('sd', method or Exact(), [list(cycles)], [dict(tokens=[0] * length)])
+
+
+def test_acceptance_by_place_is_of_those_that_were_reached():
+    """Three blocks: one kept whole, one rejected at its second place, one at its first."""
+    cycles = [cycle(2, True, True), cycle(2, True, False), cycle(2, False), cycle(0)]
+    assert specmini.acceptance_by_place(cycles) == [[2, 3], [1, 2]]
+
+
+def test_acceptance_by_place_of_several_tries_at_a_place():
+    """sd-multi rejects a branch's first token, keeps the next one's; its second token fails."""
+    assert specmini.acceptance_by_place([cycle(3, False, True, False)]) == [[1, 2], [0, 1]]
+
+
+def test_steps_have_no_places():
+    """All tokens of a step have its verdict: there is no acceptance by place."""
+    step = cycle(3, False, False, False)
+    for verdict in step.judged:
+        verdict['score'] = 0.1
+    assert specmini.acceptance_by_place([step]) == []
+
+
+def test_chances_of_places_with_few_verdicts_are_pooled():
+    """From 30 verdicts on a place has its own; fewer, or none, the share of the last 200 or more."""
+    places = [[300, 300], [120, 150], [40, 40], [6, 10]]
+    assert specmini.chances_of(places, 6) == [1, 0.8, 1] + [166 / 200] * 3
+    assert specmini.chances_of([[36, 40], [0, 36]], 3) == [0.9, 0, 36 / 76]
+    assert specmini.chances_of([[290, 300], [0, 290]], 3) == [29 / 30, 0, 0]
+
+
+def test_expected_cycles_far_from_the_end():
+    """1 + c0 + c0 c1 tokens a cycle."""
+    cycles = specmini.expected(40_000, 2, [0.5, 0.25], [1, 1, 1])
+    assert 40_000 / cycles[-1] == pytest.approx(1 + 0.5 + 0.125, rel=1e-4)
+
+
+def test_expected_costs_by_enumeration():
+    """Of a text of three tokens in blocks of two: every way through it, by its chance."""
+    chances = {0: {1: 1.0}, 1: {1: 0.5, 2: 0.5}, 2: {1: 0.5, 2: 0.5 * 0.75, 3: 0.5 * 0.25}}
+    costs = 10, 11, 13
+
+    def walk(left):
+        n = min(2, left)
+        rest = 0.0
+        for tokens, chance in chances[n].items():
+            if tokens < left:
+                rest += chance * walk(left - tokens)
+        return costs[n] + rest
+    found = specmini.expected(3, 2, [0.5, 0.25], [10, 11, 13])
+    assert found == [0, walk(1), walk(2), walk(3)]
+
+
+def test_costs_of_a_cycle():
+    """Three draft passes of 0.25 s, 0.125 beside each pass; what was not timed is as the next longer one."""
+    costs = specmini.costs_of([block(2, True), block(3, True)], {0: 1.0, 1: 3.0, 3: 2.0})
+    assert costs == pytest.approx([1.125, 3.5, 2.875, 3.25])
+
+
+def test_one_slow_pass_changes_no_cost():
+    slow = block(2, True, target=50.0)
+    assert specmini.costs_of([block(2, True)] * 2 + [slow], {0: 1.0})[0] == pytest.approx(1.125)
+    assert specmini.pass_seconds([block(2, True)] * 2 + [slow])['target'] == 1.0
+
+
+def test_forecast_by_hand():
+    """Everything is kept: three tokens a cycle of 2 drafted for 1.9 s; of none drafted one for 1.1."""
+    costs = [1.1, 1.5, 1.9]
+    found = specmini.forecast([[40, 40], [40, 40]], costs, [300, 30], STEP, [0, 2])
+    assert found == {0: pytest.approx((1, 1 / 1.1)), 2: pytest.approx((3, 3 / 1.9))}
+    assert specmini.forecast([], costs, [300], STEP, [0, 2]) == {}
+
+
+def test_forecast_of_few_tokens_stays_within_the_places_seen():
+    costs = [1.0] * 4
+    assert list(specmini.forecast([[20, 20], [9, 9]], costs, [30], STEP, [0, 1, 2, 3])) == [0, 1, 2]
+    assert list(specmini.forecast([[20, 20], [9, 10]], costs, [30], STEP, [0, 1, 2, 3])) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize('method, passes, found', [
+    case('sd', Exact(), {}, True),
+    case('cmasd-fixed', METHODS['cmasd'](controller='fixed'), {}, True),
+    case('a-window', METHODS['cmasd'](), {}, False),
+    case('middle-stages', METHODS['via'](), {}, False),
+    case('steps', SpecGuard(), {}, False),
+    case('a-check-first', Exact(), {'target/full': (2, 5, 1.0)}, False),
+    case('a-lag', Exact(), {'target/full': (1, 9, 1.0)}, False),
+    case('a-sparse-pass', Exact(), {'target/full': (0, 0, 0), 'target/sparse': (1, 3, 1.0)}, False)])
+def test_forecasts_are_of_blocks_alone(method, passes, found):
+    """gamma tokens and one target pass over them: whoever decodes otherwise gets no advice on gamma."""
+    one = block(2, True)
+    one.passes |= passes
+    assert specmini.drafts_blocks(method, [block(2, True), one]) == found
+
+
+def test_a_target_that_drafts_for_itself_drafts_blocks():
+    one = cycle(2, True, passes={'target/slim': (2, 2, 0.5), 'target/full': (1, 3, 1.0)})
+    assert specmini.drafts_blocks(Exact(), [one])
+
+
+def test_break_even_takes_the_forecast_of_its_gamma():
+    one = measured(block(4, True))
+    forecast = {4: specmini.Forecast(2.5, 1.25), 9: specmini.Forecast(5.0, 2.0)}
+    said = specmini.break_even(one, STEP, forecast)
+    assert 'a draft pass 0.25, a verifying pass 1.00, what is beside each 0.12;' in said
+    assert said.endswith('gamma 4 gives 2.50 tokens a cycle, 1.25 times plain decoding predicted.')
+    said = specmini.break_even(one, STEP, forecast, seen=0.75)
+    assert said.endswith('predicted, 0.75 seen, not worth it here.')
+
+
+def test_break_even_without_a_forecast():
+    """Two tokens in 1.5 steps."""
+    said = specmini.break_even(measured(block(1, True)), STEP, {})
+    assert said.endswith('; 2.00 tokens a cycle in the time of 1.50, 1.33 times plain decoding.')
+    said = specmini.break_even(measured(block(1, True)), STEP, {}, seen=0.8)
+    assert said.endswith('in the time of 2.50, 0.80 times plain decoding, not worth it here.')
 
 
 def test_break_even_of_nothing_drafted():
-    assert 'nothing was drafted' in specmini.break_even([cycle(0)], 1.0)
+    assert 'nothing was drafted' in specmini.break_even(measured(cycle(0)), STEP, {})
+
+
+def best_gamma(speeds, judged=40):
+    """The advice where a block of n draft tokens has this speed; two places were judged, 39 of 40 kept."""
+    cycles = [cycle(2, True, True)] * (judged - 1) + [cycle(2, True, False)]
+    forecast = {n: specmini.Forecast(2.0, speed) for n, speed in speeds.items()}
+    return specmini.best_gamma(measured(*cycles), forecast)
+
+
+def test_best_gamma_by_hand():
+    """The highest, or a shorter one within 2 % of it; what is assumed of places beyond those seen is said."""
+    said = best_gamma({0: 1.0, 1: 1.2, 2: 1.5, 5: 1.4})
+    assert said == 'best gamma by the same reckoning: 2, 1.50 times plain decoding predicted.'
+    assert '2, 1.50 times' in best_gamma({0: 1.0, 2: 1.5, 5: 1.52})
+    said = best_gamma({0: 1.0, 2: 1.5, 5: 1.6})
+    assert '5, 1.60 times' in said
+    assert said.endswith('; from place 3 on taken to be kept as the last 80 judged, 99%.')
+
+
+def test_best_gamma_may_be_none():
+    assert 'none, up to 5 drafting does not pay' in best_gamma({0: 1.0, 2: 0.9, 5: 0.8})
+    assert 'none, up to 5 drafting does not pay' in best_gamma({0: 0.7, 2: 0.9, 5: 0.8})
+    assert 'none' in best_gamma({0: 1.05, 2: 1.04, 5: 0.8})
+
+
+def test_best_gamma_needs_verdicts():
+    said = best_gamma({0: 1.0, 2: 1.5}, judged=10)
+    assert said == 'best gamma: 20 judged draft tokens are too few to tell.'
+
+
+def test_places_table_by_hand():
+    """A column for each length that was timed; a cliff at the second place is seen."""
+    one = measured(cycle(2, True, False))
+    forecasts = dict(sd={0: specmini.Forecast(1, 0.9), 2: specmini.Forecast(2, 1.2)})
+    head, times, shares, counts, speeds = specmini.places_table(
+        [one], dict(full={0: 0.002, 1: 0.04, 2: 0.5}), forecasts)
+    assert head.split()[3:] == ['0', '1', '2']
+    assert times == 'full pass over n + 1, ms  2.00  40.0   500'
+    assert shares.split() == ['sd:', 'kept', 'at', 'place', 'n', '100%', '0%']
+    assert counts.split()[-3:] == ['judged', '1', '1'] and len(counts) == len(times)
+    assert speeds == '  times ar at gamma n     0.90        1.20'
+    assert list(specmini.places_table([measured(cycle(0))], dict(full={0: 0.002}), forecasts)) == []
+
+
+class Passes:
+    """A target's reader whose passes over n positions take n seconds each, the first time a hundred."""
+
+    def __init__(self, compiled=None):
+        self.log = []
+        self.compiled = compiled
+
+    def read(self, text, guesses, path, last):
+        first = last not in self.log
+        self.log.append(last)
+        self.seconds = 100.0 if first else float(last)
+
+    def spent(self, mark):
+        return {'full': [1, 1, self.seconds]}
+
+
+def timed_passes(limit, monkeypatch):
+    """(the curve of four lengths, how often each was read) where the passes may take so many seconds."""
+    reader = Passes()
+    clock = itertools.count()
+    monkeypatch.setattr(specmini, 'TIMING', limit)
+    monkeypatch.setattr(specmini.time, 'perf_counter', lambda: float(next(clock)))
+    session = SimpleNamespace(target=reader, tokens=LINE)
+    curve = specmini.time_passes(session, None, [0, 1, 4, 7])
+    assert reader.log[:8] == [1, 2, 5, 8] * 2                   # in turn
+    return curve, reader.log.count(5)
+
+
+@pytest.mark.parametrize('limit, times', [(0.0, 2), (2.5, 4), (100.0, 10)])
+def test_passes_are_timed_within_a_limit(limit, times, monkeypatch):
+    """At least once, at most nine times, each length; what it takes to warm up is not counted."""
+    curve, count = timed_passes(limit, monkeypatch)
+    assert curve == {0: 1, 1: 2, 4: 5, 7: 8}
+    assert count == times
+
+
+@pytest.mark.parametrize('longest, text, compiled, blocks', [
+    case('beyond-the-longest', 6, 50, None, [0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 16]),
+    case('a-long-one', 20, 50, None, [*range(17), 20]),
+    case('a-short-text', 6, 8, None, [0, 1, 2, 3, 4, 5, 6, 7]),
+    case('compiled', 6, 50, True, [0, 6])])
+def test_lengths_that_are_timed(longest, text, compiled, blocks, monkeypatch):
+    """All up to the longest block and some beyond, within the text; compiled only those that were seen."""
+    monkeypatch.setattr(specmini, 'TIMING', 0.0)
+    session = SimpleNamespace(target=Passes(compiled), tokens=[0] * text)
+    session.target.model = SimpleNamespace(full=SimpleNamespace(name='full'))
+    session.view = lambda path: path
+    curves = specmini.time_paths(session, [measured(cycle(longest)), measured(cycle(3), method=SpecGuard())])
+    assert sorted(curves['full']) == blocks
+
+
+def test_plain_steps_write_the_last_tokens_anew():
+    """Five of them, or all but one; whatever ended the text, and without leaving the session changed."""
+    for length in (9, 3):
+        s = session(network(0), network(1), LINE[:length], 0, eos=frozenset(range(11)))
+        steps = specmini.plain_steps(s)
+        assert len(steps) == min(5, length - 1)
+        for step in steps:
+            assert step.passes == {'target/full': [1, 1, step.passes['target/full'][2]]}
+        assert s.tokens == LINE[:length]
+
+
+def chance_remarks(*kept, has_draft=True):
+    """The warning where every other token of the text is one that the draft always guesses."""
+    cycles = []
+    for i, verdict in enumerate(kept):
+        one = cycle(1, verdict)
+        one.tokens = [i % 2] * len(one.tokens)
+        cycles.append(one)
+    return specmini.chance_remarks(SimpleNamespace(has_draft=has_draft), cycles)
+
+
+def test_acceptance_at_chance_is_warned_of():
+    """Half of the places would match; 16 of 40 kept are not more than that, nor is none."""
+    said, = chance_remarks(*[True, False, False, False, False] * 8)
+    assert 'of 40 draft tokens 8 were kept' in said
+    assert len(chance_remarks(*[False] * 40)) == 1
+
+
+def test_acceptance_above_chance_is_not_warned_of():
+    """Nor is one of few tokens, of most tokens, or of a lookup."""
+    assert chance_remarks(*[False] * 29) == []
+    assert chance_remarks(*[False] * 40, has_draft=False) == []
+    assert chance_remarks(*[True, True, False] * 20) == []
+    cycles = []
+    for i in range(100):                                # 10 kept; by chance 1, at most 3
+        one = cycle(1, i % 10 == 0)
+        one.judged[0]['token'] = i
+        one.tokens = [i]
+        cycles.append(one)
+    engine = SimpleNamespace(has_draft=True)
+    assert specmini.chance_remarks(engine, cycles) == []
+    for one in cycles[30:]:
+        one.judged[0]['kept'] = False
+    assert len(specmini.chance_remarks(engine, cycles)) == 1
+
+
+def test_an_unrelated_draft_is_warned_of(pair, capsys):
+    """A random target and a random draft, from end to end; not where the draft is the target itself."""
+    _, target, *_ = pair
+    _, _, err = program(capsys, *pair, '--max-new', 60, '--ignore-eos')
+    assert 'warning: acceptance is at chance' in err
+    _, _, err = program(capsys, *pair, '--max-new', 59, '--ignore-eos', '--draft', target)
+    assert 'warning' not in err
+
+
+def cut_said(*lengths, max_new=4, ends=()):
+    """What is said of texts of these lengths behind 3 tokens, those in `ends` ended; the context is 9."""
+    engine = SimpleNamespace(max_new=max_new, context=9, shortest='target', eos={1}, ignore_eos=False)
+    reports = [dict(prompt_tokens=3, tokens=[0] * (n - 1) + [int(n in ends)]) for n in lengths]
+    return list(specmini.cut_short(engine, reports))
+
+
+def test_texts_cut_at_max_new_are_counted():
+    assert cut_said(4, 4, 2, 4, 3) == ['3 of 5 texts (60%) were cut at --max-new 4']
+    assert cut_said(4, 2, ends={4}) == []                    # it ended in time
+    assert cut_said(6, 5, max_new=6)[0] == '1 of 2 texts (50%) were cut at --max-new 6'
+    assert 'ended before --max-new 8' in cut_said(6, 5, max_new=8)[0]
 
 
 def sparse_remarks(tokens=2, length=40, right=(True, None), **knobs):
@@ -5130,8 +5453,8 @@ def test_stages_are_remarked_on_for_via_alone():
 
 
 def test_break_even_tells_via_stages_apart():
-    said = specmini.break_even([cycle(1, True, passes=STAGES)], 1.0)
-    assert 'a slim pass 0.20 of' in said
+    one = specmini.Measured('via', METHODS['via'](), [[cycle(1, True, passes=STAGES)]], [])
+    assert 'a slim pass 0.20,' in specmini.break_even(one, [cycle(0)], {})
 
 
 # ---------------------------------------------------------- specmini.py: prompts and grading
@@ -5205,7 +5528,7 @@ def test_compare_has_a_table_for_each_task(run_file, answered):
     assert status == 0
     titles = [line for line in lines if line.endswith(' prompts')]
     assert titles == ['x, 2 prompts', 'y, 1 prompts']
-    right = [line.split()[3] for line in lines if line.startswith(('ar ', 'sd '))]
+    right = [line.split()[5] for line in lines if line.startswith(('ar ', 'sd '))]
     assert right == ['100.0%', '100.0%', '0.0%', '0.0%']
 
 
@@ -5215,7 +5538,8 @@ def test_interrupted_compare_tables_what_all_have_finished(run_file, answered, m
     status, lines, _ = run_file(answered, '--compare', 'sd')
     assert status == 130
     starts = [line.split()[0] for line in lines]
-    assert starts == ['x,', 'method', 'ar', 'sd', 'sd:']
+    assert starts[:5] == ['x,', 'method', 'ar', 'sd', 'x']
+    assert 'sd:' in starts and 'y,' not in starts
 
 
 BAD_FILES = {           # what is wrong: the file's text, the words of the refusal
