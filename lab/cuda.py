@@ -2,8 +2,8 @@
 
 Networks beside transformers', every method end to end, graphs compiled anew, an 8B shape at full size,
 sparse passes over long contexts. A check that fails is a line of the table, and the others go on.
-`--device cpu` runs the same list with small shapes and compiles less. Nobody here had a card: on CUDA none of
-this was ever run; on a CPU all of it was, and all but compilation on a device that a CPU pretends.
+`--device cpu` runs the same list with small shapes and compiles less. On a card it has not been run yet; on a
+CPU all of it was, and all but compilation on a device that a CPU pretends.
 """
 import functools
 import math

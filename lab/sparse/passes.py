@@ -55,6 +55,7 @@ def random_model(config, device, dtype):
         mean = 1.0 if weight.ndim == 1 else 0.0
         torch.nn.init.normal_(weight, mean, 0.02)
     model.set_context(config.max_position_embeddings)
+    model.join()
     return model
 
 
