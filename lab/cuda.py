@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
 
 PAPERS = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
 ON_CUDA = Sizes('llama-3.1-8b', 'llama-3.2-1b', 64, 256, 512, (8192, 16384, 32768), PAPERS)
-ON_CPU = Sizes('embedded', 'embedded-draft', 12, 24, 32, (512, 1024), ('ar', 'sd'))
+ON_CPU = Sizes('embedded', 'embedded-draft', 12, 64, 32, (512, 1024), ('ar', 'sd'))
 
 
 class Result(NamedTuple):
@@ -303,7 +303,7 @@ def large_sd(card, chance, compiled):
     if compiled in card.plain:
         said += (f', {free / card.plain[compiled]:.2f} times `ar`; with passes of {card.sizes.draft} '
                  f'{whole / card.plain[compiled]:.2f} times')
-    off = 4 * math.sqrt(chance * (1 - chance) / len(judged))        # four deviations
+    off = 3 * math.sqrt(chance * (1 - chance) / len(judged))        # three deviations
     return Result(said, abs(statistics.fmean(judged) - chance) <= off)
 
 
