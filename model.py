@@ -315,13 +315,11 @@ class Attention(Part):
         B, T, _ = x.shape
         H, G, D = self.sizes
         heads = self.qkv(x).view(B, T, H + 2 * G, D).transpose(1, 2)        # [B, H + 2 G, T, D]
-        qk = heads[:, :H + G]
-        v = heads[:, H + G:]                                                # [B, G, T, D]
+        qk, v = heads.split((H + G, G), 1)
         if self.normed:
             qk = torch.cat([self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])], 1)
         qk = kernels.rotate(qk, view.cos, view.sin)
-        q = qk[:, :H]                                                       # [B, H, T, D]
-        k = qk[:, H:]                                                       # [B, G, T, D]
+        q, k = qk.split((H, G), 1)                                          # [B, H, T, D], [B, G, T, D]
         if store is not None:
             keys, values = store
             k = keys.index_copy_(2, view.positions, k)[:, :, :view.span]    # [B, G, span, D]

@@ -510,6 +510,8 @@ def load_with_texts(target, settings):
     device = pick_device('auto')
     dtype = torch.bfloat16 if device == 'cuda' else torch.float32       # as a run loads it
     model, tokenizer, _ = load(target, device, dtype)
+    if device == 'cpu':
+        model.pack()
     return model, calibration_texts(tokenizer, settings)
 
 
