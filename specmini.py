@@ -802,9 +802,9 @@ def compare(engine, rows, prompts, methods):
             for name, method in methods.items():
                 traces[name] = engine.write(prompts[i], method, i)
             if turn == 0:
-                texts.append(Compared(rows[i], prompts[i], traces, {name: [] for name in methods}))
+                texts.append(Compared(rows[i], prompts[i], traces, {}))
             for name, trace in traces.items():
-                texts[i].seconds[name].append(sum(cycle.seconds for cycle in trace))
+                texts[i].seconds.setdefault(name, []).append(seconds_of(trace))
     except KeyboardInterrupt as error:
         stopped = error
     tasks = {}
@@ -820,11 +820,14 @@ def compare(engine, rows, prompts, methods):
 
 def comparison(engine, methods, texts):
     """Lines on the texts (Compared) of one task: what each method measured, what pays, what else to say."""
-    plain, *others = [measure(engine, name, method, texts) for name, method in methods.items()]
+    measured = []
+    for name, method in methods.items():
+        measured.append(measure(engine, name, method, texts))
+    plain, *others = measured
     width = max(14, *map(len, methods))
     yield (f'{"method":{width}}  tokens/s   x ar   from, to     right  accepted   drafted block eff.  '
            'positions/token  like ar    cut')
-    for one in (plain, *others):
+    for one in measured:
         yield comparison_line(engine, one, plain, width)
     yield (f'x ar: the median of {len(plain.seconds)} rounds, their least and most; cut: at --max-new '
            f'{engine.max_new}')
@@ -884,6 +887,11 @@ def comparison_line(engine, one, plain, width):
     return ' '.join(cells)
 
 
+def seconds_of(cycles):
+    """The seconds that these Cycles took."""
+    return sum(cycle.seconds for cycle in cycles)
+
+
 def speedup(one, plain):
     """(median, least, most) over the rounds: how many times as fast as plain decoding in the same round."""
     tokens = sum(one.stats['labels'].values()) / sum(plain.stats['labels'].values())
@@ -936,6 +944,11 @@ def plain_steps(session):
     return list(decode(again, Autoregressive()))
 
 
+def step_seconds(plain):
+    """Seconds of a step of plain decoding, of whose Cycles this is the median."""
+    return median(cycle.seconds for cycle in plain)
+
+
 def time_paths(session, measured):
     """{path name: {n: seconds of a pass over n + 1 positions}} of the paths on which the methods verify.
 
@@ -954,7 +967,10 @@ def time_paths(session, measured):
     if session.target.compiled:
         blocks = seen
     blocks = sorted(n for n in blocks if n < len(session.tokens))
-    return {name: time_passes(session, path, blocks) for name, path in paths.items()}
+    curves = {}
+    for name, path in paths.items():
+        curves[name] = time_passes(session, path, blocks)
+    return curves
 
 
 def time_passes(session, path, blocks):
@@ -972,8 +988,12 @@ def time_passes(session, path, blocks):
         for n in blocks:
             mark = len(reader.log)
             reader.read(session.tokens, [], path, n + 1)
-            times[n].append(sum(seconds for *_, seconds in reader.spent(mark).values()))
-    return {n: median(each[1:]) for n, each in times.items()}
+            _, _, seconds = reader.spent(mark)[path.name]
+            times[n].append(seconds)
+    curve = {}
+    for n, each in times.items():
+        curve[n] = median(each[1:])
+    return curve
 
 
 # ------------------------------------------------------------------------------------------------- what pays
@@ -1017,18 +1037,20 @@ def forecast(places, costs, lengths, plain, gammas):
     """
     if not places:
         return {}
-    if sum(judged for _, judged in places) < FEW:
+    if judged_at(places) < FEW:
         gammas = [gamma for gamma in gammas if gamma <= len(places)]
     chances = chances_of(places, len(costs) - 1)
-    step = median(cycle.seconds for cycle in plain)
+    step = step_seconds(plain)
     tokens = sum(lengths)
     found = {}
     for gamma in gammas:
         cycles = expected(max(lengths), gamma, chances, [1] * len(costs))
         seconds = expected(max(lengths), gamma, chances, costs)
-        cycles = sum(cycles[length] for length in lengths)
-        seconds = sum(seconds[length] for length in lengths)
-        found[gamma] = Forecast(tokens / cycles, tokens * step / seconds)
+        count = total = 0.0
+        for length in lengths:
+            count += cycles[length]
+            total += seconds[length]
+        found[gamma] = Forecast(tokens / count, tokens * step / total)
     return found
 
 
@@ -1057,6 +1079,11 @@ def chances_of(places, n):
         own_kept, own = places[place] if place < len(places) else (0, 0)
         found.append(own_kept / own if own >= FEW else kept / judged)
     return found
+
+
+def judged_at(places):
+    """How many draft tokens were judged at these places together."""
+    return sum(judged for _, judged in places)
 
 
 def last_places(places):
@@ -1096,9 +1123,9 @@ def break_even(one, plain, forecast, seen=None):
     Without a forecast it is that of a cycle's tokens and time. seen: over plain decoding, where it was timed.
     """
     cycles = one.cycles
-    if not any(cycle.judged for cycle in cycles):
+    if not verdicts_of(cycles):
         return 'break-even: nothing was drafted, so there is nothing to compare.'
-    step = median(cycle.seconds for cycle in plain)
+    step = step_seconds(plain)
     seconds = pass_seconds(cycles)
     costs = []
     for role, name in ROLES.items():
@@ -1113,9 +1140,8 @@ def break_even(one, plain, forecast, seen=None):
             said += f', {seen:.2f} seen'
             speed = seen
     else:
-        tokens = sum(len(cycle.tokens) for cycle in cycles) / len(cycles)
-        cost = sum(cycle.seconds for cycle in cycles) / len(cycles) / step
-        speed = seen or tokens / cost
+        tokens = len(tokens_of(cycles)) / len(cycles)
+        speed = seen or len(tokens_of(cycles)) * step / seconds_of(cycles)
         steps = tokens / speed
         said = f'{tokens:.2f} tokens a cycle in the time of {steps:.2f}, {speed:.2f} times plain decoding'
     ending = '.' if speed > 1 else ', not worth it here.'
@@ -1125,7 +1151,7 @@ def break_even(one, plain, forecast, seen=None):
 def best_gamma(one, forecast):
     """The sentence on the best block length: the shortest whose forecast is within 2 % of the highest."""
     places = acceptance_by_place(one.cycles)
-    judged = sum(n for _, n in places)
+    judged = judged_at(places)
     if judged < FEW:
         return f'best gamma: {judged} judged draft tokens are too few to tell.'
     highest = max(found.speed for found in forecast.values())
@@ -1147,10 +1173,12 @@ def places_table(measured, curves, forecasts):
     measured: Measured of methods; curves: see time_paths; forecasts: {method: see forecast_of}.
     """
     rows = []
-    columns = set()
+    columns = {}
     for path, curve in curves.items():
-        columns |= curve.keys()
-        times = {n: milliseconds(seconds) for n, seconds in curve.items()}
+        times = {}
+        for n, seconds in curve.items():
+            times[n] = milliseconds(seconds)
+            columns[n] = str(n)
         rows.append((f'{path} pass over n + 1, ms', times))
     for one in measured:
         places = acceptance_by_place(one.cycles)
@@ -1164,13 +1192,14 @@ def places_table(measured, curves, forecasts):
         rows.append((f'{one.name}: kept at place n', shares))
         rows.append(('  of so many judged', counts))
         if forecasts[one.name]:
-            speeds = {gamma: f'{found.speed:.2f}' for gamma, found in forecasts[one.name].items()}
+            speeds = {}
+            for gamma, found in forecasts[one.name].items():
+                speeds[gamma] = f'{found.speed:.2f}'
             rows.append(('  times ar at gamma n', speeds))
     if len(rows) == len(curves):                        # nothing was judged
         return
     width = max(len(name) for name, _ in rows)
-    head = {n: str(n) for n in columns}
-    for name, cells in [('n draft tokens', head), *rows]:
+    for name, cells in [('n draft tokens', columns), *rows]:
         line = f'{name:{width}}'
         for n in sorted(columns):
             line += f'{cells.get(n, ""):>6}'
@@ -1192,7 +1221,7 @@ def chance_remarks(engine, cycles):
     """
     places = acceptance_by_place(cycles)
     kept = sum(n for n, _ in places)
-    judged = sum(n for _, n in places)
+    judged = judged_at(places)
     if not engine.has_draft or judged < FEW:
         return []
     guesses = Counter()
@@ -1251,7 +1280,7 @@ def stage_remarks(method, cycles, one_pass):
     n = len(cycles)
     cost = middle / n / one
     escalated = needed / n
-    tokens = sum(len(cycle.tokens) for cycle in cycles)
+    tokens = len(tokens_of(cycles))
     limit = stage_limit(draft / n / one, tokens / n, bare / n)
     verdict = 'paid' if cost + escalated < limit else 'did not pay'
     return [f'middle stage: a cycle spends {cost:.2f} of a full pass on it, and {escalated:.2f} full passes '
@@ -1291,7 +1320,7 @@ def window_remarks(method, cycles, reports):
         return []
     n = len(cycles)
     drafted = sum(len(cycle.drafted) for cycle in cycles) / n           # tokens a cycle
-    seen = sum(len(cycle.tokens) for cycle in cycles) / n
+    seen = len(tokens_of(cycles)) / n
     alpha = mean_of(verdicts, 'kept')
     fixed = 0.0
     if alpha < 1:
@@ -1327,7 +1356,7 @@ def sparse_remarks(method, cycles, reports):
     if method.lossless:                                 # none of them is then of its making
         return ['sparse: its knobs leave nothing out; --sparse ffn needs ffn_share, ffn_quantile or '
                 'ffn_threshold']
-    tokens = sum(len(cycle.tokens) for cycle in cycles) / max(len(cycles), 1)       # a cycle
+    tokens = len(tokens_of(cycles)) / max(len(cycles), 1)       # a cycle
     short = 0                                           # texts that were read densely to their ends
     for found in reports:
         short += found['prompt_tokens'] + len(found['tokens']) <= method.dense_below

@@ -5274,7 +5274,7 @@ def timed_passes(limit, monkeypatch):
     monkeypatch.setattr(specmini, 'TIMING', limit)
     monkeypatch.setattr(specmini.time, 'perf_counter', lambda: float(next(clock)))
     session = SimpleNamespace(target=reader, tokens=LINE)
-    curve = specmini.time_passes(session, None, [0, 1, 4, 7])
+    curve = specmini.time_passes(session, SimpleNamespace(name='full'), [0, 1, 4, 7])
     assert reader.log[:8] == [1, 2, 5, 8] * 2                   # in turn
     return curve, reader.log.count(5)
 
