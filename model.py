@@ -476,7 +476,7 @@ def parameter_bytes(module):
 
 
 # ------------------------------------------------------------------------------------- host and device
-# A GPU computes while Python prepares what comes next, until Python asks it for a number and waits. The methods
+# A GPU computes while Python prepares what comes next, until Python asks it for a number and waits. Methods
 # ask by `fetch`, once or twice a cycle.
 
 def remote(x):

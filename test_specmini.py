@@ -561,6 +561,11 @@ def test_probs_at_the_limits():
     assert probs(logits.bfloat16(), 0.7).dtype == torch.float32
 
 
+def fixed(found, *args, **kwargs):
+    """What a patched function returns, whatever it is asked."""
+    return found
+
+
 @pytest.mark.parametrize('p', [
     case('first-and-last', [0.0, 0.3, 0.0, 0.7, 0.0]),
     case('one-hot', [0.0, 0.0, 1.0]),
@@ -572,7 +577,8 @@ def test_sample_at_its_ends(p, monkeypatch):
     p = torch.tensor(p, dtype=torch.float64)
     possible = p.nonzero()[:, 0].tolist()
     for uniform, wanted in ((0.0, possible[0]), (1 - 2 ** -53, possible[-1])):
-        monkeypatch.setattr(torch, 'rand', lambda *_, **__: torch.tensor(uniform, dtype=torch.float64))
+        uniform = torch.tensor(uniform, dtype=torch.float64)
+        monkeypatch.setattr(torch, 'rand', partial(fixed, uniform))
         assert int(verify.sample(p)) == wanted
 
 
@@ -1129,8 +1135,10 @@ def test_a_wait_is_counted(wait):
 
 
 def test_fetch_keeps_what_it_carries():
-    """Ids, flags and floats of any size come back as they are, in their shapes; on a CPU nothing is copied."""
-    carried = [torch.tensor([[2 ** 40 + 1], [3]]), torch.tensor([True, False]), torch.rand(2, 1, 3), torch.tensor(0.1)]
+    """Ids, flags and floats come back as they are, in their shapes; on a CPU nothing is copied."""
+    ids = torch.tensor([[2 ** 40 + 1], [3]])
+    flags = torch.tensor([True, False])
+    carried = [ids, flags, torch.rand(2, 1, 3), torch.tensor(0.1)]
     with Waits():
         found = fetch(*[x.as_subclass(Far) for x in carried])
     for x, here in zip(carried, found):
@@ -1172,7 +1180,7 @@ def one_a_stage(cycle):
 
 
 def one_a_pass_and_two(cycle):
-    """The token of each row, whose text says whether its step is over; which is central, and q of the trace."""
+    """The token of each row, whose text says whether its step is over; the central one, and q of it."""
     return 2 + sum(passes for passes, _, _ in cycle.passes.values())
 
 

@@ -166,14 +166,14 @@ class Beam(Majority):
         expect(session.draft is not None, 'the beam is of the draft model: give --draft DIR')
         begin = len(session.tokens)
         full = session.draft.model.full
-        logits = finite(session.draft.read(session.tokens, [], full, 1), 'draft', begin)    # [1, V]
+        logits = session.draft.read(session.tokens, [], full, 1)                            # [1, V]
         twin = session.draft.fork(self.k, session.room)
         texts = [[]]
         sums = [0.0]                        # log-probability of each text so far
         ended = []                          # (mean log-probability, ids) of each text that is over
         while texts and len(ended) < self.k:
             live = []
-            for total, row, token in self.likeliest(logits, sums):
+            for total, row, token in self.likeliest(session, logits, sums):
                 text = texts[row] + [token]
                 if self.over(session, text):
                     ended.append((total / len(text), text))
@@ -185,14 +185,14 @@ class Beam(Majority):
         _, winner = max(ended)
         return Draft.points(winner, session.draft.model)
 
-    def likeliest(self, logits, sums):
+    def likeliest(self, session, logits, sums):
         """The k best (log-probability of the text, its row, next token), best first; logits [rows, V]."""
         sums = torch.tensor(sums, dtype=logits.dtype).to(logits.device, non_blocking=True)
         totals = sums[:, None] + logits.log_softmax(-1)                                     # [rows, V]
         best, places = totals.flatten().topk(min(self.k, totals.numel()))
         vocabulary = totals.shape[1]
         best, places = fetch(best, places)
-        finite(best, 'draft', len(sums))
+        finite(best, 'draft', len(session.tokens))
         for total, place in zip(best.tolist(), places.tolist()):
             row, token = divmod(place, vocabulary)
             yield total, row, token
@@ -209,7 +209,7 @@ class Beam(Majority):
                 store[:, :, begin:] = store[places][:, :, begin:]
         last = [text[-1] for text in texts]
         ids = send(last + idle, twin.model.cos.device)
-        return finite(twin.append(ids, twin.model.full), 'draft', begin)[:len(texts)]
+        return twin.append(ids, twin.model.full)[:len(texts)]
 
 
 # -------------------------------------------------------------------------------------- another selector
