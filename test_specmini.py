@@ -577,7 +577,7 @@ def test_sample_at_its_ends(p, monkeypatch):
     p = torch.tensor(p, dtype=torch.float64)
     possible = p.nonzero()[:, 0].tolist()
     for uniform, wanted in ((0.0, possible[0]), (1 - 2 ** -53, possible[-1])):
-        uniform = torch.tensor(uniform, dtype=torch.float64)
+        uniform = torch.tensor([uniform], dtype=torch.float64)
         monkeypatch.setattr(torch, 'rand', partial(fixed, uniform))
         assert int(verify.sample(p)) == wanted
 
@@ -1148,9 +1148,9 @@ def test_fetch_keeps_what_it_carries():
     assert all(x is here for x, here in zip(carried, fetch(*carried)))
 
 
-def far_session(**settings):
-    """A Session of a random pair whose passes are computed on FAR."""
-    pair = [network(0, num_hidden_layers=4), network(1)]
+def far_session(draft=None, **settings):
+    """A Session of a random pair, or of this draft, whose passes are computed on FAR."""
+    pair = [network(0, num_hidden_layers=4), draft or network(1)]
     for model in pair:
         model.cos = model.cos.as_subclass(Far)
     measured = dict(mask=dict(skip=[3, 5]), signals=RANGES)
@@ -1221,13 +1221,13 @@ def test_a_device_is_not_believed_blindly(name, broken):
 @pytest.mark.parametrize('name', ['sd', 'ecsv', 'ar'])
 @pytest.mark.parametrize('ends', [False, True])
 def test_a_device_writes_the_greedy_text(name, ends):
-    """What was drafted behind an end of sequence, where nobody looked, is cut."""
+    """What was drafted behind an end of sequence, where nobody looked, is cut; the draft is the target."""
     wanted = plain(network(0, num_hidden_layers=4), [1, 2, 3], 30)
     eos = frozenset(wanted[12:13]) if ends else frozenset()
     if ends:
         wanted = wanted[:wanted.index(wanted[12]) + 1]
     with Waits():
-        s = far_session(eos=eos)
+        s = far_session(network(0, num_hidden_layers=4), eos=eos)
         tokens, cycles = write(s, METHODS[name]())
     assert tokens == wanted
     for cycle in cycles:

@@ -58,12 +58,11 @@ def sample(p, generator=None):
     order of its own, and sums that are rounded might leave a gap at a token of chance 0. The number is the
     host's, whatever the device: there is one generator, and nobody waits.
     """
-    sums = (p * 2.0 ** 52).long().cumsum(-1)
-    uniform = torch.rand(p.shape[:-1], generator=generator, dtype=torch.float64)        # below 1
-    uniform = uniform.to(p.device, non_blocking=True)[..., None]
-    place = (uniform * sums[..., -1:]).long()                   # 0 .. total - 1
-    found = torch.searchsorted(sums, place, right=True)[..., 0]
-    return found.clamp(max=p.shape[-1] - 1)                     # beyond it if p is NaN: see finite
+    sums = (p * 2.0 ** 52).cumsum(-1, dtype=torch.long)
+    uniform = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)    # below 1
+    place = (uniform.to(p.device, non_blocking=True) * sums[..., -1:]).long()           # 0 .. total - 1
+    found = torch.searchsorted(sums, place, right=True)
+    return found.clamp(max=p.shape[-1] - 1).squeeze(-1)         # V where p is NaN, which `finite` refuses
 
 
 def residual(p, q):
@@ -545,8 +544,7 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
         if len(over) == rows:                           # behind an end of sequence nothing is ever kept
             break
         logits.append(twin.append(tokens[-1], path))
-    raw = finite(torch.stack(logits, 1), 'draft', len(session.tokens))
-    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), raw, notes)
+    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), torch.stack(logits, 1), notes)
 
 
 def lookup(session: Session, plan: Plan):
@@ -616,14 +614,15 @@ def confidence_signals(logits):
     V is gone: an operation on a few numbers costs as much as one on a thousand.
     Source: Sen et al. 2025 (CM-ASD) name the three; the first two normalisers are ours.
     """
-    q = logits.softmax(-1, torch.promote_types(logits.dtype, torch.float32))
-    entropy = torch.special.entr(q).sum(-1, keepdim=True)                       # [n, 1] nats
-    (numbers,) = fetch(torch.cat([entropy, q.topk(2).values], -1))
+    logq = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
+    negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [n, 1] nats
+    (numbers,) = fetch(torch.cat([negentropy, logq.topk(2).values], -1))
     most = math.log(logits.shape[-1])
     found = []
     for nats, first, second in numbers.tolist():
-        certainty = min(1.0, max(0.0, 1 - nats / most))
-        found.append((certainty, (first - second) / (first + second), first - second))
+        certainty = min(1.0, max(0.0, 1 + nats / most))
+        margin = math.tanh((first - second) / 2)
+        found.append((certainty, margin, math.exp(first) - math.exp(second)))
     return found
 
 
