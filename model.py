@@ -584,6 +584,34 @@ def parameter_bytes(module):
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
+# ------------------------------------------------------------------------------------- host and device
+# A GPU computes while Python prepares what comes next, until Python asks it for a number and waits. Methods
+# ask by `fetch`, once or twice a cycle.
+
+def remote(x):
+    """Whether the host would have to wait for the numbers of this tensor."""
+    return x.device.type != 'cpu'
+
+
+def send(ids, device):
+    """A tensor of ids, a list or a list of lists, on the device; the host does not wait for the copy.
+
+    torch.tensor(ids, device=...) would, and so does a list as an index of a tensor there.
+    """
+    return torch.tensor(ids, dtype=torch.long).to(device, non_blocking=True)
+
+
+def fetch(*tensors):
+    """The same tensors on the CPU, all in one transfer, as doubles: ids, flags and floats survive that."""
+    if not any(remote(x) for x in tensors):
+        return tensors
+    flat = torch.cat([x.flatten().double() for x in tensors]).cpu()
+    here = []
+    for x, numbers in zip(tensors, flat.split([x.numel() for x in tensors])):
+        here.append(numbers.view(x.shape).to(x.dtype))
+    return here
+
+
 # -------------------------------------------------------------------------------------- caches and readers
 
 class KVCache:
@@ -683,7 +711,7 @@ class Reader:
         assert len(line) <= self.capacity, f'{len(line)} tokens in a cache for {self.capacity}'
         start = min(self.cache.trusted(line, path), len(line) - last)
         self.cache.record(line[:start], start, path)        # an interrupted pass leaves nothing trusted
-        ids = torch.tensor([line[start:]], device=self.model.cos.device)
+        ids = send([line[start:]], self.model.cos.device)
         logits = []
         for begin in range(start, len(line), CHUNK):
             end = min(begin + CHUNK, len(line))
@@ -760,7 +788,11 @@ class Reader:
     def spent(self, mark=0):
         """{path name: [passes, positions, seconds]} of the log from place `mark` on; on CUDA it waits."""
         found = {}
-        for name, positions, begin, end in self.log[mark:]:
+        passes = self.log[mark:]
+        if passes and self.model.cos.device.type == 'cuda':
+            *_, last = passes[-1]
+            last.synchronize()                          # those before it have ended too
+        for name, positions, begin, end in passes:
             row = found.setdefault(name, [0, 0, 0.0])
             row[0] += 1
             row[1] += positions
@@ -769,10 +801,9 @@ class Reader:
 
 
 def seconds_between(begin, end):
-    """Seconds from one of Reader.now's moments to a later one."""
+    """Seconds from one of Reader.now's moments to a later one, both of them over."""
     if isinstance(end, float):
         return end - begin
-    end.synchronize()
     return begin.elapsed_time(end) / 1000
 
 

@@ -214,7 +214,7 @@ class Engine:
             readers = dict(target=readers['target'])
         for reader in readers.values():
             reader.forget()                                         # a text pays for its whole prompt
-        generator = torch.Generator(self.device).manual_seed(self.seed + row)   # equal prompts, other samples
+        generator = torch.Generator().manual_seed(self.seed + row)   # equal prompts, other samples
         session = Session(
             target=readers['target'], draft=readers.get('draft'), mid=readers.get('mid'), source=self.source,
             tokens=list(ids), room=min(self.max_new, self.context - len(ids)), eos=self.eos,

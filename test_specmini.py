@@ -29,6 +29,7 @@ import torch
 import transformers
 from safetensors import torch as safetensors
 from tokenizers import Tokenizer, decoders, models, processors
+from torch.overrides import TorchFunctionMode
 
 import kernels
 import lab.rivals       # noqa: F401, enters the baselines in METHODS
@@ -64,7 +65,7 @@ from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, b
 from lab.via import claims as via_claims
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
-from model import Reader, load, read_calibration, write_calibration
+from model import Reader, fetch, load, read_calibration, send, write_calibration
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
                     overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
@@ -678,6 +679,40 @@ def test_probs_at_the_limits():
     assert probs(logits.bfloat16(), 0.7).dtype == torch.float32
 
 
+def fixed(found, *args, **kwargs):
+    """What a patched function returns, whatever it is asked."""
+    return found
+
+
+@pytest.mark.parametrize('p', [
+    case('first-and-last', [0.0, 0.3, 0.0, 0.7, 0.0]),
+    case('one-hot', [0.0, 0.0, 1.0]),
+    case('less-than-1', [0.0, 0.1, 0.0, 0.2, 0.0]),
+    case('more-than-1', [0.0, 0.9, 0.0, 0.9, 0.0]),
+    case('one-is-tiny', [0.0, 1e-15, 0.0, 1.0, 0.0])])
+def test_sample_at_its_ends(p, monkeypatch):
+    """The smallest uniform number draws the first token that has a chance, the largest the last."""
+    p = torch.tensor(p, dtype=torch.float64)
+    possible = p.nonzero()[:, 0].tolist()
+    for uniform, wanted in ((0.0, possible[0]), (1 - 2 ** -53, possible[-1])):
+        uniform = torch.tensor([uniform], dtype=torch.float64)
+        monkeypatch.setattr(torch, 'rand', partial(fixed, uniform))
+        assert int(verify.sample(p)) == wanted
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_sample_by_count(dtype):
+    """Each row follows its own law; so should 9,999 of 10,000 seeds."""
+    n = 4000
+    p = torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.4], [0.0, 0.0, 0.5, 0.25, 0.25]], dtype=dtype)
+    drawn = verify.sample(p.expand(n, 2, 5), seeded())
+    for row, law in zip(drawn.T, p):
+        observed = torch.bincount(row, minlength=5)
+        assert not observed[law == 0].any()
+        expected = {i: n * float(x) for i, x in enumerate(law) if x > 0}
+        assert upper_tail(observed.tolist(), expected) > 1e-4 / 4
+
+
 def test_overlap_and_residual():
     p = torch.tensor([0.5, 0.5, 0.0])
     q = torch.tensor([0.2, 0.3, 0.5])
@@ -813,6 +848,29 @@ def test_law(method, settings):
         if name in settings:
             sampling[name] = settings[name]
     gap = variation(law, exact_law(target, horizon, **sampling))
+    if method.lossless:
+        assert gap < 1e-9
+    else:
+        assert gap > 0.01
+
+
+@pytest.mark.parametrize('method, horizon, settings', [
+    case('ar', METHODS['ar'](), 3, {}),
+    case('sd', Exact(2), 3, {}),
+    case('sd-eos', Exact(3), 4, dict(eos=frozenset([1]))),
+    case('sd-wrong-residual', WrongResidual(2), 3, {}),
+    case('ecsv-sd-multi', sd_multi(**TWO), 3, {}),
+    case('via', via(2), 2, dict(calibration=SKIP)),
+    case('via-always', via(2, **ALWAYS), 2, dict(calibration=SKIP)),
+    case('via-two-level', two_level(1), 2, dict(calibration=SKIP))])
+def test_law_as_a_device_draws(method, horizon, settings, monkeypatch):
+    """There a cycle's last token is drawn for every place before any is judged, and no end is looked for."""
+    target = Table(1, 2)
+    draft = Table(2, 2)
+    monkeypatch.setattr(verify, 'remote', lambda x: True)
+    law = enumerate_law(target, draft, method, horizon, temperature=1.0, **settings)
+    eos = settings.get('eos', frozenset())
+    gap = variation(law, exact_law(target, horizon, temperature=1.0, eos=eos))
     if method.lossless:
         assert gap < 1e-9
     else:
@@ -1119,6 +1177,179 @@ def test_lookup_drafts_point_masses():
     draft = lookup(s, Plan(3, None, None))
     wanted = torch.nn.functional.one_hot(torch.tensor([3, 1, 2]), 11)
     assert torch.equal(draft.q, wanted.to(draft.q))
+
+
+# ------------------------------------------------------------- verify.py: what a device is asked
+
+FAR = torch.device('meta')      # the device that the next tests pretend
+
+
+class Far(torch.Tensor):
+    """A tensor that says it is on FAR, as does all that is computed of it; it is on the CPU."""
+    device = FAR
+
+
+class Waits(TorchFunctionMode):
+    """Counts what makes the host wait: numbers fetched from FAR, and copies to it that block.
+
+    Python's calls alone are seen: not what a kernel does within.
+    """
+    FETCHES = 'item', 'tolist', 'cpu', 'numpy', '__bool__', '__int__', '__float__', '__index__', 'nonzero'
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = func.__name__
+        is_far = isinstance(args[0], Far) if args else False
+        to_far = kwargs.get('device') == FAR or name == 'to' and FAR in args[1:]
+        to_cpu = name == 'cpu' or name == 'to' and 'cpu' in map(str, args[1:])
+        if is_far and (name in self.FETCHES or to_cpu):
+            self.count += 1
+        if is_far and name in ('__getitem__', '__setitem__'):
+            self.count += on_the_host(args[1])
+        if to_far and name in ('to', 'tensor', 'as_tensor', 'new_tensor'):
+            self.count += not is_far and not kwargs.get('non_blocking')
+        if to_far:
+            kwargs.pop('device', None)
+            args = ['cpu' if arg == FAR else arg for arg in args] if name == 'to' else args
+        result = func(*args, **kwargs)
+        if to_far:
+            return result.as_subclass(Far)
+        return result.as_subclass(torch.Tensor) if to_cpu else result
+
+
+def on_the_host(index):
+    """Whether an index of a tensor on FAR holds a list or a tensor of the host's, which is copied then."""
+    for part in index if isinstance(index, tuple) else (index,):
+        here = isinstance(part, torch.Tensor) and part.ndim and not isinstance(part, Far)
+        if here or isinstance(part, (list, range)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize('wait', [
+    case('item', lambda x: x[0].item()),
+    case('float', lambda x: float(x[0])),
+    case('comparison', lambda x: bool(x[0] > x[1])),
+    case('tolist', lambda x: x.softmax(-1).tolist()),
+    case('list-as-index', lambda x: x[[0, 2]]),
+    case('range-as-index', lambda x: x[range(2)]),
+    case('tensor-as-index', lambda x: x[torch.tensor([0, 2])]),
+    case('blocking-copy', lambda x: torch.tensor([1, 2], device=x.device)),
+    case('copy-by-to', lambda x: torch.tensor([1, 2]).to(x.device)),
+    case('fetch', lambda x: fetch(x, x > 1)[1].tolist())])
+def test_a_wait_is_counted(wait):
+    """Once; what stays on the device, and ids that are sent there, are none."""
+    x = torch.rand(3).as_subclass(Far)
+    with Waits() as waits:
+        ids = send([0, 2], x.device)
+        assert isinstance(x[ids] + torch.arange(2, device=x.device), Far)
+        assert waits.count == 0
+        wait(x)
+    assert waits.count == 1
+
+
+def test_fetch_keeps_what_it_carries():
+    """Ids, flags and floats come back as they are, in their shapes; on a CPU nothing is copied."""
+    ids = torch.tensor([[2 ** 40 + 1], [3]])
+    flags = torch.tensor([True, False])
+    carried = [ids, flags, torch.rand(2, 1, 3), torch.tensor(0.1)]
+    with Waits():
+        found = fetch(*[x.as_subclass(Far) for x in carried])
+    for x, here in zip(carried, found):
+        assert type(here) is torch.Tensor
+        assert here.dtype == x.dtype
+        assert torch.equal(here, x)
+    assert all(x is here for x, here in zip(carried, fetch(*carried)))
+
+
+def far_session(draft=None, **settings):
+    """A Session of a random pair, or of this draft, whose passes are computed on FAR."""
+    pair = [network(0, num_hidden_layers=4), draft or network(1)]
+    for model in pair:
+        model.cos = model.cos.as_subclass(Far)
+    measured = dict(mask=dict(skip=[3, 5]), signals=RANGES)
+    s = session(*pair, [1, 2, 3], 30, text=letters, calibration=measured, **settings)
+    s.read_prompt()
+    return s
+
+
+def one(cycle):
+    """The token."""
+    return 1
+
+
+def two(cycle):
+    """The drafted ids, then everything that the rule looks at."""
+    return 2
+
+
+def two_and_one_a_token(cycle):
+    """And the confidence in each drafted token."""
+    return 2 + len(cycle.drafted)
+
+
+def one_a_stage(cycle):
+    """The drafted ids, slim's verdict, and the target's where it has one."""
+    return 2 + cycle.passes.get('target/full', [0])[0]
+
+
+def one_a_pass_and_two(cycle):
+    """The token of each row, whose text says whether its step is over; the central one, and q of it."""
+    return 2 + sum(passes for passes, _, _ in cycle.passes.values())
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.8])
+@pytest.mark.parametrize('name, knobs, most', [
+    ('ar', {}, one),
+    ('sd', {}, two),
+    ('ecsv', {}, two),
+    ('cmasd', {}, two_and_one_a_token),
+    ('via', {}, one_a_stage),
+    ('specguard', dict(max_step=6), one_a_pass_and_two)])
+def test_waits_of_a_cycle(name, knobs, most, temperature):
+    """So often, and no oftener, does the host wait for a device in any cycle."""
+    with Waits() as waits:
+        s = far_session(temperature=temperature)
+        before = waits.count
+        for cycle in decode(s, METHODS[name](**knobs)):
+            allowed = most(cycle) if cycle.drafted else 1           # the room's last token is not drafted
+            assert waits.count - before == allowed
+            before = waits.count
+    assert s.room == 0
+
+
+@pytest.mark.parametrize('name, broken', [
+    ('ar', 'target'), ('sd', 'draft'), ('sd', 'target'), ('ecsv', 'draft'), ('ecsv', 'target'),
+    ('sd-multi', 'draft'), ('sd-multi', 'target'), ('specguard', 'draft'), ('specguard', 'target')])
+def test_a_device_is_not_believed_blindly(name, broken):
+    """Logits that overflowed there are found in what is fetched: nothing of them is committed."""
+    knobs = dict(tau=math.inf) if name == 'specguard' else {}
+    with Waits():
+        s = far_session(temperature=1.0)
+        s.readers()[broken].model.lm_head.weight[3] = math.inf
+        with pytest.raises(ValueError, match=f'the {broken} computed NaN or infinity after 3 tokens'):
+            next(decode(s, METHODS[name](**knobs)))
+    assert len(s.tokens) == 3
+
+
+@pytest.mark.parametrize('name', ['sd', 'ecsv', 'ar'])
+@pytest.mark.parametrize('ends', [False, True])
+def test_a_device_writes_the_greedy_text(name, ends):
+    """What was drafted behind an end of sequence, where nobody looked, is cut; the draft is the target."""
+    wanted = plain(network(0, num_hidden_layers=4), [1, 2, 3], 30)
+    eos = frozenset(wanted[12:13]) if ends else frozenset()
+    if ends:
+        wanted = wanted[:wanted.index(wanted[12]) + 1]
+    with Waits():
+        s = far_session(network(0, num_hidden_layers=4), eos=eos)
+        tokens, cycles = write(s, METHODS[name]())
+    assert tokens == wanted
+    for cycle in cycles:
+        assert not eos.intersection(cycle.drafted[:-1])
 
 
 # ------------------------------------------------------------------------ CM-ASD: signals, window, threshold
@@ -6315,10 +6546,12 @@ def test_second_draft_has_the_dtype_of_the_target():
 def test_train_mask_loads_as_a_run_does(device, dtype, monkeypatch):
     """fp32 on a CPU; on CUDA bf16, in which alone a large model fits."""
     asked = []
+    model = byte_network()
+    model.join()
 
     def note(*settings):
         asked.append(settings)
-        return None, None, None
+        return model, None, None
     monkeypatch.setattr(train_mask, 'pick_device', lambda name: device)
     monkeypatch.setattr(train_mask, 'load', note)
     monkeypatch.setattr(train_mask, 'calibration_texts', lambda tokenizer, settings: [])

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 import kernels
-from model import Path, Reader, expect
+from model import Path, Reader, expect, fetch, remote, send
 
 
 # --------------------------------------------------------------------------------------------- the maths
@@ -52,14 +52,21 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 
 def sample(p, generator=None):
-    """One index for each row of p [..., V] -> [...], by a race of exponential clocks: no device sync."""
-    clocks = torch.empty_like(p).exponential_(generator=generator)
-    clocks.clamp_(min=torch.finfo(p.dtype).tiny)                # a clock of 0: 0 / 0 would win
-    return (p / clocks).argmax(-1)
+    """One index for each row of p [..., V] -> [...], never one of chance 0; p need not sum to 1.
+
+    A uniform number is looked up in the sums so far. They are whole, of shares of 2^-52: a device adds in an
+    order of its own, and sums that are rounded might leave a gap at a token of chance 0. The number is the
+    host's, whatever the device: there is one generator, and nobody waits.
+    """
+    sums = (p * 2.0 ** 52).cumsum(-1, dtype=torch.long)
+    uniform = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)    # below 1
+    place = (uniform.to(p.device, non_blocking=True) * sums[..., -1:]).long()           # 0 .. total - 1
+    found = torch.searchsorted(sums, place, right=True)
+    return found.clamp(max=p.shape[-1] - 1).squeeze(-1)         # V where p is NaN, which `finite` refuses
 
 
 def residual(p, q):
-    """What the target still has to give once min(p, q) is taken: norm(max(p - q, 0)) [V], or p if all is.
+    """What the target has left once min(p, q) is taken: norm(max(p - q, 0)) [..., V], or p if all is taken.
 
     Source: Leviathan et al. 2023, algorithm 1 (p').
     """
@@ -76,12 +83,16 @@ def overlap(p, q):
 def token_logps(logits, tokens):
     """log p of each token [T] in nats, of the full vocabulary at temperature 1; logits [T, V]."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    return logits.log_softmax(-1, dtype)[range(len(tokens)), tokens]
+    ids = send(tokens, logits.device)[:, None]                                          # [T, 1]
+    return logits.log_softmax(-1, dtype).gather(1, ids)[:, 0]
 
 
 def finite(logits, who, length):
-    """The logits [n, V]; ValueError if they hold NaN or infinity, which would become silent wrong tokens."""
-    good = logits.amax().isfinite()
+    """The logits, of any shape; ValueError for NaN or infinity, which would become silent wrong tokens.
+
+    On a device it does not look: the highest comes here later, fetched with what else is needed.
+    """
+    good = remote(logits) or logits.amax().isfinite()
     expect(good, f'the {who} computed NaN or infinity after {length} tokens: its weights overflow')
     return logits
 
@@ -101,7 +112,7 @@ class Draft:
     @classmethod
     def points(cls, tokens, model):
         """Tokens that were looked up or chosen: q is one-hot, the exact rule becomes sample-and-match."""
-        ids = torch.tensor(tokens, dtype=torch.long, device=model.cos.device)[:, None]      # [n, 1]
+        ids = send(tokens, model.cos.device)[:, None]                                       # [n, 1]
         q = torch.zeros(len(tokens), model.vocab, device=ids.device).scatter_(1, ids, 1.0)
         return cls(tokens, q)
 
@@ -113,12 +124,14 @@ class Score:
     pass, and neither has a step that SpecGuard keeps.
     """
 
-    def __init__(self, session: 'Session', draft: Draft, path: Path, reader: Reader = None):
-        """reader: the target's unless given."""
+    def __init__(self, session: 'Session', draft: Draft, path: Path, reader: Reader = None,
+                 replacement: Callable = residual):
+        """reader: the target's unless given; replacement: see Exact.replacement."""
         self.session = session
         self.draft = draft
         self.path = path
         self.reader = reader or session.target
+        self.replacement = replacement
 
     @cached_property
     def logits(self):
@@ -126,16 +139,18 @@ class Score:
 
         The pass reads n + 1 positions: the root (the last committed token, in no cache yet) and the draft.
         """
-        text = self.session.tokens
         known = self.draft.known
         unread = len(self.draft.tokens) + 1
         if known is not None:
             unread -= len(known)
             if unread == 0:
                 return known
-        rows = self.reader.read(text, self.draft.tokens, self.path, unread)
-        rows = finite(rows, 'target' if self.reader is self.session.target else 'middle model', len(text))
+        rows = self.finite(self.reader.read(self.session.tokens, self.draft.tokens, self.path, unread))
         return rows if known is None else torch.cat([known, rows])
+
+    def finite(self, logits):
+        who = 'target' if self.reader is self.session.target else 'middle model'
+        return finite(logits, who, len(self.session.tokens))
 
     @cached_property
     def p(self):
@@ -143,19 +158,47 @@ class Score:
         return self.session.probs(self.logits)
 
     @cached_property
+    def fetched(self):
+        """([n] rows (p(x), q(x), p(x) / max p), a row for each draft token x; what `extra` needs)."""
+        p = self.p
+        q = self.draft.q.to(p.dtype)
+        z = self.logits.to(p.dtype)
+        ids = send(self.draft.tokens, p.device)[:, None]                                # [n, 1]
+        highest = z.amax(-1, keepdim=True)                                              # [n + 1, 1]
+        ratios = (z[:-1].gather(1, ids) - highest[:-1]).exp()
+        table = torch.cat([p[:-1].gather(1, ids), q.gather(1, ids), ratios], 1)         # [n, 3]
+        if not remote(p):
+            return table.tolist(), None
+        endings = torch.cat([self.replacement(p[:-1], q), p[-1:]])                      # [n + 1, V]
+        table, drawn, highest = fetch(table, self.session.draw(endings), highest)
+        self.finite(highest)
+        return table.tolist(), drawn.tolist()
+
+    @cached_property
     def pq(self):
-        """[[p(x), q(x)]] of each draft token x, as floats: one transfer for the whole block."""
-        places = range(len(self.draft.tokens))
-        p = self.p[places, self.draft.tokens]
-        q = self.draft.q.to(self.p.dtype)[places, self.draft.tokens]
-        return torch.stack([p, q], 1).tolist()
+        """[[p(x), q(x)]] of each draft token x, as floats."""
+        table, _ = self.fetched
+        return [row[:2] for row in table]
 
     @cached_property
     def ratios(self):
         """p(x) / max p of each draft token x, as floats, of the raw logits: at temperature 1 in any run."""
-        z = self.logits[:-1].to(torch.promote_types(self.logits.dtype, torch.float32))
-        chosen = z[range(len(z)), self.draft.tokens]
-        return (chosen - z.amax(-1)).exp().tolist()
+        table, _ = self.fetched
+        return [ratio for _, _, ratio in table]
+
+    def extra(self, i):
+        """The id that ends a cycle at place i: instead of draft token i, or (i = n) behind them all.
+
+        A CPU draws it now. A device has drawn one for each place, of which the cycle uses one at most: they
+        came in the one transfer of `fetched`.
+        """
+        if remote(self.p):
+            _, drawn = self.fetched
+            return drawn[i]
+        law = self.p[i]
+        if i < len(self.draft.tokens):
+            law = self.replacement(law, self.draft.q[i])
+        return int(self.session.draw(law))
 
 
 @dataclass
@@ -246,10 +289,10 @@ class Session:
         return sample(p, self.generator)
 
     def flip(self, chance):
-        """True with this chance; certain outcomes draw nothing."""
+        """True with this chance; certain outcomes draw nothing. The coin is the host's: nobody waits."""
         if not 0 < chance < 1:
             return chance >= 1
-        coin = torch.tensor([1 - chance, chance], dtype=torch.float64, device=self.target.model.cos.device)
+        coin = torch.tensor([1 - chance, chance], dtype=torch.float64)
         return bool(self.draw(coin))
 
     def commit(self, tokens):
@@ -347,7 +390,7 @@ class Autoregressive(Method):
         return Score(session, draft, session.view(session.target.model.full))
 
     def accept(self, session, draft, score):
-        return [int(session.draw(score.p[-1]))], ['target'], []
+        return [score.extra(0)], ['target'], []
 
 
 CONTROLLERS = {}        # name: class; filled where they stand
@@ -402,7 +445,7 @@ class Exact(Method):
         return session.view(session.target.model.full)
 
     def score(self, session, draft):
-        return Score(session, draft, self.path(session))
+        return Score(session, draft, self.path(session), replacement=self.replacement)
 
     def chance(self, score: Score, i: int):
         """The chance that draft token i is kept: min(1, p(x) / q(x))."""
@@ -413,9 +456,9 @@ class Exact(Method):
         """What the rule compares draft token i with, for the trace; None where it has no threshold."""
         return None
 
-    def replacement(self, score: Score, i: int):
-        """The distribution [V] of the token that takes the place of draft token i."""
-        return residual(score.p[i], score.draft.q[i])
+    def replacement(self, p, q):
+        """What is drawn from [..., V] in the place of a rejected draft token; p, q [..., V]: of its place."""
+        return residual(p, q)
 
     def accept(self, session: Session, draft: Draft, score: Score):
         """(tokens, labels, judged) of this cycle, left to right up to a rejection or the end of sequence."""
@@ -429,12 +472,11 @@ class Exact(Method):
             judged.append(dict(token=token, p=p, q=q, threshold=self.threshold(score, i), chance=chance,
                                kept=kept, **note))
             if not kept:
-                other = int(session.draw(self.replacement(score, i)))
-                return draft.tokens[:i] + [other], wrote[:i] + ['target'], judged
+                return draft.tokens[:i] + [score.extra(i)], wrote[:i] + ['target'], judged
             if token in session.eos:
                 return draft.tokens[:i + 1], wrote[:i + 1], judged
-        extra = int(session.draw(score.p[-1]))
-        return draft.tokens + [extra], wrote + ['bonus' if wrote else 'target'], judged
+        bonus = score.extra(len(draft.tokens))
+        return draft.tokens + [bonus], wrote + ['bonus' if wrote else 'target'], judged
 
     def learn(self, draft, cycle):
         self.control.learn(draft, cycle)
@@ -456,6 +498,12 @@ class Branches(NamedTuple):
     logits: torch.Tensor    # [B, n, V] raw
     notes: list             # [n] dicts: what the controller said of each step
 
+    def lines(self, session: 'Session'):
+        """The ids of each branch, up to its end of sequence: one transfer."""
+        tokens, highest = fetch(self.tokens, self.logits.amax())
+        finite(highest, 'draft', len(session.tokens))
+        return [until_end(line, session.eos) for line in tokens.tolist()]
+
 
 def chain(session: Session, plan: Plan):
     """A Draft from the draft model, one token after the other.
@@ -465,16 +513,18 @@ def chain(session: Session, plan: Plan):
     reader = session.draft or session.target
     path = reader.model.full if session.draft else session.slim_path
     found = sample_branches(session, reader, path, 1, plan)
-    ids = found.tokens[0].tolist()
+    (ids,) = found.lines(session)
+    n = len(ids)
     # the last token was not fed: if all are kept, the next read starts one token before the extra one
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
-    return Draft(ids, found.q[0], found.logits[0], notes=found.notes)
+    return Draft(ids, found.q[0, :n], found.logits[0, :n], notes=found.notes[:n])
 
 
 def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan):
     """Branches behind the text, `rows` of them, until the plan or all their texts end.
 
-    A single row is written in the reader's own cache.
+    On a device nobody looks for an end of sequence meanwhile: whoever takes a branch cuts it there. A single
+    row is written in the reader's own cache.
     """
     logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]        # of each step [rows, V]
     twin = reader.fork(rows) if rows > 1 else reader
@@ -488,14 +538,13 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
         notes.append({})
         if len(tokens) == plan.n or not plan.more(tokens, logits, notes):
             break
-        for row, token in enumerate(tokens[-1].tolist()):
+        for row, token in enumerate([] if remote(tokens[-1]) else tokens[-1].tolist()):
             if token in session.eos:
                 over.add(row)
         if len(over) == rows:                           # behind an end of sequence nothing is ever kept
             break
         logits.append(twin.append(tokens[-1], path))
-    raw = finite(torch.stack(logits, 1), 'draft', len(session.tokens))
-    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), raw, notes)
+    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), torch.stack(logits, 1), notes)
 
 
 def lookup(session: Session, plan: Plan):
@@ -558,14 +607,6 @@ CONTROLLERS.update(fixed=FixedLength)       # online is CM-ASD's; lab/cmasd/riva
 
 # --------------------------------------------------------------- CM-ASD: confidence-modulated drafting
 
-def uncertainty(logits):
-    """(q, log q [..., V], entropy of q [...] in nats) of raw logits at temperature 1, fp32 at least."""
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    q = logits.softmax(-1, dtype)
-    logq = logits.log_softmax(-1, dtype)
-    return q, logq, -(q * logq).sum(-1)
-
-
 def confidence_signals(logits):
     """Three signs of confidence in 0..1, a tuple for each row of raw logits [n, V] at temperature 1.
 
@@ -573,11 +614,13 @@ def confidence_signals(logits):
     V is gone: an operation on a few numbers costs as much as one on a thousand.
     Source: Sen et al. 2025 (CM-ASD) name the three; the first two normalisers are ours.
     """
-    _, logq, entropy = uncertainty(logits)
+    logq = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
+    negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [n, 1] nats
+    (numbers,) = fetch(torch.cat([negentropy, logq.topk(2).values], -1))
     most = math.log(logits.shape[-1])
     found = []
-    for nats, (first, second) in zip(entropy.tolist(), logq.topk(2).values.tolist()):
-        certainty = min(1.0, max(0.0, 1 - nats / most))
+    for nats, first, second in numbers.tolist():
+        certainty = min(1.0, max(0.0, 1 + nats / most))
         margin = math.tanh((first - second) / 2)
         found.append((certainty, margin, math.exp(first) - math.exp(second)))
     return found
@@ -663,8 +706,10 @@ class CmAsd(Exact):
         draft = super().propose(session)
         if draft.tokens:                                # the controller need not have looked at all of them
             unseen = [i for i, note in enumerate(draft.notes) if 'confidence' not in note]
-            for i, confidence in zip(unseen, self.confidence_window.confidence(draft.logits[unseen])):
-                draft.notes[i]['confidence'] = confidence
+            if unseen:
+                confidences = self.confidence_window.confidence(draft.logits)
+                for i in unseen:
+                    draft.notes[i]['confidence'] = confidences[i]
         return draft
 
     def threshold(self, score, i):
@@ -701,16 +746,19 @@ class Ballot:
     def of(cls, tokens, logits, top_m):
         """From tokens [B, n] and raw logits [B, n, V]; top_m: candidates beside the branches' own tokens."""
         B, n, V = logits.shape
-        q, logq, entropy = uncertainty(logits)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        q = logits.softmax(-1, dtype)
+        logq = logits.log_softmax(-1, dtype)
+        entropy = -(q * logq).sum(-1) / math.log(V)                                 # [B, n]
         names = tokens.T                                                            # [n, B]
         if top_m:
             likeliest = q.sum(0).topk(min(top_m, V)).indices                        # [n, M]
             names = torch.cat([names, likeliest], -1)
         votes = q.gather(-1, names.expand(B, n, -1))                                # [B, n, K]
         own = logq.gather(-1, tokens[..., None])[..., 0]                            # [B, n]
+        tokens, entropy, own, names, votes = fetch(tokens, entropy, own, names, votes)
         margins = torch.zeros(B, n, dtype=torch.float64)
-        return cls(tokens.cpu(), (entropy / math.log(V)).double().cpu(), own.double().cpu(), names.cpu(),
-                   votes.double().cpu(), margins)
+        return cls(tokens, entropy.double(), own.double(), names, votes.double(), margins)
 
     def votes(self):
         """[B, n] how many branches have this branch's token at this position, itself included."""
@@ -819,6 +867,7 @@ class Ecsv(Exact):
             n = min(n, self.budget - 1)
         texts = self.texts(session, n)
         ballot = Ballot.of(texts.tokens, texts.logits, self.top_m if self.soft else 0)
+        finite(ballot.entropy, 'draft', len(session.tokens))
         fused = until_end(self.fuse(ballot), session.eos)
         drafted = texts.tokens.shape[1]     # perhaps fewer than n: the controller may close a block
         cap = self.budget or drafted + 1
@@ -844,6 +893,7 @@ class Ecsv(Exact):
         begun = fused[:chosen[-1]]
         rows = Score(session, Draft(begun, None), self.path(session)).logits        # [m, V]
         ballot.ask(rows, chosen)
+        finite(ballot.margins, 'target', len(session.tokens))
         elected = until_end(self.fuse(ballot), session.eos)
         same = len(os.path.commonprefix([begun, elected]))
         asked = len(rows)                               # positions of the check
@@ -938,7 +988,7 @@ class ViaSd(Exact):
 
     def slim_score(self, session, draft):
         """The Score of the middle stage."""
-        return Score(session, draft, session.view(session.slim_path))
+        return Score(session, draft, session.view(session.slim_path), replacement=self.slim_replacement)
 
     def read_lag(self, session, path):
         """Lets the target read, on this path, what slim has kept without it, if that is too much."""
@@ -978,7 +1028,7 @@ class ViaSd(Exact):
         labels = ['draft'] * len(draft.tokens)
         if highest < last and not self.slim_bonus:
             return draft.tokens, labels, judged
-        extra = int(session.draw(stages[highest].p[-1]))
+        extra = stages[highest].extra(len(draft.tokens))
         return draft.tokens + [extra], labels + ['bonus' if highest == last else 'slim'], judged
 
     def judge_by_target(self, session, score, i, ratio):
@@ -986,7 +1036,7 @@ class ViaSd(Exact):
         p, q = score.pq[i]
         chance = self.chance(score, i)
         token = score.draft.tokens[i]
-        chosen = token if session.flip(chance) else int(session.draw(self.replacement(score, i)))
+        chosen = token if session.flip(chance) else score.extra(i)
         return chosen, dict(token=token, p=p, q=q, ratio=ratio, threshold=None, chance=chance,
                             kept=chosen == token, by='target')
 
@@ -994,7 +1044,7 @@ class ViaSd(Exact):
         """(the token at place i, its row of the trace): kept from r = keep on, else a token of slim's own."""
         chance = self.slim_chance(score, i)
         token = score.draft.tokens[i]
-        chosen = token if session.flip(chance) else int(session.draw(self.slim_replacement(score, i)))
+        chosen = token if session.flip(chance) else score.extra(i)
         return chosen, dict(token=token, p=None, q=score.pq[i][1], ratio=score.ratios[i], chance=chance,
                             threshold=self.bounds[1], kept=chosen == token, by='slim')
 
@@ -1002,9 +1052,9 @@ class ViaSd(Exact):
         """The chance that slim keeps draft token i."""
         return float(score.ratios[i] >= self.bounds[1])
 
-    def slim_replacement(self, score, i):
-        """The distribution [V] of what slim writes in the place of draft token i."""
-        return score.p[i]
+    def slim_replacement(self, s, q):
+        """What slim draws from [..., V] in the place of a draft token; s, q [..., V]: of its place."""
+        return s
 
 
 # ------------------------------------------------------------------------ SpecGuard: whole steps verified
@@ -1036,20 +1086,22 @@ def write_steps(session: Session, method: 'Stepwise', reader: Reader, k: int):
     steps = []                              # logits [k, V] of each place
     texts = [[] for _ in range(k)]          # ids of each row
     live = list(range(k))
+    latest = send([0] * k, logits.device)   # the token to feed of each row
     while live:
         steps.append(logits)
-        drawn = session.draw(law(logits[live])).tolist()
-        for i, token in zip(live, drawn):
-            texts[i].append(token)
+        alive = send(live, logits.device)
+        latest[alive] = session.draw(law(logits[alive]))
+        tokens, highest = fetch(latest, logits.amax())  # their text says whether a step is over
+        finite(highest, who, len(session.tokens))
+        for i in live:
+            texts[i].append(int(tokens[i]))
         live = [i for i in live if not method.over(session, texts[i])]
         if live:
-            latest = torch.tensor([ids[-1] for ids in texts], device=logits.device)
             logits = twin.append(latest, path)
     if k == 1:
         reader.cache.record(session.tokens + texts[0][:-1], len(session.tokens), path)
-    each = finite(torch.stack(steps, 1), who, len(session.tokens))                      # [k, T, V]
     drafts = []
-    for ids, raw in zip(texts, each):
+    for ids, raw in zip(texts, torch.stack(steps, 1)):                                  # [k, T, V]
         drafts.append(Draft(ids, law(raw[:len(ids)]), raw[:len(ids)]))
     return drafts
 
@@ -1139,8 +1191,11 @@ class Stepwise(Method):
 
     def choose(self, session, found):
         """The Draft among `found` that the others are most like."""
-        logps = [float(token_logps(draft.logits, draft.tokens).mean()) for draft in found]
-        return found[most_central([draft.tokens for draft in found], logps)]
+        if len(found) == 1:
+            return found[0]
+        logps = [token_logps(draft.logits, draft.tokens).mean() for draft in found]
+        (logps,) = fetch(torch.stack(logps))
+        return found[most_central([draft.tokens for draft in found], logps.tolist())]
 
     def judge(self, session, draft, seen):
         """(score, whether a signal was clipped) of the step; seen: as accept has it."""
@@ -1154,8 +1209,9 @@ class Stepwise(Method):
             threshold = self.tau
             kept = score >= threshold
         judged = []
-        each_q = draft.q[range(len(seen)), draft.tokens].tolist()
-        for token, q, (logp, grounding) in zip(draft.tokens, each_q, seen):
+        ids = send(draft.tokens, draft.q.device)[:, None]                                   # [T, 1]
+        (each_q,) = fetch(draft.q.gather(1, ids)[:, 0])
+        for token, q, (logp, grounding) in zip(draft.tokens, each_q.tolist(), seen):
             judged.append(dict(token=token, p=None, q=q, threshold=threshold, chance=float(kept), kept=kept,
                                score=score, clipped=clipped, logp=logp, grounding=grounding))
         if kept:
@@ -1208,7 +1264,8 @@ class SpecGuard(Stepwise):
         expect(path.carry['shades'] is not None, f'the attention of the {self.signals} cannot be read')
         logp = token_logps(rows[:-1], draft.tokens)     # row t predicts token t
         grounding = path.carry['shades'][0].sum(-1)     # [T]
-        return torch.stack([logp, grounding.to(logp)], 1).tolist()
+        (seen,) = fetch(torch.stack([logp, grounding.to(logp)], 1))
+        return seen.tolist()
 
     def judge(self, session, draft, seen):
         found = session.calibration['signals']

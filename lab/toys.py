@@ -278,8 +278,8 @@ class DropsUnverified(Wrong):
 class WrongResidual(Wrong):
     """Draws what replaces a rejected token from p itself."""
 
-    def replacement(self, score, i):
-        return score.p[i]
+    def replacement(self, p, q):
+        return p
 
 
 class JudgedByQ(Wrong, METHODS['ecsv']):

@@ -419,7 +419,7 @@ def observed(session, cycle):
     """(cycle, the target's favourites, p / max p of the draft tokens) of the cycle that just ended."""
     before = copy.copy(session)
     before.tokens = session.tokens[:len(session.tokens) - len(cycle.tokens)]
-    score = Score(before, Draft(cycle.drafted, None), session.target.model.full)
+    score = Score(before, Draft.points(cycle.drafted, session.target.model), session.target.model.full)
     return cycle, score.logits.argmax(-1).tolist(), score.ratios
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 import kernels
+from model import fetch, send
 from verify import CONTROLLERS, METHODS, CmAsd, Exact, Controller, Online, in_range, probs, require
 
 
@@ -62,8 +63,8 @@ class Typical(Exact):
         p, _ = score.pq[i]
         return float(p > self.threshold(score, i))
 
-    def replacement(self, score, i):
-        return score.p[i]
+    def replacement(self, p, q):
+        return p
 
 
 METHODS.update(lenient=Lenient, typical=Typical)
@@ -172,7 +173,7 @@ class Roc(Confident):
         if not draft.tokens or draft.logits is None:
             return
         kept = cycle.accepted
-        ids = torch.tensor(draft.tokens, device=draft.q.device)
+        ids = send(draft.tokens, draft.logits.device)
         q = draft.logits.softmax(-1).gather(-1, ids[:, None])[:, 0].tolist()
         self.good += q[:kept]
         self.bad += q[kept:kept + 1]        # what is behind the first rejection was not judged
@@ -261,8 +262,8 @@ class CmAsdProb(CmAsd):
         token = score.draft.tokens[i]
         return float(p[token] >= self.threshold(score, i))
 
-    def replacement(self, score, i):
-        return score.p[i]
+    def replacement(self, p, q):
+        return p
 
 
 @dataclass
@@ -306,7 +307,8 @@ def thinned_swiglu(x, mlp, carry, how):
     """
     share, generator = how
     channels = functional.silu(mlp.gate_proj(x)) * mlp.up_proj(x)                                # [B, T, F]
-    left = torch.empty_like(channels[:, :1]).bernoulli_(1 - share, generator=generator)
+    lots = torch.rand(channels[:, :1].shape, generator=generator)               # on the host, as all chance
+    left = (lots >= share).to(channels, non_blocking=True)
     return mlp.down_proj(channels * left / (1 - share)), carry
 
 
@@ -338,6 +340,7 @@ class CmAsdDropout(CmAsd):
             most = (self.rows - 1) ** 0.5               # of spread / average: all samples but one give 0
             confidences = (1 - spread / average / most).clamp(0, 1)
             draft.notes = []
+            confidences, average = fetch(confidences, average)
             for confidence, mean in zip(confidences.tolist(), average.tolist()):
                 draft.notes.append(dict(confidence=confidence, mean=mean))
         return draft
@@ -349,12 +352,12 @@ class CmAsdDropout(CmAsd):
         dense = kernels.swiglu in path.ffns
         require(dense, 'drop', self.drop, 'a draft with a feed-forward that is no mixture of experts')
         thin = thinned_path(path, self.drop, session.generator)
-        line = torch.tensor([session.tokens[-1:] + tokens[:-1]], device=reader.model.cos.device)
+        line = send([session.tokens[-1:] + tokens[:-1]], reader.model.cos.device)
         begin = len(session.tokens) - 1
         twin = reader.fork(self.rows)
         twin.compiled = None                            # each pass draws other channels
         logits = twin.feed(line.expand(self.rows, -1), begin, thin, len(tokens))        # [rows, n, V]
-        ids = torch.tensor(tokens, device=logits.device).expand(self.rows, -1)
+        ids = send(tokens, logits.device).expand(self.rows, -1)
         return probs(logits).gather(-1, ids[..., None])[..., 0]
 
 

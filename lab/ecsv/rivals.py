@@ -6,9 +6,9 @@ from math import inf
 
 import torch
 
-from model import Reader, load, same_vocabulary
+from model import Reader, fetch, load, same_vocabulary
 from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, require, residual, sample_branches,
-                    token_logps, until_end)
+                    token_logps)
 
 
 # -------------------------------------------------------------------------------------- variants and controls
@@ -120,8 +120,7 @@ class OracleTop1(Ecsv):
         best = None
         most = -1.0
         texts = self.texts(session, n)
-        for tokens, logits in zip(texts.tokens.tolist(), texts.logits):
-            tokens = until_end(tokens, session.eos)
+        for tokens, logits in zip(texts.lines(session), texts.logits):
             points = Draft.points(tokens, session.target.model)
             draft = replace(points, logits=logits[:len(tokens)])
             score = self.score(session, draft)
@@ -174,6 +173,12 @@ class Walk:
         return self.tokens + [token], labels + [label], self.judged
 
 
+def read_now(score):
+    """The Score, whose pass has run; ValueError if its logits overflowed."""
+    score.finite(*fetch(score.logits.amax()))
+    return score
+
+
 def tried(session, options, i, p):
     """(the first branch whose i-th token passes, or None; what is left of the target's p [V]; the judged).
 
@@ -182,11 +187,12 @@ def tried(session, options, i, p):
     judged = []
     for option in options:
         token = option.tokens[i]
-        q = option.q[i]
-        chance = min(1.0, float(p[token] / q[token]))
+        q = option.q[i].to(p.dtype)
+        (own,) = fetch(torch.stack([p[token], q[token]]))
+        own_p, own_q = own.tolist()
+        chance = min(1.0, own_p / own_q)
         kept = session.flip(chance)
-        judged.append(dict(token=token, p=float(p[token]), q=float(q[token]), threshold=None, chance=chance,
-                           kept=kept))
+        judged.append(dict(token=token, p=own_p, q=own_q, threshold=None, chance=chance, kept=kept))
         if kept:
             return option, p, judged
         p = residual(p, q)
@@ -208,11 +214,10 @@ class SdMulti(Ecsv):
             n = min(n, self.budget - 1)
         texts = self.texts(session, n)
         self.options = []
-        for tokens, q, logits in zip(texts.tokens.tolist(), texts.q, texts.logits):
-            tokens = until_end(tokens, session.eos)
+        for tokens, q, logits in zip(texts.lines(session), texts.q, texts.logits):
             self.options.append(Draft(tokens, q[:len(tokens)], logits[:len(tokens)]))
         if session.temperature == 0:
-            self.options.sort(key=likelihood, reverse=True)
+            self.options = likeliest_first(self.options)
         return self.options[0]
 
     def follow(self, live, kept, i):
@@ -223,7 +228,7 @@ class SdMulti(Ecsv):
         if not draft.tokens:
             return super().accept(session, draft, score)
         left = (self.budget or inf) - len(draft.tokens) - 1
-        walk = Walk(self.options, draft.tokens, score, left)
+        walk = Walk(self.options, draft.tokens, read_now(score), left)
         while walk.place < len(walk.path):
             place = walk.place
             option, law, judged = tried(session, walk.live, place, walk.law)
@@ -249,12 +254,15 @@ class SdMulti(Ecsv):
         behind = copy.copy(session)
         behind.tokens = session.tokens + walk.tokens
         rest = slice(walk.begin, len(walk.path))
-        walk.score = self.score(behind, Draft(option.tokens[rest], option.q[rest]))
+        walk.score = read_now(self.score(behind, Draft(option.tokens[rest], option.q[rest])))
 
 
-def likelihood(draft):
-    """The log-probability of a Draft's text at temperature 1."""
-    return float(token_logps(draft.logits, draft.tokens).sum())
+def likeliest_first(drafts):
+    """The Drafts by the log-probability of their text at temperature 1, the highest first."""
+    totals = [token_logps(draft.logits, draft.tokens).sum() for draft in drafts]
+    (totals,) = fetch(torch.stack(totals))
+    order = totals.sort(descending=True, stable=True).indices
+    return [drafts[i] for i in order.tolist()]
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from model import expect
+from model import expect, fetch, send
 from verify import METHODS, Draft, SpecGuard, Stepwise, finite, in_range, require, token_logps
 
 
@@ -61,7 +61,8 @@ class SpecReason(Stepwise):
     def score(self, session, draft):
         path = session.view(session.target.model.full)
         logits = session.target.read(session.tokens, draft.tokens, path, len(draft.tokens) + 1)
-        return [(logp, None) for logp in token_logps(logits[:-1], draft.tokens).tolist()]
+        (logps,) = fetch(token_logps(logits[:-1], draft.tokens))
+        return [(logp, None) for logp in logps.tolist()]
 
     def judge(self, session, draft, seen):
         total = sum(logp for logp, _ in seen)
@@ -165,14 +166,14 @@ class Beam(Majority):
         expect(session.draft is not None, 'the beam is of the draft model: give --draft DIR')
         begin = len(session.tokens)
         full = session.draft.model.full
-        logits = finite(session.draft.read(session.tokens, [], full, 1), 'draft', begin)    # [1, V]
+        logits = session.draft.read(session.tokens, [], full, 1)                            # [1, V]
         twin = session.draft.fork(self.k)
         texts = [[]]
         sums = [0.0]                        # log-probability of each text so far
         ended = []                          # (mean log-probability, ids) of each text that is over
         while texts and len(ended) < self.k:
             live = []
-            for total, row, token in self.likeliest(logits, sums):
+            for total, row, token in self.likeliest(session, logits, sums):
                 text = texts[row] + [token]
                 if self.over(session, text):
                     ended.append((total / len(text), text))
@@ -184,11 +185,14 @@ class Beam(Majority):
         _, winner = max(ended)
         return Draft.points(winner, session.draft.model)
 
-    def likeliest(self, logits, sums):
+    def likeliest(self, session, logits, sums):
         """The k best (log-probability of the text, its row, next token), best first; logits [rows, V]."""
-        totals = logits.new_tensor(sums)[:, None] + logits.log_softmax(-1)                  # [rows, V]
+        sums = torch.tensor(sums, dtype=logits.dtype).to(logits.device, non_blocking=True)
+        totals = sums[:, None] + logits.log_softmax(-1)                                     # [rows, V]
         best, places = totals.flatten().topk(min(self.k, totals.numel()))
         vocabulary = totals.shape[1]
+        best, places = fetch(best, places)
+        finite(best, 'draft', len(session.tokens))
         for total, place in zip(best.tolist(), places.tolist()):
             row, token = divmod(place, vocabulary)
             yield total, row, token
@@ -199,12 +203,13 @@ class Beam(Majority):
         begin: the position where the texts begin; the cache before it is alike in all rows.
         """
         idle = [0] * (self.k - len(texts))                  # rows that are over idle along
+        places = send(rows + idle, twin.model.cos.device)
         for keys, values in twin.cache.stores:
             for store in (keys, values):
-                store[:, :, begin:] = store[rows + idle][:, :, begin:]
+                store[:, :, begin:] = store[places][:, :, begin:]
         last = [text[-1] for text in texts]
-        ids = torch.tensor(last + idle, device=twin.model.cos.device)
-        return finite(twin.append(ids, twin.model.full), 'draft', begin)[:len(texts)]
+        ids = send(last + idle, twin.model.cos.device)
+        return twin.append(ids, twin.model.full)[:len(texts)]
 
 
 # -------------------------------------------------------------------------------------- another selector
@@ -229,7 +234,7 @@ class PooledStep(SpecGuard):
         begin = len(session.tokens)
         longest = max(map(len, steps))
         rows = [ids + [0] * (longest - len(ids)) for ids in steps]          # what is behind a step is unseen
-        line = torch.tensor(rows, device=reader.model.cos.device)
+        line = send(rows, reader.model.cos.device)
         twin = reader.fork(len(steps))
         positions = torch.arange(begin, begin + longest, device=line.device)
         start = reader.now()

@@ -106,7 +106,7 @@ class Tiered(ViaSd):
         scores = []
         for i, skip in enumerate(nested[:self.tiers - 2], 1):
             path = session.target.model.full.without(skip, f'slim{i}')
-            scores.append(Score(session, draft, session.view(path)))
+            scores.append(Score(session, draft, session.view(path), replacement=self.slim_replacement))
         return scores + [score]
 
 
@@ -122,7 +122,7 @@ class ViaMid(ViaSd):
 
     def slim_score(self, session, draft):
         expect(session.mid, 'the method needs a model in the middle: give --mid DIR')
-        return Score(session, draft, session.mid.model.full, session.mid)
+        return Score(session, draft, session.mid.model.full, session.mid, self.slim_replacement)
 
 
 # ------------------------------------------------------------------------------------ other gates (ablations)
@@ -146,6 +146,9 @@ class ViaTwoLevel(ViaSd):
         labels = [label if label == 'draft' else 'slim' for label in labels]
         return Draft(tokens, verifier.p[:len(tokens)], labels=labels)
 
+    def slim_replacement(self, s, q):
+        return residual(s, q)
+
     def accept(self, session, draft, score):
         return Exact.accept(self, session, draft, score)
 
@@ -168,9 +171,9 @@ class ViaLossySd(ViaSd):
         s, q = score.pq[i]
         return min(1.0, s / (self.keep * q))
 
-    def slim_replacement(self, score, i):
-        rest = residual(score.p[i] / self.beta, score.draft.q[i])
-        return rest / rest.sum()                        # where nothing is left over it is s / beta
+    def slim_replacement(self, s, q):
+        rest = residual(s / self.beta, q)
+        return rest / rest.sum(-1, keepdim=True)        # where nothing is left over it is s / beta
 
 
 @dataclass
