@@ -172,8 +172,10 @@ def swiglu(x, mlp, carry):
 
     Source: Shazeer 2020, eq. 6.
     """
-    gate, up = mlp.gate_up(x).chunk(2, -1)                                  # [B, T, F] each
-    return mlp.down_proj(functional.silu(gate) * up), carry
+    both = mlp.gate_up(x)
+    gate, up = both.chunk(2, -1)                                            # [B, T, F] each
+    h = functional.silu(gate) * up
+    return mlp.down_proj(h), carry
 
 
 def head(x, weight, vocab):
@@ -189,7 +191,8 @@ def head(x, weight, vocab):
     rows = x.reshape(n, x.shape[-1])
     rows = functional.pad(rows, (0, 0, 0, n % 2))                           # [n or n + 1, C]
     columns = weight @ rows.t()                                             # [vocab, n or n + 1]
-    return columns[:, :n].t().reshape(*x.shape[:-1], vocab)
+    logits = columns[:, :n].t()
+    return logits.reshape(*x.shape[:-1], vocab)
 
 
 def mix(x, moe, carry):
@@ -242,11 +245,15 @@ def blend_gathered(x, moe, weights, chosen):
     gate_ups, downs = moe.stacks                                            # [E, 2F, C], [E, C, F]
     N, k = chosen.shape
     experts = chosen.flatten()                                              # [N k]
-    tokens = x.flatten(0, 1).repeat_interleave(k, 0)                        # [N k, C]
-    gate, up = (gate_ups[experts] @ tokens[..., None]).chunk(2, 1)          # [N k, F, 1] each
+    tokens = x.flatten(0, 1)
+    tokens = tokens.repeat_interleave(k, 0)                                 # [N k, C]
+    both = gate_ups[experts] @ tokens[..., None]
+    gate, up = both.chunk(2, 1)                                             # [N k, F, 1] each
     h = functional.silu(gate) * up
-    out = (downs[experts] @ h).view(N, k, -1)                               # [N, k, C]
-    out = out * weights[..., None].to(out.dtype)
+    out = downs[experts] @ h                                                # [N k, C, 1]
+    out = out.view(N, k, -1)
+    weights = weights.to(out.dtype)
+    out = out * weights[..., None]
     return out.sum(1).view_as(x)
 
 

@@ -270,11 +270,9 @@ class Joint:
         return product(x, self.weight, self.bias)
 
     def join(self):
-        self.weight = torch.cat([part.weight for part in self.parts])
-        share(self.weight, [part.weight for part in self.parts])
+        self.weight = joined([part.weight for part in self.parts])
         if self.parts[0].bias is not None:
-            self.bias = torch.cat([part.bias for part in self.parts])
-            share(self.bias, [part.bias for part in self.parts])
+            self.bias = joined([part.bias for part in self.parts])
 
     def pack(self):
         self.weight = None
@@ -282,11 +280,15 @@ class Joint:
             part.pack()
 
 
-def share(whole, weights):
-    """Makes the weights views of the rows of `whole`, which hold the same numbers."""
-    rows = whole.split([len(weight) for weight in weights])
-    for weight, view in zip(weights, rows):
-        weight.data = view
+def joined(weights):
+    """One tensor of the rows of all these weights, which become its views."""
+    whole = torch.cat(weights)
+    begin = 0
+    for weight in weights:
+        end = begin + len(weight)
+        weight.data = whole[begin:end]
+        begin = end
+    return whole
 
 
 class RMSNorm(nn.RMSNorm):
@@ -315,11 +317,13 @@ class Attention(Part):
         B, T, _ = x.shape
         H, G, D = self.sizes
         heads = self.qkv(x).view(B, T, H + 2 * G, D).transpose(1, 2)        # [B, H + 2 G, T, D]
-        qk, v = heads.split((H + G, G), 1)
+        qk = heads[:, :H + G]
+        v = heads[:, H + G:]                                                # [B, G, T, D]
         if self.normed:
             qk = torch.cat([self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])], 1)
         qk = kernels.rotate(qk, view.cos, view.sin)
-        q, k = qk.split((H, G), 1)                                          # [B, H, T, D], [B, G, T, D]
+        q = qk[:, :H]                                                       # [B, H, T, D]
+        k = qk[:, H:]                                                       # [B, G, T, D]
         if store is not None:
             keys, values = store
             k = keys.index_copy_(2, view.positions, k)[:, :, :view.span]    # [B, G, span, D]
@@ -361,13 +365,19 @@ class MoE(Part):
 
         The experts' own weights become their views: nothing is held twice, names and checkpoints stay.
         """
-        gate_ups = torch.stack([torch.cat([e.gate_proj.weight, e.up_proj.weight]) for e in self.experts])
-        downs = torch.stack([expert.down_proj.weight for expert in self.experts])
-        for expert, gate_up, down in zip(self.experts, gate_ups, downs):
-            share(gate_up, [expert.gate_proj.weight, expert.up_proj.weight])
+        gate_ups = []
+        downs = []
+        for expert in self.experts:
+            expert.join()
+            gate_ups.append(expert.gate_up.weight)
+            downs.append(expert.down_proj.weight)
+        self.stacks = torch.stack(gate_ups), torch.stack(downs)
+        for expert, gate_up, down in zip(self.experts, *self.stacks):
+            F = len(expert.gate_proj.weight)
             expert.gate_up.weight = gate_up
+            expert.gate_proj.weight.data = gate_up[:F]
+            expert.up_proj.weight.data = gate_up[F:]
             expert.down_proj.weight.data = down
-        self.stacks = gate_ups, downs
 
 
 class Block(Part):
@@ -603,7 +613,7 @@ def send(ids, device):
 
 def fetch(*tensors):
     """The same tensors on the CPU, all in one transfer, as doubles: ids, flags and floats survive that."""
-    if not any(remote(x) for x in tensors):
+    if not remote(tensors[0]):
         return tensors
     flat = torch.cat([x.flatten().double() for x in tensors]).cpu()
     here = []

@@ -538,9 +538,10 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
         notes.append({})
         if len(tokens) == plan.n or not plan.more(tokens, logits, notes):
             break
-        for row, token in enumerate([] if remote(tokens[-1]) else tokens[-1].tolist()):
-            if token in session.eos:
-                over.add(row)
+        if not remote(tokens[-1]):
+            for row, token in enumerate(tokens[-1].tolist()):
+                if token in session.eos:
+                    over.add(row)
         if len(over) == rows:                           # behind an end of sequence nothing is ever kept
             break
         logits.append(twin.append(tokens[-1], path))
