@@ -510,9 +510,10 @@ def chosen_swiglu(x, h, mlp, chosen):
     `chosen` ascends and down's weight lies channel by channel in memory (as `lab.bench pass` lays it).
     """
     step = len(chosen) if x.is_cuda else CHANNELS
-    mlp.unpack()                                        # single rows are read
     up = mlp.up_proj
     down = mlp.down_proj
+    up.unpack()
+    down.unpack()
     columns = down.weight.t()                                               # [F, C]
     out = x.new_zeros(x.shape) if down.bias is None else down.bias
     for some in chosen.split(step):

@@ -227,7 +227,7 @@ class Linear(nn.Linear):
         self.weight = nn.Parameter(packed, requires_grad=False)
 
     def unpack(self):
-        """The weight as it was, if it is packed."""
+        """The weight as it was, if it is packed: its rows can be read again, for good."""
         if self.weight.is_mkldnn:
             self.weight = nn.Parameter(self.weight.to_dense(), requires_grad=False)
 
@@ -342,12 +342,6 @@ class MLP(Part):
 
     def join(self):
         self.gate_up.join()
-
-    def unpack(self):
-        """Makes single rows of its matrices readable again, for good."""
-        self.gate_proj.unpack()
-        self.up_proj.unpack()
-        self.down_proj.unpack()
 
 
 class MoE(Part):

@@ -4432,6 +4432,7 @@ def test_sparse_channels_of_a_packed_network(monkeypatch):
     assert model.model.layers[0].mlp.up_proj.weight.is_mkldnn
     assert apart(Reader(model, 40).read(line, [], path, 5), wanted) < 1e-4
     assert not model.model.layers[0].mlp.up_proj.weight.is_mkldnn
+    assert model.model.layers[0].mlp.gate_proj.weight.is_mkldnn             # which is read in full
 
 
 # the ledger

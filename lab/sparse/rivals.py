@@ -217,8 +217,8 @@ def guessed_swiglu(x, mlp, carry, how):
     After SparQ (Ribar et al. 2024), which guesses keys so; its first step, for channels.
     """
     _, share = how
-    mlp.unpack()                                        # columns and rows of the gate are read
     gate = mlp.gate_proj
+    gate.unpack()
     root = x[:, :1]                                                     # [B, 1, C]
     sizes = root.abs().amax((0, 1))                                     # [C]
     columns = sizes.topk(x.shape[-1] // 4).indices.sort().values
