@@ -236,11 +236,10 @@ def product(x, weight, bias):
     """x [..., in] -> [..., out]; for one position of a compiled pass a sum that inductor fuses with more."""
     if weight.is_mkldnn:
         return packed_product(x, weight, bias)
-    one_position = x.numel() == x.shape[-1]
-    if not (one_position and torch.compiler.is_compiling()):
-        return functional.linear(x, weight, bias)
-    y = (x[..., None, :] * weight).sum(-1)
-    return y if bias is None else y + bias
+    if torch.compiler.is_compiling() and x.numel() == x.shape[-1]:
+        y = (x[..., None, :] * weight).sum(-1)
+        return y if bias is None else y + bias
+    return functional.linear(x, weight, bias)
 
 
 def packed_product(x, weight, bias):
