@@ -15,7 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 # On a CPU so few queries over so many keys are grouped: the queries of one key head become the rows of one
 # product. That is up to 1.7 times as fast, since a key is read once and not H / G times.
-FEW = 8         # queries
+FEW = 8         # queries, of a pass that verifies a block or writes a token
 MANY = 1024     # keys
 CHANNELS = 128  # of a sparse feed-forward, of which the weights are copied together
 BIG = 2 ** 18   # elements of a matrix that does not stay in a CPU's nearer caches
@@ -217,7 +217,7 @@ def route(flat, moe):
 def blend(x, moe, weights, chosen, carry):
     """x [B, T, C] -> [B, T, C]: each token through its experts, chosen [B T, k], by their weights [B T, k].
 
-    An expert of weight 0 is not run.
+    An expert of weight 0 is not run, but for few tokens on CUDA, where nobody looks.
     """
     if moe.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)

@@ -28,7 +28,7 @@ import kernels
 CHUNK = 2048    # positions of a long prompt fed in one pass, so that the mask stays small
 PAD = 16        # compiled passes of up to this many positions are padded to a power of two: few graphs
 SPAN = 1024     # keys in view of a compiled pass, at least; beyond, the next power of two
-FEW = 4         # rows that such a product costs at least, so fewer are padded: 3 took longer than 4
+ROWS = 4        # of a product with a packed matrix, at least: fewer are padded, since 3 took longer than 4
 KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
 NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
           'max_position_embeddings')
@@ -223,7 +223,7 @@ class Linear(nn.Linear):
 
     def pack(self):
         """Lays the weight out anew, as oneDNN reads it fastest; numbers stay, single rows can't be had."""
-        packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, FEW)
+        packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
         self.weight = nn.Parameter(packed, requires_grad=False)
 
     def unpack(self):
@@ -246,8 +246,8 @@ def packed_product(x, weight, bias):
     """`product` with a packed weight."""
     rows = x.flatten(0, -2)                                                 # [n, in]
     n = len(rows)
-    if n < FEW:
-        rows = functional.pad(rows, (0, 0, 0, FEW - n))
+    if n < ROWS:
+        rows = functional.pad(rows, (0, 0, 0, ROWS - n))
     y = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, 'none', [], '')
     return y[:n].view(*x.shape[:-1], -1)
 
@@ -269,6 +269,8 @@ class Joint:
         return product(x, self.weight, self.bias)
 
     def join(self):
+        if self.weight is not None:
+            return
         self.weight = joined([part.weight for part in self.parts])
         if self.parts[0].bias is not None:
             self.bias = joined([part.bias for part in self.parts])
@@ -358,6 +360,8 @@ class MoE(Part):
 
         The experts' own weights become their views: nothing is held twice, names and checkpoints stay.
         """
+        if self.stacks:
+            return
         gate_ups = []
         downs = []
         for expert in self.experts:
@@ -552,18 +556,24 @@ class Transformer(Part):
             layer.mlp.join()
 
     def pack(self):
-        """Packs the big matrices: on a CPU, in fp32, a pass of few positions then takes half the time."""
+        """Packs the big matrices of a joined network, but for experts and the head, where oneDNN is there.
+
+        For a CPU and fp32: five positions of a 135M shape then cost 1.2 times one, else 1.6.
+        """
+        if not torch.backends.mkldnn.is_available():
+            return
         for layer in self.model.layers:
             attention = layer.self_attn
             parts = [attention.qkv, attention.o_proj]
             if isinstance(layer.mlp, MLP):
                 parts += [layer.mlp.gate_up, layer.mlp.down_proj]
             for part in parts:
-                if part.weight.numel() >= kernels.BIG:
+                plain = part.weight is not None and not part.weight.is_mkldnn
+                if plain and part.weight.numel() >= kernels.BIG:
                     part.pack()
 
     def unpack(self):
-        """Undoes pack; the matrices are joined again."""
+        """Undoes pack; what is not joined is joined."""
         for part in self.modules():
             if isinstance(part, Linear):
                 part.unpack()
@@ -589,7 +599,7 @@ def parameter_bytes(module):
 
 # ------------------------------------------------------------------------------------- host and device
 # A GPU computes while Python prepares what comes next, until Python asks it for a number and waits. Methods
-# ask by `fetch`, once or twice a cycle.
+# ask by `fetch`: once or twice a cycle, or once a token where what was drawn decides whether to go on.
 
 def remote(x):
     """Whether the host would have to wait for the numbers of this tensor."""
@@ -597,9 +607,9 @@ def remote(x):
 
 
 def send(ids, device):
-    """A tensor of ids, a list or a list of lists, on the device; the host does not wait for the copy.
+    """A tensor of ids, a list or a list of lists, on the device; the host need not wait for the copy.
 
-    torch.tensor(ids, device=...) would, and so does a list as an index of a tensor there.
+    torch.tensor(ids, device=...) makes it wait, and so does a list as an index of a tensor there.
     """
     return torch.tensor(ids, dtype=torch.long).to(device, non_blocking=True)
 
@@ -701,8 +711,7 @@ class Reader:
     def new_cache(self, rows):
         cache = KVCache(self.model.config, self.capacity, self.model.lm_head.weight, rows)
         if self.compiled:
-            for store in itertools.chain(*cache.stores):
-                torch._dynamo.mark_static_address(store)        # or CUDA graphs leave these passes out
+            mark_static(itertools.chain(*cache.stores))
         return cache
 
     def read(self, text, guesses, path, last):
@@ -758,14 +767,17 @@ class Reader:
     def told(self, start, T, path):
         """What an informed path's layers are told of a pass over T tokens, in tensors: it may be compiled."""
         device = self.model.cos.device
+        means = self.cache.average(path.block, start) if path.block else []
+        if self.compiled:
+            mark_static(means)
         return dict(start=torch.full((), start, device=device), real=torch.full((), T, device=device),
-                    means=self.cache.average(path.block, start) if path.block else None)
+                    means=means)
 
     def fork(self, rows):
         """A reader of the same network and log over `rows` copies of this cache.
 
         There is one for each number of rows, so that compiled passes find their graphs again: the next fork
-        of as many rows takes this one's place.
+        of as many rows takes this one's place. Its memory, that of a whole cache a row, stays until the end.
         """
         if rows not in self.forks:
             self.forks[rows] = self.new_cache(rows)
@@ -810,6 +822,12 @@ def seconds_between(begin, end):
     return begin.elapsed_time(end) / 1000
 
 
+def mark_static(tensors):
+    """Tells CUDA graphs that these stay where they are: else passes that write to them are left out."""
+    for tensor in tensors:
+        torch._dynamo.mark_static_address(tensor)
+
+
 def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
     cpu = model.cos.device.type == 'cpu'
@@ -834,6 +852,7 @@ def load(folder, device='cpu', dtype=torch.float32):
     folder = File(folder)
     config = read_config(folder)
     tokenizer = read_tokenizer(folder)
+    torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
     with torch.device('meta'):
         model = Transformer(config)
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}

@@ -25,7 +25,7 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from model import Reader, expect, load, measured_sections, read_calibration, read_json, same_vocabulary
+from model import MLP, Reader, expect, load, measured_sections, read_calibration, read_json, same_vocabulary
 from verify import (METHODS, Autoregressive, CmAsd, Exact, Session, Sparse, SpecGuard, ViaSd, chain, decode,
                     knobs_of, lookup, silence, tokens_of, whole_passes)
 
@@ -42,8 +42,8 @@ BROKEN = '\ufffd'                                       # what a decoder writes 
 ROUNDS = 3              # of a comparison
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
 TIMING = 2.0            # seconds after which it begins no further round of them
-FEW = 30                # judged draft tokens from which the share kept of them is taken at its word
-MANY = 200              # from which it is carried over to places that were not seen
+SURE = 30                # judged draft tokens from which the share kept of them is taken at its word
+POOL = 200              # from which it is carried over to places that were not seen
 
 
 def lab_module(name):
@@ -673,6 +673,7 @@ def conclude(engine, session, one):
     session: of the last text, behind which passes are timed.
     """
     yield from cut_short(engine, one.reports)
+    yield from unpacked(engine)
     if not isinstance(one.method, Autoregressive):
         plain = plain_steps(session)
         curves = time_paths(session, [one])
@@ -706,9 +707,9 @@ def share_right(grades):
 def cut_short(engine, reports):
     """A sentence if texts were cut at --max-new, and one if some were cut by a full context before that."""
     limit = engine.context
-    count = cut_share(engine, reports) * len(reports)
+    count = cut_at_max_new(engine, reports)
     if count:
-        yield (f'{count:.0f} of {len(reports)} texts ({count / len(reports):.0%}) were cut at --max-new '
+        yield (f'{count} of {len(reports)} texts ({count / len(reports):.0%}) were cut at --max-new '
                f'{engine.max_new}')
     count = 0
     for found in reports:
@@ -721,13 +722,23 @@ def cut_short(engine, reports):
                f'the context of {limit} tokens (of the {engine.shortest}) was full')
 
 
-def cut_share(engine, reports):
-    """The share of the texts that --max-new cut; none where the end of sequence is ignored on purpose."""
+def unpacked(engine):
+    """A sentence if sparse channels have unpacked the target's feed-forwards, which holds for all methods."""
+    for layer in engine.models['target'].model.layers:
+        mlp = layer.mlp
+        if isinstance(mlp, MLP) and mlp.gate_proj.weight.is_mkldnn and not mlp.up_proj.weight.is_mkldnn:
+            yield ("the target's feed-forwards were unpacked, since packed matrices have no single channels to "
+                   'read: dense passes of this run are slower, too')
+            return
+
+
+def cut_at_max_new(engine, reports):
+    """How many texts --max-new cut; none where the end of sequence is ignored on purpose."""
     cut = 0
     for found in reports:
         full = len(found['tokens']) == engine.max_new
         cut += full and found['tokens'][-1] not in engine.eos and not engine.ignore_eos
-    return cut / len(reports)
+    return cut
 
 
 # ---------------------------------------------------------------------------------------- --check, --compare
@@ -831,6 +842,7 @@ def comparison(engine, methods, texts):
         yield comparison_line(engine, one, plain, width)
     yield (f'x ar: the median of {len(plain.seconds)} rounds, their least and most; cut: at --max-new '
            f'{engine.max_new}')
+    yield from unpacked(engine)
     if not others:
         return
     *_, last = texts
@@ -882,7 +894,7 @@ def comparison_line(engine, one, plain, width):
         f'{cell(stats["block_efficiency"], ".2f"):>10}',
         f'{whole_passes(stats["positions"]) / n:15.2f}',
         f'{cell(like, ".1%"):>9}',
-        f'{cut_share(engine, one.reports):6.0%} ',
+        f'{cut_at_max_new(engine, one.reports) / len(one.reports):6.0%} ',
         'lossless' if engine.lossless(one.method) else 'LOSSY']
     return ' '.join(cells)
 
@@ -963,9 +975,10 @@ def time_paths(session, measured):
             paths[path.name] = path
             seen.update(len(cycle.drafted) for cycle in one.cycles)
     longest = max(seen)
-    blocks = {*BLOCKS, *range(min(longest, max(BLOCKS))), longest}
-    if session.target.compiled:
-        blocks = seen
+    blocks = seen
+    if not session.target.compiled:
+        every = range(min(longest, max(BLOCKS)) + 1)
+        blocks = seen.union(BLOCKS, every)
     blocks = sorted(n for n in blocks if n < len(session.tokens))
     curves = {}
     for name, path in paths.items():
@@ -976,14 +989,15 @@ def time_paths(session, measured):
 def time_passes(session, path, blocks):
     """{n: seconds of a target pass over the last n + 1 positions of the session's text} for each n of blocks.
 
-    Medians of rounds in which each length has its turn: nine, or as many as TIMING allows, but one. A longer
-    pass is not always a slower one: on a CPU three positions may cost more than four.
+    Medians of rounds in which each length has its turn: nine behind one that warms up, or as many as TIMING
+    allows; where that is one, it counts. A longer pass is not always a slower one: on a CPU three positions
+    may cost more than four.
     """
     reader = session.target
     times = {n: [] for n in blocks}
     begin = time.perf_counter()
-    for turn in range(10):                              # the first of them warms up
-        if turn > 1 and time.perf_counter() - begin > TIMING:
+    for turn in range(10):
+        if turn > 0 and time.perf_counter() - begin > TIMING:
             break
         for n in blocks:
             mark = len(reader.log)
@@ -992,7 +1006,7 @@ def time_passes(session, path, blocks):
             times[n].append(seconds)
     curve = {}
     for n, each in times.items():
-        curve[n] = median(each[1:])
+        curve[n] = median(each[1:] or each)
     return curve
 
 
@@ -1037,7 +1051,7 @@ def forecast(places, costs, lengths, plain, gammas):
     """
     if not places:
         return {}
-    if judged_at(places) < FEW:
+    if judged_at(places) < SURE:
         gammas = [gamma for gamma in gammas if gamma <= len(places)]
     chances = chances_of(places, len(costs) - 1)
     step = step_seconds(plain)
@@ -1071,13 +1085,13 @@ def costs_of(cycles, curve):
 def chances_of(places, n):
     """The chance that the draft token at each of n places is kept, those before it being kept.
 
-    A place that was judged less than FEW times, or never, has the share of the last places that come to MANY.
+    A place that was judged less than SURE times, or never, has the share of the last places that make POOL.
     """
     kept, judged = last_places(places)
     found = []
     for place in range(n):
         own_kept, own = places[place] if place < len(places) else (0, 0)
-        found.append(own_kept / own if own >= FEW else kept / judged)
+        found.append(own_kept / own if own >= SURE else kept / judged)
     return found
 
 
@@ -1087,12 +1101,12 @@ def judged_at(places):
 
 
 def last_places(places):
-    """[kept, judged] of the last places together, as many as it takes for MANY judged draft tokens."""
+    """[kept, judged] of the last places together, as many as it takes for POOL judged draft tokens."""
     total = [0, 0]
     for kept, judged in reversed(places):
         total[0] += kept
         total[1] += judged
-        if total[1] >= MANY:
+        if total[1] >= POOL:
             break
     return total
 
@@ -1152,7 +1166,7 @@ def best_gamma(one, forecast):
     """The sentence on the best block length: the shortest whose forecast is within 2 % of the highest."""
     places = acceptance_by_place(one.cycles)
     judged = judged_at(places)
-    if judged < FEW:
+    if judged < SURE:
         return f'best gamma: {judged} judged draft tokens are too few to tell.'
     highest = max(found.speed for found in forecast.values())
     best = min(gamma for gamma, found in forecast.items() if found.speed >= 0.98 * highest)
@@ -1160,7 +1174,7 @@ def best_gamma(one, forecast):
     if best == 0 or speed <= 1:
         return f'best gamma by the same reckoning: none, up to {max(forecast)} drafting does not pay.'
     said = f'best gamma by the same reckoning: {best}, {speed:.2f} times plain decoding predicted'
-    known = sum(n >= FEW for _, n in places)
+    known = sum(n >= SURE for _, n in places)
     if best > known:
         kept, n = last_places(places)
         said += f'; from place {known + 1} on taken to be kept as the last {n} judged, {kept / n:.0%}'
@@ -1222,7 +1236,7 @@ def chance_remarks(engine, cycles):
     places = acceptance_by_place(cycles)
     kept = sum(n for n, _ in places)
     judged = judged_at(places)
-    if not engine.has_draft or judged < FEW:
+    if not engine.has_draft or judged < SURE:
         return []
     guesses = Counter()
     written = Counter()

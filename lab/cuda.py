@@ -227,6 +227,7 @@ class Counting:
         embedding = self.model.model.embed_tokens.weight
         embedding.mul_(50)
         self.model.lm_head.weight.copy_(embedding.roll(1, 0))
+        passes.lay_by_channel(self.model)
         self.readers = {}               # compiled or not -> Reader
 
     def session(self, sizes, source, compiled):
@@ -235,7 +236,7 @@ class Counting:
             self.readers[compiled] = Reader(self.model, sizes.prompt + sizes.long, compiled)
         reader = self.readers[compiled]
         reader.forget()
-        generator = torch.Generator(self.device).manual_seed(0)
+        generator = torch.Generator().manual_seed(0)            # the host's, on any device
         session = Session(reader, None, source, list(range(sizes.prompt)), sizes.long, generator=generator)
         session.read_prompt()
         return session

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from lab.sparse.rivals import ledger
-from model import Config, Reader, Transformer, compile_forward
+from model import Config, MLP, Reader, Transformer, compile_forward
 from specmini import DTYPES
 from train_mask import watched
 from verify import Session, Sparse
@@ -61,9 +61,9 @@ def random_model(config, device, dtype):
 
 def lay_by_channel(model):
     """Lays each `down` channel by channel in memory, where sparse channels are read fastest: equal values."""
-    for part in model.modules():
-        if hasattr(part, 'down_proj'):
-            down = part.down_proj.weight
+    for layer in model.model.layers:
+        if isinstance(layer.mlp, MLP):
+            down = layer.mlp.down_proj.weight
             down.data = down.data.t().contiguous().t()
 
 
