@@ -727,8 +727,8 @@ def unpacked(engine):
     for layer in engine.models['target'].model.layers:
         mlp = layer.mlp
         if isinstance(mlp, MLP) and mlp.gate_proj.weight.is_mkldnn and not mlp.up_proj.weight.is_mkldnn:
-            yield ("the target's feed-forwards were unpacked, since packed matrices have no single channels to "
-                   'read: dense passes of this run are slower, too')
+            yield ("the target's feed-forwards were unpacked, to read single channels: dense passes of this "
+                   'run are slower, too')
             return
 
 
