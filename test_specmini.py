@@ -346,8 +346,11 @@ def test_joint_matrices_are_held_once(oracle):
 def test_joint_matrices_compute_what_single_ones_do(shape):
     model = network(**shape)
     wanted = fresh(model, LINE)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
     model.join()
     assert apart(fresh(model, LINE), wanted) < 1e-12
+    for name, weight in model.named_parameters():       # each is still its own
+        assert torch.equal(weight, before[name]), name
 
 
 @pytest.mark.parametrize('n', range(1, 12))
