@@ -7,11 +7,11 @@ sparse ones add what they chose.
 B rows, T new tokens, S keys in view, H query heads, G key/value heads, D head size, C width, F feed-forward
 width, E experts. N and K are explained where they occur.
 """
+import functools
 import math
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 # On a CPU so few queries over so many keys are grouped: the queries of one key head become the rows of one
 # product. That is up to 1.7 times as fast, since a key is read once and not H / G times.
@@ -131,13 +131,20 @@ def attend(q, k, v, mask, carry):
     if T == S:                                          # a whole text: what is masked is not even computed
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     elif mask is None and T > 1:                        # on CUDA: flash attention takes no mask
-        causal = causal_lower_right(T, S)
+        causal = lower_right(T, S)
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)
     elif q.is_cuda or T <= FEW and S >= MANY:           # of those with a mask CUDA's fast one takes no groups
         out = attend_grouped(q, k, v, mask)
     else:
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     return out, carry
+
+
+@functools.lru_cache(maxsize=1)                         # one for all layers of a pass
+def lower_right(T, S):
+    """The causal mask of the last T of S positions, as flash attention knows it without reading one."""
+    from torch.nn.attention.bias import causal_lower_right      # here, since it takes two seconds
+    return causal_lower_right(T, S)
 
 
 def attend_grouped(q, k, v, mask):

@@ -6550,7 +6550,7 @@ def test_a_graph_compiled_anew_is_told(monkeypatch):
 def test_cuda_list_on_a_cpu(monkeypatch, capsys):
     """Every check passes with small shapes, and each method is there."""
     traced_alone(monkeypatch)
-    monkeypatch.setattr(cuda, 'ON_CPU', cuda.ON_CPU._replace(tokens=8))
+    monkeypatch.setattr(cuda, 'ON_CPU', cuda.ON_CPU._replace(tokens=4, contexts=(256,), long=12, prompt=16))
     status, out = run_bench(monkeypatch, capsys, 'cuda', '--device', 'cpu')
     failed = [line for line in out.splitlines() if line.endswith('FAILED |')]
     assert status == 0 and not failed, failed
@@ -6766,6 +6766,13 @@ def alone(folder, *command):
     environment.pop('PYTHONPATH', None)
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True)
     return done.returncode, done.stdout.decode(), done.stderr.decode()      # not text=True: \r stays
+
+
+@pytest.mark.slow
+def test_a_run_does_not_import_the_compiler():
+    """torch._dynamo and what needs it take two seconds to import: only --compile and CUDA do."""
+    look = 'import sys, specmini; sys.exit("torch._dynamo" in sys.modules)'
+    assert subprocess.run([sys.executable, '-c', look], cwd=HERE).returncode == 0
 
 
 @pytest.mark.slow
