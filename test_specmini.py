@@ -6768,51 +6768,62 @@ def alone(folder, *command):
     return done.returncode, done.stdout.decode(), done.stderr.decode()      # not text=True: \r stays
 
 
-@pytest.mark.slow
-def test_a_run_does_not_import_the_compiler():
-    """torch._dynamo and what needs it take two seconds to import: only --compile and CUDA do."""
-    look = 'import sys, specmini; sys.exit("torch._dynamo" in sys.modules)'
-    assert subprocess.run([sys.executable, '-c', look], cwd=HERE).returncode == 0
+ONE_BY_ONE = '''
+import contextlib, io, json, sys
+import specmini
+assert 'torch._dynamo' not in sys.modules
+for flags in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = specmini.main(flags)
+    print(json.dumps([status, out.getvalue(), err.getvalue()]))
+'''
+
+
+def runs_alone(folder, runs):
+    """(exit status, stdout, stderr) of each of these runs, lists of flags, in one process in this folder.
+
+    To import the product must not import the compiler, which takes two seconds.
+    """
+    status, out, err = alone(folder, '-c', ONE_BY_ONE, json.dumps(runs))
+    assert status == 0, err
+    return [json.loads(line) for line in out.splitlines()]
 
 
 @pytest.mark.slow
 def test_the_product_stands_alone(tmp_path):
     """The five source files run without the laboratory: every method, and every flag that shows something."""
     copy_of_the_product(tmp_path)
+    runs = [['--list'], ['--prompt', 'hello']]
+    for flags, draft, prompt in (
+            ('--method cmasd --show --trace trace.jsonl', 'draft', '--prompt hello'),
+            ('--method ecsv --check', 'draft', '--prompt hello'),
+            ('--method via --json', 'self', '--prompt hello'),
+            ('--method sparse --chat --json', 'draft', '--prompt hello'),
+            ('--method specguard --json', 'draft', '--prompts rows.jsonl'),
+            ('--compare ' + ','.join(PAPERS), 'draft', '--prompt hello')):
+        pair = f'--target target --draft {draft} --max-new 12 --ignore-eos'
+        runs.append(f'{flags} {pair} {prompt}'.split())
+    listed, no_model, *rest = runs_alone(tmp_path, runs)
+    for status, _, err in rest:
+        assert status == 0, err
+    cmasd, ecsv, via, sparse, specguard, table = rest
 
-    def run(flags, draft='draft', prompt=('--prompt', 'hello')):
-        pair = '--target', 'target', '--draft', draft
-        rest = '--max-new', '12', '--ignore-eos', *flags.split()
-        status, out, err = alone(tmp_path, 'specmini.py', *pair, *prompt, *rest)
-        assert status == 0, (flags, err)
-        return out, err
-
-    status, listed, err = alone(tmp_path, 'specmini.py', '--list')
-    names = [line.split()[0] for line in listed.splitlines()]
+    status, out, err = listed
+    names = [line.split()[0] for line in out.splitlines()]
     assert status == 0 and {'ar', 'sd', *PAPERS} <= set(names), err
 
-    shown, _ = run('--method cmasd --show --trace trace.jsonl')
     trace = (tmp_path / 'trace.jsonl').read_text().splitlines()
-    assert shown.count('\n') == len(trace) > 1                      # a line a cycle
+    assert cmasd[1].count('\n') == len(trace) > 1                   # a line a cycle
     assert sum(len(json.loads(line)['tokens']) for line in trace) == 12
-
-    _, err = run('--method ecsv --check')
-    assert 'check: equal to plain' in err
-
-    out, _ = run('--method via --json', draft='self')
-    assert len(json.loads(out)['tokens']) == 12
-
-    out, _ = run('--method sparse --chat --json')
-    assert json.loads(out)['prompt_tokens'] == len('user:hello!')
-
-    out, _ = run('--method specguard --json', prompt=('--prompts', 'rows.jsonl'))
-    first, second = out.splitlines()
+    assert 'check: equal to plain' in ecsv[2]
+    assert len(json.loads(via[1])['tokens']) == 12
+    assert json.loads(sparse[1])['prompt_tokens'] == len('user:hello!')
+    first, second = specguard[1].splitlines()
     assert json.loads(first)['prompt_tokens'] == 2
     assert json.loads(second)['method'] == 'specguard'
-
-    table, _ = run('--compare ' + ','.join(PAPERS))
     for name in PAPERS:
-        assert f'\n{name} ' in table
+        assert f'\n{name} ' in table[1]
 
     status, out, err = alone(tmp_path, 'train_mask.py', '--target', 'target', '--text', 'text.txt',
                              '--windows', '2', '--window', '8', '--evaluations', '2')
@@ -6820,6 +6831,6 @@ def test_the_product_stands_alone(tmp_path):
     found = read_calibration(tmp_path / 'target', sections=['mask'])
     assert len(found['mask']['tried']) == 2                         # it was measured, not copied by us
 
-    status, out, err = alone(tmp_path, 'specmini.py', '--prompt', 'hello')
+    status, out, err = no_model
     assert status == 2 and not out
     assert err.count('\n') == 1 and '--target' in err, err          # no model is here: the line says so
