@@ -1,18 +1,26 @@
 """The papers' claims: `python -m lab.claims ecsv` measures and stores, `--report` judges what is stored.
 
+With --target, --draft and --prompts it measures on any other pair and any prompts, graded where their rows
+have an answer, and stores under the pair's name; --resume goes on from what an interrupted run has stored.
 `--report ecsv` writes the tables of lab/ecsv/README.md anew, in seconds; `--report` alone those of all
 papers, and the scoreboard of lab/README.md. What is measured is in lab/*/record.py, how it is judged in
 lab/*/claims.py.
 """
 import argparse
+import functools
 import importlib
 import sys
 
 import torch
 
-from lab.common import LAB, between_markers, claim_lines, header, judge, read_stored, store, table_lines
+from lab.common import (LAB, between_markers, claim_lines, file_of, grow, header, judge, measured_pairs,
+                        read_stored, store, table_lines)
+from lab.pairs import EMBEDDED, LabRecord, Pair, check
+from model import expect
+from specmini import CORES, DTYPES, pick_device
 
 PAPERS = dict(cmasd=100, ecsv=50, via=100, specguard=300, sparse=50)        # prompts of each task, by default
+ELSEWHERE = 20      # likewise, of any other pair: each takes minutes
 
 
 def part(paper, name):
@@ -20,29 +28,51 @@ def part(paper, name):
     return importlib.import_module(f'lab.{paper}.{name}')
 
 
-def measure(paper, n):
-    """Measures and stores every record of a paper; n: prompts of each task."""
-    for name, (models, rows_of) in part(paper, 'record').RECORDS.items():
-        store(paper, name, header(name, n, models), rows_of(n))
+def measure(paper, pair, n, resume=False):
+    """Measures and stores every record of a paper that the pair can have; n: prompts of each family."""
+    for name, record in part(paper, 'record').RECORDS.items():
+        if not isinstance(record, LabRecord):
+            row_of = functools.partial(record.row, pair)
+            grow(file_of(paper, name, pair.name), pair.head(name, n), record.items(pair, n), row_of, resume)
+        elif pair.is_embedded:
+            store(paper, name, header(name, n, record.models), record.rows(n))
+        else:
+            print(f'{paper} {name}: left out, it needs {record.needs}', file=sys.stderr)
 
 
-def stored_records(paper):
-    """{name: Stored} of all that was measured for a paper."""
-    return {name: read_stored(paper, name) for name in part(paper, 'record').RECORDS}
+def stored_records(paper, pair=''):
+    """{name: Stored} of a paper: of all its records on the embedded pair, of any other of what there is."""
+    found = {}
+    for name in part(paper, 'record').RECORDS:
+        if not pair or file_of(paper, name, pair).exists():
+            found[name] = read_stored(paper, name, pair)
+    return found
 
 
-def findings_of(paper):
-    """The Findings of a paper, by its stored rows."""
-    return [judge(claim) for claim in part(paper, 'claims').claims(stored_records(paper))]
+def findings_of(paper, pair=''):
+    """The Findings of a paper on a pair, by its stored rows."""
+    return [judge(claim) for claim in part(paper, 'claims').claims(stored_records(paper, pair))]
 
 
 def page_of(paper, findings):
-    """The text of a paper's page, with what was measured, its claims and its tables between the markers."""
-    stored = stored_records(paper)
-    lines = [*measured_lines(stored), '', *claim_lines(findings)]
-    for table in part(paper, 'claims').tables(stored):
-        lines += table_lines(*table)
+    """The text of a paper's page, with what was measured, its claims and its tables between the markers.
+
+    findings: {pair's name: its Findings}.
+    """
+    lines = []
+    for pair, found in findings.items():
+        stored = stored_records(paper, pair)
+        if pair:
+            lines += [f'## {pair}', '']
+        lines += [*measured_lines(stored), '', *claim_lines(found)]
+        for table in part(paper, 'claims').tables(stored):
+            lines += table_lines(*table)
     return between_markers(page_file(paper).read_text(encoding='utf-8'), lines)
+
+
+def all_findings(paper):
+    """{pair's name: Findings} of all pairs that the paper was measured on; '' is the embedded one."""
+    return {pair: findings_of(paper, pair) for pair in ('', *measured_pairs(paper))}
 
 
 def page_file(paper):
@@ -53,25 +83,31 @@ def measured_lines(stored):
     """Lines on when, on what and how much was measured."""
     for name, (head, rows) in stored.items():
         models = ', '.join(f'{model} {digits[:6]}' for model, digits in head['models'].items())
+        prompts = ''
+        if 'prompts' in head:
+            files = ', '.join(head['prompts'])
+            prompts = f', {head["dtype"]}; {files}, at most {head["max_new"]} tokens'
         yield (f'* `{name}`: {len(rows)} rows, n = {head["n"]}, {head["date"]}, {head["device"]}, '
-               f'torch {head["versions"]["torch"]}; {models}')
+               f'torch {head["versions"]["torch"]}{prompts}; {models}')
 
 
 def scoreboard(papers):
-    """Lines of a table of all claims of {paper: Findings}."""
+    """Lines of a table of all claims of {paper: see all_findings}: what each pair says of them."""
+    pairs = list(dict.fromkeys(pair for findings in papers.values() for pair in findings))
     rows = []
     for paper, findings in papers.items():
-        heads = [record.head for record in stored_records(paper).values()]
-        date = max(head['date'] for head in heads)
-        models = ', '.join(dict.fromkeys(model for head in heads for model in head['models']))
-        for f in findings:
-            rows.append((f'[{paper}]({paper}/README.md)', f.claim.text, f.verdict, f.figure, date, models))
-    return table_lines(('paper', 'claim', 'verdict', 'figure', 'date', 'models'), rows)
+        said = {}                                       # {claim: {pair: verdict and figure}}
+        for pair, found in findings.items():
+            for f in found:
+                said.setdefault(f.claim.text, {})[pair] = f'{f.verdict} {f.figure:.3f}'
+        for text, cells in said.items():
+            rows.append((f'[{paper}]({paper}/README.md)', text, *(cells.get(pair, '-') for pair in pairs)))
+    return table_lines(('paper', 'claim', *(pair or 'embedded pair' for pair in pairs)), rows)
 
 
 def report(papers):
     """Judges these papers, writes their pages, prints their claims; all of them: the scoreboard, too."""
-    found = {paper: findings_of(paper) for paper in papers}
+    found = {paper: all_findings(paper) for paper in papers}
     for paper, findings in found.items():
         page_file(paper).write_text(page_of(paper, findings), encoding='utf-8')
     if found.keys() == PAPERS.keys():
@@ -81,28 +117,65 @@ def report(papers):
     print(*scoreboard(found), sep='\n')
 
 
-def main():
+def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('papers', nargs='*', metavar='PAPER',
-                        help=f'of {", ".join(PAPERS)}; with --report, none is all')
-    parser.add_argument('--n', type=int,
-                        help='prompts of each task (100; 50 for ecsv and sparse, 300 for specguard)')
-    parser.add_argument('--report', action='store_true', help='judge what is stored instead of measuring')
+    add = parser.add_argument
+    add('papers', nargs='*', metavar='PAPER', help=f'of {", ".join(PAPERS)}; with --report, none is all')
+    add('--n', type=int, help='prompts of each task or family (100; 50 for ecsv and sparse, 300 for '
+                              f'specguard; {ELSEWHERE} of any other pair)')
+    add('--report', action='store_true', help='judge what is stored instead of measuring')
+    add('--resume', action='store_true', help='go on from what is stored, instead of measuring anew')
+    other = parser.add_argument_group('another pair')
+    add = other.add_argument
+    add('--target', metavar='DIR', help='a Hugging Face folder')
+    add('--draft', metavar='DIR', help='likewise, of the same vocabulary')
+    add('--prompts', metavar='FILE', nargs='+', help='JSON lines with a prompt, question or turns')
+    add('--chat', action='store_true', help="put prompts into the target's chat template")
+    add('--max-new', type=int, default=256, help='tokens that a text has at most (default: 256)')
+    add('--longest', type=int, default=1024, help='tokens of a prompt; longer ones are passed over')
+    add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
+    add('--dtype', choices=DTYPES, default='fp32', help='bf16 where fp32 does not fit (default: fp32)')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in PAPERS]
     if unknown or not (args.papers or args.report):
         parser.error(f'found {unknown or "no paper"}, expected some of {", ".join(PAPERS)}')
     if args.n is not None and args.n < 2:
         parser.error(f'--n {args.n}: expected 2 or more')
-    torch.set_num_threads(1)                            # as small models run; times are the processor's own
+    return args
+
+
+def pair_of(args):
+    """The Pair that the flags ask for; ValueError in one line where it is no pair."""
+    given = args.target, args.draft, args.prompts
+    if not any(given):
+        expect(not args.chat, '--chat: expected with --target, --draft and --prompts')
+        return EMBEDDED
+    expect(all(given), 'another pair takes --target DIR, --draft DIR and --prompts FILE together')
+    pair = Pair(args.target, args.draft, tuple(args.prompts), args.chat, args.max_new, args.longest,
+                pick_device(args.device), args.dtype)
+    check(pair)
+    return pair
+
+
+def main():
+    """Runs the program; returns its exit status: 0, 2 for bad input, 130 for Ctrl-C."""
+    args = parse()
     try:
         if args.report:
             report(args.papers or list(PAPERS))
-        for paper in [] if args.report else args.papers:
-            measure(paper, args.n or PAPERS[paper])
-    except ValueError as error:
-        parser.exit(2, f'{error}\n')
+            return 0
+        pair = pair_of(args)
+        torch.set_num_threads(1 if pair.is_embedded else CORES)     # times are the processor's own
+        for paper in args.papers:
+            measure(paper, pair, args.n or (PAPERS[paper] if pair.is_embedded else ELSEWHERE), args.resume)
+    except (ValueError, OSError) as error:
+        print('lab.claims:', ' '.join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print('interrupted: the same command with --resume goes on', file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == '__main__':

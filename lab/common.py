@@ -2,6 +2,7 @@
 
 Measuring and judging are two programs. A record writes rows of plain numbers, a row a text
 (lab/*/record.py); a claim is a function of stored rows (lab/*/claims.py); `python -m lab.claims` runs either.
+What is measured on which models: lab/pairs.py.
 """
 import datetime
 import functools
@@ -10,6 +11,7 @@ import json
 import math
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pathlib import Path as File
 from typing import NamedTuple
 
 import torch
+from tqdm import tqdm
 
 from lab import tasks
 from lab.quantise import linear, quantise
@@ -36,10 +39,15 @@ def embedded(name, rounded=False):
     """(Transformer, tokenizer, end ids) of an embedded model; rounded: its linear layers to 4 bits."""
     loaded = load(MODELS / name)
     if rounded:
-        for key, weight in loaded[0].named_parameters():
-            if linear(key, weight):
-                weight.copy_(quantise(weight))
+        round_to_4_bits(loaded[0])
     return loaded
+
+
+def round_to_4_bits(model):
+    """Rounds the network's linear layers, in place."""
+    for key, weight in model.named_parameters():
+        if linear(key, weight):
+            weight.copy_(quantise(weight))
 
 
 def is_there(name):
@@ -66,37 +74,88 @@ def for_json(value):
 
 
 def header(name, n, models):
-    """The first line of a stored record: what was measured, on what, when. models: names in lab/models."""
-    versions = dict(python=platform.python_version(), torch=torch.__version__)
+    """The first line of a record on models of the lab (names), without what `dated` adds."""
     fingerprints = {model: fingerprint(MODELS / model) for model in models}
-    return dict(record=name, n=n, seed=SEED, models=fingerprints, versions=versions,
-                device='cpu',                           # where embedded() puts them
-                date=datetime.date.today().isoformat())
+    return dict(record=name, n=n, seed=SEED, models=fingerprints, device='cpu')     # embedded() puts them there
+
+
+def dated(head):
+    """The head with the versions and the date of today."""
+    versions = dict(python=platform.python_version(), torch=torch.__version__)
+    return head | dict(versions=versions, date=datetime.date.today().isoformat())
+
+
+def file_of(paper, name, pair=''):
+    """Where a record is stored; pair: the name of a lab.pairs.Pair."""
+    return LAB / paper / 'results' / pair / f'{name}.jsonl'
+
+
+def as_line(row):
+    return json.dumps(for_json(row), separators=(',', ':')) + '\n'
 
 
 def store(paper, name, head, rows):
-    """Writes lab/<paper>/results/<name>.jsonl as the rows come: the header, then a row a line."""
-    where = LAB / paper / 'results' / f'{name}.jsonl'
+    """Writes a record of the embedded models as the rows come: the header, then a row a line."""
+    where = file_of(paper, name)
     where.parent.mkdir(parents=True, exist_ok=True)
     growing = where.with_suffix('.new')
     with open(growing, 'w', encoding='utf-8') as file:
-        for row in itertools.chain([head], rows):
-            file.write(json.dumps(for_json(row), separators=(',', ':')) + '\n')
+        for row in itertools.chain([dated(head)], rows):
+            file.write(as_line(row))
     os.replace(growing, where)                          # whole or not at all, if interrupted
+
+
+def grow(where, head, items, row_of, resume=False):
+    """Writes a record to the file `where`, a row for each item, and each as soon as it is measured.
+
+    An interrupted one stands beside it, as NAME.part; resume: go on from there, and leave a finished one
+    alone, where either has this head.
+    """
+    if resume and same_record(where, head):
+        print(f'{where}: measured already', file=sys.stderr)
+        return
+    where.parent.mkdir(parents=True, exist_ok=True)
+    growing = where.with_suffix('.part')
+    lines = whole_lines(growing) if resume and same_record(growing, head) else [as_line(dated(head))]
+    done = len(lines) - 1
+    growing.write_text(''.join(lines), encoding='utf-8')        # without half a line
+    bar = tqdm(items[done:], desc=where.stem, initial=done, total=len(items), file=sys.stderr, disable=None)
+    with open(growing, 'a', encoding='utf-8') as file:
+        for item in bar:
+            file.write(as_line(row_of(item)))
+            file.flush()
+    os.replace(growing, where)
+
+
+def whole_lines(where):
+    """The lines of a file, but for one that a kill has cut."""
+    return [line for line in where.read_text(encoding='utf-8').splitlines(True) if line.endswith('\n')]
+
+
+def same_record(where, head):
+    """Whether a file begins with this head, whatever its date and versions."""
+    lines = whole_lines(where) if where.exists() else []
+    return bool(lines) and for_json(head).items() <= json.loads(lines[0]).items()
 
 
 class Stored(NamedTuple):
     """A record as it was stored."""
-    head: dict          # see header
+    head: dict          # see dated
     rows: list          # a dict a text
 
 
-def read_stored(paper, name):
+def read_stored(paper, name, pair=''):
     """The Stored record; ValueError if nobody has measured it yet."""
-    where = LAB / paper / 'results' / f'{name}.jsonl'
+    where = file_of(paper, name, pair)
     expect(where.exists(), f'{where}: not measured yet; python -m lab.claims {paper} does')
     head, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines())
     return Stored(head, rows)
+
+
+def measured_pairs(paper):
+    """The names of the pairs that a paper has results of, beside the embedded one."""
+    home = LAB / paper / 'results'
+    return sorted(folder.name for folder in home.iterdir() if folder.is_dir() and any(folder.glob('*.jsonl')))
 
 
 # -------------------------------------------------------------------------------------- claims, judged

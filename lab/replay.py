@@ -11,15 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from lab import tasks
-from lab.common import SEED, embedded, mean
-from model import Reader
-from verify import CmAsd, Draft, Exact, Score, Session, chain, confidence_signals, decode
+from lab.common import mean
+from verify import CmAsd, Draft, Exact, Score, confidence_signals
 
-ROOM = 160              # tokens that a text has at most
-LONGEST = 300           # prompts of more tokens are passed over
 CHUNK = 8               # places behind a text that are looked at together
-MARGIN = 64             # positions of a cache beyond prompt and room, for what is drafted there
 MOST_POSITIONS = 27     # the longest target pass whose cost is measured
 ROUNDS = 30             # in which every cost is measured once
 GREEDY = Exact(draft_temperature=0)
@@ -41,64 +36,36 @@ class Run(NamedTuple):
     drafted: list           # draft tokens, of each cycle
 
 
-# ------------------------------------------------------------------------------------- prompts and real runs
-
-def short_prompts(family, n, seed=SEED):
-    """[(row, prompt ids)] of the first n held-out rows whose prompts have LONGEST tokens or fewer."""
-    tokenizer = embedded('target')[1]
-    found = []
-    for row in tasks.rows(family, seed):
-        if len(found) == n:
-            break
-        ids = tokenizer.encode(row['prompt']).ids
-        if len(ids) <= LONGEST:
-            found.append((row, ids))
-    return found
-
-
-def open_session(ids, rounded=''):
-    """A Session of the embedded pair that has read its prompt.
-
-    rounded: which of the two models, 'target' or 'draft', has 4 bits, if any.
-    """
-    target, _, eos = embedded('target', rounded == 'target')
-    draft = embedded('draft', rounded == 'draft')[0]
-    capacity = len(ids) + ROOM + MARGIN
-    session = Session(Reader(target, capacity), Reader(draft, capacity), chain, list(ids), ROOM, eos)
-    session.read_prompt()
-    return session
-
-
-def written(session, ids, method, temperature=0.0, seed=0):
-    """The Cycles of a text from this prompt; what the caches hold of earlier texts is used where it fits."""
-    session.tokens = list(ids)
-    session.room = ROOM
-    session.ended = False
-    session.temperature = temperature
-    session.generator = torch.Generator().manual_seed(seed)
-    return list(decode(session, method))
-
-
 # ------------------------------------------------------------------------------------------- modelled seconds
 
 def pass_seconds(reader, line, token, n):
-    """The processor's seconds for a pass over n positions behind the line; token: one that is not cached."""
+    """Seconds for a pass over n positions behind the line; token: one that is not cached."""
     known, draft = line[:-1], [token] + [1] * (n - 1)
     reader.read(known, [], reader.model.full, 0)
-    begin = time.process_time()
+    begin = clock(reader)
     reader.read(known, draft, reader.model.full, n)
-    return time.process_time() - begin
+    return clock(reader) - begin
+
+
+def clock(reader):
+    """The processor's own seconds so far; those of the wall where more than one thread or a card works."""
+    device = reader.model.cos.device
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+    elif torch.get_num_threads() == 1:
+        return time.process_time()
+    return time.perf_counter()
 
 
 @functools.cache
-def pass_costs():
+def pass_costs(pair):
     """(seconds of a draft pass, [seconds of a target pass over 0, 1, 2, ... positions]).
 
-    The processor's own time, and the least of ROUNDS rounds through all sizes: what other programs add to a
-    pass is not its own, and a busy moment spoils one round of each size, not all rounds of one.
+    The processor's own time (see clock), and the least of ROUNDS rounds through all sizes: what other
+    programs add to a pass is not its own, and a busy moment spoils one round of each size, not all of one.
     """
     line = [1] * 100
-    session = open_session(line)
+    session = pair.session(line)
     tokens = itertools.count(2)                         # another each time: nothing is in the cache
     draft = []
     target = [[] for _ in range(MOST_POSITIONS)]
@@ -110,9 +77,9 @@ def pass_costs():
     return min(draft), [0.0] + [min(times) for times in target]
 
 
-def modelled_seconds(drafted):
+def modelled_seconds(pair, drafted):
     """Seconds of cycles that drafted these numbers of tokens, by pass_costs; longest passes in proportion."""
-    draft, target = pass_costs()
+    draft, target = pass_costs(pair)
     total = 0.0
     for n in drafted:
         positions = n + 1
@@ -148,10 +115,11 @@ def accepted(method, block):
 class Replay:
     """One prompt: what draft and target say behind every text that a rule at temperature 0 has come by."""
 
-    def __init__(self, ids, rounded=''):
-        """ids: the prompt's; rounded: which of the two models has 4 bits, if any."""
+    def __init__(self, pair, ids, rounded=''):
+        """pair: a Pair; ids: the prompt's; rounded: which of the two models has 4 bits, if any."""
         self.ids = list(ids)
-        self.session = open_session(ids, rounded)
+        self.room = pair.max_new
+        self.session = pair.session(ids, rounded)
         self.places = {}                                # {text: Place}
         self.text = self.run(Exact()).text              # plain decoding's: the rule is exact
 
@@ -197,8 +165,8 @@ class Replay:
     def run(self, method):
         """The Run of a CmAsd or Exact from this prompt, judged by its own rule."""
         text, kept, drafted = (), [], []
-        while len(text) < ROOM and not self.is_over(text):
-            block = self.block(text, method, ROOM - len(text) - 1)
+        while len(text) < self.room and not self.is_over(text):
+            block = self.block(text, method, self.room - len(text) - 1)
             begin = len(text)
             for place in block[:accepted(method, block)]:
                 text += (place.token,)
