@@ -15,7 +15,7 @@ import torch
 
 from lab.common import (LAB, between_markers, claim_lines, file_of, grow, header, judge, measured_pairs,
                         read_stored, store, table_lines)
-from lab.pairs import EMBEDDED, LabRecord, Pair, check
+from lab.pairs import EMBEDDED, Pair, Record, check
 from model import expect
 from specmini import CORES, DTYPES, pick_device
 
@@ -31,7 +31,9 @@ def part(paper, name):
 def measure(paper, pair, n, resume=False):
     """Measures and stores every record of a paper that the pair can have; n: prompts of each family."""
     for name, record in part(paper, 'record').RECORDS.items():
-        if not isinstance(record, LabRecord):
+        if isinstance(record, Record) and record.drafts and not pair.draft:
+            print(f'{paper} {name}: left out, it needs a draft model (--draft DIR)', file=sys.stderr)
+        elif isinstance(record, Record):
             row_of = functools.partial(record.row, pair)
             grow(file_of(paper, name, pair.name), pair.head(name, n), record.items(pair, n), row_of, resume)
         elif pair.is_embedded:
@@ -129,7 +131,7 @@ def parse():
     other = parser.add_argument_group('another pair')
     add = other.add_argument
     add('--target', metavar='DIR', help='a Hugging Face folder')
-    add('--draft', metavar='DIR', help='likewise, of the same vocabulary')
+    add('--draft', metavar='DIR', help='likewise, of the same vocabulary (default: none)')
     add('--prompts', metavar='FILE', nargs='+', help='JSON lines with a prompt, question or turns')
     add('--chat', action='store_true', help="put prompts into the target's chat template")
     add('--max-new', type=int, default=256, help='tokens that a text has at most (default: 256)')
@@ -147,12 +149,10 @@ def parse():
 
 def pair_of(args):
     """The Pair that the flags ask for; ValueError in one line where it is no pair."""
-    given = args.target, args.draft, args.prompts
-    if not any(given):
-        expect(not args.chat, '--chat: expected with --target, --draft and --prompts')
+    if not (args.target or args.draft or args.prompts or args.chat):
         return EMBEDDED
-    expect(all(given), 'another pair takes --target DIR, --draft DIR and --prompts FILE together')
-    pair = Pair(args.target, args.draft, tuple(args.prompts), args.chat, args.max_new, args.longest,
+    expect(args.target and args.prompts, 'another pair takes --target DIR and --prompts FILE, both')
+    pair = Pair(args.target, args.draft or '', tuple(args.prompts), args.chat, args.max_new, args.longest,
                 pick_device(args.device), args.dtype)
     check(pair)
     return pair

@@ -76,7 +76,7 @@ def for_json(value):
 def header(name, n, models):
     """The first line of a record on models of the lab (names), without what `dated` adds."""
     fingerprints = {model: fingerprint(MODELS / model) for model in models}
-    return dict(record=name, n=n, seed=SEED, models=fingerprints, device='cpu')     # embedded() puts them there
+    return dict(record=name, n=n, seed=SEED, models=fingerprints, device='cpu')     # as embedded() has it
 
 
 def dated(head):

@@ -16,7 +16,7 @@ from lab import tasks
 from lab.common import MODELS, SEED, embedded, round_to_4_bits
 from model import Reader, expect, fingerprint, load, same_vocabulary
 from specmini import DTYPES, Engine, chat, grade, read_rows
-from verify import Session, chain, decode
+from verify import Session, chain, decode, lookup
 
 MARGIN = 64             # positions of a cache beyond prompt and room, for what is drafted there
 
@@ -38,6 +38,7 @@ class Record(NamedTuple):
     """What is measured row by row, each row of one item: on any pair, and resumed where it was broken off."""
     items: Callable     # function (pair, n) -> list, always the same one; n: prompts of each family
     row: Callable       # function (pair, item) -> dict
+    drafts: bool = True     # whether it takes a draft model
 
 
 class LabRecord(NamedTuple):
@@ -54,7 +55,7 @@ class Pair:
     On CUDA passes are the same; times are not, and a record says where it was measured.
     """
     target: str = str(MODELS / 'target')
-    draft: str = str(MODELS / 'draft')
+    draft: str = str(MODELS / 'draft')          # none: '', what is drafted is looked up in the text
     prompts: tuple = ()         # files of JSON lines; none: held-out rows of the lab's tasks
     chat: bool = False          # whether a prompt is put into the target's chat template
     max_new: int = 160          # tokens that a text has at most
@@ -71,7 +72,12 @@ class Pair:
         """What its results are stored under: nothing for the embedded pair, else the folders' names."""
         if self.is_embedded:
             return ''
-        return f'{File(self.target).resolve().name} with {File(self.draft).resolve().name}'
+        target = File(self.target).resolve().name
+        return f'{target} with {File(self.draft).resolve().name}' if self.draft else target
+
+    @property
+    def roles(self):
+        return ('target', 'draft') if self.draft else ('target',)
 
     def network(self, role, rounded=False):
         """(Transformer, tokenizer, end ids) of target or draft; rounded: its linear layers to 4 bits."""
@@ -86,7 +92,7 @@ class Pair:
 
     def head(self, record, n):
         """The first line of a record: what is measured, on what; not when."""
-        models = {role: fingerprint(getattr(self, role)) for role in ('target', 'draft')}
+        models = {role: fingerprint(getattr(self, role)) for role in self.roles}
         head = dict(record=record, n=n, seed=SEED, models=models, device=self.device, dtype=self.dtype)
         if self.is_embedded:
             return head
@@ -131,11 +137,13 @@ class Pair:
 
     def session(self, ids, rounded=''):
         """A Session of the pair that has read its prompt; rounded: which of the two has 4 bits, if any."""
-        target, _, eos = self.network('target', rounded == 'target')
-        draft = self.network('draft', rounded == 'draft')[0]
-        capacity = len(ids) + self.max_new + MARGIN
-        readers = Reader(target, capacity), Reader(draft, capacity)
-        session = Session(*readers, chain, list(ids), self.max_new, eos)
+        readers = dict(draft=None)
+        for role in self.roles:
+            network = self.network(role, rounded == role)[0]
+            readers[role] = Reader(network, len(ids) + self.max_new + MARGIN)
+        source = chain if self.draft else lookup
+        eos = self.network('target')[2]
+        session = Session(**readers, source=source, tokens=list(ids), room=self.max_new, eos=eos)
         session.read_prompt()
         return session
 
@@ -150,7 +158,7 @@ class Pair:
 
     def engine(self, prompts, **settings):
         """An Engine of the pair with caches for these Prompts; settings: of the Engine."""
-        usual = dict(draft=self.draft, max_new=self.max_new, device=self.device, dtype=self.dtype)
+        usual = dict(draft=self.draft or 'lookup', max_new=self.max_new, device=self.device, dtype=self.dtype)
         engine = Engine(self.target, **usual | settings)
         engine.open([prompt.ids for prompt in prompts])
         return engine
@@ -189,6 +197,6 @@ def check(pair):
     """ValueError in one line where the two models do not fit together or a prompt is no prompt."""
     expect(pair.longest > 0 and pair.max_new > 0, 'expected tokens above 0')
     target, _, _ = pair.network('target')
-    draft, _, _ = pair.network('draft')
-    same_vocabulary(target, draft, f'--draft {pair.draft}')
+    if pair.draft:
+        same_vocabulary(target, pair.network('draft')[0], f'--draft {pair.draft}')
     expect(any(pair.texts((), 1)), f'no prompt has {pair.longest} tokens or fewer: give a higher --longest')
