@@ -5184,9 +5184,10 @@ def test_compare_is_a_table_of_methods(pair, capsys):
 
 @pytest.mark.parametrize('share, told', [('0.5', True), ('1', False)])
 def test_compare_tells_that_channels_were_unpacked(share, told, pair, monkeypatch, capsys):
-    """Sparse channels read single rows, so that dense passes of the run are slower too."""
+    """Sparse channels read single rows, so that dense passes of the run are slower too; of a CPU alone."""
     monkeypatch.setattr(kernels, 'BIG', 1)
-    status, out, _ = program(capsys, *pair, '--compare', 'sparse', '--set', f'ffn_share={share}', 'rho=1')
+    flags = '--device', 'cpu', '--compare', 'sparse', '--set', f'ffn_share={share}', 'rho=1'
+    status, out, _ = program(capsys, *pair, *flags)
     assert status == 0
     assert ('were unpacked' in out) == told
 
