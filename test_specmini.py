@@ -2773,7 +2773,9 @@ def test_via_stage_gain_and_blended_law():
 def search_for_via(cost, units, skipped, end=math.inf, **settings):
     """{mask: cost} of the masks that train_mask.py tries; settings: of train_mask.Settings."""
     tried = {}
-    train_mask.search(cost, units, skipped, train_mask.Settings(**settings), tried, end)
+    settings = train_mask.Settings(**settings)
+    masks = train_mask.proposals(units, skipped, settings, tried)
+    train_mask.search(cost, masks, settings, tried, end)
     return tried
 
 
@@ -2812,7 +2814,7 @@ def test_via_search_finds_planted_sublayers(unit, useless, objective, tmp_path, 
         return read_calibration(folder, sections=['mask'])['mask']
     whole = found('--evaluations 90')
     assert set(whole['skip']) == useless
-    assert whole['cost'] < 1e-9 < min(whole['evenly'], whole['random'])
+    assert whole['cost'] < 1e-9 < min(whole['plain']['evenly']['cost'], whole['plain']['contiguous']['cost'])
     assert len(found('--evaluations 30')['tried']) <= 30
     resumed = found('--evaluations 90 --resume')
     assert list(resumed['tried'].items()) == list(whole['tried'].items())       # as if uninterrupted
@@ -2860,6 +2862,52 @@ def test_via_search_against_chance():
     assert bayesian < 0.9 * by_chance
 
 
+def test_via_search_begins_with_masks_that_need_none(monkeypatch):
+    """Evenly spaced units, every contiguous block, others; an ended search goes on where it stood."""
+    model = byte_network(3, num_hidden_layers=8)
+    windows = SimpleNamespace(cost=lambda skip, objective: float(sum((j - 5) ** 2 for j in skip)))
+    whole = mask_for_via(model, windows, evaluations=7)
+    assert list(whole['tried'])[:5] == ['1 3 5', '0 1 2', '1 2 3', '2 3 4', '3 4 5']
+    assert whole['plain']['evenly'] == dict(skip=[4, 5, 8, 9, 12, 13], cost=139.0)
+    assert whole['plain']['contiguous'] == dict(skip=[2, 3, 4, 5, 6, 7], cost=19.0)
+    tried = {(1, 3, 5): 139.0}
+    resumed = train_mask.find_mask(model, windows, train_mask.Settings(evaluations=7), tried)
+    assert resumed['tried'] == whole['tried'] and len(resumed['tried']) == 7
+    interrupt(monkeypatch, windows, 'cost', 1)
+    with pytest.raises(ValueError, match='no mask was tried'):
+        mask_for_via(model, windows)
+
+
+def test_calibration_texts_of_prompts(tmp_path, capsys):
+    """A text is a prompt, in the template, and what the target itself writes behind it."""
+    folder = checkpoint(tmp_path / 'm', byte_network(0, num_hidden_layers=4), num_hidden_layers=4)
+    (folder / 'chat_template.jinja').write_text('user:{{ messages[0].content }}!')
+    rows = tmp_path / 'rows.jsonl'
+    rows.write_text('{"prompt": "To be"}\n{"question": "or not"}\n')
+    flags = f'--target {folder} --prompts {rows} --windows 2 --window 8 --evaluations 2 --skip 0.5 '
+
+    def run(more):
+        return train_mask.main((flags + more).split())
+    settings = train_mask.settings_of(train_mask.parse((flags + '--chat').split()))
+    model, texts = train_mask.load_with_texts(folder, settings)
+    for text, prompt in zip(texts, ('user:To be!', 'user:or not!')):
+        ids = bytes_tokenizer().encode(prompt).ids
+        written, _ = write(session(model, None, ids, 8), verify.Autoregressive())
+        assert text == ids + written
+    assert run('--chat') == 0
+    assert read_calibration(folder, sections=['mask'])['mask']['settings']['chat']
+    capsys.readouterr()
+    assert run('--resume') == 2                         # without the template the texts are others
+    assert run('--windows 3') == 2
+    assert run('--window 600') == 2
+    assert run('--text x') == 2
+    refusals = capsys.readouterr().err
+    for words in ('give this one the same', '2 prompts; give 3, or --windows fewer', 'prompt 1 has 5 tokens',
+                  'give one'):
+        assert words in refusals
+    assert refusals.count('\n') == 4
+
+
 def test_via_search_ends_without_progress():
     """Patience counts the masks since the best one; by default it is less than the budget."""
     counted = itertools.count()
@@ -2873,11 +2921,11 @@ def test_via_search_ends_without_progress():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('last, minutes, tried, nested', [
-    (22, 60, 10, 1), (15, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)])
+    (11, 60, 10, 1), (4, 60, 3, 3), (99, 7, 7, 1), (99, 12, 10, 2)])
 def test_via_search_that_is_ended_keeps_the_best(last, minutes, tried, nested, monkeypatch):
     """Ctrl-C at a `last` evaluation, or the end of the minutes, ends a search; what it has found counts.
 
-    11 masks are costed before the search, then 10 in it, then nested ones. Each takes a minute.
+    10 masks are tried, then 3 for each of the nested ones. Each takes a minute.
     """
     model, *_ = load(EMBEDDED / 'target')
 
@@ -2892,7 +2940,7 @@ def test_via_search_that_is_ended_keeps_the_best(last, minutes, tried, nested, m
     found = mask_for_via(model, windows, evaluations=10, minutes=minutes)
     assert (len(found['tried']), len(found['nested'])) == (tried, nested)
     assert found['nested'][0] == found['skip']
-    assert len(costs) - 11 <= min(minutes, 11 + 6 + 8)
+    assert len(costs) <= min(minutes, 10 + 3 + 3)
 
 
 # ------------------------------------------------------------------------ VIA-SD: what is measured

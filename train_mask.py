@@ -1,8 +1,10 @@
 """What is measured once on a model and kept in its calibration.json: which sublayers a slim pass can skip.
 
 `python train_mask.py` searches the mask of the embedded target in half a minute; --target and --text take
-any other model. Random proposals take turns with Bayesian ones (a Gaussian process over masks, expected
-improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks are used: verify.py.
+any other model, --prompts what the target itself writes behind prompts of yours. Masks that need no search
+come first: evenly spaced units, all contiguous blocks; then random proposals take turns with Bayesian ones (a
+Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far, --resume goes on from it.
+How masks are used: verify.py.
 --anchors measures instead what --sparse needs to choose layers and thresholds by, and --signals how sure and
 how grounded a draft's steps are, for specguard (it takes graded steps, which the laboratory makes).
 
@@ -22,8 +24,8 @@ from tqdm import tqdm
 
 import kernels
 from model import Reader, expect, load, read_calibration, write_calibration
-from specmini import EMBEDDED, Parser, lab_module, pick_device
-from verify import Session, Sparse, violation
+from specmini import EMBEDDED, Parser, chat, lab_module, pick_device, read_rows
+from verify import Autoregressive, Session, Sparse, decode, silence, violation
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class Settings:
     seed: int = 0
     windows: int = 28               # calibration texts
     window: int = 32                # W, tokens scored of each; as the max_lag of via
-    text: str = None                # file of calibration text; None: the laboratory's training rows
+    text: str = None                # file of calibration text
+    prompts: str = None             # of prompts that it goes on from; neither: training rows of the lab
+    chat: bool = False              # whether these are put into its chat template
     evaluations: int = 60           # masks to try at most
     minutes: float = 60.0           # time to search at most
     patience: int = 30              # masks without a better one that end it
@@ -46,11 +50,12 @@ class Settings:
         return {name: getattr(self, name) for name in RESUMED}
 
 
-RESUMED = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text'
+RESUMED = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text', 'prompts', 'chat'
 WARM_UP = 8             # masks tried at random before the Gaussian process is asked
 RANDOM = 500            # random masks among which a proposal is chosen
 NOISE = 1e-2            # variance of a cost's logarithm that is not explained, over that which is
 QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table that --anchors writes
+PART = 4                # a nested mask is sought among a 4th as many: few methods make use of one
 EVERY = 17              # of a pass's channel activations, every 17th is kept: enough for quantiles
 
 
@@ -156,25 +161,44 @@ def as_rows(masks, m):
     return torch.nn.functional.one_hot(torch.tensor(masks), m).sum(1).double()
 
 
-def search(cost, m, k, settings, tried, end=math.inf):
+def plain_masks(m, k):
+    """Masks of k of m units that need no search: the evenly spaced one, then every contiguous block."""
+    yield tuple(int((i + 0.5) * m / k) for i in range(k))
+    for begin in range(m - k + 1):
+        yield tuple(range(begin, begin + k))
+
+
+def proposals(m, k, settings, tried):
+    """Yields new masks of k of m units, as long as it finds any; after each it looks at tried {mask: cost}.
+
+    A proposal depends on the seed and on tried alone: a resumed search goes the way of an uninterrupted one.
+    """
+    while True:
+        i = len(tried)
+        generator = torch.Generator().manual_seed(settings.seed * 100_003 + i)
+        bayes = settings.period and i >= WARM_UP and i % settings.period == 0
+        mask = propose(tried, m, k, generator, bayes)
+        if mask is None:
+            return
+        yield mask
+
+
+def search(cost, masks, settings, tried, end=math.inf):
     """Adds to tried {mask: cost} what the settings allow; Ctrl-C ends it early, and nothing is lost.
 
-    cost: function of a mask; end: the perf_counter from which none is tried. A proposal depends on the seed
-    and on tried alone: a resumed search goes the way of an uninterrupted one. Source: VIA-SD (2026), DIMR.
+    cost: function of a mask; masks: those to try in turn; end: the perf_counter from which none is tried.
+    Source: VIA-SD (2026), DIMR.
     """
-    total = min(settings.evaluations, math.comb(m, k))
-    bar = tqdm(total=total, initial=len(tried), disable=None, desc='masks')
+    bar = tqdm(total=settings.evaluations, initial=len(tried), disable=None, desc='masks')
     try:
-        while len(tried) < total and time.perf_counter() < end:
-            i = len(tried)
-            generator = torch.Generator().manual_seed(settings.seed * 100_003 + i)
-            bayes = settings.period and i >= WARM_UP and i % settings.period == 0
-            mask = propose(tried, m, k, generator, bayes)
-            if mask is None or since_best(tried) > settings.patience:
+        for mask in masks:
+            spent = len(tried) >= settings.evaluations or time.perf_counter() >= end
+            if spent or since_best(tried) > settings.patience:
                 break
-            tried[mask] = cost(mask)
-            bar.update()
-            bar.set_postfix(best=f'{min(tried.values()):.4f}')
+            if mask not in tried:
+                tried[mask] = cost(mask)
+                bar.update()
+                bar.set_postfix(best=f'{min(tried.values()):.4f}')
     except KeyboardInterrupt:
         bar.write('interrupted: the best so far is kept', file=sys.stderr)
 
@@ -213,11 +237,10 @@ def find_mask(model, windows, settings, tried):
 
     def cost(mask):
         return windows.cost(sublayers(mask), settings.objective)
-    evenly = cost([int((i + 0.5) * m / k) for i in range(k)])       # before the search: Ctrl-C loses nothing
-    chance = mean_of_random(cost, m, k, settings.seed)
     begin = time.perf_counter()
     end = begin + 60 * settings.minutes                             # of all searches together
-    search(cost, m, k, settings, tried, end)
+    masks = itertools.chain(plain_masks(m, k), proposals(m, k, settings, tried))
+    search(cost, masks, settings, tried, end)
     expect(tried, 'no mask was tried: give the search more --minutes')
     best = min(tried, key=tried.get)
     seconds = round(time.perf_counter() - begin, 1)
@@ -228,16 +251,24 @@ def find_mask(model, windows, settings, tried):
             break
         nested.append(inner)
     slim = model.full.without(sublayers(best))
+    plain = {}
+    for name, mask in best_plain(m, k, tried).items():
+        plain[name] = dict(skip=sublayers(mask), cost=tried[mask])
     return dict(skip=sublayers(best), nested=[sublayers(mask) for mask in nested], cost=tried[best],
-                evenly=evenly, random=chance, work=model.read_bytes(slim) / model.read_bytes(model.full),
-                seconds=seconds, settings=settings.asked(),
+                plain=plain, work=model.read_bytes(slim) / model.read_bytes(model.full), seconds=seconds,
+                settings=settings.asked(),
                 tried={' '.join(map(str, mask)): found for mask, found in tried.items()})
 
 
-def mean_of_random(cost, m, k, seed, n=10):
-    """The mean cost of n random masks."""
-    generator = torch.Generator().manual_seed(seed)
-    return sum(cost(propose({}, m, k, generator, False)) for _ in range(n)) / n
+def best_plain(m, k, tried):
+    """{evenly, contiguous: the mask of that kind that costs least}, of those that an ended search tried."""
+    evenly, *blocks = plain_masks(m, k)
+    found = {}
+    for name, masks in dict(evenly=[evenly], contiguous=blocks).items():
+        there = [mask for mask in masks if mask in tried]
+        if there:
+            found[name] = min(there, key=tried.get)
+    return found
 
 
 def best_half(cost, mask, settings, end):
@@ -245,7 +276,9 @@ def best_half(cost, mask, settings, end):
     def cost_within(places):
         return cost([mask[i] for i in places])
     within = {}
-    search(cost_within, len(mask), len(mask) // 2, settings, within, end)
+    fewer = replace(settings, evaluations=-(-settings.evaluations // PART))
+    masks = proposals(len(mask), len(mask) // 2, settings, within)
+    search(cost_within, masks, fewer, within, end)
     if not within:
         return None
     return [mask[i] for i in min(within, key=within.get)]
@@ -257,11 +290,12 @@ def calibration_texts(tokenizer, settings):
     """settings.windows texts as ids, each ending in the settings.window tokens that are scored.
 
     Of --text: evenly spaced pieces. Else the lab's training rows, task by task, as far into their solutions.
+    Those of --prompts: see written_behind.
     """
     if settings.text:
         return pieces_of(tokenizer, settings)
     tasks = lab_module('tasks')
-    expect(tasks, 'no --text, and no laboratory with tasks beside this file: give a file of text')
+    expect(tasks, 'no laboratory with tasks beside this file: give --prompts FILE or --text FILE')
     W = settings.window
     texts = []
     sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
@@ -287,6 +321,34 @@ def pieces_of(tokenizer, settings):
         end = 2 * W + i * (len(ids) - 2 * W) // settings.windows
         pieces.append(ids[max(0, end - 8 * W):end])
     return pieces
+
+
+def written_behind(prompts, model, eos, W):
+    """Each prompt (ids) and what the target writes behind it, greedily: W tokens, or up to the end."""
+    texts = []
+    for i, ids in enumerate(tqdm(prompts, desc='calibration texts', disable=None), 1):
+        context = model.config.max_position_embeddings
+        expect(len(ids) + W <= context,
+               f'--prompts: prompt {i} has {len(ids)} tokens; expected at most {context - W}')
+        session = Session(Reader(model, len(ids) + W), None, silence, list(ids), W, eos)
+        for _ in decode(session, Autoregressive()):
+            pass
+        expect(len(session.tokens) > W,
+               f'--prompts: prompt {i} and its answer have {len(session.tokens)} tokens; expected above {W}')
+        texts.append(session.tokens)
+    return texts
+
+
+def calibration_prompts(target, tokenizer, settings):
+    """The first settings.windows of the file's prompts as ids; ValueError where there are fewer."""
+    rows = read_rows(None, settings.prompts)
+    expect(len(rows) >= settings.windows,
+           f'--prompts {settings.prompts}: {len(rows)} prompts; give {settings.windows}, or --windows fewer')
+    prompts = []
+    for row in rows[:settings.windows]:
+        text = chat(target, row['prompt']) if settings.chat else row['prompt']
+        prompts.append(tokenizer.encode(text, add_special_tokens=not settings.chat).ids)
+    return prompts
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
@@ -442,6 +504,9 @@ def parse(argv):
     add = p.add_argument
     add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
     add('--text', metavar='FILE', help='calibration text (default: training rows of the embedded tasks)')
+    add('--prompts', metavar='FILE',
+        help='prompts (JSON lines) that the target goes on from: calibration text of your own')
+    add('--chat', action='store_true', help="put them into the target's chat template")
     add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
     add('--unit', choices=('layer', 'sublayer'), default=usual.unit, help='what a mask leaves out')
     add('--objective', choices=('violation', 'argmax'), default=usual.objective,
@@ -476,6 +541,8 @@ def check_flags(args):
     for name, (low, high) in ranges.items():
         value = getattr(args, name)
         expect(value is None or low <= value <= high, f'--{name} {value}: expected {low} to {high}')
+    expect(not (args.text and args.prompts), '--text and --prompts are two calibration texts; give one')
+    expect(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
     expect(not (args.signals and args.anchors), '--signals and --anchors are two measurements; give one')
     expect(File(args.target).is_dir(), f'--target {args.target}: no such folder; give a Hugging Face folder, '
            'say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
@@ -489,7 +556,8 @@ def settings_of(args):
 def resumed(target, settings):
     """tried {mask: cost} of the search that --resume goes on from."""
     old = read_calibration(target, None, ['mask'])['mask']
-    same = old.get('settings') == settings.asked() and 'tried' in old
+    asked = Settings().asked() | old.get('settings', {})        # what an older file does not name is as usual
+    same = asked == settings.asked() and 'tried' in old
     expect(same, f'--resume: the search before was of {old.get("settings")}; give this one the same')
     tried = {}
     for mask, cost in old['tried'].items():
@@ -509,10 +577,13 @@ def load_with_texts(target, settings):
     """(the network of the folder, calibration texts as ids): in bf16 on CUDA where it is there, else fp32."""
     device = pick_device('auto')
     dtype = torch.bfloat16 if device == 'cuda' else torch.float32       # as a run loads it
-    model, tokenizer, _ = load(target, device, dtype)
+    model, tokenizer, eos = load(target, device, dtype)
     if device == 'cpu':
         model.pack()
-    return model, calibration_texts(tokenizer, settings)
+    if settings.prompts is None:
+        return model, calibration_texts(tokenizer, settings)
+    prompts = calibration_prompts(target, tokenizer, settings)
+    return model, written_behind(prompts, model, eos, settings.window)
 
 
 def measure_anchors(target, settings):
@@ -527,9 +598,12 @@ def measure_mask(target, settings, resume=False):
     tried = resumed(target, settings) if resume else {}
     found = find_mask(model, Windows(model, texts, settings.window), settings, tried)
     write_calibration(target, 'mask', found)
+    costs = dict(found=found['cost'])
+    for name, mask in found['plain'].items():
+        costs[name] = mask['cost']
+    listed = ', '.join(f'{name} {cost:.2g}' for name, cost in costs.items())
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
-          f'the weights; {settings.objective} a token {found["cost"]:.2g}, evenly spaced '
-          f'{found["evenly"]:.2g}, random {found["random"]:.2g} (mean of 10); {len(found["tried"])} masks, '
+          f'the weights; {settings.objective} a token: {listed}; {len(found["tried"])} masks, '
           f'{found["seconds"]} s')
 
 

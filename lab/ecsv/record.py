@@ -1,15 +1,17 @@
 """What ECSV's claims rest on, measured: `python -m lab.claims ecsv` stores it, lab/ecsv/claims.py judges it.
 
 At temperature 0 an exact method writes the target's own text, whatever it proposes. So branches are sampled
-once behind the places of that text, and every vote is asked what it would propose there.
+once behind the places of that text, and every vote is asked what it would propose there. On a pair with
+--target passes are dear: there all places are sampled together (see Foreseen), branches have 12 tokens and
+not 32, votes are fewer, and noise, spot checks by replay and fitted weights are left out.
 `python -m lab.ecsv.record "A prompt"` draws a cycle of ecsv-spot.
 """
-import contextlib
 import functools
+import itertools
 import os
 import sys
 import tempfile
-import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path as File
 from typing import NamedTuple
@@ -17,17 +19,21 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from lab.common import MODELS, SEED, embedded, is_there
+import kernels
+from lab.common import MODELS, is_there
 from lab.ecsv.rivals import EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree, TwoDrafts, VoteUnif
+from lab.pairs import EMBEDDED, LabRecord, Record
 from lab.quantise import write_copy
-from lab.replay import (MOST_POSITIONS, ROOM, Replay, columns, modelled_seconds, open_session, short_prompts,
-                        written)
+from lab.replay import MOST_POSITIONS, Replay, clock, columns, modelled_seconds
+from model import send
 from verify import Ballot, Branches, Ecsv, Exact, Score, decode, token_logps, tokens_of, until_end
 
 FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks whose prompts are used
 DEPTHS = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32     # tokens of a block that are tried
-LONGEST = DEPTHS[-1]
+DEPTHS_ELSEWHERE = DEPTHS[:10]          # likewise, on a pair that is not the lab's
 GREEDY_DEPTHS = *DEPTHS, 40, 48         # of sd's greedy draft: beyond its optimum on every task
+PLACES = 16             # of a text whose branches are sampled together, elsewhere
+LAW_EVERY = 8           # places to one whose laws are looked at, elsewhere
 SMOOTH = 0.05                           # share of q in a vote's law, which else has no chance for most tokens
 VOTES = {
     'sd sampled': Ecsv(branches=1),
@@ -44,29 +50,8 @@ VOTES = {
     'prefix, branch': Ecsv(align='prefix', granularity='branch'),
     'lite, B = 2': EcsvLite(branches=2),
     'lite, B = 8': EcsvLite(branches=8)}
+VOTES_ELSEWHERE = 'sd sampled', 'lite', 'ecsv', 'vote-unif', 'mean-argmax', 'prefix', 'prefix, vote-unif'
 LAWS = 'lite', 'ecsv', 'soft'           # votes whose law of the first token is measured
-
-
-class Prompt(NamedTuple):
-    """A held-out prompt of at most 300 tokens."""
-    family: str         # its task
-    place: int          # 0, 1, ... among the prompts of this task
-    row: dict           # of the task
-    ids: list
-
-    @property
-    def name(self):
-        """What a stored row begins with: it tells which text it is of."""
-        return dict(family=self.family, place=self.place)
-
-
-def prompts_of(families, n, seed=SEED):
-    """The first n Prompts of each of these tasks."""
-    found = []
-    for family in families:
-        for place, (row, ids) in enumerate(short_prompts(family, n, seed)):
-            found.append(Prompt(family, place, row, ids))
-    return found
 
 
 def by_depth(found):
@@ -86,30 +71,31 @@ class BranchReplay(Replay):
     Place i is behind the text's first i tokens. All votes see the same branches there; which these are hangs
     on the order in which places are first asked for, since that is the order of the random numbers.
     """
+    votes = VOTES               # {name: Ecsv} that may be asked
 
-    def __init__(self, ids, rounded='', seed=0, votes=VOTES, **knobs):
-        """votes: {name: Ecsv} that may be asked; knobs: of the drafter that samples the branches."""
-        super().__init__(ids, rounded)
-        settings = dict(branches=8) | knobs
-        self.drafter = Ecsv(**settings)
-        self.votes = votes
+    def __init__(self, pair, ids, drafter=None, rounded='', seed=0):
+        """drafter: the Ecsv that samples the branches; rounded: see Replay."""
+        super().__init__(pair, ids, rounded)
+        self.drafter = drafter or Ecsv(branches=8)
+        self.depths = DEPTHS if pair.is_embedded else DEPTHS_ELSEWHERE
+        self.longest = self.depths[-1]
         self.line = list(self.text)
         self.drawn = {}         # place: (tokens, logits) of the branches
         self.outcomes = {}      # (vote, place, depth): see outcome
         self.session.generator = torch.Generator().manual_seed(seed)
 
-    def branches(self, i, count=8, depth=LONGEST):
+    def branches(self, i, count=8, depth=None):
         """(tokens [B, n], raw logits [B, n, V]) of the first branches at place i, until all of them end."""
         if i not in self.drawn:
             self.session.tokens = self.ids + self.line[:i]
-            found = self.drafter.texts(self.session, LONGEST)
+            found = self.drafter.texts(self.session, self.longest)
             self.drawn[i] = found.tokens, found.logits
         tokens, logits = self.drawn[i]
         tokens = tokens[:count, :depth]
         n = max(len(until_end(branch, self.session.eos)) for branch in tokens.tolist())
         return tokens[:, :n], logits[:count, :n]
 
-    def ballot(self, i, branches, top_m=4, depth=LONGEST):
+    def ballot(self, i, branches, top_m=4, depth=None):
         """The Ballot of the first branches at place i, cut to this depth."""
         tokens, logits = self.branches(i, branches, depth)
         return Ballot.of(tokens, logits, top_m)
@@ -118,7 +104,7 @@ class BranchReplay(Replay):
         """How many tokens of the proposal, from the first, the target would write at place i."""
         return len(os.path.commonprefix([proposal, self.line[i:]]))
 
-    def proposal(self, key, i, depth=LONGEST):
+    def proposal(self, key, i, depth=None):
         """The tokens that are proposed at place i: by a vote, a greedy draft or the best of four branches."""
         if key == 'sd greedy':
             chain = self.block(tuple(self.line[:i]), Exact(GREEDY_DEPTHS[-1]), GREEDY_DEPTHS[-1])
@@ -152,8 +138,8 @@ class BranchReplay(Replay):
         counts = dict(kept=0, cycles=0, positions=0)
         i = 0
         while i < len(self.line):
-            most = min(depth, ROOM - i - 1)
-            asked = most if whole_branch and most else LONGEST
+            most = min(depth, self.room - i - 1)
+            asked = most if whole_branch and most else self.longest
             proposed, right = self.outcome(key, i, asked)
             drafted = min(most, proposed)
             kept = min(most, right)
@@ -176,7 +162,7 @@ class BranchReplay(Replay):
         counts = dict(kept=0, cycles=0, positions=0, passes=0)
         i = 0
         while i < len(self.line):
-            passes, positions, tokens = self.cycle(method, i, min(depth, ROOM - i - 1))
+            passes, positions, tokens = self.cycle(method, i, min(depth, self.room - i - 1))
             kept = self.agreed(tokens, i)
             counts['kept'] += kept
             counts['cycles'] += 1
@@ -203,18 +189,17 @@ class BranchReplay(Replay):
         target = self.session.target
         return target.read(self.ids + self.line[:-1], [], target.model.full, len(self.line))
 
-    def laws(self):
+    def laws(self, rows, places):
         """{'q' or a vote of LAWS: {nats, same}}: its law of the first token beside the target's.
 
         nats: of the target's law under it, a cross-entropy; same: whether both have the same favourite. Sums
-        over the places drawn.
+        over these places, where branches are drawn; rows: see target_rows.
         """
-        rows = self.target_rows()
         found = {}
         for key in ('q', *LAWS):
             nats = 0.0
             same = 0
-            for i in self.drawn:
+            for i in places:
                 law = self.law(key, i)
                 nats -= float(rows[i].softmax(-1) @ law.clamp(min=1e-30).log())
                 same += int(law.argmax() == rows[i].argmax())
@@ -227,9 +212,9 @@ class BranchReplay(Replay):
         q = logits[0, 0].softmax(-1)
         if key == 'q':
             return q
-        vote = self.votes[key]
+        vote = VOTES[key]
         ballot = self.ballot(i, vote.branches, depth=1)
-        names = ballot.names[0]                                         # [K], some of them twice
+        names = ballot.names[0].to(q.device)                            # [K], some of them twice
         scores = vote.scores(ballot)[:, 0].sum(0)                       # [K]
         law = torch.zeros_like(q)
         law[names] = scores.to(law)
@@ -237,47 +222,161 @@ class BranchReplay(Replay):
         return (1 - SMOOTH) * law + SMOOTH * q
 
 
+class Tree:
+    """Branches behind many places of a Reader's text, which grow together: a token of each in one pass.
+
+    A token sees the text up to its place and its own branch. So many places take no more passes than one.
+    """
+
+    def __init__(self, reader, ends):
+        """ends [rows]: behind how many positions of what the reader has read each branch stands."""
+        self.model = reader.model
+        self.ends = ends
+        self.grown = 0
+        n = len(reader.cache.ids)
+        hidden = torch.arange(n, device=ends.device) >= ends[:, None]               # [rows, n]
+        self.mask = torch.zeros_like(hidden, dtype=self.model.cos.dtype).masked_fill(hidden, -torch.inf)
+        self.own = torch.full((len(ends), len(ends)), -torch.inf).to(self.mask).fill_diagonal_(0)
+        attends = []
+        for keys, values in reader.cache.stores:
+            attends.append(functools.partial(self.attend, [(keys[:, :, :n], values[:, :, :n])]))
+        self.path = replace(self.model.full, name='tree', attends=tuple(attends))
+
+    def attend(self, seen, q, k, v, mask, carry):
+        """kernels.attend; seen: (keys, values) of a layer, the text's and those of all tokens so far."""
+        seen.append((k, v))
+        keys, values = zip(*seen)
+        return kernels.attend(q, torch.cat(keys, 2), torch.cat(values, 2), self.mask, carry)
+
+    @torch.inference_mode()
+    def append(self, ids):
+        """Logits [rows, V] after one more token a branch; ids [rows]."""
+        self.mask = torch.cat([self.mask, self.own], 1)
+        hidden = self.model(ids[None], self.ends + self.grown, self.path)           # [1, rows, C]
+        self.grown += 1
+        return self.model.logits(hidden)[0]
+
+
+class Foreseen(BranchReplay):
+    """A BranchReplay that asks fewer votes, each at every place of the text: for pairs whose passes are dear.
+
+    Places are sampled PLACES at a time, and only what the votes came to is kept of them: the branches' logits
+    at one place are 30 MB where V is 152,000. What sd drafts greedily is read off one pass over the text;
+    behind its first wrong token no end of sequence is looked for.
+    """
+
+    def __init__(self, pair, ids):
+        super().__init__(pair, ids, Ecsv())
+        self.votes = {name: VOTES[name] for name in VOTES_ELSEWHERE}
+        draft = self.session.draft
+        read = self.ids + self.line[:-1]
+        self.draft_rows = draft.read(read, [], draft.model.full, len(self.line))    # [n, V], of every place
+        self.favourites = self.draft_rows.argmax(-1).tolist()
+
+    def foresee(self):
+        """(places, laws) that the laws of the first token are sums over; outcomes are known from here on."""
+        rows = self.target_rows()
+        looked_at = 0
+        sums = {key: dict(nats=0.0, same=0) for key in ('q', *LAWS)}
+        for begin in range(0, len(self.line), PLACES):
+            places = range(begin, min(begin + PLACES, len(self.line)))
+            self.drawn = self.sampled(places)
+            for key, i in itertools.product((*self.votes, 'oracle-top1'), places):
+                self.outcome(key, i, self.longest)
+            some = places[::LAW_EVERY]
+            looked_at += len(some)
+            for key, found in self.laws(rows, some).items():
+                for name, number in found.items():
+                    sums[key][name] += number
+        self.drawn = {}
+        return looked_at, sums
+
+    def sampled(self, places):
+        """{place: (tokens [B, n], raw logits [B, n, V])} of a range of places, in the passes of one."""
+        B = self.drafter.branches
+        session = self.session
+        law = self.drafter.plan(session, self.longest).law
+        first = self.draft_rows[places.start:places.stop]                           # [places, V]
+        ends = send([len(self.ids) + i for i in places], first.device)
+        tree = Tree(session.draft, ends.repeat_interleave(B))
+        logits = [first.repeat_interleave(B, 0)]                                    # of each step [rows, V]
+        tokens = [session.draw(law(logits[-1]))]
+        while len(tokens) < self.longest:
+            logits.append(tree.append(tokens[-1]))
+            tokens.append(session.draw(law(logits[-1])))
+        tokens = torch.stack(tokens, 1).unflatten(0, (-1, B))                       # [places, B, n]
+        logits = torch.stack(logits, 1).unflatten(0, (-1, B))
+        return dict(zip(places, zip(tokens, logits)))
+
+    def proposal(self, key, i, depth=None):
+        if key != 'sd greedy':
+            return super().proposal(key, i, depth)
+        drafted = until_end(self.favourites[i:], self.session.eos)
+        right = self.agreed(drafted, i)
+        if right < len(drafted) and drafted[right] not in self.session.eos:
+            unknown = GREEDY_DEPTHS[-1] - right - 1
+            return drafted[:right + 1] + [-1] * unknown         # never right, and no end
+        return drafted[:right + 1]
+
+
 def kept_by(record, keys):
     """{vote: what it keeps at every depth} of a BranchReplay."""
     found = {}
     for key in keys:
-        depths = GREEDY_DEPTHS if key == 'sd greedy' else DEPTHS
+        depths = GREEDY_DEPTHS if key == 'sd greedy' else record.depths
         found[key] = by_depth({depth: record.voted(key, depth) for depth in depths})
     return found
 
 
-def vote_rows(n):
-    """A row a text: what every vote keeps at every depth, and the laws of the first token.
-
-    The fitted votes have weights that were fitted to other prompts, see fits.
-    """
+@functools.cache
+def every_vote(n):
+    """VOTES, and those whose weights were fitted to other prompts of the lab, see fits."""
     votes = dict(VOTES)
     for name, weights in fits(n).items():
         votes[name] = Ecsv(**knobs_of_weights(weights))
     scaled = standard_weights(n)
     votes['standardised'] = Ecsv(**scaled)
     votes['prefix, standardised'] = Ecsv(align='prefix', **scaled)
-    for prompt in tqdm(prompts_of(FAMILIES, n), desc='votes'):
-        record = BranchReplay(prompt.ids, votes=votes)
-        found = kept_by(record, ('sd greedy', *votes, 'oracle-top1'))
-        # places: how many the laws are sums over
-        yield prompt.name | dict(tokens=len(record.line), votes=found, places=len(record.drawn),
-                                 laws=record.laws())
+    return votes
+
+
+def vote_items(pair, n):
+    """(Prompt, n) of all prompts: fits hang on n."""
+    return [(prompt, n) for prompt in pair.texts(FAMILIES, n)]
+
+
+def vote_row(pair, item):
+    """What every vote keeps of a text at every depth, and the laws of the first token.
+
+    places: how many the laws are sums over.
+    """
+    prompt, n = item
+    if pair.is_embedded:
+        record = BranchReplay(pair, prompt.ids)
+        record.votes = every_vote(n)
+        found = kept_by(record, ('sd greedy', *record.votes, 'oracle-top1'))
+        places = len(record.drawn)
+        laws = record.laws(record.target_rows(), record.drawn)
+    else:
+        record = Foreseen(pair, prompt.ids)
+        places, laws = record.foresee()
+        found = kept_by(record, ('sd greedy', *record.votes, 'oracle-top1'))
+    return prompt.name | dict(tokens=len(record.line), votes=found, places=places, laws=laws)
 
 
 NOISES = {
-    'a 4-bit draft': dict(rounded='draft'),
-    'a 4-bit target': dict(rounded='target'),
-    'draft temperature 1.2': dict(draft_temperature=1.2),
-    'another seed': dict(seed=1)}
+    'a 4-bit draft': dict(drafter=Ecsv(), rounded='draft'),
+    'a 4-bit target': dict(drafter=Ecsv(), rounded='target'),
+    'draft temperature 1.2': dict(drafter=Ecsv(draft_temperature=1.2)),
+    'another seed': dict(drafter=Ecsv(), seed=1)}
 
 
 def noise_rows(n):
     """A row a text and kind of noise, on a fifth of the texts; a 4-bit target writes another text."""
-    prompts = prompts_of(FAMILIES, max(2, n // 5))
+    prompts = EMBEDDED.texts(FAMILIES, max(2, n // 5))
     for name, how in NOISES.items():
         for prompt in tqdm(prompts, desc=name):
-            record = BranchReplay(prompt.ids, branches=4, **how)
+            record = BranchReplay(EMBEDDED, prompt.ids, **how)
             found = kept_by(record, ('sd greedy', 'sd sampled', 'ecsv'))
             yield prompt.name | dict(noise=name, tokens=len(record.line), votes=found)
 
@@ -301,8 +400,8 @@ def spot_rows(n):
     """
     every_lesson = sum(taught(n).values(), [])
     variants = SPOTS | {'spot, fitted weights': knobs_of_weights(fit_weights(every_lesson))}
-    for prompt in tqdm(prompts_of(FAMILIES, max(2, n // 2)), desc='spot checks'):
-        record = BranchReplay(prompt.ids, branches=4)
+    for prompt in tqdm(EMBEDDED.texts(FAMILIES, max(2, n // 2)), desc='spot checks'):
+        record = BranchReplay(EMBEDDED, prompt.ids, Ecsv())
         found = {}
         for key, knobs in variants.items():
             if key == 'spot' or prompt.place < max(2, n // 12):
@@ -337,7 +436,7 @@ def lessons(record):
         ballot = record.ballot(i, 4, top_m=0)
         decided = record.agreed(Ecsv().fuse(ballot), i) + 1
         n = min(decided, ballot.tokens.shape[1], len(line) - i)
-        ballot.ask(rows[i:], ballot.doubtful('disagreement', 1, n))
+        ballot.ask(rows[i:i + n], ballot.doubtful('disagreement', 1, n))
         tokens = ballot.tokens[:, :n]
         parts.append(Lesson(signs_of(ballot)[..., :n], tokens == torch.tensor(line[i:i + n])))
         i += n
@@ -406,8 +505,8 @@ FITS = {
 def taught(n):
     """{task: its Lessons}, of a quarter as many prompts as the votes are tried on, and other ones."""
     found = {family: [] for family in FAMILIES}
-    for prompt in tqdm(prompts_of(FAMILIES, max(4, n // 4), FITTED), desc='lessons'):
-        found[prompt.family].append(lessons(BranchReplay(prompt.ids, branches=4)))
+    for prompt in tqdm(EMBEDDED.texts(FAMILIES, max(4, n // 4), FITTED), desc='lessons'):
+        found[prompt.family].append(lessons(BranchReplay(EMBEDDED, prompt.ids, Ecsv())))
     return found
 
 
@@ -463,14 +562,24 @@ def fit_rows(n):
                    weights=knobs_of_weights(weights), bias=float(weights[-1]))
 
 
-def lesson_rows(n):
-    """A row a text that weights are fitted to, or that no fit has seen."""
-    for family, found in taught(n).items():
-        for place, lesson in enumerate(found):
-            yield dict(family=family, place=place) | lesson_row(lesson, fits(n))
+def lesson_items(pair, n):
+    """(Prompt, n) of the embedded pair's texts that weights are fitted to; elsewhere of a few texts."""
+    if pair.is_embedded:
+        prompts = pair.texts(FAMILIES, max(4, n // 4), FITTED)
+    else:
+        prompts = pair.texts(FAMILIES, max(2, n // 20))
+    return [(prompt, n) for prompt in prompts]
 
 
-def lesson_row(lesson, found):
+def lesson_row(pair, item):
+    """The errors of a text that weights are fitted to, or that none has seen; elsewhere there are no fits."""
+    prompt, n = item
+    if pair.is_embedded:
+        return prompt.name | errors(taught(n)[prompt.family][prompt.place], fits(n))
+    return prompt.name | errors(lessons(BranchReplay(pair, prompt.ids, Ecsv())), {})
+
+
+def errors(lesson, found):
     """The errors of a Lesson's branches, and its log losses under the weights found, {fit: [5]}.
 
     tokens: of each branch; wrong_together [B, B]: where both branches err, on the diagonal where one does;
@@ -487,41 +596,61 @@ def lesson_row(lesson, found):
 # -------------------------------------------------------------------------------------------------- real runs
 
 RUN_DEPTHS = 2, 4, 8    # so far apart that a mix of two meets the budget of sd at 4
+RUNS_ELSEWHERE = {      # at temperature 0, where every draft of sd is greedy: (kind, depths)
+    'sd': (Exact, (4,)),
+    'ecsv': (Ecsv, (2, 4)),
+    'prefix': (partial(Ecsv, align='prefix'), (2, 4)),
+    'spot': (EcsvSpot, (2, 4))}
 
 
-def run_rows(n):
-    """A row a text and temperature: real runs at RUN_DEPTHS; a sixth of the texts at 0, a third at 1.
+def run_items(pair, n):
+    """(Prompt, temperature): a sixth of the texts at 0; on the embedded pair a third at 1, too."""
+    found = [(prompt, 0.0) for prompt in pair.texts(FAMILIES, max(2, n // 6))]
+    if pair.is_embedded:
+        found += [(prompt, 1.0) for prompt in pair.texts(FAMILIES, max(2, n // 3))]
+    return found
 
-    For what needs them: the vote above temperature 0, branches verified in turn, a second draft. Each text's
-    runs are taken in turn, so that other work on the processor slows all of them.
+
+def run_row(pair, item):
+    """Real runs of a text by kind and depth; at temperature 0 every draft of sd is greedy.
+
+    For what needs them: the vote above temperature 0, branches verified in turn, a second draft, seconds. A
+    text's runs are taken in turn, so that other work on the processor slows all of them.
     """
-    with contextlib.ExitStack() as stack:
-        home = File(stack.enter_context(tempfile.TemporaryDirectory()))
-        write_copy(MODELS / 'draft', home / 'draft')
-        kinds = {'sd': Exact, 'sd greedy': partial(Exact, draft_temperature=0), 'ecsv': Ecsv,
-                 'sd-multi': SdMulti, 'sd-tree': SdTree,
-                 'ecsv, 4-bit second draft': partial(TwoDrafts, second=str(home / 'draft'))}
-        if is_there('mid'):
-            kinds['ecsv, mid as second draft'] = partial(TwoDrafts, second=str(MODELS / 'mid'))
-        for temperature, share in (0.0, 6), (1.0, 3):
-            prompts = prompts_of(FAMILIES, max(2, n // share))
-            for prompt in tqdm(prompts, desc=f'temperature {temperature:g}'):
-                yield prompt.name | dict(temperature=temperature, votes=runs_of(prompt, kinds, temperature))
-
-
-def runs_of(prompt, kinds, temperature):
-    """{kind: its runs from this prompt by depth}; at temperature 0 every draft of sd is greedy."""
-    session = open_session(prompt.ids)
+    prompt, temperature = item
+    kinds = RUNS_ELSEWHERE
+    if pair.is_embedded:
+        kinds = embedded_runs()
+        if temperature == 0:
+            kinds.pop('sd greedy')
+    session = pair.session(prompt.ids)
     found = {}
-    for name, kind in kinds.items():
-        if name == 'sd greedy' and temperature == 0:
-            continue
+    for name, (kind, depths) in kinds.items():
         runs = {}
-        for depth in RUN_DEPTHS:
-            cycles = written(session, prompt.ids, kind(depth), temperature, seed=prompt.place)
+        for depth in depths:
+            cycles = pair.written(session, prompt.ids, kind(depth), temperature, seed=prompt.place)
             runs[depth] = run_counts(session, prompt.ids, cycles)
         found[name] = by_depth(runs)
-    return found
+    return prompt.name | dict(temperature=temperature, votes=found)
+
+
+def embedded_runs():
+    """{name: (kind, depths)} of what is run on the embedded pair."""
+    second = str(File(rounded_draft().name) / 'draft')
+    kinds = {'sd': Exact, 'sd greedy': partial(Exact, draft_temperature=0), 'ecsv': Ecsv,
+             'sd-multi': SdMulti, 'sd-tree': SdTree,
+             'ecsv, 4-bit second draft': partial(TwoDrafts, second=second)}
+    if is_there('mid'):
+        kinds['ecsv, mid as second draft'] = partial(TwoDrafts, second=str(MODELS / 'mid'))
+    return {name: (kind, RUN_DEPTHS) for name, kind in kinds.items()}
+
+
+@functools.cache
+def rounded_draft():
+    """The temporary folder of a 4-bit copy of the embedded draft; it goes with the process."""
+    home = tempfile.TemporaryDirectory()
+    write_copy(MODELS / 'draft', File(home.name) / 'draft')
+    return home
 
 
 def run_counts(session, ids, cycles):
@@ -548,36 +677,53 @@ def run_counts(session, ids, cycles):
 
 # ------------------------------------------------------------------------------------------------------ costs
 
-def pass_rows(n):
-    """A row a depth: modelled seconds of a cycle of sd with so many draft tokens. n plays no part."""
-    for depth in range(1, MOST_POSITIONS):
-        yield dict(depth=depth, seconds=modelled_seconds([depth]))
+def pass_items(pair, n):
+    return list(range(1, MOST_POSITIONS))
 
 
-def cost_rows(n):
-    """Fifty rows: the processor's seconds for a vote of four branches of four, and for a target pass.
+def pass_row(pair, depth):
+    """Modelled seconds of a cycle of sd with so many draft tokens."""
+    return dict(depth=depth, seconds=modelled_seconds(pair, [depth]))
 
-    The draft reads before each vote, as in a cycle. n plays no part.
+
+def cost_items(pair, n):
+    return list(range(50))
+
+
+def cost_row(pair, item):
+    """Seconds for a vote of four branches of four, and for a target pass.
+
+    The draft reads before each vote, as in a cycle.
     """
-    session = open_session([1] * 100)
     line = [1] * 100
-    logits = torch.randn(4, 4, session.target.model.vocab)
-    tokens = torch.arange(16).view(4, 4)
-    for _ in range(50):
-        session.draft.read(line, [], session.draft.model.full, 1)
-        begin = time.process_time()
-        Ecsv().fuse(Ballot.of(tokens, logits, 0))
-        middle = time.process_time()
-        session.target.read(line, [], session.target.model.full, 1)
-        end = time.process_time()
-        yield dict(vote=middle - begin, target_pass=end - middle)
+    session = cost_session(pair)
+    target = session.target
+    generator = torch.Generator().manual_seed(item)
+    logits = torch.randn(4, 4, target.model.vocab, generator=generator).to(target.model.cos)
+    tokens = torch.arange(16).view(4, 4).to(logits.device)
+    session.draft.read(line, [], session.draft.model.full, 1)
+    begin = clock(target)
+    Ecsv().fuse(Ballot.of(tokens, logits, 0))
+    middle = clock(target)
+    target.read(line, [], target.model.full, 1)
+    return dict(vote=middle - begin, target_pass=clock(target) - middle)
 
 
-PAIR = 'target', 'draft'
+@functools.cache
+def cost_session(pair):
+    return pair.session([1] * 100)
+
+
+DEAR = 'models whose passes take a millisecond'
 RECORDS = dict(
-    votes=(PAIR, vote_rows), noise=(PAIR, noise_rows), spots=(PAIR, spot_rows), fits=(PAIR, fit_rows),
-    lessons=(PAIR, lesson_rows), runs=((*PAIR, 'mid') if is_there('mid') else PAIR, run_rows),
-    passes=(PAIR, pass_rows), vote_cost=(PAIR, cost_rows))
+    votes=Record(vote_items, vote_row),
+    noise=LabRecord(EMBEDDED.roles, noise_rows, DEAR),
+    spots=LabRecord(EMBEDDED.roles, spot_rows, DEAR),
+    fits=LabRecord(EMBEDDED.roles, fit_rows, DEAR),
+    lessons=Record(lesson_items, lesson_row),
+    runs=Record(run_items, run_row),
+    passes=Record(pass_items, pass_row),
+    vote_cost=Record(cost_items, cost_row))
 
 
 # -------------------------------------------------------------------------------------------------- a picture
@@ -631,11 +777,11 @@ def cycle_lines(cycle, votes, word):
 
 
 def main(text='One evening Mia the fox went to the market with a map.'):
-    tokenizer = embedded('target')[1]
+    tokenizer = EMBEDDED.tokenizer
 
     def word(token):
         return tokenizer.decode([token], skip_special_tokens=False).strip() or '_'
-    session = open_session(tokenizer.encode(text).ids)
+    session = EMBEDDED.session(tokenizer.encode(text).ids)
     session.generator = torch.Generator().manual_seed(0)
     print(*voted_cycle(session, word), sep='\n')
 
