@@ -28,7 +28,7 @@ import scipy.stats
 import torch
 import transformers
 from safetensors import torch as safetensors
-from tokenizers import Tokenizer, decoders, models, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.overrides import TorchFunctionMode
 
 import kernels
@@ -44,6 +44,7 @@ from lab.common import embedded, roc_area
 from lab.ecsv import claims as ecsv_claims
 from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
+from lab.pairs import Record
 from lab.replay import open_session, short_prompts, written
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
@@ -6735,6 +6736,121 @@ def test_stored_rows_are_read_as_written(monkeypatch, tmp_path):
     assert stored.head['n'] == 7 and len(stored.head['models']['draft']) == 16
     with pytest.raises(ValueError, match='not measured yet; python -m lab.claims paper does'):
         common.read_stored('paper', 'others')
+
+
+# ------------------------------------------------------------- claims on a pair of somebody else's
+
+TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}<s>"
+
+
+def foreign_checkpoint(folder, seed, layers):
+    """A folder as transformers saves it: a random qwen2 network, a tokenizer of words, a chat template."""
+    torch.manual_seed(seed)
+    config = transformers.Qwen2Config(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=2)
+    theirs = transformers.Qwen2ForCausalLM(config)
+    for weight in theirs.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    theirs.save_pretrained(folder)
+    words = ['<unk>', '<s>', '<e>', '\n', '.', *map(str, range(40))]
+    words += [f'w{i}' for i in range(96 - len(words))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unk>'))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(' ', 'removed'), pre_tokenizers.Split('\n', 'isolated')])
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    (folder / 'chat_template.jinja').write_text(TEMPLATE)
+
+
+@pytest.fixture(scope='module')
+def foreign(tmp_path_factory):
+    """The flags of `lab.claims` for a pair that knows nothing of the lab, and its prompts; it has a mask."""
+    home = tmp_path_factory.mktemp('foreign')
+    for name, seed, layers in (('big', 0, 5), ('small', 1, 2)):
+        foreign_checkpoint(home / name, seed, layers)
+    rows = []
+    for i in range(4):
+        rows.append(dict(question=f'w1 {i} w2 {i + 3} w4 w5 . w6 w7 .', answer=f'w1 {i} w2 .\n#### {i + 3}'))
+        rows.append(dict(category='prose', turns=[f'w{i} w9 w10 w11 . w12']))
+    prompts = home / 'rows.jsonl'
+    prompts.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = train_mask.main(['--target', str(home / 'big'), '--prompts', str(prompts), '--chat',
+                                 '--windows', '2', '--window', '8', '--evaluations', '3'])
+    assert found == 0
+    return ['--target', str(home / 'big'), '--draft', str(home / 'small'), '--prompts', str(prompts), '--chat',
+            '--max-new', '16', '--device', 'cpu', '--n', '2']
+
+
+def run_claims(monkeypatch, *flags):
+    """The exit status of lab.claims with these flags."""
+    monkeypatch.setattr(sys, 'argv', ['lab.claims', *flags])
+    return lab_claims.main()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('paper', lab_claims.PAPERS)
+def test_claims_on_a_foreign_pair(paper, foreign, monkeypatch, tmp_path, capsys):
+    """All that any pair can have is measured, stored by its name and judged; an interrupted record goes on."""
+    shutil.copytree(common.LAB / paper, tmp_path / paper)
+    monkeypatch.setattr(common, 'LAB', tmp_path)
+    monkeypatch.setattr(lab_claims, 'LAB', tmp_path)
+    assert run_claims(monkeypatch, paper, *foreign) == 0
+    records = lab_claims.part(paper, 'record').RECORDS
+    said = capsys.readouterr().err
+    for name, record in records.items():
+        there = common.file_of(paper, name, 'big with small').exists()
+        left_out = f'{paper} {name}: left out, it needs' in said
+        assert there == isinstance(record, Record) and left_out != there
+    before = {name: stored.rows for name, stored in lab_claims.stored_records(paper, 'big with small').items()}
+    assert before and all(before.values())
+    assert run_claims(monkeypatch, paper, *foreign, '--resume') == 0
+    assert capsys.readouterr().err.count('measured already') == len(before)
+    findings = lab_claims.all_findings(paper)
+    assert list(findings) == ['', 'big with small'] and findings['big with small']
+    assert '\n## big with small\n' in lab_claims.page_of(paper, findings)
+
+
+def test_a_record_grows_and_goes_on(tmp_path, capsys):
+    """Rows are there as soon as they are measured; half a line is none; another head begins anew."""
+    where = tmp_path / 'rows.jsonl'
+    head = dict(record='rows', n=3)
+
+    def broken_off(item):
+        if item == 2:
+            raise KeyboardInterrupt
+        return dict(x=item)
+    with pytest.raises(KeyboardInterrupt):
+        common.grow(where, head, [0, 1, 2], broken_off)
+    part = where.with_suffix('.part')
+    assert [json.loads(line) for line in part.read_text().splitlines()[1:]] == [dict(x=0), dict(x=1)]
+    part.write_text(part.read_text()[:-4])                      # a kill in the middle of a line
+    asked = []
+
+    def row_of(item):
+        asked.append(item)
+        return dict(x=item)
+    common.grow(where, head, [0, 1, 2], row_of, resume=True)
+    assert asked == [1, 2] and not part.exists()
+    first, *rows = map(json.loads, where.read_text().splitlines())
+    assert rows == [dict(x=0), dict(x=1), dict(x=2)]
+    assert first.items() > head.items() and first['date']
+    common.grow(where, head, [0, 1, 2], row_of, resume=True)
+    assert asked == [1, 2] and 'measured already' in capsys.readouterr().err
+    common.grow(where, head | dict(n=2), [0, 1], row_of, resume=True)
+    assert asked == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize('flags, said', [
+    (['--target', 'nowhere'], 'both'),
+    (['--chat'], 'both'),
+    (['--target', 'nowhere', '--prompts', 'nowhere.jsonl'], 'nowhere'),
+    (['--target', str(EMBEDDED / 'target'), '--prompts', 'nowhere.jsonl'], 'nowhere.jsonl')])
+def test_claims_refuse_what_is_no_pair(flags, said, monkeypatch, capsys):
+    assert run_claims(monkeypatch, 'cmasd', *flags) == 2
+    line = capsys.readouterr().err
+    assert said in line and line.count('\n') == 1
 
 
 # ------------------------------------------------------------- the embedded models
