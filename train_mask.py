@@ -565,12 +565,13 @@ def resumed(target, settings):
     return tried
 
 
-def measure_signals(target, draft, rows=60, seed=0, accuracy=0.95, share=None):
-    """Writes the section `signals` of a pair; the parameters are the flags of these names."""
+def measure_signals(args):
+    """Writes the section `signals` of the pair that the flags name."""
     calibrate = lab_module('specguard.calibrate')
     expect(calibrate, '--signals takes graded steps, which the laboratory makes, and there is no lab/ here')
-    found = calibrate.find_signals(target, draft, rows, seed, accuracy, share)
-    write_calibration(target, 'signals', found, draft)
+    pair = calibrate.pair_for(args.target, args.draft, args.prompts, args.chat)
+    found = calibrate.find_signals(pair, args.rows, args.seed, args.accuracy, args.share)
+    write_calibration(args.target, 'signals', found, args.draft)
 
 
 def load_with_texts(target, settings):
@@ -613,7 +614,7 @@ def main(argv=None):
         args = parse(argv)
         settings = settings_of(args)
         if args.signals:
-            measure_signals(args.target, args.draft, args.rows, args.seed, args.accuracy, args.share)
+            measure_signals(args)
         elif args.anchors:
             measure_anchors(args.target, settings)
         else:

@@ -1,0 +1,241 @@
+"""Claims on any pair's own answers, judged by what answers.py stored: altered numbers, drafted steps, runs.
+
+Their lines were set before anything was measured: grounding, sink dropped, is worth something if its AUROC
+within kinds of steps is at least 0.65, or if it adds 0.02 to that of the log-probability alone.
+"""
+from typing import NamedTuple
+
+import numpy
+
+from lab.common import Claim, PageTable, mean, roc_area
+from lab.specguard.calibrate import signal_ranges
+from lab.specguard.steps import ROLLOUTS
+from verify import step_score
+
+ABOVE_0 = 1e-9      # the line of a claim that says `above 0`
+TELLS = 0.65        # AUROC of a signal that is worth reading
+ADDS = 0.02         # and how much it is to add to the other signal's
+NO_SINK = dict(draft='without the first', target='target without the first')    # rollouts
+GROUNDED = ('A wrong step looks back at the text as much as a right one: where attention goes says little of '
+            'what is made of it')
+WEAKER = 'Confidence tells wrong steps better, and half of the score is the weaker signal'
+ALIKE = 'Candidates of one model err alike: the one most like the others may share their error'
+
+
+# ----------------------------------------------------------------------------------------------- figures
+
+def area_within(signal, right, groups):
+    """The mean AUROC among steps of one group, weighted by its pairs of a right and a wrong one.
+
+    Look-ups are both the best grounded steps and the most often wrong: over all kinds of steps together an
+    AUROC tells kinds apart, not right from wrong (Simpson's paradox).
+    """
+    areas = 0.0
+    count = 0
+    for group in numpy.unique(groups):
+        equal = groups == group
+        good = right[equal].sum()
+        pairs = good * (equal.sum() - good)
+        if pairs:
+            areas += pairs * roc_area(signal[equal], right[equal])
+            count += pairs
+    return float(areas / count) if count else numpy.nan
+
+
+def advantage(problems):
+    """By how much the score's AUROC within kinds beats that of confidence alone; problems: see columns."""
+    if not problems:
+        return numpy.nan
+    score, L, _, right, kind = numpy.concatenate(problems).T
+    return area_within(score, right, kind) - area_within(L, right, kind)
+
+
+def grounding_area(problems):
+    """Grounding's own AUROC within kinds of steps; problems: see columns."""
+    _, _, G, right, kind = numpy.concatenate(problems).T
+    return area_within(G, right, kind)
+
+
+class Seen(NamedTuple):
+    """A step with all of its signals."""
+    logp: dict                      # by model, lowest, nats
+    ungrounded: dict                # by rollout, 1 - lowest grounding
+    right: bool                     # or not altered
+    kind: tuple                     # family, kind
+
+
+def altered_steps(row):
+    """[Seen] of a row of the record `altered`; to be right is not to be altered."""
+    found = []
+    for i, altered in enumerate(row['altered']):
+        found.append(Seen(at(row['logp'], i), at(row['ungrounded'], i), not altered,
+                          (row['family'], row['kind'][i])))
+    return found
+
+
+def drafted_steps(row):
+    """[Seen] of a row of the record `continued`: the draft's first candidate of each step.
+
+    A step is `work` if it has an equation, else `words`.
+    """
+    found = []
+    for i in row['picks'].get('1', []):
+        kind = 'work' if '=' in row['candidates']['text'][i] else 'words'
+        found.append(Seen(at(row['logp'], i), at(row['ungrounded'], i), row['candidates']['right'][i],
+                          (row['family'], kind)))
+    return found
+
+
+def at(columns, i):
+    return {name: column[i] for name, column in columns.items()}
+
+
+def columns(problems, rollout):
+    """[steps, 5] of each problem, a list of Seen: score, L, G, whether right, number of its kind.
+
+    Scales are of all steps, right or not; beta is 0.5.
+    """
+    who = ROLLOUTS[rollout].who
+    steps = [step for problem in problems for step in problem]
+    kinds = sorted({step.kind for step in steps})
+    ranges = signal_ranges([(step.logp[who], 1 - step.ungrounded[rollout]) for step in steps])
+    arrays = []
+    for problem in problems:
+        rows = []
+        for step in problem:
+            L, G = step.logp[who], 1 - step.ungrounded[rollout]
+            score, _ = step_score([(L, G)], ranges, 0.5, 'weighted')
+            rows.append((score, L, G, step.right, kinds.index(step.kind)))
+        arrays.append(numpy.array(rows, dtype=float).reshape(-1, 5))
+    return arrays
+
+
+class Answers(NamedTuple):
+    """The steps of a record."""
+    name: str
+    problems: list                  # of lists of Seen, none empty
+
+    @property
+    def rollouts(self):
+        return [name for name in ROLLOUTS if name in self.problems[0][0].ungrounded]
+
+
+def answers_of(stored):
+    """[Answers] of the records that are there and have a step."""
+    found = []
+    for record, name, steps in (('altered', 'Altered numbers', altered_steps),
+                                ('continued', 'Drafted steps', drafted_steps)):
+        rows = stored[record].rows if record in stored else []
+        problems = [problem for problem in map(steps, rows) if problem]
+        if problems:
+            found.append(Answers(name, problems))
+    return found
+
+
+# -------------------------------------------------------------------------------------------- the claims
+
+def answer_claims(stored):
+    """Grounding, sink dropped, alone and beside confidence; the selector and target_k at T = 0.7."""
+    found = []
+    for seen in answers_of(stored):
+        found += signal_claims(seen)
+    if 'continued' in stored:
+        found += selector_claims(stored['continued'].rows)
+    if 'sampled' in stored:
+        found += sampled_claims(stored['sampled'].rows)
+    return found
+
+
+def signal_claims(seen):
+    for who, rollout in NO_SINK.items():
+        if rollout not in seen.rollouts:                # no draft model
+            continue
+        rows = columns(seen.problems, rollout)
+        _, L, G, right, kind = numpy.concatenate(rows).T
+        wrong = int((1 - right).sum())
+        sure = area_within(L, right, kind)
+        note = f'n = {len(rows)} texts, {len(L)} steps, {wrong} wrong or altered; L alone: {sure:.3f}'
+        yield Claim(f'{seen.name}, {who}: AUROC of grounding without the first token, within kinds of steps',
+                    'paper', TELLS, rows, grounding_area, note=note, why=GROUNDED)
+        yield Claim(f'{seen.name}, {who}: AUROC of both signals over that of L, within kinds of steps',
+                    'paper', ADDS, rows, advantage, note=note, why=WEAKER)
+
+
+def selector_claims(rows):
+    gains = []
+    for row in rows:
+        right = row['candidates'].get('right', [])
+        if right:
+            one, four = [mean(right[i] for i in row['picks'][selector]) for selector in ('1', '4')]
+            gains.append(four - one)
+    if gains:
+        yield Claim('Drafted steps: right ones of the most central of 4 over the first, above 0', 'notes',
+                    ABOVE_0, gains, mean, note=f'n = {len(gains)} texts', why=ALIKE)
+
+
+CONTESTS = [        # (what, name of the one, of the other), of answers.sampled_methods
+    ('Selector at T = 0.7, the draft writes all: right answers of k = 4 over k = 1',
+     'draft alone, k = 4', 'draft alone'),
+    ('Selector at T = 0.7, the target writes half of the steps: right answers of k = 4 over k = 1',
+     'coin, k = 4', 'coin'),
+    ("Target's candidates at T = 0.7, it writes half of the steps: right answers of 16 over 1",
+     'coin, target_k = 16', 'coin'),
+    ("Target's candidates at T = 0.7, it writes all: right answers of 16 over 1",
+     'target alone, target_k = 16', 'ar')]
+
+
+def sampled_claims(rows):
+    for text, mine, other in CONTESTS if rows else []:
+        gains = [row['runs'][mine]['right'] - row['runs'][other]['right'] for row in rows]
+        shares = ' and '.join(f'{target_share(rows, name):.2f}' for name in (mine, other))
+        note = f'n = {len(rows)}; {shares} of the steps by the target'
+        yield Claim(f'{text}, above 0', 'notes', ABOVE_0, gains, mean, note=note, why=ALIKE)
+
+
+def target_share(rows, name):
+    """The share of a method's cycles (steps) that the target wrote."""
+    runs = [row['runs'][name] for row in rows]
+    return sum(run['wrote'] for run in runs) / sum(run['cycles'] for run in runs)
+
+
+# -------------------------------------------------------------------------------------------- the tables
+
+def answer_tables(stored):
+    found = []
+    signals = [row for seen in answers_of(stored) for row in signal_cells(seen)]
+    if signals:
+        head = 'steps', 'kind', 'signal', 'n', 'wrong or altered', 'mean', 'AUROC'
+        found.append(PageTable(head, signals))
+    if 'sampled' in stored and stored['sampled'].rows:
+        head = 'at T = 0.7', 'n', 'right', 'target steps', 'tokens a text', 's a text'
+        found.append(PageTable(head, [*sampled_cells(stored['sampled'].rows)]))
+    return found
+
+
+def signal_cells(seen):
+    """Each signal of each kind of step, and of all kinds: within them."""
+    steps = [step for problem in seen.problems for step in problem]
+    kinds = sorted({step.kind for step in steps})
+    numbers = numpy.array([kinds.index(step.kind) for step in steps])
+    right = numpy.array([float(step.right) for step in steps])
+    signals = {f'L of the {who}': [step.logp[who] for step in steps] for who in steps[0].logp}
+    for rollout in seen.rollouts:
+        signals[f'G, {rollout}'] = [1 - step.ungrounded[rollout] for step in steps]
+    for name, values in signals.items():
+        values = numpy.array(values)
+        for number, kind in enumerate(kinds):
+            mine = numbers == number
+            area = roc_area(values[mine], right[mine])
+            yield (seen.name, ', '.join(kind), name, int(mine.sum()), int((1 - right[mine]).sum()),
+                   float(values[mine].mean()), '-' if area != area else area)
+        area = area_within(values, right, numbers)
+        yield (seen.name, 'within kinds', name, len(right), int((1 - right).sum()), float(values.mean()),
+               '-' if area != area else area)
+
+
+def sampled_cells(rows):
+    for name in rows[0]['runs']:
+        runs = [row['runs'][name] for row in rows]
+        share = '-' if name in ('ar', 'sd') else target_share(rows, name)
+        yield (name, len(runs), mean(run['right'] for run in runs), share,
+               mean(run['tokens'] for run in runs), mean(run['seconds'] for run in runs))
