@@ -4737,7 +4737,7 @@ def test_sparse_calibration_needs_long_texts():
 def sparse_prompt():
     """A prompt of math that the embedded target has read densely."""
     known = read_calibration(EMBEDDED / 'target', sections=['sparse'])['sparse']
-    return sparse_record.Prompt(sparse_record.contexts('math', 1)[0], known)
+    return sparse_record.lab_prompt(sparse_record.contexts('math', 1)[0], known)
 
 
 BOTH_PARTS = sparse_settings.GRID[sparse_settings.BOTH]
@@ -4819,7 +4819,7 @@ def mixture_stored(monkeypatch, tmp_path):
         return networks[name], bytes_tokenizer(), {256}
     monkeypatch.setattr(sparse_record, 'embedded', tiny)
     monkeypatch.setattr(common, 'LAB', tmp_path)
-    models, rows_of = sparse_record.RECORDS['mixture']
+    models, rows_of, _ = sparse_record.RECORDS['mixture']
     common.store('sparse', 'mixture', common.header('mixture', 1, models), rows_of(1))
     return common.read_stored('sparse', 'mixture')
 
