@@ -46,6 +46,7 @@ from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
 from lab.pairs import Record
 from lab.replay import open_session, short_prompts, written
+from lab.pairs import Pair
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
 from lab.sparse import record as sparse_record
@@ -4872,7 +4873,7 @@ def test_sparse_calibration_needs_long_texts():
 def sparse_prompt():
     """A prompt of math that the embedded target has read densely."""
     known = read_calibration(EMBEDDED / 'target', sections=['sparse'])['sparse']
-    return sparse_record.Prompt(sparse_record.contexts('math', 1)[0], known)
+    return sparse_record.lab_prompt(sparse_record.contexts('math', 1)[0], known)
 
 
 BOTH_PARTS = sparse_settings.GRID[sparse_settings.BOTH]
@@ -4954,7 +4955,7 @@ def mixture_stored(monkeypatch, tmp_path):
         return networks[name], bytes_tokenizer(), {256}
     monkeypatch.setattr(sparse_record, 'embedded', tiny)
     monkeypatch.setattr(common, 'LAB', tmp_path)
-    models, rows_of = sparse_record.RECORDS['mixture']
+    models, rows_of, _ = sparse_record.RECORDS['mixture']
     common.store('sparse', 'mixture', common.header('mixture', 1, models), rows_of(1))
     return common.read_stored('sparse', 'mixture')
 
@@ -5054,6 +5055,68 @@ def test_sparse_long_prompt_has_one_answer(is_first):
     assert 800 < longest <= 1500
 
 
+@pytest.fixture(scope='module')
+def sums_pair(tmp_path_factory):
+    """A Pair of a tiny random target alone; its prompts are of two families, graded sums and plain news."""
+    home = tmp_path_factory.mktemp('sums')
+    model = byte_network(max_position_embeddings=2048)
+    target = checkpoint(home / 'target', model, max_position_embeddings=2048)
+    rows = []
+    for i in range(60):
+        rows.append(dict(question=f'{i} and {i}?', answer=f'{i} + {i} = {2 * i} #### {2 * i}', task='sums'))
+        rows.append(dict(prompt=f'Article {i} tells of {i * i} foxes and of nothing else.', category='news'))
+    (home / 'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    return Pair(str(target), '', (str(home / 'rows.jsonl'),), max_new=24)
+
+
+@pytest.mark.parametrize('place', [0, 1])
+def test_sparse_joined_rows_leave_the_last_one_open(sums_pair, place):
+    """Worked rows fill the context, but for the answer; those of the calibration are not there."""
+    row, ids = sparse_lengths.joined(sums_pair, 'sums', 512, place)
+    *worked, last = sums_pair.text(ids).split(sparse_lengths.NEXT)
+    assert last == f'{row["prompt"]}\nAnswer:' and row['answer'] not in sums_pair.text(ids)
+    assert 512 - 24 - 60 < len(ids) <= 512 - 24
+    assert worked and all('####' in text for text in worked)
+    spare = sums_pair.text(sparse_lengths.calibration_ids(sums_pair, 'sums'))
+    for i in range(54, 60):
+        assert f'{i} + {i}' in spare and f'{i} and {i}' not in sums_pair.text(ids)
+
+
+def test_sparse_joined_rows_of_places_differ(sums_pair):
+    contexts = [sparse_lengths.joined(sums_pair, 'sums', 512, place) for place in (0, 1, 0)]
+    assert contexts[0] == contexts[2] != contexts[1]
+
+
+def test_sparse_joined_text_is_cut_where_it_is_full(sums_pair):
+    row, ids = sparse_lengths.joined(sums_pair, 'news', 512, 0)
+    assert row == {} and len(ids) == 512 - 24 and sums_pair.text(ids).startswith('Article ')
+    assert sums_pair.grade(row, 'a text') is None
+
+
+def test_sparse_long_contexts_are_those_that_fit(sums_pair):
+    """No longer than what the target reads, and than what the rows have: 54 of news, 55 bytes or so each."""
+    found = sparse_record.length_items(sums_pair, 2)
+    assert [item[1:] for item in found] == [(2048, 0), (2048, 1)] * 2
+    assert [item.family for item in found] == ['sums'] * 2 + ['news'] * 2
+    assert not sparse_lengths.can_fill(sums_pair, 'sums', 2049)
+    assert sparse_lengths.filling(sums_pair.tokenizer, ['abc', 'de', 'f'], 4) == (['abc', 'de'], 5)
+
+
+@pytest.mark.parametrize('family', ['sums', 'news'])
+def test_sparse_long_row_of_any_pair(sums_pair, family, monkeypatch):
+    """Each setting reads what the dense target wrote, as it must: dense agrees. Only sums are graded."""
+    monkeypatch.setattr(sparse_lengths, 'CALIBRATED', 280)
+    monkeypatch.setattr(sparse_record, 'OWN', 10)
+    row = sparse_record.joined_row(sums_pair, sparse_record.LongContext(family, 512, 0))
+    read = row['settings']
+    assert list(read) == list(sparse_settings.LENGTHS)
+    assert row['read'] == 10 and read['dense']['alike'] == 1 and read['dense']['kl'] == 0
+    assert read['calibrated']['keys'] == read['random']['keys'] < 0.7
+    assert read['random']['kl'] > 0 and read['calibrated']['bytes'] < 1
+    graded = [name for name in read if 'right' in read[name]]
+    assert graded == (['dense', *sparse_settings.WRITTEN] if family == 'sums' else [])
+
+
 def test_sparse_stretched_network_is_another():
     """Beyond what a network learned a copy reads, whose slow frequencies are stretched; within, it itself."""
     model = network(max_position_embeddings=32)
@@ -5063,6 +5126,38 @@ def test_sparse_stretched_network_is_another():
     assert model.config.max_position_embeddings == 32
     there = model.cos.shape[0]
     assert not torch.equal(longer.cos[:there], model.cos)
+
+
+def long_row(length, seconds, dense):
+    """A stored row of a long context: dense is right or not, and sparse, as fast as said, never."""
+    usual = dict(kl=0.0, alike=1.0, keys=1.0, flops=1.0, run=1.0, bytes=1.0, seconds=1.0, right=dense,
+                 tokens_a_cycle=2.0)
+    thin = usual | dict(kl=0.1, alike=0.9, keys=0.25, flops=0.5, bytes=0.8, seconds=seconds, right=0)
+    recent = thin | dict(kl=0.4, right=1)
+    settings = dict(dense=usual, calibrated=thin, second=thin | dict(kl=0.3), recent=recent, tenth=thin)
+    return dict(length=length, tokens=length - 50, settings=settings)
+
+
+def test_sparse_long_claims_by_hand():
+    """Speed is the dense seconds over the sparse; where dense is never right nothing can be lost."""
+    rows = [long_row(2048, 2.0, 1), long_row(8192, 0.5, 0)]
+    found = {claim.text: common.judge(claim) for claim in sparse_claims.long_claims(rows)}
+    slow, fast = [found[f'Long, 75 %, {k}k tokens: speed of a pass over a dense one'] for k in (2, 8)]
+    assert slow.figure == 0.5 and fast.figure == 2
+    assert 'would allow 2.00, the bytes 1.25' in fast.remark
+    assert found['Long, 75 %, 2k tokens: right less dense'].figure == -1
+    assert 'Long, 75 %, 8k tokens: right less dense' not in found
+    assert found['Long, 75 %, 2k tokens: minus the KL to dense'].figure == -0.1
+    assert found['F4, long: KL of recent blocks less that of mean-key blocks'].figure == pytest.approx(0.3)
+    assert found['F4, long: right, mean-key blocks less recent blocks'].figure == -1
+    assert found['Long: KL, every second layer less calibrated anchors'].figure == pytest.approx(0.2)
+
+
+def test_sparse_claims_of_no_rows():
+    """Nothing is claimed of records that are absent, or empty since no context could be filled."""
+    assert sparse_claims.claims({}) == sparse_claims.tables({}) == []
+    empty = dict(lengths=common.Stored({}, []))
+    assert sparse_claims.claims(empty) == sparse_claims.tables(empty) == []
 
 
 @pytest.mark.parametrize('line, verdict', [(-0.6, 'HOLDS'), (-0.4, 'FAILS')])

@@ -7,7 +7,7 @@ import math
 from operator import itemgetter
 
 from lab.common import Claim, PageTable, mean
-from lab.sparse.settings import (BOTH, BY_ROOT, CHANNELS, GRID, HARD, LENGTHS, LONG, MEDIUM, MIXTURE, SEEDS,
+from lab.sparse.settings import (BOTH, BY_ROOT, CHANNELS, GRID, HARD, LONG, MEDIUM, MIXTURE, SEEDS,
                                  SWEEPS)
 
 WORDS = dict(       # key of a setting in a stored row: column of a table
@@ -16,7 +16,8 @@ WORDS = dict(       # key of a setting in a stored row: column of a table
 SPANS = ((LONG, 512), (512, 1024), (1024, 2048))        # tokens of a prompt: from, below
 EVERY_SECOND = 'attn 75 %, every second layer chooses'
 LENGTH_WORDS = dict(dense='dense', calibrated='75 %', second='75 %, every second layer chooses',
-                    recent='75 %, the latest keys', tenth='90 %, every second layer chooses')
+                    recent='75 %, the latest keys', random='75 %, by lot', quest='75 %, Quest',
+                    oracle='75 %, oracle', tenth='90 %, every second layer chooses')
 
 # why a claim may fail, where several share the reason
 MEAN_HIDES = 'A block is scored by its mean key, which hides the one key in it that is looked for'
@@ -96,8 +97,16 @@ def perplexity_ratio(rows, setting):
 # ----------------------------------------------------------------------------------------------------- claims
 
 def claims(stored):
-    """Every Claim of this paper, from {record name: Stored}."""
+    """Every Claim of this paper, from {record name: Stored}, of those records that are there."""
     rows = {name: record.rows for name, record in stored.items()}
+    found = []
+    if 'math' in rows:
+        found += lab_claims(rows)
+    return found + long_claims(rows.get('lengths', []))
+
+
+def lab_claims(rows):
+    """Every Claim of what is measured on the lab's tasks, from {record name: rows}."""
     found = [profile_claim(rows['math'] + rows['table'])]
     found += reduction_claims(rows['table'], rows['story'])
     found += length_claims(rows['table'])
@@ -354,9 +363,108 @@ def distilled_claims(rows):
     return found
 
 
+# ---------------------------------------------------------------------------------------------- long contexts
+# A quarter of the keys is what LENGTHS reads as `calibrated`, with the method's other defaults.
+
+def long_claims(rows):
+    """Claims about long contexts, of any pair: what is kept and how fast it is, then how it is chosen."""
+    found = []
+    for length in sorted({row['length'] for row in rows}):
+        some = [row for row in rows if row['length'] == length]
+        found += kept_claims(f'{round(length / 1000)}k tokens', some)
+        found.append(speed_claim(f'{round(length / 1000)}k tokens', some))
+    if rows:
+        found += choice_claims(rows)
+    return found
+
+
+def graded_rows(rows):
+    """Those of whose settings some have written a text that could be graded."""
+    return [row for row in rows if 'right' in row['settings']['calibrated']]
+
+
+def kept_claims(where, rows):
+    """What a quarter of the keys keeps; where: in contexts of what length."""
+    keys = average(rows, 'calibrated', 'keys')
+    note = f'{keys:.0%} of the keys are read, n = {len(rows)}'
+
+    def alike(row):
+        return value(row, 'calibrated', 'alike')
+
+    def less_kl(row):
+        return -value(row, 'calibrated', 'kl')
+    found = [
+        Claim(f'Long, 75 %, {where}: same first choice as dense', 'paper', 0.95, rows, mean_of(alike),
+              note=note, why=LOOKS_UP),
+        Claim(f'Long, 75 %, {where}: minus the KL to dense', 'paper', -0.05, rows, mean_of(less_kl),
+              note=f'nats, {note}', why=LOOKS_UP)]
+    graded = graded_rows(rows)
+    dense = average(graded, 'dense', 'right')
+    if dense > 0:                                       # else nothing can be lost
+        found.append(Claim(f'Long, 75 %, {where}: right less dense', 'paper', -0.01, graded,
+                           difference('calibrated', 'dense', 'right'),
+                           note=f'dense {dense:.0%}, n = {len(graded)}', why=LOOKS_UP))
+    return found
+
+
+def speed(rows, setting='calibrated'):
+    """Of a pass, times the dense one's."""
+    return 1 / average(rows, setting, 'seconds')
+
+
+def speed_claim(where, rows):
+    """Whether a pass with a quarter of the keys is faster as it is written; the ceiling is in the note."""
+    by_flops = 1 / average(rows, 'calibrated', 'flops')
+    by_bytes = 1 / average(rows, 'calibrated', 'bytes')
+    return Claim(f'Long, 75 %, {where}: speed of a pass over a dense one', 'paper', 1.0, rows, speed,
+                 note=f'the FLOPs that are needed would allow {by_flops:.2f}, the bytes {by_bytes:.2f}, '
+                      f'n = {len(rows)}',
+                 why='Choosing and copying keys takes calls of its own, and a pass waits more for calls than '
+                     'for keys')
+
+
+def choice_claims(rows):
+    """F4 and the anchors, on long contexts of all lengths: what the method's blocks have over others."""
+    note = f'nats, 75 %, all lengths, n = {len(rows)}'
+    found = []
+    for other, (_, why) in CONTROLS.items():
+        if other in rows[0]['settings']:
+            found.append(Claim(f'F4, long: KL of {other} blocks less that of mean-key blocks', 'ours', 0.0,
+                               rows, difference(other, 'calibrated', 'kl'), note=note, why=why))
+    found += right_claims(graded_rows(rows))
+    found.append(Claim('Long: KL, every second layer less calibrated anchors', 'paper', 0.0, rows,
+                       difference('second', 'calibrated', 'kl'), note=note, why=OTHER_ANCHORS['second']))
+    return found
+
+
+def right_claims(rows):
+    """F4 by the answers of long contexts, which some settings wrote."""
+    found = []
+    for other, (line, why) in CONTROLS.items():
+        if not rows or 'right' not in rows[0]['settings'].get(other, {}):
+            continue
+        shares = [f'{average(rows, name, "right"):.0%}' for name in ('calibrated', 'dense')]
+        found.append(Claim(f'F4, long: right, mean-key blocks less {other} blocks', 'ours', line, rows,
+                           difference('calibrated', other, 'right'),
+                           note=f'75 %, {shares[0]} right, dense {shares[1]}, n = {len(rows)}', why=why))
+    return found
+
+
 # ----------------------------------------------------------------------------------------------------- tables
 
 def tables(stored):
+    """The tables of the records that are there."""
+    found = []
+    if 'math' in stored:
+        found += lab_tables(stored)
+    if 'lengths' in stored and stored['lengths'].rows:
+        found += [lengths_table(stored['lengths'].rows), speeds_table(stored['lengths'].rows)]
+    if 'halving' in stored:
+        found.append(halving_table(stored['halving'].rows[0]))
+    return found
+
+
+def lab_tables(stored):
     """What every setting costs and keeps, by knob, by layers that choose, by length; where reasoning ends."""
     found = []
     for task in ('math', 'table', 'story'):
@@ -367,8 +475,6 @@ def tables(stored):
         found.append(anchors_table(task, f'{task}, blocks of 4', stored['anchors'].rows))
     found.append(anchors_table('table', 'table, the default blocks and L0', stored['usual'].rows))
     found.append(spans_table(stored['table'].rows))
-    found.append(lengths_table(stored['lengths'].rows))
-    found.append(halving_table(stored['halving'].rows[0]))
     found.append(stress_table(stored['math'].rows))
     return found
 
@@ -435,19 +541,44 @@ def spans_table(rows):
     return PageTable(head, lines)
 
 
-def lengths_table(rows):
-    """Several tables in a row, of which one is asked about."""
-    head = ('several tables, tokens', 'asked: first, last', 'setting', 'keys', 'FLOPs', 'bytes', 'KL',
-            'same choice', 'right', 'tokens a cycle')
-    lines = []
-    for length in sorted({row['length'] for row in rows}):
-        group = [row for row in rows if row['length'] == length]
+def contexts_of(rows):
+    """Yields (title, rows) of the long contexts of each family and length."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row.get('family', 'several tables'), row['length']), []).append(row)
+    for (family, _), group in groups.items():
         tokens = round(mean(row['tokens'] for row in group))
-        first = sum(row['is_first'] for row in group)
-        for name in LENGTHS:
-            line = [tokens, f'{first}, {len(group) - first}', LENGTH_WORDS[name]]
-            for key in ('keys', 'flops', 'bytes', 'kl', 'alike', 'right', 'tokens_a_cycle'):
-                line.append(average(group, name, key))
+        yield f'{family}, {tokens} tokens', group
+
+
+def lengths_table(rows):
+    """What the settings keep of long contexts."""
+    keys = ('keys', 'flops', 'bytes', 'kl', 'alike', 'right', 'tokens_a_cycle')
+    head = ('long contexts', 'n', 'setting', 'keys', 'FLOPs', 'bytes', 'KL', 'same choice', 'right',
+            'tokens a cycle')
+    lines = []
+    for title, group in contexts_of(rows):
+        for name, first in group[0]['settings'].items():
+            line = [title, len(group), LENGTH_WORDS[name]]
+            for key in keys:
+                line.append(average(group, name, key) if key in first else '-')
+            lines.append(line)
+    return PageTable(head, lines)
+
+
+def speeds_table(rows):
+    """How fast passes over long contexts are, and how fast their FLOPs and bytes would let them be."""
+    head = ('a pass over 5 positions behind', 'dense, ms', 'setting', 'times as fast', 'by the FLOPs needed',
+            'by the FLOPs executed', 'by the bytes')
+    lines = []
+    for title, group in contexts_of(rows):
+        dense = '-'
+        if 'seconds' in group[0]:
+            dense = 1000 * mean(row['seconds'] for row in group)
+        for name in ('calibrated', 'second', 'tenth'):
+            line = [title, dense, LENGTH_WORDS[name], speed(group, name)]
+            for key in ('flops', 'run', 'bytes'):
+                line.append(1 / average(group, name, key))
             lines.append(line)
     return PageTable(head, lines)
 

@@ -1,10 +1,21 @@
-"""Contexts longer than the embedded pair learned: tables in a row, rotary positions that are stretched."""
+"""Long contexts: tables in a row for the embedded pair, joined rows of its prompts for any other.
+
+Longer ones than the embedded pair learned take rotary positions that are stretched.
+"""
 import copy
+import random
 import re
 from dataclasses import replace
 
 from lab import tasks
 from lab.common import SEED, embedded
+from lab.pairs import rows_by_family
+
+NEXT = '\n\nQuestion: '         # between joined rows that are graded; in an answer it begins another one
+CALIBRATED = 1024               # tokens of a family that a calibration is measured on
+
+
+# ------------------------------------------------------------------------------------------- tables in a row
 
 
 def stretched(model, length):
@@ -71,3 +82,69 @@ def long_contexts(n, tokens):
         prompt = long_prompt(row, others, tokens, i % 2 == 0)
         found.append((row, tokenizer.encode(prompt).ids, tokenizer.encode(row['solution']).ids))
     return found
+
+
+# ----------------------------------------------------------------------------------------------- joined rows
+
+def filling(tokenizer, texts, tokens):
+    """(the first of these texts, as few as have so many tokens together or else all, how many they have)."""
+    found = []
+    there = 0
+    for text in texts:
+        if there >= tokens:
+            break
+        there += len(tokenizer.encode(text, add_special_tokens=False).ids)
+        found.append(text)
+    return found, there
+
+
+def is_graded(pair, row):
+    return pair.grade(row, '') is not None
+
+
+def piece(pair, row):
+    """What a row adds to a context: question and solution where it has both, else its text."""
+    if is_graded(pair, row):
+        return f'{NEXT}{row["prompt"]}\nAnswer: {row.get("solution") or row["answer"]}'
+    return f'\n\n{row["prompt"]}'
+
+
+def parted(pair, family):
+    """(rows that contexts are made of, rows to calibrate on: the last tenth of them, one at least)."""
+    rows = rows_by_family(pair.prompts)[family]
+    spare = max(1, len(rows) // 10)
+    return rows[:-spare], rows[-spare:]
+
+
+def can_fill(pair, family, length):
+    """Whether the family's rows have so many tokens, and both models read as many."""
+    rows, _ = parted(pair, family)
+    _, there = filling(pair.tokenizer, (piece(pair, row) for row in rows), length)
+    context = min(pair.network(role)[0].config.max_position_embeddings for role in pair.roles)
+    return length <= min(there, context)
+
+
+def joined(pair, family, length, place):
+    """(row, ids) of the place-th context of a family: so many tokens at most, what is written included.
+
+    Graded rows are worked ones, in another order each time, and `row`, the last, whose answer is open. Others
+    are plain text, never in a chat template, and cut where it is full; there is nothing to grade by, {}.
+    """
+    rows, _ = parted(pair, family)
+    row, *others = random.Random(f'{SEED} {place}').sample(rows, len(rows))
+    tokens = length - pair.max_new
+    if not is_graded(pair, row):
+        texts, _ = filling(pair.tokenizer, (piece(pair, other) for other in [row, *others]), tokens)
+        return {}, pair.tokenizer.encode(''.join(texts).lstrip()).ids[:tokens]
+    asked = f'{NEXT}{row["prompt"]}\nAnswer:'
+    room = tokens - len(pair.encode(asked))
+    texts, _ = filling(pair.tokenizer, (piece(pair, other) for other in others), room)
+    fitting = texts[:-1]                                # the last one may be too long
+    return row, pair.encode(''.join([*fitting, asked]).lstrip())
+
+
+def calibration_ids(pair, family):
+    """CALIBRATED ids of joined rows of a family, from those on that no context is made of."""
+    rows, spare = parted(pair, family)
+    texts, _ = filling(pair.tokenizer, (piece(pair, row) for row in spare + rows), CALIBRATED)
+    return pair.tokenizer.encode(''.join(texts).lstrip()).ids[:CALIBRATED]

@@ -1,11 +1,14 @@
 """What is measured for sparse verification: `python -m lab.claims sparse`. How it is judged is in claims.py.
 
 Every prompt is read densely once; then each setting reads its solution, five tokens a pass, and writes one.
+Any pair is measured on long contexts, and what is read there is the target's own dense text.
 """
 import functools
 import itertools
 import random
+import statistics
 import sys
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -13,17 +16,19 @@ from tqdm import tqdm
 import kernels
 from lab import tasks
 from lab.common import MODELS, SEED, embedded, mean
+from lab.pairs import EMBEDDED, LabRecord, Record
 from lab.sparse.distil import Lesson, distil
-from lab.sparse.lengths import long_contexts, stretched
+from lab.sparse.lengths import NEXT, calibration_ids, can_fill, joined, long_contexts, stretched
 from lab.sparse.passes import cost
 from lab.sparse.rivals import SparseForms, ledger
 from lab.sparse.settings import (BOTH, GRID, HARD, LENGTHS, LONG, MIXTURE, OFF, REFRESH, SEEDS, SELECTIONS,
-                                 SWEEPS, USUAL, WHOLE_MIXTURE)
-from model import Reader, read_calibration
+                                 SWEEPS, USUAL, WHOLE_MIXTURE, WRITTEN)
+from model import Reader, read_calibration, send
 from train_mask import sparsity, watched
 from verify import Exact, Session, Sparse, chain, decode
 
 TOKENS = 5          # of a reading pass
+OWN = 64            # tokens of the target's own text that are read, where a context has no solution
 
 
 def contexts(task, n, split='held-out', seed=SEED):
@@ -72,24 +77,33 @@ def pair_of(target):
     return embedded(target)[0], embedded('draft')[0]
 
 
+@functools.cache
+def stretched_pair(tokens):
+    """(target, draft), embedded, for contexts of so many tokens and what is written behind them."""
+    return tuple(stretched(network, tokens + 200) for network in pair_of('target'))
+
+
 # ------------------------------------------------------------------------------------------------- one prompt
 
 class Prompt:
     """A prompt that was read densely, once: what settings of Sparse make of its solution, and write on."""
 
-    def __init__(self, context, found, pair=None, plain=None):
-        """context: see contexts; found: see calibrated; pair: the target and the draft, default: embedded.
+    def __init__(self, pair, session, row, solution=None, plain=None):
+        """pair: a Pair; session: a Session that has read the prompt of this row; solution: its ids.
 
-        plain: the knobs with which nothing is left out.
+        Without one the solution is what the target itself begins to write, OWN tokens at most; `dense` is
+        all of that text, see write. plain: the knobs with which nothing is left out.
         """
-        _, self.tokenizer, eos = embedded('target')
-        self.row, self.ids, self.solution = context
-        self.room = len(self.solution) + 12
-        pair = pair or pair_of('target')
-        readers = [Reader(network, len(self.ids) + self.room) for network in pair]
-        self.session = Session(*readers, chain, list(self.ids), self.room, eos,
-                               calibration=dict(sparse=found))
-        self.session.read_prompt()
+        self.pair = pair
+        self.session = session
+        self.row = row
+        self.ids = session.tokens
+        self.room = session.room
+        self.dense = None
+        if solution is None:
+            self.dense = self.write({})
+            solution = self.dense['tokens'][:OWN]
+        self.solution = solution
         self.dense_laws, self.dense_passes = self.passes(plain)
 
     def start(self, knobs):
@@ -130,7 +144,7 @@ class Prompt:
             _, positions, seconds = pass_taken
             taken.append(self.pass_of(log, begin - 1, positions, seconds))
             session.cycles += 1
-        return torch.cat(laws)[:len(self.solution)].log_softmax(-1), taken
+        return torch.cat(laws)[:len(self.solution)].float().log_softmax(-1), taken
 
     def pass_of(self, log, cached, positions, seconds):
         """What one watched pass took, as a dict."""
@@ -144,9 +158,9 @@ class Prompt:
         """What a sparse reading of the solution is beside a dense one, means over its tokens.
 
         kl in nats, dense to sparse; alike: the same first choice; nll in nats a token; bytes, flops (that are
-        needed), run (FLOPs that the code executes) and seconds over the dense passes'; shares of the cached
-        keys that are read, of a layer's channels that a token (channels) and a pass (union) reads; overlap
-        (see overlaps) only where rows chose for themselves.
+        needed), run (FLOPs that the code executes) and seconds (the median pass's) over the dense passes';
+        shares of the cached keys that are read, of a layer's channels that a token (channels) and a pass
+        (union) reads; overlap (see overlaps) only where rows chose for themselves.
         """
         laws, taken = self.passes(knobs, fresh)
         dense = self.dense_laws
@@ -158,8 +172,9 @@ class Prompt:
             channels=self.share(taken, 'channels'),
             union=self.share(taken, 'union'),
         )
-        for key in ('bytes', 'flops', 'run', 'seconds'):
+        for key in ('bytes', 'flops', 'run'):
             found[key] = total(taken, key) / total(self.dense_passes, key)
+        found['seconds'] = median_seconds(taken) / median_seconds(self.dense_passes)
         shares = []
         for each in taken:
             shares += each['overlaps']
@@ -169,8 +184,8 @@ class Prompt:
 
     def nll(self, laws):
         """Nats a token of the solution under these log-probabilities [n, V]."""
-        places = torch.tensor(self.solution)[:, None]
-        return -float(laws.gather(1, places).mean())
+        places = send(self.solution, laws.device)
+        return -float(laws.gather(1, places[:, None]).mean())
 
     def share(self, taken, key):
         """The mean number under this key of all layers of all passes, as a share of a layer's channels."""
@@ -184,12 +199,17 @@ class Prompt:
     def write(self, knobs):
         """The greedy text of `sd`, gamma 4: right (1 or 0), tokens (ids), text, tokens_a_cycle, verifying.
 
-        verifying is the target's share of the seconds.
+        It ends where a next question begins. right: None where nothing can be graded; verifying: the target's
+        share of the seconds.
         """
         session = self.start(knobs)
-        cycles = list(decode(session, Exact()))
-        tokens = session.tokens[len(self.ids):]
-        text = self.tokenizer.decode(tokens)
+        cycles = []
+        for cycle in decode(session, Exact()):
+            cycles.append(cycle)
+            tokens = session.tokens[len(self.ids):]
+            text, asks_on, _ = self.pair.text(tokens).partition(NEXT)
+            if asks_on:
+                break
         every = verifying = 0.0
         for cycle in cycles:
             for path, (_, _, seconds) in cycle.passes.items():
@@ -197,13 +217,18 @@ class Prompt:
                 if path.startswith('target'):
                     verifying += seconds
         tokens_a_cycle = mean(len(cycle.tokens) for cycle in cycles)
-        right = bool(tasks.grade(self.row, text))
-        return dict(right=float(right), tokens=tokens, text=text, tokens_a_cycle=tokens_a_cycle,
+        right = self.pair.grade(self.row, text)
+        return dict(right=right, tokens=tokens, text=text, tokens_a_cycle=tokens_a_cycle,
                     verifying=verifying / every)
 
 
 def total(taken, key):
     return sum(each[key] for each in taken)
+
+
+def median_seconds(taken):
+    """Of a pass: the first one also averages blocks, or waits for a card that has just been given work."""
+    return statistics.median(each['seconds'] for each in taken)
 
 
 def overlaps(log):
@@ -222,6 +247,20 @@ def overlaps(log):
     return shares
 
 
+def lab_prompt(context, found, networks=None, plain=None):
+    """The Prompt of a context (see contexts) of the embedded pair, or of these (target, draft) instead.
+
+    found: see calibrated; plain: see Prompt.
+    """
+    row, ids, solution = context
+    _, _, eos = embedded('target')
+    room = len(solution) + 12
+    readers = [Reader(network, len(ids) + room) for network in networks or pair_of('target')]
+    session = Session(*readers, chain, list(ids), room, eos, calibration=dict(sparse=found))
+    session.read_prompt()
+    return Prompt(EMBEDDED, session, row, solution, plain)
+
+
 # ------------------------------------------------------------------------------------------------ the records
 
 def setting_rows(task, settings, n):
@@ -235,7 +274,7 @@ def setting_rows(task, settings, n):
     if task == 'story':
         n = max(2, n // 2)
     for context, found in in_turn(model, task, shown(contexts(task, n), task)):
-        prompt = Prompt(context, found)
+        prompt = lab_prompt(context, found)
         read = {name: prompt.read(knobs) for name, knobs in settings.items()}
         row = dict(tokens=len(prompt.ids), nll=prompt.nll(prompt.dense_laws), settings=read)
         if task != 'story':
@@ -278,7 +317,7 @@ def sweep_rows(n):
         settings |= values
     found = contexts('table', max(2, n // 3))
     for context, calibration in in_turn(model, 'table', shown(found, 'sweeps')):
-        prompt = Prompt(context, calibration)
+        prompt = lab_prompt(context, calibration)
         read = {name: prompt.read(knobs) for name, knobs in settings.items()}
         add_written(prompt, settings, read)
         yield dict(tokens=len(prompt.ids), settings=read)
@@ -300,7 +339,7 @@ def anchors_rows(families, is_usual, n):
     for task in families:
         layers = [calibrated(model, task, seed, is_usual)['anchors'][:count] for seed in range(SEEDS)]
         for context in shown(contexts(task, n), f'{task} anchors'):
-            prompt = Prompt(context, known)
+            prompt = lab_prompt(context, known)
             drawn = [[0, *lots.sample(range(1, L), count - 1)] for _ in range(3)]
             yield dict(
                 task=task,
@@ -317,17 +356,79 @@ def kl_by_anchors(prompt, knobs, layers):
     return prompt.read(knobs)['kl']
 
 
-def length_rows(n):
-    """A row a long prompt of several tables, n / 5 of each length, n / 10 of the longest: see LENGTHS."""
-    model, _ = pair_of('target')
-    for tokens, share in ((2000, 5), (4000, 5), (8000, 10)):
-        pair = [stretched(network, tokens + 200) for network in pair_of('target')]
-        found = long_contexts(max(2, n // share), tokens)
-        for i, (context, calibration) in enumerate(in_turn(model, 'table', shown(found, f'{tokens} tokens'))):
-            prompt = Prompt(context, calibration, pair)
-            read = {name: prompt.read(knobs) for name, knobs in LENGTHS.items()}
-            add_written(prompt, LENGTHS, read)
-            yield dict(length=tokens, tokens=len(prompt.ids), is_first=i % 2 == 0, settings=read)
+class LongContext(NamedTuple):
+    """A long prompt to be measured."""
+    family: str
+    length: int         # tokens
+    place: int          # among those of this family and length
+
+
+def length_items(pair, n):
+    """The LongContexts of a pair: n of each family and length that can be filled; the shortest are first.
+
+    Of the embedded pair: several tables, n / 5 of each length, n / 10 of the longest.
+    """
+    found = []
+    if pair.is_embedded:
+        for tokens, share in ((2000, 5), (4000, 5), (8000, 10)):
+            found += [LongContext('table', tokens, i) for i in range(max(2, n // share))]
+        return found
+    for length in (2048, 4096, 8192):
+        for family in pair.families(()):
+            if can_fill(pair, family, length):
+                found += [LongContext(family, length, i) for i in range(n)]
+    return found
+
+
+def length_row(pair, item):
+    """What settings read of a LongContext, and write: see LENGTHS."""
+    row_of = stretched_row if pair.is_embedded else joined_row
+    return row_of(pair, item)
+
+
+def stretched_row(pair, item):
+    """The row of several tables, one of which is asked about, on networks that are stretched."""
+    _, length, place = item
+    context = long_contexts(place + 1, length)[place]
+    calibration = calibrated(pair.network('target')[0], 'table', place % SEEDS)
+    prompt = lab_prompt(context, calibration, stretched_pair(length))
+    read = {name: prompt.read(knobs) for name, knobs in LENGTHS.items()}
+    add_written(prompt, LENGTHS, read)
+    return dict(length=length, tokens=len(prompt.ids), is_first=place % 2 == 0, settings=read)
+
+
+def joined_row(pair, item):
+    """The row of a context of joined rows, of which some settings write, where that can be graded.
+
+    anchors: the layers that choose, calibrated on rows that no context has; seconds: of a dense pass.
+    """
+    family, length, place = item
+    row, ids = joined(pair, family, length, place)
+    found = calibrated_on(pair, family)
+    session = pair.session(ids)
+    session.calibration = dict(sparse=found)
+    prompt = Prompt(pair, session, row)
+    read = {name: prompt.read(knobs) for name, knobs in LENGTHS.items()}
+    if prompt.dense['right'] is not None:
+        for name in WRITTEN:
+            read[name] |= graded(prompt.write(LENGTHS[name]))
+        read['dense'] |= graded(prompt.dense)
+    method = Sparse()
+    anchors = method.anchor_layers(found, len(found['channels']))
+    return dict(family=family, place=place, length=length, tokens=len(ids), read=len(prompt.solution),
+                anchors=anchors, seconds=median_seconds(prompt.dense_passes), settings=read)
+
+
+def graded(text):
+    """What is stored of a text that a setting wrote."""
+    return dict(right=text['right'], tokens_a_cycle=text['tokens_a_cycle'])
+
+
+@functools.cache
+def calibrated_on(pair, family):
+    """The sparse section of a calibration, as the method's defaults choose, on joined rows of a family."""
+    model, _, _ = pair.network('target')
+    return sparsity(model, [calibration_ids(pair, family)], **USUAL)
 
 
 def elsewhere_rows(n):
@@ -337,7 +438,7 @@ def elsewhere_rows(n):
     for i, context in enumerate(shown(contexts('table', n), 'elsewhere')):
         row = {}
         for task in ('story', 'table'):
-            prompt = Prompt(context, calibrated(model, task, i % SEEDS))
+            prompt = lab_prompt(context, calibrated(model, task, i % SEEDS))
             right = prompt.write(knobs)['right']
             alike = prompt.read(knobs)['alike']
             row[task] = dict(right=right, alike=alike)
@@ -348,7 +449,7 @@ def drift_rows(n):
     """A row a story: KL in nats on a cache that sparse passes wrote (own), and on a dense one (fresh)."""
     model, _ = pair_of('target')
     for context, found in in_turn(model, 'story', shown(contexts('story', n), 'drift')):
-        prompt = Prompt(context, found)
+        prompt = lab_prompt(context, found)
         own = prompt.read(GRID[BOTH])['kl']
         fresh = prompt.read(GRID[BOTH], fresh=True)['kl']
         yield dict(own=own, fresh=fresh)
@@ -364,7 +465,7 @@ def mixture_rows(n):
         experts = []
         for layer in measured['experts']:
             experts.append([[0.0, *shares, 2.0] for shares in layer])
-        prompt = Prompt(context, measured | dict(experts=experts), pair, plain=WHOLE_MIXTURE)
+        prompt = lab_prompt(context, measured | dict(experts=experts), pair, plain=WHOLE_MIXTURE)
         read = {name: prompt.read(knobs) for name, knobs in MIXTURE.items()}
         whole = prompt.write(WHOLE_MIXTURE)
         hybrid = prompt.write(MIXTURE['attn 75 %, experts, 1'])
@@ -372,13 +473,18 @@ def mixture_rows(n):
                    written=dict(whole=written(whole, whole), hybrid=written(hybrid, whole)))
 
 
-def halving_rows(n):
-    """One row: the fewest cached tokens at which sparse attention halves FLOPs, and bytes, of a pass.
+def halving_row(pair, model):
+    """The fewest cached tokens at which sparse attention halves FLOPs, and bytes, of a pass: nothing is run.
 
-    Of the embedded target over 5 positions, with the method's default knobs. Nothing is run.
+    Over 5 positions, with the method's default knobs; model: a Transformer.
     """
-    model, _ = pair_of('target')
-    yield dict(flops=halving_length(model, 'flops'), bytes=halving_length(model, 'bytes'))
+    return dict(flops=halving_length(model, 'flops'), bytes=halving_length(model, 'bytes'))
+
+
+def the_target(pair, n):
+    """The one item: the network of the target."""
+    model, _, _ = pair.network('target')
+    return [model]
 
 
 def halving_length(model, what):
@@ -414,7 +520,7 @@ def distilled_rows(n, seconds=60):
         for context, found in in_turn(model, task, shown(contexts(task, n), f'{task} with drafts')):
             row = dict(task=task)
             for name, draft in drafts.items():
-                row[name] = Prompt(context, found, (model, draft)).write(GRID[HARD])['tokens_a_cycle']
+                row[name] = lab_prompt(context, found, (model, draft)).write(GRID[HARD])['tokens_a_cycle']
             yield row
 
 
@@ -424,7 +530,7 @@ def taught_drafts(n, seconds):
     model, given = pair_of('target')
     for task in ('math', 'table'):
         for context, found in in_turn(model, task, shown(contexts(task, n, 'train'), f'{task} lessons')):
-            prompt = Prompt(context, found)
+            prompt = lab_prompt(context, found)
             sparse_laws, _ = prompt.passes(GRID[HARD])
             lessons['dense'].append(Lesson(prompt.ids, prompt.solution, prompt.dense_laws))
             lessons['sparse'].append(Lesson(prompt.ids, prompt.solution, sparse_laws))
@@ -435,18 +541,19 @@ def taught_drafts(n, seconds):
 
 
 PAIR = ('target', 'draft')
+TASKS = 'texts of the lab, whose solutions are read'
 
-RECORDS = dict(     # name: (embedded models, function from n to rows)
-    math=(PAIR, functools.partial(setting_rows, 'math', GRID)),
-    table=(PAIR, functools.partial(setting_rows, 'table', GRID | SELECTIONS)),
-    story=(PAIR, functools.partial(setting_rows, 'story', GRID | REFRESH)),
-    anchors=(PAIR, functools.partial(anchors_rows, ('table', 'math'), False)),
-    usual=(PAIR, functools.partial(anchors_rows, ('table',), True)),
-    sweeps=(PAIR, sweep_rows),
-    lengths=(PAIR, length_rows),
-    elsewhere=(PAIR, elsewhere_rows),
-    drift=(PAIR, drift_rows),
-    mixture=(('moe', 'draft'), mixture_rows),
-    halving=(('target',), halving_rows),
-    distilled=(PAIR, distilled_rows),
+RECORDS = dict(
+    math=LabRecord(PAIR, functools.partial(setting_rows, 'math', GRID), TASKS),
+    table=LabRecord(PAIR, functools.partial(setting_rows, 'table', GRID | SELECTIONS), TASKS),
+    story=LabRecord(PAIR, functools.partial(setting_rows, 'story', GRID | REFRESH), TASKS),
+    anchors=LabRecord(PAIR, functools.partial(anchors_rows, ('table', 'math'), False), TASKS),
+    usual=LabRecord(PAIR, functools.partial(anchors_rows, ('table',), True), TASKS),
+    sweeps=LabRecord(PAIR, sweep_rows, TASKS),
+    lengths=Record(length_items, length_row, drafts=False),
+    elsewhere=LabRecord(PAIR, elsewhere_rows, TASKS),
+    drift=LabRecord(PAIR, drift_rows, TASKS),
+    mixture=LabRecord(('moe', 'draft'), mixture_rows, 'a mixture of experts'),
+    halving=Record(the_target, halving_row, drafts=False),
+    distilled=LabRecord(PAIR, distilled_rows, 'a draft that learns within minutes'),
 )

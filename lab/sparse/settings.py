@@ -63,13 +63,17 @@ SWEEPS = dict(      # of tables; title: the settings of one table
     block=swept('blocks of {}', 'block', (4, 8, 16, 32, 64, 128)),
 )
 USUAL = dict(dense_below=128, block=16, locals=2)       # the method's defaults
-LENGTHS = dict(     # of several tables in a row
+LENGTHS = dict(     # of long contexts
     dense={},
     calibrated=dict(rho=0.25) | USUAL,
     second=dict(rho=0.25, anchors=0) | USUAL,
     recent=dict(rho=0.25, select='recent') | USUAL,
+    random=dict(rho=0.25, select='random') | USUAL,
+    quest=dict(rho=0.25, select='quest') | USUAL,
+    oracle=dict(rho=0.25, select='oracle') | USUAL,
     tenth=dict(rho=0.1, anchors=0) | USUAL,
 )
+WRITTEN = 'calibrated', 'second', 'recent', 'random'    # of these, what writes where a text takes seconds
 
 
 def skipping(experts, quantile, **knobs):
