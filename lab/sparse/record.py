@@ -13,7 +13,8 @@ from tqdm import tqdm
 import kernels
 from lab import tasks
 from lab.common import MODELS, SEED, embedded, mean
-from lab.sparse.distil import Lesson, distil
+from lab.distil import Lesson
+from lab.sparse.distil import distil
 from lab.sparse.lengths import long_contexts, stretched
 from lab.sparse.passes import cost
 from lab.sparse.rivals import SparseForms, ledger
