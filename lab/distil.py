@@ -32,7 +32,7 @@ from verify import probs, sample
 
 HELD = 20           # prompts that are only measured on
 WRITING = 0.4       # share of the time in which the target writes
-TOGETHER = 8192     # tokens of the texts that it writes at once
+TOGETHER = dict(cpu=8192, cuda=32768)       # tokens of the texts that it writes at once
 PLACES = 256        # whose logits are held at once: 0.16 GB for 151,936 tokens
 GAMMA = 4           # draft tokens a cycle of the held-out figures
 STORE = 60          # seconds between checkpoints
@@ -46,7 +46,7 @@ class Lesson(NamedTuple):
     """A text and what a target says at each place of its solution."""
     prompt: list                # ids
     solution: list              # ids
-    said: torch.Tensor          # [n, C] hidden states, of which its head makes logits; or [n, V] log-probabilities
+    said: torch.Tensor          # [n, C], hidden states for its head, or [n, V], log-probabilities
 
     @property
     def length(self):
@@ -138,6 +138,7 @@ class Texts:
         self.folder = folder
         self.target = target
         self.eos = eos
+        self.together = TOGETHER[target.cos.device.type]
 
     def batch(self, name, blanks, temperature, seed):
         """(Lessons, the seconds that they took) of these Blanks, from the file if it is there."""
@@ -153,14 +154,14 @@ class Texts:
     def held_out(self, blanks):
         """The Lessons to measure on: one greedy text a prompt."""
         found = []
-        for number, group in enumerate(grouped(blanks, TOGETHER)):
+        for number, group in enumerate(grouped(blanks, self.together)):
             lessons, _ = self.batch(f'held_out-{number:04d}', group, 0, 0)
             found += lessons
         return found
 
     def for_training(self, blanks, seconds):
         """The Lessons of about so many seconds: first a greedy text a prompt, then sampled ones."""
-        groups = grouped(blanks, TOGETHER)
+        groups = grouped(blanks, self.together)
         random.Random(0).shuffle(groups)
         found = []
         spent = 0.0
@@ -185,13 +186,13 @@ def keep(where, state):
 
 def clock(words, seconds):
     """A bar of so many seconds on a terminal."""
-    return tqdm(total=round(seconds), unit='s', desc=words, file=sys.stderr)
+    return tqdm(total=round(seconds), unit='s', desc=words, file=sys.stderr, disable=None)
 
 
 def tick(bar, seconds, **figures):
     """Moves a bar to so many seconds."""
-    bar.n = min(bar.total, round(seconds))
-    bar.set_postfix(figures)
+    bar.set_postfix(figures, refresh=False)
+    bar.update(min(bar.total, round(seconds)) - bar.n)
 
 
 # ------------------------------------------------------------------------------------------ the student
@@ -231,9 +232,9 @@ def divergence(student, target, guesses, said):
         log_q = student.logits(mine).log_softmax(-1)                        # [places, V]
         log_p = target.logits(theirs).float().log_softmax(-1)
         p = log_p.exp()
-        nats += (p * (log_p - log_q)).sum().item()
+        nats = nats + (p * (log_p - log_q)).sum()       # on the device: nobody waits
         slopes.append((log_q.exp() - p) @ head)
-    return nats, torch.cat(slopes)
+    return float(nats), torch.cat(slopes)
 
 
 def step(student, target, optimizer, lessons):
@@ -250,9 +251,8 @@ def step(student, target, optimizer, lessons):
 
 def train(student, target, lessons, run):
     """Teaches a student until the run's time is spent, from its checkpoint if there is one."""
-    learning = [weight for weight in student.parameters() if weight.requires_grad]
     peak = min(2e-3, 0.6 / target.config.hidden_size)
-    optimizer = adam(learning, peak)
+    optimizer = adam(learned(student).values(), peak)
     spent, done = resume(student, optimizer, run.checkpoint)
     stored = time.monotonic()
     begin = stored - spent
@@ -269,9 +269,14 @@ def train(student, target, lessons, run):
         tick(bar, spent, steps=done, nats=f'{mean:.3f}')
         if now - stored > STORE or spent >= run.training:
             stored = now
-            keep(run.checkpoint, dict(student=student.state_dict(), optimizer=optimizer.state_dict(),
-                                      spent=spent, done=done))
+            keep(run.checkpoint, dict(learned=learned(student), optimizer=optimizer.state_dict(), spent=spent,
+                                      done=done))
     bar.close()
+
+
+def learned(student):
+    """{name: weight} of those that learn."""
+    return {name: weight for name, weight in student.named_parameters() if weight.requires_grad}
 
 
 def resume(student, optimizer, checkpoint):
@@ -279,7 +284,7 @@ def resume(student, optimizer, checkpoint):
     if not checkpoint.exists():
         return 0.0, 0
     saved = torch.load(checkpoint, map_location=student.cos.device, weights_only=True)
-    student.load_state_dict(saved['student'])
+    student.load_state_dict(saved['learned'], strict=False)
     optimizer.load_state_dict(saved['optimizer'])
     return saved['spent'], saved['done']
 
@@ -299,7 +304,7 @@ def agreed(student, target, lesson):
 
 
 def cycles_over(places, gamma=GAMMA):
-    """The cycles in which greedy decoding writes a text; places: see agreed. Each adds a token of the target."""
+    """The cycles in which greedy decoding writes a text; places: see agreed."""
     cycles = 0
     begin = 0
     while begin < len(places):
@@ -329,7 +334,7 @@ def held_out_figures(student, target, lessons):
 # ------------------------------------------------------------------------------------------ the folder
 
 def save(student, kept, pair, out):
-    """Writes the Hugging Face folder: config.json, weights in the pair's dtype, the target's tokenizer files."""
+    """Writes the Hugging Face folder: config.json, weights in the pair's dtype, the tokenizer's files."""
     source = File(pair.target)
     raw = read_json(source / 'config.json')
     raw.pop('dtype', None)                              # transformers 5's name of the next one
@@ -337,6 +342,10 @@ def save(student, kept, pair, out):
     raw.update(num_hidden_layers=len(kept), torch_dtype=str(dtype).removeprefix('torch.'))
     if raw.get('layer_types'):
         raw['layer_types'] = [raw['layer_types'][layer] for layer in kept]
+    mixtures = student.config.mixtures
+    if any(mixtures):
+        dense = [layer for layer, experts in enumerate(mixtures) if not experts]
+        raw.update(mlp_only_layers=dense, decoder_sparse_step=1)
     for file in source.iterdir():
         if file.is_file() and file.suffix not in WEIGHTS and file.name not in OWN:
             shutil.copyfile(file, out / file.name)
@@ -377,7 +386,7 @@ class Run:
         where = self.folder / 'settings.json'
         found = read_json(where) if where.exists() else head
         other = [name for name in head if found.get(name) != head[name]]
-        expect(not other, f'--out {self.out}: a run with other {", ".join(other)} is there; give another folder')
+        expect(not other, f'--out {self.out}: a run with other {", ".join(other)}; give another folder')
         empty = where.exists() or not (self.out / 'config.json').exists()
         expect(empty, f'--out {self.out}: a model is there already; give another folder')
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -385,7 +394,7 @@ class Run:
 
 
 def split(pair, out):
-    """(Blanks that are held out, Blanks to learn from) of the pair's prompts; writes the rows of the former."""
+    """(held-out Blanks, Blanks to learn from) of the pair's prompts; the rows of the former go to a file."""
     prompts = pair.texts((), sys.maxsize)
     random.Random(0).shuffle(prompts)
     expect(len(prompts) > HELD, f'{len(prompts)} prompts of {pair.longest} tokens or fewer; expected more '
@@ -436,7 +445,7 @@ def parse():
     add('--prompts', metavar='FILE', nargs='+', required=True,
         help='JSON lines with a prompt, question or turns')
     add('--chat', action='store_true', help="put prompts into the target's chat template")
-    add('--minutes', type=float, default=20, help=f'all in all, {WRITING:.0%} of them for writing texts')
+    add('--minutes', type=float, default=20, help=f'{WRITING:.0%} to write texts, the rest to train')
     add('--out', metavar='DIR', required=True, help='the folder to write')
     add('--layers', type=int, help="of the draft (default: a sixth of the target's)")
     add('--max-new', type=int, default=200, help='tokens that a text has at most (default: 200)')
