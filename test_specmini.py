@@ -37,22 +37,23 @@ import specmini
 import train_mask
 import verify
 from lab import bench, common, cuda, quantise, replay, speed, tasks, train
+from lab import distil as lab_distil
 from lab import claims as lab_claims
 from lab.cmasd import claims as cmasd_claims
 from lab.cmasd import record as cmasd_record
 from lab.common import embedded, roc_area
+from lab.distil import Blank, Lesson, agreed, cycles_over, divergence, packed
 from lab.ecsv import claims as ecsv_claims
 from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
-from lab.pairs import Record
+from lab.pairs import Pair, Record
 from lab.replay import open_session, short_prompts, written
-from lab.pairs import Pair
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
 from lab.sparse import record as sparse_record
 from lab.sparse import rivals as sparse_rivals
 from lab.sparse import settings as sparse_settings
-from lab.sparse.distil import Lesson, distil, packed
+from lab.sparse.distil import distil
 from lab.sparse import passes as sparse_passes
 from lab.sparse.passes import as_run, cost, work
 from lab.specguard import answer_claims, answers
@@ -4927,8 +4928,8 @@ def distance(model, lessons):
     """KL in nats from the lessons' laws to what the model says there, summed."""
     total = 0.0
     for mine, theirs in zip(lessons_of(model), lessons):
-        chances = theirs.laws.exp()
-        total += float((chances * (theirs.laws - mine.laws)).sum())
+        chances = theirs.said.exp()
+        total += float((chances * (theirs.said - mine.said)).sum())
     return total
 
 
@@ -6584,6 +6585,137 @@ def test_moe_starts_as_the_feed_forwards_of_the_target(parents, training_home):
         whole, _ = kernels.swiglu(x, one.mlp, None)
         parts, _ = kernels.mix(x, eight.mlp, None)
         assert (whole - parts).abs().max() < 1e-3 * whole.abs().max()
+
+
+# ---------------------------------------------------------- lab/distil.py
+
+def test_distil_writes_rows_together_as_each_alone():
+    """Greedily, prompts of unequal lengths; a text may end early, of which another must not know."""
+    target = network(3)
+    prompts = [LINE[:3], LINE[4:13], LINE[2:8], LINE[:3]]
+    ends = {5}
+    blanks = [Blank(ids, len(ids) + 12) for ids in prompts]
+    lessons = lab_distil.write(target, blanks, ends, 0, 0)
+    lengths = set()
+    for ids, lesson in zip(prompts, lessons):
+        wanted = plain(target, ids, 12, eos=ends)
+        assert (lesson.prompt, lesson.solution) == (ids, wanted)
+        line = ids + wanted
+        assert apart(target.logits(lesson.said), fresh(target, line[:-1], len(wanted))) < 1e-9
+        lengths.add(len(wanted))
+    assert min(lengths) < max(lengths) == 12
+
+
+def test_distil_slope_is_that_of_the_divergence(monkeypatch):
+    """By hand, a few places at a time, as by autograd, all at once."""
+    monkeypatch.setattr(lab_distil, 'PLACES', 3)
+    student = network(0)
+    target = network(1)
+    guesses = torch.randn(7, 16, dtype=torch.float64, generator=seeded(), requires_grad=True)
+    said = torch.randn(7, 16, dtype=torch.float64, generator=seeded(1))
+    laws = target.logits(said).log_softmax(-1)
+    mine = student.logits(guesses).log_softmax(-1)
+    loss = torch.nn.functional.kl_div(mine, laws, log_target=True, reduction='sum')
+    loss.backward()
+    nats, slope = divergence(student, target, guesses.detach(), said)
+    assert nats == pytest.approx(loss.item(), rel=1e-5)         # the target's logits are rounded to fp32
+    assert apart(slope, guesses.grad) < 1e-5
+
+
+@pytest.mark.parametrize('gamma', [1, 4])
+def test_distil_cycles_are_those_of_a_run(gamma):
+    """What is told of held-out texts, teacher-forced, is what greedy decoding does with this draft."""
+    target = network(3)
+    draft = network(3)
+    draft.lm_head.weight.data += 0.3 * torch.randn(11, 16, dtype=torch.float64, generator=seeded(2))
+    s = session(target, draft, LINE[:5], 40)
+    tokens, cycles = write(s, Exact(gamma=gamma))
+    said = hidden_states(target, LINE[:5] + tokens)[4:-1]
+    places = agreed(draft, target, Lesson(LINE[:5], tokens, said))
+    assert 0.2 < sum(places) / 40 < 0.95
+    assert cycles_over(places, gamma) == len(cycles)
+
+
+def hidden_states(model, line):
+    """[n, C] after the last norm, of a text without a cache."""
+    return model(torch.tensor([line]), torch.arange(len(line)), model.full)[0]
+
+
+@pytest.fixture
+def without_a_draft(tmp_path, monkeypatch):
+    """(run, flags): run(flags) runs lab.distil on these and more; a random target of four layers."""
+    monkeypatch.setattr(lab_distil, 'HELD', 2)
+    target = checkpoint(tmp_path / 'target', byte_network(num_hidden_layers=4), num_hidden_layers=4)
+    (target / 'calibration.json').write_text('{}')
+    rows = [json.dumps(dict(prompt='ab' * n)) for n in range(1, 6)]
+    (tmp_path / 'rows.jsonl').write_text('\n'.join(rows))
+    usual = dict(target=target, prompts=tmp_path / 'rows.jsonl', out=tmp_path / 'out', minutes=0.02,
+                 longest=40, max_new=12, device='cpu')
+
+    def run(**changes):
+        flags = ['distil']
+        for name, value in (usual | changes).items():
+            flags += [f'--{name.replace("_", "-")}', str(value)]
+        monkeypatch.setattr(sys, 'argv', flags)
+        return lab_distil.main()
+    return run, tmp_path
+
+
+@pytest.mark.slow
+def test_distil_makes_a_draft_and_goes_on(without_a_draft, monkeypatch, capsys):
+    """Interrupted, it goes on with the same texts; what it saves is the target's but for what learned."""
+    run, home = without_a_draft
+    monkeypatch.setattr(lab_distil, 'STORE', 0)
+    steps = interrupt(monkeypatch, lab_distil, 'step', 3)
+    assert run() == 130
+    texts = {file.name: file.stat().st_mtime_ns for file in (home / 'out/run').glob('*0*.pt')}
+    assert torch.load(home / 'out/run/checkpoint.pt')['done'] == 2
+    assert run() == 0
+    for name, changed in texts.items():
+        assert (home / 'out/run' / name).stat().st_mtime_ns == changed
+    assert torch.load(home / 'out/run/checkpoint.pt')['done'] == len(steps) - 1 > 3
+    assert min(steps[-3:]) < steps[0]
+    draft, _, eos = load(home / 'out')
+    target, _, _ = load(home / 'target')
+    assert draft.config.num_hidden_layers == 2 and eos == {256}
+    assert torch.equal(draft.lm_head.weight, target.lm_head.weight)
+    mine, theirs = draft.model.layers[1], target.model.layers[3]
+    assert not torch.equal(mine.mlp.up_proj.weight, theirs.mlp.up_proj.weight)
+    assert not (home / 'out/calibration.json').exists()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(home / 'out')
+    with torch.no_grad():
+        assert apart(theirs(torch.tensor([LINE])).logits[0], fresh(draft, LINE)) < 1e-4
+    out = capsys.readouterr().out
+    assert 'layers [0, 3] of 4' in out
+    assert len((home / 'out/held_out.jsonl').read_text().splitlines()) == 2
+
+
+def test_distil_refuses_in_one_line(without_a_draft, capsys):
+    run, home = without_a_draft
+    (home / 'few.jsonl').write_text('{"prompt": "a"}')
+    cases = {'--layers 4: expected 2 to 3': dict(layers=4), '--max-new: 140 tokens': dict(max_new=100),
+             '1 prompts of 40 tokens': dict(prompts=home / 'few.jsonl'),
+             'there already': dict(out=home / 'target'), '--minutes 0.0': dict(minutes=0)}
+    for words, changes in cases.items():
+        assert run(**changes) == 2
+        err = capsys.readouterr().err
+        assert words in err and err.count('\n') == 1, err
+
+
+@pytest.mark.parametrize('kept', [[0, 3], [0, 1, 3]])
+def test_distil_students_layers_are_the_targets(kept, tmp_path):
+    """Of a mixture with dense layers, too; and what is saved is read as the same network."""
+    shape = dict(num_hidden_layers=4, num_experts_per_tok=3, moe_intermediate_size=8)
+    target = byte_network(experts=(6, 0, 0, 6), qk_norm=True, **shape)
+    shape['num_experts'] = 6
+    folder = checkpoint(tmp_path / 'target', target, model_type='qwen3_moe', mlp_only_layers=[1, 2], **shape)
+    student = lab_distil.student_of(target, kept)
+    for mine, layer in zip(student.model.layers, kept):
+        for weight, theirs in zip(mine.parameters(), target.model.layers[layer].parameters()):
+            assert torch.equal(weight, theirs)
+    lab_distil.save(student, kept, Pair(str(folder)), tmp_path)
+    saved, _, _ = load(tmp_path)
+    assert apart(fresh(saved, LINE), fresh(student, LINE)) < 1e-5
 
 
 # ---------------------------------------------------------- lab/train.py and lab/bench.py: training

@@ -2,12 +2,14 @@
 
 `python -m lab.bench quality` grades the embedded models on held-out rows. `speed` times the embedded pair, a
 random one of 0.1 B parameters or any two folders against transformers (lab/speed.py). `pass` times one
-verifying pass, dense and sparse (lab/sparse/passes.py), and `blocks` draws what it reads. `cuda` runs all
-that wants a graphics card and prints one table (lab/cuda.py).
+verifying pass, dense and sparse (lab/sparse/passes.py), and `blocks` draws what it reads. `memory` says what
+fits where. `cuda` runs all that wants a graphics card and prints one table (lab/cuda.py).
 """
 import argparse
 import math as maths
+import os
 import statistics
+import subprocess
 import sys
 from pathlib import Path as File
 
@@ -19,8 +21,8 @@ from lab import cuda, tasks
 from lab.common import held_out_rows
 from lab.sparse import passes
 from lab.speed import speed
-from model import load, read_calibration
-from specmini import DTYPES, Engine, pick_device
+from model import Transformer, expect, load, read_calibration, read_config, read_tokenizer
+from specmini import DTYPES, HERE, Engine, pick_device
 from verify import Autoregressive, Exact, tokens_of
 
 HOME = File(__file__).parent / 'models'
@@ -113,6 +115,56 @@ def perplexity(rows, engine):
     return f'{mine:.2f} (grammar {best:.2f}, +{mine / best - 1:.0%})'
 
 
+# ------------------------------------------------------------------------------------------------- memory
+
+COMPUTED = 'llama-3.1-8b', 'qwen3-30b-a3b'      # of passes.SHAPES
+PAGE = 1000             # tokens
+WRITTEN = 16            # of them, by the run whose memory is measured
+
+
+def memory(folders):
+    """Prints a table of bytes, of these folders and of COMPUTED, in fp32 and bf16.
+
+    Of a folder also what a run of PAGE tokens on the CPU really held: the whole process, at its peak.
+    """
+    print(f'| model | parameters | weights, fp32 | bf16 | cache of {PAGE:,} tokens, fp32 | bf16 '
+          '| peak of a run, fp32 | bf16 |')
+    print('|---|' + '--:|' * 7, flush=True)
+    for name in COMPUTED:
+        print(memory_line(name, passes.config_of(name, None, PAGE), ['-', '-']), flush=True)
+    for folder in folders:
+        peaks = [in_bytes(peak_of_run(folder, dtype)) for dtype in ('fp32', 'bf16')]
+        print(memory_line(File(folder).name, read_config(folder), peaks), flush=True)
+
+
+def memory_line(name, config, peaks):
+    """A line of the table; peaks: two texts, of fp32 and of bf16."""
+    with torch.device('meta'):
+        model = Transformer(config)
+    n = sum(weight.numel() for weight in model.parameters())
+    keys = config.num_hidden_layers * config.num_key_value_heads * config.head_dim     # numbers a token
+    cache = 2 * PAGE * keys                             # keys and values
+    sizes = [in_bytes(size * numbers) for numbers in (n, cache) for size in (4, 2)]
+    return '| ' + ' | '.join([name, f'{n / 1e9:.2f} B', *sizes, *peaks]) + ' |'
+
+
+def in_bytes(n):
+    return f'{n / 1e9:.2f} GB'
+
+
+def peak_of_run(folder, dtype):
+    """The most bytes that a process of specmini.py on the CPU held at once, for a text of PAGE tokens."""
+    tokenizer = read_tokenizer(File(folder))
+    ids = tokenizer.encode((HERE / 'README.md').read_text(encoding='utf-8')).ids
+    prompt = tokenizer.decode(ids[:PAGE - WRITTEN])
+    flags = ['--target', folder, '--draft', 'none', '--dtype', dtype, '--device', 'cpu', '--threads', '1',
+             '--max-new', str(WRITTEN), '--prompt', prompt]
+    run = subprocess.Popen([sys.executable, HERE / 'specmini.py', *flags], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(run.pid, 0)
+    expect(status == 0, f'specmini.py on {folder} in {dtype} ended with status {status}')
+    return 1024 * used.ru_maxrss                        # which Linux counts in KiB
+
+
 # ----------------------------------------------------------------------------------------- command line
 
 def blocks():
@@ -130,14 +182,15 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('what', choices=('quality', 'speed', 'pass', 'blocks', 'cuda'))
+    add('what', choices=('quality', 'speed', 'pass', 'blocks', 'memory', 'cuda'))
     add('--n', type=int, help='held-out rows of each task (300 for quality, 10 for speed)')
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
     add('--threads', type=int, default=1)
     add('--compile', action='store_true')
     of_speed = parser.add_argument_group('speed')
-    of_speed.add_argument('--pair', default='embedded', help='embedded, random, or two folders DIR,DIR')
+    of_speed.add_argument('--pair', default='embedded', help='embedded, random, or two folders DIR,DIR; '
+                          'of memory: folders')
     of_speed.add_argument('--prompts', metavar='FILE.jsonl', help='its first n rows instead of held-out ones')
     of_speed.add_argument('--rounds', type=int, default=3, help='in which each prompt is written once')
     of_speed.add_argument('--gamma', type=int, default=4)
@@ -173,6 +226,8 @@ def run(args):
         blocks()
     elif args.what == 'pass':
         passes.print_forms(args)
+    elif args.what == 'memory':
+        memory([] if args.pair == 'embedded' else args.pair.split(','))
     elif args.what == 'speed':
         speed(args)
     else:

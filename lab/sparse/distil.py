@@ -2,53 +2,10 @@
 import copy
 import random
 import time
-from typing import NamedTuple
 
 import torch
 
-
-class Lesson(NamedTuple):
-    """A text and what a target says of its solution."""
-    prompt: list                # ids
-    solution: list              # ids
-    laws: torch.Tensor          # [n, V] log-probabilities of each solution token's place
-
-    @property
-    def length(self):
-        return len(self.prompt) + len(self.solution)
-
-
-def grouped(lessons, tokens):
-    """Lessons of like length together, in lists of about `tokens` ids each, padding included."""
-    pool = sorted(lessons, key=lambda lesson: lesson.length)
-    groups = []
-    while pool:
-        count = max(1, tokens // pool[-1].length)
-        groups.append(pool[-count:])
-        pool = pool[:-count]
-    return groups
-
-
-def batch(group):
-    """(ids [B, T], at [B, T] bool, laws [n, V]) of some lessons.
-
-    at: the n places from which the target's laws guess; what stands behind a row's end is never looked at.
-    """
-    longest = max(lesson.length for lesson in group)
-    ids = torch.zeros(len(group), longest, dtype=torch.long)
-    at = torch.zeros(len(group), longest, dtype=torch.bool)
-    for row, lesson in enumerate(group):
-        ids[row, :lesson.length] = torch.tensor(lesson.prompt + lesson.solution)
-        at[row, len(lesson.prompt) - 1:lesson.length - 1] = True
-    return ids, at, torch.cat([lesson.laws for lesson in group])
-
-
-def packed(lessons, tokens, rng):
-    """Endless batches (see batch) of about `tokens` ids, all lessons once before any comes again."""
-    groups = grouped(lessons, tokens)
-    while True:
-        for group in rng.sample(groups, len(groups)):
-            yield batch(group)
+from lab.distil import packed
 
 
 def distil(draft, lessons, seconds, rate=1e-3, seed=0):

@@ -16,8 +16,9 @@ from tqdm import tqdm
 import kernels
 from lab import tasks
 from lab.common import MODELS, SEED, embedded, mean
+from lab.distil import Lesson
 from lab.pairs import EMBEDDED, LabRecord, Record
-from lab.sparse.distil import Lesson, distil
+from lab.sparse.distil import distil
 from lab.sparse.lengths import NEXT, calibration_ids, can_fill, joined, long_contexts, stretched
 from lab.sparse.passes import cost
 from lab.sparse.rivals import SparseForms, ledger
