@@ -152,7 +152,7 @@ class Engine:
         self.source = SOURCES.get(self.draft, chain)
         self.has_draft = self.source is chain and self.draft != 'self'
         self.read_sections = set()
-        target, self.tokenizer, self.eos = load(self.target, self.device, DTYPES[self.dtype])
+        target, self.tokenizer, self.eos = self.network(self.target)
         if self.ignore_eos:
             self.eos = frozenset()
         self.models = dict(target=target)                               # by role
@@ -170,9 +170,13 @@ class Engine:
             small = sum(p.numel() for p in target.parameters()) < SMALL
             torch.set_num_threads(self.threads or (1 if small else CORES))
 
+    def network(self, folder):
+        """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
+        return load(folder, self.device, DTYPES[self.dtype])
+
     def load_beside(self, role, folder):
         """The network in the folder, which must share the target's vocabulary."""
-        model, _, _ = load(folder, self.device, DTYPES[self.dtype])
+        model, _, _ = self.network(folder)
         same_vocabulary(self.models['target'], model, f'--{role} {folder}')
         return model
 

@@ -3192,6 +3192,35 @@ def test_via_likeness():
     assert via_record.likeness([1, 2, 3], [1, 5, 3, 4]) == 0.5
 
 
+def test_via_lenient_sd_is_compared_at_as_many_wrong_tokens():
+    """Of lenient sd the fastest that is no oftener wrong; records that are not there have no claims."""
+    settings = dict(pairs=[[0.5, 0.3]], costs=dict(slim=0.5), draft_cost=0.1)
+    row = dict(cycles=2, places=10, gates=dict(late=2), via=dict(tokens=[12], wrong=[1], passes=[1]),
+               lenient=dict(tokens=[10, 11, 14], wrong=[0, 0, 3]))
+    stored = dict(settings=common.Stored({}, [settings]), replays=common.Stored({}, [row, row]))
+    claim, = via_claims.lenient_replays(stored)
+    assert claim.figure(claim.rows) == pytest.approx(12 / 11)       # 1 + 1 + 1 full passes, and 1 + 2
+    assert '20.0% of the draft tokens go to the target' in claim.note
+    assert via_claims.claims({}) == via_claims.tables({}) == []
+    assert via_claims.claims(dict(unseen=common.Stored({}, []))) == []
+
+
+def test_via_search_is_judged_on_texts_that_it_has_not_seen(tmp_path, monkeypatch):
+    """By R a token; its rival is the block that is best on these texts, or the evenly spaced layers."""
+    rows = [dict(scored=10, found=1.0, evenly=9.0, blocks=[1.0, 3.0]),
+            dict(scored=30, found=2.0, evenly=9.0, blocks=[4.0, 3.0])]
+    claim, = via_claims.unseen_claims(dict(unseen=common.Stored({}, rows)))
+    assert claim.figure(rows) == pytest.approx(1 - 1.75 / 3)
+    file = tmp_path / 'rows.jsonl'
+    file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n{"prompt": "d"}\n')
+    asked = train_mask.Settings(prompts=str(file), windows=2).asked()
+    prompts = [SimpleNamespace(row=dict(prompt=letter)) for letter in 'abcd']
+    monkeypatch.setattr(via_record, 'read_calibration', lambda *args: dict(mask=dict(settings=asked)))
+    monkeypatch.setattr(via_record, 'prompts_of', lambda pair, n: prompts)
+    left = via_record.unseen_prompts(SimpleNamespace(target=''), 4)
+    assert [prompt.row['prompt'] for prompt in left] == ['b', 'd']
+
+
 # ------------------------------------------------------------------------ SpecGuard
 
 STEP_PROMPT = [3, 2]

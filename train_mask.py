@@ -339,13 +339,18 @@ def written_behind(prompts, model, eos, W):
     return texts
 
 
-def calibration_prompts(target, tokenizer, settings):
-    """The first settings.windows of the file's prompts as ids; ValueError where there are fewer."""
+def calibration_rows(settings):
+    """settings.windows rows of the file of prompts, evenly spaced; ValueError where there are fewer."""
     rows = read_rows(None, settings.prompts)
-    expect(len(rows) >= settings.windows,
-           f'--prompts {settings.prompts}: {len(rows)} prompts; give {settings.windows}, or --windows fewer')
+    n = settings.windows
+    expect(len(rows) >= n, f'--prompts {settings.prompts}: {len(rows)} prompts; give {n}, or --windows fewer')
+    return [rows[i * len(rows) // n] for i in range(n)]
+
+
+def calibration_prompts(target, tokenizer, settings):
+    """The ids of these rows' prompts, in the chat template where that is asked for."""
     prompts = []
-    for row in rows[:settings.windows]:
+    for row in calibration_rows(settings):
         text = chat(target, row['prompt']) if settings.chat else row['prompt']
         prompts.append(tokenizer.encode(text, add_special_tokens=not settings.chat).ids)
     return prompts

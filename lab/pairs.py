@@ -159,9 +159,17 @@ class Pair:
     def engine(self, prompts, **settings):
         """An Engine of the pair with caches for these Prompts; settings: of the Engine."""
         usual = dict(draft=self.draft or 'lookup', max_new=self.max_new, device=self.device, dtype=self.dtype)
-        engine = Engine(self.target, **usual | settings)
+        kind = Engine if self.is_embedded else SharingEngine
+        engine = kind(self.target, **usual | settings)
         engine.open([prompt.ids for prompt in prompts])
         return engine
+
+
+class SharingEngine(Engine):
+    """An Engine of networks that a pair has loaded already, so that none is held twice."""
+
+    def network(self, folder):
+        return network(str(folder), self.device, self.dtype)
 
 
 EMBEDDED = Pair()

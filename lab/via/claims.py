@@ -29,7 +29,8 @@ LAMS = {                        # at which cascades run, to be compared where th
     'cascade': (0.02, 0.05, 0.1, 0.3), 'cascade-opt': (0.02, 0.05, 0.1, 0.3),
     'cascade-tokenv3': (0.3, 0.5, 0.7, 0.9)}
 BARE = 'via without slim_bonus'
-RANDOM, EVENLY = 'via, random masks', 'via, evenly spaced'
+RANDOM, EVENLY, CONTIGUOUS = 'via, random masks', 'via, evenly spaced', 'via, contiguous'
+DRAFTED = {'ar': 0, 'lookup': 4, 'self, gamma 2': 2, 'self, gamma 4': 4}    # without a draft model: gamma
 SPEEDS = dict(seconds='measured', work='modelled')      # figure of a Run: how its speed is called
 MIDDLES = dict(                 # models for the middle
     mid='a model of its own', up='an upscaled drafter')
@@ -66,7 +67,8 @@ SAMPLED = 'ar', 'sd', *FORGIVING, 'via', BARE, TUNED, ASKING
 SLIM_IS_PAID = 'Every cycle pays for a slim pass, whether or not it spares the full one'
 CALLS = 'in small models a pass costs its calls rather than its weights'
 ALSO_FORGIVES = 'The rival forgives too, without a slim pass'
-MANY_MASKS = 'The target was trained with layers left out at random: many masks serve it almost as well'
+MANY_MASKS = ('Many masks serve a target almost as well; the embedded one was trained with layers left out '
+              'at random')
 SOME_MASKS = 'The search tries only some of the masks, and may miss a better one'
 TASKS_DIFFER = 'Tasks differ in the layers that they need: what is best over all may be poor on one'
 
@@ -100,6 +102,19 @@ class Sampled(NamedTuple):
     accepted: int
     work: float
     nats: float                 # -log p of the whole text by the target
+    right: int                  # None where nothing is graded
+
+
+class Drafted(NamedTuple):
+    """What a target without a draft model did with a text."""
+    tokens: int
+    cycles: int
+    judged: int
+    accepted: int
+    slim: int                   # passes
+    full: int
+    work: float                 # modelled cost, in full passes
+    seconds: float
     right: int                  # None where nothing is graded
 
 
@@ -247,7 +262,7 @@ def at_agreement(runs, rule, figure):
     lam: what it is there.
     """
     wanted = alike(runs, 'via')
-    names = ['sd', *(at(rule, lam) for lam in LAMS[rule])]
+    names = ['sd', *(at(rule, lam) for lam in LAMS[rule] if at(rule, lam) in runs[0])]
     points = sorted((alike(runs, name), figure(runs, name)) for name in names)
     return float(numpy.interp(wanted, *zip(*points)))
 
@@ -327,20 +342,22 @@ def choose(rows, settings):
 # -------------------------------------------------------------------------------------- claims: the real runs
 
 def claims(stored):
-    """All claims of VIA-SD."""
-    runs = runs_of(stored)
-    found = rejection_claims(stored, runs) + speed_claims(runs) + quality_claims(runs) + stage_claims(runs)
-    found += equal_claims(stored, runs) + sampled_claims(stored)
-    for role in settings_of(stored)['middles']:
-        found += middle_claims(stored, runs, role)
-    found += mask_claims(stored) + search_claims(stored)
-    found += threshold_claims(stored) + break_even_claims(stored, runs)
-    found += ratio_claims(stored) + geometry_claims(stored)
-    return found + hand_over_claims(stored) + gap_claims(stored)
+    """The claims of VIA-SD that these records tell something of; of the embedded pair all."""
+    found = []
+    for needed, judged in CLAIMS:
+        if all_there(stored, needed):
+            found += judged(stored)
+    return found
 
 
-def rejection_claims(stored, runs):
+def all_there(stored, needed):
+    """Whether these records were measured, and have rows."""
+    return all(name in stored and stored[name].rows for name in needed)
+
+
+def rejection_claims(stored):
     """The share of a rival's rejections that via spares, since sd rejects little here."""
+    runs = runs_of(stored)
     swept = having(runs, *SWEPT)
 
     def below_sd(runs):
@@ -349,17 +366,19 @@ def rejection_claims(stored, runs):
     def below_cascades(runs):
         rates = [at_agreement(runs, rule, rejected) for rule in CASCADES]
         return spared_share(rejected(runs, 'via'), min(rates))
-    rates = {rule: at_agreement(swept, rule, rejected) for rule in CASCADES}
     few = "where sd itself rejects little, most of what it rejects is slim's own doubt as well"
     found = [
         Claim("share of sd's rejections that via spares", 'paper', SPARED['sd'], runs, below_sd,
               note=f"{rejected(runs, 'sd'):.3f} to {rejected(runs, 'via'):.3f}; the paper's 0.27 to 0.14",
-              why=f'By definition a lenient gate rejects less; {few}'),
-        Claim("share of the best cascade's rejections that via spares, at equal agreement", 'paper',
-              SPARED['cascades'], swept, below_cascades,
-              note=f"{listed(rates)}; via {rejected(swept, 'via'):.3f}; the paper's 0.22 to 0.14",
-              why='A cascade forgives too, wherever the draft is sure enough')]
-    for name in list(settings_of(stored)['drafters'])[:2]:          # poorer ones
+              why=f'By definition a lenient gate rejects less; {few}')]
+    if swept:
+        rates = {rule: at_agreement(swept, rule, rejected) for rule in CASCADES}
+        found.append(Claim(
+            "share of the best cascade's rejections that via spares, at equal agreement", 'paper',
+            SPARED['cascades'], swept, below_cascades,
+            note=f"{listed(rates)}; via {rejected(swept, 'via'):.3f}; the paper's 0.22 to 0.14",
+            why='A cascade forgives too, wherever the draft is sure enough'))
+    for name in list(settings_of(stored).get('drafters', ()))[:2]:      # poorer ones
         found.append(poorer_claim(stored, name))
     return found
 
@@ -389,7 +408,8 @@ def poorer_claim(stored, name):
                      'the draft is')
 
 
-def speed_claims(runs):
+def speed_claims(stored):
+    runs = runs_of(stored)
     found = []
     swept = having(runs, *SWEPT)
     for by, words in SPEEDS.items():
@@ -398,7 +418,9 @@ def speed_claims(runs):
             speed_claim(f'{words} speed of via over plain decoding', runs, ['ar'], by, 2.5,
                         why=f"Every cycle pays for the draft's passes and a slim one{extra}"),
             speed_claim(f'{words} speed of via over sd', runs, ['sd'], by, 1.10, why=SLIM_IS_PAID + extra),
-            cascades_claim(swept, by, words, ALSO_FORGIVES + extra)]
+            lenient_claim(stored, by, words, ALSO_FORGIVES + extra)]
+        if swept:
+            found.append(cascades_claim(swept, by, words, ALSO_FORGIVES + extra))
     calls = per_token(runs, 'via', 'target')
     calls_of_sd = per_token(runs, 'sd', 'target')
     found.append(speed_claim(
@@ -406,10 +428,30 @@ def speed_claims(runs):
         MORE, whose='ours', note=f'target calls, positions a token: {calls}; of sd {calls_of_sd}',
         why='What slim kept the target reads later all the same, as the lag'))
     found.append(Claim(
-        'modelled speed of via without slim_bonus over sd', 'paper', 1.10, runs,
-        faster(BARE, ['sd'], 'work'), note=agreements(runs, 'via', BARE),
+        'modelled speed of via without slim_bonus over sd', 'paper', 1.10, having(runs, BARE),
+        faster(BARE, ['sd'], 'work'), note=agreements(having(runs, BARE), 'via', BARE),
         why=f'{SLIM_IS_PAID}, and a block that it kept ends one token earlier than one of sd'))
     return found
+
+
+def lenient_claim(stored, by, words, why):
+    """via's speed over that of lenient sd where it agrees as often with plain decoding."""
+    rivals = settings_of(stored)['rivals']
+    swept = [at(LENIENT, lam) for lam in LAMS[LENIENT] if at(LENIENT, lam) in rivals]
+    runs = having(runs_of(stored), *swept)
+
+    def figure(runs):
+        return speed(runs, 'via', by) / at_agreement(runs, LENIENT, lambda runs, name: speed(runs, name, by))
+    asked = ratio(of(runs, 'via'), 'target_passes', 'cycles')
+    note = (f'agreement {alike(runs, "via"):.3f}, lam swept; {asked:.2f} full passes of via a cycle, lags '
+            f'included; {longest_text(runs)} tokens at most')
+    return Claim(f'{words} speed of via over lenient sd at equal agreement', 'ours', 1.05, runs, figure,
+                 note=note, why=why)
+
+
+def longest_text(runs):
+    """Tokens of the longest text of plain decoding."""
+    return max(run['ar'].tokens for run in runs)
 
 
 def cascades_claim(runs, by, words, why):
@@ -445,8 +487,11 @@ def speed_claim(text, runs, others, by, line, whose='paper', **more):
     return Claim(text, whose, line, runs, faster('via', others, by), **more)
 
 
-def quality_claims(runs):
+def quality_claims(stored):
+    runs = runs_of(stored)
     graded = [run for run in runs if run['ar'].right is not None]
+    if not graded:
+        return []
 
     def gained(other):
         def figure(runs):
@@ -454,14 +499,17 @@ def quality_claims(runs):
         return figure
     right = right_share(graded, 'ar')
     note = f'{right:.3f} of {len(graded)} right; {agreements(runs, "via")}; {texts_needed(graded)}'
-    return [
+    found = [
         Claim('share of right texts, via minus plain decoding', 'paper', -POINT, graded, gained('ar'),
               note=note,
-              why="A token that slim kept against the target's choice may be what the answer hangs on"),
-        Claim('share of right texts, mask found minus random masks', 'paper', 0.32 - 0.29, graded,
-              gained(RANDOM),
-              why='What a poorer slim doubts goes to the target, so that a poor mask costs speed rather than '
-                  'answers')]
+              why="A token that slim kept against the target's choice may be what the answer hangs on")]
+    if having(graded, RANDOM):
+        found.append(Claim(
+            'share of right texts, mask found minus random masks', 'paper', 0.32 - 0.29, graded,
+            gained(RANDOM),
+            why='What a poorer slim doubts goes to the target, so that a poor mask costs speed rather than '
+                'answers'))
+    return found
 
 
 def texts_needed(graded):
@@ -476,26 +524,37 @@ def texts_needed(graded):
     return f'{discordant} texts differ, so that one point takes {needed} texts'
 
 
-def stage_claims(runs):
-    """How many stages, and which mask."""
-    tiers = having(runs, 'via-tiers')
+def tier_claims(stored):
+    """How many stages."""
+    tiers = having(runs_of(stored), 'via-tiers')
+    if not tiers:
+        return []
     speeds = []
     for name in ('sd', 'via', 'via-tiers'):
         speeds.append(f'{over(tiers, name, ["ar"], "work"):.2f}')
-    return [
-        speed_claim('modelled speed of 3 stages over the better of 2 and 4', tiers, ['sd', 'via-tiers'],
-                    'work', 1.0, note='2, 3, 4 stages of nested masks: ' + ', '.join(speeds),
-                    why='Each stage costs a pass in every cycle that asks it, and stages are alike in what '
-                        'they doubt'),
-        speed_claim('modelled speed with the mask found over random masks', runs, [RANDOM], 'work',
-                    2.32 / 1.62, why=MANY_MASKS),
-        speed_claim('F2 modelled speed with the mask found over evenly spaced layers', having(runs, EVENLY),
-                    [EVENLY], 'work', MORE, whose='ours', why=MANY_MASKS)]
+    return [speed_claim(
+        'modelled speed of 3 stages over the better of 2 and 4', tiers, ['sd', 'via-tiers'], 'work', 1.0,
+        note='2, 3, 4 stages of nested masks: ' + ', '.join(speeds),
+        why='Each stage costs a pass in every cycle that asks it, and stages are alike in what they doubt')]
 
 
-def equal_claims(stored, runs):
+def which_mask_claims(stored):
+    """The mask found against others, in real runs."""
+    others = (
+        ('modelled speed with the mask found over random masks', RANDOM, 2.32 / 1.62, 'paper'),
+        ('F2 modelled speed with the mask found over evenly spaced layers', EVENLY, MORE, 'ours'),
+        ('F2 modelled speed with the mask found over the best contiguous block', CONTIGUOUS, MORE, 'ours'))
+    found = []
+    for text, other, line, whose in others:
+        runs = having(runs_of(stored), other)
+        if runs:
+            found.append(speed_claim(text, runs, [other], 'work', line, whose=whose, why=MANY_MASKS))
+    return found
+
+
+def equal_claims(stored):
     """F1 end to end: every rule at the knobs that were chosen for it on even texts, run on odd ones."""
-    odd = having(runs, TUNED)
+    odd = having(runs_of(stored), TUNED)
     choice = settings_of(stored)['choice']
     rivals = [tuned('sd'), tuned(LENIENT)]
     cascades = [tuned(rule) for rule in CASCADES]
@@ -554,12 +613,19 @@ def sampled_of(stored):
     return [by_name(row, SAMPLED, Sampled) for row in stored['sampled'].rows]
 
 
-def middle_claims(stored, runs, role):
+def all_middle_claims(stored):
+    found = []
+    for role in settings_of(stored)['middles']:
+        found += middle_claims(stored, role)
+    return found
+
+
+def middle_claims(stored, role):
     """F3: the slim path against a model of its own in the middle, at equal cost of a pass and equal gate."""
     settings = settings_of(stored)
     words = MIDDLES[role]
     name = f'via-{role}'
-    runs = having(runs, name, like(role))
+    runs = having(runs_of(stored), name, like(role))
 
     def more_memory(rows):
         return rows[0][name] / rows[0]['sd']
@@ -688,8 +754,9 @@ def threshold_claims(stored):
               why='A laxer gate asks the target less: by speed alone the laxest wins')]
 
 
-def break_even_claims(stored, runs):
+def break_even_claims(stored):
     """F5: what a cycle spends on slim and full passes, against what it may, in full passes."""
+    every = runs_of(stored)
     slim_cost = settings_of(stored)['costs']['slim']
     draft_cost = settings_of(stored)['draft_cost']
 
@@ -718,6 +785,7 @@ def break_even_claims(stored, runs):
     why = 'A slim pass is a large part of a full one, and one doubtful token in a block asks for both'
     found = []
     for name in ('via', BARE):
+        runs = having(every, name)
         found.append(Claim(f'F5 {name}: 1 minus (slim / full + full passes a cycle), as published', 'ours',
                            ABOVE_ZERO, runs, published(name), note=words(name, runs), why=why))
     bare = ratio(of(runs, BARE), 'bare', 'cycles')
@@ -913,22 +981,115 @@ def gap_claims(stored):
                   why='Where the draft is often wrong slim asks the target, and the cycle pays both')]
 
 
+# --------------------------------------------------------------------------------- claims: any pair's own
+
+def lenient_replays(stored):
+    """Lenient sd where it errs as often as via at its usual thresholds: blocks replayed, another pair's."""
+    settings = settings_of(stored)
+    rows = stored['replays'].rows
+    if 'lenient' not in rows[0]:
+        return []
+    texts = []
+    for row, ours in zip(rows, replayed(rows, settings)[USUAL]):
+        drafting = row['places'] * settings['draft_cost']
+        columns = row['lenient']
+        lenient = []
+        for tokens, wrong in zip(columns['tokens'], columns['wrong']):
+            lenient.append(with_cost(tokens, wrong, row['cycles'], row['cycles'], drafting))
+        texts.append(dict(via=ours, lenient=lenient, late=row['gates']['late'], places=row['places']))
+
+    def figure(texts):
+        """via's pace over that of the laxest lenient sd with no more wrong tokens."""
+        ours = [text['via'] for text in texts]
+        best = 0.0
+        for sums in zip(*(text['lenient'] for text in texts)):
+            if wrong_share(sums) <= wrong_share(ours):
+                best = max(best, pace(sums))
+        return pace(ours) / best if best else math.nan
+    ours = [text['via'] for text in texts]
+    late = sum(text['late'] for text in texts) / sum(text['places'] for text in texts)
+    note = (f'replayed; {wrong_share(ours):.1%} wrong; {late:.1%} of the draft tokens go to the target, '
+            f'{ratio(ours, "passes", "cycles"):.2f} full passes a cycle')
+    return [Claim('modelled speed of via over lenient sd at as many wrong tokens', 'ours', 1.05, texts,
+                  figure, note=note, why=ALSO_FORGIVES)]
+
+
+def unseen_costs(rows):
+    """{found, evenly, contiguous: R a token}; contiguous: the block that is best on these very rows."""
+    tokens = sum(row['scored'] for row in rows)
+
+    def cost(values):
+        return sum(row['scored'] * value for row, value in zip(rows, values)) / tokens
+    blocks = [cost(values) for values in zip(*(row['blocks'] for row in rows))]
+    return dict(found=cost(row['found'] for row in rows), evenly=cost(row['evenly'] for row in rows),
+                contiguous=min(blocks))
+
+
+def unseen_claims(stored):
+    """Whether the search pays: its mask against those that need none, on texts that it has not seen."""
+    rows = stored['unseen'].rows
+
+    def figure(rows):
+        costs = unseen_costs(rows)
+        return 1 - costs['found'] / min(costs['evenly'], costs['contiguous'])
+    note = f'R a token: {listed(unseen_costs(rows))}; {len(rows[0]["blocks"])} blocks, the best in hindsight'
+    return [Claim('F2 share of R that the mask found spares, of the best contiguous block or evenly spaced '
+                  'layers, unseen texts', 'ours', 0.10, rows, figure, note=note, why=MANY_MASKS)]
+
+
+def drafted_of(stored):
+    """[{way of drafting: Drafted}], a dict a text."""
+    return [by_name(row, DRAFTED, Drafted) for row in stored['drafting'].rows]
+
+
+def drafting_claims(stored):
+    """A target that drafts for itself, or looks up, against plain decoding."""
+    texts = drafted_of(stored)
+    ways = dict(
+        lookup=(['lookup'], 'What was written before seldom comes again'),
+        self=(['self, gamma 2', 'self, gamma 4'], 'A slim pass is a large part of a full one'))
+    found = []
+    for by, words in SPEEDS.items():
+        for way, (names, why) in ways.items():
+            best = max(names, key=lambda name: speed(texts, name, by))
+            note = f'{best}: {ratio(of(texts, best), "tokens", "cycles"):.2f} tokens a cycle'
+            text = f'{words} speed of sd, --draft {way}, over plain decoding'
+            found.append(Claim(text, 'ours', MORE, texts, faster(best, ['ar'], by), note=note, why=why))
+    return found
+
+
+CLAIMS = (      # (records that are judged, function of {name: Stored} -> Claims)
+    (('settings', 'runs'), rejection_claims), (('settings', 'runs'), speed_claims),
+    (('settings', 'runs'), quality_claims), (('settings', 'runs'), tier_claims),
+    (('settings', 'runs'), which_mask_claims), (('runs', 'gammas'), equal_claims),
+    (('sampled',), sampled_claims), (('runs', 'replays'), all_middle_claims), (('search',), mask_claims),
+    (('searches',), search_claims), (('unseen',), unseen_claims),
+    (('settings', 'replays'), threshold_claims), (('settings', 'replays'), lenient_replays),
+    (('settings', 'runs'), break_even_claims), (('masks',), ratio_claims),
+    (('settings', 'replays'), geometry_claims), (('settings', 'replays'), hand_over_claims),
+    (('drafters',), gap_claims), (('drafting',), drafting_claims))
+
+
 # ------------------------------------------------------------------------------------------------- the tables
 
 def tables(stored):
-    """The numbers behind the claims."""
-    runs = runs_of(stored)
-    found = [task_table(stored, runs), cost_table(stored, runs), sampled_table(stored)]
-    found += [gamma_table(stored), threshold_table(stored), mask_table(stored), sublayer_table(stored)]
-    return found + [drafter_table(stored)]
+    """The numbers behind the claims, of the records that are there."""
+    found = []
+    for needed, table in TABLES:
+        if all_there(stored, needed):
+            found.append(table(stored))
+    return found
 
 
-def task_table(stored, runs):
+def task_table(stored):
     """The paper's first table: methods by task."""
+    runs = runs_of(stored)
     parts = by_task(stored, runs)
     lines = []
     shown = 'sd', at('cascade', 0.1), at('cascade-opt', 0.1), at(LENIENT, 0.5), 'via', BARE
     for name in shown:
+        if not having(runs, name):
+            continue
         cells = []
         for every in parts.values():
             part = having(every, name)
@@ -943,8 +1104,9 @@ def task_table(stored, runs):
     return PageTable(('rejection rate, modelled speed over ar, right', *parts, 'measured speed'), lines)
 
 
-def cost_table(stored, runs):
+def cost_table(stored):
     """The paper's second table: what each method costs, wherever its middle stage is from."""
+    runs = runs_of(stored)
     memory = settings_of(stored)['memory']
     lines = []
     for name in settings_of(stored)['rivals'][1:]:      # the first is ar
@@ -1062,3 +1224,37 @@ def drafter_table(stored):
     head = ('drafter', 'size of the target', 'sd: tokens a cycle', 'tokens a pass', 'via: the same',
             'over sd', 'wrong')
     return PageTable(head, lines)
+
+
+def unseen_table(stored):
+    """Masks on texts that the search has not seen."""
+    rows = stored['unseen'].rows
+    lines = []
+    for name, cost in unseen_costs(rows).items():
+        lines.append((name, cost))
+    head = (f'mask, on {len(rows)} texts', 'R a token')
+    return PageTable(head, lines)
+
+
+def drafting_table(stored):
+    """A target without a draft model."""
+    texts = drafted_of(stored)
+    lines = []
+    for name in DRAFTED:
+        runs = of(texts, name)
+        judged = total(runs, 'judged')
+        rate = total(runs, 'accepted') / judged if judged else math.nan
+        passes = [ratio(runs, kind, 'tokens') for kind in ('slim', 'full')]
+        speeds = [over(texts, name, ['ar'], by) for by in ('work', 'seconds')]
+        lines.append((name, len(texts), rate, ratio(runs, 'tokens', 'cycles'), *passes, *speeds,
+                      right_share(texts, name)))
+    head = ('without a draft model', 'texts', 'accepted', 'tokens a cycle', 'slim passes a token',
+            'full passes a token', 'modelled speed over ar', 'measured', 'right')
+    return PageTable(head, lines)
+
+
+TABLES = (      # (records, function of {name: Stored} -> PageTable)
+    (('settings', 'runs'), task_table), (('settings', 'runs'), cost_table), (('sampled',), sampled_table),
+    (('gammas',), gamma_table), (('settings', 'replays'), threshold_table), (('masks', 'search'), mask_table),
+    (('sublayers', 'searches'), sublayer_table), (('drafters',), drafter_table),
+    (('unseen',), unseen_table), (('drafting',), drafting_table))

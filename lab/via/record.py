@@ -1,8 +1,9 @@
 """What VIA-SD is judged by: real runs of it and its rivals, blocks to replay its gate on, searches for masks.
 
-Seven tasks; greedy but for `sampled`. The records share what Material holds; how their rows are judged is in
-claims.py. p target, q draft, s a middle stage (a slim path of the target, or a model of its own);
-V vocabulary, n draft tokens of a block, K stages.
+Greedy but for `sampled`. The records share what Material holds; how their rows are judged is in claims.py. On
+the embedded pair: seven tasks, every rival. On another one, whose target has a mask in its calibration.json:
+its prompts, and fewer rivals. p target, q draft, s a middle stage (a slim path of the target, or a model of
+its own); V vocabulary, n draft tokens of a block, K stages.
 """
 import bisect
 import copy
@@ -18,13 +19,13 @@ from tqdm import tqdm
 import train_mask
 from lab import tasks
 from lab.cmasd.rivals import Lenient
-from lab.common import MODELS, embedded, held_out_rows, is_there
+from lab.common import embedded, held_out_rows, is_there
+from lab.pairs import EMBEDDED, LabRecord, Prompt, Record
 from lab.via import rivals                              # its methods enter METHODS
-from lab.via.claims import (ASKING, BARE, CASCADES, EVENLY, LAMS, MIDDLES, RANDOM, SAMPLED, USUAL, Run,
-                            Sampled, at, choose, like, tuned)
-from model import Path, Reader
-from specmini import Engine
-from verify import (METHODS, Autoregressive, Draft, Exact, Score, ViaSd, decode, overlap, token_logps,
+from lab.via.claims import (ASKING, BARE, CASCADES, CONTIGUOUS, DRAFTED, EVENLY, LAMS, LENIENT, MIDDLES,
+                            RANDOM, SAMPLED, USUAL, Drafted, Run, Sampled, at, choose, like, tuned)
+from model import Path, Reader, expect, read_calibration
+from verify import (METHODS, Autoregressive, Draft, Exact, Score, ViaSd, decode, lookup, overlap, token_logps,
                     tokens_of, violation)
 
 GAMMA = ViaSd.gamma
@@ -33,7 +34,10 @@ TASKS = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa
 KEEPS = 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0
 ESCALATES = 0.0, 0.1, 0.3, 0.5, 0.6, 0.8, 0.9
 NEVER_KEPT = 2.0, 2.0           # thresholds at which via writes the target's text
-FREE = range(2, 18, 2)          # attention sublayers of the free layers: the first and the last always run
+FREE = 8                        # layers of the embedded target that a mask may skip, see train_mask.maskable
+ROOM = 256                      # tokens that a text of the embedded pair has at most
+REAL = 20                       # texts of each family that are really run on another pair
+SOME_LAMS = 0.5, 0.9            # at which lenient sd runs there
 FORMS = dict(R=(0.5, 0.5), strict=(0.0, 1.0))           # alpha, beta of R: as published; nothing forgiven
 WINDOW = 32                     # calibration tokens that a mask's cost is of, as train_mask.py has it
 PATHS = dict(draft=('draft/',), middle=('slim', 'mid/'), target=('target/full',))      # what their names hold
@@ -45,9 +49,20 @@ NEEDED = ['target', 'draft'] + [role for role in MIDDLES if is_there(role)]
 
 # ------------------------------------------------------------------------------------- the core, in one place
 
-def engine_of():
-    """The embedded pair with what via needs of calibration.json; on the CPU, as stored headers say."""
-    engine = Engine(target=MODELS / 'target', draft=MODELS / 'draft', device='cpu')
+def prompts_of(pair, n):
+    """[Prompt], n of each family."""
+    if not pair.is_embedded:
+        return pair.texts((), n)
+    found = []
+    for task, knobs in TASKS.items():
+        for place, row in enumerate(held_out_rows(task, n, **knobs)):
+            found.append(Prompt(task, place, row, pair.encode(row['prompt'])))
+    return found
+
+
+def engine_of(pair, prompts, **settings):
+    """An Engine of the pair for these Prompts, with what via needs of calibration.json."""
+    engine = pair.engine(prompts, max_new=ROOM if pair.is_embedded else pair.max_new, **settings)
     engine.calibrate(ViaSd())
     return engine
 
@@ -60,24 +75,25 @@ def session_of(engine, ids):
 def search_masks(cost, units, skipped, **settings):
     """{mask: cost} of the masks of so many units that a search tried; settings: of train_mask.py."""
     tried = {}
-    train_mask.search(cost, units, skipped, train_mask.Settings(**settings), tried)
+    asked = train_mask.Settings(**settings)
+    train_mask.search(cost, train_mask.proposals(units, skipped, asked, tried), asked, tried)
     return tried
 
 
 # ------------------------------------------------------------------------------------------------------ masks
 
 def skipping(layers):
-    """The sublayers of these free layers, as a mask."""
+    """The sublayers of these free layers, as a mask: the first free one is the second of all."""
     mask = []
     for layer in sorted(layers):
-        mask += [FREE[layer], FREE[layer] + 1]
+        mask += [2 * layer + 2, 2 * layer + 3]
     return tuple(mask)
 
 
-def evenly(k):
-    """The mask of k free layers, evenly spaced."""
-    step = len(FREE) / k
-    return skipping(int((i + 0.5) * step) for i in range(k))
+def plain_masks(m, k):
+    """(the mask of k of m free layers, evenly spaced, [every contiguous one])."""
+    evenly, *blocks = map(skipping, train_mask.plain_masks(m, k))
+    return evenly, blocks
 
 
 def named(mask):
@@ -90,19 +106,13 @@ def random_masks(k, n=20):
     generator = torch.Generator().manual_seed(0)
     found = {}
     while len(found) < n:
-        found[train_mask.propose(found, len(FREE), k, generator, False)] = 0.0
+        found[train_mask.propose(found, FREE, k, generator, False)] = 0.0
     return [skipping(layers) for layers in found]
-
-
-def contiguous(windows, k):
-    """The mask of k neighbouring layers that costs least."""
-    runs = [skipping(range(i, i + k)) for i in range(len(FREE) - k + 1)]
-    return min(runs, key=windows.cost)
 
 
 def singles(windows, k):
     """The mask of the k layers that cost least when each is left out alone."""
-    ranked = sorted(range(len(FREE)), key=lambda layer: windows.cost(skipping([layer])))
+    ranked = sorted(range(FREE), key=lambda layer: windows.cost(skipping([layer])))
     return skipping(ranked[:k])
 
 
@@ -111,8 +121,8 @@ def best_masks(windows):
     def cost(layers):
         return windows.cost(skipping(layers))
     sweep = {}
-    for k in range(1, len(FREE) + 1):
-        tried = search_masks(cost, len(FREE), k, evaluations=20)
+    for k in range(1, FREE + 1):
+        tried = search_masks(cost, FREE, k, evaluations=20)
         sweep[k] = skipping(min(tried, key=tried.get))
     return sweep
 
@@ -129,8 +139,20 @@ class Rival:
     texts: str = 'all'                                  # which it writes: all; odd; few, every fifth
 
 
+def plain_rivals(shared):
+    """{name: Rival} of any pair's Material: a text takes each about as long, so that there are few."""
+    mask = [shared.mask]
+    found = dict(ar=Rival(Autoregressive, mask, {}), sd=Rival(Exact, mask), via=Rival(ViaSd, mask))
+    for lam in SOME_LAMS:
+        found[at(LENIENT, lam)] = Rival(METHODS[LENIENT], mask, dict(gamma=GAMMA, lam=lam))
+    found[BARE] = Rival(ViaSd, mask, dict(gamma=GAMMA, slim_bonus=False), texts='odd')
+    found[EVENLY] = Rival(ViaSd, [shared.plainer['evenly spaced']], texts='odd')
+    found[CONTIGUOUS] = Rival(ViaSd, [shared.plainer['contiguous']], texts='odd')
+    return found
+
+
 def rivals_of(shared, choice):
-    """{name: Rival} of Material; choice: see claims.choose."""
+    """{name: Rival} of the LabMaterial; choice: see claims.choose."""
     mask = [shared.mask]
     found = dict(ar=Rival(Autoregressive, mask, {}), sd=Rival(Exact, mask), via=Rival(ViaSd, mask))
     found[BARE] = Rival(ViaSd, mask, dict(gamma=GAMMA, slim_bonus=False))
@@ -206,34 +228,33 @@ def columns_of(rows, names):
     return {name: [row[name] for row in rows] for name in names}
 
 
-def contest(engine, rows, prompts, contestants):
-    """Rows of `runs`: each text is written by its rivals in turn, plain decoding first; who: their places."""
-    for turn, (row, ids) in enumerate(zip(rows, tqdm(prompts, desc='runs', disable=None))):
-        found = []
-        who = []
-        plain = None
-        for number, rival in enumerate(contestants.values()):
-            if not writes(rival, turn):
-                continue
-            who.append(number)
-            cycles, figures = write_text(engine, ids, rival, turn)
-            tokens = tokens_of(cycles)
-            plain = tokens if plain is None else plain
-            bare = sum(cycle.accepted == len(cycle.tokens) for cycle in cycles[:-1])
-            found.append(dict(tokens=len(tokens), judged=figures['judged'], accepted=figures['accepted'],
-                              cycles=len(cycles), bare=bare, right=grade(engine, row, tokens),
-                              alike=likeness(tokens, plain), seconds=figures['seconds'],
-                              work=figures['work'], compute=figures['compute'], **passes_of(figures)))
-        columns = columns_of(found, Run._fields)
-        if found[0]['right'] is None:
-            columns['right'] = None
-        yield dict(task=row['task'], who=who) | columns
+def contest(pair, shared, contestants, turn):
+    """A row of `runs`: a text is written by its rivals in turn, plain decoding first; who: their places."""
+    prompt = shared.prompts[turn]
+    found = []
+    who = []
+    plain = None
+    for number, rival in enumerate(contestants.values()):
+        if not writes(rival, turn):
+            continue
+        who.append(number)
+        cycles, figures = write_text(shared.engine, prompt.ids, rival, turn)
+        tokens = tokens_of(cycles)
+        plain = tokens if plain is None else plain
+        bare = sum(cycle.accepted == len(cycle.tokens) for cycle in cycles[:-1])
+        found.append(dict(tokens=len(tokens), judged=figures['judged'], accepted=figures['accepted'],
+                          cycles=len(cycles), bare=bare, right=grade(pair, prompt, tokens),
+                          alike=likeness(tokens, plain), seconds=figures['seconds'],
+                          work=figures['work'], compute=figures['compute'], **passes_of(figures)))
+    columns = columns_of(found, Run._fields)
+    if found[0]['right'] is None:
+        columns['right'] = None
+    return dict(task=prompt.family, who=who) | columns
 
 
-def grade(engine, row, tokens):
+def grade(pair, prompt, tokens):
     """1 if a text is right, 0 if it is wrong, None where nothing is graded."""
-    right = tasks.grade(row, engine.tokenizer.decode(tokens))
-    return None if right is None else int(right)
+    return pair.grade(prompt.row, pair.text(tokens))
 
 
 def nats_of(engine, ids, tokens):
@@ -474,19 +495,26 @@ class BlockRecord:
 
 @dataclass
 class Material:
-    """What the records of one measurement are made from."""
+    """What the records of one measurement are made from, on any pair."""
     engine: object
-    rows: list          # held-out rows, task by task
-    prompts: list       # their ids
-    texts: list         # (prompt ids, the target's greedy ids) of each
-    windows: object     # train_mask.Windows of the calibration texts
+    prompts: list       # Prompts, family by family
     mask: tuple         # that train_mask.py found
     plainer: dict       # {how it was found: mask} of as many layers, without a search
+
+    def stages(self):
+        """The stages of the main replay."""
+        return dict(slim=self.mask)
+
+
+@dataclass
+class LabMaterial(Material):
+    """What they are made from on the embedded pair."""
+    texts: list         # (prompt ids, the target's greedy ids) of each
+    windows: object     # train_mask.Windows of the calibration texts
     sweep: dict         # {layers skipped: mask}
     random: list        # masks of as many layers as the one found
     middles: dict       # {role: Reader} of the models for the middle
     few: list           # indices of the texts for what is read with many stages
-
     near: dict          # {role of a model for the middle: the mask of the sweep whose pass is about as dear}
 
     def all_masks(self):
@@ -494,7 +522,6 @@ class Material:
         return list(dict.fromkeys([self.mask, *self.sweep.values(), *self.random, *self.plainer.values()]))
 
     def stages(self):
-        """The stages of the main replay."""
         found = dict(slim=self.mask)
         for role, mask in self.near.items():
             found[f'slim like {role}'] = mask
@@ -502,14 +529,26 @@ class Material:
 
 
 @functools.cache
-def material(n):
-    """The Material for n prompts of each task."""
-    engine = engine_of()
-    rows = []
-    for task, knobs in TASKS.items():
-        rows += held_out_rows(task, n, **knobs)
-    prompts = [engine.tokenizer.encode(row['prompt']).ids for row in rows]
-    engine.open(prompts)
+def material(pair, n):
+    """The Material for n prompts of each family."""
+    if pair.is_embedded:
+        return lab_material(n)
+    prompts = prompts_of(pair, n)
+    engine = engine_of(pair, prompts)
+    found = engine.calibration['mask']
+    plain = found.get('plain', {})
+    expect(len(plain) == 2, f'{pair.target}: its mask is of an older or interrupted search; make it anew '
+           f'with python train_mask.py --target {pair.target}')
+    plainer = {'evenly spaced': tuple(plain['evenly']['skip']),
+               'contiguous': tuple(plain['contiguous']['skip'])}
+    return Material(engine, prompts, tuple(found['skip']), plainer)
+
+
+@functools.cache
+def lab_material(n):
+    """The LabMaterial for n prompts of each task."""
+    prompts = prompts_of(EMBEDDED, n)
+    engine = engine_of(EMBEDDED, prompts)
     mask = tuple(engine.calibration['mask']['skip'])
     middles = {}
     for role in MIDDLES:
@@ -519,20 +558,25 @@ def material(n):
             print(f'no lab/models/{role}: what is compared with {MIDDLES[role]} in the middle is left out '
                   f'(python -m lab.train {role})', file=sys.stderr)
     texts = []
-    for ids in tqdm(prompts, desc='texts', disable=None):
-        cycles = decode(session_of(engine, ids), METHODS['sd'](GAMMA))      # greedy: as plain decoding's
-        texts.append((ids, tokens_of(list(cycles))))
+    for prompt in tqdm(prompts, desc='texts', disable=None):
+        texts.append((prompt.ids, greedy_text(engine, prompt.ids)))
     calibration = train_mask.calibration_texts(engine.tokenizer, train_mask.Settings())
     windows = train_mask.Windows(engine.models['target'], calibration, WINDOW)
     fifth = max(1, n // 5)                              # of each task
-    few = [i for i in range(len(rows)) if i % n < fifth]
+    few = [i for i in range(len(prompts)) if i % n < fifth]
     k = len(mask) // 2
-    plainer = {'evenly spaced': evenly(k), 'contiguous': contiguous(windows, k),
+    evenly, blocks = plain_masks(FREE, k)
+    plainer = {'evenly spaced': evenly, 'contiguous': min(blocks, key=windows.cost),
                'single layers': singles(windows, k)}
     sweep = best_masks(windows)
     near = {role: like_cost(engine, sweep, reader.model) for role, reader in middles.items()}
-    return Material(engine, rows, prompts, texts, windows, mask, plainer, sweep, random_masks(k), middles,
-                    few, near)
+    return LabMaterial(engine, prompts, mask, plainer, texts, windows, sweep, random_masks(k), middles, few,
+                       near)
+
+
+def greedy_text(engine, ids):
+    """The target's greedy text behind a prompt (ids), exactly as plain decoding's."""
+    return tokens_of(decode(session_of(engine, ids), Exact(GAMMA)))
 
 
 def like_cost(engine, sweep, model):
@@ -550,28 +594,47 @@ def threshold_pairs():
 
 
 @functools.cache
-def modelled(n):
+def modelled(pair, n):
     """What the replays' sums are turned into costs with."""
-    record = BlockRecord(material(n).engine, material(n).stages())
+    record = BlockRecord(material(pair, n).engine, material(pair, n).stages())
     return dict(pairs=threshold_pairs(), costs=record.costs(), draft_cost=record.draft_cost())
 
 
 @functools.cache
-def contestants(n):
+def contestants(pair, n):
     """({name: Rival}, the choice of knobs that some of them run at)."""
-    choice = choose(list(gammas(n)), modelled(n))
-    return rivals_of(material(n), choice), choice
+    shared = material(pair, n)
+    if not pair.is_embedded:
+        return plain_rivals(shared), {}
+    choice = choose(list(gammas(n)), modelled(pair, n))
+    return rivals_of(shared, choice), choice
 
 
 @functools.cache
 def long_blocks(n):
     """[[Block] of a text], of max(GAMMAS) draft tokens in even texts, of GAMMA in odd ones."""
-    shared = material(n)
+    shared = lab_material(n)
     record = BlockRecord(shared.engine, shared.stages())
     found = []
     for i, text in enumerate(tqdm(shared.texts, desc='blocks', disable=None)):
         found.append(record.blocks(*text, GAMMA if i % 2 else max(GAMMAS)))
     return found
+
+
+@functools.cache
+def block_record(pair, n):
+    """The BlockRecord of the stages of the main replay."""
+    shared = material(pair, n)
+    return BlockRecord(shared.engine, shared.stages())
+
+
+def blocks_of(pair, n, turn):
+    """[Block] of GAMMA draft tokens of the text of this number."""
+    if pair.is_embedded:
+        return with_gamma(long_blocks(n)[turn], GAMMA)
+    shared = material(pair, n)
+    ids = shared.prompts[turn].ids
+    return block_record(pair, n).blocks(ids, greedy_text(shared.engine, ids))
 
 
 def with_gamma(blocks, gamma):
@@ -581,36 +644,59 @@ def with_gamma(blocks, gamma):
 
 # ------------------------------------------------------------------------------------------------ the records
 
-def settings(n):
-    """A single row: what the rows of the other records are of, and what holds for all texts."""
-    shared = material(n)
-    rivals_by_name, choice = contestants(n)
+def settings(pair, n):
+    """What the rows of the other records are of, and what holds for all texts: the single row of this one."""
+    shared = material(pair, n)
+    rivals_by_name, choice = contestants(pair, n)
     section = shared.engine.calibration['mask']
-    paths = {named(mask): mask for mask in shared.all_masks()}
-    draft_costs = {}
-    for name, drafter in drafters_of(shared).items():
-        draft_costs[name] = BlockRecord(shared.engine, {}, drafter).draft_cost()
-    yield modelled(n) | dict(
+    found = modelled(pair, n) | dict(
         gamma=GAMMA,
         rivals=list(rivals_by_name),                    # the order of the columns of `runs`
         memory={name: memory(readers_for(shared.engine, rival)) for name, rival in rivals_by_name.items()},
         choice=choice,
-        middles=list(shared.middles),
+        middles=[],
         mask=named(shared.mask),
         plainer={how: named(mask) for how, mask in shared.plainer.items()},
+        search_seconds=section['seconds'],
+        search_masks=len(section['tried']),
+        longest=max(len(prompt.ids) for prompt in shared.prompts))
+    return found | lab_settings(shared) if pair.is_embedded else found
+
+
+def lab_settings(shared):
+    """What more there is of LabMaterial."""
+    paths = {named(mask): mask for mask in shared.all_masks()}
+    draft_costs = {}
+    for name, drafter in drafters_of(shared).items():
+        draft_costs[name] = BlockRecord(shared.engine, {}, drafter).draft_cost()
+    return dict(
+        middles=list(shared.middles),
         random=[named(mask) for mask in shared.random],
         sweep={k: named(mask) for k, mask in shared.sweep.items()},
         mask_costs=BlockRecord(shared.engine, paths).costs(),       # the order of the columns of `masks`
-        drafters=draft_costs,
-        search_seconds=section['seconds'],
-        search_masks=len(section['tried']),
-        longest=max(map(len, shared.prompts)))          # tokens of a prompt
+        drafters=draft_costs)
 
 
-def runs(n):
-    """A row a text: {figure of a Run: [its value for each of the rivals]}."""
-    shared = material(n)
-    yield from contest(shared.engine, shared.rows, shared.prompts, contestants(n)[0])
+def counted(pair, n):
+    """[n]: the single item of `settings`."""
+    return [n]
+
+
+def places(pair, n):
+    """[(n, number of a text)], what the items of a record with a row a text are."""
+    return [(n, turn) for turn in range(len(material(pair, n).prompts))]
+
+
+def real_places(pair, n):
+    """Likewise; of another pair REAL texts of each family at most."""
+    prompts = material(pair, n).prompts
+    return [(n, turn) for turn in range(len(prompts)) if pair.is_embedded or prompts[turn].place < REAL]
+
+
+def runs(pair, item):
+    """The row of a text: {figure of a Run: [its value for each of the rivals]}."""
+    n, turn = item
+    return contest(pair, material(pair, n), contestants(pair, n)[0], turn)
 
 
 @functools.cache
@@ -649,13 +735,14 @@ def cascade_columns(blocks, rule):
     return columns_of(rows, ('tokens', 'wrong'))
 
 
-def replays(n):
-    """A row a text: via at all thresholds, sd, distances, the gates."""
-    shared = material(n)
-    for row, longer in zip(shared.rows, long_blocks(n)):
-        blocks = with_gamma(longer, GAMMA)
-        yield dict(task=row['task'], cycles=len(blocks), sd=text_sums(blocks, exact)['tokens'],
-                   via=via_columns(blocks), **distances(blocks), gates=gates(blocks))
+def replays(pair, item):
+    """The row of a text: via at all thresholds, sd, distances, the gates; of another pair lenient sd, too."""
+    n, turn = item
+    blocks = blocks_of(pair, n, turn)
+    row = dict(task=material(pair, n).prompts[turn].family, cycles=len(blocks),
+               sd=text_sums(blocks, exact)['tokens'], via=via_columns(blocks), **distances(blocks),
+               gates=gates(blocks))
+    return row if pair.is_embedded else row | dict(lenient=cascade_columns(blocks, LENIENT))
 
 
 def via_columns(blocks):
@@ -708,7 +795,7 @@ def gates(blocks):
 
 def masks(n):
     """A row for half of the few texts: {sum, Delta by R and strict R: [its value with each mask]}."""
-    shared = material(n)
+    shared = lab_material(n)
     stages = {named(mask): mask for mask in shared.all_masks()}
     record = BlockRecord(shared.engine, stages)
     for i in tqdm(shared.few[::2], desc='masks', disable=None):
@@ -723,7 +810,7 @@ def masks(n):
             rows.append(row)
         columns = columns_of(rows, ('tokens', 'wrong', 'passes', *FORMS))
         places = sum(len(block.p) for block in blocks)
-        yield dict(task=shared.rows[i]['task'], cycles=len(blocks), places=places) | columns
+        yield dict(task=shared.prompts[i].family, cycles=len(blocks), places=places) | columns
 
 
 def usual_sums(blocks, stage):
@@ -734,13 +821,13 @@ def usual_sums(blocks, stage):
 
 def search(n):
     """A row for every mask of as many layers as the one found: its cost on each calibration text, by task."""
-    shared = material(n)
+    shared = lab_material(n)
     windows = {}                                        # the texts go through the tasks in turn
     for i, task in enumerate(tasks.TASKS):
         windows[task] = []
         for text in shared.windows.texts[i::len(tasks.TASKS)]:
             windows[task].append(train_mask.Windows(shared.windows.model, [text], WINDOW))
-    every = list(itertools.combinations(range(len(FREE)), len(shared.mask) // 2))
+    every = list(itertools.combinations(range(FREE), len(shared.mask) // 2))
     for layers in tqdm(every, desc='all masks', disable=None):
         mask = skipping(layers)
         row = dict(mask=named(mask))
@@ -754,25 +841,25 @@ def search(n):
 @functools.cache
 def sublayer_costs(n):
     """{mask of half of the free sublayers: its cost on a few windows}, every one of them."""
-    shared = material(n)
+    shared = lab_material(n)
     few = train_mask.Windows(shared.windows.model, shared.windows.texts[:FEW_WINDOWS], WINDOW)
-    every = list(itertools.combinations(range(2 * len(FREE)), len(FREE)))
+    every = list(itertools.combinations(range(2 * FREE), FREE))
     costs = {}
     for units in tqdm(every, desc='sublayers', disable=None):
-        costs[units] = few.cost([unit + FREE[0] for unit in units])
+        costs[units] = few.cost([unit + 2 for unit in units])
     return costs
 
 
 def sublayers(n):
     """A single row: what all masks of half of the free sublayers cost, and where masks of layers rank."""
-    shared = material(n)
+    shared = lab_material(n)
     costs = sublayer_costs(n)
     ranked = sorted(costs, key=costs.get)
     ordered = [costs[units] for units in ranked]
     places = [round(share * (len(ordered) - 1) / 20) for share in range(21)]
     of_layers = {}
     for how, mask in (dict(found=shared.mask) | shared.plainer).items():
-        units = tuple(unit - FREE[0] for unit in mask)
+        units = tuple(unit - 2 for unit in mask)
         if units in costs:                              # it skips half of the free layers
             of_layers[how] = dict(cost=costs[units], rank=1 + ranked.index(units))
     yield dict(masks=len(costs), windows=FEW_WINDOWS, window=WINDOW, least=named(ranked[0]),
@@ -784,9 +871,9 @@ def searches(n):
     costs = sublayer_costs(n)
     ordered = sorted(costs.values())
     for seed in range(SEEDS):
-        row = dict(sublayers=2 * len(FREE), skipped=len(FREE), least=ordered[0])
+        row = dict(sublayers=2 * FREE, skipped=FREE, least=ordered[0])
         for name, period in (('bayesian', 2), ('random', 0)):
-            tried = search_masks(costs.get, 2 * len(FREE), len(FREE), period=period, seed=seed, patience=999)
+            tried = search_masks(costs.get, 2 * FREE, FREE, period=period, seed=seed, patience=999)
             row[name] = min(tried.values())
             row[f'{name}_rank'] = 1 + bisect.bisect_left(ordered, row[name])
         yield row
@@ -812,12 +899,12 @@ def cut(model):
 
 def drafters(n):
     """A row for each of a few texts: {drafter: its sums with sd and with via}."""
-    shared = material(n)
+    shared = lab_material(n)
     records = {}
     for name, drafter in drafters_of(shared).items():
         records[name] = BlockRecord(shared.engine, dict(slim=shared.mask), drafter)
     for i in tqdm(shared.few, desc='drafters', disable=None):
-        row = dict(task=shared.rows[i]['task'])
+        row = dict(task=shared.prompts[i].family)
         for name, record in records.items():
             blocks = record.blocks(*shared.texts[i])
             drafted = sum(len(block.p) for block in blocks)
@@ -828,24 +915,89 @@ def drafters(n):
 
 def sampled(n):
     """A row for every fifth text: {figure of a Sampled: [for each of SAMPLED]}, at temperature 1."""
-    shared = material(n)
-    found, _ = contestants(n)
+    shared = lab_material(n)
+    found, _ = contestants(EMBEDDED, n)
     forgiving = Rival(Lenient, [shared.mask], dict(gamma=GAMMA, lenience=0.5))
     found = found | {'sd, lenient': forgiving}
     engine = shared.engine
-    for turn in tqdm(range(0, len(shared.rows), 5), desc='sampled', disable=None):
-        ids = shared.prompts[turn]
+    for turn in tqdm(range(0, len(shared.prompts), 5), desc='sampled', disable=None):
+        prompt = shared.prompts[turn]
         rows = []
         for name in SAMPLED:
-            cycles, figures = write_text(engine, ids, found[name], turn, temperature=1.0)
+            cycles, figures = write_text(engine, prompt.ids, found[name], turn, temperature=1.0)
             tokens = tokens_of(cycles)
             rows.append(dict(tokens=len(tokens), judged=figures['judged'], accepted=figures['accepted'],
-                             work=figures['work'], nats=nats_of(engine, ids, tokens),
-                             right=grade(engine, shared.rows[turn], tokens)))
-        yield dict(task=shared.rows[turn]['task']) | columns_of(rows, Sampled._fields)
+                             work=figures['work'], nats=nats_of(engine, prompt.ids, tokens),
+                             right=grade(EMBEDDED, prompt, tokens)))
+        yield dict(task=prompt.family) | columns_of(rows, Sampled._fields)
 
 
-RECORDS = dict(settings=(NEEDED, settings), runs=(NEEDED, runs), sampled=(NEEDED, sampled),
-               gammas=(NEEDED, gammas), replays=(NEEDED, replays), masks=(['target', 'draft'], masks),
-               search=(['target'], search), sublayers=(['target'], sublayers),
-               searches=(['target'], searches), drafters=(NEEDED, drafters))
+def some_places(pair, n):
+    """Prompts for `drafting`: all where there is no draft model, else every fifth."""
+    return prompts_of(pair, n)[::5 if pair.draft else 1]
+
+
+@functools.cache
+def self_engine(pair):
+    """An Engine of the pair's target, which drafts for itself."""
+    return engine_of(pair, prompts_of(pair, 1), draft='self')
+
+
+def drafting(pair, prompt):
+    """The row of a text: {figure of a Drafted: [for each of DRAFTED]}, without a draft model."""
+    engine = self_engine(pair)
+    engine.open([prompt.ids])
+    found = []
+    for name, gamma in DRAFTED.items():
+        session = session_of(engine, prompt.ids)
+        if 'lookup' in name:
+            session.source = lookup
+        cycles = list(decode(session, Exact(gamma)))
+        figures = engine.statistics(cycles)
+        tokens = tokens_of(cycles)
+        counts = passes_of(figures)
+        found.append(dict(tokens=len(tokens), cycles=len(cycles), judged=figures['judged'],
+                          accepted=figures['accepted'], slim=counts['middle_passes'],
+                          full=counts['target_passes'], work=figures['work'], seconds=figures['seconds'],
+                          right=grade(pair, prompt, tokens)))
+    return dict(task=prompt.family) | columns_of(found, Drafted._fields)
+
+
+def unseen_prompts(pair, n):
+    """[Prompt], n of each family, or fewer, that the search for the target's mask did not have."""
+    asked = read_calibration(pair.target, None, ['mask'])['mask']['settings']
+    searched = []
+    if asked.get('prompts'):
+        searched = [row['prompt'] for row in train_mask.calibration_rows(train_mask.Settings(**asked))]
+    return [prompt for prompt in prompts_of(pair, n) if prompt.row['prompt'] not in searched]
+
+
+def unseen(pair, prompt):
+    """The row of a text that no search saw: R of the mask found, of the evenly spaced, of all blocks.
+
+    Of the first WINDOW tokens that the target writes behind the prompt.
+    """
+    section = read_calibration(pair.target, None, ['mask'])['mask']
+    session = pair.session(prompt.ids)
+    text = []
+    for cycle in decode(session, Exact()):
+        text += cycle.tokens
+        if len(text) >= WINDOW:
+            break
+    text = text[:WINDOW]
+    model = session.target.model
+    windows = train_mask.Windows(model, [prompt.ids + text], len(text))
+    layers = model.config.num_hidden_layers
+    evenly, blocks = plain_masks(layers - 2, len(section['skip']) // 2)
+    return dict(task=prompt.family, scored=len(text), found=windows.cost(section['skip']),
+                evenly=windows.cost(evenly), blocks=[windows.cost(block) for block in blocks])
+
+
+LAB_ONLY = 'models of several sizes, and tasks of their own'
+RECORDS = dict(
+    settings=Record(counted, settings), runs=Record(real_places, runs), replays=Record(places, replays),
+    unseen=Record(unseen_prompts, unseen, drafts=False), drafting=Record(some_places, drafting, drafts=False),
+    sampled=LabRecord(NEEDED, sampled, LAB_ONLY), gammas=LabRecord(NEEDED, gammas, LAB_ONLY),
+    masks=LabRecord(['target', 'draft'], masks, LAB_ONLY), search=LabRecord(['target'], search, LAB_ONLY),
+    sublayers=LabRecord(['target'], sublayers, LAB_ONLY), searches=LabRecord(['target'], searches, LAB_ONLY),
+    drafters=LabRecord(NEEDED, drafters, LAB_ONLY))
