@@ -2307,17 +2307,17 @@ def foreseen(favourites, line, eos, room=40):
     record.favourites = favourites
     record.room = room
     record.outcomes = {}
-    record.longest = 12
+    record.longest = 8
     return record
 
 
 def test_ecsv_greedy_drafts_foreseen_by_hand():
     """What sd drafts greedily: right as far as favourites are the text's; then unknown, or over at an end."""
     record = foreseen([1, 2, 9, 4, 0], [1, 2, 3, 4, 0], {0})
-    assert record.outcome('sd greedy', 0, 12) == (48, 2)        # 9 is wrong, what is behind it unknown
-    assert record.outcome('sd greedy', 3, 12) == (2, 2)         # to the text's end
+    assert record.outcome('sd greedy', 0, 8) == (48, 2)        # 9 is wrong, what is behind it unknown
+    assert record.outcome('sd greedy', 3, 8) == (2, 2)         # to the text's end
     record = foreseen([1, 0, 3, 4, 0], [1, 2, 3, 4, 0], {0})
-    assert record.outcome('sd greedy', 0, 12) == (2, 1)         # an end drafted too early
+    assert record.outcome('sd greedy', 0, 8) == (2, 1)         # an end drafted too early
     record = foreseen([1, 2, 3], [1, 2, 3], {0}, room=3)
     assert record.voted('sd greedy', 8) == dict(kept=2, cycles=1, positions=3)
 
