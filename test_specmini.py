@@ -47,7 +47,6 @@ from lab.ecsv import claims as ecsv_claims
 from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
 from lab.pairs import Pair, Record
-from lab.replay import open_session, short_prompts, written
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
 from lab.sparse import record as sparse_record
@@ -2248,13 +2247,20 @@ def test_ecsv_gains_nothing_from_branches_that_are_alike():
 
 # ------------------------------------------------------------------------ what ECSV's claims rest on
 
+LAB_PAIR = Pair()
+
+
+def second_of(task):
+    """The ids of a task's second prompt."""
+    return LAB_PAIR.texts((task,), 2)[1].ids
+
 @pytest.mark.slow
 @pytest.mark.parametrize('task, depth, heat', [
     ('story', 3, 0.8), ('table', 3, 0.8), ('math', 3, 0.8), ('qa', 8, 2.0), ('summary', 8, 2.0)])
 def test_ecsv_sums_of_a_vote_are_those_of_real_cycles(task, depth, heat):
     """What is looked up for a vote is what cycles with the same branches do, up to a block's elected end."""
-    _, ids = short_prompts(task, 2)[1]
-    record = ecsv_record.BranchReplay(ids, draft_temperature=heat)
+    ids = second_of(task)
+    record = ecsv_record.BranchReplay(LAB_PAIR, ids, Ecsv(branches=8, draft_temperature=heat))
     for key in ('lite', 'ecsv', 'prefix'):
         looked_up = record.voted(key, depth)
         real = record.checked(replace(ecsv_record.VOTES[key]), depth)
@@ -2263,23 +2269,67 @@ def test_ecsv_sums_of_a_vote_are_those_of_real_cycles(task, depth, heat):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('task', ['qa', 'math'])
-def test_ecsv_replays_of_greedy_branches_are_runs(task):
+@pytest.mark.parametrize('kind', [ecsv_record.BranchReplay, ecsv_record.Foreseen])
+def test_ecsv_replays_of_greedy_branches_are_runs(task, kind):
     """Where all branches are the greedy draft, what is looked up for sd and votes is what decoding does."""
-    _, ids = short_prompts(task, 2)[1]
-    record = ecsv_record.BranchReplay(ids, draft_temperature=0)
+    ids = second_of(task)
+    record = kind(LAB_PAIR, ids)
+    record.drafter = Ecsv(draft_temperature=0)
+    if kind is ecsv_record.Foreseen:
+        record.foresee()
     for depth in (2, 8):
         methods = {'sd greedy': Exact(depth), 'ecsv': Ecsv(depth, draft_temperature=0)}
         for key, method in methods.items():
-            opened = open_session(ids)
-            counts = ecsv_record.run_counts(opened, ids, written(opened, ids, method))
+            opened = LAB_PAIR.session(ids)
+            counts = ecsv_record.run_counts(opened, ids, LAB_PAIR.written(opened, ids, method))
             for name, number in record.voted(key, depth).items():
                 assert counts[name] == number
 
 
+def test_ecsv_tree_reads_as_a_pass_a_branch():
+    """Each row's logits are those of a fresh reader of the text up to its place and the row's own tokens."""
+    model = network(3)
+    line = [5, 1, 4, 2, 3, 6]
+    reader = Reader(model, 20)
+    reader.read(line, [], model.full, 0)
+    ends = [6, 2, 2, 4]
+    tree = ecsv_record.Tree(reader, torch.tensor(ends))
+    steps = [[1, 2, 3, 4], [4, 4, 2, 1], [3, 1, 1, 5]]
+    for n, ids in enumerate(steps, 1):
+        rows = tree.append(torch.tensor(ids))
+        for row, end in enumerate(ends):
+            own = [step[row] for step in steps[:n]]
+            alone = fresh(model, line[:end] + own, 1)
+            assert torch.allclose(rows[row], alone[0], atol=1e-5)
+
+
+def foreseen(favourites, line, eos, room=40):
+    """A Foreseen of this text whose draft has these favourites behind each place of it."""
+    record = object.__new__(ecsv_record.Foreseen)
+    record.session = SimpleNamespace(eos=eos)
+    record.line = line
+    record.favourites = favourites
+    record.room = room
+    record.outcomes = {}
+    record.longest = 8
+    return record
+
+
+def test_ecsv_greedy_drafts_foreseen_by_hand():
+    """What sd drafts greedily: right as far as favourites are the text's; then unknown, or over at an end."""
+    record = foreseen([1, 2, 9, 4, 0], [1, 2, 3, 4, 0], {0})
+    assert record.outcome('sd greedy', 0, 8) == (48, 2)        # 9 is wrong, what is behind it unknown
+    assert record.outcome('sd greedy', 3, 8) == (2, 2)         # to the text's end
+    record = foreseen([1, 0, 3, 4, 0], [1, 2, 3, 4, 0], {0})
+    assert record.outcome('sd greedy', 0, 8) == (2, 1)         # an end drafted too early
+    record = foreseen([1, 2, 3], [1, 2, 3], {0}, room=3)
+    assert record.voted('sd greedy', 8) == dict(kept=2, cycles=1, positions=3)
+
+
 def test_ecsv_replayed_branches_end_where_all_texts_end():
     """As sampling does: with the first two of these three branches that is earlier than with all."""
-    _, ids = short_prompts('qa', 1)[0]
-    record = ecsv_record.BranchReplay(ids)
+    ids = second_of('qa')
+    record = ecsv_record.BranchReplay(LAB_PAIR, ids)
     end, = record.session.eos
     tokens = torch.tensor([[5, end, 7, 8], [5, 6, end, 8], [5, 6, 7, 8]])
     record.drawn[0] = tokens, torch.zeros(3, 4, 9)
@@ -2291,8 +2341,8 @@ def test_ecsv_replayed_branches_end_where_all_texts_end():
 
 
 def test_ecsv_lessons_decide_each_token_once():
-    _, ids = short_prompts('math', 2)[1]
-    record = ecsv_record.BranchReplay(ids)
+    ids = second_of('math')
+    record = ecsv_record.BranchReplay(LAB_PAIR, ids)
     signs, right = ecsv_record.lessons(record)
     assert signs.shape == (4, 4, len(record.line))
     assert right.shape == (4, len(record.line))
@@ -2301,9 +2351,9 @@ def test_ecsv_lessons_decide_each_token_once():
 
 def test_ecsv_counts_of_a_real_run():
     """Cycles by how much they kept; the nats of the text as a reader without a cache has them."""
-    _, ids = short_prompts('math', 2)[1]
-    opened = open_session(ids)
-    cycles = written(opened, ids, Exact(4))
+    ids = second_of('math')
+    opened = LAB_PAIR.session(ids)
+    cycles = LAB_PAIR.written(opened, ids, Exact(4))
     counts = ecsv_record.run_counts(opened, ids, cycles)
     assert sum(counts['by_kept']) == counts['cycles'] == len(cycles)
     kept = 0

@@ -2,8 +2,8 @@
 
 At temperature 0 an exact method writes the target's own text, whatever it proposes. So branches are sampled
 once behind the places of that text, and every vote is asked what it would propose there. On a pair with
---target passes are dear: there all places are sampled together (see Foreseen), branches have 12 tokens and
-not 32, votes are fewer, and noise, spot checks by replay and fitted weights are left out.
+--target passes are dear: there places are sampled together (see Foreseen), branches have 8 tokens and not
+32, votes are fewer, and noise, spot checks by replay and fitted weights are left out.
 `python -m lab.ecsv.record "A prompt"` draws a cycle of ecsv-spot.
 """
 import functools
@@ -30,9 +30,9 @@ from verify import Ballot, Branches, Ecsv, Exact, Score, decode, token_logps, to
 
 FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks whose prompts are used
 DEPTHS = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32     # tokens of a block that are tried
-DEPTHS_ELSEWHERE = DEPTHS[:10]          # likewise, on a pair that is not the lab's
+DEPTHS_ELSEWHERE = DEPTHS[:8]           # likewise, on a pair that is not the lab's
 GREEDY_DEPTHS = *DEPTHS, 40, 48         # of sd's greedy draft: beyond its optimum on every task
-PLACES = 16             # of a text whose branches are sampled together, elsewhere
+PLACES = 24             # of a text whose branches are sampled together, elsewhere
 LAW_EVERY = 8           # places to one whose laws are looked at, elsewhere
 SMOOTH = 0.05                           # share of q in a vote's law, which else has no chance for most tokens
 VOTES = {
@@ -81,6 +81,7 @@ class BranchReplay(Replay):
         self.longest = self.depths[-1]
         self.line = list(self.text)
         self.drawn = {}         # place: (tokens, logits) of the branches
+        self.ballots = {}       # (place, branches, top_m, depth): see ballot
         self.outcomes = {}      # (vote, place, depth): see outcome
         self.session.generator = torch.Generator().manual_seed(seed)
 
@@ -96,9 +97,12 @@ class BranchReplay(Replay):
         return tokens[:, :n], logits[:count, :n]
 
     def ballot(self, i, branches, top_m=4, depth=None):
-        """The Ballot of the first branches at place i, cut to this depth."""
-        tokens, logits = self.branches(i, branches, depth)
-        return Ballot.of(tokens, logits, top_m)
+        """The Ballot of the first branches at place i, cut to this depth; remembered."""
+        asked = i, branches, top_m, depth
+        if asked not in self.ballots:
+            tokens, logits = self.branches(i, branches, depth)
+            self.ballots[asked] = Ballot.of(tokens, logits, top_m)
+        return self.ballots[asked]
 
     def agreed(self, proposal, i):
         """How many tokens of the proposal, from the first, the target would write at place i."""
@@ -288,6 +292,7 @@ class Foreseen(BranchReplay):
             for key, found in self.laws(rows, some).items():
                 for name, number in found.items():
                     sums[key][name] += number
+            self.ballots = {}
         self.drawn = {}
         return looked_at, sums
 
