@@ -5231,6 +5231,8 @@ def test_sparse_long_claims_by_hand():
     assert found['F4, long: KL of recent blocks less that of mean-key blocks'].figure == pytest.approx(0.3)
     assert found['F4, long: right, mean-key blocks less recent blocks'].figure == -1
     assert found['Long: KL, every second layer less calibrated anchors'].figure == pytest.approx(0.2)
+    never_right = sparse_claims.long_claims(rows[1:])
+    assert len(never_right) == 5 and not any('right' in claim.text for claim in never_right)
 
 
 def test_sparse_claims_of_no_rows():

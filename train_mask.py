@@ -468,7 +468,7 @@ def sparsity(model, texts, T=5, **knobs):
     """
     mixtures = model.config.mixtures
     choices = Choices(mixtures)
-    for ids in texts:
+    for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
         path = choosing_path(model, reader, knobs)
         for end in range(T, len(ids) - T, T):

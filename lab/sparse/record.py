@@ -408,6 +408,8 @@ def joined_row(pair, item):
     found = calibrated_on(pair, family)
     session = pair.session(ids)
     session.calibration = dict(sparse=found)
+    if not row:                                         # nothing to grade: no more than is read
+        session.room = min(OWN, pair.max_new)
     prompt = Prompt(pair, session, row)
     read = {name: prompt.read(knobs) for name, knobs in LENGTHS.items()}
     if prompt.dense['right'] is not None:

@@ -73,7 +73,7 @@ LENGTHS = dict(     # of long contexts
     oracle=dict(rho=0.25, select='oracle') | USUAL,
     tenth=dict(rho=0.1, anchors=0) | USUAL,
 )
-WRITTEN = 'calibrated', 'second', 'recent', 'random'    # of these, what writes where a text takes seconds
+WRITTEN = 'calibrated', 'recent', 'random'      # of these, what writes where a text takes seconds
 
 
 def skipping(experts, quantile, **knobs):
