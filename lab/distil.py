@@ -172,7 +172,7 @@ class Texts:
             found += lessons
             spent += took
             tick(bar, spent, texts=len(found))
-            if spent >= seconds:
+            if spent + took / 2 >= seconds:             # the next would end further from it
                 bar.close()
                 return found
 
