@@ -69,7 +69,7 @@ from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, b
 from lab.via import claims as via_claims
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
-from model import Reader, fetch, load, read_calibration, send, write_calibration
+from model import KVCache, Reader, fetch, load, read_calibration, send, write_calibration
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
                     overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
@@ -6927,6 +6927,30 @@ def test_speed_times_the_same_texts(tmp_path, monkeypatch, capsys):
     assert ratios.count('\n') == 2 + 4
     status, _ = run_bench(monkeypatch, capsys, 'speed', '--pair', 'one', *rest)
     assert status == 2
+
+
+def test_memory_is_what_is_held(tmp_path):
+    """Parameters as in the file, an embedding that is the head once; the cache's numbers as a cache has."""
+    for tied in (True, False):
+        model = byte_network(tie_word_embeddings=tied, num_hidden_layers=3)
+        weights, cache = bench.held_numbers(model.config)
+        assert weights == sum(weight.numel() for weight in model.parameters())
+        stores = KVCache(model.config, 10, model.cos).stores
+        assert 10 * cache == sum(keys.numel() + values.numel() for keys, values in stores)
+    line = bench.memory_line('mine', model.config, ['1', '2'])
+    assert line.count('|') == 9 and line.endswith('| 1 | 2 |')
+
+
+@pytest.mark.slow
+def test_memory_peak_is_of_a_run_in_that_type(tmp_path):
+    """fp32 takes two bytes a parameter more than bf16, and the process holds some hundred MB besides."""
+    shape = dict(hidden_size=512, intermediate_size=8192)
+    model = byte_network(**shape)
+    folder = checkpoint(tmp_path / 'big', model, max_position_embeddings=2048, **shape)
+    fp32 = bench.peak_of_run(str(folder), 'fp32')
+    bf16 = bench.peak_of_run(str(folder), 'bf16')
+    weights, _ = bench.held_numbers(model.config)
+    assert 1e8 < bf16 < fp32 - weights
 
 
 def test_cuda_parity_can_fail(monkeypatch):

@@ -139,13 +139,17 @@ def memory(folders):
 
 def memory_line(name, config, peaks):
     """A line of the table; peaks: two texts, of fp32 and of bf16."""
+    weights, cache = held_numbers(config)
+    sizes = [in_bytes(size * numbers) for numbers in (weights, PAGE * cache) for size in (4, 2)]
+    return '| ' + ' | '.join([name, f'{weights / 1e9:.2f} B', *sizes, *peaks]) + ' |'
+
+
+def held_numbers(config):
+    """(parameters of a network, numbers that its cache holds for each token)."""
     with torch.device('meta'):
         model = Transformer(config)
-    n = sum(weight.numel() for weight in model.parameters())
-    keys = config.num_hidden_layers * config.num_key_value_heads * config.head_dim     # numbers a token
-    cache = 2 * PAGE * keys                             # keys and values
-    sizes = [in_bytes(size * numbers) for numbers in (n, cache) for size in (4, 2)]
-    return '| ' + ' | '.join([name, f'{n / 1e9:.2f} B', *sizes, *peaks]) + ' |'
+    weights = sum(weight.numel() for weight in model.parameters())
+    return weights, 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
 
 
 def in_bytes(n):

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from lab.common import for_json
 from lab.pairs import Pair
-from lab.train import adam, inherit, rate_factor, write_json
+from lab.train import adam, inherit, write_json
 from model import KVCache, Transformer, expect, read_json, send
 from specmini import DTYPES, pick_device
 from verify import probs, sample
@@ -35,6 +35,7 @@ WRITING = 0.4       # share of the time in which the target writes
 TOGETHER = dict(cpu=8192, cuda=32768)       # tokens of the texts that it writes at once
 PLACES = 256        # whose logits are held at once: 0.16 GB for 151,936 tokens
 GAMMA = 4           # draft tokens a cycle of the held-out figures
+WARMING = 20        # steps until the learning rate is at its peak; it falls from 30 % of the time on
 STORE = 60          # seconds between checkpoints
 WEIGHTS = '.safetensors', '.bin', '.pt', '.pth', '.gguf'        # endings of what is no tokenizer file
 OWN = 'config.json', 'calibration.json', 'model.safetensors.index.json'     # of the target alone
@@ -172,7 +173,7 @@ class Texts:
             found += lessons
             spent += took
             tick(bar, spent, texts=len(found))
-            if spent >= seconds:
+            if spent + took / 2 >= seconds:             # the next would end further from it
                 bar.close()
                 return found
 
@@ -260,7 +261,8 @@ def train(student, target, lessons, run):
     bar = clock('training', run.training)
     mean = None
     while spent < run.training:
-        optimizer.param_groups[0]['lr'] = peak * rate_factor(done, spent / run.training)
+        left = 1 - spent / run.training
+        optimizer.param_groups[0]['lr'] = peak * min(1, (done + 1) / WARMING, left / 0.7)
         nats = step(student, target, optimizer, next(batches))
         mean = nats if mean is None else 0.95 * mean + 0.05 * nats
         done += 1
