@@ -4087,6 +4087,30 @@ def test_specguard_signals_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert 'check: equal to plain' in program(capsys, *run, '--set', 'tau=inf', '--check')[2]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('graded', [True, False])
+def test_specguard_signals_of_prompts(graded, tmp_path, capsys):
+    """Of a random pair: its own greedy text is the answer, or there is none and one line says so."""
+    target = str(checkpoint(tmp_path / 'target', byte_network(0, max_position_embeddings=512)))
+    draft = str(checkpoint(tmp_path / 'draft', byte_network(1, max_position_embeddings=512)))
+    pair = '--target', target, '--draft', draft
+    row = dict(prompt='hello')
+    if graded:
+        engine = specmini.Engine(target, max_new=256)
+        row['answer'], _ = engine.generate('hello', METHODS['ar']())
+    file = tmp_path / 'rows.jsonl'
+    file.write_text(json.dumps(row))
+    assert train_mask.main(['--signals', '--share', '1', '--prompts', str(file), *pair]) == 0
+    out = capsys.readouterr().out
+    section = json.loads((File(target) / 'calibration.json').read_text())['signals']
+    assert {'target_logp', 'target_grounding', 'draft_logp', 'draft_grounding'} <= section.keys()
+    assert ('the scales alone' in out) is not graded
+    assert ('delimiter=sentence' in out) is graded
+    assert ('tau' in section) is graded
+    run = *pair, '--prompt', 'hello', '--method', 'specguard', '--set', 'delimiter=sentence'
+    assert re.search(r'steps, \d+% kept', program(capsys, *run)[2])
+
+
 def test_specguard_signals_refuses_a_share_above_one(capsys):
     assert train_mask.main(['--signals', '--share', '2']) == 2
     assert '--share 2' in capsys.readouterr().err

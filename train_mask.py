@@ -6,7 +6,7 @@ come first: evenly spaced units, all contiguous blocks; then random proposals ta
 Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far, --resume goes on from it.
 How masks are used: verify.py.
 --anchors measures instead what --sparse needs to choose layers and thresholds by, and --signals how sure and
-how grounded a draft's steps are, for specguard (it takes graded steps, which the laboratory makes).
+how grounded a draft's steps are, for specguard (steps of the laboratory's tasks, or of your own --prompts).
 
 m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """

@@ -3,6 +3,7 @@
 Their lines were set before anything was measured: grounding, sink dropped, is worth something if its AUROC
 within kinds of steps is at least 0.65, or if it adds 0.02 to that of the log-probability alone.
 """
+import itertools
 from typing import NamedTuple
 
 import numpy
@@ -61,16 +62,19 @@ class Seen(NamedTuple):
     logp: dict                      # by model, lowest, nats
     ungrounded: dict                # by rollout, 1 - lowest grounding
     right: bool                     # or not altered
-    kind: tuple                     # family, kind
+    kind: str                       # family, kind
+
+
+def seen_at(row, i, right, kind):
+    """The Seen at place i of the columns of a row."""
+    logp = {who: column[i] for who, column in row['logp'].items()}
+    ungrounded = {rollout: column[i] for rollout, column in row['ungrounded'].items()}
+    return Seen(logp, ungrounded, right, f'{row["family"]}, {kind}')
 
 
 def altered_steps(row):
     """[Seen] of a row of the record `altered`; to be right is not to be altered."""
-    found = []
-    for i, altered in enumerate(row['altered']):
-        found.append(Seen(at(row['logp'], i), at(row['ungrounded'], i), not altered,
-                          (row['family'], row['kind'][i])))
-    return found
+    return [seen_at(row, i, not altered, row['kind'][i]) for i, altered in enumerate(row['altered'])]
 
 
 def drafted_steps(row):
@@ -81,33 +85,8 @@ def drafted_steps(row):
     found = []
     for i in row['picks'].get('1', []):
         kind = 'work' if '=' in row['candidates']['text'][i] else 'words'
-        found.append(Seen(at(row['logp'], i), at(row['ungrounded'], i), row['candidates']['right'][i],
-                          (row['family'], kind)))
+        found.append(seen_at(row, i, row['candidates']['right'][i], kind))
     return found
-
-
-def at(columns, i):
-    return {name: column[i] for name, column in columns.items()}
-
-
-def columns(problems, rollout):
-    """[steps, 5] of each problem, a list of Seen: score, L, G, whether right, number of its kind.
-
-    Scales are of all steps, right or not; beta is 0.5.
-    """
-    who = ROLLOUTS[rollout].who
-    steps = [step for problem in problems for step in problem]
-    kinds = sorted({step.kind for step in steps})
-    ranges = signal_ranges([(step.logp[who], 1 - step.ungrounded[rollout]) for step in steps])
-    arrays = []
-    for problem in problems:
-        rows = []
-        for step in problem:
-            L, G = step.logp[who], 1 - step.ungrounded[rollout]
-            score, _ = step_score([(L, G)], ranges, 0.5, 'weighted')
-            rows.append((score, L, G, step.right, kinds.index(step.kind)))
-        arrays.append(numpy.array(rows, dtype=float).reshape(-1, 5))
-    return arrays
 
 
 class Answers(NamedTuple):
@@ -116,8 +95,16 @@ class Answers(NamedTuple):
     problems: list                  # of lists of Seen, none empty
 
     @property
+    def steps(self):
+        return [*itertools.chain(*self.problems)]
+
+    @property
+    def kinds(self):
+        return sorted({step.kind for step in self.steps})
+
+    @property
     def rollouts(self):
-        return [name for name in ROLLOUTS if name in self.problems[0][0].ungrounded]
+        return [*self.problems[0][0].ungrounded]
 
 
 def answers_of(stored):
@@ -130,6 +117,29 @@ def answers_of(stored):
         if problems:
             found.append(Answers(name, problems))
     return found
+
+
+def columns(seen, rollout):
+    """[steps, 5] of each text: score, L, G, whether right, number of its kind.
+
+    Scales are of all steps, right or not; beta is 0.5.
+    """
+    kinds = seen.kinds
+    ranges = signal_ranges([signals_of(step, rollout) for step in seen.steps])
+    arrays = []
+    for problem in seen.problems:
+        rows = []
+        for step in problem:
+            signals = signals_of(step, rollout)
+            score, _ = step_score([signals], ranges, 0.5, 'weighted')
+            rows.append((score, *signals, step.right, kinds.index(step.kind)))
+        arrays.append(numpy.array(rows, dtype=float))
+    return arrays
+
+
+def signals_of(step, rollout):
+    """(L, G) of the model whose attention the rollout is of."""
+    return step.logp[ROLLOUTS[rollout].who], 1 - step.ungrounded[rollout]
 
 
 # -------------------------------------------------------------------------------------------- the claims
@@ -150,7 +160,7 @@ def signal_claims(seen):
     for who, rollout in NO_SINK.items():
         if rollout not in seen.rollouts:                # no draft model
             continue
-        rows = columns(seen.problems, rollout)
+        rows = columns(seen, rollout)
         _, L, G, right, kind = numpy.concatenate(rows).T
         wrong = int((1 - right).sum())
         sure = area_within(L, right, kind)
@@ -164,13 +174,16 @@ def signal_claims(seen):
 def selector_claims(rows):
     gains = []
     for row in rows:
-        right = row['candidates'].get('right', [])
-        if right:
-            one, four = [mean(right[i] for i in row['picks'][selector]) for selector in ('1', '4')]
-            gains.append(four - one)
+        if row['picks']:
+            gains.append(share_right(row, '4') - share_right(row, '1'))
     if gains:
         yield Claim('Drafted steps: right ones of the most central of 4 over the first, above 0', 'notes',
                     ABOVE_0, gains, mean, note=f'n = {len(gains)} texts', why=ALIKE)
+
+
+def share_right(row, selector):
+    """The share of the steps of a row of `continued` that are right, of those that a selector chooses."""
+    return mean(row['candidates']['right'][i] for i in row['picks'][selector])
 
 
 CONTESTS = [        # (what, name of the one, of the other), of answers.sampled_methods
@@ -187,22 +200,26 @@ CONTESTS = [        # (what, name of the one, of the other), of answers.sampled_
 def sampled_claims(rows):
     for text, mine, other in CONTESTS if rows else []:
         gains = [row['runs'][mine]['right'] - row['runs'][other]['right'] for row in rows]
-        shares = ' and '.join(f'{target_share(rows, name):.2f}' for name in (mine, other))
-        note = f'n = {len(rows)}; {shares} of the steps by the target'
+        note = (f'n = {len(rows)}; {target_share(rows, mine):.2f} and {target_share(rows, other):.2f} of the '
+                'steps by the target')
         yield Claim(f'{text}, above 0', 'notes', ABOVE_0, gains, mean, note=note, why=ALIKE)
 
 
 def target_share(rows, name):
     """The share of a method's cycles (steps) that the target wrote."""
-    runs = [row['runs'][name] for row in rows]
-    return sum(run['wrote'] for run in runs) / sum(run['cycles'] for run in runs)
+    return average(rows, name, 'wrote') / average(rows, name, 'cycles')
+
+
+def average(rows, name, field):
+    """The mean over the rows of `sampled` of what is stored of a method's text."""
+    return mean(row['runs'][name][field] for row in rows)
 
 
 # -------------------------------------------------------------------------------------------- the tables
 
 def answer_tables(stored):
     found = []
-    signals = [row for seen in answers_of(stored) for row in signal_cells(seen)]
+    signals = [*itertools.chain(*map(signal_cells, answers_of(stored)))]
     if signals:
         head = 'steps', 'kind', 'signal', 'n', 'wrong or altered', 'mean', 'AUROC'
         found.append(PageTable(head, signals))
@@ -213,29 +230,27 @@ def answer_tables(stored):
 
 
 def signal_cells(seen):
-    """Each signal of each kind of step, and of all kinds: within them."""
-    steps = [step for problem in seen.problems for step in problem]
-    kinds = sorted({step.kind for step in steps})
-    numbers = numpy.array([kinds.index(step.kind) for step in steps])
-    right = numpy.array([float(step.right) for step in steps])
-    signals = {f'L of the {who}': [step.logp[who] for step in steps] for who in steps[0].logp}
-    for rollout in seen.rollouts:
-        signals[f'G, {rollout}'] = [1 - step.ungrounded[rollout] for step in steps]
-    for name, values in signals.items():
-        values = numpy.array(values)
-        for number, kind in enumerate(kinds):
-            mine = numbers == number
-            area = roc_area(values[mine], right[mine])
-            yield (seen.name, ', '.join(kind), name, int(mine.sum()), int((1 - right[mine]).sum()),
+    """Each signal of each kind of step; of all kinds: its AUROC within them."""
+    kinds = numpy.array([step.kind for step in seen.steps])
+    right = numpy.array([float(step.right) for step in seen.steps])
+    for name, values in signals_by_name(seen):
+        for kind in (*seen.kinds, None):
+            mine = kinds == kind if kind else kinds == kinds
+            area = area_within(values[mine], right[mine], kinds[mine])
+            yield (seen.name, kind or 'within kinds', name, int(mine.sum()), int((1 - right[mine]).sum()),
                    float(values[mine].mean()), '-' if area != area else area)
-        area = area_within(values, right, numbers)
-        yield (seen.name, 'within kinds', name, len(right), int((1 - right).sum()), float(values.mean()),
-               '-' if area != area else area)
+
+
+def signals_by_name(seen):
+    """(name, array [steps]) of each signal."""
+    for who in seen.steps[0].logp:
+        yield f'L of the {who}', numpy.array([step.logp[who] for step in seen.steps])
+    for rollout in seen.rollouts:
+        yield f'G, {rollout}', numpy.array([1 - step.ungrounded[rollout] for step in seen.steps])
 
 
 def sampled_cells(rows):
     for name in rows[0]['runs']:
-        runs = [row['runs'][name] for row in rows]
         share = '-' if name in ('ar', 'sd') else target_share(rows, name)
-        yield (name, len(runs), mean(run['right'] for run in runs), share,
-               mean(run['tokens'] for run in runs), mean(run['seconds'] for run in runs))
+        yield (name, len(rows), average(rows, name, 'right'), share, average(rows, name, 'tokens'),
+               average(rows, name, 'seconds'))

@@ -47,7 +47,7 @@ def altered_items(pair, n):
 
 
 def altered_row(pair, prompt):
-    """The steps of a right answer that have a number, each behind one with a number altered, column by column.
+    """The steps of a right answer that have a number, each behind a copy with one altered, column by column.
 
     logp: by model, nats; ungrounded: by rollout, 1 - G, as steps.candidate_of has them. kind: whether the
     number that was altered is `copied` from the text before the step or `new`. source: who wrote the answer.
