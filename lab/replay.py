@@ -72,7 +72,7 @@ def pass_costs(pair):
     """
     line = [1] * 100
     session = pair.session(line)
-    tokens = itertools.count(2)                         # another each time: nothing is in the cache
+    tokens = itertools.cycle(range(2, session.target.model.vocab))      # another than the one in the cache
     draft = []
     target = [[] for _ in range(MOST_POSITIONS)]
     for _ in range(ROUNDS):
@@ -143,7 +143,7 @@ class Replay:
         self.judge((), self.text[:-1])
 
     def plain(self):
-        """The target's own text: what is looked up in it spares passes and, verified exactly, changes none."""
+        """The target's own text; a block looked up in it spares passes and, verified, changes nothing."""
         session = copy.copy(self.session)
         session.source = lookup
         return tuple(tokens_of(decode(session, Exact(AHEAD))))
