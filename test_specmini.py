@@ -1810,10 +1810,11 @@ def test_cmasd_adaptive_thresholds_where_texts_differ():
     adaptive = [50, 10, 50, 20.0, 50, 60, 1, 0.8, 1.0, 1]
     constant = [40, 10, 40, 20.0, 40, 50, 1, 0.8, 1.0, 1]
     same = [50, 10, 50, 20.0, 50, 60, 1, 1.0, 1.0, 1]
+    fewer = [20, 10, 40, 20.0, 40, 50, 1, 0.8, 1.0, 1]
     rules = dict(strict=[], runs=['gamma_tau 0.5 k_max 10', 'tau 0.5'], windowed=[])
     row = dict(family='far', tokens=2, right=1, strict=[], runs=[adaptive, constant], windowed=[], hits='01',
                signals=dict(entropy=[0.5, 0.95], margin=[0.5, 0.95], softmax=[0.5, 0.95]))
-    texts = cmasd_claims.Texts([row, row | dict(family='near', runs=[same, constant])], rules, 0.0)
+    texts = cmasd_claims.Texts([row, row | dict(family='near', runs=[same, fewer])], rules, 0.0)
     chosen = cmasd_claims.adaptive_apart(texts)
     assert chosen == [('far', 'gamma_tau 0.5 k_max 10')]
     assert cmasd_claims.mean_threshold(chosen, texts) == pytest.approx(5 / 4)
