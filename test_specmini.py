@@ -46,6 +46,7 @@ from lab.distil import Blank, Lesson, agreed, cycles_over, divergence, packed
 from lab.ecsv import claims as ecsv_claims
 from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
+from lab.pairs import EMBEDDED as EMBEDDED_PAIR
 from lab.pairs import Pair, Record
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
@@ -1789,6 +1790,40 @@ def test_cmasd_area_below_a_sure_confidence():
     assert math.isnan(texts.area('unsure'))
 
 
+def test_cmasd_blocks_along_a_text_by_hand():
+    """Blocks of 2 and 1 tokens judged end at the misses; weights count a text twice."""
+    hits = torch.tensor([True, False, False, True, True, True, True]).numpy()
+    assert cmasd_claims.strict_blocks(hits, 3) == [(2, 1), (1, 0), (3, 3)]
+    assert cmasd_claims.strict_blocks(hits, 2) == [(2, 1), (1, 0), (2, 2), (1, 1)]
+    texts = replayed_texts()                            # two texts, a miss and a hit each
+    once = cmasd_claims.accepted_by_place(texts, 2)
+    assert once == [(4, 2), (0, 0)]
+    assert cmasd_claims.accepted_by_place(texts.drawn([0, 0, 1]), 2)[0] == (6, 3)
+
+
+def test_cmasd_claims_of_records_that_are_there():
+    """No record, no claim; one record gives its own claims, of families that its rows name."""
+    assert cmasd_claims.claims({}) == cmasd_claims.tables({}) == []
+    rows = [dict(family='sums', fixed=1.0, online=0.5), dict(family='news', fixed=1.0, online=2.0)]
+    claim, = cmasd_claims.claims(dict(paired=common.Stored({}, rows)))
+    assert claim.figure(claim.rows) == pytest.approx((2 + 0.5) / 2)
+
+
+def test_cmasd_adaptive_thresholds_where_texts_differ():
+    """Only the family and threshold whose alignment is in 0.6 to 0.95 count: 5 a cycle over 4 of a tau."""
+    adaptive = [50, 10, 50, 20.0, 50, 60, 1, 0.8, 1.0, 1]
+    constant = [40, 10, 40, 20.0, 40, 50, 1, 0.8, 1.0, 1]
+    same = [50, 10, 50, 20.0, 50, 60, 1, 1.0, 1.0, 1]
+    fewer = [20, 10, 40, 20.0, 40, 50, 1, 0.8, 1.0, 1]
+    rules = dict(strict=[], runs=['gamma_tau 0.5 k_max 10', 'tau 0.5'], windowed=[])
+    row = dict(family='far', tokens=2, right=1, strict=[], runs=[adaptive, constant], windowed=[], hits='01',
+               signals=dict(entropy=[0.5, 0.95], margin=[0.5, 0.95], softmax=[0.5, 0.95]))
+    texts = cmasd_claims.Texts([row, row | dict(family='near', runs=[same, fewer])], rules, 0.0)
+    chosen = cmasd_claims.adaptive_apart(texts)
+    assert chosen == [('far', 'gamma_tau 0.5 k_max 10')]
+    assert cmasd_claims.mean_threshold(chosen, texts) == pytest.approx(5 / 4)
+
+
 def test_cmasd_evenness_is_of_single_texts():
     """Two texts of 2 and 4 kept a cycle, swapped by the second seed: their means alone would not differ."""
     sums = dict.fromkeys(cmasd_claims.WARM_SUMS, [1, 1])
@@ -1799,9 +1834,10 @@ def test_cmasd_evenness_is_of_single_texts():
 
 def test_cmasd_rules_that_look():
     """Confidence is asked for by a window that follows it, or by a threshold that does."""
+    rules = cmasd_record.rules_of(EMBEDDED_PAIR)
     for name in ('default', 'tau 0.5', 'cmasd-prob'):
-        assert cmasd_record.looks(cmasd_record.RULES[name])
-    looking = [name for name, method in cmasd_record.WINDOWED.items() if cmasd_record.looks(method)]
+        assert cmasd_record.looks(rules['runs'][name])
+    looking = [name for name, method in rules['windowed'].items() if cmasd_record.looks(method)]
     assert looking == ['adaptive tau, fixed 7']
     assert not cmasd_record.looks(Exact(5))
 
@@ -1820,7 +1856,7 @@ def test_cmasd_controllers_pay_for_themselves():
 @pytest.mark.slow
 def test_cmasd_own_costs_of_every_controller():
     """All but the oracle, which is a bound, have a cost of a token and of a cycle."""
-    row = next(cmasd_record.own_cost_rows(2))
+    row = cmasd_record.own_cost_row(EMBEDDED_PAIR, 0)
     names = set(verify.CONTROLLERS) - {'oracle'}
     assert set(row['token']) == set(row['cycle']) == names
     assert row['token']['online'] > row['token']['fixed'] >= 0
@@ -1840,22 +1876,68 @@ def test_cmasd_chrf_by_hand():
     ('math', CmAsd(7, tau_base=0.05, gamma_tau=0, controller='fixed'))])
 def test_cmasd_replays_are_runs(task, method):
     """A replay is the real run, cycle by cycle, whatever other rules have seen."""
-    _, ids = replay.short_prompts(task, 2)[1]
-    found = replay.Replay(ids)
+    prompt = EMBEDDED_PAIR.texts([task], 2)[1]
+    found = replay.Replay(EMBEDDED_PAIR, prompt.ids)
     for rule in (CmAsd(tau_base=0.01), method):
-        cycles = replay.written(replay.open_session(ids), ids, rule)
-        run = found.run(rule)
-        assert list(run.text) == verify.tokens_of(cycles)
-        assert run.kept == [cycle.accepted for cycle in cycles]
-        assert run.drafted == [len(cycle.drafted) for cycle in cycles]
+        check_replay(EMBEDDED_PAIR, found, prompt.ids, rule)
+
+
+def check_replay(pair, found, ids, rule):
+    """Asserts that a rule's run in a Replay is the real one, cycle by cycle; returns it."""
+    cycles = pair.written(pair.session(ids), ids, rule)
+    run = found.run(rule)
+    assert list(run.text) == verify.tokens_of(cycles)
+    assert run.kept == [cycle.accepted for cycle in cycles]
+    assert run.drafted == [len(cycle.drafted) for cycle in cycles]
+    return run
+
+
+LENIENT = CmAsd(4, tau_base=0.01, gamma_tau=0, controller='fixed')
+
+
+@pytest.fixture
+def tiny_pair(tmp_path):
+    """A Pair of random networks that agree on some tokens; its texts end in the room or by <eos>."""
+    rows = [dict(question=f'What is {i} and {i}?', answer=str(2 * i)) for i in range(3)]
+    (tmp_path / 'sums.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    target = byte_network(1)
+    draft = byte_network(1)
+    generator = seeded()
+    for weight in draft.parameters():
+        weight.add_(0.05 * torch.randn(weight.shape, generator=generator))
+    folders = [checkpoint(tmp_path / 'target', target), checkpoint(tmp_path / 'draft', draft)]
+    return Pair(*map(str, folders), (str(tmp_path / 'sums.jsonl'),), max_new=20, longest=40)
+
+
+def test_cmasd_replays_on_another_pair_take_few_passes(tiny_pair):
+    """A pass of each model says all of plain decoding's text: only what is drafted beside it takes others."""
+    prompt = tiny_pair.texts((), 1)[0]
+    found = replay.Replay(tiny_pair, prompt.ids)
+    session = found.session
+    before = {role: len(reader.log) for role, reader in session.readers().items()}
+    assert before['draft'] == 2                         # the prompt's and the text's
+    wrong = 0
+    for i in range(len(found.text)):
+        place = found.place(found.text[:i])
+        assert place.pick == found.text[i]
+        wrong += place.token != place.pick
+    assert 0 < wrong < len(found.text)
+    assert {role: len(reader.log) for role, reader in session.readers().items()} == before
+    for rule in (Exact(1), Exact(4), CmAsd(accept_='strict'), LENIENT):
+        run = check_replay(tiny_pair, found, prompt.ids, rule)
+        if rule.lossless:
+            assert run.text == found.text
+            assert len(session.target.log) == before['target']
+    assert run.text != found.text
+    assert len(session.target.log) > before['target']
 
 
 @pytest.mark.slow
 def test_cmasd_dropout_rows_are_of_the_replayed_text():
     """Its strict run writes the replayed text, and judges each place as the replay does."""
-    _, ids = replay.short_prompts('table', 1)[0]
-    found = replay.Replay(ids)
-    row = cmasd_record.dropout_row(ids)
+    prompt = EMBEDDED_PAIR.texts(['table'], 1)[0]
+    found = replay.Replay(EMBEDDED_PAIR, prompt.ids)
+    row = cmasd_record.dropout_row(EMBEDDED_PAIR, prompt)
     assert row['tokens'] == len(found.text)
     hits = []
     for i in row['places']:
@@ -1870,7 +1952,7 @@ def test_cmasd_drawing():
     """The drawn cycle of the page: C, tau and p / max p stand below each drafted token."""
     tokenizer = embedded('target')[1]
     ids = tokenizer.encode('One evening Mia the fox went to the market with a map.').ids
-    lines = cmasd_record.confident_cycle(replay.open_session(ids), str)
+    lines = cmasd_record.confident_cycle(EMBEDDED_PAIR.session(ids), str)
     drawn = {}
     for line in lines:
         name = line[:12].rstrip()
@@ -7221,8 +7303,8 @@ def foreign(tmp_path_factory):
         found = train_mask.main(['--target', str(home / 'big'), '--prompts', str(prompts), '--chat',
                                  '--windows', '2', '--window', '8', '--evaluations', '3'])
     assert found == 0
-    return ['--target', str(home / 'big'), '--draft', str(home / 'small'), '--prompts', str(prompts), '--chat',
-            '--max-new', '16', '--device', 'cpu', '--n', '2']
+    pair = ['--target', str(home / 'big'), '--draft', str(home / 'small'), '--prompts', str(prompts)]
+    return [*pair, '--chat', '--max-new', '16', '--device', 'cpu', '--n', '2']
 
 
 def run_claims(monkeypatch, *flags):
@@ -7234,7 +7316,7 @@ def run_claims(monkeypatch, *flags):
 @pytest.mark.slow
 @pytest.mark.parametrize('paper', lab_claims.PAPERS)
 def test_claims_on_a_foreign_pair(paper, foreign, monkeypatch, tmp_path, capsys):
-    """All that any pair can have is measured, stored by its name and judged; an interrupted record goes on."""
+    """All that any pair can have is measured, stored by its name, not anew with --resume, and judged."""
     shutil.copytree(common.LAB / paper, tmp_path / paper)
     monkeypatch.setattr(common, 'LAB', tmp_path)
     monkeypatch.setattr(lab_claims, 'LAB', tmp_path)

@@ -3,6 +3,7 @@
 At temperature 0 what draft and target say behind a text follows from the text alone. So a rule need not be
 run: what it would have met can be looked up. A test holds replays to real runs, cycle by cycle.
 """
+import copy
 import functools
 import itertools
 import time
@@ -12,21 +13,26 @@ from typing import NamedTuple
 import torch
 
 from lab.common import mean
-from verify import CmAsd, Draft, Exact, Score, confidence_signals
+from model import fetch, send
+from verify import CmAsd, Draft, Exact, confidence_signals, decode, finite, lookup, tokens_of
 
-CHUNK = 8               # places behind a text that are looked at together
+AHEAD = 16              # places behind a text that are looked at together, at most
 MOST_POSITIONS = 27     # the longest target pass whose cost is measured
 ROUNDS = 30             # in which every cost is measured once
-GREEDY = Exact(draft_temperature=0)
+
+
+class Guess(NamedTuple):
+    """What the draft says behind a text."""
+    token: int              # its favourite
+    signals: tuple          # the three signals of its confidence in it
 
 
 class Place(NamedTuple):
     """What both models say behind a text."""
-    token: int              # the draft's favourite
-    signals: tuple          # the three signals of the draft's confidence in it
+    token: int              # as in a Guess
+    signals: tuple
     ratio: float            # the target's p(token) / max p
     pick: int               # the target's favourite
-    logits: torch.Tensor    # the target's, [V]
 
 
 class Run(NamedTuple):
@@ -66,7 +72,7 @@ def pass_costs(pair):
     """
     line = [1] * 100
     session = pair.session(line)
-    tokens = itertools.count(2)                         # another each time: nothing is in the cache
+    tokens = itertools.cycle(range(2, session.target.model.vocab))      # another than the one in the cache
     draft = []
     target = [[] for _ in range(MOST_POSITIONS)]
     for _ in range(ROUNDS):
@@ -90,74 +96,123 @@ def modelled_seconds(pair, drafted):
 
 # -------------------------------------------------------------------------------------------------- replays
 
-def confidence(method, place):
-    """CM-ASD's C of a Place; 1 for a method that has none."""
+def confidence(method, guess):
+    """CM-ASD's C of a Guess; 1 for a method that has none."""
     if not isinstance(method, CmAsd):
         return 1.0
-    return method.confidence_window.mean(place.signals)
+    return method.confidence_window.mean(guess.signals)
 
 
-def accepted(method, block):
-    """How many of a block's Places, from the first, the method keeps at temperature 0."""
-    notes = [dict(confidence=confidence(method, place)) for place in block]
-    score = SimpleNamespace(                            # as much of a Score as the rules look at
-        draft=Draft([place.token for place in block], None, notes=notes),
-        ratios=[place.ratio for place in block],
-        logits=[place.logits for place in block],
-        pq=[(float(place.token == place.pick), 1.0) for place in block],
-        session=SimpleNamespace(temperature=0.0))
-    for i in range(len(block)):
-        if not method.chance(score, i):
-            return i
-    return len(block)
+class View:
+    """As much of the Score of one draft token, the favourite behind a text, as rules at temperature 0 ask."""
+    session = SimpleNamespace(temperature=0.0)
+
+    def __init__(self, replay, text, method):
+        place = replay.place(text)
+        self.draft = Draft([place.token], None, notes=[dict(confidence=confidence(method, place))])
+        self.ratios = [place.ratio]
+        self.pq = [(float(place.token == place.pick), 1.0)]
+        self.replay = replay
+        self.text = text
+
+    @property
+    def logits(self):
+        """[1, V], read anew: of a large vocabulary they are too many to be kept for every text."""
+        return self.replay.read('target', self.text, ())
 
 
 class Replay:
-    """One prompt: what draft and target say behind every text that a rule at temperature 0 has come by."""
+    """One prompt: what draft and target say behind every text that a rule at temperature 0 has come by.
+
+    Behind the target's own text one pass of each model says it for every place. Elsewhere it takes passes:
+    the draft's where a block is drafted, the target's where a rule looks.
+    """
 
     def __init__(self, pair, ids, rounded=''):
         """pair: a Pair; ids: the prompt's; rounded: which of the two models has 4 bits, if any."""
         self.ids = list(ids)
         self.room = pair.max_new
         self.session = pair.session(ids, rounded)
-        self.places = {}                                # {text: Place}
-        self.text = self.run(Exact()).text              # plain decoding's: the rule is exact
+        self.text = self.plain()                        # plain decoding's
+        self.after = {}                                 # {two tokens of it: the place behind them}
+        for i in range(2, len(self.text)):
+            self.after[self.text[i - 2:i]] = i
+        self.guesses = {}                               # {text: Guess}
+        self.verdicts = {}                              # {text: (ratio, pick), as in a Place}
+        self.look_ahead((), self.text[:-1])
+        self.judge((), self.text[:-1])
+
+    def plain(self):
+        """The target's own text; a block looked up in it spares passes and, verified, changes nothing."""
+        session = copy.copy(self.session)
+        session.source = lookup
+        return tuple(tokens_of(decode(session, Exact(AHEAD))))
+
+    def read(self, role, text, ahead):
+        """A model's logits [1 + ahead, V] behind a text and behind each token that follows it, one pass."""
+        reader = getattr(self.session, role)
+        line = self.ids + list(text)
+        return finite(reader.read(line, list(ahead), reader.model.full, 1 + len(ahead)), role, len(line))
+
+    def look_ahead(self, text, ahead):
+        """Notes the Guesses behind a text and behind each token of `ahead`."""
+        logits = self.read('draft', text, ahead)
+        tokens = logits.argmax(-1).tolist()
+        for i, signals in enumerate(confidence_signals(logits)):
+            self.guesses.setdefault(text + ahead[:i], Guess(tokens[i], signals))
+
+    def judge(self, text, ahead):
+        """Notes the target's verdicts behind a text and behind each token of `ahead`: all have a Guess."""
+        logits = self.read('target', text, ahead)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        texts = [text + ahead[:i] for i in range(1 + len(ahead))]
+        ids = send([self.guesses[known].token for known in texts], logits.device)[:, None]
+        highest, picks = logits.max(-1, keepdim=True)                                   # [1 + ahead, 1]
+        ratios, picks = fetch((logits.gather(1, ids) - highest).exp(), picks)
+        for known, ratio, pick in zip(texts, ratios[:, 0].tolist(), picks[:, 0].tolist()):
+            self.verdicts.setdefault(known, (ratio, pick))
+
+    def guess(self, text):
+        """The Guess behind a text, a tuple of ids without the prompt."""
+        if text not in self.guesses:
+            place = self.after.get(text[-2:])           # where its end stands in plain decoding's text,
+            ahead = self.text[place:place + AHEAD] if place else ()     # what follows there is likely here
+            self.look_ahead(text, ahead)
+        return self.guesses[text]
 
     def place(self, text):
         """The Place behind a text, a tuple of ids without the prompt."""
-        if text not in self.places:
-            self.look_behind(text)
-        return self.places[text]
+        guess = self.guess(text)
+        if text not in self.verdicts:
+            self.judge(text, self.drafted(text))
+        return Place(*guess, *self.verdicts[text])
 
-    def look_behind(self, text):
-        """Notes the Places behind a text, as far as the draft's CHUNK greedy tokens lead."""
-        session = self.session
-        session.tokens = self.ids + list(text)
-        draft = GREEDY.guess(session, CHUNK)
-        score = Score(session, draft, session.target.model.full)
-        signals = confidence_signals(draft.logits)
-        picks = score.logits.argmax(-1).tolist()
-        for i, token in enumerate(draft.tokens):
-            found = Place(token, signals[i], score.ratios[i], picks[i], score.logits[i])
-            self.places.setdefault(text, found)
-            text += (token,)
+    def drafted(self, text):
+        """The tokens that the draft is known to go on with behind a text: each leads to another Guess."""
+        ahead = ()
+        while len(ahead) < AHEAD:
+            longer = ahead + (self.guesses[text + ahead].token,)
+            if text + longer not in self.guesses:
+                break
+            ahead = longer
+        return ahead
 
     def is_over(self, text):
         """Whether a text ends with an end of sequence."""
         return bool(text) and text[-1] in self.session.eos
 
     def block(self, text, method, most):
-        """The Places of the block, at most so many, that a CmAsd or Exact drafts greedily behind a text."""
+        """The Guesses of the block, at most so many, that a CmAsd or Exact drafts greedily behind a text."""
         online = method.controller == 'online'
         longest = min(most, method.k_max if online else method.gamma)
         block = []
         confidences = []
         while len(block) < longest and not (block and self.is_over(text)):
-            place = self.place(text)
-            block.append(place)
-            text += (place.token,)
+            guess = self.guess(text)
+            block.append(guess)
+            text += (guess.token,)
             if online:
-                confidences.append(confidence(method, place))
+                confidences.append(confidence(method, guess))
                 if len(block) >= method.confidence_window.length(mean(confidences)):
                     break
         return block
@@ -168,8 +223,10 @@ class Replay:
         while len(text) < self.room and not self.is_over(text):
             block = self.block(text, method, self.room - len(text) - 1)
             begin = len(text)
-            for place in block[:accepted(method, block)]:
-                text += (place.token,)
+            for guess in block:
+                if not method.chance(View(self, text, method), 0):
+                    break
+                text += (guess.token,)
                 if self.is_over(text):                  # what was drafted behind the end is dropped
                     break
             kept.append(len(text) - begin)

@@ -7,7 +7,7 @@ once, and a figure is a few weighted sums.
 import copy
 import math
 import statistics
-from functools import partial
+from functools import cached_property, partial
 from typing import Callable, NamedTuple
 
 import numpy
@@ -16,7 +16,7 @@ from lab.common import Claim, PageTable, interval, mean
 from lab.tasks import bleu_of
 from model import expect
 
-# what the rows hold: record.py has these from here
+# what the embedded pair's rows hold: record.py has these from here
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
 SIGNALS = 'entropy', 'margin', 'softmax'
 GAINS = 0.1, 0.5, 1.0, 2.0                              # gamma_tau and k_max, as the paper sweeps them
@@ -33,6 +33,8 @@ WARM_SUMS = 'kept', 'cycles', 'steps', 'looked', 'tokens', 'nats', 'right'
 STRICT_ONLINE = 'strict, online'                        # of 4-bit models; replayed as online 1.0 10
 MORE = 1.005                                            # a line for "better": a tie is none
 SURE = 0.9                                              # C from which a token is trivially right
+APART = 0.6, 0.95                                       # alignment where thresholds differ and yet keep to it
+BLOCK = 12                                              # tokens of the longest block that the tables go into
 SPREAD = 'C of cmasd-dropout: spread of its q(x) over their mean'
 HUGGING_FACE = 'hf-confidence', 'hf-heuristic', 'hf-roc'
 
@@ -104,6 +106,7 @@ class Texts:
         self.size = len(rows)
         self.weights = numpy.ones(self.size)
         self.families = numpy.array([row['family'] for row in rows])
+        self.names = list(dict.fromkeys(self.families.tolist()))            # of the families
         self.tokens = numpy.array([row['tokens'] for row in rows], dtype=float)
         self.right = numpy.array([row['right'] for row in rows], dtype=float)           # nan: not graded
         self.strict = sums_by_rule(rows, rules, 'strict', STRICT_SUMS)
@@ -144,6 +147,10 @@ class Texts:
 
     def of(self, family):
         return self.weighted(self.weights * (self.families == family))
+
+    def place(self, row):
+        """The place here of the text that a row of another record is of, by its family and place there."""
+        return int(numpy.flatnonzero(self.families == row['family'])[row['place']])
 
     def total(self, sums, name):
         """The total of one of a rule's sums over the texts."""
@@ -245,28 +252,59 @@ def speed_over_best_signal(texts):
 def beside_best_fixed(texts):
     """Mean over the families of the tuned controller's pace over the best fixed window's."""
     found = []
-    for family in FAMILIES:
+    for family in texts.names:
         theirs = texts.of(family)
         if theirs.weights.any():
             found.append(theirs.best_pace('online') / theirs.best_pace('fixed'))
     return mean(found)
 
 
+def constant_taus(texts, window=None):
+    """The sums of the rules with a constant threshold; window: a fixed one's tokens."""
+    ending = f', fixed {window}' if window else ''
+    rules = texts.windowed if window else texts.runs
+    names = [f'tau {tau}{ending}' for tau in TAUS]
+    return [rules[name] for name in names if name in rules]
+
+
 def at_equal_alignment(texts, aim, window=None):
     """(kept a cycle, positions a token) of a constant tau at this alignment; window: a fixed one's tokens."""
     kept = []
     positions = []
-    for tau in TAUS:
-        sums = texts.windowed[f'tau {tau}, fixed {window}'] if window else texts.runs[f'tau {tau}']
+    for sums in constant_taus(texts, window):
         alike = texts.alike(sums)
         kept.append((alike, texts.per_cycle(sums)))
         positions.append((alike, texts.positions(sums)))
     return between(kept, aim), between(positions, aim)
 
 
-def adaptive_threshold(texts):
-    kept, _ = at_equal_alignment(texts, alignment(texts))
-    return texts.per_cycle(texts.runs['default']) / kept
+def adaptive_threshold(texts, rule='default'):
+    sums = texts.runs[rule]
+    kept, _ = at_equal_alignment(texts, texts.alike(sums))
+    return texts.per_cycle(sums) / kept
+
+
+def adaptive_apart(texts):
+    """[(family, rule)] of the adaptive thresholds whose alignment on that family is in APART."""
+    least, most = APART
+    found = []
+    for family in texts.names:
+        theirs = texts.of(family)
+        for rule, sums in theirs.runs.items():
+            adaptive = rule.startswith('gamma_tau') and rule.endswith('k_max 10')
+            if adaptive and least <= theirs.alike(sums) <= most:
+                found.append((family, rule))
+    return found
+
+
+def mean_threshold(rules, texts):
+    """Mean of adaptive_threshold over these [(family, rule)], each on its family's texts."""
+    found = []
+    for family, rule in rules:
+        theirs = texts.of(family)
+        if theirs.weights.any():
+            found.append(adaptive_threshold(theirs, rule))
+    return mean(found)
 
 
 def adaptive_threshold_alone(texts):
@@ -297,12 +335,37 @@ def transferred(texts, source, to):
     return (ours.pace(ours.strict[theirs.best('online')]) - 1) / gain
 
 
-def story_to_math(texts):
-    return transferred(texts, 'story', 'math')
+def answers_of_default(texts):
+    return texts.won('default')
 
 
-def translate_to_summary(texts):
-    return transferred(texts, 'translate', 'summary')
+# ------------------------------------------------------------------------------- blocks along a replayed text
+
+def strict_blocks(hits, gamma):
+    """[(draft tokens judged, of them kept)] of each cycle of a fixed window, from a text's hits [n] bool.
+
+    The last block may be a token longer than a real one, which leaves room for the token behind it.
+    """
+    found = []
+    begin = 0
+    while begin < len(hits):
+        block = hits[begin:begin + gamma]
+        wrong = numpy.flatnonzero(~block)
+        kept = int(wrong[0]) if len(wrong) else len(block)
+        found.append((min(kept + 1, len(block)), kept))
+        begin += kept + 1
+    return found
+
+
+def accepted_by_place(texts, gamma=BLOCK):
+    """[(draft tokens judged at this place of the block, of them kept)] of each place; see strict_blocks."""
+    judged = numpy.zeros(gamma)
+    kept = numpy.zeros(gamma)
+    for text in numpy.flatnonzero(texts.weights):
+        for looked, right in strict_blocks(texts.hits[texts.owner == text], gamma):
+            judged[:looked] += texts.weights[text]
+            kept[:right] += texts.weights[text]
+    return list(zip(judged, kept))
 
 
 # ----------------------------------------------------------------------------------------- the other records
@@ -355,18 +418,24 @@ class Sampled:
     def over_exact(self, places):
         return self.speed('default', places) / self.speed('tau 1.0', places)
 
+    @property
+    def seeds(self):
+        """With how many the default has written each text."""
+        return self.rules['default']['kept'].shape[1]
+
     def over_constant(self, places):
         """Kept a cycle over that of a constant tau whose texts have as many of the target's nats a token."""
         points = []
-        for tau in WARM_TAUS:
-            rule = f'tau {tau}'
-            points.append((self.nats(rule, places), self.per_cycle(rule, places)))
+        for rule in self.rules:
+            if rule.startswith('tau'):
+                points.append((self.nats(rule, places), self.per_cycle(rule, places)))
         return self.per_cycle('default', places) / between(points, self.nats('default', places))
 
     def won(self, places, rule='default'):
         """Right answers of a rule minus plain sampling's, as a share of the graded texts."""
-        difference = self.first_seed(rule)['right'] - self.first_seed('plain')['right']
-        return float(numpy.nanmean(difference[places]))
+        difference = (self.first_seed(rule)['right'] - self.first_seed('plain')['right'])[places]
+        graded = difference[~numpy.isnan(difference)]
+        return float(graded.mean()) if len(graded) else math.nan
 
 
 class FourBits:
@@ -390,14 +459,21 @@ class Dropout:
     """What one pass and what dropout say of each judged token, as Rankings for its verdict."""
 
     def __init__(self, rows, texts):
+        begins = numpy.concatenate([[0], numpy.cumsum(texts.tokens)]).astype(int)       # of each text
+        same = []
+        places = []                                                                     # among all tokens
+        for i, row in enumerate(rows):
+            text = texts.place(row) if 'place' in row else i
+            if row['tokens'] == texts.tokens[text]:     # else rounding has bent the run away from its replay
+                same.append(row)
+                places.append(begins[text] + numpy.array(row['places'], dtype=int))
+        expect(2 * len(same) > len(rows),
+               'the records dropout and replayed are not of the same texts: measure both anew')
+        rows = same
+        places = numpy.concatenate(places)
         self.size = len(rows)
         self.tokens = sum(row['tokens'] for row in rows)
         self.usual, self.more = numpy.sum([row['positions'] for row in rows], 0)
-        same = [row['tokens'] for row in rows] == texts.tokens.tolist()
-        expect(same, 'the records dropout and replayed are not of the same texts: measure both anew')
-        begins = numpy.concatenate([[0], numpy.cumsum(texts.tokens)]).astype(int)       # of each text
-        places = numpy.concatenate([begin + numpy.array(row['places'], dtype=int)
-                                    for begin, row in zip(begins, rows)])               # among all tokens
         owner = numpy.repeat(range(self.size), [len(row['places']) for row in rows])
         kept = flags(''.join(row['kept'] for row in rows))
         confidence = numpy.concatenate([row['confidence'] for row in rows])
@@ -452,13 +528,19 @@ def spared(rows):
     return 1 - statistics.median(4 * row['token']['online'] / row['target_pass'] for row in rows)
 
 
+def by_family(rows):
+    """{family: its rows}."""
+    found = {}
+    for row in rows:
+        found.setdefault(row['family'], []).append(row)
+    return found
+
+
 def faster_online(rows):
     """Mean over the tasks of the best fixed window's seconds over the best controller's, measured."""
     found = []
-    for family in FAMILIES:
-        theirs = [row for row in rows if row['family'] == family]
-        if theirs:
-            found.append(sum(row['fixed'] for row in theirs) / sum(row['online'] for row in theirs))
+    for theirs in by_family(rows).values():
+        found.append(sum(row['fixed'] for row in theirs) / sum(row['online'] for row in theirs))
     return mean(found)
 
 
@@ -512,6 +594,8 @@ REPLAYED = [
               'The draft is sure where it is wrong: C sees its doubt, not its ignorance'),
     Judgement(f'F1 the same of tokens of C below {SURE}', 'notes', 0.65, unsure_area,
               'The draft is sure where it is wrong: C sees its doubt, not its ignorance'),
+    Judgement(f'F1 AUROC of C of tokens below {SURE}: the line for real models', 'ours', 0.75,
+              unsure_area, 'Where the draft is in doubt, its doubt says less'),
     Judgement('C4, F1 AUROC of C minus that of the best single signal', 'paper', 0.001, over_best_signal,
               RANKS_ALIKE),
     Judgement('C4 strict speed with C over the best single signal', 'paper', MORE, speed_over_best_signal,
@@ -523,11 +607,9 @@ REPLAYED = [
     Judgement('F3 the same with a fixed window of 7 on both sides: the threshold alone', 'notes', MORE,
               adaptive_threshold_alone, FEW_TURN),
     Judgement('F5 over a constant tau of equal alignment and a fixed window of equal positions a token',
-              'notes', 1.2, over_neither, 'Most blocks of the fixed window are kept whole already'),
-    Judgement('C5, F6 share of the strict gain on math kept when tuned on story', 'paper', 0.95,
-              story_to_math, KNOBS_DIFFER),
-    Judgement('C5 share of the strict gain on summary kept when tuned on translate', 'paper', 0.95,
-              translate_to_summary, KNOBS_DIFFER)]
+              'notes', 1.2, over_neither, 'Most blocks of the fixed window are kept whole already')]
+WINDOWED = adaptive_threshold_alone, over_neither       # figures that need thresholds with fixed windows
+TRANSFERS = ('story', 'math', 'C5, F6'), ('translate', 'summary', 'C5')     # knobs of one task on another
 
 
 def of_drawn(texts, figure, places):
@@ -536,10 +618,27 @@ def of_drawn(texts, figure, places):
 
 
 def replayed_claims(texts):
+    every = range(texts.size)
     for text, whose, line, figure, why in REPLAYED:
-        yield Claim(text, whose, line, range(texts.size), partial(of_drawn, texts, figure), why,
-                    f'n = {texts.size}')
-    for family in FAMILIES:
+        if figure not in WINDOWED or texts.windowed:
+            yield Claim(text, whose, line, every, partial(of_drawn, texts, figure), why, f'n = {texts.size}')
+    rules = adaptive_apart(texts)
+    if rules:
+        note = ', '.join(f'{rule} on {family}' for family, rule in rules)
+        yield Claim('F3 kept a cycle over a constant tau of equal alignment, where it is 0.6 to 0.95; mean',
+                    'ours', MORE, every, partial(of_drawn, texts, partial(mean_threshold, rules)), FEW_TURN,
+                    f'{note}; n = {texts.size}')
+    graded = numpy.flatnonzero(~numpy.isnan(texts.right)).tolist()
+    if graded:
+        yield Claim('F4 right answers won or lost, all graded texts', 'notes', -0.02, graded,
+                    partial(of_drawn, texts, answers_of_default), BENT, f'n = {len(graded)}')
+    for source, to, number in TRANSFERS:
+        if source in texts.names and to in texts.names:
+            text = f'{number} share of the strict gain on {to} kept when tuned on {source}'
+            figure = partial(transferred, source=source, to=to)
+            yield Claim(text, 'paper', 0.95, every, partial(of_drawn, texts, figure), KNOBS_DIFFER,
+                        f'n = {texts.size}')
+    for family in texts.names:
         places = numpy.flatnonzero(texts.families == family).tolist()
         yield Claim(f'F2 {family}: strict speed over its best fixed window, alpha and k_max tuned', 'notes',
                     1.02, places, partial(of_drawn, texts, beside_best_fixed), LENGTHS, f'n = {len(places)}')
@@ -549,16 +648,17 @@ def sampled_claims(sampled):
     half = range(int(sampled.half.sum()))
     every = range(len(sampled.half))
     note = f'temperature 1; n = {len(half)}'
-    return [
-        Claim('speed over the exact rule, modelled', 'paper', MORE, half, sampled.over_exact,
-              'Where draft and target nearly agree, little is rejected that could be forgiven', note),
-        Claim('F3 kept a cycle over a constant tau of equal nats a token', 'notes', MORE, half,
-              sampled.over_constant, FEW_TURN, note),
-        Claim('F4 right answers won or lost beside plain sampling', 'notes', -0.02, half, sampled.won, BENT,
-              note),
-        Claim("C5 1 - relative spread of a text's kept a cycle over 3 seeds", 'paper', 0.95, every,
-              sampled.evenness, 'Short texts: what is sampled early decides how easy the rest is',
-              f'temperature 1; n = {len(every)}')]
+    yield Claim('speed over the exact rule, modelled', 'paper', MORE, half, sampled.over_exact,
+                'Where draft and target nearly agree, little is rejected that could be forgiven', note)
+    yield Claim('F3 kept a cycle over a constant tau of equal nats a token', 'notes', MORE, half,
+                sampled.over_constant, FEW_TURN, note)
+    if not math.isnan(sampled.won(half)):
+        yield Claim('F4 right answers won or lost beside plain sampling', 'notes', -0.02, half, sampled.won,
+                    BENT, note)
+    if sampled.seeds > 1:
+        yield Claim("C5 1 - relative spread of a text's kept a cycle over 3 seeds", 'paper', 0.95, every,
+                    sampled.evenness, 'Short texts: what is sampled early decides how easy the rest is',
+                    f'temperature 1; n = {len(every)}')
 
 
 def word_claims(rows):
@@ -590,38 +690,84 @@ def controller_claims(rows, costs):
                     "Many blocks are right for longer than online's longest", f'n = {len(rows)}')
 
 
-def texts_of(stored, costs):
-    rules, = stored['rules'].rows
-    return Texts(stored['replayed'].rows, rules, costs.token['online'])
+class Evidence:
+    """The records that there are, {name: Stored}, and what is made of them: None where they do not do."""
+
+    def __init__(self, stored):
+        self.stored = stored
+
+    def rows(self, name):
+        """The rows of a record; none where it was not measured."""
+        return self.stored[name].rows if name in self.stored else []
+
+    @cached_property
+    def costs(self):
+        return Costs(self.rows('own_cost')) if self.rows('own_cost') else None
+
+    @cached_property
+    def texts(self):
+        """The replayed texts, where it is known what a confidence takes."""
+        if not (self.costs and self.rows('rules') and self.rows('replayed')):
+            return None
+        rules, = self.rows('rules')
+        return Texts(self.rows('replayed'), rules, self.costs.token['online'])
+
+    @cached_property
+    def sampled(self):
+        if not (self.costs and self.rows('sampled')):
+            return None
+        return Sampled(self.rows('sampled'), self.costs.token['online'])
+
+    @cached_property
+    def dropout(self):
+        if not (self.texts and self.rows('dropout')):
+            return None
+        return Dropout(self.rows('dropout'), self.texts)
+
+
+def cost_claims(rows):
+    yield Claim('1 - what the controller takes for a block of 4, over a target pass', 'notes', 0.95, rows,
+                spared, 'Five tensor operations a token are a price that does not shrink with the target',
+                f'time; n = {len(rows)}')
+
+
+def paired_claims(rows):
+    yield Claim('F2 the same means, measured: the time of real runs', 'notes', 1.02, rows,
+                faster_online, LENGTHS, f'n = {len(rows)}')
+
+
+def answer_claims(rows):
+    yield Claim('F4 right answers won or lost on math', 'notes', -0.02, rows, answers_won, BENT,
+                f'n = {len(rows)}')
+
+
+def dropout_claims(dropout):
+    more = dropout.more / dropout.tokens
+    usual = dropout.usual / dropout.tokens
+    note = f'the draft reads {more:.2f} positions a token more, {usual:.2f} as usual; n = {dropout.size}'
+    yield Claim('C by dropout: its AUROC for strict acceptance minus that of the entropy of one pass', 'ours',
+                0.001, range(dropout.size), dropout.over_entropy,
+                'The draft was trained without dropout: no channel spares another', note)
 
 
 def claims(stored):
-    """The Claims, of {name: Stored}."""
-    times = stored['own_cost'].rows
-    costs = Costs(times)
-    texts = texts_of(stored, costs)
-    answers = stored['answers'].rows
-    paired = stored['paired'].rows
-    dropout = Dropout(stored['dropout'].rows, texts)
-    more = dropout.more / dropout.tokens
-    usual = dropout.usual / dropout.tokens
-    return [
-        *replayed_claims(texts),
-        Claim('F4 right answers won or lost on math', 'notes', -0.02, answers, answers_won, BENT,
-              f'n = {len(answers)}'),
-        *word_claims(stored['words'].rows),
-        *sampled_claims(Sampled(stored['sampled'].rows, costs.token['online'])),
-        *controller_claims(stored['controllers'].rows, costs),
-        *rounded_claims(stored['rounded'].rows, texts),
-        Claim("F2 the same means, measured: the processor's time of real runs", 'notes', 1.02, paired,
-              faster_online, LENGTHS, f'n = {len(paired)}'),
-        Claim('1 - what the controller takes for a block of 4, over a target pass', 'notes', 0.95, times,
-              spared, 'Five tensor operations a token are a price that does not shrink with the target',
-              f'time; n = {len(times)}'),
-        Claim('C by dropout: its AUROC for strict acceptance minus that of the entropy of one pass', 'ours',
-              0.001, range(dropout.size), dropout.over_entropy,
-              'The draft was trained without dropout: no channel spares another',
-              f'the draft reads {more:.2f} positions a token more, {usual:.2f} as usual; n = {dropout.size}')]
+    """The Claims, of {name: Stored}; of those records that there are."""
+    there = Evidence(stored)
+    judged = [
+        (replayed_claims, there.texts),
+        (answer_claims, there.rows('answers')),
+        (word_claims, there.rows('words')),
+        (sampled_claims, there.sampled),
+        (controller_claims, there.costs and there.rows('controllers'), there.costs),
+        (rounded_claims, there.texts and there.rows('rounded'), there.texts),
+        (paired_claims, there.rows('paired')),
+        (cost_claims, there.rows('own_cost')),
+        (dropout_claims, there.dropout)]
+    found = []
+    for judge, evidence, *beside in judged:
+        if evidence:
+            found += judge(evidence, *beside)
+    return found
 
 
 # -------------------------------------------------------------------------------------------------- tables
@@ -642,7 +788,7 @@ def reliability_table(texts):
 def unsure_table(texts):
     """Where C tells right tokens from wrong ones, in each task."""
     rows = []
-    for family in (*FAMILIES, 'all'):
+    for family in (*texts.names, 'all'):
         ours = texts if family == 'all' else texts.of(family)
         tokens = ours.weights[ours.owner]
         unsure = float(tokens @ (texts.signals['C'] < SURE) / tokens.sum())
@@ -687,7 +833,7 @@ def word_table(rows):
 
 def family_table(texts):
     rows = []
-    for family in FAMILIES:
+    for family in texts.names:
         ours = texts.of(family)
         fixed = ours.best('fixed')
         online = ours.best('online')
@@ -723,10 +869,8 @@ def controller_table(rows, costs):
 
 def paired_table(rows):
     cells = []
-    for family in FAMILIES:
-        theirs = [row for row in rows if row['family'] == family]
-        if theirs:
-            cells.append((family, len(theirs), faster_online(theirs)))
+    for family, theirs in by_family(rows).items():
+        cells.append((family, len(theirs), faster_online(theirs)))
     return PageTable(('task', 'texts', 'its best controller over its best fixed window, measured'), cells)
 
 
@@ -734,18 +878,59 @@ def cost_table(costs):
     """Of the one row of pass_costs: its seconds in milliseconds, and in steps of plain decoding."""
     step = costs['target'][1]
     rows = [('draft, 1', 1000 * costs['draft'], costs['draft'] / step)]
-    for n in (1, 2, 4, 8, 11, 16):
+    for n in (*range(1, BLOCK + 2), 16, 20, 26):
         seconds = costs['target'][n]
         rows.append((f'target, {n}', 1000 * seconds, seconds / step))
     return PageTable(('pass, positions', 'milliseconds', 'in steps of plain decoding'), rows)
 
 
+def place_table(texts):
+    """Of each family how often a draft token is kept, by its place in the block, given that it was judged."""
+    rows = []
+    for family in (*texts.names, 'all'):
+        ours = texts if family == 'all' else texts.of(family)
+        cells = []
+        for judged, kept in accepted_by_place(ours):
+            cells.append(float(kept / judged) if judged else '-')
+        rows.append((family, *cells))
+    return PageTable((f'kept by the strict rule, place in a block of {BLOCK}', *range(1, BLOCK + 1)), rows)
+
+
+def gamma_table(texts):
+    """Of each fixed window tokens a cycle and modelled speed of every family, strict."""
+    rows = []
+    for gamma in range(1, BLOCK + 1):
+        cells = []
+        for family in texts.names:
+            ours = texts.of(family)
+            sums = ours.strict[f'fixed {gamma}']
+            cells += [ours.total(sums, 'tokens') / ours.total(sums, 'cycles'), ours.pace(sums)]
+        rows.append((gamma, *cells))
+    head = ['gamma']
+    for family in texts.names:
+        head += [f'{family}: tokens a cycle', 'x plain, modelled']
+    return PageTable(head, rows)
+
+
 def tables(stored):
-    """The Tables behind the claims, of {name: Stored}."""
-    costs = Costs(stored['own_cost'].rows)
-    texts = texts_of(stored, costs)
-    sampled = Sampled(stored['sampled'].rows, costs.token['online'])
-    return [unsure_table(texts), area_table(Dropout(stored['dropout'].rows, texts)), reliability_table(texts),
-            rule_table(texts), family_table(texts), sampled_table(sampled), word_table(stored['words'].rows),
-            controller_table(stored['controllers'].rows, costs), paired_table(stored['paired'].rows),
-            cost_table(stored['pass_costs'].rows[0])]
+    """The Tables behind the claims, of {name: Stored}; of those records that there are."""
+    there = Evidence(stored)
+    found = []
+    if there.texts:
+        found.append(unsure_table(there.texts))
+    if there.dropout:
+        found.append(area_table(there.dropout))
+    if there.texts:
+        found += [reliability_table(there.texts), rule_table(there.texts), family_table(there.texts),
+                  place_table(there.texts), gamma_table(there.texts)]
+    if there.sampled:
+        found.append(sampled_table(there.sampled))
+    if there.rows('words'):
+        found.append(word_table(there.rows('words')))
+    if there.costs and there.rows('controllers'):
+        found.append(controller_table(there.rows('controllers'), there.costs))
+    if there.rows('paired'):
+        found.append(paired_table(there.rows('paired')))
+    for costs in there.rows('pass_costs'):
+        found.append(cost_table(costs))
+    return found

@@ -1,11 +1,15 @@
 """What is measured for CM-ASD: `python -m lab.claims cmasd` stores it, lab/cmasd/claims.py judges it.
 
-Prompts are those of at most 300 tokens of five families. `python -m lab.cmasd.record "A prompt"` draws a
-cycle.
+`python -m lab.cmasd.record "A prompt"` draws a cycle.
+
+Of another pair less is measured, since passes are all that it costs, and each takes several milliseconds.
+Replayed are windows up to 12 tokens and six relaxed rules, each of which writes a text of its own; real
+runs are of few rules, with one seed, on a twelfth of the prompts. There is no second copy of the models in 4
+bits, and right answers are those of the replayed texts, where prompts have answers.
 """
 import copy
+import functools
 import sys
-import time
 from collections import Counter
 from statistics import fmean
 from types import SimpleNamespace
@@ -15,24 +19,33 @@ from tqdm import tqdm
 
 import lab.cmasd.rivals                                 # noqa: F401, enters the rivals in METHODS
 from lab import tasks
-from lab.cmasd.claims import (FAMILIES, GAINS, LONGEST_WINDOWS, SIGNALS, TAUS, WARM_SUMS, WARM_TAUS,
-                              WINDOWS, Costs, texts_of)
-from lab.common import embedded, read_stored
-from lab.replay import Replay, columns, modelled_seconds, open_session, pass_costs, short_prompts, written
+from lab.cmasd.claims import (FAMILIES, GAINS, HUGGING_FACE, LONGEST_WINDOWS, SIGNALS, TAUS, WARM_SUMS,
+                              WARM_TAUS, WINDOWS, Evidence)
+from lab.common import read_stored
+from lab.pairs import EMBEDDED, LabRecord, Record
+from lab.replay import Replay, clock, columns, modelled_seconds, pass_costs
 from verify import CONTROLLERS, METHODS, CmAsd, Draft, Exact, Score, decode, token_logps, tokens_of
 
 SEEDS = 3
 WINDOW = 7                                              # tokens, where a window is fixed
 DIGITS = 4                                              # decimals of a stored signal
+ALPHAS = 0.5, 1.0, 2.0                                  # of the strict rules
+FEW_TAUS = 0.3, 0.6, 0.8, 0.95                          # what is measured of another pair than the embedded
+FEW_GAINS = 0.5, 2.0                                    # the first is the default's
+FEW_WARM_TAUS = 0.3, 1.0
+FEW_WINDOWS = 12                                        # fixed ones, of 1 token to so many
+FEW_LONGEST = 5, 10
 
 
-def texts(n):
-    """[(family, row, prompt ids)] of n prompts of each family, always in this order."""
-    found = []
-    for family in FAMILIES:
-        for row, ids in short_prompts(family, n):
-            found.append((family, row, ids))
-    return found
+def replayed_prompts(pair, n):
+    return pair.texts(FAMILIES, n)
+
+
+def run_prompts(pair, n, share=2):
+    """The prompts of real runs: one of `share` of the embedded pair's, a twelfth of any other's."""
+    if not pair.is_embedded:
+        share = 12
+    return pair.texts(FAMILIES, max(1, n // share))
 
 
 # -------------------------------------------------------------------------------- rules that are replayed
@@ -44,11 +57,11 @@ def one_signal(name, **knobs):
     return CmAsd(**weights, **knobs)
 
 
-def strict_rules():
+def strict_rules(windows, longest):
     """{name: method}: rules with which every text is the target's, so that only the length counts."""
-    rules = {f'fixed {k}': Exact(k) for k in range(1, 26)}
-    for alpha in (0.5, 1.0, 2.0):
-        for k_max in LONGEST_WINDOWS:
+    rules = {f'fixed {k}': Exact(k) for k in range(1, windows + 1)}
+    for alpha in ALPHAS:
+        for k_max in longest:
             rules[f'online {alpha} {k_max}'] = CmAsd(alpha=alpha, k_max=k_max, accept_='strict')
     for name in SIGNALS:
         rules[f'{name} alone'] = one_signal(name, accept_='strict')
@@ -79,6 +92,16 @@ def windowed_rules():
     return rules
 
 
+def few_relaxed_rules():
+    """{name: method}: the default knobs, adaptive and constant thresholds: 6 texts a prompt."""
+    rules = dict(default=CmAsd())
+    for gain in FEW_GAINS:
+        rules[f'gamma_tau {gain} k_max 10'] = CmAsd(gamma_tau=gain)
+    for tau in FEW_TAUS:
+        rules[f'tau {tau}'] = constant(tau)
+    return rules
+
+
 def constant(tau, window=None):
     """CM-ASD with the same tau everywhere; window: tokens, where it is fixed too."""
     if window is None:
@@ -94,13 +117,33 @@ def looks(method):
     return adapts or method.controller == 'online'
 
 
-STRICT = strict_rules()
-RULES = relaxed_rules()
-WINDOWED = windowed_rules()
+@functools.cache
+def rules_of(pair):
+    """{part of a replayed row: {name: method}} of a pair.
+
+    Of any but the embedded one no thresholds with fixed windows: each is one more text, which takes a second.
+    """
+    if pair.is_embedded:
+        return dict(strict=strict_rules(25, LONGEST_WINDOWS), runs=relaxed_rules(), windowed=windowed_rules())
+    return dict(strict=strict_rules(FEW_WINDOWS, FEW_LONGEST), runs=few_relaxed_rules(), windowed={})
+
+
+def warm_rules(pair):
+    """{name: method} of real runs at temperature 1."""
+    rules = dict(plain=Exact(0), default=CmAsd())
+    if pair.is_embedded:
+        rules['typical'] = METHODS['typical'](WINDOW)
+    for tau in WARM_TAUS if pair.is_embedded else FEW_WARM_TAUS:
+        rules[f'tau {tau}'] = constant(tau)
+    return rules
+
+
+def controller_names(pair):
+    """The controllers whose real runs are measured."""
+    return tuple(CONTROLLERS) if pair.is_embedded else ('fixed', 'online', *HUGGING_FACE)
+
+
 ROUNDED = {'strict, online': CmAsd(accept_='strict'), 'default': CmAsd()}     # replayed with 4-bit models
-SAMPLED = dict(plain=Exact(0), default=CmAsd(), typical=METHODS['typical'](WINDOW))     # at temperature 1
-for warm_tau in WARM_TAUS:
-    SAMPLED[f'tau {warm_tau}'] = constant(warm_tau)
 
 
 # ------------------------------------------------------------------------------------------ replayed texts
@@ -126,10 +169,10 @@ def chrf(text, reference, order=6):
     return fmean(scores)
 
 
-def steps_worth(drafted):
+def steps_worth(pair, drafted):
     """The modelled time of these cycles, in steps of plain decoding (target passes of one position)."""
-    _, target = pass_costs()
-    return modelled_seconds(drafted) / target[1]
+    _, target = pass_costs(pair)
+    return modelled_seconds(pair, drafted) / target[1]
 
 
 def alignment(text, reference):
@@ -138,24 +181,18 @@ def alignment(text, reference):
     return same / max(len(text), len(reference))
 
 
-def as_number(grade):
-    """1 or 0 for a grade; None where nothing could be graded."""
-    return None if grade is None else int(grade)
-
-
-def strict_sums(run):
+def strict_sums(pair, run):
     """What a strict Run is judged by, in the order of lab.cmasd.claims.STRICT_SUMS."""
-    return [sum(run.kept), len(run.kept), sum(run.drafted), steps_worth(run.drafted)]
+    return [sum(run.kept), len(run.kept), sum(run.drafted), steps_worth(pair, run.drafted)]
 
 
-def sums_of(run, method, row, plain):
+def sums_of(pair, prompt, plain, method, run):
     """What a Run is judged by, in the order of lab.cmasd.claims.SUMS; plain: the ids of the target's text."""
-    to_text = embedded('target')[1].decode
-    text = to_text(list(run.text))
+    text = pair.text(run.text)
     rolled_back = sum(kept < drafted for kept, drafted in zip(run.kept, run.drafted))
     looked = sum(run.drafted) if looks(method) else 0
-    return [*strict_sums(run), looked, len(run.text), rolled_back, alignment(run.text, plain),
-            chrf(text, to_text(list(plain))), as_number(tasks.grade(row, text))]
+    return [*strict_sums(pair, run), looked, len(run.text), rolled_back, alignment(run.text, plain),
+            chrf(text, pair.text(plain)), pair.grade(prompt.row, text)]
 
 
 def bits(flags):
@@ -168,21 +205,22 @@ def windowed_sums(run, plain):
     return [sum(run.kept), len(run.kept), sum(run.drafted), len(run.text), alignment(run.text, plain)]
 
 
-def rule_rows(n):
-    """One row: the names of the rules of replayed, in the order of its sums."""
-    yield dict(strict=list(STRICT), runs=list(RULES), windowed=list(WINDOWED))
+def rule_row(pair, _):
+    """The names of the rules of replayed, in the order of its sums."""
+    return {part: list(rules) for part, rules in rules_of(pair).items()}
 
 
-def replayed_row(family, row, ids):
+def replayed_row(pair, prompt):
     """Of one prompt: every rule's sums, and along the target's own text each token's signals and its hit.
 
     A hit: the draft's favourite is the target's, which is when the strict rule keeps it.
     """
-    replay = Replay(ids)
+    replay = Replay(pair, prompt.ids)
     plain = replay.text
-    strict = [strict_sums(replay.run(method)) for method in STRICT.values()]
-    runs = [sums_of(replay.run(method), method, row, plain) for method in RULES.values()]
-    windowed = [windowed_sums(replay.run(method), plain) for method in WINDOWED.values()]
+    rules = rules_of(pair)
+    strict = [strict_sums(pair, replay.run(method)) for method in rules['strict'].values()]
+    runs = [sums_of(pair, prompt, plain, method, replay.run(method)) for method in rules['runs'].values()]
+    windowed = [windowed_sums(replay.run(method), plain) for method in rules['windowed'].values()]
     signals = dict(entropy=[], margin=[], softmax=[])
     hits = []
     for i in range(len(plain)):
@@ -190,22 +228,19 @@ def replayed_row(family, row, ids):
         hits.append(place.token == place.pick)
         for name, value in zip(SIGNALS, place.signals):
             signals[name].append(round(value, DIGITS))
-    right = tasks.grade(row, embedded('target')[1].decode(list(plain)))
-    return dict(family=family, tokens=len(plain), right=as_number(right), strict=strict, runs=runs,
+    right = pair.grade(prompt.row, pair.text(plain))
+    return dict(family=prompt.family, tokens=len(plain), right=right, strict=strict, runs=runs,
                 windowed=windowed, signals=signals, hits=bits(hits))
 
 
-def replayed_rows(n):
-    for text in tqdm(texts(n), desc='replayed'):
-        yield replayed_row(*text)
-
+# --------------------------------------------------------------------------------- on the embedded pair alone
 
 def rounded_rows(n):
     """Of each prompt {model that is rounded to 4 bits: {rule: [kept, cycles]}}."""
-    for _, _, ids in tqdm(texts(n), desc='4 bits'):
+    for prompt in tqdm(replayed_prompts(EMBEDDED, n), desc='4 bits'):
         found = {}
         for role in ('draft', 'target'):
-            replay = Replay(ids, role)
+            replay = Replay(EMBEDDED, prompt.ids, role)
             found[role] = {}
             for name, method in ROUNDED.items():
                 run = replay.run(method)
@@ -213,15 +248,17 @@ def rounded_rows(n):
         yield found
 
 
-# ---------------------------------------------------------------------------------------------- real runs
+def plain_and_default(prompt):
+    """{rule: its text} of plain decoding and of the default knobs, by the embedded pair."""
+    replay = Replay(EMBEDDED, prompt.ids)
+    return dict(plain=EMBEDDED.text(replay.text), default=EMBEDDED.text(replay.run(CmAsd()).text))
+
 
 def answer_rows(n):
     """Of ten times as many texts of math, whether plain decoding and the default are right."""
-    to_text = embedded('target')[1].decode
-    for row, ids in tqdm(short_prompts('math', 10 * n), desc='answers'):
-        replay = Replay(ids)
-        texts = dict(plain=replay.text, default=replay.run(CmAsd()).text)
-        yield {name: as_number(tasks.grade(row, to_text(list(text)))) for name, text in texts.items()}
+    for prompt in tqdm(EMBEDDED.texts(['math'], 10 * n), desc='answers'):
+        texts = plain_and_default(prompt)
+        yield {name: EMBEDDED.grade(prompt.row, text) for name, text in texts.items()}
 
 
 def word_rows(n):
@@ -229,54 +266,57 @@ def word_rows(n):
 
     plain, default: those rules' text against the reference; alike: the default's against plain decoding's.
     """
-    to_text = embedded('target')[1].decode
-    for family in ('translate', 'summary'):
-        for row, ids in tqdm(short_prompts(family, n), desc=f'words, {family}'):
-            replay = Replay(ids)
-            plain = to_text(list(replay.text)).strip()
-            default = to_text(list(replay.run(CmAsd()).text)).strip()
-            pairs = dict(plain=(row['answer'], plain), default=(row['answer'], default),
-                         alike=(plain, default))
-            bleu = {name: tasks.bleu_counts([reference], text) for name, (reference, text) in pairs.items()}
-            rouge = {name: tasks.rouge_l(reference, text) for name, (reference, text) in pairs.items()}
-            yield dict(family=family, bleu=bleu, rouge=rouge)
+    for prompt in tqdm(EMBEDDED.texts(['translate', 'summary'], n), desc='words'):
+        texts = plain_and_default(prompt)
+        plain = texts['plain'].strip()
+        default = texts['default'].strip()
+        answer = prompt.row['answer']
+        pairs = dict(plain=(answer, plain), default=(answer, default), alike=(plain, default))
+        bleu = {name: tasks.bleu_counts([reference], text) for name, (reference, text) in pairs.items()}
+        rouge = {name: tasks.rouge_l(reference, text) for name, (reference, text) in pairs.items()}
+        yield dict(family=prompt.family, bleu=bleu, rouge=rouge)
 
 
-def sampled_rows(n):
-    """Of each prompt {rule: {sum: a number a seed}}, at temperature 1.
+# ---------------------------------------------------------------------------------------------- real runs
 
-    nats: the target's of the text, at temperature 1. The default has SEEDS seeds, the other rules one, on a
-    half of the prompts.
+def sampled_prompts(pair, n):
+    return run_prompts(pair, n, 1)
+
+
+def sampled_row(pair, prompt):
+    """{rule: {sum: a number a seed}} of one prompt, at temperature 1.
+
+    nats: the target's of the text, at temperature 1. On the embedded pair the default has SEEDS seeds, the
+    other rules one, on a half of the prompts.
     """
-    for place, (_, row, ids) in enumerate(tqdm(texts(n), desc='sampled')):
-        found = {}
-        for name, method in SAMPLED.items():
-            if name == 'default':
-                runs = [sampled_sums(method, row, ids, seed) for seed in range(SEEDS)]
-            elif place % 2 == 0:
-                runs = [sampled_sums(method, row, ids, 0)]
-            else:
-                continue
-            found[name] = dict(zip(WARM_SUMS, zip(*runs)))
-        yield found
+    found = {}
+    for name, method in warm_rules(pair).items():
+        seeds = 1
+        if pair.is_embedded and name == 'default':
+            seeds = SEEDS
+        elif pair.is_embedded and prompt.place % 2:
+            continue
+        runs = [sampled_sums(pair, prompt, method, seed) for seed in range(seeds)]
+        found[name] = dict(zip(WARM_SUMS, zip(*runs)))
+    return found
 
 
-def sampled_sums(method, row, ids, seed):
+def sampled_sums(pair, prompt, method, seed):
     """The sums, in the order of WARM_SUMS, of one text at temperature 1."""
-    session = open_session(ids)
-    cycles = written(session, ids, method, 1.0, seed)
+    ids = prompt.ids
+    session = pair.session(ids)
+    cycles = pair.written(session, ids, method, 1.0, seed)
     tokens = tokens_of(cycles)
     drafted = [len(cycle.drafted) for cycle in cycles]
-    target = open_session(ids).target
+    target = session.target
     logits = target.read(ids, tokens[:-1], target.model.full, len(tokens))
     nats = -float(token_logps(logits, tokens).sum())
     looked = sum(drafted) if looks(method) else 0
-    right = tasks.grade(row, embedded('target')[1].decode(tokens))
-    return [sum(cycle.accepted for cycle in cycles), len(cycles), steps_worth(drafted), looked, len(tokens),
-            nats, as_number(right)]
+    return [sum(cycle.accepted for cycle in cycles), len(cycles), steps_worth(pair, drafted), looked,
+            len(tokens), nats, pair.grade(prompt.row, pair.text(tokens))]
 
 
-def dropout_row(ids):
+def dropout_row(pair, prompt):
     """A strict run of cmasd-dropout, whose text is therefore the replayed one's, token by judged token.
 
     places: where in the text; confidence and mean: what dropout says there; kept: the verdicts.
@@ -286,7 +326,7 @@ def dropout_row(ids):
     places, confidence, mean, kept = [], [], [], []
     positions = Counter()
     begin = 0
-    for cycle in written(open_session(ids), ids, method):
+    for cycle in pair.written(pair.session(prompt.ids), prompt.ids, method):
         for i, judged in enumerate(cycle.judged):
             places.append(begin + i)
             confidence.append(round(judged['confidence'], DIGITS))
@@ -295,61 +335,68 @@ def dropout_row(ids):
         for path, (_, n, _) in cycle.passes.items():
             positions[path] += n
         begin += len(cycle.tokens)
-    return dict(tokens=begin, places=places, confidence=confidence, mean=mean, kept=bits(kept),
-                positions=[positions['draft/full'], positions['draft/full dropout']])
+    name = {} if pair.is_embedded else prompt.name      # there it is known by its place in the record
+    return name | dict(tokens=begin, places=places, confidence=confidence, mean=mean, kept=bits(kept),
+                       positions=[positions['draft/full'], positions['draft/full dropout']])
 
 
-def dropout_rows(n):
-    for _, _, ids in tqdm(texts(n), desc='dropout'):
-        yield dropout_row(ids)
-
-
-def controller_run(session, ids, name):
+def controller_run(pair, session, ids, name):
     """The sums of a strict run."""
     method = Exact(0) if name == 'plain' else Exact(WINDOW, controller=name)
-    trace = written(session, ids, method)
+    trace = pair.written(session, ids, method)
     drafted = [len(cycle.drafted) for cycle in trace]
     return dict(kept=sum(cycle.accepted for cycle in trace), cycles=len(trace), drafted=sum(drafted),
-                tokens=len(tokens_of(trace)), steps=steps_worth(drafted),
+                tokens=len(tokens_of(trace)), steps=steps_worth(pair, drafted),
                 seconds=sum(cycle.seconds for cycle in trace))
 
 
-def controller_rows(n):
-    """Of half of the prompts {controller: its controller_run}, 'plain' for plain decoding.
+def controller_row(pair, prompt):
+    """{controller: its controller_run} of one prompt, 'plain' for plain decoding.
 
     All take turns on each text, so that what else the machine does falls on all. What one has learned ends
     with the text; Hugging Face's two that learn go on from it in the next.
     """
-    for family, _, ids in tqdm(texts(max(1, n // 2)), desc='controllers'):
-        session = open_session(ids)
-        found = {name: controller_run(session, ids, name) for name in ('plain', *CONTROLLERS)}
-        yield dict(family=family) | found
+    session = pair.session(prompt.ids)
+    found = dict(family=prompt.family)
+    for name in ('plain', *controller_names(pair)):
+        found[name] = controller_run(pair, session, prompt.ids, name)
+    return found
 
 
-def paired_rows(n, turns=3):
-    """Of half of the prompts the processor's seconds of the task's best fixed window and of its best online.
+def paired_items(pair, n):
+    """[(prompt, its family's best fixed window, its best online one)]: what was replayed says which."""
+    stored = {name: read_stored('cmasd', name, pair.name) for name in ('rules', 'replayed', 'own_cost')}
+    replayed = Evidence(stored).texts
+    items = []
+    for prompt in run_prompts(pair, n):
+        theirs = replayed.of(prompt.family)
+        items.append((prompt, theirs.best('fixed'), theirs.best('online')))
+    return items
 
-    Which are best says what was replayed. They take turns; of each text the least time counts.
+
+def paired_row(pair, item, turns=3):
+    """The seconds of a family's best fixed window and of its best online one on a prompt.
+
+    They take turns; the least of each counts. On one thread it is the processor's time, see lab.replay.clock.
     """
-    stored = {name: read_stored('cmasd', name) for name in ('rules', 'replayed', 'own_cost')}
-    replayed = texts_of(stored, Costs(stored['own_cost'].rows))
-    for family, _, ids in tqdm(texts(max(1, n // 2)), desc='paired'):
-        session = open_session(ids)
-        row = dict(family=family, fixed=[], online=[])
-        for _ in range(turns):
-            for kind in ('fixed', 'online'):
-                method = STRICT[replayed.of(family).best(kind)]
-                row[kind].append(cpu_seconds(written, session, ids, method))
-        yield dict(family=family, fixed=min(row['fixed']), online=min(row['online']))
+    prompt, *names = item
+    session = pair.session(prompt.ids)
+    strict = rules_of(pair)['strict']
+    found = dict(fixed=[], online=[])
+    for _ in range(turns):
+        for kind, name in zip(found, names):
+            spent = seconds(session.target, pair.written, session, prompt.ids, strict[name])
+            found[kind].append(spent)
+    return dict(family=prompt.family, fixed=min(found['fixed']), online=min(found['online']))
 
 
 # -------------------------------------------------------------------------------------------------- costs
 
-def cpu_seconds(function, *args):
-    """The processor's seconds that a call takes."""
-    begin = time.process_time()
+def seconds(reader, function, *args):
+    """The seconds that a call takes; the reader says on which device, see lab.replay.clock."""
+    begin = clock(reader)
     function(*args)
-    return time.process_time() - begin
+    return clock(reader) - begin
 
 
 def end_of_cycle(control, block, cycle):
@@ -358,59 +405,75 @@ def end_of_cycle(control, block, cycle):
     control.learn(block, cycle)
 
 
-def own_cost_rows(n, rounds=100):
-    """Round by round the processor's seconds of what controllers themselves take, and of a target pass.
+@functools.cache
+def timing_session(pair):
+    """A Session that has read a line of 100 tokens, for passes whose time is taken."""
+    return pair.session([1] * 100)
+
+
+def rounds_of(pair, n):
+    """Rounds in which own costs are taken, however many prompts there are."""
+    return list(range(100 if pair.is_embedded else 30))
+
+
+def own_cost_row(pair, _):
+    """The seconds of what controllers themselves take, and of a target pass, in one round.
 
     token: {controller: for one token}, a mean over a block of 4, each token's behind its draft pass and the
     block behind a target pass: as in a run, where passes drive what a controller needs out of the cache.
     cycle: {controller: for one cycle}, behind five others.
     """
-    line = [1] * 100
-    session = open_session(line)
+    session = timing_session(pair)
     draft, target = session.draft, session.target
-    logits = torch.randn(4, 1, embedded('target')[0].vocab, generator=torch.Generator().manual_seed(0))
+    line = session.tokens
+    logits = torch.randn(4, 1, draft.model.vocab, generator=torch.Generator().manual_seed(0))
+    logits = logits.to(draft.model.cos.device)
     tokens = logits.argmax(-1)                                                          # [4, 1]
     block = Draft(tokens[:, 0].tolist(), logits[:, 0].softmax(-1), logits[:, 0])
     cycle = SimpleNamespace(accepted=3)
-    names = [name for name in CONTROLLERS if name != 'oracle']
-    for _ in range(rounds):
-        token_costs = {}
-        cycle_costs = {}
-        passes = []
-        for name in names:
-            control = Exact(WINDOW, controller=name).control
-            passes.append(cpu_seconds(target.read, line, [], target.model.full, 1))
-            spent = 0.0
-            for i in range(1, 5):
-                draft.read(line, [], draft.model.full, 1)
-                notes = [dict(confidence=0.5) for _ in range(i)]        # the last one's is set anew
-                spent += cpu_seconds(control.more, session, tokens[:i], logits[:i], notes)
-            token_costs[name] = spent / 4
-            for _ in range(5):
-                control.learn(block, cycle)
-            cycle_costs[name] = cpu_seconds(end_of_cycle, control, block, cycle)
-        yield dict(token=token_costs, cycle=cycle_costs, target_pass=min(passes))
+    token_costs = {}
+    cycle_costs = {}
+    passes = []
+    for name in controller_names(pair):
+        if name == 'oracle':                            # a bound: it knows
+            continue
+        control = Exact(WINDOW, controller=name).control
+        passes.append(seconds(target, target.read, line, [], target.model.full, 1))
+        spent = 0.0
+        for i in range(1, 5):
+            draft.read(line, [], draft.model.full, 1)
+            notes = [dict(confidence=0.5) for _ in range(i)]            # the last one's is set anew
+            spent += seconds(draft, control.more, session, tokens[:i], logits[:i], notes)
+        token_costs[name] = spent / 4
+        for _ in range(5):
+            control.learn(block, cycle)
+        cycle_costs[name] = seconds(draft, end_of_cycle, control, block, cycle)
+    return dict(token=token_costs, cycle=cycle_costs, target_pass=min(passes))
 
 
-def pass_cost_rows(n):
-    """One row: the seconds of the passes by which speed is modelled; target: over 0, 1, 2, ... positions."""
-    draft, target = pass_costs()
-    yield dict(draft=draft, target=target)
+def pass_cost_row(pair, _):
+    """The seconds of the passes by which speed is modelled; target: over 0, 1, 2, ... positions."""
+    draft, target = pass_costs(pair)
+    return dict(draft=draft, target=target)
+
+
+def one_row(pair, n):
+    return [0]
 
 
 PAIR = 'target', 'draft'
 RECORDS = dict(
-    rules=(PAIR, rule_rows),
-    replayed=(PAIR, replayed_rows),
-    rounded=(PAIR, rounded_rows),
-    answers=(PAIR, answer_rows),
-    words=(PAIR, word_rows),
-    sampled=(PAIR, sampled_rows),
-    dropout=(PAIR, dropout_rows),
-    controllers=(PAIR, controller_rows),
-    own_cost=(PAIR, own_cost_rows),
-    paired=(PAIR, paired_rows),
-    pass_costs=(PAIR, pass_cost_rows))
+    rules=Record(one_row, rule_row),
+    replayed=Record(replayed_prompts, replayed_row),
+    rounded=LabRecord(PAIR, rounded_rows, 'models that nobody has rounded, and memory for a second copy'),
+    answers=LabRecord(PAIR, answer_rows, 'a thousand problems of math; replayed has grades'),
+    words=LabRecord(PAIR, word_rows, 'reference translations and summaries'),
+    own_cost=Record(rounds_of, own_cost_row),
+    pass_costs=Record(one_row, pass_cost_row),
+    paired=Record(paired_items, paired_row),
+    controllers=Record(run_prompts, controller_row),
+    dropout=Record(sampled_prompts, dropout_row),
+    sampled=Record(sampled_prompts, sampled_row))
 
 
 # ------------------------------------------------------------------------------------------------ a drawing
@@ -456,11 +519,11 @@ def confident_cycle(session, word):
 
 
 def main(text='One evening Mia the fox went to the market with a map.'):
-    tokenizer = embedded('target')[1]
+    tokenizer = EMBEDDED.tokenizer
 
     def word(token):
         return tokenizer.decode([token], skip_special_tokens=False).strip() or '_'
-    session = open_session(tokenizer.encode(text).ids)
+    session = EMBEDDED.session(EMBEDDED.encode(text))
     print(*confident_cycle(session, word), sep='\n')
 
 
