@@ -3007,9 +3007,10 @@ def test_via_search_begins_with_masks_that_need_none(monkeypatch):
     assert list(whole['tried'])[:5] == ['1 3 5', '0 1 2', '1 2 3', '2 3 4', '3 4 5']
     assert whole['plain']['evenly'] == dict(skip=[4, 5, 8, 9, 12, 13], cost=139.0)
     assert whole['plain']['contiguous'] == dict(skip=[2, 3, 4, 5, 6, 7], cost=19.0)
-    tried = {(1, 3, 5): 139.0}
+    tried = {(1, 3, 5): 999.0}
     resumed = train_mask.find_mask(model, windows, train_mask.Settings(evaluations=7), tried)
-    assert resumed['tried'] == whole['tried'] and len(resumed['tried']) == 7
+    assert list(resumed['tried']) == list(whole['tried']) and len(tried) == 7
+    assert tried[1, 3, 5] == 999.0                      # what was tried is not tried again
     interrupt(monkeypatch, windows, 'cost', 1)
     with pytest.raises(ValueError, match='no mask was tried'):
         mask_for_via(model, windows)
@@ -3335,6 +3336,17 @@ def test_via_lenient_sd_is_compared_at_as_many_wrong_tokens():
     assert '20.0% of the draft tokens go to the target' in claim.note
     assert via_claims.claims({}) == via_claims.tables({}) == []
     assert via_claims.claims(dict(unseen=common.Stored({}, []))) == []
+
+
+def test_engine_of_a_pair_takes_what_the_pair_has_loaded(tmp_path):
+    """No network is held twice."""
+    folders = [str(checkpoint(tmp_path / name, byte_network(seed))) for seed, name in enumerate('ab')]
+    rows = tmp_path / 'rows.jsonl'
+    rows.write_text('{"prompt": "a"}\n')
+    pair = Pair(*folders, prompts=(str(rows),))
+    engine = pair.engine(pair.texts((), 1))
+    for role, model in engine.models.items():
+        assert model is pair.network(role)[0]
 
 
 def test_via_search_is_judged_on_texts_that_it_has_not_seen(tmp_path, monkeypatch):

@@ -169,7 +169,7 @@ class SharingEngine(Engine):
     """An Engine of networks that a pair has loaded already, so that none is held twice."""
 
     def network(self, folder):
-        return network(str(folder), self.device, self.dtype)
+        return network(folder, self.device, self.dtype, False)      # as Pair.network asks for it: cached
 
 
 EMBEDDED = Pair()
