@@ -2266,9 +2266,10 @@ def test_ecsv_sums_of_a_vote_are_those_of_real_cycles(task, depth, heat):
 @pytest.mark.slow
 @pytest.mark.parametrize('task', ['qa', 'math'])
 @pytest.mark.parametrize('kind', [ecsv_record.BranchReplay, ecsv_record.Foreseen])
-def test_ecsv_replays_of_greedy_branches_are_runs(task, kind):
+def test_ecsv_replays_of_greedy_branches_are_runs(task, kind, monkeypatch):
     """Where all branches are the greedy draft, what is looked up for sd and votes is what decoding does."""
     ids = second_of(task)
+    monkeypatch.setattr(ecsv_record, 'PLACES', 5)               # so that a text takes several samplings
     record = kind(LAB_PAIR, ids)
     record.drafter = Ecsv(draft_temperature=0)
     if kind is ecsv_record.Foreseen:
