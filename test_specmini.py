@@ -47,6 +47,7 @@ from lab.ecsv import claims as ecsv_claims
 from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
 from lab.pairs import EMBEDDED as EMBEDDED_PAIR
+from lab.pairs import EMBEDDED as EMBEDDED_PAIR
 from lab.pairs import Pair, Record
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
@@ -2329,12 +2330,9 @@ def test_ecsv_gains_nothing_from_branches_that_are_alike():
 
 # ------------------------------------------------------------------------ what ECSV's claims rest on
 
-LAB_PAIR = Pair()
-
-
 def second_of(task):
     """The ids of a task's second prompt."""
-    return LAB_PAIR.texts((task,), 2)[1].ids
+    return EMBEDDED_PAIR.texts((task,), 2)[1].ids
 
 @pytest.mark.slow
 @pytest.mark.parametrize('task, depth, heat', [
@@ -2342,7 +2340,7 @@ def second_of(task):
 def test_ecsv_sums_of_a_vote_are_those_of_real_cycles(task, depth, heat):
     """What is looked up for a vote is what cycles with the same branches do, up to a block's elected end."""
     ids = second_of(task)
-    record = ecsv_record.BranchReplay(LAB_PAIR, ids, Ecsv(branches=8, draft_temperature=heat))
+    record = ecsv_record.BranchReplay(EMBEDDED_PAIR, ids, Ecsv(branches=8, draft_temperature=heat))
     for key in ('lite', 'ecsv', 'prefix'):
         looked_up = record.voted(key, depth)
         real = record.checked(replace(ecsv_record.VOTES[key]), depth)
@@ -2352,18 +2350,19 @@ def test_ecsv_sums_of_a_vote_are_those_of_real_cycles(task, depth, heat):
 @pytest.mark.slow
 @pytest.mark.parametrize('task', ['qa', 'math'])
 @pytest.mark.parametrize('kind', [ecsv_record.BranchReplay, ecsv_record.Foreseen])
-def test_ecsv_replays_of_greedy_branches_are_runs(task, kind):
+def test_ecsv_replays_of_greedy_branches_are_runs(task, kind, monkeypatch):
     """Where all branches are the greedy draft, what is looked up for sd and votes is what decoding does."""
     ids = second_of(task)
-    record = kind(LAB_PAIR, ids)
+    monkeypatch.setattr(ecsv_record, 'PLACES', 5)               # so that a text takes several samplings
+    record = kind(EMBEDDED_PAIR, ids)
     record.drafter = Ecsv(draft_temperature=0)
     if kind is ecsv_record.Foreseen:
         record.foresee()
     for depth in (2, 8):
         methods = {'sd greedy': Exact(depth), 'ecsv': Ecsv(depth, draft_temperature=0)}
         for key, method in methods.items():
-            opened = LAB_PAIR.session(ids)
-            counts = ecsv_record.run_counts(opened, ids, LAB_PAIR.written(opened, ids, method))
+            opened = EMBEDDED_PAIR.session(ids)
+            counts = ecsv_record.run_counts(opened, ids, EMBEDDED_PAIR.written(opened, ids, method))
             for name, number in record.voted(key, depth).items():
                 assert counts[name] == number
 
@@ -2411,7 +2410,7 @@ def test_ecsv_greedy_drafts_foreseen_by_hand():
 def test_ecsv_replayed_branches_end_where_all_texts_end():
     """As sampling does: with the first two of these three branches that is earlier than with all."""
     ids = second_of('qa')
-    record = ecsv_record.BranchReplay(LAB_PAIR, ids)
+    record = ecsv_record.BranchReplay(EMBEDDED_PAIR, ids)
     end, = record.session.eos
     tokens = torch.tensor([[5, end, 7, 8], [5, 6, end, 8], [5, 6, 7, 8]])
     record.drawn[0] = tokens, torch.zeros(3, 4, 9)
@@ -2424,7 +2423,7 @@ def test_ecsv_replayed_branches_end_where_all_texts_end():
 
 def test_ecsv_lessons_decide_each_token_once():
     ids = second_of('math')
-    record = ecsv_record.BranchReplay(LAB_PAIR, ids)
+    record = ecsv_record.BranchReplay(EMBEDDED_PAIR, ids)
     signs, right = ecsv_record.lessons(record)
     assert signs.shape == (4, 4, len(record.line))
     assert right.shape == (4, len(record.line))
@@ -2434,8 +2433,8 @@ def test_ecsv_lessons_decide_each_token_once():
 def test_ecsv_counts_of_a_real_run():
     """Cycles by how much they kept; the nats of the text as a reader without a cache has them."""
     ids = second_of('math')
-    opened = LAB_PAIR.session(ids)
-    cycles = LAB_PAIR.written(opened, ids, Exact(4))
+    opened = EMBEDDED_PAIR.session(ids)
+    cycles = EMBEDDED_PAIR.written(opened, ids, Exact(4))
     counts = ecsv_record.run_counts(opened, ids, cycles)
     assert sum(counts['by_kept']) == counts['cycles'] == len(cycles)
     kept = 0

@@ -264,6 +264,11 @@ POOLED = [              # over all tasks alone
     Rivalry('F6 positional over prefix alignment', 'ours', MORE, 'ecsv', 'prefix', PARTED),
     Rivalry('of what the best of four branches would keep, ecsv keeps', 'ours', 0.9, 'ecsv', 'oracle-top1',
             'The one branch that is right has one vote', 4)]
+AT_FOUR = [             # likewise, at the budget of a greedy draft of 4: the fastest may be one of 1 or 2
+    Rivalry('any selection: the best of four branches over sd with a greedy draft, positions of gamma 4',
+            'ours', COULD_WIN, 'oracle-top1', GREEDY, FEW),
+    Rivalry('the prefix vote over sd with a greedy draft, positions of gamma 4',
+            'ours', MORE, 'prefix', GREEDY, NOISY_ARGMAX)]
 CHECKS = [              # where spot checks were run; judged over all tasks, and on each
     Rivalry('E2 ecsv-spot over ecsv', 'paper', 1.02, 'spot', 'ecsv', A_PASS),
     Rivalry('E2, F4 ecsv-spot over sd with a greedy draft', 'paper', MORE, 'spot', GREEDY, A_PASS)]
@@ -312,6 +317,8 @@ def vote_claims(stored, texts, budget):
     for rivalry in BY_TASK + POOLED:
         if are_there(texts, rivalry.key, rivalry.other):
             yield rivalry.claim(texts, budget)
+    for rivalry in AT_FOUR:
+        yield rivalry.claim(texts, Budget(GREEDY, dict.fromkeys(texts.families, 4)))
     if are_there(texts, *LAWS):
         yield Claim('F4 the best of ecsv, lite, soft over sd with a greedy draft', 'ours', MORE, texts.places,
                     partial(best_gain, texts=texts, keys=LAWS, other=GREEDY, budget=budget), NOISY_ARGMAX,
