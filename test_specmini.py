@@ -53,12 +53,14 @@ from lab.sparse import settings as sparse_settings
 from lab.sparse.distil import Lesson, distil, packed
 from lab.sparse import passes as sparse_passes
 from lab.sparse.passes import as_run, cost, work
+from lab.specguard import answer_claims, answers
 from lab.specguard import claims as specguard_claims
 from lab.specguard import record as specguard_record
+from lab.specguard import steps as specguard_steps
 from lab.specguard.calibrate import choose_gate, gate_curve, least_share, print_curve, signal_ranges
 from lab.specguard.claims import USUAL, Scale, area_within, average_precision, outcome, split
-from lab.specguard.record import Rollout, problem_row, record_step, whole_rollout
-from lab.specguard.sessions import TASKS, engine_for, step_checker
+from lab.specguard.steps import Rollout, problem_row, record_step, whole_rollout
+from lab.specguard.sessions import TASKS, ContinuedChecker, engine_for, step_checker
 from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, byte_network, bytes_tokenizer,
                       checkpoint, enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded,
                       session, variation, write)
@@ -3207,9 +3209,9 @@ def test_specguard_rollout_without_the_first_token():
     layers = [{0.01: weights[None, begin:]} for weights in whole]
     full = network(1).full
     rollout = Rollout('draft', 'last', 2)
-    with_it = specguard_record.lowest_grounding(full, layers, rollout)
-    without = specguard_record.lowest_grounding(full, layers, rollout._replace(first=False))
-    lower, upper = [specguard_record.without_first(weights[None])[0] for weights in whole]
+    with_it = specguard_steps.lowest_grounding(full, layers, rollout)
+    without = specguard_steps.lowest_grounding(full, layers, rollout._replace(first=False))
+    lower, upper = [specguard_steps.without_first(weights[None])[0] for weights in whole]
     assert lower[1].tolist() == [0, 1] + [0] * 5        # only itself is left to it
     product = upper @ lower
     assert without == pytest.approx(product[begin:, :begin].sum(-1).min().item())
@@ -3321,6 +3323,24 @@ def test_specguard_text_ends_inside_a_step(tau, seed):
         assert len(cut) == 30 or cut[-1] == eos
         for cycle in cycles:
             assert cycle.accepted == sum(verdict['kept'] for verdict in cycle.judged)
+
+
+@pytest.mark.parametrize('kind, steps', [
+    ('line', ['## Sum\n', '\\[\n 3.5 + 4 = 7.5\n', '\\]\nSo it is 7.5. Hence 8!\n', '1. Add. Done']),
+    ('sentence', ['## Sum\n', '\\[\n 3.5 + 4 = 7.5\n', '\\]\nSo it is 7.5. Hence 8!', '\n1. Add.', ' Done']),
+    ('paragraph', ['## Sum\n\\[\n 3.5 + 4 = 7.5\n\\]\nSo it is 7.5. Hence 8!\n1. Add. Done']),
+    ('7.5', ['## Sum\n\\[\n 3.5 + 4 = 7.5', '\n\\]\nSo it is 7.5', '. Hence 8!\n1. Add. Done'])])
+def test_specguard_kinds_of_steps_by_hand(kind, steps):
+    """Letter by letter: brackets alone are no step, neither a decimal point nor an item's number ends one."""
+    s = step_session(room=99, text=lambda ids: ''.join(map(chr, ids)))
+    found = answers.steps_of(s, [*map(ord, ''.join(steps))], kind)
+    assert [s.text(step) for step in found] == steps
+
+
+def test_specguard_paragraph_is_longer_than_a_line():
+    assert SpecGuard(delimiter='paragraph').most() == 128
+    assert SpecGuard(delimiter='paragraph', max_step=7).most() == 7
+    assert SpecGuard().most() == 48
 
 
 @pytest.mark.parametrize('tau', ENDS)
@@ -3596,7 +3616,7 @@ def test_specguard_commonest_candidate_by_hand():
     a = one_hot_draft(0, 1, 2)
     b = one_hot_draft(3, 1, 0)
     c = one_hot_draft(5, 1, 2)
-    found = specguard_record.chosen_candidates([a, b, c, b, a, a, a, a])
+    found = specguard_steps.chosen_candidates([a, b, c, b, a, a, a, a])
     assert found == {'1': 0, '2': 0, '4': 1, '8': 0, 'common': 1}
 
 
@@ -3760,6 +3780,79 @@ def test_specguard_step_checker_by_hand():
         assert check(tokenizer.encode(text).ids) is False
 
 
+def continued_checker(right):
+    """A ContinuedChecker of a random pair, and what it graded: a list of texts that grows."""
+    asked = []
+
+    def grade(text):
+        asked.append(text)
+        return right(text)
+    return ContinuedChecker(step_session(room=12, text=spaced), grade), asked
+
+
+def spaced(ids):
+    return ' '.join(map(str, ids))
+
+
+def test_specguard_continued_checker_grades_the_targets_own_continuation():
+    """Behind any text; the whole is as long as a text may be; one that has ended is graded as it is."""
+    check, asked = continued_checker(lambda text: text.startswith('3'))
+    for step, verdict in (([3, 5, 4], True), ([5], False)):
+        text, _ = write(session(network(0, 12), None, STEP_PROMPT + step, 12 - len(step)), METHODS['ar']())
+        assert check(STEP_PROMPT + step) is verdict
+        assert asked[-1] == spaced(step + text)
+    check.session.eos = frozenset([7])
+    check(STEP_PROMPT + [3, 7])
+    assert asked[-1] == '3 7'
+
+
+def test_specguard_continued_checker_asks_nothing_twice():
+    """A text on the target's own way has that way's verdict; a shorter one, or one beside it, has its own."""
+    check, asked = continued_checker(lambda text: 1)
+    check(STEP_PROMPT + [3, 5])
+    way = STEP_PROMPT + [*map(int, asked[0].split())]
+    for end in range(len(STEP_PROMPT) + 2, len(way) + 1):
+        assert check(way[:end])
+    assert len(asked) == 1
+    check(STEP_PROMPT + [3])
+    check(way[:-1] + [way[-1] ^ 1])
+    assert len(asked) == 3
+
+
+def test_specguard_altered_number_by_hand():
+    """One digit of one number, never of an item's; the kind says whether the text before has the number."""
+    step = '3. So 12 + 5'
+    kinds = {}
+    for seed in range(60):
+        changed, kind = answers.with_altered_number(step, 'has 112 and 5 pens', seed)
+        assert answers.with_altered_number(step, 'has 112 and 5 pens', seed) == (changed, kind)
+        apart = [i for i, letter in enumerate(step) if letter != changed[i]]
+        assert len(changed) == len(step) and len(apart) == 1 and changed[apart[0]] in '123456789'
+        kinds.setdefault(apart[0], set()).add(kind)
+    assert kinds == {6: {'new'}, 7: {'new'}, 11: {'copied'}}
+    assert answers.with_altered_number('1. So it is.', '', 0) == (None, None)
+
+
+@pytest.mark.parametrize('text, kind', [
+    ('\n| cost of ropes = 8\n', 'look-up'), ('So the answer is 5 = 5.', 'answer'), ('3 + 4 = 7', 'work'),
+    ('So', 'words')])
+def test_specguard_kinds_of_drafted_steps_by_hand(text, kind):
+    assert answer_claims.kind_of_step(text) == kind
+
+
+def test_specguard_altered_numbers_claim_by_hand():
+    """Within a kind of one family; in both kinds here the altered step of each text is less grounded."""
+    def row(family, grounding):
+        ungrounded = {'without the first': [1 - share for share in grounding]}
+        return dict(family=family, altered=[1, 0], kind=['new', 'new'], logp=dict(draft=[-1.0, -1.0]),
+                    ungrounded=ungrounded)
+    rows = [row('a', (0.8, 0.9)), row('a', (0.8, 0.9)), row('b', (0.1, 0.2)), row('b', (0.3, 0.2))]
+    grounding, both = answer_claims.answer_claims(dict(altered=SimpleNamespace(rows=rows)))
+    assert grounding.figure(grounding.rows) == pytest.approx((4 + 2) / 8)
+    assert both.figure(both.rows) == pytest.approx(0.25)
+    assert 'L alone: 0.500' in both.note
+
+
 def problem_of_run(cycles, k, who):
     """The stored problem that a run of SpecGuard is, and its rollout's name."""
     rollout = f'{who} last 3'
@@ -3871,6 +3964,30 @@ def test_specguard_signals_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert 'check: equal to plain' in program(capsys, *run, '--set', 'tau=inf', '--check')[2]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('graded', [True, False])
+def test_specguard_signals_of_prompts(graded, tmp_path, capsys):
+    """Of a random pair: its own greedy text is the answer, or there is none and one line says so."""
+    target = str(checkpoint(tmp_path / 'target', byte_network(0), max_position_embeddings=512))
+    draft = str(checkpoint(tmp_path / 'draft', byte_network(1), max_position_embeddings=512))
+    pair = '--target', target, '--draft', draft
+    row = dict(prompt='hello')
+    if graded:
+        engine = specmini.Engine(target, max_new=256)
+        row['answer'], _ = engine.generate('hello', METHODS['ar']())
+    file = tmp_path / 'rows.jsonl'
+    file.write_text(json.dumps(row))
+    assert train_mask.main(['--signals', '--share', '1', '--prompts', str(file), *pair]) == 0
+    out = capsys.readouterr().out
+    section = json.loads((File(target) / 'calibration.json').read_text())['signals']
+    assert {'target_logp', 'target_grounding', 'draft_logp', 'draft_grounding'} <= section.keys()
+    assert ('the scales alone' in out) is not graded
+    assert ('delimiter=sentence' in out) is graded
+    assert ('tau' in section) is graded
+    run = *pair, '--prompt', 'hello', '--method', 'specguard', '--set', 'delimiter=sentence'
+    assert re.search(r'steps, \d+% kept', program(capsys, *run)[2])
+
+
 def test_specguard_signals_refuses_a_share_above_one(capsys):
     assert train_mask.main(['--signals', '--share', '2']) == 2
     assert '--share 2' in capsys.readouterr().err
@@ -3956,9 +4073,9 @@ def test_specguard_record_of_a_problem(monkeypatch):
     for i, text in enumerate(texts):
         earlier = '\n'.join(['', *lines[:i], '']) if i else ''
         assert text == row['prompt'] + earlier
-    assert {*stored['picks']} == {*specguard_record.CANDIDATES}
+    assert {*stored['picks']} == {*specguard_steps.CANDIDATES}
     assert len(stored['picks']['4']) == len(lines)
-    assert {*stored['ungrounded']} == {*specguard_record.ROLLOUTS}
+    assert {*stored['ungrounded']} == {*specguard_steps.ROLLOUTS}
 
 
 def test_specguard_claims_cannot_be_measured_on_one_problem():

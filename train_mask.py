@@ -4,7 +4,7 @@
 any other model. Random proposals take turns with Bayesian ones (a Gaussian process over masks, expected
 improvement). Ctrl-C keeps the best so far, --resume goes on from it. How masks are used: verify.py.
 --anchors measures instead what --sparse needs to choose layers and thresholds by, and --signals how sure and
-how grounded a draft's steps are, for specguard (it takes graded steps, which the laboratory makes).
+how grounded a draft's steps are, for specguard (steps of the laboratory's tasks, or of your own --prompts).
 
 m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
@@ -442,6 +442,9 @@ def parse(argv):
     add = p.add_argument
     add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
     add('--text', metavar='FILE', help='calibration text (default: training rows of the embedded tasks)')
+    add('--prompts', metavar='FILE',
+        help='prompts (JSON lines) that the target goes on from: calibration text of your own')
+    add('--chat', action='store_true', help="put them into the target's chat template")
     add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
     add('--unit', choices=('layer', 'sublayer'), default=usual.unit, help='what a mask leaves out')
     add('--objective', choices=('violation', 'argmax'), default=usual.objective,
@@ -497,12 +500,13 @@ def resumed(target, settings):
     return tried
 
 
-def measure_signals(target, draft, rows=60, seed=0, accuracy=0.95, share=None):
-    """Writes the section `signals` of a pair; the parameters are the flags of these names."""
+def measure_signals(args):
+    """Writes the section `signals` of the pair that the flags name."""
     calibrate = lab_module('specguard.calibrate')
     expect(calibrate, '--signals takes graded steps, which the laboratory makes, and there is no lab/ here')
-    found = calibrate.find_signals(target, draft, rows, seed, accuracy, share)
-    write_calibration(target, 'signals', found, draft)
+    pair = calibrate.pair_for(args.target, args.draft, args.prompts, args.chat)
+    found = calibrate.find_signals(pair, args.rows, args.seed, args.accuracy, args.share)
+    write_calibration(args.target, 'signals', found, args.draft)
 
 
 def load_with_texts(target, settings):
@@ -539,7 +543,7 @@ def main(argv=None):
         args = parse(argv)
         settings = settings_of(args)
         if args.signals:
-            measure_signals(args.target, args.draft, args.rows, args.seed, args.accuracy, args.share)
+            measure_signals(args)
         elif args.anchors:
             measure_anchors(args.target, settings)
         else:

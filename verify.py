@@ -11,6 +11,7 @@ V vocabulary, n draft tokens of a block, B branches, K candidates of a position.
 import copy
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -1065,6 +1066,9 @@ PRESETS = dict(     # of knobs that are None: as the notes have them, as others 
     paper=dict(k=16, draft_temperature=0.7, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16,
                target_temperature=0.7, target_top_p=0.8),
     greedy=dict(k=1, draft_temperature=0.0, draft_top_p=1.0, beta=0.5, tau=0.5, target_k=1))
+STEP_ENDS = dict(   # kinds of steps: (what the text has to match, a word and an end; tokens it may have)
+    line=(r'\w.*\n', 64), paragraph=(r'(?s)\w.*\n[ \t]*\n', 128),
+    sentence=(r'\w.*(\n|((?<!\d)\.|[!?])["\')\]*]*\s*\Z)', 64))      # 3. may go on as 3.5: no end
 
 
 def write_steps(session: Session, method: 'Stepwise', reader: Reader, k: int):
@@ -1154,8 +1158,8 @@ class Stepwise(Method):
     target_k: int = in_range(None, 1, 256)  # candidates of the target where it writes
     target_temperature: float = None        # of these if they are several; None, here and below: the run's
     target_top_p: float = in_range(None, 1e-9, 1)
-    delimiter: str = r'\n'                  # ends a step; the paper's is \n\n, a blank line
-    max_step: int = in_range(48, 1, 999)    # tokens
+    delimiter: str = r'\n'                  # ends a step: a text (the paper's is \n\n), or one of STEP_ENDS
+    max_step: int = in_range(None, 1, 999)  # tokens; None: as STEP_ENDS has it, 48 for a text
     regenerate: str = one_of('ar', ('ar', 'sd'))    # sd: the target writes with the draft's help
     preset: str = one_of('notes', PRESETS)  # of the knobs that are None
 
@@ -1174,17 +1178,32 @@ class Stepwise(Method):
     def lossless(self):
         return self.tau == inf and self.target_k == 1
 
+    def most(self):
+        """The most tokens that a step may have."""
+        if self.max_step is not None:
+            return self.max_step
+        _, tokens = STEP_ENDS.get(self.delimiter, (None, 48))
+        return tokens
+
     def longest(self, session):
         """The most tokens that a step may have here."""
-        return min(self.max_step, session.room)
+        return min(self.most(), session.room)
 
     def over(self, session, ids):
         """Whether ids, behind the committed text, are a whole step; blanks ahead of it belong to it."""
         return len(ids) >= self.longest(session) or ids[-1] in session.eos or self.delimited(session, ids)
 
     def delimited(self, session, ids):
-        """Whether the text of these ids has the delimiter behind something that is no blank."""
-        return self.delimiter.replace(r'\n', '\n') in session.text(ids).lstrip()
+        """Whether the text of these ids has the delimiter behind something that is no blank.
+
+        Of STEP_ENDS: behind a word, so that a line of brackets alone is no step. Each token is asked anew:
+        what is written behind an end can take nothing back.
+        """
+        text = session.text(ids)
+        if self.delimiter in STEP_ENDS:
+            end, _ = STEP_ENDS[self.delimiter]
+            return re.search(end, text) is not None
+        return self.delimiter.replace(r'\n', '\n') in text.lstrip()
 
     def propose(self, session):
         expect(session.draft and session.text, 'steps need a draft model and a tokenizer: give --draft DIR')

@@ -6,11 +6,15 @@ import itertools
 import math
 import sys
 
+import torch
 from tqdm import tqdm
 
 from lab import tasks
-from lab.specguard.sessions import TASKS, engine_for, oracle_steps
-from verify import step_score
+from lab.pairs import Pair, check
+from lab.specguard.rivals import OracleGate
+from lab.specguard.sessions import TASKS, engine_for, graded_session, prompt_session, signals_along, steps_end
+from specmini import pick_device
+from verify import SpecGuard, step_score
 
 LEAST = 0.05        # share of the steps that a gate must keep: how right the surest few are says little
 BETAS = 0.5, 0.25, 0.75, 0.0, 1.0                   # of equally good ones the first is chosen
@@ -95,8 +99,11 @@ def choose_gate(curve, accuracy, share=None):
     return max(counted, key=lambda gate: (gate['sure'], -gate['target']))
 
 
-def print_curve(curve, best, accuracy, share=None):
-    """Prints a line of each tau, what was chosen, and where that is not what was asked for."""
+def print_curve(curve, best, accuracy, share=None, more=''):
+    """Prints a line of each tau, what was chosen, and where that is not what was asked for.
+
+    more: knobs that a run with this choice takes besides.
+    """
     for gate in curve:
         if gate['beta'] != best['beta']:
             continue
@@ -109,7 +116,7 @@ def print_curve(curve, best, accuracy, share=None):
     if share is None and best['sure'] < accuracy:
         print(f'no gate that keeps {LEAST:.0%} of the steps surely has {accuracy:.1%} of them right; '
               f'the nearest, {best["sure"]:.1%}, is chosen')
-    print(f'a run with this choice: --method specguard --set beta={best["beta"]:g} tau={best["tau"]:g}')
+    print(f'a run with this choice: --method specguard --set beta={best["beta"]:g} tau={best["tau"]:g}{more}')
 
 
 def task_rows(split, seed, n):
@@ -120,31 +127,76 @@ def task_rows(split, seed, n):
     return found
 
 
-def find_signals(target, draft, rows, seed, accuracy, share=None):
-    """The section: percentiles of both models' signals, beta and tau.
+def pair_for(target, draft, prompts, chat):
+    """The Pair that is calibrated, on the device and in the numbers that a run takes by itself."""
+    device = pick_device('auto')
+    if prompts is None:
+        return Pair(str(target), str(draft), device=device)
+    dtype = 'bf16' if device == 'cuda' else 'fp32'
+    pair = Pair(str(target), str(draft), (prompts,), chat, 256, 1024, device, dtype)
+    check(pair)
+    return pair
 
-    target, draft: folders; rows: of each task. The percentiles are of steps on the lab's training rows. beta
-    and tau are chosen on held-out rows (of another seed than the claims'): for this share of kept steps that
-    are surely right, or for this largest `share` of target steps. Each step stands behind right ones: the
-    oracle gate keeps what is right.
+
+def find_signals(pair, rows, seed, accuracy, share=None):
+    """The section: percentiles of both models' signals; beta and tau, where steps can be graded.
+
+    pair: a Pair; rows: of each task or file. beta and tau are chosen for this share of kept steps that are
+    surely right, or for this largest `share` of target steps.
     """
-    train = task_rows('train', seed, rows)
-    held_out = task_rows('held-out', seed + 100, rows)
-    engine = engine_for(train + held_out, target, draft, 'auto')
+    seen, judged = lab_steps(pair, rows, seed) if pair.is_embedded else prompt_steps(pair, rows)
+    section = {}
+    ranges = {}
+    for who, found in seen.items():
+        ranges[who] = signal_ranges([(logp, grounding) for logp, grounding, _ in found])
+        section[f'{who}_logp'], section[f'{who}_grounding'] = ranges[who]
+    if not judged:
+        print('no row whose answer the target finds: the scales alone are measured, no beta and tau')
+        return section
+    curve = gate_curve(judged, ranges['draft'])
+    best = choose_gate(curve, accuracy, share)
+    print_curve(curve, best, accuracy, share, '' if pair.is_embedded else f' delimiter={steps_end(pair)}')
+    return section | dict(beta=best['beta'], tau=best['tau'], steps=len(judged))
+
+
+def lab_steps(pair, n, seed):
+    """({model: its signals of steps}, [(L, G, right)] of the draft's that choose a gate), see signals_along.
+
+    The scales are of the lab's training rows, the gate of held-out ones (of another seed than the claims').
+    Each step stands behind right ones: the oracle gate keeps what is right.
+    """
+    train = task_rows('train', seed, n)
+    held_out = task_rows('held-out', seed + 100, n)
+    engine = engine_for(train + held_out, pair.target, pair.draft, pair.device)
 
     def steps(rows, who, said):
         found = []
         for row in tqdm(rows, desc=f'{who}, {said}', file=sys.stderr, disable=None):
-            found += oracle_steps(engine, row, who)
+            method = OracleGate(signals=who)
+            found += signals_along(graded_session(engine, row, method), method)
         return found
-    section = {}
-    ranges = {}
-    for who in ('target', 'draft'):
-        seen = steps(train, who, 'train')
-        ranges[who] = signal_ranges([(logp, grounding) for logp, grounding, _ in seen])
-        section[f'{who}_logp'], section[f'{who}_grounding'] = ranges[who]
-    seen = steps(held_out, 'draft', 'held-out')
-    curve = gate_curve(seen, ranges['draft'])
-    best = choose_gate(curve, accuracy, share)
-    print_curve(curve, best, accuracy, share)
-    return section | dict(beta=best['beta'], tau=best['tau'], steps=len(seen))
+    seen = {who: steps(train, who, 'train') for who in ('target', 'draft')}
+    return seen, steps(held_out, 'draft', 'held-out')
+
+
+def prompt_steps(pair, n):
+    """The same of the first n prompts of each file, which set scales and gate: a scale knows no verdicts.
+
+    The target writes every step, so that the draft's proposals stand behind its own. Where it finds the
+    answer an oracle gate runs instead, whose checker has the target go on from each step that it is asked of.
+    """
+    seen = dict(target=[], draft=[])
+    judged = []
+    delimiter = steps_end(pair)
+    for prompt in tqdm(pair.texts((), n), desc='prompts', file=sys.stderr, disable=None):
+        for who, found in seen.items():
+            session = prompt_session(pair, prompt)
+            session.generator = torch.Generator().manual_seed(prompt.place)
+            graded = who == 'draft' and session.checker and session.checker(prompt.ids)
+            method = SpecGuard(signals=who, tau=math.inf, delimiter=delimiter)
+            if graded:
+                method = OracleGate(signals=who, delimiter=delimiter)
+            steps = signals_along(session, method)
+            found += steps
+            judged += steps if graded else []
+    return seen, judged

@@ -14,12 +14,14 @@ import numpy
 import scipy.stats
 
 from lab.common import Claim, PageTable, interval, mean, roc_area
+from lab.specguard.answer_claims import (ABOVE_0, ALIKE, GROUNDED, WEAKER, advantage, answer_claims,
+                                         answer_tables, area_within, grounding_area)
 from lab.specguard.calibrate import choose_gate, gate_curve, signal_ranges
-from lab.specguard.record import CANDIDATES, ROLLOUTS, SEEDS, Run, Story
+from lab.specguard.record import SEEDS, Run, Story
 from lab.specguard.sessions import TASKS
+from lab.specguard.steps import CANDIDATES, ROLLOUTS
 from verify import step_score
 
-ABOVE_0 = 1e-9      # the line of a claim that says `above 0`
 DEFAULT = [f'notes, seed {seed}' for seed in range(SEEDS)]      # the runs at the default preset
 KINDS = 'look-up', 'work', 'answer'                             # of steps; work: arithmetic, or a function
 SHARES = [i / 10 for i in range(11)]                            # of the steps, that the target writes
@@ -27,12 +29,8 @@ ENOUGH = 10         # wrong steps among them, for an AUROC to say anything
 SURER = 0.75        # confident steps: this share of them, by L
 
 # why a claim may fail, where several share the reason
-GROUNDED = ('A wrong step looks back at the text as much as a right one: where attention goes says little of '
-            'what is made of it')
-WEAKER = 'Confidence tells wrong steps better, and half of the score is the weaker signal'
 COPIED = 'To look a cell up is to copy, right or wrong: the less is worked out, the less grounding tells'
 OUTVOTED = 'Half of the score is grounding, which can outvote the confidence that tells wrong steps'
-ALIKE = 'Candidates of one model err alike: the one most like the others may share their error'
 OWN_STEP = ("Exact decoding writes what the target would; a step that is kept is the draft's, and one wrong "
             'step that passes the gate spoils the answer')
 READ_AGAIN = ('The draft reads each step once more, and the target writes it anew where the gate takes a '
@@ -369,6 +367,12 @@ def by_draft(stored):
 
 
 def claims(stored):
+    """What is claimed of the lab's tasks, where they were recorded, and of any pair's own answers."""
+    found = lab_claims(stored) if 'steps' in stored else []
+    return [*found, *answer_claims(stored)]
+
+
+def lab_claims(stored):
     """F1 to F5 (grounds to reject what the method claims), gates, the selector, overhead, stories."""
     found = []
     for seen in by_draft(stored):
@@ -384,38 +388,6 @@ def columns(problem, scales, setting=USUAL):
     for step in judged(problem, scales, setting):
         rows.append((step.score, step.L, step.G, step.right, step.kind))
     return numpy.array(rows, dtype=float)
-
-
-def area_within(signal, right, groups):
-    """The mean AUROC among steps of one group, weighted by its pairs of a right and a wrong one.
-
-    Look-ups are both the best grounded steps and the most often wrong: over all kinds of steps together an
-    AUROC tells kinds apart, not right from wrong (Simpson's paradox).
-    """
-    areas = 0.0
-    count = 0
-    for group in numpy.unique(groups):
-        equal = groups == group
-        good = right[equal].sum()
-        pairs = good * (equal.sum() - good)
-        if pairs:
-            areas += pairs * roc_area(signal[equal], right[equal])
-            count += pairs
-    return float(areas / count) if count else math.nan
-
-
-def advantage(problems):
-    """By how much the score's AUROC within kinds beats that of confidence alone; problems: see columns."""
-    if not problems:
-        return math.nan
-    score, L, _, right, kind = numpy.concatenate(problems).T
-    return area_within(score, right, kind) - area_within(L, right, kind)
-
-
-def grounding_area(problems):
-    """Grounding's own AUROC within kinds of steps; problems: see columns."""
-    _, _, G, right, kind = numpy.concatenate(problems).T
-    return area_within(G, right, kind)
 
 
 def grounding_claims(seen):
@@ -578,6 +550,12 @@ def story_claim(rows):
 # ------------------------------------------------------------------------------------------------- the tables
 
 def tables(stored):
+    """Those of the lab's tasks, where they were recorded, and those of any pair's own answers."""
+    found = lab_tables(stored) if 'steps' in stored else []
+    return [*found, *answer_tables(stored)]
+
+
+def lab_tables(stored):
     sizes = {row['model']: row['bytes'] for row in stored['weights'].rows}
     signals = ('draft', 'task', 'signal', 'AUROC, all kinds together', 'within kinds',
                'within, of the confident', 'at equal length', 'AUPRC of wrong',

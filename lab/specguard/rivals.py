@@ -142,7 +142,7 @@ class ProcessBestOfN(BestOfN):
 
     def step_over(self, session, ids):
         """Whether ids are a whole step of a text."""
-        return len(ids) >= self.max_step or ids[-1] in session.eos or self.delimited(session, ids)
+        return len(ids) >= self.most() or ids[-1] in session.eos or self.delimited(session, ids)
 
     def sound(self, session, tokens):
         """Whether each step of the text is right."""

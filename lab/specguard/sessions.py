@@ -1,11 +1,15 @@
 """What SpecGuard is measured with: engines of a pair, short prompts, sessions whose steps are graded."""
+import copy
+import functools
+
 from lab import tasks
 from lab.common import MODELS, SEED, embedded
-from lab.specguard.rivals import OracleGate
 from specmini import Engine
-from verify import Autoregressive, Exact, decode
+from verify import Autoregressive, Exact, decode, tokens_of
 
 TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
+GREEDY = Exact(draft_temperature=0)
+CHAT_STEPS = 'sentence'             # what ends a step of real answers, of verify.STEP_ENDS
 SHORT = 200         # tokens of a prompt at most: tables go on to 1,700, nearly half are shorter
 
 
@@ -50,13 +54,60 @@ def graded_session(engine, row, method, seed=0):
     return session
 
 
-def oracle_steps(engine, row, who):
-    """[(lowest log-probability, lowest grounding, right)] of the draft's steps, each behind right ones.
+class ContinuedChecker:
+    """A Session.checker for any graded prompt: whether the target, going on greedily, comes to the answer.
 
-    who: draft or target, whose signals.
+    A wrong step that the target would mend is right to it. A text on the way of an earlier continuation has
+    that one's verdict, and costs nothing.
+    Source: Wang et al. 2024 (Math-Shepherd), the hard estimate, of one greedy continuation, not of samples.
     """
-    method = OracleGate(signals=who)
-    session = graded_session(engine, row, method)
+
+    def __init__(self, session, right):
+        """session: one that has read its prompt; right: function from a whole answer to its grade, 0 or 1."""
+        self.session = copy.copy(session)
+        self.session.temperature = 0.0
+        self.right = right
+        self.ways = []                  # of each continuation (where it began, all ids, verdict)
+
+    def __call__(self, ids):
+        for begin, way, verdict in self.ways:
+            if begin <= len(ids) and way[:len(ids)] == ids:
+                return verdict
+        way = self.continued(ids)
+        answer = way[len(self.session.tokens):]
+        verdict = bool(self.right(self.session.text(answer)))
+        self.ways.append((len(ids), way, verdict))
+        return verdict
+
+    def continued(self, ids):
+        """All ids of the text that the target makes of these, as long as a text from the prompt may be."""
+        written = len(ids) - len(self.session.tokens)
+        session = copy.copy(self.session)
+        session.tokens = list(ids)
+        session.room -= written
+        session.ended = written > 0 and ids[-1] in session.eos
+        return ids + tokens_of(decode(session, GREEDY))
+
+
+def steps_end(pair):
+    """The delimiter of SpecGuard that a pair's texts are measured with."""
+    return r'\n' if pair.is_embedded else CHAT_STEPS
+
+
+def prompt_session(pair, prompt):
+    """A Session of a pair that has read a Prompt, with a ContinuedChecker if its row can be graded."""
+    session = pair.session(prompt.ids)
+    session.text = pair.text
+    if pair.grade(prompt.row, '') is not None:
+        session.checker = ContinuedChecker(session, functools.partial(pair.grade, prompt.row))
+    return session
+
+
+def signals_along(session, method):
+    """[(lowest log-probability, lowest grounding, kept)] of each step that the method's draft proposes.
+
+    Of OracleGate each stands behind right ones, and is kept if it is right.
+    """
     found = []
     for cycle in decode(session, method):
         logp = min(verdict['logp'] for verdict in cycle.judged)
