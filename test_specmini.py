@@ -4056,6 +4056,8 @@ def test_specguard_altered_number_by_hand():
     assert answers.with_altered_number('1. So it is.', '', 0) == (None, None)
 
 
+from lab.pairs import EMBEDDED as EMBEDDED_PAIR
+from lab.pairs import Pair, Record
 def test_specguard_altered_numbers_claim_by_hand():
     """Within a kind of one family; in both kinds here the altered step of each text is less grounded."""
     def row(family, grounding):
@@ -4184,8 +4186,8 @@ def test_specguard_signals_from_the_command_line(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize('graded', [True, False])
 def test_specguard_signals_of_prompts(graded, tmp_path, capsys):
     """Of a random pair: its own greedy text is the answer, or there is none and one line says so."""
-    target = str(checkpoint(tmp_path / 'target', byte_network(0, max_position_embeddings=512)))
-    draft = str(checkpoint(tmp_path / 'draft', byte_network(1, max_position_embeddings=512)))
+from lab.pairs import EMBEDDED as EMBEDDED_PAIR
+from lab.pairs import Pair, Record
     pair = '--target', target, '--draft', draft
     row = dict(prompt='hello')
     if graded:
