@@ -6879,6 +6879,7 @@ def test_distil_makes_a_draft_and_goes_on(without_a_draft, monkeypatch, capsys):
     target, _, _ = load(home / 'target')
     assert draft.config.num_hidden_layers == 2 and eos == {256}
     assert torch.equal(draft.lm_head.weight, target.lm_head.weight)
+    assert torch.equal(draft.model.embed_tokens.weight, target.model.embed_tokens.weight)
     mine, theirs = draft.model.layers[1], target.model.layers[3]
     assert not torch.equal(mine.mlp.up_proj.weight, theirs.mlp.up_proj.weight)
     assert not (home / 'out/calibration.json').exists()
