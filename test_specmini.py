@@ -47,7 +47,6 @@ from lab.ecsv import claims as ecsv_claims
 from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
 from lab.pairs import EMBEDDED as EMBEDDED_PAIR
-from lab.pairs import EMBEDDED as EMBEDDED_PAIR
 from lab.pairs import Pair, Record
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
@@ -4056,8 +4055,13 @@ def test_specguard_altered_number_by_hand():
     assert answers.with_altered_number('1. So it is.', '', 0) == (None, None)
 
 
-from lab.pairs import EMBEDDED as EMBEDDED_PAIR
-from lab.pairs import Pair, Record
+@pytest.mark.parametrize('text, kind', [
+    ('\n| cost of ropes = 8\n', 'look-up'), ('So the answer is 5 = 5.', 'answer'), ('3 + 4 = 7', 'work'),
+    ('So', 'words')])
+def test_specguard_kinds_of_drafted_steps_by_hand(text, kind):
+    assert answer_claims.kind_of_step(text) == kind
+
+
 def test_specguard_altered_numbers_claim_by_hand():
     """Within a kind of one family; in both kinds here the altered step of each text is less grounded."""
     def row(family, grounding):
@@ -4186,8 +4190,8 @@ def test_specguard_signals_from_the_command_line(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize('graded', [True, False])
 def test_specguard_signals_of_prompts(graded, tmp_path, capsys):
     """Of a random pair: its own greedy text is the answer, or there is none and one line says so."""
-from lab.pairs import EMBEDDED as EMBEDDED_PAIR
-from lab.pairs import Pair, Record
+    target = str(checkpoint(tmp_path / 'target', byte_network(0), max_position_embeddings=512))
+    draft = str(checkpoint(tmp_path / 'draft', byte_network(1), max_position_embeddings=512))
     pair = '--target', target, '--draft', draft
     row = dict(prompt='hello')
     if graded:
@@ -7341,10 +7345,10 @@ def test_claims_on_a_foreign_pair(paper, foreign, monkeypatch, tmp_path, capsys)
         there = common.file_of(paper, name, 'big with small').exists()
         left_out = f'{paper} {name}: left out, it needs' in said
         assert there == isinstance(record, Record) and left_out != there
-    before = {name: stored.rows for name, stored in lab_claims.stored_records(paper, 'big with small').items()}
-    assert before and all(before.values())
+    stored = lab_claims.stored_records(paper, 'big with small')
+    assert stored and all(record.rows for record in stored.values())
     assert run_claims(monkeypatch, paper, *foreign, '--resume') == 0
-    assert capsys.readouterr().err.count('measured already') == len(before)
+    assert capsys.readouterr().err.count('measured already') == len(stored)
     findings = lab_claims.all_findings(paper)
     assert list(findings) == ['', 'big with small'] and findings['big with small']
     assert '\n## big with small\n' in lab_claims.page_of(paper, findings)

@@ -78,26 +78,14 @@ def altered_steps(row):
 
 
 def drafted_steps(row):
-<<<<<<< HEAD
-    """[Seen] of a row of the record `continued`: the draft's first candidate of each step.
-
-    A step is `work` if it has an equation, else `words`.
-    """
-    found = []
-    for i in row['picks'].get('1', []):
-        kind = 'work' if '=' in row['candidates']['text'][i] else 'words'
-=======
     """[Seen] of a row of the record `continued`: the draft's first candidate of each step."""
     found = []
     for i in row['picks'].get('1', []):
         kind = kind_of_step(row['candidates']['text'][i])
->>>>>>> h17-specguard
         found.append(seen_at(row, i, row['candidates']['right'][i], kind))
     return found
 
 
-<<<<<<< HEAD
-=======
 def kind_of_step(text):
     """What a step is, by its own text: `work` has an equation; a `look-up` is the row of a table."""
     if text.strip().startswith('|'):
@@ -107,7 +95,6 @@ def kind_of_step(text):
     return 'work' if '=' in text else 'words'
 
 
->>>>>>> h17-specguard
 class Answers(NamedTuple):
     """The steps of a record."""
     name: str
@@ -249,20 +236,12 @@ def answer_tables(stored):
 
 
 def signal_cells(seen):
-<<<<<<< HEAD
-    """Each signal of each kind of step; of all kinds: its AUROC within them."""
-    kinds = numpy.array([step.kind for step in seen.steps])
-    right = numpy.array([float(step.right) for step in seen.steps])
-    for name, values in signals_by_name(seen):
-        for kind in (*seen.kinds, None):
-=======
     """The AUROC of each signal within kinds of steps; of L, and G without the first token, in each kind."""
     kinds = numpy.array([step.kind for step in seen.steps])
     right = numpy.array([float(step.right) for step in seen.steps])
     for name, values in signals_by_name(seen):
         told_apart = name.startswith('L') or 'without' in name
         for kind in (*seen.kinds, None) if told_apart else (None,):
->>>>>>> h17-specguard
             mine = kinds == kind if kind else kinds == kinds
             area = area_within(values[mine], right[mine], kinds[mine])
             yield (seen.name, kind or 'within kinds', name, int(mine.sum()), int((1 - right[mine]).sum()),

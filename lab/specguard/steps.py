@@ -140,10 +140,7 @@ def drop_small(row, least):
 def record_step(session, rollouts=tuple(ROLLOUTS), k=8, selectors=tuple(CANDIDATES), delimiter=r'\n'):
     """One step, written by the draft k times side by side and by the target once, as a dict.
 
-<<<<<<< HEAD
-=======
     selectors: of CANDIDATES; delimiter: what ends the step.
->>>>>>> h17-specguard
     candidates: those that a selector chooses, each once, with what candidate_of says. picks: the index of the
     chosen one by selector. passes: of the draft, by how many are written side by side, until the longest is
     over. own: tokens and right of the target's step. same: with how many of its tokens a candidate begins,
