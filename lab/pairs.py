@@ -5,6 +5,7 @@ rows of a file. What is measured in a Record runs on any pair; what needs more o
 """
 import functools
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -13,10 +14,10 @@ from typing import NamedTuple
 import torch
 
 from lab import tasks
-from lab.common import MODELS, SEED, embedded, round_to_4_bits
+from lab.common import LAB, MODELS, SEED, embedded, round_to_4_bits
 from model import Reader, expect, fingerprint, load, same_vocabulary
 from specmini import DTYPES, Engine, chat, grade, read_rows
-from verify import Session, chain, decode, lookup
+from verify import Exact, Session, chain, decode, lookup, tokens_of
 
 MARGIN = 64             # positions of a cache beyond prompt and room, for what is drafted there
 
@@ -155,6 +156,30 @@ class Pair:
         session.temperature = temperature
         session.generator = torch.Generator().manual_seed(seed)
         return list(decode(session, method))
+
+    def own_text(self, ids):
+        """The ids that the target writes greedily behind a prompt (ids), exactly as plain decoding does.
+
+        Of another pair they are remembered in lab/texts: a big model takes a minute, and every paper asks.
+        """
+        if self.is_embedded:
+            return self.greedy_text(ids)
+        key = [fingerprint(self.target), self.device, self.dtype, self.max_new, ids]
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+        file = LAB / 'texts' / f'{self.name}.jsonl'
+        for line in file.read_text().splitlines() if file.exists() else []:
+            known = json.loads(line)
+            if known['of'] == digest:
+                return known['ids']
+        found = self.greedy_text(ids)
+        file.parent.mkdir(exist_ok=True)
+        with open(file, 'a') as growing:
+            growing.write(json.dumps(dict(of=digest, ids=found)) + '\n')
+        return found
+
+    def greedy_text(self, ids):
+        session = self.session(ids)
+        return tokens_of(decode(session, Exact(draft_temperature=0)))
 
     def engine(self, prompts, **settings):
         """An Engine of the pair with caches for these Prompts; settings: of the Engine."""

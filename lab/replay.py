@@ -133,7 +133,7 @@ class Replay:
         self.ids = list(ids)
         self.room = pair.max_new
         self.session = pair.session(ids, rounded)
-        self.text = self.plain()                        # plain decoding's
+        self.text = tuple(self.plain() if pair.is_embedded else pair.own_text(ids))     # plain decoding's
         self.after = {}                                 # {two tokens of it: the place behind them}
         for i in range(2, len(self.text)):
             self.after[self.text[i - 2:i]] = i
@@ -146,7 +146,7 @@ class Replay:
         """The target's own text; a block looked up in it spares passes and, verified, changes nothing."""
         session = copy.copy(self.session)
         session.source = lookup
-        return tuple(tokens_of(decode(session, Exact(AHEAD))))
+        return tokens_of(decode(session, Exact(AHEAD)))
 
     def read(self, role, text, ahead):
         """A model's logits [1 + ahead, V] behind a text and behind each token that follows it, one pass."""

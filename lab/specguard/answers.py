@@ -4,7 +4,6 @@ Nothing here takes a grammar or a reference's steps: a step ends as verify.STEP_
 with its line), and what is right is for the target to say, see sessions.ContinuedChecker. GSM8K's prompts on
 an H100 with a target of 28 layers and a draft of 24: some 4, 12 and 15 s a prompt of the three records.
 """
-import copy
 import random
 import re
 from dataclasses import replace
@@ -13,9 +12,9 @@ import torch
 
 from lab.common import SEED
 from lab.specguard.rivals import RandomGate, Unseen
-from lab.specguard.sessions import GREEDY, TASKS, prompt_session, steps_end
+from lab.specguard.sessions import TASKS, prompt_session, steps_end
 from lab.specguard.steps import FEW_ROLLOUTS, observe, problem_row, record_step
-from verify import Autoregressive, Exact, SpecGuard, decode, tokens_of
+from verify import Autoregressive, Exact, SpecGuard, tokens_of
 
 ALTERED = 40        # prompts of each family whose steps are altered
 PART = 20           # and that the other two records take
@@ -53,7 +52,7 @@ def altered_row(pair, prompt):
     number that was altered is `copied` from the text before the step or `new`. source: who wrote the answer.
     """
     session = prompt_session(pair, prompt)
-    answer, source = right_answer(pair, prompt, session)
+    answer, source = right_answer(pair, prompt)
     row = prompt.name | dict(source=source, altered=[], kind=[], tokens=[], logp={}, ungrounded={})
 
     def add(step, is_altered, kind):
@@ -81,10 +80,9 @@ def encoded(pair, text):
     return pair.tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def right_answer(pair, prompt, session):
+def right_answer(pair, prompt):
     """(text, who wrote it): the target's own greedy answer, or the row's where the target's is wrong."""
-    written = tokens_of(decode(copy.copy(session), GREEDY))
-    text = pair.text(written)
+    text = pair.text(pair.own_text(prompt.ids))
     if pair.grade(prompt.row, text) != 0:               # None: nobody can say, and it is its own
         return text, 'target'
     reference = prompt.row.get('solution') or str(prompt.row['answer'])

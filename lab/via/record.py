@@ -634,7 +634,7 @@ def blocks_of(pair, n, turn):
         return with_gamma(long_blocks(n)[turn], GAMMA)
     shared = material(pair, n)
     ids = shared.prompts[turn].ids
-    return block_record(pair, n).blocks(ids, greedy_text(shared.engine, ids))
+    return block_record(pair, n).blocks(ids, pair.own_text(ids))
 
 
 def with_gamma(blocks, gamma):
