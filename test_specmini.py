@@ -2501,7 +2501,7 @@ def test_ecsv_rows_of_lessons_add_up():
     """Losses and correlations of stored rows are those of all their tokens together."""
     weights = MADE_BY.double()
     whole = made_lesson(100)
-    rows = [ecsv_record.lesson_row(part, dict(fit=weights)) for part in cut(whole, 30)]
+    rows = [ecsv_record.errors(part, dict(fit=weights)) for part in cut(whole, 30)]
     loss = float(ecsv_record.loss_of(weights, whole))
     assert ecsv_claims.loss(rows, 'fit') == pytest.approx(loss)
     wrong = ~whole.right
@@ -7186,11 +7186,13 @@ def test_train_mask_loads_as_a_run_does(device, dtype, monkeypatch):
 def test_recalibrate_measures_the_pair_and_its_mixture(training_home, monkeypatch):
     moe = training_home / 'moe'
     moe.mkdir()
+    (training_home / 'target').mkdir()
     (moe / 'model.safetensors').touch()
     asked = []
     for kind in ('mask', 'signals', 'anchors'):
-        def note(target, *others, kind=kind):
-            asked.append((kind, target.name))
+        def note(asked_for, *others, kind=kind):
+            folder = getattr(asked_for, 'target', asked_for)        # flags, or the folder
+            asked.append((kind, File(folder).name))
         monkeypatch.setattr(train_mask, f'measure_{kind}', note)
     monkeypatch.setattr(sys, 'argv', ['train', 'recalibrate'])
     train.main()
@@ -7282,7 +7284,7 @@ def test_stored_rows_are_read_as_written(monkeypatch, tmp_path):
 
 # ------------------------------------------------------------- claims on a pair of somebody else's
 
-TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}<s>"
+FOREIGN_TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}<s>"
 
 
 def foreign_checkpoint(folder, seed, layers):
@@ -7302,7 +7304,7 @@ def foreign_checkpoint(folder, seed, layers):
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(' ', 'removed'), pre_tokenizers.Split('\n', 'isolated')])
     tokenizer.save(str(folder / 'tokenizer.json'))
-    (folder / 'chat_template.jinja').write_text(TEMPLATE)
+    (folder / 'chat_template.jinja').write_text(FOREIGN_TEMPLATE)
 
 
 @pytest.fixture(scope='module')
