@@ -19,6 +19,7 @@ from verify import CmAsd, Draft, Exact, confidence_signals, decode, finite, look
 AHEAD = 16              # places behind a text that are looked at together, at most
 MOST_POSITIONS = 27     # the longest target pass whose cost is measured
 ROUNDS = 30             # in which every cost is measured once
+FEW_ROUNDS = 5          # likewise, of another pair, whose passes are hundreds of times as dear
 
 
 class Guess(NamedTuple):
@@ -67,7 +68,7 @@ def clock(reader):
 def pass_costs(pair):
     """(seconds of a draft pass, [seconds of a target pass over 0, 1, 2, ... positions]).
 
-    The processor's own time (see clock), and the least of ROUNDS rounds through all sizes: what other
+    The processor's own time (see clock), and the least of all rounds through all sizes: what other
     programs add to a pass is not its own, and a busy moment spoils one round of each size, not all of one.
     """
     line = [1] * 100
@@ -75,7 +76,7 @@ def pass_costs(pair):
     tokens = itertools.cycle(range(2, session.target.model.vocab))      # another than the one in the cache
     draft = []
     target = [[] for _ in range(MOST_POSITIONS)]
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if pair.is_embedded else FEW_ROUNDS):
         for _ in range(4):                              # in a row, as in a cycle: its weights stay at hand
             draft.append(pass_seconds(session.draft, line, next(tokens), 1))
         for i, times in enumerate(target):

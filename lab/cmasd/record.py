@@ -413,7 +413,7 @@ def timing_session(pair):
 
 def rounds_of(pair, n):
     """Rounds in which own costs are taken, however many prompts there are."""
-    return list(range(100 if pair.is_embedded else 30))
+    return list(range(100 if pair.is_embedded else 10))
 
 
 def own_cost_row(pair, _):
