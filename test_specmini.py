@@ -36,7 +36,7 @@ import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import bench, common, cuda, quantise, replay, speed, tasks, train
+from lab import bench, common, cuda, pairs, quantise, replay, speed, tasks, train
 from lab import distil as lab_distil
 from lab import claims as lab_claims
 from lab.cmasd import claims as cmasd_claims
@@ -108,6 +108,14 @@ def letters(ids):
 
 
 LINES = dict(text=letters, calibration=dict(signals=RANGES))        # what a session of specguard needs
+
+
+@pytest.fixture(scope='session', autouse=True)
+def own_texts(tmp_path_factory):
+    """What targets of the tests write is not remembered in the checkout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, 'LAB', tmp_path_factory.mktemp('lab'))
+        yield
 
 
 @pytest.fixture(scope='module')
@@ -7314,7 +7322,7 @@ def foreign(tmp_path_factory):
     for name, seed, layers in (('big', 0, 5), ('small', 1, 2)):
         foreign_checkpoint(home / name, seed, layers)
     rows = []
-    for i in range(4):
+    for i in range(30):
         rows.append(dict(question=f'w1 {i} w2 {i + 3} w4 w5 . w6 w7 .', answer=f'w1 {i} w2 .\n#### {i + 3}'))
         rows.append(dict(category='prose', turns=[f'w{i} w9 w10 w11 . w12']))
     prompts = home / 'rows.jsonl'
@@ -7323,8 +7331,10 @@ def foreign(tmp_path_factory):
         found = train_mask.main(['--target', str(home / 'big'), '--prompts', str(prompts), '--chat',
                                  '--windows', '2', '--window', '8', '--evaluations', '3'])
     assert found == 0
-    pair = ['--target', str(home / 'big'), '--draft', str(home / 'small'), '--prompts', str(prompts)]
-    return [*pair, '--chat', '--max-new', '16', '--device', 'cpu', '--n', '2']
+    return SimpleNamespace(
+        flags=['--target', str(home / 'big'), '--prompts', str(prompts), '--chat', '--max-new', '16',
+               '--device', 'cpu', '--n', '2'],
+        draft=['--draft', str(home / 'small')])
 
 
 def run_claims(monkeypatch, *flags):
@@ -7334,26 +7344,29 @@ def run_claims(monkeypatch, *flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('paper', lab_claims.PAPERS)
-def test_claims_on_a_foreign_pair(paper, foreign, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize('paper, drafts', [*((paper, True) for paper in lab_claims.PAPERS), ('via', False)])
+def test_claims_on_a_foreign_pair(paper, drafts, foreign, monkeypatch, tmp_path, capsys):
     """All that any pair can have is measured, stored by its name, not anew with --resume, and judged."""
+    pair = 'big with small' if drafts else 'big'
+    flags = foreign.flags + foreign.draft * drafts
     shutil.copytree(common.LAB / paper, tmp_path / paper)
-    monkeypatch.setattr(common, 'LAB', tmp_path)
-    monkeypatch.setattr(lab_claims, 'LAB', tmp_path)
-    assert run_claims(monkeypatch, paper, *foreign) == 0
-    records = lab_claims.part(paper, 'record').RECORDS
+    for module in (common, lab_claims, pairs):
+        monkeypatch.setattr(module, 'LAB', tmp_path)
+    monkeypatch.setattr(sparse_record, 'LENGTHS_ELSEWHERE', (256,))
+    assert run_claims(monkeypatch, paper, *flags) == 0
     said = capsys.readouterr().err
-    for name, record in records.items():
-        there = common.file_of(paper, name, 'big with small').exists()
-        left_out = f'{paper} {name}: left out, it needs' in said
-        assert there == isinstance(record, Record) and left_out != there
-    stored = lab_claims.stored_records(paper, 'big with small')
+    for name, record in lab_claims.part(paper, 'record').RECORDS.items():
+        there = common.file_of(paper, name, pair).exists()
+        assert there == (isinstance(record, Record) and (drafts or not record.drafts))
+        assert there != (f'{paper} {name}: left out, it needs' in said)
+    stored = lab_claims.stored_records(paper, pair)
     assert stored and all(record.rows for record in stored.values())
-    assert run_claims(monkeypatch, paper, *foreign, '--resume') == 0
+    assert run_claims(monkeypatch, paper, *flags, '--resume') == 0
     assert capsys.readouterr().err.count('measured already') == len(stored)
-    findings = lab_claims.all_findings(paper)
-    assert list(findings) == ['', 'big with small'] and findings['big with small']
-    assert '\n## big with small\n' in lab_claims.page_of(paper, findings)
+    assert pair in common.measured_pairs(paper)
+    findings = lab_claims.findings_of(paper, pair)
+    page = lab_claims.page_of(paper, {pair: findings})
+    assert findings and f'\n## {pair}\n' in page and findings[0].claim.text in page
 
 
 def test_a_record_grows_and_goes_on(tmp_path, capsys):
@@ -7389,7 +7402,8 @@ def test_a_record_grows_and_goes_on(tmp_path, capsys):
 @pytest.mark.parametrize('flags, said', [
     (['--target', 'nowhere'], 'both'),
     (['--chat'], 'both'),
-    (['--target', 'nowhere', '--prompts', 'nowhere.jsonl'], 'nowhere'),
+    (['--max-new', '20'], 'both'),
+    (['--target', 'absent', '--prompts', str(HERE / 'README.md')], 'README.md line 1'),
     (['--target', str(EMBEDDED / 'target'), '--prompts', 'nowhere.jsonl'], 'nowhere.jsonl')])
 def test_claims_refuse_what_is_no_pair(flags, said, monkeypatch, capsys):
     assert run_claims(monkeypatch, 'cmasd', *flags) == 2

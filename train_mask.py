@@ -548,6 +548,7 @@ def check_flags(args):
         expect(value is None or low <= value <= high, f'--{name} {value}: expected {low} to {high}')
     expect(not (args.text and args.prompts), '--text and --prompts are two calibration texts; give one')
     expect(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
+    expect(not (args.signals and args.text), '--signals takes --prompts FILE, not --text')
     expect(not (args.signals and args.anchors), '--signals and --anchors are two measurements; give one')
     expect(File(args.target).is_dir(), f'--target {args.target}: no such folder; give a Hugging Face folder, '
            'say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')

@@ -10,17 +10,20 @@ import argparse
 import functools
 import importlib
 import sys
+from dataclasses import replace
+from pathlib import Path as File
 
 import torch
 
-from lab.common import (LAB, between_markers, claim_lines, file_of, grow, header, judge, measured_pairs,
-                        read_stored, store, table_lines)
-from lab.pairs import EMBEDDED, Pair, Record, check
-from model import expect
+from lab.common import (LAB, MODELS, between_markers, claim_lines, file_of, grow, header, judge,
+                        measured_pairs, read_stored, same_record, store, table_lines)
+from lab.pairs import EMBEDDED, Pair, Record, check, digest_of
+from model import expect, fingerprint
 from specmini import CORES, DTYPES, pick_device
 
 PAPERS = dict(cmasd=100, ecsv=50, via=100, specguard=300, sparse=50)        # prompts of each task, by default
 ELSEWHERE = 20      # likewise, of any other pair: each takes minutes
+OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what such a pair has by default
 
 
 def part(paper, name):
@@ -35,11 +38,28 @@ def measure(paper, pair, n, resume=False):
             print(f'{paper} {name}: left out, it needs a draft model (--draft DIR)', file=sys.stderr)
         elif isinstance(record, Record):
             row_of = functools.partial(record.row, pair)
-            grow(file_of(paper, name, pair.name), pair.head(name, n), record.items(pair, n), row_of, resume)
+            head = head_of(record, name, pair, n)
+            grow(file_of(paper, name, pair.name), head, record.items(pair, n), row_of, resume)
         elif pair.is_embedded:
-            store(paper, name, header(name, n, record.models), record.rows(n))
+            head = header(name, n, record.models)
+            if resume and same_record(file_of(paper, name), head):
+                print(f'{file_of(paper, name)}: measured already', file=sys.stderr)
+            else:
+                store(paper, name, head, record.rows(n))
         else:
             print(f'{paper} {name}: left out, it needs {record.needs}', file=sys.stderr)
+
+
+def head_of(record, name, pair, n):
+    """The head of a Record of this name on a pair."""
+    head = pair.head(name, n)
+    calibration = File(pair.target) / 'calibration.json'
+    if pair.is_embedded:
+        for model in record.lab_models:
+            head['models'].setdefault(model, fingerprint(MODELS / model))
+    elif record.calibrated and calibration.exists():
+        head['calibration'] = digest_of(calibration)
+    return head
 
 
 def stored_records(paper, pair=''):
@@ -127,17 +147,17 @@ def parse():
     add('--n', type=int, help='prompts of each task or family (100; 50 for ecsv and sparse, 300 for '
                               f'specguard; {ELSEWHERE} of any other pair)')
     add('--report', action='store_true', help='judge what is stored instead of measuring')
-    add('--resume', action='store_true', help='go on from what is stored, instead of measuring anew')
+    add('--resume', action='store_true', help='leave alone what is measured; go on from what was broken off')
     other = parser.add_argument_group('another pair')
     add = other.add_argument
     add('--target', metavar='DIR', help='a Hugging Face folder')
     add('--draft', metavar='DIR', help='likewise, of the same vocabulary (default: none)')
     add('--prompts', metavar='FILE', nargs='+', help='JSON lines with a prompt, question or turns')
     add('--chat', action='store_true', help="put prompts into the target's chat template")
-    add('--max-new', type=int, default=256, help='tokens that a text has at most (default: 256)')
-    add('--longest', type=int, default=1024, help='tokens of a prompt; longer ones are passed over')
-    add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
-    add('--dtype', choices=DTYPES, default='fp32', help='bf16 where fp32 does not fit (default: fp32)')
+    add('--max-new', type=int, help='tokens that a text has at most (default: 256)')
+    add('--longest', type=int, help='tokens of a prompt; longer ones are passed over (default: 1024)')
+    add('--device', choices=('auto', 'cpu', 'cuda'), help='default: auto')
+    add('--dtype', choices=DTYPES, help='bf16 where fp32 does not fit (default: fp32)')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in PAPERS]
     if unknown or not (args.papers or args.report):
@@ -149,11 +169,16 @@ def parse():
 
 def pair_of(args):
     """The Pair that the flags ask for; ValueError in one line where it is no pair."""
-    if not (args.target or args.draft or args.prompts or args.chat):
+    given = {}
+    for name in ('target', 'draft', 'prompts', 'chat', 'max_new', 'longest', 'device', 'dtype'):
+        value = getattr(args, name)
+        if value not in (None, False):
+            given[name] = value
+    if not given:
         return EMBEDDED
     expect(args.target and args.prompts, 'another pair takes --target DIR and --prompts FILE, both')
-    pair = Pair(args.target, args.draft or '', tuple(args.prompts), args.chat, args.max_new, args.longest,
-                pick_device(args.device), args.dtype)
+    pair = Pair(**OTHERS | given)
+    pair = replace(pair, prompts=tuple(pair.prompts), device=pick_device(pair.device))
     check(pair)
     return pair
 

@@ -205,7 +205,7 @@ def interval(rows, figure, resamples=500, seed=0):
 
     value = float(figure(rows))
     if len(rows) < 2:
-        return value, value, value
+        return value, math.nan, math.nan                # one text says nothing of others
 
     def of_places(places):
         return figure([rows[i] for i in places])
@@ -256,10 +256,17 @@ class PageTable(NamedTuple):
     rows: list          # of cells: texts and numbers
 
 
+def cell_text(cell):
+    """A cell of a table; numbers with three digits, '-' where there is none."""
+    if isinstance(cell, float):
+        return f'{cell:.3f}' if math.isfinite(cell) else '-'
+    return str(cell)
+
+
 def table_lines(head, rows):
     """Lines of a Markdown table; numbers with three digits."""
     def line(cells):
-        texts = [f'{cell:.3f}' if isinstance(cell, float) else str(cell) for cell in cells]
+        texts = [cell_text(cell) for cell in cells]
         return f'| {" | ".join(texts)} |'
     return [line(head), line(['---'] * len(head)), *map(line, rows), '']
 

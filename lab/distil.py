@@ -37,8 +37,8 @@ PLACES = 256        # whose logits are held at once: 0.16 GB for 151,936 tokens
 GAMMA = 4           # draft tokens a cycle of the held-out figures
 WARMING = 20        # steps until the learning rate is at its peak; it falls from 30 % of the time on
 STORE = 60          # seconds between checkpoints
-WEIGHTS = '.safetensors', '.bin', '.pt', '.pth', '.gguf'        # endings of what is no tokenizer file
-OWN = 'config.json', 'calibration.json', 'model.safetensors.index.json'     # of the target alone
+WEIGHTS = '.safetensors', '.bin', '.pt', '.pth', '.gguf', '.h5', '.onnx', '.index.json'     # endings
+OWN = 'config.json', 'calibration.json'     # of the target alone
 
 
 # ------------------------------------------------------------------------------------------------ lessons
@@ -395,31 +395,33 @@ class Run:
         write_json(where, head)
 
 
-def split(pair, out):
-    """(held-out Blanks, Blanks to learn from) of the pair's prompts; the rows of the former go to a file."""
+def shuffled(pair):
+    """The pair's Prompts in an order of their own; the first HELD are held out."""
     prompts = pair.texts((), sys.maxsize)
     random.Random(0).shuffle(prompts)
     expect(len(prompts) > HELD, f'{len(prompts)} prompts of {pair.longest} tokens or fewer; expected more '
            f'than {HELD}, which are held out')
-    with open(out / 'held_out.jsonl', 'w', encoding='utf-8') as file:
-        for prompt in prompts[:HELD]:
-            file.write(json.dumps(prompt.row) + '\n')
-    blanks = [Blank(prompt.ids, len(prompt.ids) + pair.max_new) for prompt in prompts]
-    return blanks[:HELD], blanks[HELD:]
+    return prompts
 
 
 def distil(pair, run):
     """Makes the draft of a pair's target; prints its held-out figures before and after."""
     target, _, eos = pair.network('target')
     L = target.config.num_hidden_layers
-    run.layers = run.layers or max(2, round(L / 6))
+    if run.layers is None:
+        run.layers = max(2, round(L / 6))
     expect(2 <= run.layers < L, f'--layers {run.layers}: expected 2 to {L - 1}, fewer than the target has')
     context = pair.longest + pair.max_new
     most = target.config.max_position_embeddings
     expect(context <= most, f'--longest and --max-new: {context} tokens; the context has {most}')
     target.set_context(context)
+    prompts = shuffled(pair)
     run.open(pair)
-    held, others = split(pair, run.out)
+    with open(run.out / 'held_out.jsonl', 'w', encoding='utf-8') as file:
+        for prompt in prompts[:HELD]:
+            file.write(json.dumps(prompt.row) + '\n')
+    blanks = [Blank(prompt.ids, len(prompt.ids) + pair.max_new) for prompt in prompts]
+    held, others = blanks[:HELD], blanks[HELD:]
     texts = Texts(run.folder, target, eos)
     exam = texts.held_out(held)
     lessons = texts.for_training(others, run.writing)

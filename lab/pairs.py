@@ -6,6 +6,7 @@ rows of a file. What is measured in a Record runs on any pair; what needs more o
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -40,6 +41,8 @@ class Record(NamedTuple):
     items: Callable     # function (pair, n) -> list, always the same one; n: prompts of each family
     row: Callable       # function (pair, item) -> dict
     drafts: bool = True     # whether it takes a draft model
+    lab_models: tuple = ()  # names of models that rows of the embedded pair are of, too
+    calibrated: bool = False    # whether rows hang on the target's calibration.json
 
 
 class LabRecord(NamedTuple):
@@ -94,13 +97,15 @@ class Pair:
     def head(self, record, n):
         """The first line of a record: what is measured, on what; not when."""
         models = {role: fingerprint(getattr(self, role)) for role in self.roles}
-        head = dict(record=record, n=n, seed=SEED, models=models, device=self.device, dtype=self.dtype)
+        head = dict(record=record, n=n, seed=SEED, models=models, device=self.device)
         if self.is_embedded:
             return head
         files = {}
         for file in self.prompts:
-            files[File(file).name] = hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
-        return head | dict(prompts=files, chat=self.chat, max_new=self.max_new, longest=self.longest)
+            files[str(File(file).name)] = digest_of(file)
+        expect(len(files) == len(self.prompts), '--prompts: two files of one name; rename one')
+        return head | dict(dtype=self.dtype, prompts=files, chat=self.chat, max_new=self.max_new,
+                           longest=self.longest)
 
     def families(self, usual):
         """The families of its prompts: `usual`, tasks of the lab, or those that the files name."""
@@ -115,13 +120,15 @@ class Pair:
         return found
 
     def short(self, family, rows, n):
-        """The first n Prompts of these rows that have `longest` tokens or fewer."""
+        """The first n Prompts of these rows with `longest` tokens or fewer, and room for max_new more."""
+        contexts = [self.network(role)[0].config.max_position_embeddings for role in self.roles]
+        most = min(self.longest, min(contexts) - self.max_new)
         found = []
         for row in rows:
             if len(found) == n:
                 break
             ids = self.encode(row['prompt'])
-            if len(ids) <= self.longest:
+            if len(ids) <= most:
                 found.append(Prompt(family, len(found), row, ids))
         return found
 
@@ -166,26 +173,24 @@ class Pair:
             return self.greedy_text(ids)
         key = [fingerprint(self.target), self.device, self.dtype, self.max_new, ids]
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-        file = LAB / 'texts' / f'{self.name}.jsonl'
-        for line in file.read_text().splitlines() if file.exists() else []:
-            known = json.loads(line)
-            if known['of'] == digest:
-                return known['ids']
-        found = self.greedy_text(ids)
-        file.parent.mkdir(exist_ok=True)
-        with open(file, 'a') as growing:
-            growing.write(json.dumps(dict(of=digest, ids=found)) + '\n')
-        return found
+        file = LAB / 'texts' / self.name / f'{digest}.json'
+        if not file.exists():
+            found = self.greedy_text(ids)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            growing = file.with_suffix('.new')
+            growing.write_text(json.dumps(found))
+            os.replace(growing, file)                   # whole or not at all
+        return json.loads(file.read_text())
 
     def greedy_text(self, ids):
         session = self.session(ids)
         return tokens_of(decode(session, Exact(draft_temperature=0)))
 
-    def engine(self, prompts, **settings):
-        """An Engine of the pair with caches for these Prompts; settings: of the Engine."""
-        usual = dict(draft=self.draft or 'lookup', max_new=self.max_new, device=self.device, dtype=self.dtype)
+    def engine(self, prompts, draft=None, max_new=None):
+        """An Engine of the pair with caches for these Prompts; draft, max_new: other than the pair's."""
         kind = Engine if self.is_embedded else SharingEngine
-        engine = kind(self.target, **usual | settings)
+        engine = kind(self.target, draft or self.draft or 'lookup', max_new=max_new or self.max_new,
+                      device=self.device, dtype=self.dtype)
         engine.open([prompt.ids for prompt in prompts])
         return engine
 
@@ -215,6 +220,11 @@ def network(folder, device, dtype, rounded=False):
     return loaded
 
 
+def digest_of(file):
+    """16 hex digits of a file's contents."""
+    return hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
+
+
 @functools.cache
 def rows_by_family(files):
     """{family: rows} of files; a row's family is its `category` or `task`, else the file's name."""
@@ -228,8 +238,13 @@ def rows_by_family(files):
 
 def check(pair):
     """ValueError in one line where the two models do not fit together or a prompt is no prompt."""
-    expect(pair.longest > 0 and pair.max_new > 0, 'expected tokens above 0')
+    for name in ('longest', 'max_new'):
+        tokens = getattr(pair, name)
+        expect(tokens > 0, f'--{name.replace("_", "-")} {tokens}: expected above 0')
+    pair.families(())                                   # a file that cannot be read is told before a minute
     target, _, _ = pair.network('target')
     if pair.draft:
         same_vocabulary(target, pair.network('draft')[0], f'--draft {pair.draft}')
-    expect(any(pair.texts((), 1)), f'no prompt has {pair.longest} tokens or fewer: give a higher --longest')
+    there = len(pair.texts((), 2))
+    expect(there > 1, f'{there} prompts of {pair.longest} tokens at most leave room for {pair.max_new} more; '
+           'expected 2: give others, or another --longest or --max-new')

@@ -464,9 +464,12 @@ class Dropout:
         places = []                                                                     # among all tokens
         for i, row in enumerate(rows):
             text = texts.place(row) if 'place' in row else i
-            if row['tokens'] == texts.tokens[text]:     # else rounding has bent the run away from its replay
+            at = begins[text] + numpy.array(row['places'], dtype=int)
+            if row['tokens'] != texts.tokens[text]:     # rounding has bent the run away from its replay
+                continue
+            if numpy.array_equal(flags(row['kept']), texts.hits[at]):
                 same.append(row)
-                places.append(begins[text] + numpy.array(row['places'], dtype=int))
+                places.append(at)
         expect(2 * len(same) > len(rows),
                'the records dropout and replayed are not of the same texts: measure both anew')
         rows = same

@@ -3,7 +3,7 @@
 `python -m lab.cmasd.record "A prompt"` draws a cycle.
 
 Of another pair less is measured, since passes are all that it costs, and each takes several milliseconds.
-Replayed are windows up to 12 tokens and six relaxed rules, each of which writes a text of its own; real
+Replayed are windows up to 12 tokens and seven relaxed rules, which write six texts of their own; real
 runs are of few rules, with one seed, on a twelfth of the prompts. There is no second copy of the models in 4
 bits, and right answers are those of the replayed texts, where prompts have answers.
 """

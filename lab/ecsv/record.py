@@ -726,7 +726,7 @@ RECORDS = dict(
     spots=LabRecord(EMBEDDED.roles, spot_rows, DEAR),
     fits=LabRecord(EMBEDDED.roles, fit_rows, DEAR),
     lessons=Record(lesson_items, lesson_row),
-    runs=Record(run_items, run_row),
+    runs=Record(run_items, run_row, lab_models=('mid',)),
     passes=Record(pass_items, pass_row),
     vote_cost=Record(cost_items, cost_row))
 

@@ -121,7 +121,7 @@ def can_fill(pair, family, length):
     rows, _ = parted(pair, family)
     _, there = filling(pair.tokenizer, (piece(pair, row) for row in rows), length)
     context = min(pair.network(role)[0].config.max_position_embeddings for role in pair.roles)
-    return length <= min(there, context)
+    return pair.max_new < length // 2 and length <= min(there, context)
 
 
 def joined(pair, family, length, place):

@@ -29,6 +29,7 @@ from train_mask import sparsity, watched
 from verify import Exact, Session, Sparse, chain, decode
 
 TOKENS = 5          # of a reading pass
+LENGTHS_ELSEWHERE = 2048, 4096, 8192        # tokens of the long contexts of another pair
 OWN = 64            # tokens of the target's own text that are read, where a context has no solution
 
 
@@ -86,7 +87,7 @@ def stretched_pair(tokens):
 
 # ------------------------------------------------------------------------------------------------- one prompt
 
-class Prompt:
+class ReadPrompt:
     """A prompt that was read densely, once: what settings of Sparse make of its solution, and write on."""
 
     def __init__(self, pair, session, row, solution=None, plain=None):
@@ -249,9 +250,9 @@ def overlaps(log):
 
 
 def lab_prompt(context, found, networks=None, plain=None):
-    """The Prompt of a context (see contexts) of the embedded pair, or of these (target, draft) instead.
+    """The ReadPrompt of a context (see contexts) of the embedded pair, or of these (target, draft) instead.
 
-    found: see calibrated; plain: see Prompt.
+    found: see calibrated; plain: see ReadPrompt.
     """
     row, ids, solution = context
     _, _, eos = embedded('target')
@@ -259,7 +260,7 @@ def lab_prompt(context, found, networks=None, plain=None):
     readers = [Reader(network, len(ids) + room) for network in networks or pair_of('target')]
     session = Session(*readers, chain, list(ids), room, eos, calibration=dict(sparse=found))
     session.read_prompt()
-    return Prompt(EMBEDDED, session, row, solution, plain)
+    return ReadPrompt(EMBEDDED, session, row, solution, plain)
 
 
 # ------------------------------------------------------------------------------------------------ the records
@@ -286,7 +287,7 @@ def setting_rows(task, settings, n):
 
 
 def add_written(prompt, settings, read):
-    """{setting: what it writes}, see Prompt.write; what is stored of it is added to read {setting: dict}."""
+    """{setting: what it writes}, see ReadPrompt.write; what is stored of it is added to read {setting: dict}."""
     texts = {}
     for name, knobs in settings.items():
         texts[name] = prompt.write(knobs)
@@ -374,7 +375,7 @@ def length_items(pair, n):
         for tokens, share in ((2000, 5), (4000, 5), (8000, 10)):
             found += [LongContext('table', tokens, i) for i in range(max(2, n // share))]
         return found
-    for length in (2048, 4096, 8192):
+    for length in LENGTHS_ELSEWHERE:
         for family in pair.families(()):
             if can_fill(pair, family, length):
                 found += [LongContext(family, length, i) for i in range(n)]
@@ -410,7 +411,7 @@ def joined_row(pair, item):
     session.calibration = dict(sparse=found)
     if not row:                                         # nothing to grade: no more than is read
         session.room = min(OWN, pair.max_new)
-    prompt = Prompt(pair, session, row)
+    prompt = ReadPrompt(pair, session, row)
     read = {name: prompt.read(knobs) for name, knobs in LENGTHS.items()}
     if prompt.dense['right'] is not None:
         for name in WRITTEN:

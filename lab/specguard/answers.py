@@ -65,12 +65,12 @@ def altered_row(pair, prompt):
             for name, grounding in grounded.items():
                 row['ungrounded'].setdefault(name, []).append(1 - grounding)
     before = prompt.row['prompt']
-    for i, step in enumerate(steps_of(session, encoded(pair, answer), steps_end(pair))):
+    for i, step in enumerate(steps_of(session, encoded(pair, answer)[:pair.max_new], steps_end(pair))):
         text = pair.text(step)
         changed, kind = with_altered_number(text, before, f'{SEED} {prompt.family} {prompt.place} {i}')
         if changed:
             add(encoded(pair, changed), 1, kind)
-            add(step, 0, kind)
+            add(encoded(pair, text), 0, kind)
         session.tokens = session.tokens + step
         before += text
     return row
@@ -125,6 +125,7 @@ def continued_row(pair, prompt):
         _, way, _ = session.checker.ways[0]
         delimiter = steps_end(pair)
         own = steps_of(session, way[len(prompt.ids):], delimiter)
+        own = [step for step in own if pair.text(step).strip()]         # an end of sequence is no step
         places = sorted({i * len(own) // MOST_STEPS for i in range(MOST_STEPS)})
         for place in places:
             earlier = sum(own[:place], [])

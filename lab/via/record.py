@@ -60,9 +60,9 @@ def prompts_of(pair, n):
     return found
 
 
-def engine_of(pair, prompts, **settings):
-    """An Engine of the pair for these Prompts, with what via needs of calibration.json."""
-    engine = pair.engine(prompts, max_new=ROOM if pair.is_embedded else pair.max_new, **settings)
+def engine_of(pair, prompts, draft=None):
+    """An Engine of the pair for these Prompts, with what via needs of calibration.json; draft: another."""
+    engine = pair.engine(prompts, draft, ROOM if pair.is_embedded else pair.max_new)
     engine.calibrate(ViaSd())
     return engine
 
@@ -965,7 +965,7 @@ def drafting(pair, prompt):
 
 def unseen_prompts(pair, n):
     """[Prompt], n of each family, or fewer, that the search for the target's mask did not have."""
-    asked = read_calibration(pair.target, None, ['mask'])['mask']['settings']
+    asked = read_calibration(pair.target, None, ['mask'])['mask'].get('settings', {})
     searched = []
     if asked.get('prompts'):
         searched = [row['prompt'] for row in train_mask.calibration_rows(train_mask.Settings(**asked))]
@@ -995,8 +995,11 @@ def unseen(pair, prompt):
 
 LAB_ONLY = 'models of several sizes, and tasks of their own'
 RECORDS = dict(
-    settings=Record(counted, settings), runs=Record(real_places, runs), replays=Record(places, replays),
-    unseen=Record(unseen_prompts, unseen, drafts=False), drafting=Record(some_places, drafting, drafts=False),
+    settings=Record(counted, settings, lab_models=tuple(NEEDED), calibrated=True),
+    runs=Record(real_places, runs, lab_models=tuple(NEEDED), calibrated=True),
+    replays=Record(places, replays, lab_models=tuple(NEEDED), calibrated=True),
+    unseen=Record(unseen_prompts, unseen, drafts=False, calibrated=True),
+    drafting=Record(some_places, drafting, drafts=False, calibrated=True),
     sampled=LabRecord(NEEDED, sampled, LAB_ONLY), gammas=LabRecord(NEEDED, gammas, LAB_ONLY),
     masks=LabRecord(['target', 'draft'], masks, LAB_ONLY), search=LabRecord(['target'], search, LAB_ONLY),
     sublayers=LabRecord(['target'], sublayers, LAB_ONLY), searches=LabRecord(['target'], searches, LAB_ONLY),
