@@ -349,7 +349,7 @@ def save(student, kept, pair, out):
         dense = [layer for layer, experts in enumerate(mixtures) if not experts]
         raw.update(mlp_only_layers=dense, decoder_sparse_step=1)
     for file in source.iterdir():
-        if file.is_file() and file.suffix not in WEIGHTS and file.name not in OWN:
+        if file.is_file() and not file.name.endswith(WEIGHTS) and file.name not in OWN:
             shutil.copyfile(file, out / file.name)
     weights = {}
     for name, weight in student.named_parameters():     # a tied head is not among them
