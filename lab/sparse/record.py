@@ -287,7 +287,7 @@ def setting_rows(task, settings, n):
 
 
 def add_written(prompt, settings, read):
-    """{setting: what it writes, see ReadPrompt.write}; what is stored of it is added to read {setting: dict}."""
+    """{setting: what it writes, see ReadPrompt.write}; what is stored of it goes to read {setting: dict}."""
     texts = {}
     for name, knobs in settings.items():
         texts[name] = prompt.write(knobs)
