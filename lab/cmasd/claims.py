@@ -209,6 +209,11 @@ def speed(texts):
     return texts.pace(texts.runs['default'])
 
 
+def quotient(a, b):
+    """a / b; nan where b is 0, as where a rule kept nothing."""
+    return a / b if b else math.nan
+
+
 def between(points, aim):
     """y at x = aim, linear between the points (x, y) about it; beyond them the nearest one's."""
     points = sorted(points)
@@ -226,7 +231,7 @@ def over_fixed(texts):
         if rule.startswith('fixed'):
             points.append((texts.positions(sums), texts.per_cycle(sums)))
     default = texts.runs['default']
-    return texts.per_cycle(default) / between(points, texts.positions(default))
+    return quotient(texts.per_cycle(default), between(points, texts.positions(default)))
 
 
 def alignment(texts):
@@ -281,7 +286,7 @@ def at_equal_alignment(texts, aim, window=None):
 def adaptive_threshold(texts, rule='default'):
     sums = texts.runs[rule]
     kept, _ = at_equal_alignment(texts, texts.alike(sums))
-    return texts.per_cycle(sums) / kept
+    return quotient(texts.per_cycle(sums), kept)
 
 
 def adaptive_apart(texts):
@@ -310,7 +315,7 @@ def mean_threshold(rules, texts):
 def adaptive_threshold_alone(texts):
     sums = texts.windowed['adaptive tau, fixed 7']
     kept, _ = at_equal_alignment(texts, texts.alike(sums), 7)
-    return texts.per_cycle(sums) / kept
+    return quotient(texts.per_cycle(sums), kept)
 
 
 def over_neither(texts):
@@ -320,7 +325,7 @@ def over_neither(texts):
         kept, positions = at_equal_alignment(texts, alignment(texts), window)
         points.append((positions, kept))
     default = texts.runs['default']
-    return texts.per_cycle(default) / between(points, texts.positions(default))
+    return quotient(texts.per_cycle(default), between(points, texts.positions(default)))
 
 
 def transferred(texts, source, to):
@@ -429,7 +434,7 @@ class Sampled:
         for rule in self.rules:
             if rule.startswith('tau'):
                 points.append((self.nats(rule, places), self.per_cycle(rule, places)))
-        return self.per_cycle('default', places) / between(points, self.nats('default', places))
+        return quotient(self.per_cycle('default', places), between(points, self.nats('default', places)))
 
     def won(self, places, rule='default'):
         """Right answers of a rule minus plain sampling's, as a share of the graded texts."""
