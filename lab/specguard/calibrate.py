@@ -141,7 +141,7 @@ def pair_for(target, draft, prompts, chat):
 def find_signals(pair, rows, seed, accuracy, share=None):
     """The section: percentiles of both models' signals; beta and tau, where steps can be graded.
 
-    pair: a Pair; rows: of each task or file. beta and tau are chosen for this share of kept steps that are
+    pair: a Pair; rows: of each task or family. beta and tau are chosen for this share of kept steps that are
     surely right, or for this largest `share` of target steps.
     """
     seen, judged = lab_steps(pair, rows, seed) if pair.is_embedded else prompt_steps(pair, rows)
@@ -180,7 +180,7 @@ def lab_steps(pair, n, seed):
 
 
 def prompt_steps(pair, n):
-    """The same of the first n prompts of each file, which set scales and gate: a scale knows no verdicts.
+    """The same of the first n prompts of each family, which set scales and gate: a scale knows no verdicts.
 
     The target writes every step, so that the draft's proposals stand behind its own. Where it finds the
     answer an oracle gate runs instead, whose checker has the target go on from each step that it is asked of.

@@ -966,6 +966,8 @@ def drafting(pair, prompt):
 def unseen_prompts(pair, n):
     """[Prompt], n of each family, or fewer, that the search for the target's mask did not have."""
     asked = read_calibration(pair.target, None, ['mask'])['mask'].get('settings', {})
+    expect(asked.get('unit', 'layer') == 'layer', f'{pair.target}: a mask of sublayers, and blocks of layers '
+           'cannot be compared with it; search one of layers')
     searched = []
     if asked.get('prompts'):
         searched = [row['prompt'] for row in train_mask.calibration_rows(train_mask.Settings(**asked))]
