@@ -19,9 +19,10 @@ from lab.common import (LAB, MODELS, between_markers, claim_lines, file_of, grow
                         measured_pairs, read_stored, same_record, store, table_lines)
 from lab.pairs import EMBEDDED, Pair, Record, check, digest_of
 from model import expect, fingerprint
-from specmini import CORES, DTYPES, pick_device
+from specmini import CORES, DTYPES, HERE, pick_device
 
 PAPERS = dict(cmasd=100, ecsv=50, via=100, specguard=300, sparse=50)        # prompts of each task, by default
+HEADLINES = ()      # (paper, claim): those of the README's summary
 ELSEWHERE = 20      # likewise, of any other pair: each takes minutes
 OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what such a pair has by default
 
@@ -127,15 +128,30 @@ def scoreboard(papers):
     return table_lines(('paper', 'claim', *(pair or 'embedded pair' for pair in pairs)), rows)
 
 
+def summary(papers):
+    """Lines of the README's table: what the embedded pair says of HEADLINES, and what a real one."""
+    rows = []
+    for paper, text in HEADLINES:
+        cells = {'': '-'}
+        for pair, findings in papers[paper].items():
+            for f in findings:
+                if f.claim.text == text:
+                    short = f' ({pair.split("-")[0]})' if pair else ''      # Qwen2.5, SmolLM2
+                    cells[pair] = f'{f.verdict} {f.figure:.2f}, {f.low:.2f} to {f.high:.2f}{short}'
+        embedded, *real = cells.values()
+        rows.append((f'[{paper}](lab/{paper}/README.md)', text, embedded, '; '.join(real) or '-'))
+    return table_lines(('paper', 'claim', 'embedded pair', 'real models'), rows)
+
+
 def report(papers):
-    """Judges these papers, writes their pages, prints their claims; all of them: the scoreboard, too."""
+    """Judges these papers, writes their pages, prints their claims; all of them: the summaries, too."""
     found = {paper: all_findings(paper) for paper in papers}
     for paper, findings in found.items():
         page_file(paper).write_text(page_of(paper, findings), encoding='utf-8')
     if found.keys() == PAPERS.keys():
-        where = LAB / 'README.md'
-        page = between_markers(where.read_text(encoding='utf-8'), scoreboard(found))
-        where.write_text(page, encoding='utf-8')
+        for where, lines in ((LAB / 'README.md', scoreboard(found)), (HERE / 'README.md', summary(found))):
+            page = between_markers(where.read_text(encoding='utf-8'), lines)
+            where.write_text(page, encoding='utf-8')
     print(*scoreboard(found), sep='\n')
 
 
