@@ -134,7 +134,7 @@ def pair_for(target, draft, prompts, chat):
         return Pair(str(target), str(draft), device=device)
     dtype = 'bf16' if device == 'cuda' else 'fp32'
     pair = Pair(str(target), str(draft), (prompts,), chat, 256, 1024, device, dtype)
-    check(pair)
+    check(pair, 1)
     return pair
 
 
