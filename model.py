@@ -836,7 +836,6 @@ def compile_forward(model):
     model.unpack()                                      # inductor reads plain weights, experts in stacks
     options = dict(cpp_wrapper=True)                    # without it a quarter of a pass is Python
     if not cpu:
-        # not yet run, for want of a GPU
         options = {'triton.cudagraphs': True, 'coordinate_descent_tuning': True}
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 
