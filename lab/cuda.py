@@ -2,8 +2,8 @@
 
 Networks beside transformers', every method end to end, graphs compiled anew, an 8B shape at full size,
 sparse passes over long contexts. A check that fails is a line of the table, and the others go on.
-`--device cpu` runs the same list with small shapes and compiles less. On an H100 all of it was run, but for five
-of the seven methods that it compiles.
+`--device cpu` runs the same list with small shapes and compiles less. On an H100 all was run but five of the
+seven methods that it compiles.
 """
 import functools
 import math
