@@ -7412,6 +7412,18 @@ def test_a_record_grows_and_goes_on(tmp_path, capsys):
     (['--target', 'absent', '--prompts', str(HERE / 'README.md')], 'README.md line 1'),
     (['--target', str(EMBEDDED / 'target'), '--prompts', 'nowhere.jsonl'], 'nowhere.jsonl')])
 def test_claims_refuse_what_is_no_pair(flags, said, monkeypatch, capsys):
+    refused_by_claims(flags, said, monkeypatch, capsys)
+
+
+def test_claims_refuse_a_single_prompt(tmp_path, monkeypatch, capsys):
+    file = tmp_path / 'one.jsonl'
+    file.write_text('{"prompt": "Mia has 2 pens."}')
+    flags = ['--target', str(EMBEDDED / 'target'), '--prompts', str(file)]
+    refused_by_claims(flags, 'expected 2', monkeypatch, capsys)
+
+
+def refused_by_claims(flags, said, monkeypatch, capsys):
+    """lab.claims refuses these flags in one line that says so."""
     assert run_claims(monkeypatch, 'cmasd', *flags) == 2
     line = capsys.readouterr().err
     assert said in line and line.count('\n') == 1

@@ -165,7 +165,7 @@ def peak_of_run(folder, dtype):
              '--max-new', str(WRITTEN), '--prompt', prompt]
     run = subprocess.Popen([sys.executable, HERE / 'specmini.py', *flags], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(run.pid, 0)
-    expect(status == 0, f'specmini.py on {folder} in {dtype} ended with status {status}')
+    expect(status == 0, f'specmini.py on {folder} in {dtype} failed, for the reason above')
     return 1024 * used.ru_maxrss                        # which Linux counts in KiB
 
 
