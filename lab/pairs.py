@@ -165,7 +165,7 @@ class Pair:
         return list(decode(session, method))
 
     def own_text(self, ids):
-        """The ids that the target writes greedily behind a prompt (ids), exactly as plain decoding does.
+        """The ids that the target writes greedily behind a prompt (ids), as plain decoding but for ties.
 
         Of another pair they are remembered in lab/texts: a big model takes a minute, and every paper asks.
         """
