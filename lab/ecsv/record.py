@@ -111,7 +111,7 @@ class BranchReplay(Replay):
     def proposal(self, key, i, depth=None):
         """The tokens that are proposed at place i: by a vote, a greedy draft or the best of four branches."""
         if key == 'sd greedy':
-            chain = self.block(tuple(self.line[:i]), Exact(GREEDY_DEPTHS[-1]), GREEDY_DEPTHS[-1])
+            chain, _ = self.block(tuple(self.line[:i]), Exact(GREEDY_DEPTHS[-1]), GREEDY_DEPTHS[-1])
             return [place.token for place in chain]
         eos = self.session.eos
         if key in self.votes:
