@@ -211,15 +211,14 @@ class Payoff(Product):
         return (self.kept[i] + self.WORTH * note['largest']) / (self.judged[i] + self.WORTH)
 
     def goes_on(self, session, notes):
-        whole = 1.0                         # the chance that all of the block is kept
-        expected = 1.0                      # tokens that it will commit, with the target's own
-        for note in notes:
-            whole *= self.chance(note)
-            expected += whole
+        note = notes[-1]
+        before = notes[-2] if len(notes) > 1 else dict(all_kept=1.0, expected=1.0)
+        note['all_kept'] = before['all_kept'] * self.chance(note)       # the chance that all of the block is
+        note['expected'] = before['expected'] + note['all_kept']        # tokens of the cycle
         time = self.time + 1 + self.cost * len(notes)
-        rate = (self.tokens + expected) / time          # this block as expected is a part of the text
+        rate = (self.tokens + note['expected']) / time      # this block as expected is a part of the text
         another = (sum(self.kept) + 1) / (sum(self.judged) + 1)     # of its probability nothing is known yet
-        return whole * another > rate * self.cost
+        return note['all_kept'] * another > rate * self.cost
 
     def learn(self, draft, cycle):
         self.tokens += len(cycle.tokens)
