@@ -590,6 +590,14 @@ class Controller:
         tokens [rows], raw logits [rows, V]: lists of those of each step so far; notes: a dict for each step,
         the last of which it may fill, for whoever else asks and for the trace.
         """
+        self.look(tokens, logits, notes[-1])
+        return self.goes_on(session, notes)
+
+    def look(self, tokens, logits, note):
+        """Notes what goes_on will ask about the latest step."""
+
+    def goes_on(self, session, notes):
+        """Whether to draft another token, by the notes on the block alone: so can it be replayed."""
         return True
 
     def trim(self, draft):
@@ -657,11 +665,12 @@ class Online(Controller):
     def length(self, session):
         return self.window.k_max
 
-    def more(self, session, tokens, logits, notes):
-        confidence = fmean(self.window.confidence(logits[-1]))       # of all rows
-        notes[-1]['confidence'] = confidence
+    def look(self, tokens, logits, note):
+        note['confidence'] = fmean(self.window.confidence(logits[-1]))       # of all rows
+
+    def goes_on(self, session, notes):
         mean = sum(note['confidence'] for note in notes) / len(notes)
-        return len(tokens) < self.window.length(mean)
+        return len(notes) < self.window.length(mean)
 
 
 CONTROLLERS.update(online=Online)

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from lab.common import mean
 from model import fetch, send
-from verify import CmAsd, Draft, Exact, confidence_signals, decode, finite, lookup, tokens_of
+from verify import CmAsd, Cycle, Draft, Exact, confidence_signals, decode, finite, lookup, tokens_of
 
 AHEAD = 16              # places behind a text that are looked at together, at most
 MOST_POSITIONS = 27     # the longest target pass whose cost is measured
@@ -26,12 +25,14 @@ class Guess(NamedTuple):
     """What the draft says behind a text."""
     token: int              # its favourite
     signals: tuple          # the three signals of its confidence in it
+    largest: float          # its probability
 
 
 class Place(NamedTuple):
     """What both models say behind a text."""
     token: int              # as in a Guess
     signals: tuple
+    largest: float
     ratio: float            # the target's p(token) / max p
     pick: int               # the target's favourite
 
@@ -158,9 +159,12 @@ class Replay:
     def look_ahead(self, text, ahead):
         """Notes the Guesses behind a text and behind each token of `ahead`."""
         logits = self.read('draft', text, ahead)
-        tokens = logits.argmax(-1).tolist()
-        for i, signals in enumerate(confidence_signals(logits)):
-            self.guesses.setdefault(text + ahead[:i], Guess(tokens[i], signals))
+        q = logits.softmax(-1, torch.promote_types(logits.dtype, torch.float32))
+        largest, tokens = q.max(-1)
+        largest, tokens = fetch(largest, tokens)
+        found = zip(tokens.tolist(), confidence_signals(logits), largest.tolist())
+        for i, guess in enumerate(found):
+            self.guesses.setdefault(text + ahead[:i], Guess(*guess))
 
     def judge(self, text, ahead):
         """Notes the target's verdicts behind a text and behind each token of `ahead`: all have a Guess."""
@@ -203,26 +207,30 @@ class Replay:
         return bool(text) and text[-1] in self.session.eos
 
     def block(self, text, method, most):
-        """The Guesses of the block, at most so many, that a CmAsd or Exact drafts greedily behind a text."""
-        online = method.controller == 'online'
-        longest = min(most, method.k_max if online else method.gamma)
+        """(the Guesses of the block, at most so many, that a method drafts greedily behind a text, the notes).
+
+        As in sample_branches: whoever decides by the notes alone is asked behind each token but the last.
+        """
+        longest = min(most, method.control.length(self.session))
         block = []
-        confidences = []
+        notes = []
         while len(block) < longest and not (block and self.is_over(text)):
             guess = self.guess(text)
             block.append(guess)
             text += (guess.token,)
-            if online:
-                confidences.append(confidence(method, guess))
-                if len(block) >= method.confidence_window.length(mean(confidences)):
+            notes.append({})
+            if len(block) < longest:
+                notes[-1] = dict(confidence=confidence(method, guess), own=guess.largest,
+                                 largest=guess.largest)         # greedily drafted: it is its own
+                if not method.control.goes_on(self.session, notes):
                     break
-        return block
+        return block, notes
 
     def run(self, method):
-        """The Run of a CmAsd or Exact from this prompt, judged by its own rule."""
+        """The Run of a CmAsd or Exact from this prompt, judged by its own rule; if it learns, its only one."""
         text, kept, drafted = (), [], []
         while len(text) < self.room and not self.is_over(text):
-            block = self.block(text, method, self.room - len(text) - 1)
+            block, notes = self.block(text, method, self.room - len(text) - 1)
             begin = len(text)
             for guess in block:
                 if not method.chance(View(self, text, method), 0):
@@ -234,7 +242,17 @@ class Replay:
             drafted.append(len(block))
             if not self.is_over(text):
                 text += (self.place(text).pick,)        # after a rejection, or the bonus
+            method.learn(*finished(block, notes, kept[-1], text[begin:]))
         return Run(text, kept, drafted)
+
+
+def finished(block, notes, kept, committed):
+    """(Draft, Cycle) of a replayed cycle, as far as controllers that learn look at them."""
+    tokens = [guess.token for guess in block]
+    verdicts = [True] * kept + [False] * (len(committed) > kept and len(block) > kept)
+    judged = [dict(token=token, kept=verdict) for token, verdict in zip(tokens, verdicts)]
+    labels = ['draft'] * kept + ['target'] * (len(committed) - kept)
+    return Draft(tokens, None, notes=notes), Cycle(tokens, judged, list(committed), labels, {}, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------- drawings

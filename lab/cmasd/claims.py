@@ -574,6 +574,62 @@ def rouge_won(rows):
     return mean(row['rouge']['default'] - row['rouge']['plain'] for row in rows)
 
 
+class Lengths:
+    """Strict rules that differ in their blocks' lengths alone: of each its time for every text of `product`."""
+
+    def __init__(self, rows, passes, prices):
+        """passes: a row of pass_costs, in any unit; prices: {first word of a rule: of a draft token, steps}."""
+        self.families = numpy.array([row['family'] for row in rows])
+        self.names = list(dict.fromkeys(self.families.tolist()))            # of the families
+        self.tokens = numpy.array([row['tokens'] for row in rows], dtype=float)
+        self.steps = {}                                 # {rule: [texts] steps of plain decoding}
+        for rule in rows[0]['rules']:
+            price = prices.get(first_word(rule), 0.0)
+            counts = [row['rules'][rule][1] for row in rows]
+            self.steps[rule] = numpy.array([steps_of_blocks(blocks, passes, price) for blocks in counts])
+
+    def pace(self, kind, weights):
+        """Modelled speed over plain decoding's of a rule, or of the fastest whose first word it is."""
+        rules = [rule for rule in self.steps if kind in (rule, first_word(rule))]
+        return max(weights @ self.tokens / (weights @ self.steps[rule]) for rule in rules)
+
+    def over(self, kind, other, places):
+        """Mean over the tasks of a rule's, or of the fastest one's, speed over another's."""
+        weights = numpy.bincount(places, minlength=len(self.tokens)).astype(float)
+        found = []
+        for family in self.names:
+            theirs = weights * (self.families == family)
+            if theirs.any():
+                found.append(float(self.pace(kind, theirs) / self.pace(other, theirs)))
+        return mean(found)
+
+    def share(self, kind, places):
+        """What a rule gains over the tasks' best fixed windows, as a share of what the oracle does."""
+        return quotient(self.over(kind, 'fixed', places) - 1, self.over('oracle', 'fixed', places) - 1)
+
+    def of(self, family):
+        """The places of a task's texts."""
+        return numpy.flatnonzero(self.families == family).tolist()
+
+
+def first_word(rule):
+    """What a rule's name begins with, which says what kind it is; a word with a comma is a kind of its own."""
+    return rule.split()[0]
+
+
+def steps_of_blocks(blocks, passes, price):
+    """Steps of plain decoding for {draft tokens of a block: cycles}; longest passes in proportion."""
+    longest = len(passes['target']) - 1
+    seconds = 0.0
+    tokens = 0
+    for length, cycles in blocks.items():
+        n = int(length)
+        measured = min(n + 1, longest)
+        seconds += cycles * (n * passes['draft'] + passes['target'][measured] * (n + 1) / measured)
+        tokens += cycles * n
+    return seconds / passes['target'][1] + price * tokens
+
+
 # -------------------------------------------------------------------------------------------------- claims
 
 class Judgement(NamedTuple):
@@ -652,6 +708,33 @@ def replayed_claims(texts):
                     1.02, places, partial(of_drawn, texts, beside_best_fixed), LENGTHS, f'n = {len(places)}')
 
 
+OVER_TASKS = [          # (claim, line, rule or kind, what it is compared with, why it may fail)
+    ('product, h = 0.5, over the best fixed window of each task', 1.02, 'product 0.5', 'fixed',
+     'A token that the draft doubts is right nearly always on one task, in half the cases on another'),
+    ('product over online, both tuned for each task', 1.02, 'product', 'online', LENGTHS),
+    ('payoff over the best fixed window of each task', 1.02, 'payoff', 'fixed', LENGTHS),
+    ('payoff over online as it comes', MORE, 'payoff', 'online 1.0 10', LENGTHS),
+    ('payoff over product, h = 0.5', MORE, 'payoff', 'product 0.5',
+     'A text ends before it has shown how far its draft can be trusted')]
+
+
+def length_claims(lengths, by_bytes):
+    """On blocks' lengths: by measured costs of passes and of what controllers take, then by weight bytes."""
+    every = range(len(lengths.tokens))
+    note = f'strict, modelled; n = {len(every)}'
+    for text, line, kind, other, why in OVER_TASKS:
+        yield Claim(f'{text}; mean', 'ours', line, every, partial(lengths.over, kind, other), why, note)
+    for family in lengths.names:
+        places = lengths.of(family)
+        yield Claim(f'payoff over the best fixed window of {family}', 'ours', 1.0, places,
+                    partial(lengths.over, 'payoff', 'fixed'), 'It begins each text knowing nothing',
+                    f'strict, modelled; n = {len(places)}')
+    yield Claim("payoff's share of what the oracle gains over the best fixed window of each task", 'ours', 0.25,
+                every, partial(lengths.share, 'payoff'), 'Most misses come without a doubt', note)
+    yield Claim('payoff over the best fixed window of each task, passes by weight bytes; mean', 'ours', 1.02,
+                every, partial(by_bytes.over, 'payoff', 'fixed'), LENGTHS, note)
+
+
 def sampled_claims(sampled):
     half = range(int(sampled.half.sum()))
     every = range(len(sampled.half))
@@ -721,6 +804,20 @@ class Evidence:
         return Texts(self.rows('replayed'), rules, self.costs.token['online'])
 
     @cached_property
+    def lengths(self):
+        """(Lengths by measured passes, by weight bytes): a draft pass has its share of a target pass."""
+        rows = self.rows('product')
+        if not (self.costs and rows and self.rows('pass_costs')):
+            return None
+        token = self.costs.token
+        prices = dict(online=token['online'])
+        for kind in ('hf-confidence', 'product', 'payoff', 'payoff,'):
+            prices[kind] = token['hf-confidence']       # a softmax, its largest: the same work
+        passes, = self.rows('pass_costs')
+        streamed = dict(draft=rows[0]['bytes'], target=[1.0] * len(passes['target']))
+        return Lengths(rows, passes, prices), Lengths(rows, streamed, {})
+
+    @cached_property
     def sampled(self):
         if not (self.costs and self.rows('sampled')):
             return None
@@ -763,6 +860,7 @@ def claims(stored):
     there = Evidence(stored)
     judged = [
         (replayed_claims, there.texts),
+        (length_claims, *(there.lengths or [None])),
         (answer_claims, there.rows('answers')),
         (word_claims, there.rows('words')),
         (sampled_claims, there.sampled),
@@ -892,6 +990,18 @@ def cost_table(costs):
     return PageTable(('pass, positions', 'milliseconds', 'in steps of plain decoding'), rows)
 
 
+def length_table(lengths, what):
+    """Of every rule but the fixed windows its speed over each task's best fixed window."""
+    every = range(len(lengths.tokens))
+    rows = []
+    for rule in lengths.steps:
+        if rule.startswith('fixed'):
+            continue
+        cells = [lengths.over(rule, 'fixed', lengths.of(family)) for family in lengths.names]
+        rows.append((rule, *cells, lengths.over(rule, 'fixed', every)))
+    return PageTable((f'over the best fixed window, {what}', *lengths.names, 'mean'), rows)
+
+
 def place_table(texts):
     """Of each family how often a draft token is kept, by its place in the block, given that it was judged."""
     rows = []
@@ -931,6 +1041,9 @@ def tables(stored):
     if there.texts:
         found += [reliability_table(there.texts), rule_table(there.texts), family_table(there.texts),
                   place_table(there.texts), gamma_table(there.texts)]
+    if there.lengths:
+        lengths, by_bytes = there.lengths
+        found += [length_table(lengths, 'passes as measured'), length_table(by_bytes, 'by weight bytes')]
     if there.sampled:
         found.append(sampled_table(there.sampled))
     if there.rows('words'):

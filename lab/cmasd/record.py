@@ -12,7 +12,6 @@ import functools
 import sys
 from collections import Counter
 from statistics import fmean
-from types import SimpleNamespace
 
 import torch
 from tqdm import tqdm
@@ -23,8 +22,9 @@ from lab.cmasd.claims import (FAMILIES, GAINS, HUGGING_FACE, LONGEST_WINDOWS, SI
                               WARM_TAUS, WINDOWS, Evidence)
 from lab.common import read_stored
 from lab.pairs import EMBEDDED, LabRecord, Record
-from lab.replay import Replay, clock, columns, modelled_seconds, pass_costs
-from verify import CONTROLLERS, METHODS, CmAsd, Draft, Exact, Score, decode, token_logps, tokens_of
+from lab.replay import Replay, Run, clock, columns, modelled_seconds, pass_costs
+from verify import (CONTROLLERS, METHODS, CmAsd, Cycle, Draft, Exact, Score, decode, token_logps,
+                    tokens_of)
 
 SEEDS = 3
 WINDOW = 7                                              # tokens, where a window is fixed
@@ -38,6 +38,10 @@ FEW_LONGEST = 5, 10
 
 
 def replayed_prompts(pair, n):
+    return pair.texts(FAMILIES, n)
+
+
+def product_prompts(pair, n):
     return pair.texts(FAMILIES, n)
 
 
@@ -144,6 +148,70 @@ def controller_names(pair):
 
 
 ROUNDED = {'strict, online': CmAsd(accept_='strict'), 'default': CmAsd()}     # replayed with 4-bit models
+
+
+# ----------------------------------------------------------------------------- length controllers, replayed
+
+LIMITS = 0.3, 0.4, 0.5, 0.6, 0.7                        # h of product
+COSTS = 0.1, 0.2, 0.3, 0.4, 0.5                         # of a draft pass in target passes, as payoff may be told
+
+
+def controlled(name, **settings):
+    """Exact decoding with a length controller whose class says otherwise."""
+    method = Exact(WINDOW, controller=name)
+    for key, value in settings.items():
+        setattr(method.control, key, value)
+    return method
+
+
+def length_rules(pair):
+    """{name: method}: strict rules that differ in their blocks' lengths; made anew for a text, some learn."""
+    rules = strict_rules(FEW_WINDOWS, FEW_LONGEST)
+    if pair.is_embedded:
+        rules = strict_rules(25, LONGEST_WINDOWS)
+    rules = {name: method for name, method in rules.items() if not name.endswith('alone')}
+    for name in HUGGING_FACE[:2]:
+        rules[name] = controlled(name)
+    for limit in LIMITS:
+        rules[f'product {limit}'] = controlled('product', limit=limit)
+    rules['payoff'] = controlled('payoff')
+    for cost in COSTS:
+        rules[f'payoff, cost {cost}'] = controlled('payoff', cost=cost)
+    return rules
+
+
+def foreseeing(replay):
+    """The Run of a rule that knows the target's text and drafts to its first wrong token, as `oracle` does."""
+    text = replay.text
+    kept, drafted = [], []
+    begin = 0
+    while begin < len(text):
+        most = min(replay.room, len(text)) - begin
+        count = 0
+        while count < most and replay.guess(text[:begin + count]).token == text[begin + count]:
+            count += 1
+        room = replay.room - begin - 1
+        kept.append(min(count, room))
+        drafted.append(min(count + (count < most), room))
+        begin += kept[-1] + 1
+    return Run(text, kept, drafted)
+
+
+def product_row(pair, prompt):
+    """{rule: [draft tokens kept, {draft tokens of a block: cycles}]} of one prompt.
+
+    bytes: of a draft pass, in the target's. Elsewhere it takes a draft pass for each token behind a wrong one.
+    """
+    replay = Replay(pair, prompt.ids)
+    runs = {name: replay.run(method) for name, method in length_rules(pair).items()}
+    runs['oracle'] = foreseeing(replay)
+    found = {}
+    for name, run in runs.items():
+        assert run.text == replay.text, f'{name} is not strict'
+        found[name] = [sum(run.kept), dict(sorted(Counter(run.drafted).items()))]
+    target, draft = (pair.network(role)[0] for role in ('target', 'draft'))
+    share = draft.read_bytes(draft.full) / target.read_bytes(target.full)
+    return prompt.name | dict(tokens=len(replay.text), bytes=share, rules=found)
 
 
 # ------------------------------------------------------------------------------------------ replayed texts
@@ -430,7 +498,7 @@ def own_cost_row(pair, _):
     logits = logits.to(draft.model.cos.device)
     tokens = logits.argmax(-1)                                                          # [4, 1]
     block = Draft(tokens[:, 0].tolist(), logits[:, 0].softmax(-1), logits[:, 0])
-    cycle = SimpleNamespace(accepted=3)
+    cycle = Cycle(block.tokens, [], block.tokens, ['draft'] * 3 + ['target'], {}, 0.0)
     token_costs = {}
     cycle_costs = {}
     passes = []
@@ -438,11 +506,13 @@ def own_cost_row(pair, _):
         if name == 'oracle':                            # a bound: it knows
             continue
         control = Exact(WINDOW, controller=name).control
+        control.length(session)
+        notes = []
         passes.append(seconds(target, target.read, line, [], target.model.full, 1))
         spent = 0.0
         for i in range(1, 5):
             draft.read(line, [], draft.model.full, 1)
-            notes = [dict(confidence=0.5) for _ in range(i)]            # the last one's is set anew
+            notes.append({})
             spent += seconds(draft, control.more, session, tokens[:i], logits[:i], notes)
         token_costs[name] = spent / 4
         for _ in range(5):
@@ -463,6 +533,7 @@ def one_row(pair, n):
 
 PAIR = 'target', 'draft'
 RECORDS = dict(
+    product=Record(product_prompts, product_row),
     rules=Record(one_row, rule_row),
     replayed=Record(replayed_prompts, replayed_row),
     rounded=LabRecord(PAIR, rounded_rows, 'models that nobody has rounded, and memory for a second copy'),

@@ -137,10 +137,13 @@ class Confident(Controller):
     def length(self, session):
         return self.most
 
-    def more(self, session, tokens, logits, notes):
+    def look(self, tokens, logits, note):
         q = logits[-1].softmax(-1)                                                      # [rows, V]
         own = q.gather(-1, tokens[-1][..., None])
-        return float(own.mean()) >= self.limit
+        note['own'] = float(own.mean())
+
+    def goes_on(self, session, notes):
+        return notes[-1]['own'] >= self.limit
 
 
 class Heuristic(Controller):
@@ -156,6 +159,79 @@ class Heuristic(Controller):
             self.gamma += 2
         else:
             self.gamma = max(1, self.gamma - 1)
+
+
+class Product(Controller):
+    """Drafts on while the product of the draft's largest probabilities over the block stays above `limit`.
+
+    It estimates whether all of the block is still right: one doubt is enough, which a mean would drown. Ours.
+    """
+    limit = 0.5
+    most = 40
+
+    def length(self, session):
+        return self.most
+
+    def look(self, tokens, logits, note):
+        q = logits[-1].softmax(-1)                                                      # [rows, V]
+        note['largest'] = float(q.amax(-1).mean())
+
+    def goes_on(self, session, notes):
+        return math.prod(note['largest'] for note in notes) > self.limit
+
+
+class Payoff(Product):
+    """Drafts on while another token is expected to bring more tokens a second than the text has so far.
+
+    That is what maximises tokens over time where cycles renew each other, and it has no knob to tune. The
+    chance that a token is kept is learned by its largest probability m, in ten bins; each begins as if WORTH
+    tokens had said m. Time is counted in target passes by weight bytes, never by a clock. Ours.
+    """
+    cost = None             # of a draft pass, in target passes; None: by the bytes of their weights
+    WORTH = 2
+
+    def __init__(self, gamma, window):
+        super().__init__(gamma, window)
+        self.kept = [0] * 10                # tokens of each bin that were kept
+        self.judged = [0] * 10              # of so many
+        self.tokens = 0                     # committed so far
+        self.time = 0.0                     # and their passes
+
+    def length(self, session):
+        if self.cost is None:
+            reader = session.draft or session.target
+            path = reader.model.full if session.draft else session.slim_path
+            whole = session.target.model
+            self.cost = reader.model.read_bytes(path) / whole.read_bytes(whole.full)
+        return super().length(session)
+
+    def chance(self, note):
+        """The chance that a token is kept, given that all before it are."""
+        i = bin_of(note)
+        return (self.kept[i] + self.WORTH * note['largest']) / (self.judged[i] + self.WORTH)
+
+    def goes_on(self, session, notes):
+        note = notes[-1]
+        before = notes[-2] if len(notes) > 1 else dict(all_kept=1.0, expected=1.0)
+        note['all_kept'] = before['all_kept'] * self.chance(note)       # the chance that all of the block is
+        note['expected'] = before['expected'] + note['all_kept']        # tokens of the cycle
+        time = self.time + 1 + self.cost * len(notes)
+        rate = (self.tokens + note['expected']) / time      # this block as expected is a part of the text
+        another = (sum(self.kept) + 1) / (sum(self.judged) + 1)     # of its probability nothing is known yet
+        return note['all_kept'] * another > rate * self.cost
+
+    def learn(self, draft, cycle):
+        self.tokens += len(cycle.tokens)
+        self.time += 1 + self.cost * len(draft.tokens)
+        for note, judged in zip(draft.notes or [], cycle.judged):
+            if 'largest' in note:           # whoever has other notes, or judges steps, teaches nothing
+                self.judged[bin_of(note)] += 1
+                self.kept[bin_of(note)] += judged['kept']
+
+
+def bin_of(note):
+    """In which of ten bins, 0 to 9, the largest probability of a step is."""
+    return min(9, int(10 * note['largest']))
 
 
 class Roc(Confident):
@@ -244,7 +320,8 @@ class Oracle(Controller):
 
 CONTROLLERS.update({
     'lagged': Lagged, 'closed-loop': ClosedLoop, 'probe': Probe, 'hf-confidence': Confident,
-    'hf-heuristic': Heuristic, 'hf-roc': Roc, 'moving-average': MovingAverage, 'oracle': Oracle})
+    'hf-heuristic': Heuristic, 'hf-roc': Roc, 'moving-average': MovingAverage, 'product': Product,
+    'payoff': Payoff, 'oracle': Oracle})
 
 
 # -------------------------------------------------------------- other readings of CM-ASD's threshold

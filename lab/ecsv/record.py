@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import kernels
 from lab.common import MODELS, is_there
-from lab.ecsv.rivals import EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree, TwoDrafts, VoteUnif
+from lab.ecsv.rivals import EcsvChecked, EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree, TwoDrafts, VoteUnif
 from lab.pairs import EMBEDDED, LabRecord, Record
 from lab.quantise import write_copy
 from lab.replay import MOST_POSITIONS, Replay, clock, columns, modelled_seconds
@@ -111,7 +111,7 @@ class BranchReplay(Replay):
     def proposal(self, key, i, depth=None):
         """The tokens that are proposed at place i: by a vote, a greedy draft or the best of four branches."""
         if key == 'sd greedy':
-            chain = self.block(tuple(self.line[:i]), Exact(GREEDY_DEPTHS[-1]), GREEDY_DEPTHS[-1])
+            chain, _ = self.block(tuple(self.line[:i]), Exact(GREEDY_DEPTHS[-1]), GREEDY_DEPTHS[-1])
             return [place.token for place in chain]
         eos = self.session.eos
         if key in self.votes:
@@ -680,6 +680,55 @@ def run_counts(session, ids, cycles):
     return counts | dict(nats=-float(token_logps(rows, tokens).sum()), by_kept=by_kept)
 
 
+CHECKS = {              # at temperature 0
+    'sd greedy': partial(Exact, draft_temperature=0),
+    'ecsv': Ecsv,
+    'ecsv-spot': EcsvSpot,
+    'ecsv-checked': EcsvChecked}
+CHECK_DEPTHS = 4, 8     # elsewhere the first alone
+
+
+def checked_items(pair, n):
+    return pair.texts(FAMILIES, n)
+
+
+def checked_row(pair, prompt):
+    """{method: {quantity: a number a depth}} of real runs at temperature 0.
+
+    passes, positions: the target's; drafts, drafted: the draft's; bytes: of a draft pass, in the target's;
+    texts: different ones that were written, 1 but for ties.
+    """
+    depths = CHECK_DEPTHS if pair.is_embedded else CHECK_DEPTHS[:1]
+    session = pair.session(prompt.ids)
+    written = set()
+    found = {}
+    for name, kind in CHECKS.items():
+        runs = {}
+        for depth in depths:
+            cycles = pair.written(session, prompt.ids, kind(depth), seed=prompt.place)
+            runs[depth] = check_counts(cycles)
+            written.add(tuple(tokens_of(cycles)))
+        found[name] = by_depth(runs)
+    target, draft = (pair.network(role)[0] for role in pair.roles)
+    share = draft.read_bytes(draft.full) / target.read_bytes(target.full)
+    return prompt.name | dict(texts=len(written), bytes=share, votes=found)
+
+
+def check_counts(cycles):
+    """What a run came to, of both readers."""
+    counts = dict(kept=0, cycles=len(cycles), tokens=len(tokens_of(cycles)), positions=0, passes=0, drafts=0,
+                  drafted=0)
+    for cycle in cycles:
+        passes, positions, _ = cycle.passes.get('target/full', (0, 0, 0))
+        drafts, drafted, _ = cycle.passes.get('draft/full', (0, 0, 0))
+        counts['kept'] += cycle.accepted
+        counts['passes'] += passes
+        counts['positions'] += positions
+        counts['drafts'] += drafts
+        counts['drafted'] += drafted
+    return counts
+
+
 # ------------------------------------------------------------------------------------------------------ costs
 
 def pass_items(pair, n):
@@ -727,6 +776,7 @@ RECORDS = dict(
     fits=LabRecord(EMBEDDED.roles, fit_rows, DEAR),
     lessons=Record(lesson_items, lesson_row),
     runs=Record(run_items, run_row, lab_models=('mid',)),
+    checked=Record(checked_items, checked_row),
     passes=Record(pass_items, pass_row),
     vote_cost=Record(cost_items, cost_row))
 

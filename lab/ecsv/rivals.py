@@ -1,14 +1,15 @@
 """Beside ECSV: its variants, its controls, other uses of several branches; all of them enter METHODS."""
 import copy
 import functools
+import os
 from dataclasses import dataclass, field, replace
 from math import inf
 
 import torch
 
 from model import Reader, fetch, load, same_vocabulary
-from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, require, residual, sample_branches,
-                    token_logps)
+from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, finite, require, residual,
+                    sample_branches, token_logps, until_end)
 
 
 # -------------------------------------------------------------------------------------- variants and controls
@@ -24,6 +25,61 @@ class EcsvSpot(Ecsv):
     """ECSV-spot: one position a cycle is checked with the target before the final vote."""
     a_spot: float = 1.0
     spots: int = 1
+
+
+@dataclass
+class EcsvChecked(Ecsv):
+    """ecsv-spot whose check verifies: what the target says up to the checked place is not voted on again.
+
+    The target draws its token at each place that it has read. As long as they are the first vote's, and the
+    one behind these, they are its text. Only what follows is voted on, by the branches that begin so; where
+    none does, the cycle ends there, without another pass. Exact at every temperature. Ours.
+    """
+    spots: int = 1
+    lossless = Exact.lossless   # what the target has drawn must be committed
+
+    def guess(self, session, n):
+        self.certain = []       # the target's own tokens, with which the block begins
+        self.voted = []         # the first vote's
+        draft = super().guess(session, n)
+        labels = ['draft' if own == voted else 'target' for own, voted in zip(self.certain, self.voted)]
+        draft.labels = labels + ['draft'] * (len(draft.tokens) - len(labels))
+        return draft
+
+    def recheck(self, session, ballot, fused, chosen, cap):
+        begun = fused[:chosen[-1]]
+        rows = Score(session, Draft(begun, None), self.path(session)).logits        # [m, V]
+        drawn, highest = fetch(session.draw(session.probs(rows)), rows.amax())
+        finite(highest, 'target', len(session.tokens))
+        drawn = drawn.tolist()
+        same = len(os.path.commonprefix([begun, drawn]))
+        self.voted = fused
+        self.certain = drawn[:same + 1]
+        rest = []
+        if self.certain[-1] not in session.eos:
+            rest = self.behind(ballot, self.certain)[:cap - len(rows) - 1]
+        spent = len(rows) + (len(rest) + 1 if rest else 0)
+        return until_end(self.certain + rest, session.eos), rows[:same + 1], spent
+
+    def behind(self, ballot, begun):
+        """What the branches that begin with these tokens elect behind them; nothing where there are none."""
+        agreeing = (ballot.tokens[:, :len(begun)] == torch.tensor(begun)).all(1)            # [B]
+        if not agreeing.any():
+            return []
+        names = ('tokens', 'entropy', 'own', 'q', 'margins')
+        left = replace(ballot, **{name: getattr(ballot, name)[agreeing] for name in names})
+        return self.fuse(left)[len(begun):]
+
+    def chance(self, score, i):
+        return 1.0 if i < len(self.certain) else super().chance(score, i)
+
+    def accept(self, session, draft, score):
+        if not draft.tokens or len(draft.tokens) > len(self.certain):
+            return super().accept(session, draft, score)
+        judged = []                         # all of it is the target's: no pass, and none behind it
+        for token in draft.tokens:
+            judged.append(dict(token=token, p=None, q=1.0, threshold=None, chance=1.0, kept=True))
+        return draft.tokens, draft.labels, judged
 
 
 @dataclass
@@ -277,6 +333,6 @@ class SdTree(SdMulti):
         return [option for option in live if option.tokens[i] == kept.tokens[i]]
 
 
-METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft, 'ecsv-two': TwoDrafts,
-                'sd-multi': SdMulti, 'sd-tree': SdTree, 'vote-unif': VoteUnif, 'mean-argmax': MeanArgmax,
-                'oracle-top1': OracleTop1})
+METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-checked': EcsvChecked,
+                'ecsv-soft': EcsvSoft, 'ecsv-two': TwoDrafts, 'sd-multi': SdMulti, 'sd-tree': SdTree,
+                'vote-unif': VoteUnif, 'mean-argmax': MeanArgmax, 'oracle-top1': OracleTop1})
