@@ -3,12 +3,14 @@ import copy
 import functools
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
 import torch
 
+from lab.tree import Tree
 from model import Reader, fetch, load, same_vocabulary
-from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, require, residual, sample_branches,
-                    token_logps)
+from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, finite, in_range, require, residual,
+                    sample_branches, silence, token_logps)
 
 
 # -------------------------------------------------------------------------------------- variants and controls
@@ -277,6 +279,117 @@ class SdTree(SdMulti):
         return [option for option in live if option.tokens[i] == kept.tokens[i]]
 
 
+# ------------------------------------------------------------------------------- a second choice where in doubt
+
+class Side(NamedTuple):
+    """A branch that leaves the draft with its second choice at one place."""
+    token: int          # the second choice
+    rest: Draft         # what the draft writes behind it, perhaps nothing
+    node: int           # of the token in the Tree; those of the rest follow it
+
+
+def doubts(draft):
+    """([n] the largest q behind each place, [n] its second choice) of a Draft of n tokens, at temperature 1.
+
+    The second choice is the likeliest token that was not drafted.
+    """
+    n = len(draft.tokens)
+    precise = torch.promote_types(draft.logits.dtype, torch.float32)
+    q, names = draft.logits[:n].softmax(-1, precise).topk(2)                    # [n, 2]
+    q, names = fetch(q, names)
+    seconds = []
+    for token, (first, second) in zip(draft.tokens, names.tolist()):
+        seconds.append(second if token == first else first)
+    return q[:, 0].tolist(), seconds
+
+
+@dataclass
+class Hedge(Exact):
+    """sd whose draft has a side branch where it doubts most: its second choice, and what it writes behind it.
+
+    Draft and side branches are verified in one pass over their tree. Where a draft token fails, the target
+    draws another as ever; if that is the second choice there, the rest of the side branch is judged on. So a
+    second choice needs no rule of its own: to draw, and to look whether it is the same, is sample-and-match.
+    Source: ours, of CM-ASD's confidence and ECSV's redundancy.
+    """
+    side: int = in_range(1, 1)              # tokens of a side branch; each but the first is a draft pass
+    places: int = in_range(1, 0)            # side branches of a block, where confidence is lowest; 0: sd
+    below: float = in_range(1.0, 0, 1)      # confidence, the largest q, from which there is none
+
+    def propose(self, session):
+        draft = super().propose(session)
+        self.sides = {}                     # place: Side
+        if draft.tokens and draft.logits is not None:           # what was looked up has no second choice
+            confidence, seconds = doubts(draft)
+            ranked = sorted(range(len(seconds)), key=confidence.__getitem__)
+            node = len(draft.tokens) + 1
+            for place in ranked[:self.places]:
+                if confidence[place] < self.below:
+                    rest = self.behind(session, draft.tokens[:place] + [seconds[place]])
+                    self.sides[place] = Side(seconds[place], rest, node)
+                    node += 1 + len(rest.tokens)
+        return draft
+
+    def behind(self, session, tokens):
+        """The Draft of the rest of a side branch, behind these tokens of the block."""
+        most = min(self.side, session.room - len(tokens)) - 1
+        if most < 1 or tokens[-1] in session.eos:
+            return silence(session)
+        longer = copy.copy(session)
+        longer.tokens = session.tokens + tokens
+        return session.source(longer, self.plan(longer, most))
+
+    def score(self, session, draft):
+        score = super().score(session, draft)
+        self.tree = None
+        if self.sides:
+            guesses = list(draft.tokens)
+            parents = list(range(len(guesses)))
+            for place, (token, rest, node) in self.sides.items():
+                guesses += [token, *rest.tokens]
+                parents += [place, *range(node, node + len(rest.tokens))]
+            self.tree = Tree(session.target, session.tokens, guesses, parents)
+            rows = finite(self.tree.read(score.path), 'target', len(session.tokens))
+            draft.known = rows[:len(draft.tokens) + 1]
+            for _, rest, node in self.sides.values():
+                rest.known = rows[node:node + len(rest.tokens) + 1]
+        return score
+
+    def accept(self, session, draft, score):
+        tokens, labels, judged = super().accept(session, draft, score)
+        kept = labels.count('draft')
+        self.trunk = replace(draft), kept
+        branch = list(range(1, kept + 1))                       # nodes of what is kept
+        unjudged = draft.tokens[len(judged):]
+        if labels[-1] == 'target' and kept in self.sides:
+            side = self.sides[kept]
+            judged.append(second_verdict(score, kept, side.token, tokens[-1]))
+            if judged[-1]['kept']:
+                later = super().accept(session, side.rest, super().score(session, side.rest))
+                tokens += later[0]
+                labels = ['draft'] * (kept + 1) + later[1]
+                judged += later[2]
+                branch += range(side.node, side.node + 1 + later[1].count('draft'))
+                unjudged = side.rest.tokens[len(later[2]):]
+        if self.tree:
+            self.tree.keep(branch)
+            draft.tokens = [row['token'] for row in judged] + unjudged
+        return tokens, labels, judged
+
+    def learn(self, draft, cycle):
+        """The controller is told what became of the trunk."""
+        trunk, kept = self.trunk
+        super().learn(trunk, replace(cycle, labels=cycle.labels[:kept]))
+
+
+def second_verdict(score, place, token, drawn):
+    """The row of the trace of a second choice, where the target has drawn a token in place of the first."""
+    left = residual(score.p[place], score.draft.q[place].to(score.p.dtype))
+    (chance,) = fetch(left[token])
+    chance = float(chance)
+    return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn)
+
+
 METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft, 'ecsv-two': TwoDrafts,
                 'sd-multi': SdMulti, 'sd-tree': SdTree, 'vote-unif': VoteUnif, 'mean-argmax': MeanArgmax,
-                'oracle-top1': OracleTop1})
+                'oracle-top1': OracleTop1, 'hedge': Hedge})
