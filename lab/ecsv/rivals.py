@@ -279,7 +279,7 @@ class SdTree(SdMulti):
         return [option for option in live if option.tokens[i] == kept.tokens[i]]
 
 
-# ------------------------------------------------------------------------------- a second choice where in doubt
+# ----------------------------------------------------------------------------- a second choice where in doubt
 
 class Side(NamedTuple):
     """A branch that leaves the draft with its second choice at one place."""
@@ -288,11 +288,8 @@ class Side(NamedTuple):
     node: int           # of the token in the Tree; those of the rest follow it
 
 
-def doubts(draft):
-    """([n] the largest q behind each place, [n] its second choice) of a Draft of n tokens, at temperature 1.
-
-    The second choice is the likeliest token that was not drafted.
-    """
+def second_choices(draft):
+    """([n] the largest q at each place, at temperature 1, [n] the likeliest token that was not drafted)."""
     n = len(draft.tokens)
     precise = torch.promote_types(draft.logits.dtype, torch.float32)
     q, names = draft.logits[:n].softmax(-1, precise).topk(2)                    # [n, 2]
@@ -305,30 +302,38 @@ def doubts(draft):
 
 @dataclass
 class Hedge(Exact):
-    """sd whose draft has a side branch where it doubts most: its second choice, and what it writes behind it.
+    """sd whose draft has side branches where it doubts: its second choice, and what it writes behind that.
 
-    Draft and side branches are verified in one pass over their tree. Where a draft token fails, the target
-    draws another as ever; if that is the second choice there, the rest of the side branch is judged on. So a
-    second choice needs no rule of its own: to draw, and to look whether it is the same, is sample-and-match.
+    All of it is verified in one pass over the tree. Where a draft token fails, the target draws another, as
+    ever; if that is the second choice there, the side branch is judged on. A second choice needs no rule of
+    its own: to draw, and to look whether it is the same, is sample-and-match. A doubt is the chance, by the
+    draft's own confidence, that the block breaks at this very place: in a block they sum to 1 at most.
     Source: ours, of CM-ASD's confidence and ECSV's redundancy.
     """
     side: int = in_range(1, 1)              # tokens of a side branch; each but the first is a draft pass
-    places: int = in_range(1, 0)            # side branches of a block, where confidence is lowest; 0: sd
-    below: float = in_range(1.0, 0, 1)      # confidence, the largest q, from which there is none
+    least: float = in_range(0.1, 0, 1)      # doubt from which a place has a side branch; 1: nowhere, as sd
 
     def propose(self, session):
         draft = super().propose(session)
         self.sides = {}                     # place: Side
         if draft.tokens and draft.logits is not None:           # what was looked up has no second choice
-            confidence, seconds = doubts(draft)
-            ranked = sorted(range(len(seconds)), key=confidence.__getitem__)
+            confidence, seconds = second_choices(draft)
             node = len(draft.tokens) + 1
-            for place in ranked[:self.places]:
-                if confidence[place] < self.below:
-                    rest = self.behind(session, draft.tokens[:place] + [seconds[place]])
-                    self.sides[place] = Side(seconds[place], rest, node)
-                    node += 1 + len(rest.tokens)
+            for place in self.doubtful(confidence):
+                rest = self.behind(session, draft.tokens[:place] + [seconds[place]])
+                self.sides[place] = Side(seconds[place], rest, node)
+                node += 1 + len(rest.tokens)
         return draft
+
+    def doubtful(self, confidence):
+        """The places that get a side branch, of a block whose tokens have these confidences."""
+        found = []
+        right = 1.0                         # the chance that all is right before this place
+        for place, sure in enumerate(confidence):
+            if right * (1 - sure) >= self.least:
+                found.append(place)
+            right *= sure
+        return found
 
     def behind(self, session, tokens):
         """The Draft of the rest of a side branch, behind these tokens of the block."""
@@ -364,13 +369,13 @@ class Hedge(Exact):
         if labels[-1] == 'target' and kept in self.sides:
             side = self.sides[kept]
             judged.append(second_verdict(score, kept, side.token, tokens[-1]))
-            if judged[-1]['kept']:
-                later = super().accept(session, side.rest, super().score(session, side.rest))
-                tokens += later[0]
-                labels = ['draft'] * (kept + 1) + later[1]
-                judged += later[2]
-                branch += range(side.node, side.node + 1 + later[1].count('draft'))
-                unjudged = side.rest.tokens[len(later[2]):]
+            if tokens[-1] == side.token:
+                later, wrote, verdicts = super().accept(session, side.rest, super().score(session, side.rest))
+                tokens += later
+                labels[-1:] = ['draft', *(wrote if verdicts else ['bonus'])]
+                judged += verdicts
+                branch += range(side.node, side.node + 1 + wrote.count('draft'))
+                unjudged = side.rest.tokens[len(verdicts):]
         if self.tree:
             self.tree.keep(branch)
             draft.tokens = [row['token'] for row in judged] + unjudged
@@ -387,7 +392,7 @@ def second_verdict(score, place, token, drawn):
     left = residual(score.p[place], score.draft.q[place].to(score.p.dtype))
     (chance,) = fetch(left[token])
     chance = float(chance)
-    return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn)
+    return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn, second=True)
 
 
 METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft, 'ecsv-two': TwoDrafts,
