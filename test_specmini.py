@@ -37,6 +37,7 @@ import specmini
 import train_mask
 import verify
 from lab import bench, common, cuda, pairs, quantise, replay, speed, tasks, train
+from lab import tree as lab_tree
 from lab import distil as lab_distil
 from lab import claims as lab_claims
 from lab.cmasd import claims as cmasd_claims
@@ -67,6 +68,7 @@ from lab.specguard.sessions import TASKS, ContinuedChecker, engine_for, step_che
 from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, byte_network, bytes_tokenizer,
                       checkpoint, enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded,
                       session, variation, write)
+from lab.tree import Tree
 from lab.via import claims as via_claims
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
@@ -801,6 +803,7 @@ sparse = METHODS['sparse']
 oracle_top1 = METHODS['oracle-top1']
 sd_multi = METHODS['sd-multi']
 sd_tree = METHODS['sd-tree']
+hedge = METHODS['hedge']
 
 LAWS = [
     law('ar', METHODS['ar']()),
@@ -845,6 +848,11 @@ LAWS = [
     law('ecsv-sd-tree-budget', sd_tree(**TWO, budget=4), slow=True),
     law('ecsv-eos', ecsv(**TWO), slow=True, **EOS),
     law('ecsv-sd-tree-eos', sd_tree(**TWO), slow=True, **EOS),
+    law('hedge', hedge(2, side=2, least=0), vocab=2),
+    law('hedge-greedy-draft', hedge(2, side=2, least=0.05, draft_temperature=0), vocab=3),
+    law('hedge-eos', hedge(1, side=2, least=0), **EOS, **SHORT),
+    law('hedge-settings', hedge(1, least=0), temperature=0.7, top_k=3, top_p=0.9, **SHORT),
+    law('hedge-draft-self', hedge(1, side=2, least=0), draft=None, **MASK),
     law('ecsv-probe', ecsv(**TWO, controller='probe'), slow=True, **FLAT),
     law('ecsv-oracle-top1-probe', oracle_top1(**TWO, controller='probe'), slow=True, **FLAT),
     law('ecsv-sd-multi-probe', sd_multi(**TWO, controller='probe'), slow=True, **FLAT),
@@ -890,6 +898,7 @@ def test_law(method, settings):
     case('sd-eos', Exact(3), 4, dict(eos=frozenset([1]))),
     case('sd-wrong-residual', WrongResidual(2), 3, {}),
     case('ecsv-sd-multi', sd_multi(**TWO), 3, {}),
+    case('hedge', hedge(2, side=2, least=0, draft_temperature=0), 3, {}),
     case('via', via(2), 2, dict(calibration=SKIP)),
     case('via-always', via(2, **ALWAYS), 2, dict(calibration=SKIP)),
     case('via-two-level', two_level(1), 2, dict(calibration=SKIP))])
@@ -2389,6 +2398,136 @@ def test_ecsv_tree_reads_as_a_pass_a_branch():
             own = [step[row] for step in steps[:n]]
             alone = fresh(model, line[:end] + own, 1)
             assert torch.allclose(rows[row], alone[0], atol=1e-5)
+
+
+# ---------------------------------------------------------- lab/tree.py, and hedge
+
+FORKED = [0, 1, 2, 1, 4, 0, 6]          # parents: 1 2 3 in a row, 4 5 behind 1, 6 7 behind the text
+GUESSES = [3, 1, 4, 7, 2, 9, 5]         # of nodes 1 to 7
+
+
+def line_to(node):
+    """The guesses from the text to a node of FORKED, and itself."""
+    found = []
+    while node:
+        found.insert(0, GUESSES[node - 1])
+        node = FORKED[node - 1]
+    return found
+
+
+@pytest.mark.parametrize('text, known', [(6, 5), (6, 2), (1, 0)])
+@pytest.mark.parametrize('sizes', [{}, dict(qk_norm=True), MIXED_TWO])
+def test_a_tree_is_read_as_a_pass_a_branch(sizes, text, known):
+    """In fp32 each node has the logits of a plain pass over its own line, whatever the cache holds."""
+    model = network(3, dtype=torch.float32, **sizes)
+    reader = Reader(model, 40)
+    reader.read(LINE[:known], [], model.full, 0)
+    rows = Tree(reader, LINE[:text], GUESSES, FORKED).read(model.full)
+    for node in range(len(GUESSES) + 1):
+        wanted = fresh(model, LINE[:text] + line_to(node), 1)[0]
+        assert apart(rows[node], wanted) < 1e-4 * wanted.abs().amax()
+
+
+@pytest.mark.parametrize('branch', [[1, 2, 3], [1, 4, 5], [6], []])
+def test_the_branch_that_is_kept_is_trusted(branch):
+    """As a fresh cache would be; of another branch no position is, and the next pass is right."""
+    reader = Reader(network(3), 40)
+    text = LINE[:6]
+    tree = Tree(reader, text, GUESSES, FORKED)
+    tree.read(reader.model.full)
+    tree.keep(branch)
+    line = text + line_to(branch[-1] if branch else 0)
+    assert trusted(reader, line + [8]) == len(line)
+    other = text + [3, 7] if 2 in branch else text + [3, 1]
+    assert trusted(reader, other) == len(os.path.commonprefix([line, other]))
+    assert apart(reader.read(line, [8], reader.model.full, 1), fresh(reader.model, line + [8], 1)) < 1e-9
+
+
+@pytest.mark.parametrize('broken', ['attend', 'send'])
+def test_a_broken_tree_leaves_nothing_trusted(broken, monkeypatch):
+    """An interrupt in the pass, or while a branch moves to its place over another that was trusted there."""
+    reader = Reader(network(3), 40)
+    reader.read(LINE[:6], [3, 7, 2], reader.model.full, 1)
+    tree = Tree(reader, LINE[:6], GUESSES, FORKED)
+    if broken == 'attend':
+        interrupt(monkeypatch, lab_tree.kernels, 'attend_grouped', 2)
+    else:
+        tree.read(reader.model.full)
+        interrupt(monkeypatch, lab_tree, 'send', 1)
+    with pytest.raises(KeyboardInterrupt):
+        tree.read(reader.model.full)
+        tree.keep([1, 2, 3])
+    assert trusted(reader, LINE[:6] + [3, 7, 2]) == 5
+
+
+def mended(cycles):
+    """The Cycles in which a side branch was taken."""
+    found = []
+    for cycle in cycles:
+        if any(verdict.get('second') and verdict['kept'] for verdict in cycle.judged):
+            found.append(cycle)
+    return found
+
+
+@pytest.mark.parametrize('temperature, horizon', [(0.0, 40), (1.0, 3)])
+def test_hedge_takes_side_branches_to_their_end(temperature, horizon):
+    """Every draw enumerated: the target's law, in texts whose side branches were taken, and kept whole."""
+    target = Table(1, 3)
+    draft = Table(4, 3)
+    seen = []
+
+    def run(s, method):
+        tokens, cycles = write(s, method)
+        seen.extend(mended(cycles))
+        return tokens, cycles
+    method = hedge(2, side=2, least=0.05, draft_temperature=0)
+    law = enumerate_law(target, draft, method, horizon, run=run, temperature=temperature)
+    assert variation(law, exact_law(target, horizon, temperature=temperature)) < 1e-9
+    ends = Counter(tuple(cycle.labels) for cycle in seen)
+    assert ends['draft', 'draft', 'bonus'] > 1 and ends['draft', 'target'] > 1, ends
+
+
+def test_hedge_leaves_the_cache_right():
+    """After any cycle the target lacks the last token alone, also where a side branch was moved; greedy."""
+    target = network(0, 5)
+    s = session(target, network(1, 5), [1, 2, 3], 24)
+    s.read_prompt()
+    cycles = []
+    for cycle in decode(s, hedge(3, side=3, least=0)):
+        assert trusted(s.target, s.tokens) == len(s.tokens) - 1
+        cycles.append(cycle)
+    assert verify.tokens_of(cycles) == plain(target, [1, 2, 3], 24)
+    assert len(mended(cycles)) > 2
+
+
+def test_hedge_doubts_by_hand():
+    """The chance that a block breaks at a place: all right before it, and this one wrong."""
+    confidence = [0.9, 0.5, 0.8, 0.0]       # breaks at 0.1, 0.45, 0.09, 0.36
+    assert hedge(least=0.099).doubtful(confidence) == [0, 1, 3]
+    assert hedge(least=0.4).doubtful(confidence) == [1]
+    assert hedge(least=1).doubtful(confidence) == []
+    assert ecsv_record.Lowest().doubtful(confidence) == [3]
+    assert ecsv_record.Lowest(below=0.5).doubtful([0.9, 0.5]) == []
+
+
+def test_hedge_refuses_what_is_sparse():
+    s = session(network(0), network(1), [1, 2, 3], 9, sparse=METHODS['sparse'](**SMALL, rho=0.0))
+    with pytest.raises(ValueError, match='read densely: leave out --sparse'):
+        write(s, hedge(least=0))
+
+
+def test_hedge_replays_are_runs():
+    """What is read off greedy blocks behind every place is what decoding does; here no text ends in a branch."""
+    pair = replace(EMBEDDED_PAIR, max_new=40)
+    ids = second_of('summary')
+    opened = pair.session(ids)
+    line = pair.greedy_text(ids)
+    record = ecsv_record.HedgeReplay(pair, ids, line, (6,))
+    for key, mends in (('sd', False), ('lowest, side 1', True), ('side 4', True)):
+        method = replace(ecsv_record.HEDGES[key], gamma=6)
+        found = ecsv_record.hedge_counts(pair.written(opened, ids, method))
+        assert found == record.run(method, 6)
+        assert bool(found['mended']) == mends, found
 
 
 def foreseen(favourites, line, eos, room=40):

@@ -145,8 +145,10 @@ class Table:
             self.rows[prefix] = self.scale * noise
         return self.rows[prefix]
 
-    def __call__(self, ids, positions, path, stores, span, carry=None):
+    def __call__(self, ids, positions, path, stores=None, span=None, carry=None):
         """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
+        if stores is None:
+            return self.on_tree(ids, path)
         if path.carry:
             observe_flat(path, positions, span)
         keys = stores[0][0][:, 0, :, 0]                 # [B, S], in the cache
@@ -157,6 +159,16 @@ class Table:
             prefixes = [tuple(line[:place + 1]) for place in positions.tolist()]
             logits.append(torch.stack([self.row(prefix) for prefix in prefixes]))
         return torch.stack(logits)
+
+    def on_tree(self, ids, path):
+        """As called, by a lab.tree.Tree: its attention is handed the ids as keys, its mask tells prefixes."""
+        tree = path.attends[0].func.__self__
+        k = ids.double()[:, None, :, None]              # [1, 1, T, 1]
+        path.attends[0](k, k, k, None, None)            # which remembers them
+        keys = tree.reader.cache.stores[0][0]
+        line = torch.cat([keys[0, 0, :len(tree.text) - 1, 0], k[0, 0, :, 0]])
+        logits = [self.row(tuple(line[seen].tolist())) for seen in tree.mask == 0]
+        return torch.stack(logits)[None]
 
     def logits(self, hidden):
         return hidden

@@ -11,8 +11,8 @@ from lab.common import Claim, PageTable, mean
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
 SD = 'sd'                           # a setting: sd 4, with its gamma
 LOOKED_UP = 'looked up, else'       # likewise: what else drafts behind it
-LEVELS = {1.0: 1.25, 0.99: 1.5, 0.95: 1.5}      # agreement with the target: the speed over sd that is aimed at
-# agreement: share of the tokens that the target would have written behind the same text
+LEVELS = {1.0: 1.25, 0.99: 1.5, 0.95: 1.5}      # agreement: the speed over sd that is aimed at
+# agreement: the share of the tokens that the target would have written behind the same text
 
 
 class Costs:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import lab.rivals                                       # noqa: F401, enters them in METHODS and CONTROLLERS
 from lab.best.claims import FAMILIES, LOOKED_UP, SD
+from lab.ecsv.rivals import Hedge
 from lab.pairs import Record
 from lab.replay import clock, pass_costs
 from model import read_calibration
@@ -19,7 +20,7 @@ from verify import METHODS, CmAsd, Exact, chain, in_range, lookup, tokens_of
 GAMMAS = 1, 2, 3, 4, 5, 6, 8, 10, 12
 SOME_GAMMAS = 4, 6, 8, 12           # of lookups and of relaxed rules
 TAUS = 0.3, 0.5, 0.7, 0.8, 0.9
-CONTROLLED = 'online', 'hf-confidence'
+CONTROLLED = 'online', 'hf-confidence', 'product', 'payoff'
 
 
 # ---------------------------------------------------------------------------------------------- compositions
@@ -57,16 +58,19 @@ def every_setting():
         found[f'{LOOKED_UP} {gamma}'] = fixed(gamma, looked_up_first)
     for gamma in SOME_GAMMAS:
         found[f'lookup {gamma}'] = fixed(gamma, lookup)
+        found[f'hedge {gamma}'] = Setting(functools.partial(Hedge, gamma))
     for name in CONTROLLED:
-        found[name] = Setting(functools.partial(Exact, controller=name))
-        found[f'{LOOKED_UP} {name}'] = Setting(functools.partial(Exact, controller=name), looked_up_first)
+        for kind, method in (('', Exact), ('hedge, ', Hedge)):
+            setting = functools.partial(method, controller=name)
+            found[f'{kind}{name}'] = Setting(setting)
+            found[f'{LOOKED_UP} {kind}{name}'] = Setting(setting, looked_up_first)
     for tau in TAUS:
         for name in CONTROLLED:
-            found[f'ratio {tau}, {name}'] = Setting(functools.partial(Ratio, controller=name, tau=tau))
+            setting = functools.partial(Ratio, controller=name, tau=tau)
+            found[f'ratio {tau}, {name}'] = Setting(setting)
+            found[f'ratio {tau}, {LOOKED_UP} {name}'] = Setting(setting, looked_up_first)
         for gamma in SOME_GAMMAS:
-            method = functools.partial(Ratio, gamma, tau=tau)
-            found[f'ratio {tau}, {gamma}'] = Setting(method)
-            found[f'ratio {tau}, {LOOKED_UP} {gamma}'] = Setting(method, looked_up_first)
+            found[f'ratio {tau}, {gamma}'] = Setting(functools.partial(Ratio, gamma, tau=tau))
     return found
 
 
@@ -75,8 +79,8 @@ def fixed(gamma, source=None):
     return Setting(functools.partial(Exact, gamma), source)
 
 
-FEW = ('plain', f'{SD} 2', f'{SD} 3', f'{SD} 4', f'{LOOKED_UP} 4', 'online', f'{LOOKED_UP} online', 'cmasd',
-       'ratio 0.8, 4', f'ratio 0.5, {LOOKED_UP} 4')        # of another pair
+FEW = ('plain', f'{SD} 2', f'{SD} 3', f'{SD} 4', f'{LOOKED_UP} 3', 'payoff', 'hedge, payoff',
+       f'{LOOKED_UP} hedge, payoff', 'ratio 0.8, payoff', 'ratio 0.5, payoff')       # of another pair
 
 
 def settings(pair):

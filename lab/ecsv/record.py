@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path as File
 from typing import NamedTuple
@@ -21,11 +21,12 @@ from tqdm import tqdm
 
 import kernels
 from lab.common import MODELS, is_there
-from lab.ecsv.rivals import EcsvChecked, EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree, TwoDrafts, VoteUnif
+from lab.ecsv.rivals import (EcsvChecked, EcsvLite, EcsvSoft, EcsvSpot, Hedge, MeanArgmax, SdMulti, SdTree,
+                             TwoDrafts, VoteUnif)
 from lab.pairs import EMBEDDED, LabRecord, Record
 from lab.quantise import write_copy
-from lab.replay import MOST_POSITIONS, Replay, clock, columns, modelled_seconds
-from model import send
+from lab.replay import MOST_POSITIONS, Replay, clock, columns, modelled_seconds, pass_costs
+from model import fetch, send
 from verify import Ballot, Branches, Ecsv, Exact, Score, decode, token_logps, tokens_of, until_end
 
 FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks whose prompts are used
@@ -729,6 +730,187 @@ def check_counts(cycles):
     return counts
 
 
+# ---------------------------------------------------------------------------------------------- side branches
+
+GAMMAS = 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40       # draft tokens of a block
+GAMMAS_ELSEWHERE = GAMMAS[:6]
+
+
+class Chain(NamedTuple):
+    """What the draft writes greedily behind a place of a text."""
+    tokens: list
+    confidence: list        # of each token the largest q at temperature 1
+    seconds: list           # of each token the draft's second choice
+
+
+def chains(session, ids, line, depth):
+    """[n + 1] Chains of `depth` tokens, behind each place of a text (ids) that begins with a prompt (ids).
+
+    A pass for each depth, over all places together. No end of sequence is looked for.
+    """
+    draft = session.draft
+    rows = draft.read(ids + line, [], draft.model.full, len(line) + 1)                  # [n + 1, V]
+    tree = Tree(draft, torch.arange(len(ids), len(ids) + len(line) + 1, device=rows.device))
+    steps = []
+    while True:
+        q, names = rows.softmax(-1, torch.promote_types(rows.dtype, torch.float32)).topk(2)
+        steps.append(fetch(names, q[:, 0]))
+        if len(steps) == depth:
+            break
+        rows = tree.append(names[:, 0])
+    names = torch.stack([names for names, _ in steps], 1)                               # [n + 1, depth, 2]
+    confidence = torch.stack([confidence for _, confidence in steps], 1)
+    return [Chain(*row) for row in zip(names[..., 0].tolist(), confidence.tolist(), names[..., 1].tolist())]
+
+
+@dataclass
+class Lowest(Hedge):
+    """A single side branch, where confidence is lowest, if it is below a limit."""
+    below: float = 1.0
+
+    def doubtful(self, confidence):
+        least = min(confidence)
+        return [confidence.index(least)] if least < self.below else []
+
+
+HEDGES = {
+    'sd': Hedge(least=1),
+    'lowest, side 1': Lowest(side=1),
+    'lowest, side 2': Lowest(side=2),
+    'lowest, side 4': Lowest(side=4),
+    'lowest below 0.5, side 2': Lowest(side=2, below=0.5),
+    'side 1': Hedge(),
+    'side 2': Hedge(side=2),
+    'side 4': Hedge(side=4),
+    'side 1, from 0.03': Hedge(least=0.03),
+    'side 2, from 0.3': Hedge(side=2, least=0.3),
+    'side 1, everywhere': Hedge(least=0)}
+
+
+class HedgeReplay:
+    """What becomes of a text's blocks under a Hedge at temperature 0, where the text is the target's own.
+
+    A side branch matters only where its second choice is what the text goes on with: what the draft writes
+    behind it is then what it writes behind the text. So Chains behind all places say what becomes of any.
+    """
+
+    def __init__(self, pair, ids, line, gammas):
+        self.session = pair.session(ids)
+        self.line = line
+        self.room = pair.max_new
+        self.eos = self.session.eos
+        self.chains = chains(self.session, ids, line, gammas[-1])
+
+    def block(self, i, n):
+        """At most n tokens that are drafted behind place i."""
+        return until_end(self.chains[i].tokens[:n], self.eos)
+
+    def agreed(self, tokens, i):
+        """How many tokens, from the first, the target would write at place i."""
+        return len(os.path.commonprefix([tokens, self.line[i:]]))
+
+    def sides(self, method, i, n):
+        """{place in a block of n tokens: (second choice, tokens behind it)} of the block behind place i."""
+        chain = self.chains[i]
+        found = {}
+        places = method.doubtful(chain.confidence[:n]) if n else []
+        for place in places:
+            second = chain.seconds[place]
+            most = min(method.side, self.room - i - place - 1) - 1
+            found[place] = second, 0 if second in self.eos else most
+        return found
+
+    def run(self, method, gamma):
+        """Counts of the whole text; gamma in the place of the method's own.
+
+        As hedge_counts has them. An end of sequence in a side branch that is not taken is not foreseen: its
+        rest counts whole.
+        """
+        counts = dict.fromkeys(HEDGE_COUNTS, 0)
+        i = 0
+        while i < len(self.line):
+            block = self.block(i, min(gamma, self.room - i - 1))
+            sides = self.sides(method, i, len(block))
+            rests = sum(rest for _, rest in sides.values())
+            kept = self.agreed(block, i)
+            failed = kept < len(block)
+            counts['cycles'] += 1
+            counts['drafts'] += len(block) + rests
+            counts['positions'] += 1 + len(block) + len(sides) + rests
+            counts['failures'] += failed
+            if failed and kept in sides:
+                counts['there'] += 1
+                second, rest = sides[kept]
+                if second == self.line[i + kept]:
+                    counts['mended'] += 1
+                    kept += 1
+                    kept += self.agreed(self.block(i + kept, rest), i + kept)
+            counts['kept'] += kept
+            i += kept + 1
+        return counts
+
+
+# kept: draft tokens; drafts: the draft's passes; positions: the target's, in a pass a cycle; failures: blocks
+# with a rejected token; there: those with a side branch at its place; mended: those in which it was right
+HEDGE_COUNTS = 'kept', 'cycles', 'drafts', 'positions', 'failures', 'there', 'mended'
+SAMPLED = {             # run at temperature 1, at each of RUN_DEPTHS; where a draft is greedy, it says so
+    'sd': Exact,
+    'side 1': Hedge,
+    'side 2': partial(Hedge, side=2),
+    'sd greedy': partial(Exact, draft_temperature=0),
+    'side 1 greedy': partial(Hedge, draft_temperature=0),
+    'side 2 greedy': partial(Hedge, side=2, draft_temperature=0)}
+
+
+def hedge_counts(cycles):
+    """HEDGE_COUNTS of a real run."""
+    counts = dict.fromkeys(HEDGE_COUNTS, 0)
+    for cycle in cycles:
+        rejected = [verdict for verdict in cycle.judged if not verdict['kept']]
+        seconds = [verdict for verdict in cycle.judged if verdict.get('second')]
+        counts['kept'] += cycle.accepted
+        counts['cycles'] += 1
+        counts['positions'] += cycle.passes['target/full'][1]
+        if 'draft/full' in cycle.passes:
+            counts['drafts'] += cycle.passes['draft/full'][0]
+        counts['failures'] += bool(rejected)
+        counts['there'] += len(seconds)
+        counts['mended'] += sum(verdict['kept'] for verdict in seconds)
+    return counts
+
+
+def hedge_items(pair, n):
+    """(Prompt, temperature): every text at 0; on the embedded pair a fifth at 1, too."""
+    found = [(prompt, 0.0) for prompt in pair.texts(FAMILIES, n)]
+    if pair.is_embedded:
+        found += [(prompt, 1.0) for prompt in pair.texts(FAMILIES, max(2, n // 5))]
+    return found
+
+
+def hedge_row(pair, item):
+    """HEDGE_COUNTS of a text by setting and depth: replayed at temperature 0, of real runs above it.
+
+    tokens: of the text, there those of the run.
+    """
+    prompt, temperature = item
+    found = {}
+    if temperature == 0:
+        gammas = GAMMAS if pair.is_embedded else GAMMAS_ELSEWHERE
+        line = pair.own_text(prompt.ids)
+        replay = HedgeReplay(pair, prompt.ids, line, gammas)
+        for name, method in HEDGES.items():
+            found[name] = by_depth({gamma: replay.run(method, gamma) for gamma in gammas})
+        return prompt.name | dict(temperature=temperature, tokens=len(line), votes=found)
+    session = pair.session(prompt.ids)
+    for name, kind in SAMPLED.items():
+        runs = {}
+        for gamma in RUN_DEPTHS:
+            cycles = pair.written(session, prompt.ids, kind(gamma), temperature, seed=prompt.place)
+            runs[gamma] = dict(tokens=len(tokens_of(cycles))) | hedge_counts(cycles)
+        found[name] = by_depth(runs)
+    return prompt.name | dict(temperature=temperature, votes=found)
+
+
 # ------------------------------------------------------------------------------------------------------ costs
 
 def pass_items(pair, n):
@@ -738,6 +920,16 @@ def pass_items(pair, n):
 def pass_row(pair, depth):
     """Modelled seconds of a cycle of sd with so many draft tokens."""
     return dict(depth=depth, seconds=modelled_seconds(pair, [depth]))
+
+
+def one_row(pair, n):
+    return [0]
+
+
+def pass_cost_row(pair, _):
+    """Seconds of a draft pass, and of target passes over 0, 1, 2, ... positions."""
+    draft, target = pass_costs(pair)
+    return dict(draft=draft, target=target)
 
 
 def cost_items(pair, n):
@@ -778,7 +970,9 @@ RECORDS = dict(
     runs=Record(run_items, run_row, lab_models=('mid',)),
     checked=Record(checked_items, checked_row),
     passes=Record(pass_items, pass_row),
-    vote_cost=Record(cost_items, cost_row))
+    vote_cost=Record(cost_items, cost_row),
+    hedged=Record(hedge_items, hedge_row),
+    pass_costs=Record(one_row, pass_cost_row))
 
 
 # -------------------------------------------------------------------------------------------------- a picture

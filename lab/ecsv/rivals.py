@@ -4,12 +4,14 @@ import functools
 import os
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
 import torch
 
+from lab.tree import Tree
 from model import Reader, fetch, load, same_vocabulary
-from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, finite, require, residual,
-                    sample_branches, token_logps, until_end)
+from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, finite, in_range, require, residual,
+                    sample_branches, silence, token_logps, until_end)
 
 
 # -------------------------------------------------------------------------------------- variants and controls
@@ -333,6 +335,122 @@ class SdTree(SdMulti):
         return [option for option in live if option.tokens[i] == kept.tokens[i]]
 
 
+# ----------------------------------------------------------------------------- a second choice where in doubt
+
+class Side(NamedTuple):
+    """A branch that leaves the draft with its second choice at one place."""
+    token: int          # the second choice
+    rest: Draft         # what the draft writes behind it, perhaps nothing
+    node: int           # of the token in the Tree; those of the rest follow it
+
+
+def second_choices(draft):
+    """([n] the largest q at each place, at temperature 1, [n] the likeliest token that was not drafted)."""
+    n = len(draft.tokens)
+    precise = torch.promote_types(draft.logits.dtype, torch.float32)
+    q, names = draft.logits[:n].softmax(-1, precise).topk(2)                    # [n, 2]
+    q, names = fetch(q, names)
+    seconds = []
+    for token, (first, second) in zip(draft.tokens, names.tolist()):
+        seconds.append(second if token == first else first)
+    return q[:, 0].tolist(), seconds
+
+
+@dataclass
+class Hedge(Exact):
+    """sd whose draft has side branches where it doubts: its second choice, and what it writes behind that.
+
+    All of it is verified in one pass over the tree. Where a draft token fails, the target draws another, as
+    ever; if that is the second choice there, the side branch is judged on. A second choice needs no rule of
+    its own: to draw, and to look whether it is the same, is sample-and-match. A doubt is the chance, by the
+    draft's own confidence, that the block breaks at this very place: in a block they sum to 1 at most.
+    Source: ours, of CM-ASD's confidence and ECSV's redundancy.
+    """
+    side: int = in_range(1, 1)              # tokens of a side branch; each but the first is a draft pass
+    least: float = in_range(0.1, 0, 1)      # doubt from which a place has a side branch; 1: nowhere, as sd
+
+    def propose(self, session):
+        draft = super().propose(session)
+        self.sides = {}                     # place: Side
+        if draft.tokens and draft.logits is not None:           # what was looked up has no second choice
+            confidence, seconds = second_choices(draft)
+            node = len(draft.tokens) + 1
+            for place in self.doubtful(confidence):
+                rest = self.behind(session, draft.tokens[:place] + [seconds[place]])
+                self.sides[place] = Side(seconds[place], rest, node)
+                node += 1 + len(rest.tokens)
+        return draft
+
+    def doubtful(self, confidence):
+        """The places that get a side branch, of a block whose tokens have these confidences."""
+        found = []
+        right = 1.0                         # the chance that all is right before this place
+        for place, sure in enumerate(confidence):
+            if right * (1 - sure) >= self.least:
+                found.append(place)
+            right *= sure
+        return found
+
+    def behind(self, session, tokens):
+        """The Draft of the rest of a side branch, behind these tokens of the block."""
+        most = min(self.side, session.room - len(tokens)) - 1
+        if most < 1 or tokens[-1] in session.eos:
+            return silence(session)
+        longer = copy.copy(session)
+        longer.tokens = session.tokens + tokens
+        return session.source(longer, self.plan(longer, most))
+
+    def score(self, session, draft):
+        score = super().score(session, draft)
+        self.tree = None
+        if self.sides:
+            guesses = list(draft.tokens)
+            parents = list(range(len(guesses)))
+            for place, (token, rest, node) in self.sides.items():
+                guesses += [token, *rest.tokens]
+                parents += [place, *range(node, node + len(rest.tokens))]
+            self.tree = Tree(session.target, session.tokens, guesses, parents)
+            rows = finite(self.tree.read(score.path), 'target', len(session.tokens))
+            draft.known = rows[:len(draft.tokens) + 1]
+            for _, rest, node in self.sides.values():
+                rest.known = rows[node:node + len(rest.tokens) + 1]
+        return score
+
+    def accept(self, session, draft, score):
+        tokens, labels, judged = super().accept(session, draft, score)
+        kept = labels.count('draft')
+        self.trunk = replace(draft), kept
+        branch = list(range(1, kept + 1))                       # nodes of what is kept
+        unjudged = draft.tokens[len(judged):]
+        if labels[-1] == 'target' and kept in self.sides:
+            side = self.sides[kept]
+            judged.append(second_verdict(score, kept, side.token, tokens[-1]))
+            if tokens[-1] == side.token:
+                later, wrote, verdicts = super().accept(session, side.rest, super().score(session, side.rest))
+                tokens += later
+                labels[-1:] = ['draft', *(wrote if verdicts else ['bonus'])]
+                judged += verdicts
+                branch += range(side.node, side.node + 1 + wrote.count('draft'))
+                unjudged = side.rest.tokens[len(verdicts):]
+        if self.tree:
+            self.tree.keep(branch)
+            draft.tokens = [row['token'] for row in judged] + unjudged
+        return tokens, labels, judged
+
+    def learn(self, draft, cycle):
+        """The controller is told what became of the trunk."""
+        trunk, kept = self.trunk
+        super().learn(trunk, replace(cycle, labels=cycle.labels[:kept]))
+
+
+def second_verdict(score, place, token, drawn):
+    """The row of the trace of a second choice, where the target has drawn a token in place of the first."""
+    left = residual(score.p[place], score.draft.q[place].to(score.p.dtype))
+    (chance,) = fetch(left[token])
+    chance = float(chance)
+    return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn, second=True)
+
+
 METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-checked': EcsvChecked,
                 'ecsv-soft': EcsvSoft, 'ecsv-two': TwoDrafts, 'sd-multi': SdMulti, 'sd-tree': SdTree,
-                'vote-unif': VoteUnif, 'mean-argmax': MeanArgmax, 'oracle-top1': OracleTop1})
+                'vote-unif': VoteUnif, 'mean-argmax': MeanArgmax, 'oracle-top1': OracleTop1, 'hedge': Hedge})

@@ -1,0 +1,91 @@
+"""A pass over a small tree of tokens: branches that share a text's cache are verified at once, as one row.
+
+Nothing of it is in model.py. A Path names every layer's attention, so one that knows the tree is a Path like
+any other; nodes are given their depths as positions, and no store.
+
+H query heads, G key/value heads, D head size, V vocabulary; T nodes: the text's last token, and the guesses.
+"""
+import functools
+from dataclasses import replace
+
+import torch
+
+import kernels
+from model import expect, send
+
+
+class Tree:
+    """Guesses behind a Reader's text that branch: read in one pass, of which one branch is then kept.
+
+    A node turns by its depth and sees the text and its own ancestors alone. Its keys and values stay beside
+    the cache until `keep`, so that no broken-off cycle leaves a position there that is trusted and not right.
+    They cost a copy of the text's keys a pass: a lab's price, for one that needs no place behind the text.
+    Source: Miao et al. 2024 (SpecInfer), tree attention.
+    """
+
+    def __init__(self, reader, text, guesses, parents):
+        """guesses [T - 1] ids; parents [T - 1]: of each its parent's node, an earlier one.
+
+        Node 0 is the text's last token, guess i is node i + 1.
+        """
+        self.reader = reader
+        self.text = text
+        self.nodes = text[-1:] + guesses                        # [T] ids
+        self.fresh = {}                                         # layer: its (keys, values) [1, G, T, D]
+        depths = [len(text) - 1]                                # [T]
+        sees = torch.eye(len(self.nodes), dtype=torch.bool)     # [T, T]
+        for node, parent in enumerate(parents, 1):
+            depths.append(depths[parent] + 1)
+            sees[node] |= sees[parent]
+        cos = reader.model.cos
+        self.depths = send(depths, cos.device)
+        known = torch.ones(len(self.nodes), len(text) - 1, dtype=torch.bool)
+        hidden = ~torch.cat([known, sees], 1)                                   # [T, text and nodes]
+        self.mask = torch.zeros(hidden.shape, dtype=cos.dtype).masked_fill(hidden, -torch.inf).to(cos.device)
+
+    @torch.inference_mode()
+    def read(self, path):
+        """Logits [T, V] behind the text and behind each guess, read on this path: one pass in the ledger.
+
+        Never compiled: each tree has a mask of its own.
+        """
+        expect(not path.sparse, 'a tree of guesses is read densely: leave out --sparse')
+        reader = self.reader
+        reader.read(self.text[:-1], [], path, 0)                # no pass, where all is trusted
+        self.path = path
+        attends = []
+        for i, attend in enumerate(path.attends):
+            attends.append(attend and functools.partial(self.attend, i))
+        ids = send([self.nodes], reader.model.cos.device)
+        begin = reader.now()
+        hidden = reader.model(ids, self.depths, replace(path, attends=tuple(attends)))
+        logits = reader.model.logits(hidden)[0]
+        reader.log.append((path.name, len(self.nodes), begin, reader.now()))
+        reader.paths[path.name] = path
+        return logits
+
+    def attend(self, layer, q, k, v, mask, carry):
+        """kernels.attend over the cached text and the nodes, by the tree's mask."""
+        self.fresh[layer] = k, v
+        known = len(self.text) - 1
+        keys, values = self.reader.cache.stores[layer]
+        keys = torch.cat([keys[:, :, :known], k], 2)
+        values = torch.cat([values[:, :, :known], v], 2)
+        return kernels.attend_grouped(q, keys, values, self.mask), carry
+
+    @torch.inference_mode()
+    def keep(self, branch):
+        """The cache holds the text and these nodes behind it: each the child of the one before, from node 0.
+
+        They were computed where they now stand, by the path that read the tree.
+        """
+        cache = self.reader.cache
+        begin = len(self.text) - 1
+        line = self.text + [self.nodes[node] for node in branch]
+        cache.record(line[:begin], begin, self.path)            # an interrupted copy leaves nothing trusted
+        chosen = send([0, *branch], self.depths.device)
+        for layer, (k, v) in self.fresh.items():
+            keys, values = cache.stores[layer]
+            keys[:, :, begin:len(line)] = k[:, :, chosen]
+            values[:, :, begin:len(line)] = v[:, :, chosen]
+        cache.record(line, begin, self.path)
