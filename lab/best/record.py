@@ -79,7 +79,7 @@ def fixed(gamma, source=None):
     return Setting(functools.partial(Exact, gamma), source)
 
 
-FEW = ('plain', f'{SD} 2', f'{SD} 3', f'{SD} 4', f'{LOOKED_UP} 3', 'payoff', 'hedge, payoff',
+FEW = (f'{SD} 2', f'{SD} 3', f'{SD} 4', f'{LOOKED_UP} 3', 'payoff', 'hedge, payoff',
        f'{LOOKED_UP} hedge, payoff', 'ratio 0.8, payoff', 'ratio 0.5, payoff')       # of another pair
 
 
