@@ -70,6 +70,8 @@ from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, b
                       session, variation, write)
 from lab.tree import Tree
 from lab.via import claims as via_claims
+from lab.best import claims as best_claims
+from lab.best import record as best_record
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
 from model import KVCache, Reader, fetch, load, read_calibration, send, write_calibration
@@ -7369,6 +7371,66 @@ def test_readme_from_python(capsys, monkeypatch):
     tokens = verify.tokens_of(names['cycles'])
     assert names['engine'].tokenizer.decode(tokens) == names['text']
     assert float(printed.splitlines()[-1]) > 1
+
+
+# ---------------------------------------------------------- lab/best: compositions
+
+def test_best_counts_every_pass_and_position():
+    """A real cycle drafts a token a pass behind what it catches up with, and verifies them in one."""
+    (prompt, *_) = best_record.prompts_of(pairs.EMBEDDED, 1)
+    session = pairs.EMBEDDED.session(prompt.ids)
+    cycles = pairs.EMBEDDED.written(session, prompt.ids, Exact(4))
+    counts = best_record.passes_of(cycles)
+    for path in ('draft/full', 'target/full'):
+        passes = sum(cycle.passes[path][0] for cycle in cycles)
+        positions = sum(cycle.passes[path][1] for cycle in cycles)
+        assert counts[path].total() == passes
+        assert sum(n * count for n, count in counts[path].items()) == positions
+    costs = best_claims.Costs(dict(draft=1.0, target=[0.0, 4.0, 5.0], slim=0.5, lossless=[]))
+    run = dict(passes={'draft/full': {'1': 8}, 'target/full': {'2': 2}, 'target/slim': {'1': 2}})
+    assert costs.run(run) == 8 * 0.25 + 2 * 1.25 + 2 * 0.5
+    assert costs.of_positions(4) == 2 * 1.25                    # longer than any that was measured
+
+
+def test_best_counts_what_the_target_would_not_have_written():
+    """Nothing of its own greedy text; and each token that is another's favourite."""
+    (prompt, *_) = best_record.prompts_of(pairs.EMBEDDED, 1)
+    session = pairs.EMBEDDED.session(prompt.ids)
+    own = pairs.EMBEDDED.own_text(prompt.ids)
+    assert best_record.wrong_tokens(session, prompt.ids, own) == 0
+    assert best_record.wrong_tokens(session, prompt.ids, own[:-1] + [own[-1] + 1]) == 1
+    exact = pairs.EMBEDDED.written(session, prompt.ids, best_record.Ratio(tau=1))
+    assert verify.tokens_of(exact) == own
+
+
+def compositions(paces, places=4):
+    """Stored records of texts of one family: paces, {setting: [tokens in 10 steps of each text]}."""
+    rows = []
+    for place in range(places):
+        runs = {}
+        for name, tokens in paces.items():
+            passes = {'target/full': {'1': 10}}
+            runs[name] = dict(tokens=tokens[place], wrong=int('loose' in name), seconds=1.0, passes=passes)
+        rows.append(dict(family='x', place=place, runs=runs))
+    costs = dict(draft=1.0, target=[0.0, 1.0], slim=1.0, lossless=[name for name in paces if name != 'loose'])
+    return {'costs': common.Stored({}, [costs]), 'compositions': common.Stored({}, rows)}
+
+
+def test_best_pays_for_its_choice():
+    """What is best on one half by luck is judged on the other, where it is no gain."""
+    lucky = {'sd 4': [10, 10, 10, 10], 'even': [50, 10, 50, 10], 'odd': [10, 50, 10, 50]}
+    runs = best_claims.runs_of(compositions(lucky))
+    assert runs.speed(1.0, 'steps', range(4)) == 1.0
+    sound = best_claims.runs_of(compositions(lucky | {'good': [20, 60, 20, 60], 'sd 2': [9, 9, 9, 9]}))
+    assert sound.speed(1.0, 'steps', range(4)) == pytest.approx(math.sqrt(1.0 * 2.0))
+
+
+def test_best_asks_for_agreement():
+    """One wrong token in 50 is allowed at 95 % and not at 99; a text without another half tells nothing."""
+    runs = best_claims.runs_of(compositions({'sd 4': [10] * 4, 'loose': [50] * 4}))
+    assert runs.speed(0.95, 'steps', range(4)) == pytest.approx(5.0)
+    assert runs.speed(0.99, 'steps', range(4)) == 1.0
+    assert math.isnan(runs.speed(0.95, 'steps', [0, 2]))
 
 
 @pytest.mark.slow

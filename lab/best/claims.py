@@ -6,6 +6,8 @@ the gamma of the `sd` that it is compared with. What is resampled are texts, and
 import functools
 import math
 
+import numpy
+
 from lab.common import Claim, PageTable, mean
 
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
@@ -43,126 +45,121 @@ class Costs:
         return sum(self.passes(path, counts) for path, counts in run['passes'].items())
 
 
-def with_steps(stored):
-    """The rows of `compositions`, each run with the steps that it takes and what it was compared with."""
-    costs = Costs(stored['costs'].rows[0])
-    rows = []
-    for row in stored['compositions'].rows:
-        runs = {}
-        for name, run in row['runs'].items():
-            exact = name in costs.lossless
-            runs[name] = dict(run, steps=costs.run(run), lossless=exact)
-        rows.append(dict(row, runs=runs))
-    return rows
+class Runs:
+    """All stored runs, figures of S settings and R texts in arrays [R, S].
+
+    steps: that a run takes, of plain decoding. What is resampled are the numbers of texts.
+    """
+
+    def __init__(self, stored):
+        costs = Costs(stored['costs'].rows[0])
+        rows = stored['compositions'].rows
+        self.size = len(rows)
+        self.names = list(rows[0]['runs'])
+        self.families = numpy.array([row['family'] for row in rows])
+        self.places = numpy.array([row['place'] for row in rows])
+        self.lossless = numpy.array([name in costs.lossless for name in self.names])
+        self.usual = numpy.array([name.startswith(f'{SD} ') for name in self.names])    # plain sd, by gamma
+        self.sums = {}                                          # figure: [R, S]
+        for figure in ('tokens', 'wrong', 'seconds'):
+            self.sums[figure] = numpy.array([[run[figure] for run in row['runs'].values()] for row in rows])
+        self.sums['steps'] = numpy.array([[costs.run(run) for run in row['runs'].values()] for row in rows])
+
+    def total(self, figure, texts):
+        """[S] the sum of a figure over these texts, by their numbers."""
+        return self.sums[figure][texts].sum(0)
+
+    def pace(self, texts, clock='steps'):
+        """[S] tokens a step, or a second."""
+        return self.total('tokens', texts) / self.total(clock, texts)
+
+    def agreement(self, texts):
+        """[S] the share of the tokens that the target would have written."""
+        return 1 - self.total('wrong', texts) / self.total('tokens', texts)
+
+    def allowed(self, texts, level):
+        """[S] whether a setting may be chosen: at level 1 the lossless ones, else those that agree so far."""
+        if level == 1:
+            return self.lossless
+        return self.lossless | (self.agreement(texts) >= level)
+
+    def fastest(self, texts, among):
+        """The number of the setting, among these [S], that writes most tokens a step in these texts."""
+        return int(numpy.where(among, self.pace(texts), 0).argmax())
+
+    def of_families(self, texts):
+        """{family: its texts, of these}."""
+        texts = numpy.asarray(texts)
+        return {name: texts[self.families[texts] == name] for name in dict.fromkeys(self.families)}
+
+    def speed(self, level, clock, texts):
+        """How much faster than tuned sd the fastest composition is, both chosen on the other half; a mean.
+
+        The geometric one, over both halves of each family; nan where a resample has no two halves.
+        """
+        found = []
+        for theirs in self.of_families(texts).values():
+            odd = self.places[theirs] % 2 == 1
+            if not odd.any() or odd.all():
+                continue
+            for chosen_on, judged_on in ((theirs[odd], theirs[~odd]), (theirs[~odd], theirs[odd])):
+                best = self.fastest(chosen_on, self.allowed(chosen_on, level))
+                usual = self.fastest(chosen_on, self.usual)
+                pace = self.pace(judged_on, clock)
+                found.append(math.log(pace[best] / pace[usual]))
+        return math.exp(mean(found)) if found else math.nan
 
 
-def total(rows, name, figure):
-    """The sum of a figure of the runs of this setting."""
-    return sum(row['runs'][name][figure] for row in rows)
-
-
-def pace(rows, name, clock='steps'):
-    """Tokens a step, or a second, of a setting."""
-    return total(rows, name, 'tokens') / total(rows, name, clock)
-
-
-def agreement(rows, name):
-    """The share of a setting's tokens that the target would have written."""
-    return 1 - total(rows, name, 'wrong') / total(rows, name, 'tokens')
-
-
-def allowed(rows, level):
-    """The settings that may be chosen: at level 1 the lossless ones, else those that agree so far."""
-    found = []
-    for name, run in rows[0]['runs'].items():
-        if run['lossless'] or level < 1 and agreement(rows, name) >= level:
-            found.append(name)
-    return found
-
-
-def fastest(rows, names):
-    """The setting of these names that writes most tokens a step on these texts."""
-    return max(names, key=functools.partial(pace, rows))
-
-
-def plain_sd(rows):
-    """The names of plain sd, a gamma each."""
-    return [name for name in rows[0]['runs'] if name.startswith(f'{SD} ')]
-
-
-def halves(rows):
-    """[(texts to choose on, texts to judge on)]: the two halves, both ways round; none where one is empty."""
-    even = [row for row in rows if row['place'] % 2 == 0]
-    odd = [row for row in rows if row['place'] % 2]
-    return [(even, odd), (odd, even)] if even and odd else []
-
-
-def by_family(rows):
-    """{family: its rows}."""
-    found = {}
-    for row in rows:
-        found.setdefault(row['family'], []).append(row)
-    return found
-
-
-def speeds(rows, level, clock='steps'):
-    """[speed of the fastest composition over tuned sd] of each half of each family."""
-    found = []
-    for theirs in by_family(rows).values():
-        for chosen_on, judged_on in halves(theirs):
-            best = fastest(chosen_on, allowed(chosen_on, level))
-            usual = fastest(chosen_on, plain_sd(chosen_on))
-            found.append(pace(judged_on, best, clock) / pace(judged_on, usual, clock))
-    return found
-
-
-def speed(level, clock, rows):
-    """The geometric mean of `speeds`; nan where a resample has no two halves."""
-    found = speeds(rows, level, clock)
-    return math.exp(mean(math.log(x) for x in found)) if found else math.nan
+def runs_of(stored):
+    """The Runs of these records; None where they were not measured."""
+    there = {'costs', 'compositions'} <= stored.keys() and stored['compositions'].rows
+    return Runs(stored) if there else None
 
 
 def claims(stored):
     """The claims of these records; none where they were not measured."""
-    if not {'costs', 'compositions'} <= stored.keys() or not stored['compositions'].rows:
-        return []
-    rows = with_steps(stored)
-    found = []
+    runs = runs_of(stored)
+    if not runs:
+        return
     for level, line in LEVELS.items():
         for clock, told in (('steps', 'modelled'), ('seconds', 'measured')):
             text = f'the fastest composition at {level:.0%} agreement over tuned sd, {told}'
-            found.append(Claim(text, 'ours', line, rows, functools.partial(speed, level, clock),
-                               'No two ideas here spare the same pass twice', f'n = {len(rows)}'))
-    return found
+            yield Claim(text, 'ours', line, range(runs.size), functools.partial(runs.speed, level, clock),
+                        'What one idea spares, another has spared already', f'n = {runs.size}')
 
 
-def chosen_rows(rows):
+def chosen_rows(runs):
     """Cells: of each family and level the setting that is fastest on all its texts, and what it does."""
-    for family, theirs in by_family(rows).items():
-        usual = fastest(theirs, plain_sd(theirs))
+    for family, texts in runs.of_families(range(runs.size)).items():
+        pace = runs.pace(texts)
+        measured = runs.pace(texts, 'seconds')
+        usual = runs.fastest(texts, runs.usual)
         for level in LEVELS:
-            best = fastest(theirs, allowed(theirs, level))
-            yield (family, f'{level:.0%}', best, f'{agreement(theirs, best):.1%}',
-                   pace(theirs, best), pace(theirs, best) / pace(theirs, usual),
-                   pace(theirs, best, 'seconds') / pace(theirs, usual, 'seconds'), usual, pace(theirs, usual))
+            best = runs.fastest(texts, runs.allowed(texts, level))
+            gains = float(pace[best] / pace[usual]), float(measured[best] / measured[usual])
+            yield (family, f'{level:.0%}', runs.names[best], f'{runs.agreement(texts)[best]:.1%}',
+                   float(pace[best]), *gains, runs.names[usual], float(pace[usual]))
 
 
-def setting_rows(rows):
-    """Cells: of each setting over all texts, the fastest first."""
-    names = sorted(rows[0]['runs'], key=functools.partial(pace, rows), reverse=True)
-    plain = pace(rows, 'plain', 'seconds')
-    for name in names:
-        yield (name, f'{agreement(rows, name):.1%}', pace(rows, name), pace(rows, name, 'seconds') / plain)
+def setting_rows(runs):
+    """Cells: of each setting over all texts, the fastest first; over the plain sd that is best there."""
+    texts = list(range(runs.size))
+    pace = runs.pace(texts)
+    measured = runs.pace(texts, 'seconds')
+    agreement = runs.agreement(texts)
+    usual = runs.fastest(texts, runs.usual)
+    for i in numpy.argsort(-pace):
+        yield (runs.names[i], 'lossless' if runs.lossless[i] else f'{agreement[i]:.1%}', float(pace[i]),
+               float(pace[i] / pace[usual]), float(measured[i] / measured[usual]))
 
 
 def tables(stored):
     """The tables of these records."""
-    if not claims(stored):
-        return []
-    rows = with_steps(stored)
-    return [
-        PageTable(('family', 'agreement asked', 'fastest composition', 'it agrees', 'tokens a step',
-                   'over tuned sd, modelled', 'measured', 'tuned sd', 'its tokens a step'),
-                  list(chosen_rows(rows))),
-        PageTable(('setting', 'agreement', 'tokens a step of plain decoding, modelled',
-                   'speed over plain decoding, measured'), list(setting_rows(rows)))]
+    runs = runs_of(stored)
+    if not runs:
+        return
+    yield PageTable(('family', 'agreement asked', 'fastest composition', 'it agrees', 'tokens a step',
+                     'over tuned sd, modelled', 'measured', 'tuned sd', 'its tokens a step'),
+                    list(chosen_rows(runs)))
+    yield PageTable(('setting', 'agreement', 'tokens a step of plain decoding', 'over the best sd, modelled',
+                     'measured'), list(setting_rows(runs)))
