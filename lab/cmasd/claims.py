@@ -726,9 +726,10 @@ def length_claims(lengths, by_bytes):
         yield Claim(f'{text}; mean', 'ours', line, every, partial(lengths.over, kind, other), why, note)
     for family in lengths.names:
         places = lengths.of(family)
-        yield Claim(f'payoff over the best fixed window of {family}', 'ours', 1.0, places,
-                    partial(lengths.over, 'payoff', 'fixed'), 'It begins each text knowing nothing',
-                    f'strict, modelled; n = {len(places)}')
+        for timed, ending in ((lengths, ''), (by_bytes, ', passes by weight bytes')):
+            yield Claim(f'payoff over the best fixed window of {family}{ending}', 'ours', 1.0, places,
+                        partial(timed.over, 'payoff', 'fixed'), 'It begins each text knowing nothing',
+                        f'strict, modelled; n = {len(places)}')
     yield Claim("payoff's share of what the oracle gains over the best fixed window of each task", 'ours', 0.25,
                 every, partial(lengths.share, 'payoff'), 'Most misses come without a doubt', note)
     yield Claim('payoff over the best fixed window of each task, passes by weight bytes; mean', 'ours', 1.02,

@@ -533,7 +533,6 @@ def one_row(pair, n):
 
 PAIR = 'target', 'draft'
 RECORDS = dict(
-    product=Record(product_prompts, product_row),
     rules=Record(one_row, rule_row),
     replayed=Record(replayed_prompts, replayed_row),
     rounded=LabRecord(PAIR, rounded_rows, 'models that nobody has rounded, and memory for a second copy'),
@@ -544,7 +543,8 @@ RECORDS = dict(
     paired=Record(paired_items, paired_row),
     controllers=Record(run_prompts, controller_row),
     dropout=Record(sampled_prompts, dropout_row),
-    sampled=Record(sampled_prompts, sampled_row))
+    sampled=Record(sampled_prompts, sampled_row),
+    product=Record(product_prompts, product_row))
 
 
 # ------------------------------------------------------------------------------------------------ a drawing
