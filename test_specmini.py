@@ -1611,7 +1611,7 @@ def test_cmasd_rivals_product_by_hand():
 
 
 def test_cmasd_rivals_payoff_by_hand():
-    """A token is drafted if the chance that it is kept exceeds its cost at the rate so far, this block's too."""
+    """A token is drafted if the chance that it is kept exceeds its cost at the rate so far."""
     controller = learner('payoff')
     controller.cost = 0.5
     assert controller.goes_on(None, noted(0.9))         # 0.9 > 0.5 (1 + 0.9) / 1.5
@@ -2159,7 +2159,7 @@ def test_ecsv_check_that_verifies_by_hand():
     for lines, block, certain in (
             ([[a, b, no, d], [a, b, no, d], [a, b, c, no]], [a, b, c, no], 3),      # one has the target's
             ([[a, b, no, d], [a, b, no, d], [a, b, a, no]], [a, b, c], 3),          # none has it
-            ([[a, no, c, d], [a, no, c, d], [a, b, c, d]], [a, b, c, d], 2)):       # the check is one place on
+            ([[a, no, c, d], [a, no, c, d], [a, b, c, d]], [a, b, c, d], 2)):       # likewise
         s = session(target, target, [2], 9)
         method = ScriptedCheck(lines)
         assert method.propose(s).tokens == block
@@ -2173,7 +2173,9 @@ def test_ecsv_check_that_verifies_by_hand():
         assert cycle.labels[certain - 1] == 'target' and set(cycle.labels[:certain - 1]) == {'draft'}
 
 
-@pytest.mark.parametrize('eos, wanted', [((), {'corrected', 'as voted', 'ended'}), ((1,), {'as voted', 'ended'})])
+@pytest.mark.parametrize('eos, wanted', [
+    ((), {'corrected', 'as voted', 'ended'}),
+    ((1,), {'as voted', 'ended'})])
 def test_law_of_a_check_that_verifies(eos, wanted):
     """The target's law where checks correct a vote that goes on behind it, and where they end the cycle."""
     seen = set()

@@ -21,7 +21,8 @@ from tqdm import tqdm
 
 import kernels
 from lab.common import MODELS, is_there
-from lab.ecsv.rivals import EcsvChecked, EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree, TwoDrafts, VoteUnif
+from lab.ecsv.rivals import (EcsvChecked, EcsvLite, EcsvSoft, EcsvSpot, MeanArgmax, SdMulti, SdTree,
+                             TwoDrafts, VoteUnif)
 from lab.pairs import EMBEDDED, LabRecord, Record
 from lab.quantise import write_copy
 from lab.replay import MOST_POSITIONS, Replay, clock, columns, modelled_seconds
