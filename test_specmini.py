@@ -1626,8 +1626,8 @@ def test_cmasd_rivals_payoff_by_hand():
     assert controller.chance(dict(largest=0.75)) == pytest.approx((0 + 2 * 0.75) / 3)
     assert controller.chance(dict(largest=0.95)) == pytest.approx((1 + 2 * 0.95) / 3)
     # 0.9 is now worth 2.8 / 3, the next token is kept in (1 + 1) / (2 + 1); the rate is 2 + 1 + 2.8 / 3
-    for cost, wanted in ((0.6, True), (0.7, False)):
-        controller.cost = cost
+    for price, wanted in ((0.6, True), (0.7, False)):
+        controller.cost = price
         assert controller.goes_on(None, noted(0.9)) == wanted
 
 

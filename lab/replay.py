@@ -227,7 +227,7 @@ class Replay:
         return block, notes
 
     def run(self, method):
-        """The Run of a CmAsd or Exact from this prompt, judged by its own rule; the only one, if it learns."""
+        """The Run of a CmAsd or Exact from this prompt, judged by its own rule; one that learns has one."""
         text, kept, drafted = (), [], []
         while len(text) < self.room and not self.is_over(text):
             block, notes = self.block(text, method, self.room - len(text) - 1)

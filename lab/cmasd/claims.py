@@ -575,7 +575,7 @@ def rouge_won(rows):
 
 
 class Lengths:
-    """Strict rules that differ in the lengths of their blocks: of each its time for every text of `product`."""
+    """Strict rules that differ in their blocks' lengths: of each its time for every text of `product`."""
 
     def __init__(self, rows, passes, prices):
         """passes: a row of pass_costs, in any unit; prices: {first word of a rule: steps a draft token}."""
