@@ -901,6 +901,7 @@ def test_law(method, settings):
     case('sd-wrong-residual', WrongResidual(2), 3, {}),
     case('ecsv-sd-multi', sd_multi(**TWO), 3, {}),
     case('hedge', hedge(2, side=2, least=0, draft_temperature=0), 3, {}),
+    case('ecsv-checked', METHODS['ecsv-checked'](**TWO), 3, {}),
     case('via', via(2), 2, dict(calibration=SKIP)),
     case('via-always', via(2, **ALWAYS), 2, dict(calibration=SKIP)),
     case('via-two-level', two_level(1), 2, dict(calibration=SKIP))])
@@ -1518,7 +1519,8 @@ def test_cmasd_controllers_write_the_greedy_text(name, controller):
         tokens, cycles = write(session(target, draft, [1, 2], 40), method)
         assert tokens == wanted
         lengths |= uncut_lengths(cycles, 40)
-    assert (len(lengths) == 1) == (controller == 'fixed'), lengths
+    if controller != 'payoff':              # to which a draft as dear as the target pays hardly ever
+        assert (len(lengths) == 1) == (controller == 'fixed'), lengths
 
 
 @pytest.mark.slow
@@ -1600,6 +1602,79 @@ def test_cmasd_rivals_closed_loop_by_hand():
     assert controller.window.alpha == controller.rate == 0.875
     controller.learn(draft, kept_of_block(0))
     assert controller.window.length(1.0) == 4             # alpha 0.4375, of 10
+
+
+def noted(*largest):
+    """The notes on a block of tokens with these largest probabilities."""
+    return [dict(largest=q) for q in largest]
+
+
+def test_cmasd_rivals_product_by_hand():
+    """One doubt stops a block that a mean would let run on; several small ones do, too."""
+    controller = learner('product')
+    asked = [noted(0.9, 0.9), noted(*[0.9] * 6), noted(*[0.9] * 7), noted(*[1.0] * 9, 0.45)]
+    assert [controller.goes_on(None, notes) for notes in asked] == [True, True, False, False]
+    note = {}
+    logits = torch.tensor([0.2, 0.7, 0.1]).log()[None]
+    controller.look([torch.tensor([0])], [logits], note)
+    assert note['largest'] == pytest.approx(0.7)        # whatever was drawn
+
+
+def test_cmasd_rivals_payoff_by_hand():
+    """A token is drafted if the chance that it is kept exceeds its cost at the rate so far."""
+    controller = learner('payoff')
+    controller.cost = 0.5
+    assert controller.goes_on(None, noted(0.9))         # 0.9 > 0.5 (1 + 0.9) / 1.5
+    notes = noted(0.9, 0.6)
+    assert controller.goes_on(None, notes[:1])
+    assert not controller.goes_on(None, notes)          # 0.54 < 0.5 (1 + 0.9 + 0.54) / 2
+    drafted = [5, 5, 5]
+    judged = [dict(kept=True), dict(kept=False)]        # what is behind the first miss says nothing
+    cycle = verify.Cycle(drafted, judged, [5, 6], ['draft', 'target'], {}, 0.0)
+    controller.learn(Draft(drafted, None, notes=noted(0.95, 0.75, 0.75)), cycle)
+    assert (controller.tokens, controller.time) == (2, 2.5)
+    assert controller.chance(dict(largest=0.75)) == pytest.approx((0 + 2 * 0.75) / 3)
+    assert controller.chance(dict(largest=0.95)) == pytest.approx((1 + 2 * 0.95) / 3)
+    # 0.9 is now worth 2.8 / 3, the next token is kept in (1 + 1) / (2 + 1); the rate is 2 + 1 + 2.8 / 3
+    for price, wanted in ((0.6, True), (0.7, False)):
+        controller.cost = price
+        assert controller.goes_on(None, noted(0.9)) == wanted
+
+
+def test_cmasd_rivals_payoff_counts_weight_bytes():
+    """Without a draft model it is the share of the target's weights that the slim path reads."""
+    target, draft = network(0), network(1, num_hidden_layers=1)
+    for one, share in ((draft, draft.read_bytes(draft.full)), (None, None)):
+        s = session(target, one, [1, 2], 20, calibration=SKIP)
+        method = Exact(controller='payoff')
+        method.control.length(s)
+        share = share or target.read_bytes(s.slim_path)
+        assert method.control.cost == share / target.read_bytes(target.full) < 1
+
+
+@pytest.mark.parametrize('name', ['product', 'payoff'])
+def test_law_of_controllers_of_probability(name, monkeypatch):
+    """The target's law, where blocks differ in length; payoff learns, so that it goes on where it did not."""
+    monkeypatch.setattr(verify.CONTROLLERS['product'], 'limit', 0.7)
+    monkeypatch.setattr(verify.CONTROLLERS['payoff'], 'cost', 0.5)
+    decisions = {}      # {(text before a block, its first token): whether there was a second}
+
+    def run(s, method):
+        tokens, cycles = write(s, method)
+        place = 0
+        for cycle in cycles:
+            if len(tokens) - place > 2:                 # there is room for two
+                known = tokens[:place], cycle.drafted[:1]
+                decisions.setdefault(str(known), set()).add(len(cycle.drafted) > 1)
+            place += len(cycle.tokens)
+        return tokens, cycles
+    target = Table(1, 2)
+    method = Exact(2, controller=name)
+    law = enumerate_law(target, Table(6, 2), method, 5, run=run, temperature=1.0)
+    assert method.lossless and variation(law, exact_law(target, 5, temperature=1.0)) < 1e-9
+    assert set().union(*decisions.values()) == {True, False}
+    learned = any(len(found) > 1 for found in decisions.values())
+    assert learned == (name == 'payoff')
 
 
 def test_cmasd_rivals_oracle_stops_at_the_first_error():
@@ -1872,6 +1947,50 @@ def test_cmasd_controllers_pay_for_themselves():
     assert costs.pace(rows, 'oracle') == pytest.approx(30 / 9)
 
 
+def row_of_lengths(family, tokens, **rules):
+    """A stored row of product: {rule: {draft tokens of a block: cycles}}."""
+    rules = {name.replace('_', ' '): [0, blocks] for name, blocks in rules.items()}
+    return dict(family=family, tokens=tokens, bytes=0.5, rules=rules)
+
+
+def test_cmasd_lengths_by_hand():
+    """The best window is each task's own; passes cost what is stored, the longest in proportion."""
+    passes = dict(draft=1.0, target=[0.0, 2.0, 4.0])
+    rows = [row_of_lengths('math', 12, fixed_1={'1': 6}, fixed_2={'2': 3}, product_0={'1': 2, '3': 2},
+                           oracle={'3': 2}),
+            row_of_lengths('prose', 9, fixed_1={'1': 3}, fixed_2={'2': 9}, product_0={'1': 3, '0': 1},
+                           oracle={'1': 2})]
+    lengths = cmasd_claims.Lengths(rows, passes, dict(product=0.5))
+    assert lengths.steps['fixed 1'].tolist() == [6 * 5 / 2, 3 * 5 / 2]
+    assert lengths.steps['fixed 2'].tolist() == [3 * 8 / 2, 9 * 8 / 2]              # 2 + 4 * 3 / 2 each
+    assert lengths.steps['product 0'].tolist() == [(2 * 5 + 2 * 11) / 2 + 0.5 * 8, (3 * 5 + 2) / 2 + 0.5 * 3]
+    assert lengths.over('product', 'fixed', [0]) == pytest.approx(12 / 20)
+    assert lengths.over('product 0', 'fixed', [0, 1]) == pytest.approx((12 / 20 + 7.5 / 10) / 2)
+    assert lengths.over('fixed', 'fixed 2', [1]) == pytest.approx(36 / 7.5)
+    assert lengths.share('product', [1]) == pytest.approx((7.5 / 10 - 1) / (7.5 / 5 - 1))
+    found = list(cmasd_claims.length_table(lengths, 'here').rows)
+    assert [row[0] for row in found] == ['product 0', 'oracle']
+
+
+@pytest.mark.slow
+def test_cmasd_foreseeing_is_the_oracle():
+    """Of each text the blocks that the controller drafts, which looks ahead with passes of its own."""
+    prompt = EMBEDDED_PAIR.texts(['summary'], 2)[1]
+    found = cmasd_record.foreseeing(replay.Replay(EMBEDDED_PAIR, prompt.ids))
+    cycles = EMBEDDED_PAIR.written(EMBEDDED_PAIR.session(prompt.ids), prompt.ids, Exact(controller='oracle'))
+    assert found.drafted == [len(cycle.drafted) for cycle in cycles]
+    assert found.kept == [cycle.accepted for cycle in cycles]
+
+
+def test_cmasd_replayed_blocks_have_the_notes_of_real_ones():
+    """Nobody looks at a block's last token where the length was fixed before: it has no note."""
+    prompt = EMBEDDED_PAIR.texts(['summary'], 2)[1]
+    block, notes = replay.Replay(EMBEDDED_PAIR, prompt.ids).block((), Exact(2), 9)
+    real = next(verify.decode(EMBEDDED_PAIR.session(prompt.ids), Exact(2, controller='fixed')))
+    assert [guess.token for guess in block] == real.drafted
+    assert notes[0]['largest'] == block[0].largest == notes[0]['own'] and notes[1] == {}
+
+
 @pytest.mark.slow
 def test_cmasd_own_costs_of_every_controller():
     """All but the oracle, which is a bound, have a cost of a token and of a cycle."""
@@ -1892,6 +2011,8 @@ def test_cmasd_chrf_by_hand():
     ('story', Exact(4)),
     ('table', CmAsd()),
     ('table', CmAsd(accept_='strict', alpha=2)),
+    ('story', Exact(4, controller='payoff')),
+    ('translate', Exact(controller='product')),
     ('math', CmAsd(7, tau_base=0.05, gamma_tau=0, controller='fixed'))])
 def test_cmasd_replays_are_runs(task, method):
     """A replay is the real run, cycle by cycle, whatever other rules have seen."""
@@ -1903,8 +2024,8 @@ def test_cmasd_replays_are_runs(task, method):
 
 def check_replay(pair, found, ids, rule):
     """Asserts that a rule's run in a Replay is the real one, cycle by cycle; returns it."""
-    cycles = pair.written(pair.session(ids), ids, rule)
-    run = found.run(rule)
+    cycles = pair.written(pair.session(ids), ids, replace(rule))        # what it learns is of one text
+    run = found.run(replace(rule))
     assert list(run.text) == verify.tokens_of(cycles)
     assert run.kept == [cycle.accepted for cycle in cycles]
     assert run.drafted == [len(cycle.drafted) for cycle in cycles]
@@ -2043,6 +2164,72 @@ def proposed(lines, eos=(), **knobs):
     draft = Scripted(lines, **knobs).propose(opened)
     assert len(draft.logits) == len(draft.tokens)
     return draft.tokens
+
+
+class ScriptedCheck(Scripted, METHODS['ecsv-checked']):
+    """ecsv-checked of given branches, which asks at the last place where they disagree most."""
+
+
+def test_ecsv_check_that_verifies_by_hand():
+    """What the target says up to the checked place stands; only branches that begin so vote behind it."""
+    target = network(0)
+    a, b, c, d = plain(target, [2], 4)
+    no = next(x for x in range(11) if x not in (a, b, c, d))
+    for lines, block, certain in (
+            ([[a, b, no, d], [a, b, no, d], [a, b, c, no]], [a, b, c, no], 3),      # one has the target's
+            ([[a, b, no, d], [a, b, no, d], [a, b, a, no]], [a, b, c], 3),          # none has it
+            ([[a, no, c, d], [a, no, c, d], [a, b, c, d]], [a, b, c, d], 2)):       # likewise
+        s = session(target, target, [2], 9)
+        method = ScriptedCheck(lines)
+        assert method.propose(s).tokens == block
+        assert len(method.certain) == certain
+        s = session(target, target, [2], 9)
+        cycle = next(verify.decode(s, ScriptedCheck(lines)))
+        kept = os.path.commonprefix([block, [a, b, c, d]])
+        assert cycle.tokens[:len(kept)] == kept
+        passes, positions, _ = cycle.passes['target/full']
+        assert (passes, positions) == ((1, certain) if len(block) == certain else (2, len(block) + 1))
+        assert cycle.labels[certain - 1] == 'target' and set(cycle.labels[:certain - 1]) == {'draft'}
+
+
+@pytest.mark.parametrize('eos, wanted', [
+    ((), {'corrected', 'as voted', 'ended'}),
+    ((1,), {'as voted', 'ended'})])
+def test_law_of_a_check_that_verifies(eos, wanted):
+    """The target's law where checks correct a vote that goes on behind it, and where they end the cycle."""
+    seen = set()
+
+    def run(s, method):
+        tokens, cycles = write(s, method)
+        for cycle in cycles:
+            seen.add('corrected' if 'target' in cycle.labels[:-1] else 'as voted')
+            if len(cycle.drafted) == len(cycle.tokens) == cycle.passes['target/full'][1]:
+                seen.add('ended')                       # no position was read behind it
+        return tokens, cycles
+    target = Table(1, 2)
+    settings = dict(temperature=1.0, eos=frozenset(eos))
+    method = METHODS['ecsv-checked'](gamma=3, branches=2, draft_temperature=1.0, draft_top_p=1.0)
+    law = enumerate_law(target, Table(2, 2), method, 3, run=run, **settings)
+    assert method.lossless and variation(law, exact_law(target, 3, **settings)) < 1e-9
+    assert seen == wanted
+    assert not replace(method, controller='probe').lossless             # which may drop what is certain
+
+
+def test_ecsv_check_that_verifies_is_counted_by_hand():
+    """Passes and positions of both readers; a draft pass costs its share of the bytes of a target pass."""
+    passes = {'target/full': [2, 5, 0.0], 'draft/full': [4, 8, 0.0]}
+    cycle = verify.Cycle([5, 6, 7], [], [5, 6, 7], ['draft', 'target', 'draft'], passes, 0.0)
+    last = verify.Cycle([], [], [8], ['target'], {'target/full': [1, 1, 0.0]}, 0.0)
+    counts = ecsv_record.check_counts([cycle, last])
+    assert counts == dict(kept=2, cycles=2, tokens=4, positions=6, passes=3, drafts=4, drafted=8)
+    table = ecsv_record.by_depth({2: counts | dict(tokens=1), 4: counts})
+    other = ecsv_record.by_depth({4: counts | dict(passes=4, positions=8)})
+    votes = {ecsv_claims.CHECKED: table, **dict.fromkeys(ecsv_claims.CHECKED_OVER, other)}
+    rows = [dict(family='story', bytes=0.25, votes=votes)] * 2
+    assert ecsv_claims.tokens_a_pass(rows, ecsv_claims.CHECKED, 4) == pytest.approx(4 / (3 + 0.25 * 4))
+    found = [claim.figure(claim.rows) for claim in ecsv_claims.checked_claims(
+        [row | dict(votes=votes | {ecsv_claims.CHECKED: ecsv_record.by_depth({4: counts})}) for row in rows])]
+    assert found == pytest.approx([8 / 6, 5 / 4] * 3)
 
 
 def test_ecsv_block_ends_where_an_end_is_elected():

@@ -207,7 +207,7 @@ class Replay:
         return bool(text) and text[-1] in self.session.eos
 
     def block(self, text, method, most):
-        """(the Guesses of the block, at most so many, that a method drafts greedily behind a text, the notes).
+        """(Guesses of the block, at most so many, that a method drafts greedily behind a text, its notes).
 
         As in sample_branches: whoever decides by the notes alone is asked behind each token but the last.
         """
@@ -227,7 +227,7 @@ class Replay:
         return block, notes
 
     def run(self, method):
-        """The Run of a CmAsd or Exact from this prompt, judged by its own rule; if it learns, its only one."""
+        """The Run of a CmAsd or Exact from this prompt, judged by its own rule; one that learns has one."""
         text, kept, drafted = (), [], []
         while len(text) < self.room and not self.is_over(text):
             block, notes = self.block(text, method, self.room - len(text) - 1)

@@ -153,7 +153,7 @@ ROUNDED = {'strict, online': CmAsd(accept_='strict'), 'default': CmAsd()}     # 
 # ----------------------------------------------------------------------------- length controllers, replayed
 
 LIMITS = 0.3, 0.4, 0.5, 0.6, 0.7                        # h of product
-COSTS = 0.1, 0.2, 0.3, 0.4, 0.5                         # of a draft pass in target passes, as payoff may be told
+COSTS = 0.1, 0.2, 0.3, 0.4, 0.5                         # of a draft pass, in target passes, as payoff is told
 
 
 def controlled(name, **settings):
@@ -181,7 +181,7 @@ def length_rules(pair):
 
 
 def foreseeing(replay):
-    """The Run of a rule that knows the target's text and drafts to its first wrong token, as `oracle` does."""
+    """The Run of a rule that knows the target's text and drafts to its first wrong token, as `oracle`."""
     text = replay.text
     kept, drafted = [], []
     begin = 0
@@ -200,7 +200,7 @@ def foreseeing(replay):
 def product_row(pair, prompt):
     """{rule: [draft tokens kept, {draft tokens of a block: cycles}]} of one prompt.
 
-    bytes: of a draft pass, in the target's. Elsewhere it takes a draft pass for each token behind a wrong one.
+    bytes: of a draft pass, in the target's. It takes a draft pass for each token drafted behind a wrong one.
     """
     replay = Replay(pair, prompt.ids)
     runs = {name: replay.run(method) for name, method in length_rules(pair).items()}
@@ -533,7 +533,6 @@ def one_row(pair, n):
 
 PAIR = 'target', 'draft'
 RECORDS = dict(
-    product=Record(product_prompts, product_row),
     rules=Record(one_row, rule_row),
     replayed=Record(replayed_prompts, replayed_row),
     rounded=LabRecord(PAIR, rounded_rows, 'models that nobody has rounded, and memory for a second copy'),
@@ -544,7 +543,8 @@ RECORDS = dict(
     paired=Record(paired_items, paired_row),
     controllers=Record(run_prompts, controller_row),
     dropout=Record(sampled_prompts, dropout_row),
-    sampled=Record(sampled_prompts, sampled_row))
+    sampled=Record(sampled_prompts, sampled_row),
+    product=Record(product_prompts, product_row))
 
 
 # ------------------------------------------------------------------------------------------------ a drawing

@@ -293,6 +293,8 @@ def claims(stored):
         found.append(error_claim(stored))
     for temperature in temperatures(stored):
         found += run_claims(stored, temperature)
+    if 'checked' in stored:
+        found += checked_claims(stored['checked'].rows)
     return found
 
 
@@ -536,6 +538,74 @@ def run_claims(stored, temperature):
             yield replace(claim, note=f'{claim.note}; positions a token {spent[0]:.3f} and {spent[1]:.3f}')
 
 
+# ------------------------------------------------------------------------------------ a check that verifies
+
+CHECKED = 'ecsv-checked'
+CHECKED_OVER = {        # what it is compared with: why it may lose
+    'ecsv-spot': 'The first vote is right up to most of the places that are checked',
+    'ecsv': A_PASS,
+    GREEDY: A_PASS}
+
+
+def counted(rows, name, depth):
+    """{quantity: its total} of a method's runs at this depth."""
+    found = {}
+    for row in rows:
+        table = row['votes'][name]
+        i = table['depths'].index(depth)
+        for quantity, numbers in table.items():
+            found[quantity] = found.get(quantity, 0) + numbers[i]
+    return found
+
+
+def tokens_a_position(rows, name, depth):
+    """Tokens a target position."""
+    sums = counted(rows, name, depth)
+    return sums['tokens'] / sums['positions']
+
+
+def tokens_a_pass(rows, name, depth):
+    """Tokens in the time of a target pass, by weight bytes: a draft pass has its share of one."""
+    sums = counted(rows, name, depth)
+    return sums['tokens'] / (sums['passes'] + rows[0]['bytes'] * sums['drafts'])
+
+
+def over(rows, figure, other, depth):
+    """A figure of the check that verifies over that of another method."""
+    return figure(rows, CHECKED, depth) / figure(rows, other, depth)
+
+
+def checked_claims(rows):
+    """What it is worth that a check verifies, at each depth; temperature 0, where all write the same text."""
+    for depth in rows[0]['votes'][CHECKED]['depths']:
+        for other, why in CHECKED_OVER.items():
+            for what, figure in (('tokens a target position', tokens_a_position),
+                                 ('speed, modelled by weight bytes', tokens_a_pass)):
+                yield Claim(f'a check that verifies, over {other} at depth {depth}: {what}', 'ours', MORE,
+                            rows, partial(over, figure=figure, other=other, depth=depth), why,
+                            f'real runs at temperature 0; n = {len(rows)}')
+
+
+def checked_table(rows):
+    """Of each method at each depth what its runs come to, and its speed by task over ecsv-spot's."""
+    families = list(dict.fromkeys(row['family'] for row in rows))
+    lines = []
+    for name, table in rows[0]['votes'].items():
+        for depth in table['depths']:
+            sums = counted(rows, name, depth)
+            cells = []
+            for family in families:
+                theirs = [row for row in rows if row['family'] == family]
+                cells.append(tokens_a_pass(theirs, name, depth) / tokens_a_pass(theirs, 'ecsv-spot', depth))
+            lines.append((f'{name}, depth {depth}', sums['tokens'] / sums['cycles'],
+                          sums['passes'] / sums['cycles'], tokens_a_position(rows, name, depth),
+                          tokens_a_pass(rows, name, depth), *cells))
+    head = ('a check that verifies: real runs, temperature 0', 'tokens a cycle', 'target passes a cycle',
+            'tokens a target position', 'x plain, by weight bytes',
+            *(f'{family}: over ecsv-spot' for family in families))
+    return PageTable(head, lines)
+
+
 # ----------------------------------------------------------------------------------------------------- tables
 
 def tables(stored):
@@ -556,6 +626,8 @@ def tables(stored):
     for temperature in temperatures(stored):
         runs = real_texts(stored, temperature)
         found += [run_table(runs, temperature), kept_table(runs, temperature)]
+    if 'checked' in stored:
+        found.append(checked_table(stored['checked'].rows))
     return found
 
 
