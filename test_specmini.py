@@ -2443,21 +2443,23 @@ def test_the_branch_that_is_kept_is_trusted(branch):
     assert apart(reader.read(line, [8], reader.model.full, 1), fresh(reader.model, line + [8], 1)) < 1e-9
 
 
-@pytest.mark.parametrize('broken', ['attend', 'send'])
-def test_a_broken_tree_leaves_nothing_trusted(broken, monkeypatch):
+def test_a_broken_tree_leaves_nothing_trusted(monkeypatch):
     """An interrupt in the pass, or while a branch moves to its place over another that was trusted there."""
     reader = Reader(network(3), 40)
-    reader.read(LINE[:6], [3, 7, 2], reader.model.full, 1)
-    tree = Tree(reader, LINE[:6], GUESSES, FORKED)
-    if broken == 'attend':
-        interrupt(monkeypatch, lab_tree.kernels, 'attend_grouped', 2)
-    else:
+    text = LINE[:6]
+    reader.read(text, [3, 7, 2], reader.model.full, 1)
+    tree = Tree(reader, text, GUESSES, FORKED)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, lab_tree.kernels, 'attend_grouped', 2)
         tree.read(reader.model.full)
-        interrupt(monkeypatch, lab_tree, 'send', 1)
-    with pytest.raises(KeyboardInterrupt):
-        tree.read(reader.model.full)
-        tree.keep([1, 2, 3])
-    assert trusted(reader, LINE[:6] + [3, 7, 2]) == 5
+    assert trusted(reader, text + [3, 7, 2]) == 5
+    tree.read(reader.model.full)
+    tree.keep([1, 2, 3])
+    assert trusted(reader, text + [3, 1, 4]) == 9
+    tree.fresh[1] = None                    # of the second layer: the first one has been copied
+    with pytest.raises(TypeError):
+        tree.keep([1, 4, 5])
+    assert trusted(reader, text + [3, 1, 4]) == trusted(reader, text + [3, 7, 2]) == 5
 
 
 def mended(cycles):
@@ -2484,7 +2486,8 @@ def test_hedge_takes_side_branches_to_their_end(temperature, horizon):
     law = enumerate_law(target, draft, method, horizon, run=run, temperature=temperature)
     assert variation(law, exact_law(target, horizon, temperature=temperature)) < 1e-9
     ends = Counter(tuple(cycle.labels) for cycle in seen)
-    assert ends['draft', 'draft', 'bonus'] > 1 and ends['draft', 'target'] > 1, ends
+    for labels in ('draft', 'draft', 'bonus'), ('draft', 'target'), ('draft', 'bonus'):
+        assert ends[labels] > 0, ends
 
 
 def test_hedge_leaves_the_cache_right():
@@ -2517,7 +2520,7 @@ def test_hedge_refuses_what_is_sparse():
 
 
 def test_hedge_replays_are_runs():
-    """What is read off greedy blocks behind every place is what decoding does; here no text ends in a branch."""
+    """What is read off greedy blocks behind every place is what decoding does."""
     pair = replace(EMBEDDED_PAIR, max_new=40)
     ids = second_of('summary')
     opened = pair.session(ids)
