@@ -2503,6 +2503,20 @@ def test_hedge_leaves_the_cache_right():
     assert len(mended(cycles)) > 2
 
 
+def test_sd_tree_takes_one_pass():
+    """However often a cycle goes over to another branch; what it keeps is trusted, and right."""
+    s = session(network(0, 5), network(1, 5), [1, 2, 3], 40, temperature=1.0)
+    s.read_prompt()
+    switched = 0
+    for cycle in decode(s, sd_tree(3, branches=3, draft_temperature=1.0, draft_top_p=1.0)):
+        passes, positions, _ = cycle.passes['target/full']
+        assert passes == 1 and positions <= 1 + 3 * 3
+        assert trusted(s.target, s.tokens) == len(s.tokens) - 1
+        kept = [verdict['kept'] for verdict in cycle.judged]
+        switched += (False, True) in itertools.pairwise(kept)
+    assert switched > 2
+
+
 def test_hedge_doubts_by_hand():
     """The chance that a block breaks at a place: all right before it, and this one wrong."""
     confidence = [0.9, 0.5, 0.8, 0.0]       # breaks at 0.1, 0.45, 0.09, 0.36
