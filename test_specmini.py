@@ -2503,6 +2503,19 @@ def test_hedge_leaves_the_cache_right():
     assert len(mended(cycles)) > 2
 
 
+def test_hedge_tells_its_controller_of_the_trunk(monkeypatch):
+    """Not of side branches, which have no place among the trunk's logits."""
+    told = []
+    monkeypatch.setattr(verify.FixedLength, 'learn', lambda _, *given: told.append(given))
+    target = network(0, 5)
+    s = session(target, network(1, 5), [1, 2, 3], 24)
+    _, cycles = write(s, hedge(3, side=3, least=0))
+    assert len(mended(cycles)) > 2
+    for (draft, cycle), whole in zip(told, cycles):
+        assert len(draft.tokens) == len(draft.q) and cycle.accepted <= len(draft.tokens)
+        assert whole.drafted[:cycle.accepted] == draft.tokens[:cycle.accepted]
+
+
 def test_sd_tree_takes_one_pass():
     """However often a cycle goes over to another branch; what it keeps is trusted, and right."""
     s = session(network(0, 5), network(1, 5), [1, 2, 3], 40, temperature=1.0)
@@ -2528,9 +2541,14 @@ def test_hedge_doubts_by_hand():
 
 
 def test_hedge_refuses_what_is_sparse():
-    s = session(network(0), network(1), [1, 2, 3], 9, sparse=METHODS['sparse'](**SMALL, rho=0.0))
+    """sd-tree goes its branches one by one there."""
+    def sparse_session():
+        return session(network(0), network(1), [1, 2, 3], 9, sparse=METHODS['sparse'](**SMALL, rho=0.0))
+
     with pytest.raises(ValueError, match='read densely: leave out --sparse'):
-        write(s, hedge(least=0))
+        write(sparse_session(), hedge(least=0))
+    tokens, _ = write(sparse_session(), sd_tree(2))
+    assert len(tokens) == 9
 
 
 def test_hedge_replays_are_runs():

@@ -295,6 +295,8 @@ def claims(stored):
         found += run_claims(stored, temperature)
     if 'hedged' in stored and 'pass_costs' in stored:
         found += hedge_claims(stored)
+        if 'trees' in stored:
+            found += tree_claims(stored)
     return found
 
 
@@ -547,8 +549,8 @@ class HedgeText(NamedTuple):
     broken: dict        # setting: {depth: counts of failures, there, mended}
 
 
-def hedge_texts(stored, temperature):
-    """The HedgeTexts of a temperature; [] where it was not measured.
+def hedge_texts(stored, temperature, record='hedged'):
+    """The HedgeTexts of a record at a temperature; [] where it was not measured.
 
     A target pass costs as the line through the stored costs, a draft pass what is stored.
     """
@@ -556,7 +558,7 @@ def hedge_texts(stored, temperature):
     positions = range(1, len(costs['target']))
     each, once = numpy.polyfit(positions, costs['target'][1:], 1)
     found = []
-    for row in stored['hedged'].rows:
+    for row in stored[record].rows:
         if row['temperature'] == temperature:
             spent = {}
             broken = {}
@@ -647,6 +649,16 @@ def hedge_claims(stored):
         yield from broken_claims(sampled, 'side 1', 'temperature 1')
 
 
+def tree_claims(stored):
+    """Whole trees of sampled branches, read in one pass, and hedge beside them."""
+    texts = hedge_texts(stored, 1, 'trees')
+    note = f'real runs, gamma 2, 4 and 8; a draft pass costs the same for all its rows; n = {len(texts)}'
+    for key, other in ('sd-tree, B = 2', 'sd'), ('sd-tree', 'sd'), ('side 1', 'sd-tree, B = 2'):
+        text = f'trees in one pass, temperature 1: modelled speed of {key} over {other}, each at its best'
+        yield Claim(text, 'ours', 1.02, texts, partial(hedge_speed, key=key, other=other),
+                    'Branches begin alike, and most blocks need one of them', note)
+
+
 def broken_claims(texts, key, where):
     """What becomes of blocks of four that fail."""
     share = partial(hedge_share, key=key, depth=4)
@@ -695,6 +707,9 @@ def tables(stored):
             if texts:
                 title = f'modelled speed over sd, each at its best gamma, temperature {temperature}'
                 found.append(hedge_table(texts, list(texts[0].spent), title))
+    if 'trees' in stored:
+        texts = hedge_texts(stored, 1, 'trees')
+        found.append(hedge_table(texts, list(texts[0].spent), 'likewise, trees in one pass'))
     return found
 
 

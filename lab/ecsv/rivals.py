@@ -292,9 +292,12 @@ class SdTree(SdMulti):
         return super().guess(session, n)
 
     def score(self, session, draft):
-        """Of the draft, and of what follows another branch: each by rows of the cycle's one pass."""
+        """Of the draft, and of what follows another branch: each by rows of the cycle's one pass.
+
+        A sparse path reads no tree: there each branch that is followed has a pass of its own.
+        """
         score = super().score(session, draft)
-        if self.options:
+        if self.options and not score.path.sparse:
             if self.tree is None:
                 self.read_tree(session, score.path)
             begin = session.tokens[len(self.tree.text):]        # kept already
