@@ -41,7 +41,8 @@ class Tree:
         self.depths = send(depths, cos.device)
         known = torch.ones(len(self.nodes), len(text) - 1, dtype=torch.bool)
         hidden = ~torch.cat([known, sees], 1)                                   # [T, text and nodes]
-        self.mask = torch.zeros(hidden.shape, dtype=cos.dtype).masked_fill(hidden, -torch.inf).to(cos.device)
+        mask = torch.zeros(hidden.shape, dtype=cos.dtype).masked_fill(hidden, -torch.inf)
+        self.mask = mask.to(cos.device, non_blocking=True)
 
     @torch.inference_mode()
     def read(self, path):

@@ -295,6 +295,10 @@ def claims(stored):
         found += run_claims(stored, temperature)
     if 'checked' in stored:
         found += checked_claims(stored['checked'].rows)
+    if 'hedged' in stored and 'pass_costs' in stored:
+        found += hedge_claims(stored)
+        if 'trees' in stored:
+            found += tree_claims(stored)
     return found
 
 
@@ -604,6 +608,145 @@ def checked_table(rows):
             'tokens a target position', 'x plain, by weight bytes',
             *(f'{family}: over ecsv-spot' for family in families))
     return PageTable(head, lines)
+# ---------------------------------------------------------------------------------------------- side branches
+
+class HedgeText(NamedTuple):
+    """A text's stored row, by setting."""
+    family: str
+    spent: dict         # setting: [tokens and modelled seconds, depths]
+    broken: dict        # setting: {depth: counts of failures, there, mended}
+
+
+def hedge_texts(stored, temperature, record='hedged'):
+    """The HedgeTexts of a record at a temperature; [] where it was not measured.
+
+    A target pass costs as the line through the stored costs, a draft pass what is stored.
+    """
+    costs, = stored['pass_costs'].rows
+    positions = range(1, len(costs['target']))
+    each, once = numpy.polyfit(positions, costs['target'][1:], 1)
+    found = []
+    for row in stored[record].rows:
+        if row['temperature'] == temperature:
+            spent = {}
+            broken = {}
+            for key, table in row['votes'].items():
+                names = 'cycles', 'positions', 'drafts'
+                cycles, read, drafts = numpy.array([table[name] for name in names])
+                seconds = once * cycles + each * read + costs['draft'] * drafts
+                tokens = table.get('tokens', [row.get('tokens')] * len(seconds))
+                spent[key] = numpy.array([tokens, seconds])
+                counts = zip(table['failures'], table['there'], table['mended'])
+                broken[key] = dict(zip(table['depths'], counts))
+            found.append(HedgeText(row['family'], spent, broken))
+    return found
+
+
+def hedge_rates(texts, key):
+    """{family: [depths] tokens a modelled second} of a setting."""
+    sums = {}
+    for text in texts:
+        sums[text.family] = sums.get(text.family, 0) + text.spent[key]
+    return {family: tokens / seconds for family, (tokens, seconds) in sums.items()}
+
+
+def hedge_speed(texts, key, other, place=None):
+    """Modelled speed of a setting over another, its geometric mean over families.
+
+    place: in the list of depths, that of both; None: each family's best depth, for either.
+    """
+    base = hedge_rates(texts, other)
+    logs = []
+    for family, rates in hedge_rates(texts, key).items():
+        if place is None:
+            logs.append(numpy.log(rates.max() / base[family].max()))
+        else:
+            logs.append(numpy.log(rates[place] / base[family][place]))
+    return float(numpy.exp(mean(logs)))
+
+
+def hedge_yield(places, texts, key, depth, other):
+    """Tokens a target pass of a setting at a depth, over those of sd at another depth."""
+    return texts.at_depth(key, depth, places).yielded / texts.at_depth('sd', other, places).yielded
+
+
+def hedge_share(texts, key, depth, part, whole):
+    """Blocks that `part` counts over those that `whole` counts; 0 failures, 1 those at a branch, 2 mended."""
+    counts = numpy.sum([text.broken[key][depth] for text in texts], axis=0)
+    return counts[part] / counts[whole] if counts[whole] else nan
+
+
+A_DRAFT_PASS = 'Blocks seldom fail, and each token of a branch but the first is a draft pass in every cycle'
+FREE = 'What it mends is one token in few blocks, and each branch is a target position in most of them'
+AT_BEST = 'modelled speed over greedy sd, each at its best gamma by task'
+FAILED = 'The draft is wrong where it is sure'
+HEDGE_SPEEDS = [        # setting, what it is called, why it may fail
+    ('lowest, side 1', 'hedge where confidence is lowest, the second choice alone', FREE),
+    ('lowest, side 2', 'hedge where confidence is lowest, two tokens', A_DRAFT_PASS),
+    ('lowest, side 4', 'hedge where confidence is lowest, four tokens', A_DRAFT_PASS),
+    ('side 1', 'hedge wherever the doubt is 0.1 or more, the second choice alone', FREE),
+    ('side 2', 'hedge wherever the doubt is 0.1 or more, two tokens', A_DRAFT_PASS),
+    ('side 1, everywhere', 'hedge at every place, the second choice alone', FREE)]
+
+
+def hedge_claims(stored):
+    """Second choices verified beside the draft: lines were stated before anything was measured."""
+    texts = hedge_texts(stored, 0)
+    note = f'mean of tasks; n = {len(texts)}'
+    for key, name, why in HEDGE_SPEEDS:
+        yield Claim(f'{name}: {AT_BEST}', 'ours', 1.02, texts, partial(hedge_speed, key=key, other='sd'), why,
+                    note)
+    row = stored['hedged'].rows[0]
+    place = row['votes']['sd']['depths'].index(4)
+    for key, name, why in HEDGE_SPEEDS[0], HEDGE_SPEEDS[3]:
+        yield Claim(f'{name}: modelled speed over greedy sd, both with gamma 4', 'ours', 1.0, texts,
+                    partial(hedge_speed, key=key, other='sd', place=place), why, note)
+    summed = Texts([row for row in stored['hedged'].rows if row['temperature'] == 0])
+    for key, depth, other in ('lowest, side 1', 3, 4), ('lowest, side 2', 4, 6):
+        yield Claim(f'hedge, {key}, gamma {depth}: tokens a target pass over greedy sd with gamma {other}, '
+                    'where both read as many positions', 'ours', 1.0, summed.places,
+                    partial(hedge_yield, texts=summed, key=key, depth=depth, other=other),
+                    'A draft that is mostly right is better made longer than wider', f'n = {len(texts)}')
+    yield from broken_claims(texts, 'lowest, side 1', 'temperature 0')
+    sampled = hedge_texts(stored, 1)
+    if sampled:
+        for key, other in ('side 1', 'sd'), ('side 2', 'sd'), ('side 1 greedy', 'sd greedy'):
+            yield Claim(f'hedge at temperature 1, {key}: modelled speed over {other}, each at its best gamma',
+                        'ours', 1.02, sampled, partial(hedge_speed, key=key, other=other), FREE,
+                        f'real runs, gamma 2, 4 and 8; n = {len(sampled)}')
+        yield from broken_claims(sampled, 'side 1', 'temperature 1')
+
+
+def tree_claims(stored):
+    """Whole trees of sampled branches, read in one pass, and hedge beside them."""
+    texts = hedge_texts(stored, 1, 'trees')
+    note = f'real runs, gamma 2, 4 and 8; a draft pass costs the same for all its rows; n = {len(texts)}'
+    for key, other in ('sd-tree, B = 2', 'sd'), ('sd-tree', 'sd'), ('side 1', 'sd-tree, B = 2'):
+        text = f'trees in one pass, temperature 1: modelled speed of {key} over {other}, each at its best'
+        yield Claim(text, 'ours', 1.02, texts, partial(hedge_speed, key=key, other=other),
+                    'Branches begin alike, and most blocks need one of them', note)
+
+
+def broken_claims(texts, key, where):
+    """What becomes of blocks of four that fail."""
+    share = partial(hedge_share, key=key, depth=4)
+    failures, there, mended = numpy.sum([text.broken[key][4] for text in texts], axis=0)
+    name = f'hedge, {key}, {where}'
+    yield Claim(f'{name}: share of failing blocks that fail where a side branch stands', 'ours', 0.5, texts,
+                partial(share, part=1, whole=0), FAILED, f'gamma 4; of {failures} blocks')
+    yield Claim(f'{name}: share of these failures that the second choice mends', 'ours', 0.4, texts,
+                partial(share, part=2, whole=1), 'The right token is no favourite of the draft',
+                f'gamma 4; {mended} of {there} blocks')
+
+
+def hedge_table(texts, settings, title):
+    """Modelled speeds over the first setting by task, each at its best depth."""
+    base = hedge_rates(texts, settings[0])
+    rows = []
+    for key in settings:
+        cells = [rates.max() / base[family].max() for family, rates in hedge_rates(texts, key).items()]
+        rows.append((key, float(numpy.exp(mean(numpy.log(cells)))), *cells))
+    return PageTable((title, 'mean', *base), rows)
 
 
 # ----------------------------------------------------------------------------------------------------- tables
@@ -628,6 +771,15 @@ def tables(stored):
         found += [run_table(runs, temperature), kept_table(runs, temperature)]
     if 'checked' in stored:
         found.append(checked_table(stored['checked'].rows))
+    if 'hedged' in stored and 'pass_costs' in stored:
+        for temperature in (0, 1):
+            texts = hedge_texts(stored, temperature)
+            if texts:
+                title = f'modelled speed over sd, each at its best gamma, temperature {temperature}'
+                found.append(hedge_table(texts, list(texts[0].spent), title))
+    if 'trees' in stored:
+        texts = hedge_texts(stored, 1, 'trees')
+        found.append(hedge_table(texts, list(texts[0].spent), 'likewise, trees in one pass'))
     return found
 
 

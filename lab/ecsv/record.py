@@ -901,14 +901,33 @@ def hedge_row(pair, item):
         for name, method in HEDGES.items():
             found[name] = by_depth({gamma: replay.run(method, gamma) for gamma in gammas})
         return prompt.name | dict(temperature=temperature, tokens=len(line), votes=found)
+    return prompt.name | dict(temperature=temperature, votes=hedge_runs(pair, prompt, temperature, SAMPLED))
+
+
+def hedge_runs(pair, prompt, temperature, kinds):
+    """{kind: HEDGE_COUNTS, and tokens, at each of RUN_DEPTHS} of real runs from a prompt."""
     session = pair.session(prompt.ids)
-    for name, kind in SAMPLED.items():
+    found = {}
+    for name, kind in kinds.items():
         runs = {}
         for gamma in RUN_DEPTHS:
             cycles = pair.written(session, prompt.ids, kind(gamma), temperature, seed=prompt.place)
             runs[gamma] = dict(tokens=len(tokens_of(cycles))) | hedge_counts(cycles)
         found[name] = by_depth(runs)
-    return prompt.name | dict(temperature=temperature, votes=found)
+    return found
+
+
+TREES = {               # in one pass each, at temperature 1
+    'sd': Exact,
+    'side 1': Hedge,
+    'sd-tree, B = 2': partial(SdTree, branches=2, draft_temperature=1.0, draft_top_p=1.0),
+    'sd-tree': partial(SdTree, draft_temperature=1.0, draft_top_p=1.0)}
+
+
+def tree_rows(n):
+    """Real runs of a fifth of the texts whose blocks are trees that the target reads at once."""
+    for prompt in tqdm(EMBEDDED.texts(FAMILIES, max(2, n // 5)), desc='trees'):
+        yield prompt.name | dict(temperature=1.0, votes=hedge_runs(EMBEDDED, prompt, 1.0, TREES))
 
 
 # ------------------------------------------------------------------------------------------------------ costs
@@ -972,6 +991,7 @@ RECORDS = dict(
     passes=Record(pass_items, pass_row),
     vote_cost=Record(cost_items, cost_row),
     hedged=Record(hedge_items, hedge_row),
+    trees=LabRecord(EMBEDDED.roles, tree_rows, DEAR),
     pass_costs=Record(one_row, pass_cost_row))
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from lab.tree import Tree
-from model import Reader, fetch, load, same_vocabulary
+from model import Reader, fetch, load, same_vocabulary, send
 from verify import (METHODS, Branches, Draft, Ecsv, Exact, Score, finite, in_range, require, residual,
                     sample_branches, silence, token_logps, until_end)
 
@@ -327,9 +327,61 @@ def likeliest_first(drafts):
 class SdTree(SdMulti):
     """SdMulti at every token: all branches that share the kept text are tried in turn, as in a tree.
 
-    The tree is read path by path, each as far as it is needed: no more positions than a pass over the whole
-    tree with a mask would read, but more passes. Source: Miao et al. 2024 (SpecInfer), algorithm 2.
+    The target has read all of them in one pass over that tree, whatever is kept of it. Source: Miao et al.
+    2024 (SpecInfer), algorithm 2.
     """
+
+    def __post_init__(self):
+        super().__post_init__()
+        least = self.branches + 1
+        enough = self.budget is None or self.budget >= least
+        require(enough, 'budget', self.budget, f'{least} positions or more: one of each branch, and the root')
+
+    def propose(self, session):
+        self.options = []
+        self.tree = None
+        return super().propose(session)
+
+    def guess(self, session, n):
+        if self.budget is not None:
+            n = min(n, (self.budget - 1) // self.branches)
+        return super().guess(session, n)
+
+    def score(self, session, draft):
+        """Of the draft, and of what follows another branch: each by rows of the cycle's one pass.
+
+        A sparse path reads no tree: there each branch that is followed has a pass of its own.
+        """
+        score = super().score(session, draft)
+        if self.options and not score.path.sparse:
+            if self.tree is None:
+                self.read_tree(session, score.path)
+            begin = session.tokens[len(self.tree.text):]        # kept already
+            lines = [tuple(begin + draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
+            draft.known = self.rows[send([self.nodes[line] for line in lines], self.rows.device)]
+        return score
+
+    def read_tree(self, session, path):
+        """The cycle's one pass; rows [T, V], and nodes, {tokens from the text on: the node of the last}."""
+        self.nodes = {(): 0}
+        guesses = []
+        parents = []
+        for option in self.options:
+            for i, token in enumerate(option.tokens):
+                line = tuple(option.tokens[:i + 1])
+                if line not in self.nodes:
+                    guesses.append(token)
+                    parents.append(self.nodes[line[:-1]])
+                    self.nodes[line] = len(guesses)
+        self.tree = Tree(session.target, session.tokens, guesses, parents)
+        self.rows = finite(self.tree.read(path), 'target', len(session.tokens))
+
+    def accept(self, session, draft, score):
+        tokens, labels, judged = super().accept(session, draft, score)
+        if self.tree:
+            kept = labels.count('draft')
+            self.tree.keep([self.nodes[tuple(tokens[:i + 1])] for i in range(kept)])
+        return tokens, labels, judged
 
     def follow(self, live, kept, i):
         return [option for option in live if option.tokens[i] == kept.tokens[i]]
