@@ -610,59 +610,60 @@ def checked_table(rows):
     return PageTable(head, lines)
 # ---------------------------------------------------------------------------------------------- side branches
 
-class HedgeText(NamedTuple):
-    """A text's stored row, by setting."""
-    family: str
-    spent: dict         # setting: [tokens and modelled seconds, depths]
-    broken: dict        # setting: {depth: counts of failures, there, mended}
-
-
-def hedge_texts(stored, temperature, record='hedged'):
-    """The HedgeTexts of a record at a temperature; [] where it was not measured.
+class HedgeTexts:
+    """Stored rows of one temperature, their passes modelled as seconds; a text is known by its place.
 
     A target pass costs as the line through the stored costs, a draft pass what is stored.
     """
-    costs, = stored['pass_costs'].rows
-    positions = range(1, len(costs['target']))
-    each, once = numpy.polyfit(positions, costs['target'][1:], 1)
-    found = []
-    for row in stored[record].rows:
-        if row['temperature'] == temperature:
-            spent = {}
-            broken = {}
-            for key, table in row['votes'].items():
-                names = 'cycles', 'positions', 'drafts'
-                cycles, read, drafts = numpy.array([table[name] for name in names])
-                seconds = once * cycles + each * read + costs['draft'] * drafts
-                tokens = table.get('tokens', [row.get('tokens')] * len(seconds))
-                spent[key] = numpy.array([tokens, seconds])
-                counts = zip(table['failures'], table['there'], table['mended'])
-                broken[key] = dict(zip(table['depths'], counts))
-            found.append(HedgeText(row['family'], spent, broken))
-    return found
+
+    def __init__(self, stored, temperature, record='hedged'):
+        self.rows = [row for row in stored[record].rows if row['temperature'] == temperature]
+        self.places = range(len(self.rows))
+        self.families = list(dict.fromkeys(row['family'] for row in self.rows))
+        self.keys = list(self.rows[0]['votes']) if self.rows else []
+        own = [self.families.index(row['family']) for row in self.rows]
+        self.member = numpy.equal.outer(range(len(self.families)), own)         # [families, texts]
+        costs, = stored['pass_costs'].rows
+        self.costs = costs['draft'], *numpy.polyfit(range(1, len(costs['target'])), costs['target'][1:], 1)
+        self.spent = {}         # setting: [texts, (tokens, modelled seconds), depths]
+        for key in self.keys:
+            self.spent[key] = numpy.array([self.tokens_and_seconds(row, key) for row in self.rows])
+
+    def tokens_and_seconds(self, row, key):
+        table = row['votes'][key]
+        draft, each, once = self.costs
+        cycles, positions, drafts = numpy.array([table[name] for name in ('cycles', 'positions', 'drafts')])
+        tokens = table.get('tokens', [row.get('tokens')] * len(cycles))
+        return tokens, once * cycles + each * positions + draft * drafts
+
+    def rates(self, key, places):
+        """[families, depths] tokens a modelled second of a setting; nan for a family without any text."""
+        often = numpy.bincount(places, minlength=len(self.rows))                # [texts]
+        sums = numpy.tensordot(self.member * often, self.spent[key], 1)         # [families, 2, depths]
+        with numpy.errstate(invalid='ignore'):
+            return sums[:, 0] / sums[:, 1]
+
+    def broken(self, key, depth, places):
+        """(failures, there, mended) of a setting at a depth, of all families."""
+        i = self.rows[0]['votes'][key]['depths'].index(depth)
+        counts = []
+        for name in ('failures', 'there', 'mended'):
+            counts.append(sum(self.rows[place]['votes'][key][name][i] for place in places))
+        return counts
 
 
-def hedge_rates(texts, key):
-    """{family: [depths] tokens a modelled second} of a setting."""
-    sums = {}
-    for text in texts:
-        sums[text.family] = sums.get(text.family, 0) + text.spent[key]
-    return {family: tokens / seconds for family, (tokens, seconds) in sums.items()}
-
-
-def hedge_speed(texts, key, other, place=None):
+def hedge_speed(places, texts, key, other, depth=None):
     """Modelled speed of a setting over another, its geometric mean over families.
 
-    place: in the list of depths, that of both; None: each family's best depth, for either.
+    depth: of both, its place in their list; None: each family's best, for either.
     """
-    base = hedge_rates(texts, other)
-    logs = []
-    for family, rates in hedge_rates(texts, key).items():
-        if place is None:
-            logs.append(numpy.log(rates.max() / base[family].max()))
-        else:
-            logs.append(numpy.log(rates[place] / base[family][place]))
-    return float(numpy.exp(mean(logs)))
+    rates = texts.rates(key, places)
+    base = texts.rates(other, places)
+    if depth is None:
+        rates, base = rates.max(1), base.max(1)
+    else:
+        rates, base = rates[:, depth], base[:, depth]
+    return float(numpy.exp(numpy.nanmean(numpy.log(rates / base))))
 
 
 def hedge_yield(places, texts, key, depth, other):
@@ -670,9 +671,9 @@ def hedge_yield(places, texts, key, depth, other):
     return texts.at_depth(key, depth, places).yielded / texts.at_depth('sd', other, places).yielded
 
 
-def hedge_share(texts, key, depth, part, whole):
+def hedge_share(places, texts, key, depth, part, whole):
     """Blocks that `part` counts over those that `whole` counts; 0 failures, 1 those at a branch, 2 mended."""
-    counts = numpy.sum([text.broken[key][depth] for text in texts], axis=0)
+    counts = texts.broken(key, depth, places)
     return counts[part] / counts[whole] if counts[whole] else nan
 
 
@@ -691,62 +692,65 @@ HEDGE_SPEEDS = [        # setting, what it is called, why it may fail
 
 def hedge_claims(stored):
     """Second choices verified beside the draft: lines were stated before anything was measured."""
-    texts = hedge_texts(stored, 0)
-    note = f'mean of tasks; n = {len(texts)}'
+    texts = HedgeTexts(stored, 0)
+    note = f'mean of tasks; n = {len(texts.places)}'
     for key, name, why in HEDGE_SPEEDS:
-        yield Claim(f'{name}: {AT_BEST}', 'ours', 1.02, texts, partial(hedge_speed, key=key, other='sd'), why,
-                    note)
-    row = stored['hedged'].rows[0]
-    place = row['votes']['sd']['depths'].index(4)
+        yield Claim(f'{name}: {AT_BEST}', 'ours', 1.02, texts.places,
+                    partial(hedge_speed, texts=texts, key=key, other='sd'), why, note)
+    four = texts.rows[0]['votes']['sd']['depths'].index(4)
     for key, name, why in HEDGE_SPEEDS[0], HEDGE_SPEEDS[3]:
-        yield Claim(f'{name}: modelled speed over greedy sd, both with gamma 4', 'ours', 1.0, texts,
-                    partial(hedge_speed, key=key, other='sd', place=place), why, note)
-    summed = Texts([row for row in stored['hedged'].rows if row['temperature'] == 0])
+        yield Claim(f'{name}: modelled speed over greedy sd, both with gamma 4', 'ours', 1.0, texts.places,
+                    partial(hedge_speed, texts=texts, key=key, other='sd', depth=four), why, note)
+    summed = Texts(texts.rows)
     for key, depth, other in ('lowest, side 1', 3, 4), ('lowest, side 2', 4, 6):
         yield Claim(f'hedge, {key}, gamma {depth}: tokens a target pass over greedy sd with gamma {other}, '
                     'where both read as many positions', 'ours', 1.0, summed.places,
                     partial(hedge_yield, texts=summed, key=key, depth=depth, other=other),
-                    'A draft that is mostly right is better made longer than wider', f'n = {len(texts)}')
+                    'A draft that is mostly right is better made longer than wider',
+                    f'n = {len(texts.places)}')
     yield from broken_claims(texts, 'lowest, side 1', 'temperature 0')
-    sampled = hedge_texts(stored, 1)
-    if sampled:
+    sampled = HedgeTexts(stored, 1)
+    if sampled.rows:
         for key, other in ('side 1', 'sd'), ('side 2', 'sd'), ('side 1 greedy', 'sd greedy'):
             yield Claim(f'hedge at temperature 1, {key}: modelled speed over {other}, each at its best gamma',
-                        'ours', 1.02, sampled, partial(hedge_speed, key=key, other=other), FREE,
-                        f'real runs, gamma 2, 4 and 8; n = {len(sampled)}')
+                        'ours', 1.02, sampled.places,
+                        partial(hedge_speed, texts=sampled, key=key, other=other), FREE,
+                        f'real runs, gamma 2, 4 and 8; n = {len(sampled.places)}')
         yield from broken_claims(sampled, 'side 1', 'temperature 1')
 
 
 def tree_claims(stored):
     """Whole trees of sampled branches, read in one pass, and hedge beside them."""
-    texts = hedge_texts(stored, 1, 'trees')
-    note = f'real runs, gamma 2, 4 and 8; a draft pass costs the same for all its rows; n = {len(texts)}'
+    texts = HedgeTexts(stored, 1, 'trees')
+    n = len(texts.places)
+    note = f'real runs, gamma 2, 4 and 8; a draft pass costs the same for all its rows; n = {n}'
     for key, other in ('sd-tree, B = 2', 'sd'), ('sd-tree', 'sd'), ('side 1', 'sd-tree, B = 2'):
         text = f'trees in one pass, temperature 1: modelled speed of {key} over {other}, each at its best'
-        yield Claim(text, 'ours', 1.02, texts, partial(hedge_speed, key=key, other=other),
+        yield Claim(text, 'ours', 1.02, texts.places,
+                    partial(hedge_speed, texts=texts, key=key, other=other),
                     'Branches begin alike, and most blocks need one of them', note)
 
 
 def broken_claims(texts, key, where):
     """What becomes of blocks of four that fail."""
-    share = partial(hedge_share, key=key, depth=4)
-    failures, there, mended = numpy.sum([text.broken[key][4] for text in texts], axis=0)
+    share = partial(hedge_share, texts=texts, key=key, depth=4)
+    failures, there, mended = texts.broken(key, 4, texts.places)
     name = f'hedge, {key}, {where}'
-    yield Claim(f'{name}: share of failing blocks that fail where a side branch stands', 'ours', 0.5, texts,
-                partial(share, part=1, whole=0), FAILED, f'gamma 4; of {failures} blocks')
-    yield Claim(f'{name}: share of these failures that the second choice mends', 'ours', 0.4, texts,
+    yield Claim(f'{name}: share of failing blocks that fail where a side branch stands', 'ours', 0.5,
+                texts.places, partial(share, part=1, whole=0), FAILED, f'gamma 4; of {failures} blocks')
+    yield Claim(f'{name}: share of these failures that the second choice mends', 'ours', 0.4, texts.places,
                 partial(share, part=2, whole=1), 'The right token is no favourite of the draft',
                 f'gamma 4; {mended} of {there} blocks')
 
 
-def hedge_table(texts, settings, title):
+def hedge_table(texts, title):
     """Modelled speeds over the first setting by task, each at its best depth."""
-    base = hedge_rates(texts, settings[0])
+    base = texts.rates(texts.keys[0], texts.places).max(1)
     rows = []
-    for key in settings:
-        cells = [rates.max() / base[family].max() for family, rates in hedge_rates(texts, key).items()]
+    for key in texts.keys:
+        cells = (texts.rates(key, texts.places).max(1) / base).tolist()
         rows.append((key, float(numpy.exp(mean(numpy.log(cells)))), *cells))
-    return PageTable((title, 'mean', *base), rows)
+    return PageTable((title, 'mean', *texts.families), rows)
 
 
 # ----------------------------------------------------------------------------------------------------- tables
@@ -773,13 +777,12 @@ def tables(stored):
         found.append(checked_table(stored['checked'].rows))
     if 'hedged' in stored and 'pass_costs' in stored:
         for temperature in (0, 1):
-            texts = hedge_texts(stored, temperature)
-            if texts:
+            texts = HedgeTexts(stored, temperature)
+            if texts.rows:
                 title = f'modelled speed over sd, each at its best gamma, temperature {temperature}'
-                found.append(hedge_table(texts, list(texts[0].spent), title))
+                found.append(hedge_table(texts, title))
     if 'trees' in stored:
-        texts = hedge_texts(stored, 1, 'trees')
-        found.append(hedge_table(texts, list(texts[0].spent), 'likewise, trees in one pass'))
+        found.append(hedge_table(HedgeTexts(stored, 1, 'trees'), 'likewise, trees in one pass'))
     return found
 
 
