@@ -853,6 +853,7 @@ LAWS = [
     law('via-two-level-short', two_level(2), calibration=SKIP, vocab=2, horizon=2),
     law('via', via(2), **MASK),
     law('via-always', via(2, **ALWAYS), **MASK),
+    law('via-most-wrong-0', via(1, most_wrong=0.0), **MASK),
     law('via-tiers', METHODS['via-tiers'](2, tiers=2), **MASK),
     law('via-lossy-sd', lossy_sd(2), **MASK),
     law('via-one-minus-alpha', one_minus_alpha(2), **MASK),
@@ -860,6 +861,7 @@ LAWS = [
     law('specguard-tau-inf-eos', SpecGuard(tau=math.inf, **GREEDY), **LINES, **EOS),
     law('specguard-regenerate-sd', SpecGuard(1, tau=math.inf, regenerate='sd', **GREEDY), slow=True, **LINES),
     law('specguard', SpecGuard(k=1, tau=0.5), slow=True, **LINES, **SHORT),
+    law('specguard-most-wrong-0', SpecGuard(tau=-math.inf, most_wrong=0.0, **GREEDY), **LINES, **SHORT),
     law('specguard-target-k', SpecGuard(tau=math.inf, target_k=2, **GREEDY), slow=True, **LINES, **SHORT)]
 
 
@@ -2885,6 +2887,112 @@ def test_via_ledger_and_caches(name, knobs):
     assert (rewritten > 0) == (name != 'via-one-minus-alpha')
     if name == 'via-tiers':
         assert paths['target/slim1'] > paths['target/slim2'] > paths['target/slim3'] > 0
+
+
+def heard_by_hand(s, cycles):
+    """[(p(x), log p(x))] of each token x that the target did not judge itself and has read by now, sorted."""
+    begin = len(s.tokens) - len(verify.tokens_of(cycles))
+    read = trusted(s.target, s.tokens)
+    logits = fresh(s.target.model, s.tokens)
+    found = []
+    for c in cycles:
+        for i, (token, label) in enumerate(zip(c.tokens, c.labels)):
+            asked = label in ('target', 'bonus') or i < len(c.judged) and c.judged[i]['p'] is not None
+            if not asked and begin + i <= read:
+                row = logits[begin + i - 1]
+                found.append([float(s.probs(row)[token]), float(row.log_softmax(-1)[token])])
+        begin += len(c.tokens)
+    return sorted(found)
+
+
+AUDITED = [
+    case('via', via(4, max_lag=3), {}), case('via-sampled', via(4), dict(temperature=1.0)),
+    case('via-gate', via(4, after_escalation='gate'), dict(temperature=1.0)),
+    case('via-tiers', METHODS['via-tiers'](4, tiers=5, escalate=0.1), {}),
+    case('specguard', SpecGuard(k=1, tau=0.72, max_step=4), {}),
+    case('specguard-sd', SpecGuard(2, k=1, tau=0.72, max_step=4, regenerate='sd'), {}),
+    case('specguard-by-target', SpecGuard(k=1, tau=0.3, max_step=4, signals='target'), {})]
+
+
+def audited_run(method, settings):
+    """(session, Cycles) of a method that commits without the target."""
+    s = slim_session(3, 40, text=letters, **settings)
+    s.calibration |= dict(signals=RANGES)
+    _, cycles = write(s, method)
+    return s, cycles
+
+
+@pytest.mark.parametrize('method, settings', AUDITED)
+def test_audit_is_what_a_fresh_target_says(method, settings, monkeypatch):
+    """Each token that another judged is heard of once; without that a run differs in the head's rows alone."""
+    rows = []
+    head = verify.kernels.head
+
+    def counted(hidden, *weights):
+        rows.append(hidden.shape[1])
+        return head(hidden, *weights)
+    monkeypatch.setattr(verify.kernels, 'head', counted)
+    s, cycles = audited_run(method, settings)
+    with_audit = sum(rows)
+    heard = sorted(pair for c in cycles for pair in c.heard)
+    wanted = heard_by_hand(s, cycles)
+    assert len(wanted) > 3 and min(p for p, _ in wanted) < 0.5
+    assert torch.tensor(heard).allclose(torch.tensor(wanted))
+
+    monkeypatch.setattr(verify.Session, 'read', lambda s, reader, *what: reader.read(*what))
+    rows.clear()
+    _, others = audited_run(method, settings)
+    for c, other in zip(cycles, others, strict=True):
+        assert c.tokens == other.tokens and not other.heard
+        for path, (passes, positions, _) in c.passes.items():
+            assert other.passes[path][:2] == [passes, positions]
+    in_time = getattr(method, 'signals', '') == 'target'        # no step is read late then
+    assert (with_audit > sum(rows)) != in_time
+
+
+def test_audit_of_sparse_passes_is_in_their_refreshes():
+    """There the target reads densely what thinned-out passes have judged: all of it since the last one."""
+    thinned = METHODS['sparse'](**SMALL, rho=0.0, refresh_every=3)
+    s = session(network(0), network(1), [1, 2, 3], 40, sparse=thinned)
+    tokens, cycles = write(s, Exact(2))
+    logits = fresh(s.target.model, s.tokens)[2:-1]
+    passed = 0                              # tokens before this cycle
+    wrong = 0
+    for i, c in enumerate(cycles, 1):
+        unheard = sum(len(other.tokens) for other in cycles[max(0, i - 3):i - 1])
+        places = range(passed - unheard, passed) if i % 3 == 0 else []
+        right = [float(logits[place].argmax() == tokens[place]) for place in places]
+        assert [p for p, _ in c.heard] == right
+        wrong += right.count(0.0)
+        passed += len(c.tokens)
+    assert wrong > 0
+
+
+def test_via_bound_is_kept():
+    """Of N tokens at most most_wrong (N + 1) + max_lag + gamma are not the target's, where more would be."""
+    gates = dict(keep=0.0, escalate=0.0, max_lag=2, slim_bonus=False)
+    found = {}
+    for bound in (1.0, 0.3):
+        s = slim_session(3, 55)
+        tokens, cycles = write(s, via(2, most_wrong=bound, **gates))
+        logits = fresh(s.target.model, s.tokens)[2:-1]
+        found[bound] = int((logits.argmax(-1) != torch.tensor(tokens)).sum())
+    judges = ['target' if c.judged and c.judged[0]['by'] == 'target' else 'slim' for c in cycles]
+    assert len(list(itertools.groupby(judges))) > 3     # slim is trusted again, and again not
+    assert found[0.3] <= 0.3 * 56 + 2 + 2 < found[1.0]
+
+
+def test_specguard_target_takes_over_at_the_bound():
+    """It writes steps that the gate would keep while the share of wrong tokens is above most_wrong."""
+    wrote = {}
+    for bound in (1.0, 0.3):
+        s = step_session(0, 40)
+        gate = SpecGuard(k=1, tau=0.3, max_step=4, signals='target', most_wrong=bound)
+        _, cycles = write(s, gate)
+        assert all(c.judged[0]['score'] >= 0.3 for c in cycles)
+        wrote[bound] = [c.labels[0] for c in cycles]
+    assert set(wrote[1.0]) == {'draft'}
+    assert len(list(itertools.groupby(wrote[0.3]))) > 3         # it keeps steps again, and again not
 
 
 def test_via_violation_by_hand():
@@ -5389,7 +5497,7 @@ def test_sparse_stress_is_a_difference(line, verdict):
 REPORT = 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
 FIGURES = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate '
            'acceptance_by_place drafted_share block_efficiency labels seconds prompt_seconds '
-           'tokens_per_second work compute').split()
+           'tokens_per_second work compute audited audited_wrong audited_logp').split()
 
 
 def standard_output(*flags):

@@ -60,7 +60,7 @@ class SpecReason(Stepwise):
 
     def score(self, session, draft):
         path = session.view(session.target.model.full)
-        logits = session.target.read(session.tokens, draft.tokens, path, len(draft.tokens) + 1)
+        logits = session.read(session.target, session.tokens, draft.tokens, path, len(draft.tokens) + 1)
         (logps,) = fetch(token_logps(logits[:-1], draft.tokens))
         return [(logp, None) for logp in logps.tolist()]
 
