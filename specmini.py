@@ -85,7 +85,8 @@ def statistics(cycles, prompt_seconds, weights):
         acceptance_by_place=acceptance_by_place(cycles), drafted_share=ratio(accepted, tokens),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
         prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
-        work=bytes_read(passes, weights) / whole, compute=bytes_read(positions, weights) / whole) | audit(cycles)
+        work=bytes_read(passes, weights) / whole, compute=bytes_read(positions, weights) / whole,
+        **audit(cycles))
 
 
 def audit(cycles):
@@ -1278,8 +1279,8 @@ def audit_remarks(cycles):
     """[what the target says of the tokens that another judged], if any were."""
     share, wrong, logp = audit(cycles).values()
     if share:
-        return [f'audit: {share:.0%} of the tokens were judged by another and read by the target later; of these '
-                f'it would not have written {wrong:.1%}, their mean log-probability is {logp:.2f}.']
+        return [f'audit: {share:.0%} of the tokens were judged by another and read by the target later; of '
+                f'these it would not have written {wrong:.1%}, mean log-probability {logp:.2f}.']
     unheard = [verdict for verdict in verdicts_of(cycles) if verdict['kept'] and verdict['p'] is None]
     return ['audit: the target has read none of the tokens that another judged.'] if unheard else []
 

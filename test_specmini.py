@@ -60,9 +60,11 @@ from lab.specguard import answer_claims, answers
 from lab.specguard import claims as specguard_claims
 from lab.specguard import record as specguard_record
 from lab.specguard import steps as specguard_steps
+from lab.specguard import tier_claims
 from lab.specguard.calibrate import choose_gate, gate_curve, least_share, print_curve, signal_ranges
 from lab.specguard.claims import USUAL, Scale, area_within, average_precision, outcome, split
 from lab.specguard.steps import Rollout, problem_row, record_step, whole_rollout
+from lab.specguard.rivals import slim_lowest
 from lab.specguard.sessions import TASKS, ContinuedChecker, engine_for, step_checker
 from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, byte_network, bytes_tokenizer,
                       checkpoint, enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded,
@@ -2924,7 +2926,7 @@ def audited_run(method, settings):
 
 @pytest.mark.parametrize('method, settings', AUDITED)
 def test_audit_is_what_a_fresh_target_says(method, settings, monkeypatch):
-    """Each token that another judged is heard of once; without that a run differs in the head's rows alone."""
+    """Each token that another judged is heard of once; without it a run differs in the head's rows alone."""
     rows = []
     head = verify.kernels.head
 
@@ -3808,6 +3810,73 @@ def test_specguard_rivals_by_checker_keep_what_it_likes(name):
         assert cycle.judged[0]['kept'] == liked[-1]
         text = text + cycle.tokens
     assert {*liked} == {True, False}
+
+
+def tiered(**knobs):
+    """Cycles of a text by specguard-tiers, on a pair with a mask."""
+    s = slim_session(3, 40, text=letters)
+    s.calibration |= dict(signals=RANGES | dict(target_logp=[-9, 0]))
+    return s, *write(s, METHODS['specguard-tiers'](k=1, max_step=4, **knobs))
+
+
+def test_specguard_tiers_ask_slim_only_where_the_draft_doubts():
+    """A pass of slim a doubted step; the target writes what slim doubts, too."""
+    s, tokens, cycles = tiered(tau=0.72, tau_slim=0.6)
+    verdicts = Counter()
+    for c in cycles:
+        asked = 'target/slim' in c.passes
+        signals = [(row['logp'], row['grounding']) for row in c.judged]
+        ranges = RANGES['draft_logp'], RANGES['draft_grounding']
+        own, _ = verify.step_score(signals, ranges, 0.5, 'weighted')
+        kept = c.judged[0]['kept']
+        assert asked == (own < 0.72) and (asked or kept)
+        assert not asked or c.passes['target/slim'][0] == 1
+        assert ('target/full' in c.passes) != kept
+        verdicts[asked, kept] += 1
+    assert verdicts.keys() == {(False, True), (True, True), (True, False)}
+
+
+def test_specguard_tiers_slim_score_by_hand():
+    """The least log-probability of a step's tokens by slim, on top of a prompt that the full path read."""
+    s = slim_session(3)
+    s.read_prompt()
+    full = s.target.model.full
+    least = {}
+    for name, path in dict(slim=full.without([2, 3, 4]), full=full).items():
+        reader = Reader(s.target.model, 9)
+        reader.read(s.tokens[:-1], [], full, 0)
+        rows = reader.read(s.tokens, [4, 5, 6], path, 4).log_softmax(-1)
+        least[name] = min(float(row[token]) for row, token in zip(rows, [4, 5, 6]))
+    assert slim_lowest(s, [4, 5, 6]) == pytest.approx(least['slim']) != pytest.approx(least['full'])
+
+
+def test_specguard_tiers_that_always_doubt_are_exact():
+    """Above 1 no step reaches either threshold, and the target writes its own greedy text."""
+    s, tokens, cycles = tiered(tau=1.5, tau_slim=1.5)
+    assert METHODS['specguard-tiers'](tau=1.5, tau_slim=1.5).lossless
+    assert tokens == plain(s.target.model, SLIM_PROMPT, 40)
+    assert all('target/slim' in c.passes for c in cycles)
+
+
+def test_specguard_tiers_by_hand():
+    """Of a replayed gate: right answers, work in target passes, share of the target's steps."""
+    step = tier_claims.Tiered(logp=-1, ungrounded=0.5, slim=-3, target=-5, written=8, own=7, right=0,
+                              own_right=1)
+    sure = step._replace(logp=0, ungrounded=0, right=1)
+    costs = dict(draft=0.25, slim=0.5)
+    board = tier_claims.Board([([sure, step], costs)], [(-1, 0), (0, 1)])
+    assert board.score.tolist() == [1, 0.25]
+
+    def judged(name, first, second):
+        return board.judged(tier_claims.Gate(name, first, second)).tolist()[0]
+    drafted = 2 * 8 * 0.25
+    assert judged('one gate', 0.2, math.inf) == [0, drafted + 0.5, 0]
+    assert judged('one gate', 0.5, math.inf) == [1, drafted + 0.5 + 7, 0.5]
+    assert judged('three tiers', 0.5, -4) == [0, drafted + 0.5 + 0.5, 0]
+    assert judged('three tiers', 0.5, -2) == [1, drafted + 0.5 + 0.5 + 7, 0.5]
+    assert judged('the target in place of slim', 0.5, -4) == [1, drafted + 0.5 + 1 + 7, 0.5]
+    assert judged('signals=target', math.inf, -6) == [0, drafted + 2, 0]
+    assert board.alone() == 14
 
 
 @pytest.mark.slow

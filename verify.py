@@ -261,7 +261,7 @@ class Session:
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
     heard: list = field(default_factory=list, init=False)   # see hear; a copy of the session adds to it, too
-    block: torch.Tensor = field(default=None, init=False)   # the target's logits of this cycle's root and block
+    block: torch.Tensor = field(default=None, init=False)   # the target's logits of root and block
 
     def __post_init__(self):
         self.begin = len(self.tokens)       # where the text that is written begins
@@ -1215,9 +1215,9 @@ def step_score(seen, ranges, beta, combine):
 class Stepwise(Method):
     """A cycle is a step: the draft writes k, one is chosen and judged; below tau the target writes it anew.
 
-    Subclasses score and judge. LOSSY but where the target writes everything. With most_wrong (ours) it does so
-    where one wrong token more might bring their share above that, as in ViaSd; but what it never comes to
-    read, as where every step is kept, is beyond all promises.
+    Subclasses score and judge. LOSSY but where the target writes everything. With most_wrong (ours) it writes
+    a step, too, where one wrong token more might bring their share above that, as in ViaSd; but of steps that
+    it never comes to read, as where all are kept, nothing is promised.
     """
     gamma: int = in_range(4, 0)             # draft tokens a cycle under regenerate=sd
     k: int = in_range(None, 1, 256)         # candidates; None, here and below: the preset's

@@ -14,7 +14,7 @@ from lab.common import SEED
 from lab.specguard.rivals import RandomGate, Unseen, slim_lowest
 from lab.specguard.sessions import TASKS, prompt_session, steps_end
 from lab.specguard.steps import FEW_ROLLOUTS, observe, problem_row, record_step
-from model import read_calibration
+from model import measured_sections, read_calibration
 from verify import Autoregressive, Exact, SpecGuard, tokens_of, write_steps
 
 ALTERED = 40        # prompts of each family whose steps are altered
@@ -111,7 +111,7 @@ def with_altered_number(step, before, seed):
 
 
 def places_of(pair, session, most):
-    """The ids before each of at most so many steps of the target's greedy answer, evenly spaced, if it is right."""
+    """The ids before each of at most so many steps, evenly spaced, of the target's answer, if it is right."""
     prompt = session.tokens
     if not session.checker(prompt):
         return []
@@ -147,15 +147,12 @@ def continued_row(pair, prompt):
 # ------------------------------------------------------------------------------------------ record: `tiered`
 
 def tiered_items(pair, n):
-    return graded(pair, n, TIERED)
+    """Prompts, or none where the target has no mask and so no slim path."""
+    return graded(pair, n, TIERED) if 'mask' in measured_sections(pair.target) else []
 
 
 def tiered_row(pair, prompt):
-    """Steps as in `continued`, each with what every tier says of it, column by column; costs in target passes.
-
-    draft: its score's two signals. slim, target: lowest log-probability. written, own: passes of the draft and
-    of the target to write a step. right, own_right: of the draft's step, of the target's.
-    """
+    """Steps as in `continued`, each with what every tier says of it; costs: of a pass, in target passes."""
     session = prompt_session(pair, prompt)
     session.calibration = read_calibration(pair.target, None, ['mask'])
     session.generator = torch.Generator().manual_seed(prompt.place)
@@ -171,7 +168,7 @@ def tiered_row(pair, prompt):
 
 
 def tiered_step(session, method):
-    """What `tiered` stores of a step, in the order of TIERS."""
+    """What `tiered` stores of a step: the fields of tier_claims.Tiered, in their order."""
     mark = session.mark()
     ids = method.propose(session).tokens
     written, _, _ = session.spent(mark)['draft/full']

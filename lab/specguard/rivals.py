@@ -94,10 +94,10 @@ class OracleGate(SpecGuard):
 
 @dataclass
 class Tiers(SpecGuard):
-    """A gate in three tiers: where the draft doubts its step the slim target reads it, then the target writes.
+    """A gate in three tiers: where the draft doubts, the slim target reads the step, then the target writes.
 
-    A step stays from tau on by the draft's own score, or from tau_slim on by slim's weakest token, on the scale
-    of the target's log-probabilities. LOSSY; scores are 0 to 1, so thresholds above 1 are exact. Ours.
+    A step stays from tau on by the draft's own score, or from tau_slim on by slim's weakest token, on the
+    scale of the target's log-probabilities. LOSSY; scores are 0 to 1: thresholds above 1 are exact. Ours.
     """
     tau_slim: float = in_range(0.5, -math.inf, math.inf)    # score that a step needs which the draft doubts
 
@@ -277,6 +277,6 @@ class PooledStep(SpecGuard):
 
 
 METHODS.update({
-    'specguard-tiers': Tiers, 'rsd': RewardGuided, 'specreason': SpecReason, 'random-gate': RandomGate, 'oracle-gate': OracleGate,
+    'rsd': RewardGuided, 'specreason': SpecReason, 'random-gate': RandomGate, 'oracle-gate': OracleGate,
     'majority': Majority, 'best-of-n': BestOfN, 'process-best-of-n': ProcessBestOfN, 'beam': Beam,
-    'specguard-pooled': PooledStep})
+    'specguard-pooled': PooledStep, 'specguard-tiers': Tiers})

@@ -1097,7 +1097,7 @@ def best_speed(texts, names, by):
     return max(speed(texts, name, by) for name in names) / speed(texts, 'ar', by)
 
 
-# ------------------------------------------------------------------------------------------- claims: the audit
+# ------------------------------------------------------------------------------------------ claims: the audit
 
 def audited_of(stored):
     """[{name: Audited}], a dict a text."""
@@ -1165,10 +1165,10 @@ def audit_claims_of(texts, name, costs):
     return [
         Claim(f'audit, {name}: 1 less the distance of the audited share of wrong tokens from the true one',
               'ours', 0.98, texts, near,
-              note=f'{audited_share(texts, name):.4f}, {true_share(texts, name, "others"):.4f}; it has read '
-                   f'{heard:.0%} of the tokens that another judged', why=NEVER_READ),
-        Claim(f'audit, {name}: 1.5 less the share of wrong tokens over most_wrong, the worst bound', 'ours', 0.0,
-              texts, kept, note=f'{listed(shares, ".4f")}; without a bound {true_share(texts, name):.4f}',
+              note=f'{audited_share(texts, name):.4f}, {true_share(texts, name, "others"):.4f}; it has '
+                   f'read {heard:.0%} of the tokens that another judged', why=NEVER_READ),
+        Claim(f'audit, {name}: 1.5 less the share of wrong tokens over most_wrong, the worst bound', 'ours',
+              0.0, texts, kept, note=f'{listed(shares, ".4f")}; no bound: {true_share(texts, name):.4f}',
               why=NEVER_READ),
         Claim(f'audit, {name}: modelled speed at most_wrong {USUAL_BOUND:g} over none', 'ours', 0.95, texts,
               speed(name), why=EARNED),

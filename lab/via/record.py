@@ -998,7 +998,7 @@ def unseen(pair, prompt):
 
 
 def audited_methods(pair):
-    """{name: ViaSd} at bounds from 1, none, to 0, sd: as it is; on the embedded pair keeping all drafts, too."""
+    """{name: ViaSd} at bounds from 1, none, to 0, sd; on the embedded pair also where all drafts are kept."""
     found = {}
     for bound in BOUNDS if pair.is_embedded else FEW_BOUNDS:
         found[bounded('via', bound)] = ViaSd(most_wrong=bound)
