@@ -1327,8 +1327,8 @@ def two_and_one_a_token(cycle):
 
 
 def one_a_stage(cycle):
-    """The drafted ids, slim's verdict, and the target's where it has one."""
-    return 2 + cycle.passes.get('target/full', [0])[0]
+    """The drafted ids, slim's verdict, the target's where it has one, and what it says of slim's tokens."""
+    return 2 + cycle.passes.get('target/full', [0])[0] + (len(cycle.heard) > 0)
 
 
 def one_a_pass_and_two(cycle):
@@ -6329,6 +6329,25 @@ def test_via_stages_without_their_bonus_pay_less_often():
 def test_via_stages_that_were_never_needed():
     said, = stage_remarks(METHODS['via'](), (1,), stages={})
     assert 'never needed' in said
+
+
+def heard_cycle(p, heard=()):
+    """A Cycle of two kept tokens, judged with this p, in which the target said `heard`."""
+    rows = [dict(token=1, p=p, q=0.5, kept=True)] * 2
+    return verify.Cycle([1, 1], rows, [1, 1], ['draft'] * 2, {}, 1.0, list(heard))
+
+
+def test_audit_figures_by_hand():
+    """Of four tokens three were heard of later, one of them wrong; a run says so, or that none was."""
+    cycles = [heard_cycle(None), heard_cycle(None, [(1.0, -0.5), (0.0, -5.0), (1.0, -0.5)])]
+    assert specmini.audit(cycles) == dict(audited=0.75, audited_wrong=1 / 3, audited_logp=-2)
+    (line,) = specmini.audit_remarks(cycles)
+    assert '75% of the tokens' in line and '33.3%' in line and '-2.00' in line
+    (line,) = specmini.audit_remarks(cycles[:1])
+    assert 'has read none' in line
+    judged = [heard_cycle(0.5)]
+    assert specmini.audit_remarks(judged) == []
+    assert specmini.audit(judged) == dict(audited=0, audited_wrong=None, audited_logp=None)
 
 
 def test_stages_are_remarked_on_for_via_alone():

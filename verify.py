@@ -261,6 +261,7 @@ class Session:
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
     heard: list = field(default_factory=list, init=False)   # see hear; a copy of the session adds to it, too
+    said: list = field(default_factory=list, init=False)    # tensors that are to be heard, likewise
     block: torch.Tensor = field(default=None, init=False)   # the target's logits of root and block
 
     def __post_init__(self):
@@ -310,11 +311,10 @@ class Session:
         ids = send(tokens, rows.device)[:, None]                                            # [T, 1]
         rows = rows[:len(tokens)]
         chances = self.probs(rows).gather(1, ids)[:, 0]
-        (table,) = fetch(torch.stack([chances, token_logps(rows, tokens)], 1))
-        self.heard += table.tolist()
+        self.said.append(torch.stack([chances, token_logps(rows, tokens)], 1))
 
     def hear_block(self, tokens, labels, judged):
-        """Likewise of the tokens of this cycle that the target has read, too, though another judged them."""
+        """Likewise of the tokens of this cycle that the target has read, though another judged them."""
         rows = self.block
         self.block = None
         places = []
@@ -323,12 +323,23 @@ class Session:
                 places.append(i)
         if places and rows is not None:
             self.hear(rows[send(places, rows.device)], [tokens[i] for i in places])
+        self.fetch_said()
+
+    def fetch_said(self):
+        """Puts what was said into `heard`: once a cycle, since a device has to be waited for."""
+        if self.said:
+            (table,) = fetch(torch.cat(self.said))
+            self.heard += table.tolist()
+            self.said.clear()
 
     def may_err(self, most_wrong):
         """Whether one more token that the target would not have written leaves their share at most_wrong.
 
         Of the tokens that it has read or written; above temperature 0 each counts 1 - p(x), its own none.
         """
+        if most_wrong == 1:
+            return True
+        self.fetch_said()
         wrong = sum(1 - p for p, _ in self.heard)
         known = self.target.cache.trusted(self.tokens, self.target.model.full) - self.begin + 1
         return wrong + 1 <= most_wrong * (known + 1)
