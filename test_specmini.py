@@ -2970,6 +2970,19 @@ def test_audit_of_sparse_passes_is_in_their_refreshes():
     assert wrong > 0
 
 
+def test_audit_is_of_what_was_written():
+    """Not of the prompt, were it read late; what the target has just said counts before it is fetched."""
+    s = slim_session(3)
+    next(decode(s, Exact(2)))                           # nobody has read the prompt before
+    assert s.heard == []
+    s = slim_session(3)
+    s.read_prompt()
+    s.begin = 1                                         # as if two of its tokens had been written
+    assert s.may_err(0.5)
+    s.said.append(torch.tensor([[0.0, -9.0]]))
+    assert not s.may_err(0.5)
+
+
 def test_via_bound_is_kept():
     """Of N tokens at most most_wrong (N + 1) + max_lag + gamma are not the target's, where more would be."""
     gates = dict(keep=0.0, escalate=0.0, max_lag=2, slim_bonus=False)
