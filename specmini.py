@@ -85,7 +85,24 @@ def statistics(cycles, prompt_seconds, weights):
         acceptance_by_place=acceptance_by_place(cycles), drafted_share=ratio(accepted, tokens),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
         prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
-        work=bytes_read(passes, weights) / whole, compute=bytes_read(positions, weights) / whole)
+        work=bytes_read(passes, weights) / whole, compute=bytes_read(positions, weights) / whole,
+        **audit(cycles))
+
+
+def audit(cycles):
+    """The figures of what the target said later of tokens that another had judged, see Session.hear.
+
+    audited: their share of the committed tokens. audited_wrong: the share of them that the target would not
+    have written; above temperature 0 the mean of 1 - p(x). audited_logp: their mean log p(x), nats.
+    """
+    heard = []
+    for cycle in cycles:
+        heard += cycle.heard
+    wrong = sum(1 - p for p, _ in heard)
+    logp = sum(logp for _, logp in heard)
+    n = len(heard)
+    return dict(audited=ratio(n, len(tokens_of(cycles))), audited_wrong=ratio(wrong, n),
+                audited_logp=ratio(logp, n))
 
 
 def acceptance_by_place(cycles):
@@ -647,6 +664,8 @@ def trace_line(row, index, cycle, tokenizer):
         text=tokenizer.decode(cycle.tokens),
         passes=passes,
         ms=round(cycle.seconds * 1000, 3))
+    if cycle.heard:
+        line['heard'] = cycle.heard
     return json.dumps(line) + '\n'
 
 
@@ -697,6 +716,7 @@ def sentences(engine, one, plain, forecast, seen=None):
     if forecast:
         yield best_gamma(one, forecast)
     yield from chance_remarks(engine, one.cycles)
+    yield from audit_remarks(one.cycles)
     yield from stage_remarks(one.method, one.cycles, pass_seconds(plain)['target'])
     yield from remarks(one.method, engine.sparse, one.cycles, one.reports)
     yield from choosing_layers(engine, one.method)
@@ -1253,6 +1273,16 @@ def chance_remarks(engine, cycles):
     return [f'warning: acceptance is at chance: of {judged} draft tokens {kept} were kept, and {matches:.1f} '
             'would be if each stood at another place. Typical causes: a draft trained with another tokenizer '
             'or chat template, broken draft weights, a draft of another family.']
+
+
+def audit_remarks(cycles):
+    """[what the target says of the tokens that another judged], if any were."""
+    share, wrong, logp = audit(cycles).values()
+    if share:
+        return [f'audit: {share:.0%} of the tokens were judged by another and read by the target later; of '
+                f'these it would not have written {wrong:.1%}, mean log-probability {logp:.2f}.']
+    unheard = [verdict for verdict in verdicts_of(cycles) if verdict['kept'] and verdict['p'] is None]
+    return ['audit: the target has read none of the tokens that another judged.'] if unheard else []
 
 
 def verdicts_of(cycles):

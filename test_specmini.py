@@ -61,9 +61,11 @@ from lab.specguard import answer_claims, answers
 from lab.specguard import claims as specguard_claims
 from lab.specguard import record as specguard_record
 from lab.specguard import steps as specguard_steps
+from lab.specguard import tier_claims
 from lab.specguard.calibrate import choose_gate, gate_curve, least_share, print_curve, signal_ranges
 from lab.specguard.claims import USUAL, Scale, area_within, average_precision, outcome, split
 from lab.specguard.steps import Rollout, problem_row, record_step, whole_rollout
+from lab.specguard.rivals import slim_lowest
 from lab.specguard.sessions import TASKS, ContinuedChecker, engine_for, step_checker
 from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, byte_network, bytes_tokenizer,
                       checkpoint, enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded,
@@ -863,6 +865,7 @@ LAWS = [
     law('via-two-level-short', two_level(2), calibration=SKIP, vocab=2, horizon=2),
     law('via', via(2), **MASK),
     law('via-always', via(2, **ALWAYS), **MASK),
+    law('via-most-wrong-0', via(1, most_wrong=0.0), **MASK),
     law('via-tiers', METHODS['via-tiers'](2, tiers=2), **MASK),
     law('via-lossy-sd', lossy_sd(2), **MASK),
     law('via-one-minus-alpha', one_minus_alpha(2), **MASK),
@@ -870,6 +873,7 @@ LAWS = [
     law('specguard-tau-inf-eos', SpecGuard(tau=math.inf, **GREEDY), **LINES, **EOS),
     law('specguard-regenerate-sd', SpecGuard(1, tau=math.inf, regenerate='sd', **GREEDY), slow=True, **LINES),
     law('specguard', SpecGuard(k=1, tau=0.5), slow=True, **LINES, **SHORT),
+    law('specguard-most-wrong-0', SpecGuard(tau=-math.inf, most_wrong=0.0, **GREEDY), **LINES, **SHORT),
     law('specguard-target-k', SpecGuard(tau=math.inf, target_k=2, **GREEDY), slow=True, **LINES, **SHORT)]
 
 
@@ -1335,8 +1339,8 @@ def two_and_one_a_token(cycle):
 
 
 def one_a_stage(cycle):
-    """The drafted ids, slim's verdict, and the target's where it has one."""
-    return 2 + cycle.passes.get('target/full', [0])[0]
+    """The drafted ids, slim's verdict, the target's where it has one, and what it says of slim's tokens."""
+    return 2 + cycle.passes.get('target/full', [0])[0] + (len(cycle.heard) > 0)
 
 
 def one_a_pass_and_two(cycle):
@@ -3250,6 +3254,125 @@ def test_via_ledger_and_caches(name, knobs):
         assert paths['target/slim1'] > paths['target/slim2'] > paths['target/slim3'] > 0
 
 
+def heard_by_hand(s, cycles):
+    """[(p(x), log p(x))] of each token x that the target did not judge itself and has read by now, sorted."""
+    begin = len(s.tokens) - len(verify.tokens_of(cycles))
+    read = trusted(s.target, s.tokens)
+    logits = fresh(s.target.model, s.tokens)
+    found = []
+    for c in cycles:
+        for i, (token, label) in enumerate(zip(c.tokens, c.labels)):
+            asked = label in ('target', 'bonus') or i < len(c.judged) and c.judged[i]['p'] is not None
+            if not asked and begin + i <= read:
+                row = logits[begin + i - 1]
+                found.append([float(s.probs(row)[token]), float(row.log_softmax(-1)[token])])
+        begin += len(c.tokens)
+    return sorted(found)
+
+
+AUDITED = [
+    case('via', via(4, max_lag=3), {}), case('via-sampled', via(4), dict(temperature=1.0)),
+    case('via-gate', via(4, after_escalation='gate'), dict(temperature=1.0)),
+    case('via-tiers', METHODS['via-tiers'](4, tiers=5, escalate=0.1), {}),
+    case('specguard', SpecGuard(k=1, tau=0.72, max_step=4), {}),
+    case('specguard-sd', SpecGuard(2, k=1, tau=0.72, max_step=4, regenerate='sd'), {}),
+    case('specguard-by-target', SpecGuard(k=1, tau=0.3, max_step=4, signals='target'), {})]
+
+
+def audited_run(method, settings):
+    """(session, Cycles) of a method that commits without the target."""
+    s = slim_session(3, 40, text=letters, **settings)
+    s.calibration |= dict(signals=RANGES)
+    _, cycles = write(s, method)
+    return s, cycles
+
+
+@pytest.mark.parametrize('method, settings', AUDITED)
+def test_audit_is_what_a_fresh_target_says(method, settings, monkeypatch):
+    """Each token that another judged is heard of once; without it a run differs in the head's rows alone."""
+    rows = []
+    head = verify.kernels.head
+
+    def counted(hidden, *weights):
+        rows.append(hidden.shape[1])
+        return head(hidden, *weights)
+    monkeypatch.setattr(verify.kernels, 'head', counted)
+    s, cycles = audited_run(method, settings)
+    with_audit = sum(rows)
+    heard = sorted(pair for c in cycles for pair in c.heard)
+    wanted = heard_by_hand(s, cycles)
+    assert len(wanted) > 3 and min(p for p, _ in wanted) < 0.5
+    assert torch.tensor(heard).allclose(torch.tensor(wanted))
+
+    monkeypatch.setattr(verify.Session, 'read', lambda s, reader, *what: reader.read(*what))
+    rows.clear()
+    _, others = audited_run(method, settings)
+    for c, other in zip(cycles, others, strict=True):
+        assert c.tokens == other.tokens and not other.heard
+        for path, (passes, positions, _) in c.passes.items():
+            assert other.passes[path][:2] == [passes, positions]
+    in_time = getattr(method, 'signals', '') == 'target'        # no step is read late then
+    assert (with_audit > sum(rows)) != in_time
+
+
+def test_audit_of_sparse_passes_is_in_their_refreshes():
+    """There the target reads densely what thinned-out passes have judged: all of it since the last one."""
+    thinned = METHODS['sparse'](**SMALL, rho=0.0, refresh_every=3)
+    s = session(network(0), network(1), [1, 2, 3], 40, sparse=thinned)
+    tokens, cycles = write(s, Exact(2))
+    logits = fresh(s.target.model, s.tokens)[2:-1]
+    passed = 0                              # tokens before this cycle
+    wrong = 0
+    for i, c in enumerate(cycles, 1):
+        unheard = sum(len(other.tokens) for other in cycles[max(0, i - 3):i - 1])
+        places = range(passed - unheard, passed) if i % 3 == 0 else []
+        right = [float(logits[place].argmax() == tokens[place]) for place in places]
+        assert [p for p, _ in c.heard] == right
+        wrong += right.count(0.0)
+        passed += len(c.tokens)
+    assert wrong > 0
+
+
+def test_audit_is_of_what_was_written():
+    """Not of the prompt, were it read late; what the target has just said counts before it is fetched."""
+    s = slim_session(3)
+    next(decode(s, Exact(2)))                           # nobody has read the prompt before
+    assert s.heard == []
+    s = slim_session(3)
+    s.read_prompt()
+    s.begin = 1                                         # as if two of its tokens had been written
+    assert s.may_err(0.5)
+    s.said.append(torch.tensor([[0.0, -9.0]]))
+    assert not s.may_err(0.5)
+
+
+def test_via_bound_is_kept():
+    """Of N tokens at most most_wrong (N + 1) + max_lag + gamma are not the target's, where more would be."""
+    gates = dict(keep=0.0, escalate=0.0, max_lag=2, slim_bonus=False)
+    found = {}
+    for bound in (1.0, 0.3):
+        s = slim_session(3, 55)
+        tokens, cycles = write(s, via(2, most_wrong=bound, **gates))
+        logits = fresh(s.target.model, s.tokens)[2:-1]
+        found[bound] = int((logits.argmax(-1) != torch.tensor(tokens)).sum())
+    judges = ['target' if c.judged and c.judged[0]['by'] == 'target' else 'slim' for c in cycles]
+    assert len(list(itertools.groupby(judges))) > 3     # slim is trusted again, and again not
+    assert found[0.3] <= 0.3 * 56 + 2 + 2 < found[1.0]
+
+
+def test_specguard_target_takes_over_at_the_bound():
+    """It writes steps that the gate would keep while the share of wrong tokens is above most_wrong."""
+    wrote = {}
+    for bound in (1.0, 0.3):
+        s = step_session(0, 40)
+        gate = SpecGuard(k=1, tau=0.3, max_step=4, signals='target', most_wrong=bound)
+        _, cycles = write(s, gate)
+        assert all(c.judged[0]['score'] >= 0.3 for c in cycles)
+        wrote[bound] = [c.labels[0] for c in cycles]
+    assert set(wrote[1.0]) == {'draft'}
+    assert len(list(itertools.groupby(wrote[0.3]))) > 3         # it keeps steps again, and again not
+
+
 def test_via_violation_by_hand():
     """R is 0 for equal laws and, at 1/2, 1/2, within a factor of 2; it is never below 0."""
     q, p = torch.randn(2, 50, 6, generator=seeded()).double().log_softmax(-1)
@@ -4063,6 +4186,73 @@ def test_specguard_rivals_by_checker_keep_what_it_likes(name):
         assert cycle.judged[0]['kept'] == liked[-1]
         text = text + cycle.tokens
     assert {*liked} == {True, False}
+
+
+def tiered(**knobs):
+    """Cycles of a text by specguard-tiers, on a pair with a mask."""
+    s = slim_session(3, 40, text=letters)
+    s.calibration |= dict(signals=RANGES | dict(target_logp=[-9, 0]))
+    return s, *write(s, METHODS['specguard-tiers'](k=1, max_step=4, **knobs))
+
+
+def test_specguard_tiers_ask_slim_only_where_the_draft_doubts():
+    """A pass of slim a doubted step; the target writes what slim doubts, too."""
+    s, tokens, cycles = tiered(tau=0.72, tau_slim=0.6)
+    verdicts = Counter()
+    for c in cycles:
+        asked = 'target/slim' in c.passes
+        signals = [(row['logp'], row['grounding']) for row in c.judged]
+        ranges = RANGES['draft_logp'], RANGES['draft_grounding']
+        own, _ = verify.step_score(signals, ranges, 0.5, 'weighted')
+        kept = c.judged[0]['kept']
+        assert asked == (own < 0.72) and (asked or kept)
+        assert not asked or c.passes['target/slim'][0] == 1
+        assert ('target/full' in c.passes) != kept
+        verdicts[asked, kept] += 1
+    assert verdicts.keys() == {(False, True), (True, True), (True, False)}
+
+
+def test_specguard_tiers_slim_score_by_hand():
+    """The least log-probability of a step's tokens by slim, on top of a prompt that the full path read."""
+    s = slim_session(3)
+    s.read_prompt()
+    full = s.target.model.full
+    least = {}
+    for name, path in dict(slim=full.without([2, 3, 4]), full=full).items():
+        reader = Reader(s.target.model, 9)
+        reader.read(s.tokens[:-1], [], full, 0)
+        rows = reader.read(s.tokens, [4, 5, 6], path, 4).log_softmax(-1)
+        least[name] = min(float(row[token]) for row, token in zip(rows, [4, 5, 6]))
+    assert slim_lowest(s, [4, 5, 6]) == pytest.approx(least['slim']) != pytest.approx(least['full'])
+
+
+def test_specguard_tiers_that_always_doubt_are_exact():
+    """Above 1 no step reaches either threshold, and the target writes its own greedy text."""
+    s, tokens, cycles = tiered(tau=1.5, tau_slim=1.5)
+    assert METHODS['specguard-tiers'](tau=1.5, tau_slim=1.5).lossless
+    assert tokens == plain(s.target.model, SLIM_PROMPT, 40)
+    assert all('target/slim' in c.passes for c in cycles)
+
+
+def test_specguard_tiers_by_hand():
+    """Of a replayed gate: right answers, work in target passes, share of the target's steps."""
+    step = tier_claims.Tiered(logp=-1, ungrounded=0.5, slim=-3, target=-5, written=8, own=7, right=0,
+                              own_right=1)
+    sure = step._replace(logp=0, ungrounded=0, right=1)
+    costs = dict(draft=0.25, slim=0.5)
+    board = tier_claims.Board([([sure, step], costs)], [(-1, 0), (0, 1)])
+    assert board.score.tolist() == [1, 0.25]
+
+    def judged(name, first, second):
+        return board.judged(tier_claims.Gate(name, first, second)).tolist()[0]
+    drafted = 2 * 8 * 0.25
+    assert judged('one gate', 0.2, math.inf) == [0, drafted + 0.5, 0]
+    assert judged('one gate', 0.5, math.inf) == [1, drafted + 0.5 + 7, 0.5]
+    assert judged('three tiers', 0.5, -4) == [0, drafted + 0.5 + 0.5, 0]
+    assert judged('three tiers', 0.5, -2) == [1, drafted + 0.5 + 0.5 + 7, 0.5]
+    assert judged('the target in place of slim', 0.5, -4) == [1, drafted + 0.5 + 1 + 7, 0.5]
+    assert judged('signals=target', math.inf, -6) == [0, drafted + 2, 0]
+    assert board.alone() == 14
 
 
 @pytest.mark.slow
@@ -5752,7 +5942,7 @@ def test_sparse_stress_is_a_difference(line, verdict):
 REPORT = 'text tokens prompt_tokens method lossless knobs seed device dtype finish stats'.split()
 FIGURES = ('cycles passes positions drafted judged accepted acceptance_rate rejection_rate '
            'acceptance_by_place drafted_share block_efficiency labels seconds prompt_seconds '
-           'tokens_per_second work compute').split()
+           'tokens_per_second work compute audited audited_wrong audited_logp').split()
 
 
 def standard_output(*flags):
@@ -6515,6 +6705,25 @@ def test_via_stages_without_their_bonus_pay_less_often():
 def test_via_stages_that_were_never_needed():
     said, = stage_remarks(METHODS['via'](), (1,), stages={})
     assert 'never needed' in said
+
+
+def heard_cycle(p, heard=()):
+    """A Cycle of two kept tokens, judged with this p, in which the target said `heard`."""
+    rows = [dict(token=1, p=p, q=0.5, kept=True)] * 2
+    return verify.Cycle([1, 1], rows, [1, 1], ['draft'] * 2, {}, 1.0, list(heard))
+
+
+def test_audit_figures_by_hand():
+    """Of four tokens three were heard of later, one of them wrong; a run says so, or that none was."""
+    cycles = [heard_cycle(None), heard_cycle(None, [(1.0, -0.5), (0.0, -5.0), (1.0, -0.5)])]
+    assert specmini.audit(cycles) == dict(audited=0.75, audited_wrong=1 / 3, audited_logp=-2)
+    (line,) = specmini.audit_remarks(cycles)
+    assert '75% of the tokens' in line and '33.3%' in line and '-2.00' in line
+    (line,) = specmini.audit_remarks(cycles[:1])
+    assert 'has read none' in line
+    judged = [heard_cycle(0.5)]
+    assert specmini.audit_remarks(judged) == []
+    assert specmini.audit(judged) == dict(audited=0, audited_wrong=None, audited_logp=None)
 
 
 def test_stages_are_remarked_on_for_via_alone():

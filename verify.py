@@ -146,7 +146,9 @@ class Score:
             unread -= len(known)
             if unread == 0:
                 return known
-        rows = self.finite(self.reader.read(self.session.tokens, self.draft.tokens, self.path, unread))
+        session = self.session
+        rows = session.read(self.reader, session.tokens, self.draft.tokens, self.path, unread)
+        rows = self.finite(rows)
         return rows if known is None else torch.cat([known, rows])
 
     def finite(self, logits):
@@ -211,6 +213,7 @@ class Cycle:
     labels: list            # who wrote them: draft, slim, target (after a rejection, or alone), bonus
     passes: dict            # reader/path -> [passes, positions, seconds]
     seconds: float
+    heard: list = field(default_factory=list)   # see Session.heard: what was added in this cycle
 
     @property
     def accepted(self):
@@ -257,6 +260,12 @@ class Session:
     cycles: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
+    heard: list = field(default_factory=list, init=False)   # see hear; a copy of the session adds to it, too
+    said: list = field(default_factory=list, init=False)    # tensors that are to be heard, likewise
+    block: torch.Tensor = field(default=None, init=False)   # the target's logits of root and block
+
+    def __post_init__(self):
+        self.begin = len(self.tokens)       # where the text that is written begins
 
     @cached_property
     def slim_path(self):
@@ -274,6 +283,66 @@ class Session:
         for reader in self.readers().values():
             reader.read(self.tokens[:-1], [], reader.model.full, 0)
         self.prompt_seconds = sum(seconds for *_, seconds in self.spent(mark).values())
+
+    def read(self, reader, text, guesses, path, last):
+        """Logits [last, V] of the last positions of text + guesses by one of the readers, see Reader.read.
+
+        text: the committed text, or all but its last token. What was committed without the target, and is now
+        read by all of its layers, it judges on the way: more rows of logits, but no position more.
+        """
+        if reader is not self.target or path.writes != 'full':
+            return reader.read(text, guesses, path, last)
+        start = max(self.begin - 1, reader.cache.trusted(text, path))
+        late = self.tokens[start + 1:]                  # what the rows of start, start + 1, ... predict
+        wanted = len(text) - start + len(guesses) if late else last
+        rows = reader.read(text, guesses, path, wanted)
+        if late:
+            self.hear(rows, late)
+        if last == 0:
+            return None
+        self.block = rows[-len(guesses) - 1:]
+        return rows[wanted - last:]
+
+    def hear(self, rows, tokens):
+        """Notes [p(x), log p(x)] of each committed token x by the target's logits [T, V] of their places.
+
+        p is what the run samples from, log p raw, in nats. Of tokens alone that others committed.
+        """
+        ids = send(tokens, rows.device)[:, None]                                            # [T, 1]
+        rows = rows[:len(tokens)]
+        chances = self.probs(rows).gather(1, ids)[:, 0]
+        self.said.append(torch.stack([chances, token_logps(rows, tokens)], 1))
+
+    def hear_block(self, tokens, labels, judged):
+        """Likewise of the tokens of this cycle that the target has read, though another judged them."""
+        rows = self.block
+        self.block = None
+        places = []
+        for i, (row, label) in enumerate(zip(judged, labels)):
+            if row['p'] is None and label not in ('target', 'bonus'):
+                places.append(i)
+        if places and rows is not None:
+            self.hear(rows[send(places, rows.device)], [tokens[i] for i in places])
+        self.fetch_said()
+
+    def fetch_said(self):
+        """Puts what was said into `heard`: once a cycle, since a device has to be waited for."""
+        if self.said:
+            (table,) = fetch(torch.cat(self.said))
+            self.heard += table.tolist()
+            self.said.clear()
+
+    def may_err(self, most_wrong):
+        """Whether one more token that the target would not have written leaves their share at most_wrong.
+
+        Of the tokens that it has read or written; above temperature 0 each counts 1 - p(x), its own none.
+        """
+        if most_wrong == 1:
+            return True
+        self.fetch_said()
+        wrong = sum(1 - p for p, _ in self.heard)
+        known = self.target.cache.trusted(self.tokens, self.target.model.full) - self.begin + 1
+        return wrong + 1 <= most_wrong * (known + 1)
 
     def view(self, path):
         """The target's path as this session reads it in this cycle: sparse if it was asked for."""
@@ -328,13 +397,16 @@ def decode(session: Session, method: 'Method'):
     while session.room and not session.ended:
         begin = time.perf_counter()
         mark = session.mark()
+        heard = len(session.heard)
         draft = method.propose(session)
         score = method.score(session, draft)                    # a Score is lazy: no target pass yet
         tokens, labels, judged = method.accept(session, draft, score)
         tokens = session.commit(tokens)
         labels = labels[:len(tokens)]
+        session.hear_block(tokens, labels, judged)
         passes = session.spent(mark)
-        cycle = Cycle(draft.tokens, judged, tokens, labels, passes, time.perf_counter() - begin)
+        cycle = Cycle(draft.tokens, judged, tokens, labels, passes, time.perf_counter() - begin,
+                      session.heard[heard:])
         method.learn(draft, cycle)
         yield cycle
 
@@ -970,6 +1042,9 @@ class ViaSd(Exact):
     By r = s(y) / max s a draft token y is kept, rewritten by slim or (r < escalate) decided by the target,
     which reads lag and block only then, over what slim wrote to the cache that they share. A block that slim
     kept ends with slim's own next token (the paper is silent), which at temperature 0 would pass its gate.
+    With most_wrong (ours) slim judges a block only where one wrong token more would leave their share, of all
+    that the target has read or written, at most that. Of a greedy text of N tokens the target would then have
+    written all but most_wrong (N + 1) + max_lag + gamma: those slim keeps before the target reads them.
     Source: VIA-SD (2026); its p, q', q are our q, s, p, its alpha_1 and alpha_2 keep and escalate.
     """
     gamma: int = 5
@@ -978,6 +1053,7 @@ class ViaSd(Exact):
     max_lag: int = in_range(32, 0)          # tokens that slim may build on before the target has read them
     after_escalation: str = one_of('full', ('full', 'gate'))  # full: the pass is paid, it judges the rest too
     slim_bonus: bool = True                 # one more token, slim's own, after a block that it kept
+    most_wrong: float = in_range(1.0, 0, 1)     # share of wrong tokens where the target takes over; 0: exact
     spare = 0                               # a block may fill the room: a token that it adds is then cut
 
     def __post_init__(self):
@@ -987,7 +1063,7 @@ class ViaSd(Exact):
     @property
     def lossless(self):
         low, _ = self.bounds
-        return self.control.causal and low > 1
+        return self.control.causal and (low > 1 or self.most_wrong == 0)
 
     @property
     def bounds(self):
@@ -1006,7 +1082,7 @@ class ViaSd(Exact):
         committed = session.tokens[:-1]
         lag = len(committed) - session.target.cache.trusted(committed, path)
         if lag > self.max_lag:
-            session.target.read(committed, [], path, 0)
+            session.read(session.target, committed, [], path, 0)
 
     def stages(self, session, draft, score):
         """The Scores that may judge, cheapest first; the last is the target's."""
@@ -1016,7 +1092,9 @@ class ViaSd(Exact):
         if not draft.tokens:
             return super().accept(session, draft, score)
         self.read_lag(session, score.path)
-        stages = self.stages(session, draft, score)
+        stages = [score]
+        if session.may_err(self.most_wrong):
+            stages = self.stages(session, draft, score)
         last = len(stages) - 1
         stage = highest = 0
         judged = []
@@ -1095,7 +1173,7 @@ def write_steps(session: Session, method: 'Stepwise', reader: Reader, k: int):
         if k > 1:
             law = partial(session.probs, temperature=method.target_temperature, top_p=method.target_top_p)
         who = 'target'
-    logits = reader.read(session.tokens, [], path, 1).expand(k, -1)                     # [k, V]
+    logits = session.read(reader, session.tokens, [], path, 1).expand(k, -1)            # [k, V]
     twin = reader.fork(k) if k > 1 else reader
     steps = []                              # logits [k, V] of each place
     texts = [[] for _ in range(k)]          # ids of each row
@@ -1157,13 +1235,16 @@ def step_score(seen, ranges, beta, combine):
 class Stepwise(Method):
     """A cycle is a step: the draft writes k, one is chosen and judged; below tau the target writes it anew.
 
-    Subclasses score and judge. LOSSY but where the target writes everything.
+    Subclasses score and judge. LOSSY but where the target writes everything. With most_wrong (ours) it writes
+    a step, too, where one wrong token more might bring their share above that, as in ViaSd; but of steps that
+    it never comes to read, as where all are kept, nothing is promised.
     """
     gamma: int = in_range(4, 0)             # draft tokens a cycle under regenerate=sd
     k: int = in_range(None, 1, 256)         # candidates; None, here and below: the preset's
     draft_temperature: float = None         # of the candidates, whatever the run's
     draft_top_p: float = in_range(None, 1e-9, 1)
     tau: float = in_range(None, -inf, inf)  # score that a step needs; inf: the target writes them all
+    most_wrong: float = in_range(1.0, 0, 1)     # share of wrong tokens where the target takes over; 0: exact
     target_k: int = in_range(None, 1, 256)  # candidates of the target where it writes
     target_temperature: float = None        # of these if they are several; None, here and below: the run's
     target_top_p: float = in_range(None, 1e-9, 1)
@@ -1185,7 +1266,7 @@ class Stepwise(Method):
 
     @property
     def lossless(self):
-        return self.tau == inf and self.target_k == 1
+        return (self.tau == inf or self.most_wrong == 0) and self.target_k == 1
 
     def most(self):
         """The most tokens that a step may have."""
@@ -1237,6 +1318,7 @@ class Stepwise(Method):
             score, clipped = self.judge(session, draft, seen)
             threshold = self.tau
             kept = score >= threshold
+        kept = kept and session.may_err(self.most_wrong)
         judged = []
         ids = send(draft.tokens, draft.q.device)[:, None]                                   # [T, 1]
         (each_q,) = fetch(draft.q.gather(1, ids)[:, 0])
@@ -1289,7 +1371,7 @@ class SpecGuard(Stepwise):
             rows = reader.read(session.tokens, draft.tokens, path, n)
             rows = torch.cat([draft.logits[:1], rows])
         else:
-            rows = reader.read(session.tokens, draft.tokens, path, n + 1)
+            rows = session.read(reader, session.tokens, draft.tokens, path, n + 1)
         expect(path.carry['shades'] is not None, f'the attention of the {self.signals} cannot be read')
         logp = token_logps(rows[:-1], draft.tokens)     # row t predicts token t
         grounding = path.carry['shades'][0].sum(-1)     # [T]

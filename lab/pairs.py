@@ -160,6 +160,7 @@ class Pair:
         session.tokens = list(ids)
         session.room = self.max_new
         session.ended = False
+        session.heard = []
         session.temperature = temperature
         session.generator = torch.Generator().manual_seed(seed)
         return list(decode(session, method))

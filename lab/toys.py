@@ -99,6 +99,7 @@ def write(s, method):
     for cycle in cycles:
         emitted += cycle.tokens
         check_cycle(cycle)
+        assert not (cycle.heard and method.lossless and not s.sparse), 'nothing is left to hear'
     committed = s.tokens[begin:]
     assert emitted == committed, f'emitted {emitted}, committed {committed}'
     return committed, cycles

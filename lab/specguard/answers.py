@@ -11,21 +11,25 @@ from dataclasses import replace
 import torch
 
 from lab.common import SEED
-from lab.specguard.rivals import RandomGate, Unseen
+from lab.specguard.rivals import RandomGate, Unseen, slim_lowest
 from lab.specguard.sessions import TASKS, prompt_session, steps_end
 from lab.specguard.steps import FEW_ROLLOUTS, observe, problem_row, record_step
-from verify import Autoregressive, Exact, SpecGuard, tokens_of
+from model import measured_sections, read_calibration
+from verify import Autoregressive, Exact, SpecGuard, tokens_of, write_steps
 
 ALTERED = 40        # prompts of each family whose steps are altered
-PART = 20           # and that the other two records take
+PART = 20           # and that two of the other records take
+TIERED = 60         # and that the steps before three tiers are of
 MOST_STEPS = 6      # steps of a text, evenly spaced, behind which the draft writes another
+FEW_STEPS = 3       # those of another pair before three tiers
+DRAFTED = 'draft last 3'                    # of steps.ROLLOUTS: SpecGuard's own
 TEMPERATURE = 0.7   # of the runs
 SELECTORS = '1', '4'                        # of steps.CANDIDATES
 
 
-def graded(pair, n):
-    """At most PART prompts of each family that can be graded."""
-    return [prompt for prompt in pair.texts(TASKS, min(n, PART)) if pair.grade(prompt.row, '') is not None]
+def graded(pair, n, most=PART):
+    """At most n prompts, and `most`, of each family that can be graded."""
+    return [prompt for prompt in pair.texts(TASKS, min(n, most)) if pair.grade(prompt.row, '') is not None]
 
 
 def steps_of(session, ids, delimiter):
@@ -106,6 +110,18 @@ def with_altered_number(step, before, seed):
     return step[:at] + digit + step[at + 1:], 'copied' if copied else 'new'
 
 
+def places_of(pair, session, most):
+    """The ids before each of at most so many steps, evenly spaced, of the target's answer, if it is right."""
+    prompt = session.tokens
+    if not session.checker(prompt):
+        return []
+    _, way, _ = session.checker.ways[0]
+    own = steps_of(session, way[len(prompt):], steps_end(pair))
+    own = [step for step in own if pair.text(step).strip()]             # an end of sequence is no step
+    places = sorted({i * len(own) // most for i in range(most)})
+    return [sum(own[:place], []) for place in places]
+
+
 # --------------------------------------------------------------------------------------- record: `continued`
 
 def continued_items(pair, n):
@@ -121,18 +137,47 @@ def continued_row(pair, prompt):
     session = prompt_session(pair, prompt)
     session.generator = torch.Generator().manual_seed(prompt.place)
     steps = []
-    if session.checker(prompt.ids):
-        _, way, _ = session.checker.ways[0]
-        delimiter = steps_end(pair)
-        own = steps_of(session, way[len(prompt.ids):], delimiter)
-        own = [step for step in own if pair.text(step).strip()]         # an end of sequence is no step
-        places = sorted({i * len(own) // MOST_STEPS for i in range(MOST_STEPS)})
-        for place in places:
-            earlier = sum(own[:place], [])
-            session.tokens = prompt.ids + earlier
-            session.room = pair.max_new - len(earlier)
-            steps.append(record_step(session, FEW_ROLLOUTS, 4, SELECTORS, delimiter))
+    for earlier in places_of(pair, session, MOST_STEPS):
+        session.tokens = prompt.ids + earlier
+        session.room = pair.max_new - len(earlier)
+        steps.append(record_step(session, FEW_ROLLOUTS, 4, SELECTORS, steps_end(pair)))
     return prompt.name | problem_row(prompt.family, steps)
+
+
+# ------------------------------------------------------------------------------------------ record: `tiered`
+
+def tiered_items(pair, n):
+    """Prompts, or none where the target has no mask and so no slim path."""
+    return graded(pair, n, TIERED) if 'mask' in measured_sections(pair.target) else []
+
+
+def tiered_row(pair, prompt):
+    """Steps as in `continued`, each with what every tier says of it; costs: of a pass, in target passes."""
+    session = prompt_session(pair, prompt)
+    session.calibration = read_calibration(pair.target, None, ['mask'])
+    session.generator = torch.Generator().manual_seed(prompt.place)
+    full = session.target.model.read_bytes(session.target.model.full)
+    costs = dict(draft=session.draft.model.read_bytes(session.draft.model.full) / full,
+                 slim=session.target.model.read_bytes(session.slim_path) / full)
+    row = dict(costs=costs, steps=[])
+    for earlier in places_of(pair, session, MOST_STEPS if pair.is_embedded else FEW_STEPS):
+        session.tokens = prompt.ids + earlier
+        session.room = pair.max_new - len(earlier)
+        row['steps'].append(tiered_step(session, SpecGuard(delimiter=steps_end(pair))))
+    return prompt.name | row
+
+
+def tiered_step(session, method):
+    """What `tiered` stores of a step: the fields of tier_claims.Tiered, in their order."""
+    mark = session.mark()
+    ids = method.propose(session).tokens
+    written, _, _ = session.spent(mark)['draft/full']
+    logp, grounded = observe(session, 'draft', ids, [DRAFTED])
+    slim = slim_lowest(session, ids)
+    target, _ = observe(session, 'target', ids, [])
+    own = write_steps(session, method, session.target, 1)[0].tokens
+    return [logp, 1 - grounded[DRAFTED], slim, target, written, len(own),
+            session.checker(session.tokens + ids), session.checker(session.tokens + own)]
 
 
 # ----------------------------------------------------------------------------------------- record: `sampled`

@@ -20,6 +20,7 @@ from lab.specguard.calibrate import choose_gate, gate_curve, signal_ranges
 from lab.specguard.record import SEEDS, Run, Story
 from lab.specguard.sessions import TASKS
 from lab.specguard.steps import CANDIDATES, ROLLOUTS
+from lab.specguard.tier_claims import tier_claims, tier_tables
 from verify import step_score
 
 DEFAULT = [f'notes, seed {seed}' for seed in range(SEEDS)]      # the runs at the default preset
@@ -369,7 +370,7 @@ def by_draft(stored):
 def claims(stored):
     """What is claimed of the lab's tasks, where they were recorded, and of any pair's own answers."""
     found = lab_claims(stored) if 'steps' in stored else []
-    return [*found, *answer_claims(stored)]
+    return [*found, *answer_claims(stored), *tier_claims(stored)]
 
 
 def lab_claims(stored):
@@ -552,7 +553,7 @@ def story_claim(rows):
 def tables(stored):
     """Those of the lab's tasks, where they were recorded, and those of any pair's own answers."""
     found = lab_tables(stored) if 'steps' in stored else []
-    return [*found, *answer_tables(stored)]
+    return [*found, *answer_tables(stored), *tier_tables(stored)]
 
 
 def lab_tables(stored):

@@ -393,6 +393,7 @@ RECORDS = dict(
     stories=LabRecord(PAIR, story_rows, "the lab's stories"),
     altered=Record(answers.altered_items, answers.altered_row, drafts=False),
     continued=Record(answers.continued_items, answers.continued_row),
+    tiered=Record(answers.tiered_items, answers.tiered_row, calibrated=True),
     sampled=Record(answers.sampled_items, answers.sampled_row))
 
 

@@ -60,7 +60,7 @@ class SpecReason(Stepwise):
 
     def score(self, session, draft):
         path = session.view(session.target.model.full)
-        logits = session.target.read(session.tokens, draft.tokens, path, len(draft.tokens) + 1)
+        logits = session.read(session.target, session.tokens, draft.tokens, path, len(draft.tokens) + 1)
         (logps,) = fetch(token_logps(logits[:-1], draft.tokens))
         return [(logp, None) for logp in logps.tolist()]
 
@@ -90,6 +90,39 @@ class OracleGate(SpecGuard):
 
     def judge(self, session, draft, seen):
         return step_right(session, draft), False
+
+
+@dataclass
+class Tiers(SpecGuard):
+    """A gate in three tiers: where the draft doubts, the slim target reads the step, then the target writes.
+
+    A step stays from tau on by the draft's own score, or from tau_slim on by slim's weakest token, on the
+    scale of the target's log-probabilities. LOSSY; scores are 0 to 1: thresholds above 1 are exact. Ours.
+    """
+    tau_slim: float = in_range(0.5, -math.inf, math.inf)    # score that a step needs which the draft doubts
+
+    @property
+    def lossless(self):
+        return super().lossless or min(self.tau, self.tau_slim) > 1 and self.target_k == 1
+
+    def sections(self, config):
+        return {'signals', 'mask'}
+
+    def judge(self, session, draft, seen):
+        """The score is tau or more where either tier keeps the step."""
+        score, clipped = super().judge(session, draft, seen)
+        if score >= self.tau:
+            return score, clipped
+        lowest = slim_lowest(session, draft.tokens)
+        low, high = session.calibration['signals']['target_logp']
+        scaled = (lowest - low) / max(high - low, 1e-6)
+        return max(score, self.tau + min(1.0, max(0.0, scaled)) - self.tau_slim), clipped
+
+
+def slim_lowest(session, ids):
+    """The least log-probability, nats, of a step's tokens (ids) by the slim target, in one pass of it."""
+    rows = session.target.read(session.tokens, ids, session.view(session.slim_path), len(ids) + 1)
+    return float(token_logps(rows[:-1], ids).min())
 
 
 # ------------------------------------------------------------------------ whole texts of the draft alone
@@ -246,4 +279,4 @@ class PooledStep(SpecGuard):
 METHODS.update({
     'rsd': RewardGuided, 'specreason': SpecReason, 'random-gate': RandomGate, 'oracle-gate': OracleGate,
     'majority': Majority, 'best-of-n': BestOfN, 'process-best-of-n': ProcessBestOfN, 'beam': Beam,
-    'specguard-pooled': PooledStep})
+    'specguard-pooled': PooledStep, 'specguard-tiers': Tiers})

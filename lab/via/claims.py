@@ -51,6 +51,11 @@ def at(rule, lam):
     return f'{rule}, lam {lam:g}'
 
 
+def bounded(name, most_wrong):
+    """What via is called at this bound; 1: none."""
+    return name if most_wrong == 1 else f'{name}, most_wrong {most_wrong:g}'
+
+
 SWEPT = [at(rule, lam) for rule, lams in LAMS.items() for lam in lams]
 
 
@@ -62,6 +67,9 @@ def like(role):
 TUNED = tuned('via')
 ASKING = 'via, tuned, escalate above 0'
 FORGIVING = 'sd, lenient', at('cascade-opt', 0.1), at('cascade-tokenv3', 0.5)
+USUAL_BOUND = 0.05              # of most_wrong, whose cost is judged
+BOUNDS = 1.0, 0.1, 0.05, 0.01, 0.0      # of most_wrong
+BLIND = {32: 'every draft kept', 8: 'every draft kept, max_lag 8'}      # max_lag: via without its gate
 SAMPLED = 'ar', 'sd', *FORGIVING, 'via', BARE, TUNED, ASKING
 
 # why a claim may fail, where several share the reason
@@ -71,6 +79,8 @@ ALSO_FORGIVES = 'The rival forgives too, without a slim pass'
 MANY_MASKS = ('Many masks serve a target almost as well; the embedded one was trained with layers left out '
               'at random')
 SOME_MASKS = 'The search tries only some of the masks, and may miss a better one'
+NEVER_READ = 'What slim keeps last the target never reads: the audit is of the tokens before'
+EARNED = 'Lenience has to be earned first, token by token, and texts are short'
 TASKS_DIFFER = 'Tasks differ in the layers that they need: what is best over all may be poor on one'
 
 
@@ -104,6 +114,24 @@ class Sampled(NamedTuple):
     work: float
     nats: float                 # -log p of the whole text by the target
     right: int                  # None where nothing is graded
+
+
+class Audited(NamedTuple):
+    """What via at some most_wrong did with a text, and what the target says of it."""
+    tokens: int
+    cycles: int
+    others: int                 # tokens that another judged
+    heard: int                  # of these, those that the target has read by the end
+    heard_wrong: int            # and would not have written
+    heard_nats: float           # -log p of those heard of
+    wrong: int                  # of all tokens, by the target behind the whole text
+    right: int                  # None where nothing is graded
+    draft_passes: int
+    draft_positions: int
+    middle_passes: int
+    middle_positions: int
+    target_passes: int
+    target_positions: int
 
 
 class Drafted(NamedTuple):
@@ -1069,6 +1097,85 @@ def best_speed(texts, names, by):
     return max(speed(texts, name, by) for name in names) / speed(texts, 'ar', by)
 
 
+# ------------------------------------------------------------------------------------------ claims: the audit
+
+def audited_of(stored):
+    """[{name: Audited}], a dict a text."""
+    return [by_name(row, row['who'], Audited) for row in stored['audited'].rows]
+
+
+def audit_names(texts):
+    """The settings that run without a bound, too."""
+    return [name for name in ('via', *BLIND.values()) if name in texts[0]]
+
+
+def bounds_of(texts, name):
+    """The bounds between 0 and 1 that this setting has run at."""
+    return [bound for bound in BOUNDS[1:-1] if bounded(name, bound) in texts[0]]
+
+
+def true_share(texts, name, among='tokens'):
+    """The share of wrong tokens, of all or of those that another judged; 0 of none."""
+    columns = of(texts, name)
+    return total(columns, 'wrong') / max(1, total(columns, among))
+
+
+def audited_share(texts, name):
+    """What the audit says of those that another judged."""
+    columns = of(texts, name)
+    return total(columns, 'heard_wrong') / max(1, total(columns, 'heard'))
+
+
+def audited_pace(texts, name, costs):
+    """Tokens in the modelled time of a full pass; costs: of a draft pass and of a slim one."""
+    columns = of(texts, name)
+    draft, slim = costs
+    spent = (total(columns, 'target_passes') + slim * total(columns, 'middle_passes')
+             + draft * total(columns, 'draft_passes'))
+    return total(columns, 'tokens') / spent
+
+
+def audit_claims(stored):
+    """What the audit is worth as an estimate, what a bound on it promises, and what that costs."""
+    texts = audited_of(stored)
+    settings = settings_of(stored)
+    costs = settings['draft_cost'], settings['costs']['slim']
+    found = []
+    for name in audit_names(texts):
+        found += audit_claims_of(texts, name, costs)
+    return found
+
+
+def audit_claims_of(texts, name, costs):
+    """Those of via at one setting, by [{name: Audited}] a text."""
+    bounds = bounds_of(texts, name)
+    usual = bounded(name, USUAL_BOUND)
+
+    def near(rows):
+        return 1 - abs(audited_share(rows, name) - true_share(rows, name, 'others'))
+
+    def kept(rows):
+        return min(1.5 - true_share(rows, bounded(name, bound)) / bound for bound in bounds)
+
+    def speed(other):
+        return lambda rows: audited_pace(rows, usual, costs) / audited_pace(rows, other, costs)
+    columns = of(texts, name)
+    heard = total(columns, 'heard') / max(1, total(columns, 'others'))
+    shares = {f'at {bound:g}': true_share(texts, bounded(name, bound)) for bound in bounds}
+    return [
+        Claim(f'audit, {name}: 1 less the distance of the audited share of wrong tokens from the true one',
+              'ours', 0.98, texts, near,
+              note=f'{audited_share(texts, name):.4f}, {true_share(texts, name, "others"):.4f}; it has '
+                   f'read {heard:.0%} of the tokens that another judged', why=NEVER_READ),
+        Claim(f'audit, {name}: 1.5 less the share of wrong tokens over most_wrong, the worst bound', 'ours',
+              0.0, texts, kept, note=f'{listed(shares, ".4f")}; no bound: {true_share(texts, name):.4f}',
+              why=NEVER_READ),
+        Claim(f'audit, {name}: modelled speed at most_wrong {USUAL_BOUND:g} over none', 'ours', 0.95, texts,
+              speed(name), why=EARNED),
+        Claim(f'audit, {name}: modelled speed at most_wrong {USUAL_BOUND:g} over sd', 'ours', 1.0, texts,
+              speed(bounded('via', 0)), why=EARNED)]
+
+
 CLAIMS = (      # (records that are judged, function of {name: Stored} -> Claims)
     (('settings', 'runs'), rejection_claims), (('settings', 'runs'), speed_claims),
     (('settings', 'runs'), quality_claims), (('settings', 'runs'), tier_claims),
@@ -1078,7 +1185,7 @@ CLAIMS = (      # (records that are judged, function of {name: Stored} -> Claims
     (('settings', 'replays'), threshold_claims), (('settings', 'replays'), lenient_replays),
     (('settings', 'runs'), break_even_claims), (('masks',), ratio_claims),
     (('settings', 'replays'), geometry_claims), (('settings', 'replays'), hand_over_claims),
-    (('drafters',), gap_claims), (('drafting',), drafting_claims))
+    (('drafters',), gap_claims), (('drafting',), drafting_claims), (('settings', 'audited'), audit_claims))
 
 
 # ------------------------------------------------------------------------------------------------- the tables
@@ -1264,8 +1371,30 @@ def drafting_table(stored):
     return PageTable(head, lines)
 
 
+def audit_table(stored):
+    """What the target read late, what it said, what is true; passes."""
+    texts = audited_of(stored)
+    settings = settings_of(stored)
+    costs = settings['draft_cost'], settings['costs']['slim']
+    one = audited_pace(texts, bounded('via', 0), costs)
+    lines = []
+    for name in texts[0]:
+        columns = of(texts, name)
+        tokens = total(columns, 'tokens')
+        heard = total(columns, 'heard')
+        nats = total(columns, 'heard_nats') / heard if heard else math.nan
+        lines.append((name, heard / tokens, audited_share(texts, name), true_share(texts, name, 'others'),
+                      true_share(texts, name), nats, total(columns, 'target_passes') / tokens,
+                      total(columns, 'target_positions') / tokens, total(columns, 'middle_passes') / tokens,
+                      audited_pace(texts, name, costs) / one, right_share(texts, name)))
+    head = ('audit', 'tokens audited', 'wrong of these', 'wrong of all that another judged', 'wrong of all',
+            'nats of the audited', 'full passes a token', 'positions', 'slim passes a token',
+            'modelled speed over sd', 'right')
+    return PageTable(head, lines)
+
+
 TABLES = (      # (records, function of {name: Stored} -> PageTable)
     (('settings', 'runs'), task_table), (('settings', 'runs'), cost_table), (('sampled',), sampled_table),
     (('gammas',), gamma_table), (('settings', 'replays'), threshold_table), (('masks', 'search'), mask_table),
     (('sublayers', 'searches'), sublayer_table), (('drafters',), drafter_table),
-    (('unseen',), unseen_table), (('drafting',), drafting_table))
+    (('unseen',), unseen_table), (('drafting',), drafting_table), (('settings', 'audited'), audit_table))

@@ -22,8 +22,9 @@ from lab.cmasd.rivals import Lenient
 from lab.common import embedded, held_out_rows, is_there
 from lab.pairs import EMBEDDED, LabRecord, Prompt, Record
 from lab.via import rivals                              # its methods enter METHODS
-from lab.via.claims import (ASKING, BARE, CASCADES, CONTIGUOUS, DRAFTED, EVENLY, LAMS, LENIENT, MIDDLES,
-                            RANDOM, SAMPLED, USUAL, Drafted, Run, Sampled, at, choose, like, tuned)
+from lab.via.claims import (ASKING, BARE, BLIND, BOUNDS, CASCADES, CONTIGUOUS, DRAFTED, EVENLY, LAMS, LENIENT,
+                            MIDDLES, RANDOM, SAMPLED, USUAL, Audited, Drafted, Run, Sampled, at, bounded,
+                            choose, like, tuned)
 from model import Path, Reader, expect, read_calibration
 from verify import (METHODS, Autoregressive, Draft, Exact, Score, ViaSd, decode, lookup, overlap, token_logps,
                     tokens_of, violation)
@@ -38,6 +39,7 @@ FREE = 8                        # layers of the embedded target that a mask may 
 ROOM = 256                      # tokens that a text of the embedded pair has at most
 REAL = 20                       # texts of each family that are really run on another pair
 SOME_LAMS = 0.5, 0.9            # at which lenient sd runs there
+FEW_BOUNDS = 1.0, 0.05, 0.01, 0.0   # of most_wrong, there
 FORMS = dict(R=(0.5, 0.5), strict=(0.0, 1.0))           # alpha, beta of R: as published; nothing forgiven
 WINDOW = 32                     # calibration tokens that a mask's cost is of, as train_mask.py has it
 PATHS = dict(draft=('draft/',), middle=('slim', 'mid/'), target=('target/full',))      # what their names hold
@@ -995,6 +997,57 @@ def unseen(pair, prompt):
                 evenly=windows.cost(evenly), blocks=[windows.cost(block) for block in blocks])
 
 
+def audited_methods(pair):
+    """{name: ViaSd} at bounds from 1, none, to 0, sd; on the embedded pair also where all drafts are kept."""
+    found = {}
+    for bound in BOUNDS if pair.is_embedded else FEW_BOUNDS:
+        found[bounded('via', bound)] = ViaSd(most_wrong=bound)
+    if pair.is_embedded:
+        for max_lag, name in BLIND.items():
+            for bound in BOUNDS[:-1]:
+                found[bounded(name, bound)] = ViaSd(keep=0.0, escalate=0.0, slim_bonus=False, max_lag=max_lag,
+                                                    most_wrong=bound)
+    return found
+
+
+def audited(pair, prompt):
+    """The row of a text: {figure of an Audited: [for each of audited_methods]}; who: their names."""
+    engine = audited_engine(pair)
+    engine.open([prompt.ids])
+    found = []
+    methods = audited_methods(pair)
+    for method in methods.values():
+        session = session_of(engine, prompt.ids)
+        cycles = list(decode(session, method))
+        tokens = tokens_of(cycles)
+        said = session.heard
+        target = session.target
+        rows = target.read(prompt.ids + tokens[:-1], [], target.model.full, len(tokens))
+        own = rows.argmax(-1).tolist()
+        found.append(dict(tokens=len(tokens), cycles=len(cycles), others=judged_by_another(cycles),
+                          heard=len(said), heard_wrong=sum(1 - p for p, _ in said),
+                          heard_nats=-sum(logp for _, logp in said),
+                          wrong=sum(a != b for a, b in zip(tokens, own)), right=grade(pair, prompt, tokens),
+                          **passes_of(engine.statistics(cycles))))
+    return dict(task=prompt.family, who=list(methods)) | columns_of(found, Audited._fields)
+
+
+def judged_by_another(cycles):
+    """How many committed tokens are not the target's, nor judged by it when they were committed."""
+    count = 0
+    for cycle in cycles:
+        for i, label in enumerate(cycle.labels):
+            asked = i < len(cycle.judged) and cycle.judged[i]['p'] is not None
+            count += label not in ('target', 'bonus') and not asked
+    return count
+
+
+@functools.cache
+def audited_engine(pair):
+    """An Engine of the pair with its mask."""
+    return engine_of(pair, prompts_of(pair, 1))
+
+
 LAB_ONLY = 'models of several sizes, and tasks of their own'
 RECORDS = dict(
     settings=Record(counted, settings, lab_models=tuple(NEEDED), calibrated=True),
@@ -1002,6 +1055,7 @@ RECORDS = dict(
     replays=Record(places, replays, lab_models=tuple(NEEDED), calibrated=True),
     unseen=Record(unseen_prompts, unseen, drafts=False, calibrated=True),
     drafting=Record(some_places, drafting, drafts=False, calibrated=True),
+    audited=Record(prompts_of, audited, calibrated=True),
     sampled=LabRecord(NEEDED, sampled, LAB_ONLY), gammas=LabRecord(NEEDED, gammas, LAB_ONLY),
     masks=LabRecord(['target', 'draft'], masks, LAB_ONLY), search=LabRecord(['target'], search, LAB_ONLY),
     sublayers=LabRecord(['target'], sublayers, LAB_ONLY), searches=LabRecord(['target'], searches, LAB_ONLY),
