@@ -329,6 +329,10 @@ class Kept(Sparse):
     every: int = in_range(4, 1)         # cycles from one choice to the next
     keys = None                         # the KeptKeys of the text, or None
 
+    def anchor_layers(self, measured, layers):
+        """By default all layers choose: they seldom do."""
+        return list(range(layers)) if self.anchors is None else super().anchor_layers(measured, layers)
+
     def view(self, path, session):
         expect(SELECT[self.select][0] is kernels.sparse_attend, f'select={self.select} does not choose once')
         thin = super().view(path, session)

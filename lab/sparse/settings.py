@@ -77,8 +77,8 @@ WRITTEN = 'calibrated', 'recent', 'random'      # of these, what writes where a 
 
 
 def keeping(share, every):
-    """Knobs of rivals.Kept: so few choices that each layer may make its own."""
-    return dict(rho=share, every=every, anchors=99) | USUAL
+    """Knobs of rivals.Kept."""
+    return dict(rho=share, every=every) | USUAL
 
 
 KEPT_SHARES = 0.05, 0.1, 0.25
