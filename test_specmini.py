@@ -833,7 +833,7 @@ LAWS = [
     law('sparse-off', sparse(2, **OFF), slow=True),
     law('sparse-off-short', sparse(2, **OFF), **SHORT),
     law('kept-draft', kept_draft(2), vocab=3, horizon=2),
-    law('kept-draft-lossy-kept', kept(2, rho=0.0), draft=None, source=silence, **SHORT),
+    law('kept', kept(2, rho=0.0), draft=None, source=silence, **SHORT),
     law('ecsv', ecsv(**TWO | dict(branches=3)), slow=True),
     law('ecsv-short', ecsv(**TWO), **SHORT),
     law('ecsv-wrong-judged-by-q', JudgedByQ(**TWO), **SHORT),
@@ -4901,7 +4901,7 @@ def test_sparse_text_refreshed(refresh):
 
 # a cache of kept keys
 
-KEEP = SMALL | dict(rho=0.1, moe_skip=0)
+KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
 
 
 def kept_reads(name, blocks, **knobs):
