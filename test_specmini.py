@@ -808,6 +808,8 @@ oracle_top1 = METHODS['oracle-top1']
 sd_multi = METHODS['sd-multi']
 sd_tree = METHODS['sd-tree']
 hedge = METHODS['hedge']
+kept = METHODS['kept']
+kept_draft = METHODS['kept-draft']
 
 LAWS = [
     law('ar', METHODS['ar']()),
@@ -837,6 +839,8 @@ LAWS = [
     law('cmasd-dropout', METHODS['cmasd-dropout'](k_max=2, alpha=2, accept_='strict'), slow=True),
     law('sparse-off', sparse(2, **OFF), slow=True),
     law('sparse-off-short', sparse(2, **OFF), **SHORT),
+    law('kept-draft', kept_draft(2), vocab=3, horizon=2),
+    law('kept', kept(2, rho=0.0), draft=None, source=silence, **SHORT),
     law('ecsv', ecsv(**TWO | dict(branches=3)), slow=True),
     law('ecsv-short', ecsv(**TWO), **SHORT),
     law('ecsv-wrong-judged-by-q', JudgedByQ(**TWO), **SHORT),
@@ -5446,6 +5450,141 @@ def test_sparse_text_refreshed(refresh):
         assert ('target/full' if is_dense else 'target/sparse') in cycle.passes
         assert ('sparse' in s.target.cache.writers) != is_dense
     assert (s.tokens[24:] == plain(target, prompt, 30)) == (refresh == 1)
+
+
+# a cache of kept keys
+
+KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
+
+
+def kept_reads(name, blocks, **knobs):
+    """(logits of passes over these [[ids]] behind LINE, a cycle each, the method): nobody decodes."""
+    method = METHODS[name](**KEEP | knobs)
+    model = network(0, num_hidden_layers=3)
+    s = session(model, None, LINE, 30, silence, sparse=method)
+    s.read_prompt()
+    logits = []
+    for ids in blocks:
+        logits.append(s.target.read(s.tokens, ids, s.view(model.full), len(ids) + 1))
+        s.commit(ids)
+    return torch.cat(logits), method
+
+
+def test_kept_keys_chosen_in_every_cycle_are_the_sparse_ones():
+    """Copied side by side they are what sparse attention reads in place; chosen seldom they are not."""
+    blocks = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 1]]
+    wanted, _ = kept_reads('sparse', blocks)
+    often, _ = kept_reads('kept', blocks, every=1)
+    seldom, _ = kept_reads('kept', blocks, every=3)
+    assert apart(often, wanted) < 1e-9
+    assert apart(seldom[:4], wanted[:4]) < 1e-9 and apart(seldom[4:9], wanted[4:9]) > 1e-3
+
+
+@pytest.mark.parametrize('T', [1, 4])
+def test_kept_keys_are_read_with_all_that_came_since(T):
+    """A later pass reads the chosen blocks and every key behind them, as under a mask that hides others."""
+    how = 0, True, rule_of(rho=0.3, block=4)
+    s = session(network(0), None, LINE[:1], 40, silence)
+    s.target.capacity = 64
+    keys = sparse_rivals.KeptKeys(s, s.target.model.full)
+    q, k, v, mask, carry = pass_inputs(41, 3, 44, 4)
+    _, chosen = keys.attend(q, k, v, mask, carry, how)
+    wide_q, wide_k, wide_v, wide_mask, _ = pass_inputs(49, T, 49 + T, 4)
+    wide_k[:, :, :40], wide_v[:, :, :40] = k[:, :, :40], v[:, :, :40]       # written anew: 40 and later
+    got, _ = keys.attend(wide_q, wide_k, wide_v, wide_mask, {}, how)
+    hidden = torch.ones(2, 2, 10, dtype=torch.bool).scatter(2, chosen['blocks'], False)
+    assert 0 < hidden.sum(-1).min() == hidden.sum(-1).max() < 10
+    masks = wide_mask.expand(2, 2, T, -1).clone()
+    masks[..., :40].masked_fill_(hidden.repeat_interleave(4, 2)[:, :, None], -torch.inf)
+    assert apart(got, sparse_rivals.attend_masked(wide_q, wide_k, wide_v, masks)) < 1e-12
+
+
+def kept_drafting(prompt=tuple(LINE), room=14, temperature=0.0, **knobs):
+    """(tokens, cycles, session, what plain decoding writes) of the target drafting for itself."""
+    target = network(0, num_hidden_layers=3)
+    s = session(target, None, prompt, room, temperature=temperature)
+    tokens, cycles = write(s, kept_draft(**KEEP | knobs))
+    return tokens, cycles, s, plain(target, prompt, room)
+
+
+@pytest.mark.parametrize('knobs', [dict(dense_below=60), dict(rho=0.999), dict(sinks=60)])
+def test_kept_draft_of_all_keys_is_the_target(knobs):
+    """With everything kept its logits are dense and every guess is right."""
+    tokens, cycles, s, wanted = kept_drafting(every=3, **knobs)
+    assert tokens == wanted
+    assert all(cycle.accepted == len(cycle.drafted) for cycle in cycles)
+    assert {'target/choosing', 'target/kept'} <= {path for cycle in cycles for path in cycle.passes}
+    model = s.target.model
+    method = kept_draft(**KEEP | knobs)
+    path = method.view(model.full, s)
+    assert apart(s.target.read(s.tokens, [1, 2, 3], path, 3), fresh(model, s.tokens + [1, 2, 3], 3)) < 1e-9
+
+
+@pytest.mark.parametrize('every', [1, 2, 99])
+def test_kept_draft_writes_the_greedy_text(every):
+    """Wrong guesses and all: chosen in every cycle, now and then, or once. Nothing it wrote stays trusted."""
+    tokens, cycles, s, wanted = kept_drafting(every=every)
+    assert tokens == wanted and len(cycles) > 3
+    assert sum(cycle.accepted < len(cycle.drafted) for cycle in cycles) > 1
+    choosing = ['target/choosing' in cycle.passes for cycle in cycles if cycle.drafted]
+    assert choosing == [i % every == 0 for i in range(len(choosing))]
+    model = s.target.model
+    method = kept_draft(**KEEP)
+    method.propose(replace(s, room=9))
+    line = s.tokens + [0]
+    assert s.target.cache.writers[len(s.tokens) - 1] == 'sparse'
+    assert s.target.cache.trusted(line, model.full) == len(s.tokens) - 1
+
+
+def test_kept_draft_law():
+    """Every draw enumerated, on a network: where keys are kept over cycles the law is still the target's."""
+    target = network(3, 2)
+    prompt = tuple(i % 2 for i in range(21))
+    reused = rejected = 0
+
+    def run(s, method):
+        nonlocal reused, rejected
+        tokens, cycles = write(s, method)
+        reused += 'target/kept' in cycles[1].passes
+        rejected += cycles[0].accepted < len(cycles[0].drafted)
+        return tokens, None
+    method = kept_draft(1, **KEEP, every=2)
+    law = enumerate_law(target, None, method, 4, prompt, run, temperature=1.0)
+    wanted = Counter()
+    for text in itertools.product(range(2), repeat=4):
+        rows = probs(fresh(target, [*prompt, *text[:3]], 4))
+        wanted[text] = float(rows.gather(1, torch.tensor(text)[:, None]).prod())
+    assert variation(law, wanted) < 1e-9 and reused > 5 and rejected > 5
+
+
+def test_kept_keys_of_an_interrupted_pass_are_not_read(monkeypatch):
+    """Nor those of another text, of another path, or too old ones."""
+    model = network(0, num_hidden_layers=3)
+    s = session(model, None, LINE, 30, silence)
+    s.read_prompt()
+    method = kept(**KEEP, every=2)
+    path = method.view(model.full, s)
+    first = method.keys
+    with monkeypatch.context() as broken:
+        broken.setattr(model.model.layers[2], 'forward', None)
+        with pytest.raises(TypeError):
+            s.target.read(s.tokens, [], path, 1)
+    assert len(first.stores) == 2 and s.target.cache.trusted(s.tokens, model.full) == len(LINE) - 1
+    path = method.view(model.full, s)
+    assert method.keys is not first
+    s.target.read(s.tokens, [], path, 1)
+    keys = method.keys
+    assert keys.serves(s, model.full, 2) and not keys.serves(replace(s), model.full, 2)
+    assert not keys.serves(s, model.full.without([1]), 2)
+    s.cycles += 1
+    assert keys.serves(s, model.full, 2)
+    s.tokens = [*s.tokens, 1]
+    assert keys.serves(s, model.full, 2)
+    s.tokens = [5, *s.tokens[1:]]
+    assert not keys.serves(s, model.full, 2)
+    s.tokens = LINE
+    s.cycles += 1
+    assert not keys.serves(s, model.full, 2)
 
 
 # other selections

@@ -585,6 +585,11 @@ def chain(session: Session, plan: Plan):
     """
     reader = session.draft or session.target
     path = reader.model.full if session.draft else session.slim_path
+    return chain_on(session, plan, reader, path)
+
+
+def chain_on(session: Session, plan: Plan, reader: Reader, path: Path):
+    """A Draft from this reader on this path, one token after the other."""
     found = sample_branches(session, reader, path, 1, plan)
     (ids,) = found.lines(session)
     n = len(ids)

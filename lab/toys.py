@@ -125,7 +125,8 @@ class Table:
     """A language model that is a table: the next-token logits of every prefix are random and known.
 
     Inside the real Reader and KVCache it keeps the ids it was fed as keys and looks its logits up by what it
-    finds there, so a wrong cache gives a wrong law. A slim path (no feed-forward) writes other keys.
+    finds there, so a wrong cache gives a wrong law. A slim path (no feed-forward) writes other keys, and so
+    does a sparse one.
     """
 
     def __init__(self, seed, vocab=4, scale=1.5):
@@ -153,7 +154,7 @@ class Table:
         if path.carry:
             observe_flat(path, positions, span)
         keys = stores[0][0][:, 0, :, 0]                 # [B, S], in the cache
-        mark = 0.5 if None in path.ffns else 0.0        # what a slim path writes is no token
+        mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
         keys[:, positions] = ids.double() + mark
         logits = []
         for line in keys.tolist():

@@ -7,8 +7,8 @@ import math
 from operator import itemgetter
 
 from lab.common import Claim, PageTable, mean
-from lab.sparse.settings import (BOTH, BY_ROOT, CHANNELS, GRID, HARD, LONG, MEDIUM, MIXTURE, SEEDS,
-                                 SWEEPS)
+from lab.sparse.settings import (BOTH, BY_ROOT, CHANNELS, GRID, HARD, KEPT_DRAFTER, KEPT_SHARES, LONG, MEDIUM,
+                                 MIXTURE, SEEDS, SWEEPS)
 
 WORDS = dict(       # key of a setting in a stored row: column of a table
     flops='FLOPs', run='run', bytes='bytes', seconds='seconds', keys='keys', channels='channels',
@@ -26,6 +26,8 @@ ALREADY_FAR = 'Where one part has changed what the model says, leaving out anoth
 OTHER_LAYERS = 'How large channels are, and which layers look elsewhere than the one before, differs by task'
 NO_EYE = 'The median has no eye on quality: it makes half of the tokens skip, whatever they lose'
 MEANT = 'An expert is left out also where the router gave it almost as much as another'
+DRAFT_COSTS = 'A drafting pass still reads all weights, and beside them the keys are little'
+CALLS = 'In a small model a pass waits for its calls, and little for what they copy'
 LOOKS_UP = 'A small model looks up much of what it writes, in keys that are not among the quarter it reads'
 
 CONTROLS = {        # selection: (line of F4, why it may fail)
@@ -102,7 +104,7 @@ def claims(stored):
     found = []
     if 'math' in rows:
         found += lab_claims(rows)
-    return found + long_claims(rows.get('lengths', []))
+    return found + long_claims(rows.get('lengths', [])) + kept_key_claims(rows.get('kept', []))
 
 
 def lab_claims(rows):
@@ -450,6 +452,113 @@ def right_claims(rows):
     return found
 
 
+# -------------------------------------------------------------------------------------- a cache of kept keys
+
+def by_length(rows):
+    """Yields (words, rows) of the long contexts of each length."""
+    for length in sorted({row['length'] for row in rows}):
+        yield f'{round(length / 1000)}k tokens', [row for row in rows if row['length'] == length]
+
+
+def dense_seconds(row, positions):
+    """Of a dense pass; of even positions, which nobody measured, the mean of their neighbours."""
+    if positions % 2:
+        return row['seconds'][f'dense, {positions}']
+    return (dense_seconds(row, positions - 1) + dense_seconds(row, positions + 1)) / 2
+
+
+def drafting_speed(row, name, gamma):
+    """How fast a drafter writes, times plain decoding: counted passes by the seconds measured for each."""
+    run = row['written'][name][gamma]
+    seconds = row['seconds']
+    total = 0.0
+    for positions, passes in run['target'].items():
+        total += passes * dense_seconds(row, int(positions))
+    if name == 'self':
+        total += run['drafts'] * seconds['slim, 1']
+    elif name != 'lookup':
+        share, _ = name.split(',')
+        total += run['choices'] * seconds[f'choosing {share}, 1']
+        total += (run['drafts'] - run['choices']) * seconds[f'kept {share}, 1']
+    return run['tokens'] * seconds['dense, 1'] / total
+
+
+def best_speed(rows, name):
+    """Mean over rows, with the better gamma of those that a drafter was run with."""
+    gammas = rows[0]['written'][name]
+    return max(mean(drafting_speed(row, name, gamma) for row in rows) for gamma in gammas)
+
+
+def kept_key_claims(rows):
+    """Every Claim about kept keys, from rows of the record of that name: drafter, then verifier."""
+    found = []
+    for where, some in by_length(rows):
+        if some[0]['length'] > 3000:                    # below it attention is little of a pass
+            found += kept_draft_claims(where, some)
+    for where, some in by_length(rows):
+        found += kept_verify_claims(where, some)
+    for family in dict.fromkeys(row['family'] for row in rows):
+        found.append(kept_age_claim(family, [row for row in rows if row['family'] == family]))
+    return found
+
+
+def kept_draft_claims(where, rows):
+    """The target as its own drafter over kept keys, beside plain decoding and what else needs no model."""
+    def over(other):
+        def figure(rows):
+            return best_speed(rows, KEPT_DRAFTER) / best_speed(rows, other)
+        return figure
+
+    def over_plain(rows):
+        return best_speed(rows, KEPT_DRAFTER)
+    others = {'plain decoding': (1.1, over_plain)}
+    if 'self' in rows[0]['written']:
+        others['--draft self'] = 1.05, over('self')
+    others['lookup'] = 1.0, over('lookup')
+    found = []
+    for name, (line, figure) in others.items():
+        text = f'Kept keys, {where}: modelled speed of drafting over {name}'
+        found.append(Claim(text, 'ours', line, rows, figure, why=DRAFT_COSTS,
+                           note=f'{KEPT_DRAFTER}, each with the better gamma of 2 and 4, n = {len(rows)}'))
+    return found
+
+
+def kept_verify_claims(where, rows):
+    """Kept keys in the place of keys that are chosen in each pass."""
+    def alike(row):
+        return row['read']['25%, R = 4']['alike']
+
+    def speed_of_pass(row):
+        seconds = row['seconds']
+        mixed = (3 * seconds['kept 25%, 5'] + seconds['choosing 25%, 5']) / 4
+        return seconds['sparse 25%, 5'] / mixed
+    note = f'25 %, R = 4, n = {len(rows)}'
+    over_dense = mean(row['seconds']['dense, 5'] / row['seconds']['kept 25%, 5'] for row in rows)
+    return [
+        Claim(f'Kept keys, {where}: same first choice as dense', 'ours', 0.95, rows, mean_of(alike),
+              note=note, why=LOOKS_UP),
+        Claim(f'Kept keys, {where}: speed of a verifying pass over one that chooses', 'ours', 1.3, rows,
+              mean_of(speed_of_pass), note=f'{note}; over a dense one {over_dense:.2f}', why=CALLS)]
+
+
+def kept_age_claim(family, rows):
+    """What it costs to choose seldom: much where texts look things up, little elsewhere."""
+    def kl(rows, every):
+        return mean(row['read'][f'10%, R = {every}']['kl'] for row in rows)
+
+    def growth(rows):
+        return kl(rows, 16) / kl(rows, 1)
+
+    def lack_of_growth(rows):
+        return kl(rows, 1) / kl(rows, 16)
+    note = f'10 %, {kl(rows, 1):.3f} and {kl(rows, 16):.3f} nats, n = {len(rows)}'
+    if family == 'table':
+        return Claim('Kept keys, look-ups (table): KL at R = 16 over that at R = 1', 'ours', 1.2, rows,
+                     growth, note=note, why='An answer is over before what it looks up has changed')
+    return Claim(f'Kept keys, {family}: KL at R = 1 over that at R = 16', 'ours', 0.8, rows,
+                 lack_of_growth, note=note, why=LOOKS_UP)
+
+
 # ----------------------------------------------------------------------------------------------------- tables
 
 def tables(stored):
@@ -459,6 +568,9 @@ def tables(stored):
         found += lab_tables(stored)
     if 'lengths' in stored and stored['lengths'].rows:
         found += [lengths_table(stored['lengths'].rows), speeds_table(stored['lengths'].rows)]
+    if 'kept' in stored:
+        found += [kept_table(stored['kept'].rows), drafting_table(stored['kept'].rows),
+                  kept_seconds_table(stored['kept'].rows)]
     if 'halving' in stored:
         found.append(halving_table(stored['halving'].rows[0]))
     return found
@@ -581,6 +693,59 @@ def speeds_table(rows):
                 line.append(1 / average(group, name, key))
             lines.append(line)
     return PageTable(head, lines)
+
+
+def kept_table(rows):
+    """What kept keys keep as verifier, by how seldom they are chosen."""
+    lines = []
+    for title, group in contexts_of(rows):
+        for name in group[0]['read']:
+            kl = mean(row['read'][name]['kl'] for row in group)
+            alike = mean(row['read'][name]['alike'] for row in group)
+            lines.append([title, len(group), name, kl, alike])
+    return PageTable(('kept keys as verifier', 'n', 'setting', 'KL', 'same choice'), lines)
+
+
+def drafting_table(rows):
+    """What drafters without a model of their own take, by setting and gamma."""
+    head = ('drafting without a draft model', 'n', 'drafter', 'gamma', 'tokens a cycle', 'kept, 1st', '2nd',
+            '3rd', '4th', 'modelled speed')
+    lines = []
+    for title, group in contexts_of(rows):
+        for name, runs in group[0]['written'].items():
+            for gamma in runs:
+                runs_here = [row['written'][name][gamma] for row in group]
+                per_cycle = total_of(runs_here, 'tokens') / total_of(runs_here, 'cycles')
+                places = [kept_share(runs_here, place) for place in range(4)]
+                speed = mean(drafting_speed(row, name, gamma) for row in group)
+                lines.append([title, len(group), name, gamma, per_cycle, *places, speed])
+    return PageTable(head, lines)
+
+
+def total_of(runs, key):
+    return sum(run[key] for run in runs)
+
+
+def kept_share(runs, place):
+    """The share of the draft tokens judged at this place of a block that was kept; nan if none was judged."""
+    judged = sum(run['judged'][place] for run in runs if place < len(run['judged']))
+    kept = sum(run['kept'][place] for run in runs if place < len(run['kept']))
+    return kept / judged if judged else math.nan
+
+
+def kept_seconds_table(rows):
+    """What passes over kept keys take beside others."""
+    names = ['dense', 'slim']
+    for share in KEPT_SHARES:
+        names += [f'kept {share:.0%}', f'choosing {share:.0%}', f'sparse {share:.0%}']
+    lines = []
+    for title, group in contexts_of(rows):
+        for name in names:
+            cells = []
+            for n in (1, 5):
+                cells.append(1000 * mean(row['seconds'].get(f'{name}, {n}', math.nan) for row in group))
+            lines.append([title, len(group), name, *cells])
+    return PageTable(('processor time of a pass', 'n', 'keys', '1 position, ms', '5 positions, ms'), lines)
 
 
 def halving_table(row):

@@ -8,6 +8,7 @@ import itertools
 import random
 import statistics
 import sys
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -18,19 +19,22 @@ from lab import tasks
 from lab.common import MODELS, SEED, embedded, mean
 from lab.distil import Lesson
 from lab.pairs import EMBEDDED, LabRecord, Record
+from lab.replay import clock
 from lab.sparse.distil import distil
 from lab.sparse.lengths import NEXT, calibration_ids, can_fill, joined, long_contexts, stretched
 from lab.sparse.passes import cost
-from lab.sparse.rivals import SparseForms, ledger
-from lab.sparse.settings import (BOTH, GRID, HARD, LENGTHS, LONG, MIXTURE, OFF, REFRESH, SEEDS, SELECTIONS,
-                                 SWEEPS, USUAL, WHOLE_MIXTURE, WRITTEN)
-from model import Reader, read_calibration, send
+from lab.sparse.rivals import Kept, KeptDraft, SparseForms, ledger
+from lab.sparse.settings import (BOTH, GRID, HARD, KEPT, KEPT_ELSEWHERE, KEPT_SHARES, LENGTHS, LONG, MIXTURE,
+                                 OFF, REFRESH, SEEDS, SELECTIONS, SWEEPS, USUAL, WHOLE_MIXTURE, WRITTEN,
+                                 keeping)
+from model import Reader, measured_sections, read_calibration, send
 from train_mask import sparsity, watched
-from verify import Exact, Session, Sparse, chain, decode
+from verify import Exact, Session, Sparse, chain, decode, lookup, tokens_of
 
 TOKENS = 5          # of a reading pass
 LENGTHS_ELSEWHERE = 2048, 4096, 8192        # tokens of the long contexts of another pair
 OWN = 64            # tokens of the target's own text that are read, where a context has no solution
+KEPT_OWN = 40       # likewise, where kept keys are measured: each of its settings writes them anew
 
 
 def contexts(task, n, split='held-out', seed=SEED):
@@ -117,8 +121,7 @@ class ReadPrompt:
         session.cycles = 0
         session.sparse = None
         if knobs:
-            kind = SparseForms if 'form' in knobs else Sparse
-            session.sparse = kind(**OFF | knobs)
+            session.sparse = method_of(knobs)
         full = session.target.model.full
         session.target.cache.record(self.ids[:-1], len(self.ids) - 1, full)
         return session
@@ -222,6 +225,16 @@ class ReadPrompt:
         right = self.pair.grade(self.row, text)
         return dict(right=right, tokens=tokens, text=text, tokens_a_cycle=tokens_a_cycle,
                     verifying=verifying / every)
+
+
+def method_of(knobs):
+    """A Sparse with these knobs, of the kind that has them."""
+    kind = Sparse
+    if 'form' in knobs:
+        kind = SparseForms
+    if 'every' in knobs:
+        kind = Kept
+    return kind(**OFF | knobs)
 
 
 def total(taken, key):
@@ -544,6 +557,115 @@ def taught_drafts(n, seconds):
     return drafts
 
 
+# ------------------------------------------------------------------------------------ a cache of kept keys
+
+def kept_prompt(pair, item):
+    """The ReadPrompt of a LongContext, without a draft model; its solution is the target's own text."""
+    family, length, place = item
+    if pair.is_embedded:
+        row, ids, _ = long_contexts(place + 1, length)[place]
+        model, _ = stretched_pair(length)
+        _, _, eos = embedded('target')
+        reader = Reader(model, len(ids) + KEPT_OWN + TOKENS)
+        session = Session(reader, None, lookup, list(ids), KEPT_OWN, eos)
+        session.read_prompt()
+    else:
+        row, ids = joined(pair, family, length, place)
+        session = replace(pair, draft='').session(ids)
+        session.room = min(KEPT_OWN, pair.max_new)
+    session.calibration = read_calibration(pair.target, sections={'mask'} & measured_sections(pair.target))
+    return ReadPrompt(pair, session, row)
+
+
+def kept_row(pair, item):
+    """What kept keys are good for in a LongContext, as verifier and as drafter.
+
+    read: of each setting, five tokens a pass, KL in nats to dense and the same first choice. written: what it
+    took a drafter, by setting and gamma, see drafted; beside them `self`, which skips layers where there is a
+    calibrated mask, and `lookup`. seconds: see kept_seconds.
+    """
+    prompt = kept_prompt(pair, item)
+    read = {}
+    written = {}
+    settings = dict.fromkeys(KEPT, (2, 4)) if pair.is_embedded else KEPT_ELSEWHERE
+    for name, gammas in settings.items():
+        found = prompt.read(KEPT[name])
+        read[name] = dict(kl=found['kl'], alike=found['alike'])
+        written[name] = {gamma: drafted(prompt, KeptDraft(gamma, **OFF | KEPT[name])) for gamma in gammas}
+    for name, source in dict(self=chain, lookup=lookup).items():
+        prompt.session.source = source
+        if name == 'lookup' or prompt.session.calibration:
+            written[name] = {gamma: drafted(prompt, Exact(gamma)) for gamma in (2, 4)}
+    return dict(family=item.family, place=item.place, length=item.length, tokens=len(prompt.ids), read=read,
+                written=written, seconds=kept_seconds(prompt, 7 if pair.is_embedded else 3))
+
+
+def drafted(prompt, method):
+    """What it took to write the dense text anew, in counts.
+
+    drafts: the target's passes over one position that drafted; choices: those of them that chose keys;
+    target: its dense passes, by positions. judged, kept: draft tokens, by their place in a block. same: 0
+    where a tie fell otherwise.
+    """
+    dense = prompt.dense['tokens']
+    session = prompt.start({})
+    session.room = len(dense)
+    cycles = list(decode(session, method))
+    judged = [0] * method.gamma
+    kept = [0] * method.gamma
+    passes = dict(drafts=0, choices=0, target={})
+    for cycle in cycles:
+        for place, verdict in enumerate(cycle.judged):
+            judged[place] += 1
+            kept[place] += verdict['kept']
+        count_passes(cycle, passes)
+    text = tokens_of(cycles)
+    return dict(passes, tokens=len(text), cycles=len(cycles), judged=judged, kept=kept,
+                same=int(text == dense))
+
+
+def count_passes(cycle, counts):
+    """Adds the passes of a Cycle to the counts, see drafted. A choice is a block's first pass."""
+    for path, (passes, positions, _) in cycle.passes.items():
+        if path == 'target/full':
+            counts['target'][positions] = counts['target'].get(positions, 0) + passes
+        else:
+            counts['drafts'] += passes
+            counts['choices'] += path == 'target/choosing'
+
+
+def kept_seconds(prompt, rounds):
+    """{pass: seconds} behind the prompt, of the processor's own: all in turn, the least of the rounds.
+
+    A pass is named by what it reads and its positions. kept: keys that were chosen before; choosing: it
+    chooses and copies them, too; sparse: every second layer chooses, each layer copies, in every pass.
+    """
+    methods = dict(dense=None)
+    if prompt.session.calibration:
+        methods['slim'] = None
+    for share in KEPT_SHARES:
+        methods[f'kept {share:.0%}'] = method_of(keeping(share, 2 ** 31))
+        methods[f'choosing {share:.0%}'] = method_of(keeping(share, 1))
+        methods[f'sparse {share:.0%}'] = method_of(dict(rho=share, anchors=0) | USUAL)
+    taken = {}
+    for _ in range(rounds + 1):
+        for name, method in methods.items():
+            for n in (1, 3, TOKENS) if name == 'dense' else (1, TOKENS):
+                taken.setdefault(f'{name}, {n}', []).append(pass_seconds(prompt, name, method, n))
+    return {name: min(times[1:]) for name, times in taken.items()}      # in the first round all choose
+
+
+def pass_seconds(prompt, name, method, n):
+    """Seconds of one pass over n positions behind the prompt."""
+    session = prompt.start({})
+    session.sparse = method
+    reader = session.target
+    begin = clock(reader)
+    path = session.slim_path if name == 'slim' else session.view(reader.model.full)
+    reader.read(prompt.ids, prompt.ids[:n - 1], path, n)
+    return clock(reader) - begin
+
+
 PAIR = ('target', 'draft')
 TASKS = 'texts of the lab, whose solutions are read'
 
@@ -558,6 +680,7 @@ RECORDS = dict(
     elsewhere=LabRecord(PAIR, elsewhere_rows, TASKS),
     drift=LabRecord(PAIR, drift_rows, TASKS),
     mixture=LabRecord(('moe', 'draft'), mixture_rows, 'a mixture of experts'),
+    kept=Record(length_items, kept_row, drafts=False, calibrated=True),
     halving=Record(the_target, halving_row, drafts=False),
     distilled=LabRecord(PAIR, distilled_rows, 'a draft that learns within minutes'),
 )

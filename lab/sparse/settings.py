@@ -76,6 +76,19 @@ LENGTHS = dict(     # of long contexts
 WRITTEN = 'calibrated', 'recent', 'random'      # of these, what writes where a text takes seconds
 
 
+def keeping(share, every):
+    """Knobs of rivals.Kept."""
+    return dict(rho=share, every=every) | USUAL
+
+
+KEPT_SHARES = 0.05, 0.1, 0.25
+KEPT = {f'{share:.0%}, R = {every}': keeping(share, every) for share in KEPT_SHARES for every in (1, 4, 16)}
+KEPT_DRAFTER = '10%, R = 4'         # whose drafting is judged: named before anything was measured
+KEPT_ELSEWHERE = {                  # of another pair: what is read, and by what gammas it drafts
+    '10%, R = 1': (), KEPT_DRAFTER: (2, 4), '10%, R = 16': (4,),
+    '25%, R = 1': (), '25%, R = 4': (), '25%, R = 16': ()}
+
+
 def skipping(experts, quantile, **knobs):
     """Knobs with which a token skips at most so many experts, where their share is below this quantile."""
     return dict(moe_skip=experts, moe_quantile=quantile, **knobs)
