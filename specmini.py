@@ -1281,8 +1281,10 @@ def audit_remarks(cycles):
     if share:
         return [f'audit: {share:.0%} of the tokens were judged by another and read by the target later; of '
                 f'these it would not have written {wrong:.1%}, mean log-probability {logp:.2f}.']
-    unheard = [verdict for verdict in verdicts_of(cycles) if verdict['kept'] and verdict['p'] is None]
-    return ['audit: the target has read none of the tokens that another judged.'] if unheard else []
+    for verdict in verdicts_of(cycles):
+        if verdict['kept'] and verdict['p'] is None:
+            return ['audit: the target has read none of the tokens that another judged.']
+    return []
 
 
 def verdicts_of(cycles):
