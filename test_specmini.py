@@ -441,10 +441,19 @@ YARN_BY_LAYER = dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))
     case('rope-type', "rope type 'longrope'", scaled('longrope')),
     case('rope-llama3-bare', 'needs low_freq_factor', scaled('llama3')),
     case('rope-by-layer', 'one flat object', YARN_BY_LAYER),
-    case('rope-theta', 'needs rope_theta above 1, found 1', scaled('yarn') | dict(rope_theta=1)),
-    case('rope-beta-fast', "beta_fast above 0, found 'x'", scaled('yarn', beta_fast='x')),
-    case('rope-attention', "attention_factor above 0, found 'x'", scaled('yarn', attention_factor='x')),
-    case('rope-mscale', "mscale above 0, found 'x'", scaled('yarn', mscale='x'))])
+    case('rope-theta', 'needs rope_theta from 1.001 to 1e10, found 1', scaled('yarn') | dict(rope_theta=1)),
+    case('rope-beta-fast', "beta_fast from 0.001 to 1e10, found 'x'", scaled('yarn', beta_fast='x')),
+    case('rope-attention', "attention_factor from 0.001 to 1e10, found 'x'", scaled('yarn', attention_factor='x')),
+    case('rope-mscale', "mscale from 0.001 to 1e10, found 'x'", scaled('yarn', mscale='x')),
+    case('rope-too-big', 'original_max_position_embeddings from 2 to 1e10, found 1000',
+         scaled('yarn', original_max_position_embeddings=10 ** 400)),
+    case('rope-shrinks', 'factor from 1 to 1e10, found 1e-30', dict(rope_scaling=dict(type='linear', factor=1e-30))),
+    case('rope-ends-swapped', 'beta_slow is 40 and beta_fast 32', scaled('yarn', beta_slow=40)),
+    case('rope-llama3-ends', 'low_freq_factor is 4 and high_freq_factor 1',
+         scaled('llama3', low_freq_factor=4, high_freq_factor=1)),
+    case('rope-type-list', "rope type ['yarn']", scaled(['yarn'])),
+    case('layers-absurd', 'num_hidden_layers is 1000000000, expected', dict(num_hidden_layers=10 ** 9)),
+    case('layers-beyond-the-files', '9999 layers or experts', dict(num_hidden_layers=9999))])
 def test_refused_checkpoint_config(words, changes, tmp_path, capsys):
     """Status 2 and one line for what config.json asks for and we lack, and where the weights are others."""
     folder = checkpoint(tmp_path, **changes)
@@ -494,6 +503,74 @@ def half_a_config(folder):
     (folder / 'config.json').write_text('{"model_type": ')
 
 
+def index_of(folder, name, *shards):
+    """Puts the weights into the folder under another name, and an index that names these shards."""
+    (folder / 'model.safetensors').rename(folder / name)
+    weight_map = {f'tensor {i}': shard for i, shard in enumerate(shards)}
+    (folder / 'model.safetensors.index.json').write_text(json.dumps(dict(weight_map=weight_map)))
+
+
+def shard_outside(folder):
+    index_of(folder, folder.parent / 'outside.safetensors', '../outside.safetensors')
+
+
+def shard_by_its_whole_path(folder):
+    index_of(folder, 'one.safetensors', f'/proc/self/cwd/{folder}/one.safetensors')
+
+
+def link_out(folder):
+    elsewhere = folder.parent / 'elsewhere'
+    elsewhere.mkdir()
+    (folder / 'model.safetensors').rename(elsewhere / 'model.safetensors')
+    (folder / 'model.safetensors').symlink_to(elsewhere / 'model.safetensors')
+
+
+def one_tensor_twice(folder):
+    shutil.copy(folder / 'model.safetensors', folder / 'two.safetensors')
+    index_of(folder, 'one.safetensors', 'one.safetensors', 'two.safetensors')
+
+
+def whole_numbers(folder):
+    retyped(folder, torch.int8)
+
+
+def complex_weights(folder):
+    retyped(folder, torch.complex64)
+
+
+def retyped(folder, dtype):
+    """Stores every tensor of a checkpoint in this dtype."""
+    file = folder / 'model.safetensors'
+    tensors = safetensors.load(file.read_bytes())
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.to(dtype)
+    file.write_bytes(safetensors.save(tensors))
+
+
+def pipe_for_a_config(folder):
+    (folder / 'config.json').unlink()
+    os.mkfifo(folder / 'config.json')
+
+
+def pipe_for_a_tokenizer(folder):
+    (folder / 'tokenizer.json').unlink()
+    os.mkfifo(folder / 'tokenizer.json')
+
+
+def device_for_weights(folder):
+    (folder / 'model.safetensors').unlink()
+    (folder / 'model.safetensors').symlink_to('/dev/zero')
+
+
+def directory_for_weights(folder):
+    (folder / 'model.safetensors').unlink()
+    (folder / 'model.safetensors').mkdir()
+
+
+def generation_linked_to_nothing(folder):
+    (folder / 'generation_config.json').symlink_to('nothing.json')
+
+
 @pytest.mark.parametrize('spoil, words', [
     (truncated_weights, 'not a complete safetensors file'),
     (nan_in_the_head, 'lm_head.weight holds'),
@@ -502,7 +579,18 @@ def half_a_config(folder):
     (no_tokenizer, 'tokenizer.json: no such file'),
     (empty_tokenizer, 'not a tokenizer'),
     (tokenizer_beyond_the_embedding, '258 entries, embedding of'),
-    (half_a_config, 'cannot be read as JSON')])
+    (half_a_config, 'cannot be read as JSON'),
+    (shard_outside, "'../outside.safetensors' is not the name of a file in that folder"),
+    (shard_by_its_whole_path, 'is not the name of a file in that folder'),
+    (link_out, 'outside of its folder'),
+    (one_tensor_twice, 'stands in another file too'),
+    (whole_numbers, 'is stored as I8; use weights in fp32, fp16, bf16, fp64'),
+    (complex_weights, 'is stored as C64'),
+    (pipe_for_a_config, 'config.json: a directory, a pipe or a device'),
+    (pipe_for_a_tokenizer, 'tokenizer.json: a directory, a pipe or a device'),
+    (device_for_weights, 'outside of its folder'),
+    (directory_for_weights, 'model.safetensors: a directory, a pipe or a device'),
+    (generation_linked_to_nothing, 'which is not there')])
 def test_refused_checkpoint_files(spoil, words, tmp_path, capsys):
     """Status 2 and one line for files that are broken, missing or of two minds."""
     folder = checkpoint(tmp_path)
