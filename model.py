@@ -1011,6 +1011,16 @@ def read_tokenizer(folder):
     return tokenizer
 
 
+def encode(tokenizer, text, special=True):
+    """The ids of a text; special: with what the tokenizer puts around one. ValueError where it fails."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=special).ids
+    except BaseException as error:                      # it is Rust: its panics are no Exception
+        if isinstance(error, (KeyboardInterrupt, MemoryError)):
+            raise
+        raise ValueError(f'the tokenizer cannot encode a text of {len(text)} characters ({error})') from None
+
+
 def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
     found = []

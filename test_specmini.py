@@ -443,11 +443,13 @@ YARN_BY_LAYER = dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))
     case('rope-by-layer', 'one flat object', YARN_BY_LAYER),
     case('rope-theta', 'needs rope_theta from 1.001 to 1e10, found 1', scaled('yarn') | dict(rope_theta=1)),
     case('rope-beta-fast', "beta_fast from 0.001 to 1e10, found 'x'", scaled('yarn', beta_fast='x')),
-    case('rope-attention', "attention_factor from 0.001 to 1e10, found 'x'", scaled('yarn', attention_factor='x')),
+    case('rope-attention', "attention_factor from 0.001 to 1e10, found 'x'",
+         scaled('yarn', attention_factor='x')),
     case('rope-mscale', "mscale from 0.001 to 1e10, found 'x'", scaled('yarn', mscale='x')),
     case('rope-too-big', 'original_max_position_embeddings from 2 to 1e10, found 1000',
          scaled('yarn', original_max_position_embeddings=10 ** 400)),
-    case('rope-shrinks', 'factor from 1 to 1e10, found 1e-30', dict(rope_scaling=dict(type='linear', factor=1e-30))),
+    case('rope-shrinks', 'factor from 1 to 1e10, found 1e-30',
+         dict(rope_scaling=dict(type='linear', factor=1e-30))),
     case('rope-ends-swapped', 'beta_slow is 40 and beta_fast 32', scaled('yarn', beta_slow=40)),
     case('rope-llama3-ends', 'low_freq_factor is 4 and high_freq_factor 1',
          scaled('llama3', low_freq_factor=4, high_freq_factor=1)),
@@ -596,6 +598,27 @@ def test_refused_checkpoint_files(spoil, words, tmp_path, capsys):
     folder = checkpoint(tmp_path)
     spoil(folder)
     refused(capsys, words, '--target', folder, '--prompt', 'x')
+
+
+def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path):
+    """Its files are links to the blobs beside the snapshots, which are outside of the folder, and its own."""
+    blobs = tmp_path / 'blobs'
+    snapshot = tmp_path / 'snapshots' / 'main'
+    snapshot.mkdir(parents=True)
+    checkpoint(blobs)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    model, _, _ = load(snapshot)
+    assert model.vocab == 257
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.bfloat16])
+def test_weights_of_other_precisions_are_read(dtype, tmp_path, capsys):
+    folder = checkpoint(tmp_path)
+    retyped(folder, dtype)
+    model, _, _ = load(folder)
+    assert model.lm_head.weight.dtype == torch.float32
+    assert ('fp64 weights are rounded' in capsys.readouterr().err) == (dtype == torch.float64)
 
 
 def test_rows_beyond_the_tokenizer(tmp_path, capsys):
@@ -6346,6 +6369,33 @@ BAD_FILES = {           # what is wrong: the file's text, the words of the refus
     'an empty prompt': ('{"prompt": ""}', 'prompt 1 is empty')}
 
 
+def test_a_file_of_prompts_that_never_ends(pair, capsys, monkeypatch):
+    monkeypatch.setattr(specmini, 'MOST_TEXT', 1000)
+    refused(capsys, 'more than 1000 characters', *pair[:4], '--prompts', '/dev/zero')
+
+
+def test_a_closed_standard_output_is_no_defect(pair, capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'stdout', None)
+    assert specmini.main([*map(str, pair[:4]), '--prompt', 'a', '--max-new', '2']) == 0
+    sys.stdout.close()
+
+
+def test_a_tokenizer_that_names_ids_beyond_the_embedding(tmp_path, capsys):
+    folder = checkpoint(tmp_path)
+    tokenizer = bytes_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 999)])
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    refused(capsys, 'prompt 1 has token 999, but the last one is 256', '--target', folder, '--prompt', 'x')
+
+
+def test_a_tokenizer_that_fails_at_run_time(tmp_path, capsys):
+    """Its model has no token for what it does not know: the library raises a bare Exception."""
+    folder = checkpoint(tmp_path)
+    words = {f'w{i}': i for i in range(257)}
+    Tokenizer(models.WordLevel(words, unk_token='absent')).save(str(folder / 'tokenizer.json'))
+    refused(capsys, 'the tokenizer cannot encode a text of 1 characters', '--target', folder, '--prompt', 'x')
+
+
 @pytest.mark.parametrize('text, words', BAD_FILES.values(), ids=list(BAD_FILES))
 def test_bad_prompt_files(text, words, pair, capsys, tmp_path):
     file = tmp_path / 'p.jsonl'
@@ -6380,6 +6430,18 @@ def begin_with_a_special_token(folder):
     post = processors.TemplateProcessing(single='<eos> $A', special_tokens=[('<eos>', 256)])
     tokenizer.post_processor = post
     tokenizer.save(str(folder / 'tokenizer.json'))
+
+
+LOOP = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}'
+
+
+@pytest.mark.parametrize('template, words', [
+    (LOOP, 'no end after 1 s'), ("{{ 'a' * 10 ** 10 }}", 'MemoryError')])
+def test_chat_templates_have_limits(template, words, talker, capsys, monkeypatch):
+    """A template is foreign code: it gets a process of its own, some time and some memory."""
+    monkeypatch.setattr(specmini, 'CHAT_SECONDS', 1)
+    write_settings(talker, 'tokenizer_config', chat_template=template)
+    refused(capsys, words, *talk(talker, '--chat'))
 
 
 def test_chat_needs_a_template(talker, capsys):
