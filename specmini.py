@@ -172,8 +172,7 @@ class Engine:
             for model in self.models.values():
                 if self.dtype == 'fp32' and not self.compile:
                     model.pack()
-            small = sum(p.numel() for p in target.parameters()) < SMALL
-            torch.set_num_threads(self.threads or (1 if small else CORES))
+            take_threads(target, self.threads)
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
@@ -260,6 +259,12 @@ class Engine:
         """Whether this run keeps the target's law; `sparse` leaves plain decoding alone."""
         plain = isinstance(method, Autoregressive)
         return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
+
+
+def take_threads(target, asked=None):
+    """Sets how many CPU threads compute: as asked, else one where the target is small, else all cores."""
+    small = sum(p.numel() for p in target.parameters()) < SMALL
+    torch.set_num_threads(asked or (1 if small else CORES))
 
 
 def check_settings(s):

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import kernels
 from model import Reader, encode, expect, load, read_calibration, write_calibration
-from specmini import EMBEDDED, Parser, chat, lab_module, pick_device, read_rows, text_of_file
+from specmini import EMBEDDED, Parser, chat, lab_module, pick_device, read_rows, take_threads, text_of_file
 from verify import Autoregressive, Session, Sparse, decode, silence, violation
 
 
@@ -575,6 +575,7 @@ def measure_signals(args):
     calibrate = lab_module('specguard.calibrate')
     expect(calibrate, '--signals takes graded steps, which the laboratory makes, and there is no lab/ here')
     pair = calibrate.pair_for(args.target, args.draft, args.prompts, args.chat)
+    take_threads(pair.network('target')[0])
     found = calibrate.find_signals(pair, args.rows, args.seed, args.accuracy, args.share)
     write_calibration(args.target, 'signals', found, args.draft)
 
@@ -586,6 +587,7 @@ def load_with_texts(target, settings):
     model, tokenizer, eos = load(target, device, dtype)
     if device == 'cpu':
         model.pack()
+        take_threads(model)
     if settings.prompts is None:
         return model, calibration_texts(tokenizer, settings)
     prompts = calibration_prompts(target, tokenizer, settings)
