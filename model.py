@@ -22,7 +22,7 @@ from pathlib import Path as File
 import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional
 
 import kernels
@@ -426,6 +426,8 @@ class MoE(Part):
 
 
 class Block(Part):
+    parted = False          # whether each rank has a part of it, see part_of
+
     def __init__(self, config, E):
         super().__init__()
         C, F = config.hidden_size, config.intermediate_size
@@ -438,11 +440,17 @@ class Block(Part):
         """x [B, T, C] -> ([B, T, C], carry). A sublayer whose function is None is passed by."""
         if attend is not None:
             y, carry = self.self_attn(self.input_layernorm(x), attend, view, store, carry)
-            x = x + y
+            x = x + self.whole(y)
         if ffn is not None:
             y, carry = ffn(self.post_attention_layernorm(x), self.mlp, carry)
-            x = x + y
+            x = x + self.whole(y)
         return x, carry
+
+    def whole(self, y):
+        """A sublayer's output: the sum over the ranks, where each has computed a part of it."""
+        if self.parted:
+            distributed.all_reduce(y)
+        return y
 
 
 # ------------------------------------------------------------------------------------- how a pass is computed
@@ -888,10 +896,54 @@ def compile_forward(model):
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 
 
+# ---------------------------------------------------------------------------------- a model on several ranks
+# torchrun starts N processes, the ranks, which run the same program with the same seeds. Of each layer of the
+# target a rank has an N-th part, by rows where it reads, by columns where it writes; the rest, and the draft,
+# it has whole. Two sums over the ranks a layer make them agree. By hand, since DTensor's parallelize_module
+# goes by hooks, which Part does without.
+
+CUT = dict(q_proj=0, k_proj=0, v_proj=0, gate_proj=0, up_proj=0, o_proj=1, down_proj=1)     # rows; columns
+PARTED = 'num_attention_heads', 'num_key_value_heads', 'intermediate_size', 'moe_intermediate_size'
+
+
+def ranks():
+    """(the number of this rank, how many there are): (0, 1) unless torchrun has started several."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def part_of(config, count):
+    """The Config of one rank's part of a network; ValueError where it does not divide.
+
+    Source: Shoeybi et al. 2019 (Megatron-LM), section 3.
+    """
+    sizes = {}
+    for name in PARTED:
+        size = getattr(config, name)
+        expect(size % count == 0, f'{name} is {size}, which {count} processes cannot share; start fewer')
+        sizes[name] = size // count
+    return replace(config, **sizes)
+
+
+def own_part(kept, name, rank, count):
+    """A rank's part of an open tensor of a file (no more than that is read), whole where all have it."""
+    _, part, kind = f'.{name}'.rsplit('.', 2)
+    if count == 1 or part not in CUT:
+        return kept[:]
+    if kind == 'bias' and CUT[part] == 1:
+        return kept[:] if rank == 0 else torch.zeros(kept.get_shape())      # it is added once
+    size = kept.get_shape()[CUT[part]] // count
+    rows = slice(rank * size, (rank + 1) * size)
+    return kept[rows] if CUT[part] == 0 else kept[:, rows]
+
+
 # ------------------------------------------------------------------------------------- loading a checkpoint
 
-def load(folder, device='cpu', dtype=torch.float32):
+def load(folder, device='cpu', dtype=torch.float32, parted=False):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
+
+    parted: this rank's part of the Transformer, where there are several ranks.
 
     The network is laid out on the meta device, then each tensor goes from the memory-mapped file to
     the device in the wanted dtype, one after the other. ValueError in one line for whatever does not fit.
@@ -902,12 +954,22 @@ def load(folder, device='cpu', dtype=torch.float32):
     refuse_sizes(config, files, folder)
     tokenizer = read_tokenizer(folder)
     torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
+    rank, count = ranks() if parted else (0, 1)
     with torch.device('meta'):
         model = Transformer(config)
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    if count > 1:
+        with torch.device('meta'):
+            model = Transformer(part_of(config, count))
+        for layer in model.model.layers:
+            layer.parted = True
     weights = {}
     for file in files:
-        for name, tensor in read_weights(file, wanted, device, dtype):
+        for name, kept in read_weights(file, wanted, dtype):
+            tensor = own_part(kept, name, rank, count).to(device, dtype, copy=True)
+            least, greatest = tensor.aminmax()
+            good = least.isfinite() and greatest.isfinite()
+            expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
             expect(name not in weights, f'{file}: tensor {name} stands in another file too; which is right?')
             weights[name] = nn.Parameter(tensor, requires_grad=False)
     absent = sorted(wanted.keys() - weights.keys())
@@ -973,8 +1035,8 @@ def opened(file):
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
 
 
-def read_weights(file, wanted, device, dtype):
-    """Yields (name, tensor) of one file, on the device; checks names, shapes, finiteness."""
+def read_weights(file, wanted, dtype):
+    """Yields (name, open tensor) of one file; checks names, shapes and how they are stored."""
     with opened(file) as held:
         names = list(held.keys())
         kinds = {held.get_slice(name).get_dtype() for name in names}
@@ -992,11 +1054,7 @@ def read_weights(file, wanted, device, dtype):
             expect(shape == wanted[name], f'{file}: {name} has shape {shape}, expected {wanted[name]}')
             expect(stored in STORED, f'{file}: {name} is stored as {stored}; use weights in '
                    f'{", ".join(STORED.values())}')
-            tensor = held.get_tensor(name).to(device, dtype, copy=True)
-        least, greatest = tensor.aminmax()
-        good = least.isfinite() and greatest.isfinite()
-        expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
-        yield name, tensor
+            yield name, kept
 
 
 def read_tokenizer(folder):

@@ -24,10 +24,11 @@ from typing import NamedTuple
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
 import torch
+from torch import distributed
 from tqdm import tqdm
 
-from model import (MLP, Reader, encode, expect, load, measured_sections, plain_file, read_calibration,
-                   read_json, same_vocabulary)
+from model import (MLP, Reader, encode, expect, load, measured_sections, plain_file, ranks,
+                   read_calibration, read_json, same_vocabulary)
 from verify import (METHODS, Autoregressive, CmAsd, Exact, Session, Sparse, SpecGuard, ViaSd, chain, decode,
                     knobs_of, lookup, silence, tokens_of, whole_passes)
 
@@ -176,7 +177,7 @@ class Engine:
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        return load(folder, self.device, DTYPES[self.dtype])
+        return load(folder, self.device, DTYPES[self.dtype], parted=folder == self.target)
 
     def load_beside(self, role, folder):
         """The network in the folder, which must share the target's vocabulary."""
@@ -1061,8 +1062,9 @@ def time_passes(session, path, blocks):
     reader = session.target
     times = {n: [] for n in blocks}
     begin = time.perf_counter()
-    for turn in range(10):
-        if turn > 0 and time.perf_counter() - begin > TIMING:
+    _, count = ranks()
+    for turn in range(10 if count == 1 else 2):         # several ranks must make the same passes
+        if turn > 0 and count == 1 and time.perf_counter() - begin > TIMING:
             break
         for n in blocks:
             mark = len(reader.log)
@@ -1574,12 +1576,38 @@ def open_engine(args):
     return engine
 
 
+def join_ranks(args):
+    """Makes this process one of those that torchrun has started, if it has; only the first of them tells."""
+    if not (distributed.is_available() and distributed.is_torchelastic_launched()):
+        return
+    device = pick_device(args.device)
+    distributed.init_process_group('nccl' if device == 'cuda' else 'gloo')
+    rank, _ = ranks()
+    if device == 'cuda':
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    if rank > 0:
+        sys.stdout = sys.stderr = open(os.devnull, 'w')
+        args.trace = None
+    refuse_parted(args)
+
+
+def refuse_parted(args):
+    """ValueError for what a rank cannot do with its part of the target alone."""
+    expect(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
+    for method in [*args.methods.values(), args.thinner]:
+        for knob, needed in (('signals', 'draft'), ('select', 'head')):
+            found = getattr(method, knob, needed)
+            expect(found == needed, f"{knob}={found}: the target's heads are in several processes; "
+                   f'expected {needed}')
+
+
 def run(args):
     """All that the flags ask for; returns the exit status."""
     if args.list:
         for name, method in METHODS.items():
             print(f'{name:17} {method.__doc__.splitlines()[0]}', describe_knobs(name))
         return 0
+    join_ranks(args)
     rows = read_rows(args.prompt, args.prompts)
     texts = [row['prompt'] for row in rows]
     if args.chat:

@@ -70,7 +70,7 @@ from lab.toys import (SIZES, DropsUnverified, JudgedByQ, Table, WrongResidual, b
 from lab.via import claims as via_claims
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
-from model import KVCache, Reader, fetch, load, read_calibration, send, write_calibration
+from model import KVCache, Reader, fetch, load, own_part, part_of, read_calibration, send, write_calibration
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
                     overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
@@ -6569,6 +6569,59 @@ def test_each_text_pays_for_its_prompt():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+@pytest.mark.slow
+def test_two_processes_that_share_a_target_write_its_text(capsys):
+    """Started by torchrun, each with half of the heads and channels; the first one tells."""
+    flags = ['--method', 'via', '--sparse', 'attn,ffn', '--temperature', '1', '--max-new', '24', '--json',
+             '--prompt', 'A story about a fox.']
+    _, alone, _ = program(capsys, *flags)
+    torchrun = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', 'specmini.py']
+    found = subprocess.run([*torchrun, *flags], capture_output=True, text=True,
+                           timeout=100, cwd=specmini.HERE, env=os.environ | dict(OMP_NUM_THREADS='1'))
+    assert found.returncode == 0, found.stderr
+    (line,) = found.stdout.splitlines()
+    assert json.loads(line)['text'] == json.loads(alone)['text']
+
+
+class SafeSlice:
+    """A tensor as safetensors opens it: its shape can be asked for, and its parts."""
+
+    def __init__(self, whole):
+        self.whole = whole
+
+    def get_shape(self):
+        return list(self.whole.shape)
+
+    def __getitem__(self, part):
+        return self.whole[part]
+
+
+def test_parts_of_a_network_add_up():
+    """Of each cut weight the parts side by side; a bias of what is summed is in the first part alone."""
+    config = network().config
+    with pytest.raises(ValueError, match='3 processes cannot share'):
+        part_of(config, 3)
+    for name, shape in (('q_proj.weight', (4, 6)), ('down_proj.weight', (4, 6)), ('k_proj.bias', (4,)),
+                        ('o_proj.bias', (4,)), ('input_layernorm.weight', (4,))):
+        whole = torch.rand(shape)
+        held = SafeSlice(whole)
+        parts = [own_part(held, f'layers.0.{name}', rank, 2) for rank in range(2)]
+        if name.startswith('input'):
+            assert all(part.equal(whole) for part in parts)
+        elif name == 'o_proj.bias':
+            assert sum(parts).equal(whole) and parts[0].equal(whole)
+        else:
+            assert torch.cat(parts, 1 if name.startswith('down') else 0).equal(whole)
+
+
+def test_what_a_part_of_a_target_cannot_do(pair):
+    for flags, words in ((['--compile'], '--compile'), (['--method', 'specguard', '--set', 'signals=target'],
+                                                         'signals=target')):
+        args = specmini.parse([*map(str, pair[:4]), '--prompt', 'a', *flags])
+        with pytest.raises(ValueError, match=words):
+            specmini.refuse_parted(args)
+
+
 def test_cuda_is_refused_where_there_is_none(capsys):
     refused(capsys, 'has none', '--prompt', 'x', '--device', 'cuda')
 
