@@ -5,6 +5,7 @@ Not here: sampling and verification (verify.py), the arithmetic of a layer (kern
 B rows, T new tokens, S cache capacity, L layers, H query heads, G key/value heads, D head size, C width,
 F feed-forward width, E experts, V vocabulary.
 """
+import contextlib
 import copy
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as File
@@ -20,7 +22,7 @@ from pathlib import Path as File
 import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional
 
 import kernels
@@ -41,12 +43,54 @@ ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without
     default=(), linear=('factor',), yarn=('factor',),
     llama3=('factor', 'low_freq_factor', 'high_freq_factor'))
 ROPE_OPTIONS = 'beta_fast', 'beta_slow', 'attention_factor', 'mscale', 'mscale_all_dim'     # yarn's
+ROPE_LEAST = dict(rope_theta=1.001, original_max_position_embeddings=2, factor=1)   # of the others 0.001
+MANY = 10_000   # layers, or experts of a layer: a config of more is no model
+STORED = dict(F32='fp32', F16='fp16', BF16='bf16', F64='fp64')      # dtypes of weights that are read
 
 
 def expect(holds, message):
     """ValueError with this message, one line, unless it holds."""
     if not holds:
         raise ValueError(message)
+
+
+# ------------------------------------------------------------------------------------- files of a folder
+# A checkpoint is foreign: nothing outside of its folder is opened, and nothing in it that never ends.
+
+def plain_file(folder, name):
+    """The path of a file of a checkpoint's folder, which need not be there; ValueError for another.
+
+    That is a name that leads elsewhere, a link out of the folder or to nothing, a directory, pipe or device.
+    A snapshot of Hugging Face's cache links to the `blobs` beside the snapshots: these are its own.
+    """
+    folder = File(folder)
+    good = type(name) is str and name == File(name).name
+    expect(good, f'{folder}: {name!r} is not the name of a file in that folder')
+    where = folder / name
+    if not os.path.lexists(where):
+        return where
+    home = folder.resolve()
+    homes = [home]
+    if home.parent.name == 'snapshots':
+        homes.append(home.parent.parent / 'blobs')
+    found = where.resolve()
+    expect(found.parent in homes, f'{where}: links to {found}, outside of its folder; copy the file there')
+    expect(found.exists(), f'{where}: links to {found}, which is not there; fetch it again')
+    expect(found.is_file(), f'{where}: a directory, a pipe or a device; expected a file')
+    return where
+
+
+def read_json(path):
+    """The object in a JSON file of a checkpoint's folder; ValueError in one line if there is none."""
+    path = plain_file(File(path).parent, File(path).name)
+    try:
+        found = json.loads(path.read_text(encoding='utf-8'))
+    except FileNotFoundError:
+        raise ValueError(f'{path}: no such file; expected a Hugging Face folder with config.json') from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
+    expect(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
+    return found
 
 
 # ------------------------------------------------------------------------------------------- config.json
@@ -133,6 +177,9 @@ def refuse_types(raw, where):
         else:
             good = type(value) in (int, wanted) and 0 < value <= 1e10
         expect(good, f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
+    for name in ('num_hidden_layers', 'num_experts'):
+        count = raw.get(name) or 1
+        expect(count <= MANY, f'{where}: {name} is {count}, expected {MANY} at most')
 
 
 def refuse_window(raw, where):
@@ -175,7 +222,8 @@ def read_rope(raw, where):
     expect(flat, f'{where}: rotary settings {given!r}: expected one flat object for all layers')
     given = {name: value for name, value in given.items() if value is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
-    expect(kind in ROPE_NEEDS, f'{where}: rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
+    known = type(kind) is str and kind in ROPE_NEEDS
+    expect(known, f'{where}: rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
     part = given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0)
     expect(part == 1.0, f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
     rope = dict(rope_theta=raw.get('rope_theta') or 10000.0,
@@ -183,22 +231,22 @@ def read_rope(raw, where):
     rope.update(given, rope_type=kind)
     options = [name for name in ROPE_OPTIONS if rope.get(name)]
     for name in ['rope_theta', 'original_max_position_embeddings', *ROPE_NEEDS[kind], *options]:
-        least = 1 if name == 'rope_theta' else 0
-        good = type(rope.get(name)) in (int, float) and rope[name] > least
-        expect(good, f'{where}: rope type {kind} needs {name} above {least}, found {rope.get(name)!r}')
+        least = ROPE_LEAST.get(name, 0.001)
+        good = type(rope.get(name)) in (int, float) and least <= rope[name] <= 1e10
+        expect(good, f'{where}: rope type {kind} needs {name} from {least} to 1e10, found {rope.get(name)!r}')
+    refuse_order(rope, where)
     return rope
 
 
-def read_json(path):
-    """The object in a JSON file; ValueError in one line if there is none."""
-    try:
-        found = json.loads(File(path).read_text(encoding='utf-8'))
-    except FileNotFoundError:
-        raise ValueError(f'{path}: no such file; expected a Hugging Face folder with config.json') from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
-    expect(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
-    return found
+def refuse_order(rope, where):
+    """ValueError for rotary settings whose fast end is the slow one."""
+    ends = dict(llama3=('low_freq_factor', 'high_freq_factor'), yarn=('beta_slow', 'beta_fast'))
+    usual = dict(beta_slow=1, beta_fast=32)
+    if rope['rope_type'] in ends:
+        slow, fast = ends[rope['rope_type']]
+        low = rope.get(slow) or usual[slow]
+        high = rope.get(fast) or usual[fast]
+        expect(low < high, f'{where}: {slow} is {low!r} and {fast} {high!r}; the second must be larger')
 
 
 # ------------------------------------------------------------------------------------------- the network
@@ -378,6 +426,8 @@ class MoE(Part):
 
 
 class Block(Part):
+    parted = False          # whether each rank has a part of it, see part_of
+
     def __init__(self, config, E):
         super().__init__()
         C, F = config.hidden_size, config.intermediate_size
@@ -390,11 +440,17 @@ class Block(Part):
         """x [B, T, C] -> ([B, T, C], carry). A sublayer whose function is None is passed by."""
         if attend is not None:
             y, carry = self.self_attn(self.input_layernorm(x), attend, view, store, carry)
-            x = x + y
+            x = x + self.whole(y)
         if ffn is not None:
             y, carry = ffn(self.post_attention_layernorm(x), self.mlp, carry)
-            x = x + y
+            x = x + self.whole(y)
         return x, carry
+
+    def whole(self, y):
+        """A sublayer's output: the sum over the ranks, where each has computed a part of it."""
+        if self.parted:
+            distributed.all_reduce(y)
+        return y
 
 
 # ------------------------------------------------------------------------------------- how a pass is computed
@@ -840,24 +896,81 @@ def compile_forward(model):
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 
 
+# ---------------------------------------------------------------------------------- a model on several ranks
+# torchrun starts N processes, the ranks, which run the same program with the same seeds. Of each layer of the
+# target a rank has an N-th part, by rows where it reads, by columns where it writes; the rest, and the draft,
+# it has whole. Two sums over the ranks a layer make them agree. By hand, since DTensor's parallelize_module
+# goes by hooks, which Part does without.
+
+CUT = dict(q_proj=0, k_proj=0, v_proj=0, gate_proj=0, up_proj=0, o_proj=1, down_proj=1)     # rows; columns
+PARTED = 'num_attention_heads', 'num_key_value_heads', 'intermediate_size', 'moe_intermediate_size'
+
+
+def ranks():
+    """(the number of this rank, how many there are): (0, 1) unless torchrun has started several."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def part_of(config, count):
+    """The Config of one rank's part of a network; ValueError where it does not divide.
+
+    Source: Shoeybi et al. 2019 (Megatron-LM), section 3.
+    """
+    sizes = {}
+    for name in PARTED:
+        size = getattr(config, name)
+        expect(size % count == 0, f'{name} is {size}, which {count} processes cannot share; start fewer')
+        sizes[name] = size // count
+    return replace(config, **sizes)
+
+
+def own_part(kept, name, rank, count):
+    """A rank's part of an open tensor of a file (no more than that is read), whole where all have it."""
+    _, part, kind = f'.{name}'.rsplit('.', 2)
+    if count == 1 or part not in CUT:
+        return kept[:]
+    if kind == 'bias' and CUT[part] == 1:
+        return kept[:] if rank == 0 else torch.zeros(kept.get_shape())      # it is added once
+    size = kept.get_shape()[CUT[part]] // count
+    rows = slice(rank * size, (rank + 1) * size)
+    return kept[rows] if CUT[part] == 0 else kept[:, rows]
+
+
 # ------------------------------------------------------------------------------------- loading a checkpoint
 
-def load(folder, device='cpu', dtype=torch.float32):
+def load(folder, device='cpu', dtype=torch.float32, parted=False):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
+
+    parted: this rank's part of the Transformer, where there are several ranks.
 
     The network is laid out on the meta device, then each tensor goes from the memory-mapped file to
     the device in the wanted dtype, one after the other. ValueError in one line for whatever does not fit.
     """
     folder = File(folder)
     config = read_config(folder)
+    files = weight_files(folder)
+    refuse_sizes(config, files, folder)
     tokenizer = read_tokenizer(folder)
     torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
+    rank, count = ranks() if parted else (0, 1)
     with torch.device('meta'):
         model = Transformer(config)
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    if count > 1:
+        with torch.device('meta'):
+            model = Transformer(part_of(config, count))
+        for layer in model.model.layers:
+            layer.parted = True
     weights = {}
-    for file in weight_files(folder):
-        for name, tensor in read_weights(file, wanted, device, dtype):
+    for file in files:
+        for name, kept in read_weights(file, wanted, dtype):
+            tensor = own_part(kept, name, rank, count).to(device, dtype, copy=True)
+            least, greatest = tensor.aminmax()
+            good = least.isfinite() and greatest.isfinite()
+            expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
+            expect(name not in weights, f'{file}: tensor {name} stands in another file too; which is right?')
             weights[name] = nn.Parameter(tensor, requires_grad=False)
     absent = sorted(wanted.keys() - weights.keys())
     first = absent[0] if absent else ''
@@ -885,7 +998,7 @@ def same_vocabulary(target, other, whose):
 
 def weight_files(folder):
     """The safetensors files of a folder: the shards that the index names, or the single file."""
-    index = folder / 'model.safetensors.index.json'
+    index = plain_file(folder, 'model.safetensors.index.json')
     names = {'model.safetensors'}
     if index.exists():
         shards = read_json(index).get('weight_map')
@@ -896,37 +1009,57 @@ def weight_files(folder):
     hint = 'fetch model.safetensors, or all the shards that model.safetensors.index.json names'
     if pickles:
         hint = f'{pickles[0].name} is a pickle, which can run code when opened; convert it'
-    files = [folder / name for name in sorted(names)]
+    files = [plain_file(folder, name) for name in sorted(names)]
     for file in files:
         expect(file.exists(), f'{file}: no such file; {hint}')
     return files
 
 
-def read_weights(file, wanted, device, dtype):
-    """Yields (name, tensor) of one file, on the device; checks names, shapes, finiteness."""
+def refuse_sizes(config, files, folder):
+    """ValueError for more layers or experts than these files have tensors: they would take hours."""
+    tensors = 0
+    for file in files:
+        with opened(file) as weights:
+            tensors += len(weights.keys())
+    parts = max(config.num_hidden_layers, sum(config.mixtures))
+    expect(parts <= tensors, f'{folder}: {parts} layers or experts in config.json, {tensors} tensors in all')
+
+
+@contextlib.contextmanager
+def opened(file):
+    """A safetensors file, open; ValueError in one line if it is none, or not all of one."""
     try:
-        with safe_open(file, 'pt') as opened:
-            names = list(opened.keys())
-        for name in names:
-            copy_of_tied = name == 'lm_head.weight' and name not in wanted
-            if copy_of_tied or name.endswith('rotary_emb.inv_freq'):        # a table that we compute
-                continue
-            expect(name in wanted, f'{file}: tensor {name} has no place in the network of config.json')
-            with safe_open(file, 'pt') as opened:     # opened anew: pages already copied are let go
-                shape = tuple(opened.get_slice(name).get_shape())
-                expect(shape == wanted[name], f'{file}: {name} has shape {shape}, expected {wanted[name]}')
-                tensor = opened.get_tensor(name).to(device, dtype, copy=True)
-            least, greatest = tensor.aminmax()
-            good = least.isfinite() and greatest.isfinite()
-            expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
-            yield name, tensor
+        with safe_open(file, 'pt') as weights:
+            yield weights
     except (SafetensorError, OSError) as error:
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
 
 
+def read_weights(file, wanted, dtype):
+    """Yields (name, open tensor) of one file; checks names, shapes and how they are stored."""
+    with opened(file) as held:
+        names = list(held.keys())
+        kinds = {held.get_slice(name).get_dtype() for name in names}
+    if 'F64' in kinds:
+        print(f'{file}: fp64 weights are rounded to {dtype}', file=sys.stderr)
+    for name in names:
+        copy_of_tied = name == 'lm_head.weight' and name not in wanted
+        if copy_of_tied or name.endswith('rotary_emb.inv_freq'):            # a table that we compute
+            continue
+        expect(name in wanted, f'{file}: tensor {name} has no place in the network of config.json')
+        with opened(file) as held:              # opened anew: pages already copied are let go
+            kept = held.get_slice(name)
+            shape = tuple(kept.get_shape())
+            stored = kept.get_dtype()
+            expect(shape == wanted[name], f'{file}: {name} has shape {shape}, expected {wanted[name]}')
+            expect(stored in STORED, f'{file}: {name} is stored as {stored}; use weights in '
+                   f'{", ".join(STORED.values())}')
+            yield name, kept
+
+
 def read_tokenizer(folder):
     """The Tokenizer of a folder, which neither cuts nor pads; ValueError if there is none."""
-    path = folder / 'tokenizer.json'
+    path = plain_file(folder, 'tokenizer.json')
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:                          # the library raises bare Exception
@@ -936,11 +1069,21 @@ def read_tokenizer(folder):
     return tokenizer
 
 
+def encode(tokenizer, text, special=True):
+    """The ids of a text; special: with what the tokenizer puts around one. ValueError where it fails."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=special).ids
+    except BaseException as error:                      # it is Rust: its panics are no Exception
+        if isinstance(error, (KeyboardInterrupt, MemoryError)):
+            raise
+        raise ValueError(f'the tokenizer cannot encode a text of {len(text)} characters ({error})') from None
+
+
 def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
     found = []
     for name in ('config.json', 'generation_config.json'):
-        if (folder / name).exists():
+        if os.path.lexists(folder / name):
             ids = read_json(folder / name).get('eos_token_id')
             found += ids if isinstance(ids, list) else [ids]
     found = [i for i in found if i is not None]
@@ -984,7 +1127,7 @@ def read_calibration(target, draft=None, sections=()):
     if not sections:
         return {}
     where = File(target) / 'calibration.json'
-    found = read_json(where) if where.exists() else {}
+    found = read_json(where) if os.path.lexists(where) else {}
     layers = read_config(target).num_hidden_layers
     own = found.get('target')
     expect(not found or own == fingerprint(target),
@@ -1006,7 +1149,7 @@ def read_calibration(target, draft=None, sections=()):
 def measured_sections(target):
     """The names of the sections that a target folder's calibration.json holds; none of another's weights."""
     where = File(target) / 'calibration.json'
-    found = read_json(where) if where.exists() else {}
+    found = read_json(where) if os.path.lexists(where) else {}
     return set(found) if found.get('target') == fingerprint(target) else set()
 
 
@@ -1014,7 +1157,7 @@ def write_calibration(target, name, section, draft=None):
     """Puts one section into the target's calibration.json; those of the same target stay, others go."""
     where = File(target) / 'calibration.json'
     own = fingerprint(target)
-    old = read_json(where) if where.exists() else {}
+    old = read_json(where) if os.path.lexists(where) else {}
     found = old if old.get('target') == own else dict(target=own)
     found[name] = dict(section, draft=fingerprint(draft)) if draft else section
     text = json.dumps(found, indent=1)
@@ -1029,8 +1172,8 @@ def one_line(match):
 
 
 def is_numbers(x):
-    """Whether x is a list of numbers, at least one."""
-    return isinstance(x, list) and x != [] and all(type(y) in (int, float) for y in x)
+    """Whether x is a list of numbers, at least one, none of them beyond what a knob may be."""
+    return isinstance(x, list) and x != [] and all(type(y) in (int, float) and abs(y) <= 1e9 for y in x)
 
 
 def is_mask(x, layers):

@@ -9,6 +9,7 @@ import importlib
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import re
 import sys
@@ -23,9 +24,11 @@ from typing import NamedTuple
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
 import torch
+from torch import distributed
 from tqdm import tqdm
 
-from model import MLP, Reader, expect, load, measured_sections, read_calibration, read_json, same_vocabulary
+from model import (MLP, Reader, encode, expect, load, measured_sections, plain_file, ranks,
+                   read_calibration, read_json, same_vocabulary)
 from verify import (METHODS, Autoregressive, CmAsd, Exact, Session, Sparse, SpecGuard, ViaSd, chain, decode,
                     knobs_of, lookup, silence, tokens_of, whole_passes)
 
@@ -40,6 +43,9 @@ PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_threshold=0.0, ffn_quantile=0.0, f
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')     # terminal codes
 BROKEN = '\ufffd'                                       # what a decoder writes for half a character
 ROUNDS = 3              # of a comparison
+MOST_TEXT = 2 ** 26     # characters of a file of prompts
+CHAT_SECONDS = 10       # that a chat template has to render,
+CHAT_BYTES = 2 ** 28    # and memory
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
 TIMING = 2.0            # seconds after which it begins no further round of them
 SURE = 30                # judged draft tokens from which the share kept of them is taken at its word
@@ -184,12 +190,11 @@ class Engine:
             for model in self.models.values():
                 if self.dtype == 'fp32' and not self.compile:
                     model.pack()
-            small = sum(p.numel() for p in target.parameters()) < SMALL
-            torch.set_num_threads(self.threads or (1 if small else CORES))
+            take_threads(target, self.threads)
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        return load(folder, self.device, DTYPES[self.dtype])
+        return load(folder, self.device, DTYPES[self.dtype], parted=folder == self.target)
 
     def load_beside(self, role, folder):
         """The network in the folder, which must share the target's vocabulary."""
@@ -199,7 +204,10 @@ class Engine:
 
     def open(self, prompts):
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
+        V = self.models['target'].vocab
         for i, ids in enumerate(prompts, 1):
+            highest = max(ids, default=0)
+            expect(highest < V, f'prompt {i} has token {highest}, but the last one is {V - 1}')
             expect(0 < len(ids) < self.context,
                    f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context of '
                    f'{self.context} (of the {self.shortest})')
@@ -251,7 +259,7 @@ class Engine:
 
     def generate(self, text, method):
         """(the text that follows, its Cycles)."""
-        ids = self.tokenizer.encode(text).ids
+        ids = encode(self.tokenizer, text)
         self.open([ids])
         cycles = self.write(ids, method)
         return self.tokenizer.decode(tokens_of(cycles)), cycles
@@ -269,6 +277,12 @@ class Engine:
         """Whether this run keeps the target's law; `sparse` leaves plain decoding alone."""
         plain = isinstance(method, Autoregressive)
         return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
+
+
+def take_threads(target, asked=None):
+    """Sets how many CPU threads compute: as asked, else one where the target is small, else all cores."""
+    small = sum(p.numel() for p in target.parameters()) < SMALL
+    torch.set_num_threads(asked or (1 if small else CORES))
 
 
 def check_settings(s):
@@ -350,16 +364,23 @@ def read_rows(prompt, file):
 
 def rows_of_file(file):
     """The rows of a file of JSON lines; blank lines are passed over."""
-    try:
-        text = File(file).read_text(encoding='utf-8-sig')       # some editors begin a file with a mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f'--prompts {file}: cannot be read ({error})') from None
     rows = []
-    for number, line in enumerate(text.split('\n'), 1):
+    for number, line in enumerate(text_of_file('--prompts', file).split('\n'), 1):
         if line.strip():
             rows.append(row_of(line, f'{file} line {number}'))
     expect(rows, f'--prompts {file}: the file has no rows')
     return rows
+
+
+def text_of_file(flag, file):
+    """The text of a file that a flag names; ValueError where it cannot be read, or does not end."""
+    try:
+        with open(file, encoding='utf-8-sig') as opened:        # some editors begin a file with a mark
+            text = opened.read(MOST_TEXT + 1)
+    except (OSError, ValueError) as error:
+        raise ValueError(f'{flag} {file}: cannot be read ({error})') from None
+    expect(len(text) <= MOST_TEXT, f'{flag} {file}: more than {MOST_TEXT} characters; give fewer')
+    return text
 
 
 def row_of(line, where):
@@ -390,23 +411,64 @@ def text_of(row):
 # -------------------------------------------------------------------------------------------- chat templates
 
 def chat(folder, text):
-    """The text as the user's message in the checkpoint's own chat template, rendered in a sandbox."""
+    """The text as the user's message in the checkpoint's own chat template, rendered in a sandbox.
+
+    The template is foreign code: it may raise anything, never end, or take all memory. So it has a process of
+    its own, with limits.
+    """
     settings_file = File(folder) / 'tokenizer_config.json'
-    settings = read_json(settings_file) if settings_file.exists() else {}
+    settings = read_json(settings_file) if os.path.lexists(settings_file) else {}
     template = chat_template(File(folder), settings)
     expect(isinstance(template, str),
            f'--chat: {folder} has no chat_template.jinja, nor one in tokenizer_config.json')
     message = dict(role='user', content=text)
-    world = sandbox(settings)
+
+    def render():
+        return sandbox(settings).from_string(template).render(messages=[message], add_generation_prompt=True)
+    rendered, fault = limited(render)
+    expect(rendered is not None, f'--chat: the template of {folder} does not render ({fault})')
+    return rendered
+
+
+def limited(function):
+    """(what it returns, why not), called in a fork of this process that has CHAT_SECONDS and CHAT_BYTES."""
+    fork = multiprocessing.get_context('fork')
+    receiver, sender = fork.Pipe(duplex=False)
+
+    def work():
+        try:
+            limit_memory()
+            found = function(), ''
+        except BaseException as error:
+            found = None, f'{type(error).__name__}: {error}'
+        sender.send(found)
+    process = fork.Process(target=work, daemon=True)
+    process.start()
+    sender.close()                                      # so that its death is seen here
+    found = None, f'no end after {CHAT_SECONDS} s'
     try:
-        return world.from_string(template).render(messages=[message], add_generation_prompt=True)
-    except Exception as error:                          # the template is foreign code: it may raise anything
-        raise ValueError(f'--chat: the template of {folder} does not render ({error})') from None
+        if receiver.poll(CHAT_SECONDS):
+            found = receiver.recv()
+    except EOFError:
+        found = None, 'its process died'
+    process.kill()
+    process.join()
+    return found
+
+
+def limit_memory():
+    """Lets this process take CHAT_BYTES more than it has, where the system can tell how much that is."""
+    sizes = File('/proc/self/statm')
+    if sizes.exists():
+        import resource
+        pages = int(sizes.read_text().split()[0])
+        most = pages * resource.getpagesize() + CHAT_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def chat_template(folder, settings):
     """The template, from its own file or else from the settings; no text where there is none."""
-    file = folder / 'chat_template.jinja'
+    file = plain_file(folder, 'chat_template.jinja')
     if file.exists():
         try:
             return file.read_text(encoding='utf-8')
@@ -1020,8 +1082,9 @@ def time_passes(session, path, blocks):
     reader = session.target
     times = {n: [] for n in blocks}
     begin = time.perf_counter()
-    for turn in range(10):
-        if turn > 0 and time.perf_counter() - begin > TIMING:
+    _, count = ranks()
+    for turn in range(10 if count == 1 else 2):         # several ranks must make the same passes
+        if turn > 0 and count == 1 and time.perf_counter() - begin > TIMING:
             break
         for n in blocks:
             mark = len(reader.log)
@@ -1545,18 +1608,44 @@ def open_engine(args):
     return engine
 
 
+def join_ranks(args):
+    """Makes this process one of those that torchrun has started, if it has; only the first of them tells."""
+    if not (distributed.is_available() and distributed.is_torchelastic_launched()):
+        return
+    device = pick_device(args.device)
+    distributed.init_process_group('nccl' if device == 'cuda' else 'gloo')
+    rank, _ = ranks()
+    if device == 'cuda':
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    if rank > 0:
+        sys.stdout = sys.stderr = open(os.devnull, 'w')
+        args.trace = None
+    refuse_parted(args)
+
+
+def refuse_parted(args):
+    """ValueError for what a rank cannot do with its part of the target alone."""
+    expect(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
+    for method in [*args.methods.values(), args.thinner]:
+        for knob, needed in (('signals', 'draft'), ('select', 'head')):
+            found = getattr(method, knob, needed)
+            expect(found == needed, f"{knob}={found}: the target's heads are in several processes; "
+                   f'expected {needed}')
+
+
 def run(args):
     """All that the flags ask for; returns the exit status."""
     if args.list:
         for name, method in METHODS.items():
             print(f'{name:17} {method.__doc__.splitlines()[0]}', describe_knobs(name))
         return 0
+    join_ranks(args)
     rows = read_rows(args.prompt, args.prompts)
     texts = [row['prompt'] for row in rows]
     if args.chat:
         texts = [chat(args.target, text) for text in texts]
     engine = open_engine(args)
-    prompts = [engine.tokenizer.encode(text, add_special_tokens=not args.chat).ids for text in texts]
+    prompts = [encode(engine.tokenizer, text, not args.chat) for text in texts]
     engine.open(prompts)
     if args.compile:
         warm_up(engine, prompts[0], args.methods)
@@ -1600,8 +1689,12 @@ def generate(engine, rows, prompts, args):
 def main(argv=None):
     """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C."""
     lab_module('rivals')                                # enters the baselines in METHODS
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, 'w')              # it was closed before we began: nobody listens
     try:
-        return run(parse(argv))
+        status = run(parse(argv))
+        sys.stdout.flush()                              # a full disk is told here, and not at exit
+        return status
     except BrokenPipeError:
         return 0
     except KeyboardInterrupt:

@@ -76,7 +76,7 @@ from lab.best import claims as best_claims
 from lab.best import record as best_record
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
-from model import KVCache, Reader, fetch, load, read_calibration, send, write_calibration
+from model import KVCache, Reader, fetch, load, own_part, part_of, read_calibration, send, write_calibration
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
                     overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
@@ -447,10 +447,21 @@ YARN_BY_LAYER = dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))
     case('rope-type', "rope type 'longrope'", scaled('longrope')),
     case('rope-llama3-bare', 'needs low_freq_factor', scaled('llama3')),
     case('rope-by-layer', 'one flat object', YARN_BY_LAYER),
-    case('rope-theta', 'needs rope_theta above 1, found 1', scaled('yarn') | dict(rope_theta=1)),
-    case('rope-beta-fast', "beta_fast above 0, found 'x'", scaled('yarn', beta_fast='x')),
-    case('rope-attention', "attention_factor above 0, found 'x'", scaled('yarn', attention_factor='x')),
-    case('rope-mscale', "mscale above 0, found 'x'", scaled('yarn', mscale='x'))])
+    case('rope-theta', 'needs rope_theta from 1.001 to 1e10, found 1', scaled('yarn') | dict(rope_theta=1)),
+    case('rope-beta-fast', "beta_fast from 0.001 to 1e10, found 'x'", scaled('yarn', beta_fast='x')),
+    case('rope-attention', "attention_factor from 0.001 to 1e10, found 'x'",
+         scaled('yarn', attention_factor='x')),
+    case('rope-mscale', "mscale from 0.001 to 1e10, found 'x'", scaled('yarn', mscale='x')),
+    case('rope-too-big', 'original_max_position_embeddings from 2 to 1e10, found 1000',
+         scaled('yarn', original_max_position_embeddings=10 ** 400)),
+    case('rope-shrinks', 'factor from 1 to 1e10, found 1e-30',
+         dict(rope_scaling=dict(type='linear', factor=1e-30))),
+    case('rope-ends-swapped', 'beta_slow is 40 and beta_fast 32', scaled('yarn', beta_slow=40)),
+    case('rope-llama3-ends', 'low_freq_factor is 4 and high_freq_factor 1',
+         scaled('llama3', low_freq_factor=4, high_freq_factor=1)),
+    case('rope-type-list', "rope type ['yarn']", scaled(['yarn'])),
+    case('layers-absurd', 'num_hidden_layers is 1000000000, expected', dict(num_hidden_layers=10 ** 9)),
+    case('layers-beyond-the-files', '9999 layers or experts', dict(num_hidden_layers=9999))])
 def test_refused_checkpoint_config(words, changes, tmp_path, capsys):
     """Status 2 and one line for what config.json asks for and we lack, and where the weights are others."""
     folder = checkpoint(tmp_path, **changes)
@@ -500,6 +511,74 @@ def half_a_config(folder):
     (folder / 'config.json').write_text('{"model_type": ')
 
 
+def index_of(folder, name, *shards):
+    """Puts the weights into the folder under another name, and an index that names these shards."""
+    (folder / 'model.safetensors').rename(folder / name)
+    weight_map = {f'tensor {i}': shard for i, shard in enumerate(shards)}
+    (folder / 'model.safetensors.index.json').write_text(json.dumps(dict(weight_map=weight_map)))
+
+
+def shard_outside(folder):
+    index_of(folder, folder.parent / 'outside.safetensors', '../outside.safetensors')
+
+
+def shard_by_its_whole_path(folder):
+    index_of(folder, 'one.safetensors', f'/proc/self/cwd/{folder}/one.safetensors')
+
+
+def link_out(folder):
+    elsewhere = folder.parent / 'elsewhere'
+    elsewhere.mkdir()
+    (folder / 'model.safetensors').rename(elsewhere / 'model.safetensors')
+    (folder / 'model.safetensors').symlink_to(elsewhere / 'model.safetensors')
+
+
+def one_tensor_twice(folder):
+    shutil.copy(folder / 'model.safetensors', folder / 'two.safetensors')
+    index_of(folder, 'one.safetensors', 'one.safetensors', 'two.safetensors')
+
+
+def whole_numbers(folder):
+    retyped(folder, torch.int8)
+
+
+def complex_weights(folder):
+    retyped(folder, torch.complex64)
+
+
+def retyped(folder, dtype):
+    """Stores every tensor of a checkpoint in this dtype."""
+    file = folder / 'model.safetensors'
+    tensors = safetensors.load(file.read_bytes())
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.to(dtype)
+    file.write_bytes(safetensors.save(tensors))
+
+
+def pipe_for_a_config(folder):
+    (folder / 'config.json').unlink()
+    os.mkfifo(folder / 'config.json')
+
+
+def pipe_for_a_tokenizer(folder):
+    (folder / 'tokenizer.json').unlink()
+    os.mkfifo(folder / 'tokenizer.json')
+
+
+def device_for_weights(folder):
+    (folder / 'model.safetensors').unlink()
+    (folder / 'model.safetensors').symlink_to('/dev/zero')
+
+
+def directory_for_weights(folder):
+    (folder / 'model.safetensors').unlink()
+    (folder / 'model.safetensors').mkdir()
+
+
+def generation_linked_to_nothing(folder):
+    (folder / 'generation_config.json').symlink_to('nothing.json')
+
+
 @pytest.mark.parametrize('spoil, words', [
     (truncated_weights, 'not a complete safetensors file'),
     (nan_in_the_head, 'lm_head.weight holds'),
@@ -508,12 +587,44 @@ def half_a_config(folder):
     (no_tokenizer, 'tokenizer.json: no such file'),
     (empty_tokenizer, 'not a tokenizer'),
     (tokenizer_beyond_the_embedding, '258 entries, embedding of'),
-    (half_a_config, 'cannot be read as JSON')])
+    (half_a_config, 'cannot be read as JSON'),
+    (shard_outside, "'../outside.safetensors' is not the name of a file in that folder"),
+    (shard_by_its_whole_path, 'is not the name of a file in that folder'),
+    (link_out, 'outside of its folder'),
+    (one_tensor_twice, 'stands in another file too'),
+    (whole_numbers, 'is stored as I8; use weights in fp32, fp16, bf16, fp64'),
+    (complex_weights, 'is stored as C64'),
+    (pipe_for_a_config, 'config.json: a directory, a pipe or a device'),
+    (pipe_for_a_tokenizer, 'tokenizer.json: a directory, a pipe or a device'),
+    (device_for_weights, 'outside of its folder'),
+    (directory_for_weights, 'model.safetensors: a directory, a pipe or a device'),
+    (generation_linked_to_nothing, 'which is not there')])
 def test_refused_checkpoint_files(spoil, words, tmp_path, capsys):
     """Status 2 and one line for files that are broken, missing or of two minds."""
     folder = checkpoint(tmp_path)
     spoil(folder)
     refused(capsys, words, '--target', folder, '--prompt', 'x')
+
+
+def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path):
+    """Its files are links to the blobs beside the snapshots, which are outside of the folder, and its own."""
+    blobs = tmp_path / 'blobs'
+    snapshot = tmp_path / 'snapshots' / 'main'
+    snapshot.mkdir(parents=True)
+    checkpoint(blobs)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    model, _, _ = load(snapshot)
+    assert model.vocab == 257
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.bfloat16])
+def test_weights_of_other_precisions_are_read(dtype, tmp_path, capsys):
+    folder = checkpoint(tmp_path)
+    retyped(folder, dtype)
+    model, _, _ = load(folder)
+    assert model.lm_head.weight.dtype == torch.float32
+    assert ('fp64 weights are rounded' in capsys.readouterr().err) == (dtype == torch.float64)
 
 
 def test_rows_beyond_the_tokenizer(tmp_path, capsys):
@@ -6969,6 +7080,33 @@ BAD_FILES = {           # what is wrong: the file's text, the words of the refus
     'an empty prompt': ('{"prompt": ""}', 'prompt 1 is empty')}
 
 
+def test_a_file_of_prompts_that_never_ends(pair, capsys, monkeypatch):
+    monkeypatch.setattr(specmini, 'MOST_TEXT', 1000)
+    refused(capsys, 'more than 1000 characters', *pair[:4], '--prompts', '/dev/zero')
+
+
+def test_a_closed_standard_output_is_no_defect(pair, capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'stdout', None)
+    assert specmini.main([*map(str, pair[:4]), '--prompt', 'a', '--max-new', '2']) == 0
+    sys.stdout.close()
+
+
+def test_a_tokenizer_that_names_ids_beyond_the_embedding(tmp_path, capsys):
+    folder = checkpoint(tmp_path)
+    tokenizer = bytes_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 999)])
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    refused(capsys, 'prompt 1 has token 999, but the last one is 256', '--target', folder, '--prompt', 'x')
+
+
+def test_a_tokenizer_that_fails_at_run_time(tmp_path, capsys):
+    """Its model has no token for what it does not know: the library raises a bare Exception."""
+    folder = checkpoint(tmp_path)
+    words = {f'w{i}': i for i in range(257)}
+    Tokenizer(models.WordLevel(words, unk_token='absent')).save(str(folder / 'tokenizer.json'))
+    refused(capsys, 'the tokenizer cannot encode a text of 1 characters', '--target', folder, '--prompt', 'x')
+
+
 @pytest.mark.parametrize('text, words', BAD_FILES.values(), ids=list(BAD_FILES))
 def test_bad_prompt_files(text, words, pair, capsys, tmp_path):
     file = tmp_path / 'p.jsonl'
@@ -7003,6 +7141,18 @@ def begin_with_a_special_token(folder):
     post = processors.TemplateProcessing(single='<eos> $A', special_tokens=[('<eos>', 256)])
     tokenizer.post_processor = post
     tokenizer.save(str(folder / 'tokenizer.json'))
+
+
+LOOP = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}'
+
+
+@pytest.mark.parametrize('template, words', [
+    (LOOP, 'no end after 1 s'), ("{{ 'a' * 10 ** 10 }}", 'MemoryError')])
+def test_chat_templates_have_limits(template, words, talker, capsys, monkeypatch):
+    """A template is foreign code: it gets a process of its own, some time and some memory."""
+    monkeypatch.setattr(specmini, 'CHAT_SECONDS', 1)
+    write_settings(talker, 'tokenizer_config', chat_template=template)
+    refused(capsys, words, *talk(talker, '--chat'))
 
 
 def test_chat_needs_a_template(talker, capsys):
@@ -7130,6 +7280,59 @@ def test_each_text_pays_for_its_prompt():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+@pytest.mark.slow
+def test_two_processes_that_share_a_target_write_its_text(capsys):
+    """Started by torchrun, each with half of the heads and channels; the first one tells."""
+    flags = ['--method', 'via', '--sparse', 'attn,ffn', '--temperature', '1', '--max-new', '24', '--json',
+             '--prompt', 'A story about a fox.']
+    _, alone, _ = program(capsys, *flags)
+    torchrun = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', 'specmini.py']
+    found = subprocess.run([*torchrun, *flags], capture_output=True, text=True,
+                           timeout=100, cwd=specmini.HERE, env=os.environ | dict(OMP_NUM_THREADS='1'))
+    assert found.returncode == 0, found.stderr
+    (line,) = found.stdout.splitlines()
+    assert json.loads(line)['text'] == json.loads(alone)['text']
+
+
+class SafeSlice:
+    """A tensor as safetensors opens it: its shape can be asked for, and its parts."""
+
+    def __init__(self, whole):
+        self.whole = whole
+
+    def get_shape(self):
+        return list(self.whole.shape)
+
+    def __getitem__(self, part):
+        return self.whole[part]
+
+
+def test_parts_of_a_network_add_up():
+    """Of each cut weight the parts side by side; a bias of what is summed is in the first part alone."""
+    config = network().config
+    with pytest.raises(ValueError, match='3 processes cannot share'):
+        part_of(config, 3)
+    for name, shape in (('q_proj.weight', (4, 6)), ('down_proj.weight', (4, 6)), ('k_proj.bias', (4,)),
+                        ('o_proj.bias', (4,)), ('input_layernorm.weight', (4,))):
+        whole = torch.rand(shape)
+        held = SafeSlice(whole)
+        parts = [own_part(held, f'layers.0.{name}', rank, 2) for rank in range(2)]
+        if name.startswith('input'):
+            assert all(part.equal(whole) for part in parts)
+        elif name == 'o_proj.bias':
+            assert sum(parts).equal(whole) and parts[0].equal(whole)
+        else:
+            assert torch.cat(parts, 1 if name.startswith('down') else 0).equal(whole)
+
+
+def test_what_a_part_of_a_target_cannot_do(pair):
+    for flags, words in ((['--compile'], '--compile'), (['--method', 'specguard', '--set', 'signals=target'],
+                                                         'signals=target')):
+        args = specmini.parse([*map(str, pair[:4]), '--prompt', 'a', *flags])
+        with pytest.raises(ValueError, match=words):
+            specmini.refuse_parted(args)
+
+
 def test_cuda_is_refused_where_there_is_none(capsys):
     refused(capsys, 'has none', '--prompt', 'x', '--device', 'cuda')
 

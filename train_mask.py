@@ -23,8 +23,8 @@ import torch
 from tqdm import tqdm
 
 import kernels
-from model import Reader, expect, load, read_calibration, write_calibration
-from specmini import EMBEDDED, Parser, chat, lab_module, pick_device, read_rows
+from model import Reader, encode, expect, load, read_calibration, write_calibration
+from specmini import EMBEDDED, Parser, chat, lab_module, pick_device, read_rows, take_threads, text_of_file
 from verify import Autoregressive, Session, Sparse, decode, silence, violation
 
 
@@ -301,8 +301,8 @@ def calibration_texts(tokenizer, settings):
     sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
     for source in sources * (10 * settings.windows):
         row = next(source)
-        prompt = tokenizer.encode(row['prompt']).ids
-        whole = tokenizer.encode(row['prompt'] + row['solution']).ids
+        prompt = encode(tokenizer, row['prompt'])
+        whole = encode(tokenizer, row['prompt'] + row['solution'])
         if len(whole) > W:
             texts.append(whole[:len(prompt) + W])
         if len(texts) == settings.windows:
@@ -313,8 +313,7 @@ def calibration_texts(tokenizer, settings):
 def pieces_of(tokenizer, settings):
     """Evenly spaced pieces of a file, each of at most eight windows."""
     W = settings.window
-    text = File(settings.text).read_text(encoding='utf-8')
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    ids = encode(tokenizer, text_of_file('--text', settings.text), special=False)
     expect(len(ids) >= 2 * W, f'--text {settings.text}: {len(ids)} tokens; expected at least {2 * W}')
     pieces = []
     for i in range(settings.windows):
@@ -352,7 +351,7 @@ def calibration_prompts(target, tokenizer, settings):
     prompts = []
     for row in calibration_rows(settings):
         text = chat(target, row['prompt']) if settings.chat else row['prompt']
-        prompts.append(tokenizer.encode(text, add_special_tokens=not settings.chat).ids)
+        prompts.append(encode(tokenizer, text, not settings.chat))
     return prompts
 
 
@@ -576,6 +575,7 @@ def measure_signals(args):
     calibrate = lab_module('specguard.calibrate')
     expect(calibrate, '--signals takes graded steps, which the laboratory makes, and there is no lab/ here')
     pair = calibrate.pair_for(args.target, args.draft, args.prompts, args.chat)
+    take_threads(pair.network('target')[0])
     found = calibrate.find_signals(pair, args.rows, args.seed, args.accuracy, args.share)
     write_calibration(args.target, 'signals', found, args.draft)
 
@@ -587,6 +587,7 @@ def load_with_texts(target, settings):
     model, tokenizer, eos = load(target, device, dtype)
     if device == 'cpu':
         model.pack()
+        take_threads(model)
     if settings.prompts is None:
         return model, calibration_texts(tokenizer, settings)
     prompts = calibration_prompts(target, tokenizer, settings)

@@ -13,13 +13,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path as File
 
-import torch
-
 from lab.common import (LAB, MODELS, between_markers, claim_lines, file_of, grow, header, judge,
                         measured_pairs, read_stored, same_record, store, table_lines)
 from lab.pairs import EMBEDDED, Pair, Record, check, digest_of
 from model import expect, fingerprint
-from specmini import CORES, DTYPES, HERE, pick_device
+from specmini import DTYPES, HERE, pick_device, take_threads
 
 PAPERS = dict(cmasd=100, ecsv=50, via=100, specguard=300, sparse=50, best=12)   # prompts of each task
 HEADLINES = (       # (paper, claim): those of the README's summary
@@ -221,7 +219,7 @@ def main():
             report(args.papers or list(PAPERS))
             return 0
         pair = pair_of(args)
-        torch.set_num_threads(1 if pair.is_embedded else CORES)     # times are the processor's own
+        take_threads(pair.network('target')[0])         # of one, times are the processor's own
         for paper in args.papers:
             measure(paper, pair, args.n or (PAPERS[paper] if pair.is_embedded else ELSEWHERE), args.resume)
     except (ValueError, OSError) as error:

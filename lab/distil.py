@@ -27,7 +27,7 @@ from lab.common import for_json
 from lab.pairs import Pair
 from lab.train import adam, inherit, write_json
 from model import KVCache, Transformer, expect, read_json, send
-from specmini import DTYPES, pick_device
+from specmini import DTYPES, pick_device, take_threads
 from verify import probs, sample
 
 HELD = 20           # prompts that are only measured on
@@ -407,6 +407,7 @@ def shuffled(pair):
 def distil(pair, run):
     """Makes the draft of a pair's target; prints its held-out figures before and after."""
     target, _, eos = pair.network('target')
+    take_threads(target)
     L = target.config.num_hidden_layers
     if run.layers is None:
         run.layers = max(2, round(L / 6))

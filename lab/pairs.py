@@ -16,7 +16,7 @@ import torch
 
 from lab import tasks
 from lab.common import LAB, MODELS, SEED, embedded, round_to_4_bits
-from model import Reader, expect, fingerprint, load, same_vocabulary
+from model import Reader, encode, expect, fingerprint, load, same_vocabulary
 from specmini import DTYPES, Engine, chat, grade, read_rows
 from verify import Exact, Session, chain, decode, lookup, tokens_of
 
@@ -136,7 +136,7 @@ class Pair:
         """The ids of a prompt, in the chat template where that is wanted."""
         if self.chat:
             text = chat(self.target, text)
-        return self.tokenizer.encode(text, add_special_tokens=not self.chat).ids
+        return encode(self.tokenizer, text, not self.chat)
 
     def grade(self, row, text):
         """1 if a text is right for its row, 0 if it is not, None where nothing can be graded."""
