@@ -24,6 +24,7 @@ HEADLINES = (       # (paper, claim): those of the README's summary
     ('cmasd', 'F2 strict speed over the best fixed window of each task, alpha and k_max tuned; their mean'),
     ('cmasd', 'F1 AUROC of C of tokens below 0.9: the line for real models'),
     ('cmasd', 'F3 kept a cycle over a constant tau of equal alignment, where it is 0.6 to 0.95; mean'),
+    ('cmasd', 'payoff over the best fixed window of each task; mean'),
     ('ecsv', 'any selection: the best of four branches over sd with a greedy draft'),
     ('ecsv', 'the prefix vote over sd with a greedy draft'),
     ('via', 'F2 share of R that the mask found spares, of the best contiguous block or evenly spaced layers, '
@@ -34,7 +35,9 @@ HEADLINES = (       # (paper, claim): those of the README's summary
                   'steps'),
     ('sparse', 'Long, 75 %, 8k tokens: same first choice as dense'),
     ('sparse', 'Long, 75 %, 8k tokens: speed of a pass over a dense one'),
-    ('sparse', 'F4, long: KL of recent blocks less that of mean-key blocks'))
+    ('sparse', 'F4, long: KL of recent blocks less that of mean-key blocks'),
+    ('best', 'the fastest composition at 100% agreement over tuned sd, modelled'),
+    ('best', 'the fastest composition at 99% agreement over tuned sd, modelled'))
 ELSEWHERE = 20      # likewise, of any other pair: each takes minutes
 OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what such a pair has by default
 

@@ -80,7 +80,7 @@ class EcsvChecked(Ecsv):
             return super().accept(session, draft, score)
         judged = []                         # all of it is the target's: no pass, and none behind it
         for token in draft.tokens:
-            judged.append(dict(token=token, p=None, q=1.0, threshold=None, chance=1.0, kept=True))
+            judged.append(dict(token=token, p=1.0, q=1.0, threshold=None, chance=1.0, kept=True))
         return draft.tokens, draft.labels, judged
 
 
