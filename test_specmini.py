@@ -2822,6 +2822,8 @@ def test_hedge_tells_its_controller_of_the_trunk(monkeypatch):
     for (draft, cycle), whole in zip(told, cycles):
         assert len(draft.tokens) == len(draft.q) and cycle.accepted <= len(draft.tokens)
         assert whole.drafted[:cycle.accepted] == draft.tokens[:cycle.accepted]
+        assert [row['token'] for row in cycle.judged] == draft.tokens[:len(cycle.judged)]
+        assert not any('second' in row for row in cycle.judged)
 
 
 def test_sd_tree_takes_one_pass():

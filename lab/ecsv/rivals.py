@@ -471,7 +471,7 @@ class Hedge(Exact):
     def accept(self, session, draft, score):
         tokens, labels, judged = super().accept(session, draft, score)
         kept = labels.count('draft')
-        self.trunk = replace(draft), kept
+        self.trunk = replace(draft), kept, len(judged)
         branch = list(range(1, kept + 1))                       # nodes of what is kept
         unjudged = draft.tokens[len(judged):]
         if labels[-1] == 'target' and kept in self.sides:
@@ -491,8 +491,8 @@ class Hedge(Exact):
 
     def learn(self, draft, cycle):
         """The controller is told what became of the trunk."""
-        trunk, kept = self.trunk
-        super().learn(trunk, replace(cycle, labels=cycle.labels[:kept]))
+        trunk, kept, seen = self.trunk
+        super().learn(trunk, replace(cycle, labels=cycle.labels[:kept], judged=cycle.judged[:seen]))
 
 
 def second_verdict(score, place, token, drawn):

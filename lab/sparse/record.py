@@ -659,6 +659,8 @@ def pass_seconds(prompt, name, method, n):
     """Seconds of one pass over n positions behind the prompt."""
     session = prompt.start({})
     session.sparse = method
+    if name.startswith('choosing'):
+        method.keys = None                              # what an earlier round chose is of the same text
     reader = session.target
     begin = clock(reader)
     path = session.slim_path if name == 'slim' else session.view(reader.model.full)
