@@ -72,9 +72,13 @@ def plain_file(folder, name):
     home = folder.resolve()
     homes = [home]
     if home.parent.name == 'snapshots':
-        homes.append(home.parent.parent / 'blobs')
-    found = where.resolve()
-    expect(found.parent in homes, f'{where}: links to {found}, outside of its folder; copy the file there')
+        homes.append((home.parent.parent / 'blobs').resolve())
+    try:
+        found = where.resolve()
+    except (OSError, RuntimeError) as error:            # a link to itself
+        raise ValueError(f'{where}: cannot be followed ({error})') from None
+    own = any(found.is_relative_to(place) for place in homes)
+    expect(own, f'{where}: links to {found}, outside of its folder; copy the file there')
     expect(found.exists(), f'{where}: links to {found}, which is not there; fetch it again')
     expect(found.is_file(), f'{where}: a directory, a pipe or a device; expected a file')
     return where
@@ -955,8 +959,11 @@ def load(folder, device='cpu', dtype=torch.float32, parted=False):
     tokenizer = read_tokenizer(folder)
     torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
     rank, count = ranks() if parted else (0, 1)
-    with torch.device('meta'):
-        model = Transformer(config)
+    try:
+        with torch.device('meta'):
+            model = Transformer(config)
+    except RuntimeError as error:                       # a matrix of more bytes than can be counted
+        raise ValueError(f'{folder}: config.json asks for a network beyond all bounds ({error})') from None
     wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     if count > 1:
         with torch.device('meta'):
@@ -965,8 +972,8 @@ def load(folder, device='cpu', dtype=torch.float32, parted=False):
             layer.parted = True
     weights = {}
     for file in files:
-        for name, kept in read_weights(file, wanted, dtype):
-            tensor = own_part(kept, name, rank, count).to(device, dtype, copy=True)
+        for name, tensor in read_weights(file, wanted, rank, count):
+            tensor = tensor.to(device, dtype, copy=True)
             least, greatest = tensor.aminmax()
             good = least.isfinite() and greatest.isfinite()
             expect(good, f'{file}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
@@ -1035,13 +1042,13 @@ def opened(file):
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
 
 
-def read_weights(file, wanted, dtype):
-    """Yields (name, open tensor) of one file; checks names, shapes and how they are stored."""
+def read_weights(file, wanted, rank, count):
+    """Yields (name, tensor, this rank's part) of one file; checks names, shapes and how they are stored."""
     with opened(file) as held:
         names = list(held.keys())
         kinds = {held.get_slice(name).get_dtype() for name in names}
     if 'F64' in kinds:
-        print(f'{file}: fp64 weights are rounded to {dtype}', file=sys.stderr)
+        print(f'{file}: fp64 weights are rounded', file=sys.stderr)
     for name in names:
         copy_of_tied = name == 'lm_head.weight' and name not in wanted
         if copy_of_tied or name.endswith('rotary_emb.inv_freq'):            # a table that we compute
@@ -1054,7 +1061,7 @@ def read_weights(file, wanted, dtype):
             expect(shape == wanted[name], f'{file}: {name} has shape {shape}, expected {wanted[name]}')
             expect(stored in STORED, f'{file}: {name} is stored as {stored}; use weights in '
                    f'{", ".join(STORED.values())}')
-            yield name, kept
+            yield name, own_part(kept, name, rank, count)
 
 
 def read_tokenizer(folder):
@@ -1062,7 +1069,8 @@ def read_tokenizer(folder):
     path = plain_file(folder, 'tokenizer.json')
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:                          # the library raises bare Exception
+    except BaseException as error:
+        raise_own(error)
         raise ValueError(f'{path}: no such file, or not a tokenizer ({error})') from None
     tokenizer.no_truncation()                           # a file may carry both; neither is asked for here
     tokenizer.no_padding()
@@ -1073,10 +1081,15 @@ def encode(tokenizer, text, special=True):
     """The ids of a text; special: with what the tokenizer puts around one. ValueError where it fails."""
     try:
         return tokenizer.encode(text, add_special_tokens=special).ids
-    except BaseException as error:                      # it is Rust: its panics are no Exception
-        if isinstance(error, (KeyboardInterrupt, MemoryError)):
-            raise
+    except BaseException as error:
+        raise_own(error)
         raise ValueError(f'the tokenizer cannot encode a text of {len(text)} characters ({error})') from None
+
+
+def raise_own(error):
+    """Raises what is not the tokenizers library's: that is Rust, its panics are no Exception."""
+    if isinstance(error, (KeyboardInterrupt, MemoryError)):
+        raise error
 
 
 def read_eos(folder):
@@ -1163,7 +1176,9 @@ def write_calibration(target, name, section, draft=None):
     text = json.dumps(found, indent=1)
     text = re.sub(r'\[[^][{}"]*\]', one_line, text)      # lists of numbers on one line each
     growing = where.with_suffix('.new')
-    growing.write_text(text + '\n', encoding='utf-8')
+    growing.unlink(missing_ok=True)
+    with open(growing, 'x', encoding='utf-8') as file:  # never through a link that a checkpoint brought
+        file.write(text + '\n')
     os.replace(growing, where)                          # whole or not at all, if interrupted
 
 

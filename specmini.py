@@ -281,8 +281,9 @@ class Engine:
 
 def take_threads(target, asked=None):
     """Sets how many CPU threads compute: as asked, else one where the target is small, else all cores."""
-    small = sum(p.numel() for p in target.parameters()) < SMALL
-    torch.set_num_threads(asked or (1 if small else CORES))
+    _, count = ranks()                                  # which share the cores, and the target
+    small = count * sum(p.numel() for p in target.parameters()) < SMALL
+    torch.set_num_threads(asked or (1 if small else max(1, CORES // count)))
 
 
 def check_settings(s):
@@ -422,6 +423,7 @@ def chat(folder, text):
     expect(isinstance(template, str),
            f'--chat: {folder} has no chat_template.jinja, nor one in tokenizer_config.json')
     message = dict(role='user', content=text)
+    import jinja2.sandbox                               # noqa: F401, here: not anew in each process
 
     def render():
         return sandbox(settings).from_string(template).render(messages=[message], add_generation_prompt=True)
@@ -449,7 +451,7 @@ def limited(function):
     try:
         if receiver.poll(CHAT_SECONDS):
             found = receiver.recv()
-    except EOFError:
+    except (EOFError, OSError):
         found = None, 'its process died'
     process.kill()
     process.join()
@@ -1603,7 +1605,10 @@ def open_engine(args):
     there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
     for part in args.parts:
         expect(there[part], f'--sparse {part}: {args.target} has no layer of that kind')
-    for method in args.methods.values():
+    for name, method in args.methods.items():
+        bound = getattr(method, 'most_wrong', 1)
+        expect(bound == 1 or not args.thinner, f'{name}: most_wrong={bound} goes by what dense passes of the '
+               'target say; leave out --sparse')
         engine.calibrate(method)
     return engine
 
@@ -1614,23 +1619,25 @@ def join_ranks(args):
         return
     device = pick_device(args.device)
     distributed.init_process_group('nccl' if device == 'cuda' else 'gloo')
-    rank, _ = ranks()
+    rank, count = ranks()
     if device == 'cuda':
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(distributed.get_node_local_rank(rank))
     if rank > 0:
         sys.stdout = sys.stderr = open(os.devnull, 'w')
         args.trace = None
-    refuse_parted(args)
+    if count > 1:
+        refuse_parted(args)
 
 
 def refuse_parted(args):
     """ValueError for what a rank cannot do with its part of the target alone."""
     expect(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
     for method in [*args.methods.values(), args.thinner]:
-        for knob, needed in (('signals', 'draft'), ('select', 'head')):
+        for knob, needed in (('signals', 'draft'), ('select', 'head'), ('ffn_share', 1.0),
+                             ('form', 'literal')):
             found = getattr(method, knob, needed)
-            expect(found == needed, f"{knob}={found}: the target's heads are in several processes; "
-                   f'expected {needed}')
+            expect(found == needed, f"{knob}={found}: the target's heads and channels are in several "
+                   f'processes; expected {needed}')
 
 
 def run(args):
@@ -1700,9 +1707,11 @@ def main(argv=None):
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and 'alloc' not in str(error):
+        rank, count = ranks()
+        if isinstance(error, RuntimeError) and 'alloc' not in str(error) and count == 1:
             raise                                       # not for want of memory: a defect, not bad input
-        print('specmini:', ' '.join(str(error).split()), file=sys.stderr)
+        told = sys.__stderr__ if rank > 0 else sys.stderr       # what one rank alone has met is told, too
+        print('specmini:', ' '.join(str(error).split()), file=told)
         return 2
 
 

@@ -460,6 +460,7 @@ YARN_BY_LAYER = dict(rope_parameters=dict(full_attention=dict(rope_type='yarn'))
     case('rope-llama3-ends', 'low_freq_factor is 4 and high_freq_factor 1',
          scaled('llama3', low_freq_factor=4, high_freq_factor=1)),
     case('rope-type-list', "rope type ['yarn']", scaled(['yarn'])),
+    case('sizes-absurd', 'a network beyond all bounds', dict(vocab_size=10 ** 10, hidden_size=10 ** 10)),
     case('layers-absurd', 'num_hidden_layers is 1000000000, expected', dict(num_hidden_layers=10 ** 9)),
     case('layers-beyond-the-files', '9999 layers or experts', dict(num_hidden_layers=9999))])
 def test_refused_checkpoint_config(words, changes, tmp_path, capsys):
@@ -575,6 +576,11 @@ def directory_for_weights(folder):
     (folder / 'model.safetensors').mkdir()
 
 
+def link_to_itself(folder):
+    (folder / 'model.safetensors').unlink()
+    (folder / 'model.safetensors').symlink_to('model.safetensors')
+
+
 def generation_linked_to_nothing(folder):
     (folder / 'generation_config.json').symlink_to('nothing.json')
 
@@ -598,6 +604,7 @@ def generation_linked_to_nothing(folder):
     (pipe_for_a_tokenizer, 'tokenizer.json: a directory, a pipe or a device'),
     (device_for_weights, 'outside of its folder'),
     (directory_for_weights, 'model.safetensors: a directory, a pipe or a device'),
+    (link_to_itself, 'cannot be followed'),
     (generation_linked_to_nothing, 'which is not there')])
 def test_refused_checkpoint_files(spoil, words, tmp_path, capsys):
     """Status 2 and one line for files that are broken, missing or of two minds."""
@@ -3369,6 +3376,14 @@ def test_via_ledger_and_caches(name, knobs):
     assert (rewritten > 0) == (name != 'via-one-minus-alpha')
     if name == 'via-tiers':
         assert paths['target/slim1'] > paths['target/slim2'] > paths['target/slim3'] > 0
+
+
+def test_audit_leaves_out_what_the_target_wrote_several_of():
+    """Of target_k candidates none is in its cache: it reads its own step later, and is no judge of that."""
+    s = step_session(0, 24)
+    cycles = list(decode(s, SpecGuard(k=1, tau=math.inf, target_k=3, target_temperature=1.0, max_step=4)))
+    assert len(cycles) > 2 and {label for c in cycles for label in c.labels} == {'target'}
+    assert s.heard == []
 
 
 def heard_by_hand(s, cycles):
@@ -7327,9 +7342,21 @@ def test_parts_of_a_network_add_up():
             assert torch.cat(parts, 1 if name.startswith('down') else 0).equal(whole)
 
 
+def test_calibration_is_not_written_through_a_link(tmp_path):
+    """A checkpoint may bring a link of the name that a growing file has."""
+    folder = checkpoint(tmp_path / 'a')
+    victim = tmp_path / 'victim'
+    victim.write_text('mine')
+    (folder / 'calibration.new').symlink_to(victim)
+    write_calibration(folder, 'mask', dict(skip=[1], nested=[]))
+    assert victim.read_text() == 'mine'
+    assert read_calibration(folder, None, ['mask'])['mask']['skip'] == [1]
+
+
 def test_what_a_part_of_a_target_cannot_do(pair):
-    for flags, words in ((['--compile'], '--compile'), (['--method', 'specguard', '--set', 'signals=target'],
-                                                         'signals=target')):
+    for flags, words in ((['--compile'], '--compile'),
+                         (['--method', 'specguard', '--set', 'signals=target'], 'signals=target'),
+                         (['--method', 'sparse', '--set', 'ffn_share=0.5'], 'ffn_share=0.5')):
         args = specmini.parse([*map(str, pair[:4]), '--prompt', 'a', *flags])
         with pytest.raises(ValueError, match=words):
             specmini.refuse_parted(args)

@@ -263,6 +263,7 @@ class Session:
     heard: list = field(default_factory=list, init=False)   # see hear; a copy of the session adds to it, too
     said: list = field(default_factory=list, init=False)    # tensors that are to be heard, likewise
     block: torch.Tensor = field(default=None, init=False)   # the target's logits of root and block
+    own: set = field(default_factory=set, init=False)       # places of the steps that the target wrote
 
     def __post_init__(self):
         self.begin = len(self.tokens)       # where the text that is written begins
@@ -293,11 +294,12 @@ class Session:
         if reader is not self.target or path.writes != 'full':
             return reader.read(text, guesses, path, last)
         start = max(self.begin - 1, reader.cache.trusted(text, path))
-        late = self.tokens[start + 1:]                  # what the rows of start, start + 1, ... predict
+        late = [place for place in range(start + 1, len(self.tokens)) if place not in self.own]
         wanted = len(text) - start + len(guesses) if late else last
         rows = reader.read(text, guesses, path, wanted)
-        if late:
-            self.hear(rows, late)
+        if late:                                        # row i tells the token at start + 1 + i
+            before = send([place - start - 1 for place in late], rows.device)
+            self.hear(rows[before], [self.tokens[place] for place in late])
         if last == 0:
             return None
         self.block = rows[-len(guesses) - 1:]
@@ -309,7 +311,6 @@ class Session:
         p is what the run samples from, log p raw, in nats. Of tokens alone that others committed.
         """
         ids = send(tokens, rows.device)[:, None]                                            # [T, 1]
-        rows = rows[:len(tokens)]
         chances = self.probs(rows).gather(1, ids)[:, 0]
         self.said.append(torch.stack([chances, token_logps(rows, tokens)], 1))
 
@@ -1333,6 +1334,9 @@ class Stepwise(Method):
         if kept:
             return draft.tokens, ['draft'] * len(draft.tokens), judged
         tokens = self.write(session)
+        if session.sparse is None:                      # of several candidates none is in its cache
+            end = len(session.tokens) + len(tokens)
+            session.own.update(range(len(session.tokens), end))
         return tokens, ['target'] * len(tokens), judged
 
     def write(self, session):

@@ -161,6 +161,7 @@ class Pair:
         session.room = self.max_new
         session.ended = False
         session.heard = []
+        session.own = set()
         session.temperature = temperature
         session.generator = torch.Generator().manual_seed(seed)
         return list(decode(session, method))
