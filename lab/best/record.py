@@ -114,7 +114,7 @@ def cost_row(pair, _):
 
 
 def composition_row(pair, prompt):
-    """{setting: its counts} of a text; they take turns, so that what else the machine does falls on all."""
+    """{setting: its counts} of a text, one after the other; seconds: of one run, see lab.replay.clock."""
     session = pair.session(prompt.ids)
     session.calibration = read_calibration(pair.target, None, ['mask'])
     usual = session.source

@@ -35,7 +35,8 @@ class EcsvChecked(Ecsv):
 
     The target draws its token at each place that it has read. As long as they are the first vote's, and the
     one behind these, they are its text. Only what follows is voted on, by the branches that begin so; where
-    none does, the cycle ends there, without another pass. Exact at every temperature. Ours.
+    none does, the cycle ends there, without another pass. Exact at every temperature. Its acceptance is of
+    what it proposes behind the check: the target's own tokens count as kept. Ours.
     """
     spots: int = 1
     lossless = Exact.lossless   # what the target has drawn must be committed
