@@ -608,6 +608,8 @@ def checked_table(rows):
             'tokens a target position', 'x plain, by weight bytes',
             *(f'{family}: over ecsv-spot' for family in families))
     return PageTable(head, lines)
+
+
 # ---------------------------------------------------------------------------------------------- side branches
 
 class HedgeTexts:
