@@ -2102,7 +2102,8 @@ def test_cmasd_lengths_by_hand():
 def test_cmasd_foreseeing_is_the_oracle():
     """Of each text the blocks that the controller drafts, which looks ahead with passes of its own."""
     prompt = EMBEDDED_PAIR.texts(['summary'], 2)[1]
-    found = cmasd_record.foreseeing(replay.Replay(EMBEDDED_PAIR, prompt.ids))
+    replayed = replay.Replay(EMBEDDED_PAIR, prompt.ids)
+    found = cmasd_record.foreseeing(replayed, replayed.text)
     cycles = EMBEDDED_PAIR.written(EMBEDDED_PAIR.session(prompt.ids), prompt.ids, Exact(controller='oracle'))
     assert found.drafted == [len(cycle.drafted) for cycle in cycles]
     assert found.kept == [cycle.accepted for cycle in cycles]
