@@ -5609,6 +5609,19 @@ def test_kept_keys_chosen_in_every_cycle_are_the_sparse_ones():
     assert apart(seldom[:4], wanted[:4]) < 1e-9 and apart(seldom[4:9], wanted[4:9]) > 1e-3
 
 
+def test_kept_keys_that_are_timed_while_they_are_chosen():
+    """A pass named so chooses in every round, though text and cycle stay; another reads what is kept."""
+    s = session(network(0), None, LINE, 40, silence)
+    prompt = SimpleNamespace(start=lambda _: s, ids=s.tokens)
+    method = kept(**KEEP)
+    chosen = []
+    for name in ('choosing 10%', 'choosing 10%', 'kept 10%'):
+        sparse_record.pass_seconds(prompt, name, method, 1)
+        chosen.append(method.keys)
+    assert chosen[0] is not chosen[1] and chosen[1] is chosen[2]
+    assert len(chosen[1].stores) == s.target.model.config.num_hidden_layers
+
+
 @pytest.mark.parametrize('T', [1, 4])
 def test_kept_keys_are_read_with_all_that_came_since(T):
     """A later pass reads the chosen blocks and every key behind them, as under a mask that hides others."""
