@@ -177,7 +177,7 @@ def parse():
     add = parser.add_argument
     add('papers', nargs='*', metavar='PAPER', help=f'of {", ".join(PAPERS)}; with --report, none is all')
     add('--n', type=int, help='prompts of each task or family (100; 50 for ecsv and sparse, 300 for '
-                              f'specguard; {ELSEWHERE} of any other pair)')
+                              f'specguard, 12 for best; {ELSEWHERE} of any other pair)')
     add('--report', action='store_true', help='judge what is stored instead of measuring')
     add('--resume', action='store_true', help='leave alone what is measured; go on from what was broken off')
     other = parser.add_argument_group('another pair')
