@@ -13,6 +13,8 @@ import math
 import os
 import random
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8170,6 +8172,114 @@ def test_readme_commands():
     assert run in readme
     assert tests in readme
     assert 'python -m pytest -q' in ci
+
+
+# ------------------------------------------------------------- what the README and the pages show
+
+PAGES = ('README.md', 'lab/README.md', *(f'lab/{paper}/README.md' for paper in lab_claims.PAPERS))
+NOT_HERE = '# (card)', '# (download)', '# (minutes)'       # what a page marks commands with that no test runs
+
+
+def fences(page, *kinds):
+    """The texts of a page's fenced blocks of these kinds, such as bash."""
+    text = (HERE / page).read_text(encoding='utf-8')
+    return [body for kind, body in re.findall(r'^```(\w+)\n(.*?)^```', text, re.S | re.M) if kind in kinds]
+
+
+def shown_runs(page):
+    """[(command, lines that it is shown to print)]: blocks of a page that begin with `$ command`."""
+    found = []
+    for body in fences(page, 'text'):
+        if body.startswith('$ '):
+            command, *lines = body[2:].splitlines()
+            found.append((command, lines))
+    return found
+
+
+def run_command(command, folder, monkeypatch, capsys):
+    """Runs `python ... [> FILE]`, as it stands on a page, in this process and this folder; what it prints."""
+    program, *flags = shlex.split(command, comments=True)
+    assert program == 'python', command
+    *flags, file = flags if '>' in flags else (*flags, None)
+    if file:
+        flags.remove('>')
+    if flags[0] == '-m':
+        del flags[0]
+    module = flags[0].removesuffix('.py')
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, 'argv', flags)
+    try:
+        runpy.run_module(module, run_name='__main__')
+    except SystemExit as end:
+        assert not end.code, (command, capsys.readouterr().err)
+    printed, _ = capsys.readouterr()
+    if file:
+        (folder / file).write_text(printed, encoding='utf-8')
+    return printed
+
+
+def assert_shown(lines, printed):
+    """Each shown line is printed, in this order; `...` stands for any number, `# ` begins our remarks."""
+    remark = re.compile(r'\s+# .*|\s+$')
+    left = [remark.sub('', line) for line in printed]
+    skipping = False
+    for line in lines:
+        line = remark.sub('', line)
+        if line.strip() == '...':
+            skipping = True
+            continue
+        place = left.index(line) if skipping and line in left else 0
+        assert left and left[place] == line, f'shown {line!r}, printed {left[:3]}'
+        del left[:place + 1]
+        skipping = False
+    assert skipping or not left, f'not shown: {left}'
+
+
+ALL_SHOWN = [(page, *run) for page in PAGES for run in shown_runs(page)]
+
+
+@pytest.mark.parametrize('page, command, lines', ALL_SHOWN, ids=map(str, range(len(ALL_SHOWN))))
+def test_shown_output_is_printed(page, command, lines, tmp_path, capsys, monkeypatch):
+    """What a page shows below `$ command` is what that command prints today."""
+    assert lines
+    assert_shown(lines, run_command(command, tmp_path, monkeypatch, capsys).splitlines())
+
+
+def test_shown_output_can_differ():
+    """The comparison sees a changed line, a missing one and one too many."""
+    assert_shown(['a', '...', 'c   # a remark'], ['a', 'b', 'b', 'c'])
+    assert_shown(['a', '...'], ['a', 'b'])
+    for shown, printed in ((['a'], ['b']), (['a', 'b'], ['a']), (['a'], ['a', 'b']), (['...', 'c'], ['a', 'b'])):
+        with pytest.raises(AssertionError):
+            assert_shown(shown, printed)
+
+
+BLOCKS = [block for page in PAGES[:2] for block in fences(page, 'bash')]
+
+
+@pytest.mark.parametrize('block', BLOCKS, ids=map(str, range(len(BLOCKS))))
+def test_commands_run(block, tmp_path, capsys, monkeypatch):
+    """Every command of the README and of the lab's page runs as it stands; marked ones name flags that exist."""
+    for line in block.splitlines():
+        for step in line.split(' && '):
+            words = shlex.split(step, comments=True)
+            if not words or words[0] in ('pip', 'hf') or 'pytest' in words:
+                continue                                        # what installs is CI's to try
+            if any(mark in line for mark in NOT_HERE):
+                assert_flags_exist(words, monkeypatch, capsys)
+            else:
+                run_command(step, tmp_path, monkeypatch, capsys)
+
+
+def assert_flags_exist(words, monkeypatch, capsys):
+    """Each --flag behind the program of a command is in that program's help."""
+    programs = [word for word in words if word.endswith('.py') or word.startswith('lab.')]
+    own = words[words.index(programs[0]):]
+    flags = [word for word in own if word.startswith('--')]
+    before = own[:own.index(flags[0])] if flags else own
+    printed = run_command(shlex.join(['python', *before, '--help']), HERE, monkeypatch, capsys)
+    for flag in flags:
+        assert re.search(rf'{flag}\b', printed), f'{flag} is no flag of {programs[0]}'
 
 
 # ------------------------------------------------------------- the README, the lab's pages
