@@ -1154,7 +1154,7 @@ def test_law_of_cascades(name, lam, law):
     (0.5, 0.167),
     (0.2, 0.209)])
 def test_law_of_lenient(lenience, distance):
-    """min(q, p / lenience) + residual; its distance from the target's law is what the README says."""
+    """min(q, p / lenience) + residual; its distance from the target's law is what lab/README.md says."""
     p, q = first_laws()
     wanted = lossy_law(p, q, lenience)
     assert_first_token(METHODS['lenient'](1, lenience=lenience), wanted)
@@ -8282,12 +8282,52 @@ def assert_flags_exist(words, monkeypatch, capsys):
         assert re.search(rf'{flag}\b', printed), f'{flag} is no flag of {programs[0]}'
 
 
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r'^#+ (.*)', page.read_text(encoding='utf-8'), re.M)
+    return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
+@pytest.mark.parametrize('page', [*PAGES, 'lab/course.md', 'lab/models/README.md'])
+def test_links_lead_somewhere(page):
+    """Files and headings of the repository that a page links to are there."""
+    here = HERE / page
+    for link in re.findall(r'\]\(([^)\s]+)\)', here.read_text(encoding='utf-8')):
+        if link.startswith('http'):
+            continue
+        file, _, heading = link.partition('#')
+        there = here.parent / file if file else here
+        assert there.exists(), link
+        assert not heading or heading in anchors(there), link
+
+
+def test_readme_can_be_read():
+    """It is no wall: as many lines and bytes as one reads at a sitting."""
+    readme = (HERE / 'README.md').read_bytes()
+    assert readme.count(b'\n') <= 350
+    assert len(readme) <= 25_000
+
+
+def test_worked_example_adds_up():
+    """The README's table of four words is the rule that `verify` computes, and its last column is p."""
+    readme = (HERE / 'README.md').read_text(encoding='utf-8')
+    rows = re.findall(r'^\| (mat|rug|sofa|dog) \|(.*)\|$', readme, re.M)
+    columns = torch.tensor([[float(cell) for cell in cells.split('|')] for _, cells in rows]).T
+    q, p, kept, chance, more, rest, replaced, together = columns
+    assert torch.allclose(kept, torch.minimum(p, q))
+    assert torch.allclose(chance, (p / q).clamp(max=1), atol=0.005)
+    assert torch.allclose(more, p - kept, atol=1e-6)
+    assert torch.allclose(rest, verify.residual(p, q), atol=1e-6)
+    assert torch.allclose(replaced, (1 - verify.overlap(p, q)) * rest, atol=1e-6)
+    assert torch.allclose(together, kept + replaced)
+    assert torch.allclose(together, p)
+
+
 # ------------------------------------------------------------- the README, the lab's pages
 
 def test_readme_from_python(capsys, monkeypatch):
     """The lines that the README shows run as they stand, and print a text, its cycles and a figure."""
-    readme = (HERE / 'README.md').read_text()
-    shown, = re.findall(r'```python\n(.*?)```', readme, re.S)
+    shown, = [body for body in fences('README.md', 'python') if body.startswith('from specmini')]
     assert shown.count('\n') <= 10
     monkeypatch.chdir(HERE)
     names = {}
