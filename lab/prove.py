@@ -8,15 +8,19 @@ import functools
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
+from types import NoneType
 
 from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, session, variation, write
 from model import Reader, expect
-from verify import Controller, Ecsv, decode, tokens_of
+from verify import Controller, Ecsv, FixedLength, decode, tokens_of
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
-LONGER = (2, 1), (2, 2), (2, 3), (2, 4)             # for controllers that learn: blocks of 0 to 3 tokens
+LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
+UNSURE = 0.45   # deviation of the draft's logits there, so that it has reason to
 MOST = 700      # ways that the draws of a text may go, so that a proof takes seconds
-LESSON = 200    # tokens of the text from which a controller has learned
+LESSON = 200    # tokens of the text from which a controller learns
+LEARNED = '\nits controller has learned from another text, and drafts otherwise than at first'
+UNMOVED = f'\nNOTE: its controller learns, but after {LESSON} tokens it drafts as at first'
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
 RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1], target_logp=[-4, 0], target_grounding=[0, 1])
@@ -47,7 +51,7 @@ def prove(name, method, **sampling):
 def largest_proof(name, method, sampling):
     """The Proof on the largest tables where the draws can go in at most MOST ways."""
     proof = None
-    for vocab, horizon in LONGER if learns(method) else SIZES:
+    for vocab, horizon in LONGER if varies(method) else SIZES:
         try:
             proof = proof_of(name, method, vocab, horizon, sampling)
         except TooMany:
@@ -57,21 +61,25 @@ def largest_proof(name, method, sampling):
     return proof
 
 
+def varies(method):
+    """Whether the method has a controller that makes blocks of several lengths."""
+    return not isinstance(getattr(method, 'control', None), FixedLength | NoneType)
+
+
 def learns(method):
-    """Whether the method has a controller that draws a lesson from each cycle."""
-    control = getattr(method, 'control', None)
-    return control is not None and type(control).learn is not Controller.learn
+    """Whether that controller draws a lesson from each cycle."""
+    return varies(method) and type(method.control).learn is not Controller.learn
 
 
 def proof_of(name, method, vocab, horizon, sampling):
     """The Proof by texts of `horizon` tokens, on tables of so many."""
     target = Table(1, vocab, weight=2.0)
-    draft = Table(2, vocab)
+    draft = Table(2, vocab, UNSURE) if varies(method) else Table(2, vocab)
     missing = method.sections(target.config) - CALIBRATION.keys()
     expect(not missing, f'these knobs need {sorted(missing)} of a calibration.json, which tables have not')
     settings = dict(calibration=CALIBRATION, text=letters, **sampling)
     settings['mid'] = Reader(Table(3, vocab), LESSON + horizon)
-    law = law_of(method, target, draft, horizon, settings)
+    law, remark = law_of(method, target, draft, horizon, settings)
     total = sum(law.values())
     expect(abs(total - 1) < SAME, f'the chances of its texts sum to {total:.6g}, expected 1: it draws from '
            'what is no distribution')
@@ -79,19 +87,19 @@ def proof_of(name, method, vocab, horizon, sampling):
     drafted = exact_law(draft, horizon, **sampling)
     header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}, '
               f'temperature {sampling["temperature"]:g}, every outcome of every draw')
-    if learns(method):
-        header += f'\nits controller has learned from {LESSON} other tokens'
-    return Proof(name, header, method.lossless, law, wanted, drafted)
+    return Proof(name, header + remark, method.lossless, law, wanted, drafted)
 
 
 def law_of(method, target, draft, horizon, settings):
-    """{tokens: probability} of all texts that the method can write; TooMany beyond MOST ways."""
+    """({tokens: probability} of all texts that the method can write, a remark on its controller)."""
     if learns(method):
-        run = functools.partial(write_taught, taught(method, target, draft, settings))
-        return enumerate_law(target, draft, method, horizon, run=limited(run), **settings)
+        control = taught(method, target, draft, horizon, settings)
+        run = functools.partial(write_taught, control or method.control)
+        law = enumerate_law(target, draft, method, horizon, run=limited(run), **settings)
+        return law, LEARNED if control else UNMOVED
     if isinstance(method, Ecsv) and not method.bonus_check:     # it keeps nothing from a cycle to the next
-        return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings)
-    return enumerate_law(target, draft, method, horizon, run=limited(write), **settings)
+        return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings), ''
+    return enumerate_law(target, draft, method, horizon, run=limited(write), **settings), ''
 
 
 def limited(run):
@@ -106,27 +114,45 @@ def limited(run):
     return limited_run
 
 
-def taught(method, target, draft, settings):
-    """The method's controller as it is after a text of LESSON tokens.
+def taught(method, target, draft, horizon, settings):
+    """The method's controller once it has learned to draft other blocks than at first; None if it never does.
 
-    In the few tokens of a proof it would see too little to change its mind.
+    In the few tokens of a proof it would see too little to change its mind. It is asked after 1, 2, 4, ...
+    cycles of a text of LESSON tokens.
     """
     own = replace(method)
-    write_on(session(target, draft, (0,), LESSON, **settings), own)
-    return own.control
+    at_first = blocks(own.control, method, target, draft, horizon, settings)
+    lesson = session(target, draft, (0,), LESSON, **settings)
+    lesson.read_prompt()
+    asked_after = 1
+    for _ in decode(lesson, own):
+        if lesson.cycles == asked_after:
+            if blocks(own.control, method, target, draft, horizon, settings) != at_first:
+                return own.control
+            asked_after *= 2
+    return None
+
+
+def blocks(control, method, target, draft, horizon, settings):
+    """{ids: probability} of what is drafted for the first cycle of a text by a copy of this controller."""
+    def propose(s, method):
+        own = with_control(method, control)
+        s.read_prompt()
+        return own.propose(s).tokens, None
+    return enumerate_law(target, draft, method, horizon, run=limited(propose), **settings)
+
+
+def with_control(method, control):
+    """A copy of the method with a copy of this controller."""
+    own = replace(method)
+    own.control = copy.deepcopy(control)
+    return own
 
 
 def write_taught(control, s, method):
     """(tokens written, None) of a Session by the method with a copy of this controller."""
-    own = replace(method)
-    own.control = copy.deepcopy(control)
-    return write_on(s, own), None
-
-
-def write_on(s, method):
-    """The tokens that the method itself, and no copy of it, writes."""
     s.read_prompt()
-    return tokens_of(decode(s, method))
+    return tokens_of(decode(s, with_control(method, control))), None
 
 
 # --------------------------------------------------------------------------------------------------- showing
