@@ -16,7 +16,7 @@ from verify import Controller, Ecsv, FixedLength, decode, tokens_of
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
 LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
-UNSURE = 0.45   # deviation of the draft's logits there, so that it has reason to
+UNSURE = 1.0    # deviation of the draft's logits there, so that it has reason to
 MOST = 700      # ways that the draws of a text may go, so that a proof takes seconds
 LESSON = 200    # tokens of the text from which a controller learns
 LEARNED = '\nits controller has learned from another text, and drafts otherwise than at first'
