@@ -38,7 +38,7 @@ import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import bench, common, cuda, pairs, quantise, replay, speed, tasks, train
+from lab import bench, common, cuda, pairs, prove, quantise, replay, speed, tasks, train
 from lab import tree as lab_tree
 from lab import distil as lab_distil
 from lab import claims as lab_claims
@@ -8159,6 +8159,147 @@ def test_recalibrate_measures_the_pair_and_its_mixture(training_home, monkeypatc
     monkeypatch.setattr(sys, 'argv', ['train', 'recalibrate'])
     train.main()
     assert asked == [('mask', 'target'), ('signals', 'target'), ('anchors', 'target'), ('anchors', 'moe')]
+
+
+# ---------------------------------------------------------- a proof as a command, the algorithm in the README
+
+class Liar(WrongResidual):
+    """Promises the law that it has not."""
+    lossless = True
+
+
+@pytest.fixture
+def short_proofs(monkeypatch):
+    """Proofs of two tokens at most, so that every method has one in no time."""
+    monkeypatch.setattr(prove, 'SIZES', ((2, 1), (2, 2)))
+    monkeypatch.setattr(prove, 'LONGER', ((2, 2),))
+    monkeypatch.setattr(prove, 'MOST', 80)
+
+
+@pytest.mark.slow
+def test_prove_judges_or_refuses_every_method(short_proofs):
+    """No verdict contradicts what a method says of itself; those without one say why."""
+    refused_for = {}
+    for name, kind in METHODS.items():
+        try:
+            proof = prove.prove(name, kind(), temperature=1.0, top_k=0, top_p=1.0)
+        except ValueError as error:
+            refused_for[name] = str(error)
+            continue
+        assert proof.status == 0
+        assert (proof.gap < 1e-9) >= proof.promised, name
+    few = {name for name, why in refused_for.items() if 'ways to draw' in why}
+    assert few == {'majority', 'best-of-n'}             # of eight whole texts; not in proofs of usual length
+    assert refused_for.keys() - few == {'ecsv-two', 'rsd', 'oracle-gate', 'process-best-of-n'}
+
+
+@pytest.mark.parametrize('rule, status, words', [
+    case('lossless', Exact, 0, 'lossless: 16 texts of 2 tokens agree to '),
+    case('lossy', lenient, 0, 'LOSSY: 16 texts of 2 tokens have total variation '),
+    case('liar', Liar, 1, 'WRONG: told calls itself lossless at these knobs, and is not: 16 texts')])
+def test_prove_prints_laws_and_what_they_come_to(rule, status, words, capsys, monkeypatch):
+    """The figures are those of the law tests."""
+    monkeypatch.setattr(prove, 'SIZES', ((4, 2),))
+    monkeypatch.setitem(METHODS, 'told', rule)
+    found, out, _ = program(capsys, '--prove', 'told', '--gamma', 1, '--top-k', 4)
+    assert found == status
+    *_, total, sentence = lines = out.splitlines()
+    assert sentence.startswith(words)
+    target = Table(1)
+    wanted = exact_law(target, 2, temperature=1.0)
+    law = enumerate_law(target, Table(2), rule(1), 2, temperature=1.0)
+    drafted = exact_law(Table(2), 2, temperature=1.0)
+    gap = variation(law, wanted)
+    assert f'told {gap:.3g}, draft alone {variation(drafted, wanted):.3g}' in total or gap < 1e-9
+    text = max(wanted, key=wanted.get)
+    shown = next(line for line in lines if line.startswith(' '.join(map(str, text)) + ' ')).split()
+    assert shown[2:4] == [f'{law[text]:.5f}', f'{wanted[text]:.5f}'] and shown[5] == f'{drafted[text]:.5f}'
+    if status or rule is lenient:
+        assert f'has {law[text]:.5f} instead of {wanted[text]:.5f}' in sentence
+
+
+@pytest.mark.parametrize('name', ['lagged', 'closed-loop', 'hf-heuristic', 'hf-roc', 'moving-average',
+                                  'payoff'])
+def test_prove_has_controllers_that_learned(name):
+    """What a controller has learned before a proof makes it draft other blocks in it."""
+    target = Table(1, 2, weight=2.0)
+    draft = Table(2, 2, prove.UNSURE)
+    method = Exact(4, controller=name)
+    settings = dict(temperature=1.0)
+    control = prove.taught(method, target, draft, 4, settings)
+    after = prove.blocks(control, method, target, draft, 4, settings)
+    assert after != prove.blocks(method.control, method, target, draft, 4, settings)
+
+
+@pytest.mark.parametrize('words, flags', [
+    case('unknown', '--prove nope: there are ar, sd', ['nope']),
+    case('another-flag', 'leave out --max-new, --prompt', ['sd', '--prompt', 'x', '--max-new', 3]),
+    case('range', '--temperature -1.0: expected', ['sd', '--temperature', -1]),
+    case('knob', '--set lenience=1: expected knob=value', ['sd', '--set', 'lenience=1']),
+    case('oracle', '--prove sd: knob controller is oracle', ['sd', '--set', 'controller=oracle']),
+    case('checker', '--prove rsd: this control grades steps', ['rsd']),
+    case('calibration', "these knobs need ['sparse'] of", ['sparse', '--set', 'ffn_quantile=0.5']),
+    case('ways', '--prove specguard: more than 80 ways to draw 1 token', ['specguard', '--set', 'k=9'])])
+def test_prove_refuses_in_one_line(words, flags, short_proofs, capsys):
+    refused(capsys, words, '--prove', *flags)
+
+
+def test_prove_needs_the_lab(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(specmini, 'HERE', tmp_path)
+    refused(capsys, '--prove needs the tables of the laboratory', '--prove', 'sd')
+
+
+class Coin:
+    """A uniform number that is not known yet: to compare it is to draw."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __lt__(self, chance):
+        chance = min(1.0, float(chance))
+        return bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64)))
+
+
+@pytest.fixture
+def shown_algorithm(capsys):
+    """What the README's block of speculative sampling defines, once it has run as it stands."""
+    readme = (HERE / 'README.md').read_text(encoding='utf-8')
+    found = re.search(r'```python\n(# speculative\.py\n.*?)```', readme, re.DOTALL)
+    if not found:
+        pytest.skip('README.md has no block that begins with # speculative.py')
+    names = {}
+    exec(compile(found[1], 'README.md', 'exec'), names)
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed) == 21 and printed[0] == 0
+    return names['speculative']
+
+
+@pytest.mark.parametrize('gamma, vocab, horizon', [(1, 3, 2), (2, 2, 3)])
+def test_readme_algorithm_is_exact(gamma, vocab, horizon, shown_algorithm, monkeypatch):
+    """Every draw of the README's own block enumerated: texts and cycles have the law of Exact's."""
+    tables = Table(1, vocab), Table(2, vocab)
+    passes = Counter()
+
+    def rows(ids, table):
+        passes[table] += 1
+        return torch.stack([table.row(tuple(ids[:i + 1].tolist())) for i in range(len(ids))])
+
+    def run(s, method):
+        passes.clear()
+        monkeypatch.setattr(torch, 'rand', lambda *_: Coin(s.draw))
+        monkeypatch.setattr(torch, 'multinomial', lambda p, _: s.draw(p))
+        text = shown_algorithm(*[partial(rows, table=table) for table in tables], [0], gamma, horizon)
+        monkeypatch.undo()
+        by_target, by_draft = [passes[table] for table in tables]
+        assert by_draft == gamma * by_target
+        return text[1:] + [by_target], None
+
+    def run_exact(s, method):
+        tokens, cycles = write(s, method)
+        return tokens + [len(cycles)], None
+    law = enumerate_law(*tables, Exact(gamma), horizon, run=run)
+    exact = enumerate_law(*tables, Exact(gamma), horizon, run=run_exact, temperature=1.0)
+    assert variation(law, exact) < 1e-9
 
 
 # ---------------------------------------------------------- what the README promises
