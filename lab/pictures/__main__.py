@@ -1,0 +1,40 @@
+"""Draws the README's pictures: `python -m lab.pictures` writes lab/pictures/*.svg anew, in some ten seconds.
+
+What they show comes from stored rows (points.py) and from real cycles (cycles.py) and stands as JSON in each
+file's description. Wants matplotlib (requirements-lab.txt).
+"""
+import argparse
+import sys
+
+from lab.pictures import cycles, points
+
+CYCLES = dict(cmasd=cycles.confident, ecsv=cycles.voted, via=cycles.doubted, specguard=cycles.guarded,
+              sparse=cycles.thinned)
+
+
+def shown():
+    """{picture: what it shows} of all."""
+    found = dict(speedup=points.real_speeds(points.real_pair()), front=points.fronts())
+    for name, cycle in CYCLES.items():
+        found[name] = cycle()
+    return found
+
+
+def main():
+    """Runs the program; returns its exit status: 0, or 2 where matplotlib is missing."""
+    argparse.ArgumentParser(description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    try:
+        from lab.pictures import charts, methods, style
+    except ImportError as error:
+        print(f'lab.pictures: {error}; pip install -r requirements-lab.txt', file=sys.stderr)
+        return 2
+    draw = charts.DRAWN | methods.DRAWN
+    for name, figures in shown().items():
+        style.save(draw[name](figures), name, figures)
+        print(style.HERE / f'{name}.svg')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
