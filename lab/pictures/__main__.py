@@ -1,12 +1,14 @@
 """Draws the README's pictures: `python -m lab.pictures` writes lab/pictures/*.svg anew, in some ten seconds.
 
 What they show comes from stored rows (points.py) and from real cycles (cycles.py) and stands as JSON in each
-file's description. Wants matplotlib (requirements-lab.txt).
+file's description; tests compare that. Wants matplotlib (requirements-lab.txt).
 """
 import argparse
 import sys
 
+from lab.pairs import EMBEDDED
 from lab.pictures import cycles, points
+from specmini import take_threads
 
 CYCLES = dict(cmasd=cycles.confident, ecsv=cycles.voted, via=cycles.doubted, specguard=cycles.guarded,
               sparse=cycles.thinned)
@@ -14,7 +16,7 @@ CYCLES = dict(cmasd=cycles.confident, ecsv=cycles.voted, via=cycles.doubted, spe
 
 def shown():
     """{picture: what it shows} of all."""
-    found = dict(speedup=points.real_speeds(points.real_pair()), front=points.fronts())
+    found = dict(speedup=points.real_speeds(points.real_pair()), front=points.both_pairs())
     for name, cycle in CYCLES.items():
         found[name] = cycle()
     return found
@@ -29,9 +31,11 @@ def main():
     except ImportError as error:
         print(f'lab.pictures: {error}; pip install -r requirements-lab.txt', file=sys.stderr)
         return 2
+    take_threads(EMBEDDED.network('target')[0])         # of one, as everywhere: equal figures on any machine
     draw = charts.DRAWN | methods.DRAWN
     for name, figures in shown().items():
-        style.save(draw[name](figures), name, figures)
+        said = points.fronts(figures) if name == 'front' else figures
+        style.save(draw[name](figures), name, said)
         print(style.HERE / f'{name}.svg')
     return 0
 

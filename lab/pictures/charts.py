@@ -1,10 +1,10 @@
-"""The two charts: speed by the formula, with the real pair's points; speed against agreement, with its front."""
+"""The charts: speed by the formula, with the real pair's points; speed against agreement, and its front."""
 from matplotlib import pyplot
 
-from lab.pictures.points import Point, front, speedup
+from lab.pictures.points import LONGEST, Point, front, speedup
 from lab.pictures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION, WIDTH
 
-GAMMAS = range(1, 13)
+GAMMAS = range(1, LONGEST + 1)
 ALPHAS = {0.9: '-', 0.8: '--', 0.7: '-.', 0.5: ':'}     # acceptance rate: its line
 CHEAP = 0.05                # of a plain step: a draft pass where drafting costs next to nothing
 KINDS = dict(   # kind of a Point: (how it is called, marker, colour, its column among the lossless)
@@ -21,7 +21,7 @@ def speedup_chart(shown):
     """Curves of the formula at a cheap draft, and at what the real pair's passes take, with its points."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(WIDTH / 10, 3.5))
     figure.subplots_adjust(left=0.065, right=0.975, top=0.85, bottom=0.13, wspace=0.2)
-    curves(left, CHEAP, [1.0] * 14)
+    curves(left, CHEAP, [1.0] * (LONGEST + 2))
     title(left, f'c = {CHEAP:g}: a cheap draft', 'v = 1: five positions take as long as one')
     left.text(1.6, 0.58, '(1 − α^(γ+1)) / (1 − α) tokens a cycle')
     left.text(1.6, 0.2, 'in the time of γ c + v plain steps')
@@ -41,9 +41,9 @@ def speedup_chart(shown):
 
 def title(axes, text, below):
     """Two lines above the axes, the second in grey."""
-    for line, above, size, weight, color in ((text, 23, 9.5, 'bold', BLACK), (below, 9, 8.5, 'normal', GREY)):
-        axes.annotate(line, (0, 1), xycoords='axes fraction', xytext=(0, above), textcoords='offset points',
-                      fontsize=size, fontweight=weight, color=color)
+    first = axes.annotate(text, (0, 1), (0, 23), 'axes fraction', 'offset points')
+    first.set(fontsize=9.5, fontweight='bold')
+    axes.annotate(below, (0, 1), (0, 9), 'axes fraction', 'offset points', color=GREY)
 
 
 def curves(axes, c, v):
@@ -60,11 +60,14 @@ def measured_curve(axes, shown):
     alpha = shown['alpha']
     speeds = [speedup(alpha, gamma, shown['c'], shown['v']) for gamma in GAMMAS]
     axes.plot(GAMMAS, speeds, color=BLACK, linewidth=1)
-    axes.plot(shown['replayed'].keys(), shown['replayed'].values(), 'o', color=BLACK, markersize=5,
+    replayed = shown['replayed']
+    timed = shown['timed']
+    axes.plot(replayed.keys(), replayed.values(), 'o', color=BLACK, markersize=5,
               label='its verdicts, passes at these costs')
-    axes.plot(shown['timed'].keys(), shown['timed'].values(), 'X', color=VERMILLION, markersize=7,
+    axes.plot(timed.keys(), timed.values(), 'X', color=VERMILLION, markersize=7,
               label='its runs by the clock')
-    axes.annotate(f'{alpha:.2f}', (12.15, speeds[-1] + 0.02), va='center_baseline', fontweight='bold')
+    end = 12.15, speeds[-1] + 0.02
+    axes.annotate(f'{alpha:.2f}', end, va='center_baseline', fontweight='bold')
     axes.legend(loc='lower left', handletextpad=0.2, borderaxespad=0.2)
 
 
@@ -95,23 +98,27 @@ def front_chart(shown):
 
 
 def cloud(axes, points):
-    """All Points, pale: lossy ones hollow by their agreement, lossless ones in columns of a band of their own."""
+    """All Points, pale: lossy ones hollow by their agreement, lossless ones in a band of their own."""
     span = 1 - min(point.agreement for point in points)
-    axes.axvspan(1 + 0.04 * span, 1 + 0.24 * span, color='#F2F2F2', linewidth=0)
+    begin = 1 + 0.04 * span
+    end = 1 + 0.24 * span
+    axes.axvspan(begin, end, color='#F2F2F2', linewidth=0)
     groups = {}                                         # (kind, lossless): [(x, y)]
     for point in points:
-        groups.setdefault((point.kind, point.lossless), []).append((place(point, span), point.modelled))
+        places = groups.setdefault((point.kind, point.lossless), [])
+        places.append((place(point, span), point.modelled))
     for (kind, lossless), places in groups.items():
         _, marker, color, _ = KINDS[kind]
         ground = color if lossless else 'white'
         axes.plot(*zip(*places), marker, color=color, markerfacecolor=ground, markersize=5,
                   markeredgewidth=0.8, alpha=0.5)
     low = min(point.agreement for point in points)
+    axes.locator_params('x', nbins=5)
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= 1]
-    axes.set(xlim=(low - 0.04 * span, 1 + 0.24 * span), xticks=ticks)
+    axes.set(xlim=(low - 0.04 * span, end), xticks=ticks)
     axes.set_xticklabels(f'{100 * tick:g}%' for tick in ticks)
-    axes.annotate('lossless', (1 + 0.14 * span, 0.02), xycoords=('data', 'axes fraction'), color=GREY,
-                  ha='center')
+    middle = (begin + end) / 2, 0.02
+    axes.annotate('lossless', middle, xycoords=('data', 'axes fraction'), color=GREY, ha='center')
 
 
 def place(point, span):

@@ -65,9 +65,9 @@ def voted():
         nodes = len(beginnings(branches))
         if cycle.accepted == len(fused) and nodes > widest:
             widest = nodes
-            found = dict(before=before(session, cycle), branches=[words(line) for line in branches], weights=weights.tolist(),
-                         elected=words(fused), kept=column(cycle.judged, 'kept'),
-                         committed=words(cycle.tokens))
+            found = dict(before=before(session, cycle), branches=[words(line) for line in branches],
+                         weights=weights.tolist(), elected=words(fused), committed=words(cycle.tokens),
+                         kept=column(cycle.judged, 'kept'))
     return found
 
 

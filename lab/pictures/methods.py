@@ -12,8 +12,9 @@ def cmasd(shown):
     left, step, foot, height = 15.5, 5.8, 14, 15
     drafted = len(shown['drafted'])
     for level in (0, 0.5, 1):
-        rule(axes, (left - 3, WIDTH - 2), (foot + height * level,) * 2, PALE)
-        write(axes, left - 3.6, foot + height * level, f'{level:g}', GREY, 'right')
+        y = foot + height * level
+        rule(axes, (left - 3, WIDTH - 2), (y, y), PALE)
+        write(axes, left - 3.6, y, f'{level:g}', GREY, 'right')
     for i in range(shown['most']):
         x = left + i * step
         if i >= drafted:
@@ -124,8 +125,9 @@ def via(shown):
         bar(axes, (14, foot + height * low), (WIDTH - 16, height * (high - low)), ground)
         write(axes, 1, foot + height * (low + high) / 2, name)
         if low:
-            rule(axes, (14, WIDTH - 2), (foot + height * low,) * 2, GREY, '--')
-            write(axes, 13.4, foot + height * low, f'{low:g}', GREY, 'right')
+            y = foot + height * low
+            rule(axes, (14, WIDTH - 2), (y, y), GREY, '--')
+            write(axes, 13.4, y, f'{low:g}', GREY, 'right')
     write(axes, 13.4, foot + height, '1', GREY, 'right')
     write(axes, 1, foot + height + 2.6, 'r = s(x) / max s of each guess', GREY)
     for y, name in ((15, 'guess'), (11.5, 'slim reads'), (8.7, 'target reads'), (5, 'committed')):
@@ -144,7 +146,10 @@ def via_cycle(axes, left, cycle, scale):
         x = left + i * step
         kept = cycle['kept'][i]
         y = foot + height * cycle['ratio'][i]
-        axes.plot(x, y, 'o' if kept else 'X', color=GREEN if kept else VERMILLION, markersize=6 if kept else 9)
+        if kept:
+            axes.plot(x, y, 'o', color=GREEN, markersize=6)
+        else:
+            axes.plot(x, y, 'X', color=VERMILLION, markersize=9)
         rule(axes, (x, x), (foot - 1, y - 0.5), '#AAAAAA', ':')
         token(axes, (x, 15), name, 'draft' if kept else 'out', 4.8)
         if not kept:
@@ -209,8 +214,8 @@ def sparse(shown):
     read = shown['read']
     height = 16.5 + 2.8 * len(read)
     figure, axes = canvas(height)
-    headline(axes, 'sparse: the verifying pass reads some blocks of keys, chosen in half of the layers',
-             f'One pass over 5 positions behind {shown["cached"]} cached tokens, in blocks of {shown["block"]}')
+    said = f'One pass over 5 positions behind {shown["cached"]} cached tokens, in blocks of {shown["block"]}'
+    headline(axes, 'sparse: the verifying pass reads some blocks of keys, chosen in half of the layers', said)
     left, top = 15, height - 9.5
     blocks = shown['cached'] // shown['block']
     width = (WIDTH - 3 - left) / (blocks + 1)
@@ -230,8 +235,8 @@ def sparse(shown):
     inked = sum(map(len, read[0])) / len(read[0]) / blocks
     write(axes, 1, 4.3, f'Two strips a layer, one for each key head. Each reads {inked:.0%} of the blocks; '
           'the shaded ones always.', GREY)
-    write(axes, 1, 2, 'The root’s query chooses, for all positions of the pass and for the layers that choose nothing.',
-          GREY)
+    write(axes, 1, 2, 'The root’s query chooses, for all positions of the pass and for the layers that '
+          'choose nothing.', GREY)
     return figure
 
 

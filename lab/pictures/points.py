@@ -1,4 +1,4 @@
-"""What the two charts show, as plain dicts and tuples: the formula of speed, the front of speed and agreement.
+"""What the two charts show, as dicts and tuples: the formula of speed, the front of speed and agreement.
 
 Speeds are over plain decoding. Modelled ones put in for each pass what lab/best/results/costs.jsonl says that
 it takes by its number of positions, whichever record counted the passes; measured ones are the clock's.
@@ -9,8 +9,9 @@ from lab.best.claims import SD, Costs, runs_of
 from lab.common import measured_pairs, read_stored
 
 QUESTIONS = 'gsm8k'         # the family that all records of the real pair have: the one its front is of
+LONGEST = 12                # block that the formula is drawn for
 BRANCHES = 4                # of ecsv, rows of one draft pass
-LENIENT_STEP = 12           # of a hundred thresholds of lenient sd that were replayed, one of so many is shown
+LENIENT_STEP = 12           # of a hundred thresholds of lenient sd that were replayed, one of so many
 
 
 def real_pair():
@@ -54,7 +55,9 @@ def real_speeds(pair):
         replayed[gamma] = tokens / steps
         kept += accepted
         judged += accepted + failures
-    v = [costs.of_positions(n) if n else 0.0 for n in range(14)]
+    v = [0.0]
+    for n in range(1, LONGEST + 2):
+        v.append(costs.of_positions(n))
     return dict(c=costs.readers['draft'], v=v, alpha=kept / judged, replayed=replayed, timed=timed_sd(pair))
 
 
@@ -67,10 +70,10 @@ def sums_by_depth(rows, name, figures):
     """{depth: sums of these figures over all rows} of one vote of ECSV's records."""
     found = {}
     for i, depth in enumerate(rows[0]['votes'][name]['depths']):
-        sums = []
-        for figure in figures:
-            sums.append(sum(row['votes'][name][figure][i] for row in rows))
-        found[depth] = sums
+        found[depth] = [0] * len(figures)
+        for row in rows:
+            for place, figure in enumerate(figures):
+                found[depth][place] += row['votes'][name][figure][i]
     return found
 
 
@@ -141,7 +144,8 @@ def thresholds(pair):
     for i, (keep, escalate) in enumerate(settings['pairs']):
         passes = sum(row['via']['passes'][i] for row in rows)
         steps = drafting + (cycles * costs.readers['slim'] + passes) * full
-        found.append(replayed(f'via, keep {keep:g}, escalate {escalate:g}', rows, 'via', i, steps))
+        point = replayed(f'via, keep {keep:g}, escalate {escalate:g}', rows, 'via', i, steps)
+        found.append(point._replace(lossless=escalate > 1))
     if 'lenient' in rows[0]:
         for i in range(0, len(rows[0]['lenient']['tokens']), LENIENT_STEP):
             name = f'lenient sd {settings["gamma"]}, lam {1 - (i + 1) / 100:.2f}'
@@ -151,8 +155,10 @@ def thresholds(pair):
 
 def replayed(name, rows, kind, i, steps):
     """The Point of the i-th threshold of a kind, which took so many plain steps in all rows."""
-    tokens = sum(row[kind]['tokens'][i] for row in rows)
-    wrong = sum(row[kind]['wrong'][i] for row in rows)
+    tokens = wrong = 0
+    for row in rows:
+        tokens += row[kind]['tokens'][i]
+        wrong += row[kind]['wrong'][i]
     return Point(name, kind, False, 1 - wrong / tokens, tokens / steps, None)
 
 
@@ -181,6 +187,14 @@ def front(points):
     return found
 
 
-def fronts():
-    """{name of a pair: its Points} of both pairs."""
+def both_pairs():
+    """{name of a pair: its Points} of the embedded pair and the real one."""
     return {'embedded pair': front_points(''), 'Qwen2.5-Coder 1.5B with 0.5B': front_points(real_pair())}
+
+
+def fronts(pairs):
+    """{name of a pair: the Points of its front, as dicts}: what the picture says of both_pairs."""
+    found = {}
+    for pair, points in pairs.items():
+        found[pair] = [point._asdict() for point in front(points)]
+    return found
