@@ -50,7 +50,6 @@ from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
 from lab.pairs import EMBEDDED as EMBEDDED_PAIR
 from lab.pairs import Pair, Record
-from lab.pictures import __main__ as pictures
 from lab.pictures import cycles as picture_cycles
 from lab.pictures import points as picture_points
 from lab.sparse import claims as sparse_claims
@@ -8634,11 +8633,11 @@ def as_json(value):
     return json.loads(json.dumps(common.for_json(value)))
 
 
-@pytest.mark.parametrize('name', pictures.CYCLES)
+@pytest.mark.parametrize('name', picture_cycles.CYCLES)
 def test_pictures_show_real_cycles(name):
     """What a method's committed picture shows is what the method does today: `python -m lab.pictures`."""
     shown, texts = picture(name)
-    assert_alike(as_json(pictures.CYCLES[name]()), shown)
+    assert_alike(as_json(picture_cycles.CYCLES[name]()), shown)
     written = dict(cmasd='drafted', ecsv='elected')
     if name in written:
         assert set(shown[written[name]]) <= set(texts)
@@ -8688,15 +8687,17 @@ def test_picture_formula_is_the_forecast_of_a_long_text(alpha, gamma, c):
 def test_picture_of_the_formula_has_the_stored_points():
     """The real pair's points: its verdicts at the stored costs, near the formula; its runs as timed."""
     shown, texts = picture('speedup')
-    pair = picture_points.real_pair()
-    assert_alike(as_json(picture_points.real_speeds(pair)), shown)
+    assert_alike(as_json(picture_points.real_speeds(picture_points.REAL)), shown)
     for gamma, replayed in shown['replayed'].items():
         formula = picture_points.speedup(shown['alpha'], int(gamma), shown['c'], shown['v'])
         assert replayed == pytest.approx(formula, rel=0.05)     # where texts end, and alpha is no constant
-    step = shown['c'] / common.read_stored('best', 'costs', pair).rows[0]['draft']      # 1 / seconds
-    runs = [row['runs']['sd 3'] for row in common.read_stored('best', 'compositions', pair).rows]
+    (costs,) = common.read_stored('best', 'costs', picture_points.REAL).rows
+    rows = common.read_stored('best', 'compositions', picture_points.REAL).rows
+    runs = [row['runs']['sd 3'] for row in rows]
+    step = costs['target'][1]                                   # seconds of a plain one
     tokens = sum(run['tokens'] for run in runs)
-    assert shown['timed']['3'] == pytest.approx(tokens / sum(run['seconds'] for run in runs) / step, rel=1e-3)
+    seconds = sum(run['seconds'] for run in runs)
+    assert shown['timed']['3'] == pytest.approx(tokens * step / seconds, rel=1e-3)
     assert f'{shown["alpha"]:.2f}' in texts
 
 
@@ -8718,7 +8719,7 @@ def test_picture_front_is_undominated():
 
 
 def test_picture_front_counts_as_the_pages_do():
-    """What via's record replays with thresholds above 1 errs nowhere; runs are as fast as on lab.best's page."""
+    """What via's record replays with thresholds above 1 errs nowhere; runs are as on lab.best's page."""
     runs = best_claims.runs_of(picture_points.records('best', ('costs', 'compositions'), ''))
     pace = dict(zip(runs.names, runs.pace(list(range(runs.size)))))
     points = {point.name: point for point in picture_points.front_points('')}

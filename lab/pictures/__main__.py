@@ -10,14 +10,11 @@ from lab.pairs import EMBEDDED
 from lab.pictures import cycles, points
 from specmini import take_threads
 
-CYCLES = dict(cmasd=cycles.confident, ecsv=cycles.voted, via=cycles.doubted, specguard=cycles.guarded,
-              sparse=cycles.thinned)
-
 
 def shown():
     """{picture: what it shows} of all."""
-    found = dict(speedup=points.real_speeds(points.real_pair()), front=points.both_pairs())
-    for name, cycle in CYCLES.items():
+    found = dict(speedup=points.real_speeds(points.REAL), front=points.both_pairs())
+    for name, cycle in cycles.CYCLES.items():
         found[name] = cycle()
     return found
 

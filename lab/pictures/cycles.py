@@ -160,3 +160,6 @@ def middling_table():
     for row in tasks.rows('table', 7):
         if low < len(EMBEDDED.encode(row['prompt'])) < high:
             return row
+
+
+CYCLES = dict(cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=thinned)      # by method

@@ -6,18 +6,13 @@ it takes by its number of positions, whichever record counted the passes; measur
 from typing import NamedTuple
 
 from lab.best.claims import SD, Costs, runs_of
-from lab.common import measured_pairs, read_stored
+from lab.common import read_stored
 
+REAL = 'Qwen2.5-Coder-1.5B-Instruct with Qwen2.5-Coder-0.5B-Instruct'      # the pair of real models
 QUESTIONS = 'gsm8k'         # the family that all records of the real pair have: the one its front is of
 LONGEST = 12                # block that the formula is drawn for
 BRANCHES = 4                # of ecsv, rows of one draft pass
 LENIENT_STEP = 12           # of a hundred thresholds of lenient sd that were replayed, one of so many
-
-
-def real_pair():
-    """The name of the pair of real models that lab.best was measured on."""
-    name, = measured_pairs('best')
-    return name
 
 
 def records(paper, names, pair):
@@ -189,7 +184,7 @@ def front(points):
 
 def both_pairs():
     """{name of a pair: its Points} of the embedded pair and the real one."""
-    return {'embedded pair': front_points(''), 'Qwen2.5-Coder 1.5B with 0.5B': front_points(real_pair())}
+    return {'embedded pair': front_points(''), 'Qwen2.5-Coder 1.5B with 0.5B': front_points(REAL)}
 
 
 def fronts(pairs):
