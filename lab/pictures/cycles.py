@@ -150,8 +150,8 @@ def thinned():
         if chooses:
             anchors.append(layer)
         read.append([sorted(blocks) for blocks in carry['blocks'][0].tolist()])
-    return dict(cached=len(ids) - 1, block=BLOCK, sinks=method.sinks, locals=method.locals, anchors=anchors,
-                read=read)
+    return dict(positions=len(draft) + 1, cached=len(ids) - 1, block=BLOCK, sinks=method.sinks,
+                locals=method.locals, anchors=anchors, read=read)
 
 
 def middling_table():

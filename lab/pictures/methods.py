@@ -86,7 +86,8 @@ def ecsv(shown):
     write(axes, 1, 9.1, 'share of the vote', GREY)
     write(axes, 1, 6, 'elected', GREY)
     write(axes, 1, 2.4, 'target', GREY)
-    verdict = f'one pass over 6 positions: all {sum(shown["kept"])} kept, and its own next token'
+    kept = sum(shown['kept'])
+    verdict = f'one pass over {len(shown["elected"]) + 1} positions: {kept} kept, and its own next token'
     write(axes, left - 3.2, 2.4, verdict)
     token(axes, (left + 4 * step, 2.4), shown['committed'][-1], 'target', 6.4)
     return figure
@@ -214,7 +215,8 @@ def sparse(shown):
     read = shown['read']
     height = 16.5 + 2.8 * len(read)
     figure, axes = canvas(height)
-    said = f'One pass over 5 positions behind {shown["cached"]} cached tokens, in blocks of {shown["block"]}'
+    said = (f'One pass over {shown["positions"]} positions behind {shown["cached"]} cached tokens, '
+            f'in blocks of {shown["block"]}')
     headline(axes, 'sparse: the verifying pass reads some blocks of keys, chosen in half of the layers', said)
     left, top = 15, height - 9.5
     blocks = shown['cached'] // shown['block']
