@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree
 from collections import Counter
 from dataclasses import astuple, replace
 from functools import cache, partial
@@ -51,6 +52,8 @@ from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
 from lab.pairs import EMBEDDED as EMBEDDED_PAIR
 from lab.pairs import Pair, Record
+from lab.pictures import cycles as picture_cycles
+from lab.pictures import points as picture_points
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
 from lab.sparse import record as sparse_record
@@ -8883,3 +8886,140 @@ def test_the_product_stands_alone(tmp_path):
     status, out, err = no_model
     assert status == 2 and not out
     assert err.count('\n') == 1 and '--target' in err, err          # no model is here: the line says so
+
+
+# ---------------------------------------------------------- lab/pictures
+
+DESCRIBED = '{http://purl.org/dc/elements/1.1/}description'
+
+
+def picture(name):
+    """(what a committed picture says that it shows, its texts) of lab/pictures."""
+    file = specmini.HERE / 'lab' / 'pictures' / f'{name}.svg'
+    assert file.stat().st_size < 60_000
+    tree = xml.etree.ElementTree.parse(file)
+    shown, = tree.iter(DESCRIBED)
+    texts = [text.text for text in tree.iter('{http://www.w3.org/2000/svg}text')]
+    return json.loads(shown.text), texts
+
+
+def assert_alike(found, stored):
+    """Equal but for floats, which may differ by a hundredth; found: as JSON has it."""
+    assert type(found) is type(stored)
+    if isinstance(found, dict):
+        assert found.keys() == stored.keys()
+        for key, value in found.items():
+            assert_alike(value, stored[key])
+    elif isinstance(found, list):
+        assert len(found) == len(stored)
+        for one, other in zip(found, stored):
+            assert_alike(one, other)
+    elif isinstance(found, float):
+        assert found == pytest.approx(stored, abs=0.01)
+    else:
+        assert found == stored
+
+
+def as_json(value):
+    return json.loads(json.dumps(common.for_json(value)))
+
+
+@pytest.mark.parametrize('name', picture_cycles.CYCLES)
+def test_pictures_show_real_cycles(name):
+    """What a method's committed picture shows is what the method does today: `python -m lab.pictures`."""
+    shown, texts = picture(name)
+    assert_alike(as_json(picture_cycles.CYCLES[name]()), shown)
+    written = dict(cmasd='drafted', ecsv='elected')
+    if name in written:
+        assert set(shown[written[name]]) <= set(texts)
+    for step in shown.get('steps', ()):
+        assert {step['text'], f'{step["score"]:.2f}'} <= set(texts)
+    for cycle in shown.get('cycles', ()):
+        assert {*cycle['drafted'], f'r = {cycle["ratio"][-1]:.2f}'} <= set(texts)
+    for layer in range(len(shown.get('read', ()))):
+        assert f'layer {layer}' in texts
+
+
+def test_pictures_cycles_have_what_they_are_to_show():
+    """Forgiven where the draft doubts, parted branches, all three regions of via, steps kept and mended."""
+    confident, _ = picture('cmasd')
+    doubt = min(confident['confidence'])
+    place = confident['confidence'].index(doubt)
+    assert confident['threshold'][place] == max(confident['threshold'])
+    assert confident['kept'][place] and confident['drafted'][place] != confident['favourite'][place]
+    assert confident['window'][-1] <= len(confident['drafted']) < confident['most']
+    voted, _ = picture('ecsv')
+    assert len(picture_cycles.beginnings(voted['branches'])) > 2 * len(voted['elected'])
+    doubted, _ = picture('via')
+    rewritten, escalated = (cycle['ratio'][-1] for cycle in doubted['cycles'])
+    assert escalated < doubted['escalate'] <= rewritten < doubted['keep'] <= doubted['cycles'][0]['ratio'][0]
+    assert 'target/full' not in doubted['cycles'][0]['read']
+    guarded, _ = picture('specguard')
+    for step in guarded['steps']:
+        assert step['kept'] == (step['score'] >= guarded['tau'])
+        assert step['score'] == pytest.approx((step['confidence'] + step['grounding']) / 2, abs=1e-4)
+    same = [step['text'] == step['committed'] for step in guarded['steps'] if not step['kept']]
+    assert set(same) == {True, False}                   # one that the target only repeats, one that it mends
+    thinned, _ = picture('sparse')
+    for layer, heads in enumerate(thinned['read']):
+        assert (heads != thinned['read'][layer - 1]) == (layer in thinned['anchors'])
+
+
+@pytest.mark.parametrize('alpha, gamma, c', [(0.5, 1, 0.05), (0.8, 4, 0.35), (0.9, 12, 0.43), (1.0, 3, 0.1)])
+def test_picture_formula_is_the_forecast_of_a_long_text(alpha, gamma, c):
+    """The formula of the picture, and what specmini.expected adds up token by token."""
+    v = [0.0] + [1 + n / 40 for n in range(gamma + 1)]
+    costs = [n * c + v[n + 1] for n in range(gamma + 1)]
+    length = 3000
+    steps = specmini.expected(length, gamma, [alpha] * gamma, costs)[length]
+    assert picture_points.speedup(alpha, gamma, c, v) == pytest.approx(length / steps, rel=2e-3)
+
+
+def test_picture_of_the_formula_has_the_stored_points():
+    """The real pair's points: its verdicts at the stored costs, near the formula; its runs as timed."""
+    shown, texts = picture('speedup')
+    assert_alike(as_json(picture_points.real_speeds(picture_points.REAL)), shown)
+    for gamma, replayed in shown['replayed'].items():
+        formula = picture_points.speedup(shown['alpha'], int(gamma), shown['c'], shown['v'])
+        assert replayed == pytest.approx(formula, rel=0.05)     # where texts end, and alpha is no constant
+    (costs,) = common.read_stored('best', 'costs', picture_points.REAL).rows
+    rows = common.read_stored('best', 'compositions', picture_points.REAL).rows
+    runs = [row['runs']['sd 3'] for row in rows]
+    step = costs['target'][1]                                   # seconds of a plain one
+    tokens = sum(run['tokens'] for run in runs)
+    seconds = sum(run['seconds'] for run in runs)
+    assert shown['timed']['3'] == pytest.approx(tokens * step / seconds, rel=1e-3)
+    assert f'{shown["alpha"]:.2f}' in texts
+
+
+def test_picture_front_is_undominated():
+    """No setting beats one of the front; whatever is not of it is beaten, or equalled, by one that is."""
+    shown, texts = picture('front')
+    for pair, points in picture_points.both_pairs().items():
+        best = picture_points.front(points)
+        assert_alike(as_json([point._asdict() for point in best]), shown[pair])
+        for point in points:
+            rivals = [other for other in points if other.agreement >= point.agreement]
+            if point in best:
+                assert point.modelled == max(other.modelled for other in rivals)
+            else:
+                assert any(other in best and other.modelled >= point.modelled for other in rivals)
+        for i, point in enumerate(best, 1):
+            assert any(text.startswith(f'{i}  {point.name}: {point.modelled:.2f}') for text in texts)
+        assert f'{len(points)} settings; hollow: lossy' in texts
+
+
+def test_picture_front_counts_as_the_pages_do():
+    """What via's record replays with thresholds above 1 errs nowhere; runs are as on lab.best's page."""
+    runs = best_claims.runs_of(picture_points.records('best', ('costs', 'compositions'), ''))
+    pace = dict(zip(runs.names, runs.pace(list(range(runs.size)))))
+    points = {point.name: point for point in picture_points.front_points('')}
+    assert points['sd 4'].modelled == pytest.approx(pace['sd 4']) and points['plain'].measured == 1
+    exact = points['via, keep 2, escalate 2']
+    assert exact.lossless and exact.agreement == 1
+    costs = picture_points.costs_of('')
+    rows = common.read_stored('via', 'replays').rows
+    cycles, places, tokens = (sum(row[key] for row in rows) for key in ('cycles', 'places', 'sd'))
+    steps = places * costs.readers['draft'] + cycles * (1 + costs.readers['slim']) * costs.of_positions(6)
+    assert exact.modelled == pytest.approx(tokens / steps)
+    assert points['ecsv 1'].modelled < points['sd 1'].modelled      # whose draft passes are of one row
