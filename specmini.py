@@ -1511,8 +1511,9 @@ REMARKS = {CmAsd: window_remarks, SpecGuard: step_remarks, Sparse: sparse_remark
 
 
 # -------------------------------------------------------------------------- rows dealt to several processes
-# Where one of its processes dies, torchrun ends the others. So each keeps its rows in a file of its own as
-# soon as it has them, and the same command, given again by hand or by --max-restarts, goes on from there.
+# Where one of its processes dies, torchrun ends the others: nobody is left to take over what was dealt to it.
+# So each keeps its rows in a file of its own as soon as it has them, and the same command, given again, goes
+# on from there, with as many processes as are then started.
 
 def deal(name, run, items, row_of, resume=True):
     """[row_of(item) for each item] in the first process of a group; None in the others, which help with it.
@@ -1580,8 +1581,8 @@ def wait():
     if count > 1:
         try:
             distributed.monitored_barrier(timeout=PATIENCE)
-        except RuntimeError as error:
-            raise ValueError(f'another process has ended; the same command goes on ({error})') from None
+        except RuntimeError:
+            raise ValueError('another process has ended; the same command goes on') from None
 
 
 def settings_of(engine):
@@ -1713,7 +1714,10 @@ def join_ranks(device, backend):
     """Makes this process one of those that torchrun has started, if it has; only the first of them tells."""
     if not (distributed.is_available() and distributed.is_torchelastic_launched()):
         return
-    distributed.init_process_group(backend)
+    try:
+        distributed.init_process_group(backend)
+    except RuntimeError as error:
+        raise ValueError(f'the processes do not find each other: start them again ({error})') from None
     rank, _ = ranks()
     if rank > 0:
         sys.stdout = sys.stderr = open(os.devnull, 'w')
@@ -1820,7 +1824,11 @@ def generate_dealt(engine, rows, prompts, args):
         return found, checked, [vars(cycle) for cycle in cycles]
 
     run = [name, method, args.check, settings_of(engine), rows, prompts]
-    dealt = deal(args.split, repr(run), range(len(prompts)), write)
+    try:
+        dealt = deal(args.split, repr(run), range(len(prompts)), write)
+    except KeyboardInterrupt:
+        print('interrupted: the same command goes on', file=sys.stderr)
+        return 130
     leave_ranks()
     if dealt is None:
         return 0
@@ -1848,7 +1856,7 @@ def main(argv=None):
     try:
         status = run(parse(argv))
         sys.stdout.flush()                              # a full disk is told here, and not at exit
-        failed = False
+        failed = status > 0
         return status
     except BrokenPipeError:
         return 0
