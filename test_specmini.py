@@ -7460,6 +7460,23 @@ def test_a_killed_process_ends_its_group_and_the_next_goes_on(pair, capsys, tmp_
     assert without_times(told) == without_times(program(capsys, *flags)[1])
 
 
+def test_processes_that_share_a_target_end_where_one_is_killed(pair, tmp_path):
+    """No torchrun is needed for that: the other one's sum has nobody to add to."""
+    flags = split_flags(pair, tmp_path)
+    wrote = specmini.report
+
+    def run(rank):
+        def report(engine, name, method, session, row, cycles):
+            if rank == 1 and row['prompt'] == 'y':
+                os.kill(os.getpid(), signal.SIGKILL)
+            return wrote(engine, name, method, session, row, cycles)
+        specmini.report = report
+        return specmini.main(flags)
+    (first, told, said), (second, *_) = together(tmp_path, run)
+    assert (first, second) == (2, -signal.SIGKILL)
+    assert 3 <= told.count('\n') <= 4 and said.startswith('specmini: ') and said.count('\n') == 1
+
+
 @pytest.mark.parametrize('error, status, words', [
     (ValueError('bad input'), 2, 'specmini: bad input\n'), (KeyError('x'), 1, "KeyError: 'x'\n")])
 def test_what_fails_in_one_process_is_told(error, status, words, pair, tmp_path):
@@ -7546,6 +7563,12 @@ def test_rows_hang_on_what_the_run_is(pair, capsys, tmp_path, monkeypatch):
     refused(capsys, 'name.part0 is not of this run', *flags)
     rows.write_text(kept)
     assert program(capsys, *flags)[0] == 0
+
+
+def test_check_with_split(pair, capsys, tmp_path):
+    flags = split_flags(pair, tmp_path, '--split', tmp_path / 'name', '--temperature', 0, '--check')
+    status, _, err = program(capsys, *flags)
+    assert status == 0 and err.count('check: equal to plain decoding for all 12 tokens.\n') == 6
 
 
 class SafeSlice:
