@@ -8638,6 +8638,22 @@ def test_processes_share_a_recording(foreign, monkeypatch, tmp_path):
     assert len(list((tmp_path / 'two' / 'ecsv' / 'results' / 'big').iterdir())) == 1
 
 
+def test_a_text_that_two_processes_remember_at_once(foreign, monkeypatch, tmp_path):
+    """The other one writes it whole between our writing and our naming."""
+    monkeypatch.setattr(pairs, 'LAB', tmp_path)
+    pair = Pair(target=foreign.flags[1], draft='', prompts=(foreign.flags[3],), max_new=4)
+    replace_file = os.replace
+    others = []
+
+    def replace_late(new, file):
+        monkeypatch.setattr(os, 'replace', replace_file)
+        others.extend(together(tmp_path, lambda rank: print(pair.own_text([5, 6])), 1))
+        replace_file(new, file)
+    monkeypatch.setattr(os, 'replace', replace_late)
+    text = pair.own_text([5, 6])
+    assert others == [(0, f'{text}\n', '')] and pair.own_text([5, 6]) == text
+
+
 def test_a_record_of_the_lab_is_the_first_process_s(monkeypatch, tmp_path):
     monkeypatch.setattr(common, 'LAB', tmp_path)
 
