@@ -7428,12 +7428,14 @@ def test_torchrun_ends_where_a_process_is_killed_and_another_goes_on(pair, capsy
     torchrun = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2']
     found = subprocess.run([*torchrun, tmp_path / 'killed.py', *flags], capture_output=True, text=True,
                            timeout=100, env=os.environ | dict(OMP_NUM_THREADS='1', PYTHONPATH=str(HERE)))
-    assert found.returncode == 1 and f'exitcode  : {-signal.SIGKILL}' in found.stderr and not found.stdout
+    assert found.returncode == 1 and not found.stdout
+    assert re.search(r'exitcode *: -9', found.stderr)
     status, out, err = program(capsys, *flags)
     assert status == 0 and re.search(r'name.part\*: [1-4] of 6 rows are there', err)
     assert without_times(out) == without_times(program(capsys, *flags)[1])
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_its_group_and_the_next_goes_on(pair, capsys, tmp_path):
     """Where no torchrun ends it, too: the other one says why. The rows that it had are not written again."""
     flags = split_flags(pair, tmp_path)
@@ -7460,6 +7462,7 @@ def test_a_killed_process_ends_its_group_and_the_next_goes_on(pair, capsys, tmp_
     assert without_times(told) == without_times(program(capsys, *flags)[1])
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_target_end_where_one_is_killed(pair, tmp_path):
     """No torchrun is needed for that: the other one's sum has nobody to add to."""
     flags = split_flags(pair, tmp_path)
@@ -8612,6 +8615,7 @@ def run_claims(monkeypatch, *flags):
     return lab_claims.main()
 
 
+@pytest.mark.slow
 def test_processes_share_a_recording(foreign, monkeypatch, tmp_path):
     """The file is that of one process, whoever measured its rows; what the lab alone can do is told once."""
     def row(pair, prompt):
