@@ -1615,7 +1615,7 @@ def parse(argv):
     add('--method', help='one of those that --list shows (default: sd)')
     add('--sparse', metavar='attn,ffn,moe', help='what the target leaves out, under any method')
     add('--gamma', type=int, help='draft tokens a cycle (default: 4)')
-    add('--temperature', type=float, default=0.0, help='0 (the default) is greedy')
+    add('--temperature', type=float, help='0 (the default; of a proof: 1) is greedy')
     add('--top-k', type=int, default=0, help='sample from this many likeliest tokens; 0: from all')
     add('--top-p', type=float, default=1.0, help='sample from the likeliest tokens of this mass')
     add('--seed', type=int, default=0)
@@ -1634,13 +1634,28 @@ def parse(argv):
     add('--compare', metavar='M1,M2,...', help='one table of these methods and ar')
     add('--split', metavar='NAME', help='deal the rows of --prompts to the processes of torchrun; until all '
         'are told, NAME.part0, NAME.part1, ... keep the finished ones, and the same command goes on')
+    add('--prove', metavar='METHOD', help="its law on tables that are counted out, beside the target's")
     add('--list', action='store_true', help='the methods and their knobs')
     add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
     args = p.parse_args(argv)
-    if not args.list:
+    given = {flag for flag, value in vars(args).items() if value != p.get_default(flag)}
+    if args.temperature is None:
+        args.temperature = 1.0 if args.prove else 0.0   # a greedy law is one text
+    if args.prove:
+        check_proof(args, given)
+    elif not args.list:
         check_flags(args)
         fill_in(args)
     return args
+
+
+def check_proof(args, given):
+    """ValueError for the first flag that does not fit --prove; given: flags that are not at their default."""
+    others = given - {'prove', 'set', 'gamma', 'temperature', 'top_k', 'top_p'}
+    names = ', --'.join(sorted(others)).replace('_', '-')
+    expect(not others, f'--prove takes --set, --gamma, --temperature, --top-k, --top-p; leave out --{names}')
+    expect(args.prove in METHODS, f'--prove {args.prove}: there are {", ".join(METHODS)}')
+    check_settings(args)
 
 
 def check_flags(args):
@@ -1749,8 +1764,23 @@ def refuse_parted(args):
                    f'processes; expected {needed}')
 
 
+def prove(args):
+    """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
+    prover = lab_module('prove')
+    expect(prover, '--prove needs the tables of the laboratory: the folder lab, beside this file')
+    if args.gamma is not None:
+        args.set.append(f'gamma={args.gamma}')
+    method = make_method(args.prove, args.set, [args.prove])
+    proof = prover.prove(args.prove, method, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    for line in proof.lines():
+        print(line)
+    return proof.status
+
+
 def run(args):
     """All that the flags ask for; returns the exit status."""
+    if args.prove:
+        return prove(args)
     if args.list:
         for name, method in METHODS.items():
             print(f'{name:17} {method.__doc__.splitlines()[0]}', describe_knobs(name))
@@ -1848,7 +1878,10 @@ def generate_dealt(engine, rows, prompts, args):
 
 
 def main(argv=None):
-    """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C."""
+    """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C.
+
+    1: a method is not what it promises, see --prove.
+    """
     lab_module('rivals')                                # enters the baselines in METHODS
     if sys.stdout is None:
         sys.stdout = open(os.devnull, 'w')              # it was closed before we began: nobody listens

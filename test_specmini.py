@@ -14,11 +14,14 @@ import multiprocessing
 import os
 import random
 import re
+import runpy
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import xml.etree.ElementTree
 from collections import Counter
 from dataclasses import astuple, replace
 from functools import cache, partial
@@ -39,7 +42,7 @@ import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import bench, common, cuda, pairs, quantise, replay, speed, tasks, train
+from lab import bench, common, cuda, pairs, prove, quantise, replay, speed, tasks, train
 from lab import tree as lab_tree
 from lab import distil as lab_distil
 from lab import claims as lab_claims
@@ -52,6 +55,8 @@ from lab.ecsv import record as ecsv_record
 from lab.ecsv.rivals import EcsvSoft, EcsvSpot, MeanArgmax, TwoDrafts, VoteUnif
 from lab.pairs import EMBEDDED as EMBEDDED_PAIR
 from lab.pairs import Pair, Record
+from lab.pictures import cycles as picture_cycles
+from lab.pictures import points as picture_points
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
 from lab.sparse import record as sparse_record
@@ -1155,7 +1160,7 @@ def test_law_of_cascades(name, lam, law):
     (0.5, 0.167),
     (0.2, 0.209)])
 def test_law_of_lenient(lenience, distance):
-    """min(q, p / lenience) + residual; its distance from the target's law is what the README says."""
+    """min(q, p / lenience) + residual; its distance from the target's law is what lab/README.md says."""
     p, q = first_laws()
     wanted = lossy_law(p, q, lenience)
     assert_first_token(METHODS['lenient'](1, lenience=lenience), wanted)
@@ -8408,6 +8413,147 @@ def test_recalibrate_measures_the_pair_and_its_mixture(training_home, monkeypatc
     assert asked == [('mask', 'target'), ('signals', 'target'), ('anchors', 'target'), ('anchors', 'moe')]
 
 
+# ---------------------------------------------------------- a proof as a command, the algorithm in the README
+
+class Liar(WrongResidual):
+    """Promises the law that it has not."""
+    lossless = True
+
+
+@pytest.fixture
+def short_proofs(monkeypatch):
+    """Proofs of two tokens at most, so that every method has one in no time."""
+    monkeypatch.setattr(prove, 'SIZES', ((2, 1), (2, 2)))
+    monkeypatch.setattr(prove, 'LONGER', ((2, 2),))
+    monkeypatch.setattr(prove, 'MOST', 80)
+
+
+@pytest.mark.slow
+def test_prove_judges_or_refuses_every_method(short_proofs):
+    """No verdict contradicts what a method says of itself; those without one say why."""
+    refused_for = {}
+    for name, kind in METHODS.items():
+        try:
+            proof = prove.prove(name, kind(), temperature=1.0, top_k=0, top_p=1.0)
+        except ValueError as error:
+            refused_for[name] = str(error)
+            continue
+        assert proof.status == 0
+        assert (proof.gap < 1e-9) >= proof.promised, name
+    few = {name for name, why in refused_for.items() if 'ways to draw' in why}
+    assert few == {'majority', 'best-of-n'}             # of eight whole texts; not in proofs of usual length
+    assert refused_for.keys() - few == {'ecsv-two', 'rsd', 'oracle-gate', 'process-best-of-n'}
+
+
+@pytest.mark.parametrize('rule, status, words', [
+    case('lossless', Exact, 0, 'lossless: 16 texts of 2 tokens agree to '),
+    case('lossy', lenient, 0, 'LOSSY: 16 texts of 2 tokens have total variation '),
+    case('liar', Liar, 1, 'WRONG: told calls itself lossless at these knobs, and is not: 16 texts')])
+def test_prove_prints_laws_and_what_they_come_to(rule, status, words, capsys, monkeypatch):
+    """The figures are those of the law tests."""
+    monkeypatch.setattr(prove, 'SIZES', ((4, 2),))
+    monkeypatch.setitem(METHODS, 'told', rule)
+    found, out, _ = program(capsys, '--prove', 'told', '--gamma', 1, '--top-k', 4)
+    assert found == status
+    *_, total, sentence = lines = out.splitlines()
+    assert sentence.startswith(words)
+    target = Table(1)
+    wanted = exact_law(target, 2, temperature=1.0)
+    law = enumerate_law(target, Table(2), rule(1), 2, temperature=1.0)
+    drafted = exact_law(Table(2), 2, temperature=1.0)
+    gap = variation(law, wanted)
+    assert f'told {gap:.3g}, draft alone {variation(drafted, wanted):.3g}' in total or gap < 1e-9
+    text = max(wanted, key=wanted.get)
+    shown = next(line for line in lines if line.startswith(' '.join(map(str, text)) + ' ')).split()
+    assert shown[2:4] == [f'{law[text]:.5f}', f'{wanted[text]:.5f}'] and shown[5] == f'{drafted[text]:.5f}'
+    if status or rule is lenient:
+        assert f'has {law[text]:.5f} instead of {wanted[text]:.5f}' in sentence
+
+
+@pytest.mark.parametrize('name', ['lagged', 'closed-loop', 'hf-heuristic', 'hf-roc', 'moving-average',
+                                  'payoff'])
+def test_prove_has_controllers_that_learned(name):
+    """What a controller has learned before a proof makes it draft other blocks in it."""
+    target = Table(1, 2, weight=2.0)
+    draft = Table(2, 2, prove.UNSURE)
+    method = Exact(4, controller=name)
+    settings = dict(temperature=1.0)
+    control = prove.taught(method, target, draft, 4, settings)
+    after = prove.blocks(control, method, target, draft, 4, settings)
+    assert after != prove.blocks(method.control, method, target, draft, 4, settings)
+
+
+@pytest.mark.parametrize('words, flags', [
+    case('unknown', '--prove nope: there are ar, sd', ['nope']),
+    case('another-flag', 'leave out --max-new, --prompt', ['sd', '--prompt', 'x', '--max-new', 3]),
+    case('range', '--temperature -1.0: expected', ['sd', '--temperature', -1]),
+    case('knob', '--set lenience=1: expected knob=value', ['sd', '--set', 'lenience=1']),
+    case('oracle', '--prove sd: knob controller is oracle', ['sd', '--set', 'controller=oracle']),
+    case('checker', '--prove rsd: this control grades steps', ['rsd']),
+    case('calibration', "these knobs need ['sparse'] of", ['sparse', '--set', 'ffn_quantile=0.5']),
+    case('ways', '--prove specguard: more than 80 ways to draw 1 token', ['specguard', '--set', 'k=9'])])
+def test_prove_refuses_in_one_line(words, flags, short_proofs, capsys):
+    refused(capsys, words, '--prove', *flags)
+
+
+def test_prove_needs_the_lab(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(specmini, 'HERE', tmp_path)
+    refused(capsys, '--prove needs the tables of the laboratory', '--prove', 'sd')
+
+
+class Coin:
+    """A uniform number that is not known yet: to compare it is to draw."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __lt__(self, chance):
+        chance = min(1.0, float(chance))
+        return bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64)))
+
+
+@pytest.fixture
+def shown_algorithm(capsys):
+    """What the README's block of speculative sampling defines, once it has run as it stands."""
+    readme = (HERE / 'README.md').read_text(encoding='utf-8')
+    found = re.search(r'```python\n(# speculative\.py\n.*?)```', readme, re.DOTALL)
+    if not found:
+        pytest.skip('README.md has no block that begins with # speculative.py')
+    names = {}
+    exec(compile(found[1], 'README.md', 'exec'), names)
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed) == 21 and printed[0] == 0
+    return names['speculative']
+
+
+@pytest.mark.parametrize('gamma, vocab, horizon', [(1, 3, 2), (2, 2, 3)])
+def test_readme_algorithm_is_exact(gamma, vocab, horizon, shown_algorithm, monkeypatch):
+    """Every draw of the README's own block enumerated: texts and cycles have the law of Exact's."""
+    tables = Table(1, vocab), Table(2, vocab)
+    passes = Counter()
+
+    def rows(ids, table):
+        passes[table] += 1
+        return torch.stack([table.row(tuple(ids[:i + 1].tolist())) for i in range(len(ids))])
+
+    def run(s, method):
+        passes.clear()
+        monkeypatch.setattr(torch, 'rand', lambda *_: Coin(s.draw))
+        monkeypatch.setattr(torch, 'multinomial', lambda p, _: s.draw(p))
+        text = shown_algorithm(*[partial(rows, table=table) for table in tables], [0], gamma, horizon)
+        monkeypatch.undo()
+        by_target, by_draft = [passes[table] for table in tables]
+        assert by_draft == gamma * by_target
+        return text[1:] + [by_target], None
+
+    def run_exact(s, method):
+        tokens, cycles = write(s, method)
+        return tokens + [len(cycles)], None
+    law = enumerate_law(*tables, Exact(gamma), horizon, run=run)
+    exact = enumerate_law(*tables, Exact(gamma), horizon, run=run_exact, temperature=1.0)
+    assert variation(law, exact) < 1e-9
+
+
 # ---------------------------------------------------------- what the README promises
 
 def test_readme_commands():
@@ -8421,12 +8567,160 @@ def test_readme_commands():
     assert 'python -m pytest -q' in ci
 
 
+# ------------------------------------------------------------- what the README and the pages show
+
+PAGES = ('README.md', 'lab/README.md', *(f'lab/{paper}/README.md' for paper in lab_claims.PAPERS))
+NOT_HERE = '# (card)', '# (download)', '# (minutes)'       # what a page marks commands with that no test runs
+
+
+def fences(page, *kinds):
+    """The texts of a page's fenced blocks of these kinds, such as bash."""
+    text = (HERE / page).read_text(encoding='utf-8')
+    return [body for kind, body in re.findall(r'^```(\w+)\n(.*?)^```', text, re.S | re.M) if kind in kinds]
+
+
+def shown_runs(page):
+    """[(command, lines that it is shown to print)]: blocks of a page that begin with `$ command`."""
+    found = []
+    for body in fences(page, 'text'):
+        if body.startswith('$ '):
+            command, *lines = body[2:].splitlines()
+            found.append((command, lines))
+    return found
+
+
+def run_command(command, folder, monkeypatch, capsys):
+    """Runs `python ... [> FILE]`, as it stands on a page, in this process and this folder; what it prints."""
+    program, *flags = shlex.split(command, comments=True)
+    assert program == 'python', command
+    *flags, file = flags if '>' in flags else (*flags, None)
+    if file:
+        flags.remove('>')
+    if flags[0] == '-m':
+        del flags[0]
+    module = flags[0].removesuffix('.py')
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, 'argv', flags)
+    try:
+        runpy.run_module(module, run_name='__main__')
+    except SystemExit as end:
+        assert not end.code, (command, capsys.readouterr().err)
+    printed, _ = capsys.readouterr()
+    if file:
+        (folder / file).write_text(printed, encoding='utf-8')
+    return printed
+
+
+def assert_shown(lines, printed):
+    """Each shown line is printed, in this order; `...` stands for any number, `# ` begins our remarks."""
+    remark = re.compile(r'\s+# .*|\s+$')
+    left = [remark.sub('', line) for line in printed]
+    skipping = False
+    for line in lines:
+        line = remark.sub('', line)
+        if line.strip() == '...':
+            skipping = True
+            continue
+        place = left.index(line) if skipping and line in left else 0
+        assert left and left[place] == line, f'shown {line!r}, printed {left[:3]}'
+        del left[:place + 1]
+        skipping = False
+    assert skipping or not left, f'not shown: {left}'
+
+
+ALL_SHOWN = [(page, *run) for page in PAGES for run in shown_runs(page)]
+
+
+@pytest.mark.parametrize('page, command, lines', ALL_SHOWN, ids=map(str, range(len(ALL_SHOWN))))
+def test_shown_output_is_printed(page, command, lines, tmp_path, capsys, monkeypatch):
+    """What a page shows below `$ command` is what that command prints today."""
+    assert lines
+    assert_shown(lines, run_command(command, tmp_path, monkeypatch, capsys).splitlines())
+
+
+def test_shown_output_can_differ():
+    """The comparison sees a changed line, a missing one and one too many."""
+    assert_shown(['a', '...', 'c   # a remark'], ['a', 'b', 'b', 'c'])
+    assert_shown(['a', '...'], ['a', 'b'])
+    for shown, printed in ((['a'], ['b']), (['a', 'b'], ['a']), (['a'], ['a', 'b']), (['...', 'c'], ['a', 'b'])):
+        with pytest.raises(AssertionError):
+            assert_shown(shown, printed)
+
+
+BLOCKS = [block for page in PAGES[:2] for block in fences(page, 'bash')]
+
+
+@pytest.mark.parametrize('block', BLOCKS, ids=map(str, range(len(BLOCKS))))
+def test_commands_run(block, tmp_path, capsys, monkeypatch):
+    """Every command of the README and of the lab's page runs as it stands; marked ones name flags that exist."""
+    for line in block.splitlines():
+        for step in line.split(' && '):
+            words = shlex.split(step, comments=True)
+            if not words or words[0] in ('pip', 'hf') or 'pytest' in words:
+                continue                                        # what installs is CI's to try
+            if any(mark in line for mark in NOT_HERE):
+                assert_flags_exist(words, monkeypatch, capsys)
+            else:
+                run_command(step, tmp_path, monkeypatch, capsys)
+
+
+def assert_flags_exist(words, monkeypatch, capsys):
+    """Each --flag behind the program of a command is in that program's help."""
+    programs = [word for word in words if word.endswith('.py') or word.startswith('lab.')]
+    own = words[words.index(programs[0]):]
+    flags = [word for word in own if word.startswith('--')]
+    before = own[:own.index(flags[0])] if flags else own
+    printed = run_command(shlex.join(['python', *before, '--help']), HERE, monkeypatch, capsys)
+    for flag in flags:
+        assert re.search(rf'{flag}\b', printed), f'{flag} is no flag of {programs[0]}'
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r'^#+ (.*)', page.read_text(encoding='utf-8'), re.M)
+    return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
+@pytest.mark.parametrize('page', [*PAGES, 'lab/course.md', 'lab/models/README.md'])
+def test_links_lead_somewhere(page):
+    """Files and headings of the repository that a page links to are there."""
+    here = HERE / page
+    for link in re.findall(r'\]\(([^)\s]+)\)', here.read_text(encoding='utf-8')):
+        if link.startswith('http'):
+            continue
+        file, _, heading = link.partition('#')
+        there = here.parent / file if file else here
+        assert there.exists(), link
+        assert not heading or heading in anchors(there), link
+
+
+def test_readme_can_be_read():
+    """It is no wall: as many lines and bytes as one reads at a sitting."""
+    readme = (HERE / 'README.md').read_bytes()
+    assert readme.count(b'\n') <= 350
+    assert len(readme) <= 25_000
+
+
+def test_worked_example_adds_up():
+    """The README's table of four words is the rule that `verify` computes, and its last column is p."""
+    readme = (HERE / 'README.md').read_text(encoding='utf-8')
+    rows = re.findall(r'^\| (mat|rug|sofa|dog) \|(.*)\|$', readme, re.M)
+    columns = torch.tensor([[float(cell) for cell in cells.split('|')] for _, cells in rows]).T
+    q, p, kept, chance, more, rest, replaced, together = columns
+    assert torch.allclose(kept, torch.minimum(p, q))
+    assert torch.allclose(chance, (p / q).clamp(max=1), atol=0.005)
+    assert torch.allclose(more, p - kept, atol=1e-6)
+    assert torch.allclose(rest, verify.residual(p, q), atol=1e-6)
+    assert torch.allclose(replaced, (1 - verify.overlap(p, q)) * rest, atol=1e-6)
+    assert torch.allclose(together, kept + replaced)
+    assert torch.allclose(together, p)
+
+
 # ------------------------------------------------------------- the README, the lab's pages
 
 def test_readme_from_python(capsys, monkeypatch):
     """The lines that the README shows run as they stand, and print a text, its cycles and a figure."""
-    readme = (HERE / 'README.md').read_text()
-    shown, = re.findall(r'```python\n(.*?)```', readme, re.S)
+    shown, = [body for body in fences('README.md', 'python') if body.startswith('from specmini')]
     assert shown.count('\n') <= 10
     monkeypatch.chdir(HERE)
     names = {}
@@ -8901,3 +9195,140 @@ def test_the_product_stands_alone(tmp_path):
     status, out, err = no_model
     assert status == 2 and not out
     assert err.count('\n') == 1 and '--target' in err, err          # no model is here: the line says so
+
+
+# ---------------------------------------------------------- lab/pictures
+
+DESCRIBED = '{http://purl.org/dc/elements/1.1/}description'
+
+
+def picture(name):
+    """(what a committed picture says that it shows, its texts) of lab/pictures."""
+    file = specmini.HERE / 'lab' / 'pictures' / f'{name}.svg'
+    assert file.stat().st_size < 60_000
+    tree = xml.etree.ElementTree.parse(file)
+    shown, = tree.iter(DESCRIBED)
+    texts = [text.text for text in tree.iter('{http://www.w3.org/2000/svg}text')]
+    return json.loads(shown.text), texts
+
+
+def assert_alike(found, stored):
+    """Equal but for floats, which may differ by a hundredth; found: as JSON has it."""
+    assert type(found) is type(stored)
+    if isinstance(found, dict):
+        assert found.keys() == stored.keys()
+        for key, value in found.items():
+            assert_alike(value, stored[key])
+    elif isinstance(found, list):
+        assert len(found) == len(stored)
+        for one, other in zip(found, stored):
+            assert_alike(one, other)
+    elif isinstance(found, float):
+        assert found == pytest.approx(stored, abs=0.01)
+    else:
+        assert found == stored
+
+
+def as_json(value):
+    return json.loads(json.dumps(common.for_json(value)))
+
+
+@pytest.mark.parametrize('name', picture_cycles.CYCLES)
+def test_pictures_show_real_cycles(name):
+    """What a method's committed picture shows is what the method does today: `python -m lab.pictures`."""
+    shown, texts = picture(name)
+    assert_alike(as_json(picture_cycles.CYCLES[name]()), shown)
+    written = dict(cmasd='drafted', ecsv='elected')
+    if name in written:
+        assert set(shown[written[name]]) <= set(texts)
+    for step in shown.get('steps', ()):
+        assert {step['text'], f'{step["score"]:.2f}'} <= set(texts)
+    for cycle in shown.get('cycles', ()):
+        assert {*cycle['drafted'], f'r = {cycle["ratio"][-1]:.2f}'} <= set(texts)
+    for layer in range(len(shown.get('read', ()))):
+        assert f'layer {layer}' in texts
+
+
+def test_pictures_cycles_have_what_they_are_to_show():
+    """Forgiven where the draft doubts, parted branches, all three regions of via, steps kept and mended."""
+    confident, _ = picture('cmasd')
+    doubt = min(confident['confidence'])
+    place = confident['confidence'].index(doubt)
+    assert confident['threshold'][place] == max(confident['threshold'])
+    assert confident['kept'][place] and confident['drafted'][place] != confident['favourite'][place]
+    assert confident['window'][-1] <= len(confident['drafted']) < confident['most']
+    voted, _ = picture('ecsv')
+    assert len(picture_cycles.beginnings(voted['branches'])) > 2 * len(voted['elected'])
+    doubted, _ = picture('via')
+    rewritten, escalated = (cycle['ratio'][-1] for cycle in doubted['cycles'])
+    assert escalated < doubted['escalate'] <= rewritten < doubted['keep'] <= doubted['cycles'][0]['ratio'][0]
+    assert 'target/full' not in doubted['cycles'][0]['read']
+    guarded, _ = picture('specguard')
+    for step in guarded['steps']:
+        assert step['kept'] == (step['score'] >= guarded['tau'])
+        assert step['score'] == pytest.approx((step['confidence'] + step['grounding']) / 2, abs=1e-4)
+    same = [step['text'] == step['committed'] for step in guarded['steps'] if not step['kept']]
+    assert set(same) == {True, False}                   # one that the target only repeats, one that it mends
+    thinned, _ = picture('sparse')
+    for layer, heads in enumerate(thinned['read']):
+        assert (heads != thinned['read'][layer - 1]) == (layer in thinned['anchors'])
+
+
+@pytest.mark.parametrize('alpha, gamma, c', [(0.5, 1, 0.05), (0.8, 4, 0.35), (0.9, 12, 0.43), (1.0, 3, 0.1)])
+def test_picture_formula_is_the_forecast_of_a_long_text(alpha, gamma, c):
+    """The formula of the picture, and what specmini.expected adds up token by token."""
+    v = [0.0] + [1 + n / 40 for n in range(gamma + 1)]
+    costs = [n * c + v[n + 1] for n in range(gamma + 1)]
+    length = 3000
+    steps = specmini.expected(length, gamma, [alpha] * gamma, costs)[length]
+    assert picture_points.speedup(alpha, gamma, c, v) == pytest.approx(length / steps, rel=2e-3)
+
+
+def test_picture_of_the_formula_has_the_stored_points():
+    """The real pair's points: its verdicts at the stored costs, near the formula; its runs as timed."""
+    shown, texts = picture('speedup')
+    assert_alike(as_json(picture_points.real_speeds(picture_points.REAL)), shown)
+    for gamma, replayed in shown['replayed'].items():
+        formula = picture_points.speedup(shown['alpha'], int(gamma), shown['c'], shown['v'])
+        assert replayed == pytest.approx(formula, rel=0.05)     # where texts end, and alpha is no constant
+    (costs,) = common.read_stored('best', 'costs', picture_points.REAL).rows
+    rows = common.read_stored('best', 'compositions', picture_points.REAL).rows
+    runs = [row['runs']['sd 3'] for row in rows]
+    step = costs['target'][1]                                   # seconds of a plain one
+    tokens = sum(run['tokens'] for run in runs)
+    seconds = sum(run['seconds'] for run in runs)
+    assert shown['timed']['3'] == pytest.approx(tokens * step / seconds, rel=1e-3)
+    assert f'{shown["alpha"]:.2f}' in texts
+
+
+def test_picture_front_is_undominated():
+    """No setting beats one of the front; whatever is not of it is beaten, or equalled, by one that is."""
+    shown, texts = picture('front')
+    for pair, points in picture_points.both_pairs().items():
+        best = picture_points.front(points)
+        assert_alike(as_json([point._asdict() for point in best]), shown[pair])
+        for point in points:
+            rivals = [other for other in points if other.agreement >= point.agreement]
+            if point in best:
+                assert point.modelled == max(other.modelled for other in rivals)
+            else:
+                assert any(other in best and other.modelled >= point.modelled for other in rivals)
+        for i, point in enumerate(best, 1):
+            assert any(text.startswith(f'{i}  {point.name}: {point.modelled:.2f}') for text in texts)
+        assert f'{len(points)} settings; hollow: lossy' in texts
+
+
+def test_picture_front_counts_as_the_pages_do():
+    """What via's record replays with thresholds above 1 errs nowhere; runs are as on lab.best's page."""
+    runs = best_claims.runs_of(picture_points.records('best', ('costs', 'compositions'), ''))
+    pace = dict(zip(runs.names, runs.pace(list(range(runs.size)))))
+    points = {point.name: point for point in picture_points.front_points('')}
+    assert points['sd 4'].modelled == pytest.approx(pace['sd 4']) and points['plain'].measured == 1
+    exact = points['via, keep 2, escalate 2']
+    assert exact.lossless and exact.agreement == 1
+    costs = picture_points.costs_of('')
+    rows = common.read_stored('via', 'replays').rows
+    cycles, places, tokens = (sum(row[key] for row in rows) for key in ('cycles', 'places', 'sd'))
+    steps = places * costs.readers['draft'] + cycles * (1 + costs.readers['slim']) * costs.of_positions(6)
+    assert exact.modelled == pytest.approx(tokens / steps)
+    assert points['ecsv 1'].modelled < points['sd 1'].modelled      # whose draft passes are of one row

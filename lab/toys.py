@@ -129,10 +129,11 @@ class Table:
     does a sparse one.
     """
 
-    def __init__(self, seed, vocab=4, scale=1.5):
+    def __init__(self, seed, vocab=4, scale=1.5, weight=1.0):
         self.seed = seed
         self.vocab = vocab
         self.scale = scale      # deviation of the logits
+        self.weight = weight    # bytes that a pass is said to read, for controllers that compare passes
         self.rows = {}          # prefix -> logits
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
         self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
@@ -174,6 +175,9 @@ class Table:
 
     def logits(self, hidden):
         return hidden
+
+    def read_bytes(self, path):
+        return self.weight
 
 
 def observe_flat(path, positions, span):
@@ -235,16 +239,16 @@ def first_cycle(s, method):
     return cycle.tokens, None
 
 
-def law_by_cycles(target, draft, method, horizon, prompt=(0,), **settings):
+def law_by_cycles(target, draft, method, horizon, prompt=(0,), run=first_cycle, **settings):
     """enumerate_law, one cycle at a time: for methods that keep nothing from one cycle to the next."""
     found = Counter()
-    first = enumerate_law(target, draft, method, horizon, prompt, first_cycle, **settings)
+    first = enumerate_law(target, draft, method, horizon, prompt, run, **settings)
     for tokens, chance in first.items():
         left = horizon - len(tokens)
         rest = {(): 1.0}
         ended = settings.get('eos', frozenset()).intersection(tokens)
         if left and not ended:
-            rest = law_by_cycles(target, draft, method, left, prompt + tokens, **settings)
+            rest = law_by_cycles(target, draft, method, left, prompt + tokens, run, **settings)
         for later, share in rest.items():
             found[tokens + later] += chance * share
     return found

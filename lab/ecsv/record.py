@@ -1045,7 +1045,7 @@ def cycle_lines(cycle, votes, word):
     return lines + [f'{passes} target passes over {positions} positions']
 
 
-def main(text='One evening Mia the fox went to the market with a map.'):
+def main(text='One day Max the bear went to the hill with a rope.'):
     tokenizer = EMBEDDED.tokenizer
 
     def word(token):

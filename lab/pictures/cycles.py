@@ -1,0 +1,165 @@
+"""What the pictures of the five methods show: real cycles of the embedded pair, at temperature 0, as dicts.
+
+Which text, and by what rule a cycle of it was taken, stands in each function. Words are texts of tokens.
+"""
+import torch
+
+from lab import tasks
+from lab.cmasd.record import interest, observed
+from lab.common import held_out_rows
+from lab.ecsv.record import Heard
+from lab.pairs import EMBEDDED
+from lab.specguard.sessions import engine_for
+from model import Reader, read_calibration
+from train_mask import watched
+from verify import CmAsd, Session, Sparse, SpecGuard, ViaSd, decode, step_score
+
+FOX = 'One evening Mia the fox went to the market with a map.'
+CROW = 'Last winter Tom the crow went to the forest with a basket.'
+RABBIT = 'One morning Tom the rabbit went to the market with a map.'
+BELLS = 8               # which of the held-out math problems specguard solves
+TABLE = 400, 450        # tokens of the prompt that sparse verification reads
+BLOCK = 8               # tokens of one of its blocks
+
+
+def word(token):
+    """The text of a token; a line's end as an arrow."""
+    return EMBEDDED.tokenizer.decode([token], skip_special_tokens=False).strip(' ').replace('\n', '↵')
+
+
+def words(tokens):
+    return [word(token) for token in tokens]
+
+
+def column(rows, key):
+    return [row[key] for row in rows]
+
+
+def confident():
+    """A cycle of cmasd: the one that keeps what the target would not have written, at the least confidence.
+
+    window: how many tokens the mean confidence of the block so far allows, at each place.
+    """
+    session = EMBEDDED.session(EMBEDDED.encode(FOX))
+    method = CmAsd()
+    seen = [observed(session, cycle) for cycle in decode(session, method)]
+    cycle, best, ratios = max(seen, key=interest)
+    confidence = column(cycle.judged, 'confidence')
+    window = []
+    for n in range(1, len(confidence) + 1):
+        window.append(method.confidence_window.length(sum(confidence[:n]) / n))
+    return dict(prompt=FOX, drafted=words(cycle.drafted), confidence=confidence, window=window,
+                most=method.k_max, ratio=ratios, threshold=column(cycle.judged, 'threshold'),
+                kept=column(cycle.judged, 'kept'), favourite=words(best), committed=words(cycle.tokens))
+
+
+def voted():
+    """A cycle of ecsv: the one whose branches part into most different beginnings."""
+    session = EMBEDDED.session(EMBEDDED.encode(CROW))
+    session.generator = torch.Generator().manual_seed(0)        # of the branches, which are sampled
+    method = Heard(5, spots=0)                          # ecsv that remembers its votes
+    widest = 0
+    for cycle in decode(session, method):
+        ballot, weights, fused = method.votes.pop()
+        branches = ballot.tokens.tolist()
+        nodes = len(beginnings(branches))
+        if cycle.accepted == len(fused) and nodes > widest:
+            widest = nodes
+            found = dict(before=before(session, cycle), branches=[words(line) for line in branches],
+                         weights=weights.tolist(), elected=words(fused), committed=words(cycle.tokens),
+                         kept=column(cycle.judged, 'kept'))
+    return found
+
+
+def before(session, cycle):
+    """The last words of the text behind which a cycle, the latest, has written."""
+    text = EMBEDDED.text(session.tokens[:-len(cycle.tokens)])
+    return ' '.join(['…', *text.split()[-6:]])
+
+
+def beginnings(lines):
+    """{beginning: how many of the lines have it}, lists of anything, each beginning a tuple."""
+    found = {}
+    for line in lines:
+        for n in range(1, len(line) + 1):
+            begin = tuple(line[:n])
+            found[begin] = found.get(begin, 0) + 1
+    return found
+
+
+def doubted():
+    """Two cycles of via in one text: the first that slim rewrites, the first that it hands to the target."""
+    session = EMBEDDED.session(EMBEDDED.encode(RABBIT))
+    session.calibration = read_calibration(EMBEDDED.target, None, ['mask'])
+    method = ViaSd()
+    found = {}
+    for number, cycle in enumerate(decode(session, method), 1):
+        last = cycle.judged[-1]
+        if not last['kept']:
+            found.setdefault(last['by'], dict(
+                number=number, drafted=words(cycle.drafted), ratio=column(cycle.judged, 'ratio'),
+                by=column(cycle.judged, 'by'), kept=column(cycle.judged, 'kept'),
+                committed=words(cycle.tokens), read=sorted(cycle.passes)))
+    return dict(prompt=RABBIT, escalate=method.escalate, keep=method.keep,
+                cycles=[found['slim'], found['target']])
+
+
+def guarded():
+    """All steps of specguard on one problem, with both signals on their scale of 0 to 1."""
+    row = held_out_rows('math', BELLS + 1)[BELLS]
+    engine = engine_for([row])
+    method = SpecGuard(preset='greedy')
+    session = engine.start(engine.tokenizer.encode(row['prompt']).ids, method)
+    known = session.calibration['signals']
+    ranges = known['draft_logp'], known['draft_grounding']
+    steps = []
+    for cycle in decode(session, method):
+        seen = [(verdict['logp'], verdict['grounding']) for verdict in cycle.judged]
+        first = cycle.judged[0]
+        steps.append(dict(text=text_of(cycle.drafted), confidence=step_score(seen, ranges, 1, 'weighted')[0],
+                          grounding=step_score(seen, ranges, 0, 'weighted')[0], score=first['score'],
+                          kept=first['kept'], committed=text_of(cycle.tokens)))
+    return dict(prompt=row['prompt'], tau=method.tau, steps=steps)
+
+
+def text_of(tokens):
+    """The text of a step in one line, without blanks at its ends."""
+    return EMBEDDED.text(tokens).strip()
+
+
+def thinned():
+    """The blocks of keys that one verifying pass reads, in each layer by each of its key heads.
+
+    The pass: the root and four right guesses behind the first held-out table of a middling length.
+    """
+    row = middling_table()
+    ids = EMBEDDED.encode(row['prompt'])
+    draft = EMBEDDED.encode(row['solution'])[:4]
+    model = EMBEDDED.network('target')[0]
+    reader = Reader(model, len(ids) + len(draft) + 1)
+    calibration = read_calibration(EMBEDDED.target, None, ['sparse'])
+    session = Session(reader, None, None, ids, 5, calibration=calibration)
+    method = Sparse(block=BLOCK)
+    path = method.view(model.full, session)
+    reader.read(ids[:-1], [], model.full, 0)
+    log = []
+    reader.read(ids, draft, watched(path, log), len(draft) + 1)
+    anchors, read = [], []
+    for sublayer, carry in log[::2]:                    # the others are feed-forward
+        layer, chooses, _ = path.attends[sublayer // 2].keywords['how']
+        if chooses:
+            anchors.append(layer)
+        read.append([sorted(blocks) for blocks in carry['blocks'][0].tolist()])
+    return dict(positions=len(draft) + 1, cached=len(ids) - 1, block=BLOCK, sinks=method.sinks,
+                locals=method.locals, anchors=anchors, read=read)
+
+
+def middling_table():
+    """The first held-out table whose prompt has between TABLE tokens."""
+    low, high = TABLE
+    for row in tasks.rows('table', 7):
+        if low < len(EMBEDDED.encode(row['prompt'])) < high:
+            return row
+
+
+CYCLES = dict(cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=thinned)      # by method

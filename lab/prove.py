@@ -1,0 +1,225 @@
+"""Whether a method keeps the target's law, counted out and shown: `python specmini.py --prove METHOD`.
+
+What the law tests assert, for a reader to see. Target and draft are tables, and every outcome of every draw
+of a short text is followed: the figures are probabilities, not shares of samples.
+"""
+import copy
+import functools
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
+from types import NoneType
+
+from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, session, variation, write
+from model import Reader, expect
+from verify import Controller, Ecsv, FixedLength, decode, tokens_of
+
+SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
+LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
+UNSURE = 1.0    # deviation of the draft's logits there, so that it has reason to
+MOST = 700      # ways that the draws of a text may go, so that a proof takes seconds
+LESSON = 200    # tokens of the text from which a controller learns
+LEARNED = '\nits controller has learned from another text, and drafts otherwise than at first'
+UNMOVED = f'\nNOTE: its controller learns, but after {LESSON} tokens it drafts as at first'
+SAME = 1e-9     # total variation up to which two laws differ by rounding alone
+ROWS = 8        # texts that are shown
+RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1], target_logp=[-4, 0], target_grounding=[0, 1])
+CALIBRATION = dict(mask=dict(skip=[1], nested=[[1], [1]]), signals=RANGES)      # a table has one layer
+REFUSED = {'ecsv-two': 'it reads a second draft from a folder, and a proof is on tables'}
+
+
+class TooMany(ValueError):
+    """The draws of a text can go in more ways than are to be followed."""
+
+
+def letters(ids):
+    """A text for ids in which every fourth id ends a step."""
+    return ''.join('a\nbc'[i % 4] for i in ids)
+
+
+# ---------------------------------------------------------------------------------------------- counting out
+
+def prove(name, method, **sampling):
+    """The Proof of a method; ValueError where tables cannot run it. sampling: temperature, top_k, top_p."""
+    try:
+        expect(name not in REFUSED, REFUSED.get(name))
+        return largest_proof(name, method, sampling)
+    except ValueError as error:
+        raise ValueError(f'--prove {name}: {error}') from None
+
+
+def largest_proof(name, method, sampling):
+    """The Proof on the largest tables where the draws can go in at most MOST ways."""
+    proof = None
+    for vocab, horizon in LONGER if varies(method) else SIZES:
+        try:
+            proof = proof_of(name, method, vocab, horizon, sampling)
+        except TooMany:
+            if proof is None:
+                raise
+            break
+    return proof
+
+
+def varies(method):
+    """Whether the method has a controller that makes blocks of several lengths."""
+    return not isinstance(getattr(method, 'control', None), FixedLength | NoneType)
+
+
+def learns(method):
+    """Whether that controller draws a lesson from each cycle."""
+    return varies(method) and type(method.control).learn is not Controller.learn
+
+
+def proof_of(name, method, vocab, horizon, sampling):
+    """The Proof by texts of `horizon` tokens, on tables of so many."""
+    target = Table(1, vocab, weight=2.0)
+    draft = Table(2, vocab, UNSURE) if varies(method) else Table(2, vocab)
+    missing = method.sections(target.config) - CALIBRATION.keys()
+    expect(not missing, f'these knobs need {sorted(missing)} of a calibration.json, which tables have not')
+    settings = dict(calibration=CALIBRATION, text=letters, **sampling)
+    settings['mid'] = Reader(Table(3, vocab), LESSON + horizon)
+    law, remark = law_of(method, target, draft, horizon, settings)
+    total = sum(law.values())
+    expect(abs(total - 1) < SAME, f'the chances of its texts sum to {total:.6g}, expected 1: it draws from '
+           'what is no distribution')
+    wanted = exact_law(target, horizon, **sampling)
+    drafted = exact_law(draft, horizon, **sampling)
+    header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}, '
+              f'temperature {sampling["temperature"]:g}, every outcome of every draw')
+    return Proof(name, header + remark, method.lossless, law, wanted, drafted)
+
+
+def law_of(method, target, draft, horizon, settings):
+    """({tokens: probability} of all texts that the method can write, a remark on its controller)."""
+    if learns(method):
+        control = taught(method, target, draft, horizon, settings)
+        run = functools.partial(write_taught, control or method.control)
+        law = enumerate_law(target, draft, method, horizon, run=limited(run), **settings)
+        return law, LEARNED if control else UNMOVED
+    if isinstance(method, Ecsv) and not method.bonus_check:     # it keeps nothing from a cycle to the next
+        return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings), ''
+    return enumerate_law(target, draft, method, horizon, run=limited(write), **settings), ''
+
+
+def limited(run):
+    """The same function, which raises TooMany when it is called more than MOST times."""
+    left = itertools.count(MOST, -1)
+
+    def limited_run(s, method):
+        if next(left) == 0:
+            raise TooMany(f'more than {MOST} ways to draw {counted(s.room, "token")}: set fewer branches or '
+                          'candidates')
+        return run(s, method)
+    return limited_run
+
+
+def taught(method, target, draft, horizon, settings):
+    """The method's controller once it has learned to draft other blocks than at first; None if it never does.
+
+    In the few tokens of a proof it would see too little to change its mind. It is asked after 1, 2, 4, ...
+    cycles of a text of LESSON tokens.
+    """
+    own = replace(method)
+    at_first = blocks(own.control, method, target, draft, horizon, settings)
+    lesson = session(target, draft, (0,), LESSON, **settings)
+    lesson.read_prompt()
+    asked_after = 1
+    for _ in decode(lesson, own):
+        if lesson.cycles == asked_after:
+            if blocks(own.control, method, target, draft, horizon, settings) != at_first:
+                return own.control
+            asked_after *= 2
+    return None
+
+
+def blocks(control, method, target, draft, horizon, settings):
+    """{ids: probability} of what is drafted for the first cycle of a text by a copy of this controller."""
+    def propose(s, method):
+        own = with_control(method, control)
+        s.read_prompt()
+        return own.propose(s).tokens, None
+    return enumerate_law(target, draft, method, horizon, run=limited(propose), **settings)
+
+
+def with_control(method, control):
+    """A copy of the method with a copy of this controller."""
+    own = replace(method)
+    own.control = copy.deepcopy(control)
+    return own
+
+
+def write_taught(control, s, method):
+    """(tokens written, None) of a Session by the method with a copy of this controller."""
+    s.read_prompt()
+    return tokens_of(decode(s, with_control(method, control))), None
+
+
+# --------------------------------------------------------------------------------------------------- showing
+
+@dataclass
+class Proof:
+    """Three laws, each {tokens: probability} of all texts of one length, and what is to be said of them."""
+    name: str
+    header: str
+    promised: bool      # whether the method calls itself lossless
+    law: Counter        # of the method
+    wanted: Counter     # of the target alone
+    drafted: Counter    # of the draft alone
+
+    def __post_init__(self):
+        self.gap = variation(self.law, self.wanted)
+        texts = self.law.keys() | self.wanted.keys()
+        self.texts = sorted(texts, key=lambda text: (-self.wanted[text], text))     # likeliest first
+
+    @property
+    def status(self):
+        """1 where the method promises the target's law and has another, else 0."""
+        return int(self.promised and self.gap > SAME)
+
+    def lines(self):
+        """What --prove prints."""
+        width = max(9, len(self.name))
+        yield self.header
+        yield f'{"text":12}  {self.name:>{width}}     target  difference  draft alone'
+        for text in self.texts[:ROWS]:
+            own = self.law[text]
+            wanted = self.wanted[text]
+            apart = f'{own - wanted:+.5f}' if abs(own - wanted) > SAME else '0'
+            drafted = self.drafted[text]
+            yield f'{spelled(text):12}  {own:{width}.5f}  {wanted:9.5f}  {apart:>10}  {drafted:11.5f}'
+        if len(self.texts) > ROWS:
+            yield f'and {len(self.texts) - ROWS} more'
+        away = variation(self.drafted, self.wanted)
+        yield f'total variation from the target: {self.name} {self.gap:.3g}, draft alone {away:.3g}'
+        yield self.sentence()
+
+    def sentence(self):
+        """What it comes to."""
+        found = f'{counted(len(self.texts), "text")} of {counted(len(self.texts[0]), "token")}'
+        if self.gap <= SAME:
+            found += f' agree to {max(self.gap, 1e-16):.0e}'    # the last digit of a number in fp64
+            if self.promised:
+                return f'lossless: {found}'
+            return f'no difference found: {found}, which {self.name} does not promise at these knobs'
+        found += f' have total variation {self.gap:.3g}; {self.first_apart()}'
+        if self.promised:
+            return f'WRONG: {self.name} calls itself lossless at these knobs, and is not: {found}'
+        return f'LOSSY: {found}'
+
+    def first_apart(self):
+        """Which text is the first whose probability differs, and by how much."""
+        for text in self.texts:
+            own = self.law[text]
+            wanted = self.wanted[text]
+            if abs(own - wanted) > SAME / len(self.texts):
+                return f'the first to differ, {spelled(text)}, has {own:.5f} instead of {wanted:.5f}'
+
+
+def counted(n, word):
+    return f'{n} {word}' if n == 1 else f'{n} {word}s'
+
+
+def spelled(text):
+    """The ids of a text, as they are shown."""
+    return ' '.join(map(str, text))
