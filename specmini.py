@@ -5,6 +5,7 @@ The figures of a trace, the Engine around `verify.decode`, what is printed of a 
 """
 import argparse
 import functools
+import hashlib
 import importlib
 import itertools
 import json
@@ -16,7 +17,8 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from pathlib import Path as File
 from statistics import median
 from typing import NamedTuple
@@ -27,10 +29,10 @@ import torch
 from torch import distributed
 from tqdm import tqdm
 
-from model import (MLP, Reader, encode, expect, load, measured_sections, plain_file, ranks,
+from model import (MLP, Reader, encode, expect, fingerprint, load, measured_sections, plain_file, ranks,
                    read_calibration, read_json, same_vocabulary)
-from verify import (METHODS, Autoregressive, CmAsd, Exact, Session, Sparse, SpecGuard, ViaSd, chain, decode,
-                    knobs_of, lookup, silence, tokens_of, whole_passes)
+from verify import (METHODS, Autoregressive, CmAsd, Cycle, Exact, Session, Sparse, SpecGuard, ViaSd, chain,
+                    decode, knobs_of, lookup, silence, tokens_of, whole_passes)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab' / 'models'
@@ -50,6 +52,7 @@ BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose p
 TIMING = 2.0            # seconds after which it begins no further round of them
 SURE = 30                # judged draft tokens from which the share kept of them is taken at its word
 POOL = 200              # from which it is carried over to places that were not seen
+PATIENCE = timedelta(days=30)   # that processes wait for one that has more rows left, or longer ones
 
 
 def lab_module(name):
@@ -163,6 +166,7 @@ class Engine:
     dtype: str = 'auto'             # one of DTYPES; auto: fp32, on CUDA bf16
     compile: bool = False           # torch.compile the passes
     threads: int = None             # of the CPU; None: 1 for small models, else as many as cores
+    parted: bool = False            # whether each process of a group has a part of the target
     readers: dict = field(default_factory=dict, init=False)         # {role: Reader}, see open
     calibration: dict = field(default_factory=dict, init=False)     # its sections of calibration.json
 
@@ -194,7 +198,7 @@ class Engine:
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        return load(folder, self.device, DTYPES[self.dtype], parted=folder == self.target)
+        return load(folder, self.device, DTYPES[self.dtype], self.parted and folder == self.target)
 
     def load_beside(self, role, folder):
         """The network in the folder, which must share the target's vocabulary."""
@@ -653,6 +657,11 @@ class Teller:
     def finish(self, number, row, session, method):
         """The report of the text, which is written or interrupted. number: of its row, from 0."""
         found = report(self.engine, self.name, method, session, row, self.cycles)
+        self.tell(number, found)
+        return found
+
+    def tell(self, number, found):
+        """Tells what was found of the text, behind its last cycle."""
         if self.as_json:
             print(json.dumps(found), flush=True)
         else:
@@ -664,7 +673,6 @@ class Teller:
         self.traces.append(self.cycles)
         self.reports.append(found)
         self.begin()
-        return found
 
     def conclude(self, session, method):
         """Says what all texts come to."""
@@ -1502,6 +1510,91 @@ def choosing_layers(engine, method):
 REMARKS = {CmAsd: window_remarks, SpecGuard: step_remarks, Sparse: sparse_remarks}
 
 
+# -------------------------------------------------------------------------- rows dealt to several processes
+# Where one of its processes dies, torchrun ends the others: nobody is left to take over what was dealt to it.
+# So each keeps its rows in a file of its own as soon as it has them, and the same command, given again, goes
+# on from there, with as many processes as are then started.
+
+def deal(name, run, items, row_of, resume=True):
+    """[row_of(item) for each item] in the first process of a group; None in the others, which help with it.
+
+    Rows that NAME.part0, NAME.part1, ... keep of this run are not computed again, unless resume is False; of
+    the others each process takes every N-th. run: a text that names all that rows hang on; a row is read back
+    from JSON, so its tuples are lists and its keys are texts.
+    """
+    rank, count = ranks()
+    if not resume and rank == 0:
+        forget(name)
+    wait()
+    digest = hashlib.sha256(run.encode('utf-8', 'backslashreplace')).hexdigest()[:16]
+    kept = kept_rows(name, digest)
+    wait()                                              # all have seen the same
+    if kept:
+        print(f'{name}.part*: {len(kept)} of {len(items)} rows are there', file=sys.stderr)
+    left = [i for i in range(len(items)) if i not in kept]
+    with open(f'{name}.part{rank}', 'a', encoding='utf-8') as file:
+        file.write('\n')                                # behind half a line, where a kill has left one
+        for i in tqdm(left[rank::count], File(name).name, file=sys.stderr, disable=None):
+            file.write(json.dumps([digest, i, row_of(items[i])]) + '\n')
+            file.flush()
+    wait()
+    if rank > 0:
+        return None
+    kept = kept_rows(name, digest)
+    absent = len(items) - len(kept)
+    expect(absent == 0, f'{name}.part*: {absent} of {len(items)} rows are absent; expected a folder that all '
+           'processes share')
+    return [kept[i] for i in range(len(items))]
+
+
+def kept_rows(name, digest):
+    """{place: row} of what the files of this name keep; ValueError where they are not of this run."""
+    begin = json.dumps([digest])[:-1]                   # of each line
+    kept = {}
+    for file in kept_files(name):
+        for line in file.read_text(encoding='utf-8', errors='replace').split('\n'):
+            own = line.startswith(begin) or begin.startswith(line)
+            expect(own, f'{file} is not of this run: go on with the run that it is of, or take the file away')
+            try:
+                _, i, row = json.loads(line)
+            except ValueError:                          # half a line, or a blank one
+                continue
+            kept[i] = row
+    return kept
+
+
+def kept_files(name):
+    """The files that keep rows under this name."""
+    wanted = re.escape(File(name).name) + r'\.part\d+'
+    return [file for file in File(name).parent.iterdir() if re.fullmatch(wanted, file.name)]
+
+
+def forget(name):
+    """Deletes the files that keep rows under this name."""
+    for file in kept_files(name):
+        file.unlink()
+
+
+def wait():
+    """Waits until all processes of the group are here; ValueError where one has ended."""
+    _, count = ranks()
+    if count > 1:
+        try:
+            distributed.monitored_barrier(timeout=PATIENCE)
+        except RuntimeError:
+            raise ValueError('another process has ended; the same command goes on') from None
+
+
+def settings_of(engine):
+    """All that the texts of an engine hang on, beside method and prompts."""
+    folders = [engine.target, engine.mid]
+    if engine.has_draft:
+        folders.append(engine.draft)
+    models = [fingerprint(folder) for folder in folders if folder]
+    settings = {option.name: getattr(engine, option.name) for option in fields(engine) if option.init}
+    return models, settings, engine.calibration
+
+
 # --------------------------------------------------------------------------------------------- the program
 
 class Parser(argparse.ArgumentParser):
@@ -1539,6 +1632,8 @@ def parse(argv):
     add('--trace', metavar='FILE.jsonl', help='write one line for every cycle')
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
     add('--compare', metavar='M1,M2,...', help='one table of these methods and ar')
+    add('--split', metavar='NAME', help='deal the rows of --prompts to the processes of torchrun; until all '
+        'are told, NAME.part0, NAME.part1, ... keep the finished ones, and the same command goes on')
     add('--prove', metavar='METHOD', help="its law on tables that are counted out, beside the target's")
     add('--list', action='store_true', help='the methods and their knobs')
     add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
@@ -1577,6 +1672,8 @@ def check_flags(args):
     alone = args.method or args.check or args.json or args.show or args.trace
     expect(not (args.compare and alone), '--compare takes none of --method, --check, --json, --show, --trace')
     expect(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
+    expect(args.split is None or args.prompts, '--split: one text cannot be split; give --prompts FILE.jsonl')
+    expect(not (args.split and args.compare), '--compare times methods in turn in one process: no --split')
 
 
 def method_names(args):
@@ -1615,7 +1712,7 @@ def open_engine(args):
         target=args.target, draft=args.draft, mid=args.mid, sparse=args.thinner, max_new=args.max_new,
         temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed,
         ignore_eos=args.ignore_eos, device=args.device, dtype=args.dtype, compile=args.compile,
-        threads=args.threads)
+        threads=args.threads, parted=args.split is None)
     mixtures = engine.models['target'].config.mixtures
     there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
     for part in args.parts:
@@ -1628,20 +1725,32 @@ def open_engine(args):
     return engine
 
 
-def join_ranks(args):
+def join_ranks(device, backend):
     """Makes this process one of those that torchrun has started, if it has; only the first of them tells."""
     if not (distributed.is_available() and distributed.is_torchelastic_launched()):
         return
-    device = pick_device(args.device)
-    distributed.init_process_group('nccl' if device == 'cuda' else 'gloo')
-    rank, count = ranks()
-    if device == 'cuda':
-        torch.cuda.set_device(distributed.get_node_local_rank(rank))
+    try:
+        distributed.init_process_group(backend)
+    except RuntimeError as error:
+        raise ValueError(f'the processes do not find each other: start them again ({error})') from None
+    rank, _ = ranks()
     if rank > 0:
         sys.stdout = sys.stderr = open(os.devnull, 'w')
-        args.trace = None
-    if count > 1:
-        refuse_parted(args)
+    if device == 'cuda':
+        own = distributed.get_node_local_rank(rank)
+        there = torch.cuda.device_count()
+        expect(own < there, f'process {own + 1} of this machine has no CUDA device, of {there}; start fewer')
+        torch.cuda.set_device(own)
+
+
+def leave_ranks(failed=False):
+    """Ends the group of processes; not NCCL's where one has failed: its end would wait for the others."""
+    rank, _ = ranks()
+    if rank > 0:
+        sys.stderr = sys.__stderr__                     # a defect that ends it is told
+    if distributed.is_available() and distributed.is_initialized():
+        if not (failed and distributed.get_backend() == 'nccl'):
+            distributed.destroy_process_group()
 
 
 def refuse_parted(args):
@@ -1676,7 +1785,13 @@ def run(args):
         for name, method in METHODS.items():
             print(f'{name:17} {method.__doc__.splitlines()[0]}', describe_knobs(name))
         return 0
-    join_ranks(args)
+    device = pick_device(args.device)
+    join_ranks(device, 'gloo' if args.split or device == 'cpu' else 'nccl')
+    rank, count = ranks()
+    if rank > 0:
+        args.trace = None
+    if count > 1 and not args.split:
+        refuse_parted(args)
     rows = read_rows(args.prompt, args.prompts)
     texts = [row['prompt'] for row in rows]
     if args.chat:
@@ -1686,6 +1801,8 @@ def run(args):
     engine.open(prompts)
     if args.compile:
         warm_up(engine, prompts[0], args.methods)
+    if args.split:
+        return generate_dealt(engine, rows, prompts, args)
     if args.compare is None:
         return generate(engine, rows, prompts, args)
     for line in compare(engine, rows, prompts, args.methods):
@@ -1723,6 +1840,43 @@ def generate(engine, rows, prompts, args):
     return 0
 
 
+def generate_dealt(engine, rows, prompts, args):
+    """As generate, the rows dealt to a group of processes, whose first tells them when all are written."""
+    (name, method), = args.methods.items()
+    teller = Teller(engine, name, wants_color(args.color), args.show, args.json, args.trace)
+
+    def write(i):
+        own = replace(method)
+        session = engine.start(prompts[i], own, i)
+        cycles = list(decode(session, own))
+        found = report(engine, name, own, session, rows[i], cycles)
+        checked = check(engine, prompts[i], found['tokens']) if args.check else ''
+        return found, checked, [vars(cycle) for cycle in cycles]
+
+    run = [name, method, args.check, settings_of(engine), rows, prompts]
+    try:
+        dealt = deal(args.split, repr(run), range(len(prompts)), write)
+    except KeyboardInterrupt:
+        print('interrupted: the same command goes on', file=sys.stderr)
+        return 130
+    leave_ranks()
+    if dealt is None:
+        return 0
+    for i, (found, checked, cycles) in enumerate(dealt):
+        for cycle in cycles:
+            teller.add(Cycle(**cycle))
+        teller.tell(i, found)
+        if checked:
+            print(checked, file=sys.stderr)
+    own = replace(method)
+    session = engine.start(prompts[-1], own)
+    session.tokens = session.tokens + found['tokens']
+    teller.conclude(session, own)
+    sys.stdout.flush()
+    forget(args.split)
+    return 0
+
+
 def main(argv=None):
     """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C.
 
@@ -1731,9 +1885,11 @@ def main(argv=None):
     lab_module('rivals')                                # enters the baselines in METHODS
     if sys.stdout is None:
         sys.stdout = open(os.devnull, 'w')              # it was closed before we began: nobody listens
+    failed = True
     try:
         status = run(parse(argv))
         sys.stdout.flush()                              # a full disk is told here, and not at exit
+        failed = status > 0
         return status
     except BrokenPipeError:
         return 0
@@ -1746,6 +1902,8 @@ def main(argv=None):
         told = sys.__stderr__ if rank > 0 else sys.stderr       # what one rank alone has met is told, too
         print('specmini:', ' '.join(str(error).split()), file=told)
         return 2
+    finally:
+        leave_ranks(failed)
 
 
 if __name__ == '__main__':

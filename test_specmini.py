@@ -10,12 +10,15 @@ import io
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
 import runpy
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -7274,6 +7277,7 @@ BAD_FLAGS = {
     '--method specguard --set preset=paper regenerate=sd': 'target_k is 16; expected 1 (regenerate=sd)',
     '--method specguard --set delimiter=': 'delimiter is empty', '--sparse x': 'expected some of',
     '--method specguard --set target_temperature=-1': 'knob target_temperature is -1',
+    '--split x': 'one text cannot be split',
     '--sparse moe': 'no layer of that kind', '--sparse ffn --set rho=2': 'knob rho',
     f'--target {EMBEDDED}/draft --sparse attn --set anchors=1': 'no section',
     '--target= --draft= --mid= --method= --sparse= --trace= --compare=':
@@ -7328,6 +7332,251 @@ def test_two_processes_that_share_a_target_write_its_text(capsys):
     assert found.returncode == 0, found.stderr
     (line,) = found.stdout.splitlines()
     assert json.loads(line)['text'] == json.loads(alone)['text']
+
+
+# ---------------------------------------------------------- specmini.py: rows dealt to several processes
+
+def member(rank, settings, folder, function):
+    """Runs the function as one process of a group, its output kept in files of the folder."""
+    os.environ.update(settings, RANK=str(rank))
+    sys.stdout = sys.__stdout__ = open(folder / f'out{rank}', 'w', buffering=1)
+    sys.stderr = sys.__stderr__ = open(folder / f'err{rank}', 'w', buffering=1)
+    sys.exit(function(rank))
+
+
+def together(folder, function, count=2):
+    """[(exit status, stdout, stderr)] of function(rank) in forks of this process that are a group.
+
+    As torchrun starts them, but for its seconds and for its ending all where one has died.
+    """
+    with socket.socket() as free:
+        free.bind(('localhost', 0))
+        port = free.getsockname()[1]
+    settings = dict(TORCHELASTIC_RUN_ID='test', WORLD_SIZE=str(count), MASTER_ADDR='localhost',
+                    MASTER_PORT=str(port))
+    fork = multiprocessing.get_context('fork')
+    processes = []
+    for rank in range(count):
+        processes.append(fork.Process(target=member, args=(rank, settings, folder, function)))
+        processes[-1].start()
+    found = []
+    for rank, process in enumerate(processes):
+        process.join(30)
+        process.kill()                                  # where it hangs
+        process.join()
+        texts = [(folder / f'{name}{rank}').read_text() for name in ('out', 'err')]
+        found.append((process.exitcode, *texts))
+    return found
+
+
+def split_flags(pair, folder, *flags):
+    """Flags of a run over six rows, two of them equal, that four processes or one can do."""
+    file = folder / 'rows.jsonl'
+    rows = [dict(prompt=text, answer='1') for text in ('hello', 'x 1', 'hello', 'y', 'z 1 2', 'abc')]
+    file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return [*map(str, pair[:4]), '--prompts', str(file), '--max-new', '12', '--temperature', '1',
+            '--ignore-eos', '--json', *map(str, flags)]
+
+
+def without_times(lines):
+    """The JSON objects of these lines without what a clock said."""
+    found = [json.loads(line) for line in lines.splitlines()]
+    for one in found:
+        for key in ('seconds', 'prompt_seconds', 'tokens_per_second'):
+            one.get('stats', {}).pop(key, None)
+        one.pop('ms', None)
+        for path in one.get('passes', {}).values():
+            path.pop('ms')
+    return found
+
+
+def ending(err):
+    """The lines on all texts of a run, of which none hangs on its times."""
+    return [line for line in err.splitlines() if 'texts' in line or 'kept at' in line]
+
+
+def test_rows_dealt_to_processes_are_those_of_one(pair, capsys, tmp_path):
+    """Texts, figures, trace and the lines at the end, in the same order; nothing is kept behind them."""
+    sparse = '--sparse', 'ffn', '--set', 'ffn_share=0.5', 'gamma=2'         # no part of a target can do this
+    flags = split_flags(pair, tmp_path, *sparse, '--trace')
+    status, out, err = program(capsys, *flags, tmp_path / 'trace')
+    assert status == 0 and 'graded texts' in err
+    whole = without_times(out)
+    split = [*flags, str(tmp_path / 'parts'), '--split', str(tmp_path / 'name')]
+    (first, told, said), (second, *silence) = together(tmp_path, lambda rank: specmini.main(split))
+    assert (first, second, silence) == (0, 0, ['', ''])
+    assert without_times(told) == whole and ending(said) == ending(err)
+    traces = [without_times((tmp_path / name).read_text()) for name in ('trace', 'parts')]
+    assert traces[0] == traces[1]
+    assert not list(tmp_path.glob('name*'))
+
+
+KILLED = """
+import os, signal, sys, specmini
+wrote = specmini.report
+
+def report(engine, name, method, session, row, cycles):
+    if row['prompt'] == 'y':
+        os.kill(os.getpid(), signal.SIGKILL)
+    return wrote(engine, name, method, session, row, cycles)
+specmini.report = report
+sys.exit(specmini.main())
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+@pytest.mark.slow
+def test_torchrun_ends_where_a_process_is_killed_and_another_goes_on(pair, capsys, tmp_path):
+    """The second of two dies at its second row; one process can do what two began. Nothing is told twice."""
+    flags = [*split_flags(pair, tmp_path), '--split', str(tmp_path / 'name')]
+    (tmp_path / 'killed.py').write_text(KILLED)
+    torchrun = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2']
+    found = subprocess.run([*torchrun, tmp_path / 'killed.py', *flags], capture_output=True, text=True,
+                           timeout=100, env=os.environ | dict(OMP_NUM_THREADS='1', PYTHONPATH=str(HERE)))
+    assert found.returncode == 1 and not found.stdout
+    assert re.search(r'exitcode *: -9', found.stderr)
+    status, out, err = program(capsys, *flags)
+    assert status == 0 and re.search(r'name.part\*: [1-4] of 6 rows are there', err)
+    assert without_times(out) == without_times(program(capsys, *flags)[1])
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_its_group_and_the_next_goes_on(pair, capsys, tmp_path):
+    """Where no torchrun ends it, too: the other one says why. The rows that it had are not written again."""
+    flags = split_flags(pair, tmp_path)
+    split = [*flags, '--split', str(tmp_path / 'name')]
+    wrote = specmini.report
+    asked = tmp_path / 'asked'
+
+    def run(rank, kill):
+        def report(engine, name, method, session, row, cycles):
+            if kill and row['prompt'] == 'y':           # of the second process, its second row
+                os.kill(os.getpid(), signal.SIGKILL)
+            with open(asked, 'a') as file:
+                file.write(f'{session.generator.initial_seed()}\n')
+            return wrote(engine, name, method, session, row, cycles)
+        specmini.report = report
+        return specmini.main(split)
+    (first, told, said), (second, *_) = together(tmp_path, lambda rank: run(rank, True))
+    assert (first, told, second) == (2, '', -signal.SIGKILL)
+    assert said == 'specmini: another process has ended; the same command goes on\n'
+    assert sorted(asked.read_text().split()) == ['0', '1', '2', '4']
+    (first, told, said), (second, *_) = together(tmp_path, lambda rank: run(rank, False))
+    assert (first, second) == (0, 0) and 'name.part*: 4 of 6 rows are there' in said
+    assert sorted(asked.read_text().split()) == ['0', '1', '2', '3', '4', '5']
+    assert without_times(told) == without_times(program(capsys, *flags)[1])
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_target_end_where_one_is_killed(pair, tmp_path):
+    """No torchrun is needed for that: the other one's sum has nobody to add to."""
+    flags = split_flags(pair, tmp_path)
+    wrote = specmini.report
+
+    def run(rank):
+        def report(engine, name, method, session, row, cycles):
+            if rank == 1 and row['prompt'] == 'y':
+                os.kill(os.getpid(), signal.SIGKILL)
+            return wrote(engine, name, method, session, row, cycles)
+        specmini.report = report
+        return specmini.main(flags)
+    (first, told, said), (second, *_) = together(tmp_path, run)
+    assert (first, second) == (2, -signal.SIGKILL)
+    assert 3 <= told.count('\n') <= 4 and said.startswith('specmini: ') and said.count('\n') == 1
+
+
+@pytest.mark.parametrize('error, status, words', [
+    (ValueError('bad input'), 2, 'specmini: bad input\n'), (KeyError('x'), 1, "KeyError: 'x'\n")])
+def test_what_fails_in_one_process_is_told(error, status, words, pair, tmp_path):
+    """Bad input as its own line, a defect as one; the group has an end in both processes."""
+    flags = split_flags(pair, tmp_path, '--split', tmp_path / 'name')
+
+    def report(*args):
+        raise error
+
+    def run(rank):
+        if rank == 1:
+            specmini.report = report
+        try:
+            return specmini.main(flags)
+        finally:
+            print(specmini.distributed.is_initialized(), file=sys.__stdout__)
+    (first, told, said), (second, also, fault) = together(tmp_path, run)
+    assert first == 2 and 'another process has ended' in said
+    assert second == status and fault.endswith(words)
+    assert told == also == 'False\n'
+
+
+def test_items_are_dealt_evenly_and_once(tmp_path):
+    """What is left of seven after two is dealt anew, told in the items' order; resume=False begins anew."""
+    name = tmp_path / 'name'
+
+    def row_of(item):
+        return [item, os.environ.get('RANK')]
+
+    def run(rank):
+        specmini.join_ranks('cpu', 'gloo')
+        rows = specmini.deal(name, 'run', 'abcdefg', row_of)
+        again = specmini.deal(name, 'other', 'abc', row_of, resume=False)
+        print(json.dumps([rows, again]))
+        specmini.leave_ranks()
+    with pytest.raises(KeyError):
+        specmini.deal(name, 'run', 'abcdefg', lambda item: dict(a=['a', None], b=['b', None])[item])
+    (status, told, _), (second, silent, _) = together(tmp_path, run)
+    assert (status, second, silent) == (0, 0, '')
+    rows, again = json.loads(told)
+    assert rows == [['a', None], ['b', None], *([item, '01'[i % 2]] for i, item in enumerate('cdefg'))]
+    assert again == [['a', '0'], ['b', '1'], ['c', '0']]
+
+
+def test_kept_rows_that_are_no_rows(tmp_path):
+    """Half a line is written anew; another run's are not mixed with ours, and no foreign file is touched."""
+    name = tmp_path / 'name'
+    part = tmp_path / 'name.part0'
+    assert specmini.deal(name, 'run', 'ab', str.upper) == ['A', 'B']
+    whole = part.read_text()
+    asked = []
+
+    def row_of(item):
+        asked.append(item)
+        return item.upper()
+    for cut in range(1, len('["0123456789abcdef", 1, "B"]\n')):
+        part.write_text(whole[:-cut])
+        assert specmini.deal(name, 'run', 'ab', row_of) == ['A', 'B']
+    assert asked == ['b'] * (cut - 1)                   # without its last sign, the end of line, it is whole
+    foreign = b'PK\x03\xff of somebody else'
+    for content in (part.read_bytes(), foreign):
+        part.write_bytes(content)
+        with pytest.raises(ValueError, match='name.part0 is not of this run'):
+            specmini.deal(name, 'another run', 'ab', str.upper)
+        assert part.read_bytes() == content
+    (tmp_path / 'name.partial').write_text('mine')
+    specmini.forget(name)
+    assert [file.name for file in tmp_path.iterdir()] == ['name.partial']
+
+
+def test_rows_hang_on_what_the_run_is(pair, capsys, tmp_path, monkeypatch):
+    """Interrupted, then with another seed, method, prompt or setting: refused, and nothing is written."""
+    split = '--split', str(tmp_path / 'name')
+    flags = split_flags(pair, tmp_path, *split)
+    rows = tmp_path / 'rows.jsonl'
+    calls = interrupt(monkeypatch, specmini, 'report', 3)
+    status, out, err = program(capsys, *flags)
+    assert (status, out, err, len(calls)) == (130, '', 'interrupted: the same command goes on\n', 3)
+    for more in (['--seed', 1], ['--method', 'lenient'], ['--gamma', 3], ['--top-p', 0.9],
+                 ['--draft', 'none']):
+        refused(capsys, 'name.part0 is not of this run', *flags, *more)
+    kept = rows.read_text()
+    rows.write_text(kept.replace('abc', 'abd'))
+    refused(capsys, 'name.part0 is not of this run', *flags)
+    rows.write_text(kept)
+    assert program(capsys, *flags)[0] == 0
+
+
+def test_check_with_split(pair, capsys, tmp_path):
+    flags = split_flags(pair, tmp_path, '--split', tmp_path / 'name', '--temperature', 0, '--check')
+    status, _, err = program(capsys, *flags)
+    assert status == 0 and err.count('check: equal to plain decoding for all 12 tokens.\n') == 6
 
 
 class SafeSlice:
@@ -8661,6 +8910,65 @@ def run_claims(monkeypatch, *flags):
 
 
 @pytest.mark.slow
+def test_processes_share_a_recording(foreign, monkeypatch, tmp_path):
+    """The file is that of one process, whoever measured its rows; what the lab alone can do is told once."""
+    def row(pair, prompt):
+        return dict(prompt.name, text=pair.own_text(prompt.ids), process=os.environ.get('RANK'))
+    def items(pair, n):                                 # each twice, for both processes at the same time
+        return [prompt for prompt in pair.texts((), n) for _ in range(2)]
+    records = dict(texts=Record(items, row, drafts=False),
+                   other=lab_claims.part('ecsv', 'record').RECORDS['fits'])
+    monkeypatch.setattr(lab_claims, 'part', lambda paper, name: SimpleNamespace(RECORDS=records))
+    stored = []
+    for kind in ('one', 'two'):
+        for module in (common, lab_claims, pairs):
+            monkeypatch.setattr(module, 'LAB', tmp_path / kind)
+        if kind == 'one':
+            assert run_claims(monkeypatch, 'ecsv', *foreign.flags) == 0
+        else:
+            found = together(tmp_path, lambda rank: run_claims(monkeypatch, 'ecsv', *foreign.flags))
+            (first, _, said), *others = found
+            assert first == 0 and 'ecsv other: left out' in said and others == [(0, '', '')]
+        stored.append(common.read_stored('ecsv', 'texts', 'big'))
+    (head, alone), (same, shared) = stored
+    assert head == same and [row.pop('process') for row in shared] == ['0', '1'] * 4
+    assert [row.pop('process') for row in alone] == [None] * 8 and alone == shared
+    assert len(list((tmp_path / 'two' / 'ecsv' / 'results' / 'big').iterdir())) == 1
+
+
+def test_a_text_that_two_processes_remember_at_once(foreign, monkeypatch, tmp_path):
+    """The other one writes it whole between our writing and our naming."""
+    monkeypatch.setattr(pairs, 'LAB', tmp_path)
+    pair = Pair(target=foreign.flags[1], draft='', prompts=(foreign.flags[3],), max_new=4)
+    replace_file = os.replace
+    others = []
+
+    def replace_late(new, file):
+        monkeypatch.setattr(os, 'replace', replace_file)
+        others.extend(together(tmp_path, lambda rank: print(pair.own_text([5, 6])), 1))
+        replace_file(new, file)
+    monkeypatch.setattr(os, 'replace', replace_late)
+    text = pair.own_text([5, 6])
+    assert others == [(0, f'{text}\n', '')] and pair.own_text([5, 6]) == text
+
+
+def test_a_record_of_the_lab_is_the_first_process_s(monkeypatch, tmp_path):
+    monkeypatch.setattr(common, 'LAB', tmp_path)
+
+    def rows(n):
+        print('measured')
+        yield dict(n=n)
+
+    def run(rank):
+        specmini.join_ranks('cpu', 'gloo')
+        sys.stdout = sys.__stdout__                     # who measures is seen
+        lab_claims.measure_in_lab('paper', 'rows', pairs.LabRecord(('draft',), rows, ''), 3, False)
+        specmini.leave_ranks()
+    assert together(tmp_path, run) == [(0, 'measured\n', ''), (0, '', '')]
+    assert common.read_stored('paper', 'rows').rows == [dict(n=3)]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('paper, drafts', [*((paper, True) for paper in lab_claims.PAPERS), ('via', False)])
 def test_claims_on_a_foreign_pair(paper, drafts, foreign, monkeypatch, tmp_path, capsys):
     """All that any pair can have is measured, stored by its name, not anew with --resume, and judged."""
@@ -8697,8 +9005,9 @@ def test_a_record_grows_and_goes_on(tmp_path, capsys):
         return dict(x=item)
     with pytest.raises(KeyboardInterrupt):
         common.grow(where, head, [0, 1, 2], broken_off)
-    part = where.with_suffix('.part')
-    assert [json.loads(line) for line in part.read_text().splitlines()[1:]] == [dict(x=0), dict(x=1)]
+    part = where.with_suffix('.part0')
+    _, *lines = part.read_text().splitlines()
+    assert [json.loads(line)[1:] for line in lines] == [[0, dict(x=0)], [1, dict(x=1)]]
     part.write_text(part.read_text()[:-4])                      # a kill in the middle of a line
     asked = []
 

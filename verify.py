@@ -228,7 +228,7 @@ def tokens_of(cycles):
 
 def whole_passes(passes):
     """How many of the passes were the target's through all its layers: full, observed or sparse, not slim."""
-    return passes['target/full'] + passes['target/grounded'] + passes['target/sparse']
+    return passes.get('target/full', 0) + passes.get('target/grounded', 0) + passes.get('target/sparse', 0)
 
 
 def until_end(tokens, eos):

@@ -2,6 +2,7 @@
 
 With --target, --draft and --prompts it measures on any other pair and any prompts, graded where their rows
 have an answer, and stores under the pair's name; --resume goes on from what an interrupted run has stored.
+Started by `torchrun --nproc-per-node N -m lab.claims ...`, N processes share the rows of each record.
 `--report ecsv` writes the tables of lab/ecsv/README.md anew, in seconds; `--report` alone those of all
 papers, and the scoreboard of lab/README.md. What is measured is in lab/*/record.py, how it is judged in
 lab/*/claims.py.
@@ -16,8 +17,8 @@ from pathlib import Path as File
 from lab.common import (LAB, MODELS, between_markers, claim_lines, file_of, grow, header, judge,
                         measured_pairs, read_stored, same_record, store, table_lines)
 from lab.pairs import EMBEDDED, Pair, Record, check, digest_of
-from model import expect, fingerprint
-from specmini import DTYPES, HERE, pick_device, take_threads
+from model import expect, fingerprint, ranks
+from specmini import DTYPES, HERE, join_ranks, leave_ranks, pick_device, take_threads
 
 PAPERS = dict(cmasd=100, ecsv=50, via=100, specguard=300, sparse=50, best=12)   # prompts of each task
 HEADLINES = (       # (paper, claim): those of the README's summary
@@ -58,13 +59,21 @@ def measure(paper, pair, n, resume=False):
             head = head_of(record, name, pair, n)
             grow(file_of(paper, name, pair.name), head, record.items(pair, n), row_of, resume)
         elif pair.is_embedded:
-            head = header(name, n, record.models)
-            if resume and same_record(file_of(paper, name), head):
-                print(f'{file_of(paper, name)}: measured already', file=sys.stderr)
-            else:
-                store(paper, name, head, record.rows(n))
+            measure_in_lab(paper, name, record, n, resume)
         else:
             print(f'{paper} {name}: left out, it needs {record.needs}', file=sys.stderr)
+
+
+def measure_in_lab(paper, name, record, n, resume):
+    """Measures and stores a LabRecord, in the first process: it has no items to share."""
+    rank, _ = ranks()
+    if rank > 0:
+        return
+    head = header(name, n, record.models)
+    if resume and same_record(file_of(paper, name), head):
+        print(f'{file_of(paper, name)}: measured already', file=sys.stderr)
+    else:
+        store(paper, name, head, record.rows(n))
 
 
 def head_of(record, name, pair, n):
@@ -218,20 +227,27 @@ def pair_of(args):
 def main():
     """Runs the program; returns its exit status: 0, 2 for bad input, 130 for Ctrl-C."""
     args = parse()
+    failed = True
     try:
         if args.report:
             report(args.papers or list(PAPERS))
             return 0
+        join_ranks(pick_device(args.device or 'auto') if args.target else 'cpu', 'gloo')
         pair = pair_of(args)
         take_threads(pair.network('target')[0])         # of one, times are the processor's own
         for paper in args.papers:
             measure(paper, pair, args.n or (PAPERS[paper] if pair.is_embedded else ELSEWHERE), args.resume)
+        failed = False
     except (ValueError, OSError) as error:
-        print('lab.claims:', ' '.join(str(error).split()), file=sys.stderr)
+        rank, _ = ranks()
+        told = sys.__stderr__ if rank > 0 else sys.stderr
+        print('lab.claims:', ' '.join(str(error).split()), file=told)
         return 2
     except KeyboardInterrupt:
         print('interrupted: the same command with --resume goes on', file=sys.stderr)
         return 130
+    finally:
+        leave_ranks(failed)
     return 0
 
 

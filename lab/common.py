@@ -19,11 +19,11 @@ from pathlib import Path as File
 from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from lab import tasks
 from lab.quantise import linear, quantise
 from model import expect, fingerprint, load
+from specmini import deal, forget
 
 SEED = 11           # of the held-out rows that claims are measured on
 LAB = File(__file__).parent
@@ -96,46 +96,42 @@ def as_line(row):
 
 def store(paper, name, head, rows):
     """Writes a record of the embedded models as the rows come: the header, then a row a line."""
-    where = file_of(paper, name)
+    write_record(file_of(paper, name), head, rows)
+
+
+def write_record(where, head, rows):
+    """Writes the header, then a row a line; whole or not at all, if interrupted."""
     where.parent.mkdir(parents=True, exist_ok=True)
     growing = where.with_suffix('.new')
     with open(growing, 'w', encoding='utf-8') as file:
         for row in itertools.chain([dated(head)], rows):
             file.write(as_line(row))
-    os.replace(growing, where)                          # whole or not at all, if interrupted
+    os.replace(growing, where)
 
 
 def grow(where, head, items, row_of, resume=False):
-    """Writes a record to the file `where`, a row for each item, and each as soon as it is measured.
+    """Writes a record to the file `where`, a row for each item, in their order; processes share the work.
 
-    An interrupted one stands beside it, as NAME.part; resume: go on from there, and leave a finished one
-    alone, where either has this head.
+    What an interrupted one has measured is kept beside it, see specmini.deal; resume: go on from there, and
+    leave a finished one alone, where it has this head.
     """
     if resume and same_record(where, head):
         print(f'{where}: measured already', file=sys.stderr)
         return
     where.parent.mkdir(parents=True, exist_ok=True)
-    growing = where.with_suffix('.part')
-    lines = whole_lines(growing) if resume and same_record(growing, head) else [as_line(dated(head))]
-    done = len(lines) - 1
-    growing.write_text(''.join(lines), encoding='utf-8')        # without half a line
-    bar = tqdm(items[done:], desc=where.stem, initial=done, total=len(items), file=sys.stderr, disable=None)
-    with open(growing, 'a', encoding='utf-8') as file:
-        for item in bar:
-            file.write(as_line(row_of(item)))
-            file.flush()
-    os.replace(growing, where)
-
-
-def whole_lines(where):
-    """The lines of a file, but for one that a kill has cut."""
-    return [line for line in where.read_text(encoding='utf-8').splitlines(True) if line.endswith('\n')]
+    name = where.with_suffix('')
+    rows = deal(name, as_line(head), items, row_of, resume)
+    if rows is not None:                                # the first process has them all
+        write_record(where, head, rows)
+        forget(name)
 
 
 def same_record(where, head):
     """Whether a file begins with this head, whatever its date and versions."""
-    lines = whole_lines(where) if where.exists() else []
-    return bool(lines) and for_json(head).items() <= json.loads(lines[0]).items()
+    if not where.exists():
+        return False
+    first, *_ = where.read_text(encoding='utf-8').split('\n')
+    return for_json(head).items() <= json.loads(first).items()
 
 
 class Stored(NamedTuple):

@@ -179,7 +179,7 @@ class Pair:
         if not file.exists():
             found = self.greedy_text(ids)
             file.parent.mkdir(parents=True, exist_ok=True)
-            growing = file.with_suffix('.new')
+            growing = file.with_suffix(f'.{os.getpid()}')      # another process may write it, too
             growing.write_text(json.dumps(found))
             os.replace(growing, file)                   # whole or not at all
         return json.loads(file.read_text())
