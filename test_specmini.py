@@ -36,7 +36,7 @@ import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import bench, common, cuda, pairs, quantise, replay, speed, tasks, train
+from lab import bench, common, course, cuda, pairs, quantise, replay, speed, tasks, train
 from lab import tree as lab_tree
 from lab import distil as lab_distil
 from lab import claims as lab_claims
@@ -8206,6 +8206,93 @@ def test_readme_from_python(capsys, monkeypatch):
     tokens = verify.tokens_of(names['cycles'])
     assert names['engine'].tokenizer.decode(tokens) == names['text']
     assert float(printed.splitlines()[-1]) > 1
+
+
+# ------------------------------------------------------------- lab/course.md: its exercises
+
+COURSE = (HERE / 'lab/course.md').read_text()
+SOLUTIONS = dict(enumerate(re.findall(r'Solution</summary>\n\n```python\n(.*?)```', COURSE, re.S), 1))
+
+
+@pytest.mark.parametrize('number', range(1, 8))
+def test_course_solutions_are_right(number, tmp_path, capsys):
+    """As the page has them; nothing that they register is left."""
+    answer = tmp_path / 'answer.py'
+    answer.write_text(SOLUTIONS[number])
+    before = METHODS.keys() | verify.CONTROLLERS.keys()
+    assert len(SOLUTIONS) == len(course.EXERCISES) == 7
+    assert course.main([str(number), str(answer)]) == 0
+    assert f'exercise {number}: right\n' in capsys.readouterr().out
+    assert METHODS.keys() | verify.CONTROLLERS.keys() == before
+
+
+@pytest.mark.parametrize('number, right, wrong, reason', [
+    case('1-keep', 1, 'keep = 0.2', 'keep = 0.3', 'keep is 0.7'),
+    case('1-no-extra-token', 1, 'range(gamma + 1)', 'range(1, gamma + 1)', 'tokens_a_cycle'),
+    case('2-nothing-broken', 2, 'return p', 'return super().replacement(p, q)', 'Broken writes a token'),
+    case('2-promises', 2, 'lossless = False', 'pass', 'still promises'),
+    case('2-not-halved', 2, ' / 2 ', ' ', 'off is 0.24'),
+    case('3-a-pass-too-many', 3, '1 + gamma * cost', '1 + (gamma + 1) * cost', 'by the passes'),
+    case('3-always-drafts', 3, 'range(17)', 'range(1, 17)', 'best_gamma(0.3, 0.3) is 1'),
+    case('4-prediction', 4, 'sd_notices = False', 'sd_notices = True', 'sd_notices is True'),
+    case('4-as-in-sd', 4, '1, 2, 6, 7', '1, 2, 6', 'test_ids still passes'),
+    case('4-same-path', 4, '4], [], slim', '4], [], model.full', 'test_writers still passes'),
+    case('4-fails', 4, 'model.full, 1)  ', 'slim, 1)', 'test_ids fails on your own code: NameError'),
+    case('5-no-room', 5, 'if not draft.tokens:', 'if False:', 'a block of 2 where one of 1 is due'),
+    case('5-to-nothing', 5, 'max(1,', 'max(0,', 'a block of 0 where one of 1'),
+    case('5-not-entered', 5, 'CONTROLLERS.update(doubling=Doubling)', '', 'is not registered'),
+    case('5-drops-what-it-drew', 5, 'def learn', 'causal = False\n\n    def learn', 'not lossless'),
+    case('5-short-horizon', 5, 'method, 6, run=run', 'method, 3, run=run', 'fails on your own code'),
+    case('5-never-halved', 5, '(1, 2, 1, 1)', '(1, 2, 1)', 'passes if no block is ever halved'),
+    case('5-no-law', 5, 'temperature=1.0)) < 1e-9', 'temperature=1.0)) < 1', 'the residual is wrong'),
+    case('6-promises', 6, 'return False', 'return self.k == 1', 'at k=1 it promises'),
+    case('6-one-hot', 6, 'score.logits[i]', 'score.p[i]', 'temperature 0.0'),
+    case('6-any-draft', 6, 'texts[0] == wanted !=', 'wanted !=', 'passes if every guess is kept'),
+    case('7-whole', 7, 'range(first, sublayers)', '()', 'leaves out sublayers'),
+    case('7-promises-nothing', 7, 'def guess', 'lossless = False\n\n    def guess', 'may promise'),
+    case('7-nothing-drafted', 7, 'method, 3,', 'method, 1,', 'fails on your own code'),
+    case('7-no-law', 7, ' and variation', ' or variation', 'the residual is wrong')])
+def test_course_wrong_answers_are_refused(number, right, wrong, reason):
+    """Each says why; those of tests pass on the right code, and notice nothing."""
+    assert right in SOLUTIONS[number]
+    assert reason in course.check(number, SOLUTIONS[number].replace(right, wrong))
+
+
+def test_course_law_test_of_a_method(monkeypatch):
+    """The line that the page adds to LAWS passes, and is the one that its -k selects."""
+    monkeypatch.delitem(METHODS, 'early', raising=False)        # puts back that there is none
+    exec(SOLUTIONS[7], {})
+    line, = re.findall(r"    (law\('early'.*), *\n", COURSE)
+    one = eval(line)
+    assert one.id == 'early' and '-k "test_law and early"' in COURSE
+    test_law(*one.values)
+
+
+@pytest.mark.parametrize('wrong', [course.trusts_any_id, course.trusts_any_writer])
+def test_course_names_tests_that_find_a_wrong_cache(wrong, monkeypatch):
+    """The page's -k runs two; each way to trust too much fails one of them at least."""
+    assert '-k "caches_after_each_cycle or tiers_ask_slim_only"' in COURSE
+    monkeypatch.setattr(KVCache, 'trusted', wrong)
+    with pytest.raises(AssertionError):
+        test_caches_after_each_cycle()
+        test_specguard_tiers_ask_slim_only_where_the_draft_doubts()
+
+
+@pytest.mark.parametrize('number, text, status, said', [
+    case('no-exercise', '8', None, 2, 'exercise 8: expected 1 to 7'),
+    case('no-number', 'one', None, 2, 'expected NUMBER FILE'),
+    case('no-file', '1', None, 2, 'expected a Python file'),
+    case('not-python', '1', 'keep = = 1\n', 1, 'SyntaxError'),
+    case('nothing-in-it', '1', '', 1, 'your file defines no keep'),
+    case('no-number-in-it', '1', "keep = 'most'\ntokens_a_cycle = max\n", 1, 'keep is most'),
+    case('breaks-off', '1', 'keep = 0.6\ndef tokens_a_cycle(keep, gamma):\n    1 / 0\n', 1, 'line 3: Zero')])
+def test_course_says_what_is_wrong_with_a_file(number, text, status, said, tmp_path, capsys):
+    path = tmp_path / 'answer.py'
+    if text is not None:
+        path.write_text(text)
+    assert course.main([number, str(path)]) == status
+    found = capsys.readouterr()
+    assert said in found.out + found.err
 
 
 # ---------------------------------------------------------- lab/best: compositions
