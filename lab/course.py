@@ -234,9 +234,9 @@ def check_5(answer):
             wanted = min(16, 2 * n) if whole else max(1, n // 2)
         control.learn(Draft(drafted, None), Cycle(drafted, [], [0] * len(labels), labels, {}, 0.0))
     claim(Exact(controller='doubling').lossless, 'sd with it is not lossless: leave causal as it is')
-    check_test(answer, 'test_doubling', {'no block is ever halved': told_only(kind, True),
+    check_test(answer, 'test_doubling', {'no block is ever doubled': told_only(kind, False),
                                          'the residual is wrong': without_residual(),
-                                         'no block is ever doubled': told_only(kind, False)})
+                                         'no block is ever halved': told_only(kind, True)})
 
 
 def likeliest_law(p, q, inside):
@@ -271,13 +271,11 @@ def check_7(answer):
     kind = entered(METHODS, 'early', 'METHODS.update(early=Early)')
     claim(kind(2).lossless, 'it drafts, and sd verifies: it may promise to be lossless')
     s = session(network(0, num_hidden_layers=4), None, [1, 2, 3], 20)
-    _, cycles = write(s, kind(2, depth=0.5))
+    write(s, kind(2, depth=0.5))
     paths = {name: set(path.skip) for name, path in s.target.paths.items()}
     shallow = {4, 5, 6, 7}
     claim(shallow in paths.values(), f'of 4 layers depth=0.5 leaves out sublayers {sorted(shallow)}; '
           f'yours: {paths}')
-    for cycle in cycles:
-        claim(cycle.passes['target/full'][0] == 1, 'a cycle has one pass of the whole target, which verifies')
 
     def lazy(self, session):
         return session.target.model.full.without([1])
