@@ -8240,7 +8240,7 @@ TO_FIVE = {'method, 6': 'method, 5', 'law(target, 6': 'law(target, 5'}     # tok
     case('4-prediction', 4, {'sd_notices = False': 'sd_notices = True'}, 'sd_notices is True'),
     case('4-as-in-sd', 4, {'1, 2, 6, 7': '1, 2, 6'}, 'test_ids still passes'),
     case('4-same-path', 4, {'4], [], slim': '4], [], model.full'}, 'test_writers still passes'),
-    case('4-fails', 4, {'model.full, 1)  ': 'slim, 1)'}, 'test_ids fails on your own code: NameError'),
+    case('4-fails', 4, {'model.full, 1)  ': 'slim, 1)'}, 'test_ids fails on your own code: answer, line'),
     case('5-no-room', 5, {'if not draft.tokens:': 'if False:'}, 'a block of 2 where one of 1 is due'),
     case('5-to-nothing', 5, {'max(1,': 'max(0,'}, 'a block of 0 where one of 1'),
     case('5-not-entered', 5, {'CONTROLLERS.update(doubling=Doubling)': ''}, 'is not registered'),
@@ -8293,7 +8293,7 @@ def test_course_names_tests_that_find_a_wrong_cache(wrong, monkeypatch):
     case('no-exercise', '8', None, 2, 'exercise 8: expected 1 to 7'),
     case('no-number', 'one', None, 2, 'expected NUMBER FILE'),
     case('no-file', '1', None, 2, 'expected a Python file'),
-    case('not-python', '1', 'keep = = 1\n', 1, 'SyntaxError'),
+    case('not-python', '1', 'keep = = 1\n', 1, 'line 1: SyntaxError'),
     case('nothing-in-it', '1', '', 1, 'your file defines no keep'),
     case('no-number-in-it', '1', "keep = 'most'\ntokens_a_cycle = max\n", 1, 'keep is most'),
     case('breaks-off', '1', 'keep = 0.6\ndef tokens_a_cycle(keep, gamma):\n    1 / 0\n', 1, 'line 3: Zero')])

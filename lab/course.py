@@ -88,6 +88,15 @@ def entered(table, name, line):
     return table[name]
 
 
+def told(error, path):
+    """An exception in a line; before it the latest line of the file at path that it passed through."""
+    what = traceback.format_exception_only(error)[-1].strip()
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    return f'{path}, line {lines[-1]}: {what}' if lines else what
+
+
 def failure(test):
     """What a test fails with, an exception, or None if it passes."""
     try:
@@ -101,7 +110,8 @@ def check_test(answer, name, mistakes):
     """Wrong unless the answer's test of this name passes, and fails under each mistake {what: patch}."""
     test = part(answer, name)
     error = failure(test)
-    claim(error is None, f'your {name} fails on your own code: {type(error).__name__}: {error}')
+    if error:
+        raise Wrong(f'your {name} fails on your own code: {told(error, answer["__file__"])}')
     for what, mistake in mistakes.items():
         with mistake:
             error = failure(test)
@@ -288,15 +298,9 @@ EXERCISES = dict(enumerate([check_1, check_2, check_3, check_4, check_5, check_6
 
 # ------------------------------------------------------------------------------------- the command line
 
-def line_of(error, path):
-    """' line N' of the answer where this exception passed through it, or nothing."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f', line {lines[-1]}' if lines else ''
-
-
 def check(number, text, path='answer'):
     """None if this answer, the text of a Python file, is right, else why not."""
-    answer = dict(__name__='answer')
+    answer = dict(__name__='answer', __file__=path)
     with patch.dict(METHODS), patch.dict(CONTROLLERS):  # what it registers ends with the check
         try:
             exec(compile(text, path, 'exec'), answer)
@@ -304,7 +308,7 @@ def check(number, text, path='answer'):
         except Wrong as error:
             return str(error)
         except Exception as error:                      # of the answer's own code
-            return f'{path}{line_of(error, path)}: {type(error).__name__}: {error}'
+            return told(error, path)
     return None
 
 
