@@ -42,7 +42,7 @@ import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import bench, common, cuda, pairs, prove, quantise, replay, speed, tasks, train
+from lab import bench, common, course, cuda, pairs, prove, quantise, replay, speed, tasks, train
 from lab import tree as lab_tree
 from lab import distil as lab_distil
 from lab import claims as lab_claims
@@ -950,9 +950,7 @@ LAWS = [
     law('sd-draft-self', Exact(2), draft=None, **MASK),
     law('sd-wrong-drops-unverified', DropsUnverified(2), **SHORT),
     law('sd-wrong-residual', WrongResidual(2), **SHORT),
-    law('sd-lagged', Exact(2, controller='lagged'), slow=True),
     law('sd-hf-confidence', Exact(2, controller='hf-confidence'), slow=True),
-    law('sd-hf-roc', Exact(2, controller='hf-roc'), slow=True),
     law('lenient-lenience-1', lenient(2, lenience=1), slow=True),
     law('lenient', lenient(2, lenience=0.5), slow=True),
     law('typical-keeps-nothing', typical(1, epsilon=1, delta=math.inf), slow=True),
@@ -1786,29 +1784,50 @@ def test_cmasd_rivals_payoff_counts_weight_bytes():
         assert method.control.cost == share / target.read_bytes(target.full) < 1
 
 
-@pytest.mark.parametrize('name', ['product', 'payoff'])
-def test_law_of_controllers_of_probability(name, monkeypatch):
-    """The target's law, where blocks differ in length; payoff learns, so that it goes on where it did not."""
-    monkeypatch.setattr(verify.CONTROLLERS['product'], 'limit', 0.7)
-    monkeypatch.setattr(verify.CONTROLLERS['payoff'], 'cost', 0.5)
-    decisions = {}      # {(text before a block, its first token): whether there was a second}
+class Schooled(verify.CONTROLLERS['hf-roc']):
+    """hf-roc in the midst of a text: it has judged forty tokens, and fits its limit as soon as it is told."""
+
+    def __init__(self, gamma, window):
+        super().__init__(gamma, window)
+        self.good = [0.9] * 20
+        self.bad = [0.5] * 20
+
+
+def blocks_and_law(method, horizon, draft):
+    """({(tokens, the lengths of their blocks)} of all texts that the method can write, their law)."""
+    blocks = set()
 
     def run(s, method):
         tokens, cycles = write(s, method)
-        place = 0
-        for cycle in cycles:
-            if len(tokens) - place > 2:                 # there is room for two
-                known = tokens[:place], cycle.drafted[:1]
-                decisions.setdefault(str(known), set()).add(len(cycle.drafted) > 1)
-            place += len(cycle.tokens)
+        blocks.add((*tokens, *[len(cycle.drafted) for cycle in cycles]))
         return tokens, cycles
-    target = Table(1, 2)
-    method = Exact(2, controller=name)
-    law = enumerate_law(target, Table(6, 2), method, 5, run=run, temperature=1.0)
-    assert method.lossless and variation(law, exact_law(target, 5, temperature=1.0)) < 1e-9
-    assert set().union(*decisions.values()) == {True, False}
-    learned = any(len(found) > 1 for found in decisions.values())
-    assert learned == (name == 'payoff')
+    law = enumerate_law(Table(1, 2), draft, method, horizon, run=run, temperature=1.0)
+    return blocks, law
+
+
+@pytest.mark.parametrize('name, gamma, horizon, learns', [
+    case('product', 'product', 2, 4, False),
+    case('payoff', 'payoff', 2, 4, True),
+    case('lagged', 'lagged', 2, 4, True),
+    case('closed-loop', 'closed-loop', 2, 5, True),
+    case('hf-heuristic', 'hf-heuristic', 1, 5, True),
+    case('hf-roc', 'hf-roc', 2, 4, True)])
+def test_law_of_controllers(name, gamma, horizon, learns, monkeypatch):
+    """The target's law, up to a horizon at which one that learns has changed its mind.
+
+    Told of no cycle it would write other blocks: where it would not, nothing of its learning was tried.
+    """
+    monkeypatch.setattr(verify.CONTROLLERS['product'], 'limit', 0.7)
+    monkeypatch.setattr(verify.CONTROLLERS['payoff'], 'cost', 0.5)
+    monkeypatch.setitem(verify.CONTROLLERS, 'hf-roc', Schooled)
+    draft = Table(2, 2, 0.45)                           # so unsure that blocks end early
+    method = Exact(gamma, controller=name)
+    blocks, law = blocks_and_law(method, horizon, draft)
+    gap = variation(law, exact_law(Table(1, 2), horizon, temperature=1.0))
+    assert method.lossless and gap < 1e-9
+    monkeypatch.setattr(verify.CONTROLLERS[name], 'learn', verify.Controller.learn)
+    deaf, _ = blocks_and_law(method, horizon, draft)
+    assert (deaf != blocks) == learns
 
 
 def test_cmasd_rivals_oracle_stops_at_the_first_error():
@@ -8647,25 +8666,37 @@ def test_shown_output_can_differ():
             assert_shown(list(shown), list(printed))
 
 
-BLOCKS = [block for page in PAGES[:2] for block in fences(page, 'bash')]
+README_BLOCKS = fences('README.md', 'bash')
+LAB_COMMANDS = [line for page in PAGES[1:] for block in fences(page, 'bash') for line in block.splitlines()]
 
 
-@pytest.mark.parametrize('block', BLOCKS, ids=map(str, range(len(BLOCKS))))
+def steps(line):
+    """The commands of a line of a bash block, without those that install or download."""
+    found = [step for step in line.split(' && ') if shlex.split(step, comments=True)]
+    return [step for step in found if not step.startswith(('pip ', 'hf ')) and 'pytest' not in step]
+
+
+@pytest.mark.parametrize('block', README_BLOCKS, ids=map(str, range(len(README_BLOCKS))))
 def test_commands_run(block, tmp_path, capsys, monkeypatch):
-    """Commands of the README and of the lab's page run as they stand; marked ones name flags that exist."""
+    """Every command of the README runs as it stands; those marked as needing more name flags that exist."""
     for line in block.splitlines():
-        for step in line.split(' && '):
-            words = shlex.split(step, comments=True)
-            if not words or words[0] in ('pip', 'hf') or 'pytest' in words:
-                continue                                        # what installs is CI's to try
+        for step in steps(line):
             if any(mark in line for mark in NOT_HERE):
-                assert_flags_exist(words, monkeypatch, capsys)
+                assert_flags_exist(step, monkeypatch, capsys)
             else:
                 run_command(step, tmp_path, monkeypatch, capsys)
 
 
-def assert_flags_exist(words, monkeypatch, capsys):
+@pytest.mark.parametrize('line', dict.fromkeys(LAB_COMMANDS))
+def test_commands_of_the_lab_exist(line, monkeypatch, capsys):
+    """What the lab's pages say to run is there, with these flags; it measures for minutes, and is not run."""
+    for step in steps(line):
+        assert_flags_exist(step, monkeypatch, capsys)
+
+
+def assert_flags_exist(command, monkeypatch, capsys):
     """Each --flag behind the program of a command is in that program's help."""
+    words = shlex.split(command, comments=True)
     programs = [word for word in words if word.endswith('.py') or word.startswith('lab.')]
     own = words[words.index(programs[0]):]
     flags = [word for word in own if word.startswith('--')]
@@ -8730,6 +8761,104 @@ def test_readme_from_python(capsys, monkeypatch):
     tokens = verify.tokens_of(names['cycles'])
     assert names['engine'].tokenizer.decode(tokens) == names['text']
     assert float(printed.splitlines()[-1]) > 1
+
+
+# ------------------------------------------------------------- lab/course.md: its exercises
+
+COURSE = (HERE / 'lab/course.md').read_text()
+SOLUTIONS = dict(enumerate(re.findall(r'Solution</summary>\n\n```python\n(.*?)```', COURSE, re.S), 1))
+
+
+@pytest.mark.parametrize('number', range(1, 8))
+def test_course_solutions_are_right(number, tmp_path, capsys):
+    """As the page has them; nothing that they register is left."""
+    answer = tmp_path / 'answer.py'
+    answer.write_text(SOLUTIONS[number])
+    before = METHODS.keys() | verify.CONTROLLERS.keys()
+    assert len(SOLUTIONS) == len(course.EXERCISES) == 7
+    assert course.main([str(number), str(answer)]) == 0
+    assert f'exercise {number}: right\n' in capsys.readouterr().out
+    assert METHODS.keys() | verify.CONTROLLERS.keys() == before
+
+
+TO_FIVE = {'method, 6': 'method, 5', 'law(target, 6': 'law(target, 5'}     # tokens: quicker
+
+
+@pytest.mark.parametrize('number, edits, reason', [
+    case('1-keep', 1, {'keep = 0.2': 'keep = 0.3'}, 'keep is 0.7'),
+    case('1-no-extra-token', 1, {'range(gamma + 1)': 'range(1, gamma + 1)'}, 'tokens_a_cycle'),
+    case('2-nothing-broken', 2, {'return p': 'return super().replacement(p, q)'}, 'Broken writes a token'),
+    case('2-promises', 2, {'lossless = False': 'pass'}, 'still promises'),
+    case('2-not-halved', 2, {' / 2 ': ' '}, 'off is 0.24'),
+    case('3-a-pass-too-many', 3, {'1 + gamma * cost': '1 + (gamma + 1) * cost'}, 'by the passes'),
+    case('3-always-drafts', 3, {'range(17)': 'range(1, 17)'}, 'best_gamma(0.3, 0.3) is 1'),
+    case('4-prediction', 4, {'sd_notices = False': 'sd_notices = True'}, 'sd_notices is True'),
+    case('4-as-in-sd', 4, {'1, 2, 6, 7': '1, 2, 6'}, 'test_ids still passes'),
+    case('4-same-path', 4, {'4], [], slim': '4], [], model.full'}, 'test_writers still passes'),
+    case('4-fails', 4, {'model.full, 1)  ': 'slim, 1)'}, 'test_ids fails on your own code: answer, line'),
+    case('5-no-room', 5, {'if not draft.tokens:': 'if False:'}, 'a block of 2 where one of 1 is due'),
+    case('5-to-nothing', 5, {'max(1,': 'max(0,'}, 'a block of 0 where one of 1'),
+    case('5-not-entered', 5, {'CONTROLLERS.update(doubling=Doubling)': ''}, 'is not registered'),
+    case('5-drops-what-it-drew', 5, {'def learn': 'causal = False\n\n    def learn'}, 'not lossless'),
+    case('5-short-horizon', 5, {'method, 6, run=run': 'method, 3, run=run'}, 'fails on your own code'),
+    case('5-never-doubled', 5,
+         TO_FIVE | {'Exact(1, c': 'Exact(2, c', '[:4] == (1, 2, 1, 1)': '[:2] == (2, 1)'},
+         'passes if no block is ever doubled'),
+    case('5-never-halved', 5, TO_FIVE | {'[:4] == (1, 2, 1, 1)': '[:2] == (1, 2)'},
+         'passes if no block is ever halved'),
+    case('5-no-law', 5, TO_FIVE | {'[:4] == (1, 2, 1, 1)': '[:2] == (1, 2)', '< 1e-9': '< 1'},
+         'the residual is wrong'),
+    case('6-promises', 6, {'return False': 'return self.k == 1'}, 'at k=1 it promises'),
+    case('6-one-hot', 6, {'score.logits[i]': 'score.p[i]'}, 'temperature 0.0'),
+    case('6-any-draft', 6, {'texts[0] == wanted !=': 'wanted !='}, 'passes if every guess is kept'),
+    case('7-whole', 7, {'range(first, sublayers)': '()'}, 'leaves out sublayers'),
+    case('7-promises-nothing', 7, {'def guess': 'lossless = False\n\n    def guess'}, 'may promise'),
+    case('7-nothing-drafted', 7, {'method, 3,': 'method, 1,'}, 'fails on your own code'),
+    case('7-no-law', 7, {' and variation': ' or variation'}, 'the early path verifies, too')])
+def test_course_wrong_answers_are_refused(number, edits, reason):
+    """Each says why; those of tests pass on the right code, and notice nothing."""
+    answer = SOLUTIONS[number]
+    for right, wrong in edits.items():
+        assert right in answer
+        answer = answer.replace(right, wrong)
+    assert reason in course.check(number, answer)
+
+
+def test_course_law_test_of_a_method(monkeypatch):
+    """The line that the page adds to LAWS passes, and is the one that its -k selects."""
+    monkeypatch.delitem(METHODS, 'early', raising=False)        # puts back that there is none
+    exec(SOLUTIONS[7], {})
+    line, = re.findall(r"    (law\('early'.*), *\n", COURSE)
+    one = eval(line)
+    assert one.id == 'early' and '-k "test_law and early"' in COURSE
+    test_law(*one.values)
+
+
+@pytest.mark.parametrize('wrong', [course.trusts_any_id, course.trusts_any_writer])
+def test_course_names_tests_that_find_a_wrong_cache(wrong, monkeypatch):
+    """The page's -k runs two; each way to trust too much fails one of them at least."""
+    assert '-k "caches_after_each_cycle or tiers_ask_slim_only"' in COURSE
+    monkeypatch.setattr(KVCache, 'trusted', wrong)
+    with pytest.raises(AssertionError):
+        test_caches_after_each_cycle()
+        test_specguard_tiers_ask_slim_only_where_the_draft_doubts()
+
+
+@pytest.mark.parametrize('number, text, status, said', [
+    case('no-exercise', '8', None, 2, 'exercise 8: expected 1 to 7'),
+    case('no-number', 'one', None, 2, 'expected NUMBER FILE'),
+    case('no-file', '1', None, 2, 'expected a Python file'),
+    case('not-python', '1', 'keep = = 1\n', 1, 'line 1: SyntaxError'),
+    case('nothing-in-it', '1', '', 1, 'your file defines no keep'),
+    case('no-number-in-it', '1', "keep = 'most'\ntokens_a_cycle = max\n", 1, 'keep is most'),
+    case('breaks-off', '1', 'keep = 0.6\ndef tokens_a_cycle(keep, gamma):\n    1 / 0\n', 1, 'line 3: Zero')])
+def test_course_says_what_is_wrong_with_a_file(number, text, status, said, tmp_path, capsys):
+    path = tmp_path / 'answer.py'
+    if text is not None:
+        path.write_text(text)
+    assert course.main([number, str(path)]) == status
+    found = capsys.readouterr()
+    assert said in found.out + found.err
 
 
 # ---------------------------------------------------------- lab/best: compositions
