@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -45,6 +46,10 @@ ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without
 ROPE_OPTIONS = 'beta_fast', 'beta_slow', 'attention_factor', 'mscale', 'mscale_all_dim'     # yarn's
 ROPE_LEAST = dict(rope_theta=1.001, original_max_position_embeddings=2, factor=1)   # of the others 0.001
 MANY = 10_000   # layers, or experts of a layer: a config of more is no model
+FOREIGN_SECONDS = 10        # that foreign code has: a chat template to render, a tokenizer to encode;
+FOREIGN_BYTES = 2 ** 28     # the memory that it may add
+PACE = 20_000       # characters of a text for which it has another second,
+HELD = 2000         # and bytes for each of them
 STORED = dict(F32='fp32', F16='fp16', BF16='bf16', F64='fp64')      # dtypes of weights that are read
 
 
@@ -95,6 +100,55 @@ def read_json(path):
         raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
     expect(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
     return found
+
+
+def limited(function, length=0):
+    """(what it returns, why not) of a function that runs foreign code on a text of so many characters.
+
+    It is called in a fork of this process that has some time and memory: neither a signal nor an exception
+    ends what is compiled (the tokenizers library is Rust). Where a system cannot fork it is called here,
+    without limits.
+    """
+    if 'fork' not in multiprocessing.get_all_start_methods():
+        return tried(function)
+    fork = multiprocessing.get_context('fork')
+    receiver, sender = fork.Pipe(duplex=False)
+
+    def work():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)    # Rust tells there why it panics
+        limit_memory(FOREIGN_BYTES + HELD * length)
+        sender.send(tried(function))
+    process = fork.Process(target=work, daemon=True)
+    process.start()
+    sender.close()                                      # so that its death is seen here
+    seconds = FOREIGN_SECONDS + length / PACE
+    found = None, f'no end after {seconds:.1f} s'
+    try:
+        if receiver.poll(seconds):
+            found = receiver.recv()
+    except (EOFError, OSError):
+        found = None, 'its process died: too much memory?'
+    process.kill()
+    process.join()
+    return found
+
+
+def tried(function):
+    """(what it returns, '') or (None, what it raised): foreign code may raise anything."""
+    try:
+        return function(), ''
+    except BaseException as error:
+        return None, f'{type(error).__name__}: {error}'
+
+
+def limit_memory(more):
+    """Lets this process take so many bytes more than it has, where the system can tell how much that is."""
+    sizes = File('/proc/self/statm')
+    if sizes.exists():
+        import resource
+        pages = int(sizes.read_text().split()[0])
+        most = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 # ------------------------------------------------------------------------------------------- config.json
@@ -944,10 +998,11 @@ def own_part(kept, name, rank, count):
 
 # ------------------------------------------------------------------------------------- loading a checkpoint
 
-def load(folder, device='cpu', dtype=torch.float32, parted=False):
+def load(folder, device='cpu', dtype=torch.float32, parted=False, tokenizer=None):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
 
-    parted: this rank's part of the Transformer, where there are several ranks.
+    parted: this rank's part of the Transformer, where there are several ranks. tokenizer: the folder's, where
+    it has been read already.
 
     The network is laid out on the meta device, then each tensor goes from the memory-mapped file to
     the device in the wanted dtype, one after the other. ValueError in one line for whatever does not fit.
@@ -956,7 +1011,7 @@ def load(folder, device='cpu', dtype=torch.float32, parted=False):
     config = read_config(folder)
     files = weight_files(folder)
     refuse_sizes(config, files, folder)
-    tokenizer = read_tokenizer(folder)
+    tokenizer = tokenizer or read_tokenizer(folder)
     torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
     rank, count = ranks() if parted else (0, 1)
     try:
@@ -1074,16 +1129,37 @@ def read_tokenizer(folder):
         raise ValueError(f'{path}: no such file, or not a tokenizer ({error})') from None
     tokenizer.no_truncation()                           # a file may carry both; neither is asked for here
     tokenizer.no_padding()
+    if getattr(tokenizer.model, 'dropout', None):
+        tokenizer.model.dropout = None                  # of merges, in training: ids would be drawn
+    if tokenizer.decoder:
+        refuse_growth(json.loads(tokenizer.decoder.__getstate__()), path)
     return tokenizer
 
 
-def encode(tokenizer, text, special=True):
-    """The ids of a text; special: with what the tokenizer puts around one. ValueError where it fails."""
-    try:
-        return tokenizer.encode(text, add_special_tokens=special).ids
-    except BaseException as error:
-        raise_own(error)
-        raise ValueError(f'the tokenizer cannot encode a text of {len(text)} characters ({error})') from None
+def refuse_growth(decoder, path):
+    """ValueError for a decoder, an object of JSON, that may write without end: it runs at every token."""
+    for part in decoder.get('decoders', []):
+        refuse_growth(part, path)
+    if decoder['type'] == 'Replace':
+        pattern = decoder['pattern']
+        content = decoder['content']
+        good = len(content) <= len(pattern.get('String', ''))
+        expect(good, f'{path}: its decoder replaces {pattern} by {content!r}; expected a text, by none that '
+               'is longer')
+
+
+def encode(tokenizer, texts, special=True):
+    """The ids of each text; special: with what the tokenizer puts around one. ValueError where it fails.
+
+    Its regular expressions may take for ever, and what it replaces may grow without end: see limited. One
+    fork serves all texts: 10 ms, and more where much memory is held, so encode before weights are loaded.
+    """
+    def encoded():
+        return [tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
+    length = sum(map(len, texts))
+    found, fault = limited(encoded, length)
+    expect(found is not None, f'the tokenizer cannot encode a text of {length} characters ({fault})')
+    return found
 
 
 def raise_own(error):

@@ -76,7 +76,8 @@ from lab.best import claims as best_claims
 from lab.best import record as best_record
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
-from model import KVCache, Reader, fetch, load, own_part, part_of, read_calibration, send, write_calibration
+from model import (KVCache, Reader, encode, fetch, load, own_part, part_of, read_calibration, read_tokenizer,
+                   send, write_calibration)
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
                     overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
@@ -7138,6 +7139,54 @@ def test_a_tokenizer_that_fails_at_run_time(tmp_path, capsys):
     refused(capsys, 'the tokenizer cannot encode a text of 1 characters', '--target', folder, '--prompt', 'x')
 
 
+def replaced(pattern, content):
+    return dict(type='Replace', pattern=pattern, content=content)
+
+
+SLOW = dict(type='Split', pattern=dict(Regex='(.*a){9}$'), behavior='Isolated', invert=False)
+PANICKING = dict(type='Split', pattern=dict(Regex='(a|a)*$'), behavior='Isolated', invert=False)
+GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 100)] * 9)
+
+
+@pytest.mark.parametrize('changes, words', [
+    case('slow', dict(pre_tokenizer=SLOW), 'no end after 0.3 s'),
+    case('panicking', dict(pre_tokenizer=PANICKING), 'retry-limit-in-match'),
+    case('growing', dict(normalizer=GROWING), 'its process died'),
+    case('padded', dict(decoder=replaced(dict(Regex='.'), 'a')), "its decoder replaces {'Regex': '.'}"),
+    case('longer', dict(decoder=replaced(dict(String='a'), 'aa')), "its decoder replaces {'String': 'a'}")])
+def test_a_tokenizer_has_limits(changes, words, tmp_path, capfd, monkeypatch):
+    """It is foreign code: some time, some memory, and no words of its own on stderr."""
+    monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
+    monkeypatch.setattr('model.FOREIGN_BYTES', 2 ** 24)
+    folder = checkpoint(tmp_path)
+    change_tokenizer(folder, **changes)
+    refused(capfd, words, '--target', folder, '--prompt', 'a' * 40 + 'b')
+
+
+def change_tokenizer(folder, **changes):
+    file = folder / 'tokenizer.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_tokenizer_draws_nothing(tmp_path):
+    """Merges left out by chance are for training: a text has one list of ids."""
+    folder = checkpoint(tmp_path)
+    words = {letter: i for i, letter in enumerate('ab')} | dict(ab=2)
+    merging = dict(type='BPE', dropout=0.5, vocab=words, merges=['a b'])
+    change_tokenizer(folder, model=merging, added_tokens=[])
+    found = encode(read_tokenizer(folder), ['ab'] * 20)
+    assert found == [[2]] * 20
+
+
+def test_a_run_encodes_before_it_loads_weights(pair, monkeypatch, capsys):
+    """A fork takes the longer the more memory is held: 40 ms a GB."""
+    interrupt(monkeypatch, specmini, 'encode', 1)
+    loaded = interrupt(monkeypatch, specmini, 'load', 1)
+    status, _, _ = program(capsys, *pair)
+    assert status == 130
+    assert loaded == []
+
+
 @pytest.mark.parametrize('text, words', BAD_FILES.values(), ids=list(BAD_FILES))
 def test_bad_prompt_files(text, words, pair, capsys, tmp_path):
     file = tmp_path / 'p.jsonl'
@@ -7178,10 +7227,10 @@ LOOP = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 
 
 @pytest.mark.parametrize('template, words', [
-    (LOOP, 'no end after 1 s'), ("{{ 'a' * 10 ** 10 }}", 'MemoryError')])
+    (LOOP, 'no end after 0.3 s'), ("{{ 'a' * 10 ** 10 }}", 'MemoryError')])
 def test_chat_templates_have_limits(template, words, talker, capsys, monkeypatch):
     """A template is foreign code: it gets a process of its own, some time and some memory."""
-    monkeypatch.setattr(specmini, 'CHAT_SECONDS', 1)
+    monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
     write_settings(talker, 'tokenizer_config', chat_template=template)
     refused(capsys, words, *talk(talker, '--chat'))
 
