@@ -40,11 +40,12 @@ EXTRA = dict(   # names read beside those of Config's fields
     num_experts=int, decoder_sparse_step=int, sliding_window=int, rope_theta=float, attention_bias=bool,
     use_sliding_window=bool, layer_types=list, mlp_only_layers=list)
 EXPECTED = {int: 'an integer, 1 to 1e10', float: 'above 0, to 1e10', bool: 'true or false', list: 'a list'}
+ORIGINAL = 'original_max_position_embeddings'
 ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without
-    default=(), linear=('factor',), yarn=('factor',),
-    llama3=('factor', 'low_freq_factor', 'high_freq_factor'))
-ROPE_OPTIONS = 'beta_fast', 'beta_slow', 'attention_factor', 'mscale', 'mscale_all_dim'     # yarn's
-ROPE_LEAST = dict(rope_theta=1.001, original_max_position_embeddings=2, factor=1)   # of the others 0.001
+    default=(), linear=('factor',), yarn=('factor', ORIGINAL),
+    llama3=('factor', 'low_freq_factor', 'high_freq_factor', ORIGINAL))
+ROPE_OPTIONS = 'beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim'     # yarn's, each absent where it is 0
+ROPE_LEAST = {'rope_theta': 1.001, ORIGINAL: 2, 'factor': 1}   # of the others 0.001
 MANY = 10_000   # layers, or experts of a layer: a config of more is no model
 FOREIGN_SECONDS = 10        # that foreign code has: a chat template to render, a tokenizer to encode;
 FOREIGN_BYTES = 2 ** 28     # the memory that it may add
@@ -275,20 +276,27 @@ def refuse_shapes(raw, where):
 
 def read_rope(raw, where):
     """The rotary settings, under transformers 5's names, defaults filled in."""
-    given = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+    given = raw.get('rope_scaling') or raw.get('rope_parameters') or {}      # as transformers looks
     flat = isinstance(given, dict) and not any(isinstance(value, dict) for value in given.values())
     expect(flat, f'{where}: rotary settings {given!r}: expected one flat object for all layers')
-    given = {name: value for name, value in given.items() if value is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
     known = type(kind) is str and kind in ROPE_NEEDS
     expect(known, f'{where}: rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
     part = given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0)
     expect(part == 1.0, f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
-    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0,
-                original_max_position_embeddings=raw['max_position_embeddings'])
+    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0)
+    rope[ORIGINAL] = raw['max_position_embeddings']
     rope.update(given, rope_type=kind)
-    options = [name for name in ROPE_OPTIONS if rope.get(name)]
-    for name in ['rope_theta', 'original_max_position_embeddings', *ROPE_NEEDS[kind], *options]:
+    if raw.get(ORIGINAL) is not None:
+        rope[ORIGINAL] = raw[ORIGINAL]                  # beside them, it goes before theirs
+    needed = ['rope_theta', *ROPE_NEEDS[kind]]
+    if kind == 'yarn':
+        needed += [name for name in ROPE_OPTIONS if rope.get(name)]
+        if rope.get('attention_factor') is not None:    # 0 is not absent
+            needed.append('attention_factor')
+        truncate = rope.get('truncate', True)
+        expect(type(truncate) is bool, f'{where}: truncate is {truncate!r}, expected {EXPECTED[bool]}')
+    for name in needed:
         least = ROPE_LEAST.get(name, 0.001)
         good = type(rope.get(name)) in (int, float) and least <= rope[name] <= 1e10
         expect(good, f'{where}: rope type {kind} needs {name} from {least} to 1e10, found {rope.get(name)!r}')
@@ -297,14 +305,15 @@ def read_rope(raw, where):
 
 
 def refuse_order(rope, where):
-    """ValueError for rotary settings whose fast end is the slow one."""
+    """ValueError for rotary settings whose fast end is the slow one; in yarn the two may be one."""
     ends = dict(llama3=('low_freq_factor', 'high_freq_factor'), yarn=('beta_slow', 'beta_fast'))
     usual = dict(beta_slow=1, beta_fast=32)
     if rope['rope_type'] in ends:
         slow, fast = ends[rope['rope_type']]
         low = rope.get(slow) or usual[slow]
         high = rope.get(fast) or usual[fast]
-        expect(low < high, f'{where}: {slow} is {low!r} and {fast} {high!r}; the second must be larger')
+        good = low < high or low == high and rope['rope_type'] == 'yarn'
+        expect(good, f'{where}: {slow} is {low!r} and {fast} {high!r}; the second must be larger')
 
 
 # ------------------------------------------------------------------------------------------- the network

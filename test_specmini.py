@@ -16,17 +16,21 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from dataclasses import astuple, replace
 from functools import cache, partial
 from pathlib import Path as File
 from types import SimpleNamespace
 
+import hypothesis
 import numpy
 import pytest
 import scipy.stats
 import torch
 import transformers
+from hypothesis import settings
+from hypothesis import strategies as some
 from safetensors import torch as safetensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.overrides import TorchFunctionMode
@@ -76,8 +80,8 @@ from lab.best import claims as best_claims
 from lab.best import record as best_record
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
-from model import (KVCache, Reader, encode, fetch, load, own_part, part_of, read_calibration, read_tokenizer,
-                   send, write_calibration)
+from model import (KVCache, Reader, encode, fetch, load, own_part, part_of, read_calibration, read_config,
+                   read_tokenizer, send, write_calibration)
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
                     overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
@@ -7156,7 +7160,8 @@ GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 10
     case('longer', dict(decoder=replaced(dict(String='a'), 'aa')), "its decoder replaces {'String': 'a'}")])
 def test_a_tokenizer_has_limits(changes, words, tmp_path, capfd, monkeypatch):
     """It is foreign code: some time, some memory, and no words of its own on stderr."""
-    monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
+    if 'no end' in words:
+        monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
     monkeypatch.setattr('model.FOREIGN_BYTES', 2 ** 24)
     folder = checkpoint(tmp_path)
     change_tokenizer(folder, **changes)
@@ -8546,6 +8551,147 @@ def test_embedded_pair_is_lossless(task):
             logits = fresh(target, ids + same, 1)[0]
             best, second = logits.topk(2).values
             assert best - second < 1e-4
+
+
+# ------------------------------------------------------------- generated input: it runs, or is refused
+
+# HYPOTHESIS_PROFILE=many python -m pytest -n 0 -rP -k cases_of: ten times as many cases, others each time.
+settings.register_profile('few', max_examples=100, derandomize=True, deadline=None, database=None)
+settings.register_profile('many', max_examples=1000, deadline=None, database=None)
+settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'few'))
+
+
+def each_case(kind, strategy, check, share=1):
+    """Runs check(case) on generated cases, and prints how many of them had each outcome that it returns.
+
+    share: how many times the profile's number they are. Of each two outcomes there must be one in fifty.
+    """
+    n = share * settings().max_examples
+    outcomes = Counter()
+
+    @settings(max_examples=n)
+    @hypothesis.given(strategy)
+    def run(case):
+        outcomes[check(case)] += 1
+    run()
+    print(f'{kind}: {outcomes.total()} cases, {dict(outcomes)}')
+    assert outcomes.total() >= n
+    assert len(outcomes) == 2 and min(outcomes.values()) * 50 > n, outcomes
+
+
+def outcome_of(function, *args):
+    """'runs', or 'refused' for a ValueError that says something; whatever else is raised is a finding."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        try:
+            function(*args)
+        except ValueError as error:
+            assert str(error).strip() and type(error) is ValueError, repr(error)
+            return 'refused'
+    return 'runs'
+
+
+ODD = some.sampled_from([None, True, 0, -1, 0.5, 2 ** 31, 2 ** 63, 10 ** 400, 1e-320, 1e308, math.nan,
+                         math.inf, 'x', '', [], [1], {}, '../x'])
+
+
+def mostly(strategy, odd=ODD, times=12):
+    """One of the strategy, but an odd value once in so many times."""
+    return some.integers(0, times).flatmap(lambda i: strategy if i else odd)
+
+
+def numbers(least, greatest):
+    """Whole and broken numbers of this range, small ones as often as large ones."""
+    logs = some.floats(math.log(least), math.log(greatest))
+    broken = logs.map(lambda x: min(max(math.exp(x), least), greatest))
+    return broken | broken.map(math.ceil)
+
+
+@some.composite
+def rotary_configs(draw):
+    """The object of a config.json with rotary settings where transformers 4 or 5 has them, or both."""
+    kind = draw(some.sampled_from(['default', 'linear', 'llama3', 'yarn', 'yarn']))
+    needed = dict(factor=numbers(1, 100), low_freq_factor=numbers(0.01, 10),
+                  high_freq_factor=numbers(0.1, 100))
+    options = dict(
+        beta_fast=numbers(0.01, 100), beta_slow=numbers(0.01, 10), attention_factor=numbers(0.01, 10),
+        mscale=numbers(0.01, 10), mscale_all_dim=numbers(0.01, 10), truncate=some.booleans(),
+        rope_theta=numbers(1.01, 1e9), original_max_position_embeddings=numbers(2, 1e6))
+    words = {draw(some.sampled_from(['rope_type', 'type'])): kind}
+    for name, strategy in needed.items():
+        words[name] = draw(mostly(strategy, times=30))
+    for name in draw(some.sets(some.sampled_from(sorted(options)))):
+        words[name] = draw(mostly(options[name], times=30))
+    raw = dict(model_type='llama', hidden_size=16, num_attention_heads=4, vocab_size=64, intermediate_size=24,
+               num_hidden_layers=2, max_position_embeddings=draw(some.integers(2, 10 ** 6)),
+               head_dim=draw(some.sampled_from([2, 4, 64, 128])))
+    places = [['rope_scaling'], ['rope_parameters'], ['rope_scaling', 'rope_parameters']]
+    for place in draw(some.sampled_from(places)):
+        raw[place] = words
+        words = dict(rope_type='linear', factor=3.0)            # the second one is not looked at
+    for name in draw(some.sets(some.sampled_from(['rope_theta', 'original_max_position_embeddings']))):
+        raw[name] = draw(numbers(2, 1e6))
+    return raw
+
+
+def makes_sense(raw):
+    """Whether every number that the rope type asks for is one, in its range, and the slow end is the slower."""
+    words = raw.get('rope_scaling') or raw['rope_parameters']
+    kind = words.get('rope_type') or words['type']
+    seen = dict(rope_theta=raw.get('rope_theta', 10000.0),
+                original_max_position_embeddings=raw['max_position_embeddings']) | words
+    if 'original_max_position_embeddings' in raw:
+        seen['original_max_position_embeddings'] = raw['original_max_position_embeddings']
+    least = dict(rope_theta=1.001)
+    if kind != 'default':
+        least['factor'] = 1
+    if kind in ('llama3', 'yarn'):
+        least['original_max_position_embeddings'] = 2
+    if kind == 'llama3':
+        least |= dict(low_freq_factor=0.001, high_freq_factor=0.001)
+    if kind == 'yarn':
+        for name in ('beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim'):
+            if words.get(name):
+                least[name] = 0.001
+        if words.get('attention_factor') is not None:
+            least['attention_factor'] = 0.001
+    for name, lowest in least.items():
+        if type(seen.get(name)) not in (int, float) or not lowest <= seen[name] <= 1e10:
+            return False
+    if kind == 'llama3':
+        return seen['low_freq_factor'] < seen['high_freq_factor']
+    if kind == 'yarn':
+        ordered = (seen.get('beta_slow') or 1) <= (seen.get('beta_fast') or 32)
+        return ordered and type(seen.get('truncate', True)) is bool
+    return True
+
+
+def rotary_of_transformers(raw):
+    """(frequencies [D/2], factor on cos and sin) by transformers' formulas, in double precision."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'float', torch.float64)
+        patch.setattr(torch, 'float32', torch.float64)
+        config = transformers.AutoConfig.for_model(**copy.deepcopy(raw))
+        theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    return theirs.inv_freq, theirs.attention_scaling
+
+
+def test_rotary_cases_of_configs(tmp_path):
+    """Rotary settings give transformers' frequencies and factor, or make no sense and are refused."""
+    def check(raw):
+        (tmp_path / 'config.json').write_text(json.dumps(raw))
+        found = outcome_of(read_config, tmp_path)
+        assert (found == 'runs') == makes_sense(raw)
+        if found == 'runs':
+            config = read_config(tmp_path)
+            D = config.head_dim
+            frequencies, factor = rotary_of_transformers(raw)
+            cos, sin = kernels.rope_table(config.rope, D, 2)
+            assert torch.allclose(cos[0], torch.tensor(factor, dtype=cos.dtype), rtol=1e-6, atol=0)
+            ours = torch.atan2(-sin[1, :D // 2], cos[1, :D // 2])       # the angles of position 1
+            assert torch.allclose(ours, frequencies, rtol=1e-6, atol=0)
+        return found
+    each_case('rotary settings', rotary_configs(), check, share=4)
 
 
 # ------------------------------------------------------------- the five source files, alone
