@@ -8595,58 +8595,67 @@ ODD = some.sampled_from([None, True, 0, -1, 0.5, 2 ** 31, 2 ** 63, 10 ** 400, 1e
                          math.inf, 'x', '', [], [1], {}, '../x'])
 
 
-def mostly(strategy, odd=ODD, times=12):
+def mostly(strategy, times=12, odd=ODD):
     """One of the strategy, but an odd value once in so many times."""
-    return some.integers(0, times).flatmap(lambda i: strategy if i else odd)
+    return some.integers(1, times).flatmap(lambda i: odd if i == times else strategy)
 
 
 def numbers(least, greatest):
     """Whole and broken numbers of this range, small ones as often as large ones."""
+    def broken(x):
+        return min(max(math.exp(x), least), greatest)
+
+    def whole(x):
+        return math.ceil(broken(x))
     logs = some.floats(math.log(least), math.log(greatest))
-    broken = logs.map(lambda x: min(max(math.exp(x), least), greatest))
-    return broken | broken.map(math.ceil)
+    return logs.map(broken) | logs.map(whole)
 
 
-@some.composite
-def rotary_configs(draw):
-    """The object of a config.json with rotary settings where transformers 4 or 5 has them, or both."""
-    kind = draw(some.sampled_from(['default', 'linear', 'llama3', 'yarn', 'yarn']))
-    needed = dict(factor=numbers(1, 100), low_freq_factor=numbers(0.01, 10),
-                  high_freq_factor=numbers(0.1, 100))
-    options = dict(
-        beta_fast=numbers(0.01, 100), beta_slow=numbers(0.01, 10), attention_factor=numbers(0.01, 10),
-        mscale=numbers(0.01, 10), mscale_all_dim=numbers(0.01, 10), truncate=some.booleans(),
-        rope_theta=numbers(1.01, 1e9), original_max_position_embeddings=numbers(2, 1e6))
-    words = {draw(some.sampled_from(['rope_type', 'type'])): kind}
-    for name, strategy in needed.items():
-        words[name] = draw(mostly(strategy, times=30))
-    for name in draw(some.sets(some.sampled_from(sorted(options)))):
-        words[name] = draw(mostly(options[name], times=30))
+ORIGINAL = 'original_max_position_embeddings'
+ROTARY = some.fixed_dictionaries(
+    dict(rope_type=some.sampled_from(['default', 'linear', 'llama3', 'yarn', 'yarn']),
+         factor=mostly(numbers(1, 100), 30), low_freq_factor=mostly(numbers(0.01, 10), 30),
+         high_freq_factor=mostly(numbers(0.1, 100), 30)),
+    optional=dict(
+        beta_fast=mostly(numbers(0.01, 100), 30), beta_slow=mostly(numbers(0.01, 10), 30),
+        attention_factor=mostly(numbers(0.01, 10), 30), mscale=mostly(numbers(0.01, 10), 30),
+        mscale_all_dim=mostly(numbers(0.01, 10), 30), truncate=mostly(some.booleans(), 30),
+        rope_theta=mostly(numbers(1.01, 1e9), 30), original_max_position_embeddings=numbers(2, 1e6)))
+AROUND = some.fixed_dictionaries(       # what stands in the config beside them
+    dict(max_position_embeddings=some.integers(2, 10 ** 6), head_dim=some.sampled_from([2, 4, 64, 128])),
+    optional=dict(rope_theta=numbers(2, 1e6), original_max_position_embeddings=numbers(2, 1e6)))
+PLACES = some.sampled_from([['rope_scaling'], ['rope_parameters'], ['rope_scaling', 'rope_parameters']])
+
+
+def rotary_config(words, around, places, name_of_type):
+    """The object of a config.json with these settings where transformers 4 or 5 has them, or both."""
     raw = dict(model_type='llama', hidden_size=16, num_attention_heads=4, vocab_size=64, intermediate_size=24,
-               num_hidden_layers=2, max_position_embeddings=draw(some.integers(2, 10 ** 6)),
-               head_dim=draw(some.sampled_from([2, 4, 64, 128])))
-    places = [['rope_scaling'], ['rope_parameters'], ['rope_scaling', 'rope_parameters']]
-    for place in draw(some.sampled_from(places)):
+               num_hidden_layers=2) | around
+    words = dict(words)
+    words[name_of_type] = words.pop('rope_type')
+    for place in places:
         raw[place] = words
         words = dict(rope_type='linear', factor=3.0)            # the second one is not looked at
-    for name in draw(some.sets(some.sampled_from(['rope_theta', 'original_max_position_embeddings']))):
-        raw[name] = draw(numbers(2, 1e6))
     return raw
 
 
+TYPE_NAMES = some.sampled_from(['rope_type', 'type'])
+ROTARY_CONFIGS = some.builds(rotary_config, ROTARY, AROUND, PLACES, TYPE_NAMES)
+
+
 def makes_sense(raw):
-    """Whether every number that the rope type asks for is one, in its range, and the slow end is the slower."""
+    """Whether each number that the rope type asks for is one, in its range, and the slow end is slower."""
     words = raw.get('rope_scaling') or raw['rope_parameters']
     kind = words.get('rope_type') or words['type']
     seen = dict(rope_theta=raw.get('rope_theta', 10000.0),
                 original_max_position_embeddings=raw['max_position_embeddings']) | words
-    if 'original_max_position_embeddings' in raw:
-        seen['original_max_position_embeddings'] = raw['original_max_position_embeddings']
+    if ORIGINAL in raw:
+        seen[ORIGINAL] = raw[ORIGINAL]
     least = dict(rope_theta=1.001)
     if kind != 'default':
         least['factor'] = 1
     if kind in ('llama3', 'yarn'):
-        least['original_max_position_embeddings'] = 2
+        least[ORIGINAL] = 2
     if kind == 'llama3':
         least |= dict(low_freq_factor=0.001, high_freq_factor=0.001)
     if kind == 'yarn':
@@ -8691,7 +8700,283 @@ def test_rotary_cases_of_configs(tmp_path):
             ours = torch.atan2(-sin[1, :D // 2], cos[1, :D // 2])       # the angles of position 1
             assert torch.allclose(ours, frequencies, rtol=1e-6, atol=0)
         return found
-    each_case('rotary settings', rotary_configs(), check, share=4)
+    each_case('rotary settings', ROTARY_CONFIGS, check, share=4)
+
+
+LITTLE = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+              num_key_value_heads=1, head_dim=4, max_position_embeddings=32)
+
+
+@pytest.fixture(scope='module')
+def little(tmp_path_factory):
+    """The folder of a checkpoint of one layer, which loads fast; a case changes a file and puts it back."""
+    return checkpoint(tmp_path_factory.mktemp('little') / 'target', byte_network(2, **LITTLE), **LITTLE)
+
+
+@contextlib.contextmanager
+def put(folder, **files):
+    """Some files of the folder as given, bytes or what JSON is made of, for a while; underscores are dots."""
+    before = {}
+    for name, content in files.items():
+        file = folder / name.replace('_', '.')
+        before[file] = file.read_bytes() if file.exists() else None
+        file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    try:
+        yield
+    finally:
+        for file, content in before.items():
+            file.unlink()
+            if content is not None:
+                file.write_bytes(content)
+
+
+def run_folder(folder):
+    """Writes three tokens with what is in the folder."""
+    engine = specmini.Engine(target=folder, draft='none', max_new=3)
+    engine.open([[97, 98]])
+    engine.write([97, 98], Exact())
+
+
+def changed(raw, changes):
+    """A copy of a nested object of JSON with other values at some places, by number; None: left out."""
+    raw = copy.deepcopy(raw)
+    for number, value in changes:
+        places = list(places_of(raw))
+        holder, key = places[number % len(places)]
+        if value is ABSENT:
+            del holder[key]
+        else:
+            holder[key] = value
+    return raw
+
+
+ABSENT = object()
+
+
+def places_of(raw):
+    """(dict or list, key or index) of everything in a nested object of JSON."""
+    entries = raw.items() if isinstance(raw, dict) else enumerate(raw)
+    for key, value in list(entries):
+        yield raw, key
+        if isinstance(value, (dict, list)):
+            yield from places_of(value)
+
+
+def some_of(values):
+    """Up to three (name, value) of a dict of strategies."""
+    def value_of(name):
+        return some.tuples(some.just(name), values[name])
+    return some.lists(some.sampled_from(sorted(values)).flatmap(value_of), max_size=3)
+
+
+CHANGES = some.lists(some.tuples(some.integers(0, 10 ** 6), ODD | some.just(ABSENT)), max_size=2)
+
+CONFIGS = some_of(dict(
+    model_type=some.sampled_from(['llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe', 'gpt2']),
+    rms_norm_eps=mostly(numbers(1e-9, 1e3)), max_position_embeddings=mostly(some.integers(1, 10 ** 10)),
+    rope_theta=mostly(numbers(1.01, 1e9)), tie_word_embeddings=mostly(some.booleans()),
+    eos_token_id=mostly(some.integers(-2, 300) | some.lists(some.integers(-2, 300))),
+    attention_bias=mostly(some.booleans()), mlp_bias=mostly(some.booleans()),
+    num_hidden_layers=mostly(some.integers(1, 2)), num_key_value_heads=mostly(some.integers(1, 4)),
+    hidden_size=mostly(some.sampled_from([4, 8, 9])), vocab_size=mostly(some.integers(250, 260)),
+    head_dim=mostly(some.sampled_from([4, 4, 8])), sliding_window=mostly(some.integers(1, 5000)),
+    use_sliding_window=mostly(some.booleans()), layer_types=mostly(some.just(['full_attention'])),
+    num_experts=mostly(some.integers(1, 9)), num_experts_per_tok=mostly(some.integers(1, 9)),
+    moe_intermediate_size=mostly(some.integers(1, 9)), decoder_sparse_step=mostly(some.integers(1, 3)),
+    mlp_only_layers=mostly(some.lists(some.integers(0, 3))), torch_dtype=mostly(some.just('float16')),
+    quantization_config=ODD, rope_scaling=mostly(ROTARY), architectures=ODD, hidden_act=ODD))
+
+
+def test_cases_of_configs(little):
+    """A config that names other numbers than the weights have, or none at all, is refused before anything."""
+    raw = json.loads((little / 'config.json').read_text())
+
+    def check(changes):
+        with put(little, config_json=raw | dict(changes)):
+            return outcome_of(run_folder, little)
+    each_case('configs', CONFIGS, check, share=4)
+
+
+WEIGHT_FILES = some_of(dict(
+    values=CHANGES, length=some.integers(0, 2 ** 64 - 1) | some.integers(0, 3000), cut=some.integers(0, 3000),
+    header=some.tuples(some.floats(0, 1), some.binary(min_size=1, max_size=4)),
+    data=some.tuples(some.floats(0, 1), some.binary(min_size=1, max_size=8)), pad=some.integers(0, 9),
+    dtype=some.sampled_from(['F64', 'F16', 'I32', 'U8', 'C64', 'X']), metadata=ODD | some.just(dict(a='b')),
+    behind=some.binary(min_size=1, max_size=9), again=some.just('"model.norm.weight": {}, ')))
+
+
+def overwritten(content, place, noise):
+    """Bytes with others at a place from 0 to 1."""
+    begin = int(place * len(content))
+    return content[:begin] + noise + content[begin + len(noise):]
+
+
+def weights_file(content, changes):
+    """The bytes of a safetensors file with these changes; content: those of a good one."""
+    size = int.from_bytes(content[:8], 'little')
+    header = json.loads(content[8:8 + size])
+    data = content[8 + size:]
+    case = dict(changes)
+    header['model.norm.weight']['dtype'] = case.get('dtype', 'F32')
+    if 'metadata' in case:
+        header['__metadata__'] = case['metadata']
+    text = json.dumps(changed(header, case.get('values', [])))
+    text = text.replace('{', '{' + case.get('again', ''), 1).encode() + b' ' * case.get('pad', 0)
+    text = overwritten(text, *case.get('header', (0, b'')))
+    data = overwritten(data, *case.get('data', (0, b''))) + case.get('behind', b'')
+    whole = case.get('length', len(text)).to_bytes(8, 'little') + text + data
+    return whole[:len(whole) - case.get('cut', 0)]
+
+
+def test_cases_of_weight_files(little):
+    content = (little / 'model.safetensors').read_bytes()
+
+    def check(changes):
+        with put(little, model_safetensors=weights_file(content, changes)):
+            return outcome_of(run_folder, little)
+    each_case('weight files', WEIGHT_FILES, check, share=4)
+
+
+ELSEWHERE = some.sampled_from(
+    ['../outside.safetensors', 'linked', 'itself', 'folder', 'pipe', '.', '..', '/dev/zero', './one.safetensors',
+     'one.safetensors/', 'config.json', 'folder/one.safetensors', 'absent', 'one.safetensors\0', '\udcff',
+     '/proc/self/cwd/one.safetensors']) | ODD
+INDICES = some.tuples(
+    mostly(some.just('one.safetensors'), 3, ELSEWHERE), mostly(some.just('two.safetensors'), 3, ELSEWHERE),
+    mostly(some.just(None)), mostly(some.just('weight_map')))
+
+
+@pytest.fixture
+def sharded(little, tmp_path):
+    """The checkpoint in two shards, beside a file that would fit as well; nothing outside may be opened."""
+    folder = tmp_path / 'sharded'
+    shutil.copytree(little, folder)
+    (folder / 'model.safetensors').unlink()
+    tensors = safetensors.load((little / 'model.safetensors').read_bytes())
+    first = tensors.pop('model.norm.weight')
+    (folder / 'one.safetensors').write_bytes(safetensors.save({'model.norm.weight': first}))
+    (folder / 'two.safetensors').write_bytes(safetensors.save(tensors))
+    shutil.copy(folder / 'one.safetensors', tmp_path / 'outside.safetensors')
+    (folder / 'linked').symlink_to('../outside.safetensors')
+    (folder / 'itself').symlink_to('itself')
+    (folder / 'folder').mkdir()
+    shutil.copy(folder / 'one.safetensors', folder / 'folder')
+    os.mkfifo(folder / 'pipe')
+    return folder
+
+
+def test_cases_of_shard_indices(sharded):
+    """What runs has named both shards, and nothing that is elsewhere or no file."""
+    def check(case):
+        one, two, odd, name = case
+        shards = dict(a=one, b=two) if odd is None else odd
+        with put(sharded, model_safetensors_index_json={str(name): shards}):
+            found = outcome_of(run_folder, sharded)
+        assert found == 'refused' or {one, two} == {'one.safetensors', 'two.safetensors'}
+        return found
+    each_case('shard indices', INDICES, check, share=3)
+
+
+def part(kind, **settings):
+    """A part of a tokenizer.json, most of its settings as they should be."""
+    return some.fixed_dictionaries(dict(type=some.just(kind)) | settings)
+
+
+LETTERS = mostly(some.text('ab \u2581\u20ac<.', max_size=3))
+PATTERNS = mostly(some.one_of(
+    some.fixed_dictionaries(dict(String=LETTERS)),
+    some.fixed_dictionaries(dict(Regex=mostly(some.sampled_from(
+        ['.', '', 'a*', '(', '(a|a)*$', r'\s+', r'(?i:\w)+', '(?=b)', r'\p{L}', '(.*a){9}$']))))))
+REPLACE = part('Replace', pattern=PATTERNS, content=LETTERS)
+TRUTH = mostly(some.booleans())
+TOKENIZER_PARTS = dict(
+    normalizer=some.one_of(REPLACE, REPLACE, *(part(kind) for kind in ('NFKC', 'Lowercase', 'StripAccents', 'Nmt')),
+        part('Strip', strip_left=TRUTH, strip_right=TRUTH), part('Prepend', prepend=LETTERS),
+        part('Precompiled', precompiled_charsmap=mostly(some.sampled_from(['', 'AAAA', 'gAEAAA=='])))),
+    pre_tokenizer=some.one_of(
+        part('Split', pattern=PATTERNS, invert=TRUTH,
+             behavior=mostly(some.sampled_from(['Removed', 'Isolated', 'MergedWithNext', 'Contiguous']))),
+        part('ByteLevel', add_prefix_space=TRUTH, trim_offsets=TRUTH, use_regex=TRUTH),
+        part('Metaspace', replacement=LETTERS, prepend_scheme=some.just('always'), split=TRUTH),
+        part('Digits', individual_digits=TRUTH), part('Punctuation', behavior=some.just('Isolated')),
+        part('FixedLength', length=mostly(some.integers(0, 9))), part('UnicodeScripts')),
+    post_processor=some.one_of(
+        part('ByteLevel', add_prefix_space=TRUTH, trim_offsets=TRUTH, use_regex=TRUTH),
+        part('TemplateProcessing', special_tokens=some.just({}),
+             single=mostly(some.just([dict(Sequence=dict(id='A', type_id=0))])), pair=some.just([])),
+        part('BertProcessing', sep=some.just(['a', 5]), cls=mostly(some.just(['b', 999])))),
+    decoder=some.one_of(REPLACE, REPLACE, part('ByteFallback'), part('Fuse'), part('BPEDecoder', suffix=LETTERS),
+        part('Strip', content=LETTERS, start=mostly(some.integers(0, 9)), stop=mostly(some.integers(0, 9))),
+        part('WordPiece', prefix=LETTERS, cleanup=TRUTH),
+        part('CTC', pad_token=LETTERS, word_delimiter_token=LETTERS, cleanup=TRUTH),
+        part('Metaspace', replacement=LETTERS, prepend_scheme=some.just('always'), split=TRUTH)),
+    truncation=ODD | some.fixed_dictionaries(dict(
+        direction=some.just('Right'), max_length=some.integers(0, 3), strategy=some.just('LongestFirst'),
+        stride=some.integers(0, 5))),
+    padding=ODD | some.fixed_dictionaries(dict(
+        strategy=some.just(dict(Fixed=10 ** 12)), direction=some.just('Right'), pad_to_multiple_of=ODD,
+        pad_id=some.just(0), pad_type_id=some.just(0), pad_token=some.just('x'))))
+TOKENIZER_MODELS = dict(
+    dropout=mostly(some.floats(0, 1)), unk_token=LETTERS, continuing_subword_prefix=LETTERS,
+    end_of_word_suffix=LETTERS, fuse_unk=TRUTH, byte_fallback=TRUTH, ignore_merges=TRUTH,
+    merges=mostly(some.lists(some.sampled_from(['a b', ['a', 'b'], 'ab', 'a b c']), max_size=3)),
+    type=some.sampled_from(['BPE', 'WordLevel', 'WordPiece', 'Unigram']))
+TOKENIZERS = some.tuples(some_of(TOKENIZER_PARTS), some_of(TOKENIZER_MODELS), mostly(some.just(None), 9, CHANGES))
+
+
+def test_cases_of_tokenizers(little, capfd, monkeypatch):
+    """Whatever a tokenizer.json holds, a text is written with it, or one line says why not."""
+    monkeypatch.setattr('model.FOREIGN_SECONDS', 1)
+    raw = json.loads((little / 'tokenizer.json').read_text())
+    engine = specmini.Engine(target=little, draft='none', max_new=3)
+
+    def run():
+        engine.tokenizer = read_tokenizer(little)
+        text, cycles = engine.generate('aab b\u20ac', Exact())
+        for cycle in cycles:
+            specmini.trace_line({}, 0, cycle, engine.tokenizer)
+
+    def check(case):
+        parts, settings_of_model, changes = case
+        tree = raw | dict(parts)
+        tree['model'] = raw['model'] | dict(settings_of_model)
+        with put(little, tokenizer_json=tree if changes is None else changed(tree, changes)):
+            found = outcome_of(run)
+        assert not capfd.readouterr().err
+        return found
+    each_case('tokenizers', TOKENIZERS, check)
+
+
+def rows_by_json(rows):
+    return '\n'.join(row if type(row) is str else json.dumps(row) for row in rows).encode('utf-8', 'surrogatepass')
+
+
+TEXTS = mostly(some.text(min_size=1, max_size=9), 9, ODD | some.just('\ud800'))
+ROWS = some.fixed_dictionaries({}, optional=dict(
+    prompt=TEXTS, question=TEXTS, turns=mostly(some.lists(TEXTS, max_size=2)), answer=TEXTS | ODD, task=TEXTS))
+LINES_OF_ROWS = some.lists(ROWS | ODD | some.sampled_from(['', '[' * 9999, '{"prompt": "a', '1' * 5000]), max_size=3)
+PROMPT_FILES = some.tuples(
+    some.lists(some.fixed_dictionaries(dict(prompt=TEXTS), optional=dict(answer=TEXTS | ODD)), max_size=2).map(
+        rows_by_json) | LINES_OF_ROWS.map(rows_by_json) | some.binary(max_size=20), some.sampled_from([b'', b'\xef\xbb\xbf']))
+
+
+def test_cases_of_prompt_files(little, tmp_path):
+    """A file of prompts is read, run and graded, or a line says which row is wrong."""
+    engine = specmini.Engine(target=little, draft='none', max_new=2)
+    file = tmp_path / 'prompts.jsonl'
+
+    def run():
+        for row in specmini.read_rows(None, file):
+            ids = engine.tokenizer.encode(row['prompt']).ids            # without a fork, for speed
+            engine.open([ids])
+            cycles = engine.write(ids, Exact())
+            specmini.grade(row, engine.tokenizer.decode(specmini.tokens_of(cycles)))
+
+    def check(case):
+        content, mark = case
+        file.write_bytes(mark + content)
+        return outcome_of(run)
+    each_case('prompt files', PROMPT_FILES, check, share=3)
 
 
 # ------------------------------------------------------------- the five source files, alone
