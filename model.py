@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -46,6 +47,7 @@ ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without
     llama3=('factor', 'low_freq_factor', 'high_freq_factor', ORIGINAL))
 ROPE_OPTIONS = 'beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim'     # yarn's, each absent where it is 0
 ROPE_LEAST = {'rope_theta': 1.001, ORIGINAL: 2, 'factor': 1}   # of the others 0.001
+MOST_JSON = 2 ** 28         # bytes of a file of JSON
 MANY = 10_000   # layers, or experts of a layer: a config of more is no model
 FOREIGN_SECONDS = 10        # that foreign code has: a chat template to render, a tokenizer to encode;
 FOREIGN_BYTES = 2 ** 28     # the memory that it may add
@@ -63,11 +65,12 @@ def expect(holds, message):
 # ------------------------------------------------------------------------------------- files of a folder
 # A checkpoint is foreign: nothing outside of its folder is opened, and nothing in it that never ends.
 
-def plain_file(folder, name):
+def plain_file(folder, name, most=math.inf):
     """The path of a file of a checkpoint's folder, which need not be there; ValueError for another.
 
-    That is a name that leads elsewhere, a link out of the folder or to nothing, a directory, pipe or device.
-    A snapshot of Hugging Face's cache links to the `blobs` beside the snapshots: these are its own.
+    That is a name that leads elsewhere, a link out of the folder or to nothing, a directory, pipe or device,
+    or a file of more bytes than `most`. A snapshot of Hugging Face's cache links to the `blobs` beside the
+    snapshots: these are its own.
     """
     folder = File(folder)
     good = type(name) is str and name == File(name).name
@@ -87,12 +90,14 @@ def plain_file(folder, name):
     expect(own, f'{where}: links to {found}, outside of its folder; copy the file there')
     expect(found.exists(), f'{where}: links to {found}, which is not there; fetch it again')
     expect(found.is_file(), f'{where}: a directory, a pipe or a device; expected a file')
+    size = found.stat().st_size
+    expect(size <= most, f'{where}: {size} bytes, expected {most} at most; damaged?')
     return where
 
 
 def read_json(path):
     """The object in a JSON file of a checkpoint's folder; ValueError in one line if there is none."""
-    path = plain_file(File(path).parent, File(path).name)
+    path = plain_file(File(path).parent, File(path).name, MOST_JSON)
     try:
         found = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
@@ -116,9 +121,9 @@ def limited(function, length=0):
     receiver, sender = fork.Pipe(duplex=False)
 
     def work():
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)    # Rust tells there why it panics
         limit_memory(FOREIGN_BYTES + HELD * length)
-        sender.send(tried(function))
+        with hushed():
+            sender.send(tried(function))
     process = fork.Process(target=work, daemon=True)
     process.start()
     sender.close()                                      # so that its death is seen here
@@ -140,6 +145,20 @@ def tried(function):
         return function(), ''
     except BaseException as error:
         return None, f'{type(error).__name__}: {error}'
+
+
+@contextlib.contextmanager
+def hushed():
+    """Nothing is written to stderr meanwhile: Rust tells there of a panic, which is an exception as well."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def limit_memory(more):
@@ -1130,9 +1149,10 @@ def read_weights(file, wanted, rank, count):
 
 def read_tokenizer(folder):
     """The Tokenizer of a folder, which neither cuts nor pads; ValueError if there is none."""
-    path = plain_file(folder, 'tokenizer.json')
+    path = plain_file(folder, 'tokenizer.json', MOST_JSON)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with hushed():
+            tokenizer = Tokenizer.from_file(str(path))
     except BaseException as error:
         raise_own(error)
         raise ValueError(f'{path}: no such file, or not a tokenizer ({error})') from None

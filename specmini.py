@@ -1662,8 +1662,9 @@ def generate(engine, rows, prompts, args):
 def main(argv=None):
     """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C."""
     lab_module('rivals')                                # enters the baselines in METHODS
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, 'w')              # it was closed before we began: nobody listens
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, 'w'))   # it was closed before we began: nobody listens
     try:
         status = run(parse(argv))
         sys.stdout.flush()                              # a full disk is told here, and not at exit

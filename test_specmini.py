@@ -590,7 +590,17 @@ def generation_linked_to_nothing(folder):
     (folder / 'generation_config.json').symlink_to('nothing.json')
 
 
+def endless_config(folder):
+    os.truncate(folder / 'config.json', 2 ** 40)        # it takes no room: nothing is behind the text
+
+
+def endless_tokenizer(folder):
+    os.truncate(folder / 'tokenizer.json', 2 ** 40)
+
+
 @pytest.mark.parametrize('spoil, words', [
+    (endless_config, 'config.json: 1099511627776 bytes, expected 268435456 at most'),
+    (endless_tokenizer, 'tokenizer.json: 1099511627776 bytes, expected 268435456 at most'),
     (truncated_weights, 'not a complete safetensors file'),
     (nan_in_the_head, 'lm_head.weight holds'),
     (overflowing_weights, 'NaN or infinity after 1'),
@@ -7121,10 +7131,13 @@ def test_a_file_of_prompts_that_never_ends(pair, capsys, monkeypatch):
     refused(capsys, 'more than 1000 characters', *pair[:4], '--prompts', '/dev/zero')
 
 
-def test_a_closed_standard_output_is_no_defect(pair, capsys, monkeypatch):
-    monkeypatch.setattr(sys, 'stdout', None)
+@pytest.mark.parametrize('name', ['stdout', 'stderr'])
+def test_a_closed_standard_stream_is_no_defect(name, pair, capsys, monkeypatch):
+    """And what belongs on one stream does not go to the other."""
+    monkeypatch.setattr(sys, name, None)
     assert specmini.main([*map(str, pair[:4]), '--prompt', 'a', '--max-new', '2']) == 0
-    sys.stdout.close()
+    getattr(sys, name).close()
+    assert 'tokens/s' not in capsys.readouterr().out
 
 
 def test_a_tokenizer_that_names_ids_beyond_the_embedding(tmp_path, capsys):
@@ -8646,6 +8659,8 @@ ROTARY_CONFIGS = some.builds(rotary_config, ROTARY, AROUND, PLACES, TYPE_NAMES)
 def makes_sense(raw):
     """Whether each number that the rope type asks for is one, in its range, and the slow end is slower."""
     words = raw.get('rope_scaling') or raw['rope_parameters']
+    if {} in words.values():
+        return False                                    # settings by layer
     kind = words.get('rope_type') or words['type']
     seen = dict(rope_theta=raw.get('rope_theta', 10000.0),
                 original_max_position_embeddings=raw['max_position_embeddings']) | words
@@ -8839,8 +8854,8 @@ def test_cases_of_weight_files(little):
 
 ELSEWHERE = ODD | some.sampled_from([
     '../outside.safetensors', 'linked', 'itself', 'folder', 'pipe', '.', '..', '/dev/zero', 'config.json',
-    './one.safetensors', 'one.safetensors/', 'folder/one.safetensors', 'absent', 'one.safetensors\0', '\udcff',
-    '/proc/self/cwd/one.safetensors'])
+    './one.safetensors', 'one.safetensors/', 'folder/one.safetensors', 'absent', 'one.safetensors\0',
+    '\udcff', '/proc/self/cwd/one.safetensors'])
 INDICES = some.tuples(
     mostly(some.just('one.safetensors'), 3, ELSEWHERE), mostly(some.just('two.safetensors'), 3, ELSEWHERE),
     mostly(some.just(None)), mostly(some.just('weight_map')))
