@@ -7163,6 +7163,7 @@ def replaced(pattern, content):
 
 SLOW = dict(type='Split', pattern=dict(Regex='(.*a){9}$'), behavior='Isolated', invert=False)
 PANICKING = dict(type='Split', pattern=dict(Regex='(a|a)*$'), behavior='Isolated', invert=False)
+TORN = dict(type='BPE', vocab=dict(a=0, b=1, ab=2), merges=['a b'], continuing_subword_prefix='###')
 GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 100)] * 9)
 
 
@@ -7170,6 +7171,7 @@ GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 10
     case('slow', dict(pre_tokenizer=SLOW), 'no end after 0.3 s'),
     case('panicking', dict(pre_tokenizer=PANICKING), 'retry-limit-in-match'),
     case('growing', dict(normalizer=GROWING), 'its process died'),
+    case('panicking-at-once', dict(model=TORN), 'no such file, or not a tokenizer'),
     case('padded', dict(decoder=replaced(dict(Regex='.'), 'a')), "its decoder replaces {'Regex': '.'}"),
     case('longer', dict(decoder=replaced(dict(String='a'), 'aa')), "its decoder replaces {'String': 'a'}")])
 def test_a_tokenizer_has_limits(changes, words, tmp_path, capfd, monkeypatch):
