@@ -8576,8 +8576,8 @@ def test_embedded_pair_is_lossless(task):
 # ------------------------------------------------------------- generated input: it runs, or is refused
 
 # HYPOTHESIS_PROFILE=many python -m pytest -n 0 -rP -k cases_of: ten times as many cases, others each time.
-settings.register_profile('few', max_examples=100, derandomize=True, deadline=None, database=None)
-settings.register_profile('many', max_examples=1000, deadline=None, database=None)
+settings.register_profile('few', max_examples=100, derandomize=True, deadline=20_000, database=None)
+settings.register_profile('many', max_examples=1000, deadline=20_000, database=None)
 settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'few'))
 
 
@@ -8769,7 +8769,7 @@ def changed(raw, changes):
         if value is ABSENT:
             del holder[key]
         else:
-            holder[key] = value
+            holder[key] = copy.deepcopy(value)          # lest a list be put into itself
     return raw
 
 
