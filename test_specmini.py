@@ -8708,6 +8708,7 @@ def rotary_of_transformers(raw):
     return theirs.inv_freq, theirs.attention_scaling
 
 
+@pytest.mark.slow
 def test_rotary_cases_of_configs(tmp_path):
     """Rotary settings give transformers' frequencies and factor, or make no sense and are refused."""
     def check(raw):
@@ -8810,6 +8811,7 @@ CONFIGS = some_of(dict(
     quantization_config=ODD, rope_scaling=mostly(ROTARY), architectures=ODD, hidden_act=ODD))
 
 
+@pytest.mark.slow
 def test_cases_of_configs(little):
     """A config that names other numbers than the weights have, or none at all, is refused before anything."""
     raw = json.loads((little / 'config.json').read_text())
@@ -8853,6 +8855,7 @@ def weights_file(content, changes):
     return whole[:len(whole) - case.get('cut', 0)]
 
 
+@pytest.mark.slow
 def test_cases_of_weight_files(little):
     content = (little / 'model.safetensors').read_bytes()
 
@@ -8892,6 +8895,7 @@ def sharded(little, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_cases_of_shard_indices(sharded):
     """What runs has named both shards, and nothing that is elsewhere or no file."""
     def check(case):
@@ -8954,6 +8958,7 @@ TOKENIZERS = some.tuples(some_of(TOKENIZER_PARTS), some_of(TOKENIZER_MODELS),
                          mostly(some.just([]), 9, CHANGES))
 
 
+@pytest.mark.slow
 def test_cases_of_tokenizers(little, capfd, monkeypatch):
     """Whatever a tokenizer.json holds, a text is written with it, or one line says why not."""
     monkeypatch.setattr('model.FOREIGN_SECONDS', 1)
@@ -8992,6 +8997,7 @@ PROMPT_FILES = some.tuples(some.sampled_from([b'', b'\xef\xbb\xbf']),
                            ROWS.map(lines_of) | some.binary(max_size=20))
 
 
+@pytest.mark.slow
 def test_cases_of_prompt_files(little, tmp_path):
     """A file of prompts is read, run and graded, or a line says which row is wrong."""
     engine = specmini.Engine(target=little, draft='none', max_new=2)
@@ -9045,6 +9051,7 @@ def write_by(engine, method):
     engine.write([97, 98, 99, 100, 101, 102, 10, 103], method)
 
 
+@pytest.mark.slow
 def test_cases_of_calibrations(able):
     raw = json.loads((able.target / 'calibration.json').read_text())
 
@@ -9079,6 +9086,7 @@ def settings_of(name):
 SETTINGS = some.sampled_from(sorted(METHODS)).flatmap(settings_of)
 
 
+@pytest.mark.slow
 def test_cases_of_knobs(able):
     """Every method at any knobs writes three tokens, or one line says which knob is out of range."""
     def run(name, chosen):
