@@ -71,7 +71,7 @@ def yarn(rope, D, frequencies):
         last = math.ceil(last)
     first = max(first, 0)
     last = min(last, D - 1)
-    width = max(last - first, 0.001)                                        # never 0
+    width = last - first or 0.001       # below 0 where all channels are slow, or fast: as transformers has it
     channels = torch.arange(D // 2, dtype=torch.float64)
     ramp = (channels - first) / width
     stretch = ramp.clamp(0, 1)                                              # 0: kept, 1: stretched

@@ -11,6 +11,8 @@ import functools
 import hashlib
 import itertools
 import json
+import math
+import multiprocessing
 import os
 import re
 import shutil
@@ -39,12 +41,18 @@ EXTRA = dict(   # names read beside those of Config's fields
     num_experts=int, decoder_sparse_step=int, sliding_window=int, rope_theta=float, attention_bias=bool,
     use_sliding_window=bool, layer_types=list, mlp_only_layers=list)
 EXPECTED = {int: 'an integer, 1 to 1e10', float: 'above 0, to 1e10', bool: 'true or false', list: 'a list'}
+ORIGINAL = 'original_max_position_embeddings'
 ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without
-    default=(), linear=('factor',), yarn=('factor',),
-    llama3=('factor', 'low_freq_factor', 'high_freq_factor'))
-ROPE_OPTIONS = 'beta_fast', 'beta_slow', 'attention_factor', 'mscale', 'mscale_all_dim'     # yarn's
-ROPE_LEAST = dict(rope_theta=1.001, original_max_position_embeddings=2, factor=1)   # of the others 0.001
+    default=(), linear=('factor',), yarn=('factor', ORIGINAL),
+    llama3=('factor', 'low_freq_factor', 'high_freq_factor', ORIGINAL))
+ROPE_OPTIONS = 'beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim'     # yarn's, each absent where it is 0
+ROPE_LEAST = {'rope_theta': 1.001, ORIGINAL: 2, 'factor': 1}   # of the others 0.001
+MOST_JSON = 2 ** 28         # bytes of a file of JSON
 MANY = 10_000   # layers, or experts of a layer: a config of more is no model
+FOREIGN_SECONDS = 10        # that foreign code has: a chat template to render, a tokenizer to encode;
+FOREIGN_BYTES = 2 ** 28     # the memory that it may add
+PACE = 20_000       # characters of a text for which it has another second,
+HELD = 2000         # and bytes for each of them
 STORED = dict(F32='fp32', F16='fp16', BF16='bf16', F64='fp64')      # dtypes of weights that are read
 
 
@@ -57,11 +65,12 @@ def expect(holds, message):
 # ------------------------------------------------------------------------------------- files of a folder
 # A checkpoint is foreign: nothing outside of its folder is opened, and nothing in it that never ends.
 
-def plain_file(folder, name):
+def plain_file(folder, name, most=math.inf):
     """The path of a file of a checkpoint's folder, which need not be there; ValueError for another.
 
-    That is a name that leads elsewhere, a link out of the folder or to nothing, a directory, pipe or device.
-    A snapshot of Hugging Face's cache links to the `blobs` beside the snapshots: these are its own.
+    That is a name that leads elsewhere, a link out of the folder or to nothing, a directory, pipe or device,
+    or a file of more bytes than `most`. A snapshot of Hugging Face's cache links to the `blobs` beside the
+    snapshots: these are its own.
     """
     folder = File(folder)
     good = type(name) is str and name == File(name).name
@@ -81,12 +90,14 @@ def plain_file(folder, name):
     expect(own, f'{where}: links to {found}, outside of its folder; copy the file there')
     expect(found.exists(), f'{where}: links to {found}, which is not there; fetch it again')
     expect(found.is_file(), f'{where}: a directory, a pipe or a device; expected a file')
+    size = found.stat().st_size
+    expect(size <= most, f'{where}: {size} bytes, expected {most} at most; damaged?')
     return where
 
 
 def read_json(path):
     """The object in a JSON file of a checkpoint's folder; ValueError in one line if there is none."""
-    path = plain_file(File(path).parent, File(path).name)
+    path = plain_file(File(path).parent, File(path).name, MOST_JSON)
     try:
         found = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
@@ -95,6 +106,69 @@ def read_json(path):
         raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
     expect(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
     return found
+
+
+def limited(function, length=0):
+    """(what it returns, why not) of a function that runs foreign code on a text of so many characters.
+
+    It is called in a fork of this process that has some time and memory: neither a signal nor an exception
+    ends what is compiled (the tokenizers library is Rust). Where a system cannot fork it is called here,
+    without limits.
+    """
+    if 'fork' not in multiprocessing.get_all_start_methods():
+        return tried(function)
+    fork = multiprocessing.get_context('fork')
+    receiver, sender = fork.Pipe(duplex=False)
+
+    def work():
+        limit_memory(FOREIGN_BYTES + HELD * length)
+        with hushed():
+            sender.send(tried(function))
+    process = fork.Process(target=work, daemon=True)
+    process.start()
+    sender.close()                                      # so that its death is seen here
+    seconds = FOREIGN_SECONDS + length / PACE
+    found = None, f'no end after {seconds:.1f} s'
+    try:
+        if receiver.poll(seconds):
+            found = receiver.recv()
+    except (EOFError, OSError):
+        found = None, 'its process died: too much memory?'
+    process.kill()
+    process.join()
+    return found
+
+
+def tried(function):
+    """(what it returns, '') or (None, what it raised): foreign code may raise anything."""
+    try:
+        return function(), ''
+    except BaseException as error:
+        return None, f'{type(error).__name__}: {error}'
+
+
+@contextlib.contextmanager
+def hushed():
+    """Nothing is written to stderr meanwhile: Rust tells there of a panic, which is an exception as well."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def limit_memory(more):
+    """Lets this process take so many bytes more than it has, where the system can tell how much that is."""
+    sizes = File('/proc/self/statm')
+    if sizes.exists():
+        import resource
+        pages = int(sizes.read_text().split()[0])
+        most = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 # ------------------------------------------------------------------------------------------- config.json
@@ -221,20 +295,27 @@ def refuse_shapes(raw, where):
 
 def read_rope(raw, where):
     """The rotary settings, under transformers 5's names, defaults filled in."""
-    given = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+    given = raw.get('rope_scaling') or raw.get('rope_parameters') or {}      # as transformers looks
     flat = isinstance(given, dict) and not any(isinstance(value, dict) for value in given.values())
     expect(flat, f'{where}: rotary settings {given!r}: expected one flat object for all layers')
-    given = {name: value for name, value in given.items() if value is not None}
     kind = given.get('rope_type', given.get('type', 'default'))
     known = type(kind) is str and kind in ROPE_NEEDS
     expect(known, f'{where}: rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
     part = given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0)
     expect(part == 1.0, f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
-    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0,
-                original_max_position_embeddings=raw['max_position_embeddings'])
+    rope = dict(rope_theta=raw.get('rope_theta') or 10000.0)
+    rope[ORIGINAL] = raw['max_position_embeddings']
     rope.update(given, rope_type=kind)
-    options = [name for name in ROPE_OPTIONS if rope.get(name)]
-    for name in ['rope_theta', 'original_max_position_embeddings', *ROPE_NEEDS[kind], *options]:
+    if raw.get(ORIGINAL) is not None:
+        rope[ORIGINAL] = raw[ORIGINAL]                  # beside them, it goes before theirs
+    needed = ['rope_theta', *ROPE_NEEDS[kind]]
+    if kind == 'yarn':
+        needed += [name for name in ROPE_OPTIONS if rope.get(name)]
+        if rope.get('attention_factor') is not None:    # 0 is not absent
+            needed.append('attention_factor')
+        truncate = rope.get('truncate', True)
+        expect(type(truncate) is bool, f'{where}: truncate is {truncate!r}, expected {EXPECTED[bool]}')
+    for name in needed:
         least = ROPE_LEAST.get(name, 0.001)
         good = type(rope.get(name)) in (int, float) and least <= rope[name] <= 1e10
         expect(good, f'{where}: rope type {kind} needs {name} from {least} to 1e10, found {rope.get(name)!r}')
@@ -243,14 +324,15 @@ def read_rope(raw, where):
 
 
 def refuse_order(rope, where):
-    """ValueError for rotary settings whose fast end is the slow one."""
+    """ValueError for rotary settings whose fast end is the slow one; in yarn the two may be one."""
     ends = dict(llama3=('low_freq_factor', 'high_freq_factor'), yarn=('beta_slow', 'beta_fast'))
     usual = dict(beta_slow=1, beta_fast=32)
     if rope['rope_type'] in ends:
         slow, fast = ends[rope['rope_type']]
         low = rope.get(slow) or usual[slow]
         high = rope.get(fast) or usual[fast]
-        expect(low < high, f'{where}: {slow} is {low!r} and {fast} {high!r}; the second must be larger')
+        good = low < high or low == high and rope['rope_type'] == 'yarn'
+        expect(good, f'{where}: {slow} is {low!r} and {fast} {high!r}; the second must be larger')
 
 
 # ------------------------------------------------------------------------------------------- the network
@@ -944,10 +1026,11 @@ def own_part(kept, name, rank, count):
 
 # ------------------------------------------------------------------------------------- loading a checkpoint
 
-def load(folder, device='cpu', dtype=torch.float32, parted=False):
+def load(folder, device='cpu', dtype=torch.float32, parted=False, tokenizer=None):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
 
-    parted: this rank's part of the Transformer, where there are several ranks.
+    parted: this rank's part of the Transformer, where there are several ranks. tokenizer: the folder's, where
+    it has been read already.
 
     The network is laid out on the meta device, then each tensor goes from the memory-mapped file to
     the device in the wanted dtype, one after the other. ValueError in one line for whatever does not fit.
@@ -956,7 +1039,7 @@ def load(folder, device='cpu', dtype=torch.float32, parted=False):
     config = read_config(folder)
     files = weight_files(folder)
     refuse_sizes(config, files, folder)
-    tokenizer = read_tokenizer(folder)
+    tokenizer = tokenizer or read_tokenizer(folder)
     torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
     rank, count = ranks() if parted else (0, 1)
     try:
@@ -1066,24 +1149,46 @@ def read_weights(file, wanted, rank, count):
 
 def read_tokenizer(folder):
     """The Tokenizer of a folder, which neither cuts nor pads; ValueError if there is none."""
-    path = plain_file(folder, 'tokenizer.json')
+    path = plain_file(folder, 'tokenizer.json', MOST_JSON)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with hushed():
+            tokenizer = Tokenizer.from_file(str(path))
     except BaseException as error:
         raise_own(error)
         raise ValueError(f'{path}: no such file, or not a tokenizer ({error})') from None
     tokenizer.no_truncation()                           # a file may carry both; neither is asked for here
     tokenizer.no_padding()
+    if getattr(tokenizer.model, 'dropout', None):
+        tokenizer.model.dropout = None                  # of merges, in training: ids would be drawn
+    if tokenizer.decoder:
+        refuse_growth(json.loads(tokenizer.decoder.__getstate__()), path)
     return tokenizer
 
 
-def encode(tokenizer, text, special=True):
-    """The ids of a text; special: with what the tokenizer puts around one. ValueError where it fails."""
-    try:
-        return tokenizer.encode(text, add_special_tokens=special).ids
-    except BaseException as error:
-        raise_own(error)
-        raise ValueError(f'the tokenizer cannot encode a text of {len(text)} characters ({error})') from None
+def refuse_growth(decoder, path):
+    """ValueError for a decoder, an object of JSON, that may write without end: it runs at every token."""
+    for part in decoder.get('decoders', []):
+        refuse_growth(part, path)
+    if decoder['type'] == 'Replace':
+        pattern = decoder['pattern']
+        content = decoder['content']
+        good = len(content) <= len(pattern.get('String', ''))
+        expect(good, f'{path}: its decoder replaces {pattern} by {content!r}; expected a text, by none that '
+               'is longer')
+
+
+def encode(tokenizer, texts, special=True):
+    """The ids of each text; special: with what the tokenizer puts around one. ValueError where it fails.
+
+    Its regular expressions may take for ever, and what it replaces may grow without end: see limited. One
+    fork serves all texts: 10 ms, and more where much memory is held, so encode before weights are loaded.
+    """
+    def encoded():
+        return [tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
+    length = sum(map(len, texts))
+    found, fault = limited(encoded, length)
+    expect(found is not None, f'the tokenizer cannot encode a text of {length} characters ({fault})')
+    return found
 
 
 def raise_own(error):

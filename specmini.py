@@ -10,7 +10,6 @@ import importlib
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import re
 import sys
@@ -26,11 +25,12 @@ from typing import NamedTuple
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
 import torch
+from tokenizers import Tokenizer
 from torch import distributed
 from tqdm import tqdm
 
-from model import (MLP, Reader, encode, expect, fingerprint, load, measured_sections, plain_file, ranks,
-                   read_calibration, read_json, same_vocabulary)
+from model import (MLP, Reader, encode, expect, fingerprint, limited, load, measured_sections, plain_file,
+                   ranks, read_calibration, read_config, read_json, read_tokenizer, same_vocabulary)
 from verify import (METHODS, Autoregressive, CmAsd, Cycle, Exact, Session, Sparse, SpecGuard, ViaSd, chain,
                     decode, knobs_of, lookup, silence, tokens_of, whole_passes)
 
@@ -46,8 +46,6 @@ PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;
 BROKEN = '\ufffd'                                       # what a decoder writes for half a character
 ROUNDS = 3              # of a comparison
 MOST_TEXT = 2 ** 26     # characters of a file of prompts
-CHAT_SECONDS = 10       # that a chat template has to render,
-CHAT_BYTES = 2 ** 28    # and memory
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
 TIMING = 2.0            # seconds after which it begins no further round of them
 SURE = 30                # judged draft tokens from which the share kept of them is taken at its word
@@ -167,6 +165,7 @@ class Engine:
     compile: bool = False           # torch.compile the passes
     threads: int = None             # of the CPU; None: 1 for small models, else as many as cores
     parted: bool = False            # whether each process of a group has a part of the target
+    tokenizer: Tokenizer = None     # the target's, where it has been read already
     readers: dict = field(default_factory=dict, init=False)         # {role: Reader}, see open
     calibration: dict = field(default_factory=dict, init=False)     # its sections of calibration.json
 
@@ -198,7 +197,9 @@ class Engine:
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        return load(folder, self.device, DTYPES[self.dtype], self.parted and folder == self.target)
+        own = folder == self.target
+        tokenizer = self.tokenizer if own else None
+        return load(folder, self.device, DTYPES[self.dtype], self.parted and own, tokenizer)
 
     def load_beside(self, role, folder):
         """The network in the folder, which must share the target's vocabulary."""
@@ -263,7 +264,7 @@ class Engine:
 
     def generate(self, text, method):
         """(the text that follows, its Cycles)."""
-        ids = encode(self.tokenizer, text)
+        (ids,) = encode(self.tokenizer, [text])
         self.open([ids])
         cycles = self.write(ids, method)
         return self.tokenizer.decode(tokens_of(cycles)), cycles
@@ -434,42 +435,6 @@ def chat(folder, text):
     rendered, fault = limited(render)
     expect(rendered is not None, f'--chat: the template of {folder} does not render ({fault})')
     return rendered
-
-
-def limited(function):
-    """(what it returns, why not), called in a fork of this process that has CHAT_SECONDS and CHAT_BYTES."""
-    fork = multiprocessing.get_context('fork')
-    receiver, sender = fork.Pipe(duplex=False)
-
-    def work():
-        try:
-            limit_memory()
-            found = function(), ''
-        except BaseException as error:
-            found = None, f'{type(error).__name__}: {error}'
-        sender.send(found)
-    process = fork.Process(target=work, daemon=True)
-    process.start()
-    sender.close()                                      # so that its death is seen here
-    found = None, f'no end after {CHAT_SECONDS} s'
-    try:
-        if receiver.poll(CHAT_SECONDS):
-            found = receiver.recv()
-    except (EOFError, OSError):
-        found = None, 'its process died'
-    process.kill()
-    process.join()
-    return found
-
-
-def limit_memory():
-    """Lets this process take CHAT_BYTES more than it has, where the system can tell how much that is."""
-    sizes = File('/proc/self/statm')
-    if sizes.exists():
-        import resource
-        pages = int(sizes.read_text().split()[0])
-        most = pages * resource.getpagesize() + CHAT_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def chat_template(folder, settings):
@@ -1592,6 +1557,7 @@ def settings_of(engine):
         folders.append(engine.draft)
     models = [fingerprint(folder) for folder in folders if folder]
     settings = {option.name: getattr(engine, option.name) for option in fields(engine) if option.init}
+    del settings['tokenizer']                           # the prompts are ids
     return models, settings, engine.calibration
 
 
@@ -1706,13 +1672,13 @@ def fill_in(args):
     args.thinner = make_method('sparse', args.set, owners, args.parts) if args.parts else None
 
 
-def open_engine(args):
-    """The Engine that the flags ask for."""
+def open_engine(args, tokenizer):
+    """The Engine that the flags ask for; tokenizer: the target's."""
     engine = Engine(
         target=args.target, draft=args.draft, mid=args.mid, sparse=args.thinner, max_new=args.max_new,
         temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed,
         ignore_eos=args.ignore_eos, device=args.device, dtype=args.dtype, compile=args.compile,
-        threads=args.threads, parted=args.split is None)
+        threads=args.threads, parted=args.split is None, tokenizer=tokenizer)
     mixtures = engine.models['target'].config.mixtures
     there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
     for part in args.parts:
@@ -1796,8 +1762,10 @@ def run(args):
     texts = [row['prompt'] for row in rows]
     if args.chat:
         texts = [chat(args.target, text) for text in texts]
-    engine = open_engine(args)
-    prompts = [encode(engine.tokenizer, text, not args.chat) for text in texts]
+    read_config(args.target)                            # a folder that is none is told first
+    tokenizer = read_tokenizer(args.target)
+    prompts = encode(tokenizer, texts, not args.chat)
+    engine = open_engine(args, tokenizer)
     engine.open(prompts)
     if args.compile:
         warm_up(engine, prompts[0], args.methods)
@@ -1883,8 +1851,9 @@ def main(argv=None):
     1: a method is not what it promises, see --prove.
     """
     lab_module('rivals')                                # enters the baselines in METHODS
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, 'w')              # it was closed before we began: nobody listens
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, 'w'))   # it was closed before we began: nobody listens
     failed = True
     try:
         status = run(parse(argv))

@@ -7,6 +7,7 @@ takes more than about a second is marked slow: `pytest -m "not slow"` leaves it 
 import contextlib
 import copy
 import importlib.util
+import faulthandler
 import io
 import itertools
 import json
@@ -23,17 +24,21 @@ import socket
 import subprocess
 import sys
 import xml.etree.ElementTree
+import warnings
 from collections import Counter
 from dataclasses import astuple, replace
 from functools import cache, partial
 from pathlib import Path as File
 from types import SimpleNamespace
 
+import hypothesis
 import numpy
 import pytest
 import scipy.stats
 import torch
 import transformers
+from hypothesis import settings
+from hypothesis import strategies as some
 from safetensors import torch as safetensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.overrides import TorchFunctionMode
@@ -85,7 +90,8 @@ from lab.best import claims as best_claims
 from lab.best import record as best_record
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
-from model import KVCache, Reader, fetch, load, own_part, part_of, read_calibration, send, write_calibration
+from model import (KVCache, Reader, encode, fetch, load, own_part, part_of, read_calibration, read_config,
+                   read_tokenizer, send, write_calibration)
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
                     overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
@@ -594,7 +600,17 @@ def generation_linked_to_nothing(folder):
     (folder / 'generation_config.json').symlink_to('nothing.json')
 
 
+def endless_config(folder):
+    os.truncate(folder / 'config.json', 2 ** 40)        # it takes no room: nothing is behind the text
+
+
+def endless_tokenizer(folder):
+    os.truncate(folder / 'tokenizer.json', 2 ** 40)
+
+
 @pytest.mark.parametrize('spoil, words', [
+    (endless_config, 'config.json: 1099511627776 bytes, expected 268435456 at most'),
+    (endless_tokenizer, 'tokenizer.json: 1099511627776 bytes, expected 268435456 at most'),
     (truncated_weights, 'not a complete safetensors file'),
     (nan_in_the_head, 'lm_head.weight holds'),
     (overflowing_weights, 'NaN or infinity after 1'),
@@ -7144,10 +7160,13 @@ def test_a_file_of_prompts_that_never_ends(pair, capsys, monkeypatch):
     refused(capsys, 'more than 1000 characters', *pair[:4], '--prompts', '/dev/zero')
 
 
-def test_a_closed_standard_output_is_no_defect(pair, capsys, monkeypatch):
-    monkeypatch.setattr(sys, 'stdout', None)
+@pytest.mark.parametrize('name', ['stdout', 'stderr'])
+def test_a_closed_standard_stream_is_no_defect(name, pair, capsys, monkeypatch):
+    """And what belongs on one stream does not go to the other."""
+    monkeypatch.setattr(sys, name, None)
     assert specmini.main([*map(str, pair[:4]), '--prompt', 'a', '--max-new', '2']) == 0
-    sys.stdout.close()
+    getattr(sys, name).close()
+    assert 'tokens/s' not in capsys.readouterr().out
 
 
 def test_a_tokenizer_that_names_ids_beyond_the_embedding(tmp_path, capsys):
@@ -7164,6 +7183,61 @@ def test_a_tokenizer_that_fails_at_run_time(tmp_path, capsys):
     words = {f'w{i}': i for i in range(257)}
     Tokenizer(models.WordLevel(words, unk_token='absent')).save(str(folder / 'tokenizer.json'))
     refused(capsys, 'the tokenizer cannot encode a text of 1 characters', '--target', folder, '--prompt', 'x')
+
+
+def replaced(pattern, content):
+    return dict(type='Replace', pattern=pattern, content=content)
+
+
+SLOW = dict(type='Split', pattern=dict(Regex='(.*a){9}$'), behavior='Isolated', invert=False)
+PANICKING = dict(type='Split', pattern=dict(Regex='(a|a)*$'), behavior='Isolated', invert=False)
+TORN = dict(type='BPE', vocab=dict(a=0, b=1, ab=2), merges=['a b'], continuing_subword_prefix='###')
+GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 100)] * 9)
+
+
+@pytest.mark.parametrize('changes, words', [
+    case('slow', dict(pre_tokenizer=SLOW), 'no end after 0.3 s'),
+    case('panicking', dict(pre_tokenizer=PANICKING), 'retry-limit-in-match'),
+    case('growing', dict(normalizer=GROWING), 'its process died'),
+    case('panicking-at-once', dict(model=TORN), 'no such file, or not a tokenizer'),
+    case('padded', dict(decoder=replaced(dict(Regex='.'), 'a')), "its decoder replaces {'Regex': '.'}"),
+    case('longer', dict(decoder=replaced(dict(String='a'), 'aa')), "its decoder replaces {'String': 'a'}")])
+def test_a_tokenizer_has_limits(changes, words, tmp_path, capfd, monkeypatch):
+    """It is foreign code: some time, some memory, and no words of its own on stderr."""
+    if 'no end' in words:
+        monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
+    monkeypatch.setattr('model.FOREIGN_BYTES', 2 ** 24)
+    folder = checkpoint(tmp_path)
+    change_tokenizer(folder, **changes)
+    faulthandler.disable()                              # pytest's would print how the fork died
+    try:
+        refused(capfd, words, '--target', folder, '--prompt', 'a' * 40 + 'b')
+    finally:
+        faulthandler.enable(sys.__stderr__)
+
+
+def change_tokenizer(folder, **changes):
+    file = folder / 'tokenizer.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_tokenizer_draws_nothing(tmp_path):
+    """Merges left out by chance are for training: a text has one list of ids."""
+    folder = checkpoint(tmp_path)
+    words = {letter: i for i, letter in enumerate('ab')} | dict(ab=2)
+    merging = dict(type='BPE', dropout=0.5, vocab=words, merges=['a b'])
+    change_tokenizer(folder, model=merging, added_tokens=[])
+    found = encode(read_tokenizer(folder), ['ab'] * 20)
+    assert found == [[2]] * 20
+
+
+def test_a_run_encodes_before_it_loads_weights(pair, monkeypatch, capsys):
+    """A fork takes the longer the more memory is held: 40 ms a GB."""
+    interrupt(monkeypatch, specmini, 'encode', 1)
+    loaded = interrupt(monkeypatch, specmini, 'load', 1)
+    status, _, _ = program(capsys, *pair)
+    assert status == 130
+    assert loaded == []
 
 
 @pytest.mark.parametrize('text, words', BAD_FILES.values(), ids=list(BAD_FILES))
@@ -7206,10 +7280,10 @@ LOOP = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 
 
 @pytest.mark.parametrize('template, words', [
-    (LOOP, 'no end after 1 s'), ("{{ 'a' * 10 ** 10 }}", 'MemoryError')])
+    (LOOP, 'no end after 0.3 s'), ("{{ 'a' * 10 ** 10 }}", 'MemoryError')])
 def test_chat_templates_have_limits(template, words, talker, capsys, monkeypatch):
     """A template is foreign code: it gets a process of its own, some time and some memory."""
-    monkeypatch.setattr(specmini, 'CHAT_SECONDS', 1)
+    monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
     write_settings(talker, 'tokenizer_config', chat_template=template)
     refused(capsys, words, *talk(talker, '--chat'))
 
@@ -9238,6 +9312,532 @@ def test_embedded_pair_is_lossless(task):
             logits = fresh(target, ids + same, 1)[0]
             best, second = logits.topk(2).values
             assert best - second < 1e-4
+
+
+# ------------------------------------------------------------- generated input: it runs, or is refused
+
+# HYPOTHESIS_PROFILE=many python -m pytest -n 0 -rP -k cases_of: ten times as many cases, others each time.
+settings.register_profile('few', max_examples=100, derandomize=True, deadline=20_000, database=None)
+settings.register_profile('many', max_examples=1000, deadline=20_000, database=None)
+settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'few'))
+
+
+def each_case(kind, strategy, check, share=1):
+    """Runs check(case) on generated cases, and prints how many of them had each outcome that it returns.
+
+    share: how many times the profile's number they are. Of each two outcomes there must be one in fifty.
+    """
+    n = share * settings().max_examples
+    outcomes = Counter()
+
+    @settings(max_examples=n)
+    @hypothesis.given(strategy)
+    def run(case):
+        outcomes[check(case)] += 1
+    run()
+    print(f'{kind}: {outcomes.total()} cases, {dict(outcomes)}')
+    assert outcomes.total() >= n
+    assert len(outcomes) == 2 and min(outcomes.values()) * 50 > n, outcomes
+
+
+def outcome_of(function, *args):
+    """'runs', or 'refused' for a ValueError that says something; whatever else is raised is a finding."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        try:
+            function(*args)
+        except ValueError as error:
+            assert str(error).strip() and type(error) is ValueError, repr(error)
+            return 'refused'
+    return 'runs'
+
+
+ODD = some.sampled_from([None, True, 0, -1, 0.5, 2 ** 31, 2 ** 63, 10 ** 400, 1e-320, 1e308, math.nan,
+                         math.inf, 'x', '', [], [1], {}, '../x'])
+
+
+def mostly(strategy, times=12, odd=ODD):
+    """One of the strategy, but an odd value once in so many times."""
+    return some.integers(1, times).flatmap(lambda i: odd if i == times else strategy)
+
+
+def numbers(least, greatest):
+    """Whole and broken numbers of this range, small ones as often as large ones."""
+    def broken(x):
+        return min(max(math.exp(x), least), greatest)
+
+    def whole(x):
+        return math.ceil(broken(x))
+    logs = some.floats(math.log(least), math.log(greatest))
+    return logs.map(broken) | logs.map(whole)
+
+
+ORIGINAL = 'original_max_position_embeddings'
+ZERO = ODD | some.just(0)        # which some options take for absent
+ROTARY = some.fixed_dictionaries(
+    dict(rope_type=some.sampled_from(['default', 'linear', 'llama3', 'yarn', 'yarn']),
+         factor=mostly(numbers(1, 100), 30), low_freq_factor=mostly(numbers(0.01, 10), 30),
+         high_freq_factor=mostly(numbers(0.1, 100), 30)),
+    optional=dict(
+        beta_fast=mostly(numbers(0.01, 100), 20, ZERO), beta_slow=mostly(numbers(0.01, 10), 20, ZERO),
+        mscale=mostly(numbers(0.01, 10), 20, ZERO), mscale_all_dim=mostly(numbers(0.01, 10), 20, ZERO),
+        attention_factor=mostly(numbers(0.01, 10), 4, ZERO), truncate=mostly(some.booleans(), 30),
+        rope_theta=mostly(numbers(1.01, 1e9), 30), original_max_position_embeddings=numbers(2, 1e6)))
+AROUND = some.fixed_dictionaries(       # what stands in the config beside them
+    dict(max_position_embeddings=some.integers(2, 10 ** 6), head_dim=some.sampled_from([2, 4, 64, 128])),
+    optional=dict(rope_theta=numbers(2, 1e6), original_max_position_embeddings=numbers(2, 1e6)))
+PLACES = some.sampled_from([['rope_scaling'], ['rope_parameters'], ['rope_scaling', 'rope_parameters']])
+
+
+def rotary_config(words, around, places, name_of_type):
+    """The object of a config.json with these settings where transformers 4 or 5 has them, or both."""
+    raw = dict(model_type='llama', hidden_size=16, num_attention_heads=4, vocab_size=64, intermediate_size=24,
+               num_hidden_layers=2) | around
+    words = dict(words)
+    words[name_of_type] = words.pop('rope_type')
+    for place in places:
+        raw[place] = words
+        words = dict(rope_type='linear', factor=3.0)            # the second one is not looked at
+    return raw
+
+
+TYPE_NAMES = some.sampled_from(['rope_type', 'type'])
+ROTARY_CONFIGS = some.builds(rotary_config, ROTARY, AROUND, PLACES, TYPE_NAMES)
+
+
+def makes_sense(raw):
+    """Whether each number that the rope type asks for is one, in its range, and the slow end is slower."""
+    words = raw.get('rope_scaling') or raw['rope_parameters']
+    if {} in words.values():
+        return False                                    # settings by layer
+    kind = words.get('rope_type') or words['type']
+    seen = dict(rope_theta=raw.get('rope_theta', 10000.0),
+                original_max_position_embeddings=raw['max_position_embeddings']) | words
+    if ORIGINAL in raw:
+        seen[ORIGINAL] = raw[ORIGINAL]
+    least = dict(rope_theta=1.001)
+    if kind != 'default':
+        least['factor'] = 1
+    if kind in ('llama3', 'yarn'):
+        least[ORIGINAL] = 2
+    if kind == 'llama3':
+        least |= dict(low_freq_factor=0.001, high_freq_factor=0.001)
+    if kind == 'yarn':
+        for name in ('beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim'):
+            if words.get(name):
+                least[name] = 0.001
+        if words.get('attention_factor') is not None:
+            least['attention_factor'] = 0.001
+    for name, lowest in least.items():
+        if type(seen.get(name)) not in (int, float) or not lowest <= seen[name] <= 1e10:
+            return False
+    if kind == 'llama3':
+        return seen['low_freq_factor'] < seen['high_freq_factor']
+    if kind == 'yarn':
+        ordered = (seen.get('beta_slow') or 1) <= (seen.get('beta_fast') or 32)
+        return ordered and type(seen.get('truncate', True)) is bool
+    return True
+
+
+def rotary_of_transformers(raw):
+    """(frequencies [D/2], factor on cos and sin) by transformers' formulas, in double precision."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'float', torch.float64)
+        patch.setattr(torch, 'float32', torch.float64)
+        config = transformers.AutoConfig.for_model(**copy.deepcopy(raw))
+        theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    return theirs.inv_freq, theirs.attention_scaling
+
+
+@pytest.mark.slow
+def test_rotary_cases_of_configs(tmp_path):
+    """Rotary settings give transformers' frequencies and factor, or make no sense and are refused."""
+    def check(raw):
+        (tmp_path / 'config.json').write_text(json.dumps(raw))
+        found = outcome_of(read_config, tmp_path)
+        assert (found == 'runs') == makes_sense(raw)
+        if found == 'runs':
+            config = read_config(tmp_path)
+            D = config.head_dim
+            frequencies, factor = rotary_of_transformers(raw)
+            cos, sin = kernels.rope_table(config.rope, D, 2)
+            assert torch.allclose(cos[0], torch.tensor(factor, dtype=cos.dtype), rtol=1e-6, atol=0)
+            ours = torch.atan2(-sin[1, :D // 2], cos[1, :D // 2])       # the angles of position 1
+            assert torch.allclose(ours, frequencies, rtol=1e-6, atol=0)
+        return found
+    each_case('rotary settings', ROTARY_CONFIGS, check, share=3)
+
+
+LITTLE = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+              num_key_value_heads=1, head_dim=4, max_position_embeddings=32)
+
+
+@pytest.fixture(scope='module')
+def little(tmp_path_factory):
+    """The folder of a checkpoint of one layer, which loads fast; a case changes a file and puts it back."""
+    return checkpoint(tmp_path_factory.mktemp('little') / 'target', byte_network(2, **LITTLE), **LITTLE)
+
+
+@contextlib.contextmanager
+def put(folder, **files):
+    """Some files of the folder as given, bytes or what JSON is made of, for a while; underscores are dots."""
+    before = {}
+    for name, content in files.items():
+        file = folder / name.replace('_', '.')
+        before[file] = file.read_bytes() if file.exists() else None
+        file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    try:
+        yield
+    finally:
+        for file, content in before.items():
+            file.unlink()
+            if content is not None:
+                file.write_bytes(content)
+
+
+def run_folder(folder):
+    """Writes three tokens with what is in the folder."""
+    engine = specmini.Engine(target=folder, draft='none', max_new=3)
+    engine.open([[97, 98]])
+    engine.write([97, 98], Exact())
+
+
+def changed(raw, changes):
+    """A copy of a nested object of JSON with other values at some places, by number; None: left out."""
+    raw = copy.deepcopy(raw)
+    for number, value in changes:
+        places = list(places_of(raw))
+        holder, key = places[number % len(places)]
+        if value is ABSENT:
+            del holder[key]
+        else:
+            holder[key] = copy.deepcopy(value)          # lest a list be put into itself
+    return raw
+
+
+ABSENT = object()
+
+
+def places_of(raw):
+    """(dict or list, key or index) of everything in a nested object of JSON."""
+    entries = raw.items() if isinstance(raw, dict) else enumerate(raw)
+    for key, value in list(entries):
+        yield raw, key
+        if isinstance(value, (dict, list)):
+            yield from places_of(value)
+
+
+def some_of(values):
+    """Up to three (name, value) of a dict of strategies."""
+    def value_of(name):
+        return some.tuples(some.just(name), values[name])
+    return some.lists(some.sampled_from(sorted(values)).flatmap(value_of), max_size=3)
+
+
+CHANGES = some.lists(some.tuples(some.integers(0, 10 ** 6), ODD | some.just(ABSENT)), max_size=2)
+
+CONFIGS = some_of(dict(
+    model_type=some.sampled_from(['llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe', 'gpt2']),
+    rms_norm_eps=mostly(numbers(1e-9, 1e3)), max_position_embeddings=mostly(some.integers(1, 10 ** 10)),
+    rope_theta=mostly(numbers(1.01, 1e9)), tie_word_embeddings=mostly(some.booleans()),
+    eos_token_id=mostly(some.integers(-2, 300) | some.lists(some.integers(-2, 300))),
+    attention_bias=mostly(some.booleans()), mlp_bias=mostly(some.booleans()),
+    num_hidden_layers=mostly(some.integers(1, 2)), num_key_value_heads=mostly(some.integers(1, 4)),
+    hidden_size=mostly(some.sampled_from([4, 8, 9])), vocab_size=mostly(some.integers(250, 260)),
+    head_dim=mostly(some.sampled_from([4, 4, 8])), sliding_window=mostly(some.integers(1, 5000)),
+    use_sliding_window=mostly(some.booleans()), layer_types=mostly(some.just(['full_attention'])),
+    num_experts=mostly(some.integers(1, 9)), num_experts_per_tok=mostly(some.integers(1, 9)),
+    moe_intermediate_size=mostly(some.integers(1, 9)), decoder_sparse_step=mostly(some.integers(1, 3)),
+    mlp_only_layers=mostly(some.lists(some.integers(0, 3))), torch_dtype=mostly(some.just('float16')),
+    quantization_config=ODD, rope_scaling=mostly(ROTARY), architectures=ODD, hidden_act=ODD))
+
+
+@pytest.mark.slow
+def test_cases_of_configs(little):
+    """A config that names other numbers than the weights have, or none at all, is refused before anything."""
+    raw = json.loads((little / 'config.json').read_text())
+
+    def check(changes):
+        with put(little, config_json=raw | dict(changes)):
+            return outcome_of(run_folder, little)
+    each_case('configs', CONFIGS, check, share=3)
+
+
+WEIGHT_FILES = some_of(dict(
+    values=CHANGES, length=some.integers(0, 2 ** 64 - 1) | some.integers(0, 3000), cut=some.integers(0, 3000),
+    header=some.tuples(some.floats(0, 1), some.binary(min_size=1, max_size=4)),
+    data=some.tuples(some.floats(0, 1), some.binary(min_size=1, max_size=8)), pad=some.integers(0, 9),
+    dtype=some.sampled_from(['F64', 'F16', 'I32', 'U8', 'C64', 'X']), metadata=ODD | some.just(dict(a='b')),
+    shape=some.sampled_from([[2, 4], [1, 8], [8, 1], [0], [16], [], [2 ** 63, 2]]),
+    behind=some.binary(min_size=1, max_size=9), again=some.just('"model.norm.weight": {}, ')))
+
+
+def overwritten(content, place, noise):
+    """Bytes with others at a place from 0 to 1."""
+    begin = int(place * len(content))
+    return content[:begin] + noise + content[begin + len(noise):]
+
+
+def weights_file(content, changes):
+    """The bytes of a safetensors file with these changes; content: those of a good one."""
+    size = int.from_bytes(content[:8], 'little')
+    header = json.loads(content[8:8 + size])
+    data = content[8 + size:]
+    case = dict(changes)
+    header['model.norm.weight']['dtype'] = case.get('dtype', 'F32')
+    header['model.norm.weight']['shape'] = case.get('shape', [8])
+    if 'metadata' in case:
+        header['__metadata__'] = case['metadata']
+    text = json.dumps(changed(header, case.get('values', [])))
+    text = text.replace('{', '{' + case.get('again', ''), 1).encode() + b' ' * case.get('pad', 0)
+    text = overwritten(text, *case.get('header', (0, b'')))
+    data = overwritten(data, *case.get('data', (0, b''))) + case.get('behind', b'')
+    whole = case.get('length', len(text)).to_bytes(8, 'little') + text + data
+    return whole[:len(whole) - case.get('cut', 0)]
+
+
+@pytest.mark.slow
+def test_cases_of_weight_files(little):
+    content = (little / 'model.safetensors').read_bytes()
+
+    def check(changes):
+        with put(little, model_safetensors=weights_file(content, changes)):
+            return outcome_of(run_folder, little)
+    each_case('weight files', WEIGHT_FILES, check, share=3)
+
+
+ELSEWHERE = some.sampled_from([         # each would do, but leads out of the folder or is no name of a file
+    '../outside.safetensors', 'linked', 'folder/one.safetensors', './one.safetensors', 'one.safetensors/'])
+NOTHING = ODD | some.sampled_from([
+    'itself', 'folder', 'pipe', '.', '..', '/dev/zero', 'config.json', 'absent', 'one.safetensors\0',
+    '\udcff'])
+INDICES = some.tuples(
+    mostly(some.just('one.safetensors'), 2, ELSEWHERE),
+    mostly(some.just('two.safetensors'), 6, NOTHING),
+    mostly(some.just(None), 20), mostly(some.just('weight_map'), 20))
+
+
+@pytest.fixture
+def sharded(little, tmp_path):
+    """The checkpoint in two shards, beside a file that would fit as well; nothing outside may be opened."""
+    folder = tmp_path / 'sharded'
+    shutil.copytree(little, folder)
+    (folder / 'model.safetensors').unlink()
+    tensors = safetensors.load((little / 'model.safetensors').read_bytes())
+    first = tensors.pop('model.norm.weight')
+    (folder / 'one.safetensors').write_bytes(safetensors.save({'model.norm.weight': first}))
+    (folder / 'two.safetensors').write_bytes(safetensors.save(tensors))
+    shutil.copy(folder / 'one.safetensors', tmp_path / 'outside.safetensors')
+    (folder / 'linked').symlink_to('../outside.safetensors')
+    (folder / 'itself').symlink_to('itself')
+    (folder / 'folder').mkdir()
+    shutil.copy(folder / 'one.safetensors', folder / 'folder')
+    os.mkfifo(folder / 'pipe')
+    return folder
+
+
+@pytest.mark.slow
+def test_cases_of_shard_indices(sharded):
+    """What runs has named both shards, and nothing that is elsewhere or no file."""
+    def check(case):
+        one, two, odd, name = case
+        shards = dict(a=one, b=two) if odd is None else odd
+        with put(sharded, model_safetensors_index_json={str(name): shards}):
+            found = outcome_of(run_folder, sharded)
+        assert found == 'refused' or {one, two} == {'one.safetensors', 'two.safetensors'}
+        return found
+    each_case('shard indices', INDICES, check, share=2)
+
+
+def part(kind, **settings):
+    """A part of a tokenizer.json, most of its settings as they should be."""
+    return some.fixed_dictionaries(dict(type=some.just(kind)) | settings)
+
+
+LETTERS = mostly(some.text('ab \u2581\u20ac<.', max_size=3))
+PATTERNS = mostly(some.one_of(
+    some.fixed_dictionaries(dict(String=LETTERS)),
+    some.fixed_dictionaries(dict(Regex=mostly(some.sampled_from(
+        ['.', '', 'a*', '(', '(a|a)*$', r'\s+', r'(?i:\w)+', '(?=b)', r'\p{L}', '(.*a){9}$']))))))
+REPLACE = part('Replace', pattern=PATTERNS, content=LETTERS)
+TRUTH = mostly(some.booleans())
+TOKENIZER_PARTS = dict(
+    normalizer=mostly(REPLACE, 2, some.one_of(
+        part('NFKC'), part('Lowercase'), part('StripAccents'), part('Nmt'),
+        part('Strip', strip_left=TRUTH, strip_right=TRUTH), part('Prepend', prepend=LETTERS),
+        part('Precompiled', precompiled_charsmap=mostly(some.sampled_from(['', 'AAAA', 'gAEAAA==']))))),
+    pre_tokenizer=some.one_of(
+        part('Split', pattern=PATTERNS, invert=TRUTH,
+             behavior=mostly(some.sampled_from(['Removed', 'Isolated', 'MergedWithNext', 'Contiguous']))),
+        part('ByteLevel', add_prefix_space=TRUTH, trim_offsets=TRUTH, use_regex=TRUTH),
+        part('Metaspace', replacement=LETTERS, prepend_scheme=some.just('always'), split=TRUTH),
+        part('Digits', individual_digits=TRUTH), part('Punctuation', behavior=some.just('Isolated')),
+        part('FixedLength', length=mostly(some.integers(0, 9))), part('UnicodeScripts')),
+    post_processor=some.one_of(
+        part('ByteLevel', add_prefix_space=TRUTH, trim_offsets=TRUTH, use_regex=TRUTH),
+        part('TemplateProcessing', special_tokens=some.just({}),
+             single=mostly(some.just([dict(Sequence=dict(id='A', type_id=0))])), pair=some.just([])),
+        part('BertProcessing', sep=some.just(['a', 5]), cls=mostly(some.just(['b', 999])))),
+    decoder=some.one_of(
+        REPLACE, part('ByteFallback'), part('Fuse'), part('BPEDecoder', suffix=LETTERS),
+        part('Strip', content=LETTERS, start=mostly(some.integers(0, 9)), stop=mostly(some.integers(0, 9))),
+        part('WordPiece', prefix=LETTERS, cleanup=TRUTH),
+        part('CTC', pad_token=LETTERS, word_delimiter_token=LETTERS, cleanup=TRUTH),
+        part('Metaspace', replacement=LETTERS, prepend_scheme=some.just('always'), split=TRUTH)),
+    truncation=ODD | some.fixed_dictionaries(dict(
+        direction=some.just('Right'), max_length=some.integers(0, 3), strategy=some.just('LongestFirst'),
+        stride=some.integers(0, 5))),
+    padding=ODD | some.fixed_dictionaries(dict(
+        strategy=some.just(dict(Fixed=10 ** 12)), direction=some.just('Right'), pad_to_multiple_of=ODD,
+        pad_id=some.just(0), pad_type_id=some.just(0), pad_token=some.just('x'))))
+TOKENIZER_MODELS = dict(
+    dropout=mostly(some.floats(0, 1)), unk_token=LETTERS, continuing_subword_prefix=LETTERS,
+    end_of_word_suffix=LETTERS, fuse_unk=TRUTH, byte_fallback=TRUTH, ignore_merges=TRUTH,
+    merges=mostly(some.lists(some.sampled_from(['a b', ['a', 'b'], 'ab', 'a b c']), max_size=3)),
+    type=some.sampled_from(['BPE', 'WordLevel', 'WordPiece', 'Unigram']))
+TOKENIZERS = some.tuples(some_of(TOKENIZER_PARTS), some_of(TOKENIZER_MODELS),
+                         mostly(some.just([]), 9, CHANGES))
+
+
+@pytest.mark.slow
+def test_cases_of_tokenizers(little, capfd, monkeypatch):
+    """Whatever a tokenizer.json holds, a text is written with it, or one line says why not."""
+    monkeypatch.setattr('model.FOREIGN_SECONDS', 1)
+    raw = json.loads((little / 'tokenizer.json').read_text())
+    engine = specmini.Engine(target=little, draft='none', max_new=3)
+
+    def run():
+        engine.tokenizer = read_tokenizer(little)
+        text, cycles = engine.generate('aab b\u20ac' + 'a' * 20 + 'b', Exact())
+        for cycle in cycles:
+            specmini.trace_line({}, 0, cycle, engine.tokenizer)
+
+    def check(case):
+        parts, settings_of_model, changes = case
+        tree = raw | dict(parts)
+        tree['model'] = raw['model'] | dict(settings_of_model)
+        with put(little, tokenizer_json=changed(tree, changes)):
+            found = outcome_of(run)
+        assert not capfd.readouterr().err
+        return found
+    each_case('tokenizers', TOKENIZERS, check, share=2)
+
+
+def lines_of(rows):
+    """The bytes of a file of these rows; a text is a line as it stands."""
+    lines = [row if type(row) is str else json.dumps(row) for row in rows]
+    return '\n'.join(lines).encode('utf-8', 'surrogatepass')
+
+
+TEXTS = mostly(some.text(min_size=1, max_size=9), 9, ODD | some.just('\ud800'))
+GOOD_ROWS = some.fixed_dictionaries(dict(prompt=TEXTS), optional=dict(answer=TEXTS | ODD))
+ODD_ROWS = ODD | some.sampled_from(['', '[' * 9999, '{"prompt": "a', '1' * 5000]) | some.fixed_dictionaries(
+    {}, optional=dict(question=TEXTS, turns=mostly(some.lists(TEXTS, max_size=2)), task=TEXTS, answer=TEXTS))
+ROWS = some.lists(GOOD_ROWS, max_size=2) | some.lists(GOOD_ROWS | ODD_ROWS, max_size=3)
+PROMPT_FILES = some.tuples(some.sampled_from([b'', b'\xef\xbb\xbf']),
+                           ROWS.map(lines_of) | some.binary(max_size=20))
+
+
+@pytest.mark.slow
+def test_cases_of_prompt_files(little, tmp_path):
+    """A file of prompts is read, run and graded, or a line says which row is wrong."""
+    engine = specmini.Engine(target=little, draft='none', max_new=2)
+    file = tmp_path / 'prompts.jsonl'
+
+    def run():
+        for row in specmini.read_rows(None, file):
+            ids = engine.tokenizer.encode(row['prompt']).ids            # without a fork, for speed
+            engine.open([ids])
+            cycles = engine.write(ids, Exact())
+            specmini.grade(row, engine.tokenizer.decode(specmini.tokens_of(cycles)))
+
+    def check(case):
+        mark, content = case
+        file.write_bytes(mark + content)
+        return outcome_of(run)
+    each_case('prompt files', PROMPT_FILES, check, share=3)
+
+
+@pytest.fixture(scope='module')
+def able(little, tmp_path_factory):
+    """An Engine for every method: three little models, and all sections of calibration.json."""
+    target = tmp_path_factory.mktemp('able') / 'target'
+    shutil.copytree(little, target)
+    draft = checkpoint(target.parent / 'draft', byte_network(3, **LITTLE), **LITTLE)
+    for name, section in MEASURED.items():
+        write_calibration(target, name, section, draft if name == 'signals' else None)
+    engine = specmini.Engine(target=target, draft=draft, mid=draft, max_new=3)
+    engine.open([[97, 98, 99, 100, 101, 102, 10, 103]])
+    return engine
+
+
+MEASURED = dict(mask=dict(skip=[1], nested=[[1], [0]]), signals=RANGES,
+                sparse=dict(anchors=[0], channels=[[0.0, 0.1, 0.4]], experts=[[]]))
+CALIBRATED = dict(          # the method that uses each of them
+    mask=via(), signals=SpecGuard(max_step=2, k=2),
+    sparse=METHODS['sparse'](rho=0.5, dense_below=2, block=1, locals=0, anchors=1, ffn_quantile=0.5))
+VALUES_OF_SECTIONS = some_of(dict(
+    skip=mostly(some.lists(some.integers(-1, 2), max_size=2)),
+    nested=mostly(some.lists(some.lists(some.integers(0, 1), max_size=1), max_size=3)),
+    draft_logp=mostly(some.lists(numbers(0.001, 1e12), max_size=3)), draft_grounding=ODD,
+    anchors=mostly(some.lists(some.integers(0, 1), max_size=2)),
+    channels=mostly(some.lists(some.lists(numbers(0.001, 1e12), max_size=3), max_size=2)), experts=ODD))
+CALIBRATIONS = some.tuples(some.sampled_from(sorted(MEASURED)), VALUES_OF_SECTIONS, CHANGES)
+
+
+def write_by(engine, method):
+    """Three tokens by this method, with what it takes of calibration.json read anew."""
+    engine.read_sections = set()
+    engine.__dict__.pop('measured_sections', None)
+    engine.write([97, 98, 99, 100, 101, 102, 10, 103], method)
+
+
+@pytest.mark.slow
+def test_cases_of_calibrations(able):
+    raw = json.loads((able.target / 'calibration.json').read_text())
+
+    def check(case):
+        name, values, changes = case
+        tree = raw | {name: raw[name] | dict(values)}
+        with put(able.target, calibration_json=changed(tree, changes)):
+            return outcome_of(write_by, able, CALIBRATED[name])
+    each_case('calibrations', CALIBRATIONS, check, share=2)
+
+
+ODD_WORDS = some.sampled_from([
+    'nan', 'inf', '-inf', '-1', '0', '1', '0.5', '1e400', '99999999999', '1' * 5000, '', 'x', 'true', 'None',
+    '\udcff', '1e-320'])
+USUAL_WORDS = {int: some.integers(0, 9).map(str), float: numbers(0.001, 2).map(str),
+               bool: some.sampled_from(['true', 'false']), str: ODD_WORDS}
+
+
+@cache
+def settings_of(name):
+    """(a method, up to three of its knobs and their values, a temperature)."""
+    ranges = verify.ranges_of(METHODS[name])
+    values = {}
+    for knob, option in verify.knobs_of(METHODS[name]).items():
+        words = ranges.get(option.name, {}).get('words')
+        usual = some.sampled_from(sorted(words)) if words else USUAL_WORDS[option.type]
+        values[knob] = mostly(usual, odd=ODD_WORDS)
+    chosen = some_of(values) if values else some.just([])
+    return some.tuples(some.just(name), chosen, some.sampled_from([0.0, 1.0]))
+
+
+SETTINGS = some.sampled_from(sorted(METHODS)).flatmap(settings_of)
+
+
+@pytest.mark.slow
+def test_cases_of_knobs(able):
+    """Every method at any knobs writes three tokens, or one line says which knob is out of range."""
+    def run(name, chosen):
+        words = [f'{knob}={value}' for knob, value in chosen]
+        write_by(able, specmini.make_method(name, words, [name]))
+
+    def check(case):
+        name, chosen, able.temperature = case
+        return outcome_of(run, name, chosen)
+    each_case('knobs', SETTINGS, check, share=3)
 
 
 # ------------------------------------------------------------- the five source files, alone

@@ -301,8 +301,7 @@ def calibration_texts(tokenizer, settings):
     sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
     for source in sources * (10 * settings.windows):
         row = next(source)
-        prompt = encode(tokenizer, row['prompt'])
-        whole = encode(tokenizer, row['prompt'] + row['solution'])
+        prompt, whole = encode(tokenizer, [row['prompt'], row['prompt'] + row['solution']])
         if len(whole) > W:
             texts.append(whole[:len(prompt) + W])
         if len(texts) == settings.windows:
@@ -313,7 +312,7 @@ def calibration_texts(tokenizer, settings):
 def pieces_of(tokenizer, settings):
     """Evenly spaced pieces of a file, each of at most eight windows."""
     W = settings.window
-    ids = encode(tokenizer, text_of_file('--text', settings.text), special=False)
+    (ids,) = encode(tokenizer, [text_of_file('--text', settings.text)], special=False)
     expect(len(ids) >= 2 * W, f'--text {settings.text}: {len(ids)} tokens; expected at least {2 * W}')
     pieces = []
     for i in range(settings.windows):
@@ -348,11 +347,10 @@ def calibration_rows(settings):
 
 def calibration_prompts(target, tokenizer, settings):
     """The ids of these rows' prompts, in the chat template where that is asked for."""
-    prompts = []
+    texts = []
     for row in calibration_rows(settings):
-        text = chat(target, row['prompt']) if settings.chat else row['prompt']
-        prompts.append(encode(tokenizer, text, not settings.chat))
-    return prompts
+        texts.append(chat(target, row['prompt']) if settings.chat else row['prompt'])
+    return encode(tokenizer, texts, not settings.chat)
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by

@@ -136,7 +136,8 @@ class Pair:
         """The ids of a prompt, in the chat template where that is wanted."""
         if self.chat:
             text = chat(self.target, text)
-        return encode(self.tokenizer, text, not self.chat)
+        (ids,) = encode(self.tokenizer, [text], not self.chat)
+        return ids
 
     def grade(self, row, text):
         """1 if a text is right for its row, 0 if it is not, None where nothing can be graded."""

@@ -248,6 +248,8 @@ class Roc(Confident):
     def learn(self, draft, cycle):
         if not draft.tokens or draft.logits is None:
             return
+        if len(draft.logits) != len(draft.tokens):      # who tries several tokens at a place teaches nothing
+            return
         kept = cycle.accepted
         ids = send(draft.tokens, draft.logits.device)
         q = draft.logits.softmax(-1).gather(-1, ids[:, None])[:, 0].tolist()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from lab import tasks
 from lab.common import SEED, embedded
 from lab.pairs import rows_by_family
+from model import encode
 
 NEXT = '\n\nQuestion: '         # between joined rows that are graded; in an answer it begins another one
 CALIBRATED = 1024               # tokens of a family that a calibration is measured on
@@ -93,7 +94,8 @@ def filling(tokenizer, texts, tokens):
     for text in texts:
         if there >= tokens:
             break
-        there += len(tokenizer.encode(text, add_special_tokens=False).ids)
+        (ids,) = encode(tokenizer, [text], special=False)
+        there += len(ids)
         found.append(text)
     return found, there
 
@@ -135,7 +137,8 @@ def joined(pair, family, length, place):
     tokens = length - pair.max_new
     if not is_graded(pair, row):
         texts, _ = filling(pair.tokenizer, (piece(pair, other) for other in [row, *others]), tokens)
-        return {}, pair.tokenizer.encode(''.join(texts).lstrip()).ids[:tokens]
+        (ids,) = encode(pair.tokenizer, [''.join(texts).lstrip()])
+        return {}, ids[:tokens]
     asked = f'{NEXT}{row["prompt"]}\nAnswer:'
     room = tokens - len(pair.encode(asked))
     texts, _ = filling(pair.tokenizer, (piece(pair, other) for other in others), room)
@@ -147,4 +150,5 @@ def calibration_ids(pair, family):
     """CALIBRATED ids of joined rows of a family, from those on that no context is made of."""
     rows, spare = parted(pair, family)
     texts, _ = filling(pair.tokenizer, (piece(pair, row) for row in spare + rows), CALIBRATED)
-    return pair.tokenizer.encode(''.join(texts).lstrip()).ids[:CALIBRATED]
+    (ids,) = encode(pair.tokenizer, [''.join(texts).lstrip()])
+    return ids[:CALIBRATED]

@@ -14,7 +14,7 @@ from lab.common import SEED
 from lab.specguard.rivals import RandomGate, Unseen, slim_lowest
 from lab.specguard.sessions import TASKS, prompt_session, steps_end
 from lab.specguard.steps import FEW_ROLLOUTS, observe, problem_row, record_step
-from model import measured_sections, read_calibration
+from model import encode, measured_sections, read_calibration
 from verify import Autoregressive, Exact, SpecGuard, tokens_of, write_steps
 
 ALTERED = 40        # prompts of each family whose steps are altered
@@ -81,7 +81,8 @@ def altered_row(pair, prompt):
 
 
 def encoded(pair, text):
-    return pair.tokenizer.encode(text, add_special_tokens=False).ids
+    (ids,) = encode(pair.tokenizer, [text], special=False)
+    return ids
 
 
 def right_answer(pair, prompt):
