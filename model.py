@@ -717,21 +717,26 @@ class KVCache:
         return n
 
     def record(self, line, start, path):
-        """Positions start.. hold `line`, written by this path; what stood behind is forgotten."""
-        self.ids[start:] = line[start:]
+        """Positions start.. hold `line`, written by this path; what stood behind is forgotten.
+
+        The ids go first and come last: interrupted, it trusts too little, and never a wrong writer.
+        """
+        del self.ids[start:]
         self.writers[start:] = [path.writes] * (len(line) - start)
         self.length = len(line)
         self.averaged = min(self.averaged, start)
+        self.ids += line[start:]
 
     def average(self, block, n):
         """[L] mean keys [B, G, S / block, D] of the cache's blocks, right for the first n / block."""
         if block != self.block:
-            self.block = block
+            self.block = 0                      # until all is ready: it may be interrupted
             self.averaged = 0
             self.means = []
             for keys, _ in self.stores:
                 B, G, S, D = keys.shape
                 self.means.append(keys.new_zeros(B, G, S // block, D))
+            self.block = block
         first = self.averaged // block
         end = n // block
         if first < end:

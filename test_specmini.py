@@ -22,11 +22,13 @@ from functools import cache, partial
 from pathlib import Path as File
 from types import SimpleNamespace
 
+import hypothesis
 import numpy
 import pytest
 import scipy.stats
 import torch
 import transformers
+from hypothesis import stateful, strategies
 from safetensors import torch as safetensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.overrides import TorchFunctionMode
@@ -78,8 +80,9 @@ from lab.via import record as via_record
 from lab.via import rivals as via_rivals
 from model import KVCache, Reader, fetch, load, own_part, part_of, read_calibration, send, write_calibration
 from train_mask import Choices, sparsity, watched
-from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, decode, lookup, most_central,
-                    overlap, probs, residual, sample_branches, silence, token_logps, write_steps)
+from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, chain_on, decode, lookup,
+                    most_central, overlap, probs, residual, sample_branches, silence, token_logps,
+                    write_steps)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab/models'
@@ -805,6 +808,254 @@ def test_graphs(sizes, name, knobs, monkeypatch):
         if knobs.get('select') != 'random':         # which draws other lots in another cache
             assert apart(got, wanted) < 1e-9
     assert counter.frame_count == 3                 # 1, 4 and 8 positions
+
+
+# whatever is done to a cache, and wherever it is interrupted
+
+FILES = {KVCache.record.__code__.co_filename, Tree.keep.__code__.co_filename}
+BOOKS = {'read', 'record', 'average', 'keep'}           # functions that keep a cache's books,
+PASSES = BOOKS | {'append', 'feed', 'fork', 'told', 'copy_of', 'forward'}       # and those that fill it
+
+
+def interrupted(n, function, places):
+    """(what the function gives, whether Ctrl-C came before): ahead of the n-th line of these; 0: never."""
+    if n < 1:
+        return function(), False
+    left = n
+
+    def trace(frame, event, arg):
+        nonlocal left
+        code = frame.f_code
+        if code.co_filename not in FILES or code.co_name not in places:
+            return None
+        left -= event == 'line'
+        if left < 1:
+            left = math.inf
+            raise KeyboardInterrupt
+        return trace
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return function(), False
+    except KeyboardInterrupt:
+        return None, True
+    finally:
+        sys.settrace(before)
+
+
+BUILDS_ON = {       # by the design: whose keys a path may read
+    'full': {'full'}, 'slim': {'full', 'slim'}, 'other slim': {'full', 'other slim'},
+    'sparse': {'full', 'sparse'}, 'sparse slim': {'full', 'sparse', 'sparse slim'}}
+SPARSE_CHOICES = dict(dense_below=2, block=2, locals=1, ffn_threshold=0.05, moe_quantile=1.0)
+MACHINE_IDS = strategies.lists(strategies.integers(0, 10), max_size=6)
+MACHINE_PATHS = strategies.sampled_from(sorted(BUILDS_ON))
+MOMENTS = strategies.integers(-100, 100)          # lines; from 1 on something is interrupted there
+
+
+@cache
+def hostile_network():
+    return network(**MIXED_TWO)
+
+
+class CacheMachine(stateful.RuleBasedStateMachine):
+    """A cache under everything that is done to one: its logits are a fresh one's, or it was interrupted.
+
+    `held` is a model of what it holds. It knows of the design what BUILDS_ON says, and nothing of how the
+    cache keeps its books.
+    """
+
+    def __init__(self):
+        super().__init__()
+        model = hostile_network()
+        slim = model.full.without({1})
+        s = session(model, None, [0], 1, sparse=METHODS['sparse'](**SPARSE_CHOICES),
+                    calibration=dict(sparse=LEARNED))
+        self.paths = {'full': model.full, 'slim': slim, 'other slim': model.full.without({2}),
+                      'sparse': s.view(model.full), 'sparse slim': s.view(slim)}
+        self.reader = Reader(model, 40)
+        self.line = [1]
+        self.places = PASSES    # where moments are counted
+        self.held = []          # of each recorded position: token, name of the path, where its pass began
+
+    def move(self, cut, more):
+        """The text becomes a shorter one, or a longer."""
+        kept = self.line[:max(1, len(self.line) - cut)]
+        self.line = (kept + more)[:30]
+
+    def good(self, line, name):
+        """How many leading tokens of the line this path need not read again."""
+        count = 0
+        for token, (known, writer, _) in zip(line, self.held):
+            if token != known or writer not in BUILDS_ON[name]:
+                break
+            count += 1
+        return count
+
+    def after_read(self, line, name, last):
+        """(models before, in and after a read of the line; the position where the read begins)."""
+        start = min(self.good(line, name), len(line) - last)
+        cut = self.held[:start]
+        return [self.held, cut, cut + [(token, name, start) for token in line[start:]]], start
+
+    def attempt(self, moment, models, function):
+        """What the function gives, or None: interrupted. `held` becomes the one of the models that fits."""
+        passes = len(self.reader.log)
+        result, self.broken = interrupted(moment, function, self.places)
+        cache = self.reader.cache
+        believed = list(zip(cache.ids, cache.writers))
+        fitting = []
+        for held in models:
+            if believed == [(token, self.paths[name].writes) for token, name, _ in held]:
+                fitting.append(held)
+        assert fitting, f'{believed} is none of {models}'
+        self.held = fitting[-1] if len(self.reader.log) > passes else fitting[0]
+        assert self.broken or self.held == models[-1]
+        return result
+
+    def fresh_reader(self, held):
+        """A reader that has read nothing but these positions, each by the path that wrote it."""
+        reader = Reader(self.reader.model, 40)
+        ids = torch.tensor([[token for token, *_ in held]])
+        end = 0
+        for (name, begin), group in itertools.groupby(held, lambda row: row[1:]):
+            end += len(list(group))
+            reader.feed(ids[:, begin:end], begin, self.paths[name], 0)
+        return reader
+
+    def right(self, rows, reader, line, begin, path):
+        """Asserts that these are the logits of the line from its position `begin` on, read in one pass."""
+        wanted = reader.feed(torch.tensor([line[begin:]]), begin, path, len(rows))
+        assert apart(rows, wanted[0]) < 1e-9
+
+    def right_behind(self, rows, held, name, ids):
+        """Likewise of a rollout behind the text that is held: a row for its end, and one for each token."""
+        reader = self.fresh_reader(held)
+        begin = held[-1][2]
+        last = torch.tensor([[token for token, *_ in held[begin:]]])
+        wanted = [reader.feed(last, begin, self.paths[name], 1)]
+        for place, token in enumerate(ids[:-1], len(held)):
+            wanted.append(reader.feed(torch.tensor([[token]]), place, self.paths[name], 1))
+        assert apart(rows, torch.cat(wanted, 1)[0]) < 1e-9
+
+    @stateful.rule(cut=strategies.integers(0, 30), more=MACHINE_IDS, name=MACHINE_PATHS,
+                   last=strategies.integers(0, 4), moment=MOMENTS)
+    def read(self, cut, more, name, last, moment):
+        self.move(cut, more)
+        line, path = self.line, self.paths[name]
+        last = min(last, len(line))
+        models, start = self.after_read(line, name, last)
+        half = len(line) // 2
+        logits = self.attempt(moment, models, lambda: self.reader.read(line[:half], line[half:], path, last))
+        if logits is not None:
+            self.right(logits, self.fresh_reader(self.held[:start]), line, start, path)
+            if name == 'full':
+                assert apart(logits, fresh(self.reader.model, line, last)) < 1e-9
+
+    @stateful.rule(n=strategies.integers(1, 4), moment=MOMENTS)
+    def observe(self, n, moment):
+        """A step read by a path with a carry: it writes as full, and observes what a fresh reader does."""
+        n = min(n, len(self.line) - 1)
+        if n == 0:
+            return
+        begin = len(self.line) - n
+        path, again = [self.reader.model.full.grounded('last', 2, begin=begin, sparsify=0.01, residual=0.2)
+                       for _ in range(2)]
+        models, _ = self.after_read(self.line, 'full', n)
+        logits = self.attempt(moment, models, lambda: self.reader.read(self.line, [], path, n))
+        if logits is not None:
+            whole = Reader(self.reader.model, 40).read(self.line, [], again, n)
+            assert apart(logits, whole) < 1e-9
+            assert apart(path.carry['shades'], again.carry['shades']) < 1e-9
+
+    def plan(self, name, tokens):
+        """(a stand-in for a session, a Plan) that draw these ids: a list for each row."""
+        columns = [torch.tensor(column) for column in zip(*tokens)]
+        s = SimpleNamespace(tokens=self.line, eos=frozenset(), draw=lambda q: columns.pop(0))
+        return s, Plan(len(columns), partial(torch.softmax, dim=-1), lambda tokens, logits, notes: True)
+
+    @stateful.rule(name=MACHINE_PATHS, ids=MACHINE_IDS.filter(len), moment=MOMENTS)
+    def draft(self, name, ids, moment):
+        """A rollout in the cache itself, which is recorded but for its last token."""
+        path = self.paths[name]
+        models, _ = self.after_read(self.line, name, 1)
+        grown = models[-1] + [(token, name, len(self.line) + i) for i, token in enumerate(ids[:-1])]
+        s, plan = self.plan(name, [ids])
+        found = self.attempt(moment, [*models, grown], lambda: chain_on(s, plan, self.reader, path))
+        if found:
+            self.right_behind(found.logits, models[-1], name, ids)
+
+    @stateful.rule(name=MACHINE_PATHS, rows=strategies.lists(
+        strategies.lists(strategies.integers(0, 10), min_size=3, max_size=3), min_size=2, max_size=3),
+        moment=MOMENTS)
+    def branch(self, name, rows, moment):
+        """Rollouts in a fork, side by side: the cache itself holds the text alone."""
+        path = self.paths[name]
+        models, _ = self.after_read(self.line, name, 1)
+        s, plan = self.plan(name, rows)
+        found = self.attempt(
+            moment, models, lambda: sample_branches(s, self.reader, path, len(rows), plan))
+        if found:
+            for ids, logits in zip(rows, found.logits):
+                self.right_behind(logits, models[-1], name, ids)
+
+    @stateful.rule(name=strategies.sampled_from(['full', 'slim']), guesses=MACHINE_IDS,
+                   draws=strategies.lists(strategies.integers(0, 99), min_size=7, max_size=7),
+                   moment=MOMENTS, later=MOMENTS)
+    def tree(self, name, guesses, draws, moment, later):
+        """A tree of guesses, of which one branch is kept."""
+        text, path = self.line, self.paths[name]
+        parents = [draw % (i + 1) for i, draw in enumerate(draws[:len(guesses)])]
+        branches = [[]]                         # of each node the way to it
+        for node, parent in enumerate(parents, 1):
+            branches.append(branches[parent] + [node])
+        tree = Tree(self.reader, text, guesses, parents)
+        models, _ = self.after_read(text[:-1], name, 0)
+        rows = self.attempt(moment, models, lambda: tree.read(path))
+        if rows is None:
+            return
+        begin = len(text) - 1
+        reader = self.fresh_reader(self.held)
+        for branch in branches:
+            line = text + [guesses[node - 1] for node in branch]
+            self.right(rows[[0, *branch]], reader, line, begin, path)
+        chosen = branches[draws[-1] % len(branches)]
+        self.line = text + [guesses[node - 1] for node in chosen]
+        kept = self.held + [(token, name, begin) for token in self.line[begin:]]
+        self.attempt(later, [self.held, kept], lambda: tree.keep(chosen))
+
+    @stateful.rule()
+    def forget(self):
+        self.reader.forget()
+        self.held = []
+
+
+QUICK = hypothesis.settings(derandomize=True, database=None, deadline=None, max_examples=30,
+                            stateful_step_count=20, suppress_health_check=list(hypothesis.HealthCheck))
+
+
+def test_whatever_is_done_to_a_cache():
+    """30 lives of up to 20 events each. By hand, more: set max_examples, and derandomize=False."""
+    stateful.run_state_machine_as_test(CacheMachine, settings=QUICK)
+
+
+@pytest.mark.parametrize('event', [
+    case('read', lambda life, n: life.read(0, [1, 2], 'slim', 5, n)),
+    case('draft', lambda life, n: life.draft('sparse', [1, 2, 3], n)),
+    case('tree', lambda life, n: life.tree('slim', [1, 2, 3], [0, 1, 0, 0, 0, 0, 2], 0, n))])
+def test_a_cache_that_is_interrupted_anywhere(event):
+    """Before each line in turn that keeps its books; what is read next is right all the same."""
+    n = 0
+    broken = True
+    while broken:
+        n += 1
+        life = CacheMachine()
+        life.places = BOOKS
+        life.read(0, LINE[:12], 'full', 1, 0)
+        life.read(2, [9], 'sparse slim', 1, 0)
+        event(life, n)
+        broken = life.broken
+        life.read(0, [], 'sparse' if n % 2 else 'full', 1, 0)
+    assert n > 20
 
 
 # ------------------------------------------------------------- verify.py: the maths
