@@ -768,6 +768,7 @@ class Reader:
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
         self.log = []                                   # (path name, positions, begin, end) of each pass
+        self.texts = 0                                  # that it has forgotten, see forget
         self.paths = {}                                 # path name -> Path, of every path read on so far
         self.compiled = compile_forward(model) if compiled else None
         self.cache = self.new_cache(1)
@@ -856,6 +857,7 @@ class Reader:
         """Trusts no position and no pass of an earlier text any more."""
         self.cache.record([], 0, self.model.full)
         self.log.clear()
+        self.texts += 1
 
     def now(self):
         """A moment: seconds on a CPU, an event on CUDA (where a pass has not ended when its call returns)."""

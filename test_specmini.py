@@ -814,7 +814,8 @@ def test_graphs(sizes, name, knobs, monkeypatch):
 
 FILES = {KVCache.record.__code__.co_filename, Tree.keep.__code__.co_filename}
 BOOKS = {'read', 'record', 'average', 'keep'}           # functions that keep a cache's books,
-PASSES = BOOKS | {'append', 'feed', 'fork', 'told', 'copy_of', 'forward'}       # and those that fill it
+PASSES = BOOKS | {'append', 'feed', 'fork', 'told', 'copy_of', 'forward'}       # those that fill it too,
+DECODING = PASSES - {'forward'} | {verify.__file__}         # and the loop with its verbs, all of one file
 
 
 def interrupted(n, function, places):
@@ -826,7 +827,8 @@ def interrupted(n, function, places):
     def trace(frame, event, arg):
         nonlocal left
         code = frame.f_code
-        if code.co_filename not in FILES or code.co_name not in places:
+        named = code.co_filename in FILES and code.co_name in places
+        if not named and code.co_filename not in places:
             return None
         left -= event == 'line'
         if left < 1:
@@ -1547,6 +1549,140 @@ def test_caches_after_each_cycle():
     for _ in decode(s, Exact(4)):
         for reader in (s.target, s.draft):
             assert trusted(reader, s.tokens) >= len(s.tokens) - 2
+
+
+LOOPED = [      # methods whose greedy text hangs on no draw
+    case('ar', METHODS['ar'](), {}),
+    case('sd-eos', Exact(3), dict(eos=frozenset([8]))),
+    case('sd-draft-self', Exact(3), dict(draft=None)),
+    case('sd-payoff', Exact(4, controller='payoff'), {}),
+    case('ecsv-spot', METHODS['ecsv-spot'](gamma=3, budget=3), {}),
+    case('ecsv-sd-tree', METHODS['sd-tree'](gamma=3), {}),
+    case('hedge', METHODS['hedge'](3, side=2, least=0.05), {}),
+    case('via', via(3, max_lag=3), {}),
+    case('via-most-wrong', via(3, most_wrong=0.2), {}),
+    case('specguard', SpecGuard(2, k=1, draft_temperature=0.0, tau=0.72, max_step=4, regenerate='sd'), {}),
+    case('sparse', Exact(3), dict(sparse=METHODS['sparse'](**SMALL, rho=0.2, refresh_every=3))),
+    case('kept-draft', METHODS['kept-draft'](3, **SMALL, rho=0.2), {})]
+
+
+def looped_session(settings):
+    """A session on a prompt that is long enough for keys to be left out."""
+    s = slim_session(3, 12, text=letters)
+    s.calibration |= dict(signals=RANGES, sparse=LEARNED)
+    s.tokens = s.tokens + LINE[:20]
+    s.target = Reader(s.target.model, 64)
+    s.draft = Reader(s.draft.model, 64)
+    s = replace(s, **settings)
+    s.read_prompt()
+    return s
+
+
+@pytest.mark.parametrize('method, settings', LOOPED)
+def test_a_text_that_is_broken_off_anywhere_goes_on(method, settings):
+    """Wherever Ctrl-C comes, and however often: it becomes the same text, of which the target said as much."""
+    whole = looped_session(settings)
+    list(decode(whole, replace(method)))
+    s = looped_session(settings)
+    own = replace(method)
+    told = []
+    rng = random.Random(1)
+    breaks = 0
+    while s.room and not s.ended:
+        _, broken = interrupted(rng.randint(1, 300 + 100 * breaks), lambda: told.extend(decode(s, own)), DECODING)
+        breaks += broken
+    assert s.tokens == whole.tokens and s.room == whole.room and s.ended == whole.ended
+    assert len(verify.tokens_of(told)) <= len(s.tokens) - s.begin and breaks > 3
+    heard = [sorted(logp for _, logp in one.heard) for one in (s, whole)]
+    assert heard[0] == pytest.approx(heard[1])
+
+
+class Breaking(Table):
+    """A Table whose passes share a count; at 0 one breaks off, when the cache has been written."""
+
+    def __call__(self, *args):
+        logits = super().__call__(*args)
+        self.left[0] -= 1
+        if self.left[0] == 0:
+            raise KeyboardInterrupt
+        return logits
+
+
+@pytest.mark.parametrize('n', [1, 2, 3])
+@pytest.mark.parametrize('method, horizon', [
+    case('sd', Exact(2), 3),
+    case('sd-heuristic', Exact(1, controller='hf-heuristic'), 4),
+    case('hedge', METHODS['hedge'](2, least=0, draft_temperature=0.0), 3),
+    case('ecsv', ecsv(gamma=1, branches=2), 2)])
+def test_law_of_a_text_that_was_broken_off(method, horizon, n):
+    """Every draw enumerated, those of the cycle that was broken off in its n-th pass too."""
+    target, draft = Breaking(1, 2), Breaking(2, 2)
+    target.left = draft.left = [0]
+    broken = 0
+
+    def run(s, method):
+        nonlocal broken
+        target.left[0] = n
+        own = replace(method)
+        s.read_prompt()
+        while s.room:
+            with contextlib.suppress(KeyboardInterrupt):
+                list(decode(s, own))
+        broken += target.left[0] <= 0
+        return s.tokens[1:], None
+    law = enumerate_law(target, draft, method, horizon, run=run, temperature=1.0)
+    assert variation(law, exact_law(target, horizon, temperature=1.0)) < 1e-9 and broken
+
+
+@pytest.mark.parametrize('method', [
+    case('ar', METHODS['ar']()), case('sd', Exact(3)), case('hedge', METHODS['hedge'](3, side=2, least=0)),
+    case('ecsv-sd-tree', METHODS['sd-tree'](gamma=3))])
+def test_texts_that_take_turns_in_one_cache(method):
+    """Each is what it is alone, and no token that the target has judged is heard of again."""
+    target, draft = network(0), network(1)
+    prompts = [1, 2, 3], [1, 2, 5, 7]
+    first, second = [session(target, draft, prompt, 12, temperature=1.0) for prompt in prompts]
+    second.target, second.draft = first.target, first.draft
+    turns = [decode(first, replace(method)), decode(second, replace(method))]
+    while turns:
+        turns = [turn for turn in turns if next(turn, None)]
+    for s, prompt in zip((first, second), prompts):
+        alone = session(target, draft, prompt, 12, temperature=1.0)
+        write(alone, method)
+        assert s.tokens == alone.tokens and s.heard == []
+
+
+def test_an_engine_goes_on_with_its_latest_text_alone(pair):
+    """Its caches are that text's; what a lossy method writes hangs on who wrote them."""
+    engine = specmini.Engine(target=str(pair[1]), draft=str(pair[3]), max_new=9)
+    engine.open([[1, 2, 3], [4, 5]])
+    method = Exact(2)
+    first = engine.start([1, 2, 3], method)
+    begun = decode(first, method)
+    next(begun)
+    latest = engine.start([4, 5], method)
+    with pytest.raises(ValueError, match='another text was begun'):
+        next(begun)
+    assert len(verify.tokens_of(decode(latest, Exact(2)))) == 9
+
+
+@pytest.mark.parametrize('method', [
+    case('cmasd-oracle', Exact(3, controller='oracle')),
+    case('sd-heuristic', Exact(3, controller='hf-heuristic')),
+    case('ecsv-two', TwoDrafts(gamma=3, second='given')), case('ecsv-checked', METHODS['ecsv-checked'](gamma=3)),
+    case('kept-draft', METHODS['kept-draft'](3, **SMALL, rho=0.2))])
+def test_a_method_that_has_served_a_shorter_text(method, monkeypatch):
+    """It is to serve one text; whatever it remembers of another, the greedy text is right, and counted."""
+    target, draft = network(0), network(1)
+    monkeypatch.setattr('lab.ecsv.rivals.second_draft', partial(fixed, draft))
+    own = replace(method)
+    for prompt, room in (([1, 2, 3], 6), ([1, 2, 3], 12), ([5, 2], 40)):
+        s = session(target, draft, prompt, room)
+        s.read_prompt()
+        cycles = list(decode(s, own))
+        assert verify.tokens_of(cycles) == plain(target, prompt, room)
+        if 'target/choosing' not in cycles[0].passes:
+            assert cycles[0].passes['draft/full'][0] > 0
 
 
 def test_commit_cuts_at_the_end_of_sequence():
@@ -8373,7 +8509,7 @@ def test_pass_takes_device_and_dtype(monkeypatch, capsys):
 def test_second_draft_has_the_dtype_of_the_target():
     target, _, _ = load(EMBEDDED / 'target', dtype=torch.bfloat16)
     s = session(target, target, [5, 6, 7], 8)
-    reader = TwoDrafts(second=str(EMBEDDED / 'up')).reader_for(s)
+    reader = TwoDrafts(second=str(EMBEDDED / 'up')).reader_for(s, len(s.tokens) + s.room)
     assert reader.model.lm_head.weight.dtype == torch.bfloat16
 
 

@@ -294,13 +294,14 @@ class MovingAverage(Confident):
 
 class Oracle(Controller):
     """Knows the target's greedy text and drafts until the first wrong token; its passes are not counted."""
-    text = ()                               # the target's, as far as the room leads, prompt first
+    text = []                               # the target's, as far as the room leads, prompt first
     begin = 0                               # where this block begins in it
 
     def length(self, session):
         require(session.temperature == 0, 'controller', 'oracle', 'another one above temperature 0')
         self.begin = len(session.tokens)
-        if list(self.text[:self.begin]) != session.tokens:
+        whole = len(self.text) == self.begin + session.room
+        if not whole or self.text[:self.begin] != session.tokens:
             self.look_ahead(session)
         return session.room
 
