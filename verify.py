@@ -408,7 +408,7 @@ def decode(session: Session, method: 'Method'):
     """
     while session.room and not session.ended:
         expect(session.texts == session.texts_begun(),
-               'another text was begun on this engine, which has one cache: finish a text before the next one')
+               'another text was begun on this engine, whose caches it has: finish a text before the next')
         begin = time.perf_counter()
         session.block = None                                    # of a cycle that was broken off
         mark = session.mark()

@@ -142,7 +142,7 @@ class TwoDrafts(Ecsv):
         return joined(first, second)
 
     def reader_for(self, session, most):
-        """A Reader of the other draft for a text of `most` tokens; its passes are the draft's in the ledger."""
+        """A Reader of the other draft for `most` tokens; its passes are the draft's in the ledger."""
         like = session.target.model.lm_head.weight
         model = second_draft(self.second, str(like.device), like.dtype)
         same_vocabulary(session.target.model, model, f'knob second, {self.second}')
