@@ -1295,6 +1295,94 @@ def test_law_as_a_device_draws(method, horizon, settings, monkeypatch):
         assert gap > 0.01
 
 
+def shifted(read, axis=0):
+    """A method that reads, but gives what it has read one row too late: a mistake that equal rows hide."""
+    def call(*args):
+        rows = read(*args)
+        return rows if rows is None else rows.roll(1, axis)
+    return call
+
+
+def shift_rows(patch):
+    """The target judges each token by the row before, in a line and in a tree."""
+    patch.setattr(verify.Session, 'read', shifted(verify.Session.read))
+    patch.setattr(Tree, 'read', shifted(Tree.read))
+
+
+def shift_branches(patch):
+    """Each branch is said to have been drawn from the q of the one before."""
+    def call(*args):
+        found = sample_branches(*args)
+        return found._replace(q=found.q.roll(1, 0))
+    patch.setattr('lab.ecsv.rivals.sample_branches', call)
+    patch.setattr(verify, 'sample_branches', call)
+
+
+OFF_BY_ONE = [
+    case('sd', Exact(2), shift_rows, {}),
+    case('cmasd', strict(2), shift_rows, {}),
+    case('ecsv', ecsv(**TWO), shift_rows, {}),
+    case('ecsv-spot', spot(policy='entropy'), shift_rows, {}),
+    case('ecsv-checked', METHODS['ecsv-checked'](**TWO), shift_rows, {}),
+    case('ecsv-oracle-top1', oracle_top1(**TWO), shift_rows, {}),
+    case('ecsv-sd-multi', sd_multi(**TWO), shift_rows, {}),
+    case('ecsv-sd-multi-q', sd_multi(**TWO | dict(draft_top_p=1.0)), shift_branches, {}),
+    case('ecsv-sd-tree', sd_tree(**TWO), shift_rows, {}),
+    case('ecsv-sd-tree-q', sd_tree(**TWO | dict(draft_top_p=1.0)), shift_branches, {}),
+    case('hedge', hedge(2, side=2, least=0), shift_rows, {}),
+    case('via-two-level', two_level(1), shift_rows, dict(calibration=SKIP)),
+    case('specguard', SpecGuard(2, tau=math.inf, regenerate='sd', **GREEDY), shift_rows, LINES)]
+
+
+@pytest.mark.parametrize('method, shift, settings', OFF_BY_ONE)
+def test_law_shows_what_is_off_by_one(method, shift, settings, monkeypatch):
+    """A table's rows differ at every place: a method that looked at the next one, or at the next branch's,
+    would miss the law by far."""
+    enumerated = law_by_cycles if isinstance(method, ecsv) else enumerate_law
+    target, draft = Table(1, 2), Table(2, 2)
+    wanted = exact_law(target, 3, temperature=1.0)
+    assert variation(enumerated(target, draft, method, 3, temperature=1.0, **settings), wanted) < 1e-9
+    shift(monkeypatch)
+    assert variation(enumerated(target, draft, method, 3, temperature=1.0, **settings), wanted) > 0.01
+
+
+def step_law(target, draft, method):
+    """The law of one step of three tokens, by hand: who is chosen of k candidates, and whether it stays."""
+    cool = exact_law(draft, 3, temperature=method.draft_temperature)
+    own = exact_law(target, 3, temperature=1.0)
+    judge = target if method.signals == 'target' else draft
+    low, high = RANGES[f'{method.signals}_logp']
+
+    def logps(model, step):
+        rows = [model.row((0, *step[:i])).log_softmax(-1) for i in range(3)]
+        return [float(row[token]) for row, token in zip(rows, step)]
+    law = Counter()
+    for steps in itertools.product(cool, repeat=method.k):
+        chance = math.prod(cool[step] for step in steps)
+        means = [sum(logps(draft, step)) for step in steps]
+        step = steps[most_central(list(map(list, steps)), means)]
+        if (min(logps(judge, step)) - low) / (high - low) >= method.tau:
+            law[step] += chance
+            continue
+        for other, share in own.items():
+            law[other] += chance * share
+    return law
+
+
+@pytest.mark.parametrize('signals, tau', [('draft', 0.6), ('target', 0.4)])
+@pytest.mark.parametrize('k', [1, 2])
+def test_law_of_steps_that_specguard_judges(signals, tau, k, monkeypatch):
+    """Candidates are compared, and judged, by the rows of their own places; by those before it shows."""
+    target, draft = Table(1, 2), Table(2, 2, 0.7)
+    method = SpecGuard(k=k, beta=1.0, tau=tau, signals=signals, target_k=1, max_step=3)
+    settings = LINES | dict(text=lambda ids: 'a' * len(ids), temperature=1.0)
+    wanted = step_law(target, draft, method)
+    assert variation(wanted, exact_law(target, 3, temperature=1.0)) > 0.01
+    assert variation(enumerate_law(target, draft, method, 3, **settings), wanted) < 1e-9
+    monkeypatch.setattr(verify, 'token_logps', lambda rows, ids: token_logps(rows.roll(1, 0), ids))
+    assert variation(enumerate_law(target, draft, method, 3, **settings), wanted) > 0.01
+
+
 WITH_CONTROLLER = [one for one in LAWS if isinstance(one.values[0], Exact)]      # not ar, nor specguard
 OF_POINT_MASSES = ecsv, METHODS['mean-argmax'], oracle_top1
 OF_SAMPLES = sd_multi, sd_tree, JudgedByQ
