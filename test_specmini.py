@@ -1053,7 +1053,7 @@ def test_a_cache_that_is_interrupted_anywhere(event):
         life = CacheMachine()
         life.places = BOOKS
         life.read(0, LINE[:12], 'full', 1, 0)
-        life.read(2, [9], 'sparse slim', 1, 0)
+        life.read(2, [9], 'other slim', 1, 0)
         event(life, n)
         broken = life.broken
         life.read(0, [], 'sparse' if n % 2 else 'full', 1, 0)
