@@ -799,21 +799,26 @@ class KVCache:
         return n
 
     def record(self, line, start, path):
-        """Positions start.. hold `line`, written by this path; what stood behind is forgotten."""
-        self.ids[start:] = line[start:]
+        """Positions start.. hold `line`, written by this path; what stood behind is forgotten.
+
+        The ids go first and come last: interrupted, it trusts too little, and never a wrong writer.
+        """
+        del self.ids[start:]
         self.writers[start:] = [path.writes] * (len(line) - start)
         self.length = len(line)
         self.averaged = min(self.averaged, start)
+        self.ids += line[start:]
 
     def average(self, block, n):
         """[L] mean keys [B, G, S / block, D] of the cache's blocks, right for the first n / block."""
         if block != self.block:
-            self.block = block
+            self.block = 0                      # until all is ready: it may be interrupted
             self.averaged = 0
             self.means = []
             for keys, _ in self.stores:
                 B, G, S, D = keys.shape
                 self.means.append(keys.new_zeros(B, G, S // block, D))
+            self.block = block
         first = self.averaged // block
         end = n // block
         if first < end:
@@ -845,6 +850,7 @@ class Reader:
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
         self.log = []                                   # (path name, positions, begin, end) of each pass
+        self.texts = 0                                  # that it has forgotten, see forget
         self.paths = {}                                 # path name -> Path, of every path read on so far
         self.compiled = compile_forward(model) if compiled else None
         self.cache = self.new_cache(1)
@@ -933,6 +939,7 @@ class Reader:
         """Trusts no position and no pass of an earlier text any more."""
         self.cache.record([], 0, self.model.full)
         self.log.clear()
+        self.texts += 1
 
     def now(self):
         """A moment: seconds on a CPU, an event on CUDA (where a pass has not ended when its call returns)."""

@@ -267,11 +267,17 @@ class Session:
 
     def __post_init__(self):
         self.begin = len(self.tokens)       # where the text that is written begins
+        self.settled = self.begin           # places before it the target has judged, or was heard on
+        self.texts = self.texts_begun()
 
     @cached_property
     def slim_path(self):
         """The target's path without the sublayers that its calibrated mask skips."""
         return self.target.model.full.without(self.calibration['mask']['skip'])
+
+    def texts_begun(self):
+        """How many texts the readers have begun: of an earlier text they know nothing more."""
+        return [reader.texts for reader in self.readers().values()]
 
     def readers(self):
         """{role: Reader} of the models that are there."""
@@ -294,12 +300,14 @@ class Session:
         if reader is not self.target or path.writes != 'full':
             return reader.read(text, guesses, path, last)
         start = max(self.begin - 1, reader.cache.trusted(text, path))
-        late = [place for place in range(start + 1, len(self.tokens)) if place not in self.own]
+        unsettled = range(max(start + 1, self.settled), len(self.tokens))
+        late = [place for place in unsettled if place not in self.own]
         wanted = len(text) - start + len(guesses) if late else last
         rows = reader.read(text, guesses, path, wanted)
         if late:                                        # row i tells the token at start + 1 + i
             before = send([place - start - 1 for place in late], rows.device)
             self.hear(rows[before], [self.tokens[place] for place in late])
+        self.settled = len(self.tokens)
         if last == 0:
             return None
         self.block = rows[-len(guesses) - 1:]
@@ -317,7 +325,8 @@ class Session:
     def hear_block(self, tokens, labels, judged):
         """Likewise of the tokens of this cycle that the target has read, though another judged them."""
         rows = self.block
-        self.block = None
+        read = self.target.cache.trusted(self.tokens, self.target.model.full)
+        self.settled = max(self.settled, min(read + 1, len(self.tokens)))
         places = []
         for i, (row, label) in enumerate(zip(judged, labels)):
             if row['p'] is None and label not in ('target', 'bonus'):
@@ -342,7 +351,7 @@ class Session:
             return True
         self.fetch_said()
         wrong = sum(1 - p for p, _ in self.heard)
-        known = self.target.cache.trusted(self.tokens, self.target.model.full) - self.begin + 1
+        known = self.settled - self.begin
         return wrong + 1 <= most_wrong * (known + 1)
 
     def view(self, path):
@@ -369,9 +378,10 @@ class Session:
     def commit(self, tokens):
         """Writes tokens, cut at the first end of sequence and at the room left; returns them."""
         tokens = until_end(tokens[:self.room], self.eos)
-        self.ended = bool(tokens) and tokens[-1] in self.eos
-        self.tokens = self.tokens + tokens
-        self.room -= len(tokens)
+        ended = bool(tokens) and tokens[-1] in self.eos
+        longer = self.tokens + tokens
+        left = self.room - len(tokens)
+        self.tokens, self.room, self.ended = longer, left, ended        # all of it, or nothing if interrupted
         self.cycles += 1
         return tokens
 
@@ -394,9 +404,13 @@ def decode(session: Session, method: 'Method'):
     """Yields one Cycle after the other until the room is used or the text ends; their list is the trace.
 
     May run inside a method's verb, on a copy of the session: a cycle's passes are those since its own mark.
+    Broken off anywhere, it may be begun again with the same session and method: session.tokens is the text.
     """
     while session.room and not session.ended:
+        expect(session.texts == session.texts_begun(),
+               'another text was begun on this engine, whose caches it has: finish a text before the next')
         begin = time.perf_counter()
+        session.block = None                                    # of a cycle that was broken off
         mark = session.mark()
         heard = len(session.heard)
         draft = method.propose(session)

@@ -163,6 +163,7 @@ class Pair:
         session.ended = False
         session.heard = []
         session.own = set()
+        session.settled = session.begin
         session.temperature = temperature
         session.generator = torch.Generator().manual_seed(seed)
         return list(decode(session, method))

@@ -240,6 +240,8 @@ class Roc(Confident):
     Source: Hugging Face transformers, AssistedCandidateGenerator (there the curve is scikit-learn's).
     """
 
+    enough = 5              # judged tokens, above which the limit is fitted
+
     def __init__(self, gamma, window):
         super().__init__(gamma, window)
         self.good = []                      # q of every judged token that was kept
@@ -256,7 +258,7 @@ class Roc(Confident):
         self.good += q[:kept]
         self.bad += q[kept:kept + 1]        # what is behind the first rejection was not judged
         judged = len(self.good) + len(self.bad)
-        if judged > 5 and self.good and self.bad:
+        if judged > self.enough and self.good and self.bad:
             good = sorted(self.good)
             bad = sorted(self.bad)
             limits = sorted({*good, *bad}, reverse=True)                # of equals the highest
@@ -278,6 +280,7 @@ class MovingAverage(Confident):
     """
     limit = 0.6
     most = 8
+    pace = 0.1                              # of its steps
     rate = 0.0                              # the moving average
 
     def learn(self, draft, cycle):
@@ -291,18 +294,19 @@ class MovingAverage(Confident):
             step = 0.0
         else:
             step = -0.01
-        self.limit = min(1.0, max(0.0, self.limit + 0.1 * step))
+        self.limit = min(1.0, max(0.0, self.limit + self.pace * step))
 
 
 class Oracle(Controller):
     """Knows the target's greedy text and drafts until the first wrong token; its passes are not counted."""
-    text = ()                               # the target's, as far as the room leads, prompt first
+    text = []                               # the target's, as far as the room leads, prompt first
     begin = 0                               # where this block begins in it
 
     def length(self, session):
         require(session.temperature == 0, 'controller', 'oracle', 'another one above temperature 0')
         self.begin = len(session.tokens)
-        if list(self.text[:self.begin]) != session.tokens:
+        whole = len(self.text) == self.begin + session.room
+        if not whole or self.text[:self.begin] != session.tokens:
             self.look_ahead(session)
         return session.room
 

@@ -132,20 +132,20 @@ class TwoDrafts(Ecsv):
         half = self.branches // 2
         if session.draft is None or half == 0:
             return super().texts(session, n)            # which refuses if there is no draft
-        if self.other is None:
-            self.other = self.reader_for(session)
+        most = len(session.tokens) + session.room
+        if self.other is None or self.other.capacity < most or self.other.log is not session.draft.log:
+            self.other = self.reader_for(session, most)
         path = session.draft.model.full
         plan = self.plan(session, n)
         first = sample_branches(session, session.draft, path, self.branches - half, plan)
         second = sample_branches(session, self.other, self.other.model.full, half, plan)
         return joined(first, second)
 
-    def reader_for(self, session):
-        """A Reader of the other draft with room for the text; its passes are the draft's in the ledger."""
+    def reader_for(self, session, most):
+        """A Reader of the other draft for `most` tokens; its passes are the draft's in the ledger."""
         like = session.target.model.lm_head.weight
         model = second_draft(self.second, str(like.device), like.dtype)
         same_vocabulary(session.target.model, model, f'knob second, {self.second}')
-        most = len(session.tokens) + session.room
         context = model.config.max_position_embeddings
         require(most <= context, 'second', self.second, f'a context of {most} tokens, not of {context}')
         reader = Reader(model, most)
