@@ -4,6 +4,7 @@ The figures of a trace, the Engine around `verify.decode`, what is printed of a 
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 """
 import argparse
+import contextlib
 import functools
 import importlib
 import itertools
@@ -28,7 +29,7 @@ from torch import distributed
 from tqdm import tqdm
 
 from model import (MLP, Reader, encode, expect, load, measured_sections, plain_file, ranks,
-                   read_calibration, read_json, same_vocabulary)
+                   read_calibration, read_json, same_vocabulary, whole)
 from verify import (METHODS, Autoregressive, CmAsd, Exact, Session, Sparse, SpecGuard, ViaSd, chain, decode,
                     knobs_of, lookup, silence, tokens_of, whole_passes)
 
@@ -623,18 +624,13 @@ class Teller:
     """Tells a run by one method: each text or its JSON, figures, trace; at the end what they come to."""
 
     def __init__(self, engine, name, color=False, show=False, as_json=False, trace=None):
-        """name: of the method; trace: the file to write a JSON line for every cycle to, or None."""
+        """name: of the method; trace: an open file that gets a JSON line for every cycle, or None."""
         self.engine = engine
         self.name = name
         self.color = color
         self.show = show
         self.as_json = as_json
-        self.trace = None
-        if trace:
-            try:
-                self.trace = open(trace, 'w', buffering=1, encoding='utf-8')    # written line by line
-            except OSError as error:
-                raise ValueError(f'--trace {trace}: cannot be written ({error.strerror})') from None
+        self.trace = trace
         self.traces = []                                # the Cycles of each text
         self.reports = []                               # of the finished texts
         self.begin()
@@ -671,6 +667,31 @@ class Teller:
         one = Measured(self.name, method, self.traces, self.reports)
         for line in conclude(self.engine, session, one):
             print(line, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def trace_file(where):
+    """A file for --trace, or None without; it is in its place, whole, once the run has ended or broken off.
+
+    A link, pipe or device is written to as it is.
+    """
+    if where is None:
+        yield None
+        return
+    stopped = None
+    with contextlib.ExitStack() as stack:
+        try:
+            own = not os.path.lexists(where) or File(where).is_file() and not os.path.islink(where)
+            growing = stack.enter_context(whole(where)) if own else where
+            file = stack.enter_context(open(growing, 'w', buffering=1, encoding='utf-8'))
+        except OSError as error:
+            raise ValueError(f'--trace {where}: cannot be written ({error.strerror})') from None
+        try:
+            yield file
+        except BaseException as error:                  # after the lines of what has been written so far
+            stopped = error
+    if stopped:
+        raise stopped
 
 
 def report(engine, name, method, session, row, cycles):
@@ -1657,7 +1678,8 @@ def run(args):
     if args.compile:
         warm_up(engine, prompts[0], args.methods)
     if args.compare is None:
-        return generate(engine, rows, prompts, args)
+        with trace_file(args.trace) as trace:
+            return generate(engine, rows, prompts, args, trace)
     for line in compare(engine, rows, prompts, args.methods):
         print(line, flush=True)
     return 0
@@ -1672,10 +1694,10 @@ def warm_up(engine, ids, methods):
           'passes of other lengths', file=sys.stderr)
 
 
-def generate(engine, rows, prompts, args):
+def generate(engine, rows, prompts, args, trace):
     """Every prompt by one method, told as it is written; returns the exit status."""
     (name, method), = args.methods.items()
-    teller = Teller(engine, name, wants_color(args.color), args.show, args.json, args.trace)
+    teller = Teller(engine, name, wants_color(args.color), args.show, args.json, trace)
     quiet = True if len(prompts) == 1 else None         # None: a bar on a terminal
     for i, ids in enumerate(tqdm(prompts, disable=quiet, file=sys.stderr)):
         own = replace(method)                           # a method object serves one text
@@ -1694,12 +1716,18 @@ def generate(engine, rows, prompts, args):
 
 
 def main(argv=None):
-    """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C."""
+    """Runs the program; returns its exit status, see exit_status."""
     lab_module('rivals')                                # enters the baselines in METHODS
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, 'w')              # it was closed before we began: nobody listens
+    return exit_status('specmini', lambda: run(parse(argv)))
+
+
+def exit_status(program, work):
+    """What work() returns; 2 for bad input or a full disk (one line on stderr), 130 for Ctrl-C."""
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, 'w'))   # it was closed before we began: nobody listens
     try:
-        status = run(parse(argv))
+        status = work()
         sys.stdout.flush()                              # a full disk is told here, and not at exit
         return status
     except BrokenPipeError:
@@ -1711,7 +1739,8 @@ def main(argv=None):
         if isinstance(error, RuntimeError) and 'alloc' not in str(error) and count == 1:
             raise                                       # not for want of memory: a defect, not bad input
         told = sys.__stderr__ if rank > 0 else sys.stderr       # what one rank alone has met is told, too
-        print('specmini:', ' '.join(str(error).split()), file=told)
+        with contextlib.suppress(OSError):              # it may be what is full
+            print(f'{program}:', ' '.join(str(error).split()), file=told)
         return 2
 
 

@@ -5,6 +5,7 @@ Measuring and judging are two programs. A record writes rows of plain numbers, a
 What is measured on which models: lab/pairs.py.
 """
 import datetime
+import fcntl
 import functools
 import itertools
 import json
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from lab import tasks
 from lab.quantise import linear, quantise
-from model import expect, fingerprint, load
+from model import expect, fingerprint, load, whole
 
 SEED = 11           # of the held-out rows that claims are measured on
 LAB = File(__file__).parent
@@ -98,11 +99,9 @@ def store(paper, name, head, rows):
     """Writes a record of the embedded models as the rows come: the header, then a row a line."""
     where = file_of(paper, name)
     where.parent.mkdir(parents=True, exist_ok=True)
-    growing = where.with_suffix('.new')
-    with open(growing, 'w', encoding='utf-8') as file:
+    with whole(where) as growing, open(growing, 'w', encoding='utf-8') as file:
         for row in itertools.chain([dated(head)], rows):
             file.write(as_line(row))
-    os.replace(growing, where)                          # whole or not at all, if interrupted
 
 
 def grow(where, head, items, row_of, resume=False):
@@ -116,20 +115,36 @@ def grow(where, head, items, row_of, resume=False):
         return
     where.parent.mkdir(parents=True, exist_ok=True)
     growing = where.with_suffix('.part')
-    lines = whole_lines(growing) if resume and same_record(growing, head) else [as_line(dated(head))]
-    done = len(lines) - 1
-    growing.write_text(''.join(lines), encoding='utf-8')        # without half a line
-    bar = tqdm(items[done:], desc=where.stem, initial=done, total=len(items), file=sys.stderr, disable=None)
     with open(growing, 'a', encoding='utf-8') as file:
+        take(file, growing)
+        lines = whole_lines(growing) if resume and same_record(growing, head) else []
+        file.truncate(len(''.join(lines).encode()))     # without half a line; what is whole was never away
+        if not lines:
+            lines = [as_line(dated(head))]
+            file.write(lines[0])
+        done = len(lines) - 1
+        bar = tqdm(items[done:], where.stem, initial=done, total=len(items), file=sys.stderr, disable=None)
         for item in bar:
             file.write(as_line(row_of(item)))
             file.flush()
-    os.replace(growing, where)
+        file.flush()
+        os.replace(growing, where)
+
+
+def take(file, where):
+    """Keeps the open file from other processes until it is closed; ValueError where one of them has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mine = os.path.samestat(os.fstat(file.fileno()), os.stat(where))
+    except (BlockingIOError, FileNotFoundError):        # the other has it, or has just finished it
+        mine = False
+    expect(mine, f'{where}: another process is measuring this; wait until it has ended')
 
 
 def whole_lines(where):
     """The lines of a file, but for one that a kill has cut."""
-    return [line for line in where.read_text(encoding='utf-8').splitlines(True) if line.endswith('\n')]
+    found = where.read_bytes().split(b'\n')[:-1]        # not half a letter of that one
+    return [line.decode() + '\n' for line in found]
 
 
 def same_record(where, head):
