@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as File
@@ -93,6 +94,33 @@ def plain_file(folder, name, most=math.inf):
     size = found.stat().st_size
     expect(size <= most, f'{where}: {size} bytes, expected {most} at most; damaged?')
     return where
+
+
+@contextlib.contextmanager
+def whole(where):
+    """A path to write a file (or folder) to, which then becomes `where`: whole or not at all.
+
+    It lies in a new folder beside it, so no link that a checkpoint brought is followed, and of two writers
+    the later one wins. A kill leaves that folder behind.
+    """
+    where = File(where)
+    with tempfile.TemporaryDirectory(prefix='.unfinished-', dir=where.parent) as folder:
+        growing = File(folder) / where.name
+        yield growing
+        os.replace(growing, where)
+
+
+@contextlib.contextmanager
+def alone(folder):
+    """Lets in one process at a time, where the file system has locks for folders; others wait."""
+    import fcntl                                        # here: Windows, which has none, writes no calibration
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)                                 # which unlocks it, as does a kill
 
 
 def read_json(path):
@@ -1282,16 +1310,16 @@ def write_calibration(target, name, section, draft=None):
     """Puts one section into the target's calibration.json; those of the same target stay, others go."""
     where = File(target) / 'calibration.json'
     own = fingerprint(target)
-    old = read_json(where) if os.path.lexists(where) else {}
-    found = old if old.get('target') == own else dict(target=own)
-    found[name] = dict(section, draft=fingerprint(draft)) if draft else section
-    text = json.dumps(found, indent=1)
-    text = re.sub(r'\[[^][{}"]*\]', one_line, text)      # lists of numbers on one line each
-    growing = where.with_suffix('.new')
-    growing.unlink(missing_ok=True)
-    with open(growing, 'x', encoding='utf-8') as file:  # never through a link that a checkpoint brought
-        file.write(text + '\n')
-    os.replace(growing, where)                          # whole or not at all, if interrupted
+    if draft:
+        section = dict(section, draft=fingerprint(draft))
+    with alone(target):                                 # another process may be adding a section of its own
+        old = read_json(where) if os.path.lexists(where) else {}
+        found = old if old.get('target') == own else dict(target=own)
+        found[name] = section
+        text = json.dumps(found, indent=1)
+        text = re.sub(r'\[[^][{}"]*\]', one_line, text)      # lists of numbers on one line each
+        with whole(where) as growing:
+            growing.write_text(text + '\n', encoding='utf-8')
 
 
 def one_line(match):

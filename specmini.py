@@ -4,6 +4,7 @@ The figures of a trace, the Engine around `verify.decode`, what is printed of a 
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 """
 import argparse
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -30,7 +31,7 @@ from torch import distributed
 from tqdm import tqdm
 
 from model import (MLP, Reader, encode, expect, fingerprint, limited, load, measured_sections, plain_file,
-                   ranks, read_calibration, read_config, read_json, read_tokenizer, same_vocabulary)
+                   ranks, read_calibration, read_config, read_json, read_tokenizer, same_vocabulary, whole)
 from verify import (METHODS, Autoregressive, CmAsd, Cycle, Exact, Session, Sparse, SpecGuard, ViaSd, chain,
                     decode, knobs_of, lookup, silence, tokens_of, whole_passes)
 
@@ -592,18 +593,13 @@ class Teller:
     """Tells a run by one method: each text or its JSON, figures, trace; at the end what they come to."""
 
     def __init__(self, engine, name, color=False, show=False, as_json=False, trace=None):
-        """name: of the method; trace: the file to write a JSON line for every cycle to, or None."""
+        """name: of the method; trace: an open file that gets a JSON line for every cycle, or None."""
         self.engine = engine
         self.name = name
         self.color = color
         self.show = show
         self.as_json = as_json
-        self.trace = None
-        if trace:
-            try:
-                self.trace = open(trace, 'w', buffering=1, encoding='utf-8')    # written line by line
-            except OSError as error:
-                raise ValueError(f'--trace {trace}: cannot be written ({error.strerror})') from None
+        self.trace = trace
         self.traces = []                                # the Cycles of each text
         self.reports = []                               # of the finished texts
         self.begin()
@@ -644,6 +640,31 @@ class Teller:
         one = Measured(self.name, method, self.traces, self.reports)
         for line in conclude(self.engine, session, one):
             print(line, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def trace_file(where):
+    """A file for --trace, or None without; it is in its place, whole, once the run has ended or broken off.
+
+    A link, pipe or device is written to as it is.
+    """
+    if where is None:
+        yield None
+        return
+    stopped = None
+    with contextlib.ExitStack() as stack:
+        try:
+            own = not os.path.lexists(where) or File(where).is_file() and not os.path.islink(where)
+            growing = stack.enter_context(whole(where)) if own else where
+            file = stack.enter_context(open(growing, 'w', buffering=1, encoding='utf-8'))
+        except OSError as error:
+            raise ValueError(f'--trace {where}: cannot be written ({error.strerror})') from None
+        try:
+            yield file
+        except BaseException as error:                  # after the lines of what has been written so far
+            stopped = error
+    if stopped:
+        raise stopped
 
 
 def report(engine, name, method, session, row, cycles):
@@ -1498,6 +1519,7 @@ def deal(name, run, items, row_of, resume=True):
         print(f'{name}.part*: {len(kept)} of {len(items)} rows are there', file=sys.stderr)
     left = [i for i in range(len(items)) if i not in kept]
     with open(f'{name}.part{rank}', 'a', encoding='utf-8') as file:
+        take(file)
         file.write('\n')                                # behind half a line, where a kill has left one
         for i in tqdm(left[rank::count], File(name).name, file=sys.stderr, disable=None):
             file.write(json.dumps([digest, i, row_of(items[i])]) + '\n')
@@ -1535,9 +1557,20 @@ def kept_files(name):
 
 
 def forget(name):
-    """Deletes the files that keep rows under this name."""
-    for file in kept_files(name):
-        file.unlink()
+    """Deletes the files that keep rows under this name, if nobody is at them."""
+    for place in kept_files(name):
+        with open(place, 'a') as file:
+            take(file)
+        place.unlink()
+
+
+def take(file):
+    """Keeps an open file from other processes until it is closed; ValueError where one of them has it."""
+    import fcntl                                        # here: Windows, which has none, deals no rows
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f'{file.name}: another process has this file; wait until it has ended') from None
 
 
 def wait():
@@ -1772,7 +1805,8 @@ def run(args):
     if args.split:
         return generate_dealt(engine, rows, prompts, args)
     if args.compare is None:
-        return generate(engine, rows, prompts, args)
+        with trace_file(args.trace) as trace:
+            return generate(engine, rows, prompts, args, trace)
     for line in compare(engine, rows, prompts, args.methods):
         print(line, flush=True)
     return 0
@@ -1787,10 +1821,10 @@ def warm_up(engine, ids, methods):
           'passes of other lengths', file=sys.stderr)
 
 
-def generate(engine, rows, prompts, args):
+def generate(engine, rows, prompts, args, trace):
     """Every prompt by one method, told as it is written; returns the exit status."""
     (name, method), = args.methods.items()
-    teller = Teller(engine, name, wants_color(args.color), args.show, args.json, args.trace)
+    teller = Teller(engine, name, wants_color(args.color), args.show, args.json, trace)
     quiet = True if len(prompts) == 1 else None         # None: a bar on a terminal
     for i, ids in enumerate(tqdm(prompts, disable=quiet, file=sys.stderr)):
         own = replace(method)                           # a method object serves one text
@@ -1846,17 +1880,19 @@ def generate_dealt(engine, rows, prompts, args):
 
 
 def main(argv=None):
-    """Runs the program; returns its exit status: 0, 2 for bad input (one line on stderr), 130 for Ctrl-C.
-
-    1: a method is not what it promises, see --prove.
-    """
+    """Runs the program; returns its exit status, see exit_status; 1 for a method that --prove finds wrong."""
     lab_module('rivals')                                # enters the baselines in METHODS
+    return exit_status('specmini', lambda: run(parse(argv)))
+
+
+def exit_status(program, work):
+    """What work() returns; 2 for bad input or a full disk (one line on stderr), 130 for Ctrl-C."""
     for name in ('stdout', 'stderr'):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, 'w'))   # it was closed before we began: nobody listens
     failed = True
     try:
-        status = run(parse(argv))
+        status = work()
         sys.stdout.flush()                              # a full disk is told here, and not at exit
         failed = status > 0
         return status
@@ -1869,7 +1905,8 @@ def main(argv=None):
         if isinstance(error, RuntimeError) and 'alloc' not in str(error) and count == 1:
             raise                                       # not for want of memory: a defect, not bad input
         told = sys.__stderr__ if rank > 0 else sys.stderr       # what one rank alone has met is told, too
-        print('specmini:', ' '.join(str(error).split()), file=told)
+        with contextlib.suppress(OSError):              # it may be what is full
+            print(f'{program}:', ' '.join(str(error).split()), file=told)
         return 2
     finally:
         leave_ranks(failed)

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import runpy
 import shlex
 import shutil
@@ -23,8 +24,9 @@ import signal
 import socket
 import subprocess
 import sys
-import xml.etree.ElementTree
+import time
 import warnings
+import xml.etree.ElementTree
 from collections import Counter
 from dataclasses import astuple, replace
 from functools import cache, partial
@@ -48,7 +50,8 @@ import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import bench, common, course, cuda, pairs, prove, quantise, replay, speed, tasks, train
+from lab import (bench, common, course, cuda, endurance, files, pairs, prove, quantise, replay, speed, tasks,
+                 train)
 from lab import tree as lab_tree
 from lab import distil as lab_distil
 from lab import claims as lab_claims
@@ -94,7 +97,7 @@ from model import (KVCache, Reader, encode, fetch, load, own_part, part_of, read
                    read_tokenizer, send, write_calibration)
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, chain_on, decode, lookup,
-                    most_central, overlap, probs, residual, sample_branches, silence, token_logps,
+                    most_central, overlap, probs, residual, sample_branches, silence, token_logps, tokens_of,
                     write_steps)
 
 HERE = File(__file__).parent
@@ -9740,6 +9743,230 @@ def test_a_record_grows_and_goes_on(tmp_path, capsys):
     assert asked == [1, 2] and 'measured already' in capsys.readouterr().err
     common.grow(where, head | dict(n=2), [0, 1], row_of, resume=True)
     assert asked == [1, 2, 0, 1]
+
+
+# ------------------------------------------------------------- files, whole or not at all
+
+def in_a_fork(work):
+    """The id of a forked process that does this over and over, counting from 1; it has begun."""
+    receiver, sender = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.write(sender, b'.')
+        for i in itertools.count(1):
+            work(i)
+    os.read(receiver, 1)
+    os.close(receiver)
+    os.close(sender)
+    return process
+
+
+def killed(works, seconds):
+    """Lets processes of their own do each of these works, and kills them after so many seconds."""
+    processes = [in_a_fork(work) for work in works]
+    time.sleep(seconds)
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def written_files(folder):
+    """{what is written: (function that writes its i-th version, function that reads what is there)}."""
+    many = range(3000)
+
+    def calibrate(i):
+        write_calibration(folder, 'mask', dict(cost=[i for _ in many]))
+
+    def calibrated():
+        return json.loads((folder / 'calibration.json').read_text())['mask']['cost']
+
+    def store(i):
+        common.store('paper', 'rows', {}, [dict(i=i) for _ in many])
+    return dict(
+        calibration=(calibrate, calibrated),
+        state=(lambda i: files.save_state(folder / 'state', torch.full((9000,), i)),
+               lambda: torch.load(folder / 'state').tolist()),
+        weights=(lambda i: files.save_weights(folder / 'weights', dict(a=torch.full((9000,), i))),
+                 lambda: safetensors.load_file(folder / 'weights')['a'].tolist()),
+        record=(store, lambda: [row['i'] for row in common.read_stored('paper', 'rows').rows]))
+
+
+@pytest.mark.parametrize('kind', ['calibration', 'state', 'weights', 'record'])
+def test_a_kill_leaves_files_whole(kind, tmp_path, monkeypatch):
+    """One writer or two at once, killed somewhere: what is there is one version, all of it."""
+    monkeypatch.setattr(common, 'LAB', tmp_path)
+    write, read = written_files(checkpoint(tmp_path))[kind]
+    write(0)
+    length = len(read())
+    for n in range(4):
+        killed([write] * (1 + n % 2), random.Random(n).uniform(0.01, 0.04))
+        found = read()
+        assert len(found) == length and len(set(found)) == 1
+
+
+def test_two_processes_put_in_their_sections(tmp_path):
+    """Neither takes back what the other has written meanwhile."""
+    folder = checkpoint(tmp_path)
+
+    def put_in(section):
+        for i in range(15):
+            write_calibration(folder, section, dict(last=i))
+    processes = [multiprocessing.get_context('fork').Process(target=put_in, args=[name]) for name in 'ab']
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    found = json.loads((folder / 'calibration.json').read_text())
+    assert found['a']['last'] == found['b']['last'] == 14
+
+
+def test_two_processes_do_not_measure_one_record(tmp_path):
+    """The second is refused while the first is at it, and the first one's rows stay."""
+    where = tmp_path / 'rows.jsonl'
+
+    def row_of(item):
+        with pytest.raises(ValueError, match='another process has this file'):
+            common.grow(where, dict(n=2), [0, 1], lambda item: dict(x=-1))
+        return dict(x=item)
+    common.grow(where, dict(n=2), [0, 1], row_of)
+    rows = [json.loads(line) for line in where.read_text().splitlines()[1:]]
+    assert rows == [dict(x=0), dict(x=1)]
+
+
+@contextlib.contextmanager
+def small_files():
+    """No file can grow beyond 4 KB: what a full disk does, but for the error's number."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+@pytest.mark.parametrize('kind', ['calibration', 'state', 'weights', 'record'])
+def test_a_full_disk_is_an_error_of_the_system(kind, tmp_path, monkeypatch):
+    """OSError, which every program tells in one line; nothing half-written stays."""
+    monkeypatch.setattr(common, 'LAB', tmp_path)
+    folder = checkpoint(tmp_path / 'a')
+    write, _ = written_files(folder)[kind]
+    with small_files(), pytest.raises(OSError):
+        write(10 ** 6)
+    assert not list(tmp_path.rglob('.unfinished-*')) and len(list(folder.iterdir())) == 3
+
+
+def test_a_trace_is_whole_or_absent(pair, tmp_path, capsys, monkeypatch):
+    """While the run goes on it is not there; broken off by an error, it has the texts before that."""
+    trace = tmp_path / 'trace.jsonl'
+    prompts = tmp_path / 'prompts.jsonl'
+    prompts.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    real = specmini.report
+
+    def report(engine, name, method, session, row, cycles):
+        assert not trace.exists()
+        if row['prompt'] == 'b':
+            raise ValueError('enough')
+        return real(engine, name, method, session, row, cycles)
+    monkeypatch.setattr(specmini, 'report', report)
+    status, _, err = program(capsys, *pair[:4], '--prompts', prompts, '--max-new', 9, '--trace', trace)
+    assert status == 2 and err.endswith('specmini: enough\n')
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert rows and {row['prompt'] for row in rows} == {0}
+    assert {file.name for file in tmp_path.iterdir()} == {'trace.jsonl', 'prompts.jsonl'}
+
+
+def test_a_trace_goes_to_devices_and_links_as_they_are(pair, tmp_path, capsys):
+    real = tmp_path / 'real'
+    link = tmp_path / 'link'
+    link.symlink_to(real)
+    for where in (link, os.devnull):
+        assert program(capsys, *pair[:6], '--max-new', 2, '--trace', where)[0] == 0
+    assert link.is_symlink() and real.read_text().count('\n') >= 1
+    assert not File(os.devnull).is_file()
+
+
+def test_a_full_disk_is_told_in_one_line(pair, capsys):
+    _, _, err = program(capsys, *pair[:6], '--max-new', 2, '--json', '--trace', '/dev/full')
+    assert err.splitlines()[-1] == 'specmini: [Errno 28] No space left on device'
+
+
+def test_where_nobody_listens(pair, monkeypatch):
+    """A closed stderr is not mixed into the text; a full one ends the run, without a traceback."""
+    flags = [*map(str, pair[:6]), '--max-new', '2']
+    said = io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, 'stdout', said)
+        patch.setattr(sys, 'stderr', None)
+        assert specmini.main(flags) == 0
+        sys.stderr.close()
+    assert 'tokens/s' not in said.getvalue()
+    full = open('/dev/full', 'w', buffering=1)
+    monkeypatch.setattr(sys, 'stderr', full)
+    assert specmini.main(flags) == 2
+    with contextlib.suppress(OSError):
+        full.close()
+
+
+# ------------------------------------------------------------- lab/endurance.py: long runs
+
+TO_REPEAT = [case(name, name, slow=name not in QUICK) for name in METHODS]
+
+
+@pytest.fixture(scope='module')
+def embedded_for_all():
+    """(an Engine that every method can use, ids of two prompts)."""
+    return endurance.embedded_engine(12, endurance.mixed_prompts(2))
+
+
+@pytest.mark.parametrize('name', TO_REPEAT)
+def test_the_same_seed_writes_the_same_text(name, embedded_for_all):
+    """Also after another text: nothing of that is left over."""
+    engine, (first, second) = embedded_for_all
+    wanted = tokens_of(cuda.written(engine, first, name, 0.8))
+    cuda.written(engine, second, name, 0.8)
+    assert tokens_of(cuda.written(engine, first, name, 0.8)) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['sd', 'ecsv', 'via 0.0', 'hedge'])
+def test_a_long_text_is_plain_decoding_s(name):
+    """200 tokens past the end of sequence: each is what plain decoding writes there, but for near ties."""
+    engine, (ids,) = endurance.embedded_engine(200, endurance.mixed_prompts(1), ignore_eos=True)
+    method = dict(endurance.exact_methods())[name]
+    tokens = tokens_of(engine.write(ids, method))
+    assert len(tokens) == 200
+    assert max(endurance.departures(engine, ids, tokens), default=0) < endurance.TIE
+
+
+def test_departures_are_counted_one_by_one(embedded_for_all):
+    """Behind a wrong token the rest is judged as plain decoding goes on from it."""
+    engine, (ids, _) = embedded_for_all
+    engine.temperature = 0.0
+    own = tokens_of(engine.write(ids, METHODS['ar']()))
+    assert endurance.departures(engine, ids, own) == []
+    wrong = (own[4] + 1) % 1024
+    rest = tokens_of(engine.write(ids + own[:4] + [wrong], METHODS['ar']()))[:5]
+    gap, = endurance.departures(engine, ids, own[:4] + [wrong] + rest)
+    assert gap > endurance.TIE
+
+
+@pytest.mark.slow
+def test_memory_that_grows_is_seen(monkeypatch, capsys):
+    """A method that keeps nine tensors a text; one that keeps nothing."""
+    kept = []
+    real = endurance.written
+
+    def leaking(engine, ids, name):
+        if name == 'sd':
+            kept.extend(torch.zeros(9, 1))
+        return real(engine, ids, 'ar')
+    monkeypatch.setattr(endurance, 'METHODS', dict(ar=1, sd=1))
+    monkeypatch.setattr(endurance, 'written', leaking)
+    monkeypatch.setattr(endurance, 'EARLY', 2)
+    assert endurance.endurance(6) == 1
+    ar, sd = capsys.readouterr().out.splitlines()[2:]
+    assert ar.endswith('ok |') and sd.endswith('GROWS |')
 
 
 @pytest.mark.parametrize('flags, said', [

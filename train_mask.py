@@ -23,8 +23,10 @@ import torch
 from tqdm import tqdm
 
 import kernels
-from model import Reader, encode, expect, load, read_calibration, write_calibration
-from specmini import EMBEDDED, Parser, chat, lab_module, pick_device, read_rows, take_threads, text_of_file
+from model import (Reader, encode, expect, load, measured_sections, read_calibration,
+                   write_calibration)
+from specmini import (EMBEDDED, Parser, chat, exit_status, lab_module, pick_device, read_rows, take_threads,
+                      text_of_file)
 from verify import Autoregressive, Session, Sparse, decode, silence, violation
 
 
@@ -615,20 +617,18 @@ def measure_mask(target, settings, resume=False):
 
 def main(argv=None):
     """Runs the program; returns its exit status: 0, or 2 for bad input (one line on stderr)."""
-    try:
-        args = parse(argv)
-        settings = settings_of(args)
-        if args.signals:
-            measure_signals(args)
-        elif args.anchors:
-            measure_anchors(args.target, settings)
-        else:
-            measure_mask(args.target, settings, args.resume)
-    except (ValueError, OSError) as error:
-        print('train_mask:', ' '.join(str(error).split()), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:                                   # before the search, or a second one
-        return 130
+    return exit_status('train_mask', lambda: run(parse(argv)))
+
+
+def run(args):
+    settings = settings_of(args)
+    measured_sections(args.target)                      # a file that nothing can be put into is told now
+    if args.signals:
+        measure_signals(args)
+    elif args.anchors:
+        measure_anchors(args.target, settings)
+    else:
+        measure_mask(args.target, settings, args.resume)
     return 0
 
 

@@ -3,7 +3,9 @@
 `python -m lab.bench quality` grades the embedded models on held-out rows. `speed` times the embedded pair, a
 random one of 0.1 B parameters or any two folders against transformers (lab/speed.py). `pass` times one
 verifying pass, dense and sparse (lab/sparse/passes.py), and `blocks` draws what it reads. `memory` says what
-fits where. `cuda` runs all that wants a graphics card and prints one table (lab/cuda.py).
+fits where. `cuda` runs all that wants a graphics card and prints one table (lab/cuda.py). `endurance`,
+`long`, `seeds` and `rounding` are of long runs: memory, 2,000 tokens, the same seed again, fewer bits
+(lab/endurance.py).
 """
 import argparse
 import math as maths
@@ -17,12 +19,12 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-from lab import cuda, tasks
+from lab import cuda, endurance, tasks
 from lab.common import held_out_rows
 from lab.sparse import passes
 from lab.speed import speed
 from model import Transformer, expect, load, read_calibration, read_config, read_tokenizer
-from specmini import DTYPES, HERE, Engine, pick_device
+from specmini import DTYPES, HERE, Engine, exit_status, pick_device
 from verify import Autoregressive, Exact, tokens_of
 
 HOME = File(__file__).parent / 'models'
@@ -186,19 +188,21 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('what', choices=('quality', 'speed', 'pass', 'blocks', 'memory', 'cuda'))
-    add('--n', type=int, help='held-out rows of each task (300 for quality, 10 for speed)')
+    add('what', choices=('quality', 'speed', 'pass', 'blocks', 'memory', 'cuda', 'endurance', 'long',
+                                 'seeds', 'rounding'))
+    add('--n', type=int, help='held-out rows of each task (300 for quality, 10 for speed), or prompts (300 '
+        'for endurance, 10 for rounding)')
+    add('--length', type=int, help='tokens to write at most (120; 2000 for long)')
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
     add('--threads', type=int, default=1)
     add('--compile', action='store_true')
     of_speed = parser.add_argument_group('speed')
     of_speed.add_argument('--pair', default='embedded', help='embedded, random, or two folders DIR,DIR; '
-                          'of memory: folders')
+                          'of memory: folders, of rounding: one')
     of_speed.add_argument('--prompts', metavar='FILE.jsonl', help='its first n rows instead of held-out ones')
     of_speed.add_argument('--rounds', type=int, default=3, help='in which each prompt is written once')
     of_speed.add_argument('--gamma', type=int, default=4)
-    of_speed.add_argument('--length', type=int, default=120, help='tokens to write at most')
     of_pass = parser.add_argument_group('pass')
     of_pass.add_argument('--shape', choices=passes.SHAPES, default='small', help='the random model')
     of_pass.add_argument('--layers', type=int, help='fewer than the shape has')
@@ -210,11 +214,7 @@ def parse():
 def main():
     """Runs the command; returns its exit status: 0, 1 where a step of `cuda` failed, 2 for bad input."""
     args = parse()
-    try:
-        return run(args)
-    except ValueError as error:
-        print('lab.bench:', error, file=sys.stderr)
-        return 2
+    return exit_status('lab.bench', lambda: run(args))
 
 
 def run(args):
@@ -224,6 +224,7 @@ def run(args):
     if args.dtype == 'auto':
         args.dtype = 'bf16' if args.device == 'cuda' else 'fp32'
     torch.set_num_threads(args.threads)
+    args.length = args.length or (2000 if args.what == 'long' else 120)
     if args.what == 'quality':
         quality(args.n or 300, args.device, args.dtype)
     elif args.what == 'blocks':
@@ -234,6 +235,15 @@ def run(args):
         memory([] if args.pair == 'embedded' else args.pair.split(','))
     elif args.what == 'speed':
         speed(args)
+    elif args.what == 'endurance':
+        return endurance.endurance(args.n or 300)
+    elif args.what == 'long':
+        return endurance.long_texts(args.length)
+    elif args.what == 'seeds':
+        return endurance.seeds(args.length, args.compile)
+    elif args.what == 'rounding':
+        folder = HOME / 'target' if args.pair == 'embedded' else args.pair
+        endurance.rounding(folder, args.prompts, args.n or 10, args.length)
     else:
         return cuda.run_all(args.device, args.dtype)
     return 0

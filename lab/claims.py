@@ -16,9 +16,10 @@ from pathlib import Path as File
 
 from lab.common import (LAB, MODELS, between_markers, claim_lines, file_of, grow, header, judge,
                         measured_pairs, read_stored, same_record, store, table_lines)
+from lab.files import write_text
 from lab.pairs import EMBEDDED, Pair, Record, check, digest_of
 from model import expect, fingerprint, ranks
-from specmini import DTYPES, HERE, join_ranks, leave_ranks, pick_device, take_threads
+from specmini import DTYPES, HERE, exit_status, join_ranks, pick_device, take_threads
 
 PAPERS = dict(cmasd=100, ecsv=50, via=100, specguard=300, sparse=50, best=12)   # prompts of each task
 HEADLINES = (       # (paper, claim): those of the README's summary
@@ -172,11 +173,10 @@ def report(papers):
     """Judges these papers, writes their pages, prints their claims; all of them: the summaries, too."""
     found = {paper: all_findings(paper) for paper in papers}
     for paper, findings in found.items():
-        page_file(paper).write_text(page_of(paper, findings), encoding='utf-8')
+        write_text(page_file(paper), page_of(paper, findings))
     if found.keys() == PAPERS.keys():
         for where, lines in ((LAB / 'README.md', scoreboard(found)), (HERE / 'README.md', summary(found))):
-            page = between_markers(where.read_text(encoding='utf-8'), lines)
-            where.write_text(page, encoding='utf-8')
+            write_text(where, between_markers(where.read_text(encoding='utf-8'), lines))
     print(*scoreboard(found), sep='\n')
 
 
@@ -227,27 +227,23 @@ def pair_of(args):
 def main():
     """Runs the program; returns its exit status: 0, 2 for bad input, 130 for Ctrl-C."""
     args = parse()
-    failed = True
+    return exit_status('lab.claims', lambda: run(args))
+
+
+def run(args):
+    """Measures, or judges what is stored; returns the exit status."""
+    if args.report:
+        report(args.papers or list(PAPERS))
+        return 0
+    join_ranks(pick_device(args.device or 'auto') if args.target else 'cpu', 'gloo')
     try:
-        if args.report:
-            report(args.papers or list(PAPERS))
-            return 0
-        join_ranks(pick_device(args.device or 'auto') if args.target else 'cpu', 'gloo')
         pair = pair_of(args)
         take_threads(pair.network('target')[0])         # of one, times are the processor's own
         for paper in args.papers:
             measure(paper, pair, args.n or (PAPERS[paper] if pair.is_embedded else ELSEWHERE), args.resume)
-        failed = False
-    except (ValueError, OSError) as error:
-        rank, _ = ranks()
-        told = sys.__stderr__ if rank > 0 else sys.stderr
-        print('lab.claims:', ' '.join(str(error).split()), file=told)
-        return 2
     except KeyboardInterrupt:
         print('interrupted: the same command with --resume goes on', file=sys.stderr)
         return 130
-    finally:
-        leave_ranks(failed)
     return 0
 
 

@@ -9,7 +9,6 @@ import functools
 import itertools
 import json
 import math
-import os
 import platform
 import sys
 import warnings
@@ -22,7 +21,7 @@ import torch
 
 from lab import tasks
 from lab.quantise import linear, quantise
-from model import expect, fingerprint, load
+from model import expect, fingerprint, load, whole
 from specmini import deal, forget
 
 SEED = 11           # of the held-out rows that claims are measured on
@@ -102,11 +101,9 @@ def store(paper, name, head, rows):
 def write_record(where, head, rows):
     """Writes the header, then a row a line; whole or not at all, if interrupted."""
     where.parent.mkdir(parents=True, exist_ok=True)
-    growing = where.with_suffix('.new')
-    with open(growing, 'w', encoding='utf-8') as file:
+    with whole(where) as growing, open(growing, 'w', encoding='utf-8') as file:
         for row in itertools.chain([dated(head)], rows):
             file.write(as_line(row))
-    os.replace(growing, where)
 
 
 def grow(where, head, items, row_of, resume=False):

@@ -10,7 +10,6 @@ also with more --minutes, and may be deleted.
 import argparse
 import itertools
 import json
-import os
 import random
 import shutil
 import sys
@@ -20,14 +19,14 @@ from pathlib import Path as File
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 from lab.common import for_json
+from lab.files import save_state, save_weights, write_json, write_text
 from lab.pairs import Pair
-from lab.train import adam, inherit, write_json
-from model import KVCache, Transformer, expect, read_json, send
-from specmini import DTYPES, pick_device, take_threads
+from lab.train import adam, inherit
+from model import KVCache, Transformer, expect, read_json, send, whole
+from specmini import DTYPES, exit_status, pick_device, take_threads
 from verify import probs, sample
 
 HELD = 20           # prompts that are only measured on
@@ -148,7 +147,7 @@ class Texts:
             begin = time.monotonic()
             lessons = write(self.target, blanks, self.eos, temperature, seed)
             rows = [tuple(lesson) for lesson in lessons]
-            keep(where, dict(lessons=rows, seconds=time.monotonic() - begin))
+            save_state(where, dict(lessons=rows, seconds=time.monotonic() - begin))
         saved = torch.load(where, weights_only=True)
         return [Lesson(*row) for row in saved['lessons']], saved['seconds']
 
@@ -176,13 +175,6 @@ class Texts:
             if spent + took / 2 >= seconds:             # the next would end further from it
                 bar.close()
                 return found
-
-
-def keep(where, state):
-    """Saves to a file, whole or not at all."""
-    growing = where.with_suffix('.new')
-    torch.save(state, growing)
-    os.replace(growing, where)
 
 
 def clock(words, seconds):
@@ -271,8 +263,8 @@ def train(student, target, lessons, run):
         tick(bar, spent, steps=done, nats=f'{mean:.3f}')
         if now - stored > STORE or spent >= run.training:
             stored = now
-            keep(run.checkpoint, dict(learned=learned(student), optimizer=optimizer.state_dict(), spent=spent,
-                                      done=done))
+            save_state(run.checkpoint, dict(learned=learned(student), optimizer=optimizer.state_dict(),
+                                            spent=spent, done=done))
     bar.close()
 
 
@@ -350,11 +342,12 @@ def save(student, kept, pair, out):
         raw.update(mlp_only_layers=dense, decoder_sparse_step=1)
     for file in source.iterdir():
         if file.is_file() and not file.name.endswith(WEIGHTS) and file.name not in OWN:
-            shutil.copyfile(file, out / file.name)
+            with whole(out / file.name) as copy:
+                shutil.copyfile(file, copy)
     weights = {}
     for name, weight in student.named_parameters():     # a tied head is not among them
         weights[name] = weight.detach().to('cpu', dtype).contiguous()
-    save_file(weights, out / 'model.safetensors', metadata=dict(format='pt'))
+    save_weights(out / 'model.safetensors', weights)
     write_json(out / 'config.json', raw)
 
 
@@ -418,9 +411,8 @@ def distil(pair, run):
     target.set_context(context)
     prompts = shuffled(pair)
     run.open(pair)
-    with open(run.out / 'held_out.jsonl', 'w', encoding='utf-8') as file:
-        for prompt in prompts[:HELD]:
-            file.write(json.dumps(prompt.row) + '\n')
+    lines = [json.dumps(prompt.row) + '\n' for prompt in prompts[:HELD]]
+    write_text(run.out / 'held_out.jsonl', ''.join(lines))
     blanks = [Blank(prompt.ids, len(prompt.ids) + pair.max_new) for prompt in prompts]
     held, others = blanks[:HELD], blanks[HELD:]
     texts = Texts(run.folder, target, eos)
@@ -464,6 +456,10 @@ def parse():
 def main():
     """Runs the program; returns its exit status: 0, 2 for bad input, 130 for Ctrl-C."""
     args = parse()
+    return exit_status('lab.distil', lambda: run(args))
+
+
+def run(args):
     try:
         for name in ('minutes', 'tokens', 'max_new', 'longest'):
             value = getattr(args, name)
@@ -472,9 +468,6 @@ def main():
         pair = Pair(args.target, '', tuple(args.prompts), args.chat, args.max_new, args.longest, device,
                     args.dtype)
         distil(pair, Run(File(args.out), args.minutes, args.layers, args.tokens))
-    except (ValueError, OSError) as error:
-        print('lab.distil:', ' '.join(str(error).split()), file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print('interrupted: the same command goes on', file=sys.stderr)
         return 130

@@ -6,7 +6,6 @@ rows of a file. What is measured in a Record runs on any pair; what needs more o
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -16,7 +15,7 @@ import torch
 
 from lab import tasks
 from lab.common import LAB, MODELS, SEED, embedded, round_to_4_bits
-from model import Reader, encode, expect, fingerprint, load, same_vocabulary
+from model import Reader, encode, expect, fingerprint, load, same_vocabulary, whole
 from specmini import DTYPES, Engine, chat, grade, read_rows
 from verify import Exact, Session, chain, decode, lookup, tokens_of
 
@@ -181,9 +180,8 @@ class Pair:
         if not file.exists():
             found = self.greedy_text(ids)
             file.parent.mkdir(parents=True, exist_ok=True)
-            growing = file.with_suffix(f'.{os.getpid()}')      # another process may write it, too
-            growing.write_text(json.dumps(found))
-            os.replace(growing, file)                   # whole or not at all
+            with whole(file) as growing:
+                growing.write_text(json.dumps(found))
         return json.loads(file.read_text())
 
     def greedy_text(self, ids):

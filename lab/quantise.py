@@ -10,10 +10,12 @@ from pathlib import Path as File
 from statistics import NormalDist
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn import functional
 
-from model import expect
+from lab.files import save_weights
+from model import expect, whole
+from specmini import exit_status
 
 
 def quantiles(n, edge=0.9677083):
@@ -52,14 +54,16 @@ def write_copy(source, to):
     files = sorted(source.glob('*.safetensors'))
     expect(files, f'{source}: no safetensors files')
     expect(not to.exists(), f'{to} is there already')
-    to.mkdir(parents=True)
-    for file in sorted(source.glob('*.json')) + sorted(source.glob('*.jinja')):
-        shutil.copy(file, to)
-    for file in files:
-        weights = {}
-        for name, weight in load_file(file).items():
-            weights[name] = quantise(weight) if linear(name, weight) else weight
-        save_file(weights, to / file.name, metadata=dict(format='pt'))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with whole(to) as copy:
+        copy.mkdir()
+        for file in sorted(source.glob('*.json')) + sorted(source.glob('*.jinja')):
+            shutil.copy(file, copy)
+        for file in files:
+            weights = {}
+            for name, weight in load_file(file).items():
+                weights[name] = quantise(weight) if linear(name, weight) else weight
+            save_weights(copy / file.name, weights)
 
 
 def main():
@@ -67,10 +71,7 @@ def main():
     parser.add_argument('source', type=File)
     parser.add_argument('to', type=File)
     args = parser.parse_args()
-    try:
-        write_copy(args.source, args.to)
-    except ValueError as error:
-        parser.exit(2, f'{error}\n')
+    return exit_status('lab.quantise', lambda: write_copy(args.source, args.to))
 
 
 if __name__ == '__main__':

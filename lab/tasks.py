@@ -664,5 +664,8 @@ def main():
 if __name__ == '__main__':
     try:
         main()
+        sys.stdout.flush()
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:                            # a full disk
+        sys.exit(f'lab.tasks: {error}')

@@ -10,18 +10,21 @@ import itertools
 import json
 import random
 import re
+import sys
 import time
 from pathlib import Path as File
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from tqdm import tqdm
 
 import train_mask
 from lab import tasks
+from lab.files import save_state, save_weights, write_json, write_text
 from model import Transformer, read_config
+from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
 EOS = '<|end|>'
@@ -240,10 +243,6 @@ def build(name, tokenizer):
     return model
 
 
-def write_json(where, value):
-    where.write_text(json.dumps(value, indent=2) + '\n')
-
-
 def save(model, tokenizer, name):
     """Writes the folder lab/models/<name>: bf16 weights, generation_config.json and the tokenizer's files."""
     folder = HOME / name
@@ -251,9 +250,9 @@ def save(model, tokenizer, name):
     weights = {}
     for key, weight in model.named_parameters():
         weights[key] = weight.detach().to('cpu', torch.bfloat16).contiguous()
-    save_file(weights, folder / 'model.safetensors', metadata=dict(format='pt'))
+    save_weights(folder / 'model.safetensors', weights)
     write_json(folder / 'generation_config.json', dict(eos_token_id=eos, pad_token_id=eos))
-    tokenizer.save(str(folder / 'tokenizer.json'))
+    write_text(folder / 'tokenizer.json', tokenizer.to_str(pretty=True))
     write_json(folder / 'tokenizer_config.json', dict(
         tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS, model_max_length=2048,
         clean_up_tokenization_spaces=False))
@@ -480,7 +479,7 @@ def train(name, minutes, tokens, seed, device):
             tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done, loss=mean, **scores)))
             save(model, tokenizer, name)
             state = dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers])
-            torch.save(state | dict(spent=now, done=done, grown=grown), folder / 'checkpoint.pt')
+            save_state(folder / 'checkpoint.pt', state | dict(spent=now, done=done, grown=grown))
     bar.close()
     save(model, tokenizer, name)
     (folder / 'checkpoint.pt').unlink(missing_ok=True)
@@ -507,11 +506,16 @@ def main():
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
+    return exit_status('lab.train', lambda: run(args))
+
+
+def run(args):
     if args.model == 'recalibrate':
         recalibrate()
-        return
-    train(args.model, args.minutes, args.tokens, args.seed, args.device)
+    else:
+        train(args.model, args.minutes, args.tokens, args.seed, args.device)
+    return 0
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())
