@@ -1886,13 +1886,13 @@ def main(argv=None):
 
 
 def exit_status(program, work):
-    """What work() returns; 2 for bad input or a full disk (one line on stderr), 130 for Ctrl-C."""
+    """What work() returns, 0 for None; 2 for bad input or a full disk (a line on stderr), 130 for Ctrl-C."""
     for name in ('stdout', 'stderr'):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, 'w'))   # it was closed before we began: nobody listens
     failed = True
     try:
-        status = work()
+        status = work() or 0
         sys.stdout.flush()                              # a full disk is told here, and not at exit
         failed = status > 0
         return status
