@@ -165,6 +165,7 @@ class Engine:
     threads: int = None             # of the CPU; None: 1 for small models, else as many as cores
     readers: dict = field(default_factory=dict, init=False)         # {role: Reader}, see open
     calibration: dict = field(default_factory=dict, init=False)     # its sections of calibration.json
+    session: type = field(default=Session, init=False)      # of a text; lab.page has one that notes more
 
     def __post_init__(self):
         check_settings(self)
@@ -244,7 +245,7 @@ class Engine:
         for reader in readers.values():
             reader.forget()                                         # a text pays for its whole prompt
         generator = torch.Generator().manual_seed(self.seed + row)   # equal prompts, other samples
-        session = Session(
+        session = self.session(
             target=readers['target'], draft=readers.get('draft'), mid=readers.get('mid'), source=self.source,
             tokens=list(ids), room=min(self.max_new, self.context - len(ids)), eos=self.eos,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, generator=generator,
@@ -266,12 +267,16 @@ class Engine:
 
     def statistics(self, cycles, prompt_seconds=0.0):
         """The figures of these Cycles, see statistics."""
+        return statistics(cycles, prompt_seconds, self.weights())
+
+    def weights(self):
+        """{reader/path: bytes that one pass streams} of the paths that were read on so far."""
         weights = {}
         for role, reader in self.readers.items():
             paths = dict(full=reader.model.full) | reader.paths
             for name, path in paths.items():
                 weights[f'{role}/{name}'] = reader.model.read_bytes(path)
-        return statistics(cycles, prompt_seconds, weights)
+        return weights
 
     def lossless(self, method):
         """Whether this run keeps the target's law; `sparse` leaves plain decoding alone."""
@@ -619,11 +624,47 @@ def wants_color(choice):
 
 # ----------------------------------------------------------------------------------------- a run, as it goes
 
+class JsonLines:
+    """A trace as a file of JSON lines, one for each cycle; lab.page.Page is the other form."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def add(self, session, found, lines):
+        """Another text. found: its report; lines: its cycles, see trace_line."""
+        for line in lines:
+            self.file.write(json.dumps(line) + '\n')
+
+    def conclude(self, step=None):
+        """The run is over, perhaps interrupted. step: seconds of a step of plain decoding, where known."""
+
+
+def open_trace(name, engine):
+    """What a run is traced to: JSON lines, or a page where the file's name ends in .html."""
+    try:
+        file = open(name, 'w', buffering=1, encoding='utf-8')       # written line by line
+    except OSError as error:
+        raise ValueError(f'--trace {name}: cannot be written ({error.strerror})') from None
+    return lab_module('page').Page(file, engine) if is_page(name) else JsonLines(file)
+
+
+def note_cycles(engine):
+    """Sessions that the engine starts from now on note what a page shows, where the laboratory is there."""
+    page = lab_module('page')
+    if page:
+        engine.session = page.Traced
+
+
+def is_page(name):
+    """Whether --trace of this name, which may be None, asks for a page."""
+    return name is not None and name.lower().endswith('.html')
+
+
 class Teller:
     """Tells a run by one method: each text or its JSON, figures, trace; at the end what they come to."""
 
     def __init__(self, engine, name, color=False, show=False, as_json=False, trace=None):
-        """name: of the method; trace: the file to write a JSON line for every cycle to, or None."""
+        """name: of the method; trace: the file for its cycles, see open_trace, or None."""
         self.engine = engine
         self.name = name
         self.color = color
@@ -631,10 +672,8 @@ class Teller:
         self.as_json = as_json
         self.trace = None
         if trace:
-            try:
-                self.trace = open(trace, 'w', buffering=1, encoding='utf-8')    # written line by line
-            except OSError as error:
-                raise ValueError(f'--trace {trace}: cannot be written ({error.strerror})') from None
+            self.trace = open_trace(trace, engine)
+            note_cycles(engine)
         self.traces = []                                # the Cycles of each text
         self.reports = []                               # of the finished texts
         self.begin()
@@ -659,8 +698,8 @@ class Teller:
             self.printer.finish(found['text'])
             print(figures(found), file=sys.stderr, flush=True)
         if self.trace:
-            for i, cycle in enumerate(self.cycles):
-                self.trace.write(trace_line(number, i, cycle, self.engine.tokenizer))
+            lines = [trace_line(number, i, cycle, self.engine.tokenizer) for i, cycle in enumerate(self.cycles)]
+            self.trace.add(session, found, lines)
         self.traces.append(self.cycles)
         self.reports.append(found)
         self.begin()
@@ -668,6 +707,8 @@ class Teller:
 
     def conclude(self, session, method):
         """Says what all texts come to."""
+        if self.trace:
+            self.trace.conclude(step_seconds(plain_steps(session)))
         one = Measured(self.name, method, self.traces, self.reports)
         for line in conclude(self.engine, session, one):
             print(line, file=sys.stderr)
@@ -711,7 +752,7 @@ def json_value(value):
 
 
 def trace_line(row, index, cycle, tokenizer):
-    """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
+    """One cycle as a dict: ids, text, who wrote what, the judged tokens' scalars, passes, time, notes."""
     judged = []
     for verdict in cycle.judged:
         judged.append({key: json_value(value) for key, value in verdict.items()})
@@ -730,7 +771,7 @@ def trace_line(row, index, cycle, tokenizer):
         ms=round(cycle.seconds * 1000, 3))
     if cycle.heard:
         line['heard'] = cycle.heard
-    return json.dumps(line) + '\n'
+    return line | cycle.notes
 
 
 def cell(value, form):
@@ -1536,7 +1577,8 @@ def parse(argv):
     add('--chat', action='store_true', help="render the checkpoint's own chat template around the prompt")
     add('--color', choices=('auto', 'always', 'never'), default='auto')
     add('--show', action='store_true', help='cycle by cycle: what was drafted, struck out, put in its place')
-    add('--trace', metavar='FILE.jsonl', help='write one line for every cycle')
+    add('--trace', metavar='FILE.jsonl|FILE.html', help='write one line for every cycle; .html: a page that '
+        'shows the run, with --compare all of them on one clock')
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
     add('--compare', metavar='M1,M2,...', help='one table of these methods and ar')
     add('--list', action='store_true', help='the methods and their knobs')
@@ -1559,8 +1601,11 @@ def check_flags(args):
     given = (args.prompt is None) != (args.prompts is None)
     expect(given, 'give --prompt TEXT or --prompts FILE.jsonl')
     check_settings(args)
-    alone = args.method or args.check or args.json or args.show or args.trace
-    expect(not (args.compare and alone), '--compare takes none of --method, --check, --json, --show, --trace')
+    alone = args.method or args.check or args.json or args.show or args.trace and not is_page(args.trace)
+    expect(not (args.compare and alone), '--compare takes none of --method, --check, --json, --show, and '
+           '--trace only of a page, FILE.html')
+    expect(not is_page(args.trace) or lab_module('page'), f'--trace {args.trace}: pages are made by lab/, '
+           'which is not beside this file; expected another ending than .html, which gives JSON lines')
     expect(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
 
 
@@ -1658,9 +1703,29 @@ def run(args):
         warm_up(engine, prompts[0], args.methods)
     if args.compare is None:
         return generate(engine, rows, prompts, args)
+    page = open_trace(args.trace, engine) if args.trace else None
     for line in compare(engine, rows, prompts, args.methods):
         print(line, flush=True)
+    if page:
+        trace_comparison(engine, rows, prompts, args.methods, page)
     return 0
+
+
+def trace_comparison(engine, rows, prompts, methods, page):
+    """Writes every prompt by every method once more, on a page: the rounds are timed without its notes."""
+    note_cycles(engine)
+    steps = []
+    for i, ids in enumerate(prompts):
+        for name, method in methods.items():
+            own = replace(method)
+            session = engine.start(ids, own, i)
+            cycles = list(decode(session, own))
+            found = report(engine, name, own, session, rows[i], cycles)
+            lines = [trace_line(i, n, cycle, engine.tokenizer) for n, cycle in enumerate(cycles)]
+            page.add(session, found, lines)
+            if name == 'ar':
+                steps += cycles
+    page.conclude(step_seconds(steps))
 
 
 def warm_up(engine, ids, methods):
@@ -1685,6 +1750,8 @@ def generate(engine, rows, prompts, args):
                 teller.add(cycle)
         except KeyboardInterrupt:
             teller.finish(i, rows[i], session, own)
+            if teller.trace:
+                teller.trace.conclude()
             return 130
         found = teller.finish(i, rows[i], session, own)
         if args.check:
