@@ -698,7 +698,9 @@ class Teller:
             self.printer.finish(found['text'])
             print(figures(found), file=sys.stderr, flush=True)
         if self.trace:
-            lines = [trace_line(number, i, cycle, self.engine.tokenizer) for i, cycle in enumerate(self.cycles)]
+            lines = []
+            for i, cycle in enumerate(self.cycles):
+                lines.append(trace_line(number, i, cycle, self.engine.tokenizer))
             self.trace.add(session, found, lines)
         self.traces.append(self.cycles)
         self.reports.append(found)
@@ -1721,7 +1723,9 @@ def trace_comparison(engine, rows, prompts, methods, page):
             session = engine.start(ids, own, i)
             cycles = list(decode(session, own))
             found = report(engine, name, own, session, rows[i], cycles)
-            lines = [trace_line(i, n, cycle, engine.tokenizer) for n, cycle in enumerate(cycles)]
+            lines = []
+            for n, cycle in enumerate(cycles):
+                lines.append(trace_line(i, n, cycle, engine.tokenizer))
             page.add(session, found, lines)
             if name == 'ar':
                 steps += cycles

@@ -1,4 +1,4 @@
-"""The page of a traced run: `python specmini.py --prompt TEXT --trace run.html`, one file that opens from disk.
+"""The page of a traced run, `python specmini.py --prompt TEXT --trace run.html`: a file that opens from disk.
 
 The template is page.html; what it is given is the JSON trace itself. What a session notes for it: traced.py.
 `python -m lab.page` writes the screenshots beside this file.

@@ -4,17 +4,17 @@ Each is of a run of the embedded pair with a fixed seed, so that it looks the sa
 """
 import argparse
 import base64
-import shutil
 import sys
 import tempfile
 from pathlib import Path as File
 from typing import NamedTuple
 
 import specmini
+from lab.page.browser import open_browser, visit
 
 HERE = File(__file__).parent
 STORY = 'Last winter Tom the crow went to the forest with a basket.'
-WIDTH = 1000        # pixels
+WIDTH = 900         # pixels
 MOST = 150_000      # bytes of a screenshot
 
 
@@ -27,37 +27,13 @@ class Shot(NamedTuple):
 
 
 SHOTS = {
-    'sd': Shot('--temperature 1 --seed 5 --max-new 80 --method sd',
-               'at.kind === "rejected" && lawsAt(at).overlap > 0.3', 'header', '#picture'),
-    'ecsv': Shot('--temperature 1 --seed 5 --max-new 80 --method ecsv',
-                 'at.kind === "rejected" && at.place > 0', '#text-heading', '#view'),
-    'lanes': Shot('--temperature 1 --seed 5 --max-new 80 --compare sd',
+    'sd': Shot('--temperature 1 --seed 23 --max-new 80 --method sd',
+               'at.kind === "rejected" && at.row.chance > 0.3', '#text-heading', '#picture'),
+    'ecsv': Shot('--temperature 1 --seed 9 --max-new 80 --method ecsv',
+                 'at.kind === "rejected" && at.place === 2 && at.row.chance > 0.5',
+                 '#place-heading', '#view'),
+    'lanes': Shot('--temperature 1 --seed 23 --max-new 80 --compare sd',
                   'at.cycle === 9', '#clock-heading', '.columns')}
-
-
-def open_browser(profile):
-    """A headless Chromium with this empty profile; ValueError where none is installed."""
-    chromium = shutil.which('chromium') or shutil.which('google-chrome')
-    driver = shutil.which('chromedriver')
-    if not (chromium and driver):
-        raise ValueError('no browser here; expected chromium and chromedriver: apt-get install chromium '
-                         'chromium-driver')
-    from selenium import webdriver
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in ('headless=new', 'no-sandbox', 'disable-gpu', 'disable-quic', 'no-first-run',
-                 'disable-background-networking', 'disable-component-update', 'disable-sync',
-                 'disable-dev-shm-usage', 'hide-scrollbars', f'user-data-dir={profile}'):
-        options.add_argument(f'--{flag}')
-    options.set_capability('goog:loggingPrefs', dict(browser='ALL'))
-    return webdriver.Chrome(options, webdriver.ChromeService(driver))
-
-
-def visit(browser, file, width=WIDTH):
-    """Opens a page from disk, this many pixels wide."""
-    metrics = dict(width=width, height=900, deviceScaleFactor=1, mobile=False)
-    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', metrics)
-    browser.get(file.as_uri())
 
 
 def taken(browser, shot):
@@ -80,9 +56,10 @@ def screenshots(folder):
                 page = File(home) / f'{name}.html'
                 status = specmini.main(['--prompt', STORY, *shot.flags.split(), '--trace', str(page)])
                 specmini.expect(status == 0, f'{name}: the run ended with status {status}')
-                visit(browser, page)
+                visit(browser, page, WIDTH)
                 image = taken(browser, shot)
-                specmini.expect(len(image) <= MOST, f'{name}.png: {len(image)} bytes, expected at most {MOST}')
+                size = len(image)
+                specmini.expect(size <= MOST, f'{name}.png: {size} bytes, expected at most {MOST}')
                 (folder / f'{name}.png').write_bytes(image)
         finally:
             browser.quit()

@@ -1,6 +1,6 @@
 """What a trace asks for beyond what decoding needs: noted in Cycle.notes, by a Session that looks on.
 
-Nothing here changes a run: whatever is read, drawn and committed is what an ordinary Session does. Which notes
+Nothing here changes a run: what is read, drawn and committed is what an ordinary Session does. Which notes
 there are, and what they are called in a JSON line: lab/page/README.md.
 """
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Traced(Session):
 
     def __post_init__(self):
         super().__post_init__()
-        self.middle = None      # (guesses, logits) of the latest pass that neither drafts nor has the last word
+        self.middle = None      # (guesses, logits) of the latest pass of a verifier in between
         self.chosen = None      # of the target's latest sparse pass: where it began, what its layers chose
         self.coins = []         # of each verdict by chance the number drawn in 0..1; None of a certain one
 
@@ -50,7 +50,7 @@ class Traced(Session):
         return rows
 
     def flip(self, chance):
-        """As decided; the number drawn is looked up in a copy of the generator: kept where it is <= chance."""
+        """As decided; the number drawn is looked up in a twin of the generator; kept: it is <= chance."""
         coin = None
         if 0 < chance < 1:
             twin = self.generator.clone_state()
@@ -112,7 +112,10 @@ def places(session, draft, score, cycle):
 
 
 def laws_of(session, draft, score):
-    """{name: [n + 1, V]} of a cycle: p, q, s and the residual as the run samples; raw: before temperature 0."""
+    """{name: [n + 1, V]} of a cycle: p, q, s, residual as the run samples.
+
+    At temperature 0 raw_p, raw_q, raw_s besides: at temperature 1, what was near.
+    """
     n = len(draft.tokens)
     logits = {}
     if 'logits' in vars(score):                         # its pass has run
@@ -143,7 +146,7 @@ def behind(rows, like):
 
 
 def tables_of(laws, draft, cycle, count):
-    """(ids [count, K], {name: [count, K]}, overlaps [count]) as lists: the likeliest by any law, and those used.
+    """(ids [count, K], {name: [count, K]}, overlaps [count]) as lists: of the likeliest tokens by any law.
 
     Behind the LIKELIEST stand the place's draft token and the committed one; they may be there twice.
     """
