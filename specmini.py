@@ -635,9 +635,6 @@ class JsonLines:
         for line in lines:
             self.file.write(json.dumps(line) + '\n')
 
-    def conclude(self, step=None):
-        """The run is over, perhaps interrupted. step: seconds of a step of plain decoding, where known."""
-
 
 def open_trace(name, engine):
     """What a run is traced to: JSON lines, or a page where the file's name ends in .html."""
@@ -671,6 +668,7 @@ class Teller:
         self.show = show
         self.as_json = as_json
         self.trace = None
+        self.page = is_page(trace)
         if trace:
             self.trace = open_trace(trace, engine)
             note_cycles(engine)
@@ -709,7 +707,7 @@ class Teller:
 
     def conclude(self, session, method):
         """Says what all texts come to."""
-        if self.trace:
+        if self.page:
             self.trace.conclude(step_seconds(plain_steps(session)))
         one = Measured(self.name, method, self.traces, self.reports)
         for line in conclude(self.engine, session, one):
@@ -1754,7 +1752,7 @@ def generate(engine, rows, prompts, args):
                 teller.add(cycle)
         except KeyboardInterrupt:
             teller.finish(i, rows[i], session, own)
-            if teller.trace:
+            if teller.page:
                 teller.trace.conclude()
             return 130
         found = teller.finish(i, rows[i], session, own)

@@ -6524,13 +6524,16 @@ def test_trace_page_holds_the_json_trace(pair, tmp_path, monkeypatch):
             for row in cycle['passes'].values():
                 del row['ms']
     assert traces[0] == traces[1]
+    assert all(cycle['places'] for cycle in traces[0])
 
 
-def test_trace_page_of_an_interrupted_run(pair, tmp_path, monkeypatch, capsys):
-    """Ctrl-C in the second cycle: the page shows the first."""
-    interrupt(monkeypatch, verify.Session, 'commit', 2)
+@pytest.mark.parametrize('cycle', [1, 2])
+def test_trace_page_of_an_interrupted_run(cycle, pair, tmp_path, monkeypatch, capsys):
+    """Ctrl-C in the second cycle: the page shows the first; in the first: it has no text."""
+    interrupt(monkeypatch, verify.Session, 'commit', cycle)
     assert specmini.main([*map(str, pair), '--trace', str(tmp_path / 'run.html')]) == 130
-    assert len(run_of(tmp_path / 'run.html')['texts'][0]['lanes'][0]['cycles']) == 1
+    texts = run_of(tmp_path / 'run.html')['texts']
+    assert [len(text['lanes'][0]['cycles']) for text in texts] == [1] * (cycle - 1)
 
 
 def test_trace_page_of_256_tokens_has_at_most_400_kb(tmp_path):
@@ -6652,7 +6655,6 @@ def test_trace_page_shows_the_numbers_of_its_trace(browser, viewed):
     assert browser.get_log('browser') == []
 
 
-@pytest.mark.slow
 def test_trace_page_is_walked_by_keys_and_by_touch(browser, viewed):
     from selenium.webdriver import ActionChains, Keys
     visit(browser, viewed.file)
@@ -6688,7 +6690,6 @@ def test_trace_page_is_walked_by_keys_and_by_touch(browser, viewed):
     assert browser.get_log('browser') == []
 
 
-@pytest.mark.slow
 def test_trace_page_reckons_the_clock(browser, viewed):
     """A lane's time by hand: in work, with another cost of draft and of verifying passes, in milliseconds."""
     visit(browser, viewed.file)
@@ -6750,7 +6751,6 @@ def test_trace_page_keeps_hostile_text_text(browser, tmp_path):
     assert browser.get_log('browser') == []
 
 
-@pytest.mark.slow
 def test_trace_page_fits_a_phone(browser, viewed):
     """At 360 pixels nothing is wider than the page, whatever the method; and what is drawn has a name."""
     visit(browser, viewed.file, 360)

@@ -24,6 +24,8 @@ class Page:
 
     def add(self, session, found, lines):
         """Another text, or the same by another method. found: its report; lines: its cycles as dicts."""
+        if not lines:                                   # interrupted before its first token
+            return
         prompt = session.tokens[:session.begin]
         if not self.texts or found['method'] in self.methods(self.texts[-1]):
             self.texts.append(dict(prompt=prompt, lanes=[]))

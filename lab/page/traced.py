@@ -91,9 +91,9 @@ def places(session, draft, score, cycle):
     where what was judged is not the block that the Score has read, as with rules that try several branches.
     """
     laws = laws_of(session, draft, score)
-    if not laws:
-        return []
     n = len(draft.tokens)
+    if not laws or any(len(rows) != n + 1 for rows in laws.values()):
+        return []
     judged = [row['token'] for row in cycle.judged]
     count = min(len(cycle.tokens), n + 1)
     count = max(count, min(len(judged), n))
@@ -130,7 +130,7 @@ def laws_of(session, draft, score):
     if n:
         some = next(iter(laws.values()))
         laws['q'] = behind(draft.q.to(some), some)
-        if 'p' in laws:
+        if 'p' in laws and len(laws['p']) == len(laws['q']):
             laws['residual'] = behind(score.replacement(laws['p'][:-1], laws['q'][:-1]), some)
     if session.temperature == 0:
         if draft.logits is not None and n:
