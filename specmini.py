@@ -169,6 +169,7 @@ class Engine:
     tokenizer: Tokenizer = None     # the target's, where it has been read already
     readers: dict = field(default_factory=dict, init=False)         # {role: Reader}, see open
     calibration: dict = field(default_factory=dict, init=False)     # its sections of calibration.json
+    session: type = field(default=Session, init=False)      # of a text; lab.page has one that notes more
 
     def __post_init__(self):
         check_settings(self)
@@ -250,7 +251,7 @@ class Engine:
         for reader in readers.values():
             reader.forget()                                         # a text pays for its whole prompt
         generator = torch.Generator().manual_seed(self.seed + row)   # equal prompts, other samples
-        session = Session(
+        session = self.session(
             target=readers['target'], draft=readers.get('draft'), mid=readers.get('mid'), source=self.source,
             tokens=list(ids), room=min(self.max_new, self.context - len(ids)), eos=self.eos,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, generator=generator,
@@ -272,12 +273,16 @@ class Engine:
 
     def statistics(self, cycles, prompt_seconds=0.0):
         """The figures of these Cycles, see statistics."""
+        return statistics(cycles, prompt_seconds, self.weights())
+
+    def weights(self):
+        """{reader/path: bytes that one pass streams} of the paths that were read on so far."""
         weights = {}
         for role, reader in self.readers.items():
             paths = dict(full=reader.model.full) | reader.paths
             for name, path in paths.items():
                 weights[f'{role}/{name}'] = reader.model.read_bytes(path)
-        return statistics(cycles, prompt_seconds, weights)
+        return weights
 
     def lossless(self, method):
         """Whether this run keeps the target's law; `sparse` leaves plain decoding alone."""
@@ -589,57 +594,33 @@ def wants_color(choice):
 
 # ----------------------------------------------------------------------------------------- a run, as it goes
 
-class Teller:
-    """Tells a run by one method: each text or its JSON, figures, trace; at the end what they come to."""
+class JsonLines:
+    """A trace as a file of JSON lines, one for each cycle; lab.page.Page is the other form."""
 
-    def __init__(self, engine, name, color=False, show=False, as_json=False, trace=None):
-        """name: of the method; trace: an open file that gets a JSON line for every cycle, or None."""
-        self.engine = engine
-        self.name = name
-        self.color = color
-        self.show = show
-        self.as_json = as_json
-        self.trace = trace
-        self.traces = []                                # the Cycles of each text
-        self.reports = []                               # of the finished texts
-        self.begin()
+    def __init__(self, file):
+        self.file = file
 
-    def begin(self):
-        """Another text."""
-        self.printer = Printer(self.engine.tokenizer, self.color, self.show)
-        self.cycles = []
+    def add(self, prompt, found, lines):
+        """Another text. prompt: ids; found: its report; lines: its cycles, see trace_line."""
+        for line in lines:
+            self.file.write(json.dumps(line) + '\n')
 
-    def add(self, cycle):
-        """A cycle of the text has been committed."""
-        self.cycles.append(cycle)
-        if not self.as_json:
-            self.printer.add(cycle)
+    def conclude(self):
+        """Nothing is left to write."""
 
-    def finish(self, number, row, session, method):
-        """The report of the text, which is written or interrupted. number: of its row, from 0."""
-        found = report(self.engine, self.name, method, session, row, self.cycles)
-        self.tell(number, found)
-        return found
 
-    def tell(self, number, found):
-        """Tells what was found of the text, behind its last cycle."""
-        if self.as_json:
-            print(json.dumps(found), flush=True)
-        else:
-            self.printer.finish(found['text'])
-            print(figures(found), file=sys.stderr, flush=True)
-        if self.trace:
-            for i, cycle in enumerate(self.cycles):
-                self.trace.write(trace_line(number, i, cycle, self.engine.tokenizer))
-        self.traces.append(self.cycles)
-        self.reports.append(found)
-        self.begin()
-
-    def conclude(self, session, method):
-        """Says what all texts come to."""
-        one = Measured(self.name, method, self.traces, self.reports)
-        for line in conclude(self.engine, session, one):
-            print(line, file=sys.stderr)
+@contextlib.contextmanager
+def open_trace(where, engine):
+    """What --trace writes, or None: JSON lines, or a page where the file's name ends in .html."""
+    with trace_file(where) as file:
+        if file is None:
+            yield None
+            return
+        trace = lab_module('page').Page(file, engine) if is_page(where) else JsonLines(file)
+        try:
+            yield trace
+        finally:
+            trace.conclude()
 
 
 @contextlib.contextmanager
@@ -665,6 +646,73 @@ def trace_file(where):
             stopped = error
     if stopped:
         raise stopped
+
+
+def note_cycles(engine):
+    """Sessions that the engine starts from now on note what a page shows, where the laboratory is there."""
+    page = lab_module('page')
+    if page:
+        engine.session = page.Traced
+
+
+def is_page(name):
+    """Whether --trace of this name, which may be None, asks for a page."""
+    return name is not None and name.lower().endswith('.html')
+
+
+class Teller:
+    """Tells a run by one method: each text or its JSON, figures, trace; at the end what they come to."""
+
+    def __init__(self, engine, name, color=False, show=False, as_json=False, trace=None):
+        """name: of the method; trace: what it is traced to, see open_trace, or None."""
+        self.engine = engine
+        self.name = name
+        self.color = color
+        self.show = show
+        self.as_json = as_json
+        self.trace = trace
+        self.traces = []                                # the Cycles of each text
+        self.reports = []                               # of the finished texts
+        self.begin()
+
+    def begin(self):
+        """Another text."""
+        self.printer = Printer(self.engine.tokenizer, self.color, self.show)
+        self.cycles = []
+
+    def add(self, cycle):
+        """A cycle of the text has been committed."""
+        self.cycles.append(cycle)
+        if not self.as_json:
+            self.printer.add(cycle)
+
+    def finish(self, number, row, session, method):
+        """The report of the text, which is written or interrupted. number: of its row, from 0."""
+        found = report(self.engine, self.name, method, session, row, self.cycles)
+        self.tell(number, session.tokens[:session.begin], found)
+        return found
+
+    def tell(self, number, prompt, found):
+        """Tells what was found of the text behind a prompt (ids), after its last cycle."""
+        if self.as_json:
+            print(json.dumps(found), flush=True)
+        else:
+            self.printer.finish(found['text'])
+            print(figures(found), file=sys.stderr, flush=True)
+        if self.trace:
+            lines = []
+            for i, cycle in enumerate(self.cycles):
+                lines.append(trace_line(number, i, cycle, self.engine.tokenizer))
+            self.trace.add(prompt, found, lines)
+        self.traces.append(self.cycles)
+        self.reports.append(found)
+        self.begin()
+
+    def conclude(self, session, method):
+        """Says what all texts come to."""
+        one = Measured(self.name, method, self.traces, self.reports)
+        for line in conclude(self.engine, session, one):
+            print(line, file=sys.stderr)
 
 
 def report(engine, name, method, session, row, cycles):
@@ -705,7 +753,7 @@ def json_value(value):
 
 
 def trace_line(row, index, cycle, tokenizer):
-    """One cycle as a JSON line: ids, text, who wrote what, the judged tokens' scalars, passes, time."""
+    """One cycle as a dict: ids, text, who wrote what, the judged tokens' scalars, passes, time, notes."""
     judged = []
     for verdict in cycle.judged:
         judged.append({key: json_value(value) for key, value in verdict.items()})
@@ -724,7 +772,7 @@ def trace_line(row, index, cycle, tokenizer):
         ms=round(cycle.seconds * 1000, 3))
     if cycle.heard:
         line['heard'] = cycle.heard
-    return json.dumps(line) + '\n'
+    return line | cycle.notes
 
 
 def cell(value, form):
@@ -1628,7 +1676,8 @@ def parse(argv):
     add('--chat', action='store_true', help="render the checkpoint's own chat template around the prompt")
     add('--color', choices=('auto', 'always', 'never'), default='auto')
     add('--show', action='store_true', help='cycle by cycle: what was drafted, struck out, put in its place')
-    add('--trace', metavar='FILE.jsonl', help='write one line for every cycle')
+    add('--trace', metavar='FILE.jsonl|FILE.html', help='write one line for every cycle; .html: a page that '
+        'shows the run, with --compare all of them on one clock')
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
     add('--compare', metavar='M1,M2,...', help='one table of these methods and ar')
     add('--split', metavar='NAME', help='deal the rows of --prompts to the processes of torchrun; until all '
@@ -1668,11 +1717,15 @@ def check_flags(args):
     given = (args.prompt is None) != (args.prompts is None)
     expect(given, 'give --prompt TEXT or --prompts FILE.jsonl')
     check_settings(args)
-    alone = args.method or args.check or args.json or args.show or args.trace
-    expect(not (args.compare and alone), '--compare takes none of --method, --check, --json, --show, --trace')
+    alone = args.method or args.check or args.json or args.show or args.trace and not is_page(args.trace)
+    expect(not (args.compare and alone), '--compare takes none of --method, --check, --json, --show, and '
+           '--trace only of a page, FILE.html')
+    expect(not is_page(args.trace) or lab_module('page'), f'--trace {args.trace}: pages are made by lab/, '
+           'which is not beside this file; expected another ending than .html, which gives JSON lines')
     expect(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
     expect(args.split is None or args.prompts, '--split: one text cannot be split; give --prompts FILE.jsonl')
     expect(not (args.split and args.compare), '--compare times methods in turn in one process: no --split')
+    expect(not (args.split and is_page(args.trace)), '--split: a page is of one process; trace to JSON lines')
 
 
 def method_names(args):
@@ -1787,7 +1840,7 @@ def run(args):
     device = pick_device(args.device)
     join_ranks(device, 'gloo' if args.split or device == 'cpu' else 'nccl')
     rank, count = ranks()
-    if rank > 0:
+    if rank > 0 and not args.split:
         args.trace = None
     if count > 1 and not args.split:
         refuse_parted(args)
@@ -1805,11 +1858,33 @@ def run(args):
     if args.split:
         return generate_dealt(engine, rows, prompts, args)
     if args.compare is None:
-        with trace_file(args.trace) as trace:
+        with open_trace(args.trace, engine) as trace:
             return generate(engine, rows, prompts, args, trace)
-    for line in compare(engine, rows, prompts, args.methods):
-        print(line, flush=True)
+    with open_trace(args.trace, engine) as page:
+        for line in compare(engine, rows, prompts, args.methods):
+            print(line, flush=True)
+        if page:
+            trace_comparison(engine, rows, prompts, args.methods, page)
     return 0
+
+
+def trace_comparison(engine, rows, prompts, methods, page):
+    """Writes every prompt by every method once more, on a page: the rounds are timed without its notes."""
+    note_cycles(engine)
+    steps = []
+    for i, ids in enumerate(prompts):
+        for name, method in methods.items():
+            own = replace(method)
+            session = engine.start(ids, own, i)
+            cycles = list(decode(session, own))
+            found = report(engine, name, own, session, rows[i], cycles)
+            lines = []
+            for n, cycle in enumerate(cycles):
+                lines.append(trace_line(i, n, cycle, engine.tokenizer))
+            page.add(ids, found, lines)
+            if name == 'ar':
+                steps += cycles
+    page.step = step_seconds(steps)
 
 
 def warm_up(engine, ids, methods):
@@ -1825,6 +1900,8 @@ def generate(engine, rows, prompts, args, trace):
     """Every prompt by one method, told as it is written; returns the exit status."""
     (name, method), = args.methods.items()
     teller = Teller(engine, name, wants_color(args.color), args.show, args.json, trace)
+    if trace:
+        note_cycles(engine)
     quiet = True if len(prompts) == 1 else None         # None: a bar on a terminal
     for i, ids in enumerate(tqdm(prompts, disable=quiet, file=sys.stderr)):
         own = replace(method)                           # a method object serves one text
@@ -1838,6 +1915,8 @@ def generate(engine, rows, prompts, args, trace):
         found = teller.finish(i, rows[i], session, own)
         if args.check:
             print(check(engine, ids, found['tokens']), file=sys.stderr)
+    if is_page(args.trace):
+        trace.step = step_seconds(plain_steps(session))
     teller.conclude(session, own)
     return 0
 
@@ -1845,7 +1924,8 @@ def generate(engine, rows, prompts, args, trace):
 def generate_dealt(engine, rows, prompts, args):
     """As generate, the rows dealt to a group of processes, whose first tells them when all are written."""
     (name, method), = args.methods.items()
-    teller = Teller(engine, name, wants_color(args.color), args.show, args.json, args.trace)
+    if args.trace:
+        note_cycles(engine)
 
     def write(i):
         own = replace(method)
@@ -1864,19 +1944,27 @@ def generate_dealt(engine, rows, prompts, args):
     leave_ranks()
     if dealt is None:
         return 0
+    with open_trace(args.trace, engine) as trace:
+        tell_dealt(engine, prompts, args, dealt, trace)
+    sys.stdout.flush()
+    forget(args.split)
+    return 0
+
+
+def tell_dealt(engine, prompts, args, dealt, trace):
+    """Tells texts that several processes have written. dealt: their reports, checks and cycles, in order."""
+    (name, method), = args.methods.items()
+    teller = Teller(engine, name, wants_color(args.color), args.show, args.json, trace)
     for i, (found, checked, cycles) in enumerate(dealt):
         for cycle in cycles:
             teller.add(Cycle(**cycle))
-        teller.tell(i, found)
+        teller.tell(i, prompts[i], found)
         if checked:
             print(checked, file=sys.stderr)
     own = replace(method)
     session = engine.start(prompts[-1], own)
     session.tokens = session.tokens + found['tokens']
     teller.conclude(session, own)
-    sys.stdout.flush()
-    forget(args.split)
-    return 0
 
 
 def main(argv=None):

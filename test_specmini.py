@@ -28,7 +28,7 @@ import time
 import warnings
 import xml.etree.ElementTree
 from collections import Counter
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 from functools import cache, partial
 from pathlib import Path as File
 from types import SimpleNamespace
@@ -66,6 +66,9 @@ from lab.pairs import EMBEDDED as EMBEDDED_PAIR
 from lab.pairs import Pair, Record
 from lab.pictures import cycles as picture_cycles
 from lab.pictures import points as picture_points
+from lab.page import Page, Traced
+from lab.page.browser import open_browser, visit
+from lab.page.traced import rollout_rows
 from lab.sparse import claims as sparse_claims
 from lab.sparse import lengths as sparse_lengths
 from lab.sparse import record as sparse_record
@@ -6885,6 +6888,429 @@ def test_trace_of_cmasd_has_confidence_and_threshold(one_run):
         assert 0.01 <= token['threshold'] <= 1
 
 
+# ---------------------------------------------------------- lab/page: a trace as a page
+
+TOM = 'Last winter Tom the crow went to the forest with a basket.'
+VIEWED = dict(ar={}, sd={}, cmasd={}, ecsv={}, via={}, specguard=dict(tau=0.9),
+              sparse=dict(dense_below=8, block=4, locals=1))        # blocks are left out of short texts, too
+
+
+def run_of(file):
+    """What a page was given: the JSON in it, up to the first tag that would end it."""
+    text = File(file).read_text(encoding='utf-8')
+    return json.loads(text.split('id="trace">')[1].split('</script>')[0])
+
+
+@pytest.fixture(scope='module')
+def viewed(tmp_path_factory):
+    """The page of one prompt by plain decoding and all methods, and its lanes by their names."""
+    engine = specmini.Engine(EMBEDDED / 'target', EMBEDDED / 'draft', max_new=28, temperature=1.0, seed=5)
+    ids = engine.tokenizer.encode(TOM).ids
+    engine.open([ids])
+    methods = {name: METHODS[name](**knobs) for name, knobs in VIEWED.items()}
+    file = tmp_path_factory.mktemp('page') / 'run.html'
+    with specmini.open_trace(str(file), engine) as page:
+        specmini.trace_comparison(engine, [dict(prompt=TOM)], [ids], methods, page)
+    run = run_of(file)
+    lanes = {lane['method']: lane for lane in run['texts'][0]['lanes']}
+    return SimpleNamespace(file=file, run=run, lanes=lanes, engine=engine, ids=ids, methods=methods)
+
+
+def judged_places(lane):
+    """(verdict, what was noted of its place) of every judged token."""
+    for cycle in lane['cycles']:
+        for row, place in zip(cycle['judged'], cycle.get('places', [])):
+            yield row, place
+
+
+def test_trace_page_changes_no_text(viewed):
+    """Noting draws nothing and writes to no cache: the texts are those of sessions that note nothing."""
+    viewed.engine.session = verify.Session
+    for name, method in viewed.methods.items():
+        written = verify.tokens_of(viewed.engine.write(viewed.ids, method))
+        traced = [token for cycle in viewed.lanes[name]['cycles'] for token in cycle['tokens']]
+        assert traced == written, name
+
+
+@pytest.mark.parametrize('name', ['sd', 'cmasd', 'ecsv', 'sparse'])
+def test_noted_place_holds_its_verdict(viewed, name):
+    """p and q of the guess, both halves of the coin, the residual by hand; eight tokens, and those used."""
+    pairs = list(judged_places(viewed.lanes[name]))
+    assert len(pairs) == viewed.lanes[name]['stats']['judged'] > 10
+    for row, place in pairs:
+        i = place['ids'].index(row['token'])
+        assert place['p'][i] == pytest.approx(row['p'], abs=1e-5)
+        assert place['q'][i] == pytest.approx(row['q'], abs=1e-5)
+        assert 8 <= len(place['ids']) == len(set(place['ids'])) <= 10
+        if place['coin'] is None:
+            assert row['chance'] in (0, 1)
+        else:
+            assert (place['coin'] <= row['chance']) == row['kept']
+        assert ('residual' in place) == (not row['kept'])
+        if not row['kept']:
+            for p, q, rest in zip(place['p'], place['q'], place['residual']):
+                assert rest == pytest.approx(max(p - q, 0) / (1 - place['overlap']), abs=1e-3)
+
+
+def test_noted_overlap_is_that_of_whole_laws():
+    """Of a vocabulary of eight all is noted: the overlap is the sum of min(p, q) that is there."""
+    pair = [network(seed, 8) for seed in (0, 1)]
+    s = Traced(**vars_of(session(*pair, [1, 2, 3], 24, temperature=1.0)))
+    _, cycles = write(s, Exact())
+    places = [place for cycle in cycles for place in cycle.notes['places'] if 'q' in place]
+    assert len(places) > 10
+    for place in places:
+        both = sum(min(p, q) for p, q in zip(place['p'], place['q']))
+        assert place['overlap'] == pytest.approx(both, abs=1e-4)
+
+
+def vars_of(s):
+    """The arguments that a Session was made with."""
+    return {option.name: getattr(s, option.name) for option in fields(s) if option.init}
+
+
+def test_noted_windows_are_cmasds_rule(viewed):
+    """floor(mean confidence so far k_max) within k_min and k_max; the block closes where it is reached."""
+    for cycle in viewed.lanes['cmasd']['cycles']:
+        confidence = cycle.get('confidence', [])
+        assert len(confidence) == len(cycle['drafted'])
+        for i, window in enumerate(cycle.get('window', []), 1):
+            mean = sum(confidence[:i]) / i
+            assert window == min(10, max(1, math.floor(10 * mean)))
+            assert (i < window) or i == len(confidence)
+
+
+def test_noted_votes_elect_the_block(viewed):
+    """At each place the token with the most weight behind it is the one that was put to the target."""
+    cycles = [cycle for cycle in viewed.lanes['ecsv']['cycles'] if 'branches' in cycle]
+    assert any(len(set(column)) > 1 for cycle in cycles for column in zip(*cycle['branches']))
+    for cycle in cycles:
+        votes = zip(*cycle['branches']), zip(*cycle['weights']), cycle['drafted']
+        for tokens, weights, elected in zip(*votes):
+            behind = Counter()
+            for token, weight in zip(tokens, weights):
+                behind[token] += weight
+            assert behind[elected] == pytest.approx(max(behind.values()), abs=1e-4)
+
+
+def test_noted_lag_is_what_the_target_has_not_read(viewed):
+    """It grows by what slim commits and ends with a whole pass; where the target reads each block it is 0."""
+    assert all(cycle['lag'] == 0 for cycle in viewed.lanes['sd']['cycles'])
+    lag = 0
+    lags = []
+    for cycle in viewed.lanes['via']['cycles']:
+        lag = 0 if 'target/full' in cycle['passes'] else lag + len(cycle['tokens'])
+        lags.append(lag)
+    assert [cycle['lag'] for cycle in viewed.lanes['via']['cycles']] == lags
+    assert max(lags) > 5
+
+
+def test_noted_laws_of_slim_fit_its_ratios(viewed):
+    """s(x) / max s of the noted law is the ratio that the verdict was by."""
+    checked = 0
+    for row, place in judged_places(viewed.lanes['via']):
+        if row['p'] is None and place['s'][place['ids'].index(row['token'])] > 0.01:
+            ratio = place['s'][place['ids'].index(row['token'])] / max(place['s'])
+            assert ratio == pytest.approx(row['ratio'], abs=1e-3)
+            checked += 1
+    assert checked > 10
+
+
+def test_noted_candidates_and_grounding(viewed):
+    """k candidates, the judged among them; a token leans on as much as its grounding says, and no more."""
+    steps = viewed.lanes['specguard']['cycles']
+    assert any(not cycle['judged'][0]['kept'] for cycle in steps)
+    for cycle in steps:
+        assert len(cycle['candidates']) == 4 and cycle['drafted'] in cycle['candidates']
+        assert len(cycle['grounded']) == len(cycle['judged'])
+        for row, leans in zip(cycle['judged'], cycle['grounded']):
+            total = sum(share for _, share in leans)
+            assert total <= row['grounding'] + 1e-3
+            assert len(leans) == 24 or total > row['grounding'] - 0.3
+
+
+def test_noted_rollout_rows_are_the_whole_product(monkeypatch):
+    """Each row is that of the oracle, also of a text that is fed in chunks."""
+    model = network(0, num_hidden_layers=4)
+    for residual_share, layers in ((0.0, 'last'), (0.5, 'middle')):
+        method = SpecGuard(n_roll=2, layers=layers, residual=residual_share)
+        chosen = [2, 3] if layers == 'last' else [1, 2]
+        wanted = whole_rollout(model, LINE, chosen, 0.01, residual_share)
+        with monkeypatch.context() as patch:
+            patch.setattr('model.CHUNK', 16)
+            found = rollout_rows(model, LINE, method)
+        assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_noted_blocks_are_those_that_were_read(viewed):
+    """Each key head has the budget's count, with sink and locals; a layer that reuses names who chose."""
+    noted = [cycle['blocks'] for cycle in viewed.lanes['sparse']['cycles'] if 'blocks' in cycle]
+    method = viewed.methods['sparse']
+    assert noted
+    for blocks in noted:
+        whole = blocks['cached'] // 4
+        rule = verify.Blocks(method.rho, 8, 4, method.sinks, 1, 'root', None)
+        latest = None
+        for layer, choice in enumerate(blocks['layers']):
+            if isinstance(choice, list):
+                latest = layer
+                for head in choice:
+                    assert len(set(head)) == kernels.kept_blocks(blocks['cached'], rule) < whole
+                    assert {0, whole - 1} <= set(head)
+            else:
+                assert choice == latest
+
+
+def test_trace_page_holds_the_json_trace(pair, tmp_path, monkeypatch):
+    """The same run traced to JSON lines and to a page: the same cycles but for what the clock said."""
+    monkeypatch.setattr(specmini, 'TIMING', 0.0)
+    traces = []
+    for name in ('run.jsonl', 'run.html'):
+        standard_output(*pair, '--temperature', 1, '--seed', 3, '--trace', tmp_path / name)
+    lines = (tmp_path / 'run.jsonl').read_text().splitlines()
+    traces.append([json.loads(line) for line in lines])
+    traces.append(run_of(tmp_path / 'run.html')['texts'][0]['lanes'][0]['cycles'])
+    for cycles in traces:
+        for cycle in cycles:
+            del cycle['ms']
+            for row in cycle['passes'].values():
+                del row['ms']
+    assert traces[0] == traces[1]
+    assert all(cycle['places'] for cycle in traces[0])
+
+
+@pytest.mark.parametrize('cycle', [1, 2])
+def test_trace_page_of_an_interrupted_run(cycle, pair, tmp_path, monkeypatch, capsys):
+    """Ctrl-C in the second cycle: the page shows the first; in the first: it has no text."""
+    interrupt(monkeypatch, verify.Session, 'commit', cycle)
+    assert specmini.main([*map(str, pair), '--trace', str(tmp_path / 'run.html')]) == 130
+    texts = run_of(tmp_path / 'run.html')['texts']
+    assert [len(text['lanes'][0]['cycles']) for text in texts] == [1] * (cycle - 1)
+
+
+def test_trace_page_of_256_tokens_has_at_most_400_kb(tmp_path):
+    """Of a random pair that is mostly rejected, so that nearly every token has a place of its own."""
+    target = checkpoint(tmp_path / 'target', byte_network(0), max_position_embeddings=512)
+    draft = checkpoint(tmp_path / 'draft', byte_network(1), max_position_embeddings=512)
+    engine = specmini.Engine(target, draft, max_new=256, temperature=1.0, ignore_eos=True)
+    ids = engine.tokenizer.encode('hello').ids
+    engine.open([ids])
+    file = tmp_path / 'run.html'
+    specmini.note_cycles(engine)
+    with specmini.open_trace(str(file), engine) as page:
+        for name in ('ar', 'sd'):
+            own = METHODS[name]()
+            s = engine.start(ids, own)
+            cycles = list(decode(s, own))
+            found = specmini.report(engine, name, own, s, {}, cycles)
+            lines = [specmini.trace_line(0, i, cycle, engine.tokenizer) for i, cycle in enumerate(cycles)]
+            page.add(ids, found, lines)
+            assert len(found['tokens']) == 256
+    assert file.stat().st_size <= 400_000
+
+
+# ---------------------------------------------------------- lab/page, in a browser
+
+@pytest.fixture(scope='module')
+def browser(tmp_path_factory):
+    """A headless Chromium with an empty profile; without one its tests are skipped."""
+    pytest.importorskip('selenium')
+    try:
+        opened = open_browser(tmp_path_factory.mktemp('profile'))
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield opened
+    opened.quit()
+
+
+def look_into(browser, number):
+    """Chooses a lane of a comparison."""
+    browser.execute_script('const list = document.getElementById("choose-lane"); list.value = arguments[0];'
+                           'list.dispatchEvent(new Event("change"));', number)
+
+
+WALK = '''
+const found = [];
+for (let i = arguments[0]; i <= Number(document.getElementById('scrubber').max); i += 3) {
+  move(i);
+  const bars = [];
+  for (const bar of document.querySelectorAll('#picture [data-token]')) {
+    bars.push([bar.getAttribute('class').slice(4), Number(bar.dataset.token), Number(bar.dataset.value)]);
+  }
+  const values = {};
+  for (const node of document.querySelectorAll('#picture .coin, #picture .chance, #view [data-value]')) {
+    const name = node.getAttribute('class').split(' ')[0];
+    (values[name] = values[name] || []).push(Number(node.dataset.value));
+  }
+  const weights = Array.from(document.querySelectorAll('.vote'), cell => Number(cell.dataset.weight));
+  found.push({bars: bars, values: values, weights: weights, read: document.querySelectorAll('.read').length,
+              steps: document.getElementById('steps').textContent});
+}
+return found;
+'''
+
+
+def steps_of(lane):
+    """(cycle, place, verdict or None) of each token that a page of this lane can stand at."""
+    found = []
+    for cycle in lane['cycles']:
+        written = 0
+        rejected = False
+        for place, row in enumerate(cycle['judged']):
+            rejected = not row['kept']
+            if rejected or written < len(cycle['tokens']):
+                found.append((cycle, place, row))
+                written += row['kept']
+        for _ in cycle['tokens'][written:]:
+            found.append((cycle, len(cycle['judged']) - rejected, None))
+    return found
+
+
+@pytest.mark.slow
+def test_trace_page_shows_the_numbers_of_its_trace(browser, viewed):
+    """Every bar, chance, coin, vote, lag, score, ratio and confidence, at every third token of every lane."""
+    visit(browser, viewed.file)
+    for number, (name, lane) in enumerate(viewed.lanes.items()):
+        look_into(browser, number)
+        cycles = lane['cycles']
+        seen = browser.execute_script(WALK, number % 3)
+        expected = steps_of(lane)[number % 3::3]
+        assert len(seen) == len(expected) > 7
+        for at, (cycle, place, row) in zip(seen, expected):
+            places = cycle.get('places', [])
+            laws = places[place] if place < len(places) else dict(ids=[])
+            bars = []
+            for law in 'pqs':
+                bars += [[law, *bar] for bar in zip(laws['ids'], laws.get(law, []))]
+            assert sorted(at['bars']) == sorted(bars)
+            values = at['values']
+            if row and 'score' not in row:
+                assert values['chance'] == [row['chance']]
+                assert values.get('coin', [None]) == [laws['coin']]
+                if row['p'] and row['p'] > 1e-4:
+                    assert f'p = {row["p"]:.4f}' in at['steps']
+            assert at['weights'] == [weight for line in cycle.get('weights', []) for weight in line]
+            shown = values.get('confidence', [])
+            assert shown == [each for one in cycles for each in one.get('confidence', [])]
+            if name == 'via':
+                ratios = [row['ratio'] for one in cycles for row in one['judged']]
+                assert values['ratio'] == ratios
+                assert values['lag'] == [one['lag'] for one in cycles]
+            if name == 'specguard':
+                assert values['score'] == [one['judged'][0]['score'] for one in cycles]
+                assert values['grounding'] == [row['grounding'] for row in cycle['judged']]
+            assert (at['read'] > 0) == ('blocks' in cycle)
+        stats = lane['stats']
+        for figure, value in (('tokens', sum(stats['labels'].values())), ('cycles', stats['cycles'])):
+            assert browser.find_element('id', f'number-{figure}').text == str(value)
+    assert browser.get_log('browser') == []
+
+
+def test_trace_page_is_walked_by_keys_and_by_touch(browser, viewed):
+    from selenium.webdriver import ActionChains, Keys
+    visit(browser, viewed.file)
+    look_into(browser, 1)
+    expected = steps_of(viewed.lanes['sd'])
+    cycles = viewed.lanes['sd']['cycles']
+
+    def press(*keys):
+        ActionChains(browser).send_keys(*keys).perform()
+        return browser.find_element('id', 'where').text
+
+    strip = browser.find_element('id', 'strip')
+    browser.execute_script('arguments[0].focus()', strip)
+    n = len(expected)
+    assert press(Keys.HOME) == f'token 1 of {n}, cycle 1'
+    right, left = Keys.ARROW_RIGHT, Keys.ARROW_LEFT
+    assert press(right, right, right, left).startswith('token 3 of')
+    assert press(Keys.END) == f'token {n} of {n}, cycle {len(cycles)}'
+    assert press(Keys.ARROW_RIGHT).startswith(f'token {n} of')
+    assert press(Keys.ARROW_UP).endswith(f'cycle {len(cycles) - 1}')
+    assert press(Keys.HOME, Keys.ARROW_DOWN, Keys.ARROW_DOWN).endswith('cycle 3')
+    here = browser.find_element('class name', 'here').get_attribute('id')
+    assert strip.get_attribute('aria-activedescendant') == here
+    browser.find_element('id', 'event-7').click()
+    assert browser.find_element('id', 'where').text.startswith('token 8 of')
+    browser.execute_script('document.activeElement.blur()')
+    focused = []
+    for _ in range(8):
+        press(Keys.TAB)
+        focused.append(browser.switch_to.active_element.get_attribute('id'))
+    for wanted in ('strip', 'scrubber', 'unit', 'draft-cost'):
+        assert wanted in focused
+    assert browser.get_log('browser') == []
+
+
+def test_trace_page_reckons_the_clock(browser, viewed):
+    """A lane's time by hand: in work, with another cost of draft and of verifying passes, in milliseconds."""
+    visit(browser, viewed.file)
+    look_into(browser, 1)
+    lane = viewed.lanes['sd']
+    share = viewed.run['shares']['draft/full']
+
+    def time_of(name='sd'):
+        found = browser.find_element('css selector', f'.speed[data-name={name}]')
+        return float(found.get_attribute('data-time'))
+
+    def slide(role, value):
+        browser.execute_script('const slider = document.getElementById(arguments[0] + "-cost");'
+                               'slider.value = arguments[1];'
+                               'slider.dispatchEvent(new Event("input"));', role, value)
+
+    passes = lane['stats']['passes']
+    assert time_of() == pytest.approx(passes['draft/full'] * share + passes['target/full'])
+    assert time_of('ar') == pytest.approx(len(viewed.lanes['ar']['cycles']))
+    slide('draft', 0.5)
+    slide('verify', 2)
+    assert time_of() == pytest.approx(passes['draft/full'] * 0.5 + passes['target/full'] * 2)
+    assert time_of('ar') == pytest.approx(len(viewed.lanes['ar']['cycles']))
+    browser.execute_script('const list = document.getElementById("unit"); list.value = "ms";'
+                           'list.dispatchEvent(new Event("change"));')
+    spent = sum(cycle['ms'] for cycle in lane['cycles'])
+    assert time_of() * viewed.run['step'] == pytest.approx(spent, rel=1e-3)
+
+
+HOSTILE = ['</script><script>window.hacked = 1</script>', '<img src=x onerror="window.hacked = 1">',
+           '"\'&<!--', '\ud800', '\u2028\u2029', '$trace ${trace} $$', '', '\x00\x1b[31m', '\u202eabc',
+           '\\u003c\n']
+
+
+def test_trace_page_keeps_hostile_text_text(browser, tmp_path):
+    """Whatever a model or a prompt says is in the page letter by letter, and nothing of it runs."""
+    words = dict(enumerate(HOSTILE))
+    tokenizer = SimpleNamespace(decode=lambda ids, **how: ''.join(words[i] for i in ids))
+    target = byte_network(0)
+    engine = SimpleNamespace(tokenizer=tokenizer, weights=lambda: {'target/full': 1}, temperature=1.0,
+                             models=dict(target=target), target='a</script>b')
+    ids = list(words)
+    report = dict(method='sd', lossless=True, knobs={}, seed=0, finish='length',
+                  stats=dict(labels=dict(target=len(ids)), cycles=1, passes={'target/full': 1},
+                             acceptance_rate=None, tokens_per_second=1.0, acceptance_by_place=[]))
+    cycle = verify.Cycle([], [], ids, ['target'] * len(ids), {'target/full': [1, 1, 0.01]}, 0.01)
+    with open(tmp_path / 'run.html', 'w', encoding='utf-8') as file:
+        page = Page(file, engine)
+        page.add(ids, report, [specmini.trace_line(0, 0, cycle, tokenizer)])
+        page.conclude()
+    visit(browser, tmp_path / 'run.html')
+    shown = browser.execute_script('''
+        return [window.hacked === undefined, document.scripts.length, document.images.length,
+                Array.from(document.querySelectorAll('#strip .prompt'),
+                           token => Array.from(token.textContent, letter => letter.codePointAt(0)))];''')
+    codes = [[ord(letter) for letter in word] for word in HOSTILE]
+    assert shown == [True, 2, 0, codes]
+    assert browser.get_log('browser') == []
+
+
+def test_trace_page_fits_a_phone(browser, viewed):
+    """At 360 pixels nothing is wider than the page, whatever the method; and what is drawn has a name."""
+    visit(browser, viewed.file, 360)
+    for number in range(len(viewed.lanes)):
+        look_into(browser, number)
+        assert 300 < browser.execute_script('return document.documentElement.scrollWidth') <= 360
+    unnamed = browser.execute_script('return document.querySelectorAll("svg:not([aria-label])").length')
+    assert unnamed == 0
+    assert browser.get_log('browser') == []
+
 # ---------------------------------------------------------- specmini.py: streaming, what is shown
 
 def pieces_printed(capsys, tokenizer, ids):
@@ -7697,14 +8123,14 @@ def replaced(pattern, content):
     return dict(type='Replace', pattern=pattern, content=content)
 
 
-SLOW = dict(type='Split', pattern=dict(Regex='(.*a){9}$'), behavior='Isolated', invert=False)
+SLOW = dict(type='Split', pattern=dict(Regex='a*a*c'), behavior='Isolated', invert=False)
 PANICKING = dict(type='Split', pattern=dict(Regex='(a|a)*$'), behavior='Isolated', invert=False)
 TORN = dict(type='BPE', vocab=dict(a=0, b=1, ab=2), merges=['a b'], continuing_subword_prefix='###')
 GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 100)] * 9)
 
 
 @pytest.mark.parametrize('changes, words', [
-    case('slow', dict(pre_tokenizer=SLOW), 'no end after 0.3 s'),
+    case('slow', dict(pre_tokenizer=SLOW), 'no end after 0.4 s'),
     case('panicking', dict(pre_tokenizer=PANICKING), 'retry-limit-in-match'),
     case('growing', dict(normalizer=GROWING), 'its process died'),
     case('panicking-at-once', dict(model=TORN), 'no such file, or not a tokenizer'),
@@ -7712,14 +8138,16 @@ GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 10
     case('longer', dict(decoder=replaced(dict(String='a'), 'aa')), "its decoder replaces {'String': 'a'}")])
 def test_a_tokenizer_has_limits(changes, words, tmp_path, capfd, monkeypatch):
     """It is foreign code: some time, some memory, and no words of its own on stderr."""
+    text = 'a' * 40 + 'b'
     if 'no end' in words:
         monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
+        text = 'a' * 2000                               # each place takes less than Onig's own limit
     monkeypatch.setattr('model.FOREIGN_BYTES', 2 ** 24)
     folder = checkpoint(tmp_path)
     change_tokenizer(folder, **changes)
     faulthandler.disable()                              # pytest's would print how the fork died
     try:
-        refused(capfd, words, '--target', folder, '--prompt', 'a' * 40 + 'b')
+        refused(capfd, words, '--target', folder, '--prompt', text)
     finally:
         faulthandler.enable(sys.__stderr__)
 
@@ -7868,6 +8296,7 @@ BAD_FLAGS = {
     '--target nowhere': 'nowhere/config.json: no',
     '--trace no/such/folder': '--trace no/such/folder: cannot be written',
     '--device tpu': '--device', '--compare sd --json': '--compare takes none',
+    '--compare sd --trace x.jsonl': '--trace only of a page',
     '--method magic': "['magic'] is unknown; there are ar", '--compare sd,magic': "['magic']",
     '--check --temperature 1': 'texts agree only', '--gamma -1': 'knob gamma is -1',
     '--set nothing': 'sd: gamma=4, draft_temp', '--set lenience=1': 'sd: gamma=4',
@@ -10625,7 +11054,7 @@ def runs_alone(folder, runs):
 def test_the_product_stands_alone(tmp_path):
     """The five source files run without the laboratory: every method, and every flag that shows something."""
     copy_of_the_product(tmp_path)
-    runs = [['--list'], ['--prompt', 'hello']]
+    runs = [['--list'], ['--prompt', 'hello'], ['--prompt', 'hello', '--trace', 'run.html']]
     for flags, draft, prompt in (
             ('--method cmasd --show --trace trace.jsonl', 'draft', '--prompt hello'),
             ('--method ecsv --check', 'draft', '--prompt hello'),
@@ -10635,7 +11064,7 @@ def test_the_product_stands_alone(tmp_path):
             ('--compare ' + ','.join(PAPERS), 'draft', '--prompt hello')):
         pair = f'--target target --draft {draft} --max-new 12 --ignore-eos'
         runs.append(f'{flags} {pair} {prompt}'.split())
-    listed, no_model, *rest = runs_alone(tmp_path, runs)
+    listed, no_model, no_page, *rest = runs_alone(tmp_path, runs)
     for status, _, err in rest:
         assert status == 0, err
     cmasd, ecsv, via, sparse, specguard, table = rest
@@ -10666,6 +11095,9 @@ def test_the_product_stands_alone(tmp_path):
     assert status == 2 and not out
     assert err.count('\n') == 1 and '--target' in err, err          # no model is here: the line says so
 
+    status, out, err = no_page
+    assert status == 2 and not out
+    assert err.count('\n') == 1 and '--trace run.html: pages are made by lab/' in err, err
 
 # ---------------------------------------------------------- lab/pictures
 

@@ -109,6 +109,7 @@ class Draft:
     labels: list = None                     # [n] who wrote each, where it was not the draft alone
     known: torch.Tensor = None              # [m, V] the first rows of Score.logits, where already read
     notes: list = None                      # [n] dicts: what proposer and controller say of each token
+    options: list = None                    # ids of each of the candidates that it was chosen from
 
     @classmethod
     def points(cls, tokens, model):
@@ -214,6 +215,7 @@ class Cycle:
     passes: dict            # reader/path -> [passes, positions, seconds]
     seconds: float
     heard: list = field(default_factory=list)   # see Session.heard: what was added in this cycle
+    notes: dict = field(default_factory=dict)   # see Session.note: what a trace asks for besides
 
     @property
     def accepted(self):
@@ -385,6 +387,9 @@ class Session:
         self.cycles += 1
         return tokens
 
+    def note(self, method, draft, score, cycle):
+        """Is told each finished cycle and what it was made of; lab.page.Traced fills cycle.notes from it."""
+
     def mark(self):
         """Where the readers' logs stand now: {role: passes so far}."""
         return {role: len(reader.log) for role, reader in self.readers().items()}
@@ -422,6 +427,7 @@ def decode(session: Session, method: 'Method'):
         passes = session.spent(mark)
         cycle = Cycle(draft.tokens, judged, tokens, labels, passes, time.perf_counter() - begin,
                       session.heard[heard:])
+        session.note(method, draft, score, cycle)
         method.learn(draft, cycle)
         yield cycle
 
@@ -981,6 +987,7 @@ class Ecsv(Exact):
         if chosen:
             fused, known, spent = self.recheck(session, ballot, fused, chosen, cap)
         self.banked = cap - spent
+        self.ballot = ballot                # kept for who notes the votes
         draft = Draft.points(fused, session.target.model)
         draft.known = known
         draft.logits = texts.logits.mean(0)[:len(fused)]        # the branches' mean, for length controllers
@@ -1317,7 +1324,10 @@ class Stepwise(Method):
 
     def propose(self, session):
         expect(session.draft and session.text, 'steps need a draft model and a tokenizer: give --draft DIR')
-        return self.choose(session, write_steps(session, self, session.draft, self.k))
+        found = write_steps(session, self, session.draft, self.k)
+        draft = self.choose(session, found)
+        draft.options = [one.tokens for one in found]
+        return draft
 
     def choose(self, session, found):
         """The Draft among `found` that the others are most like."""

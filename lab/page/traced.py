@@ -1,0 +1,285 @@
+"""What a trace asks for beyond what decoding needs: noted in Cycle.notes, by a Session that looks on.
+
+Nothing here changes a run: what is read, drawn and committed is what an ordinary Session does. Which notes
+there are, and what they are called in a JSON line: lab/page/README.md.
+"""
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import torch
+
+import kernels
+from model import Reader, fetch
+from train_mask import watched
+from verify import Ecsv, Score, Session, SpecGuard
+
+LIKELIEST = 8       # tokens of a place whose probabilities are noted
+DECIMALS = 5        # of a noted number
+SHARES = 24         # places of the text, at most, that a token is said to lean on
+LEAST = 0.004       # the least share that is said
+MOST_ROLLOUT = 1024     # tokens of a text up to which whole rows of the rollout are made
+
+
+def rounded(x):
+    """A number, or nested lists of numbers, to DECIMALS; a whole one as an int, which is shorter to write."""
+    if isinstance(x, list):
+        return [rounded(one) for one in x]
+    short = round(x, DECIMALS)
+    return int(short) if short == int(short) else short
+
+
+@dataclass
+class Traced(Session):
+    """A Session that notes in each Cycle what the page shows and the loop does not need."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.middle = None      # (guesses, logits) of the latest pass of a verifier in between
+        self.chosen = None      # of the target's latest sparse pass: where it began, what its layers chose
+        self.coins = []         # of each verdict by chance the number drawn in 0..1; None of a certain one
+
+    def read(self, reader, text, guesses, path, last):
+        sparse = reader is self.target and path.sparse and reader.compiled is None
+        log = []
+        rows = super().read(reader, text, guesses, watched(path, log) if sparse else path, last)
+        if sparse:
+            reader.paths[path.name] = path
+            self.chosen = len(text) + len(guesses), log
+        if path.skip or reader is self.mid:
+            self.middle = guesses, rows
+        return rows
+
+    def flip(self, chance):
+        """As decided; the number drawn is looked up in a twin of the generator; kept: it is <= chance."""
+        coin = None
+        if 0 < chance < 1:
+            twin = self.generator.clone_state()
+            coin = 1 - float(torch.rand(1, generator=twin, dtype=torch.float64))
+        self.coins.append(coin)
+        return super().flip(chance)
+
+    def note(self, method, draft, score, cycle):
+        notes = {}
+        path = self.view(self.target.model.full)
+        if isinstance(score, Score):
+            path = score.path
+            found = places(self, draft, score, cycle)
+            if len(self.coins) == len(cycle.judged):
+                for place, coin in zip(found, self.coins):
+                    place['coin'] = coin
+            notes['places'] = found
+        notes['lag'] = len(self.tokens) - 1 - self.target.cache.trusted(self.tokens[:-1], path)
+        notes |= confidence_notes(method, draft)
+        notes |= vote_notes(method, draft)
+        if draft.options and len(draft.options) > 1:
+            notes['candidates'] = draft.options
+        if isinstance(method, SpecGuard) and cycle.judged:
+            notes |= grounding_notes(self, method, draft, cycle)
+        if self.chosen:
+            notes |= block_notes(*self.chosen)
+        cycle.notes = notes
+        self.middle = self.chosen = None
+        self.coins = []
+
+
+# --------------------------------------------------------------------------------- the laws at judged places
+
+def places(session, draft, score, cycle):
+    """What the verifiers said at each place of the block, a dict each: see place_of.
+
+    A place for each judged token, and one more where the cycle's last token stands behind them all. They end
+    where what was judged is not the block that the Score has read, as with rules that try several branches.
+    """
+    laws = laws_of(session, draft, score)
+    n = len(draft.tokens)
+    if not laws or any(len(rows) != n + 1 for rows in laws.values()):
+        return []
+    judged = [row['token'] for row in cycle.judged]
+    count = min(len(cycle.tokens), n + 1)
+    count = max(count, min(len(judged), n))
+    ids, tables, kept = tables_of(laws, draft, cycle, count)
+    found = []
+    for i in range(count):
+        if i < len(judged) and not same_row(cycle.judged[i], draft.tokens[i], tables, ids, i):
+            break
+        here = place_of(ids[i], {name: table[i] for name, table in tables.items()}, i < n)
+        if i < len(judged):
+            here['overlap'] = rounded(kept[i])
+        if i >= len(judged) or cycle.judged[i]['kept'] or cycle.judged[i]['p'] is None:
+            here.pop('residual', None)                  # nothing was drawn from it
+        found.append(here)
+    return found
+
+
+def laws_of(session, draft, score):
+    """{name: [n + 1, V]} of a cycle: p, q, s, residual as the run samples.
+
+    At temperature 0 raw_p, raw_q, raw_s besides: at temperature 1, what was near.
+    """
+    n = len(draft.tokens)
+    logits = {}
+    if 'logits' in vars(score):                         # its pass has run
+        logits['p'] = score.logits
+    if session.middle and session.middle[0] == draft.tokens and len(session.middle[1]) == n + 1:
+        logits['s'] = session.middle[1]
+    if not logits:
+        return {}
+    laws = {}
+    for name, rows in logits.items():
+        laws[name] = session.probs(rows)
+    if n:
+        some = next(iter(laws.values()))
+        laws['q'] = behind(draft.q.to(some), some)
+        if 'p' in laws and len(laws['p']) == len(laws['q']):
+            laws['residual'] = behind(score.replacement(laws['p'][:-1], laws['q'][:-1]), some)
+    if session.temperature == 0:
+        if draft.logits is not None and n:
+            logits['q'] = behind(draft.logits, next(iter(logits.values())))
+        for name, rows in logits.items():
+            laws[f'raw_{name}'] = rows.float().softmax(-1)
+    return laws
+
+
+def behind(rows, like):
+    """[n + 1, V]: these [n, V], and zeros behind them, where the draft has no say."""
+    return torch.cat([rows.to(like), torch.zeros_like(like[:1])])
+
+
+def tables_of(laws, draft, cycle, count):
+    """(ids [count, K], {name: [count, K]}, overlaps [count]) as lists: of the likeliest tokens by any law.
+
+    Behind the LIKELIEST stand the place's draft token and the committed one; they may be there twice.
+    """
+    raw = [rows for name, rows in laws.items() if name.startswith('raw_')]
+    shown = raw or [laws[name] for name in 'pqs' if name in laws]
+    largest = torch.stack(shown).amax(0)[:count]                                        # [count, V]
+    top = largest.topk(min(LIKELIEST, largest.shape[-1])).indices                       # [count, 8]
+    used = []
+    for i in range(count):
+        written = cycle.tokens[min(i, len(cycle.tokens) - 1)]
+        guessed = draft.tokens[i] if i < len(draft.tokens) else written
+        used.append([guessed, written])
+    ids = torch.cat([top, torch.tensor(used, device=top.device)], 1)                    # [count, 10]
+    tables = {name: rows[:count].gather(1, ids) for name, rows in laws.items()}
+    judge = laws.get('p', laws.get('s'))
+    kept = torch.minimum(judge, laws.get('q', judge))[:count].sum(-1)
+    ids, kept, *values = fetch(ids, kept, *tables.values())
+    return ids.tolist(), {name: one.tolist() for name, one in zip(tables, values)}, kept.tolist()
+
+
+def same_row(verdict, token, tables, ids, i):
+    """Whether a verdict is on this token of the block, by the p that the Score has at place i."""
+    if verdict['token'] != token:
+        return False
+    if verdict['p'] is None or 'p' not in tables:
+        return True
+    return abs(tables['p'][i][ids[i].index(token)] - verdict['p']) < 1e-6
+
+
+def place_of(ids, values, drafted):
+    """One place: ids of its likeliest tokens and the used ones, and of each law its probabilities.
+
+    p target, q draft, s slim or middle model; residual: what a rejection draws from. drafted: whether the
+    draft had a say here.
+    """
+    first = [i for i, token in enumerate(ids) if token not in ids[:i]]      # each token once
+    here = dict(ids=[ids[i] for i in first])
+    for name, row in values.items():
+        if drafted or name not in ('q', 'raw_q', 'residual'):
+            here[name] = rounded([row[i] for i in first])
+    return here
+
+
+# ------------------------------------------------------------------------------------ what single methods say
+
+def confidence_notes(method, draft):
+    """CM-ASD: the confidence of each drafted token, and the window that the mean so far allowed."""
+    confidence = [note['confidence'] for note in draft.notes or [] if 'confidence' in note]
+    if not confidence:
+        return {}
+    window = []
+    for i in range(len(confidence)):
+        mean = fmean(confidence[:i + 1])
+        window.append(method.confidence_window.length(mean))
+    return dict(confidence=rounded(confidence), window=window)
+
+
+def vote_notes(method, draft):
+    """ECSV: the ids of each branch and the weight of each of its votes, as the last vote had them."""
+    voted = isinstance(method, Ecsv) and draft.notes and 'branches' in draft.notes[0]
+    if not voted:
+        return {}
+    ballot = method.ballot
+    return dict(branches=ballot.tokens.tolist(), weights=rounded(method.weights(ballot).tolist()))
+
+
+def grounding_notes(session, method, draft, cycle):
+    """SpecGuard: for each token of the judged step the places that it leans on most, [place, share] each."""
+    begin = len(session.tokens) - len(cycle.tokens)
+    line = session.tokens[:begin] + draft.tokens
+    if len(line) > MOST_ROLLOUT:
+        return {}
+    rows = rollout_rows(session.readers()[method.signals].model, line, method)
+    found = []
+    for row in rows[begin:, :begin]:
+        shares, at = row.topk(min(SHARES, begin))
+        leans = zip(at.tolist(), shares.tolist())
+        found.append([[place, rounded(share)] for place, share in leans if share >= LEAST])
+    return dict(grounded=found)
+
+
+def rollout_rows(model, line, method):
+    """[N, N] attention rollout over a text (ids): how far each token leans on each, its rows true in full.
+
+    kernels.shade, by which steps are judged, gets the sums right alone and not their spread: here the layers'
+    whole matrices are multiplied.
+    """
+    kind = model.full.grounded(method.layers, method.n_roll)
+    N = len(line)
+    layers = []                             # of each layer that is looked at: [N, N], filled chunk by chunk
+
+    def watch(q, k, v, mask, carry):
+        T, S = q.shape[2], k.shape[2]
+        rows = torch.zeros(T, N, dtype=torch.float64, device=q.device)
+        rows[:, :S] = kernels.attention_rows(q, k, kernels.full_mask(mask, q, k), method.sparsify)[0]
+        layers.append(rows)
+        return kernels.attend(q, k, v, mask, carry)
+    looked_at = [attend is kernels.grounded for attend in kind.attends]
+    attends = [watch if look else attend for look, attend in zip(looked_at, model.full.attends)]
+    Reader(model, N).read(line, [], replace(model.full, attends=tuple(attends)), 0)
+    n = sum(looked_at)
+    product = torch.eye(N, dtype=torch.float64, device=layers[0].device)
+    for i in range(n):
+        matrix = torch.cat(layers[i::n])                                                # [N, N]
+        product = (1 - method.residual) * matrix @ product + method.residual * product
+    return product
+
+
+def block_notes(end, log):
+    """Sparse attention: `cached` keys, `block` keys to a block, and for each layer what it reads of them.
+
+    For a layer that chose: the blocks of each key head; for one that reuses a choice: the layer that made it;
+    None where all keys are read. Of the pass that ended at this place.
+    """
+    layers = []
+    block = None
+    latest = None           # (the choice that is handed on, the layer that made it)
+    for sublayer, carry in log:
+        if sublayer % 2:
+            continue
+        while len(layers) < sublayer // 2:
+            layers.append(None)                         # skipped
+        choice = carry.get('blocks')
+        if choice is None:
+            layers.append(None)
+        elif latest and latest[0] is choice:
+            layers.append(latest[1])
+        else:
+            latest = choice, sublayer // 2
+            block = carry['block']
+            heads = choice[0].sort().values
+            layers.append(heads.tolist())
+    if block is None:
+        return {}
+    _, carry = log[0]
+    return dict(blocks=dict(cached=int(carry['start']), block=block, layers=layers))
