@@ -89,12 +89,12 @@ def long_contexts(n, tokens):
 
 def filling(tokenizer, texts, tokens):
     """(the first of these texts, as few as have so many tokens together or else all, how many they have)."""
+    texts = list(texts)
     found = []
     there = 0
-    for text in texts:
+    for text, ids in zip(texts, encode(tokenizer, texts, special=False)):
         if there >= tokens:
             break
-        (ids,) = encode(tokenizer, [text], special=False)
         there += len(ids)
         found.append(text)
     return found, there
