@@ -8603,6 +8603,10 @@ def test_rows_hang_on_what_the_run_is(pair, capsys, tmp_path, monkeypatch):
     assert program(capsys, *flags)[0] == 0
 
 
+def test_a_page_is_not_split(capsys):
+    refused(capsys, 'a page is of one process', '--prompts', 'x', '--split', 'y', '--trace', 'z.html')
+
+
 def test_check_with_split(pair, capsys, tmp_path):
     flags = split_flags(pair, tmp_path, '--split', tmp_path / 'name', '--temperature', 0, '--check')
     status, _, err = program(capsys, *flags)
