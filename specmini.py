@@ -599,9 +599,11 @@ class JsonLines:
 
     def __init__(self, file):
         self.file = file
+        self.texts = []                                 # ids of their prompts
 
     def add(self, prompt, found, lines):
         """Another text. prompt: ids; found: its report; lines: its cycles, see trace_line."""
+        self.texts.append(prompt)
         for line in lines:
             self.file.write(json.dumps(line) + '\n')
 
@@ -617,17 +619,21 @@ def open_trace(where, engine):
             yield None
             return
         trace = lab_module('page').Page(file, engine) if is_page(where) else JsonLines(file)
+        ended = False
         try:
             yield trace
+            ended = True
         finally:
-            trace.conclude()
+            if ended or trace.texts:
+                trace.conclude()
 
 
 @contextlib.contextmanager
 def trace_file(where):
     """A file for --trace, or None without; it is in its place, whole, once the run has ended or broken off.
 
-    A link, pipe or device is written to as it is.
+    Broken off before anything was written, it leaves an older file as it is. A link, pipe or device is
+    written to as it is.
     """
     if where is None:
         yield None
@@ -643,6 +649,8 @@ def trace_file(where):
         try:
             yield file
         except BaseException as error:                  # after the lines of what has been written so far
+            if own and file.tell() == 0:
+                raise
             stopped = error
     if stopped:
         raise stopped
@@ -704,6 +712,8 @@ class Teller:
             for i, cycle in enumerate(self.cycles):
                 lines.append(trace_line(number, i, cycle, self.engine.tokenizer))
             self.trace.add(prompt, found, lines)
+            for cycle in self.cycles:
+                cycle.notes = {}                        # for the trace alone, and many times the rest
         self.traces.append(self.cycles)
         self.reports.append(found)
         self.begin()
@@ -1724,6 +1734,11 @@ def check_flags(args):
            'which is not beside this file; expected another ending than .html, which gives JSON lines')
     expect(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
     expect(args.split is None or args.prompts, '--split: one text cannot be split; give --prompts FILE.jsonl')
+    for flag, where in (('trace', args.trace), ('split', args.split)):
+        home = File(where or '').parent
+        expect(home.is_dir(), f'--{flag} {where}: there is no folder {home}; make it first')
+    name = os.path.basename(args.split or '')
+    expect(File(args.split or '').name == name, f'--split {args.split}: a folder; expected the name of files')
     expect(not (args.split and args.compare), '--compare times methods in turn in one process: no --split')
     expect(not (args.split and is_page(args.trace)), '--split: a page is of one process; trace to JSON lines')
 
@@ -1808,6 +1823,8 @@ def leave_ranks(failed=False):
 def refuse_parted(args):
     """ValueError for what a rank cannot do with its part of the target alone."""
     expect(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
+    expect(not is_page(args.trace), f'--trace {args.trace}: a page times passes that one process cannot make '
+           'without the others; trace to JSON lines')
     for method in [*args.methods.values(), args.thinner]:
         for knob, needed in (('signals', 'draft'), ('select', 'head'), ('ffn_share', 1.0),
                              ('form', 'literal')):
@@ -1840,10 +1857,10 @@ def run(args):
     device = pick_device(args.device)
     join_ranks(device, 'gloo' if args.split or device == 'cpu' else 'nccl')
     rank, count = ranks()
-    if rank > 0 and not args.split:
-        args.trace = None
     if count > 1 and not args.split:
         refuse_parted(args)
+    if rank > 0 and not args.split:
+        args.trace = None
     rows = read_rows(args.prompt, args.prompts)
     texts = [row['prompt'] for row in rows]
     if args.chat:
@@ -1935,7 +1952,7 @@ def generate_dealt(engine, rows, prompts, args):
         checked = check(engine, prompts[i], found['tokens']) if args.check else ''
         return found, checked, [vars(cycle) for cycle in cycles]
 
-    run = [name, method, args.check, settings_of(engine), rows, prompts]
+    run = [name, method, args.check, bool(args.trace), settings_of(engine), rows, prompts]
     try:
         dealt = deal(args.split, repr(run), range(len(prompts)), write)
     except KeyboardInterrupt:
