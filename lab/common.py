@@ -148,7 +148,9 @@ def read_stored(paper, name, pair=''):
 def measured_pairs(paper):
     """The names of the pairs that a paper has results of, beside the embedded one."""
     home = LAB / paper / 'results'
-    return sorted(folder.name for folder in home.iterdir() if folder.is_dir() and any(folder.glob('*.jsonl')))
+    folders = [where.parent for where in home.glob('*/*.jsonl')]
+    names = {folder.name for folder in folders}
+    return sorted(name for name in names if not name.startswith('.'))       # a kill leaves .unfinished-*
 
 
 # -------------------------------------------------------------------------------------- claims, judged
