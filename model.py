@@ -114,14 +114,27 @@ def whole(where):
 @contextlib.contextmanager
 def alone(folder):
     """Lets in one process at a time, where the file system has locks for folders; others wait."""
-    import fcntl                                        # here: Windows, which has none, writes no calibration
     place = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(place, fcntl.LOCK_EX)
+        lock(place)
         yield
     finally:
         os.close(place)                                 # which unlocks it, as does a kill
+
+
+def lock(file, wait=True):
+    """Whether an open file (or its descriptor) is ours until it is closed; wait: until it is.
+
+    Where the system, or the file system, has no locks it is taken to be ours.
+    """
+    try:
+        import fcntl                                    # here: Windows has none
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
 
 
 def read_json(path):

@@ -8205,6 +8205,33 @@ def test_limited_and_ctrl_c(forks, monkeypatch):
     assert not multiprocessing.active_children()
 
 
+def test_an_engine_reads_the_tokenizer_of_its_own_target(pair, tmp_path):
+    """A copy with another target has that one's."""
+    engine = specmini.Engine(pair[1], 'none', read_before=read_tokenizer(File(pair[1])))
+    other = checkpoint(tmp_path)
+    change_tokenizer(other, added_tokens=[])
+    copy = replace(engine, target=other)
+    assert copy.tokenizer.to_str() == read_tokenizer(other).to_str() != engine.tokenizer.to_str()
+
+
+@pytest.mark.parametrize('parted, threads', [(True, 3), (False, 1)])
+def test_small_targets_take_one_thread_in_each_process(parted, threads, monkeypatch):
+    """Of a parted one all parts count."""
+    taken = []
+    monkeypatch.setattr(torch, 'set_num_threads', taken.append)
+    monkeypatch.setattr(specmini, 'ranks', lambda: (0, 2))
+    monkeypatch.setattr(specmini, 'CORES', 6)
+    model = byte_network(0)
+    monkeypatch.setattr(specmini, 'SMALL', 1 + sum(p.numel() for p in model.parameters()))
+    specmini.take_threads(model, parted=parted)
+    assert taken == [threads]
+
+
+def test_rows_are_dealt_where_there_are_no_locks(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'fcntl', None)     # as on Windows
+    assert specmini.deal(tmp_path / 'name', 'run', 'ab', str.upper) == ['A', 'B']
+
+
 def test_a_tokenizer_draws_nothing(tmp_path):
     """Merges left out by chance are for training: a text has one list of ids."""
     folder = checkpoint(tmp_path)
@@ -8630,7 +8657,7 @@ def test_kept_rows_that_are_no_rows(tmp_path):
             specmini.deal(name, 'another run', 'ab', str.upper)
         assert part.read_bytes() == content
     (tmp_path / 'name.partial').write_text('mine')
-    specmini.forget(name)
+    specmini.drop_kept(name)
     assert [file.name for file in tmp_path.iterdir()] == ['name.partial']
 
 
@@ -9577,6 +9604,7 @@ def test_prove_has_controllers_that_learned(name):
     case('another-flag', 'leave out --max-new, --prompt', ['sd', '--prompt', 'x', '--max-new', 3]),
     case('range', '--temperature -1.0: expected', ['sd', '--temperature', -1]),
     case('knob', '--set lenience=1: expected knob=value', ['sd', '--set', 'lenience=1']),
+    case('gamma', '--gamma 2: no knob of ar', ['ar', '--gamma', 2]),
     case('oracle', '--prove sd: knob controller is oracle', ['sd', '--set', 'controller=oracle']),
     case('checker', '--prove rsd: this control grades steps', ['rsd']),
     case('calibration', "these knobs need ['sparse'] of", ['sparse', '--set', 'ffn_quantile=0.5']),
