@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -113,14 +114,27 @@ def whole(where):
 @contextlib.contextmanager
 def alone(folder):
     """Lets in one process at a time, where the file system has locks for folders; others wait."""
-    import fcntl                                        # here: Windows, which has none, writes no calibration
     place = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(place, fcntl.LOCK_EX)
+        lock(place)
         yield
     finally:
         os.close(place)                                 # which unlocks it, as does a kill
+
+
+def lock(file, wait=True):
+    """Whether an open file (or its descriptor) is ours until it is closed; wait: until it is.
+
+    Where the system, or the file system, has no locks it is taken to be ours.
+    """
+    try:
+        import fcntl                                    # here: Windows has none
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
 
 
 def read_json(path):
@@ -140,30 +154,35 @@ def limited(function, length=0):
     """(what it returns, why not) of a function that runs foreign code on a text of so many characters.
 
     It is called in a fork of this process that has some time and memory: neither a signal nor an exception
-    ends what is compiled (the tokenizers library is Rust). Where a system cannot fork it is called here,
-    without limits.
+    ends what is compiled (the tokenizers library is Rust). Where a system cannot fork, or a process may not
+    (a worker of a Pool), it is called here, without limits.
     """
-    if 'fork' not in multiprocessing.get_all_start_methods():
+    if 'fork' not in multiprocessing.get_all_start_methods() or multiprocessing.current_process().daemon:
         return tried(function)
     fork = multiprocessing.get_context('fork')
     receiver, sender = fork.Pipe(duplex=False)
 
-    def work():
+    def bounded():
         limit_memory(FOREIGN_BYTES + HELD * length)
+        return function()
+
+    def work():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C ends the process that waits, and so this one
         with hushed():
-            sender.send(tried(function))
+            sender.send(tried(bounded))
     process = fork.Process(target=work, daemon=True)
-    process.start()
-    sender.close()                                      # so that its death is seen here
     seconds = FOREIGN_SECONDS + length / PACE
     found = None, f'no end after {seconds:.1f} s'
+    process.start()
     try:
+        sender.close()                                  # so that its death is seen here
         if receiver.poll(seconds):
             found = receiver.recv()
     except (EOFError, OSError):
         found = None, 'its process died: too much memory?'
-    process.kill()
-    process.join()
+    finally:
+        process.kill()
+        process.join()
     return found
 
 
@@ -171,6 +190,8 @@ def tried(function):
     """(what it returns, '') or (None, what it raised): foreign code may raise anything."""
     try:
         return function(), ''
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
         return None, f'{type(error).__name__}: {error}'
 
@@ -196,6 +217,9 @@ def limit_memory(more):
         import resource
         pages = int(sizes.read_text().split()[0])
         most = pages * resource.getpagesize() + more
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path as File
 from statistics import median
@@ -30,8 +30,9 @@ from tokenizers import Tokenizer
 from torch import distributed
 from tqdm import tqdm
 
-from model import (MLP, Reader, encode, expect, fingerprint, limited, load, measured_sections, plain_file,
-                   ranks, read_calibration, read_config, read_json, read_tokenizer, same_vocabulary, whole)
+from model import (MLP, Reader, encode, expect, fingerprint, limited, load, lock, measured_sections,
+                   plain_file, ranks, read_calibration, read_config, read_json, read_tokenizer,
+                   same_vocabulary, whole)
 from verify import (METHODS, Autoregressive, CmAsd, Cycle, Exact, Session, Sparse, SpecGuard, ViaSd, chain,
                     decode, knobs_of, lookup, silence, tokens_of, whole_passes)
 
@@ -86,14 +87,14 @@ def statistics(cycles, prompt_seconds, weights):
         accepted += cycle.accepted
         seconds += cycle.seconds
     tokens = labels.total()
-    whole = weights['target/full']
+    full = weights['target/full']
     return dict(
         cycles=len(cycles), passes=passes, positions=positions, drafted=drafted, judged=judged,
         accepted=accepted, acceptance_rate=ratio(kept, judged), rejection_rate=ratio(judged - kept, judged),
         acceptance_by_place=acceptance_by_place(cycles), drafted_share=ratio(accepted, tokens),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
         prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
-        work=bytes_read(passes, weights) / whole, compute=bytes_read(positions, weights) / whole,
+        work=bytes_read(passes, weights) / full, compute=bytes_read(positions, weights) / full,
         **audit(cycles))
 
 
@@ -166,13 +167,14 @@ class Engine:
     compile: bool = False           # torch.compile the passes
     threads: int = None             # of the CPU; None: 1 for small models, else as many as cores
     parted: bool = False            # whether each process of a group has a part of the target
-    tokenizer: Tokenizer = None     # the target's, where it has been read already
+    read_before: InitVar[Tokenizer] = None      # the target's tokenizer; a copy reads its own
     readers: dict = field(default_factory=dict, init=False)         # {role: Reader}, see open
     calibration: dict = field(default_factory=dict, init=False)     # its sections of calibration.json
     session: type = field(default=Session, init=False)      # of a text; lab.page has one that notes more
 
-    def __post_init__(self):
+    def __post_init__(self, read_before):
         check_settings(self)
+        self.tokenizer = read_before
         self.device = pick_device(self.device)
         if self.dtype == 'auto':
             self.dtype = 'bf16' if self.device == 'cuda' else 'fp32'
@@ -195,7 +197,7 @@ class Engine:
             for model in self.models.values():
                 if self.dtype == 'fp32' and not self.compile:
                     model.pack()
-            take_threads(target, self.threads)
+            take_threads(target, self.threads, self.parted)
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
@@ -290,10 +292,14 @@ class Engine:
         return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
 
 
-def take_threads(target, asked=None):
-    """Sets how many CPU threads compute: as asked, else one where the target is small, else all cores."""
-    _, count = ranks()                                  # which share the cores, and the target
-    small = count * sum(p.numel() for p in target.parameters()) < SMALL
+def take_threads(target, asked=None, parted=False):
+    """Sets how many CPU threads compute: as asked, else one where the target is small, else all cores.
+
+    parted: whether several processes have a part of the target each, and not all of it.
+    """
+    _, count = ranks()                                  # which share the cores
+    parts = count if parted else 1
+    small = parts * sum(p.numel() for p in target.parameters()) < SMALL
     torch.set_num_threads(asked or (1 if small else max(1, CORES // count)))
 
 
@@ -428,8 +434,7 @@ def chat(folder, text):
     The template is foreign code: it may raise anything, never end, or take all memory. So it has a process of
     its own, with limits.
     """
-    settings_file = File(folder) / 'tokenizer_config.json'
-    settings = read_json(settings_file) if os.path.lexists(settings_file) else {}
+    settings = tokenizer_settings(folder)
     template = chat_template(File(folder), settings)
     expect(isinstance(template, str),
            f'--chat: {folder} has no chat_template.jinja, nor one in tokenizer_config.json')
@@ -441,6 +446,12 @@ def chat(folder, text):
     rendered, fault = limited(render)
     expect(rendered is not None, f'--chat: the template of {folder} does not render ({fault})')
     return rendered
+
+
+def tokenizer_settings(folder):
+    """What tokenizer_config.json says; {} where there is none."""
+    file = File(folder) / 'tokenizer_config.json'
+    return read_json(file) if os.path.lexists(file) else {}
 
 
 def chat_template(folder, settings):
@@ -599,9 +610,11 @@ class JsonLines:
 
     def __init__(self, file):
         self.file = file
+        self.texts = []                                 # ids of their prompts
 
     def add(self, prompt, found, lines):
         """Another text. prompt: ids; found: its report; lines: its cycles, see trace_line."""
+        self.texts.append(prompt)
         for line in lines:
             self.file.write(json.dumps(line) + '\n')
 
@@ -617,17 +630,21 @@ def open_trace(where, engine):
             yield None
             return
         trace = lab_module('page').Page(file, engine) if is_page(where) else JsonLines(file)
+        ended = False
         try:
             yield trace
+            ended = True
         finally:
-            trace.conclude()
+            if ended or trace.texts:
+                trace.conclude()
 
 
 @contextlib.contextmanager
 def trace_file(where):
     """A file for --trace, or None without; it is in its place, whole, once the run has ended or broken off.
 
-    A link, pipe or device is written to as it is.
+    Broken off before anything was written, it leaves an older file as it is. A link, pipe or device is
+    written to as it is.
     """
     if where is None:
         yield None
@@ -643,6 +660,8 @@ def trace_file(where):
         try:
             yield file
         except BaseException as error:                  # after the lines of what has been written so far
+            if own and file.tell() == 0:
+                raise
             stopped = error
     if stopped:
         raise stopped
@@ -704,6 +723,8 @@ class Teller:
             for i, cycle in enumerate(self.cycles):
                 lines.append(trace_line(number, i, cycle, self.engine.tokenizer))
             self.trace.add(prompt, found, lines)
+            for cycle in self.cycles:
+                cycle.notes = {}                        # for the trace alone, and many times the rest
         self.traces.append(self.cycles)
         self.reports.append(found)
         self.begin()
@@ -1558,7 +1579,7 @@ def deal(name, run, items, row_of, resume=True):
     """
     rank, count = ranks()
     if not resume and rank == 0:
-        forget(name)
+        drop_kept(name)
     wait()
     digest = hashlib.sha256(run.encode('utf-8', 'backslashreplace')).hexdigest()[:16]
     kept = kept_rows(name, digest)
@@ -1604,7 +1625,7 @@ def kept_files(name):
     return [file for file in File(name).parent.iterdir() if re.fullmatch(wanted, file.name)]
 
 
-def forget(name):
+def drop_kept(name):
     """Deletes the files that keep rows under this name, if nobody is at them."""
     for place in kept_files(name):
         with open(place, 'a') as file:
@@ -1614,11 +1635,7 @@ def forget(name):
 
 def take(file):
     """Keeps an open file from other processes until it is closed; ValueError where one of them has it."""
-    import fcntl                                        # here: Windows, which has none, deals no rows
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f'{file.name}: another process has this file; wait until it has ended') from None
+    expect(lock(file, wait=False), f'{file.name}: another process has this file; wait until it has ended')
 
 
 def wait():
@@ -1638,7 +1655,6 @@ def settings_of(engine):
         folders.append(engine.draft)
     models = [fingerprint(folder) for folder in folders if folder]
     settings = {option.name: getattr(engine, option.name) for option in fields(engine) if option.init}
-    del settings['tokenizer']                           # the prompts are ids
     return models, settings, engine.calibration
 
 
@@ -1724,6 +1740,11 @@ def check_flags(args):
            'which is not beside this file; expected another ending than .html, which gives JSON lines')
     expect(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
     expect(args.split is None or args.prompts, '--split: one text cannot be split; give --prompts FILE.jsonl')
+    for flag, where in (('trace', args.trace), ('split', args.split)):
+        home = File(where or '').parent
+        expect(home.is_dir(), f'--{flag} {where}: there is no folder {home}; make it first')
+    name = os.path.basename(args.split or '')
+    expect(File(args.split or '').name == name, f'--split {args.split}: a folder; expected the name of files')
     expect(not (args.split and args.compare), '--compare times methods in turn in one process: no --split')
     expect(not (args.split and is_page(args.trace)), '--split: a page is of one process; trace to JSON lines')
 
@@ -1743,8 +1764,8 @@ def fill_in(args):
     """Puts in the methods, and defaults that hang on other flags; ValueError for a knob that does not fit."""
     args.names = method_names(args)
     args.parts = sparse_parts(args)
-    if args.gamma is not None and args.names != ['ar']:
-        args.set.append(f'gamma={args.gamma}')
+    if args.names != ['ar']:
+        set_gamma(args, args.names)
     if args.target is None:
         expect(EMBEDDED.is_dir(), 'no --target, and no embedded models beside this file: give a Hugging Face '
                'folder, say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
@@ -1758,13 +1779,21 @@ def fill_in(args):
     args.thinner = make_method('sparse', args.set, owners, args.parts) if args.parts else None
 
 
+def set_gamma(args, names):
+    """Takes --gamma, if it is given, for a knob; ValueError where none of these methods has it."""
+    if args.gamma is not None:
+        known = any('gamma' in knobs_of(METHODS[name]) for name in names)
+        expect(known, f'--gamma {args.gamma}: no knob of {", ".join(names)}; leave it out')
+        args.set.append(f'gamma={args.gamma}')
+
+
 def open_engine(args, tokenizer):
     """The Engine that the flags ask for; tokenizer: the target's."""
     engine = Engine(
         target=args.target, draft=args.draft, mid=args.mid, sparse=args.thinner, max_new=args.max_new,
         temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed,
         ignore_eos=args.ignore_eos, device=args.device, dtype=args.dtype, compile=args.compile,
-        threads=args.threads, parted=args.split is None, tokenizer=tokenizer)
+        threads=args.threads, parted=args.split is None, read_before=tokenizer)
     mixtures = engine.models['target'].config.mixtures
     there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
     for part in args.parts:
@@ -1808,6 +1837,8 @@ def leave_ranks(failed=False):
 def refuse_parted(args):
     """ValueError for what a rank cannot do with its part of the target alone."""
     expect(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
+    expect(not is_page(args.trace), f'--trace {args.trace}: a page times passes that one process cannot make '
+           'without the others; trace to JSON lines')
     for method in [*args.methods.values(), args.thinner]:
         for knob, needed in (('signals', 'draft'), ('select', 'head'), ('ffn_share', 1.0),
                              ('form', 'literal')):
@@ -1820,8 +1851,7 @@ def prove(args):
     """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
     prover = lab_module('prove')
     expect(prover, '--prove needs the tables of the laboratory: the folder lab, beside this file')
-    if args.gamma is not None:
-        args.set.append(f'gamma={args.gamma}')
+    set_gamma(args, [args.prove])
     method = make_method(args.prove, args.set, [args.prove])
     proof = prover.prove(args.prove, method, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     for line in proof.lines():
@@ -1840,10 +1870,10 @@ def run(args):
     device = pick_device(args.device)
     join_ranks(device, 'gloo' if args.split or device == 'cpu' else 'nccl')
     rank, count = ranks()
-    if rank > 0 and not args.split:
-        args.trace = None
     if count > 1 and not args.split:
         refuse_parted(args)
+    if rank > 0 and not args.split:
+        args.trace = None
     rows = read_rows(args.prompt, args.prompts)
     texts = [row['prompt'] for row in rows]
     if args.chat:
@@ -1935,9 +1965,9 @@ def generate_dealt(engine, rows, prompts, args):
         checked = check(engine, prompts[i], found['tokens']) if args.check else ''
         return found, checked, [vars(cycle) for cycle in cycles]
 
-    run = [name, method, args.check, settings_of(engine), rows, prompts]
+    bound = [name, method, args.check, bool(args.trace), settings_of(engine), rows, prompts]
     try:
-        dealt = deal(args.split, repr(run), range(len(prompts)), write)
+        dealt = deal(args.split, repr(bound), range(len(prompts)), write)
     except KeyboardInterrupt:
         print('interrupted: the same command goes on', file=sys.stderr)
         return 130
@@ -1947,7 +1977,7 @@ def generate_dealt(engine, rows, prompts, args):
     with open_trace(args.trace, engine) as trace:
         tell_dealt(engine, prompts, args, dealt, trace)
     sys.stdout.flush()
-    forget(args.split)
+    drop_kept(args.split)
     return 0
 
 
@@ -1974,7 +2004,10 @@ def main(argv=None):
 
 
 def exit_status(program, work):
-    """What work() returns, 0 for None; 2 for bad input or a full disk (a line on stderr), 130 for Ctrl-C."""
+    """What work() returns, 0 for None; 2 for bad input or a full disk (a line on stderr), 130 for Ctrl-C.
+
+    0 also where whoever read our output has gone (a broken pipe, say of `| head`).
+    """
     for name in ('stdout', 'stderr'):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, 'w'))   # it was closed before we began: nobody listens

@@ -96,8 +96,8 @@ from lab.best import claims as best_claims
 from lab.best import record as best_record
 from lab.via import record as via_record
 from lab.via import rivals as via_rivals
-from model import (KVCache, Reader, encode, fetch, load, own_part, part_of, read_calibration, read_config,
-                   read_tokenizer, send, write_calibration)
+from model import (KVCache, Reader, encode, fetch, limit_memory, limited, load, own_part, part_of,
+                   read_calibration, read_config, read_tokenizer, send, write_calibration)
 from train_mask import Choices, sparsity, watched
 from verify import (METHODS, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, chain, chain_on, decode, lookup,
                     most_central, overlap, probs, residual, sample_branches, silence, token_logps, tokens_of,
@@ -8156,6 +8156,82 @@ def change_tokenizer(folder, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
+def told_by_a_fork(work, daemon=False):
+    """What work() returns in a fork of this process; None where it fails or has not ended in 20 s."""
+    fork = multiprocessing.get_context('fork')
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=lambda: sender.send(work()), daemon=daemon)
+    process.start()
+    sender.close()
+    with contextlib.suppress(EOFError):
+        if receiver.poll(20):
+            found = receiver.recv()
+            process.join()
+            return found
+    process.kill()
+    return None
+
+
+def test_limited_in_a_process_that_may_not_fork():
+    """A worker of a multiprocessing.Pool is a daemon."""
+    assert told_by_a_fork(lambda: limited(lambda: 7), daemon=True) == (7, '')
+
+
+def test_limited_below_a_limit_of_memory(monkeypatch):
+    """What ulimit -v has set is not raised; what goes wrong there is told like the rest."""
+    def below():
+        limit_memory(2 ** 26)
+        return limited(lambda: 7)
+    assert told_by_a_fork(below) == (7, '')
+
+    def fails(more):
+        raise OSError('no limits')
+    monkeypatch.setattr('model.limit_memory', fails)
+    assert limited(lambda: 7) == (None, 'OSError: no limits')
+
+
+@pytest.mark.parametrize('forks', [True, False])
+def test_limited_and_ctrl_c(forks, monkeypatch):
+    """It goes to the process that waits, and leaves no fork behind."""
+    def stop(*args):
+        raise KeyboardInterrupt
+    if forks:
+        assert limited(lambda: os.kill(os.getpid(), signal.SIGINT) or 7) == (7, '')
+        monkeypatch.setattr(multiprocessing.connection.Connection, 'poll', stop)
+    else:
+        monkeypatch.setattr(multiprocessing, 'get_all_start_methods', list)
+    with pytest.raises(KeyboardInterrupt):
+        limited(lambda: time.sleep(9) if forks else stop())
+    assert not multiprocessing.active_children()
+
+
+def test_an_engine_reads_the_tokenizer_of_its_own_target(pair, tmp_path):
+    """A copy with another target has that one's."""
+    engine = specmini.Engine(pair[1], 'none', read_before=read_tokenizer(File(pair[1])))
+    other = checkpoint(tmp_path)
+    change_tokenizer(other, added_tokens=[])
+    copy = replace(engine, target=other)
+    assert copy.tokenizer.to_str() == read_tokenizer(other).to_str() != engine.tokenizer.to_str()
+
+
+@pytest.mark.parametrize('parted, threads', [(True, 3), (False, 1)])
+def test_small_targets_take_one_thread_in_each_process(parted, threads, monkeypatch):
+    """Of a parted one all parts count."""
+    taken = []
+    monkeypatch.setattr(torch, 'set_num_threads', taken.append)
+    monkeypatch.setattr(specmini, 'ranks', lambda: (0, 2))
+    monkeypatch.setattr(specmini, 'CORES', 6)
+    model = byte_network(0)
+    monkeypatch.setattr(specmini, 'SMALL', 1 + sum(p.numel() for p in model.parameters()))
+    specmini.take_threads(model, parted=parted)
+    assert taken == [threads]
+
+
+def test_rows_are_dealt_where_there_are_no_locks(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'fcntl', None)     # as on Windows
+    assert specmini.deal(tmp_path / 'name', 'run', 'ab', str.upper) == ['A', 'B']
+
+
 def test_a_tokenizer_draws_nothing(tmp_path):
     """Merges left out by chance are for training: a text has one list of ids."""
     folder = checkpoint(tmp_path)
@@ -8293,7 +8369,7 @@ BAD_FLAGS = {
     '--prompts y': 'give --prompt', '--prompt': 'expected one argument', '--max-new many': '--max-new',
     '--prompt=': 'prompt 1 is empty', '--prompt \udcff': 'prompt 1 is not valid UTF-8',
     '--target nowhere': 'nowhere/config.json: no',
-    '--trace no/such/folder': '--trace no/such/folder: cannot be written',
+    '--trace no/such/folder': '--trace no/such/folder: there is no folder no/such',
     '--device tpu': '--device', '--compare sd --json': '--compare takes none',
     '--compare sd --trace x.jsonl': '--trace only of a page',
     '--method magic': "['magic'] is unknown; there are ar", '--compare sd,magic': "['magic']",
@@ -8581,7 +8657,7 @@ def test_kept_rows_that_are_no_rows(tmp_path):
             specmini.deal(name, 'another run', 'ab', str.upper)
         assert part.read_bytes() == content
     (tmp_path / 'name.partial').write_text('mine')
-    specmini.forget(name)
+    specmini.drop_kept(name)
     assert [file.name for file in tmp_path.iterdir()] == ['name.partial']
 
 
@@ -8594,7 +8670,7 @@ def test_rows_hang_on_what_the_run_is(pair, capsys, tmp_path, monkeypatch):
     status, out, err = program(capsys, *flags)
     assert (status, out, err, len(calls)) == (130, '', 'interrupted: the same command goes on\n', 3)
     for more in (['--seed', 1], ['--method', 'lenient'], ['--gamma', 3], ['--top-p', 0.9],
-                 ['--draft', 'none']):
+                 ['--draft', 'none'], ['--trace', tmp_path / 'trace']):
         refused(capsys, 'name.part0 is not of this run', *flags, *more)
     kept = rows.read_text()
     rows.write_text(kept.replace('abc', 'abd'))
@@ -8603,8 +8679,13 @@ def test_rows_hang_on_what_the_run_is(pair, capsys, tmp_path, monkeypatch):
     assert program(capsys, *flags)[0] == 0
 
 
-def test_a_page_is_not_split(capsys):
-    refused(capsys, 'a page is of one process', '--prompts', 'x', '--split', 'y', '--trace', 'z.html')
+@pytest.mark.parametrize('words, flags', [
+    case('page', 'a page is of one process', ['--split', 'y', '--trace', 'z.html']),
+    case('no-home', '--split nodir/n: there is no folder nodir', ['--split', 'nodir/n']),
+    case('trace-no-home', '--trace nodir/t.jsonl: there is no folder nodir', ['--trace', 'nodir/t.jsonl']),
+    case('folder', '--split y/: a folder; expected the name', ['--split', 'y/'])])
+def test_split_and_trace_are_refused_before_anything_is_read(words, flags, capsys):
+    refused(capsys, words, '--prompts', 'x', *flags)
 
 
 def test_check_with_split(pair, capsys, tmp_path):
@@ -8657,6 +8738,7 @@ def test_calibration_is_not_written_through_a_link(tmp_path):
 
 def test_what_a_part_of_a_target_cannot_do(pair):
     for flags, words in ((['--compile'], '--compile'),
+                         (['--trace', 'x.html'], 'x.html: a page times passes'),
                          (['--method', 'specguard', '--set', 'signals=target'], 'signals=target'),
                          (['--method', 'sparse', '--set', 'ffn_share=0.5'], 'ffn_share=0.5')):
         args = specmini.parse([*map(str, pair[:4]), '--prompt', 'a', *flags])
@@ -9522,6 +9604,7 @@ def test_prove_has_controllers_that_learned(name):
     case('another-flag', 'leave out --max-new, --prompt', ['sd', '--prompt', 'x', '--max-new', 3]),
     case('range', '--temperature -1.0: expected', ['sd', '--temperature', -1]),
     case('knob', '--set lenience=1: expected knob=value', ['sd', '--set', 'lenience=1']),
+    case('gamma', '--gamma 2: no knob of ar', ['ar', '--gamma', 2]),
     case('oracle', '--prove sd: knob controller is oracle', ['sd', '--set', 'controller=oracle']),
     case('checker', '--prove rsd: this control grades steps', ['rsd']),
     case('calibration', "these knobs need ['sparse'] of", ['sparse', '--set', 'ffn_quantile=0.5']),
@@ -10310,6 +10393,38 @@ def test_a_trace_is_whole_or_absent(pair, tmp_path, capsys, monkeypatch):
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
     assert rows and {row['prompt'] for row in rows} == {0}
     assert {file.name for file in tmp_path.iterdir()} == {'trace.jsonl', 'prompts.jsonl'}
+
+
+@pytest.mark.parametrize('name', ['run.jsonl', 'run.html'])
+def test_a_refused_run_leaves_an_older_trace(name, pair, tmp_path, capsys):
+    trace = tmp_path / name
+    trace.write_text('good')
+    refused(capsys, 'grades steps', *pair[:4], '--prompt', 'x', '--method', 'rsd', '--trace', trace)
+    assert trace.read_text() == 'good' and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_run_keeps_no_notes_of_texts_that_are_traced(pair, tmp_path, monkeypatch, capsys):
+    told = []
+    tell = specmini.Teller.tell
+
+    def watching(teller, *args):
+        told.append([cycle.notes != {} for cycle in teller.cycles])
+        tell(teller, *args)
+        told.append([cycle.notes != {} for cycle in teller.traces[-1]])
+    monkeypatch.setattr(specmini.Teller, 'tell', watching)
+    assert program(capsys, *pair[:6], '--max-new', 4, '--trace', tmp_path / 'run.jsonl')[0] == 0
+    before, after = told
+    assert before and all(before) and not any(after)
+
+
+def test_measured_pairs_are_no_unfinished_ones(tmp_path, monkeypatch):
+    """A killed writer leaves its folder, and the rows in it."""
+    monkeypatch.setattr(common, 'LAB', tmp_path)
+    for name in ('big', '.unfinished-x'):
+        home = tmp_path / 'paper' / 'results' / name
+        home.mkdir(parents=True)
+        (home / 'texts.jsonl').touch()
+    assert common.measured_pairs('paper') == ['big']
 
 
 def test_a_trace_goes_to_devices_and_links_as_they_are(pair, tmp_path, capsys):

@@ -243,7 +243,10 @@ def until_end(tokens, eos):
 
 @dataclass
 class Session:
-    """One text in the making: who reads, what is committed, how it is sampled (always through draw)."""
+    """One text in the making: who reads, what is committed, how it is sampled (always through draw).
+
+    It is made with all of its readers: one that is assigned later counts as begun on another text.
+    """
     target: Reader
     draft: Reader | None
     source: Callable                        # where drafts come from: function (session, Plan) -> Draft

@@ -22,7 +22,7 @@ import torch
 from lab import tasks
 from lab.quantise import linear, quantise
 from model import expect, fingerprint, load, whole
-from specmini import deal, forget
+from specmini import deal, drop_kept
 
 SEED = 11           # of the held-out rows that claims are measured on
 LAB = File(__file__).parent
@@ -120,7 +120,7 @@ def grow(where, head, items, row_of, resume=False):
     rows = deal(name, as_line(head), items, row_of, resume)
     if rows is not None:                                # the first process has them all
         write_record(where, head, rows)
-        forget(name)
+        drop_kept(name)
 
 
 def same_record(where, head):
@@ -148,7 +148,9 @@ def read_stored(paper, name, pair=''):
 def measured_pairs(paper):
     """The names of the pairs that a paper has results of, beside the embedded one."""
     home = LAB / paper / 'results'
-    return sorted(folder.name for folder in home.iterdir() if folder.is_dir() and any(folder.glob('*.jsonl')))
+    folders = [where.parent for where in home.glob('*/*.jsonl')]
+    names = {folder.name for folder in folders}
+    return sorted(name for name in names if not name.startswith('.'))       # a kill leaves .unfinished-*
 
 
 # -------------------------------------------------------------------------------------- claims, judged

@@ -17,8 +17,8 @@ import lab.rivals                                       # noqa: F401, enters the
 from lab import tasks
 from lab.common import MODELS, held_out_rows
 from lab.cuda import KNOBS, all_right, written
-from model import expect
-from specmini import Engine, chat, read_rows
+from model import encode, expect
+from specmini import Engine, chat, chat_template, read_rows, tokenizer_settings
 from verify import METHODS, Autoregressive, decode, knobs_of, tokens_of
 
 EARLY = 20          # prompts after which memory is looked at first
@@ -201,13 +201,12 @@ def seeds(length, compiled):
 def prompts_of(engine, file, n):
     """Ids of the first n prompts of a file, in the target's chat template if there is one, or of the lab."""
     if file is None:
-        return [engine.tokenizer.encode(text).ids for text in mixed_prompts(n)]
-    found = []
-    for row in read_rows(None, file)[:n]:
-        is_chat = (File(engine.target) / 'chat_template.jinja').exists()
-        text = chat(engine.target, row['prompt']) if is_chat else row['prompt']
-        found.append(engine.tokenizer.encode(text, add_special_tokens=not is_chat).ids)
-    return found
+        return encode(engine.tokenizer, mixed_prompts(n))
+    texts = [row['prompt'] for row in read_rows(None, file)[:n]]
+    is_chat = chat_template(File(engine.target), tokenizer_settings(engine.target)) is not None
+    if is_chat:
+        texts = [chat(engine.target, text) for text in texts]
+    return encode(engine.tokenizer, texts, not is_chat)
 
 
 def greedy_texts(engine, prompts):

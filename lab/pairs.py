@@ -15,7 +15,8 @@ import torch
 
 from lab import tasks
 from lab.common import LAB, MODELS, SEED, embedded, round_to_4_bits
-from model import Reader, encode, expect, fingerprint, load, same_vocabulary, whole
+from lab.files import write_text
+from model import Reader, encode, expect, fingerprint, load, same_vocabulary
 from specmini import DTYPES, Engine, chat, grade, read_rows
 from verify import Exact, Session, chain, decode, lookup, tokens_of
 
@@ -180,8 +181,7 @@ class Pair:
         if not file.exists():
             found = self.greedy_text(ids)
             file.parent.mkdir(parents=True, exist_ok=True)
-            with whole(file) as growing:
-                growing.write_text(json.dumps(found))
+            write_text(file, json.dumps(found))
         return json.loads(file.read_text())
 
     def greedy_text(self, ids):

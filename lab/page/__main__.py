@@ -60,7 +60,8 @@ def screenshots(folder):
                 image = taken(browser, shot)
                 size = len(image)
                 specmini.expect(size <= MOST, f'{name}.png: {size} bytes, expected at most {MOST}')
-                (folder / f'{name}.png').write_bytes(image)
+                with specmini.whole(folder / f'{name}.png') as growing:
+                    growing.write_bytes(image)
         finally:
             browser.quit()
 

@@ -1,7 +1,8 @@
 """What a trace asks for beyond what decoding needs: noted in Cycle.notes, by a Session that looks on.
 
-Nothing here changes a run: what is read, drawn and committed is what an ordinary Session does. Which notes
-there are, and what they are called in a JSON line: lab/page/README.md.
+Nothing here changes a text: what is read, drawn and committed is what an ordinary Session does. The seconds
+of a cycle include looking up its coins and logging sparse layers; the notes are made behind them. Which
+notes there are, and what they are called in a JSON line: lab/page/README.md.
 """
 from dataclasses import dataclass, replace
 from statistics import fmean

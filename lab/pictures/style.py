@@ -13,6 +13,7 @@ from matplotlib import pyplot
 from matplotlib.patches import FancyBboxPatch
 
 from lab.common import for_json
+from lab.files import write_text
 
 HERE = File(__file__).parent
 MARKS = r'(<g clip-path="[^"]*")>((?:\s*<use [^>]* style="([^"]*)"/>)+)'      # of one kind
@@ -87,7 +88,7 @@ def save(figure, name, shown):
     written = io.StringIO()
     figure.savefig(written, format='svg', metadata=said)
     pyplot.close(figure)
-    (HERE / f'{name}.svg').write_text(lean(written.getvalue()), encoding='utf-8')
+    write_text(HERE / f'{name}.svg', lean(written.getvalue()))
 
 
 def lean(svg):
