@@ -1,0 +1,436 @@
+"""Judges what lab/measure.py stored: `python -m lab.judge via` prints verdicts, `--report` writes all pages.
+
+A paper's module `claims` has `claims(records)`, which yields Claims, and `sweeps(pairs)`, a table of figures
+without verdicts. A Claim HOLDS if its whole 95 % interval over texts reaches its line, FAILS if none of the
+interval does, and is else UNDECIDED.
+"""
+import argparse
+import functools
+import importlib
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+import scipy.stats
+
+from lab.measure import LAB, PAPERS, file_of, read_stored
+from model import expect
+
+FEW = 12                # below so many texts the range of single texts stands in place of an interval
+RESAMPLES = 500
+CLOCK, MODELLED = 'clock', 'modelled'       # kinds of speed; a page says which beside the figure
+UNITS = {CLOCK: 'seconds', MODELLED: 'steps'}       # figure of a run that a kind of speed counts
+EMBEDDED = 'embedded'
+BEGIN, END = '<!-- begin: written by `python -m lab.judge --report` -->', '<!-- end -->'
+
+
+# ---------------------------------------------------------------------------------------------- claims
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of somebody as a figure of stored rows that has to reach a line."""
+    text: str           # the same words on every pair: pairs are columns of one row
+    whose: str          # paper, notes (on the paper) or ours; with the paper's own figure, if it has one
+    line: float         # the claim says that the figure is at least this
+    texts: object       # numbers of the texts that are resampled
+    figure: Callable    # function of such numbers -> float; nan where a resample has no such figure
+    kind: str = ''      # of a speed: CLOCK or MODELLED
+    headline: bool = False      # whether it stands in the README, too
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A judged Claim."""
+    claim: Claim
+    figure: float
+    low: float          # 95 % interval; below FEW texts the lowest and the highest of single texts
+    high: float
+
+    @property
+    def verdict(self):
+        if self.low >= self.claim.line:
+            return 'HOLDS'
+        return 'FAILS' if self.high < self.claim.line else 'UNDECIDED'
+
+    @property
+    def cell(self):
+        """The cell of a page: verdict, figure, interval, and n where there are few texts."""
+        n = len(self.claim.texts)
+        few = f'n {n}: ' if n < FEW else ''
+        return f'{self.verdict} {number(self.figure)} ({few}{number(self.low)} to {number(self.high)})'
+
+
+def judge(claim):
+    """The Finding of a Claim."""
+    texts = numpy.asarray(claim.texts)
+    value = float(claim.figure(texts))
+    if len(texts) < FEW:
+        singles = [float(claim.figure(texts[i:i + 1])) for i in range(len(texts))]
+        there = [x for x in singles if math.isfinite(x)] or [math.nan]
+        return Finding(claim, value, min(there), max(there))
+    return Finding(claim, value, *interval(texts, claim.figure))
+
+
+def interval(texts, figure):
+    """(low, high): 95 % by the bias-corrected and accelerated bootstrap over the texts.
+
+    Percentiles of the resamples that have the figure, where that is not defined.
+    Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')                 # of a degenerate distribution: handled below
+        found = scipy.stats.bootstrap((texts,), figure, n_resamples=RESAMPLES, vectorized=False,
+                                      method='BCa', rng=numpy.random.default_rng(0))
+    low, high = found.confidence_interval
+    if not (math.isfinite(low) and math.isfinite(high)):
+        there = found.bootstrap_distribution[numpy.isfinite(found.bootstrap_distribution)]
+        low, high = numpy.quantile(there, [0.025, 0.975]) if len(there) else (math.nan, math.nan)
+    return float(low), float(high)
+
+
+# ----------------------------------------------------------------------------------------- settings on texts
+
+class Costs:
+    """Times of passes, in plain decoding's steps."""
+
+    def __init__(self, row):
+        self.curves = row               # {reader/path: [0, seconds of a pass over 1, 2, ... positions]}
+        self.step = row['target/full'][1]
+
+    def of_pass(self, path, positions):
+        """Steps that a pass takes; a path that was not timed costs what its reader's full path does."""
+        reader, _, name = path.partition('/')
+        curve = self.curves.get(path)
+        if curve is None:
+            curve = self.curves[f'{reader}/slim' if 'slim' in name else f'{reader}/full']
+        measured = min(positions, len(curve) - 1)       # the longest in proportion
+        return curve[measured] * positions / measured / self.step
+
+    def of_run(self, run):
+        """Steps that the passes of a run take."""
+        total = 0.0
+        for path, counts in run['passes'].items():
+            for positions, passes in counts.items():
+                total += passes * self.of_pass(path, int(positions))
+        return total
+
+
+class Runs:
+    """Rows of `lab.measure.run_row` as arrays [R texts, S settings]; nan where a setting did not run."""
+
+    def __init__(self, rows, costs=None):
+        """rows: dicts with `family`, `place` and `runs`; costs: a Costs, for figure `steps`."""
+        self.names = list(dict.fromkeys(name for row in rows for name in row['runs']))
+        self.number = {name: i for i, name in enumerate(self.names)}
+        self.families = numpy.array([row['family'] for row in rows])
+        self.places = numpy.array([row['place'] for row in rows])
+        self.size = len(rows)
+        self.sums = {}
+        figures = dict.fromkeys(key for row in rows for run in row['runs'].values() for key in run)
+        for figure in figures:
+            if figure != 'passes':
+                self.sums[figure] = self.array(rows, lambda run, key=figure: run.get(key))
+        if costs:
+            self.sums['steps'] = self.array(rows, costs.of_run)
+
+    def array(self, rows, figure_of):
+        """[R, S] of a function of a run."""
+        found = numpy.full((self.size, len(self.names)), math.nan)
+        for i, row in enumerate(rows):
+            for name, run in row['runs'].items():
+                value = figure_of(run)
+                if value is not None:
+                    found[i, self.number[name]] = value
+        return found
+
+    def having(self, *names, figure='tokens'):
+        """Numbers of the texts on which all of these settings have the figure."""
+        columns = [self.number[name] for name in names]
+        return numpy.flatnonzero(numpy.isfinite(self.sums[figure][:, columns]).all(1))
+
+    def total(self, figure, name, texts):
+        """The sum of a setting's figure over these texts."""
+        return self.sums[figure][texts, self.number[name]].sum()
+
+    def share(self, figure, of, name, texts):
+        """The sum of one figure over the sum of another."""
+        whole = self.total(of, name, texts)
+        return self.total(figure, name, texts) / whole if whole else math.nan
+
+    def pace(self, name, texts, kind):
+        """Tokens a second (CLOCK) or a step (MODELLED)."""
+        return self.share('tokens', UNITS[kind], name, texts)
+
+    def agreement(self, name, texts):
+        """The share of the tokens that the target would have written behind the same text."""
+        return 1 - self.share('wrong', 'tokens', name, texts)
+
+    def fastest(self, names, texts, kind, agreement=0.0):
+        """The name of the fastest of these settings that agree so far; the most agreeing if none does."""
+        fair = [name for name in names if self.agreement(name, texts) >= agreement]
+        if not fair:
+            return max(names, key=lambda name: self.agreement(name, texts))
+        return max(fair, key=lambda name: self.pace(name, texts, kind))
+
+
+# -------------------------------------------------------------------------------- figures: functions of texts
+
+def over(runs, name, rival, kind):
+    """The figure: a setting's tokens a unit of time over its rival's, of the same texts."""
+    return lambda texts: runs.pace(name, texts, kind) / runs.pace(rival, texts, kind)
+
+
+def tuned_over(runs, names, rivals, kind, agreement=0.0, rival_agreement=0.0):
+    """The figure: the fastest of some settings over the fastest of others.
+
+    Both are chosen on one half of each family's texts and judged on the other half, both ways round; the
+    geometric mean. nan where a resample has no two halves.
+    """
+    def figure(texts):
+        logs = []
+        for chosen_on, judged_on in halves(runs, texts):
+            mine = runs.fastest(names, chosen_on, kind, agreement)
+            rival = runs.fastest(rivals, chosen_on, kind, rival_agreement)
+            logs.append(math.log(runs.pace(mine, judged_on, kind) / runs.pace(rival, judged_on, kind)))
+        return math.exp(numpy.mean(logs)) if logs else math.nan
+    return figure
+
+
+def halves(runs, texts):
+    """(texts, texts) of even and odd places of each family, and the same swapped."""
+    for family in dict.fromkeys(runs.families[texts]):
+        theirs = texts[runs.families[texts] == family]
+        odd = runs.places[theirs] % 2 == 1
+        if odd.any() and not odd.all():
+            yield theirs[odd], theirs[~odd]
+            yield theirs[~odd], theirs[odd]
+
+
+def at_equal(runs, name, rivals, kind):
+    """The figure: a setting's speed over its rivals' where they agree with the target as often.
+
+    rivals: settings of one method at several lenience; their speeds are interpolated between them.
+    """
+    def figure(texts):
+        points = [(runs.agreement(rival, texts), runs.pace(rival, texts, kind)) for rival in rivals]
+        agreements, paces = zip(*sorted(points))
+        rival = numpy.interp(runs.agreement(name, texts), agreements, paces)
+        return runs.pace(name, texts, kind) / rival
+    return figure
+
+
+def gap(values):
+    """The figure: the mean of a value a text, as of a difference between two settings; nan is left out."""
+    values = numpy.array([math.nan if value is None else value for value in values], float)
+
+    def figure(texts):
+        there = values[texts][numpy.isfinite(values[texts])]
+        return there.mean() if len(there) else math.nan
+    return figure
+
+
+def ratio(parts, wholes):
+    """The figure: the sum of one value a text over the sum of another."""
+    parts, wholes = numpy.asarray(parts, float), numpy.asarray(wholes, float)
+
+    def figure(texts):
+        whole = wholes[texts].sum()
+        return parts[texts].sum() / whole if whole else math.nan
+    return figure
+
+
+def by_family(families, figure):
+    """The figure: the geometric mean over families of a figure of each one's texts."""
+    families = numpy.asarray(families)
+
+    def mean(texts):
+        logs = []
+        for family in dict.fromkeys(families[texts]):
+            logs.append(math.log(figure(texts[families[texts] == family])))
+        return math.exp(numpy.mean(logs))
+    return mean
+
+
+def area(scores, labels):
+    """The figure: the chance that a true one scores above a false one, ties half.
+
+    scores, labels: a list for each text. nan where either kind is absent.
+    """
+    scores = [numpy.asarray(row, float) for row in scores]
+    labels = [numpy.asarray(row, bool) for row in labels]
+
+    def figure(texts):
+        score = numpy.concatenate([scores[i] for i in texts])
+        label = numpy.concatenate([labels[i] for i in texts])
+        return roc_area(score, label)
+    return figure
+
+
+def roc_area(scores, labels):
+    """The area under the ROC curve of scores [n] for boolean labels [n]; nan where either kind is absent."""
+    good, bad = scores[labels], numpy.sort(scores[~labels])
+    if not len(good) or not len(bad):
+        return math.nan
+    below = numpy.searchsorted(bad, good) + numpy.searchsorted(bad, good, side='right')
+    return float(below.mean()) / 2 / len(bad)
+
+
+# ------------------------------------------------------------------------------------------------ the records
+
+class Records(dict):
+    """{name: Stored} of a paper on one pair, and what it needs to judge them."""
+
+    def __init__(self, paper, pair):
+        super().__init__()
+        self.paper, self.pair = paper, pair
+        for where in sorted((LAB / paper / 'results' / pair).glob('*.jsonl')):
+            self[where.stem] = read_stored(where)
+
+    @functools.cached_property
+    def costs(self):
+        """The Costs of the pair's passes, one record for all papers; None where they were not measured."""
+        where = file_of(None, self.pair, 'costs')
+        return Costs(read_stored(where).rows[0]) if where.exists() else None
+
+    def runs(self, name):
+        """The Runs of a record of settings on texts."""
+        return Runs(self[name].rows, self.costs)
+
+
+def measured_pairs(paper):
+    """The names of the pairs that a paper has results of, the embedded one first."""
+    names = {where.parent.name for where in (LAB / paper / 'results').glob('*/*.jsonl')}
+    return sorted(names, key=lambda name: (not name.startswith(EMBEDDED), name))
+
+
+def claims_of(paper):
+    """A paper's module `claims`."""
+    return importlib.import_module(f'lab.{paper}.claims')
+
+
+def findings_of(paper):
+    """{claim's text: {pair: Finding}} of a paper on all its pairs."""
+    found = {}
+    for pair in measured_pairs(paper):
+        for claim in claims_of(paper).claims(Records(paper, pair)):
+            found.setdefault(claim.text, {})[pair] = judge(claim)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ pages
+
+class PageTable(NamedTuple):
+    """A table of a page."""
+    head: tuple         # titles of the columns
+    rows: list          # of cells: texts and numbers
+
+
+def number(x):
+    """A figure with two digits behind the point, three where it is near 1."""
+    if not math.isfinite(x):
+        return '-'
+    return f'{x:.3f}' if 0.9 <= x < 1.1 else f'{x:.2f}'
+
+
+def cell_text(cell):
+    if isinstance(cell, float):
+        return number(cell)
+    return '-' if cell is None else str(cell)
+
+
+def table_lines(table):
+    """Lines of a Markdown table."""
+    def line(cells):
+        return f'| {" | ".join(map(cell_text, cells))} |'
+    head, rows = table
+    return [line(head), line(['---'] * len(head)), *map(line, rows), '']
+
+
+def short(pair):
+    """A pair's name for a narrow column: `qwen` of `qwen-1.5b+0.5b`."""
+    return pair.split('-')[0]
+
+
+def claim_rows(findings):
+    """Rows (claim, whose, line, embedded pair, real models) of {claim's text: {pair: Finding}}."""
+    for text, by_pair in findings.items():
+        claim = next(iter(by_pair.values())).claim
+        kind = f', {claim.kind}' if claim.kind else ''
+        own = [f.cell for pair, f in by_pair.items() if pair.startswith(EMBEDDED)]
+        real = [f'{short(pair)}: {f.cell}' for pair, f in by_pair.items() if not pair.startswith(EMBEDDED)]
+        yield text + kind, claim.whose, f'{claim.line:g}', ' '.join(own) or '-', '; '.join(real) or '-'
+
+
+CLAIM_HEAD = 'claim', 'whose', 'at least', 'embedded pair', 'real models'
+
+
+def page_lines(paper, findings):
+    """Lines of a paper's page: what was measured, the verdicts, the table without verdicts."""
+    pairs = {pair: Records(paper, pair) for pair in measured_pairs(paper)}
+    lines = []
+    for pair, records in pairs.items():
+        dates = sorted({stored.head.get('date', '') for stored in records.values()})
+        n = max(len(stored.rows) for stored in records.values())
+        lines.append(f'* {pair}: {len(records)} records of up to {n} rows, {" and ".join(dates)}')
+    lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings))))]
+    table = claims_of(paper).sweeps(pairs)
+    return lines + table_lines(table) if table else lines
+
+
+def between_markers(text, lines):
+    """The page's text with these lines between its two markers; ValueError if it does not have both."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    expect(begin and end, f'the page lacks the lines {BEGIN} and {END}')
+    return '\n'.join([before + begin, '', *lines]) + end + after
+
+
+def rewrite(where, lines):
+    """Puts these lines between the markers of a page."""
+    where.write_text(between_markers(where.read_text(encoding='utf-8'), lines), encoding='utf-8')
+
+
+def scoreboard(papers, headlines=False):
+    """Lines of a table of the claims of {paper: findings}; headlines: those that the README shows."""
+    rows = []
+    for paper, findings in papers.items():
+        chosen = findings
+        if headlines:
+            chosen = {text: by_pair for text, by_pair in findings.items()
+                      if next(iter(by_pair.values())).claim.headline}
+        link = f'lab/{paper}/README.md' if headlines else f'{paper}/README.md'
+        rows += [(f'[{paper}]({link})', *row) for row in claim_rows(chosen)]
+    return table_lines(PageTable(('paper', *CLAIM_HEAD), rows))
+
+
+def report(papers, write):
+    """Prints the verdicts of these papers; write: into the pages, and the summaries where all are judged."""
+    found = {paper: findings_of(paper) for paper in papers}
+    for paper, findings in found.items():
+        print(f'\n{paper}\n' + '\n'.join(table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings))))))
+        if write:
+            rewrite(LAB / paper / 'README.md', page_lines(paper, findings))
+    if write and found.keys() == PAPERS.keys():
+        rewrite(LAB / 'README.md', scoreboard(found))
+        rewrite(LAB.parent / 'README.md', scoreboard(found, headlines=True))
+
+
+def main():
+    """Runs the program; returns its exit status."""
+    parser = argparse.ArgumentParser(prog='python -m lab.judge', description=__doc__.split('\n')[0])
+    parser.add_argument('papers', nargs='*', metavar='PAPER', help=f'of {", ".join(PAPERS)} (default: all)')
+    parser.add_argument('--report', action='store_true', help='write the pages')
+    args = parser.parse_args()
+    unknown = [paper for paper in args.papers if paper not in PAPERS]
+    if unknown:
+        parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}')
+    report(args.papers or list(PAPERS), args.report)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

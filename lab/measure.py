@@ -1,0 +1,540 @@
+"""Records what the papers' claims rest on: `python -m lab.measure via` stores rows that lab/judge.py judges.
+
+Each paper has a module `record` with RECORDS {name: Record}. A record is a file of JSON lines: a header
+(models, versions, device, date), then one row for each item. With --target, --draft and --prompts the same
+records are made of any other pair; --resume goes on from the rows that an interrupted run has stored.
+"""
+import argparse
+import datetime
+import functools
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path as File
+from typing import NamedTuple
+
+import torch
+
+from lab import tasks
+from lab.quantise import linear, quantise
+from model import encode, expect, fingerprint, load, same_vocabulary
+from specmini import DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, take_threads
+from verify import METHODS, Exact, chain, confidence_signals, decode, lookup, token_logps, tokens_of
+
+SEED = 11               # of the held-out rows that are measured on
+LAB = File(__file__).parent
+MODELS = LAB / 'models'
+PAPERS = dict(cmasd=100, ecsv=50, via=20, specguard=50, sparse=50, best=8)      # prompts of each task
+ELSEWHERE = 12          # prompts of each family, of any other pair
+DIGITS = 5              # significant digits of a stored number
+ROUNDS = 80             # in which the cost of every pass is measured once
+FEW_ROUNDS = 7          # the same, of a pair whose passes take a tenth of a second
+MOST_POSITIONS = 32     # the longest pass whose cost is measured
+MOST_ROWS = 6           # the most draft rows whose pass is measured
+OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what another pair has by default
+
+
+# ------------------------------------------------------------------------------------------------- the models
+
+@functools.cache
+def network(folder, device='cpu', dtype='fp32', rounded=False):
+    """(Transformer, tokenizer, end ids) of a folder; rounded: its linear layers to 4 bits."""
+    loaded = load(folder, device, DTYPES[dtype])
+    model, _, _ = loaded
+    if rounded:
+        for key, weight in model.named_parameters():
+            if linear(key, weight):
+                weight.copy_(quantise(weight))
+    if device == 'cpu' and dtype == 'fp32':
+        model.pack()
+    return loaded
+
+
+def embedded(name, rounded=False):
+    """(Transformer, tokenizer, end ids) of a model in lab/models."""
+    return network(str(MODELS / name), rounded=rounded)
+
+
+def held_out_rows(task, n, seed=SEED, **knobs):
+    """n held-out rows of a task."""
+    return list(itertools.islice(tasks.rows(task, seed, **knobs), n))
+
+
+class SharingEngine(Engine):
+    """An Engine that takes networks which are loaded already, so that none is held twice."""
+    rounded = ''            # the role whose linear layers have 4 bits, if any
+
+    def network(self, folder):
+        role = 'target' if folder == self.target else 'draft'
+        return network(folder, self.device, self.dtype, self.rounded == role)
+
+
+@functools.cache
+def engine_class(rounded):
+    """SharingEngine for this rounded role."""
+    return type('SharingEngine', (SharingEngine,), dict(rounded=rounded))
+
+
+# --------------------------------------------------------------------------------------------- pairs, prompts
+
+class Prompt(NamedTuple):
+    """A prompt that is measured on."""
+    family: str         # its task, or the category that its file names
+    place: int          # 0, 1, ... among the prompts of this family
+    row: dict           # of the task or file, its text under `prompt`
+    ids: list
+
+    @property
+    def name(self):
+        """The keys with which a stored row begins: they tell which text it is of."""
+        return dict(family=self.family, place=self.place)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models, how they run, and their prompts; without arguments the embedded pair."""
+    target: str = str(MODELS / 'target')
+    draft: str = str(MODELS / 'draft')          # '': none, drafts are looked up in the text
+    prompts: tuple = ()         # files of JSON lines; none: held-out rows of the lab's tasks
+    chat: bool = False          # whether a prompt is put into the target's chat template
+    max_new: int = 160          # tokens that a text has at most
+    longest: int = 300          # tokens of a prompt; longer ones are passed over
+    device: str = 'cpu'
+    dtype: str = 'fp32'
+
+    @property
+    def is_embedded(self):
+        return not self.prompts
+
+    @property
+    def name(self):
+        """The folder of its results: `embedded`, or of the models' names, as `qwen-1.5b+0.5b`."""
+        names = [File(folder).resolve().name for folder in self.folders]
+        if self.is_embedded:
+            return 'embedded' if self == EMBEDDED else 'embedded+' + names[-1]
+        shared = os.path.commonprefix(names) if len(names) > 1 else ''
+        return shared + '+'.join(name[len(shared):] for name in names).replace(' ', '-')
+
+    @property
+    def folders(self):
+        return [folder for folder in (self.target, self.draft) if folder]
+
+    @property
+    def tokenizer(self):
+        return network(self.target, self.device, self.dtype)[1]
+
+    def engine(self, rounded='', **settings):
+        """An Engine of the pair; settings: other than the pair's, see Engine. rounded: a role at 4 bits."""
+        usual = dict(max_new=self.max_new, device=self.device, dtype=self.dtype)
+        return engine_class(rounded)(self.target, self.draft or 'lookup', **usual | settings)
+
+    def texts(self, usual, n, seed=SEED):
+        """The first n Prompts of each family; usual: the embedded pair's families, tasks of the lab."""
+        if self.is_embedded:
+            rows = {family: tasks.rows(family, seed) for family in usual}
+        else:
+            rows = rows_by_family(self.prompts)
+        found = []
+        for family, theirs in rows.items():
+            found += self.short(family, theirs, n)
+        return found
+
+    def short(self, family, rows, n):
+        """The first n Prompts of these rows with `longest` tokens or fewer."""
+        found = []
+        for row in rows:
+            if len(found) == n:
+                break
+            ids = self.encode(row['prompt'])
+            if len(ids) <= self.longest:
+                found.append(Prompt(family, len(found), row, ids))
+        return found
+
+    def encode(self, text):
+        """The ids of a prompt, in the chat template where that is wanted."""
+        if self.chat:
+            text = chat(self.target, text)
+        (ids,) = encode(self.tokenizer, [text], not self.chat)
+        return ids
+
+    def head(self, record, n):
+        """The first line of a record: what is measured, and on what."""
+        models = {File(folder).resolve().name: fingerprint(folder) for folder in self.folders}
+        head = dict(record=record, n=n, seed=SEED, models=models, device=self.device, dtype=self.dtype)
+        if not self.is_embedded:
+            files = {File(file).name: digest_of(file) for file in self.prompts}
+            head |= dict(prompts=files, chat=self.chat, max_new=self.max_new, longest=self.longest)
+        return head
+
+
+EMBEDDED = Pair()
+
+
+def digest_of(file):
+    """16 hex digits of a file's contents."""
+    return hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
+
+
+@functools.cache
+def rows_by_family(files):
+    """{family: rows} of files; a row's family is its `category` or `task`, else the file's name."""
+    found = {}
+    for file in files:
+        for row in read_rows(None, file):
+            family = row.get('category') or row.get('task') or File(file).stem
+            found.setdefault(str(family), []).append(row)
+    return found
+
+
+# ----------------------------------------------------------------------------------------- settings on texts
+
+class Setting(NamedTuple):
+    """One way to write a text."""
+    method: Callable            # makes a Method: a method serves one text
+    proposer: Callable = None   # where drafts come from; None: the pair's own
+    temperature: float = 0.0
+    seed: int = 0
+    rounded: str = ''           # the role whose linear layers have 4 bits
+
+
+def named(method, **knobs):
+    """A Setting of a method by its name; settings of Setting itself are taken out of the knobs."""
+    own = {key: knobs.pop(key) for key in Setting._fields if key in knobs}
+    return Setting(functools.partial(METHODS[method], **knobs), **own)
+
+
+def looked_up_first(session, plan):
+    """A Draft that is looked up in the text, or the draft model's where nothing is found."""
+    draft = lookup(session, plan)
+    return draft if draft.tokens else chain(session, plan)
+
+
+def sd(gamma, proposer=None, **settings):
+    """The Setting of exact speculative decoding with greedy drafts of gamma tokens."""
+    return Setting(functools.partial(Exact, gamma, draft_temperature=0), proposer, **settings)
+
+
+def run_row(settings, pair, prompt):
+    """A row {family, place, runs: {setting: counts}} of one prompt; settings are run in turn."""
+    runs = {}
+    for name, setting in settings.items():
+        engine = prepared(pair, setting)
+        engine.open([prompt.ids])
+        method = setting.method()
+        session = engine.start(prompt.ids, method)
+        runs[name] = counts_of(session, method, prompt, engine)
+    return prompt.name | dict(runs=runs)
+
+
+@functools.cache
+def cached_engine(pair, rounded):
+    return pair.engine(rounded)
+
+
+def prepared(pair, setting):
+    """An Engine of the pair that writes as the setting says."""
+    engine = cached_engine(pair, setting.rounded)
+    engine.source = setting.proposer or (chain if pair.draft else lookup)
+    engine.temperature = setting.temperature
+    engine.seed = setting.seed
+    return engine
+
+
+def counts_of(session, method, prompt, engine):
+    """What one method does with one text: the counts of a run.
+
+    tokens written; judged and accepted draft tokens; cycles; wrong: tokens that are not the target's
+    favourite behind the same text; nats: -log p of the text by the target; right: 1, 0, or None where the
+    row has no answer; seconds by the clock, without the prompt; passes {reader/path: {positions: passes}}.
+    """
+    marks = session.mark()
+    begin = moment(session)
+    cycles = list(decode(session, method))
+    seconds = moment(session) - begin
+    passes = passes_since(session, marks)
+    written = tokens_of(cycles)
+    judged = [verdict for cycle in cycles for verdict in cycle.judged]
+    wrong, nats = target_says(session, prompt.ids, written)
+    right = grade(prompt.row, engine.tokenizer.decode(written))
+    return dict(tokens=len(written), judged=len(judged), accepted=sum(v['kept'] for v in judged),
+                cycles=len(cycles), wrong=wrong, nats=nats, right=None if right is None else int(right),
+                seconds=seconds, passes=passes)
+
+
+def moment(session):
+    """Seconds by the clock; waits for a card."""
+    if session.target.model.cos.device.type == 'cuda':
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def passes_since(session, marks):
+    """{reader/path: {positions: passes over so many}} since these marks; positions count all rows."""
+    found = {}
+    for role, reader in session.readers().items():
+        for path, positions, _, _ in reader.log[marks[role]:]:
+            found.setdefault(f'{role}/{path}', Counter())[positions] += 1
+    return found
+
+
+def target_says(session, ids, written):
+    """(tokens that are not the target's favourite behind the same text, -log p of all) by one dense pass."""
+    if not written:
+        return 0, 0.0
+    reader = session.target
+    reader.forget()
+    logits = reader.read(list(ids), written[:-1], reader.model.full, len(written)).float()
+    picks = logits.argmax(-1).tolist()
+    wrong = sum(pick != token for pick, token in zip(picks, written))
+    return wrong, -float(token_logps(logits, written).sum())
+
+
+# ------------------------------------------------------------------------------------- the target's own text
+
+def token_row(pair, prompt):
+    """A row of columns, one value for each token of the target's own greedy text.
+
+    hit: whether the draft's favourite is that token; largest: the draft's largest q; signals: CM-ASD's
+    three confidences [T, 3]; ratio: the target's p(draft's favourite) / max p.
+    """
+    engine = prepared(pair, sd(8, lookup))
+    engine.open([prompt.ids])
+    session = engine.start(prompt.ids, Exact())
+    written = tokens_of(decode(session, Exact(8)))
+    p, q = (behind(reader, prompt.ids, written) for reader in (session.target, session.draft))
+    guesses = q.argmax(-1)                                                          # [T]
+    ratio = (p.gather(1, guesses[:, None])[:, 0] - p.amax(-1)).exp()
+    hits = [int(guess == token) for guess, token in zip(guesses.tolist(), written)]
+    return prompt.name | dict(tokens=len(written), hit=hits, largest=q.softmax(-1).amax(-1).tolist(),
+                              signals=[list(row) for row in confidence_signals(q)], ratio=ratio.tolist())
+
+
+def behind(reader, ids, written):
+    """Logits [T, V] of a model at each token of a text that is written behind these ids."""
+    return reader.read(list(ids), written[:-1], reader.model.full, len(written)).float()
+
+
+# ---------------------------------------------------------------------------------------------- pass costs
+
+def cost_row(pair):
+    """{reader/path: [0, seconds of a pass over 1, 2, ... positions]}: of draft, target and slim passes.
+
+    The draft's are over that many rows of one position. Medians over rounds through all sizes, because a
+    busy moment then spoils one round of each size and not all rounds of one.
+    """
+    text = [1] * 100
+    engine = prepared(pair, sd(4))
+    engine.open([text])
+    session = engine.start(text, METHODS['via']())
+    tokens = itertools.cycle(range(2, session.target.model.vocab))
+    full = session.target.model.full
+    times = {}
+    for _ in range(ROUNDS if pair.is_embedded else FEW_ROUNDS):
+        for n in range(1, MOST_POSITIONS + 1):
+            for name, path in (('target/full', full), ('target/slim', session.slim_path)):
+                times.setdefault((name, n), []).append(pass_seconds(session, path, text, next(tokens), n))
+        for rows in range(1, MOST_ROWS + 1):
+            seconds = draft_seconds(session, text, next(tokens), rows)
+            times.setdefault(('draft/full', rows), []).append(seconds)
+    found = {}
+    for (name, _), seconds in times.items():
+        found.setdefault(name, [0.0]).append(statistics.median(seconds))
+    return found
+
+
+def pass_seconds(session, path, text, token, n):
+    """Seconds of a target pass over n positions behind the text; token: one that the cache does not hold."""
+    reader = session.target
+    reader.read(text[:-1], [], path, 0)
+    begin = moment(session)
+    reader.read(text[:-1], [token] + [1] * (n - 1), path, n)
+    return moment(session) - begin
+
+
+def draft_seconds(session, text, token, rows):
+    """Seconds of a draft pass over one position of this many rows."""
+    reader = session.draft
+    reader.read(text[:-1], [], reader.model.full, 0)
+    fork = reader.fork(rows)
+    ids = torch.full((rows,), token, device=reader.model.cos.device)
+    fork.append(ids, reader.model.full)                 # the first has just copied a cache
+    begin = moment(session)
+    fork.append(ids, reader.model.full)
+    return moment(session) - begin
+
+
+# ----------------------------------------------------------------------------------------------- stored rows
+
+class Record(NamedTuple):
+    """What is measured row by row, each row of one item, always in the same order."""
+    items: Callable         # function (pair, n) -> list
+    row: Callable           # function (pair, item) -> dict
+    drafts: bool = True     # whether it needs a draft model
+    only: str = ''          # why it is of the embedded pair alone, as words; '': of any pair
+
+
+def on_prompts(families, row, **kind):
+    """The Record of a row for each prompt of these families (or of a pair's files)."""
+    return Record(lambda pair, n: pair.texts(families, n), row, **kind)
+
+
+class Stored(NamedTuple):
+    """A record as it was stored."""
+    head: dict          # see Pair.head
+    rows: list
+
+
+def for_json(value):
+    """The value with its floats cut to DIGITS significant digits; nan becomes None, which JSON has."""
+    if isinstance(value, dict):
+        return {str(key): for_json(x) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [for_json(x) for x in value]
+    if isinstance(value, float):
+        return float(f'{value:.{DIGITS}g}') if math.isfinite(value) else None
+    return value
+
+
+def as_line(row):
+    return json.dumps(for_json(row), separators=(',', ':')) + '\n'
+
+
+def file_of(paper, pair, name):
+    """The file of a record; pair: the name of a Pair. Costs of passes are one record for all papers."""
+    home = LAB if paper is None else LAB / paper
+    return home / 'results' / pair / f'{name}.jsonl'
+
+
+def dated(head):
+    """The head with the versions and the date of today."""
+    versions = dict(python=platform.python_version(), torch=torch.__version__)
+    return head | dict(versions=versions, date=datetime.date.today().isoformat())
+
+
+def write_rows(where, head, items, row_of, resume=False):
+    """Writes a record: its head, then row_of(item) for each item, each as it is measured.
+
+    resume: rows of the same head that stand there are kept, and their items left out.
+    """
+    where.parent.mkdir(parents=True, exist_ok=True)
+    there = kept_rows(where, head) if resume else 0
+    with open(where, 'a' if there else 'w', encoding='utf-8') as file:
+        if not there:
+            file.write(as_line(dated(head)))
+        for item in items[max(0, there - 1):]:
+            file.write(as_line(row_of(item)))
+            file.flush()
+
+
+def kept_rows(where, head):
+    """Whole lines of a file that begins with this head, whatever its date; 0 where it is another's."""
+    if not where.exists():
+        return 0
+    lines = where.read_text(encoding='utf-8').splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith('\n')]
+    if not whole or not for_json(head).items() <= json.loads(whole[0]).items():
+        return 0
+    where.write_text(''.join(whole), encoding='utf-8')          # a line that was broken off goes
+    return len(whole)
+
+
+def read_stored(where):
+    """The Stored record of a file; ValueError if it was not measured."""
+    expect(where.exists(), f'{where}: not measured yet; python -m lab.measure does')
+    head, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines())
+    return Stored(head, rows)
+
+
+# ----------------------------------------------------------------------------------------------- the program
+
+def measure(paper, pair, n, resume=False):
+    """Measures and stores every record of a paper that the pair can have; n: prompts of each family."""
+    for name, record in importlib.import_module(f'lab.{paper}.record').RECORDS.items():
+        if record.drafts and not pair.draft:
+            print(f'{paper} {name}: left out, it needs a draft model (--draft DIR)', file=sys.stderr)
+        elif record.only and not pair.is_embedded:
+            print(f'{paper} {name}: left out, it needs {record.only}', file=sys.stderr)
+        else:
+            where = file_of(paper, pair.name, name)
+            row_of = functools.partial(record.row, pair)
+            write_rows(where, pair.head(name, n), record.items(pair, n), row_of, resume)
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog='python -m lab.measure', description=__doc__.split('\n')[0])
+    add = parser.add_argument
+    add('papers', nargs='+', metavar='PAPER', help=f'of {", ".join(PAPERS)}, or costs: of the passes')
+    add('--n', type=int, help='prompts of each family')
+    add('--resume', action='store_true', help='keep the rows that an interrupted run has stored')
+    add('--target', metavar='DIR', help='a Hugging Face folder (default: the embedded pair)')
+    add('--draft', metavar='DIR', help='a smaller model of the same vocabulary (default: none)')
+    add('--prompts', metavar='FILE', nargs='+', help='JSON lines with a prompt, question or turns')
+    add('--chat', action='store_true', help="put prompts into the target's chat template")
+    add('--max-new', type=int, help='tokens that a text has at most (default: 256)')
+    add('--longest', type=int, help='tokens of a prompt; longer ones are passed over (default: 1024)')
+    add('--device', choices=('auto', 'cpu', 'cuda'), help='default: auto')
+    add('--dtype', choices=DTYPES, help='bf16 where fp32 does not fit (default: fp32)')
+    args = parser.parse_args()
+    unknown = [paper for paper in args.papers if paper not in (*PAPERS, 'costs')]
+    if unknown:
+        parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}, costs')
+    if args.n is not None and args.n < 2:
+        parser.error(f'--n {args.n}: expected 2 or more')
+    return args
+
+
+def pair_of(args):
+    """The Pair that the flags ask for; ValueError in one line where it is no pair."""
+    given = {}
+    for name in ('target', 'draft', 'prompts', 'chat', 'max_new', 'longest', 'device', 'dtype'):
+        value = getattr(args, name)
+        if value not in (None, False):
+            given[name] = value
+    if not given:
+        return EMBEDDED
+    expect(args.target and args.prompts, 'another pair takes --target DIR and --prompts FILE, both')
+    pair = Pair(**OTHERS | given)
+    pair = replace(pair, prompts=tuple(pair.prompts), device=pick_device(pair.device))
+    rows_by_family(pair.prompts)                        # a file that cannot be read is told before a minute
+    target, _, _ = network(pair.target, pair.device, pair.dtype)
+    if pair.draft:
+        draft, _, _ = network(pair.draft, pair.device, pair.dtype)
+        same_vocabulary(target, draft, f'--draft {pair.draft}')
+    expect(len(pair.texts((), 2)) > 1,
+           f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
+    return pair
+
+
+def run(args):
+    """Measures what the flags ask for; returns the exit status."""
+    pair = pair_of(args)
+    take_threads(network(pair.target, pair.device, pair.dtype)[0])
+    try:
+        for paper in args.papers:
+            if paper == 'costs':
+                where = file_of(None, pair.name, 'costs')
+                write_rows(where, pair.head('costs', 1), [pair], cost_row)
+            else:
+                n = args.n or (PAPERS[paper] if pair.is_embedded else ELSEWHERE)
+                measure(paper, pair, n, args.resume)
+    except KeyboardInterrupt:
+        print('interrupted: the same command with --resume goes on', file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == '__main__':
+    import lab.rivals                                   # noqa: F401, enters the baselines in METHODS
+    from lab import measure as module                   # so that records and this program share caches
+    args = module.parse()
+    sys.exit(exit_status('lab.measure', lambda: module.run(args)))
