@@ -43,7 +43,7 @@ def runs_of(**settings):
     return Runs(rows)
 
 
-# ------------------------------------------------------------------------------------------------- the figures
+# ------------------------------------------------------------------------------------------------ the figures
 
 def test_over_is_a_ratio_of_sums():
     """Tokens a second of all texts together, not the mean of ratios."""
