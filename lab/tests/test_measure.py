@@ -92,7 +92,7 @@ def test_area_counts_pairs():
     """Scores 3 and 1 are true, 2 and 1 false: of four pairs 2 are in order and one is a tie."""
     figure = judge.area([[3, 2], [1, 1]], [[1, 0], [1, 0]])
     assert figure(numpy.arange(2)) == pytest.approx((2 + 0.5) / 4)
-    assert math.isnan(judge.roc_area(numpy.ones(2), numpy.array([True, True])))
+    assert math.isnan(judge.area([[1, 2]], [[1, 1]])(numpy.array([0])))
 
 
 def test_costs_of_passes():
