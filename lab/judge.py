@@ -273,25 +273,27 @@ def by_family(families, figure):
 def area(scores, labels):
     """The figure: the chance that a true one scores above a false one, ties half.
 
-    scores, labels: a list for each text. nan where either kind is absent.
+    scores, labels: a list for each text. nan where either kind is absent. The pairs of all texts are counted
+    once, because a resample is then a few sums.
     """
     scores = [numpy.asarray(row, float) for row in scores]
     labels = [numpy.asarray(row, bool) for row in labels]
+    size = len(scores)
+    bad = numpy.concatenate([row[~true] for row, true in zip(scores, labels)])
+    owner = numpy.repeat(numpy.arange(size), [(~true).sum() for true in labels])
+    won = numpy.zeros((size, size))         # pairs of a true one of one text and a false one of another
+    for i, (row, true) in enumerate(zip(scores, labels)):
+        good = numpy.sort(row[true])
+        behind = numpy.searchsorted(good, bad, 'left') + numpy.searchsorted(good, bad, 'right')
+        won[i] = numpy.bincount(owner, len(good) - behind / 2, minlength=size)
+    trues = numpy.array([true.sum() for true in labels])
+    falses = numpy.bincount(owner, minlength=size)
 
     def figure(texts):
-        score = numpy.concatenate([scores[i] for i in texts])
-        label = numpy.concatenate([labels[i] for i in texts])
-        return roc_area(score, label)
+        weights = numpy.bincount(texts, minlength=size)
+        pairs = (weights @ trues) * (weights @ falses)
+        return weights @ won @ weights / pairs if pairs else math.nan
     return figure
-
-
-def roc_area(scores, labels):
-    """The area under the ROC curve of scores [n] for boolean labels [n]; nan where either kind is absent."""
-    good, bad = scores[labels], numpy.sort(scores[~labels])
-    if not len(good) or not len(bad):
-        return math.nan
-    below = numpy.searchsorted(bad, good) + numpy.searchsorted(bad, good, side='right')
-    return float(below.mean()) / 2 / len(bad)
 
 
 # ------------------------------------------------------------------------------------------------ the records

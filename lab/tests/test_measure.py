@@ -1,0 +1,261 @@
+"""lab/measure.py and lab/judge.py: rows that are stored, figures by hand, verdicts, pages."""
+import importlib
+import json
+import math
+from dataclasses import replace
+
+import numpy
+import pytest
+import torch
+
+import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+from lab import judge, measure
+from lab.judge import CLOCK, Claim, Costs, Runs
+from lab.measure import Pair, Record, named, run_row, sd, token_row
+from lab.tests.helpers import json_lines, refused, subprogram, tiny
+from model import Reader, load
+
+TEXTS = numpy.arange(4)
+
+
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory):
+    """A Pair of tiny checkpoints with three prompts in two families."""
+    home = tmp_path_factory.mktemp('measured')
+    rows = [dict(prompt='hello', category='greet', answer='7'), dict(prompt='and so on', category='greet'),
+            dict(prompt='once more', category='tell')]
+    file = home / 'prompts.jsonl'
+    file.write_text(json_lines(rows))
+    target, draft = tiny(home / 'tiny-large', 0), tiny(home / 'tiny-small', 1)
+    return Pair(str(target), str(draft), (str(file),), max_new=12, longest=50)
+
+
+def runs_of(**settings):
+    """Runs of four texts, two families; settings: {name: [(tokens, wrong, seconds) a text]}."""
+    rows = []
+    for i in range(4):
+        runs = {}
+        for name, counts in settings.items():
+            if counts[i]:
+                tokens, wrong, seconds = counts[i]
+                runs[name] = dict(tokens=tokens, wrong=wrong, seconds=seconds, passes={})
+        rows.append(dict(family='ab'[i // 2], place=i % 2, runs=runs))
+    return Runs(rows)
+
+
+# ------------------------------------------------------------------------------------------------ the figures
+
+def test_over_is_a_ratio_of_sums():
+    """Tokens a second of all texts together, not the mean of ratios."""
+    runs = runs_of(mine=[(10, 0, 1.0)] * 3 + [(10, 0, 2.0)], rival=[(10, 0, 2.0)] * 4)
+    assert judge.over(runs, 'mine', 'rival', CLOCK)(TEXTS) == pytest.approx((40 / 5) / (40 / 8))
+    assert judge.over(runs, 'mine', 'rival', CLOCK)(TEXTS[3:]) == pytest.approx(1.0)
+
+
+def test_a_missing_setting_leaves_its_texts_out():
+    runs = runs_of(mine=[(10, 0, 1.0), None, (10, 0, 1.0), None], rival=[(10, 0, 2.0)] * 4)
+    assert runs.having('mine', 'rival').tolist() == [0, 2]
+
+
+def test_a_tuned_setting_is_not_judged_where_it_was_chosen():
+    """Of two settings each is fast on one half; chosen there, it is judged on the half where it is slow."""
+    fast, slow = (10, 0, 1.0), (10, 0, 4.0)
+    runs = runs_of(even=[fast, slow, fast, slow], odd=[slow, fast, slow, fast], rival=[(10, 0, 2.0)] * 4)
+    figure = judge.tuned_over(runs, ['even', 'odd'], ['rival'], CLOCK)
+    assert figure(TEXTS) == pytest.approx(0.5)
+    assert figure(TEXTS[:1]) == pytest.approx(0.5)      # one text: chosen on the other half of its family
+
+
+def test_a_tuned_setting_agrees_as_far_as_is_asked():
+    runs = runs_of(lossy=[(10, 2, 1.0)] * 4, exact=[(10, 0, 2.0)] * 4)
+    assert runs.fastest(['lossy', 'exact'], TEXTS, CLOCK, 0.9) == 'exact'
+    assert runs.fastest(['lossy', 'exact'], TEXTS, CLOCK, 0.8) == 'lossy'
+    assert runs.fastest(['lossy'], TEXTS, CLOCK, 0.9) == 'lossy'       # the most agreeing, where none does
+
+
+def test_rivals_are_compared_at_equal_agreement():
+    """Between a rival at 100 % with pace 4 and one at 80 % with pace 8, it has pace 6 at 90 %."""
+    runs = runs_of(mine=[(10, 1, 1.0)] * 4, strict=[(8, 0, 2.0)] * 4, loose=[(10, 2, 1.25)] * 4)
+    figure = judge.at_equal(runs, 'mine', ['strict', 'loose'], CLOCK)
+    assert figure(TEXTS) == pytest.approx(10 / 6)
+
+
+def test_gap_ratio_and_families_by_hand():
+    assert judge.gap([1, None, 3, 5])(TEXTS) == pytest.approx(3)
+    assert math.isnan(judge.gap([None, 1])(numpy.array([0])))
+    assert judge.ratio([1, 2, 3, 4], [2, 2, 2, 2])(TEXTS) == pytest.approx(10 / 8)
+    by_family = judge.by_family(['a', 'a', 'a', 'b'], judge.gap([1, 1, 1, 4]))
+    assert by_family(TEXTS) == pytest.approx(2)         # the geometric mean of 1 and 4
+
+
+def test_area_counts_pairs():
+    """Scores 3 and 1 are true, 2 and 1 false: of four pairs 2 are in order and one is a tie."""
+    figure = judge.area([[3, 2], [1, 1]], [[1, 0], [1, 0]])
+    assert figure(numpy.arange(2)) == pytest.approx((2 + 0.5) / 4)
+    assert math.isnan(judge.area([[1, 2]], [[1, 1]])(numpy.array([0])))
+
+
+def test_costs_of_passes():
+    """Timed lengths as they are, longer ones in proportion; slim by its own curve, or its reader's full."""
+    costs = Costs({'target/full': [0, 2.0, 3.0, 4.0], 'draft/full': [0, 1.0], 'target/slim': [0, 1.0, 2.0]})
+    assert costs.of_pass('target/full', 2) == pytest.approx(1.5)
+    assert costs.of_pass('target/full', 6) == pytest.approx(4.0)
+    assert costs.of_pass('target/sparse', 3) == pytest.approx(2.0)
+    assert costs.of_pass('target/slim', 3) == pytest.approx(2 * (4 / 3) / 2)
+    assert costs.of_pass('draft/grounded', 3) == pytest.approx(1.0)
+    run = dict(passes={'target/full': {'1': 3, '2': 2}, 'draft/full': {'1': 4}})
+    assert costs.of_run(run) == pytest.approx(3 * 1 + 2 * 1.5 + 4 * 0.5)
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+
+@pytest.mark.parametrize('values, line, verdict', [
+    ([2.0, 2.1] * 10, 1.5, 'HOLDS'), ([2.0, 2.1] * 10, 2.5, 'FAILS'), ([2.0, 2.1] * 10, 2.05, 'UNDECIDED'),
+    ([3.0] * 20, 3.0, 'HOLDS'), ([1.0, 3.0], 2.0, 'UNDECIDED'), ([1.0, 3.0], 1.0, 'HOLDS')])
+def test_verdict(values, line, verdict):
+    """The whole interval has to be on one side; below twelve texts the range of single texts."""
+    claim = Claim('', 'ours', line, numpy.arange(len(values)), judge.gap(values))
+    finding = judge.judge(claim)
+    assert finding.verdict == verdict
+    if len(values) < judge.FEW:
+        assert (finding.low, finding.high) == (min(values), max(values))
+        assert f'n {len(values)}' in finding.cell
+
+
+def test_interval_covers():
+    """Of 200 samples of 30 normal numbers about 95 % of the intervals hold the true mean."""
+    generator = numpy.random.default_rng(0)
+    held = 0
+    for _ in range(200):
+        claim = Claim('', 'ours', 0, numpy.arange(30), judge.gap(generator.normal(size=30)))
+        finding = judge.judge(claim)
+        held += finding.low <= 0 <= finding.high
+    assert 180 <= held <= 198
+
+
+# --------------------------------------------------------------------------------------------------- rows
+
+def test_run_row(pair):
+    """Counts of real runs: a lossless setting agrees, lossy counts are those of a fresh dense pass."""
+    prompt = pair.texts((), 1)[0]
+    settings = dict(ar=named('ar'), sd=sd(3), draft=named('cascade-tokenv3', gamma=3, lam=0.9),
+                    hot=named('sd', temperature=1.0, seed=3), rounded=sd(3, rounded='draft'))
+    runs = run_row(settings, pair, prompt)['runs']
+    assert runs['ar']['passes'] == {'target/full': {1: 12}} and runs['ar']['right'] == 0
+    for name in ('ar', 'sd', 'rounded'):
+        assert (runs[name]['tokens'], runs[name]['wrong']) == (12, 0)
+        assert runs[name]['nats'] == pytest.approx(runs['ar']['nats'])
+    assert sum(runs['sd']['passes']['target/full'].values()) == runs['sd']['cycles']
+    assert 12 <= runs['sd']['accepted'] + runs['sd']['cycles']
+    assert runs['draft']['wrong'] > 0 and runs['hot']['nats'] > runs['ar']['nats']
+
+
+def test_token_row(pair):
+    """hit, largest and ratio against full passes without a cache."""
+    prompt = pair.texts((), 1)[0]
+    row = token_row(pair, prompt)
+    ids = list(prompt.ids)
+    target, draft = (load(folder)[0] for folder in pair.folders)
+    for i in range(row['tokens']):
+        p, q = (fresh(model, ids) for model in (target, draft))
+        guess = int(q.argmax())
+        assert row['hit'][i] == (guess == int(p.argmax()))
+        assert row['largest'][i] == pytest.approx(float(q.softmax(-1).max()), abs=1e-5)
+        assert row['ratio'][i] == pytest.approx(float((p[guess] - p.max()).exp()), abs=1e-5)
+        ids.append(int(p.argmax()))
+
+
+def fresh(model, ids):
+    """Logits [V] behind ids by a pass over all of them."""
+    return Reader(model, len(ids)).read(ids, [], model.full, 1)[0].double()
+
+
+def test_rows_are_kept_and_gone_on_with(tmp_path, pair):
+    """A line that was broken off goes, whole ones stay; another head begins anew."""
+    where = tmp_path / 'results' / 'rows.jsonl'
+    head = pair.head('rows', 2)
+    seen = []
+
+    def row_of(item):
+        seen.append(item)
+        return dict(item=item)
+    measure.write_rows(where, head, [0, 1, 2], row_of)
+    where.write_text(where.read_text()[:-3])
+    measure.write_rows(where, head, [0, 1, 2], row_of, resume=True)
+    assert seen == [0, 1, 2, 2]
+    assert [row['item'] for row in measure.read_stored(where).rows] == [0, 1, 2]
+    measure.write_rows(where, head | dict(n=3), [0], row_of, resume=True)
+    assert len(measure.read_stored(where).rows) == 1
+
+
+def test_names_of_pairs(pair):
+    assert measure.EMBEDDED.name == 'embedded' and pair.name == 'tiny-large+small'
+    assert replace(pair, draft='').name == 'tiny-large'
+
+
+def test_numbers_of_a_row():
+    """Five digits, and no NaN, which JSON does not have."""
+    row = json.loads(measure.as_line(dict(a=1 / 3, b=math.nan, c=[torch.pi], d={1: 2})))
+    assert row == dict(a=0.33333, b=None, c=[3.1416], d={'1': 2})
+
+
+@pytest.mark.parametrize('flags', [('--target', 'x'), ('--prompts', 'x')])
+def test_half_a_pair_is_refused(flags, capsys):
+    refused(capsys, '--target', 'best', *flags, main=program)
+
+
+def program():
+    """The measuring program, as it is started."""
+    return measure.exit_status('lab.measure', lambda: measure.run(measure.parse()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('paper', measure.PAPERS)
+def test_a_foreign_pair(paper, pair, tmp_path, monkeypatch):
+    """Each paper measures any pair, and judges two texts of it without a warning."""
+    monkeypatch.setattr(measure, 'LAB', tmp_path)
+    monkeypatch.setattr(judge, 'LAB', tmp_path)
+    measure.write_rows(measure.file_of(None, pair.name, 'costs'), {}, [0], lambda _: {
+        'target/full': [0.0, 1.0, 1.1], 'target/slim': [0.0, 0.6, 0.7], 'draft/full': [0.0, 0.2]})
+    measure.measure(paper, pair, 2)
+    for by_pair in judge.findings_of(paper).values():
+        for finding in by_pair.values():
+            assert finding.verdict in ('HOLDS', 'FAILS', 'UNDECIDED')
+
+
+# -------------------------------------------------------------------------------------------------- pages
+
+@pytest.mark.slow
+def test_pages_say_what_the_rows_say(tmp_path):
+    """The committed pages are what --report writes from the committed rows."""
+    texts = {where: where.read_text() for where in
+             [judge.LAB.parent / 'README.md', judge.LAB / 'README.md',
+              *(judge.LAB / paper / 'README.md' for paper in judge.PAPERS)]}
+    found = {paper: judge.findings_of(paper) for paper in judge.PAPERS}
+    for paper, findings in found.items():
+        assert len(findings) <= 12
+        page = texts[judge.LAB / paper / 'README.md']
+        assert judge.between_markers(page, judge.page_lines(paper, findings)) == page
+    for where, headlines in ((judge.LAB / 'README.md', False), (judge.LAB.parent / 'README.md', True)):
+        assert judge.between_markers(texts[where], judge.scoreboard(found, headlines)) == texts[where]
+
+
+def test_a_page_without_markers_is_refused():
+    with pytest.raises(ValueError):
+        judge.between_markers('text', ['line'])
+
+
+@pytest.mark.parametrize('paper', measure.PAPERS)
+def test_records_are_named_as_they_are_stored(paper):
+    """Each stored file is of a record that the paper still measures."""
+    records = importlib.import_module(f'lab.{paper}.record').RECORDS
+    assert all(isinstance(record, Record) for record in records.values())
+    for where in (measure.LAB / paper / 'results').glob('*/*.jsonl'):
+        assert where.stem in records, where
+
+
+@pytest.mark.slow
+def test_judging_is_a_program():
+    status, out, err = subprogram('-m', 'lab.judge', 'best')
+    assert status == 0 and 'over tuned sd' in out, err
+
