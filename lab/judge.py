@@ -115,8 +115,10 @@ class Costs:
         longest = min(positions, len(full) - 1)
         return curve[timed] * full[longest] / full[timed] * positions / longest / self.step
 
-    def of_run(self, run):
-        """Steps that the passes of a run take."""
+    def steps_of(self, run):
+        """Steps that the passes of a run take; those that it was stored with, if its passes were not."""
+        if 'passes' not in run:
+            return run.get('steps')
         total = 0.0
         for path, counts in run['passes'].items():
             for positions, passes in counts.items():
@@ -140,7 +142,7 @@ class Runs:
             if figure != 'passes':
                 self.sums[figure] = self.array(rows, lambda run, key=figure: run.get(key))
         if costs:
-            self.sums['steps'] = self.array(rows, costs.of_run)
+            self.sums['steps'] = self.array(rows, costs.steps_of)
 
     def array(self, rows, figure_of):
         """[R, S] of a function of a run."""
