@@ -8,6 +8,7 @@ import shutil
 import sys
 import warnings
 from collections import Counter
+from functools import partial
 
 import hypothesis
 import pytest
@@ -104,71 +105,32 @@ def stored_as(dtype):
     case('empty-weights', 'model.safetensors', dict(files={'model.safetensors': b''})),
     case('endless-header', 'model.safetensors', dict(files={'model.safetensors': b'\xff' * 99})),
     case('header-that-is-no-json', 'model.safetensors', dict(files={'model.safetensors': bytes(99)})),
-    case('header-without-tensors', 'weight', dict(files={'model.safetensors': b'\2' + bytes(7) + b'{}'})),
+    case('header-without-tensors', '0 tensors', dict(files={'model.safetensors': b'\2' + bytes(7) + b'{}'})),
+    case('a-pickle', 'pytorch_model.bin', dict(files={'model.safetensors': None, 'pytorch_model.bin': 'x'})),
     case('no-index', 'model.safetensors.index.json',
          dict(files={'model.safetensors.index.json': '{}', 'model.safetensors': None}))])
 def test_refused_content(named, changes, tmp_path, capsys):
     run_refused(capsys, named, tiny(tmp_path, **changes))
 
 
-def truncated_weights(folder):
-    file = folder / 'model.safetensors'
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def only_a_pickle(folder):
-    (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
-
-
-def weights_linked_out(folder):
-    (folder / 'model.safetensors').rename(folder.parent / 'elsewhere')
-    (folder / 'model.safetensors').symlink_to(folder.parent / 'elsewhere')
-
-
-def device_for_weights(folder):
-    (folder / 'model.safetensors').unlink()
-    (folder / 'model.safetensors').symlink_to('/dev/zero')
-
-
-def directory_for_weights(folder):
-    (folder / 'model.safetensors').unlink()
-    (folder / 'model.safetensors').mkdir()
-
-
-def link_to_itself(folder):
-    (folder / 'model.safetensors').unlink()
-    (folder / 'model.safetensors').symlink_to('model.safetensors')
-
-
-def link_to_nothing(folder):
-    (folder / 'generation_config.json').symlink_to('nothing.json')
-
-
-def pipe_for_a_config(folder):
-    (folder / 'config.json').unlink()
-    os.mkfifo(folder / 'config.json')
-
-
-def pipe_for_a_tokenizer(folder):
-    (folder / 'tokenizer.json').unlink()
-    os.mkfifo(folder / 'tokenizer.json')
-
-
-def endless_config(folder):
-    os.truncate(folder / 'config.json', 2 ** 40)            # a hole behind the text: it takes no room
-
-
-@pytest.mark.parametrize('spoil, named', [
-    (truncated_weights, 'model.safetensors'), (only_a_pickle, 'pytorch_model.bin'),
-    (weights_linked_out, 'model.safetensors'), (device_for_weights, 'model.safetensors'),
-    (directory_for_weights, 'model.safetensors'), (link_to_itself, 'model.safetensors'),
-    (link_to_nothing, 'generation_config.json'), (pipe_for_a_config, 'config.json'),
-    (pipe_for_a_tokenizer, 'tokenizer.json'), (endless_config, 'config.json')])
-def test_refused_file(spoil, named, tmp_path, capsys):
-    """Files that are broken, no files, or outside of the folder; none of them is waited for."""
-    folder = tiny(tmp_path / 'folder')
-    spoil(folder)
-    run_refused(capsys, named, folder)
+@pytest.mark.parametrize('name, becomes', [
+    ('model.safetensors', 'cut'), ('config.json', 'endless'), ('config.json', 'pipe'),
+    ('tokenizer.json', 'pipe'), ('model.safetensors', 'folder'), ('model.safetensors', '/dev/zero'),
+    ('model.safetensors', '../outside'), ('model.safetensors', 'model.safetensors'),
+    ('generation_config.json', 'nothing')])
+def test_refused_file(name, becomes, tmp_path, capsys):
+    """A file that is cut off, is no file, or is a link that leads out of the folder or nowhere."""
+    file = tiny(tmp_path / 'folder') / name
+    shutil.copy(file.parent / 'model.safetensors', tmp_path / 'outside')
+    if becomes == 'cut':
+        file.write_bytes(file.read_bytes()[:-100])
+    elif becomes == 'endless':
+        os.truncate(file, 2 ** 40)                          # a hole behind the text: it takes no room
+    else:
+        file.unlink(missing_ok=True)
+        make = dict(pipe=os.mkfifo, folder=os.mkdir).get(becomes, partial(os.symlink, becomes))
+        make(file)
+    run_refused(capsys, name, file.parent)
 
 
 @pytest.fixture
@@ -400,17 +362,6 @@ def test_calibration_that_is_none(content, folders):
     target, _ = folders
     put(target, {'calibration.json': content})
     refuses('calibration.json', read_calibration, target, None, ['mask'])
-
-
-def test_calibration_is_not_written_through_a_link(tmp_path):
-    """A checkpoint may bring a link of the name that a growing file has."""
-    folder = tiny(tmp_path / 'a')
-    victim = tmp_path / 'victim'
-    victim.write_text('mine')
-    (folder / 'calibration.new').symlink_to(victim)
-    write_calibration(folder, 'mask', MASK)
-    assert victim.read_text() == 'mine'
-    assert read_calibration(folder, None, ['mask'])['mask']['skip'] == [1, 2]
 
 
 # ---------------------------------------------------------------- generated folders: they run, or are refused

@@ -16,10 +16,9 @@ import lab.rivals       # noqa: F401, enters the baselines in METHODS
 import specmini
 import verify
 from lab import prove
-from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, LINE, RANGES, case, interrupt, json_lines, program,
+from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, program,
                                refused, reported, subprogram, tiny, tiny_pair)
-from lab.toys import (Table, WrongResidual, bytes_tokenizer, enumerate_law, exact_law, network, seeded,
-                      session, variation)
+from lab.toys import Table, WrongResidual, bytes_tokenizer, enumerate_law, exact_law, variation
 from model import write_calibration
 from verify import METHODS, Exact
 
@@ -71,11 +70,6 @@ def test_flags_that_do_not_fit(flags, named, capsys):
 def test_knobs_out_of_range(method, knob, capsys):
     name, value = knob.split('=')
     refused(capsys, f'{name} is {value}', '--prompt', 'x', '--method', method, '--set', knob)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
-def test_cuda_is_refused_where_there_is_none(capsys):
-    refused(capsys, '--device cuda', '--prompt', 'x', '--device', 'cuda')
 
 
 def test_list_names_every_method_and_its_knobs(capsys):
@@ -401,16 +395,6 @@ def test_places_table_by_hand():
     assert speeds.split()[-2:] == ['0.90', '1.20'] and len(speeds) == len(times)
 
 
-def test_passes_are_timed_at_the_end_of_a_run():
-    """All lengths up to the longest block and some beyond, within the text; the session stays as it was."""
-    s = session(network(0), network(1), LINE[:12], 0, eos=frozenset(range(11)))
-    curves = specmini.time_paths(s, [measured(cycle(6))])
-    assert sorted(curves['full']) == [0, 1, 2, 3, 4, 5, 6, 7, 9, 11]
-    steps = specmini.plain_steps(s)
-    assert [step.passes['target/full'][:2] for step in steps] == [[1, 1]] * 5
-    assert s.tokens == LINE[:12]
-
-
 def test_an_unrelated_draft_is_warned_of(pair, capsys):
     """A random target and a random draft; not where the draft is the target itself."""
     flags = *pair, '--max-new', 59, '--ignore-eos'
@@ -705,13 +689,9 @@ def test_prove_refuses_in_one_line(named, flags, short_proofs, capsys):
 # ------------------------------------------------------------------------------- the five source files, alone
 
 ONE_BY_ONE = '''
-import contextlib, io, json, sys
-import specmini
+import json, sys, specmini
 for flags in json.loads(sys.argv[1]):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = specmini.main(flags)
-    print(json.dumps([status, out.getvalue(), err.getvalue()]))
+    print('status', specmini.main(flags))
 '''
 
 
@@ -720,14 +700,13 @@ def test_the_source_files_stand_alone(able, tmp_path):
     """Without the laboratory: every paper's method; the flags that need the laboratory are refused."""
     for name in ('kernels.py', 'model.py', 'verify.py', 'specmini.py', 'train_mask.py'):
         shutil.copy(HOME / name, tmp_path)
-    target, draft = able
+    target, draft = map(str, able)
     papers = 'via', 'cmasd', 'ecsv', 'sparse', 'specguard'
-    runs = [['--compare', ','.join(papers), '--target', str(target), '--draft', str(draft), '--max-new', '12',
+    runs = [['--compare', ','.join(papers), '--target', target, '--draft', draft, '--max-new', '12',
              '--prompt', 'hello'],
             ['--prompt', 'hello'], ['--prompt', 'hello', '--trace', 'run.html'], ['--prove', 'sd']]
-    status, out, err = subprogram('-c', ONE_BY_ONE, json.dumps(runs), folder=tmp_path, PYTHONPATH='')
-    assert status == 0, err
-    table, *refusals = [json.loads(line) for line in out.splitlines()]
-    assert table[0] == 0 and all(f'\n{name} ' in table[1] for name in papers), table
-    for (status, out, err), named in zip(refusals, ('--target', '--trace run.html', '--prove')):
-        assert (status, out, err.count('\n')) == (2, '', 1) and named in err
+    _, out, err = subprogram('-c', ONE_BY_ONE, json.dumps(runs), folder=tmp_path, PYTHONPATH='')
+    assert re.findall(r'^status (\d)', out, re.MULTILINE) == ['0', '2', '2', '2'], err
+    assert all(f'\n{name} ' in out for name in papers)
+    for line, named in zip(err.splitlines()[-3:], ('--target', '--trace run.html', '--prove')):
+        assert named in line
