@@ -42,8 +42,8 @@ def viewed(tmp_path_factory):
     with specmini.open_trace(str(file), engine) as page:
         specmini.trace_comparison(engine, [dict(prompt=TOM)], [ids], methods, page)
     run = run_of(file)
-    lanes = {lane['method']: lane for lane in run['texts'][0]['lanes']}
-    return SimpleNamespace(file=file, run=run, lanes=lanes, engine=engine, ids=ids, methods=methods)
+    return SimpleNamespace(file=file, run=run, engine=engine, ids=ids, methods=methods,
+                           lanes={lane['method']: lane for lane in run['texts'][0]['lanes']})
 
 
 def judged_places(lane):
@@ -236,6 +236,7 @@ def test_page_shows_the_numbers_of_its_trace(browser, viewed):
     assert browser.get_log('browser') == []
 
 
+@pytest.mark.slow
 def test_page_is_walked_by_keys_and_by_touch(browser, viewed):
     from selenium.webdriver import ActionChains, Keys
     visit(browser, viewed.file)
@@ -254,16 +255,15 @@ def test_page_is_walked_by_keys_and_by_touch(browser, viewed):
     assert press(Keys.ARROW_UP)[1] == cycles - 1
     assert press(Keys.HOME, Keys.ARROW_DOWN, Keys.ARROW_DOWN)[1] == 3
     browser.find_element('id', 'event-7').click()
-    assert press()[0] == 8
-    assert browser.get_log('browser') == []
+    assert press()[0] == 8 and browser.get_log('browser') == []
 
 
+@pytest.mark.slow
 def test_page_reckons_the_clock(browser, viewed):
     """A lane's time by hand: in work, with other costs of draft and of verifying passes, in milliseconds."""
     visit(browser, viewed.file)
     choose(browser, 'choose-lane', 1)
-    lane, share = viewed.lanes['sd'], viewed.run['shares']['draft/full']
-    passes = lane['stats']['passes']
+    share, passes = viewed.run['shares']['draft/full'], viewed.lanes['sd']['stats']['passes']
 
     def times():
         found = [browser.find_element('css selector', f'.speed[data-name={name}]') for name in ('sd', 'ar')]
@@ -274,7 +274,7 @@ def test_page_reckons_the_clock(browser, viewed):
     choose(browser, 'verify-cost', 2)
     assert times() == pytest.approx([passes['draft/full'] * 0.5 + passes['target/full'] * 2, plain])
     choose(browser, 'unit', 'ms')
-    spent = sum(cycle['ms'] for cycle in lane['cycles'])
+    spent = sum(cycle['ms'] for cycle in viewed.lanes['sd']['cycles'])
     assert times()[0] * viewed.run['step'] == pytest.approx(spent, rel=1e-3)
 
 
@@ -314,5 +314,4 @@ def test_page_fits_a_phone(browser, viewed):
         choose(browser, 'choose-lane', number)
         assert 300 < browser.execute_script('return document.documentElement.scrollWidth') <= 360
     unnamed = browser.execute_script('return document.querySelectorAll("svg:not([aria-label])").length')
-    assert unnamed == 0
-    assert browser.get_log('browser') == []
+    assert unnamed == 0 and browser.get_log('browser') == []
