@@ -220,7 +220,7 @@ SHORT = dict(horizon=2)
 GREEDY = dict(draft_temperature=0.0)                    # candidates that are thrown away need no enumeration
 OFF = dict(rho=1.0, ffn_threshold=0.0, moe_skip=0)      # knobs of Sparse that leave nothing out
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
-CHECKED = TWO | dict(spots=2, a_spot=0.5)               # ECSV that checks positions with the target
+CHECKED = TWO | dict(spots=2, a_spot=1.0)               # ECSV that checks positions with the target
 ALWAYS = dict(keep=2.0, escalate=1.5)                   # VIA-SD escalates every token,
 NEVER = dict(keep=1.0, escalate=0.0, max_lag=99)        # and none
 
@@ -411,7 +411,7 @@ IDENTICAL = [       # methods and settings whose greedy text has to be plain dec
     case('ecsv', Ecsv(3), {}),
     case('ecsv-gamma-1', Ecsv(1, branches=2), {}),
     case('ecsv-prefix-soft', Ecsv(3, align='prefix', soft=1.0, granularity='window'), {}),
-    case('ecsv-spot', Ecsv(4, draft_temperature=1.5, spots=2, a_spot=0.5, budget=4, bonus_check=True), {}),
+    case('ecsv-spot', Ecsv(4, draft_temperature=1.5, spots=2, a_spot=1.0, budget=4, bonus_check=True), {}),
     case('via-always', ViaSd(3, **ALWAYS), {}),
     case('via-always-gate', ViaSd(1, after_escalation='gate', max_lag=0, **ALWAYS), {}),
     case('via-most-wrong-0', ViaSd(3, most_wrong=0.0), {}),
@@ -694,7 +694,7 @@ def test_a_cache_that_is_interrupted_anywhere(event):
     case('ar', Autoregressive(), {}),
     case('sd-eos', Exact(3), dict(eos=frozenset([8]))),
     case('sd-draft-self', Exact(3), dict(draft=None)),
-    case('ecsv-spot', Ecsv(3, draft_temperature=0.0, spots=1, a_spot=0.5, budget=3), {}),
+    case('ecsv-spot', Ecsv(3, draft_temperature=0.0, spots=1, a_spot=1.0, budget=3), {}),
     case('via', ViaSd(3, max_lag=3), {}),
     case('via-most-wrong', ViaSd(3, most_wrong=0.2), {}),
     case('specguard', SpecGuard(2, k=1, draft_temperature=0.0, tau=0.72, max_step=4, regenerate='sd'), {}),
@@ -929,7 +929,7 @@ def test_ecsv_spot_checks_go_where_doubt_is():
 def test_ecsv_spot_checks_keep_the_budget_and_the_text(R, budget, policy, align, bonus):
     """Target positions stay within the budget, and positions that a check has read are not read twice."""
     target = network(0)
-    method = Ecsv(4, draft_temperature=1.5, spots=R, a_spot=0.5, budget=budget, policy=policy, align=align,
+    method = Ecsv(4, draft_temperature=1.5, spots=R, a_spot=1.0, budget=budget, policy=policy, align=align,
                   bonus_check=bonus)
     checks = free = 0
     for draft, prompt in itertools.product((network(0), network(1)), ([1, 2], [3])):
