@@ -83,6 +83,12 @@ def fresh(model, line, last=None):
     return reader.read(line, [], model.full, last or len(line))
 
 
+def apart(a, b):
+    """The largest difference between two tensors of one shape."""
+    assert a.shape == b.shape
+    return float((a - b).abs().max())
+
+
 def session(target, draft, prompt, room, source=chain, seed=0, **settings):
     """A Session on a prompt (ids) with caches of its own; draft may be None."""
     capacity = len(prompt) + room
@@ -110,6 +116,14 @@ def check_cycle(cycle):
     labels, tokens, drafted, judged = cycle.labels, cycle.tokens, cycle.drafted, cycle.judged
     assert len(labels) == len(tokens) >= 1, f'{labels} are the labels of {tokens}'
     assert cycle.accepted <= len(judged) <= len(drafted), f'{cycle.accepted} kept, {judged}, {drafted}'
+
+
+def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
+    """A Session of a random pair whose target of four layers has a calibrated mask."""
+    mask = dict(skip=list(skip), nested=[[2, 3, 4, 5], [2, 3], [2]])
+    target = network(seed, num_hidden_layers=4)
+    draft = network(seed + 10)
+    return session(target, draft, [1, 2, 3], room, calibration=dict(mask=mask), **settings)
 
 
 def plain(target, prompt, room, **settings):
