@@ -25,7 +25,7 @@ SURE_LAMS = 0.02, 0.05, 0.1, 0.3                # of cascade and cascade-opt
 TOKEN_LAMS = 0.3, 0.5, 0.7, 0.9                 # of cascade-tokenv3, which is lenient sd
 FEW = 8                                         # prompts of a family where many settings write each text
 WINDOW = 32                                     # tokens that a mask's cost is of, as train_mask.py has it
-SIZES = range(1, 9)                             # layers that slim skips, of the embedded target's ten
+FREE, FOUND = 8, 4                              # layers that a mask may skip, and that the one found skips
 ROLES = 'mid', 'up'                             # models for the middle: of its own, the upscaled drafter
 LAB_ONLY = 'models of several sizes'
 
@@ -48,11 +48,6 @@ def few_texts(pair, n):
 
 # ------------------------------------------------------------------------------------------------- settings
 
-def usual_settings():
-    """{name: Setting} at defaults."""
-    return dict(plain=named('ar'), sd=sd(GAMMA), via=named('via'), bare=named('via', slim_bonus=False))
-
-
 def tuned_settings(pair):
     """{name: Setting} of sd, via and the cascades, each with the same lengths of blocks."""
     found = {}
@@ -71,18 +66,16 @@ def tuned_settings(pair):
 
 def counted_row(settings, pair, prompt):
     """A row of runs, with the full passes of each."""
-    row = run_row(settings(pair), pair, prompt)
+    row = run_row(settings, pair, prompt)
     for run in row['runs'].values():
         run['full'] = sum(run['passes'].get('target/full', {}).values())
     return row
 
 
 def usual_row(pair, prompt):
-    return counted_row(lambda pair: usual_settings(), pair, prompt)
-
-
-def tuned_row(pair, prompt):
-    return counted_row(tuned_settings, pair, prompt)
+    """via at its defaults and without slim's own token, plain decoding and sd."""
+    settings = dict(plain=named('ar'), sd=sd(GAMMA), via=named('via'), bare=named('via', slim_bonus=False))
+    return counted_row(settings, pair, prompt)
 
 
 # ------------------------------------------------------------------------- masks, middle models, --draft self
@@ -97,15 +90,22 @@ class WithMiddle(Pair):
 
 
 def weighed_row(settings, pair, prompt):
-    """A row of runs whose `steps` count weight bytes, because passes of these paths are not timed."""
+    """A row of runs whose `steps` count weight bytes, because passes of these paths are not timed.
+
+    memory: bytes of all weights and caches.
+    """
     runs = {}
     for name, setting in settings.items():
-        run = run_row({name: setting}, pair, prompt)['runs'][name]
-        read = prepared(pair, setting).weights()
-        steps = 0.0
+        run = counted_row({name: setting}, pair, prompt)['runs'][name]
+        engine = prepared(pair, setting)
+        read = engine.weights()
+        run['steps'] = 0.0
         for path, counts in run.pop('passes').items():
-            steps += sum(counts.values()) * read[path] / read['target/full']
-        runs[name] = run | dict(steps=steps)
+            run['steps'] += sum(counts.values()) * read[path] / read['target/full']
+        tensors = []
+        for reader in engine.readers.values():
+            tensors += [*reader.model.parameters(), *itertools.chain(*reader.cache.stores)]
+        runs[name] = run | dict(memory=sum(tensor.nbytes for tensor in tensors))
     return prompt.name | dict(runs=runs)
 
 
@@ -118,50 +118,28 @@ def windows():
 
 @functools.cache
 def plain_layers(size):
-    """(evenly spaced layers, the contiguous block of least cost) of the embedded target, as texts."""
-    free = windows().model.config.num_hidden_layers - 2
-    evenly, *blocks = [[i + 1 for i in mask] for mask in train_mask.plain_masks(free, size)]
-    best = min(blocks, key=lambda block: windows().cost(sublayers(block)))
-    return ' '.join(map(str, evenly)), ' '.join(map(str, best))
+    """The contiguous layers of the embedded target that cost least, as a text."""
+    _, *blocks = train_mask.plain_masks(FREE, size)
+    return layers_of(min(blocks, key=lambda block: windows().cost(sublayers(i + 1 for i in block))))
+
+
+def layers_of(mask):
+    """A mask as via-layers takes it; its unit 0 is layer 1, because the first layer always stays."""
+    return ' '.join(str(i + 1) for i in sorted(mask))
 
 
 def mask_row(pair, prompt):
     """via with the mask found, other layers, and other models in the middle."""
-    settings = dict(found=named('via'))
-    size = len(read_calibration(pair.target, None, ['mask'])['mask']['skip']) // 2
-    free = range(1, windows().model.config.num_hidden_layers - 1)
-    by_lot = random.Random(prompt.place).sample(free, size)
-    settings['random'] = named('via-layers', layers=' '.join(map(str, by_lot)))
-    settings['evenly'] = named('via-layers', layers=plain_layers(size)[0])
-    for skipped in SIZES:
-        settings[f'skip {skipped}'] = named('via-layers', layers=plain_layers(skipped)[1])
+    by_lot = random.Random(prompt.place).sample(range(FREE), FOUND)
+    settings = dict(found=named('via'), random=named('via-layers', layers=layers_of(by_lot)))
+    for size in range(1, FREE + 1):
+        settings[f'skip {size}'] = named('via-layers', layers=plain_layers(size))
     row = weighed_row(settings, pair, prompt)
-    for role, middle in with_middles(pair).items():
-        row['runs'] |= weighed_row({role: named('via-mid')}, middle, prompt)['runs']
-    return row
-
-
-def with_middles(pair):
-    """{role: the pair with this model in the middle} of those models that are there."""
-    found = {}
     for role in ROLES:
         if (MODELS / role).exists():
-            found[role] = WithMiddle(pair.target, pair.draft, middle=str(MODELS / role))
-    return found
-
-
-def memory_row(pair, prompt):
-    """Bytes of weights and caches: of sd, which are via's too, and with a model in the middle."""
-    found = {}
-    for name, models in (dict(sd=pair) | with_middles(pair)).items():
-        engine = models.engine()
-        engine.open([prompt.ids])
-        size = 0
-        for reader in engine.readers.values():
-            for tensor in itertools.chain(reader.model.parameters(), *reader.cache.stores):
-                size += tensor.nbytes
-        found[name] = size
-    return found
+            middle = WithMiddle(pair.target, pair.draft, middle=str(MODELS / role))
+            row['runs'] |= weighed_row({role: named('via-mid')}, middle, prompt)['runs']
+    return row
 
 
 def drafting_row(pair, prompt):
@@ -211,13 +189,10 @@ def slim_row(pair, prompt):
     return prompt.name | sums
 
 
-# --------------------------------------------------------------------------------------- the search for masks
-
 def unseen_texts(pair, n):
     """Prompts that the search for the target's mask did not have."""
     asked = read_calibration(pair.target, None, ['mask'])['mask'].get('settings', {})
-    expect(asked.get('unit', 'layer') == 'layer', f'{pair.target}: its mask is of sublayers, and blocks of '
-           'layers cannot be compared with it; search one of layers')
+    expect(asked.get('unit', 'layer') == 'layer', f'{pair.target}: search a mask of layers, not sublayers')
     searched = []
     if asked.get('prompts'):
         searched = [row['prompt'] for row in train_mask.calibration_rows(train_mask.Settings(**asked))]
@@ -240,10 +215,9 @@ def unseen_row(pair, prompt):
 
 RECORDS = dict(
     usual=Record(texts, usual_row),
-    tuned=Record(few_texts, tuned_row),
+    tuned=Record(few_texts, lambda pair, prompt: counted_row(tuned_settings(pair), pair, prompt)),
     answers=Record(lambda pair, n: texts(pair, 5 * n), answer_row),
     slim=Record(texts, slim_row),
     masks=Record(few_texts, mask_row, only=LAB_ONLY),
-    memory=Record(lambda pair, n: texts(pair, 1)[:1], memory_row, only=LAB_ONLY),
     unseen=Record(unseen_texts, unseen_row, drafts=False),
     drafting=Record(texts, drafting_row, drafts=False))
