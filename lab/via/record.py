@@ -1,7 +1,6 @@
 """What is measured for VIA-SD: `python -m lab.measure via` stores it, lab/via/claims.py judges it.
 
-The target needs a mask in its calibration.json (train_mask.py). Of another pair than the embedded there are
-fewer settings, because each writes a text of its own.
+The target needs a mask in its calibration.json: python train_mask.py finds one.
 """
 import functools
 import itertools
@@ -19,15 +18,15 @@ from verify import Exact, Score, ViaSd, decode, lookup, tokens_of, violation
 GAMMA = ViaSd.gamma
 FAMILIES = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa={}, translate={},
                 summary={})
+USUAL = dict(plain=named('ar'), sd=sd(GAMMA), via=named('via'), bare=named('via', slim_bonus=False))
 GAMMAS = GAMMA, 16                              # among which each rule is given its best
 THRESHOLDS = (0.1, 0.1), (0.3, 0.0), (0.3, 0.1), (0.5, 0.3), (0.8, 0.6)     # keep, escalate
-SURE_LAMS = 0.02, 0.05, 0.1, 0.3                # of cascade and cascade-opt
-TOKEN_LAMS = 0.3, 0.5, 0.7, 0.9                 # of cascade-tokenv3, which is lenient sd
+LAMS = {'cascade': (0.02, 0.05, 0.1, 0.3), 'cascade-opt': (0.02, 0.05, 0.1, 0.3),
+        'cascade-tokenv3': (0.3, 0.5, 0.7, 0.9)}        # the last is lenient sd
 FEW = 8                                         # prompts of a family where many settings write each text
 WINDOW = 32                                     # tokens that a mask's cost is of, as train_mask.py has it
 FREE, FOUND = 8, 4                              # layers that a mask may skip, and that the one found skips
 ROLES = 'mid', 'up'                             # models for the middle: of its own, the upscaled drafter
-LAB_ONLY = 'models of several sizes'
 
 
 def texts(pair, n):
@@ -46,9 +45,7 @@ def few_texts(pair, n):
     return texts(pair, min(n, FEW) if pair.is_embedded else n)
 
 
-# ------------------------------------------------------------------------------------------------- settings
-
-def tuned_settings(pair):
+def tuned_settings():
     """{name: Setting} of sd, via and the cascades, each with the same lengths of blocks."""
     found = {}
     for gamma in GAMMAS:
@@ -56,10 +53,8 @@ def tuned_settings(pair):
         for keep, escalate in THRESHOLDS:
             knobs = dict(gamma=gamma, keep=keep, escalate=escalate)
             found[f'via {gamma}, {keep:g} {escalate:g}'] = named('via', **knobs)
-        for lam in TOKEN_LAMS:
-            found[f'lenient {gamma}, {lam:g}'] = named('cascade-tokenv3', gamma=gamma, lam=lam)
-        if pair.is_embedded:
-            for rule, lam in itertools.product(('cascade', 'cascade-opt'), SURE_LAMS):
+        for rule, lams in LAMS.items():
+            for lam in lams:
                 found[f'{rule} {gamma}, {lam:g}'] = named(rule, gamma=gamma, lam=lam)
     return found
 
@@ -70,12 +65,6 @@ def counted_row(settings, pair, prompt):
     for run in row['runs'].values():
         run['full'] = sum(run['passes'].get('target/full', {}).values())
     return row
-
-
-def usual_row(pair, prompt):
-    """via at its defaults and without slim's own token, plain decoding and sd."""
-    settings = dict(plain=named('ar'), sd=sd(GAMMA), via=named('via'), bare=named('via', slim_bonus=False))
-    return counted_row(settings, pair, prompt)
 
 
 # ------------------------------------------------------------------------- masks, middle models, --draft self
@@ -110,17 +99,13 @@ def weighed_row(settings, pair, prompt):
 
 
 @functools.cache
-def windows():
-    """The calibration texts of the embedded target, which masks are costed on."""
-    model, tokenizer, _ = embedded('target')
-    return train_mask.Windows(model, train_mask.calibration_texts(tokenizer, train_mask.Settings()), WINDOW)
-
-
-@functools.cache
 def plain_layers(size):
-    """The contiguous layers of the embedded target that cost least, as a text."""
+    """The contiguous layers of the embedded target that cost least on its calibration texts, as a text."""
+    model, tokenizer, _ = embedded('target')
+    texts = train_mask.calibration_texts(tokenizer, train_mask.Settings())
+    windows = train_mask.Windows(model, texts, WINDOW)
     _, *blocks = train_mask.plain_masks(FREE, size)
-    return layers_of(min(blocks, key=lambda block: windows().cost(sublayers(i + 1 for i in block))))
+    return layers_of(min(blocks, key=lambda block: windows.cost(sublayers(i + 1 for i in block))))
 
 
 def layers_of(mask):
@@ -136,9 +121,8 @@ def mask_row(pair, prompt):
         settings[f'skip {size}'] = named('via-layers', layers=plain_layers(size))
     row = weighed_row(settings, pair, prompt)
     for role in ROLES:
-        if (MODELS / role).exists():
-            middle = WithMiddle(pair.target, pair.draft, middle=str(MODELS / role))
-            row['runs'] |= weighed_row({role: named('via-mid')}, middle, prompt)['runs']
+        middle = WithMiddle(pair.target, pair.draft, middle=str(MODELS / role))
+        row['runs'] |= weighed_row({role: named('via-mid')}, middle, prompt)['runs']
     return row
 
 
@@ -154,8 +138,6 @@ def answer_row(pair, prompt):
     runs = run_row(dict(plain=named('ar'), via=named('via')), pair, prompt)['runs']
     return prompt.name | {name: run['right'] for name, run in runs.items()}
 
-
-# ------------------------------------------------------------------------------- slim beside draft and target
 
 def stage_gain(q, s, p, alpha=0.5, beta=0.5):
     """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
@@ -214,10 +196,10 @@ def unseen_row(pair, prompt):
 
 
 RECORDS = dict(
-    usual=Record(texts, usual_row),
-    tuned=Record(few_texts, lambda pair, prompt: counted_row(tuned_settings(pair), pair, prompt)),
+    usual=Record(texts, functools.partial(counted_row, USUAL)),
+    tuned=Record(few_texts, functools.partial(counted_row, tuned_settings())),
     answers=Record(lambda pair, n: texts(pair, 5 * n), answer_row),
     slim=Record(texts, slim_row),
-    masks=Record(few_texts, mask_row, only=LAB_ONLY),
+    masks=Record(few_texts, mask_row, only='models of several sizes'),
     unseen=Record(unseen_texts, unseen_row, drafts=False),
     drafting=Record(texts, drafting_row, drafts=False))
