@@ -42,14 +42,9 @@ def claims(records):
                     runs.having('skip 5', 'mid'), over(runs, 'skip 5', 'mid', runs.kind), runs.kind)
     if 'drafting' in records:
         runs = records.runs('drafting')
-        for draft in ('self', 'lookup'):
+        for draft, name in (('self', 'self 2'), ('lookup', 'lookup')):
             yield Claim(f'`--draft {draft}` over plain decoding', 'ours', 1, numpy.arange(runs.size),
-                        fastest_over(runs, starting(runs, draft), 'plain'), runs.kind)
-
-
-def fastest_over(runs, names, rival):
-    """The figure: the speed of the fastest of these over a rival's."""
-    return lambda texts: runs.pace(names, texts, runs.kind).max() / runs.pace(rival, texts, runs.kind)
+                        over(runs, name, 'plain', runs.kind), runs.kind)
 
 
 def speed_claims(runs):
@@ -75,12 +70,16 @@ def break_even_claim(runs, costs):
 
 
 def equal_claim(runs):
-    """Each side at its best thresholds and blocks, with no more wrong tokens than via has by default."""
+    """Each side at its best thresholds and blocks, with no more wrong tokens than via has by default.
+
+    Settings are chosen on all families together, because four texts seldom have a wrong token.
+    """
+    runs.families[:] = 'all'
     texts = numpy.arange(runs.size)
     agreement = runs.agreement(USUAL, texts)
     figure = tuned_over(runs, starting(runs, 'via'), starting(runs, 'cascade', 'sd'), runs.kind,
                         agreement, agreement)
-    return Claim('over cascades and lenient `sd`, all tuned, equal errors', 'paper: 1.1 to 1.2', 1.05, texts,
+    return Claim('over tuned cascades and lenient `sd`, equal errors', 'paper: 1.1 to 1.2', 1.05, texts,
                  figure, runs.kind, headline=True)
 
 

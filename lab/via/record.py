@@ -19,7 +19,7 @@ GAMMA = ViaSd.gamma
 FAMILIES = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa={}, translate={},
                 summary={})
 USUAL = dict(plain=named('ar'), sd=sd(GAMMA), via=named('via'), bare=named('via', slim_bonus=False))
-GAMMAS = GAMMA, 16                              # among which each rule is given its best
+GAMMAS = GAMMA, 16                              # among which each rule is given its best; 28 brings no more
 THRESHOLDS = (0.1, 0.1), (0.3, 0.0), (0.3, 0.1), (0.5, 0.3), (0.8, 0.6)     # keep, escalate
 LAMS = {'cascade': (0.02, 0.05, 0.1, 0.3), 'cascade-opt': (0.02, 0.05, 0.1, 0.3),
         'cascade-tokenv3': (0.3, 0.5, 0.7, 0.9)}        # the last is lenient sd
