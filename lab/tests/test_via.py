@@ -1,0 +1,137 @@
+"""VIA-SD's baselines: their distributions and limits; its records on small networks; its claims by hand."""
+from dataclasses import replace
+
+import numpy
+import pytest
+import torch
+
+import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+from lab import judge
+from lab.judge import Costs, Runs
+from lab.measure import EMBEDDED, embedded
+from lab.tests.helpers import slim_session
+from lab.toys import Table, enumerate_law, network, plain, write
+from lab.via import claims, record
+from model import Reader, read_calibration
+from verify import METHODS, overlap, probs
+
+
+def cascade(p, q, lam):
+    return q if q.max() >= 1 - lam else p
+
+
+def cascade_opt(p, q, lam):
+    return q if q.max() >= p.max() - lam * (1 - overlap(p, q)) else p
+
+
+def cascade_token(p, q, lam):
+    inside = q * (p >= (1 - lam) * p.max())
+    return inside + (1 - inside.sum()) * p
+
+
+@pytest.mark.parametrize('name, blend, lams', [
+    ('cascade', cascade, (0.3, 0.7)), ('cascade-opt', cascade_opt, (0.3, 0.6)),
+    ('cascade-tokenv3', cascade_token, (0.3, 0.9))])
+def test_law_of_cascades(name, blend, lams):
+    """The first of two tokens follows the rule's own blend of p and q, the second the target's p.
+
+    The blend has to differ between two lam, else the rule's condition would not be tested.
+    """
+    target, draft = Table(2), Table(4)
+    p, q = (probs(table.row((0,))) for table in (target, draft))
+    blends = set()
+    for lam in lams:
+        wanted = blend(p, q, lam)
+        blends.add(tuple(wanted.tolist()))
+        method = METHODS[name](1, lam=lam)
+        assert not method.lossless
+        for (first, second), chance in enumerate_law(target, draft, method, 2, temperature=1.0).items():
+            after = probs(target.row((0, first)))
+            assert chance == pytest.approx(float(wanted[first] * after[second]))
+    assert len(blends) > 1
+
+
+def test_middle_model_that_is_the_target():
+    """via-mid writes the middle model's text where it is never escalated: here the target's, or another."""
+    target = slim_session().target.model
+    wanted = plain(target, [1, 2, 3], 24)
+    knobs = dict(keep=1.0, escalate=0.0, max_lag=99)
+    texts = []
+    for middle in (target, network(5, num_hidden_layers=2)):
+        s = replace(slim_session(), mid=Reader(middle, 64))
+        texts.append(write(s, METHODS['via-mid'](5, **knobs))[0])
+        assert texts[-1] == plain(middle, [1, 2, 3], 24)
+    assert texts[0] == wanted != texts[1]
+
+
+def test_layers_that_slim_skips():
+    """Layers named one by one are the calibrated mask's text, others another one, none the mask itself."""
+    knobs = dict(keep=1.0, escalate=0.0, max_lag=99)
+    texts = {}
+    for layers in ('', '1 2', '0 3'):
+        s = slim_session(skip=(2, 3, 4, 5))
+        texts[layers], _ = write(s, METHODS['via-layers'](5, layers=layers, **knobs))
+    assert texts[''] == texts['1 2'] != texts['0 3']
+
+
+def test_slim_row_by_hand():
+    """Drafts of five behind the target's text: who has the full pass's favourites, from fresh caches."""
+    (prompt,) = EMBEDDED.texts(['table'], 1)
+    target, _, eos = embedded('target')
+    draft, _, _ = embedded('draft')
+    slim = target.full.without(read_calibration(EMBEDDED.target, None, ['mask'])['mask']['skip'])
+    text = plain(target, prompt.ids, 160, eos=eos)
+    wanted = dict(positions=len(text), draft_right=0, slim_right=0)
+    for i in range(0, len(text), 5):
+        line = prompt.ids + text[:i]
+        block = plain(draft, line, min(5, len(text) - i))
+        full, middle = [favourites(target, line, block, path) for path in (target.full, slim)]
+        wanted['draft_right'] += sum(map(int.__eq__, block, full))
+        wanted['slim_right'] += sum(map(int.__eq__, middle, full))
+    assert wanted.items() <= record.slim_row(EMBEDDED, prompt).items()
+    assert wanted['draft_right'] < wanted['slim_right']
+
+
+def favourites(model, line, block, path):
+    """What a path has for likeliest at each token of a block, behind what the full path read."""
+    reader = Reader(model, len(line) + 5)
+    reader.read(line[:-1], [], model.full, 0)
+    return reader.read(line, block, path, len(block) + 1).argmax(-1).tolist()[:-1]
+
+
+def run(tokens, wrong, steps, **more):
+    return dict(tokens=tokens, wrong=wrong, steps=steps) | more
+
+
+def test_claims_by_hand():
+    """Two texts: speeds, rejections, break-even; who errs oftener than via is left out; the best block."""
+    judged = dict(sd=dict(judged=10, accepted=6), via=dict(judged=10, accepted=8), plain={})
+    usual = {name: run(10, 0, steps, cycles=4, full=full, **judged[name])
+             for name, steps, full in (('plain', 10, 10), ('sd', 5, 4), ('via', 4, 1))}
+    found = {claim.text: claim.figure(numpy.arange(2)) for claim in claims.speed_claims(texts_of(usual))}
+    assert list(found.values()) == pytest.approx([2.5, 1.25, 0.5])
+    costs = Costs({'target/full': [0.0] + [2.0] * 6, 'target/slim': [0.0] + [1.0] * 6})
+    assert claims.break_even_claim(texts_of(usual), costs).figure(numpy.arange(2)) == pytest.approx(0.25)
+    tuned = {claims.USUAL: run(10, 1, 5), 'via 5, 0 0': run(10, 3, 1), 'sd 5': run(10, 0, 8),
+             'cascade 5, 0.1': run(10, 1, 4), 'cascade 5, 0.3': run(10, 2, 2)}
+    assert claims.equal_claim(texts_of(tuned)).figure(numpy.arange(2)) == pytest.approx(0.8)
+    rows = [dict(scored=1, found=2.0, evenly=9.0, blocks=[1.0, 4.0]),
+            dict(scored=3, found=2.0, evenly=9.0, blocks=[5.0, 3.0])]
+    assert claims.unseen_claim(rows).figure(numpy.arange(2)) == pytest.approx(1 - 8 / 13)
+
+
+def texts_of(runs):
+    """Runs of two texts of a family that went alike."""
+    return Runs([dict(family='qa', place=place, runs=runs) for place in range(2)])
+
+
+def test_stored_rows_are_judged(recwarn):
+    """Every claim of every pair has a figure and an interval around it."""
+    found = judge.findings_of('via')
+    assert len(found) <= 12
+    for by_pair in found.values():
+        for finding in by_pair.values():
+            assert finding.low <= finding.figure <= finding.high
+    pairs = {pair: judge.Records('via', pair) for pair in judge.measured_pairs('via')}
+    assert len(claims.sweeps(pairs).rows) <= 25
+    assert not recwarn.list
