@@ -58,10 +58,11 @@ class Finding:
 
     @property
     def cell(self):
-        """The cell of a page: verdict, figure, interval, and n where there are few texts."""
+        """The cell of a page: verdict, figure, kind of speed, interval, and n where there are few texts."""
         n = len(self.claim.texts)
         few = f'n {n}: ' if n < FEW else ''
-        return f'{self.verdict} {number(self.figure)} ({few}{number(self.low)} to {number(self.high)})'
+        kind = f' {self.claim.kind}' if self.claim.kind else ''
+        return f'{self.verdict} {number(self.figure)}{kind} ({few}{number(self.low)} to {number(self.high)})'
 
 
 def judge(claim):
@@ -115,8 +116,10 @@ class Costs:
         longest = min(positions, len(full) - 1)
         return curve[timed] * full[longest] / full[timed] * positions / longest / self.step
 
-    def of_run(self, run):
-        """Steps that the passes of a run take."""
+    def steps_of(self, run):
+        """Steps that the passes of a run take; those that it was stored with, if its passes were not."""
+        if 'passes' not in run:
+            return run.get('steps')
         total = 0.0
         for path, counts in run['passes'].items():
             for positions, passes in counts.items():
@@ -140,7 +143,12 @@ class Runs:
             if figure != 'passes':
                 self.sums[figure] = self.array(rows, lambda run, key=figure: run.get(key))
         if costs:
-            self.sums['steps'] = self.array(rows, costs.of_run)
+            self.sums['steps'] = self.array(rows, costs.steps_of)
+
+    @property
+    def kind(self):
+        """CLOCK where the runs were timed, else MODELLED."""
+        return CLOCK if 'seconds' in self.sums else MODELLED
 
     def array(self, rows, figure_of):
         """[R, S] of a function of a run."""
@@ -376,10 +384,9 @@ def claim_rows(findings):
     """Rows (claim, whose, line, embedded pair, real models) of {claim's text: {pair: Finding}}."""
     for text, by_pair in findings.items():
         claim = next(iter(by_pair.values())).claim
-        kind = f', {claim.kind}' if claim.kind else ''
         own = [f.cell for pair, f in by_pair.items() if pair.startswith(EMBEDDED)]
         real = [f'{short(pair)}: {f.cell}' for pair, f in by_pair.items() if not pair.startswith(EMBEDDED)]
-        yield text + kind, claim.whose, f'{claim.line:g}', ' '.join(own) or '-', '; '.join(real) or '-'
+        yield text, claim.whose, f'{claim.line:g}', ' '.join(own) or '-', '; '.join(real) or '-'
 
 
 CLAIM_HEAD = 'claim', 'whose', 'at least', 'embedded pair', 'real models'

@@ -6,7 +6,7 @@ file's description; tests compare that. Wants matplotlib (requirements-lab.txt).
 import argparse
 import sys
 
-from lab.pairs import EMBEDDED
+from lab.measure import embedded
 from lab.pictures import cycles, points
 from specmini import take_threads
 
@@ -28,7 +28,7 @@ def main():
     except ImportError as error:
         print(f'lab.pictures: {error}; pip install -r requirements-lab.txt', file=sys.stderr)
         return 2
-    take_threads(EMBEDDED.network('target')[0])         # of one, as everywhere: equal figures on any machine
+    take_threads(embedded('target')[0])         # of one, as everywhere: equal figures on any machine
     draw = charts.DRAWN | methods.DRAWN
     for name, figures in shown().items():
         said = points.fronts(figures) if name == 'front' else figures

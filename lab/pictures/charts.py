@@ -2,16 +2,15 @@
 from matplotlib import pyplot
 
 from lab.pictures.points import LONGEST, Point, front, speedup
-from lab.pictures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION, WIDTH
+from lab.pictures.style import BLACK, BLUE, GREY, ORANGE, PALE, SKY, VERMILLION, WIDTH
 
 GAMMAS = range(1, LONGEST + 1)
 ALPHAS = {0.9: '-', 0.8: '--', 0.7: '-.', 0.5: ':'}     # acceptance rate: its line
 CHEAP = 0.05                # of a plain step: a draft pass where drafting costs next to nothing
 KINDS = dict(   # kind of a Point: (how it is called, marker, colour, its column among the lossless)
     sd=('sd', 'o', BLACK, 0), plain=('plain decoding', '*', GREY, 0),
-    adaptive=('controllers, hedge, look-up', 'D', BLUE, 1), ecsv=('ecsv', 'p', GREEN, 2),
-    cmasd=('cmasd, ratio: its rule with one τ', '^', VERMILLION, 0), via=('via', 's', ORANGE, 0),
-    lenient=('lenient sd', 'P', PURPLE, 0))
+    adaptive=('controllers, hedge, look-up', 'D', BLUE, 1),
+    cmasd=('cmasd, ratio: its rule with one τ', '^', VERMILLION, 0), via=('via', 's', ORANGE, 0))
 HEIGHT = 6                  # of the front, inches
 
 

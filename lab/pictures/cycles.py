@@ -2,17 +2,13 @@
 
 Which text, and by what rule a cycle of it was taken, stands in each function. Words are texts of tokens.
 """
-import torch
+import copy
+import functools
 
 from lab import tasks
-from lab.cmasd.record import interest, observed
-from lab.common import held_out_rows
-from lab.ecsv.record import Heard
-from lab.pairs import EMBEDDED
-from lab.specguard.sessions import engine_for
-from model import Reader, read_calibration
+from lab.measure import EMBEDDED, held_out_rows
 from train_mask import watched
-from verify import CmAsd, Session, Sparse, SpecGuard, ViaSd, decode, step_score
+from verify import CmAsd, Draft, Ecsv, Score, Sparse, SpecGuard, ViaSd, decode, step_score
 
 FOX = 'One evening Mia the fox went to the market with a map.'
 CROW = 'Last winter Tom the crow went to the forest with a basket.'
@@ -35,13 +31,47 @@ def column(rows, key):
     return [row[key] for row in rows]
 
 
+@functools.cache
+def engine():
+    """The Engine of the embedded pair."""
+    return EMBEDDED.engine()
+
+
+def begun(text, method):
+    """A Session of the embedded pair that has read this text."""
+    ids = EMBEDDED.encode(text)
+    engine().open([ids])
+    return engine().start(ids, method)
+
+
+# -------------------------------------------------------------------------------------------- CM-ASD, ECSV
+
+def observed(session, cycle):
+    """(cycle, the target's favourites, p / max p of the draft tokens) of the cycle that just ended."""
+    before = copy.copy(session)
+    before.tokens = session.tokens[:len(session.tokens) - len(cycle.tokens)]
+    score = Score(before, Draft.points(cycle.drafted, session.target.model), session.target.model.full)
+    return cycle, score.logits.argmax(-1).tolist(), score.ratios
+
+
+def interest(seen):
+    """How much a cycle shows: first whether it keeps a token that the target would not write, then doubt."""
+    cycle, best, _ = seen
+    bent = False
+    for judged, favourite in zip(cycle.judged, best):
+        if judged['kept'] and judged['token'] != favourite:
+            bent = True
+    lowest = min((judged['confidence'] for judged in cycle.judged), default=1.0)
+    return bent, -lowest
+
+
 def confident():
     """A cycle of cmasd: the one that keeps what the target would not have written, at the least confidence.
 
     window: how many tokens the mean confidence of the block so far allows, at each place.
     """
-    session = EMBEDDED.session(EMBEDDED.encode(FOX))
     method = CmAsd()
+    session = begun(FOX, method)
     seen = [observed(session, cycle) for cycle in decode(session, method)]
     cycle, best, ratios = max(seen, key=interest)
     confidence = column(cycle.judged, 'confidence')
@@ -53,11 +83,23 @@ def confident():
                 kept=column(cycle.judged, 'kept'), favourite=words(best), committed=words(cycle.tokens))
 
 
+class Voting(Ecsv):
+    """ecsv that notes the votes of a cycle: (Ballot, weights [B, n], the elected tokens)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.votes = []
+
+    def fuse(self, ballot):
+        elected = super().fuse(ballot)
+        self.votes.append((ballot, self.weights(ballot), elected))
+        return elected
+
+
 def voted():
     """A cycle of ecsv: the one whose branches part into most different beginnings."""
-    session = EMBEDDED.session(EMBEDDED.encode(CROW))
-    session.generator = torch.Generator().manual_seed(0)        # of the branches, which are sampled
-    method = Heard(5, spots=0)                          # ecsv that remembers its votes
+    method = Voting(5)
+    session = begun(CROW, method)
     widest = 0
     for cycle in decode(session, method):
         ballot, weights, fused = method.votes.pop()
@@ -73,7 +115,7 @@ def voted():
 
 def before(session, cycle):
     """The last words of the text behind which a cycle, the latest, has written."""
-    text = EMBEDDED.text(session.tokens[:-len(cycle.tokens)])
+    text = EMBEDDED.tokenizer.decode(session.tokens[:-len(cycle.tokens)])
     return ' '.join(['…', *text.split()[-6:]])
 
 
@@ -89,9 +131,8 @@ def beginnings(lines):
 
 def doubted():
     """Two cycles of via in one text: the first that slim rewrites, the first that it hands to the target."""
-    session = EMBEDDED.session(EMBEDDED.encode(RABBIT))
-    session.calibration = read_calibration(EMBEDDED.target, None, ['mask'])
     method = ViaSd()
+    session = begun(RABBIT, method)
     found = {}
     for number, cycle in enumerate(decode(session, method), 1):
         last = cycle.judged[-1]
@@ -107,9 +148,8 @@ def doubted():
 def guarded():
     """All steps of specguard on one problem, with both signals on their scale of 0 to 1."""
     row = held_out_rows('math', BELLS + 1)[BELLS]
-    engine = engine_for([row])
     method = SpecGuard(preset='greedy')
-    session = engine.start(engine.tokenizer.encode(row['prompt']).ids, method)
+    session = begun(row['prompt'], method)
     known = session.calibration['signals']
     ranges = known['draft_logp'], known['draft_grounding']
     steps = []
@@ -124,7 +164,7 @@ def guarded():
 
 def text_of(tokens):
     """The text of a step in one line, without blanks at its ends."""
-    return EMBEDDED.text(tokens).strip()
+    return EMBEDDED.tokenizer.decode(tokens).strip()
 
 
 def thinned():
@@ -135,13 +175,10 @@ def thinned():
     row = middling_table()
     ids = EMBEDDED.encode(row['prompt'])
     draft = EMBEDDED.encode(row['solution'])[:4]
-    model = EMBEDDED.network('target')[0]
-    reader = Reader(model, len(ids) + len(draft) + 1)
-    calibration = read_calibration(EMBEDDED.target, None, ['sparse'])
-    session = Session(reader, None, None, ids, 5, calibration=calibration)
     method = Sparse(block=BLOCK)
-    path = method.view(model.full, session)
-    reader.read(ids[:-1], [], model.full, 0)
+    session = begun(row['prompt'], method)
+    reader = session.target
+    path = method.view(reader.model.full, session)
     log = []
     reader.read(ids, draft, watched(path, log), len(draft) + 1)
     anchors, read = [], []

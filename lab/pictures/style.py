@@ -12,14 +12,13 @@ import matplotlib
 from matplotlib import pyplot
 from matplotlib.patches import FancyBboxPatch
 
-from lab.common import for_json
-from lab.files import write_text
+from lab.measure import for_json
 
 HERE = File(__file__).parent
 MARKS = r'(<g clip-path="[^"]*")>((?:\s*<use [^>]* style="([^"]*)"/>)+)'      # of one kind
 WIDTH = 73                  # of a canvas: 700 pixels on a page
 BLACK, ORANGE, SKY, GREEN = '#000000', '#E69F00', '#56B4E9', '#009E73'
-BLUE, VERMILLION, PURPLE = '#0072B2', '#D55E00', '#CC79A7'
+BLUE, VERMILLION = '#0072B2', '#D55E00'
 GREY, PALE = '#666666', '#DDDDDD'
 LOOKS = dict(       # kind of a token: (ground, edge, style of the edge)
     draft=('#E2F3ED', GREEN, '-'),              # guessed and kept
@@ -88,7 +87,7 @@ def save(figure, name, shown):
     written = io.StringIO()
     figure.savefig(written, format='svg', metadata=said)
     pyplot.close(figure)
-    write_text(HERE / f'{name}.svg', lean(written.getvalue()))
+    (HERE / f'{name}.svg').write_text(lean(written.getvalue()), encoding='utf-8')
 
 
 def lean(svg):

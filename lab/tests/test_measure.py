@@ -104,7 +104,8 @@ def test_costs_of_passes():
     assert costs.of_pass('target/slim', 3) == pytest.approx(2 * (4 / 3) / 2)
     assert costs.of_pass('draft/grounded', 3) == pytest.approx(1.0)
     run = dict(passes={'target/full': {'1': 3, '2': 2}, 'draft/full': {'1': 4}})
-    assert costs.of_run(run) == pytest.approx(3 * 1 + 2 * 1.5 + 4 * 0.5)
+    assert costs.steps_of(run) == pytest.approx(3 * 1 + 2 * 1.5 + 4 * 0.5)
+    assert costs.steps_of(dict(steps=7.0)) == 7
 
 
 # ------------------------------------------------------------------------------------------------ verdicts

@@ -1,0 +1,549 @@
+"""What a checkpoint's folder may hold, and what is refused: exit status 2, one line that names the fault."""
+import copy
+import faulthandler
+import json
+import math
+import os
+import shutil
+import sys
+import warnings
+from collections import Counter
+from functools import partial
+
+import hypothesis
+import pytest
+import torch
+import transformers
+from hypothesis import strategies as some
+from safetensors.torch import load as tensors_of
+from safetensors.torch import save
+from tokenizers import Tokenizer, models, processors
+
+import kernels
+import specmini
+from lab.tests.helpers import case, program, put, refused, refuses, reported, tiny
+from lab.toys import byte_network, bytes_tokenizer, fresh
+from model import encode, load, read_calibration, read_config, read_tokenizer, write_calibration
+from verify import Exact
+
+
+def run_refused(capsys, named, folder, *flags):
+    refused(capsys, named, '--target', folder, '--prompt', 'x', *flags)
+
+
+# ------------------------------------------------------------------------------------------------ config.json
+
+def scaled(kind, **settings):
+    """The rotary settings of a config.json of transformers 4."""
+    return dict(rope_scaling=dict(rope_type=kind, factor=2, **settings))
+
+
+@pytest.mark.parametrize('name, value', [
+    ('model_type', 'gpt2'), ('hidden_size', None), ('num_attention_heads', 0),
+    ('max_position_embeddings', '64'), ('rms_norm_eps', '1e-6'), ('tie_word_embeddings', 'no'),
+    ('layer_types', 'full'), ('vocab_size', 10 ** 18), ('head_dim', 5), ('num_hidden_layers', 10 ** 9),
+    ('hidden_act', 'gelu'), ('eos_token_id', '</s>'), ('quantization_config', dict(bits=4)),
+    ('partial_rotary_factor', 0.5)])
+def test_refused_value(name, value, tmp_path, capsys):
+    """The line names a setting that is no value, or asks for what is not here."""
+    run_refused(capsys, name, tiny(tmp_path, **{name: value}))
+
+
+@pytest.mark.parametrize('named, changes', [
+    case('heads-that-do-not-divide', 'config.json', dict(num_key_value_heads=3)),
+    case('more-experts-than-there-are', 'num_experts_per_tok',
+         dict(model_type='qwen3_moe', num_experts=2, num_experts_per_tok=3, moe_intermediate_size=4)),
+    case('mistral-window', 'window of 32', dict(model_type='mistral', sliding_window=32)),
+    case('qwen2-window', 'window of 32',
+         dict(model_type='qwen2', sliding_window=32, use_sliding_window=True)),
+    case('qwen3-window-is-off', 'k_norm.weight',            # its norms are missing: its window is no reason
+         dict(model_type='qwen3', sliding_window=32, use_sliding_window=False)),
+    case('weights-missing', 'layers.2.input_layernorm.weight', dict(num_hidden_layers=3)),
+    case('weights-unknown', 'layers.1.input_layernorm.weight', dict(num_hidden_layers=1)),
+    case('weights-shape', '(16, 25)', dict(intermediate_size=25)),
+    case('sizes-absurd', 'config.json', dict(vocab_size=10 ** 10, hidden_size=10 ** 10)),
+    case('layers-beyond-the-files', '9999', dict(num_hidden_layers=9999)),
+    case('rope-text', "'linear'", dict(rope_scaling='linear')),
+    case('rope-type', "'longrope'", scaled('longrope')),
+    case('rope-type-list', "['yarn']", scaled(['yarn'])),
+    case('rope-by-layer', 'config.json', dict(rope_parameters=dict(full_attention=dict(rope_type='yarn')))),
+    case('rope-theta', 'rope_theta', scaled('yarn') | dict(rope_theta=1)),
+    case('rope-option', 'beta_fast', scaled('yarn', beta_fast='x')),
+    case('rope-too-big', 'original_max_position_embeddings',
+         scaled('yarn', original_max_position_embeddings=10 ** 400)),
+    case('rope-shrinks', 'factor', dict(rope_scaling=dict(type='linear', factor=1e-30))),
+    case('rope-ends-swapped', 'beta_slow', scaled('yarn', beta_slow=40)),
+    case('rope-llama3-ends', 'low_freq_factor', scaled('llama3', low_freq_factor=4, high_freq_factor=1))])
+def test_refused_config(named, changes, tmp_path, capsys):
+    """What the settings ask for together is not here, or the weights are others."""
+    run_refused(capsys, named, tiny(tmp_path, **changes))
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+def multiplied(part, factor):
+    """A function that multiplies the tensors whose name has this part."""
+    def change(tensors):
+        return {name: tensor * factor if part in name else tensor for name, tensor in tensors.items()}
+    return change
+
+
+def stored_as(dtype):
+    """A function that gives tensors of this dtype."""
+    return lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize('named, changes', [
+    case('nan', 'lm_head.weight', dict(weights=multiplied('head', math.nan))),
+    case('overflow', 'NaN', dict(weights=multiplied('down', 1e38))),
+    case('integers', 'I8', dict(weights=stored_as(torch.int8))),
+    case('complex', 'C64', dict(weights=stored_as(torch.complex64))),
+    case('half-a-config', 'config.json', dict(files={'config.json': '{"model_type": '})),
+    case('no-tokenizer', 'tokenizer.json', dict(files={'tokenizer.json': None})),
+    case('empty-tokenizer', 'tokenizer.json', dict(files={'tokenizer.json': '{}'})),
+    case('tokenizer-beyond-the-embedding', '258', dict(tokenizer=bytes_tokenizer(['x2']))),
+    case('empty-weights', 'model.safetensors', dict(files={'model.safetensors': b''})),
+    case('endless-header', 'model.safetensors', dict(files={'model.safetensors': b'\xff' * 99})),
+    case('header-that-is-no-json', 'model.safetensors', dict(files={'model.safetensors': bytes(99)})),
+    case('header-without-tensors', '0 tensors', dict(files={'model.safetensors': b'\2' + bytes(7) + b'{}'})),
+    case('a-pickle', 'pytorch_model.bin', dict(files={'model.safetensors': None, 'pytorch_model.bin': 'x'})),
+    case('no-index', 'model.safetensors.index.json',
+         dict(files={'model.safetensors.index.json': '{}', 'model.safetensors': None}))])
+def test_refused_content(named, changes, tmp_path, capsys):
+    run_refused(capsys, named, tiny(tmp_path, **changes))
+
+
+@pytest.mark.parametrize('name, becomes', [
+    ('model.safetensors', 'cut'), ('config.json', 'endless'), ('config.json', 'pipe'),
+    ('tokenizer.json', 'pipe'), ('model.safetensors', 'folder'), ('model.safetensors', '/dev/zero'),
+    ('model.safetensors', '../outside'), ('model.safetensors', 'model.safetensors'),
+    ('generation_config.json', 'nothing')])
+def test_refused_file(name, becomes, tmp_path, capsys):
+    """A file that is cut off, is no file, or is a link that leads out of the folder or nowhere."""
+    file = tiny(tmp_path / 'folder') / name
+    shutil.copy(file.parent / 'model.safetensors', tmp_path / 'outside')
+    if becomes == 'cut':
+        file.write_bytes(file.read_bytes()[:-100])
+    elif becomes == 'endless':
+        os.truncate(file, 2 ** 40)                          # a hole behind the text: it takes no room
+    else:
+        file.unlink(missing_ok=True)
+        make = dict(pipe=os.mkfifo, folder=os.mkdir).get(becomes, partial(os.symlink, becomes))
+        make(file)
+    run_refused(capsys, name, file.parent)
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """A checkpoint in two shards, beside copies of the first one where no index may lead."""
+    folder = tiny(tmp_path / 'sharded')
+    tensors = tensors_of((folder / 'model.safetensors').read_bytes())
+    first = save({'model.norm.weight': tensors.pop('model.norm.weight')})
+    put(folder, {'model.safetensors': None, 'one.safetensors': first, 'two.safetensors': save(tensors)})
+    (folder / 'folder').mkdir()
+    for home in (folder / 'folder', tmp_path):
+        shutil.copy(folder / 'one.safetensors', home)
+    (folder / 'linked').symlink_to('../one.safetensors')
+    os.mkfifo(folder / 'pipe')
+    return folder
+
+
+def write_index(folder, *shards):
+    names = {f'tensor {i}': shard for i, shard in enumerate(shards)}
+    put(folder, {'model.safetensors.index.json': dict(weight_map=names)})
+
+
+@pytest.mark.parametrize('one', [
+    '../one.safetensors', 'linked', 'folder/one.safetensors', './one.safetensors', 'one.safetensors/',
+    'one.safetensors\0', 'pipe', 'folder', '.', '..', '', '/dev/zero', 'absent', 'config.json', '\udcff', 7,
+    None, []])
+def test_an_index_names_files_of_its_folder(one, sharded):
+    write_index(sharded, one, 'two.safetensors')
+    refuses(sharded.name, load, sharded)
+
+
+def test_shards_are_read_once_each(sharded):
+    """Both shards load; a tensor that is in two of them is refused, and so is an index without a map."""
+    write_index(sharded, 'one.safetensors', 'two.safetensors')
+    assert fresh(load(sharded)[0], [1, 2]).equal(fresh(byte_network(0), [1, 2]))
+    shutil.copy(sharded / 'one.safetensors', sharded / 'again')
+    write_index(sharded, 'one.safetensors', 'two.safetensors', 'again')
+    refuses('model.norm.weight', load, sharded)
+    put(sharded, {'model.safetensors.index.json': dict(weight_map=[])})
+    refuses('index.json', load, sharded)
+
+
+def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path):
+    """Its files are links to blobs beside the snapshots, which are outside of the folder but its own."""
+    snapshot = tmp_path / 'snapshots' / 'main'
+    snapshot.mkdir(parents=True)
+    for file in tiny(tmp_path / 'blobs').iterdir():
+        (snapshot / file.name).symlink_to(file)
+    assert load(snapshot)[0].vocab == 257
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.bfloat16])
+def test_other_precisions_are_read(dtype, tmp_path, capsys):
+    """As fp32; a note says so where that rounds."""
+    model, _, _ = load(tiny(tmp_path, weights=stored_as(dtype)))
+    assert model.lm_head.weight.dtype == torch.float32
+    assert ('fp64' in capsys.readouterr().err) == (dtype == torch.float64)
+
+
+# -------------------------------------------------------------------------------------------- tokenizers
+
+def test_rows_beyond_the_tokenizer(tmp_path, capsys):
+    """Embeddings are padded by different amounts: the spare rows reach no distribution."""
+    target = tiny(tmp_path / 'target', 0, vocab=300)
+    draft = tiny(tmp_path / 'draft', 1, vocab=280)
+    assert fresh(load(target)[0], [1, 2]).shape == (2, 257)
+    flags = '--target', target, '--draft', draft, '--prompt', 'x'
+    assert program(capsys, *flags, '--max-new', 8)[0] == 0
+
+
+def test_vocabularies_must_agree(tmp_path, capsys):
+    """Two tokenizers of one length are compared token by token."""
+    target = tiny(tmp_path / 'target', vocab=258, tokenizer=bytes_tokenizer(['here']))
+    draft = tiny(tmp_path / 'draft', vocab=258, tokenizer=bytes_tokenizer(['there']))
+    refused(capsys, "'there'", '--target', target, '--draft', draft, '--prompt', 'x')
+
+
+def template_of(word, i):
+    """A tokenizer that puts a special token of this id before every text."""
+    tokenizer = bytes_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single=f'{word} $A', special_tokens=[(word, i)])
+    return tokenizer
+
+
+def replaced(pattern, content):
+    return dict(type='Replace', pattern=pattern, content=content)
+
+
+def split_by(regex):
+    return dict(type='Split', pattern=dict(Regex=regex), behavior='Isolated', invert=False)
+
+
+WITHOUT_UNKNOWN = Tokenizer(models.WordLevel({f'w{i}': i for i in range(257)}, unk_token='absent'))
+TORN = dict(type='BPE', vocab=dict(a=0, b=1, ab=2), merges=['a b'], continuing_subword_prefix='###')
+GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 100)] * 9)
+
+
+@pytest.mark.parametrize('tokenizer, named', [
+    case('an-id-beyond-the-embedding', template_of('<s>', 999), '999'),
+    case('raises-at-run-time', WITHOUT_UNKNOWN, 'tokenizer'),
+    case('slow', dict(pre_tokenizer=split_by('a*a*$')), 'tokenizer'),
+    case('panicking', dict(pre_tokenizer=split_by('(a|a)*$')), 'tokenizer'),
+    case('growing', dict(normalizer=GROWING), 'tokenizer'),
+    case('panicking-at-once', dict(model=TORN), 'tokenizer.json'),
+    case('decoder-that-grows', dict(decoder=replaced(dict(String='a'), 'aa')), 'tokenizer.json'),
+    case('decoder-by-regex', dict(decoder=replaced(dict(Regex='.'), 'a')), 'tokenizer.json')])
+def test_refused_tokenizer(tokenizer, named, tmp_path, capfd, monkeypatch):
+    """It is foreign code: it raises, panics, grows or never ends, and prints nothing of its own."""
+    monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
+    monkeypatch.setattr('model.FOREIGN_BYTES', 2 ** 24)
+    folder = tiny(tmp_path, tokenizer=tokenizer)
+    faulthandler.disable()                              # pytest's would print how the fork died
+    try:
+        run_refused(capfd, named, folder, '--prompt', 'a' * 2000 + 'b')
+    finally:
+        faulthandler.enable(sys.__stderr__)
+
+
+def test_a_tokenizer_draws_nothing(tmp_path):
+    """Merges left out by chance are for training: a text has one list of ids."""
+    merging = dict(type='BPE', dropout=0.5, vocab=dict(a=0, b=1, ab=2), merges=['a b'])
+    folder = tiny(tmp_path, tokenizer=dict(model=merging, added_tokens=[]))
+    assert encode(read_tokenizer(folder), ['ab'] * 20) == [[2]] * 20
+
+
+# --------------------------------------------------------------------------------- end tokens, chat templates
+
+TEMPLATE = ("{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
+            "{% if add_generation_prompt %}!{% endif %}")
+CONFIG = 'tokenizer_config.json'
+SEVERAL = [dict(name='other', template='{{ 12 }}'), dict(name='default', template='{{ 1 }}')]
+
+
+def talk(folder, *flags):
+    """The flags of a run of two tokens on this checkpoint, with `hi` for a prompt."""
+    return '--target', folder, '--draft', 'none', '--prompt', 'hi', '--max-new', 2, *flags
+
+
+def test_generation_config_ends_a_text(tmp_path, capsys):
+    """Its end tokens are added to those of config.json."""
+    folder = tiny(tmp_path)
+    first, _ = reported(capsys, *talk(folder))['tokens']
+    put(folder, {'generation_config.json': dict(eos_token_id=[1, first])})
+    ended = reported(capsys, *talk(folder))
+    assert (ended['tokens'], ended['finish']) == ([first], 'eos')
+    assert load(folder)[2] == {1, first, 256}
+
+
+@pytest.mark.parametrize('files, rendered', [
+    case('of-the-settings', {CONFIG: dict(chat_template=TEMPLATE, bos_token=dict(content='^'))}, '^user:hi!'),
+    case('of-its-own-file-first', {CONFIG: dict(chat_template=TEMPLATE),
+                                   'chat_template.jinja': "<{{ messages[0]['content'] }}>"}, '<hi>'),
+    case('the-default-of-several', {CONFIG: dict(chat_template=SEVERAL)}, '1')])
+def test_chat_template(files, rendered, tmp_path, capsys):
+    """A template writes its special tokens itself: the tokenizer's <eos> goes before a bare prompt alone."""
+    folder = tiny(tmp_path, tokenizer=template_of('<eos>', 256), files=files)
+    assert reported(capsys, *talk(folder, '--chat'))['prompt_tokens'] == len(rendered)
+    assert reported(capsys, *talk(folder))['prompt_tokens'] == len('^hi')
+    assert specmini.chat(folder, 'hi') == rendered
+
+
+@pytest.mark.parametrize('template', [
+    case('none', None), case('a-list', ['x']), case('raises', "{{ raise_exception('no') }}"),
+    case('leaves-the-sandbox', "{{ ''.__class__.__mro__ }}"), case('does-not-parse', '{% for %}'),
+    case('divides-by-zero', '{{ 1 / 0 }}'), case('takes-all-memory', "{{ 'a' * 10 ** 10 }}"),
+    case('never-ends', '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}')])
+def test_refused_template(template, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
+    folder = tiny(tmp_path, files={CONFIG: dict(chat_template=template)})
+    refused(capsys, '--chat', *talk(folder, '--chat'))
+
+
+# --------------------------------------------------------------------------------------- calibration.json
+
+SIGNALS = dict.fromkeys(['draft_logp', 'draft_grounding', 'target_logp', 'target_grounding'], [-2.5, 0.5])
+SPARSE = dict(anchors=[1, 0], channels=[[0.1], [0.2, 0.3]], experts=[[], [[0.5]]])
+MASK = dict(skip=[1, 2])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Folders of two random checkpoints of two layers."""
+    return tiny(tmp_path / 'target', 0), tiny(tmp_path / 'draft', 1)
+
+
+def test_calibration_is_read_as_written(folders):
+    """Sections are written one by one and read by name."""
+    target, draft = folders
+    write_calibration(target, 'signals', SIGNALS, draft=draft)
+    write_calibration(target, 'mask', MASK)
+    write_calibration(target, 'sparse', SPARSE)
+    found = read_calibration(target, draft, ['mask', 'signals', 'sparse'])
+    assert found['mask'] == MASK
+    assert found['signals']['draft_logp'] == [-2.5, 0.5]
+    assert read_calibration(target, None, ['sparse'])['sparse'] == SPARSE
+
+
+def test_calibration_of_others(folders):
+    """A section is refused where it is absent, of another draft or another target; that one's is replaced."""
+    target, draft = folders
+    write_calibration(target, 'signals', SIGNALS, draft=draft)
+    write_calibration(target, 'mask', MASK)
+    refuses('anchors', read_calibration, target, draft, ['anchors'])
+    refuses('signals', read_calibration, target, target, ['signals'])
+    refuses('signals', read_calibration, target, None, ['signals'])
+    shutil.copy(target / 'calibration.json', draft)
+    refuses('calibration.json', read_calibration, draft, None, ['mask'])
+    write_calibration(draft, 'mask', MASK)
+    assert read_calibration(draft, None, ['mask'])['mask'] == MASK
+    refuses('signals', read_calibration, draft, target, ['signals'])
+
+
+@pytest.mark.parametrize('name, section', [
+    *[('signals', SIGNALS | dict(draft_logp=ends)) for ends in ([1.0], [1.0, 0.0], [0, 1e10], 'wide', None)],
+    *[('mask', dict(skip=skip)) for skip in ([0, 1, 2, 3], [4], [-1], [1.0], ['1'], [[1]], 'all', None)],
+    *[('mask', MASK | dict(nested=nested)) for nested in (None, [[99]], [1])],
+    *[('sparse', SPARSE | broken) for broken in (
+        dict(anchors=[2]), dict(anchors=[]), dict(channels=[[], [0.1]]), dict(channels=[[0.1]]),
+        dict(experts=None), dict(experts=[[], [0.5]]))]])
+def test_calibration_that_does_not_fit(name, section, folders):
+    """A range is two numbers in order, a mask some of the sublayers, a table one for each layer."""
+    target, _ = folders
+    write_calibration(target, name, section)
+    refuses('calibration.json', read_calibration, target, None, [name])
+
+
+@pytest.mark.parametrize('content', ['', '[]', '{"target": 1}', '{"mask": {}}', '[' * 9999])
+def test_calibration_that_is_none(content, folders):
+    target, _ = folders
+    put(target, {'calibration.json': content})
+    refuses('calibration.json', read_calibration, target, None, ['mask'])
+
+
+# ---------------------------------------------------------------- generated folders: they run, or are refused
+
+def each_case(strategy, check, n):
+    """Runs check(case) on n generated cases, the same ones each time; each of its two outcomes occurs.
+
+    By hand, others: leave out derandomize and raise n.
+    """
+    outcomes = Counter()
+
+    @hypothesis.settings(max_examples=n, derandomize=True, database=None, deadline=None,
+                         suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(strategy)
+    def run(case):
+        outcomes[check(case)] += 1
+    run()
+    assert len(outcomes) == 2 and min(outcomes.values()) * 20 > n, outcomes
+
+
+def outcome_of(function, *args):
+    """'runs', or 'refused' for a ValueError that says something; whatever else is raised is a finding."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        try:
+            function(*args)
+        except ValueError as error:
+            assert str(error).strip() and type(error) is ValueError, repr(error)
+            return 'refused'
+    return 'runs'
+
+
+ODD = some.sampled_from([None, True, 0, -1, 0.5, 2 ** 31, 2 ** 63, 10 ** 400, 1e-320, 1e308, math.nan,
+                         math.inf, 'x', '', [], [1], {}, '../x'])
+ZERO = ODD | some.just(0)        # which some options take for absent
+
+
+def mostly(strategy, times=12, odd=ODD):
+    """One of the strategy, but an odd value once in so many times."""
+    return some.integers(1, times).flatmap(lambda i: odd if i == times else strategy)
+
+
+def numbers(lowest, highest):
+    """Integers and floats of this range, small ones as often as large ones."""
+    logs = some.floats(math.log(lowest), math.log(highest))
+    floats = logs.map(lambda x: min(max(math.exp(x), lowest), highest))
+    return floats | floats.map(math.ceil)
+
+
+def some_of(values):
+    """Up to three (name, value) of a dict of strategies."""
+    def value_of(name):
+        return some.tuples(some.just(name), values[name])
+    return some.lists(some.sampled_from(sorted(values)).flatmap(value_of), max_size=3)
+
+
+ORIGINAL = 'original_max_position_embeddings'
+ROTARY = some.fixed_dictionaries(
+    dict(rope_type=some.sampled_from(['default', 'linear', 'llama3', 'yarn', 'yarn']),
+         factor=mostly(numbers(1, 100), 30), low_freq_factor=mostly(numbers(0.01, 10), 30),
+         high_freq_factor=mostly(numbers(0.1, 100), 30)),
+    optional=dict(
+        beta_fast=mostly(numbers(0.01, 100), 20, ZERO), beta_slow=mostly(numbers(0.01, 10), 20, ZERO),
+        mscale=mostly(numbers(0.01, 10), 20, ZERO), mscale_all_dim=mostly(numbers(0.01, 10), 20, ZERO),
+        attention_factor=mostly(numbers(0.01, 10), 4, ZERO), truncate=mostly(some.booleans(), 30),
+        rope_theta=mostly(numbers(1.01, 1e9), 30), original_max_position_embeddings=numbers(2, 1e6)))
+AROUND = some.fixed_dictionaries(       # what stands in the config beside them
+    dict(max_position_embeddings=some.integers(2, 10 ** 6), head_dim=some.sampled_from([2, 4, 64, 128])),
+    optional=dict(rope_theta=numbers(2, 1e6), original_max_position_embeddings=numbers(2, 1e6)))
+
+
+def rotary_config(settings, around, old):
+    """A config.json with these rotary settings, where transformers 4 has them (old) or 5."""
+    raw = dict(model_type='llama', hidden_size=16, num_attention_heads=4, vocab_size=64, intermediate_size=24,
+               num_hidden_layers=2) | around
+    if not old:
+        return raw | dict(rope_parameters=settings)
+    kind = dict(type=settings['rope_type'])
+    return raw | dict(rope_parameters=dict(rope_type='linear', factor=3.0), rope_scaling=kind | settings)
+
+
+def makes_sense(raw):
+    """Whether each number that the rope type asks for is one, in its range, and the slow end is slower."""
+    given = raw.get('rope_scaling') or raw['rope_parameters']
+    if {} in given.values():
+        return False                                    # settings by layer
+    kind = given['rope_type']
+    seen = {'rope_theta': raw.get('rope_theta', 10000.0), ORIGINAL: raw['max_position_embeddings']} | given
+    seen[ORIGINAL] = raw.get(ORIGINAL, seen[ORIGINAL])
+    lowest = dict(rope_theta=1.001)
+    if kind != 'default':
+        lowest['factor'] = 1
+    if kind in ('llama3', 'yarn'):
+        lowest[ORIGINAL] = 2
+    if kind == 'llama3':
+        lowest |= dict(low_freq_factor=0.001, high_freq_factor=0.001)
+    if kind == 'yarn':
+        options = [name for name in ('beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim') if given.get(name)]
+        if given.get('attention_factor') is not None:
+            options.append('attention_factor')
+        lowest |= dict.fromkeys(options, 0.001)
+    for name, least in lowest.items():
+        if type(seen.get(name)) not in (int, float) or not least <= seen[name] <= 1e10:
+            return False
+    if kind == 'llama3':
+        return seen['low_freq_factor'] < seen['high_freq_factor']
+    if kind == 'yarn':
+        ordered = (seen.get('beta_slow') or 1) <= (seen.get('beta_fast') or 32)
+        return ordered and type(seen.get('truncate', True)) is bool
+    return True
+
+
+def rotary_of_transformers(raw):
+    """(frequencies [D/2], factor on cos and sin) by transformers' formulas, in double precision."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, 'float', torch.float64)
+        patch.setattr(torch, 'float32', torch.float64)
+        config = transformers.AutoConfig.for_model(**copy.deepcopy(raw))
+        theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    return theirs.inv_freq, theirs.attention_scaling
+
+
+@pytest.mark.slow
+def test_generated_rotary_settings(tmp_path):
+    """They give transformers' frequencies and factor, or make no sense and are refused."""
+    transformers.logging.set_verbosity_error()
+
+    def check(raw):
+        put(tmp_path, {'config.json': raw})
+        outcome = outcome_of(read_config, tmp_path)
+        assert (outcome == 'runs') == makes_sense(raw)
+        if outcome == 'runs':
+            config = read_config(tmp_path)
+            D = config.head_dim
+            frequencies, factor = rotary_of_transformers(raw)
+            cos, sin = kernels.rope_table(config.rope, D, 2)
+            assert torch.allclose(cos[0], torch.tensor(factor, dtype=cos.dtype), rtol=1e-6, atol=0)
+            ours = torch.atan2(-sin[1, :D // 2], cos[1, :D // 2])       # the angles of position 1
+            assert torch.allclose(ours, frequencies, rtol=1e-6, atol=0)
+        return outcome
+    each_case(some.builds(rotary_config, ROTARY, AROUND, some.booleans()), check, 200)
+
+
+LITTLE = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+              num_key_value_heads=1, head_dim=4, max_position_embeddings=32)
+
+
+@pytest.fixture
+def little(tmp_path):
+    """The folder of a checkpoint of one layer, which loads fast."""
+    return tiny(tmp_path / 'little', 2, LITTLE)
+
+
+def run_folder(folder):
+    """Writes three tokens with what is in the folder."""
+    engine = specmini.Engine(target=folder, draft='none', max_new=3)
+    engine.open([[97, 98]])
+    engine.write([97, 98], Exact())
+
+
+CONFIGS = some_of(dict(
+    model_type=some.sampled_from(['llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe', 'gpt2']),
+    rms_norm_eps=mostly(numbers(1e-9, 1e3)), max_position_embeddings=mostly(some.integers(1, 10 ** 10)),
+    rope_theta=mostly(numbers(1.01, 1e9)), tie_word_embeddings=mostly(some.booleans()),
+    eos_token_id=mostly(some.integers(-2, 300) | some.lists(some.integers(-2, 300))),
+    attention_bias=mostly(some.booleans()), mlp_bias=mostly(some.booleans()),
+    num_hidden_layers=mostly(some.integers(1, 2)), num_key_value_heads=mostly(some.integers(1, 4)),
+    hidden_size=mostly(some.sampled_from([4, 8, 9])), vocab_size=mostly(some.integers(250, 260)),
+    head_dim=mostly(some.sampled_from([4, 4, 8])), sliding_window=mostly(some.integers(1, 5000)),
+    use_sliding_window=mostly(some.booleans()), layer_types=mostly(some.just(['full_attention'])),
+    num_experts=mostly(some.integers(1, 9)), num_experts_per_tok=mostly(some.integers(1, 9)),
+    moe_intermediate_size=mostly(some.integers(1, 9)), decoder_sparse_step=mostly(some.integers(1, 3)),
+    mlp_only_layers=mostly(some.lists(some.integers(0, 3))), torch_dtype=mostly(some.just('float16')),
+    quantization_config=ODD, rope_scaling=mostly(ROTARY), architectures=ODD, hidden_act=ODD))
+
+
+@pytest.mark.slow
+def test_generated_configs(little):
+    """Whatever values a config has, three tokens are written with it or a ValueError says why not."""
+    raw = json.loads((little / 'config.json').read_text())
+
+    def check(changes):
+        put(little, {'config.json': raw | dict(changes)})
+        return outcome_of(run_folder, little)
+    each_case(CONFIGS, check, 200)

@@ -1,0 +1,712 @@
+"""The program: its flags, what it prints, traces and grades, what it says of costs, and how it ends."""
+import contextlib
+import io
+import json
+import random
+import re
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+
+import lab.rivals       # noqa: F401, enters the baselines in METHODS
+import specmini
+import verify
+from lab import prove
+from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, program,
+                               refused, reported, subprogram, tiny, tiny_pair)
+from lab.toys import Table, WrongResidual, bytes_tokenizer, enumerate_law, exact_law, variation
+from model import write_calibration
+from verify import METHODS, Exact
+
+
+@pytest.fixture(autouse=True)
+def one_round_of_timing(monkeypatch):
+    """The passes at the end of a run are timed once, because no test reads their seconds."""
+    monkeypatch.setattr(specmini, 'TIMING', 0.0)
+
+
+@pytest.fixture(scope='module')
+def pair(tmp_path_factory):
+    """The flags of a run on two random checkpoints."""
+    return tiny_pair(tmp_path_factory.mktemp('pair'))
+
+
+# ------------------------------------------------------------------------------------- flags that do not fit
+
+@pytest.mark.parametrize('flags, named', [
+    ('--nonsense', '--nonsense'), ('--max-new 0', '--max-new'), ('--max-new many', '--max-new'),
+    ('--top-p 0', '--top-p'), ('--top-k -2', '--top-k'), ('--temperature -1', '--temperature'),
+    ('--temperature nan', '--temperature'), ('--seed -1', '--seed'), ('--prompts y', '--prompts'),
+    ('--prompt', '--prompt'), ('--prompt=', 'prompt 1'), ('--prompt \udcff', 'UTF-8'),
+    ('--target nowhere', 'nowhere/config.json'), ('--trace no/such/folder', '--trace no/such/folder'),
+    ('--device tpu', '--device'), ('--compare sd --json', '--json'),
+    ('--compare sd --trace x.jsonl', '--trace'), ('--method magic', 'magic'),
+    ('--compare sd,magic', 'magic'), ('--check --temperature 1', '--check'), ('--gamma -1', 'gamma'),
+    ('--set nothing', '--set nothing'), ('--set lenience=1', '--set lenience=1'),
+    ('--set gamma=four', '--set gamma=four'),
+    ('--set controller=oracle --temperature 1', 'controller'), ('--method cmasd --draft lookup', '--draft'),
+    ('--method ecsv --draft lookup', '--draft'), ('--method majority --draft lookup', '--draft'),
+    ('--method ecsv --set depth=9999', '9999'), ('--method ecsv-two', 'second'),
+    ('--method specguard --set delimiter=', 'delimiter'), ('--sparse x', '--sparse'),
+    ('--sparse moe', '--sparse moe'), ('--sparse ffn --set rho=2', 'rho'), ('--method via-mid', '--mid'),
+    ('--split x', '--split'), ('--prompts x --split nodir/n', '--split nodir/n'),
+    (f'--target {EMBEDDED}/draft --sparse attn --set anchors=1', 'calibration.json'),
+    ('--target= --draft= --method= --trace=', '--target, --draft, --method, --trace')],
+    ids=lambda words: words.replace(str(EMBEDDED), 'models'))
+def test_flags_that_do_not_fit(flags, named, capsys):
+    prompt = () if flags.startswith('--prompts x') else ('--prompt', 'x')
+    refused(capsys, named, *prompt, *flags.split())
+
+
+@pytest.mark.parametrize('method, knob', [
+    ('sd', 'gamma=-1'), ('sd', 'controller=magic'), ('lenient', 'lenience=0'), ('typical', 'epsilon=nan'),
+    ('cmasd', 'alpha=-1'), ('cmasd', 'k_min=20'), ('ecsv', 'branches=65'), ('via', 'keep=0.2'),
+    ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard', 'preset=best'), ('sparse', 'rho=2'),
+    ('sparse', 'block=0'), ('sparse', 'select=best')])
+def test_knobs_out_of_range(method, knob, capsys):
+    name, value = knob.split('=')
+    refused(capsys, f'{name} is {value}', '--prompt', 'x', '--method', method, '--set', knob)
+
+
+def test_list_names_every_method_and_its_knobs(capsys):
+    _, listed, _ = program(capsys, '--list')
+    assert [line.split()[0] for line in listed.splitlines()] == list(METHODS)
+    assert 'lenience=0.5' in listed
+
+
+# ------------------------------------------------------------------------------------- JSON, trace and text
+
+@pytest.fixture(params=['ar-1', 'sd-1', 'cmasd-1'])
+def one_run(request, pair, tmp_path, capsys):
+    """A run of this method at this temperature: its text, its trace and, of a second run, its JSON."""
+    method, temperature = request.param.split('-')
+    file = tmp_path / 'trace.jsonl'
+    flags = [*pair, '--method', method, '--temperature', temperature, '--seed', 3, '--trace', file]
+    status, text, _ = program(capsys, *flags)
+    assert status == 0
+    cycles = [json.loads(line) for line in file.read_text().splitlines()]
+    judged = [token for cycle in cycles for token in cycle['judged']]
+    return SimpleNamespace(method=method, text=text, cycles=cycles, judged=judged,
+                           report=reported(capsys, *flags))
+
+
+def test_json_trace_and_text_are_one_run(one_run):
+    """They agree on tokens, passes and labels, and the JSON names the run and why the text ended."""
+    report, stats = one_run.report, one_run.report['stats']
+    assert report['text'] == one_run.text[:-1]
+    assert [token for cycle in one_run.cycles for token in cycle['tokens']] == report['tokens']
+    labels = [label for cycle in one_run.cycles for label in cycle['labels']]
+    assert stats['labels'] == {label: labels.count(label) for label in labels}
+    passes = [cycle['passes']['target/full']['passes'] for cycle in one_run.cycles]
+    assert sum(passes) == stats['passes']['target/full']
+    assert (report['method'], report['seed'], report['prompt_tokens']) == (one_run.method, 3, len('hello'))
+    ended = report['tokens'][-1] == 256
+    assert report['finish'] == ('eos' if ended else 'length') and (ended or len(report['tokens']) == 20)
+
+
+def test_figures_fit_together(one_run):
+    """Tokens by label, accepted among judged among drafted; the chance of each judged token."""
+    stats, method = one_run.report['stats'], one_run.method
+    n = len(one_run.report['tokens'])
+    assert sum(stats['labels'].values()) == n
+    assert stats['labels'].get('draft', 0) == stats['accepted'] <= stats['judged'] <= stats['drafted']
+    assert stats['drafted_share'] == stats['accepted'] / n
+    kept = [sum(column) for column in zip(*stats['acceptance_by_place'])]
+    assert kept == ([] if method == 'ar' else [stats['accepted'], stats['judged']])
+    assert stats['block_efficiency'] == n / stats['passes']['target/full']
+    assert stats['tokens_per_second'] == pytest.approx(n / stats['seconds'])
+    assert stats['positions']['target/full'] == stats['drafted'] + stats['cycles']
+    assert len(one_run.judged) == stats['judged']
+    if method == 'ar':
+        assert stats['acceptance_rate'] is None and stats['work'] == stats['cycles'] == n
+        return
+    assert stats['acceptance_rate'] + stats['rejection_rate'] == pytest.approx(1)
+    for token in one_run.judged:
+        if method == 'sd':
+            assert token['chance'] == min(1, token['p'] / token['q'])
+        else:
+            assert token['confidence'] <= 1 and 0.01 <= token['threshold'] <= 1
+
+
+def test_a_trace_is_complete_or_absent(pair, tmp_path, capsys, monkeypatch):
+    """While the run goes on it is not there; broken off by an error, it has the texts before that."""
+    trace, prompts = tmp_path / 'trace.jsonl', tmp_path / 'prompts.jsonl'
+    prompts.write_text(json_lines([dict(prompt='a'), dict(prompt='b')]))
+    real = specmini.report
+
+    def report(engine, name, method, session, row, cycles):
+        assert not trace.exists()
+        if row['prompt'] == 'b':
+            raise ValueError('enough')
+        return real(engine, name, method, session, row, cycles)
+    monkeypatch.setattr(specmini, 'report', report)
+    status, _, err = program(capsys, *pair[:4], '--prompts', prompts, '--max-new', 9, '--trace', trace)
+    assert status == 2 and err.endswith(': enough\n')
+    assert {json.loads(line)['prompt'] for line in trace.read_text().splitlines()} == {0}
+    assert {file.name for file in tmp_path.iterdir()} == {'trace.jsonl', 'prompts.jsonl'}
+
+
+@pytest.mark.parametrize('name', ['run.jsonl', 'run.html'])
+def test_a_refused_run_leaves_an_older_trace(name, pair, tmp_path, capsys):
+    trace = tmp_path / name
+    trace.write_text('good')
+    refused(capsys, '', *pair[:6], '--method', 'rsd', '--trace', trace)
+    assert trace.read_text() == 'good' and len(list(tmp_path.iterdir())) == 1
+
+
+# ------------------------------------------------------------------------------------ streaming, how it ends
+
+def pieces_printed(capsys, tokenizer, ids):
+    """What a Printer prints at each of these tokens, and at the end of the text."""
+    printer = specmini.Printer(tokenizer, False, False)
+    pieces = []
+    for token in ids:
+        printer.add(verify.Cycle([], [], [token], ['target'], {}, 0.0))
+        pieces.append(capsys.readouterr().out)
+    printer.finish(tokenizer.decode(ids))
+    return [*pieces, capsys.readouterr().out]
+
+
+def test_streaming_prints_whole_characters(capsys):
+    """No piece holds half a character; one that never becomes complete is printed at the end."""
+    tokenizer = bytes_tokenizer()
+    text = 'na\u00efve \u2192 \U0001f600!'
+    half = tokenizer.encode('\u20ac').ids[:2]
+    *pieces, last = pieces_printed(capsys, tokenizer, tokenizer.encode(text).ids + half)
+    assert ''.join(pieces) == text
+    assert not any('\ufffd' in piece for piece in pieces)
+    assert last[0] == '\ufffd'
+
+
+def test_streaming_where_a_decoder_rewrites_bytes(capsys):
+    """A broken byte makes Llama 2's decoder take back the A before it: that stays, the rest follows."""
+    words = ['<unk>', *[f'<0x{byte:02X}>' for byte in range(256)]]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert ''.join(pieces_printed(capsys, tokenizer, [1 + 0x41, 1 + 0xe2])) == 'A\ufffd\ufffd\n'
+
+
+def test_show_draws_a_line_a_cycle(pair, capsys):
+    _, out, _ = program(capsys, *pair, '--show')
+    *lines, _ = out.split('\n')                         # not by splitlines: random texts have other breaks
+    assert re.fullmatch(r' +1  \d/4  .+', lines[0]) and '[-' in out
+    assert len(lines) == reported(capsys, *pair)['stats']['cycles']
+
+
+def test_interrupted_text_has_its_figures(pair, capsys, monkeypatch):
+    """Ctrl-C gives status 130 and all the same what there is."""
+    with monkeypatch.context() as patch:
+        interrupt(patch, Exact, 'accept', 3)
+        status, out, err = program(capsys, *pair)
+        assert (status, bool(out)) == (130, True) and 'sd (lossless)' in err
+    interrupt(monkeypatch, Exact, 'accept', 3)
+    status, out, _ = program(capsys, *pair, '--json')
+    assert status == 130 and json.loads(out)['finish'] == 'interrupted'
+
+
+@pytest.mark.parametrize('name', ['stdout', 'stderr'])
+def test_a_closed_standard_stream_is_no_defect(name, pair, capsys, monkeypatch):
+    """What belongs on one stream does not go to the other."""
+    monkeypatch.setattr(sys, name, None)
+    assert specmini.main([*map(str, pair[:6]), '--max-new', '2']) == 0
+    getattr(sys, name).close()
+    assert 'sd (lossless)' not in capsys.readouterr().out
+
+
+def test_a_full_disk_is_told_in_one_line(pair, capsys, monkeypatch):
+    """Of the trace, and where not even the line can be written."""
+    flags = *pair[:6], '--max-new', '2'
+    status, _, err = program(capsys, *flags, '--json', '--trace', '/dev/full')
+    assert status == 2 and 'Errno 28' in err.splitlines()[-1]
+    full = open('/dev/full', 'w', buffering=1)
+    monkeypatch.setattr(sys, 'stderr', full)
+    assert specmini.main([str(flag) for flag in flags]) == 2
+    with contextlib.suppress(OSError):
+        full.close()
+
+
+def test_a_reader_that_has_gone_ends_a_run_in_silence(pair, monkeypatch):
+    """Say `| head`."""
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+    monkeypatch.setattr(sys, 'stdout', Gone())
+    assert specmini.main([str(flag) for flag in pair]) == 0
+
+
+# ------------------------------------------------------------------------------------------ check and compare
+
+def check_line(pair, capsys, *flags):
+    """What --check says of 20 tokens."""
+    status, _, err = program(capsys, *pair, '--ignore-eos', '--check', *flags)
+    line, = [line for line in err.splitlines() if line.startswith('check:')]
+    assert status == 0
+    return line
+
+
+def test_check_names_the_first_difference(pair, capsys, monkeypatch):
+    """Exact text is equal, typical is at epsilon 0; if all is accepted, place and both tokens are named."""
+    equal = check_line(pair, capsys)
+    assert '20' in equal
+    assert check_line(pair, capsys, '--method', 'typical', '--set', 'epsilon=0') == equal
+    monkeypatch.setattr(METHODS['typical'], 'chance', lambda self, score, i: 1.0)
+    said = check_line(pair, capsys, '--method', 'typical')
+    flags = *pair, '--ignore-eos', '--method'
+    texts = [reported(capsys, *flags, name)['tokens'] for name in ('typical', 'ar')]
+    place = next(i for i in range(20) if texts[0][i] != texts[1][i])
+    for figure in (f' {place}:', f'({texts[0][place]})', f'({texts[1][place]})'):
+        assert figure in said
+
+
+def test_compare_is_a_table_of_methods(pair, capsys):
+    """A line a method, each marked as what it is; plain decoding is the unit."""
+    flags = '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2'
+    status, out, _ = program(capsys, *pair, *flags)
+    head, ar, sd, lenient, *_ = [line.split() for line in out.splitlines()]
+    assert status == 0 and [line[0] for line in (ar, sd, lenient)] == ['ar', 'sd', 'lenient']
+    assert (ar[-1], sd[-1], lenient[-1]) == ('lossless', 'lossless', 'LOSSY')
+    assert (ar[2], ar[-4], sd[-3]) == ('1.00', '1.00', '100.0%')        # speed, positions, agreement
+    assert 2 < float(sd[-4]) * float(sd[-5]) <= 3       # positions and tokens of a cycle; gamma is 2
+    _, out, _ = program(capsys, *pair, '--compare', 'sd', '--sparse', 'ffn', '--set', 'ffn_share=0.3')
+    assert out.splitlines()[2].endswith('LOSSY')
+
+
+def timed(tokens, *seconds):
+    """What a method measured that wrote so many tokens in this time, round by round."""
+    return specmini.Measured('x', None, [], [], dict(labels=dict(draft=tokens)), seconds)
+
+
+def test_speedup_is_within_a_round():
+    """The median, lowest and highest of ratios: a machine half as fast in one round changes none of them."""
+    plain = timed(10, 1.0, 2.0, 1.0)
+    assert specmini.speedup(timed(10, 0.5, 1.0, 0.5), plain) == (2, 2, 2)
+    assert specmini.speedup(timed(20, 4.0, 1.0, 1.0), plain) == (2, 0.5, 4)
+
+
+# ------------------------------------------------------------------------------------- what pays, by hand
+
+STEP = [verify.Cycle([], [], [0], ['target'], {'target/full': (1, 1, 0.9)}, 1.0)]   # of plain decoding: 1 s
+
+
+def cycle(drafted, *kept, added=1, passes=()):
+    """A Cycle: tokens drafted, the verdicts of those judged, tokens added behind the kept; took a second."""
+    rows = [dict(token=0, kept=verdict, chance=1.0, p=1.0, q=1.0) for verdict in kept]
+    labels = ['draft'] * sum(kept) + ['target'] * added
+    return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, dict(passes), 1.0)
+
+
+def block(n, *kept, target=1.0):
+    """A Cycle that drafted n tokens: a draft pass 0.25 s, the target's 1 s, beside each pass 0.125 s."""
+    found = cycle(n, *kept, passes={'draft/full': (n, n, n * 0.25), 'target/full': (1, n + 1, target)})
+    found.seconds = n * 0.25 + target + (n + 1) * 0.125
+    return found
+
+
+def measured(*cycles):
+    return specmini.Measured('sd', Exact(), [list(cycles)], [dict(tokens=[0] * 1000)])
+
+
+def numbers_in(sentence):
+    return [float(number) for number in re.findall(r'\d+(?:\.\d+)?', sentence)]
+
+
+def test_acceptance_by_place_is_of_those_that_were_reached():
+    """One block kept whole, one rejected at its second place, one at its first; then sd-multi's two tries."""
+    cycles = [cycle(2, True, True), cycle(2, True, False), cycle(2, False), cycle(0)]
+    assert specmini.acceptance_by_place(cycles) == [[2, 3], [1, 2]]
+    assert specmini.acceptance_by_place([cycle(3, False, True, False)]) == [[1, 2], [0, 1]]
+
+
+def test_chances_of_places_with_few_verdicts_are_pooled():
+    """From 30 verdicts on a place has its own; fewer, or none, the share of the last 200 or more."""
+    places = [[300, 300], [120, 150], [40, 40], [6, 10]]
+    assert specmini.chances_of(places, 6) == [1, 0.8, 1] + [166 / 200] * 3
+    assert specmini.chances_of([[36, 40], [0, 36]], 3) == [0.9, 0, 36 / 76]
+
+
+def test_expected_costs_by_enumeration():
+    """Of a text of three tokens in blocks of two: every way through it, by its chance."""
+    chances = {0: {1: 1.0}, 1: {1: 0.5, 2: 0.5}, 2: {1: 0.5, 2: 0.5 * 0.75, 3: 0.5 * 0.25}}
+    costs = 10, 11, 13
+
+    def walk(left):
+        n = min(2, left)
+        rest = sum(chance * walk(left - tokens) for tokens, chance in chances[n].items() if tokens < left)
+        return costs[n] + rest
+    assert specmini.expected(3, 2, [0.5, 0.25], costs) == [0, walk(1), walk(2), walk(3)]
+    far = specmini.expected(40_000, 2, [0.5, 0.25], [1, 1, 1])
+    assert 40_000 / far[-1] == pytest.approx(1 + 0.5 + 0.5 * 0.25, rel=1e-4)
+
+
+def test_costs_of_a_cycle():
+    """Lengths that were not timed cost as the next longer one; one slow pass changes no median."""
+    costs = specmini.costs_of([block(2, True), block(3, True)], {0: 1.0, 1: 3.0, 3: 2.0})
+    assert costs == pytest.approx([1.125, 3.5, 2.875, 3.25])
+    cycles = [block(2, True), block(2, True), block(2, True, target=50.0)]
+    assert specmini.costs_of(cycles, {0: 1.0})[0] == pytest.approx(1.125)
+
+
+def test_forecast_by_hand():
+    """Everything is kept: three tokens a cycle of 2 drafted for 1.9 s; of none drafted one for 1.1."""
+    costs = [1.1, 1.5, 1.9]
+    found = specmini.forecast([[40, 40], [40, 40]], costs, [300, 30], STEP, [0, 2])
+    assert found == {0: pytest.approx((1, 1 / 1.1)), 2: pytest.approx((3, 3 / 1.9))}
+    assert specmini.forecast([], costs, [300], STEP, [0, 2]) == {}
+    assert list(specmini.forecast([[20, 20], [9, 9]], [1.0] * 4, [30], STEP, [0, 1, 2, 3])) == [0, 1, 2]
+
+
+def test_break_even_by_hand():
+    """Costs of passes in steps; then by forecast gamma, tokens a cycle and speed, or tokens, steps, speed."""
+    forecast = {4: specmini.Forecast(2.5, 1.25)}
+    assert numbers_in(specmini.break_even(measured(block(4, True)), STEP, forecast)) == [
+        0.25, 1, 0.12, 4, 2.5, 1.25]
+    assert numbers_in(specmini.break_even(measured(block(1, True)), STEP, {})) == [
+        0.25, 1, 0.12, 2, 1.5, 1.33]
+    assert numbers_in(specmini.break_even(measured(cycle(0)), STEP, {})) == []
+
+
+@pytest.mark.parametrize('speeds, judged, figures', [
+    case('the-highest', {0: 1.0, 1: 1.2, 2: 1.5, 5: 1.4}, 40, [2, 1.5]),
+    case('a-shorter-one-within-2-percent', {0: 1.0, 2: 1.5, 5: 1.52}, 40, [2, 1.5]),
+    case('beyond-the-places-seen', {0: 1.0, 2: 1.5, 5: 1.6}, 40, [5, 1.6, 3, 80, 99]),
+    case('none-up-to-5', {0: 1.0, 2: 0.9, 5: 0.8}, 40, [5]),
+    case('too-few-verdicts', {0: 1.0, 2: 1.5}, 10, [20])])
+def test_best_gamma_by_hand(speeds, judged, figures):
+    """Blocks of n have this speed; two places were judged, all but one token kept."""
+    cycles = [cycle(2, True, True)] * (judged - 1) + [cycle(2, True, False)]
+    forecast = {n: specmini.Forecast(2.0, speed) for n, speed in speeds.items()}
+    assert numbers_in(specmini.best_gamma(measured(*cycles), forecast)) == figures
+
+
+def test_places_table_by_hand():
+    """A column for each length that was timed; a cliff at the second place is seen."""
+    one = measured(cycle(2, True, False))
+    forecasts = dict(sd={0: specmini.Forecast(1, 0.9), 2: specmini.Forecast(2, 1.2)})
+    head, times, shares, counts, speeds = specmini.places_table(
+        [one], dict(full={0: 0.002, 1: 0.04, 2: 0.5}), forecasts)
+    assert head.split()[-3:] == ['0', '1', '2']
+    assert times.split()[-3:] == ['2.00', '40.0', '500']
+    assert shares.split()[-2:] == ['100%', '0%'] and counts.split()[-2:] == ['1', '1']
+    assert speeds.split()[-2:] == ['0.90', '1.20'] and len(speeds) == len(times)
+
+
+def test_an_unrelated_draft_is_warned_of(pair, capsys):
+    """A random target and a random draft; not where the draft is the target itself."""
+    flags = *pair, '--max-new', 59, '--ignore-eos'
+    assert 'warning' in program(capsys, *flags)[2]
+    assert 'warning' not in program(capsys, *flags, '--draft', pair[1])[2]
+
+
+# ------------------------------------------------------------------------------------ prompts and grading
+
+TASKS = [dict(question='a', task='x'), dict(turns=['b', 'c'], task='y'), dict(prompt='a', task='x')]
+
+
+@pytest.fixture
+def run_rows(pair, capsys, tmp_path):
+    """A function from rows of a file of prompts, and flags, to (status, lines of stdout, stderr)."""
+    file = tmp_path / 'p.jsonl'
+
+    def run(rows, *flags):
+        file.write_text('\ufeff\n' + json_lines(rows) + '\n')           # a mark, empty lines
+        status, out, err = program(capsys, *pair[:4], '--max-new', 3, '--prompts', file, *flags)
+        return status, out.splitlines(), err
+    return run
+
+
+@pytest.fixture
+def answered(run_rows):
+    """Rows of two tasks: the target writes the first one's answer, not the second's; the third has none."""
+    _, lines, _ = run_rows(TASKS, '--json')
+    first, second, _ = [json.loads(line)['text'] for line in lines]
+    return [TASKS[0] | dict(answer=first), TASKS[1] | dict(answer=second + 'no'), TASKS[2]]
+
+
+def test_rows_have_prompt_question_or_turns(run_rows):
+    """In this order; of turns the first is used; a row without an answer gets no verdict."""
+    row = dict(turns=['ccc', 'd'], question='bb', prompt='a')
+    rows = [row, dict(turns=row['turns'], question='bb'), dict(turns=row['turns'])]
+    _, lines, _ = run_rows(rows, '--json')
+    reports = [json.loads(line) for line in lines]
+    assert [report['prompt_tokens'] for report in reports] == [1, 2, 3]
+    assert not any('right' in report for report in reports)
+
+
+def test_rows_are_graded_one_by_one(run_rows, answered):
+    status, lines, err = run_rows(answered, '--json')
+    grades = [json.loads(line).get('right') for line in lines]
+    assert (status, grades) == (0, [True, False, None])
+    assert numbers_in(err.splitlines()[-1]) == [1, 2, 50]
+
+
+def test_compare_has_a_table_for_each_task(run_rows, answered, monkeypatch):
+    """With its share of right texts; interrupted, of the texts that all methods have finished."""
+    status, lines, _ = run_rows(answered, '--compare', 'sd')
+    right = [line.split()[5] for line in lines if line.startswith(('ar ', 'sd '))]
+    assert (status, right) == (0, ['100.0%', '100.0%', '0.0%', '0.0%'])
+    interrupt(monkeypatch, specmini.Engine, 'write', 6)     # sd's of the second row; two warm up
+    status, lines, _ = run_rows(answered, '--compare', 'sd')
+    right = [line.split()[5] for line in lines if line.startswith(('ar ', 'sd '))]
+    assert (status, right) == (130, ['100.0%', '100.0%'])
+
+
+@pytest.mark.parametrize('content, named', [
+    case('no-row', '', '--prompts'), case('no-json', 'x', 'line 1'), case('no-object', '[1]', 'line 1'),
+    case('no-prompt', '{"prompt": "a"}\n{"x": 1}', 'line 2'), case('no-turn', '{"turns": []}', 'line 1'),
+    case('no-text', '{"prompt": 7}', 'line 1'), case('empty', '{"prompt": ""}', 'prompt 1'),
+    case('half-a-character', '{"prompt": "\\ud800"}', 'prompt 1'), case('deep', '[' * 99999, 'line 1'),
+    case('a-long-number', '1' * 5000, 'line 1'), case('no-utf-8', b'\xff\xfe', '--prompts')])
+def test_bad_prompt_files(content, named, pair, capsys, tmp_path):
+    file = tmp_path / 'p.jsonl'
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused(capsys, named, *pair[:4], '--prompts', file)
+
+
+def test_prompts_are_asked_for(pair, capsys, tmp_path, monkeypatch):
+    """A file that never ends is none."""
+    refused(capsys, '--prompt', *pair[:4])
+    refused(capsys, 'p.jsonl', *pair[:4], '--prompts', tmp_path / 'p.jsonl')
+    monkeypatch.setattr(specmini, 'MOST_TEXT', 1000)
+    refused(capsys, '--prompts /dev/zero', *pair[:4], '--prompts', '/dev/zero')
+
+
+# ------------------------------------------------------------------------------------ several processes
+
+def split_flags(pair, folder, *flags):
+    """Flags of a run over six rows, two of them equal, that two processes or one can do."""
+    rows = [dict(prompt=text, answer='1') for text in ('hello', 'x 1', 'hello', 'y', 'z 1 2', 'abc')]
+    (folder / 'rows.jsonl').write_text(json_lines(rows))
+    return [*pair[:4], '--prompts', folder / 'rows.jsonl', '--max-new', 12, '--temperature', 1,
+            '--ignore-eos', '--json', *flags]
+
+
+def texts_of(lines):
+    """(tokens, grade, cycles) of each text that these lines of JSON report."""
+    reports = [json.loads(line) for line in lines.splitlines()]
+    return [(found['tokens'], found['right'], found['stats']['cycles']) for found in reports]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+@pytest.mark.slow
+@pytest.mark.parametrize('split', [True, False], ids=['rows-are-dealt', 'a-target-is-shared'])
+def test_two_processes_write_what_one_does(split, pair, capsys, tmp_path):
+    """Started by torchrun; the first one tells, in the rows' order, and keeps no rows behind them."""
+    flags = split_flags(pair, tmp_path, '--sparse', 'attn', '--trace', tmp_path / 'trace')
+    _, alone, _ = program(capsys, *flags)
+    cycles = (tmp_path / 'trace').read_text().count('\n')
+    more = ['--split', tmp_path / 'name'] if split else []
+    torchrun = '-m', 'torch.distributed.run', '--nproc-per-node', 2
+    status, out, err = subprogram(*torchrun, HOME / 'specmini.py', *flags, *more)
+    assert status == 0, err
+    assert texts_of(out) == texts_of(alone) and len(texts_of(out)) == 6
+    assert (tmp_path / 'trace').read_text().count('\n') == cycles
+    assert not list(tmp_path.glob('name*'))
+
+
+def test_an_interrupted_split_goes_on(pair, capsys, tmp_path, monkeypatch):
+    """The same command writes the rows that are left, and no other; a run with other flags is refused."""
+    flags = split_flags(pair, tmp_path, '--split', tmp_path / 'name')
+    with monkeypatch.context() as patch:
+        interrupt(patch, specmini, 'report', 3)
+        assert program(capsys, *flags)[:2] == (130, '')
+    for more in (['--seed', 1], ['--method', 'lenient'], ['--gamma', 3], ['--draft', 'none']):
+        refused(capsys, 'name.part0', *flags, *more)
+    calls = interrupt(monkeypatch, specmini, 'report', 99)
+    status, out, _ = program(capsys, *flags)
+    assert (status, len(calls)) == (0, 4)               # the third was not yet kept
+    assert texts_of(out) == texts_of(program(capsys, *flags[:-2])[1])
+
+
+# ------------------------------------------------------------------------------------ contexts, every method
+
+@pytest.mark.parametrize('prompt, max_new, length, whose', [
+    case('of-the-target', 63, 60, 1, 'target'), case('of-the-draft', 5, 60, 11, 'draft'),
+    case('just-fits', 54, 10, 10, None)])
+def test_a_context_that_is_full_ends_a_text(prompt, max_new, length, whose, pair, capsys, tmp_path):
+    """A line says whose context was full."""
+    short = ['--draft', tiny(tmp_path, max_position_embeddings=16)] if whose == 'draft' else []
+    flags = '--prompt', 'x' * prompt, '--max-new', max_new, '--ignore-eos', '--json'
+    status, out, err = program(capsys, *pair[:4], *short, *flags)
+    assert (status, len(json.loads(out)['tokens'])) == (0, length)
+    told = [line for line in err.splitlines() if '--max-new' in line]
+    assert [whose] * len(told) == [name for name in ('target', 'draft') if any(name in line for line in told)]
+    assert bool(told) == bool(whose)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(pair, capsys):
+    refused(capsys, '64', *pair[:4], '--prompt', 'x' * 64)
+
+
+def test_each_text_pays_for_its_prompt():
+    """A prompt that was read for an earlier text is read again: its seconds are not those of a cache."""
+    engine = specmini.Engine(EMBEDDED / 'target', EMBEDDED / 'draft')
+    ids = engine.tokenizer.encode('One evening Mia the fox').ids
+    engine.open([ids])
+    for _ in range(2):
+        for reader in engine.readers.values():
+            reader.log.clear()                          # what is found was read for this text
+        for reader in engine.start(ids, Exact()).readers().values():
+            (passes, positions, _), = reader.spent().values()
+            assert (passes, positions) == (1, len(ids) - 1)
+
+
+@pytest.fixture(scope='module')
+def able(tmp_path_factory):
+    """The folders of a tiny pair with all sections of calibration.json."""
+    home = tmp_path_factory.mktemp('able')
+    target = tiny(home / 'target', 0, dict(num_hidden_layers=4))
+    draft = tiny(home / 'draft', 1)
+    write_calibration(target, 'mask', dict(skip=[2, 3], nested=[[2, 3], [2]]))
+    write_calibration(target, 'signals', RANGES, draft)
+    write_calibration(target, 'sparse', LEARNED | dict(experts=[[]] * 4))
+    return target, draft
+
+
+GRADES_STEPS = 'rsd', 'oracle-gate', 'process-best-of-n'        # methods that need a task with a step checker
+
+
+QUICK = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', *GRADES_STEPS
+
+
+@pytest.mark.parametrize('name', [case(name, name, slow=name not in QUICK) for name in METHODS])
+def test_every_method_runs(name, able, capsys):
+    """From the command line, sampling: valid JSON and figures that add up, or a line says what it needs."""
+    target, draft = able
+    flags = ['--target', target, '--draft', draft, '--prompt', 'ab 1\n', '--method', name, '--max-new', 16,
+             '--temperature', 0.8]
+    if name in GRADES_STEPS:
+        refused(capsys, 'lab', *flags)
+        return
+    flags += dict([('via-mid', ['--mid', draft]), ('ecsv-two', ['--set', f'second={draft}'])]).get(name, [])
+    status, out, err = program(capsys, *flags, '--json')
+    assert status == 0, err
+    report = json.loads(out, parse_constant=lambda word: pytest.fail(f'{word} is no JSON'))
+    n = len(report['tokens'])
+    assert 1 <= n <= 16 and sum(report['stats']['labels'].values()) == n
+    assert report['lossless'] == METHODS[name]().lossless
+
+
+@pytest.mark.parametrize('draft', ['lookup', 'self', 'none'])
+def test_sd_has_other_drafts(draft, able, capsys):
+    """Its greedy text is plain decoding's."""
+    flags = '--target', able[0], '--prompt', 'aabaab', '--max-new', 20
+    drafted = reported(capsys, *flags, '--draft', draft)
+    assert drafted['tokens'] == reported(capsys, *flags, '--method', 'ar')['tokens']
+    assert (drafted['stats']['drafted'] > 0) == (draft != 'none')
+
+
+ODD = ['nan', 'inf', '-inf', '-1', '0', '1', '3', '0.5', '1e400', '99999999999', '1' * 5000, '', 'x', 'true',
+       'None', '\udcff', '1e-320']
+
+
+@pytest.mark.slow
+def test_odd_knobs(able):
+    """Every method at odd values of any knobs writes three tokens, or a ValueError says why not."""
+    target, draft = able
+    engine = specmini.Engine(target=target, draft=draft, mid=draft, max_new=3)
+    engine.open([[97, 98, 10, 103]])
+    rng = random.Random(1)
+    outcomes = []
+    for _ in range(500):
+        name = rng.choice(sorted(METHODS))
+        knobs = sorted(verify.knobs_of(METHODS[name]))
+        chosen = rng.sample(knobs, min(len(knobs), rng.randrange(3)))
+        engine.temperature = rng.choice([0.0, 1.0])
+        try:
+            words = [f'{knob}={rng.choice(ODD)}' for knob in chosen]
+            engine.write([97, 98, 10, 103], specmini.make_method(name, words, [name]))
+            outcomes.append('runs')
+        except ValueError as error:
+            assert type(error) is ValueError and str(error), (name, words)
+            outcomes.append('refused')
+    assert 100 < outcomes.count('runs') < 400
+
+
+# ------------------------------------------------------------------------------------------------- --prove
+
+class Liar(WrongResidual):
+    """Promises the target's distribution, and has another."""
+    lossless = True
+
+
+@pytest.fixture
+def short_proofs(monkeypatch):
+    """Proofs of two tokens at most, so that every method has one in no time."""
+    monkeypatch.setattr(prove, 'SIZES', ((2, 1), (2, 2)))
+    monkeypatch.setattr(prove, 'LONGER', ((2, 2),))
+    monkeypatch.setattr(prove, 'MOST', 80)
+
+
+@pytest.mark.slow
+def test_prove_judges_or_refuses_every_method(short_proofs):
+    """No verdict contradicts what a method says of itself."""
+    unproven = set()
+    for name, kind in METHODS.items():
+        try:
+            proof = prove.prove(name, kind(), temperature=1.0, top_k=0, top_p=1.0)
+        except ValueError as error:
+            assert f'--prove {name}' in str(error)
+            unproven.add(name)
+            continue
+        assert proof.status == 0
+        assert (proof.gap < 1e-9) >= proof.promised, name
+    assert unproven <= {'majority', 'best-of-n', 'ecsv-two', *GRADES_STEPS}     # many draws, or folders
+
+
+@pytest.mark.parametrize('rule, status', [
+    case('lossless', Exact, 0), case('lossy', METHODS['lenient'], 0), case('wrong', Liar, 1)])
+def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
+    """The figures are those of the law tests; a false promise gives status 1."""
+    monkeypatch.setattr(prove, 'SIZES', ((4, 2),))
+    monkeypatch.setitem(METHODS, 'told', rule)
+    found, out, _ = program(capsys, '--prove', 'told', '--gamma', 1, '--top-k', 4)
+    assert found == status
+    wanted, drafted = [exact_law(Table(seed), 2, temperature=1.0) for seed in (1, 2)]
+    law = enumerate_law(Table(1), Table(2), rule(1), 2, temperature=1.0)
+    gap = variation(law, wanted)
+    assert (gap < 1e-9) == (rule is Exact) and (gap < 1e-9 or f'{gap:.3g}' in out)
+    text = max(wanted, key=wanted.get)
+    shown = next(line for line in out.splitlines() if line.startswith(' '.join(map(str, text)) + ' '))
+    figures = [f'{of[text]:.5f}' for of in (law, wanted, drafted)]
+    assert [shown.split()[i] for i in (2, 3, 5)] == figures
+
+
+@pytest.mark.parametrize('named, flags', [
+    ('--prove nope', ['nope']), ('--temperature', ['sd', '--temperature', -1]), ('--prove rsd', ['rsd']),
+    ('--max-new, --prompt', ['sd', '--prompt', 'x', '--max-new', 3]),
+    ('--set lenience=1', ['sd', '--set', 'lenience=1']), ('--gamma', ['ar', '--gamma', 2]),
+    ('controller', ['sd', '--set', 'controller=oracle']), ('80', ['specguard', '--set', 'k=9']),
+    ('sparse', ['sparse', '--set', 'ffn_quantile=0.5'])], ids=str)
+def test_prove_refuses_in_one_line(named, flags, short_proofs, capsys):
+    refused(capsys, named, '--prove', *flags)
+
+
+# ------------------------------------------------------------------------------- the five source files, alone
+
+ONE_BY_ONE = '''
+import json, sys, specmini
+for flags in json.loads(sys.argv[1]):
+    print('status', specmini.main(flags))
+'''
+
+
+@pytest.mark.slow
+def test_the_source_files_stand_alone(able, tmp_path):
+    """Without the laboratory: every paper's method; the flags that need the laboratory are refused."""
+    for name in ('kernels.py', 'model.py', 'verify.py', 'specmini.py', 'train_mask.py'):
+        shutil.copy(HOME / name, tmp_path)
+    target, draft = map(str, able)
+    papers = 'via', 'cmasd', 'ecsv', 'sparse', 'specguard'
+    runs = [['--compare', ','.join(papers), '--target', target, '--draft', draft, '--max-new', '12',
+             '--prompt', 'hello'],
+            ['--prompt', 'hello'], ['--prompt', 'hello', '--trace', 'run.html'], ['--prove', 'sd']]
+    _, out, err = subprogram('-c', ONE_BY_ONE, json.dumps(runs), folder=tmp_path, PYTHONPATH='')
+    assert re.findall(r'^status (\d)', out, re.MULTILINE) == ['0', '2', '2', '2'], err
+    assert all(f'\n{name} ' in out for name in papers)
+    for line, named in zip(err.splitlines()[-3:], ('--target', '--trace run.html', '--prove')):
+        assert named in line
