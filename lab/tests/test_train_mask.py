@@ -163,7 +163,7 @@ def test_texts_of_prompts(asked, capsys):
         assert text == ids + written
     assert measured(capsys, *flags, '--chat')[0] == 0
     assert section(folder)['settings']['chat']
-    refused(capsys, '--resume', *flags, '--resume', main=train_mask_main)   # without the template: other texts
+    refused(capsys, '--resume', *flags, '--resume', main=train_mask_main)   # without a template: others
 
 
 @pytest.mark.parametrize('named, more', [
@@ -212,7 +212,7 @@ def test_sparse_likeness_by_hand():
 
 
 def test_anchors_from_the_program(tmp_path, capsys):
-    """What --anchors writes is what a run of `sparse` reads: half of the layers choose blocks, the first ones."""
+    """What --anchors writes is what a run of `sparse` reads: the first half of the layers choose blocks."""
     folder = tiny(tmp_path / 'm', 0, dict(num_hidden_layers=4), max_position_embeddings=512)
     text = tmp_path / 'text'
     text.write_text('To be, or not to be, that is the question. ' * 9)
@@ -241,26 +241,21 @@ def test_signals_of_the_embedded_pair(tmp_path, capsys):
     for name in ('target_logp', 'target_grounding', 'draft_logp', 'draft_grounding'):
         low, high = found[name]
         assert low < high
-    assert reported(capsys, *run)['stats']['tokens'] > 5
+    assert reported(capsys, *run)['text']
     plain = reported(capsys, *pair, '--method', 'ar', *run[-2:])
     assert reported(capsys, *run, '--set', 'tau=inf')['text'] == plain['text']
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('graded', [True, False])
-def test_signals_of_prompts(graded, tmp_path, capsys):
-    """The greedy text of the target itself is the answer; without answers there are scales and no gate."""
-    context = dict(max_position_embeddings=512)
-    pair = '--target', tiny(tmp_path / 'target', 0, **context), '--draft', tiny(tmp_path / 'draft', 1, **context)
-    row = dict(prompt='hello')
-    if graded:
-        row['answer'] = reported(capsys, *pair, '--method', 'ar', '--max-new', 256, '--prompt', 'hello')['text']
+def test_signals_of_prompts_without_answers(tmp_path, capsys):
+    """Steps that nobody can grade give scales and no gate."""
+    pair = []
+    for seed, role in enumerate(('target', 'draft')):
+        pair += [f'--{role}', tiny(tmp_path / role, seed, max_position_embeddings=512)]
     file = tmp_path / 'rows.jsonl'
-    file.write_text(json_lines([row]))
+    file.write_text(json_lines([dict(prompt='hello')]))
     status, _, err = measured(capsys, '--signals', '--share', 1, '--prompts', file, *pair)
     assert status == 0, err
     found = section(tmp_path / 'target', 'signals')
     assert {'target_logp', 'target_grounding', 'draft_logp', 'draft_grounding'} <= found.keys()
-    assert ('tau' in found) is graded
-    run = *pair, '--prompt', 'hello', '--max-new', 12, '--method', 'specguard'
-    assert reported(capsys, *run, '--set', 'delimiter=sentence')['stats']
+    assert 'tau' not in found
