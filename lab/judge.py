@@ -170,7 +170,7 @@ class Runs:
 
     def total(self, figure, names, texts):
         """The sum of a figure over these texts, of one setting or an array [S] of several."""
-        return self.sums[figure][texts][:, self.columns(names)].sum(0)
+        return self.sums[figure][:, self.columns(names)][texts].sum(0)
 
     def share(self, figure, of, names, texts):
         """The sum of one figure over the sum of another; nan where that is 0."""
@@ -203,34 +203,44 @@ def over(runs, name, rival, kind):
 def tuned_over(runs, names, rivals, kind, agreement=0.0, rival_agreement=0.0):
     """The figure: the fastest of some settings over the fastest of others.
 
-    Both are chosen on one half of each family's texts and judged on the other half, both ways round; the
-    geometric mean.
+    Both are chosen on one half of each family's texts (even or odd places) and judged on the other half, both
+    ways round; the geometric mean.
     """
+    halves = numpy.array([(runs.families == family) & (runs.places % 2 == odd)
+                          for family in dict.fromkeys(runs.families) for odd in (0, 1)])       # [H, R]
+
     def figure(texts):
-        logs = []
-        for chosen_on, judged_on in halves(runs, texts):
-            mine = runs.fastest(names, chosen_on, kind, agreement)
-            rival = runs.fastest(rivals, chosen_on, kind, rival_agreement)
-            logs.append(math.log(runs.pace(mine, judged_on, kind) / runs.pace(rival, judged_on, kind)))
-        return math.exp(numpy.mean(logs)) if logs else math.nan
+        weights = numpy.bincount(texts, minlength=runs.size) * halves
+        there = weights.any(1)
+        mine = judged_pace(runs, names, kind, agreement, weights, halves)
+        rival = judged_pace(runs, rivals, kind, rival_agreement, weights, halves)
+        return math.exp(numpy.mean(numpy.log(mine / rival)[there]))
     return figure
 
 
-def halves(runs, texts):
-    """(texts to choose on, texts to judge on) of each family: even and odd places, and the same swapped.
+def judged_pace(runs, names, kind, agreement, weights, halves):
+    """[H] the pace on each half of the setting that is the fastest on the other half of its family.
 
-    Where a resample has nothing to choose on, all of the family's texts of that half stand in.
+    weights [H, R]: how often each text is in a half of the resample. Where a resample has nothing to choose
+    on, all texts of that half stand in. If no setting agrees so far, the most agreeing one is chosen.
     """
-    everywhere = numpy.arange(runs.size)
-    for family in dict.fromkeys(runs.families[texts]):
-        theirs = texts[runs.families[texts] == family]
-        for half in (0, 1):
-            judged_on = theirs[runs.places[theirs] % 2 == half]
-            chosen_on = theirs[runs.places[theirs] % 2 != half]
-            if not len(chosen_on):
-                chosen_on = everywhere[(runs.families == family) & (runs.places % 2 != half)]
-            if len(judged_on) and len(chosen_on):
-                yield chosen_on, judged_on
+    pace, agreed = paces(runs, names, kind, weights)
+    chosen_on = numpy.where(weights.any(1, keepdims=True), weights, halves)
+    score, agreement_there = paces(runs, names, kind, chosen_on)                                # [H, S]
+    if agreement:
+        score = numpy.where(agreement_there >= agreement, score, agreement_there - 1)
+    other = numpy.arange(len(halves)) ^ 1
+    return pace[numpy.arange(len(halves)), score[other].argmax(1)]
+
+
+def paces(runs, names, kind, weights):
+    """(tokens a unit of time, agreement) [H, S] of texts with these weights [H, R]."""
+    sums = []
+    for figure in ('tokens', UNITS[kind], 'wrong'):
+        sums.append(weights @ numpy.nan_to_num(runs.sums[figure][:, runs.columns(names)]))
+    tokens, time, wrong = sums
+    with numpy.errstate(invalid='ignore', divide='ignore'):
+        return tokens / time, 1 - wrong / tokens
 
 
 def at_equal(runs, name, rivals, kind):
