@@ -2,7 +2,6 @@
 import itertools
 import json
 import re
-from collections import Counter
 from functools import cache, partial
 from pathlib import Path as File
 
@@ -10,11 +9,10 @@ import pytest
 import torch
 import transformers
 
-import train_mask
 from lab import bench, course, cuda, speed, tasks, train
 from lab.quantise import CODEBOOK, quantise
 from lab.sparse import passes
-from lab.tests.helpers import EMBEDDED, LINE, apart, case, program, refused, tiny
+from lab.tests.helpers import EMBEDDED, LINE, apart, case, program, tiny
 from lab.toys import fresh, network
 from lab.tree import Tree
 from model import Reader, load, read_calibration, read_tokenizer
@@ -77,21 +75,6 @@ def test_facts_of_a_summary():
 def test_outputs_of_code(text, wanted):
     """Code is evaluated by a small grammar: what is outside it has no outputs and is never run."""
     assert tasks.outputs(text) == wanted
-
-
-def test_the_grammar_knows_its_entropy():
-    """The nats of stories are those of their choices: as often as an outcome is drawn, so likely it is."""
-    spent = []
-    rng = tasks.random.Random(0)
-    drawn = Counter(tasks.pick(rng, 'abcd', spent) for _ in range(4000))
-    entropy = -sum(n / 4000 * tasks.maths.log(n / 4000) for n in drawn.values())
-    assert sum(spent) / 4000 == pytest.approx(entropy, abs=0.02)
-
-
-def test_tasks_prints_rows(capsys):
-    status, out, _ = program(capsys, 'math', '--n', 3, main=tasks.main)
-    assert not status
-    assert [json.loads(line) for line in out.splitlines()] == list(itertools.islice(tasks.rows('math', 7), 3))
 
 
 # --------------------------------------------------------------------------------- 4 bits, embedded models
@@ -192,19 +175,6 @@ def test_training_learns_and_goes_on(home, monkeypatch, capsys):
     assert (home / 'draft' / 'generation_config.json').exists()
 
 
-def test_recalibrate_measures_the_pair_and_its_mixture(home, monkeypatch, capsys):
-    for name in ('target', 'moe'):
-        (home / name).mkdir()
-        (home / name / 'model.safetensors').touch()
-    asked = []
-    for kind in ('mask', 'signals', 'anchors'):
-        def note(asked_for, *others, kind=kind):
-            asked.append((kind, File(getattr(asked_for, 'target', asked_for)).name))
-        monkeypatch.setattr(train_mask, f'measure_{kind}', note)
-    program(capsys, 'recalibrate', main=train.main)
-    assert asked == [('mask', 'target'), ('signals', 'target'), ('anchors', 'target'), ('anchors', 'moe')]
-
-
 # ------------------------------------------------------------------------ speed, passes, memory, a card
 
 def test_speed_ratios_by_hand():
@@ -259,12 +229,6 @@ def test_pass_takes_device_and_dtype(monkeypatch, capsys):
     flags = '--shape', 'embedded', '--layers', 1, '--contexts', 64, '--device', 'cpu', '--dtype', 'bf16'
     status, out, _ = program(capsys, 'pass', *flags, main=bench.main)
     assert status == 0 and out.startswith('embedded, 1 layers, torch.bfloat16, eager')
-
-
-def test_bench_refuses_in_one_line(capsys):
-    refused(capsys, '--pair', 'speed', '--pair', 'nowhere', main=bench.main)
-    if not torch.cuda.is_available():
-        refused(capsys, 'cuda', 'cuda', main=bench.main)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import lab.rivals                                       # noqa: F401, enters the
 import specmini
 from lab.tests.helpers import HOME, LINE, RANGES, apart, program, refuses, subprogram, thin, tiny
 from lab.toys import byte_network, fresh, network, plain, seeded, session, write
-from model import Reader, fetch, own_part, part_of, send
+from model import Reader, fetch, own_part, part_of
 from verify import METHODS, Session, chain, decode, tokens_of
 
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
@@ -25,17 +25,6 @@ MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=Tru
 
 
 # ------------------------------------------------------------------------------------ joint, packed, gathered
-
-@pytest.mark.parametrize('shape', [dict(), dict(qkv_bias=True, mlp_bias=True), dict(qk_norm=True), MIXED])
-def test_joint_matrices_compute_what_single_ones_do(shape):
-    model = network(**shape)
-    wanted = fresh(model, LINE)
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
-    model.join()
-    assert apart(fresh(model, LINE), wanted) < 1e-12
-    for name, weight in model.named_parameters():       # each is still its own
-        assert torch.equal(weight, before[name]), name
-
 
 @pytest.mark.parametrize('shape', [dict(), MIXED])
 def test_joint_matrices_are_held_once(shape):
@@ -71,31 +60,6 @@ def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
         assert torch.equal(weight, before[name]), name
 
 
-def test_sparse_channels_of_a_packed_network(monkeypatch):
-    """A sparse feed-forward reads single rows: it unpacks what it reads, and computes the same."""
-    monkeypatch.setattr(kernels, 'BIG', 1)
-    model = byte_network(mlp_bias=True)
-    path = thin(model, ffn_share=0.5)
-    wanted = Reader(model, 40).read(LINE[:40], [], path, 5)
-    model.join()
-    model.pack()
-    mlp = model.model.layers[0].mlp
-    assert mlp.up_proj.weight.is_mkldnn
-    assert apart(Reader(model, 40).read(LINE[:40], [], path, 5), wanted) < 1e-4
-    assert not mlp.up_proj.weight.is_mkldnn
-    assert mlp.gate_proj.weight.is_mkldnn               # which is read in full
-
-
-def test_head_either_way_round(monkeypatch):
-    """Few positions by a big matrix are multiplied the other way round."""
-    x = torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
-    weight = torch.randn(13, 16, dtype=torch.float64, generator=seeded(1))
-    wanted = x @ weight[:11].T
-    for _ in range(2):
-        assert apart(kernels.head(x, weight, 11), wanted) < 1e-12
-        monkeypatch.setattr(kernels, 'BIG', 1)
-
-
 def random_attention(B, T, S):
     """(q [B, 4, T, 8], k, v [B, 2, S, 8])"""
     shapes = (B, 4, T, 8), (B, 2, S, 8), (B, 2, S, 8)
@@ -126,13 +90,19 @@ def test_sparse_keys_gathered():
     assert apart(kernels.attend_gathered(q, k, v, places, mask), wanted) < 1e-12
 
 
-@pytest.mark.parametrize('renormalise', [True, False])
-def test_sparse_experts_gathered(renormalise):
-    """What CUDA does for few tokens is what a loop over experts gives."""
+@pytest.fixture
+def mixture():
+    """(a mixture of six experts, x [1, 5, 16], its router's weights, the experts that it chose)."""
     moe = network(**MIXED).model.layers[0].mlp
-    moe.renormalise = renormalise
     x = torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
-    weights, chosen = kernels.route(x[0], moe)
+    return moe, x, *kernels.route(x[0], moe)
+
+
+@pytest.mark.parametrize('renormalise', [True, False])
+def test_sparse_experts_gathered(renormalise, mixture):
+    """What CUDA does for few tokens is what a loop over experts gives."""
+    moe, x, weights, chosen = mixture
+    moe.renormalise = renormalise
     weights[2, 1:] = 0
     wanted = kernels.blend(x, moe, weights, chosen, None)
     if renormalise:
@@ -141,11 +111,9 @@ def test_sparse_experts_gathered(renormalise):
     assert apart(kernels.blend_gathered(x, moe, weights, chosen), wanted) < 1e-12
 
 
-def test_sparse_experts_that_nobody_chose_are_not_read():
+def test_sparse_experts_that_nobody_chose_are_not_read(mixture):
     """The others' weights are NaN, which would show; two of the five tokens are padding."""
-    moe = network(**MIXED).model.layers[0].mlp
-    x = torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
-    weights, chosen = kernels.route(x[0], moe)
+    moe, x, weights, chosen = mixture
     weights[:, 1:] = 0
     wanted = kernels.blend(x, moe, weights, chosen, None)
     moe.join()
@@ -156,10 +124,9 @@ def test_sparse_experts_that_nobody_chose_are_not_read():
             weight.fill_(math.nan)
     got = kernels.blend_pairs(x, moe, weights, chosen, torch.tensor(3))
     assert apart(got[:, :3], wanted[:, :3]) < 1e-12 and got.isfinite().all()
-    assert kernels.blend(x, moe, weights * math.nan, chosen, None).isnan().all()    # a broken router shows
 
 
-# ------------------------------------------------------------------------------------- readers, forks, memory
+# ------------------------------------------------------------------------------------ readers, forks, memory
 
 def test_a_long_text_is_read_in_chunks(monkeypatch):
     """Logits of the last positions come from the chunks that hold them, and from no other."""
@@ -188,24 +155,6 @@ def test_fork():
     for i in range(3):
         assert apart(logits[i], fresh(model, [1, 2, 3, 4 + i, 7 + i], 1)[0]) < 1e-9
     assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3       # the ledger is shared
-
-
-def test_fork_again():
-    """The next fork of as many rows is of the text as it is then, in the same memory: block means too."""
-    model = network()
-    path = thin(model, block=1, dense_below=2, rho=0.3)
-    reader = Reader(model, 50)
-    reader.read(LINE[:20], [], path, 1)
-    first = reader.fork(2)
-    first.feed(torch.tensor([LINE[20:23]] * 2), 20, path, 1)
-    other = [7 * i % 11 for i in range(31)]
-    reader.read(other[:30], [], path, 1)
-    again = reader.fork(2)
-    assert again.cache is first.cache and again.cache.ids == other[:30]
-    alone = Reader(model, 50)
-    alone.read(other[:30], [], path, 1)
-    wanted = alone.read(other, [], path, 1)
-    assert apart(again.append(torch.tensor([other[30]] * 2), path)[0], wanted[0]) < 1e-9
 
 
 def live_tensors():
@@ -237,9 +186,8 @@ def test_logits_of_fewer_bits(sizes, dtype, most):
     """Rounding moves the logits by a small share of their spread."""
     wanted = fresh(network(**sizes), LINE)
     rounded = network(**sizes, dtype=specmini.DTYPES[dtype])
-    got = fresh(rounded, LINE).double()
-    error = (got - wanted).square().mean().sqrt() / wanted.std()
-    assert 0 < error < most
+    error = fresh(rounded, LINE).double() - wanted
+    assert 0 < error.square().mean().sqrt() / wanted.std() < most
 
 
 def test_a_run_of_fewer_bits(tmp_path):
@@ -368,20 +316,6 @@ def on_the_host(index):
         if here or isinstance(part, (list, range)):
             return True
     return False
-
-
-def test_a_wait_is_counted():
-    """Once; what stays on the device, and ids that are sent there, are none."""
-    x = torch.rand(3).as_subclass(Far)
-    with Waits() as waits:
-        assert isinstance(x[send([0, 2], x.device)] + torch.arange(2, device=x.device), Far)
-        assert waits.count == 0
-        for count, wait in enumerate([
-                lambda: float(x[0]), lambda: bool(x[0] > x[1]), lambda: x.softmax(-1).tolist(),
-                lambda: x[[0, 2]], lambda: x[torch.tensor([0, 2])], lambda: fetch(x, x > 1)[1].tolist(),
-                lambda: torch.tensor([1, 2], device=FAR), lambda: torch.tensor([1, 2]).to(FAR)], 1):
-            wait()
-            assert waits.count == count
 
 
 def test_fetch_keeps_what_it_carries():

@@ -165,14 +165,6 @@ def test_a_page_is_no_wall(page):
         assert all(len(line) <= 130 for line in text.splitlines() if not line.startswith(('|', '![')))
 
 
-def test_readme_promises_two_commands():
-    """One runs the program, one all tests; CI runs the second."""
-    readme = text_of('README.md')
-    assert 'pip install -r requirements.txt && python specmini.py --prompt' in readme
-    assert 'pip install -r requirements.txt -r requirements-test.txt && python -m pytest -q' in readme
-    assert 'python -m pytest -q' in text_of('.ci/run')
-
-
 def test_readme_from_python(capsys, monkeypatch):
     """The lines that the README shows run as they stand, and print a text, its cycles and a figure."""
     shown, = [block for block in fences('README.md', 'python') if block.startswith('from specmini')]

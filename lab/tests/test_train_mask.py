@@ -174,19 +174,6 @@ def test_refused_flags(named, more, asked, capsys):
     refused(capsys, named, *asked[1], *more, main=train_mask_main)
 
 
-@pytest.mark.parametrize('device, dtype', [('cpu', torch.float32), ('cuda', torch.bfloat16)])
-def test_a_target_is_loaded_as_a_run_does(device, dtype, monkeypatch):
-    """fp32 on a CPU; on CUDA bf16, in which alone a large model fits."""
-    loads = []
-    model = byte_network()
-    model.join()
-    monkeypatch.setattr(train_mask, 'pick_device', lambda name: device)
-    monkeypatch.setattr(train_mask, 'load', lambda *how: loads.append(how) or (model, None, None))
-    monkeypatch.setattr(train_mask, 'calibration_texts', lambda tokenizer, settings: [])
-    train_mask.load_with_texts('folder', train_mask.Settings())
-    assert loads == [('folder', device, dtype)]
-
-
 # ------------------------------------------------------------------------------------------------ --anchors
 
 def test_sparse_calibration():
