@@ -19,8 +19,7 @@ from model import Transformer, expect, read_config, read_tokenizer
 from specmini import DTYPES, HERE, exit_status, pick_device
 
 COMPUTED = 'llama-3.1-8b', 'qwen3-30b-a3b'      # of passes.SHAPES
-PAGE = 1000             # tokens
-WRITTEN = 16            # of them, by the run whose memory is measured
+PAGE, WRITTEN = 1000, 16        # tokens of the run whose memory is measured; of them written
 
 
 # ------------------------------------------------------------------------------------------------- memory

@@ -25,15 +25,13 @@ NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
 SLACK = 2           # our rounding errors may be so many times theirs: the order of sums differs
 TIES = 8            # likewise of two logits, in units of the larger one's last digit
 GAMMA = 4
-DIALS = 0.6, 0.8, 1.0       # chances that a pretended draft token is right
 
 
 class Sizes(NamedTuple):
-    """How large the list is."""
     target: str         # of passes.SHAPES, whose weights are random
     tokens: int         # written by each method
-    long: int           # written by the random target
-    prompt: int         # its prompt's tokens
+    long: int           # written by the random target, behind
+    prompt: int         # so many
 
 
 ON_CUDA = Sizes('llama-3.1-8b', 64, 256, 512)
@@ -41,7 +39,6 @@ ON_CPU = Sizes('embedded', 12, 64, 32)
 
 
 class Result(NamedTuple):
-    """What a check has found."""
     said: str
     good: bool = True
 
@@ -92,7 +89,7 @@ def parity(kind, dtype, device):
     for begin, end in ((0, 30), (30, 35), (35, 36), (36, 37), (37, 40)):
         rows.append(reader.read(line[:end], [], model.full, end - begin))
     own = rms(torch.cat(rows), exact)
-    size = rms(exact, torch.zeros_like(exact))
+    size = rms(exact, 0)
     return Result(f'error {own / size:.2%} of the logits, transformers {error / size:.2%}',
                   own <= SLACK * error)
 
@@ -226,7 +223,7 @@ def checks(sizes, device, dtype):
     for compiled in (False, True):
         how = f'{sizes.target}{" --compile" if compiled else ""}'
         yield f'{how}: `ar`', functools.partial(large.ar, compiled)
-        for chance in DIALS:
+        for chance in (0.6, 0.8, 1.0):                  # that a pretended draft token is right
             yield f'{how}: `sd`, dialled {chance}', functools.partial(large.sd, chance, compiled)
 
 

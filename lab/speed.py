@@ -69,7 +69,8 @@ def their_contestants(homes, engine, gamma, compiled):
     transformers' static cache with a compiled pass of one token is gpt-fast's scheme.
     """
     transformers = quiet_transformers()
-    target, draft = (load_theirs(home, engine) for home in homes)
+    of = transformers.AutoModelForCausalLM.from_pretrained
+    target, draft = (of(home, dtype=DTYPES[engine.dtype]).to(engine.device).eval() for home in homes)
     # fixed length: no schedule, no confidence stop
     draft.generation_config.num_assistant_tokens = gamma
     draft.generation_config.num_assistant_tokens_schedule = 'constant'
@@ -85,13 +86,6 @@ def their_contestants(homes, engine, gamma, compiled):
         static = transformers.GenerationConfig(cache_implementation='static', compile_config=how, **usual)
         found['transformers static'] = functools.partial(generated, target, static, None)
     return found
-
-
-def load_theirs(home, engine):
-    """transformers' network of a folder, with the engine's device and dtype."""
-    transformers = quiet_transformers()
-    network = transformers.AutoModelForCausalLM.from_pretrained(home, dtype=DTYPES[engine.dtype])
-    return network.to(engine.device).eval()
 
 
 # ------------------------------------------------------------------------------------------------- timing
@@ -161,7 +155,7 @@ def speeds_of(timings, texts):
 
 def ratios_of(timings):
     """Lines of a table, a row for each of the RATIOS that there is."""
-    names = next(iter(timings.values()))
+    names, *_ = timings.values()
     yield f'| ratio | {" | ".join(timings)} |'
     yield '|---|' + '--:|' * len(timings)
     for name, other in RATIOS:
