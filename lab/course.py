@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from lab.common import MODELS
+from lab.measure import MODELS
 from lab.toys import Table, enumerate_law, exact_law, network, session, variation, write
 from model import KVCache, expect
 from specmini import Engine

@@ -1,21 +1,12 @@
-"""A copy of a model folder with its linear layers rounded to 4 bits: `python -m lab.quantise FROM TO`.
+"""Rounding of linear layers to 4 bits, which makes the noisier drafts of ECSV.
 
-Fake quantisation: the values are those of 4-bit NormalFloat, stored in the original type, so that the copy
-loads like any checkpoint and shows what the rounding does to a text, not how fast it could be.
+The values are those of 4-bit NormalFloat, stored in the original type: they show what the rounding does to a
+text, not how fast it could be.
 """
-import argparse
-import shutil
-import sys
-from pathlib import Path as File
 from statistics import NormalDist
 
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
-
-from lab.files import save_weights
-from model import expect, whole
-from specmini import exit_status
 
 
 def quantiles(n, edge=0.9677083):
@@ -42,37 +33,5 @@ def quantise(weight, group=64):
 
 
 def linear(name, tensor):
-    """Whether this tensor is quantised: the projections of attention and feed-forward."""
+    """True if this tensor is rounded: the projections of attention and feed-forward."""
     return name.endswith('_proj.weight') and tensor.ndim == 2
-
-
-def write_copy(source, to):
-    """Writes the folder `to`, which must not be there yet: `source` with its linear layers rounded.
-
-    Both are paths.
-    """
-    files = sorted(source.glob('*.safetensors'))
-    expect(files, f'{source}: no safetensors files')
-    expect(not to.exists(), f'{to} is there already')
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with whole(to) as copy:
-        copy.mkdir()
-        for file in sorted(source.glob('*.json')) + sorted(source.glob('*.jinja')):
-            shutil.copy(file, copy)
-        for file in files:
-            weights = {}
-            for name, weight in load_file(file).items():
-                weights[name] = quantise(weight) if linear(name, weight) else weight
-            save_weights(copy / file.name, weights)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('source', type=File)
-    parser.add_argument('to', type=File)
-    args = parser.parse_args()
-    return exit_status('lab.quantise', lambda: write_copy(args.source, args.to))
-
-
-if __name__ == '__main__':
-    sys.exit(main())

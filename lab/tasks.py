@@ -15,7 +15,6 @@ import random
 import re
 import sys
 import zlib
-from collections import Counter
 
 NAMES = 'Mia Tom Ana Ben Zoe Sam Eva Leo Ida Max Lia Jon Amy Kai Nora Paul'.split()
 ITEMS = ('pens cups books coins apples cards shells stamps eggs keys plums bricks ribbons nuts balls seeds '
@@ -419,17 +418,9 @@ RELATIONS = dict(
 OPENINGS = 'Q: ', 'Question: ', 'Tell me: ', 'Please say: '
 
 
-def world():
-    """{(relation, town): value} of the invented world; always the same."""
-    rng = random.Random('world')
-    facts = {}
-    for town in TOWNS:
-        for relation, (_, values) in RELATIONS.items():
-            facts[relation, town] = rng.choice(values)
-    return facts
-
-
-FACTS = world()
+DICE = random.Random('world')       # the invented world is always the same
+FACTS = {(relation, town): DICE.choice(values)
+         for town in TOWNS for relation, (_, values) in RELATIONS.items()}
 
 
 def qa(rng):
@@ -587,68 +578,6 @@ def calculated(a, sign, b):
     if sign == '*':
         return a * b
     return a // b if b and a % b == 0 else None
-
-
-def bleu(references, texts, order=4):
-    """Corpus BLEU of texts, each against its list of references, over words: 0 to 1.
-
-    Source: Papineni et al. 2002, sections 2.1 to 2.3 (clipped n-gram precision, brevity penalty).
-    """
-    each = [bleu_counts(choices, text, order) for choices, text in zip(references, texts)]
-    return bleu_of([sum(column) for column in zip(*each)])
-
-
-def bleu_counts(choices, text, order=4):
-    """What corpus BLEU sums over its texts, a list: words; words of the closest of the references `choices`;
-    then for n = 1, 2, ... the n-grams that a reference has too, and all of them.
-    """
-    words = text.split()
-    choices = [choice.split() for choice in choices]
-    counts = [len(words), closest([len(choice) for choice in choices], len(words))]
-    for n in range(1, order + 1):
-        mine = ngrams(words, n)
-        best = Counter()
-        for choice in choices:
-            best |= ngrams(choice, n)
-        counts += [(mine & best).total(), mine.total()]
-    return counts
-
-
-def bleu_of(counts):
-    """BLEU, 0 to 1, of the sums of bleu_counts over the texts."""
-    length, wanted, *grams = counts
-    hits, totals = grams[::2], grams[1::2]
-    if not all(hits):
-        return 0.0
-    brevity = min(0.0, 1 - wanted / length)
-    precision = sum(maths.log(hit / total) for hit, total in zip(hits, totals)) / len(hits)
-    return maths.exp(brevity + precision)
-
-
-def closest(lengths, length):
-    """Which of the lengths is closest to this one; the smaller of two equally close."""
-    return min((abs(each - length), each) for each in lengths)[1]
-
-
-def ngrams(words, n):
-    """Counter of the runs of n words."""
-    starts = range(len(words) - n + 1)
-    return Counter(tuple(words[i:i + n]) for i in starts)
-
-
-def rouge_l(reference, text):
-    """F1 of the longest common subsequence of words: 0 to 1. Source: Lin 2004, section 3.1 (beta = 1)."""
-    ours = reference.split()
-    theirs = text.split()
-    best = [0] * (len(theirs) + 1)      # of the words of ours so far with the first j of theirs
-    for word in ours:
-        previous = best[:]
-        for j, other in enumerate(theirs):
-            if word == other:
-                best[j + 1] = previous[j] + 1
-            else:
-                best[j + 1] = max(best[j], previous[j + 1])
-    return 2 * best[-1] / max(1, len(ours) + len(theirs))
 
 
 def main():

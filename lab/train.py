@@ -1,9 +1,9 @@
 """Train the embedded models and their tokenizer from the generated tasks alone.
 
-`python -m lab.train target --minutes 90`, then `draft`, `mid`, `up`, `moe`. A run resumes from the weights in
-lab/models/ (or from its checkpoint, with the optimizer's state, if one is there) and writes Hugging Face
-directories in bf16. CPU and CUDA from the same code. After it, `python -m lab.train recalibrate` makes anew
-what train_mask.py measures on the pair and the mixture.
+`python -m lab.train target --minutes 90`, then `draft`, `mid`, `up`, `moe`. A run goes on from the weights
+in lab/models/, where there are some, and writes Hugging Face folders in bf16. After it, `recalibrate` makes
+anew what train_mask.py measures on the pair and the mixture. The stored models were trained with Muon's
+update in fp32, and with the optimizer's state kept from run to run; torch's Muon computes in bf16.
 """
 import argparse
 import itertools
@@ -15,15 +15,14 @@ import time
 from pathlib import Path as File
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from tqdm import tqdm
 
 import train_mask
 from lab import tasks
-from lab.files import save_state, save_weights, write_json, write_text
-from model import Transformer, read_config
+from model import Transformer, read_config, whole
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -95,17 +94,11 @@ def mixture(seed, phase=LONG):
     sources = []
     shares = []
     for task, knobs, share in phase:
-        if task == 'drill':
-            source = drills(seed, **knobs)
-        elif task == 'gist':
-            source = gists(seed, **knobs)
-        else:
-            source = tasks.rows(task, seed, 'train', **knobs)
-        sources.append(source)
+        own = dict(drill=drills, gist=gists).get(task)
+        sources.append(own(seed, **knobs) if own else tasks.rows(task, seed, 'train', **knobs))
         shares.append(share)
     while True:
-        source = rng.choices(sources, shares)[0]
-        yield next(source)
+        yield next(rng.choices(sources, shares)[0])
 
 
 def train_tokenizer(n=20_000):
@@ -136,39 +129,27 @@ def encode(tokenizer, rows):
     return encoded
 
 
-def length_of(example):
-    """The tokens of an example (ids, start)."""
-    return len(example[0])
-
-
 def batches(tokenizer, source, tokens, seed):
     """Endless (ids [B, T], labels [B, T]) of about `tokens` tokens; rows of like length, to pad little."""
     rng = random.Random(seed)
     while True:
-        rows = list(itertools.islice(source, 1024))
-        pool = sorted(encode(tokenizer, rows), key=length_of)
-        groups = grouped(pool, tokens)
+        examples = encode(tokenizer, list(itertools.islice(source, 1024)))
+        examples.sort(key=lambda example: len(example[0]))
+        groups = []
+        while examples:
+            most = tokens // len(examples[0][0])        # if all were as long as the first
+            longest, _ = examples[min(most, len(examples) - 1)]
+            n = max(1, tokens // len(longest))
+            groups.append(examples[:n])
+            del examples[:n]
         rng.shuffle(groups)
         for group in groups:
             yield padded(group)
 
 
-def grouped(pool, tokens):
-    """Examples, sorted by length, cut into lists of about `tokens` tokens each."""
-    groups = []
-    i = 0
-    while i < len(pool):
-        most = tokens // length_of(pool[i])             # if all were as long as the first
-        longest = pool[min(i + most, len(pool) - 1)]
-        n = max(1, tokens // length_of(longest))
-        groups.append(pool[i:i + n])
-        i += n
-    return groups
-
-
 def padded(group):
     """Examples (ids, start) -> (ids [B, T], labels [B, T]); -100 is no label."""
-    T = max(map(length_of, group))
+    T = max(len(line) for line, _ in group)
     ids = torch.zeros(len(group), T, dtype=torch.long)
     labels = torch.full_like(ids, -100)
     for b, (line, start) in enumerate(group):
@@ -177,50 +158,10 @@ def padded(group):
     return ids, labels
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update is made orthogonal, for the matrices inside the layers.
-
-    Five Newton-Schulz steps in fp32, all matrices of one shape as one batch (torch.optim.Muon works in bf16,
-    one by one). Source: Jordan et al. 2024.
-    """
-
-    def __init__(self, params, lr, momentum=0.95, weight_decay=0.01):
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            shapes = {}
-            for weight in group['params']:
-                if weight.grad is not None:
-                    shapes.setdefault(weight.shape, []).append(weight)
-            for weights in shapes.values():
-                self.step_alike(weights, group)
-
-    def step_alike(self, weights, group):
-        """Moves matrices of one shape by the settings of their group."""
-        updates = []
-        for weight in weights:
-            momentum = self.state[weight].setdefault('momentum', torch.zeros_like(weight))
-            momentum.lerp_(weight.grad, 1 - group['momentum'])
-            updates.append(weight.grad.lerp(momentum, group['momentum']))
-        updates = orthogonal(torch.stack(updates))
-        rows, columns = weights[0].shape
-        rate = group['lr'] * max(1, rows / columns) ** 0.5
-        for weight, update in zip(weights, updates):
-            weight.mul_(1 - group['lr'] * group['weight_decay'])
-            weight.add_(update, alpha=-rate)
-
-
-def orthogonal(x):
-    """x [N, rows, columns] -> nearly the closest matrices with all singular values 1, by Newton-Schulz."""
-    tall = x.shape[1] > x.shape[2]
-    wide = x.mT if tall else x
-    wide = wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(5):
-        gram = wide @ wide.mT
-        wide = 3.4445 * wide + (-4.7750 * gram + 2.0315 * gram @ gram) @ wide
-    return wide.mT if tall else wide
+def write(where, text):
+    """Writes a file, which is complete or absent even if the run is killed."""
+    with whole(where) as growing:
+        growing.write_text(text, encoding='utf-8')
 
 
 def build(name, tokenizer):
@@ -232,7 +173,7 @@ def build(name, tokenizer):
                        torch_dtype='bfloat16', architectures=[architecture])
     folder = HOME / name
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / 'config.json', raw)
+    write(folder / 'config.json', json.dumps(raw, indent=2) + '\n')
     model = Transformer(read_config(folder))
     for key, weight in model.named_parameters():
         if key.endswith(('o_proj.weight', 'down_proj.weight')):
@@ -250,12 +191,14 @@ def save(model, tokenizer, name):
     weights = {}
     for key, weight in model.named_parameters():
         weights[key] = weight.detach().to('cpu', torch.bfloat16).contiguous()
-    save_weights(folder / 'model.safetensors', weights)
-    write_json(folder / 'generation_config.json', dict(eos_token_id=eos, pad_token_id=eos))
-    write_text(folder / 'tokenizer.json', tokenizer.to_str(pretty=True))
-    write_json(folder / 'tokenizer_config.json', dict(
-        tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS, model_max_length=2048,
-        clean_up_tokenization_spaces=False))
+    with whole(folder / 'model.safetensors') as growing:
+        save_file(weights, growing, metadata=dict(format='pt'))
+    write(folder / 'tokenizer.json', tokenizer.to_str(pretty=True))
+    settings = dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS,
+                    model_max_length=2048, clean_up_tokenization_spaces=False)
+    for name, raw in (('generation_config', dict(eos_token_id=eos, pad_token_id=eos)),
+                      ('tokenizer_config', settings)):
+        write(folder / f'{name}.json', json.dumps(raw, indent=2) + '\n')
 
 
 @torch.no_grad()
@@ -291,36 +234,26 @@ def optimizers_for(model):
             rest.append(weight)
         else:
             inner.append(weight)
-    muon = Muon(inner, lr=PEAKS[0])
-    return [muon, adam(rest, PEAKS[1]), adam(looks, PEAKS[2])]
+    muon = torch.optim.Muon(inner, weight_decay=0.01)
+    adams = [torch.optim.AdamW(some, betas=(0.9, 0.95), weight_decay=0) for some in (rest, looks)]
+    return [muon, *adams]
 
 
-def adam(weights, rate):
-    return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0)
-
-
-def resume(model, optimizers, folder):
-    """(seconds spent, steps done, whether it has grown) as a checkpoint or saved weights leave them."""
-    checkpoint = folder / 'checkpoint.pt'
+def begin_from(folder, model):
+    """Gives a model the weights of its folder or those that it inherits; returns False if it is fresh."""
     weights = folder / 'model.safetensors'
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=model.cos.device, weights_only=True)
-        model.load_state_dict(saved['model'])
-        for optimizer, state in zip(optimizers, saved['optimizers']):
-            optimizer.load_state_dict(state)
-        return saved['spent'], saved['done'], saved['grown']
     if weights.exists():
         model.load_state_dict(load_file(weights), strict=False)     # the tied head is not in the file twice
-        return 0.0, 0, True
+        return True
     if folder.name not in HEIRS:
-        return 0.0, 0, False
+        return False
     parent, layers = HEIRS[folder.name]
     state = load_file(HOME / parent / 'model.safetensors')
     if layers:
         inherit(model, state, layers)
     else:
         split(model, state)
-    return 0.0, 0, True
+    return True
 
 
 @torch.no_grad()
@@ -350,28 +283,19 @@ def split(model, state):
     for key, value in state.items():
         if key in own:
             own[key].copy_(value)
+    quarter = SHAPES['moe']['moe_intermediate_size']
     for i, layer in enumerate(model.model.layers):
-        for name in ('gate_proj', 'up_proj', 'down_proj'):
-            whole = state[f'model.layers.{i}.mlp.{name}.weight'].float()
-            split_experts(layer.mlp, name, whole)
+        for name, dim in (('gate_proj', 0), ('up_proj', 0), ('down_proj', 1)):
+            parts = state[f'model.layers.{i}.mlp.{name}.weight'].float().split(quarter, dim)
+            for e, expert in enumerate(layer.mlp.experts):
+                getattr(expert, name).weight.copy_(parts[e % 4] * (4 if dim else 1))
         router = layer.mlp.gate.weight
         router[:4] *= 0.1
         router[4:] = -router[:4]
         attention = layer.self_attn
         for norm, proj in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj)):
             products = proj.weight * layer.input_layernorm.weight
-            size = products.pow(2).sum(1).mean().sqrt()
-            norm.weight.fill_(size)
-
-
-def split_experts(mixture, name, whole):
-    """Gives the eight experts of a mixture their quarters of one matrix of the feed-forward, each twice."""
-    quarter = SHAPES['moe']['moe_intermediate_size']
-    down = name == 'down_proj'
-    parts = whole.split(quarter, dim=1 if down else 0)
-    for e, expert in enumerate(mixture.experts):
-        part = parts[e % 4] * (4 if down else 1)
-        getattr(expert, name).weight.copy_(part)
+            norm.weight.fill_(products.pow(2).sum(1).mean().sqrt())
 
 
 def step(model, optimizers, path, ids, labels):
@@ -396,10 +320,7 @@ def idle(layers, share, drop, rng):
     """
     running = layers
     if share is not None and layers > 4:
-        for until, outer in GROW:
-            if share < until:
-                running = outer
-                break
+        running = next((outer for until, outer in GROW if share < until), layers)
     resting = set()
     for i in range(1, layers - 1):
         depth = min(i, layers - 1 - i)                  # layers to the nearer end
@@ -408,81 +329,45 @@ def idle(layers, share, drop, rng):
     return resting
 
 
-class Phases:
-    """Training batches of the phase that a share of the time (0 to 1) belongs to."""
-
-    def __init__(self, phases, tokenizer, tokens, rows_seed, seed):
-        """phases: (until this share of the time, rows of such tasks), as CURRICULUM."""
-        self.sources = []
-        for until, shares in phases:
-            source = batches(tokenizer, mixture(rows_seed, shares), tokens, seed)
-            self.sources.append((until, source))
-
-    def next_batch(self, share):
-        """(ids, labels), both [B, T]."""
-        for until, source in self.sources:
-            if share < until:
-                return next(source)
-
-
 def rate_factor(done, share):
     """What multiplies the peak learning rates: warm up, hold, then decay to zero over the last 70 %."""
     return min(1, (done + 1) / 50, (1 - share) / 0.7)
 
 
-def peaks_for(model, grown):
-    """The peak learning rates of the three optimizers: see PEAKS."""
-    peaks = [peak / 2 if grown else peak for peak in PEAKS]
-    if not grown and not model.config.qk_norm:
-        peaks[2] = peaks[1]
-    return peaks
-
-
 def train(name, minutes, tokens, seed, device):
-    """Trains until `minutes` of wall clock are spent, checkpoints included; writes lab/models/<name>."""
+    """Trains until `minutes` of wall clock are spent; writes lab/models/<name>."""
     torch.manual_seed(seed)
     folder = HOME / name
-    shared = HOME / 'target' / 'tokenizer.json'
-    tokenizer = Tokenizer.from_file(str(shared)) if shared.exists() else train_tokenizer()
+    words = HOME / 'target' / 'tokenizer.json'
+    tokenizer = Tokenizer.from_file(str(words)) if words.exists() else train_tokenizer()
     model = build(name, tokenizer).to(device)
     layers = len(model.model.layers)
     optimizers = optimizers_for(model)
-    spent, done, grown = resume(model, optimizers, folder)
-    peaks = peaks_for(model, grown)
-    rng = random.Random(seed + done)
-    phases = Phases(AGAIN if grown else CURRICULUM, tokenizer, tokens, seed + done, seed)
-    scores = {}
-    losses = []                                         # of the last 50 steps
-    bar = tqdm(total=round(minutes * 60), unit='s', initial=round(spent))
-    begin = time.time() - spent
-    saved_at = time.time()
-    while True:
-        now = time.time() - begin
-        if now >= minutes * 60:
+    grown = begin_from(folder, model)
+    peaks = [peak / 2 if grown else peak for peak in PEAKS]
+    if not grown and not model.config.qk_norm:
+        peaks[2] = peaks[1]                             # see PEAKS
+    rng = random.Random(seed)
+    sources = [(until, batches(tokenizer, mixture(seed, rows), tokens, seed))
+               for until, rows in (AGAIN if grown else CURRICULUM)]
+    bar = tqdm(total=round(minutes * 60), unit='s')
+    begin = saved_at = time.time()
+    for done in itertools.count():
+        share = (time.time() - begin) / (minutes * 60)
+        if share >= 1:
             break
-        share = now / (minutes * 60)
         for optimizer, peak in zip(optimizers, peaks):
             optimizer.param_groups[0]['lr'] = peak * rate_factor(done, share)
         drop = DROP.get(name, 0) if share >= LATE else 0
-        skip = idle(layers, None if grown else share, drop, rng)
-        ids, labels = phases.next_batch(share)
-        loss = step(model, optimizers, model.full.without(skip), ids.to(device), labels.to(device))
-        losses = losses[-49:] + [loss]
-        done += 1
-        if done % 25 == 0:
-            bar.n = round(now)
-            bar.set_postfix(step=done, loss=f'{sum(losses) / len(losses):.3f}', **scores)
-        if time.time() - saved_at > 400:
+        path = model.full.without(idle(layers, None if grown else share, drop, rng))
+        ids, labels = next(next(source) for until, source in sources if share < until)
+        loss = step(model, optimizers, path, ids.to(device), labels.to(device))
+        bar.update(round(time.time() - begin) - bar.n)
+        bar.set_postfix(step=done, loss=f'{loss:.3f}')
+        if time.time() - saved_at > 400:                # what a killed run goes on from
             saved_at = time.time()
-            scores = accuracy(model, tokenizer)
-            mean = round(sum(losses) / len(losses), 3)
-            tqdm.write(json.dumps(dict(minute=round(now / 60, 1), step=done, loss=mean, **scores)))
             save(model, tokenizer, name)
-            state = dict(model=model.state_dict(), optimizers=[o.state_dict() for o in optimizers])
-            save_state(folder / 'checkpoint.pt', state | dict(spent=now, done=done, grown=grown))
-    bar.close()
     save(model, tokenizer, name)
-    (folder / 'checkpoint.pt').unlink(missing_ok=True)
     print(json.dumps(dict(model=name, steps=done, held_out=accuracy(model, tokenizer, 300))))
 
 
@@ -506,10 +391,6 @@ def main():
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
-    return exit_status('lab.train', lambda: run(args))
-
-
-def run(args):
     if args.model == 'recalibrate':
         recalibrate()
     else:
@@ -518,4 +399,4 @@ def run(args):
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(exit_status('lab.train', main))

@@ -70,12 +70,7 @@ def main():
     parser = argparse.ArgumentParser(prog='python -m lab.page', description=__doc__.splitlines()[0])
     parser.add_argument('--to', metavar='DIR', type=File, default=HERE, help='default: lab/page')
     args = parser.parse_args()
-    try:
-        screenshots(args.to)
-    except (ValueError, OSError) as error:
-        print('lab.page:', error, file=sys.stderr)
-        return 2
-    return 0
+    return specmini.exit_status('lab.page', lambda: screenshots(args.to))
 
 
 if __name__ == '__main__':

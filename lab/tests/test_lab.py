@@ -1,0 +1,334 @@
+"""The laboratory's own tools: generated tasks, training, 4 bits, the timing programs, trees, the course."""
+import itertools
+import json
+import re
+from functools import cache, partial
+from pathlib import Path as File
+
+import pytest
+import torch
+import transformers
+
+from lab import bench, course, cuda, speed, tasks, train
+from lab.quantise import CODEBOOK, quantise
+from lab.sparse import passes
+from lab.tests.helpers import EMBEDDED, LINE, apart, case, program, tiny
+from lab.toys import fresh, network
+from lab.tree import Tree
+from model import Reader, load, read_calibration, read_tokenizer
+from tokenizers import Tokenizer
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+# -------------------------------------------------------------------------------- tasks: rows and graders
+
+@cache
+def rows_of(task, split='held-out', seed=1, n=100):
+    return list(itertools.islice(tasks.rows(task, seed, split), n))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('task', tasks.TASKS)
+def test_rows_are_seeded_and_their_reference_is_right(task):
+    """Equal seeds give equal rows, no text is in both splits, and the grader knows the reference."""
+    rows = rows_of(task)
+    assert rows == list(itertools.islice(tasks.rows(task, 1), 100))
+    texts = {row['prompt'] + row['solution'] for row in rows}
+    assert not texts & {row['prompt'] + row['solution'] for row in rows_of(task, 'train', n=400)}
+    for row, other in zip(rows, rows[1:] + rows[:1]):
+        if task == 'story':
+            assert tasks.grade(row, row['solution']) is None
+        else:
+            assert tasks.grade(row, row['solution'])
+            assert not tasks.grade(row, row['solution'][:-2])
+            assert tasks.grade(row, other['solution']) == (
+                row['answer'] == other['answer'] or task == 'code' and
+                tasks.outputs(row['answer']) == tasks.outputs(other['answer']))
+
+
+@pytest.mark.parametrize('task', tasks.WORKED)
+def test_steps_are_small_and_a_wrong_one_is_found(task):
+    for row in rows_of(task, n=20):
+        steps = [line for line in row['solution'].strip().split('\n') if not line.startswith('Answer')]
+        assert tasks.steps_right(row, row['solution']) == [True] * len(steps)
+        assert all(int(found[4]) <= 999 for found in map(tasks.STEP.fullmatch, steps) if found)
+        last = steps[-1]
+        wrong = row['solution'].replace(last, last[:-1] + str((int(last[-1]) + 1) % 10))
+        assert tasks.steps_right(row, wrong) == [True] * (len(steps) - 1) + [False]
+        assert tasks.steps_right(row, row['solution'] + '\n1 + 1 = 2')[-1] is False      # one too many
+
+
+def test_facts_of_a_summary():
+    row = dict(task='summary', answer='Mia sells pens by the river.')
+    assert tasks.facts_found(row, 'Mia sells cups by the river.') == pytest.approx(2 / 3)
+    assert tasks.grade(row, 'By the river, that is: by the river sells pens')
+    assert tasks.is_own(row) and not tasks.is_own(row | dict(answer='A man.'))
+
+
+@pytest.mark.parametrize('text, wanted', [
+    ('def f(a, b): return max(a - b, 2) ** 2', [16, 4, 4, 4]),
+    ('def f(a): return xs[0]', None), ('def f(a): return a % 0', None), ('def f(a): return a ** 9', None),
+    ('def f(a): return a.real', None), ('def f(a): return open(a)', None), ('def f(xs): return xs * a', None),
+    ('def f(xs): return xs * 99', None), ('import os', None), ('def f(a): return (' + '(' * 300, None)])
+def test_outputs_of_code(text, wanted):
+    """Code is evaluated by a small grammar: what is outside it has no outputs and is never run."""
+    assert tasks.outputs(text) == wanted
+
+
+# --------------------------------------------------------------------------------- 4 bits, embedded models
+
+def test_quantised_weights_are_levels_times_a_scale():
+    """Sixteen levels in each group of 64, the nearest ones; the last group may be shorter."""
+    weight = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
+    found = quantise(weight)
+    assert len(set(CODEBOOK)) == 16 and CODEBOOK[0] == -1 and CODEBOOK[-1] == 1
+    for mine, theirs in zip(found.split(64, 1), weight.split(64, 1)):
+        scale = theirs.abs().amax(1, keepdim=True)
+        levels = scale * torch.tensor(CODEBOOK)                             # [3, 16]
+        nearest = (theirs[..., None] - levels[:, None]).abs().amin(-1)
+        assert apart((mine - theirs).abs(), nearest) < 1e-6
+
+
+@pytest.mark.parametrize('text', ['Tom has 12 pens.', 'größer, 你好 🙂\n\n  |x'])
+def test_the_tokenizer_returns_the_text(text):
+    """Every digit is a token of its own."""
+    tokenizer = read_tokenizer(EMBEDDED / 'target')
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids) == text
+    assert len(tokenizer.encode('4711').ids) == 4
+
+
+def test_calibrations_are_of_these_weights():
+    found = read_calibration(EMBEDDED / 'target', EMBEDDED / 'draft', ['mask', 'signals', 'sparse'])
+    assert found['mask']['skip'] and 'tau' in found['signals'] and found['sparse']['anchors'][0] == 0
+    assert read_calibration(EMBEDDED / 'moe', None, ['sparse'])['sparse']['experts']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['target', 'draft', 'mid', 'moe', 'up'])
+def test_transformers_loads_the_embedded_models(name):
+    """With logits as ours, and all five weigh less than 20 MB."""
+    model, tokenizer, _ = load(EMBEDDED / name)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED / name, dtype=torch.float32).eval()
+    ids = tokenizer.encode('Tom has 9 pens. Tom loses 5.').ids
+    with torch.no_grad():
+        wanted = theirs(torch.tensor([ids])).logits[0]
+    assert apart(fresh(model, ids), wanted) < 1e-3
+    assert sum(file.stat().st_size for file in EMBEDDED.glob('*/*.safetensors')) < 20e6
+
+
+# -------------------------------------------------------------------------------------------------- training
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """An empty lab/models, in which training writes."""
+    monkeypatch.setattr(train, 'HOME', tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, parent', [('mid', 'target'), ('up', 'draft'), ('moe', 'target')])
+def test_heirs_start_from_their_parent(name, parent, home):
+    """up computes what the draft does, moe nearly what the target does; mid has layers of the target."""
+    (home / parent).symlink_to(EMBEDDED / parent)
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / 'target' / 'tokenizer.json'))
+    heir = train.build(name, tokenizer)
+    assert train.begin_from(home / name, heir)
+    theirs, *_ = load(EMBEDDED / parent)
+    ids = tokenizer.encode('Tom has 9 pens. Tom loses 5.').ids
+    wanted = fresh(theirs, ids)
+    with torch.no_grad():
+        got = fresh(heir.eval(), ids)
+    if name == 'up':
+        assert apart(got, wanted) < 1e-3
+    elif name == 'moe':
+        assert (got.argmax(-1) == wanted.argmax(-1)).float().mean() > 0.7
+    else:
+        for own, layer in ((0, 0), (2, 4), (4, 9)):
+            mine, its = heir.model.layers[own].mlp, theirs.model.layers[layer].mlp
+            assert torch.equal(mine.up_proj.weight, its.up_proj.weight)
+
+
+@pytest.mark.slow
+def test_training_learns_and_goes_on(home, monkeypatch, capsys):
+    """A tiny draft: its loss falls, its folder is a checkpoint, and a second run starts from it."""
+    small = dict(hidden_size=16, intermediate_size=16, head_dim=4)
+    monkeypatch.setitem(train.SHAPES, 'draft', train.SHAPES['draft'] | small)
+    monkeypatch.setattr(train, 'train_tokenizer', partial(train.train_tokenizer, 50))
+    monkeypatch.setattr(train, 'accuracy', lambda *args: {})
+    losses = []
+    real = train.step
+    monkeypatch.setattr(train, 'step', lambda *args: losses.append(real(*args)) or losses[-1])
+    for _ in range(2):
+        status, out, err = program(capsys, 'draft', '--minutes', 0.05, '--tokens', 256, '--device', 'cpu',
+                                   main=train.main)
+        assert not status, err
+        steps = json.loads(out)['steps']
+        assert steps == len(losses) > 3
+        first, last = losses[0], losses[-1]
+        losses.clear()
+        model, tokenizer, eos = load(home / 'draft')
+        assert eos == {tokenizer.token_to_id(train.EOS)}
+    assert last < first < 6.0                           # nats; a fresh one begins near log of its vocabulary
+    assert (home / 'draft' / 'generation_config.json').exists()
+
+
+# ------------------------------------------------------------------------ speed, passes, memory, a card
+
+def test_speed_ratios_by_hand():
+    """A round's ratio is the geometric mean over its prompts; tokens a second are of all its texts."""
+    mine = [[(10, 1.0), (10, 2.0)], [(10, 1.0), (10, 1.0)]]
+    theirs = [[(10, 2.0), (10, 16.0)], [(10, 1.0), (10, 1.0)]]
+    assert speed.ratios(mine, theirs) == pytest.approx([4.0, 1.0])
+    assert speed.rates(mine) == pytest.approx([20 / 3, 10.0])
+    assert speed.spread([3.0, 1.0, 2.0], 1) == '2.0 (1.0 to 3.0)'
+
+
+def test_speed_takes_turns():
+    """The first round warms up and is not counted; every second one is in reverse order."""
+    said = []
+    contestants = {name: lambda ids, name=name: said.append(name + ids) or [1, 2] for name in 'ab'}
+    texts = dict(a=[], b=[])
+    found = speed.timed(contestants, 'xy', 2, 'cpu', texts)
+    assert ' '.join(said) == 'ax bx ay by bx ax by ay ax bx ay by'
+    assert all([len(calls) for calls in rounds] == [2, 2] for rounds in found.values())
+    assert texts == dict(a=[[1, 2], [1, 2]], b=[[1, 2], [1, 2]])
+
+
+@pytest.mark.slow
+def test_speed_times_the_same_texts(capsys):
+    """Ours and transformers' write equal greedy texts."""
+    status, out, err = program(capsys, 'speed', '--n', 1, '--rounds', 1, '--length', 8, main=bench.main)
+    assert status == 0, err
+    assert len(re.findall(r'^\| (?:specmini|transformers) .* 2 of 2 \|$', out, re.M)) == 4
+    assert '| specmini sd / specmini ar |' in out
+
+
+def test_memory_is_what_is_held():
+    """Parameters and the cache's numbers of a token, as a network and its cache really have them."""
+    model = network(num_hidden_layers=3)
+    weights, cache = bench.held_numbers(model.config)
+    assert weights == sum(weight.numel() for weight in model.parameters())
+    reader = Reader(model, 8)
+    stores = itertools.chain(*reader.cache.stores)
+    assert cache * reader.capacity == sum(store.numel() for store in stores)
+
+
+@pytest.mark.slow
+def test_memory_of_a_run(tmp_path):
+    """The peak is in bytes: a process with torch takes between 0.1 and 2 GB."""
+    target = tiny(tmp_path / 'm', sizes=dict(max_position_embeddings=2048))
+    assert 1e8 < bench.peak_of_run(target, 'fp32') < 2e9
+
+
+def test_pass_takes_device_and_dtype(monkeypatch, capsys):
+    """The table says in which dtype it was measured."""
+    monkeypatch.setattr(passes, 'machine', lambda device, dtype: (1e9, 1e9))
+    flags = '--shape', 'embedded', '--layers', 1, '--contexts', 64, '--device', 'cpu', '--dtype', 'bf16'
+    status, out, _ = program(capsys, 'pass', *flags, main=bench.main)
+    assert status == 0 and out.startswith('embedded, 1 layers, torch.bfloat16, eager')
+
+
+@pytest.mark.slow
+def test_cuda_parity_can_fail(monkeypatch):
+    """Positions that are off by one are far outside of what rounding does."""
+    assert cuda.parity('llama', 'bf16', 'cpu').good
+    real = Reader.feed
+    monkeypatch.setattr(Reader, 'feed', lambda self, ids, start, *rest: real(self, ids, start + 1, *rest))
+    assert not cuda.parity('llama', 'bf16', 'cpu').good
+
+
+def test_a_failed_check_is_a_line(monkeypatch, capsys):
+    def broken():
+        raise RuntimeError('out of\nmemory | here')
+    monkeypatch.setattr(cuda, 'checks', lambda *args: [('one', broken), ('two', lambda: cuda.Result('fine'))])
+    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', main=bench.main)
+    one, two = out.splitlines()[-2:]
+    assert status == 1 and one.endswith('FAILED |') and two == '| two | fine | ok |'
+
+
+@pytest.mark.slow
+def test_cuda_list_on_a_cpu(monkeypatch, capsys):
+    """All its kinds of checks hold here, but for compiled ones."""
+    real = cuda.checks
+
+    def few(*args):
+        for what, check in real(*args):
+            if 'compile' not in what and 'fp16' not in what:
+                yield what, check
+    monkeypatch.setattr(cuda, 'checks', few)
+    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', '--dtype', 'fp32', main=bench.main)
+    assert status == 0, out
+    assert len(re.findall(r'\| ok \|$', out, re.M)) == 5 + 7 + 4
+
+
+# ---------------------------------------------------------------------------------------------- lab/tree.py
+
+TWO_LEVELS = [1, 2, 3, 4, 5], [0, 0, 1, 1, 2]           # five guesses and the node before each
+
+
+@pytest.mark.parametrize('sizes', [{}, dict(qk_norm=True, num_hidden_layers=3)])
+def test_a_tree_is_read_as_a_pass_a_branch(sizes):
+    model = network(**sizes)
+    reader = Reader(model, 50)
+    guesses, parents = TWO_LEVELS
+    logits = Tree(reader, LINE[:20], guesses, parents).read(model.full)
+    lines = {0: LINE[:20]}
+    for node, (token, parent) in enumerate(zip(guesses, parents), 1):
+        lines[node] = lines[parent] + [token]
+    for node, line in lines.items():
+        assert apart(logits[node], fresh(model, line, 1)[0]) < 1e-9
+    assert len(reader.log) == 2                         # the text's first tokens, then the tree
+
+
+def test_the_branch_that_is_kept_is_trusted():
+    """The cache then holds what a fresh one would; without `keep` it trusts no guess."""
+    model = network()
+    reader = Reader(model, 50)
+    tree = Tree(reader, LINE[:20], *TWO_LEVELS)
+    tree.read(model.full)
+    line = LINE[:20] + [2, 5, 7]
+    assert reader.cache.trusted(line, model.full) <= 20
+    tree.keep([2, 5])
+    assert reader.cache.trusted(line, model.full) == 22
+    assert apart(reader.read(line, [], model.full, 1), fresh(model, line, 1)) < 1e-9
+
+
+# ---------------------------------------------------------------------------------------- lab/course.md
+
+COURSE = File(course.__file__).with_suffix('.md').read_text(encoding='utf-8')
+SOLUTIONS = dict(enumerate(re.findall(r'<details><summary>Solution</summary>\n\n```python\n(.*?)```', COURSE,
+                                      re.S), 1))
+MISTAKES = [        # exercise, what is changed in its solution
+    (1, 'keep = ', 'keep = 0.1 + '), (2, 'return p', 'return q'), (3, 'gamma * cost', 'gamma + cost'),
+    (4, 'False', 'True'), (5, '2 * self.gamma', '3 * self.gamma'), (6, 'return False', 'return True'),
+    (7, 'return chain_on(session, self.plan(session, n), session.target, path)',
+     'return chain_on(session, self.plan(session, n), session.target, whole)')]
+
+
+@pytest.mark.parametrize('number', [case(str(n), n, slow=n in (1, 5, 6)) for n in course.EXERCISES])
+def test_course_solutions_are_right(number, tmp_path, capsys):
+    file = tmp_path / 'answer.py'
+    file.write_text(SOLUTIONS[number])
+    assert course.main([str(number), str(file)]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize('number, old, new', MISTAKES)
+def test_course_wrong_answers_are_refused(number, old, new):
+    text = SOLUTIONS[number]
+    assert old in text
+    assert course.check(number, text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize('flags, status', [
+    (['9', 'x.py'], 2), (['1'], 2), (['1', 'nowhere.py'], 2), (['3', 'empty.py'], 1), (['3', 'bad.py'], 1)])
+def test_course_says_what_is_wrong_with_a_file(flags, status, tmp_path, capsys, monkeypatch):
+    (tmp_path / 'empty.py').write_text('')
+    (tmp_path / 'bad.py').write_text('def speed(:\n')
+    monkeypatch.chdir(tmp_path)
+    assert course.main(flags) == status
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count('\n') == 1

@@ -1,0 +1,440 @@
+"""model.py and kernels.py: forms of one computation, --compile, what a device is asked, ranks, memory.
+
+An equal result by another form is the oracle here: packed by plain matrices, gathered by a loop, a compiled
+pass by an eager one. Parity with transformers and the cache's state machine: test_specmini.py.
+"""
+import gc
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import kernels
+import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+import specmini
+from lab.tests.helpers import HOME, LINE, RANGES, apart, program, refuses, subprogram, thin, tiny
+from lab.toys import byte_network, fresh, network, plain, seeded, session, write
+from model import Reader, fetch, own_part, part_of
+from verify import METHODS, Session, chain, decode, tokens_of
+
+MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
+MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
+
+
+# ------------------------------------------------------------------------------------ joint, packed, gathered
+
+@pytest.mark.parametrize('shape', [dict(), MIXED])
+def test_joint_matrices_are_held_once(shape):
+    """The memory of a network is that of its parameters; joint matrices and stacks of experts are views."""
+    model = network(**shape)
+    names = model.state_dict().keys()
+    model.join()
+    held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes()
+            for weight in model.parameters()}
+    for part in model.modules():
+        joint = [getattr(part, name, None) for name in ('qkv', 'gate_up')]
+        views = [one.weight for one in joint if one is not None] + list(getattr(part, 'stacks', None) or ())
+        assert all(view.untyped_storage().data_ptr() in held for view in views)
+    assert sum(held.values()) == sum(weight.nbytes for weight in model.parameters())
+    assert model.state_dict().keys() == names
+
+
+def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
+    """At one to five positions; packing again changes nothing, unpacking gives the same weights."""
+    model = byte_network(qkv_bias=True)
+    wanted = fresh(model, LINE)
+    model.join()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    monkeypatch.setattr(kernels, 'BIG', 1)
+    model.pack()
+    model.pack()
+    assert model.model.layers[0].self_attn.q_proj.weight.is_mkldnn
+    reader = Reader(model, 50)
+    for end, last in ((20, 20), (21, 1), (23, 2), (26, 3), (30, 4), (35, 5)):
+        assert apart(reader.read(LINE[:end], [], model.full, last), wanted[end - last:end]) < 1e-4
+    model.unpack()
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name]), name
+
+
+def random_attention(B, T, S):
+    """(q [B, 4, T, 8], k, v [B, 2, S, 8])"""
+    shapes = (B, 4, T, 8), (B, 2, S, 8), (B, 2, S, 8)
+    return [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
+def test_attention_without_a_mask_is_causal(T, S):
+    """The T queries are of the last T keys, in every form that attention takes."""
+    q, k, v = random_attention(2, T, S)
+    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
+    scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
+    wanted = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    mask = kernels.causal_mask(T, S, q)
+    assert torch.equal(mask == 0, ~hidden)
+    for given in (None, mask):
+        out, _ = kernels.attend(q, k, v, given, None)
+        assert apart(out, wanted) < 1e-12
+    assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
+
+
+def test_sparse_keys_gathered():
+    """What CUDA does with the kept keys of all heads is what a loop over heads gives."""
+    q, k, v = random_attention(2, 3, 40)
+    places = torch.rand(2, 2, 40, generator=seeded(3)).topk(12).indices
+    mask = torch.randn(3, 12, dtype=torch.float64, generator=seeded(4))
+    wanted = kernels.attend_kept(q, k, v, places, mask)
+    assert apart(kernels.attend_gathered(q, k, v, places, mask), wanted) < 1e-12
+
+
+@pytest.fixture
+def mixture():
+    """(a mixture of six experts, x [1, 5, 16], its router's weights, the experts that it chose)."""
+    moe = network(**MIXED).model.layers[0].mlp
+    x = torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
+    return moe, x, *kernels.route(x[0], moe)
+
+
+@pytest.mark.parametrize('renormalise', [True, False])
+def test_sparse_experts_gathered(renormalise, mixture):
+    """What CUDA does for few tokens is what a loop over experts gives."""
+    moe, x, weights, chosen = mixture
+    moe.renormalise = renormalise
+    weights[2, 1:] = 0
+    wanted = kernels.blend(x, moe, weights, chosen, None)
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    moe.join()
+    assert apart(kernels.blend_gathered(x, moe, weights, chosen), wanted) < 1e-12
+
+
+def test_sparse_experts_that_nobody_chose_are_not_read(mixture):
+    """The others' weights are NaN, which would show; two of the five tokens are padding."""
+    moe, x, weights, chosen = mixture
+    weights[:, 1:] = 0
+    wanted = kernels.blend(x, moe, weights, chosen, None)
+    moe.join()
+    unread = set(range(6)) - set(chosen[:3, 0].tolist())
+    assert unread
+    for expert in unread:
+        for weight in moe.experts[expert].parameters():
+            weight.fill_(math.nan)
+    got = kernels.blend_pairs(x, moe, weights, chosen, torch.tensor(3))
+    assert apart(got[:, :3], wanted[:, :3]) < 1e-12 and got.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------ readers, forks, memory
+
+def test_a_long_text_is_read_in_chunks(monkeypatch):
+    """Logits of the last positions come from the chunks that hold them, and from no other."""
+    model = network()
+    wanted = fresh(model, LINE)
+    monkeypatch.setattr('model.CHUNK', 8)
+    for last in (0, 1, 5, 8, 19, 50):
+        reader = Reader(model, 50)
+        got = reader.read(LINE, [], model.full, last)
+        assert got is None if last == 0 else apart(got, wanted[50 - last:]) < 1e-9
+        assert [positions for _, positions, _, _ in reader.log] == [8] * 6 + [2]
+
+
+def test_fork():
+    """A fork's rows part from a shared past and equal texts read alone; only positions in use are copied."""
+    model = network()
+    reader = Reader(model, 50)
+    reader.read([1, 2, 3], [], model.full, 1)
+    keys, _ = reader.cache.stores[0]
+    keys[:, :, 3:] = 7.0                                        # scratch behind what is in use
+    twin = reader.fork(3)
+    copied, _ = twin.cache.stores[0]
+    assert copied.shape[0] == 3 and (copied[:, :, 3:] == 0).all()
+    twin.append(torch.tensor([4, 5, 6]), model.full)
+    logits = twin.append(torch.tensor([7, 8, 9]), model.full)
+    for i in range(3):
+        assert apart(logits[i], fresh(model, [1, 2, 3, 4 + i, 7 + i], 1)[0]) < 1e-9
+    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3       # the ledger is shared
+
+
+def live_tensors():
+    """How many tensors Python can reach."""
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['sd', 'ecsv', 'sparse'])
+def test_twenty_texts_leave_no_tensors_behind(name, tmp_path):
+    """Texts of different lengths in the same caches."""
+    target, draft = tiny(tmp_path / 'target', 0), tiny(tmp_path / 'draft', 1)
+    engine = specmini.Engine(target, draft, max_new=6)
+    engine.open([LINE])
+    counts = []
+    for i in range(20):
+        engine.write(LINE[:40 - i % 5], METHODS[name]())
+        if i in (5, 19):
+            counts.append(live_tensors())
+    assert counts[0] == counts[1]
+
+
+# ------------------------------------------------------------------------------------------------- fewer bits
+
+@pytest.mark.parametrize('dtype, most', [('bf16', 0.05), ('fp16', 0.01)])
+@pytest.mark.parametrize('sizes', [dict(), dict(qk_norm=True), MIXED_TWO])
+def test_logits_of_fewer_bits(sizes, dtype, most):
+    """Rounding moves the logits by a small share of their spread."""
+    wanted = fresh(network(**sizes), LINE)
+    rounded = network(**sizes, dtype=specmini.DTYPES[dtype])
+    error = fresh(rounded, LINE).double() - wanted
+    assert 0 < error.square().mean().sqrt() / wanted.std() < most
+
+
+def test_a_run_of_fewer_bits(tmp_path):
+    """Weights and cache have the dtype that was asked for, and the text is complete."""
+    engine = specmini.Engine(tiny(tmp_path / 'target'), max_new=8, dtype='bf16', ignore_eos=True)
+    engine.open([LINE])
+    keys, _ = engine.readers['target'].cache.stores[0]
+    assert keys.dtype == engine.models['target'].lm_head.weight.dtype == torch.bfloat16
+    assert len(tokens_of(engine.write(LINE, METHODS['ar']()))) == 8
+
+
+# -------------------------------------------------------------------------------------------------- --compile
+
+@pytest.fixture
+def counter(monkeypatch):
+    """Counts the graphs that are compiled; no code is generated for them."""
+    from torch._dynamo.testing import CompileCounter
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compile_by = torch.compile
+
+    def count_alone(function, options, **how):
+        return compile_by(function, backend=counter, **how)
+    monkeypatch.setattr(torch, 'compile', count_alone)
+    return counter
+
+
+@pytest.mark.slow
+def test_graphs_of_spans(counter, monkeypatch):
+    """A compiled pass has a power of two of keys in view, or the whole cache; each has a graph."""
+    monkeypatch.setattr('model.SPAN', 8)
+    model = network()
+    compiled = Reader(model, 24, compiled=True)         # 16 more for padding: 40
+    assert [compiled.span(n) for n in (1, 8, 9, 16, 17, 32, 33, 40)] == [8, 8, 16, 16, 32, 32, 40, 40]
+    for length in (3, 5, 8, 9, 12, 16, 20, 24):
+        got = compiled.read(LINE[:length], [], model.full, 1)
+        assert apart(got, fresh(model, LINE[:length], 1)) < 1e-9
+    assert counter.frame_count == 5         # feeds 3, 2, 3, 1, 3, 4, 4, 4: of 4 at 8, 16 and 32, of 2, of 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('sizes, sparse', [({}, False), (MIXED_TWO, True)])
+def test_graphs(sizes, sparse, counter):
+    """One graph per padded length, whatever the position; padding is harmless."""
+    model = network(**sizes)
+    path = model.full
+    if sparse:
+        path = thin(model, dense_below=2, block=1, rho=0.3, ffn_share=0.5, moe_quantile=1.0)
+    compiled = Reader(model, 40, compiled=True)
+    exact = Reader(model, 40)
+    for store in itertools.chain(*compiled.cache.stores):
+        store.normal_(0, 50)                        # what a padded pass must not look at
+    reads = (17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)        # feeds 17, 1, 3, 3, 3, 5
+    for length, last in reads:
+        got = compiled.read(LINE[:length], [], path, last)
+        assert apart(got, exact.read(LINE[:length], [], path, last)) < 1e-9
+    assert counter.frame_count == 3                 # 1, 4 and 8 positions
+
+
+@pytest.mark.slow
+def test_a_compiled_text_has_equal_tokens(counter):
+    """Each path of via has graphs of its own, and a second text compiles nothing again."""
+    pair = network(0, num_hidden_layers=4), network(10)
+    measured = dict(mask=dict(skip=[2, 3, 4]))
+    found = []
+    for compiled in (False, True):
+        readers = [Reader(model, 20, compiled) for model in pair]
+        for _ in range(2):
+            for reader in readers:
+                reader.forget()
+            s = Session(*readers, chain, [1, 2, 3], 14, generator=seeded(), temperature=1.0,
+                        calibration=measured)
+            tokens, _ = write(s, METHODS['via']())
+            found.append((tokens, counter.frame_count))
+    texts, graphs = zip(*found)
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert graphs[1] == 0 < graphs[2] == graphs[3]
+
+
+# ------------------------------------------------------------------------------------- what a device is asked
+
+FAR = torch.device('meta')      # the device that these tests pretend
+
+
+class Far(torch.Tensor):
+    """A tensor that says it is on FAR, as does all that is computed of it; it is on the CPU."""
+    device = FAR
+
+
+class Waits(TorchFunctionMode):
+    """Counts what makes the host wait: numbers fetched from FAR, and copies to it that block.
+
+    It sees Python's calls alone, not what a kernel does within.
+    """
+    FETCHES = 'item', 'tolist', 'cpu', 'numpy', '__bool__', '__int__', '__float__', '__index__', 'nonzero'
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = func.__name__
+        is_far = isinstance(args[0], Far) if args else False
+        to_far = kwargs.get('device') == FAR or name == 'to' and FAR in args[1:]
+        to_cpu = name == 'cpu' or name == 'to' and 'cpu' in map(str, args[1:])
+        if is_far and (name in self.FETCHES or to_cpu):
+            self.count += 1
+        if is_far and name in ('__getitem__', '__setitem__'):
+            self.count += on_the_host(args[1])
+        if to_far and name in ('to', 'tensor', 'as_tensor', 'new_tensor'):
+            self.count += not is_far and not kwargs.get('non_blocking')
+        if to_far:
+            kwargs.pop('device', None)
+            args = ['cpu' if arg == FAR else arg for arg in args] if name == 'to' else args
+        result = func(*args, **kwargs)
+        if to_far:
+            return result.as_subclass(Far)
+        return result.as_subclass(torch.Tensor) if to_cpu else result
+
+
+def on_the_host(index):
+    """True if an index of a tensor on FAR holds a list or a tensor of the host's, which is copied then."""
+    for part in index if isinstance(index, tuple) else (index,):
+        here = isinstance(part, torch.Tensor) and part.ndim and not isinstance(part, Far)
+        if here or isinstance(part, (list, range)):
+            return True
+    return False
+
+
+def test_fetch_keeps_what_it_carries():
+    """Ids, flags and floats come back as they are, in their shapes; on a CPU nothing is copied."""
+    carried = [torch.tensor([[2 ** 40 + 1], [3]]), torch.tensor([True, False]), torch.rand(2, 1, 3),
+               torch.tensor(0.1)]
+    with Waits():
+        found = fetch(*[x.as_subclass(Far) for x in carried])
+    for x, here in zip(carried, found):
+        assert type(here) is torch.Tensor and here.dtype == x.dtype and torch.equal(here, x)
+    assert all(x is here for x, here in zip(carried, fetch(*carried)))
+
+
+def far_session(draft=None, **settings):
+    """A Session of a random pair, or of this draft, whose passes are computed on FAR."""
+    pair = [network(0, num_hidden_layers=4), draft or network(1)]
+    for model in pair:
+        model.cos = model.cos.as_subclass(Far)
+    measured = dict(mask=dict(skip=[3, 5]), signals=RANGES)
+    s = session(*pair, [1, 2, 3], 15, text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),
+                calibration=measured, **settings)
+    s.read_prompt()
+    return s
+
+
+def passes_of(cycle, path):
+    return cycle.passes.get(path, [0])[0]
+
+
+@pytest.mark.parametrize('temperature', [0.0, 0.8])
+@pytest.mark.parametrize('name, knobs, most', [
+    ('ar', {}, lambda cycle: 1),
+    ('sd', {}, lambda cycle: 2),                        # the drafted ids, and all that the rule reads
+    ('ecsv', {}, lambda cycle: 2),
+    ('cmasd', {}, lambda cycle: 2 + len(cycle.drafted)),            # also the confidence in each token
+    ('via', {}, lambda cycle: 2 + passes_of(cycle, 'target/full') + (len(cycle.heard) > 0)),   # and the audit
+    ('specguard', dict(max_step=6), lambda cycle: 2 + sum(passes_of(cycle, path) for path in cycle.passes))])
+def test_waits_of_a_cycle(name, knobs, most, temperature):
+    """The host waits for a device exactly so often in any cycle."""
+    with Waits() as waits:
+        s = far_session(temperature=temperature)
+        before = waits.count
+        for cycle in decode(s, METHODS[name](**knobs)):
+            allowed = most(cycle) if cycle.drafted else 1           # the room's last token is not drafted
+            assert waits.count - before == allowed
+            before = waits.count
+    assert s.room == 0
+
+
+@pytest.mark.parametrize('name, broken', [
+    ('ar', 'target'), ('sd', 'draft'), ('sd', 'target'), ('ecsv', 'draft'), ('ecsv', 'target'),
+    ('specguard', 'draft'), ('specguard', 'target')])
+def test_a_device_is_not_believed_blindly(name, broken):
+    """Logits that overflowed there are found in what is fetched: none of the cycle is committed."""
+    knobs = dict(tau=math.inf) if name == 'specguard' else {}
+    with Waits():
+        s = far_session(temperature=1.0)
+        s.readers()[broken].model.lm_head.weight[3] = math.inf
+        refuses(broken, next, decode(s, METHODS[name](**knobs)))
+    assert len(s.tokens) == 3
+
+
+@pytest.mark.parametrize('name', ['sd', 'ecsv', 'ar'])
+@pytest.mark.parametrize('ends', [False, True])
+def test_a_device_writes_the_greedy_text(name, ends):
+    """What was drafted behind an end of sequence, where nobody looked, is cut; the draft is the target."""
+    wanted = plain(network(0, num_hidden_layers=4), [1, 2, 3], 15)
+    eos = frozenset(wanted[6:7]) if ends else frozenset()
+    if ends:
+        wanted = wanted[:wanted.index(wanted[6]) + 1]
+    with Waits():
+        s = far_session(network(0, num_hidden_layers=4), eos=eos)
+        tokens, cycles = write(s, METHODS[name]())
+    assert tokens == wanted
+    for cycle in cycles:
+        assert not eos.intersection(cycle.drafted[:-1])
+
+
+# ---------------------------------------------------------------------------------- a target in two processes
+
+class Slice(torch.Tensor):
+    """A tensor as safetensors opens it: its shape can be asked for, and its parts."""
+
+    def get_shape(self):
+        return list(self.shape)
+
+
+def test_parts_of_a_network_add_up():
+    """Of each cut weight the parts side by side; a bias of what is summed is in the first part alone."""
+    refuses('3', part_of, network().config, 3)
+    for name, shape in (('q_proj.weight', (4, 6)), ('down_proj.weight', (4, 6)), ('k_proj.bias', (4,)),
+                        ('o_proj.bias', (4,)), ('input_layernorm.weight', (4,))):
+        tensor = torch.rand(shape)
+        parts = [own_part(tensor.as_subclass(Slice), f'layers.0.{name}', rank, 2) for rank in range(2)]
+        if name.startswith('input'):
+            assert all(part.equal(tensor) for part in parts)
+        elif name == 'o_proj.bias':
+            assert sum(parts).equal(tensor) and parts[0].equal(tensor)
+        else:
+            assert torch.cat(parts, 1 if name.startswith('down') else 0).equal(tensor)
+
+
+@pytest.mark.parametrize('flags', [
+    ['--compile'], ['--trace', 'x.html'], ['--method', 'specguard', '--set', 'signals=target'],
+    ['--method', 'sparse', '--set', 'ffn_share=0.5']])
+def test_what_a_part_of_a_target_cannot_do(flags):
+    """The refusal names the flag, or what it was set to."""
+    refuses(flags[-1], specmini.refuse_parted, specmini.parse(['--prompt', 'a', *flags]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+@pytest.mark.slow
+def test_two_processes_that_share_a_target_write_its_text(capsys):
+    """Started by torchrun, each with half of the heads and channels; the first one tells."""
+    flags = ['--method', 'via', '--sparse', 'attn,ffn', '--temperature', '1', '--max-new', '24', '--json',
+             '--prompt', 'A story about a fox.']
+    _, alone, _ = program(capsys, *flags)
+    torchrun = '-m', 'torch.distributed.run', '--nproc-per-node', 2
+    status, out, err = subprogram(*torchrun, HOME / 'specmini.py', *flags)
+    assert status == 0, err
+    (line,) = out.splitlines()
+    assert json.loads(line)['text'] == json.loads(alone)['text']

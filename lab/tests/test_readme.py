@@ -1,0 +1,190 @@
+"""The README and the lab's pages: what they show is printed, their commands exist, their links and sizes."""
+import importlib.util
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+import torch
+
+import specmini
+import verify
+from lab.tests.helpers import HOME
+
+PAPERS = 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', 'best'
+PAGES = 'README.md', 'lab/README.md', 'lab/SPEED.md', *(f'lab/{paper}/README.md' for paper in PAPERS)
+NOT_HERE = '# (card)', '# (download)', '# (minutes)'       # what a page marks commands with that no test runs
+
+
+def text_of(page):
+    return (HOME / page).read_text(encoding='utf-8')
+
+
+def fences(page, kind):
+    """The texts of a page's fenced blocks of this kind, such as bash."""
+    return re.findall(rf'^```{kind}\n(.*?)^```', text_of(page), re.S | re.M)
+
+
+def run_command(command, folder, monkeypatch, capsys):
+    """What `python ... [> FILE]`, as it stands on a page, prints in this folder."""
+    program, *flags = shlex.split(command, comments=True)
+    assert program == 'python', command
+    *flags, file = flags if '>' in flags else (*flags, None)
+    if file:
+        flags.remove('>')
+    if flags[0] == '-m':
+        del flags[0]
+    module = flags[0].removesuffix('.py')
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, 'argv', flags)
+    monkeypatch.setattr(specmini, 'TIMING', 0.0)        # one round, where seconds are not looked at
+    monkeypatch.setattr(specmini, 'ROUNDS', 1)
+    try:
+        if module == 'specmini':
+            sys.exit(specmini.main())
+        runpy.run_module(module, run_name='__main__')
+    except SystemExit as end:
+        assert not end.code, (command, capsys.readouterr().err)
+    printed, _ = capsys.readouterr()
+    if file:
+        (folder / file).write_text(printed, encoding='utf-8')
+    return printed
+
+
+def assert_shown(lines, printed):
+    """Each shown line is printed, in this order; `...` stands for any number, `# ` begins our remarks."""
+    remark = re.compile(r'\s+# .*|\s+$')
+    left = [remark.sub('', line) for line in printed]
+    skipping = False
+    for line in lines:
+        line = remark.sub('', line)
+        if line.strip() == '...':
+            skipping = True
+            continue
+        place = left.index(line) if skipping and line in left else 0
+        assert left and left[place] == line, f'shown {line!r}, printed {left[:3]}'
+        del left[:place + 1]
+        skipping = False
+    assert skipping or not left, f'not shown: {left}'
+
+
+SHOWN = [(page, block) for page in PAGES for block in fences(page, 'text') if block.startswith('$ ')]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules')
+@pytest.mark.parametrize('page, block', SHOWN, ids=map(str, range(len(SHOWN))))
+def test_shown_output_is_printed(page, block, tmp_path, capsys, monkeypatch):
+    """What a page shows below `$ command` is what that command prints today."""
+    command, *lines = block[2:].splitlines()
+    assert_shown(lines, run_command(command, tmp_path, monkeypatch, capsys).splitlines())
+
+
+def test_shown_output_can_differ():
+    """The comparison sees a changed line, a missing one and one too many."""
+    assert_shown(['a', '...', 'c   # a remark'], ['a', 'b', 'b', 'c'])
+    for shown, printed in ('a', 'b'), ('ab', 'a'), ('a', 'ab'), (['...', 'c'], 'ab'):
+        with pytest.raises(AssertionError):
+            assert_shown(list(shown), list(printed))
+
+
+def steps(line):
+    """The commands of a line of a bash block, without those that install, download or test."""
+    found = [step for step in line.split(' && ') if shlex.split(step, comments=True)]
+    return [step for step in found if not step.startswith(('pip ', 'hf ')) and 'pytest' not in step]
+
+
+BLOCKS = fences('README.md', 'bash')
+LINES = {line: None for page in PAGES[1:] for block in fences(page, 'bash') for line in block.splitlines()}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules')
+@pytest.mark.parametrize('block', BLOCKS, ids=map(str, range(len(BLOCKS))))
+def test_commands_run(block, tmp_path, capsys, monkeypatch):
+    """Every command of the README runs as it stands; those marked as needing more name flags that exist."""
+    for line in block.splitlines():
+        for step in steps(line):
+            if any(mark in line for mark in NOT_HERE):
+                assert_flags_exist(step, monkeypatch, capsys)
+            else:
+                run_command(step, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules')
+@pytest.mark.parametrize('line', LINES)
+def test_commands_of_the_lab_exist(line, monkeypatch, capsys):
+    """What the lab's pages say to run is there, with these flags; it measures for minutes, and is not run."""
+    for step in steps(line):
+        assert_flags_exist(step, monkeypatch, capsys)
+
+
+def assert_flags_exist(command, monkeypatch, capsys):
+    """Each --flag behind the program of a command is in that program's help."""
+    words = shlex.split(command, comments=True)
+    first = next(i for i, word in enumerate(words) if word.endswith('.py') or word.startswith('lab.'))
+    program, *rest = words[first:]
+    assert importlib.util.find_spec(program.removesuffix('.py')), program
+    flags = [word for word in rest if word.startswith('--')]
+    if flags:
+        help_of = shlex.join(['python', program, '--help'])
+        printed = run_command(help_of, HOME, monkeypatch, capsys)
+        assert all(re.search(rf'{flag}\b', printed) for flag in flags), command
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r'^#+ (.*)', page.read_text(encoding='utf-8'), re.M)
+    return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
+@pytest.mark.parametrize('page', [*PAGES, 'lab/course.md', 'lab/models/README.md', 'lab/page/README.md'])
+def test_links_lead_somewhere(page):
+    """Files and headings of the repository that a page links to are there."""
+    here = HOME / page
+    text = re.sub(r'^```.*?^```|`[^`\n]*`', '', text_of(page), flags=re.S | re.M)
+    for link in re.findall(r'\]\(([^)\s]+)\)', text):
+        if link.startswith('http'):
+            continue
+        file, _, heading = link.partition('#')
+        there = here.parent / file if file else here
+        assert there.exists(), link
+        assert not heading or heading in anchors(there), link
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_a_page_is_no_wall(page):
+    """The README has 350 lines and 25 KB at most, other pages 150 and 14; prose and code have 130 columns."""
+    lines, size = (350, 25_000) if page == 'README.md' else (150, 14_000)
+    if page == 'lab/README.md':
+        size = 25_000                                   # it has the scoreboard of all papers
+    text = text_of(page)
+    assert text.count('\n') <= lines and len(text.encode()) <= size
+    if page != 'README.md':
+        assert all(len(line) <= 130 for line in text.splitlines() if not line.startswith(('|', '![')))
+
+
+def test_readme_from_python(capsys, monkeypatch):
+    """The lines that the README shows run as they stand, and print a text, its cycles and a figure."""
+    shown, = [block for block in fences('README.md', 'python') if block.startswith('from specmini')]
+    monkeypatch.chdir(HOME)
+    names = {}
+    exec(shown, names)
+    printed = capsys.readouterr().out
+    assert names['text'] in printed
+    assert names['engine'].tokenizer.decode(verify.tokens_of(names['cycles'])) == names['text']
+    assert float(printed.splitlines()[-1]) > 1
+
+
+def test_worked_example_adds_up():
+    """The README's table of four words is the rule that `verify` computes, and its last column is p."""
+    rows = re.findall(r'^\| (mat|rug|sofa|dog) \|(.*)\|$', text_of('README.md'), re.M)
+    columns = torch.tensor([[float(cell) for cell in cells.split('|')] for _, cells in rows]).T
+    q, p, kept, chance, more, rest, replaced, together = columns
+    assert torch.allclose(kept, torch.minimum(p, q))
+    assert torch.allclose(chance, (p / q).clamp(max=1), atol=0.005)
+    assert torch.allclose(more, p - kept, atol=1e-6)
+    assert torch.allclose(rest, verify.residual(p, q), atol=1e-6)
+    assert torch.allclose(replaced, (1 - verify.overlap(p, q)) * rest, atol=1e-6)
+    assert torch.allclose(together, kept + replaced) and torch.allclose(together, p)
