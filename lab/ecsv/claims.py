@@ -1,13 +1,11 @@
 """ECSV's claims, by what lab/ecsv/record.py stored. Speeds at temperature 0 are modelled by pass costs."""
-import math
-
 import numpy
 
-from lab.ecsv.record import GREEDY, SAMPLED, branches_of
-from lab.judge import CLOCK, MODELLED, Claim, PageTable, Runs, over, short
+from lab.ecsv.record import GREEDY, SAMPLED, SAMPLED_DEPTHS, branches_of
+from lab.judge import CLOCK, MODELLED, Claim, PageTable, Runs, short
 
 BUDGET = 1.01           # the paper's: target positions a token, of those that tuned sd spends
-SD, LENGTH = 'sd, sampled draft', 'paper: 1.05 to 1.15 in length'
+SD, LENGTH = 'sd, sampled draft', 'paper: 1.05 to 1.15'
 OVER = [                # claim, whose, line, record, vote, its rival
     ('ecsv-lite over sd with a sampled draft', LENGTH, 1.05, 'blocks', 'ecsv-lite', SD),
     ('ecsv-lite over sd with a greedy draft', LENGTH, 1.05, 'blocks', 'ecsv-lite', GREEDY),
@@ -15,73 +13,59 @@ OVER = [                # claim, whose, line, record, vote, its rival
     ('the best of four branches over sd, greedy draft', 'ours', 1.05, 'blocks', 'best of four', GREEDY),
     ('weights over none, vote by position', 'paper', 1.005, 'blocks', 'ecsv', 'unweighted'),
     ('weights over none, vote by prefix', 'paper', 1.005, 'blocks', 'prefix', 'prefix, unweighted'),
-    ('a spot check a cycle over none', 'paper: 1.02 to 1.05 in length', 1.02, 'ablations', 'spot, R = 1',
-     'ecsv'),
+    ('a spot check a cycle over none', 'paper: 1.02 to 1.05', 1.02, 'ablations', 'spot, R = 1', 'ecsv'),
     ('hedge over sd with a greedy draft', 'ours', 1.02, 'hedged', 'hedge', GREEDY)]
 HEADLINES = OVER[1][0], OVER[3][0], OVER[7][0]
 NOISES = {'a 4-bit draft': ('ecsv, 4-bit draft', 'sd, 4-bit sampled draft'),
           'a hotter draft': ('ecsv, hotter draft', 'sd, hotter sampled draft')}
-PLAIN = 'ecsv', SD
 SWEPT = dict(           # rows of the table of sweeps, by record
-    blocks=[SD, 'ecsv-lite', 'ecsv-lite, B = 2', 'ecsv-lite, B = 8', 'ecsv', 'ecsv-soft', 'unweighted',
-            'prefix', 'prefix, unweighted', 'best of four'],
-    hedged=['hedge', 'hedge, two tokens'],
-    ablations=['ecsv', 'entropy alone', 'agreement alone', 'own q alone', 'spot, R = 1', 'spot, R = 2',
-               'spot, R = 4', 'spot, by entropy'])
+    blocks=(SD, 'ecsv-lite', 'ecsv-lite, B = 2', 'ecsv-lite, B = 8', 'ecsv', 'ecsv-soft', 'prefix',
+            'best of four'),
+    ablations=('entropy alone', 'agreement alone', 'own q alone', 'spot, R = 1', 'spot, R = 2',
+               'spot, R = 4'),
+    hedged=('hedge', 'hedge, two tokens'))
 
 
 class Votes:
-    """Some votes on the texts that have them all, at several depths: arrays [texts, depths]."""
+    """Some votes on the texts that have them all, at several depths.
+
+    steps: {vote: [texts, depths]}; sums: {vote: {count: [depths] of all texts}}; member [families, texts].
+    """
 
     def __init__(self, records, record, *names):
         rows = records[record].rows if record in records and records.costs else []
         rows = [row for row in rows if row['votes'].keys() >= set(names)]
         self.texts = range(len(rows))
-        self.tokens = numpy.array([row['tokens'] for row in rows], float)
-        families = list(dict.fromkeys(row['family'] for row in rows))
-        self.halves = numpy.zeros((2 * len(families), len(rows)))       # 1 where a text is in this half
-        for i, row in enumerate(rows):
-            self.halves[2 * families.index(row['family']) + row['place'] % 2, i] = 1
-        self.counts = {}
-        self.steps = {}
+        families = numpy.array([row['family'] for row in rows])
+        self.member = numpy.equal.outer(numpy.unique(families), families)       # [families, texts]
+        self.steps, self.sums = {}, {}
         for name in names if rows else ():
-            tables = [row['votes'][name] for row in rows]
-            counts = {key: numpy.array([table[key] for table in tables], float) for key in tables[0]}
+            counts = {}
+            for key in rows[0]['votes'][name]:
+                counts[key] = numpy.array([row['votes'][name][key] for row in rows], float)
             counts.setdefault('passes', counts['cycles'])               # but for checks
             counts.setdefault('drafts', counts['positions'] - counts['passes'])
-            self.counts[name] = counts
+            self.sums[name] = {key: table.sum(0) for key, table in counts.items()}
             self.steps[name] = steps(counts, records.costs, branches_of(name))
 
-    def pace(self, name, texts):
-        """[halves] tokens a step, at the depth that is fastest on the other half of the task's texts.
-
-        nan where a task lacks a half: lab.judge.tuned_over, for arrays, because there are many votes.
-        """
-        often = self.halves * numpy.bincount(texts, minlength=len(self.tokens))
-        tokens, times = often @ self.tokens, often @ self.steps[name]               # [halves, depths]
-        found = numpy.full(len(often), math.nan)
-        for half, other in enumerate(numpy.arange(len(often)) ^ 1):
-            if times[half].all() and times[other].all():
-                found[half] = tokens[half] / times[half, times[other].argmin()]
-        return found
-
     def over(self, name, rival):
-        """The figure: a vote's speed over its rival's, the geometric mean over tasks and halves."""
-        def figure(texts):
-            ratios = self.pace(name, texts) / self.pace(rival, texts)
-            ratios = ratios[numpy.isfinite(ratios)]
-            return float(numpy.exp(numpy.log(ratios).mean())) if len(ratios) else math.nan
-        return figure
+        """The figure: a vote's speed over its rival's, each at the depth that is its fastest on a task.
 
-    def total(self, name, count):
-        """[depths] the sum of a count over all texts."""
-        return self.counts[name][count].sum(0)
+        The geometric mean over tasks. The texts are the same, so their tokens are: a ratio of steps.
+        """
+        def figure(texts):
+            often = self.member * numpy.bincount(texts, minlength=len(self.texts))
+            mine, other = ((often @ self.steps[key]).min(1) for key in (name, rival))   # [families]
+            there = often.any(1)
+            return float(numpy.exp(numpy.log(other[there] / mine[there]).mean()))
+        return figure
 
     def at_budget(self, name):
         """Draft tokens kept a pass over those of tuned greedy sd, within its target positions a token."""
+        mine, greedy = self.sums[name], self.sums[GREEDY]
         tuned = self.steps[GREEDY].sum(0).argmin()
-        within = self.total(name, 'positions') <= BUDGET * self.total(GREEDY, 'positions')[tuned]
-        kept, base = (self.total(key, 'kept') / self.total(key, 'passes') for key in (name, GREEDY))
+        within = mine['positions'] <= BUDGET * greedy['positions'][tuned]
+        kept, base = mine['kept'] / mine['passes'], greedy['kept'] / greedy['passes']
         return float(kept[within].max() / base[tuned]) if within.any() else None
 
 
@@ -98,7 +82,7 @@ def steps(counts, costs, branches):
 
 def gain_by_noise(votes, noisy):
     """The figure: ecsv over sampled sd with these noisy votes, minus the same without noise."""
-    more, less = votes.over(*noisy), votes.over(*PLAIN)
+    more, less = votes.over(*noisy), votes.over('ecsv', SD)
     return lambda texts: more(texts) - less(texts)
 
 
@@ -124,7 +108,7 @@ def claims(records):
         if votes.texts:
             yield Claim(text, whose, line, votes.texts, votes.over(name, rival), MODELLED, text in HEADLINES)
     for noise, noisy in NOISES.items():
-        votes = Votes(records, 'blocks', *PLAIN, *noisy)
+        votes = Votes(records, 'blocks', 'ecsv', SD, *noisy)
         if votes.texts:
             yield Claim(f'gain over sampled sd with {noise}, minus without', 'paper', 0.0, votes.texts,
                         gain_by_noise(votes, noisy), MODELLED)
@@ -134,36 +118,39 @@ def claims(records):
                     independence(rows))
     if 'sampled' in records:
         runs = Runs(records['sampled'].rows)
-        yield Claim('ecsv over sd, temperature 1, both of 8 tokens', 'ours', 1.005, range(runs.size),
-                    over(runs, 'ecsv 8', 'sd 8', CLOCK))
+        figure = fastest_over(runs, 'ecsv')
+        yield Claim('ecsv over sd, temperature 1', 'ours', 1.005, range(runs.size), figure, CLOCK)
+
+
+def fastest_over(runs, name):
+    """The figure: tokens a second at temperature 1 over those of sd, each at its fastest depth."""
+    def fastest(key, texts):
+        return max(runs.pace(f'{key} {depth}', texts, CLOCK) for depth in SAMPLED_DEPTHS)
+    return lambda texts: fastest(name, texts) / fastest('sd', texts)
 
 
 def swept(records):
-    """{what: (speed over greedy sd, kept a pass over it, perplexity of the text)} of a pair."""
+    """{what: [speed over greedy sd, kept a pass over it, perplexity of the text]} of a pair."""
     found = {}
     for record, names in SWEPT.items():
         for name in names:
             votes = Votes(records, record, name, GREEDY)
             if votes.texts:
-                few = record == 'ablations'             # two depths, which meet no budget
-                figures = votes.over(name, GREEDY)(votes.texts), None if few else votes.at_budget(name)
-                found[f'{name}, of 4 or 8 tokens' if few else name] = *figures, None
-    if 'sampled' in records:
-        runs = Runs(records['sampled'].rows)
-        texts = numpy.arange(runs.size)
-        for name in SAMPLED:
-            kept, base = (runs.share('accepted', 'cycles', f'{key} 8', texts) for key in (name, 'sd'))
-            perplexity = math.exp(runs.share('nats', 'tokens', f'{name} 8', texts))
-            speed = over(runs, f'{name} 8', 'sd 8', CLOCK)(texts)
-            found[f'{name} at temperature 1 over sd there, 8 tokens, clock'] = speed, kept / base, perplexity
+                found[name] = [votes.over(name, GREEDY)(votes.texts), votes.at_budget(name), None]
+    runs = Runs(records['sampled'].rows if 'sampled' in records else [])
+    texts = numpy.arange(runs.size)
+    for name in SAMPLED if runs.size else ():
+        kept, base = (runs.share('accepted', 'cycles', f'{key} 4', texts) for key in (name, 'sd'))
+        nats = runs.share('nats', 'tokens', f'{name} 4', texts)
+        row = f'{name}, temperature 1, clock, over sd'
+        found[row] = [fastest_over(runs, name)(texts), kept / base, float(numpy.exp(nats))]
     return found
 
 
 def sweeps(pairs):
     """The PageTable of sweeps and ablations."""
-    found = {pair: swept(records) for pair, records in pairs.items()}
-    lines = []
-    for row in dict.fromkeys(row for table in found.values() for row in table):
-        lines.append((row, *(cell for table in found.values() for cell in table.get(row, (None,) * 3))))
+    tables = {pair: swept(records) for pair, records in pairs.items()}
+    names = dict.fromkeys(name for table in tables.values() for name in table)
+    lines = [(name, *sum((table.get(name, [None] * 3) for table in tables.values()), [])) for name in names]
     heads = [f'{short(pair)}: {what}' for pair in pairs for what in ('speed', 'kept', 'perplexity')]
     return PageTable(('over sd with a greedy draft', *heads), lines)

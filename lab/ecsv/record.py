@@ -1,9 +1,11 @@
 """What ECSV's claims rest on: `python -m lab.measure ecsv` stores it, lab/ecsv/claims.py judges it.
 
-At temperature 0 every method here writes the target's own text, so a text's cycles and passes say all about
-its speed.
+At temperature 0 every method here writes the target's own text, so its cycles and passes tell its speed.
 """
+import itertools
 from functools import partial
+
+import torch
 
 from lab.ecsv.rivals import EcsvLite, EcsvSoft, EcsvSpot, Hedge, OracleTop1, SdMulti, VoteUnif
 from lab.measure import Record, Setting, prepared, run_row
@@ -11,7 +13,6 @@ from verify import Ecsv, Exact, decode, tokens_of
 
 FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks of short prompts
 DEPTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24   # tokens of a block; on another pair the first six
-FEW_DEPTHS = 4, 8                       # of ablations
 SAMPLED_DEPTHS = 2, 4, 8                # at temperature 1
 GREEDY = 'sd, greedy draft'
 
@@ -32,21 +33,19 @@ CHEAP = {               # asked of the embedded pair alone
     'ecsv, 4-bit draft': Setting(Ecsv, rounded='draft'),
     'sd, hotter sampled draft': Setting(partial(Ecsv, branches=1, draft_temperature=1.2)),
     'ecsv, hotter draft': Setting(partial(Ecsv, draft_temperature=1.2))}
-HEDGES = {
-    GREEDY: BLOCKS[GREEDY],
-    'hedge': Setting(Hedge),
-    'hedge, two tokens': Setting(partial(Hedge, side=2))}
+HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge),
+          'hedge, two tokens': Setting(partial(Hedge, side=2))}
 ABLATIONS = {
-    GREEDY: BLOCKS[GREEDY],
-    'ecsv': BLOCKS['ecsv'],
+    **{name: BLOCKS[name] for name in (GREEDY, 'ecsv')},
     'spot, R = 1': Setting(EcsvSpot),
     'spot, R = 2': Setting(partial(EcsvSpot, spots=2)),
     'spot, R = 4': Setting(partial(EcsvSpot, spots=4)),
-    'spot, by entropy': Setting(partial(EcsvSpot, policy='entropy')),
     'entropy alone': Setting(partial(Ecsv, a_agree=0, a_self=0)),
     'agreement alone': Setting(partial(Ecsv, a_entropy=0, a_self=0)),
     'own q alone': Setting(partial(Ecsv, a_entropy=0, a_agree=0))}
 SAMPLED = {'sd': Exact, 'sd greedy': partial(Exact, draft_temperature=0), 'ecsv': Ecsv, 'sd-multi': SdMulti}
+RUNS = {f'{name} {depth}': Setting(partial(kind, depth), temperature=1.0)
+        for name, kind in SAMPLED.items() for depth in SAMPLED_DEPTHS}
 
 
 def branches_of(name):
@@ -84,17 +83,15 @@ def counts(cycles, method):
 
 def block_row(pair, prompt, settings, depths=DEPTHS):
     """A row {family, place, tokens, depths, votes: {name: {count: a number a depth}}} of one prompt."""
-    votes = {}
     if not pair.is_embedded:
+        settings = {name: setting for name, setting in settings.items() if name not in CHEAP}
         depths = depths[:6]
-    for name, setting in settings.items():
-        if pair.is_embedded or name not in CHEAP:
-            votes[name] = {}
-            for depth in depths:
-                method = setting.method(depth)
-                cycles = cycles_of(pair, prompt, setting, method)
-                for count, value in counts(cycles, method).items():
-                    votes[name].setdefault(count, []).append(value)
+    votes = {name: {} for name in settings}
+    for name, depth in itertools.product(settings, depths):
+        method = settings[name].method(depth)
+        cycles = cycles_of(pair, prompt, settings[name], method)
+        for count, value in counts(cycles, method).items():
+            votes[name].setdefault(count, []).append(value)
     return prompt.name | dict(tokens=len(tokens_of(cycles)), depths=depths, votes=votes)
 
 
@@ -103,25 +100,12 @@ def errors(pair, prompt):
 
     wrong_together [4, 4]: at how many of these tokens two branches both err, on the diagonal one.
     """
-    together = [[0] * 4 for _ in range(4)]
-    tokens = 0
+    wrong = []
     for cycle in cycles_of(pair, prompt, BLOCKS['ecsv'], Ecsv(DEPTHS[-1])):
         for verdict, right in zip(cycle.judged, cycle.tokens):
-            wrong = [token != right for token in verdict['branches']]
-            tokens += 1
-            for a in range(4):
-                for b in range(4):
-                    together[a][b] += wrong[a] and wrong[b]
-    return prompt.name | dict(tokens=tokens, wrong_together=together)
-
-
-def sampled(pair, prompt):
-    """The row of real runs at temperature 1."""
-    settings = {}
-    for name, kind in SAMPLED.items():
-        for depth in SAMPLED_DEPTHS:
-            settings[f'{name} {depth}'] = Setting(partial(kind, depth), temperature=1.0)
-    return run_row(settings, pair, prompt)
+            wrong.append([token != right for token in verdict['branches']])
+    wrong = torch.tensor(wrong).double()                                        # [tokens, 4]
+    return prompt.name | dict(tokens=len(wrong), wrong_together=(wrong.T @ wrong).int().tolist())
 
 
 def on_some(part, row, **kind):
@@ -129,10 +113,9 @@ def on_some(part, row, **kind):
     return Record(lambda pair, n: pair.texts(FAMILIES, max(2, n // part)), row, **kind)
 
 
-DEAR = 'models whose passes take a millisecond'
 RECORDS = dict(
     blocks=on_some(5, partial(block_row, settings=BLOCKS | CHEAP)),
     hedged=on_some(5, partial(block_row, settings=HEDGES)),
-    ablations=on_some(4, partial(block_row, settings=ABLATIONS, depths=FEW_DEPTHS), only=DEAR),
+    ablations=on_some(4, partial(block_row, settings=ABLATIONS, depths=(4, 8)), only='cheap passes'),
     errors=on_some(4, errors),
-    sampled=on_some(3, sampled))
+    sampled=on_some(3, partial(run_row, RUNS)))

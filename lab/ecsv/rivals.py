@@ -7,10 +7,7 @@ import torch
 
 from lab.tree import Tree
 from model import fetch
-from verify import (METHODS, Draft, Ecsv, Exact, finite, in_range, require, residual, silence)
-
-
-# ------------------------------------------------------------------------------------ variants and baselines
+from verify import (METHODS, Draft, Ecsv, Exact, finite, in_range, residual, silence)
 
 @dataclass
 class EcsvLite(Ecsv):
@@ -41,47 +38,39 @@ class VoteUnif(Ecsv):
 class OracleTop1(Ecsv):
     """Oracle-Top1: the target reads every branch, and the one expected to be kept longest is proposed.
 
-    An upper bound for any choice between the branches. It is lossless, because it looks at p and not at what
-    p will draw. All B target passes are in the ledger.
+    An upper bound for any choice between the branches. All B target passes are in the ledger.
     """
 
     def guess(self, session, n):
-        drafts = []
-        expected = []                               # tokens kept
+        best, most = None, -1.0                     # tokens that are expected to be kept
         texts = self.texts(session, n)
         for tokens, logits in zip(texts.lines(session), texts.logits):
-            points = Draft.points(tokens, session.target.model)
-            draft = replace(points, logits=logits[:len(tokens)])
+            draft = replace(Draft.points(tokens, session.target.model), logits=logits[:len(tokens)])
             score = self.score(session, draft)
-            chances = torch.tensor([p for p, _ in score.pq]).double()
-            expected.append(float(chances.cumprod(0).sum()))
+            expected = float(torch.tensor([p for p, _ in score.pq]).double().cumprod(0).sum())
             draft.known = score.logits
-            drafts.append(draft)
-        return drafts[expected.index(max(expected))]
+            if expected > most:
+                best, most = draft, expected
+        return best
 
 
 @dataclass
-class SdMulti(Ecsv):
+class SdMulti(Exact):
     """SD-multi: no vote; the first branch whose first token passes is verified to its end.
 
     First tokens are tried in turn, each against what the rejected ones have left of p. All of them share one
-    row of the target, so a cycle takes at most two passes. Its tokens are samples, so a controller that drops
-    some would bias them. Source: Miao et al. 2024 (SpecInfer), algorithm 2.
+    row of the target, so a cycle takes at most two passes. Source: Miao et al. 2024 (SpecInfer), algorithm 2.
     """
-    lossless = Exact.lossless
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self.budget is None or self.budget >= 3, 'budget', self.budget, '3 positions or more')
+    draft_temperature: float = in_range(0.8, 0)     # ECSV's, as is the next
+    draft_top_p: float = in_range(0.95, 1e-9, 1)
+    branches: int = in_range(4, 1, 64)
 
     def guess(self, session, n):
-        if self.budget is not None:
-            n = min(n, (self.budget - 1) // 2)      # two passes fit
-        texts = self.texts(session, n)
+        texts = Ecsv.texts(self, session, n)
         self.options = []
-        for tokens, q, logits in zip(texts.lines(session), texts.q, texts.logits):
-            self.options.append(Draft(tokens, q[:len(tokens)], logits[:len(tokens)]))
-        return self.options[0]
+        for tokens, q in zip(texts.lines(session), texts.q):
+            self.options.append(Draft(tokens, q[:len(tokens)]))
+        return replace(self.options[0], logits=texts.logits[0])
 
     def accept(self, session, draft, score):
         if not draft.tokens:
@@ -91,27 +80,19 @@ class SdMulti(Ecsv):
         if option is None:
             draft.tokens = [row['token'] for row in judged] + draft.tokens[1:]
             return [int(session.draw(left))], ['target'], judged
-        token = option.tokens[0]
-        tokens, labels, verdicts = [], [], []
-        if token not in session.eos:
-            tokens, labels, verdicts = self.judge_rest(session, option, score)
-        unjudged = option.tokens[1 + len(verdicts):]
-        judged += verdicts
-        draft.tokens = [row['token'] for row in judged] + unjudged
-        return [token] + tokens, ['draft'] + labels, judged
-
-    def judge_rest(self, session, option, score):
-        """(tokens, labels, judged) of a branch behind its first token.
-
-        The target has read the first branch already; another one takes a pass of its own.
-        """
+        first = option.tokens[:1]
         rest = Draft(option.tokens[1:], option.q[1:])
         if option is self.options[0]:
-            rest.known = score.logits[1:]
-        behind = copy.copy(session)
-        behind.tokens = session.tokens + option.tokens[:1]
-        tokens, labels, judged = super().accept(session, rest, self.score(behind, rest))
-        return tokens, labels if judged else ['bonus'], judged
+            rest.known = score.logits[1:]           # the first branch is read already; another takes a pass
+        tokens, labels, verdicts = [], [], []
+        if first[0] not in session.eos:
+            behind = copy.copy(session)
+            behind.tokens = session.tokens + first
+            tokens, labels, verdicts = super().accept(session, rest, self.score(behind, rest))
+            labels = labels if verdicts else ['bonus']
+        judged += verdicts
+        draft.tokens = [row['token'] for row in judged] + rest.tokens[len(verdicts):]
+        return first + tokens, ['draft'] + labels, judged
 
 
 def first_kept(session, options, p):
@@ -120,8 +101,7 @@ def first_kept(session, options, p):
     for option in options:
         token = option.tokens[0]
         q = option.q[0].to(p.dtype)
-        (values,) = fetch(torch.stack([p[token], q[token]]))
-        own_p, own_q = values.tolist()
+        own_p, own_q = fetch(torch.stack([p[token], q[token]]))[0].tolist()
         chance = min(1.0, own_p / own_q)
         kept = session.flip(chance)
         judged.append(dict(token=token, p=own_p, q=own_q, threshold=None, chance=chance, kept=kept))
@@ -129,9 +109,6 @@ def first_kept(session, options, p):
             return option, p, judged
         p = residual(p, q)
     return None, p, judged
-
-
-# ----------------------------------------------------------------------------- a second choice where in doubt
 
 class Side(NamedTuple):
     """A branch that leaves the draft with its second choice at one place."""
@@ -146,21 +123,17 @@ def second_choices(draft):
     precise = torch.promote_types(draft.logits.dtype, torch.float32)
     q, names = draft.logits[:n].softmax(-1, precise).topk(2)                    # [n, 2]
     q, names = fetch(q, names)
-    seconds = []
-    for token, (first, second) in zip(draft.tokens, names.tolist()):
-        seconds.append(second if token == first else first)
-    return q[:, 0].tolist(), seconds
+    pairs = zip(draft.tokens, names.tolist())
+    return q[:, 0].tolist(), [second if token == first else first for token, (first, second) in pairs]
 
 
 @dataclass
 class Hedge(Exact):
     """sd whose draft has side branches where it doubts: its second choice, and what it writes behind that.
 
-    All of it is verified in one pass over the tree. Where a draft token fails, the target draws another, as
-    ever; if that is the second choice there, the side branch is judged on. A second choice needs no rule of
-    its own: to draw, and to look whether it is the same, is sample-and-match. A doubt is the chance, by the
-    draft's own confidence, that the block breaks at this very place: in a block they sum to 1 at most.
-    Source: ours, of CM-ASD's confidence and ECSV's redundancy.
+    All of it is verified in one pass over the tree. Where a draft token fails, the target draws another one;
+    if it is the second choice there, the side branch is judged on. That is sample-and-match, hence exact.
+    A doubt is the chance, by the draft's own confidence, that the block breaks at this very place. Ours.
     """
     side: int = in_range(1, 1)              # tokens of a side branch; each but the first is a draft pass
     least: float = in_range(0.1, 0, 1)      # doubt from which a place has a side branch; 1: nowhere, as sd
@@ -242,8 +215,7 @@ class Hedge(Exact):
 def second_verdict(score, place, token, drawn):
     """The row of the trace of a second choice, where the target has drawn a token in place of the first."""
     left = residual(score.p[place], score.draft.q[place].to(score.p.dtype))
-    (chance,) = fetch(left[token])
-    chance = float(chance)
+    chance = float(fetch(left[token])[0])
     return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn, second=True)
 
 
