@@ -80,8 +80,7 @@ def test_sd_multi_takes_two_passes_at_most():
 
 def test_hedge_mends_and_leaves_the_cache_right():
     """Greedy: after any cycle the target lacks the last token alone, also where a side branch was moved."""
-    s = text()
-    mended = 0
+    s, mended = text(), 0
     for cycle in decode(s, hedge(3, side=3, least=0)):
         assert s.target.cache.trusted(s.tokens, s.target.model.full) == len(s.tokens) - 1
         mended += any(verdict.get('second') and verdict['kept'] for verdict in cycle.judged)
@@ -124,9 +123,8 @@ def test_committed_results_are_judged_without_a_warning(pair):
 def test_measured_rows():
     """The best of four keeps more than one sample, the winner's passes alone counted; hedge more than sd."""
     prompt = EMBEDDED.texts(('translate',), 1)[0]
-    names = record.GREEDY, 'hedge', 'sd, sampled draft', 'best of four'
-    settings = {name: (record.HEDGES | record.BLOCKS)[name] for name in names}
-    votes = record.block_row(EMBEDDED, prompt, settings, depths=(2, 4))['votes']
-    greedy, hedged, one, best = votes.values()
+    one, best = (record.BLOCKS[name] for name in ('sd, sampled draft', 'best of four'))
+    row = record.block_row(EMBEDDED, prompt, record.HEDGES | dict(one=one, best=best), depths=(2, 4))
+    greedy, hedged, _, one, best = row['votes'].values()
     assert best['passes'] == best['cycles'] < one['cycles'] and hedged['cycles'] < greedy['cycles']
     assert record.errors(EMBEDDED, prompt)['tokens'] > 0
