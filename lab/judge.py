@@ -102,23 +102,16 @@ class Costs:
         self.step = row['target/full'][1]
 
     def of_pass(self, path, positions):
-        """Steps that a pass takes; a path that was not timed costs what its reader's full path does.
-
-        Beyond the longest that was timed, passes grow as the target's do, and those in proportion.
-        """
+        """Steps that a pass takes; a path that was not timed costs what its reader's full path does."""
         reader, _, name = path.partition('/')
-        full = self.curves['target/full']
         curve = self.curves.get(path)
         if curve is None:
             curve = self.curves[f'{reader}/slim' if 'slim' in name else f'{reader}/full']
-        timed = min(positions, len(curve) - 1)
-        longest = min(positions, len(full) - 1)
-        return curve[timed] * full[longest] / full[timed] * positions / longest / self.step
+        measured = min(positions, len(curve) - 1)       # the longest in proportion
+        return curve[measured] * positions / measured / self.step
 
-    def steps_of(self, run):
-        """Steps that the passes of a run take; those that it was stored with, if its passes were not."""
-        if 'passes' not in run:
-            return run.get('steps')
+    def of_run(self, run):
+        """Steps that the passes of a run take."""
         total = 0.0
         for path, counts in run['passes'].items():
             for positions, passes in counts.items():
@@ -142,7 +135,7 @@ class Runs:
             if figure != 'passes':
                 self.sums[figure] = self.array(rows, lambda run, key=figure: run.get(key))
         if costs:
-            self.sums['steps'] = self.array(rows, costs.steps_of)
+            self.sums['steps'] = self.array(rows, costs.of_run)
 
     def array(self, rows, figure_of):
         """[R, S] of a function of a run."""
@@ -156,35 +149,32 @@ class Runs:
 
     def having(self, *names, figure='tokens'):
         """Numbers of the texts on which all of these settings have the figure."""
-        return numpy.flatnonzero(numpy.isfinite(self.sums[figure][:, self.columns(names)]).all(1))
+        columns = [self.number[name] for name in names]
+        return numpy.flatnonzero(numpy.isfinite(self.sums[figure][:, columns]).all(1))
 
-    def columns(self, names):
-        """The columns of one setting or of a list of them."""
-        return self.number[names] if isinstance(names, str) else [self.number[name] for name in names]
+    def total(self, figure, name, texts):
+        """The sum of a setting's figure over these texts."""
+        return self.sums[figure][texts, self.number[name]].sum()
 
-    def total(self, figure, names, texts):
-        """The sum of a figure over these texts, of one setting or an array [S] of several."""
-        return self.sums[figure][texts][:, self.columns(names)].sum(0)
+    def share(self, figure, of, name, texts):
+        """The sum of one figure over the sum of another."""
+        whole = self.total(of, name, texts)
+        return self.total(figure, name, texts) / whole if whole else math.nan
 
-    def share(self, figure, of, names, texts):
-        """The sum of one figure over the sum of another; nan where that is 0."""
-        with numpy.errstate(invalid='ignore', divide='ignore'):
-            return self.total(figure, names, texts) / self.total(of, names, texts)
-
-    def pace(self, names, texts, kind):
+    def pace(self, name, texts, kind):
         """Tokens a second (CLOCK) or a step (MODELLED)."""
-        return self.share('tokens', UNITS[kind], names, texts)
+        return self.share('tokens', UNITS[kind], name, texts)
 
-    def agreement(self, names, texts):
+    def agreement(self, name, texts):
         """The share of the tokens that the target would have written behind the same text."""
-        return 1 - self.share('wrong', 'tokens', names, texts)
+        return 1 - self.share('wrong', 'tokens', name, texts)
 
     def fastest(self, names, texts, kind, agreement=0.0):
         """The name of the fastest of these settings that agree so far; the most agreeing if none does."""
-        agreements = self.agreement(names, texts)
-        if not (agreements >= agreement).any():
-            return names[int(agreements.argmax())]
-        return names[int(numpy.where(agreements >= agreement, self.pace(names, texts, kind), 0).argmax())]
+        fair = [name for name in names if self.agreement(name, texts) >= agreement]
+        if not fair:
+            return max(names, key=lambda name: self.agreement(name, texts))
+        return max(fair, key=lambda name: self.pace(name, texts, kind))
 
 
 # -------------------------------------------------------------------------------- figures: functions of texts
@@ -198,7 +188,7 @@ def tuned_over(runs, names, rivals, kind, agreement=0.0, rival_agreement=0.0):
     """The figure: the fastest of some settings over the fastest of others.
 
     Both are chosen on one half of each family's texts and judged on the other half, both ways round; the
-    geometric mean.
+    geometric mean. nan where a resample has no two halves.
     """
     def figure(texts):
         logs = []
@@ -211,20 +201,13 @@ def tuned_over(runs, names, rivals, kind, agreement=0.0, rival_agreement=0.0):
 
 
 def halves(runs, texts):
-    """(texts to choose on, texts to judge on) of each family: even and odd places, and the same swapped.
-
-    Where a resample has nothing to choose on, all of the family's texts of that half stand in.
-    """
-    everywhere = numpy.arange(runs.size)
+    """(texts, texts) of even and odd places of each family, and the same swapped."""
     for family in dict.fromkeys(runs.families[texts]):
         theirs = texts[runs.families[texts] == family]
-        for half in (0, 1):
-            judged_on = theirs[runs.places[theirs] % 2 == half]
-            chosen_on = theirs[runs.places[theirs] % 2 != half]
-            if not len(chosen_on):
-                chosen_on = everywhere[(runs.families == family) & (runs.places % 2 != half)]
-            if len(judged_on) and len(chosen_on):
-                yield chosen_on, judged_on
+        odd = runs.places[theirs] % 2 == 1
+        if odd.any() and not odd.all():
+            yield theirs[odd], theirs[~odd]
+            yield theirs[~odd], theirs[odd]
 
 
 def at_equal(runs, name, rivals, kind):
@@ -275,27 +258,25 @@ def by_family(families, figure):
 def area(scores, labels):
     """The figure: the chance that a true one scores above a false one, ties half.
 
-    scores, labels: a list for each text. nan where either kind is absent. The pairs of all texts are counted
-    once, because a resample is then a few sums.
+    scores, labels: a list for each text. nan where either kind is absent.
     """
     scores = [numpy.asarray(row, float) for row in scores]
     labels = [numpy.asarray(row, bool) for row in labels]
-    size = len(scores)
-    bad = numpy.concatenate([row[~true] for row, true in zip(scores, labels)])
-    owner = numpy.repeat(numpy.arange(size), [(~true).sum() for true in labels])
-    won = numpy.zeros((size, size))         # pairs of a true one of one text and a false one of another
-    for i, (row, true) in enumerate(zip(scores, labels)):
-        good = numpy.sort(row[true])
-        behind = numpy.searchsorted(good, bad, 'left') + numpy.searchsorted(good, bad, 'right')
-        won[i] = numpy.bincount(owner, len(good) - behind / 2, minlength=size)
-    trues = numpy.array([true.sum() for true in labels])
-    falses = numpy.bincount(owner, minlength=size)
 
     def figure(texts):
-        weights = numpy.bincount(texts, minlength=size)
-        pairs = (weights @ trues) * (weights @ falses)
-        return weights @ won @ weights / pairs if pairs else math.nan
+        score = numpy.concatenate([scores[i] for i in texts])
+        label = numpy.concatenate([labels[i] for i in texts])
+        return roc_area(score, label)
     return figure
+
+
+def roc_area(scores, labels):
+    """The area under the ROC curve of scores [n] for boolean labels [n]; nan where either kind is absent."""
+    good, bad = scores[labels], numpy.sort(scores[~labels])
+    if not len(good) or not len(bad):
+        return math.nan
+    below = numpy.searchsorted(bad, good) + numpy.searchsorted(bad, good, side='right')
+    return float(below.mean()) / 2 / len(bad)
 
 
 # ------------------------------------------------------------------------------------------------ the records
