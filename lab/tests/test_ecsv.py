@@ -1,0 +1,130 @@
+"""ECSV: its variants' laws and limits, SD-multi, hedge, and its claims computed by hand."""
+import pytest
+import torch
+
+import verify
+from lab.ecsv import claims, record
+from lab.ecsv.rivals import EcsvSoft, EcsvSpot, VoteUnif
+from lab.judge import Costs, Records, judge, measured_pairs
+from lab.measure import EMBEDDED, Stored
+from lab.tests.helpers import case
+from lab.toys import Table, enumerate_law, exact_law, law_by_cycles, network, plain, session, variation
+from lab.tree import Tree
+from verify import METHODS, Ballot, Ecsv, decode
+
+TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
+EOS = dict(eos=frozenset([1]))
+hedge, sd_multi, oracle_top1 = METHODS['hedge'], METHODS['sd-multi'], METHODS['oracle-top1']
+
+
+def gap(method, vocab=3, **settings):
+    """The total variation between a method's law of three tokens and the target's, every draw enumerated."""
+    settings = dict(temperature=1.0) | settings
+    enumerated = law_by_cycles if isinstance(method, Ecsv) else enumerate_law
+    law = enumerated(Table(1, vocab), Table(2, vocab), method, 3, **settings)
+    return variation(law, exact_law(Table(1, vocab), 3, **settings))
+
+
+@pytest.mark.parametrize('method, settings', [
+    case('lite', METHODS['ecsv-lite'](**TWO, align='prefix', granularity='branch'), {}),
+    case('soft', EcsvSoft(**TWO, granularity='window'), {}),
+    case('spot-budget', EcsvSpot(**TWO, budget=2, policy='agree_entropy'), EOS),
+    case('oracle', oracle_top1(**TWO), EOS),
+    case('multi', sd_multi(**TWO), EOS),
+    case('hedge', hedge(2, side=2, least=0.05, draft_temperature=0), {}),
+    case('hedge-cool', hedge(1, side=2, least=0), dict(temperature=0.7, top_p=0.9, **EOS))])
+def test_law(method, settings, monkeypatch):
+    """Also as a device draws: there a cycle's last token is drawn for every place before any is judged."""
+    assert method.lossless and gap(method, **settings) < 1e-9
+    monkeypatch.setattr(verify, 'remote', lambda x: True)
+    assert gap(method, vocab=2, **settings) < 1e-9
+
+
+@pytest.mark.parametrize('method', [
+    EcsvSpot(**TWO, policy='entropy'), oracle_top1(**TWO), sd_multi(**TWO), hedge(2, side=2, least=0)])
+def test_law_shows_rows_that_are_off_by_one(method, monkeypatch):
+    """A verifier that judges each token by the row before misses the law."""
+    for kind in verify.Session, Tree:
+        def shifted(*args, read=kind.read):
+            rows = read(*args)
+            return rows if rows is None else rows.roll(1, 0)
+        monkeypatch.setattr(kind, 'read', shifted)
+    assert gap(method, vocab=2) > 0.01
+
+
+def test_votes_by_hand():
+    """Every vote counts the same; by prefix a branch that has left the fused text has none."""
+    branches = torch.tensor([[0, 1, 5], [0, 1, 5], [0, 2, 3], [4, 2, 3], [4, 2, 3]])
+    logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(1)).expand(5, -1, -1)
+    parting = Ballot.of(branches, logits, top_m=6)
+    assert VoteUnif().fuse(parting) == [0, 2, 3]
+    assert VoteUnif(align='prefix').fuse(parting) == [0, 1, 5]
+    assert EcsvSoft(soft=0).fuse(parting) == Ecsv().fuse(parting)
+    assert EcsvSoft(soft=1e6).fuse(parting) == logits[0].argmax(-1).tolist()
+
+
+def text(**settings):
+    """A Session of a random pair, ready to write forty tokens."""
+    s = session(network(0, 5), network(1, 5), [1, 2, 3], 40, **settings)
+    s.read_prompt()
+    return s
+
+
+def test_sd_multi_takes_two_passes_at_most():
+    """The second one for another branch than the first. The last cycle has no room for a draft."""
+    passes = set()
+    for cycle in list(decode(text(temperature=1.0), sd_multi(3, branches=3, draft_temperature=1.0)))[:-1]:
+        passes.add((cycle.passes['target/full'][0], cycle.judged[0]['kept'], cycle.accepted > 0))
+    assert passes == {(1, True, True), (2, False, True), (1, False, False)}
+
+
+def test_hedge_mends_and_leaves_the_cache_right():
+    """Greedy: after any cycle the target lacks the last token alone, also where a side branch was moved."""
+    s, mended = text(), 0
+    for cycle in decode(s, hedge(3, side=3, least=0)):
+        assert s.target.cache.trusted(s.tokens, s.target.model.full) == len(s.tokens) - 1
+        mended += any(verdict.get('second') and verdict['kept'] for verdict in cycle.judged)
+    assert s.tokens[3:] == plain(s.target.model, [1, 2, 3], 40) and mended > 2
+    assert hedge(least=0.099).doubtful([0.9, 0.5, 0.8, 0.0]) == [0, 1, 3]       # 0.1, 0.45, 0.09, 0.36
+
+
+def records(rows):
+    """The Records of these rows: n positions take 1 + n s, a draft pass 1 s, of four rows 2 s."""
+    found = Records('ecsv', 'another pair')
+    found['blocks'] = Stored({}, rows)
+    found.costs = Costs({'target/full': [0, 2, 3, 4, 5, 6], 'draft/full': [0, 1, 1, 1, 2]})
+    return found
+
+
+def test_claims_by_hand():
+    """Greedy sd takes 20 x 3 + 20 s or 10 x 6 + 40 s, the vote 15 x 3 + 15 x 2 s at its first depth."""
+    votes = {record.GREEDY: dict(kept=[20, 30], cycles=[20, 10], positions=[40, 50]),
+             'prefix': dict(kept=[25, 30], cycles=[15, 10], positions=[30, 60])}
+    texts = records([dict(family='story', place=i, tokens=40, votes=votes) for i in range(2)])
+    found = claims.Votes(texts, 'blocks', 'prefix', record.GREEDY)
+    assert found.steps[record.GREEDY].tolist() == [[40, 50]] * 2        # in steps of 2 s
+    assert found.over('prefix', record.GREEDY)(range(2)) == pytest.approx(40 / 37.5)
+    assert found.at_budget('prefix') == pytest.approx((25 / 15) / (20 / 20))
+    (claim,) = claims.claims(texts)
+    assert claim.line == 1.005 and judge(claim).verdict == 'HOLDS'
+    row = dict(tokens=4, wrong_together=[[2, 2, 0], [2, 2, 0], [0, 0, 0]])      # the third never errs
+    assert claims.independence([row])([0]) == pytest.approx(1 - 1 / 3)
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('pair', measured_pairs('ecsv'))
+def test_committed_results_are_judged_without_a_warning(pair):
+    records = Records('ecsv', pair)
+    assert len(list(claims.claims(records))) == (12 if pair == 'embedded' else 7)
+    assert len(claims.sweeps({pair: records}).rows) <= 25
+
+
+@pytest.mark.slow
+def test_measured_rows():
+    """The best of four keeps more than one sample, the winner's passes alone counted; hedge more than sd."""
+    prompt = EMBEDDED.texts(('translate',), 1)[0]
+    one, best = (record.BLOCKS[name] for name in ('sd, sampled draft', 'best of four'))
+    row = record.block_row(EMBEDDED, prompt, record.HEDGES | dict(one=one, best=best), depths=(2, 4))
+    greedy, hedged, _, one, best = row['votes'].values()
+    assert best['passes'] == best['cycles'] < one['cycles'] and hedged['cycles'] < greedy['cycles']
+    assert record.errors(EMBEDDED, prompt)['tokens'] > 0
