@@ -234,9 +234,8 @@ def optimizers_for(model):
             rest.append(weight)
         else:
             inner.append(weight)
-    muon = torch.optim.Muon(inner, weight_decay=0.01)
     adams = [torch.optim.AdamW(some, betas=(0.9, 0.95), weight_decay=0) for some in (rest, looks)]
-    return [muon, *adams]
+    return [torch.optim.Muon(inner, weight_decay=0.01), *adams]
 
 
 def begin_from(folder, model):
@@ -341,7 +340,6 @@ def train(name, minutes, tokens, seed, device):
     words = HOME / 'target' / 'tokenizer.json'
     tokenizer = Tokenizer.from_file(str(words)) if words.exists() else train_tokenizer()
     model = build(name, tokenizer).to(device)
-    layers = len(model.model.layers)
     optimizers = optimizers_for(model)
     grown = begin_from(folder, model)
     peaks = [peak / 2 if grown else peak for peak in PEAKS]
@@ -359,9 +357,9 @@ def train(name, minutes, tokens, seed, device):
         for optimizer, peak in zip(optimizers, peaks):
             optimizer.param_groups[0]['lr'] = peak * rate_factor(done, share)
         drop = DROP.get(name, 0) if share >= LATE else 0
-        path = model.full.without(idle(layers, None if grown else share, drop, rng))
+        skip = idle(len(model.model.layers), None if grown else share, drop, rng)
         ids, labels = next(next(source) for until, source in sources if share < until)
-        loss = step(model, optimizers, path, ids.to(device), labels.to(device))
+        loss = step(model, optimizers, model.full.without(skip), ids.to(device), labels.to(device))
         bar.update(round(time.time() - begin) - bar.n)
         bar.set_postfix(step=done, loss=f'{loss:.3f}')
         if time.time() - saved_at > 400:                # what a killed run goes on from

@@ -60,16 +60,11 @@ def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
         assert torch.equal(weight, before[name]), name
 
 
-def random_attention(B, T, S):
-    """(q [B, 4, T, 8], k, v [B, 2, S, 8])"""
-    shapes = (B, 4, T, 8), (B, 2, S, 8), (B, 2, S, 8)
-    return [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
-
-
 @pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
 def test_attention_without_a_mask_is_causal(T, S):
     """The T queries are of the last T keys, in every form that attention takes."""
-    q, k, v = random_attention(2, T, S)
+    shapes = (2, 4, T, 8), (2, 2, S, 8), (2, 2, S, 8)
+    q, k, v = [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
     hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
     scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
     wanted = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
@@ -79,15 +74,6 @@ def test_attention_without_a_mask_is_causal(T, S):
         out, _ = kernels.attend(q, k, v, given, None)
         assert apart(out, wanted) < 1e-12
     assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
-
-
-def test_sparse_keys_gathered():
-    """What CUDA does with the kept keys of all heads is what a loop over heads gives."""
-    q, k, v = random_attention(2, 3, 40)
-    places = torch.rand(2, 2, 40, generator=seeded(3)).topk(12).indices
-    mask = torch.randn(3, 12, dtype=torch.float64, generator=seeded(4))
-    wanted = kernels.attend_kept(q, k, v, places, mask)
-    assert apart(kernels.attend_gathered(q, k, v, places, mask), wanted) < 1e-12
 
 
 @pytest.fixture
