@@ -34,8 +34,9 @@ def claims(records):
         yield unseen_claim(records['unseen'].rows)
     if 'answers' in records:
         graded = [row for row in records['answers'].rows if row['plain'] is not None]
-        yield Claim('right answers won or lost, a text', 'paper', -0.01, numpy.arange(len(graded)),
-                    gap([row['via'] - row['plain'] for row in graded]))
+        if graded:
+            yield Claim('right answers won or lost, a text', 'paper', -0.01, numpy.arange(len(graded)),
+                        gap([row['via'] - row['plain'] for row in graded]))
     if 'masks' in records:
         runs = records.runs('masks')
         yield Claim('slim over a model of its own, a pass as dear', 'paper: 1.12', OWN_MODEL,
@@ -128,7 +129,9 @@ def row_of(pair, runs, name, label):
     texts = runs.having(name)
     figures = dict.fromkeys(('full', 'right', 'memory'))
     for figure in figures.keys() & runs.sums.keys():
-        figures[figure] = float(numpy.nanmean(runs.sums[figure][texts, runs.number[name]]))
+        values = runs.sums[figure][texts, runs.number[name]]
+        if numpy.isfinite(values).any():                # no text of some pairs is graded
+            figures[figure] = float(numpy.nanmean(values))
     cycles = figures['full'] and runs.share('full', 'cycles', name, texts)
     right = figures['right'] and f"{figures['right']:.1%}"
     memory = figures['memory'] and figures['memory'] / runs.sums['memory'][texts, 0].mean()
