@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import numpy
 import pytest
-import torch
 
 import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 from lab import judge
@@ -16,22 +15,15 @@ from model import Reader, read_calibration
 from verify import METHODS, overlap, probs
 
 
-def cascade(p, q, lam):
-    return q if q.max() >= 1 - lam else p
-
-
-def cascade_opt(p, q, lam):
-    return q if q.max() >= p.max() - lam * (1 - overlap(p, q)) else p
-
-
-def cascade_token(p, q, lam):
+def by_token(p, q, lam):
     inside = q * (p >= (1 - lam) * p.max())
     return inside + (1 - inside.sum()) * p
 
 
 @pytest.mark.parametrize('name, blend, lams', [
-    ('cascade', cascade, (0.3, 0.7)), ('cascade-opt', cascade_opt, (0.3, 0.6)),
-    ('cascade-tokenv3', cascade_token, (0.3, 0.9))])
+    ('cascade', lambda p, q, lam: q if q.max() >= 1 - lam else p, (0.3, 0.7)),
+    ('cascade-opt', lambda p, q, lam: q if q.max() >= p.max() - lam * (1 - overlap(p, q)) else p, (0.3, 0.6)),
+    ('cascade-tokenv3', by_token, (0.3, 0.9))])
 def test_law_of_cascades(name, blend, lams):
     """The first of two tokens follows the rule's own blend of p and q, the second the target's p.
 
