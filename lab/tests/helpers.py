@@ -1,0 +1,172 @@
+"""Shared by the tests: tiny checkpoints, stored rows, two runners of the program, and how a refusal looks."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path as File
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+import specmini
+from lab.toys import byte_network, bytes_tokenizer, checkpoint, network, session
+from verify import METHODS
+
+HOME = File(specmini.__file__).parent
+EMBEDDED = HOME / 'lab/models'
+torch.set_num_threads(1)        # the networks here are tiny
+
+LINE = [i % 11 for i in range(50)]                  # a text of ids for networks of 11 tokens
+SMALL = dict(dense_below=8, block=4, locals=1)      # knobs of sparse for texts of 64 tokens
+LEARNED = dict(experts=[[[0.0, 0.2], [0.0, 0.5]]] * 4, channels=[[0.0, 0.4]] * 4, anchors=[0, 2, 1, 3])
+RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1], target_logp=[-4, 0], target_grounding=[0, 1])
+
+
+def case(name, *values, slow=False):
+    """One case of a parametrized test, under this id; slow: it takes more than about a second."""
+    marks = [pytest.mark.slow] if slow else []
+    return pytest.param(*values, id=name, marks=marks)
+
+
+# ------------------------------------------------------------------------------------------ tiny checkpoints
+
+def tiny(folder, seed=0, sizes=None, weights=None, tokenizer=None, files=None, vocab=257, **config):
+    """Makes the path `folder` a checkpoint of a small random network, and returns it.
+
+    sizes: of the network, which config.json repeats. config: further values of config.json, which may
+    contradict the network; None leaves a name out. weights: function {name: tensor} -> the tensors to store.
+    tokenizer: a Tokenizer, or changes of bytes_tokenizer's JSON. files: {name: content}, see `put`.
+    """
+    sizes = sizes or {}
+    changes = tokenizer if isinstance(tokenizer, dict) else {}
+    tokenizer = tokenizer if tokenizer and not changes else bytes_tokenizer()
+    checkpoint(folder, byte_network(seed, vocab, **sizes), tokenizer, **sizes | config)
+    if weights:
+        file = folder / 'model.safetensors'
+        file.write_bytes(save(weights(load(file.read_bytes()))))
+    if changes:
+        raw = json.loads((folder / 'tokenizer.json').read_text())
+        put(folder, {'tokenizer.json': raw | changes})
+    put(folder, files or {})
+    return folder
+
+
+def put(folder, files):
+    """Writes files {name: content} into a folder; a content is bytes, a text, an object of JSON or None.
+
+    None deletes the file.
+    """
+    for name, content in files.items():
+        file = folder / name
+        if content is None:
+            file.unlink()
+        elif isinstance(content, bytes):
+            file.write_bytes(content)
+        elif isinstance(content, str):
+            file.write_text(content, encoding='utf-8')
+        else:
+            file.write_text(json.dumps(content), encoding='utf-8')
+
+
+def tiny_pair(home):
+    """The flags of a run on two tiny checkpoints: twenty tokens behind a short prompt."""
+    target = tiny(home / 'target', 0)
+    draft = tiny(home / 'draft', 1)
+    return '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 20
+
+
+# ------------------------------------------------------------------------------------------------- rows
+
+def stored(where, head, rows):
+    """Writes a file of stored rows, the header and then a row a line, and returns its path."""
+    where.parent.mkdir(parents=True, exist_ok=True)
+    where.write_text(json_lines([head, *rows]), encoding='utf-8')
+    return where
+
+
+def json_lines(rows):
+    """The text of a file of these rows."""
+    return ''.join(json.dumps(row) + '\n' for row in rows)
+
+
+# ------------------------------------------------------------------------------------------ the program
+
+def program(capsys, *flags, main=specmini.main):
+    """(exit status, stdout, stderr) of one run in this process; main: of specmini.py or of a lab program."""
+    words = [str(flag) for flag in flags]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', ['program', *words])     # the programs of the lab read it themselves
+        try:
+            status = main(words) if main is specmini.main else main()
+        except SystemExit as end:
+            status = end.code
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def subprogram(*command, folder=HOME, timeout=100, **environment):
+    """(exit status, stdout, stderr) of `python COMMAND` in a process of its own."""
+    command = [sys.executable, *map(str, command)]
+    settings = os.environ | dict(OMP_NUM_THREADS='1') | environment
+    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=timeout)
+    return done.returncode, done.stdout, done.stderr
+
+
+def refused(capsys, named, *flags, main=specmini.main):
+    """Asserts that a run ends with status 2 and one line on stderr, which names this, and prints nothing."""
+    status, out, err = program(capsys, *flags, main=main)
+    assert status == 2, (flags, out, err)
+    assert str(named) in err and err.count('\n') == 1 and err.endswith('\n'), (flags, err)
+    assert not out
+
+
+def refuses(named, function, *args):
+    """Asserts that a call raises a ValueError in one line, which names this."""
+    with pytest.raises(ValueError) as refusal:
+        function(*args)
+    text = str(refusal.value)
+    assert refusal.type is ValueError and str(named) in text and '\n' not in text, text
+
+
+def reported(capsys, *flags):
+    """The JSON object of the last prompt of a run."""
+    status, out, err = program(capsys, *flags, '--json')
+    assert status == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def interrupt(monkeypatch, where, name, n):
+    """Presses Ctrl-C at the end of the n-th call of where.name; returns the list of the calls' results."""
+    real = getattr(where, name)
+    results = []
+
+    def call(*args):
+        results.append(real(*args))
+        if len(results) == n:
+            raise KeyboardInterrupt
+        return results[-1]
+    monkeypatch.setattr(where, name, call)
+    return results
+
+
+# ----------------------------------------------------------------------------------------------- sessions
+
+def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
+    """A session of a random pair whose target of four layers has a calibrated mask."""
+    mask = dict(skip=list(skip), nested=[[2, 3, 4, 5], [2, 3], [2]])
+    target = network(seed, num_hidden_layers=4)
+    return session(target, network(seed + 10), [1, 2, 3], room, calibration=dict(mask=mask), **settings)
+
+
+def thin(model, name='sparse', **knobs):
+    """The target's full path as a session of sparse verifying with these knobs reads it."""
+    method = METHODS[name](**SMALL | knobs)
+    s = session(model, None, [0], 1, sparse=method, calibration=dict(sparse=LEARNED))
+    return s.view(model.full)
+
+
+def apart(a, b):
+    """The largest difference between two tensors of one shape."""
+    assert a.shape == b.shape
+    return (a - b).abs().amax()
