@@ -165,19 +165,16 @@ def look_up(pair, tokens, place):
 def joined(pair, rows, tokens, place):
     """(row, ids): rows in an order of their own, worked where they have an answer; the last one's is open."""
     row, *others = random.Random(f'{SEED} {place}').sample(rows, len(rows))
-    pieces = []
-    for other in others:
-        answer = other.get('solution') or other.get('answer') or ''
-        pieces.append(f'{other["prompt"]}\nAnswer: {answer}')
+    pieces = [f'{other["prompt"]}\nAnswer: {other.get("solution") or other.get("answer", "")}' for other in others]
     return row, filled(pair, '', pieces, f'{NEXT}{row["prompt"]}\nAnswer:', NEXT, tokens)
 
 
 def filled(pair, first, texts, last, between, tokens):
     """The ids of first and last, and between them as many texts as have so many tokens together."""
     texts = [between + text for text in texts]
-    sizes = list(map(len, encode(pair.tokenizer, [first + last, *texts], special=False)))
-    ends = itertools.accumulate(sizes)
-    fitting = [text for text, end in zip(texts, list(ends)[1:]) if end <= tokens]
+    sizes = map(len, encode(pair.tokenizer, [first + last, *texts], special=False))
+    _, *ends = itertools.accumulate(sizes)
+    fitting = [text for text, end in zip(texts, ends) if end <= tokens]
     return pair.encode(''.join([first, *fitting, last]).lstrip())
 
 
@@ -236,13 +233,12 @@ def task_row(model, settings, pair, prompt):
     return prompt.name | dict(runs=runs)
 
 
-def of_tasks(families, model, settings):
+def of_tasks(model, settings, *families):
     """The Record of task_row for each prompt of these tasks."""
     return Record(lambda pair, n: [prompt for task in families for prompt in prompts(task, n)],
                   functools.partial(task_row, model, settings), only="the lab's tasks and models")
 
 
-RECORDS = dict(
-    long=Record(long_items, long_row, drafts=False),
-    tasks=of_tasks(('math', 'table', 'story'), 'target', GRID),
-    mixture=of_tasks(('math',), 'moe', MIXTURE))
+RECORDS = dict(long=Record(long_items, long_row, drafts=False),
+               tasks=of_tasks('target', GRID, 'math', 'table', 'story'),
+               mixture=of_tasks('moe', MIXTURE, 'math'))

@@ -27,31 +27,28 @@ SELECT['recent'] = kernels.sparse_attend, recent_scores
 class KeptKeys:
     """The keys and values that a pass chose of a cache, side by side, and room behind them for later ones.
 
-    From position `base` on all are read. Those are copied from the cache in every pass, since they may have
-    been written anew, by whoever is trusted. Keys stay turned by their own positions.
+    All keys from position `base` on are read. Every pass copies those from the cache, because another path
+    may have written them anew. Keys keep the rotation of their own positions.
     """
 
     def __init__(self, session, path):
-        """path: the one that is thinned out, of session.target."""
-        self.session = session
-        self.path = path
-        self.ids = session.tokens
-        self.cycle = session.cycles
+        """path: of session.target, before it is made sparse."""
+        self.session, self.path = session, path
+        self.ids, self.cycle = session.tokens, session.cycles
         self.room = session.target.capacity
         self.base = 0
         self.stores = {}                # layer: [keys, values], each [B, G, kept + room behind the base, D]
 
     def serves(self, session, path, every):
-        """Whether a pass may read them: a whole pass over this text chose them, under `every` cycles ago."""
-        same = session is self.session and path is self.path
-        age = session.cycles - self.cycle
+        """True if a whole pass over this text chose them, less than `every` cycles ago."""
         layers = sum(attend is not None for attend in path.attends)
-        whole = len(self.stores) == layers              # an interrupted pass has chosen in some of them
-        unchanged = session.tokens[:self.base] == self.ids[:self.base]
-        return same and 0 <= age < every and whole and unchanged
+        return (session is self.session and path is self.path
+                and 0 <= session.cycles - self.cycle < every
+                and len(self.stores) == layers          # an interrupted pass has chosen in some layers only
+                and session.tokens[:self.base] == self.ids[:self.base])
 
     def attend(self, q, k, v, mask, carry, how):
-        """kernels.sparse_attend over what was kept; the first pass chooses it."""
+        """The form of kernels.sparse_attend over kept keys; the first pass of a layer chooses them."""
         layer, _, rule = how
         if layer not in self.stores:
             carry = self.choose(q, k, carry, how)
@@ -94,15 +91,12 @@ class KeptKeys:
 
 @dataclass
 class Kept(Sparse):
-    """Sparse verification that chooses and copies keys once in some cycles, for dense attention. LOSSY.
-
-    What a later token would look up elsewhere it does not find until the next choice. Ours.
-    """
+    """Sparse verification that chooses and copies keys once in `every` cycles. LOSSY. Ours."""
     every: int = in_range(4, 1)         # cycles from one choice to the next
     keys = None                         # the KeptKeys of the text, or None
 
     def anchor_layers(self, measured, layers):
-        """By default all layers choose: they seldom do."""
+        """By default all layers choose, because they seldom do."""
         return list(range(layers)) if self.anchors is None else super().anchor_layers(measured, layers)
 
     def view(self, path, session):
@@ -112,12 +106,10 @@ class Kept(Sparse):
         fresh = self.keys is None or not self.keys.serves(session, path, self.every)
         if fresh:
             self.keys = KeptKeys(session, path)
-        attends = []
-        for attend in thin.attends:
-            how = attend and attend.keywords['how']
-            attends.append(attend and partial(self.keys.attend, how=how))
+        attends = tuple(attend and partial(self.keys.attend, how=attend.keywords['how'])
+                        for attend in thin.attends)
         # compiled passes have all of a cache in view: a path with a carry of its own is never compiled
-        return replace(thin, attends=tuple(attends), informed=fresh, carry={})
+        return replace(thin, attends=attends, informed=fresh, carry={})
 
 
 @dataclass
