@@ -165,8 +165,10 @@ def look_up(pair, tokens, place):
 def joined(pair, rows, tokens, place):
     """(row, ids): rows in an order of their own, worked where they have an answer; the last one's is open."""
     row, *others = random.Random(f'{SEED} {place}').sample(rows, len(rows))
-    pieces = [f'{other["prompt"]}\nAnswer: {other.get("solution") or other.get("answer", "")}' for other in others]
-    return row, filled(pair, '', pieces, f'{NEXT}{row["prompt"]}\nAnswer:', NEXT, tokens)
+    worked = []
+    for other in others:
+        worked.append(f'{other["prompt"]}\nAnswer: {other.get("solution") or other.get("answer", "")}')
+    return row, filled(pair, '', worked, f'{NEXT}{row["prompt"]}\nAnswer:', NEXT, tokens)
 
 
 def filled(pair, first, texts, last, between, tokens):
