@@ -1,0 +1,133 @@
+"""lab/sparse: the latest keys, kept keys, contexts, claims. Sparse passes are in test_specmini.py."""
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+import kernels
+from lab import tasks
+from lab.judge import Records, judge, measured_pairs
+from lab.measure import EMBEDDED, Pair, Stored
+from lab.sparse import claims, record
+from lab.tests.helpers import LINE, SMALL, apart, thin
+from lab.toys import enumerate_law, fresh, network, plain, session, variation, write
+from verify import METHODS, probs, silence
+
+KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
+
+
+def test_recent_reads_the_sink_and_the_latest_blocks():
+    """Four blocks of the budget, floor(8 + 53 / 10) tokens, a sink and a local."""
+    _, _, rule = thin(network(), rho=0.1, select='recent').attends[0].keywords['how']
+    scores = rule.scores(None, None, torch.zeros(1, 2, 15, 6), 4)
+    blocks = kernels.choose(scores, torch.tensor(61), int(kernels.kept_blocks(61, rule)), rule)
+    assert sorted(blocks[0, 0].tolist()) == [0, 10, 11, 12, 13, 14]
+
+
+def reads(name, blocks, **knobs):
+    """Logits of passes over these [[ids]] behind LINE, a cycle each."""
+    model = network(0, num_hidden_layers=3)
+    s = session(model, None, LINE, 30, silence, sparse=METHODS[name](**KEEP | knobs))
+    s.read_prompt()
+    logits = []
+    for ids in blocks:
+        logits.append(s.target.read(s.tokens, ids, s.view(model.full), len(ids) + 1))
+        s.commit(ids)
+    return torch.cat(logits)
+
+
+def test_kept_keys_chosen_in_every_cycle_are_the_sparse_ones():
+    blocks = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 1]]
+    wanted, often = reads('sparse', blocks), reads('kept', blocks, every=1)
+    seldom = reads('kept', blocks, every=3)
+    assert apart(often, wanted) < 1e-9
+    assert apart(seldom[:4], wanted[:4]) < 1e-9 and apart(seldom[4:9], wanted[4:9]) > 1e-3
+
+
+@pytest.mark.parametrize('knobs, is_right', [(dict(every=1), False), (dict(every=2), False),
+                                             (dict(every=3, rho=0.999), True), (dict(sinks=60), True)])
+def test_kept_draft_writes_the_greedy_text(knobs, is_right):
+    """Some guesses are wrong, except where all keys are kept. It chooses in every `every`-th cycle."""
+    target = network(0, num_hidden_layers=3)
+    method = METHODS['kept-draft'](**KEEP | knobs)
+    tokens, cycles = write(session(target, None, LINE, 14), method)
+    assert tokens == plain(target, LINE, 14)
+    assert all(cycle.accepted == len(cycle.drafted) for cycle in cycles) == is_right
+    choosing = ['target/choosing' in cycle.passes for cycle in cycles if cycle.drafted]
+    assert choosing == [i % method.every == 0 for i in range(len(choosing))]
+
+
+def test_kept_draft_law():
+    """Every draw enumerated: where keys are kept over cycles, the law is still the target's."""
+    target, prompt = network(3, 2), tuple(i % 2 for i in range(21))
+    law = enumerate_law(target, None, METHODS['kept-draft'](1, **KEEP, every=2), 4, prompt, temperature=1.0)
+    wanted = Counter()
+    for text in itertools.product(range(2), repeat=4):
+        rows = probs(fresh(target, [*prompt, *text[:3]], 4))
+        wanted[text] = float(rows.gather(1, torch.tensor(text)[:, None]).prod())
+    assert variation(law, wanted) < 1e-9
+
+
+def test_kept_keys_serve_one_text_for_some_cycles():
+    """Keys of an interrupted pass, of another text or path, or too old ones are not read."""
+    model = network(0, num_hidden_layers=3)
+    s = session(model, None, LINE, 30, silence)
+    s.read_prompt()
+    method = METHODS['kept'](**KEEP)
+    s.target.read(s.tokens, [], method.view(model.full, s), 1)
+    keys = method.keys
+    assert keys.serves(s, model.full, 1)
+    assert not keys.serves(replace(s), model.full, 1) and not keys.serves(s, model.full.without([1]), 1)
+    s.cycles += 1
+    assert keys.serves(s, model.full, 2) and not keys.serves(s, model.full, 1)
+    s.tokens = [5, *s.tokens[1:]]
+    assert not keys.serves(s, model.full, 2)
+    keys.ids = s.tokens
+    assert keys.serves(s, model.full, 2)
+    keys.stores.pop(2)
+    assert not keys.serves(s, model.full, 2)
+
+
+def test_a_look_up_asks_for_cells_of_the_first_half():
+    row, ids = record.look_up(EMBEDDED, 1984, 0)
+    *lines, _ = row['prompt'].split('\n')
+    cells = [step[2:].replace(' of ', ' ').split() for step in row['solution'].split('\n') if step[:1] == '|']
+    for column, item, value in cells:
+        assert any(line.startswith(f'| {item}: {column} {value}') for line in lines[:len(lines) // 2])
+    assert cells and len(ids) <= 1984 and tasks.grade(row, row['solution'])
+
+
+def test_a_longer_look_up_has_one_answer():
+    """Of another pair: a single cell is asked for, and no table behind the first has its item."""
+    pair = Pair(prompts=('none.jsonl',))
+    row, ids = record.look_up(pair, 8000, 0)
+    text = EMBEDDED.tokenizer.decode(ids)
+    item = text.split(' of ')[-1].split('?')[0]
+    cells = [line for line in text.split('\n') if line.startswith(f'| {item}:')]
+    assert 5000 < len(ids) <= 8000 and len(cells) == 1 and f' {row["answer"]},' in cells[0]
+
+
+def run(alike, right, seconds):
+    return dict(alike=alike, right=right, tokens=8, cycles=4, wrong=0, seconds=seconds) | {'pass': seconds}
+
+
+def test_claims_of_long_contexts_by_hand():
+    """Two texts: chosen keys are right on one of them, the latest on none."""
+    rows = []
+    for place in (0, 1):
+        runs = {'dense': run(1, 1, 4), claims.KEYS: run(0.9, place, 2), claims.LATEST: run(0.6, 0, 2)}
+        runs |= dict.fromkeys(claims.KEPT, run(1, 1, 4)) | dict.fromkeys(claims.LOOKED_UP, run(1, 1, 2))
+        rows.append(dict(family='look-up 8192', place=place, runs=runs))
+    found = [judge(claim) for claim in claims.claims(dict(long=Stored({}, rows)))]
+    figures = [finding.figure for finding in found]
+    assert figures == pytest.approx([2, 0.9, 0.3, -0.5, 0.5, 1, 2, 0.5])
+    assert [finding.verdict for finding in found][:2] == ['HOLDS', 'FAILS']
+
+
+@pytest.mark.parametrize('pair', measured_pairs('sparse'))
+def test_committed_rows_are_judged(pair, recwarn):
+    figures = [judge(claim).figure for claim in claims.claims(Records('sparse', pair))]
+    assert len(figures) > 5 and all(map(math.isfinite, figures)) and not recwarn.list
