@@ -13,7 +13,7 @@ from tqdm import tqdm
 from lab import tasks
 from lab.measure import Pair, Prompt, network, prepared, sd
 from lab.specguard.rivals import OracleGate
-from model import expect, same_vocabulary
+from model import expect
 from specmini import grade, pick_device
 from verify import Exact, SpecGuard, decode, step_score, tokens_of
 
@@ -23,8 +23,6 @@ BETAS = 0.5, 0.25, 0.75, 0.0, 1.0                   # of equally good ones the f
 TAUS = [i / 20 for i in range(22)]
 MISSED = 0.025      # the chance that a share is below its lower bound, because the interval is of 95 %
 
-
-# ----------------------------------------------------------------------------------------- which steps are right
 
 def step_checker(row, tokenizer, begin):
     """A Session.checker by the task's own graders: function from ids to whether their last step is right.
@@ -58,19 +56,15 @@ class ContinuedChecker:
         for begin, way, verdict in self.ways:
             if begin <= len(ids) and way[:len(ids)] == ids:
                 return verdict
-        way = self.continued(ids)
-        verdict = bool(self.right(self.session.text(way[len(self.session.tokens):])))
-        self.ways.append((len(ids), way, verdict))
-        return verdict
-
-    def continued(self, ids):
-        """All ids of the text that the target makes of these, as long as a text from the prompt may be."""
-        written = len(ids) - len(self.session.tokens)
+        begin = len(self.session.tokens)
         session = copy.copy(self.session)
         session.tokens = list(ids)
-        session.room -= written
-        session.ended = written > 0 and ids[-1] in session.eos
-        return ids + tokens_of(decode(session, Exact(draft_temperature=0)))
+        session.room -= len(ids) - begin
+        session.ended = len(ids) > begin and ids[-1] in session.eos
+        way = ids + tokens_of(decode(session, Exact(draft_temperature=0)))
+        verdict = bool(self.right(session.text(way[begin:])))
+        self.ways.append((len(ids), way, verdict))
+        return verdict
 
 
 def graded_session(pair, prompt):
@@ -89,8 +83,6 @@ def steps_end(pair):
     """The delimiter of SpecGuard that a pair's texts are measured with."""
     return r'\n' if pair.is_embedded else 'sentence'
 
-
-# -------------------------------------------------------------------------------------------- a gate on steps
 
 def signal_ranges(steps):
     """[[1st, 99th percentile] of L, the same of G] of steps (L, G, ...)."""
@@ -127,9 +119,8 @@ def gate_curve(steps, ranges):
         scores = [step_score([(L, G)], ranges, beta, 'weighted')[0] for L, G, _ in steps]
         for tau in TAUS:
             kept = [right for score, (*_, right) in zip(scores, steps) if score >= tau]
-            curve.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps),
-                              right=sum(kept) / len(kept) if kept else 1.0,
-                              sure=least_share(sum(kept), len(kept))))
+            shares = dict(target=1 - len(kept) / len(steps), right=sum(kept) / len(kept) if kept else 1.0)
+            curve.append(dict(beta=beta, tau=tau, sure=least_share(sum(kept), len(kept)), **shares))
     return curve
 
 
@@ -150,19 +141,16 @@ def choose_gate(curve, accuracy, share=None):
 
 
 def print_curve(curve, best, accuracy, share=None, more=''):
-    """Prints a line of each tau, the choice, and where it misses the accuracy; more: further knobs of a run."""
+    """Prints a line of each tau, the choice, and where it misses the accuracy; more: knobs of a run."""
     for gate in curve:
         if gate['beta'] == best['beta']:
-            mark = ' <- chosen' if gate is best else ''
-            print(f'beta {gate["beta"]:g} tau {gate["tau"]:.2f}: the target writes {gate["target"]:4.0%} of the '
-                  f'steps, {gate["right"]:6.1%} of the others are right, surely {gate["sure"]:6.1%}{mark}')
+            print('beta {beta:g} tau {tau:.2f}: the target writes {target:4.0%} of the steps, {right:6.1%} of '
+                  'the others are right, surely {sure:6.1%}'.format(**gate), '<- chosen' * (gate is best))
     if share is None and best['sure'] < accuracy:
         print(f'no gate that keeps {LEAST:.0%} of the steps surely has {accuracy:.1%} of them right; '
               f'the nearest, {best["sure"]:.1%}, is chosen')
     print(f'a run with this choice: --method specguard --set beta={best["beta"]:g} tau={best["tau"]:g}{more}')
 
-
-# ------------------------------------------------------------------------------------------------ the section
 
 class CalibratedPair(Pair):
     """A Pair as train_mask.py asks for its networks."""
@@ -177,9 +165,8 @@ def pair_for(target, draft, prompts, chat):
     device = pick_device('auto')
     if prompts is None:
         return CalibratedPair(str(target), str(draft), device=device)
-    dtype = 'bf16' if device == 'cuda' else 'fp32'
-    pair = CalibratedPair(str(target), str(draft), (prompts,), chat, 256, 1024, device, dtype)
-    same_vocabulary(pair.network('target')[0], pair.network('draft')[0], f'--draft {draft}')
+    pair = CalibratedPair(str(target), str(draft), (prompts,), chat, 256, 1024, device,
+                          'bf16' if device == 'cuda' else 'fp32')
     expect(pair.texts((), 1), f'--prompts {prompts}: found no prompt of {pair.longest} tokens at most')
     return pair
 
@@ -188,16 +175,17 @@ def find_signals(pair, rows, seed, accuracy, share=None):
     """The section: percentiles of both models' signals; beta and tau, where steps can be graded.
 
     pair: a Pair; rows: of each task or family. beta and tau are chosen for this share of kept steps that are
-    surely right, or for this largest `share` of target steps.
+    surely right, or for this largest `share` of target steps. Of the lab's tasks the scales are of training
+    rows, the gate of held-out ones of another seed.
     """
     section = {}
-    scaled_on, chosen_on = calibration_prompts(pair, rows, seed)
+    prompts = calibration_prompts(pair, rows, seed, 'train')
     for who in ('target', 'draft'):
-        steps = signals_along(pair, scaled_on, who)
+        steps = signals_along(pair, prompts, who)
         ranges = signal_ranges(steps)
         section[f'{who}_logp'], section[f'{who}_grounding'] = ranges
-    if chosen_on is not scaled_on:
-        steps = signals_along(pair, chosen_on, 'draft')
+    if pair.is_embedded:
+        steps = signals_along(pair, calibration_prompts(pair, rows, seed + 100, 'held-out'), 'draft')
     graded = [step for step in steps if step[-1] is not None]
     if not graded:
         print('no row whose answer the target finds: the scales alone are measured, no beta and tau')
@@ -208,27 +196,22 @@ def find_signals(pair, rows, seed, accuracy, share=None):
     return section | dict(beta=best['beta'], tau=best['tau'], steps=len(graded))
 
 
-def calibration_prompts(pair, n, seed):
-    """(Prompts that set the scales, Prompts that choose the gate): the same first n of each family of a file.
-
-    Of the lab's tasks the scales are of training rows, the gate of held-out ones of another seed.
-    """
+def calibration_prompts(pair, n, *where):
+    """The first n Prompts of each family of a file, or of the lab's tasks; where: their seed and split."""
     if not pair.is_embedded:
-        prompts = pair.texts((), n)
-        return prompts, prompts
-
-    def prompts_of(*where):
-        for task in TASKS:
-            for i, row in enumerate(itertools.islice(tasks.rows(task, *where), n)):
-                yield Prompt(task, i, row, pair.encode(row['prompt']))
-    return list(prompts_of(seed, 'train')), list(prompts_of(seed + 100, 'held-out'))
+        return pair.texts((), n)
+    found = []
+    for task in TASKS:
+        rows = itertools.islice(tasks.rows(task, *where), n)
+        found += [Prompt(task, i, row, pair.encode(row['prompt'])) for i, row in enumerate(rows)]
+    return found
 
 
 def signals_along(pair, prompts, who):
     """[(L, G, right)] of the steps that the draft proposes behind right ones; right is None if not graded.
 
-    who: whose signals, target or draft. Where the target itself finds no answer, or the signals of another
-    pair's target are read, the target writes every step, because a continuation for each step is dear.
+    who: whose signals. Where no step is graded the target writes all of them. Of another pair only the
+    draft's are graded, because each grade costs a continuation.
     """
     found = []
     for prompt in tqdm(prompts, desc=f'signals of the {who}', file=sys.stderr, disable=None):

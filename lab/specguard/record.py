@@ -1,4 +1,4 @@
-"""What is measured for SpecGuard: `python -m lab.measure specguard` stores it, lab/specguard/claims.py judges it."""
+"""What is measured for SpecGuard: `python -m lab.measure specguard`; lab/specguard/claims.py judges it."""
 import functools
 import random
 import re
@@ -16,7 +16,7 @@ from model import encode, read_calibration
 from specmini import grade
 from verify import Exact, Session, SpecGuard, token_logps, tokens_of, write_steps
 
-GAMMAS = 2, 4, 6, 8             # of plain sd
+GAMMAS = 4, 8, 12               # of plain sd
 SEEDS = 3                       # runs of the default preset, each with other draws
 SWEPT = 20                      # prompts of each task that the sweeps are run on
 KEPT = 'tokens', 'wrong', 'accepted', 'right', 'passes'         # figures of a run that are stored
@@ -27,8 +27,6 @@ SOURCES = *WRITERS, 'reference'         # who wrote an answer whose steps are al
 TURNS = 5                       # how often a step is timed; the least time counts
 LAB = "the lab's tasks, because their steps are graded one by one"
 
-
-# -------------------------------------------------------------------------------------------- runs, end to end
 
 @functools.cache
 def signals_of(pair):
@@ -62,27 +60,23 @@ def run_items(pair, n):
     return items
 
 
-def contest_row(pair, item):
-    """{setting: run} of one prompt: the contest, and of the first prompts of each task the sweeps."""
+def run_row_of(pair, item):
+    """{setting: run} of one prompt: of the contest, and of the first prompts of each task the sweeps."""
     prompt, rate = item
     armed(pair, prompt)
-    settings = contest(signals_of(pair)) | {'random-gate': named('random-gate', rate=rate)}
-    row = run_row(settings | (sweeps() if prompt.place < SWEPT else {}), pair, prompt)
+    settings = contest(signals_of(pair), rate) | (sweeps() if prompt.place < SWEPT else {})
+    row = run_row(settings, pair, prompt)
     row['runs'] = {name: {key: run[key] for key in KEPT} for name, run in row['runs'].items()}
     return row
 
 
-def contest(gate):
-    """{name: Setting} of what claims compare; gate: has the calibrated beta and tau. + sd: the draft helps."""
-    gate = dict(beta=gate['beta'], tau=gate['tau'])
+def contest(gate, rate):
+    """{name: Setting} that claims compare; gate: has the calibrated beta and tau; rate: of the coin."""
     found = {f'sd {gamma}': sd(gamma) for gamma in GAMMAS}
-    for seed in range(SEEDS):
-        found[f'default, seed {seed}'] = named('specguard', seed=seed)
-    for name, knobs in dict(calibrated=gate, rsd={}).items():
-        method = 'rsd' if name == 'rsd' else 'specguard'
-        found[name] = named(method, **knobs)
-        found[f'{name} + sd'] = named(method, regenerate='sd', **knobs)
-    return found | {'oracle-gate': named('oracle-gate')}
+    found |= {f'default, seed {seed}': named('specguard', seed=seed) for seed in range(SEEDS)}
+    return found | {
+        'calibrated': named('specguard', beta=gate['beta'], tau=gate['tau'], regenerate='sd'),
+        'rsd': named('rsd', regenerate='sd'), 'random-gate': named('random-gate', rate=rate)}
 
 
 def sweeps():
@@ -90,17 +84,15 @@ def sweeps():
     found = {f'k {k}': named('specguard', k=k) for k in (1, 2, 8)}
     for knob, values in dict(tau=(0.1, 0.7, 0.9), beta=(0.0, 0.7, 1.0)).items():
         found |= {f'{knob} {value:g}': named('specguard', **{knob: value}) for value in values}
-    for n in (1, 3, 6):
-        found[f'target, last {n}'] = named('specguard', signals='target', n_roll=n)
-    alone = dict(k=1, tau=torch.inf, temperature=0.7)
+    for who, n in (('target', 1), ('target', 3), ('target', 6), ('draft', 1)):
+        found[f'{who}, last {n}'] = named('specguard', signals=who, n_roll=n)
+    for target_k in (1, 16):
+        found[f'target_k {target_k}'] = named('specguard', k=1, tau=torch.inf, target_k=target_k,
+                                              temperature=0.7)
     return found | {
-        'draft, last 1': named('specguard', n_roll=1), 'and': named('specguard', combine='and'),
-        'preset=paper': named('specguard', preset='paper'), 'specguard-pooled': named('specguard-pooled'),
-        'target_k 1': named('specguard', target_k=1, **alone),
-        'target_k 16': named('specguard', target_k=16, **alone)}
+        'and': named('specguard', combine='and'), 'preset=paper': named('specguard', preset='paper'),
+        'oracle-gate': named('oracle-gate')}
 
-
-# ---------------------------------------------------------------------------------------- signals of one step
 
 def sinkless(q, k, v, mask, carry):
     """kernels.grounded without the prompt's first token, because attention falls back on it (a sink).
@@ -116,7 +108,7 @@ def sinkless(q, k, v, mask, carry):
 
 
 def weakest(session, who, ids, sink=True):
-    """(L, 1 - G) of a step (ids) by one model's last three layers; sink: whether the first token counts."""
+    """[L, 1 - G] of a step (ids) by one model's last three layers; sink: whether the first token counts."""
     reader = session.readers()[who]
     path = reader.model.full.grounded('last', 3, begin=len(session.tokens), sparsify=0.01, residual=0.0)
     if not sink:
@@ -124,30 +116,47 @@ def weakest(session, who, ids, sink=True):
         path = replace(path, attends=tuple(attends))
     rows = reader.read(session.tokens, ids, path, len(ids) + 1)
     grounding = path.carry['shades'][0].sum(-1)
-    return float(token_logps(rows[:-1], ids).min()), 1 - float(grounding.min())
+    return [float(token_logps(rows[:-1], ids).min()), 1 - float(grounding.min())]
 
 
-def steps_of(session, ids, delimiter):
-    """The steps of a text behind the session's prompt: lists of ids."""
-    method = SpecGuard(delimiter=delimiter)
+def right_steps(pair, prompt, source, session):
+    """The steps (lists of ids) of a right answer of one of SOURCES; [] where that one has none."""
+    if source == 'reference':
+        text = prompt.row.get('solution') or str(prompt.row.get('answer', ''))
+        (ids,) = encode(pair.tokenizer, [re.sub('<<.*?>>', '', text)], special=False)   # GSM8K's calculator
+    else:
+        ids = tokens_of(prepared(pair, sd(4)).write(prompt.ids, WRITERS[source]))
+        if grade(prompt.row, session.text(ids)) in (False, 0):
+            return []
+    method = SpecGuard(delimiter=steps_end(pair))
     steps = [[]]
-    for token in ids:
+    for token in ids[:pair.max_new]:
         steps[-1].append(token)
         if method.over(session, steps[-1]):
             steps.append([])
     return [step for step in steps if session.text(step).strip()]       # an end of sequence is no step
 
 
-def right_answer(pair, prompt, source):
-    """The ids of a right answer of one of SOURCES, or [] where that one has none."""
-    if source == 'reference':
-        text = prompt.row.get('solution') or str(prompt.row.get('answer', ''))
-        (ids,) = encode(pair.tokenizer, [re.sub('<<.*?>>', '', text)], special=False)   # GSM8K's calculator
-        return ids[:pair.max_new]
-    engine = prepared(pair, sd(4))
-    engine.open([prompt.ids])
-    ids = tokens_of(engine.write(prompt.ids, WRITERS[source]))
-    return [] if grade(prompt.row, pair.tokenizer.decode(ids)) in (False, 0) else ids
+def drafted_row(pair, prompt):
+    """Columns, a value for each step that the draft writes behind right ones, the most central of four.
+
+    kind; right; first: whether the first of the four is right; draft: [L, 1 - G]. The steps before are the
+    reference's on the lab's tasks, else the target's own.
+    """
+    session = graded_session(pair, prompt)
+    method = SpecGuard(delimiter=steps_end(pair))
+    steps = right_steps(pair, prompt, 'reference' if pair.is_embedded else 'target', session)
+    row = dict(kind=[], right=[], first=[], draft=[])
+    for place in sorted({i * len(steps) // MOST_STEPS for i in range(MOST_STEPS)} if steps else []):
+        session.tokens = prompt.ids + sum(steps[:place], [])
+        session.room = pair.max_new - (len(session.tokens) - len(prompt.ids))
+        found = write_steps(session, method, session.draft, 4)
+        ids = method.choose(session, found).tokens
+        row['kind'].append(kind_of(session.text(ids)))
+        row['right'].append(int(session.checker(session.tokens + ids)))
+        row['first'].append(int(session.checker(session.tokens + found[0].tokens)))
+        row['draft'].append(weakest(session, 'draft', ids))
+    return prompt.name | row
 
 
 def kind_of(text):
@@ -159,52 +168,21 @@ def kind_of(text):
     return 'work' if '=' in text else 'words'
 
 
-def drafted_row(pair, prompt):
-    """Columns, a value for each step that the draft writes behind right ones; four candidates are written.
-
-    kind, right, and by both models L and 1 - G of the most central candidate; first: whether the first one is
-    right. The steps before are the reference's on the lab's tasks, else the target's own.
-    """
-    session = graded_session(pair, prompt)
-    method = SpecGuard(tau=torch.inf, delimiter=steps_end(pair))
-    answer = right_answer(pair, prompt, 'reference' if pair.is_embedded else 'target')
-    steps = steps_of(session, answer, method.delimiter)
-    row = dict(kind=[], right=[], first=[], logp=dict(draft=[], target=[]),
-               ungrounded=dict(draft=[], target=[]))
-    for place in sorted({i * len(steps) // MOST_STEPS for i in range(MOST_STEPS)} if steps else []):
-        session.tokens = prompt.ids + sum(steps[:place], [])
-        session.room = pair.max_new - (len(session.tokens) - len(prompt.ids))
-        found = write_steps(session, method, session.draft, 4)
-        ids = method.choose(session, found).tokens
-        row['kind'].append(kind_of(session.text(ids)))
-        row['right'].append(int(session.checker(session.tokens + ids)))
-        row['first'].append(int(session.checker(session.tokens + found[0].tokens)))
-        for who in row['logp']:
-            logp, ungrounded = weakest(session, who, ids)
-            row['logp'][who].append(logp)
-            row['ungrounded'][who].append(ungrounded)
-    return prompt.name | row
-
-
-# ---------------------------------------------------------------------------------------------- altered digits
-
 def altered_items(pair, n):
     return [(prompt, source) for prompt in pair.texts(TASKS, min(n, ALTERED)) for source in SOURCES]
 
 
 def altered_row(pair, item):
-    """[altered, as it was] of each step with a number in a right answer: L and, sink dropped, 1 - G."""
+    """By both models [[L, 1 - G] of an altered step, of the step itself], sink dropped, of a right answer."""
     prompt, source = item
     session = graded_session(pair, prompt)
-    row = dict(source=source, logp=dict(draft=[], target=[]), ungrounded=dict(draft=[], target=[]))
-    for i, step in enumerate(steps_of(session, right_answer(pair, prompt, source), steps_end(pair))):
+    row = dict(source=source, draft=[], target=[])
+    for i, step in enumerate(right_steps(pair, prompt, source, session)):
         changed = with_altered_digit(session.text(step), f'{SEED} {prompt.family} {prompt.place} {i}')
         if changed:
-            (other,) = encode(pair.tokenizer, [changed], special=False)
-            for who in row['logp']:
-                both = [weakest(session, who, ids, sink=False) for ids in (other, step)]
-                row['logp'][who].append([logp for logp, _ in both])
-                row['ungrounded'][who].append([ungrounded for _, ungrounded in both])
+            (altered,) = encode(pair.tokenizer, [changed], special=False)
+            for who in ('draft', 'target'):
+                row[who].append([weakest(session, who, ids, sink=False) for ids in (altered, step)])
         session.tokens = session.tokens + step
     return prompt.name | row
 
@@ -224,32 +202,26 @@ def with_altered_digit(step, seed):
     return step[:at] + digit + step[at + 1:]
 
 
-# ---------------------------------------------------------------------------------------------------- overhead
-
 def overhead_row(pair, prompt):
-    """Seconds of the parts of a text's first step: selection, scoring, the target's step, one target pass."""
+    """Seconds to judge a text's first step (selection, second reading, score), and to write the target's."""
     session = graded_session(pair, prompt)
     session.calibration = dict(signals=signals_of(pair))
     method = SpecGuard()
-    turns = []
+    judging, writing = [], []
     for _ in range(TURNS):
         found = write_steps(session, method, session.draft, method.k)
-        marks = [time.perf_counter()]
+        begin = time.perf_counter()
         draft = method.choose(session, found)
-        marks.append(time.perf_counter())
         method.judge(session, draft, method.score(session, draft))
-        marks.append(time.perf_counter())
+        middle = time.perf_counter()
         method.write(session)
-        marks.append(time.perf_counter())
-        session.target.read(session.tokens, draft.tokens, session.target.model.full, len(draft.tokens) + 1)
-        marks.append(time.perf_counter())
-        turns.append([end - begin for begin, end in zip(marks, marks[1:])])
-    names = 'selection', 'scoring', 'target step', 'target pass'
-    return prompt.name | dict(seconds=dict(zip(names, map(min, zip(*turns)))))
+        judging.append(middle - begin)
+        writing.append(time.perf_counter() - middle)
+    return prompt.name | dict(judging=min(judging), writing=min(writing))
 
 
 RECORDS = dict(
-    runs=Record(run_items, contest_row, only=LAB),
+    runs=Record(run_items, run_row_of, only=LAB),
     drafted=on_prompts(TASKS, drafted_row),
     altered=Record(altered_items, altered_row),
     overhead=on_prompts(TASKS, overhead_row, only=LAB))

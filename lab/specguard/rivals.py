@@ -1,9 +1,7 @@
-"""Baselines and ablations of SpecGuard: other gates on a step, and the paper's selector. All of them are LOSSY."""
+"""Baselines of SpecGuard: other gates on a step. All of them are LOSSY."""
 from dataclasses import dataclass
 
-import torch
-
-from model import expect, send
+from model import expect
 from verify import METHODS, SpecGuard, Stepwise, in_range
 
 
@@ -61,34 +59,4 @@ class OracleGate(SpecGuard):
         return step_right(session, draft), False
 
 
-@dataclass
-class PooledStep(SpecGuard):
-    """SpecGuard that compares candidates by the mean of the draft's last hidden states, as its paper. LOSSY.
-
-    The embedding costs a pass of the draft with the candidates as rows, because `write_steps` keeps no hidden
-    states.
-    """
-
-    def choose(self, session, found):
-        means = self.embed(session, [draft.tokens for draft in found])                      # [k, C]
-        unit = torch.nn.functional.normalize(means.double(), dim=-1)
-        cosines = (unit @ unit.T).round(decimals=9)         # rounded, so that of equal candidates the first wins
-        return found[int(cosines.exp().sum(-1).argmax())]
-
-    def embed(self, session, steps):
-        """The mean hidden state [k, C] of each step (a list of ids) behind the text that the cache holds."""
-        reader = session.draft
-        begin = len(session.tokens)
-        longest = max(map(len, steps))
-        rows = [ids + [0] * (longest - len(ids)) for ids in steps]          # a step does not see its padding
-        line = send(rows, reader.model.cos.device)
-        twin = reader.fork(len(steps))
-        positions = torch.arange(begin, begin + longest, device=line.device)
-        start = reader.now()
-        hidden = reader.model(line, positions, reader.model.full, twin.cache.stores, begin + longest)
-        reader.log.append(('full', line.numel(), start, reader.now()))
-        return torch.stack([states[:len(ids)].mean(0) for states, ids in zip(hidden, steps)])
-
-
-METHODS.update({'rsd': RewardGuided, 'random-gate': RandomGate, 'oracle-gate': OracleGate,
-                'specguard-pooled': PooledStep})
+METHODS.update({'rsd': RewardGuided, 'random-gate': RandomGate, 'oracle-gate': OracleGate})
