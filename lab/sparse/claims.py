@@ -99,6 +99,7 @@ SWEEPS = [      # what, record, part of the families' names, figure, settings
     ('speed, 4k: kept-draft 2, 4; look-up 2, 4', 'long', ' 4096', 'speed', KEPT + LOOKED_UP),
     ('speed, 8k: kept-draft 2, 4; look-up 2, 4', 'long', ' 8192', 'speed', KEPT + LOOKED_UP),
     ('tables, right: dense, 50, 25, 10 % of keys', 'tasks', 'table', 'right', ['dense', *BUDGETS]),
+    ('tables, tokens a cycle: the same', 'tasks', 'table', 'efficiency', ['dense', *BUDGETS]),
     ('tables, right: 25 %, blocks of 4, 8, ... 128', 'tasks', 'table', 'right', BLOCKS),
     ('tables, KL: the same', 'tasks', 'table', 'kl', BLOCKS),
     ('tables, right: chosen, latest keys', 'tasks', 'table', 'right', [KEYS, LATEST]),
