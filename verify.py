@@ -1449,7 +1449,7 @@ class Sparse(Exact):
     block: int = in_range(16, 1)            # tokens
     sinks: int = in_range(1, 0)             # first blocks, always read, besides the budget
     locals: int = in_range(2, 0)            # last whole blocks, likewise; the partial one behind is free
-    select: str = one_of('head', SELECT)    # each key head its own blocks; lab/sparse/rivals.py has others
+    select: str = one_of('head', SELECT)    # each key head its own blocks
     query_from: str = one_of('root', ('root', 'last', 'mean'))  # whose query scores them for the pass
     anchors: int = in_range(None, 0)        # layers that choose, 0: every second one; see anchor_layers
     ffn_threshold: float = in_range(0.0, 0)     # a token skips channels whose |silu(gate)| is below
