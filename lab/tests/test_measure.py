@@ -248,11 +248,11 @@ def test_a_page_without_markers_is_refused():
 
 @pytest.mark.parametrize('paper', measure.PAPERS)
 def test_records_are_named_as_they_are_stored(paper):
-    """Each stored file is of a record that the paper still measures."""
+    """Each stored file is of a record that the paper still measures, or its head says that none does."""
     records = importlib.import_module(f'lab.{paper}.record').RECORDS
     assert all(isinstance(record, Record) for record in records.values())
     for where in (measure.LAB / paper / 'results').glob('*/*.jsonl'):
-        assert where.stem in records, where
+        assert where.stem in records or 'final' in measure.read_stored(where).head, where
 
 
 @pytest.mark.slow
