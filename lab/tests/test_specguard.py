@@ -13,35 +13,25 @@ from lab.toys import (Table, bytes_tokenizer, enumerate_law, exact_law, network,
 from verify import METHODS, SpecGuard, write_steps
 
 PROMPT = [3, 2]
-
-
-def letters(ids):
-    """A text of these ids; 1 and 5 end a line."""
-    return ''.join('\n' if i in (1, 5) else 'abcdefghijkl'[i] for i in ids)
+LINES = dict(text=lambda ids: ''.join('\n' if i in (1, 5) else 'abcdefghijkl'[i] for i in ids),
+             calibration=dict(signals=RANGES))
 
 
 def step_session(room=40, **settings):
     """A Session of a random pair whose texts have lines."""
-    lines = dict(text=letters, calibration=dict(signals=RANGES))
-    return session(network(0, 12), network(1, 12), PROMPT, room, **lines | settings)
-
-
-def likes(ids):
-    """A step checker: whether 3 divides the sum of all ids."""
-    return sum(ids) % 3 == 0
+    return session(network(0, 12), network(1, 12), PROMPT, room, **LINES | settings)
 
 
 @pytest.mark.parametrize('name', ['oracle-gate', 'rsd'])
 def test_gates_by_checker(name):
-    """They keep the steps that the checker likes, of both kinds some; rsd alone pays for a reward model."""
-    s = step_session(checker=likes)
-    _, cycles = write(s, METHODS[name](max_step=4))
-    text, verdicts = list(PROMPT), []
+    """They keep the steps that the checker likes; rsd alone is charged for a reward model."""
+    _, cycles = write(step_session(checker=lambda ids: sum(ids) % 3 == 0), METHODS[name](max_step=4))
+    text, verdicts = PROMPT, []
     for cycle in cycles:
-        verdicts.append(likes(text + cycle.drafted))
+        verdicts.append(sum(text + cycle.drafted) % 3 == 0)
         assert cycle.judged[0]['kept'] == verdicts[-1]
         assert ('draft/reward' in cycle.passes) == (name == 'rsd')
-        text += cycle.tokens
+        text = text + cycle.tokens
     assert set(verdicts) == {True, False}
 
 
@@ -57,10 +47,9 @@ def test_limits_of_gates_by_checker(name):
 @pytest.mark.parametrize('rate, gap', [(0.0, 0), (0.5, 0.05), (1.0, 0.1)])
 def test_law_of_random_gate(rate, gap):
     """Every draw enumerated: at rate 0 the target's law; the further from it, the more the draft writes."""
-    target = Table(1)
     method = METHODS['random-gate'](k=1, rate=rate, max_step=2)
-    law = enumerate_law(target, Table(2), method, 2, temperature=1.0, text=letters)
-    found = variation(law, exact_law(target, 2, temperature=1.0))
+    law = enumerate_law(Table(1, 3), Table(2, 3), method, 2, temperature=1.0, text=LINES['text'])
+    found = variation(law, exact_law(Table(1, 3), 2, temperature=1.0))
     assert found > gap if rate else found < 1e-9
 
 
@@ -81,25 +70,20 @@ def test_chosen_gate_by_hand():
 def test_step_checker_by_hand():
     """A right line, a right text; then a wrong line, a line cut short, and a wrong answer."""
     row = next(tasks.rows('math', 3))
-    tokenizer = bytes_tokenizer()
-    check = calibrate.step_checker(row, tokenizer, 0)
+    check = calibrate.step_checker(row, bytes_tokenizer(), 0)
     first = '\n'.join(row['solution'].split('\n')[:2])
     for text, right in ((first + '\n', True), (row['solution'], True), ('\n1 + 1 = 3\n', False),
                         (first, False), (row['solution'] + '0', False)):
-        assert check(tokenizer.encode(text).ids) is right
+        assert check(bytes_tokenizer().encode(text).ids) is right
 
 
 def test_continued_checker_grades_the_targets_own_way_once():
     """A text on the way of an earlier continuation has its verdict; any other is continued by the target."""
     asked = []
-
-    def starts_with_d(text):
-        asked.append(text)
-        return text.startswith('d')
-    check = calibrate.ContinuedChecker(step_session(12), starts_with_d)
+    check = calibrate.ContinuedChecker(step_session(12), lambda text: asked.append(text) or text[0] == 'd')
     for step, verdict in (([3, 4], True), ([6], False)):
         assert check(PROMPT + step) is verdict
-        assert asked[-1] == letters(step + plain(network(0, 12), PROMPT + step, 12 - len(step)))
+        assert asked[-1] == LINES['text'](step + plain(network(0, 12), PROMPT + step, 12 - len(step)))
     way = check.ways[0][1]
     assert all(check(way[:end]) for end in range(len(PROMPT) + 2, len(way) + 1)) and len(asked) == 2
 
@@ -119,7 +103,7 @@ def test_recorded_signals_are_those_of_a_run():
 
 
 def test_altered_row_is_the_stored_one():
-    """A row that is measured anew; only steps with a number are altered, and one digit of theirs."""
+    """A row that is measured anew; one digit of a step's number is altered, never of an item's."""
     stored = judge.Records('specguard', 'embedded')['altered'].rows[0]
     prompt, = EMBEDDED.texts(['math'], 1)
     found = record.altered_row(EMBEDDED, (prompt, stored['source']))
@@ -133,15 +117,15 @@ def test_claims_by_hand():
     """Signals within kinds, paired digits, right answers of tiny rows."""
     steps = [dict(family='math', kind=['work', 'work', 'look-up'], right=[1, 0, 1], first=[0, 0, 1],
                   draft=[[-1.0, 0.5], [-3.0, 0.5], [-9.0, 0.0]])] * 2
-    found = {claim.text: claim.figure(numpy.array([0, 1])) for claim in claims.step_claims(steps)}
-    assert list(found.values()) == pytest.approx([1, 0.5, 0, 1 / 3])     # look-ups have no wrong one
+    found = [claim.figure(numpy.array([0, 1])) for claim in claims.step_claims(steps)]
+    assert found == pytest.approx([1, 0.5, 0, 1 / 3])       # look-ups have no wrong one: they do not count
     altered = [dict(source='target', draft=[[[-5.0, 0.4], [-1.0, 0.4]], [[-1.0, 0.6], [-2.0, 0.5]]]),
                dict(source='reference', draft=[[[-5.0, 0.1], [-1.0, 0.9]]])]
     shares = [claims.weaker(altered, 'draft', signal)(numpy.array([0, 1])) for signal in (0, 1)]
     assert shares == pytest.approx([2 / 3, 1.5 / 3])
     assert claims.of_sources(altered, own=True).tolist() == [0]
-    names = {'sd 4': 1, 'default, seed 0': 0, 'default, seed 1': 1}
-    runs = judge.Runs([dict(family='math', place=0, runs={name: dict(right=x) for name, x in names.items()})])
+    right = {'sd 4': dict(right=1), 'default, seed 0': dict(right=0), 'default, seed 1': dict(right=1)}
+    runs = judge.Runs([dict(family='math', place=0, runs=right)])
     assert claims.gain(runs, ['default, seed 0', 'default, seed 1'], 'sd 4').tolist() == [-0.5]
 
 
