@@ -18,7 +18,7 @@ from verify import Exact, Session, SpecGuard, token_logps, tokens_of, write_step
 
 GAMMAS = 4, 8, 12               # of plain sd
 SEEDS = 3                       # runs of the default preset, each with other draws
-SWEPT = 20                      # prompts of each task that the sweeps are run on
+SWEPT = 15                      # prompts of each task that the sweeps are run on
 KEPT = 'tokens', 'wrong', 'accepted', 'right', 'passes'         # figures of a run that are stored
 MOST_STEPS = 6                  # steps of an answer, evenly spaced, behind which the draft writes another
 ALTERED = 40                    # prompts of each family whose steps are altered

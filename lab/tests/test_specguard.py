@@ -1,0 +1,138 @@
+"""SpecGuard's baselines, the calibration of its gate, its records, its claims by hand."""
+import numpy
+import pytest
+import scipy.stats
+
+import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+from lab import judge, tasks
+from lab.measure import EMBEDDED
+from lab.specguard import calibrate, claims, record
+from lab.tests.helpers import RANGES
+from lab.toys import (Table, bytes_tokenizer, enumerate_law, exact_law, network, plain, session, variation,
+                      write)
+from verify import METHODS, SpecGuard, write_steps
+
+PROMPT = [3, 2]
+LINES = dict(text=lambda ids: ''.join('\n' if i in (1, 5) else 'abcdefghijkl'[i] for i in ids),
+             calibration=dict(signals=RANGES))
+
+
+def step_session(room=40, **settings):
+    """A Session of a random pair whose texts have lines."""
+    return session(network(0, 12), network(1, 12), PROMPT, room, **LINES | settings)
+
+
+@pytest.mark.parametrize('name', ['oracle-gate', 'rsd'])
+def test_gates_by_checker(name):
+    """They keep the steps that the checker likes; rsd alone is charged for a reward model."""
+    _, cycles = write(step_session(checker=lambda ids: sum(ids) % 3 == 0), METHODS[name](max_step=4))
+    text, verdicts = PROMPT, []
+    for cycle in cycles:
+        verdicts.append(sum(text + cycle.drafted) % 3 == 0)
+        assert cycle.judged[0]['kept'] == verdicts[-1]
+        assert ('draft/reward' in cycle.passes) == (name == 'rsd')
+        text = text + cycle.tokens
+    assert set(verdicts) == {True, False}
+
+
+@pytest.mark.parametrize('name', ['oracle-gate', 'rsd'])
+def test_limits_of_gates_by_checker(name):
+    """A checker that likes nothing leaves the target's text; without a checker they are refused."""
+    tokens, _ = write(step_session(checker=lambda ids: False), METHODS[name]())
+    assert tokens == plain(network(0, 12), PROMPT, 40)
+    with pytest.raises(ValueError):
+        write(step_session(), METHODS[name]())
+
+
+@pytest.mark.parametrize('rate, gap', [(0.0, 0), (0.5, 0.05), (1.0, 0.1)])
+def test_law_of_random_gate(rate, gap):
+    """Every draw enumerated: at rate 0 the target's law; the further from it, the more the draft writes."""
+    method = METHODS['random-gate'](k=1, rate=rate, max_step=2)
+    law = enumerate_law(Table(1, 3), Table(2, 3), method, 2, temperature=1.0, text=LINES['text'])
+    found = variation(law, exact_law(Table(1, 3), 2, temperature=1.0))
+    assert found > gap if rate else found < 1e-9
+
+
+def test_chosen_gate_by_hand():
+    """Confidence alone tells right from wrong; what counts is the lower bound, Clopper & Pearson's."""
+    for right, n in ((0, 5), (1, 1), (19, 20), (250, 260), (3, 200)):
+        exact = scipy.stats.binomtest(right, n).proportion_ci(method='exact').low
+        assert calibrate.least_share(right, n) == pytest.approx(exact, abs=1e-5)
+    steps = [(-i / 10, 0.5, i < 6) for i in range(11)]
+    curve = calibrate.gate_curve(steps, calibrate.signal_ranges(steps))
+    best = calibrate.choose_gate(curve, 1.0)
+    assert (best['right'], best['target']) == (1, 1 - 6 / 11)
+    assert calibrate.choose_gate(curve, None, 0.2)['target'] == pytest.approx(2 / 11)
+    lucky, sure = dict(target=0.2, right=0.96, sure=0.93), dict(target=0.4, right=0.955, sure=0.951)
+    assert calibrate.choose_gate([lucky, sure], 0.95) is sure
+
+
+def test_step_checker_by_hand():
+    """A right line, a right text; then a wrong line, a line cut short, and a wrong answer."""
+    row = next(tasks.rows('math', 3))
+    check = calibrate.step_checker(row, bytes_tokenizer(), 0)
+    first = '\n'.join(row['solution'].split('\n')[:2])
+    for text, right in ((first + '\n', True), (row['solution'], True), ('\n1 + 1 = 3\n', False),
+                        (first, False), (row['solution'] + '0', False)):
+        assert check(bytes_tokenizer().encode(text).ids) is right
+
+
+def test_continued_checker_grades_the_targets_own_way_once():
+    """A text on the way of an earlier continuation has its verdict; any other is continued by the target."""
+    asked = []
+    check = calibrate.ContinuedChecker(step_session(12), lambda text: asked.append(text) or text[0] == 'd')
+    for step, verdict in (([3, 4], True), ([6], False)):
+        assert check(PROMPT + step) is verdict
+        assert asked[-1] == LINES['text'](step + plain(network(0, 12), PROMPT + step, 12 - len(step)))
+    way = check.ways[0][1]
+    assert all(check(way[:end]) for end in range(len(PROMPT) + 2, len(way) + 1)) and len(asked) == 2
+
+
+def test_recorded_signals_are_those_of_a_run():
+    """The weakest tokens that SpecGuard's own score sees; without the first token, of one layer by hand."""
+    s = step_session()
+    draft, = write_steps(s, SpecGuard(k=1, max_step=6), s.draft, 1)
+    logp, grounding = zip(*SpecGuard().score(s, draft))
+    assert record.weakest(s, 'draft', draft.tokens) == pytest.approx([min(logp), 1 - min(grounding)])
+    s = session(network(0, 12), network(1, 12, num_hidden_layers=1), [3, 2, 5, 4], 9)
+    path = s.draft.model.full.grounded('all', 1, begin=4, sparsify=0.01, residual=0.0)
+    s.draft.read(s.tokens, draft.tokens, path, len(draft.tokens))
+    rows = path.carry['shades'][0]                      # [T, 4] attention to the old tokens
+    _, ungrounded = record.weakest(s, 'draft', draft.tokens, sink=False)
+    assert 1 - ungrounded == pytest.approx(float((rows[:, 1:].sum(-1) / (1 - rows[:, 0])).min()))
+
+
+def test_altered_row_is_the_stored_one():
+    """A row that is measured anew; one digit of a step's number is altered, never of an item's."""
+    stored = judge.Records('specguard', 'embedded')['altered'].rows[0]
+    prompt, = EMBEDDED.texts(['math'], 1)
+    found = record.altered_row(EMBEDDED, (prompt, stored['source']))
+    for who in ('draft', 'target'):
+        assert numpy.allclose(found[who], stored[who], rtol=1e-2, atol=1e-3)
+    changed = record.with_altered_digit('3. So 12 + 5', 'a')
+    assert sum(a != b for a, b in zip('3. So 12 + 5', changed)) == 1 and changed.startswith('3. So ')
+
+
+def test_claims_by_hand():
+    """Signals within kinds, paired digits, right answers of tiny rows."""
+    steps = [dict(family='math', kind=['work', 'work', 'look-up'], right=[1, 0, 1], first=[0, 0, 1],
+                  draft=[[-1.0, 0.5], [-3.0, 0.5], [-9.0, 0.0]])] * 2
+    found = [claim.figure(numpy.array([0, 1])) for claim in claims.step_claims(steps)]
+    assert found == pytest.approx([1, 0.5, 0, 1 / 3])       # look-ups have no wrong one: they do not count
+    altered = [dict(source='target', draft=[[[-5.0, 0.4], [-1.0, 0.4]], [[-1.0, 0.6], [-2.0, 0.5]]]),
+               dict(source='reference', draft=[[[-5.0, 0.1], [-1.0, 0.9]]])]
+    shares = [claims.weaker(altered, 'draft', signal)(numpy.array([0, 1])) for signal in (0, 1)]
+    assert shares == pytest.approx([2 / 3, 1.5 / 3])
+    assert claims.of_sources(altered, own=True).tolist() == [0]
+    right = {'sd 4': dict(right=1), 'default, seed 0': dict(right=0), 'default, seed 1': dict(right=1)}
+    runs = judge.Runs([dict(family='math', place=0, runs=right)])
+    assert claims.gain(runs, ['default, seed 0', 'default, seed 1'], 'sd 4').tolist() == [-0.5]
+
+
+def test_stored_rows_are_judged():
+    """Every claim of every pair has a figure inside its interval."""
+    found = judge.findings_of('specguard')
+    assert 0 < len(found) <= 12
+    for by_pair in found.values():
+        for finding in by_pair.values():
+            assert finding.low <= finding.figure <= finding.high
