@@ -332,8 +332,8 @@ def cost_row(pair):
     The draft's are over that many rows of one position. Medians over rounds through all sizes, because a
     busy moment then spoils one round of each size and not all rounds of one.
     """
-    text = [1] * 100
     engine = prepared(pair, sd(4))
+    text = [1] * min(100, engine.context // 2)
     engine.open([text])
     session = engine.start(text, METHODS['via']())
     tokens = itertools.cycle(range(2, session.target.model.vocab))

@@ -97,7 +97,7 @@ def own_cost_row(pair, _):
     A mean over a block of BLOCK tokens, each behind its draft pass, as in a run.
     """
     engine = prepared(pair, sd(BLOCK))
-    ids = [1] * 100
+    ids = [1] * min(100, engine.context // 2)
     engine.open([ids])
     session = engine.start(ids, Exact())
     spent = {}

@@ -13,7 +13,7 @@ from lab import judge, measure
 from lab.judge import CLOCK, Claim, Costs, Runs
 from lab.measure import Pair, Record, named, run_row, sd, token_row
 from lab.tests.helpers import json_lines, refused, subprogram, tiny
-from model import Reader, load
+from model import Reader, load, write_calibration
 
 TEXTS = numpy.arange(4)
 
@@ -26,7 +26,8 @@ def pair(tmp_path_factory):
             dict(prompt='once more', category='tell')]
     file = home / 'prompts.jsonl'
     file.write_text(json_lines(rows))
-    target, draft = tiny(home / 'tiny-large', 0), tiny(home / 'tiny-small', 1)
+    target, draft = tiny(home / 'tiny-large', 0, dict(num_hidden_layers=4)), tiny(home / 'tiny-small', 1)
+    write_calibration(target, 'mask', dict(skip=[2, 3, 4], nested=[[2, 3, 4, 5], [2, 3], [2]]))
     return Pair(str(target), str(draft), (str(file),), max_new=12, longest=50)
 
 
