@@ -48,14 +48,13 @@ def product(limit):
 
 def relaxed_settings(pair):
     """{name: Setting} of relaxed rules: the default, constant thresholds, the paper's sweep, other rules."""
-    found = dict(ar=named('ar'), cmasd=named('cmasd'))
+    found = dict(ar=named('ar'), cmasd=named('cmasd'), strict=named('cmasd', accept_='strict'))
     for gamma in (FEW_GAMMAS if not pair.is_embedded else (4, 6, 8, 10, 12)):
         found[f'sd {gamma}'] = sd(gamma)
     for tau in TAUS if pair.is_embedded else FEW_TAUS:
         found[f'tau {tau}'] = named('cmasd', tau_base=tau, gamma_tau=0)
     if not pair.is_embedded:
         return found
-    found['strict'] = named('cmasd', accept_='strict')
     for gain, k_max in itertools.product(GAINS, LONGEST):
         found[f'gamma_tau {gain}, k_max {k_max}'] = named('cmasd', gamma_tau=gain, k_max=k_max)
     for role in ('draft', 'target'):
