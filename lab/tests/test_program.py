@@ -63,7 +63,8 @@ def test_flags_that_do_not_fit(flags, named, capsys):
 
 @pytest.mark.parametrize('method, knob', [
     ('sd', 'gamma=-1'), ('sd', 'controller=magic'), ('lenient', 'lenience=0'),
-    ('cmasd-specdec', 'tolerance=nan'), ('cmasd', 'alpha=-1'), ('cmasd', 'k_min=20'), ('ecsv', 'branches=65'), ('via', 'keep=0.2'),
+    ('cmasd-specdec', 'tolerance=nan'), ('cmasd', 'alpha=-1'), ('cmasd', 'k_min=20'),
+    ('ecsv', 'branches=65'), ('via', 'keep=0.2'),
     ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard', 'preset=best'), ('sparse', 'rho=2'),
     ('sparse', 'block=0'), ('sparse', 'select=best')])
 def test_knobs_out_of_range(method, knob, capsys):
