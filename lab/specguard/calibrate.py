@@ -144,8 +144,9 @@ def print_curve(curve, best, accuracy, share=None, more=''):
     """Prints a line of each tau, the choice, and where it misses the accuracy; more: knobs of a run."""
     for gate in curve:
         if gate['beta'] == best['beta']:
+            mark = ' <- chosen' if gate is best else ''
             print('beta {beta:g} tau {tau:.2f}: the target writes {target:4.0%} of the steps, {right:6.1%} '
-                  'of the others are right, surely {sure:6.1%}'.format(**gate), '<- chosen' * (gate is best))
+                  'of the others are right, surely {sure:6.1%}'.format(**gate) + mark)
     if share is None and best['sure'] < accuracy:
         print(f'no gate that keeps {LEAST:.0%} of the steps surely has {accuracy:.1%} of them right; '
               f'the nearest, {best["sure"]:.1%}, is chosen')

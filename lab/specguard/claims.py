@@ -68,7 +68,8 @@ def step_claims(rows):
     """How well the signals of a drafted step tell whether it is right; what the selector brings."""
     texts = numpy.arange(len(rows))
     steps = [(L, 1 - ungrounded) for row in rows for L, ungrounded in row['draft']]
-    score = [step_score([step], signal_ranges(steps), 0.5, 'weighted')[0] for step in steps]
+    ranges = signal_ranges(steps)
+    score = [step_score([step], ranges, 0.5, 'weighted')[0] for step in steps]
     sure, grounded, both = (within(rows, signal) for signal in (*zip(*steps), score))
     yield Claim('AUROC of L, drafted steps of one kind', 'ours', TELLS, texts, sure)
     yield Claim('AUROC of G, drafted steps of one kind', 'ours', TELLS, texts, grounded, headline=True)
