@@ -386,17 +386,24 @@ def table_lines(table):
 
 
 def short(pair):
-    """A pair's name for a narrow column: `qwen` of `qwen-1.5b+0.5b`."""
-    return pair.split('-')[0]
+    """A pair's name for a narrow column: `qwen` of `qwen-1.5b+0.5b`, `mid` of `embedded+mid`."""
+    return pair.removeprefix(f'{EMBEDDED}+').split('-')[0]
+
+
+def labelled(pair, finding):
+    """A finding's cell, with its pair's name unless it is the embedded one."""
+    return finding.cell if pair == EMBEDDED else f'{short(pair)}: {finding.cell}'
 
 
 def claim_rows(findings):
     """Rows (claim, whose, line, embedded pair, real models) of {claim's text: {pair: Finding}}."""
     for text, by_pair in findings.items():
         claim = next(iter(by_pair.values())).claim
-        own = [f.cell for pair, f in by_pair.items() if pair.startswith(EMBEDDED)]
-        real = [f'{short(pair)}: {f.cell}' for pair, f in by_pair.items() if not pair.startswith(EMBEDDED)]
-        yield text, claim.whose, f'{claim.line:g}', ' '.join(own) or '-', '; '.join(real) or '-'
+        own, real = [], []
+        for pair, finding in by_pair.items():
+            cells = own if pair.startswith(EMBEDDED) else real
+            cells.append(labelled(pair, finding))
+        yield text, claim.whose, f'{claim.line:g}', '; '.join(own) or '-', '; '.join(real) or '-'
 
 
 CLAIM_HEAD = 'claim', 'whose', 'at least', 'embedded pair', 'real models'

@@ -39,7 +39,7 @@ def relaxed_claims(runs):
     yield Claim('published (lossy) default over plain decoding', 'paper: 4 to 5', 4, texts,
                 over(runs, 'cmasd', 'ar', runs.kind), runs.kind, headline=True)
     yield Claim('published default over tuned exact sd', 'ours', BETTER, texts,
-                tuned_over(runs, ['cmasd'], usual(runs.names), runs.kind), runs.kind, headline=True)
+                tuned_over(runs, ['cmasd'], usual(runs.names), runs.kind), runs.kind)
     if numpy.isfinite(runs.sums['wrong'][:, runs.number['cmasd']]).all():
         yield Claim('its tokens that are the target\'s choice', 'paper: 0.87', 0.87, texts,
                     lambda texts: runs.agreement('cmasd', texts))
@@ -71,7 +71,7 @@ def confidence_claims(rows):
     below = area([c[d] for c, d in zip(sure, doubtful)], [h[d] for h, d in zip(hits, doubtful)])
     single = [area([numpy.array(row['signals'])[:, i] for row in rows], hits) for i in range(len(SIGNALS))]
     yield Claim('AUROC of C for acceptance, all tokens', 'paper', 0.75, texts, everywhere)
-    yield Claim(f'AUROC of C below {SURE}', 'ours', 0.75, texts, below, headline=True)
+    yield Claim(f'AUROC of C below {SURE}', 'ours', 0.75, texts, below)
     yield Claim('AUROC of C less its best single signal\'s', 'paper', 0.01, texts,
                 lambda texts: everywhere(texts) - max(figure(texts) for figure in single))
 

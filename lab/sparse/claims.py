@@ -56,10 +56,9 @@ def long_claims(runs):
         return runs.share('tokens', 'cycles', KEYS, texts) / runs.share('tokens', 'cycles', 'dense', texts)
     yield Claim('tokens a cycle over dense', 'paper', 0.95, every, block_efficiency)
     for kind in kinds(runs):
-        yield Claim('long: end to end over sd', 'paper', 1, every, over(runs, KEYS, 'dense', kind), kind,
-                    headline=True)
+        yield Claim('long: end to end over sd', 'paper', 1, every, over(runs, KEYS, 'dense', kind), kind)
         yield Claim('drafts: kept keys over look-up', 'ours', 1, every,
-                    tuned_over(runs, KEPT, LOOKED_UP, kind), kind, headline=True)
+                    tuned_over(runs, KEPT, LOOKED_UP, kind), kind)
 
 
 def kinds(runs):

@@ -145,7 +145,9 @@ def drafted_row(pair, prompt):
     """
     session = graded_session(pair, prompt)
     method = SpecGuard(delimiter=steps_end(pair))
-    steps = right_steps(pair, prompt, 'reference' if pair.is_embedded else 'target', session)
+    steps = []
+    if session.checker:                                 # a row without an answer has no right steps
+        steps = right_steps(pair, prompt, 'reference' if pair.is_embedded else 'target', session)
     row = dict(kind=[], right=[], first=[], draft=[])
     for place in sorted({i * len(steps) // MOST_STEPS for i in range(MOST_STEPS)} if steps else []):
         session.tokens = prompt.ids + sum(steps[:place], [])
