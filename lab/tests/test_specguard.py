@@ -24,10 +24,7 @@ def step_session(room=40, **settings):
 
 @pytest.mark.parametrize('name', ['oracle-gate', 'rsd'])
 def test_gates_by_checker(name):
-    """They keep the steps that the checker likes; rsd alone is charged for a reward model.
-
-    A checker that likes nothing leaves the target's text; without a checker they are refused.
-    """
+    """They keep what the checker likes, of nothing the target's text is left; rsd alone pays for a reward."""
     _, cycles = write(step_session(checker=lambda ids: sum(ids) % 3 == 0), METHODS[name](max_step=4))
     text, verdicts = PROMPT, []
     for cycle in cycles:
@@ -82,7 +79,7 @@ def test_continued_checker_grades_the_targets_own_way_once():
     for step, verdict in (([3, 4], True), ([6], False)):
         assert check(PROMPT + step) is verdict
         assert asked[-1] == LINES['text'](step + plain(network(0, 12), PROMPT + step, 12 - len(step)))
-    way = check.ways[0][1]
+    _, way, _ = check.ways[0]
     assert all(check(way[:end]) for end in range(len(PROMPT) + 2, len(way) + 1)) and len(asked) == 2
 
 
@@ -131,5 +128,4 @@ def test_stored_rows_are_judged():
     """Every claim of every pair has a figure inside its interval."""
     found = judge.findings_of('specguard')
     assert 0 < len(found) <= 12
-    for finding in [finding for by_pair in found.values() for finding in by_pair.values()]:
-        assert finding.low <= finding.figure <= finding.high
+    assert all(f.low <= f.figure <= f.high for by_pair in found.values() for f in by_pair.values())
