@@ -500,8 +500,8 @@ def pair_of(args):
         value = getattr(args, name)
         if value not in (None, False):
             given[name] = value
-    if not given:
-        return EMBEDDED
+    if not given.keys() - {'draft'}:
+        return replace(EMBEDDED, **given)               # another draft for the embedded target
     expect(args.target and args.prompts, 'another pair takes --target DIR and --prompts FILE, both')
     pair = Pair(**OTHERS | given)
     pair = replace(pair, prompts=tuple(pair.prompts), device=pick_device(pair.device))
