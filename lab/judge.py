@@ -335,6 +335,10 @@ class Records(dict):
         """The Runs of a record of settings on texts."""
         return Runs(self[name].rows, self.costs)
 
+    def runs_if(self, name):
+        """The Runs of a record, or None where the pair has none."""
+        return self.runs(name) if name in self else None
+
 
 def measured_pairs(paper):
     """The names of the pairs that a paper has results of, the embedded one first."""
