@@ -143,12 +143,14 @@ def test_run_row(pair):
     settings = dict(ar=named('ar'), sd=sd(3), draft=named('cascade-tokenv3', gamma=3, lam=0.9),
                     hot=named('sd', temperature=1.0, seed=3), rounded=sd(3, rounded='draft'))
     runs = run_row(settings, pair, prompt)['runs']
-    assert runs['ar']['passes'] == {'target/full': {1: 12}} and runs['ar']['right'] == 0
+    n = runs['ar']['tokens']
+    assert runs['ar']['passes'] == {'target/full': {1: n}} and runs['ar']['right'] == 0
+    assert list(runs) == list(settings) and n > 4
     for name in ('ar', 'sd', 'rounded'):
-        assert (runs[name]['tokens'], runs[name]['wrong']) == (12, 0)
+        assert (runs[name]['tokens'], runs[name]['wrong']) == (n, 0)
         assert runs[name]['nats'] == pytest.approx(runs['ar']['nats'])
     assert sum(runs['sd']['passes']['target/full'].values()) == runs['sd']['cycles']
-    assert 12 <= runs['sd']['accepted'] + runs['sd']['cycles']
+    assert n <= runs['sd']['accepted'] + runs['sd']['cycles']
     assert runs['draft']['wrong'] > 0 and runs['hot']['nats'] > runs['ar']['nats']
 
 
