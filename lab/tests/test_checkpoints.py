@@ -162,6 +162,7 @@ def test_an_index_names_files_of_its_folder(one, sharded):
     refuses(sharded.name, load, sharded)
 
 
+@pytest.mark.slow
 def test_shards_are_read_once_each(sharded):
     """Both shards load; a tensor that is in two of them is refused, and so is an index without a map."""
     write_index(sharded, 'one.safetensors', 'two.safetensors')

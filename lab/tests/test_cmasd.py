@@ -135,6 +135,7 @@ def test_claims_by_hand():
     assert found["AUROC of C less its best single signal's"] == 0
 
 
+@pytest.mark.slow
 def test_stored_rows_are_judged():
     """Every claim of both pairs has a figure and, where there are texts enough, an interval."""
     found = judge.findings_of('cmasd')

@@ -124,6 +124,7 @@ def test_verdict(values, line, verdict):
         assert f'n {len(values)}' in finding.cell
 
 
+@pytest.mark.slow
 def test_interval_covers():
     """Of 200 samples of 30 normal numbers about 95 % of the intervals hold the true mean."""
     generator = numpy.random.default_rng(0)

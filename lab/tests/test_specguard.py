@@ -124,6 +124,7 @@ def test_claims_by_hand():
     assert claims.gain(runs, ['default, seed 0', 'default, seed 1'], 'sd 4').tolist() == [-0.5]
 
 
+@pytest.mark.slow
 def test_stored_rows_are_judged():
     """Every claim of every pair has a figure inside its interval."""
     found = judge.findings_of('specguard')

@@ -117,6 +117,7 @@ def texts_of(runs):
     return Runs([dict(family='qa', place=place, runs=runs) for place in range(2)])
 
 
+@pytest.mark.slow
 def test_stored_rows_are_judged(recwarn):
     """Every claim of every pair has a figure and an interval around it."""
     found = judge.findings_of('via')
