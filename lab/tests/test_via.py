@@ -9,7 +9,7 @@ from lab import judge
 from lab.judge import Costs, Runs
 from lab.measure import EMBEDDED, embedded
 from lab.tests.helpers import slim_session
-from lab.toys import Table, enumerate_law, network, plain, write
+from lab.toys import Table, enumerate_law, network, plain, session, write
 from lab.via import claims, record
 from model import Reader, read_calibration
 from verify import METHODS, overlap, probs
@@ -128,3 +128,12 @@ def test_stored_rows_are_judged(recwarn):
     pairs = {pair: judge.Records('via', pair) for pair in judge.measured_pairs('via')}
     assert len(claims.sweeps(pairs).rows) <= 25
     assert not recwarn.list
+
+
+def test_slims_first_choice_is_not_in_doubt():
+    """At escalate 1 a draft of slim's own first choices, whose ratio is 1, is never handed to the target."""
+    target = network(0, num_hidden_layers=4)
+    s = session(target, None, [1, 2, 3], 24, calibration=dict(mask=dict(skip=[2, 3, 4], nested=[])))
+    _, cycles = write(s, METHODS['via'](3, keep=1.0, escalate=1.0, max_lag=99))
+    verdicts = [verdict for cycle in cycles for verdict in cycle.judged]
+    assert verdicts and all(verdict['kept'] and verdict['by'] == 'slim' for verdict in verdicts)
