@@ -202,6 +202,15 @@ def test_rows_beyond_the_tokenizer(tmp_path, capsys):
     assert program(capsys, *flags, '--max-new', 8)[0] == 0
 
 
+def test_a_vocabulary_with_a_gap_goes_up_to_its_highest_id(tmp_path):
+    """The ids 256 to 299 are nobody's: the network writes up to 300, not up to the number of words."""
+    raw = json.loads(bytes_tokenizer().to_str())
+    raw['model']['vocab']['<eos>'] = raw['added_tokens'][0]['id'] = 300
+    tokenizer = Tokenizer.from_str(json.dumps(raw))
+    folder = tiny(tmp_path / 'gap', vocab=301, tokenizer=tokenizer, eos_token_id=300)
+    assert load(folder)[0].vocab == 301
+
+
 def test_vocabularies_must_agree(tmp_path, capsys):
     """Two tokenizers of one length are compared token by token."""
     target = tiny(tmp_path / 'target', vocab=258, tokenizer=bytes_tokenizer(['here']))
