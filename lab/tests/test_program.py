@@ -19,7 +19,7 @@ from lab import prove
 from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, program,
                                refused, reported, subprogram, tiny, tiny_pair)
 from lab.toys import Table, WrongResidual, bytes_tokenizer, enumerate_law, exact_law, variation
-from model import write_calibration
+from model import Reader, encode, load, write_calibration
 from verify import METHODS, Exact
 
 
@@ -254,12 +254,22 @@ def test_check_names_the_first_difference(pair, capsys, monkeypatch):
     equal = check_line(pair, capsys)
     assert '20' in equal
     assert check_line(pair, capsys, '--method', 'lenient') == equal
-    monkeypatch.setattr(METHODS['lenient'], 'chance', lambda self, score, i: 1.0)
+    exact = METHODS['lenient'].chance
+
+    def lax(self, score, i):
+        return 1.0 if len(score.session.tokens) > 8 else exact(self, score, i)     # some way into the text
+    monkeypatch.setattr(METHODS['lenient'], 'chance', lax)
     said = check_line(pair, capsys, '--method', 'lenient')
     flags = *pair, '--ignore-eos', '--method'
     texts = [reported(capsys, *flags, name)['tokens'] for name in ('lenient', 'ar')]
     place = next(i for i in range(20) if texts[0][i] != texts[1][i])
-    for figure in (f' {place}:', f'({texts[0][place]})', f'({texts[1][place]})'):
+    assert place > 0
+    found, wanted = (text[place] for text in texts)
+    model, tokenizer, _ = load(pair[1])
+    (ids,) = encode(tokenizer, ['hello'])
+    logits = Reader(model, 40).read(ids + texts[1][:place], [], model.full, 1)[0]
+    gap = float(logits[wanted] - logits[found])
+    for figure in (f' {place}:', f'({found})', f'({wanted})', f' {gap:.2g}.'):
         assert figure in said
 
 
@@ -435,6 +445,16 @@ def test_rows_have_prompt_question_or_turns(run_rows):
     reports = [json.loads(line) for line in lines]
     assert [report['prompt_tokens'] for report in reports] == [1, 2, 3]
     assert not any('right' in report for report in reports)
+
+
+@pytest.mark.parametrize('row, text', [
+    (dict(question='?', answer='He pays 600+634\n#### 1,234'), 'so 5, then 1,234.'),        # as GSM8K's
+    (dict(answer=20), 'a range of 10-20'), (dict(answer=-3), '4 - 7 = -3'),
+    (dict(answer='Paris, France'), ' Paris, France\n'), (dict(task='math', answer=7), 'Answer: 7')])
+def test_grades(row, text):
+    """By the last number where the answer is one, else by the whole text."""
+    assert specmini.grade(row, text)
+    assert not specmini.grade(row, 'y') and not specmini.grade(row, '1234 is not 7000')
 
 
 def test_rows_are_graded_one_by_one(run_rows, answered):
