@@ -224,7 +224,7 @@ def judged_pace(runs, names, kind, agreement, weights, halves):
     weights [H, R]: how often each text is in a half of the resample. Where a resample has nothing to choose
     on, all texts of that half stand in. If no setting agrees so far, the most agreeing one is chosen.
     """
-    pace, agreed = paces(runs, names, kind, weights)
+    pace, _ = paces(runs, names, kind, weights)
     chosen_on = numpy.where(weights.any(1, keepdims=True), weights, halves)
     score, agreement_there = paces(runs, names, kind, chosen_on)                                # [H, S]
     if agreement:
@@ -274,18 +274,6 @@ def ratio(parts, wholes):
         whole = wholes[texts].sum()
         return parts[texts].sum() / whole if whole else math.nan
     return figure
-
-
-def by_family(families, figure):
-    """The figure: the geometric mean over families of a figure of each one's texts."""
-    families = numpy.asarray(families)
-
-    def mean(texts):
-        logs = []
-        for family in dict.fromkeys(families[texts]):
-            logs.append(math.log(figure(texts[families[texts] == family])))
-        return math.exp(numpy.mean(logs))
-    return mean
 
 
 def area(scores, labels):

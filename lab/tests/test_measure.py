@@ -81,12 +81,10 @@ def test_rivals_are_compared_at_equal_agreement():
     assert figure(TEXTS) == pytest.approx(10 / 6)
 
 
-def test_gap_ratio_and_families_by_hand():
+def test_gap_and_ratio_by_hand():
     assert judge.gap([1, None, 3, 5])(TEXTS) == pytest.approx(3)
     assert math.isnan(judge.gap([None, 1])(numpy.array([0])))
     assert judge.ratio([1, 2, 3, 4], [2, 2, 2, 2])(TEXTS) == pytest.approx(10 / 8)
-    by_family = judge.by_family(['a', 'a', 'a', 'b'], judge.gap([1, 1, 1, 4]))
-    assert by_family(TEXTS) == pytest.approx(2)         # the geometric mean of 1 and 4
 
 
 def test_area_counts_pairs():
