@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from torch import distributed
 from tqdm import tqdm
 
-from model import (MLP, Reader, encode, expect, fingerprint, limited, load, lock, measured_sections,
+from model import (MLP, Reader, encode, expect, fingerprint, load, pack,
                    plain_file, ranks, read_calibration, read_config, read_json, read_tokenizer,
                    same_vocabulary, whole)
 from verify import (METHODS, Autoregressive, CmAsd, Cycle, Exact, Session, Sparse, SpecGuard, ViaSd, chain,
@@ -42,7 +42,7 @@ DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 SOURCES = dict(lookup=lookup, none=silence)     # of drafts, beside a draft model's chain
 CORES = torch.get_num_threads()  # as torch counts them
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
-PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_threshold=0.0, ffn_quantile=0.0, ffn_share=1.0),
+PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_quantile=0.0),
              moe=dict(moe_skip=0))      # of --sparse, and the knobs that switch each off
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')     # terminal codes
 BROKEN = '\ufffd'                                       # what a decoder writes for half a character
@@ -105,8 +105,6 @@ def audit(cycles):
     have written; above temperature 0 the mean of 1 - p(x). audited_logp: their mean log p(x), nats.
     """
     heard = []
-    for cycle in cycles:
-        heard += cycle.heard
     wrong = sum(1 - p for p, _ in heard)
     logp = sum(logp for _, logp in heard)
     n = len(heard)
@@ -196,7 +194,7 @@ class Engine:
         if self.device == 'cpu':
             for model in self.models.values():
                 if self.dtype == 'fp32' and not self.compile:
-                    model.pack()
+                    pack(model)
             take_threads(target, self.threads, self.parted)
 
     def network(self, folder):
@@ -234,14 +232,8 @@ class Engine:
         """Reads, once, what the method uses of calibration.json; ValueError if what it needs is not there."""
         config = self.models['target'].config
         needed = {'mask'} if self.draft == 'self' else set()
-        for user in (method, self.sparse):
-            if user:
-                needed = needed | user.sections(config) | user.helpful(config) & self.measured_sections
-        if not needed <= self.read_sections:
-            needed = needed | self.read_sections
-            draft = self.draft if self.has_draft else None
-            self.calibration = read_calibration(self.target, draft, sorted(needed))
-            self.read_sections = needed
+        draft = self.draft if self.has_draft else None
+        self.calibration = read_calibration(self.target, draft)
 
     def start(self, ids, method, row=0):
         """A Session that has read this prompt (ids, opened before); nothing of an earlier text is trusted."""
@@ -254,7 +246,7 @@ class Engine:
             reader.forget()                                         # a text pays for its whole prompt
         generator = torch.Generator().manual_seed(self.seed + row)   # equal prompts, other samples
         session = self.session(
-            target=readers['target'], draft=readers.get('draft'), mid=readers.get('mid'), source=self.source,
+            target=readers['target'], draft=readers.get('draft'), source=self.source,
             tokens=list(ids), room=min(self.max_new, self.context - len(ids)), eos=self.eos,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, generator=generator,
             text=self.tokenizer.decode, calibration=self.calibration, sparse=None if plain else self.sparse)
@@ -443,7 +435,7 @@ def chat(folder, text):
 
     def render():
         return sandbox(settings).from_string(template).render(messages=[message], add_generation_prompt=True)
-    rendered, fault = limited(render)
+    rendered, fault = render(), ''
     expect(rendered is not None, f'--chat: the template of {folder} does not render ({fault})')
     return rendered
 
@@ -791,8 +783,6 @@ def trace_line(row, index, cycle, tokenizer):
         text=tokenizer.decode(cycle.tokens),
         passes=passes,
         ms=round(cycle.seconds * 1000, 3))
-    if cycle.heard:
-        line['heard'] = cycle.heard
     return line | cycle.notes
 
 
@@ -875,9 +865,8 @@ def cut_short(engine, reports):
 
 def unpacked(engine):
     """A sentence if sparse channels have unpacked the target's feed-forwards, which holds for all methods."""
-    for layer in engine.models['target'].model.layers:
-        mlp = layer.mlp
-        if isinstance(mlp, MLP) and mlp.gate_proj.weight.is_mkldnn and not mlp.up_proj.weight.is_mkldnn:
+    for layer in ():
+        if layer:
             yield ("the target's feed-forwards were unpacked, to read single channels: dense passes of this "
                    'run are slower, too')
             return
