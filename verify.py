@@ -366,6 +366,7 @@ class Exact(Method):
     controller: str = knob('fixed', 'what ends a block; fixed: after gamma tokens', words=CONTROLLERS)
     draft_top_p = None      # the run's; a knob where a paper has it
     lossless = True
+    spare = 1               # tokens of room that a block leaves for the next token
 
     def __post_init__(self):
         """ValueError for a knob out of range; methods whose knobs depend on each other check that too."""
@@ -374,7 +375,7 @@ class Exact(Method):
 
     def propose(self, session: Session):
         """The Draft of this cycle, as long as the controller and the room allow."""
-        n = min(self.control.max_tokens(session), session.room - 1)         # room for the next token
+        n = min(self.control.max_tokens(session), session.room - self.spare)
         return self.guess(session, n) if n > 0 else silence(session)
 
     def guess(self, session: Session, n: int):
@@ -856,6 +857,7 @@ class ViaSd(Exact):
     escalate: float = knob(0.3, 'r below which the target decides; above 1 it always does', 0)
     max_lag: int = knob(32, 'tokens that slim may build on before the target has read them', 0)
     slim_bonus: bool = knob(True, "whether a block that slim kept ends with slim's next token")
+    spare = 0               # a block may fill the room: a token that the cycle adds is then cut
 
     def __post_init__(self):
         super().__post_init__()

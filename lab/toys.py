@@ -280,6 +280,11 @@ def exact_law(target, horizon, text=(), weight=1.0, eos=frozenset(), **settings)
     return found
 
 
+def overlap(p, q):
+    """The chance that p keeps a sample of q: sum of min(p, q). Source: Leviathan et al. 2023, cor. 3.6."""
+    return torch.minimum(p, q).sum(-1)
+
+
 def variation(a, b):
     """Total variation distance of two laws, each of them whole."""
     for law in (a, b):
