@@ -218,7 +218,7 @@ def combine_experts(x, moe, weights, chosen):
 
 
 def gathered_experts(flat, moe, weights, chosen):
-    """[N, C] of few tokens flat [N, C] by one gather; slots of weight 0 read an expert that is read anyway."""
+    """[N, C] of few tokens flat [N, C] by one gather; slots of weight 0 read an expert that others read."""
     chosen = torch.where(weights > 0, chosen, chosen[0, 0])                 # [N, k]
     both = moe.gate_up_proj[chosen] @ flat[:, None, :, None]                # [N, k, 2F, 1]
     gate, up = both.chunk(2, 2)

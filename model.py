@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -66,7 +65,7 @@ class Config:
 
 
 class Part(nn.Module):
-    """nn.Module without hooks, with submodules as plain attributes: calls take half of a small network's time."""
+    """nn.Module without hooks, submodules as plain attributes: calls take half of a small network's time."""
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
@@ -564,15 +563,8 @@ class Reader:
             row = found.setdefault(name, [0, 0, 0.0])
             row[0] += 1
             row[1] += positions
-            row[2] += seconds_between(begin, end)
+            row[2] += end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
         return found
-
-
-def seconds_between(begin, end):
-    """Seconds from one of Reader.now's times to a later one, both of them over."""
-    if isinstance(end, float):
-        return end - begin
-    return begin.elapsed_time(end) / 1000
 
 
 # You may stop here: what follows makes the same network faster, splits it, and loads it.
@@ -595,36 +587,17 @@ class Packed(Part):
         y = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, 'none', [], '')
         return y[:n].view(*x.shape[:-1], -1)
 
-    def plain(self):
-        """The Linear that it was."""
-        weight = self.weight.to_dense()
-        with torch.device('meta'):
-            linear = Linear(*reversed(weight.shape), bias=self.bias is not None)
-        linear.weight = nn.Parameter(weight, requires_grad=False)
-        linear.bias = self.bias
-        return linear
-
 
 def pack(model):
     """Packs the layers' big matrices, but for experts, where oneDNN is there: for a CPU and fp32.
 
-    Five positions of a 135M shape then cost 1.2 times one, else 1.6.
+    Five positions of a 135M shape then cost 1.2 times one, else 1.6. Not for passes that are to be compiled.
     """
     if torch.backends.mkldnn.is_available():
-        for layer in model.model.layers:
-            for part in (layer.self_attn, layer.mlp):
-                for name, child in list(part.named_children()):
-                    if isinstance(child, Linear) and child.weight.numel() >= kernels.BIG:
-                        setattr(part, name, Packed(child))
-
-
-def unpack(model):
-    """Undoes pack, because inductor reads plain weights."""
-    for layer in model.model.layers:
-        for part in (layer.self_attn, layer.mlp):
-            for name, child in list(part.named_children()):
-                if isinstance(child, Packed):
-                    setattr(part, name, child.plain())
+        for part in list(model.model.layers.modules()):
+            for name, child in part.named_children():
+                if isinstance(child, Linear) and child.weight.numel() >= kernels.BIG:
+                    setattr(part, name, Packed(child))
 
 
 def compile_forward(model):
@@ -632,7 +605,6 @@ def compile_forward(model):
     cpu = model.cos.device.type == 'cpu'
     expect(not cpu or shutil.which(os.environ.get('CXX', 'g++')), '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 256          # graphs of all lengths, spans, paths and models
-    unpack(model)
     options = dict(cpp_wrapper=True)                    # without it a quarter of a pass is Python
     if not cpu:
         options = {'triton.cudagraphs': True, 'coordinate_descent_tuning': True}
@@ -676,7 +648,7 @@ def shard_config(config, count):
 
 
 def shard(kept, axis, rank, count):
-    """A rank's shard of an open tensor of a file, reading no more than that; the whole tensor if axis is None."""
+    """A rank's shard of an open tensor of a file, reading no more than that; all of it if axis is None."""
     shape = kept.get_shape()
     if count == 1 or axis is None:
         return kept[:]
@@ -906,7 +878,7 @@ def refuse_shapes(raw, where):
            f'{where}: quantised (quantization_config); use plain weights')
     expect(heads % groups == 0, f'{where}: {heads} query heads cannot share {groups} key heads')
     expect(size > 0 and size % 2 == 0,
-           f'{where}: head_dim is {size}; expected an even number, because positions rotate pairs of channels')
+           f'{where}: head_dim is {size}; expected an even number, because channels rotate in pairs')
     if raw['model_type'] == 'qwen3_moe':
         chosen = raw['num_experts_per_tok']
         expect(chosen <= raw['num_experts'],
@@ -940,11 +912,10 @@ def read_rope(raw, where):
         expect(good, f'{where}: rope type {kind} needs {name} from {least} to 1e10, found {rope.get(name)!r}')
     if kind == 'llama3':
         low, high = rope['low_freq_factor'], rope['high_freq_factor']
-        expect(low < high, f'{where}: low_freq_factor is {low} and high_freq_factor {high}; expected a larger '
-               'second one')
+        expect(low < high, f'{where}: low_freq_factor is {low}, expected less than high_freq_factor, {high}')
     if kind == 'yarn':
         slow, fast = rope.get('beta_slow') or 1, rope.get('beta_fast') or 32
-        expect(slow <= fast, f'{where}: beta_slow is {slow} and beta_fast {fast}; expected a larger second one')
+        expect(slow <= fast, f'{where}: beta_slow is {slow}, expected at most beta_fast, {fast}')
     return rope
 
 
@@ -984,13 +955,12 @@ def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
     found = []
     for name in ('config.json', 'generation_config.json'):
-        if os.path.lexists(folder / name):
-            ids = read_json(folder / name).get('eos_token_id')
-            found += ids if isinstance(ids, list) else [ids]
-    found = [i for i in found if i is not None]
-    good = all(isinstance(i, int) for i in found)
+        path = plain_file(folder, name)
+        ids = read_json(path).get('eos_token_id') if path.exists() else None
+        found += ids if isinstance(ids, list) else [ids]
+    good = all(i is None or type(i) is int for i in found)
     expect(good, f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
-    return frozenset(found)
+    return frozenset(found) - {None}
 
 
 def same_vocabulary(target, other, whose):
@@ -1045,10 +1015,9 @@ def write_calibration(target, name, section, draft=None):
     if found.get('target') != fingerprint(target):
         found = dict(target=fingerprint(target))
     found[name] = dict(section, draft=fingerprint(draft)) if draft else section
-    text = json.dumps(found, indent=1)
-    text = re.sub(r'\[[^][{}"]*\]', lambda match: ' '.join(match[0].split()), text)     # lists on one line
+    lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in found.items()]
     with whole(where) as growing:
-        growing.write_text(text + '\n', encoding='utf-8')
+        growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
 
 
 def fingerprint(folder):
@@ -1077,8 +1046,8 @@ def expect(holds, message):
 def plain_file(folder, name):
     """The path of a file of a checkpoint's folder, which may be absent.
 
-    ValueError for names and links that lead out of the folder, dangling links, directories, pipes and devices.
-    A snapshot of Hugging Face's cache may link to the `blobs` beside the snapshots.
+    ValueError for names and links that lead out of the folder, dangling links, directories, pipes, devices. A
+    snapshot of Hugging Face's cache may link to the `blobs` beside the snapshots.
     """
     folder = File(folder)
     good = type(name) is str and name == File(name).name
@@ -1095,7 +1064,7 @@ def plain_file(folder, name):
         raise ValueError(f'{where}: cannot be followed ({error})') from None
     inside = any(found.is_relative_to(home) for home in homes)
     expect(inside, f'{where}: links to {found}, outside of its folder; copy the file there')
-    expect(found.is_file(), f'{where}: expected a file, found a directory, a pipe, a device or a dangling link')
+    expect(found.is_file(), f'{where}: a directory, a pipe, a device or a dangling link; expected a file')
     return where
 
 

@@ -806,7 +806,7 @@ def hand_ballot():
 
 
 def test_ecsv_vote_by_hand():
-    """The token of most branches wins; a tie goes to the verifier's logit where it was asked, else to mean q."""
+    """The token of most branches wins; ties go to the verifier's logit where it was asked, else to mean q."""
     assert Ecsv(**UNWEIGHTED).fuse(ballot([[0, 1, 2], [0, 2, 3], [3, 2, 2]])) == [0, 2, 2]
     split = ballot([[0, 1], [0, 2], [3, 2]])
     assert Ecsv(**UNWEIGHTED).fuse(split) == [0, 2]
@@ -853,7 +853,8 @@ def test_ecsv_spot_checks_go_where_branches_disagree():
 
 
 @pytest.mark.parametrize('R, budget', [
-    (1, None), (2, 4), case('4-6', 4, 6, slow=True), case('3-3', 3, 3, slow=True), case('0-9', 0, 9, slow=True)])
+    (1, None), (2, 4), case('4-6', 4, 6, slow=True), case('3-3', 3, 3, slow=True),
+    case('0-9', 0, 9, slow=True)])
 def test_ecsv_spot_checks_keep_the_budget_and_the_text(R, budget):
     """Target positions stay within the budget, and positions that a check has read are not read twice.
 

@@ -162,7 +162,7 @@ class Score:
         return table.tolist()
 
     def extra(self, i):
-        """The id that ends a cycle at position i: the recovered token in place of draft token i, or the bonus.
+        """The id that ends a cycle at position i: the recovered token for draft token i, or the bonus.
 
         A CPU draws it now; a device has drawn one for each position already.
         """
@@ -262,7 +262,7 @@ class Session:
         return sample(p, self.generator)
 
     def flip(self, chance):
-        """True with this chance; certain outcomes draw nothing. The coin is on the host, which never waits."""
+        """True with this chance; certain outcomes draw nothing. The coin is drawn on the host."""
         if not 0 < chance < 1:
             return chance >= 1
         return bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64)))
@@ -404,7 +404,7 @@ class Exact(Method):
         return None
 
     def replacement(self, p, q):
-        """The distribution [..., V] of the recovered token after a rejection; p, q [..., V]: of its position."""
+        """The distribution [..., V] of the recovered token after a rejection; p, q [..., V] are its position's."""
         return residual(p, q)
 
     def accept(self, session: Session, draft: Draft, score: Score):
@@ -443,12 +443,14 @@ class Branches(NamedTuple):
     q: torch.Tensor         # [B, n, V]
     logits: torch.Tensor    # [B, n, V] raw
     notes: list             # [n] dicts: what the controller said of each step
+    ends: dict              # branch: how many of its tokens count, where it ended early
 
-    def lines(self, session: Session):
-        """The ids of each branch, up to its end of sequence: one transfer."""
+    def lines(self, session: Session, who='draft'):
+        """The ids of each branch, up to its end: one transfer. who: wrote them."""
         tokens, highest = fetch(self.tokens, self.logits.amax())
-        check_finite(highest, 'draft', len(session.tokens))
-        return [until_end(line, session.eos) for line in tokens.tolist()]
+        check_finite(highest, who, len(session.tokens))
+        lines = [ids[:self.ends.get(row)] for row, ids in enumerate(tokens.tolist())]
+        return [until_end(ids, session.eos) for ids in lines]
 
 
 def chain(session: Session, plan: Plan, reader: Reader = None, path: Path = None):
@@ -466,32 +468,34 @@ def chain(session: Session, plan: Plan, reader: Reader = None, path: Path = None
     return Draft(ids, found.q[0, :n], found.logits[0, :n], notes=found.notes[:n])
 
 
-def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan):
-    """Branches behind the text, `rows` of them, until the plan or all their texts end.
+def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan, over=None):
+    """Branches behind the text, `rows` of them, until the plan or all of them end.
 
-    On a device an end of sequence is not looked for meanwhile: Branches.lines cuts there. A single row is
-    written in the reader's own cache.
+    over: function from a branch's ids to whether it has ended; by default at an end of sequence, which is not
+    looked for on a device. A single branch is written in the reader's own cache.
     """
     logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]        # of each step [rows, V]
     twin = reader.fork(rows) if rows > 1 else reader
     q = []
     tokens = []
     notes = []
-    over = set()                            # rows whose text has ended
+    ends = {}
+    look = over or not remote(logits[0])
+    over = over or (lambda ids: ids[-1] in session.eos)
     while True:
         q.append(plan.law(logits[-1]))
         tokens.append(session.draw(q[-1]))
         notes.append(plan.control.note(tokens[-1], logits[-1]))
         if len(tokens) == plan.n or not plan.control.keep_drafting(session, notes):
             break
-        if not remote(tokens[-1]):
-            for row, token in enumerate(tokens[-1].tolist()):
-                if token in session.eos:
-                    over.add(row)
-        if len(over) == rows:                           # behind an end of sequence nothing is ever kept
+        if look:
+            for row, ids in enumerate(torch.stack(tokens, 1).tolist()):
+                if row not in ends and over(ids):
+                    ends[row] = len(ids)
+        if len(ends) == rows:
             break
         logits.append(twin.append(tokens[-1], path))
-    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), torch.stack(logits, 1), notes)
+    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), torch.stack(logits, 1), notes, ends)
 
 
 def lookup(session: Session, plan: Plan):
@@ -538,7 +542,7 @@ class Controller:
         return self.gamma
 
     def note(self, tokens, logits):
-        """What keep_drafting and the trace need of a step, a dict: its tokens [rows], raw logits [rows, V]."""
+        """What keep_drafting and the trace need of a step's tokens [rows] and raw logits [rows, V], a dict."""
         return {}
 
     def keep_drafting(self, session: Session, notes: list):
@@ -942,6 +946,11 @@ class SpecGuard(Method):
     def lossless(self):
         return self.tau == inf and self.target_k == 1
 
+    def longest(self, session):
+        """The most tokens that a step may have here."""
+        _, most = STEP_ENDS.get(self.delimiter, (None, 48))
+        return min(self.max_step or most, session.room)
+
     def over(self, session, ids):
         """Whether ids, behind the committed text, are a whole step; leading blanks belong to it.
 
@@ -949,8 +958,8 @@ class SpecGuard(Method):
         line of brackets alone is no step.
         """
         text = session.text(ids)
-        pattern, most = STEP_ENDS.get(self.delimiter, (None, 48))
-        if len(ids) >= min(self.max_step or most, session.room) or ids[-1] in session.eos:
+        pattern, _ = STEP_ENDS.get(self.delimiter, (None, 48))
+        if ids[-1] in session.eos:
             return True
         if pattern:
             return re.search(pattern, text) is not None
@@ -962,34 +971,13 @@ class SpecGuard(Method):
         return self.choose(self.write_steps(session, session.draft, session.draft.model.full, law, self.k))
 
     def write_steps(self, session, reader, path, law, k):
-        """k Drafts of one step each, sampled by `reader` as rows of one batch; a row that is over idles.
-
-        law: function from raw logits to the distribution that is sampled. A single row is written in the
-        reader's own cache.
-        """
-        logits = reader.read(session.tokens, [], path, 1).expand(k, -1)     # [k, V]
-        twin = reader.fork(k) if k > 1 else reader
-        steps = []                              # logits [k, V] of each position
-        texts = [[] for _ in range(k)]          # ids of each row
-        live = list(range(k))
-        latest = send([0] * k, logits.device)   # the token to feed of each row
-        while live:
-            steps.append(logits)
-            alive = send(live, logits.device)
-            latest[alive] = session.draw(law(logits[alive]))
-            tokens, highest = fetch(latest, logits.amax())      # their text says whether a step is over
-            check_finite(highest, 'draft' if reader is session.draft else 'target', len(session.tokens))
-            for i in live:
-                texts[i].append(int(tokens[i]))
-            live = [i for i in live if not self.over(session, texts[i])]
-            if live:
-                logits = twin.append(latest, path)
+        """k Drafts of one step each, sampled by `reader`. law: as Plan has it."""
+        plan = Plan(self.longest(session), law, FixedLength(self))
+        found = sample_branches(session, reader, path, k, plan, partial(self.over, session))
+        lines = found.lines(session, 'draft' if reader is session.draft else 'target')
         if k == 1:
-            reader.cache.record(session.tokens + texts[0][:-1], len(session.tokens), path)
-        drafts = []
-        for ids, raw in zip(texts, torch.stack(steps, 1)):                  # [k, T, V]
-            drafts.append(Draft(ids, law(raw[:len(ids)]), raw[:len(ids)]))
-        return drafts
+            reader.cache.record(session.tokens + lines[0][:-1], len(session.tokens), path)
+        return [Draft(ids, q[:len(ids)], raw[:len(ids)]) for ids, q, raw in zip(lines, found.q, found.logits)]
 
     def choose(self, drafts):
         """The Draft that the others are most like; its options are the ids of all."""
@@ -1048,8 +1036,8 @@ class SpecGuard(Method):
         for cycle in decode(copy.copy(session), Exact(self.gamma)):
             for token in cycle.tokens:
                 written.append(token)
-                if self.over(session, written):         # the rest of the block is dropped unseen
-                    return written
+                if len(written) == self.longest(session) or self.over(session, written):
+                    return written              # the rest of the block is dropped unseen
 
 
 def most_central(steps, logps):
