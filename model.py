@@ -577,14 +577,16 @@ class Packed(Part):
         super().__init__()
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         self.weight = nn.Parameter(packed, requires_grad=False)
-        self.bias = linear.bias
+        self.register_parameter('bias', linear.bias)
 
-    def forward(self, x):
+    def __call__(self, x):
+        weight = self._parameters['weight']
+        bias = self._parameters['bias']
         rows = x.flatten(0, -2)                                             # [n, in]
         n = len(rows)
         if n < ROWS:
             rows = functional.pad(rows, (0, 0, 0, ROWS - n))
-        y = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, 'none', [], '')
+        y = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, 'none', [], '')
         return y[:n].view(*x.shape[:-1], -1)
 
 

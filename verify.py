@@ -404,7 +404,7 @@ class Exact(Method):
         return None
 
     def replacement(self, p, q):
-        """The distribution [..., V] of the recovered token after a rejection; p, q [..., V] are its position's."""
+        """The distribution [..., V] of the recovered token; p, q [..., V]: of its position."""
         return residual(p, q)
 
     def accept(self, session: Session, draft: Draft, score: Score):
@@ -542,7 +542,7 @@ class Controller:
         return self.gamma
 
     def note(self, tokens, logits):
-        """What keep_drafting and the trace need of a step's tokens [rows] and raw logits [rows, V], a dict."""
+        """A dict for keep_drafting and the trace, of a step's tokens [rows] and raw logits [rows, V]."""
         return {}
 
     def keep_drafting(self, session: Session, notes: list):
