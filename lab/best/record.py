@@ -5,7 +5,8 @@ On another pair than the embedded there are fewer settings, because each writes 
 import functools
 from dataclasses import dataclass
 
-import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+import lab.cmasd.rivals                                 # enters controllers
+import lab.ecsv.rivals                                  # noqa: F401, enters hedge
 from lab.measure import Setting, named, on_prompts, run_row, sd
 from verify import Exact, knob, lookup, lookup_first
 

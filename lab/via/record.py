@@ -7,7 +7,6 @@ import itertools
 import random
 from dataclasses import dataclass, replace
 
-import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 import train_mask
 from lab.measure import (MODELS, Pair, Prompt, Record, Setting, embedded, held_out_rows, named, network,
                          prepared, run_row, sd)
