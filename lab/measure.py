@@ -28,7 +28,7 @@ import torch
 
 from lab import tasks
 from lab.quantise import linear, quantise
-from model import encode, expect, fingerprint, load, pack, same_vocabulary
+from model import encode, expect, fingerprint, load, same_vocabulary
 from specmini import DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, take_threads
 from verify import METHODS, Exact, chain, confidence_signals, decode, lookup, token_logps, tokens_of
 
@@ -57,7 +57,7 @@ def network(folder, device='cpu', dtype='fp32', rounded=False):
             if linear(key, weight):
                 weight.copy_(quantise(weight))
     if device == 'cpu' and dtype == 'fp32':
-        pack(model)
+        model.pack()
     return loaded
 
 
