@@ -888,8 +888,9 @@ class ViaSd(Exact):
             _, q, ratio = slim.table[i]
             if ratio < self.escalate:
                 judge = score
+            note = draft.notes[i] if draft.notes else {}
             row = dict(token=token, p=None, q=q, ratio=ratio, threshold=self.keep, by='slim',
-                       chance=float(ratio >= self.keep))
+                       chance=float(ratio >= self.keep), **note)
             if judge is score:
                 row |= dict(p=score.table[i][0], threshold=None, by='target', chance=self.chance(score, i))
             chosen = token if session.flip(row['chance']) else judge.extra(i)

@@ -5,9 +5,10 @@ On another pair than the embedded there are fewer settings, because each writes 
 import functools
 from dataclasses import dataclass
 
-import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
-from lab.measure import Setting, looked_up_first, named, on_prompts, run_row, sd
-from verify import Exact, in_range, lookup
+import lab.cmasd.rivals                                 # enters controllers
+import lab.ecsv.rivals                                  # noqa: F401, enters hedge
+from lab.measure import Setting, named, on_prompts, run_row, sd
+from verify import Exact, knob, lookup, lookup_first
 
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
 GAMMAS = 1, 2, 3, 4, 5, 6, 8, 10, 12
@@ -22,14 +23,15 @@ FEW = ('sd 2', 'sd 3', 'sd 4', f'{LOOK_UP} 3', 'payoff', 'hedge, payoff', f'{LOO
 @dataclass
 class Ratio(Exact):
     """Keeps a draft token from p(x) / max p = tau on: CM-ASD's rule with one tau, for any proposer. LOSSY."""
-    tau: float = in_range(0.5, 0, 1)
+    tau: float = knob(0.5, 'ratio from which a draft token stays', 0, 1)
 
     @property
     def lossless(self):
         return False
 
     def chance(self, score, i):
-        return float(score.ratios[i] >= self.tau)
+        _, _, ratio = score.table[i]
+        return float(ratio >= self.tau)
 
 
 def every_setting():
@@ -37,7 +39,7 @@ def every_setting():
     found = dict(ar=named('ar'), cmasd=named('cmasd'), via=named('via'))
     for gamma in GAMMAS:
         found[f'sd {gamma}'] = sd(gamma)
-        found[f'{LOOK_UP} {gamma}'] = sd(gamma, looked_up_first)
+        found[f'{LOOK_UP} {gamma}'] = sd(gamma, lookup_first)
     for gamma in SOME_GAMMAS:
         found[f'lookup {gamma}'] = sd(gamma, lookup)
         found[f'hedge {gamma}'] = named('hedge', gamma=gamma)
@@ -46,11 +48,11 @@ def every_setting():
     for name in CONTROLLERS:
         for kind, method in (('', 'sd'), ('hedge, ', 'hedge')):
             found[f'{kind}{name}'] = named(method, controller=name)
-            found[f'{LOOK_UP} {kind}{name}'] = named(method, controller=name, proposer=looked_up_first)
+            found[f'{LOOK_UP} {kind}{name}'] = named(method, controller=name, proposer=lookup_first)
         for tau in TAUS:
             method = functools.partial(Ratio, controller=name, tau=tau)
             found[f'ratio {tau}, {name}'] = Setting(method)
-            found[f'ratio {tau}, {LOOK_UP} {name}'] = Setting(method, looked_up_first)
+            found[f'ratio {tau}, {LOOK_UP} {name}'] = Setting(method, lookup_first)
     return found
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 
-import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+import lab.cmasd.rivals                                 # noqa: F401, enters the baselines in METHODS
 from lab.measure import Record, Setting, named, on_prompts, prepared, run_row, sd, token_row
 from verify import CONTROLLERS, CmAsd, Exact
 
@@ -31,7 +31,7 @@ def length_settings(pair):
     found = {f'sd {gamma}': sd(gamma) for gamma in (GAMMAS if pair.is_embedded else FEW_GAMMAS)}
     for alpha, k_max in itertools.product(ALPHAS, LONGEST if pair.is_embedded else LONGEST[:2]):
         name = f'window, alpha {alpha:g}, k_max {k_max}'
-        found[name] = named('cmasd', alpha=alpha, k_max=k_max, accept_='strict')
+        found[name] = named('cmasd', alpha=alpha, k_max=k_max, tau_base=1)
     for limit in LIMITS:
         found[f'product, limit {limit:g}'] = Setting(functools.partial(product, limit))
     for name in ('hf-confidence', 'payoff'):
@@ -48,7 +48,7 @@ def product(limit):
 
 def relaxed_settings(pair):
     """{name: Setting} of relaxed rules: the default, constant thresholds, the paper's sweep, other rules."""
-    found = dict(ar=named('ar'), cmasd=named('cmasd'), strict=named('cmasd', accept_='strict'))
+    found = dict(ar=named('ar'), cmasd=named('cmasd'), strict=named('cmasd', tau_base=1))
     for gamma in (FEW_GAMMAS if not pair.is_embedded else (4, 6, 8, 10, 12)):
         found[f'sd {gamma}'] = sd(gamma)
     for tau in TAUS if pair.is_embedded else FEW_TAUS:
@@ -101,16 +101,15 @@ def own_cost_row(pair, _):
     session = engine.start(ids, Exact())
     spent = {}
     for name in TIMED:
-        control = CONTROLLERS[name](BLOCK, CmAsd().confidence_window)
-        logits, tokens, notes = [], [], []
+        control = CONTROLLERS[name](CmAsd())
+        notes = []
         seconds = 0.0
         for i in range(BLOCK):
             row = session.draft.read(ids, [2 + i], session.draft.model.full, 1)
-            logits.append(row)
-            tokens.append(row.argmax(-1))
-            notes.append({})
+            token = row.argmax(-1)
             begin = time.perf_counter()
-            control.more(session, tokens, logits, notes)
+            notes.append(control.note(token, row))
+            control.keep_drafting(session, notes)
             seconds += time.perf_counter() - begin
         spent[name] = seconds / BLOCK
     begin = time.perf_counter()

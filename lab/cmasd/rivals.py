@@ -1,9 +1,9 @@
-"""Baselines and ablations of CM-ASD: a lenient rule, length controllers, other readings of its threshold."""
+"""Baselines and ablations of CM-ASD: a lenient rule, length controllers, other readings of the paper."""
 import math
-import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from verify import CONTROLLERS, METHODS, CmAsd, Controller, Exact, Online, in_range, probs
+from verify import (CONTROLLERS, METHODS, CmAsd, Controller, Draft, Exact, Online, block_length, knob, mean,
+                    probs)
 
 
 # ------------------------------------------------------------------------------------------- a lenient rule
@@ -14,14 +14,14 @@ class Lenient(Exact):
 
     The replacement is drawn from the exact residual. Source: Leviathan et al. 2023, appendix A.5.
     """
-    lenience: float = in_range(0.5, 1e-6, 1)
+    lenience: float = knob(0.5, 'what p(x) / q(x) is divided by; 1: exact', 1e-6, 1)
 
     @property
     def lossless(self):
-        return super().lossless and self.lenience == 1
+        return self.lenience == 1
 
     def chance(self, score, i):
-        p, q = score.pq[i]
+        p, q, _ = score.table[i]
         return min(1.0, p / (self.lenience * q))
 
 
@@ -33,39 +33,17 @@ METHODS.update(lenient=Lenient)
 class ClosedLoop(Online):
     """CM-ASD's window, its alpha times a moving average of the blocks' acceptance rates.
 
-    The paper speaks of a feedback-controlled loop and gives no feedback: this is ours.
+    The paper speaks of a feedback-controlled loop and does not describe the feedback: this one is ours.
     """
+    rate = 1.0              # the moving average
 
-    def __init__(self, gamma, window):
-        super().__init__(gamma, window)
-        self.rate = 1.0                     # the moving average
-        self.alpha = window.alpha           # at a rate of 1
+    def keep_drafting(self, session, notes):
+        sure = mean([note['confidence'] for note in notes])
+        return len(notes) < block_length(self.rate * sure, self.window)
 
-    def learn(self, draft, cycle):
-        if draft.tokens:
-            self.rate = 0.5 * self.rate + 0.5 * cycle.accepted / len(draft.tokens)
-            self.window = replace(self.window, alpha=self.alpha * self.rate)
-
-
-class Probe(Online):
-    """CM-ASD read literally: drafts k_max, averages over all of them, then drops what exceeds the window.
-
-    Biased when sampling: whether a token stays hangs on tokens that are dropped.
-    """
-    causal = False
-
-    def more(self, session, tokens, logits, notes):
-        return True
-
-    def trim(self, draft):
-        if draft.logits is None:
-            return draft
-        confidence = statistics.fmean(self.window.confidence(draft.logits))
-        n = self.window.length(confidence)
-        known = None if draft.known is None else draft.known[:n + 1]
-        notes = None if draft.notes is None else draft.notes[:n]
-        return replace(draft, tokens=draft.tokens[:n], q=draft.q[:n], logits=draft.logits[:n], known=known,
-                       notes=notes)
+    def learn(self, cycle):
+        if cycle.drafted:
+            self.rate = 0.5 * self.rate + 0.5 * cycle.accepted / len(cycle.drafted)
 
 
 class Confident(Controller):
@@ -76,15 +54,14 @@ class Confident(Controller):
     limit = 0.4
     most = 20
 
-    def length(self, session):
+    def max_tokens(self, session):
         return self.most
 
-    def look(self, tokens, logits, note):
-        q = logits[-1].softmax(-1)                                                      # [rows, V]
-        own = q.gather(-1, tokens[-1][..., None])
-        note['own'] = float(own.mean())
+    def note(self, tokens, logits):
+        q = logits.softmax(-1)                                                          # [rows, V]
+        return dict(own=float(q.gather(-1, tokens[:, None]).mean()))
 
-    def goes_on(self, session, notes):
+    def keep_drafting(self, session, notes):
         return notes[-1]['own'] >= self.limit
 
 
@@ -96,14 +73,13 @@ class Product(Controller):
     limit = 0.5
     most = 40
 
-    def length(self, session):
+    def max_tokens(self, session):
         return self.most
 
-    def look(self, tokens, logits, note):
-        q = logits[-1].softmax(-1)                                                      # [rows, V]
-        note['largest'] = float(q.amax(-1).mean())
+    def note(self, tokens, logits):
+        return dict(largest=float(logits.softmax(-1).amax(-1).mean()))
 
-    def goes_on(self, session, notes):
+    def keep_drafting(self, session, notes):
         return math.prod(note['largest'] for note in notes) > self.limit
 
 
@@ -117,43 +93,43 @@ class Payoff(Product):
     cost = None             # of a draft pass, in target passes; None: by the bytes of their weights
     WORTH = 2
 
-    def __init__(self, gamma, window):
-        super().__init__(gamma, window)
+    def __init__(self, method):
+        super().__init__(method)
         self.kept = [0] * 10                # tokens of each bin that were kept
         self.judged = [0] * 10              # of so many
         self.tokens = 0                     # committed so far
         self.time = 0.0                     # and their passes
 
-    def length(self, session):
+    def max_tokens(self, session):
         if self.cost is None:
             reader = session.draft or session.target
             path = reader.model.full if session.draft else session.slim_path
-            whole = session.target.model
-            self.cost = reader.model.read_bytes(path) / whole.read_bytes(whole.full)
-        return super().length(session)
+            target = session.target.model
+            self.cost = reader.model.read_bytes(path) / target.read_bytes(target.full)
+        return super().max_tokens(session)
 
     def chance(self, note):
         """The chance that a token is kept, given that all before it are."""
         i = bin_of(note)
         return (self.kept[i] + self.WORTH * note['largest']) / (self.judged[i] + self.WORTH)
 
-    def goes_on(self, session, notes):
-        note = notes[-1]
-        before = notes[-2] if len(notes) > 1 else dict(all_kept=1.0, expected=1.0)
-        note['all_kept'] = before['all_kept'] * self.chance(note)       # the chance that all of the block is
-        note['expected'] = before['expected'] + note['all_kept']        # tokens of the cycle
+    def keep_drafting(self, session, notes):
+        all_kept = expected = 1.0           # the chance that all of the block is kept; tokens of the cycle
+        for note in notes:
+            all_kept *= self.chance(note)
+            expected += all_kept
         time = self.time + 1 + self.cost * len(notes)
-        rate = (self.tokens + note['expected']) / time      # this block as expected is a part of the text
-        another = (sum(self.kept) + 1) / (sum(self.judged) + 1)     # of its probability nothing is known yet
-        return note['all_kept'] * another > rate * self.cost
+        rate = (self.tokens + expected) / time          # with this block as expected
+        another = (sum(self.kept) + 1) / (sum(self.judged) + 1)     # its probability is unknown
+        return all_kept * another > rate * self.cost
 
-    def learn(self, draft, cycle):
+    def learn(self, cycle):
         self.tokens += len(cycle.tokens)
-        self.time += 1 + self.cost * len(draft.tokens)
-        for note, judged in zip(draft.notes or [], cycle.judged):
-            if 'largest' in note:           # whoever has other notes, or judges steps, teaches nothing
-                self.judged[bin_of(note)] += 1
-                self.kept[bin_of(note)] += judged['kept']
+        self.time += 1 + self.cost * len(cycle.drafted)
+        for judged in cycle.judged:
+            if 'largest' in judged:         # methods with other notes teach nothing
+                self.judged[bin_of(judged)] += 1
+                self.kept[bin_of(judged)] += judged['kept']
 
 
 def bin_of(note):
@@ -161,15 +137,40 @@ def bin_of(note):
     return min(9, int(10 * note['largest']))
 
 
-CONTROLLERS.update({'closed-loop': ClosedLoop, 'probe': Probe, 'hf-confidence': Confident,
-                    'product': Product, 'payoff': Payoff})
+CONTROLLERS.update({'closed-loop': ClosedLoop, 'hf-confidence': Confident, 'product': Product,
+                    'payoff': Payoff})
 
 
-# -------------------------------------------------------------- other readings of CM-ASD's threshold
+# ---------------------------------------------------- other readings of the paper's window and threshold
+
+@dataclass
+class Probe(CmAsd):
+    """CM-ASD's window read literally: drafts k_max, averages C over all, drops the rest. BIASED, hence LOSSY.
+
+    Whether a token stays depends on tokens that are dropped. With tau_base 1 nothing else is wrong.
+    """
+    controller: str = knob('fixed', 'what ends a block before it is cut', words=CONTROLLERS)
+    tau_base: float = knob(1.0, 'threshold where C = 1; 1: only the window is biased', 0)
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.control.gamma = self.k_max
+
+    @property
+    def lossless(self):
+        return False
+
+    def propose(self, session):
+        draft = super().propose(session)
+        if not draft.tokens:
+            return draft
+        n = block_length(mean([note['confidence'] for note in draft.notes]), self)
+        return Draft(draft.tokens[:n], draft.q[:n], draft.logits[:n], notes=draft.notes[:n])
+
 
 @dataclass
 class CmAsdProb(CmAsd):
-    """CM-ASD that compares tau with p(x) itself: where the target is flat even its favourite fails. LOSSY."""
+    """CM-ASD that compares tau with p(x) itself: where p is flat, its likeliest token fails, too. LOSSY."""
 
     @property
     def lossless(self):
@@ -190,8 +191,8 @@ class CmAsdSpecDec(CmAsdProb):
 
     The tolerance, in nats, takes tau's place: only the block length adapts. Source: Xia et al. 2023.
     """
-    top_beta: int = in_range(5, 1)
-    tolerance: float = in_range(3.0, 0, math.inf)           # nats
+    top_beta: int = knob(5, 'rank that a token needs', 1)
+    tolerance: float = knob(3.0, 'how far a token may be behind the likeliest, nats', 0, math.inf)
 
     def threshold(self, score, i):
         return math.exp(-self.tolerance)
@@ -204,4 +205,4 @@ class CmAsdSpecDec(CmAsdProb):
         return float(better < self.top_beta and behind <= self.tolerance)
 
 
-METHODS.update({'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec})
+METHODS.update({'probe': Probe, 'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec})

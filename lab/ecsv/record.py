@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from lab.ecsv.rivals import EcsvLite, EcsvSoft, EcsvSpot, Hedge, OracleTop1, SdMulti, VoteUnif
+from lab.ecsv.rivals import EcsvPrefix, Hedge, OracleTop1, SdMulti
 from lab.measure import Record, Setting, prepared, run_row
 from verify import Ecsv, Exact, decode, tokens_of
 
@@ -19,16 +19,16 @@ GREEDY = 'sd, greedy draft'
 BLOCKS = {              # Settings whose method takes a depth
     GREEDY: Setting(partial(Exact, draft_temperature=0)),
     'sd, sampled draft': Setting(partial(Ecsv, branches=1)),
-    'ecsv-lite': Setting(EcsvLite),
+    'ecsv-lite': Setting(partial(Ecsv, a_self=0)),
     'ecsv': Setting(Ecsv),
-    'unweighted': Setting(VoteUnif),
-    'prefix': Setting(partial(Ecsv, align='prefix')),
-    'prefix, unweighted': Setting(partial(VoteUnif, align='prefix')),
+    'unweighted': Setting(partial(Ecsv, gamma_r=0)),
+    'prefix': Setting(EcsvPrefix),
+    'prefix, unweighted': Setting(partial(EcsvPrefix, gamma_r=0)),
     'best of four': Setting(OracleTop1)}
 CHEAP = {               # asked of the embedded pair alone
-    'ecsv-soft': Setting(EcsvSoft),
-    'ecsv-lite, B = 2': Setting(partial(EcsvLite, branches=2)),
-    'ecsv-lite, B = 8': Setting(partial(EcsvLite, branches=8)),
+    'ecsv-soft': Setting(partial(Ecsv, soft=0.5)),
+    'ecsv-lite, B = 2': Setting(partial(Ecsv, a_self=0, branches=2)),
+    'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8)),
     'sd, 4-bit sampled draft': Setting(partial(Ecsv, branches=1), rounded='draft'),
     'ecsv, 4-bit draft': Setting(Ecsv, rounded='draft'),
     'sd, hotter sampled draft': Setting(partial(Ecsv, branches=1, draft_temperature=1.2)),
@@ -37,9 +37,9 @@ HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge),
           'hedge, two tokens': Setting(partial(Hedge, side=2))}
 ABLATIONS = {
     **{name: BLOCKS[name] for name in (GREEDY, 'ecsv')},
-    'spot, R = 1': Setting(EcsvSpot),
-    'spot, R = 2': Setting(partial(EcsvSpot, spots=2)),
-    'spot, R = 4': Setting(partial(EcsvSpot, spots=4)),
+    'spot, R = 1': Setting(partial(Ecsv, a_spot=1, spots=1)),
+    'spot, R = 2': Setting(partial(Ecsv, a_spot=1, spots=2)),
+    'spot, R = 4': Setting(partial(Ecsv, a_spot=1, spots=4)),
     'entropy alone': Setting(partial(Ecsv, a_agree=0, a_self=0)),
     'agreement alone': Setting(partial(Ecsv, a_entropy=0, a_self=0)),
     'own q alone': Setting(partial(Ecsv, a_entropy=0, a_agree=0))}

@@ -1,4 +1,4 @@
-"""ECSV's variants and baselines, and `hedge`, our other use of a second branch. All enter METHODS."""
+"""ECSV's baselines and a variant of its vote, and `hedge`, our other use of a second branch."""
 import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -7,31 +7,27 @@ import torch
 
 from lab.tree import Tree
 from model import fetch
-from verify import (METHODS, Draft, Ecsv, Exact, finite, in_range, residual, silence)
-
-@dataclass
-class EcsvLite(Ecsv):
-    """ECSV-lite: reliability from entropy and agreement alone."""
-    a_self: float = 0.0
+from verify import METHODS, Draft, Ecsv, Exact, check_finite, knob, residual, silence
 
 
 @dataclass
-class EcsvSpot(Ecsv):
-    """ECSV-spot: one position a cycle is checked with the target before the final vote."""
-    a_spot: float = 1.0
-    spots: int = 1
+class EcsvPrefix(Ecsv):
+    """ECSV in which only the branches that begin as the fused text does vote on its next token. Ours.
 
-
-@dataclass
-class EcsvSoft(Ecsv):
-    """ECSV-soft: a branch votes with its whole distribution too."""
-    soft: float = 0.5
-
-
-@dataclass
-class VoteUnif(Ecsv):
-    """Vote-unif, the control of the weights: every branch's vote counts the same."""
-    gamma_r: float = 0.0
+    Where no branch does, all of them vote.
+    """
+    def fuse(self, ballot):
+        own = ballot.tokens[..., None] == ballot.names                              # [B, n, K]
+        scores = self.weights(ballot)[..., None] * (own + self.soft * ballot.q)
+        elected = []
+        for j in range(ballot.tokens.shape[1]):
+            agree = (ballot.tokens[:, :j] == torch.tensor(elected, dtype=torch.long)).all(1)     # [B]
+            voters = agree if agree.any() else ~agree
+            verifier = {0: ballot.verifier[j]} if j in ballot.verifier else {}
+            q = ballot.q[voters, j:j + 1]                                           # [voters, 1, K]
+            here = replace(ballot, names=ballot.names[j:j + 1], q=q, verifier=verifier)
+            elected += here.elect(scores[voters, j:j + 1])
+        return elected
 
 
 @dataclass
@@ -47,7 +43,7 @@ class OracleTop1(Ecsv):
         for tokens, logits in zip(texts.lines(session), texts.logits):
             draft = replace(Draft.points(tokens, session.target.model), logits=logits[:len(tokens)])
             score = self.score(session, draft)
-            expected = float(torch.tensor([p for p, _ in score.pq]).double().cumprod(0).sum())
+            expected = float(torch.tensor([p for p, _, _ in score.table]).double().cumprod(0).sum())
             draft.known = score.logits
             if expected > most:
                 best, most = draft, expected
@@ -61,9 +57,9 @@ class SdMulti(Exact):
     First tokens are tried in turn, each against what the rejected ones have left of p. All of them share one
     row of the target, so a cycle takes at most two passes. Source: Miao et al. 2024 (SpecInfer), algorithm 2.
     """
-    draft_temperature: float = in_range(0.8, 0)     # ECSV's, as is the next
-    draft_top_p: float = in_range(0.95, 1e-9, 1)
-    branches: int = in_range(4, 1, 64)
+    draft_temperature: float = knob(0.8, 'of the branches, as in ecsv', 0)
+    draft_top_p: float = knob(0.95, 'likewise', 1e-9, 1)
+    branches: int = knob(4, 'branches that are tried in turn', 1, 64)
 
     def guess(self, session, n):
         texts = Ecsv.texts(self, session, n)
@@ -75,7 +71,7 @@ class SdMulti(Exact):
     def accept(self, session, draft, score):
         if not draft.tokens:
             return super().accept(session, draft, score)
-        score.finite(*fetch(score.logits.amax()))
+        check_finite(score.logits.amax(), 'target', len(session.tokens))
         option, left, judged = first_kept(session, self.options, score.p[0])
         if option is None:
             draft.tokens = [row['token'] for row in judged] + draft.tokens[1:]
@@ -110,15 +106,16 @@ def first_kept(session, options, p):
         p = residual(p, q)
     return None, p, judged
 
+
 class Side(NamedTuple):
-    """A branch that leaves the draft with its second choice at one place."""
+    """A branch that leaves the draft with its second choice at one position."""
     token: int          # the second choice
     rest: Draft         # what the draft writes behind it, perhaps nothing
     node: int           # of the token in the Tree; those of the rest follow it
 
 
 def second_choices(draft):
-    """([n] the largest q at each place, at temperature 1, [n] the likeliest token that was not drafted)."""
+    """([n] the largest q of each position at temperature 1, [n] the likeliest token that was not drafted)."""
     n = len(draft.tokens)
     precise = torch.promote_types(draft.logits.dtype, torch.float32)
     q, names = draft.logits[:n].softmax(-1, precise).topk(2)                    # [n, 2]
@@ -135,8 +132,8 @@ class Hedge(Exact):
     if it is the second choice there, the side branch is judged on. That is sample-and-match, hence exact.
     A doubt is the chance, by the draft's own confidence, that the block breaks at this very place. Ours.
     """
-    side: int = in_range(1, 1)              # tokens of a side branch; each but the first is a draft pass
-    least: float = in_range(0.1, 0, 1)      # doubt from which a place has a side branch; 1: nowhere, as sd
+    side: int = knob(1, 'tokens of a side branch; each but the first is a draft pass', 1)
+    least: float = knob(0.1, 'doubt from which a position has a side branch; 1: nowhere, as sd', 0, 1)
 
     def propose(self, session):
         draft = super().propose(session)
@@ -179,7 +176,7 @@ class Hedge(Exact):
                 guesses += [token, *rest.tokens]
                 parents += [place, *range(node, node + len(rest.tokens))]
             self.tree = Tree(session.target, session.tokens, guesses, parents)
-            rows = finite(self.tree.read(score.path), 'target', len(session.tokens))
+            rows = self.tree.read(score.path)
             draft.known = rows[:len(draft.tokens) + 1]
             for _, rest, node in self.sides.values():
                 rest.known = rows[node:node + len(rest.tokens) + 1]
@@ -188,7 +185,7 @@ class Hedge(Exact):
     def accept(self, session, draft, score):
         tokens, labels, judged = super().accept(session, draft, score)
         kept = labels.count('draft')
-        self.trunk = replace(draft), kept, len(judged)
+        self.trunk = draft.tokens, kept, len(judged)
         branch = list(range(1, kept + 1))                       # nodes of what is kept
         unjudged = draft.tokens[len(judged):]
         if labels[-1] == 'target' and kept in self.sides:
@@ -206,10 +203,10 @@ class Hedge(Exact):
             draft.tokens = [row['token'] for row in judged] + unjudged
         return tokens, labels, judged
 
-    def learn(self, draft, cycle):
+    def learn(self, cycle):
         """The controller is told what became of the trunk."""
-        trunk, kept, seen = self.trunk
-        super().learn(trunk, replace(cycle, labels=cycle.labels[:kept], judged=cycle.judged[:seen]))
+        drafted, kept, seen = self.trunk
+        super().learn(replace(cycle, drafted=drafted, labels=cycle.labels[:kept], judged=cycle.judged[:seen]))
 
 
 def second_verdict(score, place, token, drawn):
@@ -219,5 +216,4 @@ def second_verdict(score, place, token, drawn):
     return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn, second=True)
 
 
-METHODS.update({'ecsv-lite': EcsvLite, 'ecsv-spot': EcsvSpot, 'ecsv-soft': EcsvSoft, 'vote-unif': VoteUnif,
-                'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'hedge': Hedge})
+METHODS.update({'ecsv-prefix': EcsvPrefix, 'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'hedge': Hedge})

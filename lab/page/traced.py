@@ -1,18 +1,18 @@
-"""What a trace asks for beyond what decoding needs: noted in Cycle.notes, by a Session that looks on.
+"""What a trace has beyond what decoding needs: a Session that watches fills Cycle.notes.
 
-Nothing here changes a text: what is read, drawn and committed is what an ordinary Session does. The seconds
-of a cycle include looking up its coins and logging sparse layers; the notes are made behind them. Which
-notes there are, and what they are called in a JSON line: lab/page/README.md.
+Nothing here changes a text: it reads, draws and commits as an ordinary Session does. The seconds of a cycle
+include looking up its coins and logging sparse layers; the notes are made afterwards. Their names in a JSON
+line: lab/page/README.md.
 """
+import copy
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import torch
 
 import kernels
 from model import Reader, fetch
 from train_mask import watched
-from verify import Ecsv, Score, Session, SpecGuard
+from verify import CmAsd, Ecsv, Score, Session, SpecGuard, block_length, mean
 
 LIKELIEST = 8       # tokens of a place whose probabilities are noted
 DECIMALS = 5        # of a noted number
@@ -29,26 +29,32 @@ def rounded(x):
     return int(short) if short == int(short) else short
 
 
+class WatchedReader(Reader):
+    """The target's Reader, which remembers its latest slim and sparse passes."""
+    middle = None           # (guesses, logits) of the latest pass of a slim verifier
+    chosen = None           # of the latest sparse pass: see train_mask.watched
+
+    def read(self, text, guesses, path, last):
+        log = []
+        sparse = path.sparse and not self.compiled
+        rows = super().read(text, guesses, watched(path, log) if sparse else path, last)
+        if sparse:
+            self.paths[path.name] = path
+            self.chosen = log
+        if path.skip:
+            self.middle = guesses, rows
+        return rows
+
+
 @dataclass
 class Traced(Session):
     """A Session that notes in each Cycle what the page shows and the loop does not need."""
 
     def __post_init__(self):
         super().__post_init__()
-        self.middle = None      # (guesses, logits) of the latest pass of a verifier in between
-        self.chosen = None      # of the target's latest sparse pass: where it began, what its layers chose
+        self.target = copy.copy(self.target)            # with the same cache and log
+        self.target.__class__ = WatchedReader
         self.coins = []         # of each verdict by chance the number drawn in 0..1; None of a certain one
-
-    def read(self, reader, text, guesses, path, last):
-        sparse = reader is self.target and path.sparse and reader.compiled is None
-        log = []
-        rows = super().read(reader, text, guesses, watched(path, log) if sparse else path, last)
-        if sparse:
-            reader.paths[path.name] = path
-            self.chosen = len(text) + len(guesses), log
-        if path.skip or reader is self.mid:
-            self.middle = guesses, rows
-        return rows
 
     def flip(self, chance):
         """As decided; the number drawn is looked up in a twin of the generator; kept: it is <= chance."""
@@ -76,10 +82,10 @@ class Traced(Session):
             notes['candidates'] = draft.options
         if isinstance(method, SpecGuard) and cycle.judged:
             notes |= grounding_notes(self, method, draft, cycle)
-        if self.chosen:
-            notes |= block_notes(*self.chosen)
+        if self.target.chosen:
+            notes |= block_notes(self.target.chosen)
         cycle.notes = notes
-        self.middle = self.chosen = None
+        self.target.middle = self.target.chosen = None
         self.coins = []
 
 
@@ -121,8 +127,9 @@ def laws_of(session, draft, score):
     logits = {}
     if 'logits' in vars(score):                         # its pass has run
         logits['p'] = score.logits
-    if session.middle and session.middle[0] == draft.tokens and len(session.middle[1]) == n + 1:
-        logits['s'] = session.middle[1]
+    guesses, rows = session.target.middle or (None, [])
+    if guesses == draft.tokens and len(rows) == n + 1:
+        logits['s'] = rows
     if not logits:
         return {}
     laws = {}
@@ -180,7 +187,7 @@ def same_row(verdict, token, tables, ids, i):
 def place_of(ids, values, drafted):
     """One place: ids of its likeliest tokens and the used ones, and of each law its probabilities.
 
-    p target, q draft, s slim or middle model; residual: what a rejection draws from. drafted: whether the
+    p target, q draft, s slim; residual: what a rejection draws from. drafted: whether the
     draft had a say here.
     """
     first = [i for i, token in enumerate(ids) if token not in ids[:i]]      # each token once
@@ -198,10 +205,8 @@ def confidence_notes(method, draft):
     confidence = [note['confidence'] for note in draft.notes or [] if 'confidence' in note]
     if not confidence:
         return {}
-    window = []
-    for i in range(len(confidence)):
-        mean = fmean(confidence[:i + 1])
-        window.append(method.confidence_window.length(mean))
+    knobs = method if isinstance(method, CmAsd) else CmAsd
+    window = [block_length(mean(confidence[:i + 1]), knobs) for i in range(len(confidence))]
     return dict(confidence=rounded(confidence), window=window)
 
 
@@ -220,7 +225,7 @@ def grounding_notes(session, method, draft, cycle):
     line = session.tokens[:begin] + draft.tokens
     if len(line) > MOST_ROLLOUT:
         return {}
-    rows = rollout_rows(session.readers()[method.signals].model, line, method)
+    rows = rollout_rows(session.draft.model, line, method)
     found = []
     for row in rows[begin:, :begin]:
         shares, at = row.topk(min(SHARES, begin))
@@ -235,7 +240,7 @@ def rollout_rows(model, line, method):
     kernels.shade, by which steps are judged, gets the sums right alone and not their spread: here the layers'
     whole matrices are multiplied.
     """
-    kind = model.full.grounded(method.layers, method.n_roll)
+    observed = model.full.grounded(method.n_roll, 0, method.sparsify)
     N = len(line)
     layers = []                             # of each layer that is looked at: [N, N], filled chunk by chunk
 
@@ -245,22 +250,22 @@ def rollout_rows(model, line, method):
         rows[:, :S] = kernels.attention_rows(q, k, kernels.full_mask(mask, q, k), method.sparsify)[0]
         layers.append(rows)
         return kernels.attend(q, k, v, mask, carry)
-    looked_at = [attend is kernels.grounded for attend in kind.attends]
+    looked_at = [attend is kernels.grounded for attend in observed.attends]
     attends = [watch if look else attend for look, attend in zip(looked_at, model.full.attends)]
     Reader(model, N).read(line, [], replace(model.full, attends=tuple(attends)), 0)
     n = sum(looked_at)
     product = torch.eye(N, dtype=torch.float64, device=layers[0].device)
     for i in range(n):
         matrix = torch.cat(layers[i::n])                                                # [N, N]
-        product = (1 - method.residual) * matrix @ product + method.residual * product
+        product = matrix @ product
     return product
 
 
-def block_notes(end, log):
+def block_notes(log):
     """Sparse attention: `cached` keys, `block` keys to a block, and for each layer what it reads of them.
 
     For a layer that chose: the blocks of each key head; for one that reuses a choice: the layer that made it;
-    None where all keys are read. Of the pass that ended at this place.
+    None where all keys are read. log: of one pass, as train_mask.watched makes it.
     """
     layers = []
     block = None

@@ -1,7 +1,7 @@
 """Draws the README's pictures: `python -m lab.pictures` writes lab/pictures/*.svg anew, in some ten seconds.
 
 What they show comes from stored rows (points.py) and from real cycles (cycles.py) and stands as JSON in each
-file's description; tests compare that. Wants matplotlib (requirements-lab.txt).
+file's description. Wants matplotlib (requirements-lab.txt).
 """
 import argparse
 import sys

@@ -8,7 +8,8 @@ import functools
 from lab import tasks
 from lab.measure import EMBEDDED, held_out_rows
 from train_mask import watched
-from verify import CmAsd, Draft, Ecsv, Score, Sparse, SpecGuard, ViaSd, decode, step_score
+from verify import (CmAsd, Draft, Ecsv, Score, Sparse, SpecGuard, ViaSd, block_length, decode, mean,
+                    step_score)
 
 FOX = 'One evening Mia the fox went to the market with a map.'
 CROW = 'Last winter Tom the crow went to the forest with a basket.'
@@ -28,6 +29,7 @@ def words(tokens):
 
 
 def column(rows, key):
+    """Of each row what it has under this key, a name or a number."""
     return [row[key] for row in rows]
 
 
@@ -51,7 +53,7 @@ def observed(session, cycle):
     before = copy.copy(session)
     before.tokens = session.tokens[:len(session.tokens) - len(cycle.tokens)]
     score = Score(before, Draft.points(cycle.drafted, session.target.model), session.target.model.full)
-    return cycle, score.logits.argmax(-1).tolist(), score.ratios
+    return cycle, score.logits.argmax(-1).tolist(), column(score.table, 2)
 
 
 def interest(seen):
@@ -77,7 +79,7 @@ def confident():
     confidence = column(cycle.judged, 'confidence')
     window = []
     for n in range(1, len(confidence) + 1):
-        window.append(method.confidence_window.length(sum(confidence[:n]) / n))
+        window.append(block_length(mean(confidence[:n]), method))
     return dict(prompt=FOX, drafted=words(cycle.drafted), confidence=confidence, window=window,
                 most=method.k_max, ratio=ratios, threshold=column(cycle.judged, 'threshold'),
                 kept=column(cycle.judged, 'kept'), favourite=words(best), committed=words(cycle.tokens))
@@ -148,7 +150,7 @@ def doubted():
 def guarded():
     """All steps of specguard on one problem, with both signals on their scale of 0 to 1."""
     row = held_out_rows('math', BELLS + 1)[BELLS]
-    method = SpecGuard(preset='greedy')
+    method = SpecGuard(k=1, draft_temperature=0.0)
     session = begun(row['prompt'], method)
     known = session.calibration['signals']
     ranges = known['draft_logp'], known['draft_grounding']
@@ -156,8 +158,8 @@ def guarded():
     for cycle in decode(session, method):
         seen = [(verdict['logp'], verdict['grounding']) for verdict in cycle.judged]
         first = cycle.judged[0]
-        steps.append(dict(text=text_of(cycle.drafted), confidence=step_score(seen, ranges, 1, 'weighted')[0],
-                          grounding=step_score(seen, ranges, 0, 'weighted')[0], score=first['score'],
+        steps.append(dict(text=text_of(cycle.drafted), confidence=step_score(seen, ranges, 1)[0],
+                          grounding=step_score(seen, ranges, 0)[0], score=first['score'],
                           kept=first['kept'], committed=text_of(cycle.tokens)))
     return dict(prompt=row['prompt'], tau=method.tau, steps=steps)
 

@@ -4,17 +4,18 @@ import torch
 
 import verify
 from lab.ecsv import claims, record
-from lab.ecsv.rivals import EcsvSoft, EcsvSpot, VoteUnif
 from lab.judge import Costs, Records, judge, measured_pairs
 from lab.measure import EMBEDDED, Stored
 from lab.tests.helpers import case
 from lab.toys import Table, enumerate_law, exact_law, law_by_cycles, network, plain, session, variation
 from lab.tree import Tree
+from model import Reader
 from verify import METHODS, Ballot, Ecsv, decode
 
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
 EOS = dict(eos=frozenset([1]))
-hedge, sd_multi, oracle_top1 = METHODS['hedge'], METHODS['sd-multi'], METHODS['oracle-top1']
+hedge, sd_multi, oracle_top1, prefix = (METHODS[name]
+                                        for name in ('hedge', 'sd-multi', 'oracle-top1', 'ecsv-prefix'))
 
 
 def gap(method, vocab=3, **settings):
@@ -26,9 +27,8 @@ def gap(method, vocab=3, **settings):
 
 
 @pytest.mark.parametrize('method, settings', [
-    case('lite', METHODS['ecsv-lite'](**TWO, align='prefix', granularity='branch'), {}),
-    case('soft', EcsvSoft(**TWO, granularity='window'), {}),
-    case('spot-budget', EcsvSpot(**TWO, budget=2, policy='agree_entropy'), EOS),
+    case('prefix', prefix(**TWO), {}),
+    case('prefix-spot-budget', prefix(**TWO, soft=0.5, spots=1, a_spot=1.0, budget=2), EOS),
     case('oracle', oracle_top1(**TWO), EOS),
     case('multi', sd_multi(**TWO), EOS),
     case('hedge', hedge(2, side=2, least=0.05, draft_temperature=0), {}),
@@ -41,10 +41,10 @@ def test_law(method, settings, monkeypatch):
 
 
 @pytest.mark.parametrize('method', [
-    EcsvSpot(**TWO, policy='entropy'), oracle_top1(**TWO), sd_multi(**TWO), hedge(2, side=2, least=0)])
+    prefix(**TWO, spots=1), oracle_top1(**TWO), sd_multi(**TWO), hedge(2, side=2, least=0)])
 def test_law_shows_rows_that_are_off_by_one(method, monkeypatch):
     """A verifier that judges each token by the row before misses the law."""
-    for kind in verify.Session, Tree:
+    for kind in Reader, Tree:
         def shifted(*args, read=kind.read):
             rows = read(*args)
             return rows if rows is None else rows.roll(1, 0)
@@ -56,11 +56,10 @@ def test_votes_by_hand():
     """Every vote counts the same; by prefix a branch that has left the fused text has none."""
     branches = torch.tensor([[0, 1, 5], [0, 1, 5], [0, 2, 3], [4, 2, 3], [4, 2, 3]])
     logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(1)).expand(5, -1, -1)
-    parting = Ballot.of(branches, logits, top_m=6)
-    assert VoteUnif().fuse(parting) == [0, 2, 3]
-    assert VoteUnif(align='prefix').fuse(parting) == [0, 1, 5]
-    assert EcsvSoft(soft=0).fuse(parting) == Ecsv().fuse(parting)
-    assert EcsvSoft(soft=1e6).fuse(parting) == logits[0].argmax(-1).tolist()
+    parting = Ballot.of(branches, logits, soft=True)
+    assert Ecsv(gamma_r=0).fuse(parting) == [0, 2, 3]
+    assert prefix(gamma_r=0).fuse(parting) == [0, 1, 5]
+    assert Ecsv(soft=1e6).fuse(parting) == prefix(soft=1e6).fuse(parting) == logits[0].argmax(-1).tolist()
 
 
 def text(**settings):

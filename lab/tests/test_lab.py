@@ -305,8 +305,8 @@ SOLUTIONS = dict(enumerate(re.findall(r'<details><summary>Solution</summary>\n\n
 MISTAKES = [        # exercise, what is changed in its solution
     (1, 'keep = ', 'keep = 0.1 + '), (2, 'return p', 'return q'), (3, 'gamma * cost', 'gamma + cost'),
     (4, 'False', 'True'), (5, '2 * self.gamma', '3 * self.gamma'), (6, 'return False', 'return True'),
-    (7, 'return chain_on(session, self.plan(session, n), session.target, path)',
-     'return chain_on(session, self.plan(session, n), session.target, whole)')]
+    (7, 'return chain(session, self.plan(session, n), session.target, path)',
+     'return chain(session, self.plan(session, n), session.target, whole)')]
 
 
 @pytest.mark.parametrize('number', [case(str(n), n, slow=n in (1, 5, 6)) for n in course.EXERCISES])

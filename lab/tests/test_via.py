@@ -1,18 +1,17 @@
 """VIA-SD's baselines: their distributions and limits; its records on small networks; its claims by hand."""
-from dataclasses import replace
-
 import numpy
 import pytest
 
-import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+import lab.via.rivals                                   # noqa: F401, enters the baselines in METHODS
 from lab import judge
 from lab.judge import Costs, Runs
 from lab.measure import EMBEDDED, embedded
 from lab.tests.helpers import slim_session
-from lab.toys import Table, enumerate_law, network, plain, session, write
+from lab.toys import Table, enumerate_law, network, overlap, plain, seeded, session, write
 from lab.via import claims, record
+from lab.via.rivals import MiddleSession, ViaMid
 from model import Reader, read_calibration
-from verify import METHODS, overlap, probs
+from verify import METHODS, chain, probs
 
 
 def by_token(p, q, lam):
@@ -44,16 +43,15 @@ def test_law_of_cascades(name, blend, lams):
 
 
 def test_middle_model_that_is_the_target():
-    """via-mid writes the middle model's text where it is never escalated: here the target's, or another."""
-    target = slim_session().target.model
-    wanted = plain(target, [1, 2, 3], 24)
-    knobs = dict(keep=1.0, escalate=0.0, max_lag=99)
+    """ViaMid writes the middle model's text where it is never escalated: here the target's, or another."""
+    target = network(0, num_hidden_layers=4)
     texts = []
     for middle in (target, network(5, num_hidden_layers=2)):
-        s = replace(slim_session(), mid=Reader(middle, 64))
-        texts.append(write(s, METHODS['via-mid'](5, **knobs))[0])
+        readers = [Reader(model, 27) for model in (target, network(10), middle)]
+        s = MiddleSession(*readers[:2], chain, [1, 2, 3], 24, generator=seeded(), mid=readers[2])
+        texts.append(write(s, ViaMid(5, keep=1.0, escalate=0.0, max_lag=99))[0])
         assert texts[-1] == plain(middle, [1, 2, 3], 24)
-    assert texts[0] == wanted != texts[1]
+    assert texts[0] == plain(target, [1, 2, 3], 24) != texts[1]
 
 
 def test_layers_that_slim_skips():
@@ -71,7 +69,7 @@ def test_slim_row_by_hand():
     (prompt,) = EMBEDDED.texts(['table'], 1)
     target, _, eos = embedded('target')
     draft, _, _ = embedded('draft')
-    slim = target.full.without(read_calibration(EMBEDDED.target, None, ['mask'])['mask']['skip'])
+    slim = target.full.without(read_calibration(EMBEDDED.target)['mask']['skip'])
     text = plain(target, prompt.ids, 160, eos=eos)
     wanted = dict(positions=len(text), draft_right=0, slim_right=0)
     for i in range(0, len(text), 5):
@@ -133,7 +131,7 @@ def test_stored_rows_are_judged(recwarn):
 def test_slims_first_choice_is_not_in_doubt():
     """At escalate 1 a draft of slim's own first choices, whose ratio is 1, is never handed to the target."""
     target = network(0, num_hidden_layers=4)
-    s = session(target, None, [1, 2, 3], 24, calibration=dict(mask=dict(skip=[2, 3, 4], nested=[])))
+    s = session(target, None, [1, 2, 3], 24, calibration=dict(mask=dict(skip=[2, 3, 4])))
     _, cycles = write(s, METHODS['via'](3, keep=1.0, escalate=1.0, max_lag=99))
     verdicts = [verdict for cycle in cycles for verdict in cycle.judged]
     assert verdicts and all(verdict['kept'] and verdict['by'] == 'slim' for verdict in verdicts)

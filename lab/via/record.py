@@ -7,11 +7,10 @@ import itertools
 import random
 from dataclasses import dataclass, replace
 
-import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 import train_mask
-from lab.measure import (MODELS, Pair, Prompt, Record, Setting, embedded, held_out_rows, named, prepared,
-                         run_row, sd)
-from lab.via.rivals import sublayers
+from lab.measure import (MODELS, Pair, Prompt, Record, Setting, embedded, held_out_rows, named, network,
+                         prepared, run_row, sd)
+from lab.via.rivals import MiddleSession, ViaMid, sublayers
 from model import expect, read_calibration
 from verify import Exact, Score, ViaSd, decode, lookup, tokens_of, violation
 
@@ -75,7 +74,13 @@ class WithMiddle(Pair):
     middle: str = ''
 
     def engine(self, rounded='', **settings):
-        return super().engine(rounded, mid=self.middle, **settings)
+        engine = super().engine(rounded, **settings)
+        engine.models['mid'], _, _ = network(self.middle, self.device, self.dtype)
+
+        def session(**fields):
+            return MiddleSession(mid=engine.readers['mid'], **fields)
+        engine.session = session
+        return engine
 
 
 def weighed_row(settings, pair, prompt):
@@ -122,7 +127,7 @@ def mask_row(pair, prompt):
     row = weighed_row(settings, pair, prompt)
     for role in ROLES:
         middle = WithMiddle(pair.target, pair.draft, middle=str(MODELS / role))
-        row['runs'] |= weighed_row({role: named('via-mid')}, middle, prompt)['runs']
+        row['runs'] |= weighed_row({role: Setting(ViaMid)}, middle, prompt)['runs']
     return row
 
 
@@ -173,7 +178,7 @@ def slim_row(pair, prompt):
 
 def unseen_texts(pair, n):
     """Prompts that the search for the target's mask did not have."""
-    asked = read_calibration(pair.target, None, ['mask'])['mask'].get('settings', {})
+    asked = read_calibration(pair.target)['mask'].get('settings', {})
     expect(asked.get('unit', 'layer') == 'layer', f'{pair.target}: search a mask of layers, not sublayers')
     searched = []
     if asked.get('prompts'):

@@ -7,8 +7,9 @@ from functools import cached_property
 
 import torch
 
-from model import expect
-from verify import METHODS, Exact, Score, ViaSd, in_range, overlap
+from lab.toys import overlap
+from model import Reader
+from verify import METHODS, Exact, Score, Session, ViaSd, knob
 
 
 class Blended(Score):
@@ -39,7 +40,7 @@ class Cascade(Exact):
     All cascades decode exactly towards a blend of q and p: they cost the passes of sd and accept more tokens.
     Source: Narasimhan et al. 2024 (Faster Cascades), SpecCascade [Chow].
     """
-    lam: float = in_range(0.3, 0, 1)            # how much doubt is forgiven
+    lam: float = knob(0.3, 'how much doubt is forgiven', 0, 1)
 
     @property
     def lossless(self):
@@ -81,30 +82,44 @@ class CascadeTokenV3(Cascade):
 
 
 @dataclass
+class MiddleSession(Session):
+    """A Session with a third model between the two."""
+    mid: Reader = None
+
+    def readers(self):
+        return super().readers() | dict(mid=self.mid)
+
+
+class MiddleScore(Score):
+    """The middle model's view of a draft."""
+
+    def __init__(self, session, draft):
+        super().__init__(session, draft, session.mid.model.full, lambda s, q: s)
+        self.reader = session.mid
+
+
+@dataclass
 class ViaMid(ViaSd):
-    """VIA-SD with a model of its own in the middle (--mid DIR): other weights, another cache. LOSSY.
+    """VIA-SD with a model of its own in the middle: other weights, another cache. LOSSY.
 
-    With a bigger draft model it is the paper's upscaled drafter.
+    With a bigger draft model it is the paper's upscaled drafter. It needs a MiddleSession, so it is no method
+    of the program: lab/via/record.py and the tests alone run it.
     """
-
-    def sections(self, config):
-        return set()
-
     def slim_score(self, session, draft):
-        expect(session.mid, 'the method needs a model in the middle: give --mid DIR')
-        return Score(session, draft, session.mid.model.full, session.mid, self.slim_replacement)
+        return MiddleScore(session, draft)
 
 
 @dataclass
 class ViaLayers(ViaSd):
     """VIA-SD whose slim skips other layers than the mask found: the control for the search. LOSSY."""
-    layers: str = ''                # that slim skips, as '3 4 5'; none: the calibrated mask
+    layers: str = knob('', "that slim skips, as '3 4 5'; none: the calibrated mask")
 
     def slim_score(self, session, draft):
-        if not self.layers:
-            return super().slim_score(session, draft)
-        path = session.target.model.full.without(sublayers(map(int, self.layers.split())))
-        return Score(session, draft, session.view(path), replacement=self.slim_replacement)
+        score = super().slim_score(session, draft)
+        if self.layers:
+            skip = sublayers(map(int, self.layers.split()))
+            score.path = session.view(session.target.model.full.without(skip))
+        return score
 
 
 def sublayers(layers):
@@ -113,4 +128,4 @@ def sublayers(layers):
 
 
 METHODS.update({'cascade': Cascade, 'cascade-opt': CascadeOpt, 'cascade-tokenv3': CascadeTokenV3,
-                'via-mid': ViaMid, 'via-layers': ViaLayers})
+                'via-layers': ViaLayers})
