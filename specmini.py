@@ -193,7 +193,7 @@ def pick_device(name):
     return name if name != 'auto' else 'cuda' if there else 'cpu'
 
 
-# ------------------------------------------------------------------------------------- a text that was written
+# ------------------------------------------------------------------------------------ a text that was written
 
 @dataclass
 class Text:
@@ -294,7 +294,7 @@ def run(args):
     rank, count = ranks()
     if count > 1 and not args.split:
         expect(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
-        expect(not is_page(args.trace), f'--trace {args.trace}: a page is of one process; trace to JSON lines')
+        expect(not is_page(args.trace), f'--trace {args.trace}: a page is of one process, trace to .jsonl')
         args.trace = args.trace if rank == 0 else None
     rows = read_rows(args.prompt, args.prompts)
     read_config(args.target)                            # a folder that is no checkpoint is told first
@@ -358,13 +358,13 @@ def generate(engine, work, args, trace):
 
 
 def write_share(engine, work, args):
-    """Writes this process's share of the rows to NAME.RANK.jsonl, and no row that a file NAME.* has already."""
+    """Writes this process's share of the rows to NAME.RANK.jsonl, but no row that a file NAME.* has."""
     (name, method), = args.methods.items()
     rank, count = ranks()
     done = set()
     for file in File(args.split).parent.glob(f'{File(args.split).name}.*.jsonl'):
         for line in file.read_text(encoding='utf-8', errors='replace').split('\n'):
-            with contextlib.suppress(ValueError, KeyError, TypeError):      # half a line, where a kill left one
+            with contextlib.suppress(ValueError, KeyError, TypeError):      # a kill leaves half a line
                 done.add(json.loads(line)['row'])
     place = f'{args.split}.{rank}.jsonl'
     with open(place, 'a', encoding='utf-8') as file:
@@ -390,14 +390,14 @@ def list_methods(name):
     print(METHODS[name].__doc__)
     for knob, option in knobs_of(METHODS[name]).items():
         allowed = option.metadata
-        words = ', '.join(allowed.get('words') or [])
-        limits = [f'{allowed[end]:g}' for end in ('least', 'greatest') if end in allowed]
-        scope = words or ' to '.join(limits) if option.type in (int, float) or words else ''
-        print(f'  {knob:18} {option.default!s:8} {scope:24} {allowed.get("meaning", "")}')
+        scope = ', '.join(allowed.get('words', ()))
+        if not scope and option.type in (int, float) and allowed:
+            scope = f'{allowed["least"]:g} to {allowed["greatest"]:g}'
+        print(f'  {knob:18} {option.default!s:8} {scope:16} {allowed.get("meaning", "")}')
     return 0
 
 
-# --------------------------------------------------------------------------------------------------- the flags
+# -------------------------------------------------------------------------------------------------- the flags
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
@@ -430,7 +430,7 @@ def parse(argv):
     add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
     add('--show', action='store_true', help='cycle by cycle: what was drafted, rejected, put in its place')
     add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
-    add('--trace', metavar='FILE.jsonl|FILE.html', help='a line for every cycle, or a page that shows the run')
+    add('--trace', metavar='FILE.jsonl|FILE.html', help='a line for every cycle, or a page')
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
     add('--compare', metavar='M1,M2,...', help='one table of these methods and ar')
     add('--split', metavar='NAME', help='under torchrun: each process writes its share of --prompts to '
@@ -471,7 +471,7 @@ def check_flags(args):
 
 
 def fill_in(args):
-    """Puts in the methods, and defaults that depend on other flags; ValueError for a knob that does not fit."""
+    """Puts in the methods, and defaults that depend on other flags; ValueError for knobs that do not fit."""
     if args.gamma is not None and args.names != ['ar']:
         known = any('gamma' in knobs_of(METHODS[name]) for name in args.names)
         expect(known, f'--gamma {args.gamma}: no knob of {", ".join(args.names)}; leave it out')
@@ -779,7 +779,7 @@ def is_page(name):
 
 @contextlib.contextmanager
 def open_trace(where, engine):
-    """What --trace writes, or None: JSON lines, or a page. An older file is replaced once the run has ended."""
+    """What --trace writes, or None: JSON lines, or a page. An older file is replaced when the run ends."""
     if where is None:
         yield None
         return
@@ -826,8 +826,7 @@ def compare(engine, work, methods, page):
         engine.write(work[0][2], method)
     texts = {}                                          # {row: {method: the Texts of each round}}
     status = 0
-    for turn, (row, number, prompt) in tqdm(list(itertools.product(range(ROUNDS), work)), 'compare',
-                                            file=sys.stderr, disable=None):
+    for row, number, prompt in tqdm(work * ROUNDS, 'compare', file=sys.stderr, disable=None):
         found = {name: write_text(engine, row, number, prompt, name, method)[0]
                  for name, method in methods.items() if not status}
         if any(text.finish == 'interrupted' for text in found.values()):
@@ -905,15 +904,15 @@ def share_right(engine, texts):
     return ratio(sum(graded), len(graded))
 
 
-# ----------------------------------------------------------------------------------------------------- figures
+# ---------------------------------------------------------------------------------------------------- figures
 
 def statistics(cycles, prompt_seconds, weights):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
 
     weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged;
     drafted_share: committed tokens that the draft wrote, over all. block_efficiency: tokens committed per
-    target pass, full or sparse. work: weight bytes read, over those of one full target pass; compute: if every
-    position read them anew, as where arithmetic takes the time. All exclude the prompt's passes and seconds.
+    target pass, full or sparse. work: weight bytes read, over those of one full target pass; compute: if
+    every position read them anew, as where arithmetic takes the time. All exclude the prompt.
     """
     passes = Counter()
     positions = Counter()
@@ -1003,17 +1002,18 @@ def figures(engine, texts):
 
 
 def summary(engine, session, texts, trace):
-    """Lines for the end of a run: what cut texts short, grades, pass times, acceptance, the gamma that pays."""
+    """Lines for the end of a run: texts cut short, pass times, acceptance, the gamma that pays, grades."""
     count = cut_at_max_new(engine, texts)
     if count:
-        yield f'{count} of {len(texts)} texts ({count / len(texts):.0%}) were cut at --max-new {engine.max_new}'
+        yield (f'{count} of {len(texts)} texts ({count / len(texts):.0%}) were cut at --max-new '
+               f'{engine.max_new}')
     full = [text for text in texts if text.finish == 'length' and len(text.tokens) < engine.max_new]
     if full:
         yield (f'{len(full)} of {len(texts)} texts ended before --max-new {engine.max_new}: '
                f'the context of {engine.context} tokens (of the {engine.shortest}) was full')
     method = texts[0].method
     if isinstance(method, Exact):                       # others judge no blocks
-        yield from speed_tables(engine, session, texts, trace)
+        yield from speed_tables(session, texts, trace)
     share = share_right(engine, texts)
     if share is not None:
         graded = sum(grade(text.row, '') is not None for text in texts)
@@ -1027,36 +1027,38 @@ def cut_at_max_new(engine, texts):
     return sum(text.finish == 'length' and len(text.tokens) == engine.max_new for text in texts)
 
 
-def speed_tables(engine, session, texts, trace):
+def speed_tables(session, texts, trace):
     """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays."""
     cycles = [cycle for text in texts for cycle in text.cycles]
-    drafted = {len(cycle.drafted) for cycle in cycles}
-    blocks = {0} | drafted if session.target.compiled else drafted.union(BLOCKS)
+    blocks = {0, *(len(cycle.drafted) for cycle in cycles)}
+    if not session.target.compiled:                     # other lengths would have to be compiled
+        blocks.update(BLOCKS)
     path = texts[0].method.path(session)
     verify = time_passes(session, path, sorted(n for n in blocks if n < len(session.tokens)))
     if trace:
         trace.step = verify[0]
     places = acceptance_by_place(cycles)
-    rows = [('n draft tokens', {n: str(n) for n in verify}),
-            (f'{path.name} pass over n + 1, ms', {n: f'{1000 * t:.3g}' for n, t in verify.items()}),
-            ('kept at position n', {n: f'{kept / judged:.0%}' for n, (kept, judged) in enumerate(places, 1)}),
-            ('  of so many judged', {n: str(judged) for n, (_, judged) in enumerate(places, 1)})]
-    speeds = {}
-    passes = [cycle.passes[f'draft/{name}'] for cycle in cycles for name in ['full'] if 'draft/full' in cycle.passes]
-    if texts[0].name == 'sd' and places:
-        draft = median([seconds / n for n, _, seconds in passes] or [0.0])
+    yield table_line('n draft tokens', verify, {n: n for n in verify})
+    times = {n: f'{1000 * seconds:.3g}' for n, seconds in verify.items()}
+    yield table_line(f'{path.name} pass over n + 1, ms', verify, times)
+    if not places:
+        return
+    yield table_line('kept at position n', verify, {n: f'{a / b:.0%}' for n, (a, b) in enumerate(places, 1)})
+    yield table_line('  of so many judged', verify, {n: b for n, (_, b) in enumerate(places, 1)})
+    drafts = [cycle.passes['draft/full'] for cycle in cycles if 'draft/full' in cycle.passes]
+    if texts[0].name == 'sd' and drafts:
+        draft = sum(seconds for *_, seconds in drafts) / sum(n for n, *_ in drafts)
         speeds = speedups(places, draft / verify[0], {n: t / verify[0] for n, t in verify.items()})
-        rows.append(('  times ar at gamma n', {n: f'{speed:.2f}' for n, speed in speeds.items()}))
-    width = max(len(name) for name, _ in rows)
-    for name, cells in rows:
-        if cells:
-            yield f'{name:{width}}' + ''.join(f'{cells.get(n, ""):>6}' for n in verify).rstrip()
-    if speeds:
-        judged = sum(n for _, n in places)
+        yield table_line('  times ar at gamma n', verify, {n: f'{x:.2f}' for n, x in speeds.items()})
         best = min(n for n, speed in speeds.items() if speed >= 0.98 * max(speeds.values()))
-        said = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay here'
-        yield (f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma by these '
-               + (f'passes: {said}' if judged >= SURE else f'passes: {judged} judged tokens are too few to tell'))
+        said = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
+        if sum(judged for _, judged in places) < SURE:
+            said = 'too few tokens were judged to tell'
+        yield f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma: {said}'
+
+
+def table_line(name, columns, cells):
+    return f'{name:27}' + ''.join(f'{cells.get(n, ""):>6}' for n in columns).rstrip()
 
 
 def speedups(places, c, v):

@@ -315,7 +315,7 @@ def decode(session: Session, method: 'Method'):
 
 # --------------------------------------------------------------------------------------- what a method is
 
-def knob(default, meaning, least=-inf, greatest=2 ** 31, words=()):
+def knob(default, meaning, least=-inf, greatest=1e9, words=()):
     """A field that users set: a number in a range, or one of these words. None as a default: see meaning."""
     return field(default=default, metadata=dict(meaning=meaning, least=least, greatest=greatest, words=words))
 

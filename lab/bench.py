@@ -63,7 +63,7 @@ def peak_of_run(folder, dtype):
     tokenizer = read_tokenizer(File(folder))
     ids = tokenizer.encode((HERE / 'README.md').read_text(encoding='utf-8')).ids
     prompt = tokenizer.decode(ids[:PAGE - WRITTEN])
-    flags = ['--target', folder, '--draft', 'none', '--dtype', dtype, '--device', 'cpu', '--threads', '1',
+    flags = ['--target', folder, '--draft', 'none', '--dtype', dtype, '--device', 'cpu',
              '--max-new', str(WRITTEN), '--prompt', prompt]
     run = subprocess.Popen([sys.executable, HERE / 'specmini.py', *flags], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(run.pid, 0)
@@ -105,6 +105,7 @@ def run(args):
     if args.dtype == 'auto':
         args.dtype = 'bf16' if args.device == 'cuda' else 'fp32'
     torch.set_num_threads(args.threads)
+    os.environ['OMP_NUM_THREADS'] = str(args.threads)   # which an Engine respects
     if args.what == 'cuda':
         return cuda.run_all(args.device, args.dtype)
     if args.what == 'speed':

@@ -28,7 +28,7 @@ import torch
 
 from lab import tasks
 from lab.quantise import linear, quantise
-from model import encode, expect, fingerprint, load, same_vocabulary
+from model import encode, expect, fingerprint, load, pack, same_vocabulary
 from specmini import DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, take_threads
 from verify import METHODS, Exact, chain, confidence_signals, decode, lookup, token_logps, tokens_of
 
@@ -57,7 +57,7 @@ def network(folder, device='cpu', dtype='fp32', rounded=False):
             if linear(key, weight):
                 weight.copy_(quantise(weight))
     if device == 'cpu' and dtype == 'fp32':
-        model.pack()
+        pack(model)
     return loaded
 
 
@@ -212,12 +212,6 @@ def named(method, **knobs):
     """A Setting of a method by its name; settings of Setting itself are taken out of the knobs."""
     own = {key: knobs.pop(key) for key in Setting._fields if key in knobs}
     return Setting(functools.partial(METHODS[method], **knobs), **own)
-
-
-def looked_up_first(session, plan):
-    """A Draft that is looked up in the text, or the draft model's where nothing is found."""
-    draft = lookup(session, plan)
-    return draft if draft.tokens else chain(session, plan)
 
 
 def sd(gamma, proposer=None, **settings):

@@ -1,4 +1,4 @@
-"""Whether a method keeps the target's law, counted out and shown: `python specmini.py --prove METHOD`.
+"""Whether a method keeps the target's law, counted out and shown: `python -m lab.prove METHOD`.
 
 What the law tests assert, for a reader to see. Target and draft are tables, and every outcome of every draw
 of a short text is followed: the figures are probabilities, not shares of samples.
@@ -6,13 +6,15 @@ of a short text is followed: the figures are probabilities, not shares of sample
 import copy
 import functools
 import itertools
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from types import NoneType
 
 from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, session, variation, write
-from model import Reader, expect
-from verify import Controller, Ecsv, FixedLength, decode, tokens_of
+from model import Calibration, expect
+from specmini import Parser, check_settings, exit_status, make_method
+from verify import METHODS, Controller, Ecsv, FixedLength, decode, knobs_of, tokens_of
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
 LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
@@ -23,8 +25,8 @@ LEARNED = '\nits controller has learned from another text, and drafts otherwise 
 UNMOVED = f'\nNOTE: its controller learns, but after {LESSON} tokens it drafts as at first'
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
-RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1], target_logp=[-4, 0], target_grounding=[0, 1])
-CALIBRATION = dict(mask=dict(skip=[1], nested=[[1], [1]]), signals=RANGES)      # a table has one layer
+RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
+CALIBRATION = Calibration(dict(mask=dict(skip=[1]), signals=RANGES), 'a table')     # of one layer
 
 
 class TooMany(ValueError):
@@ -43,7 +45,7 @@ def prove(name, method, **sampling):
     try:
         return largest_proof(name, method, sampling)
     except ValueError as error:
-        raise ValueError(f'--prove {name}: {error}') from None
+        raise ValueError(f'{name}: {error}') from None
 
 
 def largest_proof(name, method, sampling):
@@ -73,10 +75,7 @@ def proof_of(name, method, vocab, horizon, sampling):
     """The Proof by texts of `horizon` tokens, on tables of so many."""
     target = Table(1, vocab, weight=2.0)
     draft = Table(2, vocab, UNSURE) if varies(method) else Table(2, vocab)
-    missing = method.sections(target.config) - CALIBRATION.keys()
-    expect(not missing, f'these knobs need {sorted(missing)} of a calibration.json, which tables have not')
     settings = dict(calibration=CALIBRATION, text=letters, **sampling)
-    settings['mid'] = Reader(Table(3, vocab), LESSON + horizon)
     law, remark = law_of(method, target, draft, horizon, settings)
     total = sum(law.values())
     expect(abs(total - 1) < SAME, f'the chances of its texts sum to {total:.6g}, expected 1: it draws from '
@@ -95,7 +94,7 @@ def law_of(method, target, draft, horizon, settings):
         run = functools.partial(write_taught, control or method.control)
         law = enumerate_law(target, draft, method, horizon, run=limited(run), **settings)
         return law, LEARNED if control else UNMOVED
-    if isinstance(method, Ecsv) and not method.bonus_check:     # it keeps nothing from a cycle to the next
+    if isinstance(method, Ecsv) and not method.budget:      # it keeps nothing from a cycle to the next
         return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings), ''
     return enumerate_law(target, draft, method, horizon, run=limited(write), **settings), ''
 
@@ -176,7 +175,7 @@ class Proof:
         return int(self.promised and self.gap > SAME)
 
     def lines(self):
-        """What --prove prints."""
+        """What is printed."""
         width = max(9, len(self.name))
         yield self.header
         yield f'{"text":12}  {self.name:>{width}}     target  difference  draft alone'
@@ -221,3 +220,42 @@ def counted(n, word):
 def spelled(text):
     """The ids of a text, as they are shown."""
     return ' '.join(map(str, text))
+
+
+# --------------------------------------------------------------------------------------------- the program
+
+def parse():
+    parser = Parser(prog='python -m lab.prove', description=__doc__.split('\n')[0])
+    add = parser.add_argument
+    add('method', help='one of those that specmini.py --list shows')
+    add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
+    add('--gamma', type=int, help='draft tokens a cycle')
+    add('--temperature', type=float, default=1.0, help='default: 1, because a greedy law is one text')
+    add('--top-k', type=int, default=0)
+    add('--top-p', type=float, default=1.0)
+    return parser.parse_args()
+
+
+def run():
+    """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
+    args = parse()
+    expect(args.method in METHODS, f'{args.method}: there are {", ".join(METHODS)}')
+    if args.gamma is not None:
+        expect('gamma' in knobs_of(METHODS[args.method]), f'--gamma {args.gamma}: no knob of {args.method}')
+        args.set.append(f'gamma={args.gamma}')
+    args.max_new, args.seed, args.dtype = 1, 0, 'auto'
+    check_settings(args)
+    method = make_method(args.method, args.set, [args.method])
+    proof = prove(args.method, method, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    for line in proof.lines():
+        print(line)
+    return proof.status
+
+
+def main():
+    return exit_status('lab.prove', run)
+
+
+if __name__ == '__main__':
+    import lab.rivals                                   # noqa: F401, enters the baselines in METHODS
+    sys.exit(main())

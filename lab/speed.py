@@ -169,7 +169,7 @@ def speed(args):
     homes = args.pair.split(',') if args.pair else [MODELS / 'target', MODELS / 'draft']
     expect(len(homes) == 2, f'--pair {args.pair}: expected two folders DIR,DIR')
     transformers = quiet_transformers()
-    settings = dict(max_new=args.length, threads=args.threads, device=args.device, dtype=args.dtype)
+    settings = dict(max_new=args.length, device=args.device, dtype=args.dtype)
     engines = [Engine(*homes, **settings)]
     contestants = our_contestants(engines[0], args.gamma)
     if args.compile:
