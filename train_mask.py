@@ -1,12 +1,11 @@
-"""What is measured once on a model and kept in its calibration.json: which sublayers a slim pass can skip.
+"""What is measured once on a model and kept in its calibration.json.
 
-`python train_mask.py` searches the mask of the embedded target in half a minute; --target and --text take
-any other model, --prompts what the target itself writes behind prompts of yours. Masks that need no search
-come first: evenly spaced units, all contiguous blocks; then random proposals take turns with Bayesian ones (a
-Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far, --resume goes on from it.
-How masks are used: verify.py.
---anchors measures instead what --sparse needs to choose layers and thresholds by, and --signals how sure and
-how grounded a draft's steps are, for specguard (steps of the laboratory's tasks, or of your own --prompts).
+`python train_mask.py` searches which layers a slim pass of the embedded target can skip, in half a minute;
+--target and --prompts take any other. The text is what the target itself writes behind prompts. Masks that
+need no search come first: evenly spaced layers, all contiguous blocks. Then random proposals take turns with
+Bayesian ones (a Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far.
+--anchors measures instead which layers choose blocks under --sparse, and its thresholds. --signals measures
+how confident and how grounded a draft's steps are, for specguard.
 
 m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
@@ -16,49 +15,86 @@ import itertools
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path as File
 
 import torch
 from tqdm import tqdm
 
 import kernels
-from model import Reader, encode, expect, load, read_calibration, write_calibration
-measured_sections = dict
-from specmini import (EMBEDDED, Parser, chat, exit_status, lab_module, pick_device, read_rows, take_threads,
-                      text_of_file)
-from verify import Autoregressive, Session, Sparse, decode, silence, violation
+from model import Reader, encode, expect, fingerprint, load, pack, write_calibration
+from specmini import (EMBEDDED, Engine, Parser, chat, exit_status, grade, lab_module, pick_device, read_rows,
+                      take_threads)
+from verify import (Autoregressive, Exact, Session, Sparse, SpecGuard, decode, silence, step_score, tokens_of,
+                    violation)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a search is asked for; a resumed one must ask for the same texts, units and objective."""
+    """What a measurement is asked for."""
     unit: str = 'layer'             # what a mask leaves out: layer or sublayer
     skip: float = 0.45              # share of the layers to leave out
-    objective: str = 'violation'    # DIMR's R, or argmax: SWIFT's match
     seed: int = 0
     windows: int = 28               # calibration texts
     window: int = 32                # W, tokens scored of each; as the max_lag of via
-    text: str = None                # file of calibration text
-    prompts: str = None             # of prompts that it goes on from; neither: training rows of the lab
-    chat: bool = False              # whether these are put into its chat template
+    prompts: str = None             # file of prompts; None: training rows of the lab's tasks
+    chat: bool = False              # whether these are put into the target's chat template
     evaluations: int = 60           # masks to try at most
     minutes: float = 60.0           # time to search at most
-    patience: int = 30              # masks without a better one that end it
-    period: int = 2                 # every so many proposals a Bayesian one; 0: never
-
-    def asked(self):
-        """What a resumed search must have in common with the one before."""
-        return {name: getattr(self, name) for name in RESUMED}
 
 
-RESUMED = 'unit', 'skip', 'objective', 'seed', 'windows', 'window', 'text', 'prompts', 'chat'
-WARM_UP = 8             # masks tried at random before the Gaussian process is asked
+PATIENCE = 30           # masks without a better one that end a search
+PERIOD = 2              # every so many proposals a Bayesian one
+WARM_UP = 8             # masks tried before the Gaussian process is asked
 RANDOM = 500            # random masks among which a proposal is chosen
 NOISE = 1e-2            # variance of a cost's logarithm that is not explained, over that which is
 QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table that --anchors writes
-PART = 4                # a nested mask is sought among a 4th as many: few methods make use of one
 EVERY = 17              # of a pass's channel activations, every 17th is kept: enough for quantiles
+BETAS = 0.5, 0.25, 0.75, 0.0, 1.0       # gates of SpecGuard; of equally good ones the first is chosen
+TAUS = [i / 20 for i in range(22)]
+LEAST = 0.05            # share of the steps that a gate must keep: how right the surest few are says little
+
+
+# ---------------------------------------------------------------------------------------- calibration texts
+
+def calibration_rows(settings):
+    """Rows with a prompt, in the order in which they are used: of the file, or training rows task by task."""
+    if settings.prompts:
+        return read_rows(None, settings.prompts)
+    tasks = lab_module('tasks')
+    expect(tasks, 'no laboratory with tasks beside this file: give --prompts FILE')
+    sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
+    return [next(source) for source in sources * 10 * settings.windows]
+
+
+def encoded(target, tokenizer, rows, settings):
+    """The ids of these rows' prompts, in the chat template where that is asked for."""
+    texts = [chat(target, row['prompt']) if settings.chat else row['prompt'] for row in rows]
+    return encode(tokenizer, texts, not settings.chat)
+
+
+def calibration_texts(target, model, tokenizer, eos, settings):
+    """settings.windows texts as ids: prompts, each with the W tokens that the target writes behind it.
+
+    Rows behind which it writes fewer, or whose prompt fills the context, are passed over.
+    """
+    W = settings.window
+    texts = []
+    rows = calibration_rows(settings)
+    bar = tqdm(total=settings.windows, desc='calibration texts', disable=None)
+    for row in rows:
+        (ids,) = encoded(target, tokenizer, [row], settings)
+        if len(ids) + W <= model.config.max_position_embeddings:
+            session = Session(Reader(model, len(ids) + W), None, silence, list(ids), W, eos)
+            for _ in decode(session, Autoregressive()):
+                pass
+            if not session.room:
+                texts.append(session.tokens)
+                bar.update()
+        if len(texts) == settings.windows:
+            return texts
+    raise ValueError(f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens, expected '
+                     f'{settings.windows}: give other --prompts, or a smaller --windows or --window')
 
 
 class Windows:
@@ -74,26 +110,18 @@ class Windows:
         self.readers = [Reader(model, len(ids)) for ids in texts]
         self.p = []                                     # of each text the target's log-probabilities [W, V]
         for reader, ids in zip(self.readers, texts):
-            self.p.append(self.law(reader, ids, model.full))
+            self.p.append(self.logps(reader, ids, model.full))
 
-    def law(self, reader, ids, path):
+    def logps(self, reader, ids, path):
         """Log-probabilities [W, V]; whatever the cache holds, the window is read anew."""
         return reader.read(ids, [], path, self.W).float().log_softmax(-1)
 
-    def cost(self, skip, objective='violation'):
-        """What DIMR minimises: R(p|s) in nats a token; for 'argmax', how often the likeliest token differs.
-
-        Source: VIA-SD (2026), DIMR; Xia et al. 2024 (SWIFT) for the match of argmaxes.
-        """
+    def cost(self, skip):
+        """What DIMR minimises: R(p|s) in nats a token. Source: VIA-SD (2026), DIMR."""
         path = self.model.full.without(skip)
         total = 0.0
         for reader, ids, p in zip(self.readers, self.texts, self.p):
-            s = self.law(reader, ids, path)
-            if objective == 'violation':
-                apart = violation(p, s)                                                 # [W]
-            else:
-                apart = (p.argmax(-1) != s.argmax(-1)).float()
-            total += float(apart.mean())
+            total += float(violation(p, self.logps(reader, ids, path)).mean())
         return total / len(self.texts)
 
 
@@ -137,15 +165,18 @@ def expected_improvement(seen, costs, masks):
     return deviation * (z * normal.cdf(z) + normal.log_prob(z).exp())
 
 
-def propose(tried, m, k, generator, bayes):
+def propose(tried, m, k, seed):
     """k of m units, a sorted tuple not in tried {mask: cost}: random, or of most expected improvement.
 
     The latter of RANDOM random ones and all swaps of one unit in the best 8. None where none of these is new.
     """
+    i = len(tried)
+    generator = torch.Generator().manual_seed(seed * 100_003 + i)
     many = []
     for _ in range(RANDOM):
         units = torch.randperm(m, generator=generator)[:k]
         many.append(tuple(sorted(units.tolist())))
+    bayes = i >= WARM_UP and i % PERIOD == 0
     if bayes:
         for mask in sorted(tried, key=tried.get)[:8]:
             for out, new in itertools.product(mask, set(range(m)) - set(mask)):
@@ -170,32 +201,20 @@ def plain_masks(m, k):
         yield tuple(range(begin, begin + k))
 
 
-def proposals(m, k, settings, tried):
-    """Yields new masks of k of m units, as long as it finds any; after each it looks at tried {mask: cost}.
+def search(cost, m, k, settings):
+    """{mask: cost} of masks of k of m units, in the order in which they were tried; Ctrl-C ends it early.
 
-    A proposal depends on the seed and on tried alone: a resumed search goes the way of an uninterrupted one.
+    cost: function of a mask. Source: VIA-SD (2026), DIMR.
     """
-    while True:
-        i = len(tried)
-        generator = torch.Generator().manual_seed(settings.seed * 100_003 + i)
-        bayes = settings.period and i >= WARM_UP and i % settings.period == 0
-        mask = propose(tried, m, k, generator, bayes)
-        if mask is None:
-            return
-        yield mask
-
-
-def search(cost, masks, settings, tried, end=math.inf):
-    """Adds to tried {mask: cost} what the settings allow; Ctrl-C ends it early, and nothing is lost.
-
-    cost: function of a mask; masks: those to try in turn; end: the perf_counter from which none is tried.
-    Source: VIA-SD (2026), DIMR.
-    """
-    bar = tqdm(total=settings.evaluations, initial=len(tried), disable=None, desc='masks')
+    tried = {}
+    end = time.perf_counter() + 60 * settings.minutes
+    plain = plain_masks(m, k)
+    bar = tqdm(total=settings.evaluations, disable=None, desc='masks')
     try:
-        for mask in masks:
-            spent = len(tried) >= settings.evaluations or time.perf_counter() >= end
-            if spent or since_best(tried) > settings.patience:
+        while len(tried) < settings.evaluations and time.perf_counter() < end:
+            mask = next(plain, None) or propose(tried, m, k, settings.seed)
+            costs = list(tried.values())
+            if mask is None or costs and len(costs) - costs.index(min(costs)) > PATIENCE:
                 break
             if mask not in tried:
                 tried[mask] = cost(mask)
@@ -203,174 +222,59 @@ def search(cost, masks, settings, tried, end=math.inf):
                 bar.set_postfix(best=f'{min(tried.values()):.4f}')
     except KeyboardInterrupt:
         bar.write('interrupted: the best so far is kept', file=sys.stderr)
+    expect(tried, 'no mask was tried: give the search more --minutes')
+    return tried
 
 
-def since_best(tried):
-    """How many masks were tried from the best one on, itself included; 0 where none was."""
-    costs = list(tried.values())
-    return len(costs) - costs.index(min(costs)) if costs else 0
-
-
-def maskable(settings, layers):
+def maskable(unit, layers):
     """[tuple of sublayers of each unit]: the first and the last layer always stay."""
     units = []
     for i in range(1, layers - 1):
-        if settings.unit == 'layer':
+        if unit == 'layer':
             units.append((2 * i, 2 * i + 1))
         else:
             units += [(2 * i,), (2 * i + 1,)]
     return units
 
 
-def find_mask(model, windows, settings, tried):
-    """The section `mask` of the calibration file, from tried {mask: cost} as the search leaves it.
-
-    Its keys: see model.py. nested: the best, then the half and the quarter of it that cost least.
-    """
+def find_mask(model, windows, settings):
+    """The section `mask` of the calibration file; plain: the best of the masks without search."""
     layers = model.config.num_hidden_layers
-    units = maskable(settings, layers)
+    units = maskable(settings.unit, layers)
     m = len(units)
-    every = layers if settings.unit == 'layer' else 2 * layers
-    k = int(settings.skip * every)
+    k = int(settings.skip * layers * (1 if settings.unit == 'layer' else 2))
     expect(0 < k <= m, f'--skip {settings.skip}: {k} of {m} free {settings.unit}s; expected 1 to {m}')
 
     def sublayers(mask):
         return sorted(j for unit in mask for j in units[unit])
-
-    def cost(mask):
-        return windows.cost(sublayers(mask), settings.objective)
-    begin = time.perf_counter()
-    end = begin + 60 * settings.minutes                             # of all searches together
-    masks = itertools.chain(plain_masks(m, k), proposals(m, k, settings, tried))
-    search(cost, masks, settings, tried, end)
-    expect(tried, 'no mask was tried: give the search more --minutes')
+    tried = search(lambda mask: windows.cost(sublayers(mask)), m, k, settings)
     best = min(tried, key=tried.get)
-    seconds = round(time.perf_counter() - begin, 1)
-    nested = [best]
-    while len(nested) < 3 and len(nested[-1]) > 1:
-        inner = best_half(cost, nested[-1], settings, end)
-        if inner is None:                               # interrupted before the first, or too late
-            break
-        nested.append(inner)
-    slim = model.full.without(sublayers(best))
-    plain = {}
-    for name, mask in best_plain(m, k, tried).items():
-        plain[name] = dict(skip=sublayers(mask), cost=tried[mask])
-    return dict(skip=sublayers(best), nested=[sublayers(mask) for mask in nested], cost=tried[best],
-                plain=plain, work=model.read_bytes(slim) / model.read_bytes(model.full), seconds=seconds,
-                settings=settings.asked(),
-                tried={' '.join(map(str, mask)): found for mask, found in tried.items()})
-
-
-def best_plain(m, k, tried):
-    """{evenly, contiguous: the mask of that kind that costs least}, of those that an ended search tried."""
     evenly, *blocks = plain_masks(m, k)
-    found = {}
+    plain = {}
     for name, masks in dict(evenly=[evenly], contiguous=blocks).items():
-        there = [mask for mask in masks if mask in tried]
+        there = [mask for mask in masks if mask in tried]       # of an interrupted search not all
         if there:
-            found[name] = min(there, key=tried.get)
-    return found
-
-
-def best_half(cost, mask, settings, end):
-    """The half of a mask's units that costs least, by a search of its own; None where none was tried."""
-    def cost_within(places):
-        return cost([mask[i] for i in places])
-    within = {}
-    fewer = replace(settings, evaluations=-(-settings.evaluations // PART))
-    masks = proposals(len(mask), len(mask) // 2, settings, within)
-    search(cost_within, masks, fewer, within, end)
-    if not within:
-        return None
-    return [mask[i] for i in min(within, key=within.get)]
-
-
-# ---------------------------------------------------------------------------------------- calibration texts
-
-def calibration_texts(tokenizer, settings):
-    """settings.windows texts as ids, each ending in the settings.window tokens that are scored.
-
-    Of --text: evenly spaced pieces. Else the lab's training rows, task by task, as far into their solutions.
-    Those of --prompts: see written_behind.
-    """
-    if settings.text:
-        return pieces_of(tokenizer, settings)
-    tasks = lab_module('tasks')
-    expect(tasks, 'no laboratory with tasks beside this file: give --prompts FILE or --text FILE')
-    W = settings.window
-    texts = []
-    sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
-    for source in sources * (10 * settings.windows):
-        row = next(source)
-        prompt, whole = encode(tokenizer, [row['prompt'], row['prompt'] + row['solution']])
-        if len(whole) > W:
-            texts.append(whole[:len(prompt) + W])
-        if len(texts) == settings.windows:
-            return texts
-    raise ValueError(f'--window {W}: hardly a text of the tasks is that long; give a --text FILE or fewer')
-
-
-def pieces_of(tokenizer, settings):
-    """Evenly spaced pieces of a file, each of at most eight windows."""
-    W = settings.window
-    (ids,) = encode(tokenizer, [text_of_file('--text', settings.text)], special=False)
-    expect(len(ids) >= 2 * W, f'--text {settings.text}: {len(ids)} tokens; expected at least {2 * W}')
-    pieces = []
-    for i in range(settings.windows):
-        end = 2 * W + i * (len(ids) - 2 * W) // settings.windows
-        pieces.append(ids[max(0, end - 8 * W):end])
-    return pieces
-
-
-def written_behind(prompts, model, eos, W):
-    """Each prompt (ids) and what the target writes behind it, greedily: W tokens, or up to the end."""
-    texts = []
-    for i, ids in enumerate(tqdm(prompts, desc='calibration texts', disable=None), 1):
-        context = model.config.max_position_embeddings
-        expect(len(ids) + W <= context,
-               f'--prompts: prompt {i} has {len(ids)} tokens; expected at most {context - W}')
-        session = Session(Reader(model, len(ids) + W), None, silence, list(ids), W, eos)
-        for _ in decode(session, Autoregressive()):
-            pass
-        expect(len(session.tokens) > W,
-               f'--prompts: prompt {i} and its answer have {len(session.tokens)} tokens; expected above {W}')
-        texts.append(session.tokens)
-    return texts
-
-
-def calibration_rows(settings):
-    """settings.windows rows of the file of prompts, evenly spaced; ValueError where there are fewer."""
-    rows = read_rows(None, settings.prompts)
-    n = settings.windows
-    expect(len(rows) >= n, f'--prompts {settings.prompts}: {len(rows)} prompts; give {n}, or --windows fewer')
-    return [rows[i * len(rows) // n] for i in range(n)]
-
-
-def calibration_prompts(target, tokenizer, settings):
-    """The ids of these rows' prompts, in the chat template where that is asked for."""
-    texts = []
-    for row in calibration_rows(settings):
-        texts.append(chat(target, row['prompt']) if settings.chat else row['prompt'])
-    return encode(tokenizer, texts, not settings.chat)
+            mask = min(there, key=tried.get)
+            plain[name] = dict(skip=sublayers(mask), cost=tried[mask])
+    slim = model.full.without(sublayers(best))
+    work = model.read_bytes(slim) / model.read_bytes(model.full)
+    settings = dict(unit=settings.unit, skip=settings.skip, seed=settings.seed, windows=settings.windows,
+                    window=settings.window, prompts=settings.prompts, chat=settings.chat)
+    return dict(skip=sublayers(best), cost=tried[best], plain=plain, work=work, masks=len(tried),
+                settings=settings)
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
-# Dense verifying passes are watched while the sparse kernels choose beside them; nothing that they choose is
-# used.
+# Dense verifying passes are watched while the sparse functions choose beside them, without effect.
 
 def watched(path, log):
     """The same path, which appends (sublayer, carry) to the log after every sublayer: what a pass chose.
 
     Sublayer 2i is the attention of layer i, 2i + 1 its feed-forward.
     """
-    attends = []
-    ffns = []
-    for layer, attend in enumerate(path.attends):
-        attends.append(logged(attend, 2 * layer, log))
-    for layer, ffn in enumerate(path.ffns):
-        ffns.append(logged(ffn, 2 * layer + 1, log))
-    return replace(path, attends=tuple(attends), ffns=tuple(ffns))
+    attends = tuple(logged(attend, 2 * i, log) for i, attend in enumerate(path.attends))
+    ffns = tuple(logged(ffn, 2 * i + 1, log) for i, ffn in enumerate(path.ffns))
+    return replace(path, attends=attends, ffns=ffns)
 
 
 def logged(sublayer, number, log):
@@ -391,82 +295,29 @@ def attend_all(sparse_form, q, k, v, mask, carry):
     return kernels.attend(q, k, v, mask, carry)
 
 
-class Choices:
-    """What watched passes chose, collected layer by layer."""
-
-    def __init__(self, mixtures):
-        """mixtures: for each layer its number of experts, 0 where the feed-forward is dense."""
-        self.mixtures = mixtures
-        self.similar = []       # of each layer: Jaccard similarities of its blocks to the layer before's
-        self.sizes = []         # of each layer: [n, 1] channels' sizes, or [n, k - 1] lowest experts' shares
-        for _ in mixtures:
-            self.similar.append([])
-            self.sizes.append([])
-
-    def add(self, log):
-        """Adds one pass, in which no sublayer was skipped."""
-        before = []
-        for layer, experts in enumerate(self.mixtures):
-            _, attention = log[2 * layer]
-            _, feed_forward = log[2 * layer + 1]
-            heads = []
-            if 'blocks' in attention:                           # else the text is too short to choose from
-                heads = list(map(set, attention['blocks'][0].tolist()))
-            for mine, theirs in zip(heads, before):
-                self.similar[layer].append(len(mine & theirs) / len(mine | theirs))
-            before = heads
-            if experts:
-                self.sizes[layer].append(feed_forward['lowest'])
-            else:
-                some = feed_forward['channels'].flatten()[::EVERY]
-                self.sizes[layer].append(some.abs()[:, None])
-
-    def likeness(self):
-        """[L - 1] mean similarity of each layer but the first to the one before."""
-        return [round(sum(values) / len(values), 4) for values in self.similar[1:]]
-
-    def tables(self, layer):
-        """Quantiles of a layer's sizes: one table, or one for each number of lowest experts."""
-        columns = torch.cat(self.sizes[layer]).float().sort(0).values.T
-        places = torch.linspace(0, 1, QUANTILES, dtype=torch.float64) * (columns.shape[1] - 1)
-        found = []
-        for column in columns:
-            values = column[places.long()].tolist()
-            found.append([round(value, 5) for value in values])
-        return found
-
-
 def choosing_path(model, reader, knobs):
     """The model's full path, densely attended, on which every layer chooses blocks, channels and experts.
 
     Thresholds are so low that nothing is left out.
     """
     L = len(model.config.mixtures)
-    k = model.config.num_experts_per_tok
-    low = dict(
-        anchors=list(range(L)),
-        channels=[[1e-30]] * L,
-        experts=[[[0.0]] * (k - 1)] * L,
-    )
-    knobs = dict(dense_below=32) | knobs
-    method = Sparse(**knobs, anchors=L, ffn_quantile=0.5, moe_skip=max(k - 1, 0))
-    session = Session(reader, None, None, [], 0, calibration=dict(sparse=low))
-    path = method.view(model.full, session)
-    attends = []
-    for attend in path.attends:
-        attends.append(functools.partial(attend_all, attend))
-    return replace(path, attends=tuple(attends))
+    most = max(model.config.num_experts_per_tok - 1, 0)
+    low = dict(anchors=list(range(L)), channels=[[1e-30]] * L, experts=[[[0.0]] * most] * L)
+    method = Sparse(**dict(dense_below=32) | knobs, anchors=L, ffn_quantile=0.5, moe_skip=most)
+    path = method.view(model.full, Session(reader, None, None, [], 0, calibration=dict(sparse=low)))
+    return replace(path, attends=tuple(functools.partial(attend_all, attend) for attend in path.attends))
 
 
 def sparsity(model, texts, T=5, **knobs):
     """The section 'sparse': what dense verifying passes over T positions of texts (ids) would choose.
 
-    anchors: layer 0, then those whose blocks differ most from the layer before; jaccard: of each with it;
-    channels, experts: for each layer 21 quantiles, 0 to 1, of |silu(gate)| and of the share of the weight
-    that a token's m lowest experts have, m = 1, 2, ... Source: as verify.Sparse (anchor layers).
+    anchors: layer 0, then those whose blocks differ most from the layer before; jaccard: similarity of each
+    with it; channels, experts: for each layer 21 quantiles, 0 to 1, of |silu(gate)| and of the share of the
+    weight that a token's m lowest experts have, m = 1, 2, ... Source: as verify.Sparse (anchor layers).
     """
     mixtures = model.config.mixtures
-    choices = Choices(mixtures)
+    similar = [[] for _ in mixtures]        # Jaccard similarities of a layer's blocks to the layer before's
+    sizes = [[] for _ in mixtures]          # [n, 1] channels' sizes, or [n, k - 1] lowest experts' shares
     for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
         path = choosing_path(model, reader, knobs)
@@ -474,30 +325,120 @@ def sparsity(model, texts, T=5, **knobs):
             reader.read(ids[:end], [], model.full, 0)
             log = []
             reader.read(ids[:end], ids[end:end + T], watched(path, log), T)
-            choices.add(log)
-    if not choices.similar[-1]:
-        longest = max(map(len, texts))
-        raise ValueError(f'calibration texts of {longest} tokens at most: too short for blocks')
-    likeness = choices.likeness()
+            carries = [carry for _, carry in log]
+            before = []
+            for layer, E in enumerate(mixtures):
+                attention, feed_forward = carries[2 * layer:2 * layer + 2]
+                heads = []
+                if 'blocks' in attention:                       # else the text is too short to choose from
+                    heads = list(map(set, attention['blocks'][0].tolist()))
+                similar[layer] += [len(a & b) / len(a | b) for a, b in zip(heads, before)]
+                before = heads
+                some = feed_forward['lowest'] if E else feed_forward['channels'].reshape(-1, 1)[::EVERY].abs()
+                sizes[layer].append(some)
+    expect(similar[-1], f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
+    likeness = [round(sum(values) / len(values), 4) for values in similar[1:]]
     order = sorted(range(1, len(mixtures)), key=lambda layer: likeness[layer - 1])
-    channels = []
-    shares = []
-    for layer, experts in enumerate(mixtures):
-        tables = choices.tables(layer)
-        channels.append([0.0] if experts else tables[0])
-        shares.append(tables if experts else [])
-    return dict(anchors=[0, *order], jaccard=likeness, channels=channels, experts=shares)
+    tables = [quantiles(torch.cat(one)) for one in sizes]
+    channels = [[0.0] if E else table[0] for E, table in zip(mixtures, tables)]
+    experts = [table if E else [] for E, table in zip(mixtures, tables)]
+    return dict(anchors=[0, *order], jaccard=likeness, channels=channels, experts=experts)
 
 
-def find_anchors(model, texts):
-    """The section 'sparse' from texts (ids) that are joined and cut anew; prints the layers' order."""
-    joined = sum(texts, [])
-    pieces = []
-    for begin in range(0, len(joined), 512):
-        pieces.append(joined[begin:begin + 512])
-    found = sparsity(model, pieces)
-    print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
+def quantiles(columns):
+    """[[QUANTILES numbers] of each column] of columns [n, c], by the nearest lower rank."""
+    ranked = columns.float().sort(0).values.T                               # [c, n]
+    ranks = torch.linspace(0, 1, QUANTILES, dtype=torch.float64) * (ranked.shape[1] - 1)
+    return [[round(value, 5) for value in column[ranks.long()].tolist()] for column in ranked]
+
+
+# ------------------------------------------------------------------ --signals: what SpecGuard judges steps by
+
+def drafted_steps(engine, row, ids, method):
+    """[(L, G, right)] of the steps that the draft proposes along a text behind a prompt (ids).
+
+    L, G: the smallest log-probability and grounding of a step. right: whether the target, going on greedily
+    from it, comes to the row's answer; None where it does not by itself, or there is none. A step that is not
+    right is written by the target, so that all steps stand behind right ones.
+    Source: Wang et al. 2024 (Math-Shepherd), the hard estimate, with one greedy continuation.
+    """
+    session = engine.start(ids, method)
+    ways = []                               # (where a continuation began, all its ids, its grade)
+
+    def right(line):
+        for begin, way, verdict in ways:
+            if begin <= len(line) and way[:len(line)] == line:          # this text is on its way
+                return verdict
+        room = session.room - (len(line) - len(session.tokens))
+        going = replace(session, tokens=line, room=room)
+        going.ended = len(line) > len(ids) and line[-1] in session.eos
+        way = line + tokens_of(decode(going, Exact(draft_temperature=0)))
+        ways.append((len(line), way, grade(row, session.text(way[len(ids):]))))
+        return ways[-1][-1]
+    graded = right(list(ids))
+    found = []
+    while session.room and not session.ended:
+        draft = method.propose(session)
+        seen = method.score(session, draft)
+        good = right(session.tokens + draft.tokens) if graded else None
+        found.append((*map(min, zip(*seen)), good))
+        session.commit(draft.tokens if good else method.write(session))
     return found
+
+
+def signal_ranges(steps):
+    """[[1st, 99th percentile] of L, the same of G] of steps (L, G, ...)."""
+    found = []
+    for values in list(zip(*steps))[:2]:
+        ranked = sorted(values)
+        found.append([ranked[round(share * (len(ranked) - 1))] for share in (0.01, 0.99)])
+    return found
+
+
+def lower_bound(right, n):
+    """The lower end of the 95 % interval of a share of which `right` of n were seen. Source: Wilson 1927."""
+    z = 1.96
+    middle = right + z * z / 2
+    return (middle - z * math.sqrt(right * (n - right) / n + z * z / 4)) / (n + z * z)
+
+
+def choose_gate(steps, ranges, accuracy):
+    """dict(beta, tau, target, sure): the gate with the fewest target steps that is surely so accurate.
+
+    Surely means by the lower bound `sure` of the share of right steps among those kept, because of many gates
+    tried on few steps the luckiest looks too good. If none is so accurate, the surest. steps: (L, G, right).
+    """
+    gates = []
+    for beta, tau in itertools.product(BETAS, TAUS):
+        kept = [right for L, G, right in steps if step_score([(L, G)], ranges, beta)[0] >= tau]
+        if len(kept) >= max(1, LEAST * len(steps)):
+            gates.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps),
+                              sure=lower_bound(sum(kept), len(kept))))
+    good = [gate for gate in gates if gate['sure'] >= accuracy]
+    if good:
+        return min(good, key=lambda gate: gate['target'])
+    return max(gates, key=lambda gate: (gate['sure'], -gate['target']))
+
+
+def find_signals(engine, rows, prompts, method, accuracy):
+    """The section `signals` of the engine's pair, from rows and their prompts (ids); prints the gate."""
+    engine.open(prompts)
+    steps = []
+    for row, ids in tqdm(list(zip(rows, prompts)), desc='signals', disable=None):
+        steps += drafted_steps(engine, row, ids, method)
+    ranges = signal_ranges(steps)
+    section = dict(draft_logp=ranges[0], draft_grounding=ranges[1], steps=len(steps))
+    graded = [step for step in steps if step[-1] is not None]
+    gate = dict(beta=0.5, tau=0.5)
+    said = 'no row has an answer that the target finds, so beta and tau are not measured'
+    if graded:
+        gate = choose_gate(graded, ranges, accuracy)
+        section.update(beta=gate['beta'], tau=gate['tau'])
+        said = (f'of {len(graded)} graded steps the target writes {gate["target"]:.0%}, of the others surely '
+                f'{gate["sure"]:.1%} are right')
+    print(f'{said}; a run: --method specguard --set beta={gate["beta"]:g} tau={gate["tau"]:g} '
+          f'delimiter={method.delimiter!r}')
+    return section
 
 
 # --------------------------------------------------------------------------------------------- the program
@@ -507,77 +448,38 @@ def parse(argv):
     p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
     add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
-    add('--text', metavar='FILE', help='calibration text (default: training rows of the embedded tasks)')
-    add('--prompts', metavar='FILE',
-        help='prompts (JSON lines) that the target goes on from: calibration text of your own')
+    add('--prompts', metavar='FILE', help='prompts (JSON lines; default: rows of the embedded tasks)')
     add('--chat', action='store_true', help="put them into the target's chat template")
-    add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
+    add('--windows', type=int, default=usual.windows, help='prompts that are used (default: 28)')
+    add('--seed', type=int, default=usual.seed)
     add('--unit', choices=('layer', 'sublayer'), default=usual.unit, help='what a mask leaves out')
-    add('--objective', choices=('violation', 'argmax'), default=usual.objective,
-        help="DIMR's R or SWIFT's match")
+    add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
+    add('--window', type=int, default=usual.window, help='tokens scored of a text (default: 32)')
     add('--evaluations', type=int, default=usual.evaluations, help='masks to try at most (default: 60)')
     add('--minutes', type=float, default=usual.minutes, help='time to search at most (default: 60)')
-    add('--patience', type=int, default=usual.patience,
-        help='masks without a better one that end it (default: 30)')
-    add('--period', type=int, default=usual.period,
-        help='every so many proposals a Bayesian one; 0: never (default: 2)')
-    add('--windows', type=int, default=usual.windows, help='calibration texts (default: 28)')
-    add('--window', type=int, default=usual.window,
-        help='tokens scored of each (default: 32, as the max_lag of via)')
-    add('--seed', type=int, default=usual.seed)
-    add('--resume', action='store_true', help='go on from the masks that calibration.json has')
     add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     add('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
     add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
-    add('--rows', type=int, default=60, help='rows of each task for --signals (default: 60)')
-    add('--accuracy', type=float, default=0.95, help='share of the kept steps that is to be right')
-    add('--share', type=float, help='or instead: the largest share of steps for the target to write')
+    add('--accuracy', type=float, default=0.95, help='share of the kept steps that is to be right (0.95)')
     args = p.parse_args(argv)
-    check_flags(args)
-    return args
-
-
-def check_flags(args):
-    """ValueError for the first flag that is out of its range."""
-    ranges = dict(evaluations=(1, math.inf), patience=(1, math.inf), windows=(1, math.inf),
-                  window=(1, math.inf), rows=(1, math.inf), accuracy=(0, 1), share=(0, 1), skip=(0, 1),
-                  seed=(0, 2 ** 31 - 1))
-    for name, (low, high) in ranges.items():
+    for name, low, high in (('windows', 1, 1e6), ('window', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
+                            ('minutes', 0, 1e6), ('accuracy', 0, 1), ('seed', 0, 2 ** 31 - 1)):
         value = getattr(args, name)
-        expect(value is None or low <= value <= high, f'--{name} {value}: expected {low} to {high}')
-    expect(not (args.text and args.prompts), '--text and --prompts are two calibration texts; give one')
+        expect(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
     expect(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
-    expect(not (args.signals and args.text), '--signals takes --prompts FILE, not --text')
     expect(not (args.signals and args.anchors), '--signals and --anchors are two measurements; give one')
     expect(File(args.target).is_dir(), f'--target {args.target}: no such folder; give a Hugging Face folder, '
            'say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
+    return args
 
 
-def settings_of(args):
-    """The Settings that the flags ask for."""
-    return Settings(**{name: getattr(args, name) for name in asdict(Settings())})
-
-
-def resumed(target, settings):
-    """tried {mask: cost} of the search that --resume goes on from."""
-    old = read_calibration(target, None, ['mask'])['mask']
-    asked = Settings().asked() | old.get('settings', {})        # what an older file does not name is as usual
-    same = asked == settings.asked() and 'tried' in old
-    expect(same, f'--resume: the search before was of {old.get("settings")}; give this one the same')
-    tried = {}
-    for mask, cost in old['tried'].items():
-        tried[tuple(map(int, mask.split()))] = cost
-    return tried
-
-
-def measure_signals(args):
-    """Writes the section `signals` of the pair that the flags name."""
-    calibrate = lab_module('specguard.calibrate')
-    expect(calibrate, '--signals takes graded steps, which the laboratory makes, and there is no lab/ here')
-    pair = calibrate.pair_for(args.target, args.draft, args.prompts, args.chat)
-    take_threads(pair.network('target')[0])
-    found = calibrate.find_signals(pair, args.rows, args.seed, args.accuracy, args.share)
-    write_calibration(args.target, 'signals', found, args.draft)
+def measure_signals(target, draft, settings, accuracy=0.95):
+    """Writes the section `signals` of a pair."""
+    engine = Engine(str(target), str(draft))
+    method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
+    rows = calibration_rows(settings)[:settings.windows]
+    prompts = encoded(target, engine.tokenizer, rows, settings)
+    write_calibration(target, 'signals', find_signals(engine, rows, prompts, method, accuracy), draft)
 
 
 def load_with_texts(target, settings):
@@ -586,50 +488,47 @@ def load_with_texts(target, settings):
     dtype = torch.bfloat16 if device == 'cuda' else torch.float32       # as a run loads it
     model, tokenizer, eos = load(target, device, dtype)
     if device == 'cpu':
-        model.pack()
+        pack(model)
         take_threads(model)
-    if settings.prompts is None:
-        return model, calibration_texts(tokenizer, settings)
-    prompts = calibration_prompts(target, tokenizer, settings)
-    return model, written_behind(prompts, model, eos, settings.window)
+    return model, calibration_texts(target, model, tokenizer, eos, settings)
 
 
 def measure_anchors(target, settings):
-    """Writes the section `sparse` of a target."""
+    """Writes the section `sparse` of a target, from its texts joined and cut anew."""
     model, texts = load_with_texts(target, settings)
-    write_calibration(target, 'sparse', find_anchors(model, texts))
+    joined = sum(texts, [])
+    found = sparsity(model, [joined[begin:begin + 512] for begin in range(0, len(joined), 512)])
+    print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
+    write_calibration(target, 'sparse', found)
 
 
-def measure_mask(target, settings, resume=False):
+def measure_mask(target, settings):
     """Writes the section `mask` of a target and prints what was found."""
     model, texts = load_with_texts(target, settings)
-    tried = resumed(target, settings) if resume else {}
-    found = find_mask(model, Windows(model, texts, settings.window), settings, tried)
+    found = find_mask(model, Windows(model, texts, settings.window), settings)
     write_calibration(target, 'mask', found)
-    costs = dict(found=found['cost'])
-    for name, mask in found['plain'].items():
-        costs[name] = mask['cost']
+    costs = dict(found=found['cost']) | {name: mask['cost'] for name, mask in found['plain'].items()}
     listed = ', '.join(f'{name} {cost:.2g}' for name, cost in costs.items())
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
-          f'the weights; {settings.objective} a token: {listed}; {len(found["tried"])} masks, '
-          f'{found["seconds"]} s')
+          f'the weights; violation a token: {listed}; {found["masks"]} masks')
+
+
+def run(args):
+    names = Settings.__dataclass_fields__
+    settings = Settings(**{name: getattr(args, name) for name in names})
+    fingerprint(args.target)                            # a folder that is no checkpoint is told now
+    if args.signals:
+        measure_signals(args.target, args.draft, settings, args.accuracy)
+    elif args.anchors:
+        measure_anchors(args.target, settings)
+    else:
+        measure_mask(args.target, settings)
+    return 0
 
 
 def main(argv=None):
     """Runs the program; returns its exit status: 0, or 2 for bad input (one line on stderr)."""
     return exit_status('train_mask', lambda: run(parse(argv)))
-
-
-def run(args):
-    settings = settings_of(args)
-    measured_sections(args.target)                      # a file that nothing can be put into is told now
-    if args.signals:
-        measure_signals(args)
-    elif args.anchors:
-        measure_anchors(args.target, settings)
-    else:
-        measure_mask(args.target, settings, args.resume)
-    return 0
 
 
 if __name__ == '__main__':

@@ -373,8 +373,7 @@ def recalibrate():
     """Writes the three calibrations of the pair, then the one of the mixture, if there is one."""
     settings = train_mask.Settings()
     train_mask.measure_mask(HOME / 'target', settings)
-    pair = '--target', str(HOME / 'target'), '--draft', str(HOME / 'draft')
-    train_mask.measure_signals(train_mask.parse(pair))
+    train_mask.measure_signals(HOME / 'target', HOME / 'draft', settings)
     train_mask.measure_anchors(HOME / 'target', settings)
     if (HOME / 'moe' / 'model.safetensors').exists():
         train_mask.measure_anchors(HOME / 'moe', settings)

@@ -10,11 +10,12 @@ import torch
 import kernels
 import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
-from lab.specguard.calibrate import TASKS, find_signals, graded_session, step_checker, steps_end
+from lab.specguard.steps import TASKS, graded_session, step_checker, steps_end
 from lab.specguard.rivals import Unseen
 from model import encode, read_calibration
 from specmini import grade
-from verify import Exact, Session, SpecGuard, token_logps, tokens_of, write_steps
+from train_mask import Settings, calibration_rows, find_signals
+from verify import Exact, Session, SpecGuard, token_logps, tokens_of
 
 GAMMAS = 4, 8, 12               # of plain sd
 SEEDS = 3                       # runs of the default preset, each with other draws
@@ -24,25 +25,33 @@ MOST_STEPS = 6                  # steps of an answer, evenly spaced, behind whic
 ALTERED = 40                    # prompts of each family whose steps are altered
 WRITERS = dict(target=Exact(draft_temperature=0), draft=Unseen(k=1, draft_temperature=0, tau=-torch.inf))
 SOURCES = *WRITERS, 'reference'         # who wrote an answer whose steps are altered
+CALIBRATED = 60                 # prompts whose signals are measured, where another draft has none
 TURNS = 5                       # how often a step is timed; the least time counts
+PAPER = dict(k=16, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16, target_temperature=0.7, target_top_p=0.8)
 LAB = "the lab's tasks, because their steps are graded one by one"
 
 
 @functools.cache
 def signals_of(pair):
     """The section `signals` of a pair, from calibration.json, or measured as train_mask.py --signals does."""
-    try:
-        return read_calibration(pair.target, pair.draft, ['signals'])['signals']
-    except ValueError:                                  # it is of another draft
-        return find_signals(pair, rows=60, seed=0, accuracy=0.95)
+    stored = read_calibration(pair.target, pair.draft).get('signals')
+    if stored:
+        return stored
+    rows = [row for row in calibration_rows(Settings()) if row['task'] in TASKS][:CALIBRATED]
+    prompts = [pair.encode(row['prompt']) for row in rows]
+    return find_signals(pair.engine(), rows, prompts, SpecGuard(tau=torch.inf), accuracy=0.95)
 
 
 def armed(pair, prompt):
     """The pair's Engine, with the pair's scales and the step checker of a prompt."""
     engine = cached_engine(pair, '')
-    engine.calibration, engine.read_sections = dict(signals=signals_of(pair)), {'signals'}
-    checker = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
-    engine.session = functools.partial(Session, checker=checker)
+    engine.calibration = dict(signals=signals_of(pair))
+
+    def checked(**settings):
+        session = Session(**settings)
+        session.checker = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
+        return session
+    engine.session = checked
     return engine
 
 
@@ -84,13 +93,12 @@ def sweeps():
     found = {f'k {k}': named('specguard', k=k) for k in (1, 2, 8)}
     for knob, values in dict(tau=(0.1, 0.7, 0.9), beta=(0.0, 0.7, 1.0)).items():
         found |= {f'{knob} {value:g}': named('specguard', **{knob: value}) for value in values}
-    for who, n in (('target', 1), ('target', 3), ('target', 6), ('draft', 1)):
-        found[f'{who}, last {n}'] = named('specguard', signals=who, n_roll=n)
+    found['draft, last 1'] = named('specguard', n_roll=1)
     for target_k in (1, 16):
         found[f'target_k {target_k}'] = named('specguard', k=1, tau=torch.inf, target_k=target_k,
                                               temperature=0.7)
     return found | {
-        'and': named('specguard', combine='and'), 'preset=paper': named('specguard', preset='paper'),
+        'preset=paper': named('specguard', **PAPER),
         'oracle-gate': named('oracle-gate')}
 
 
@@ -103,14 +111,14 @@ def sinkless(q, k, v, mask, carry):
     weights = kernels.attention_rows(q[:, :, -T:], k, kernels.full_mask(mask, q, k)[-T:], carry['sparsify'])
     weights[..., 0] = 0
     weights /= weights.sum(-1, keepdim=True).clamp(min=1e-9)
-    carry['shades'] = kernels.shade(weights, carry['shades'], carry['residual'])
+    carry['shades'] = kernels.shade(weights, carry['shades'])
     return kernels.attend(q, k, v, mask, carry)
 
 
 def weakest(session, who, ids, sink=True):
     """[L, 1 - G] of a step (ids) by one model's last three layers; sink: whether the first token counts."""
     reader = session.readers()[who]
-    path = reader.model.full.grounded('last', 3, begin=len(session.tokens), sparsify=0.01, residual=0.0)
+    path = reader.model.full.grounded(3, len(session.tokens), 0.01)
     if not sink:
         attends = [sinkless if attend is kernels.grounded else attend for attend in path.attends]
         path = replace(path, attends=tuple(attends))
@@ -152,11 +160,11 @@ def drafted_row(pair, prompt):
     for place in sorted({i * len(steps) // MOST_STEPS for i in range(MOST_STEPS)} if steps else []):
         session.tokens = prompt.ids + sum(steps[:place], [])
         session.room = pair.max_new - (len(session.tokens) - len(prompt.ids))
-        found = write_steps(session, method, session.draft, 4)
-        ids = method.choose(session, found).tokens
+        found = method.propose(session)
+        ids = found.tokens
         row['kind'].append(kind_of(session.text(ids)))
         row['right'].append(int(session.checker(session.tokens + ids)))
-        row['first'].append(int(session.checker(session.tokens + found[0].tokens)))
+        row['first'].append(int(session.checker(session.tokens + (found.options or [ids])[0])))
         row['draft'].append(weakest(session, 'draft', ids))
     return prompt.name | row
 
@@ -211,9 +219,10 @@ def overhead_row(pair, prompt):
     method = SpecGuard()
     judging, writing = [], []
     for _ in range(TURNS):
-        found = write_steps(session, method, session.draft, method.k)
+        path = session.draft.model.full
+        found = method.write_steps(session, session.draft, path, session.probs, method.k)
         begin = time.perf_counter()
-        draft = method.choose(session, found)
+        draft = method.choose(found)
         method.judge(session, draft, method.score(session, draft))
         middle = time.perf_counter()
         method.write(session)

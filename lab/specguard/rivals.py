@@ -1,19 +1,23 @@
-"""Baselines of SpecGuard: other gates on a step. All of them are LOSSY."""
+"""Baselines of SpecGuard: other gates on a step. All of them are LOSSY.
+
+They ask `session.checker`, a function from ids to whether their last step is right, which the lab sets.
+"""
 from dataclasses import dataclass
 
 from model import expect
-from verify import METHODS, SpecGuard, Stepwise, in_range
+from verify import METHODS, SpecGuard, knob
 
 
 def step_right(session, draft):
     """1.0 if the session's checker finds this step right, else 0.0; ValueError where the task has none."""
-    expect(session.checker is not None,
-           'this gate grades steps: it needs a task with a step checker (python -m lab.measure specguard)')
-    return float(session.checker(session.tokens + draft.tokens))
+    checker = getattr(session, 'checker', None)
+    expect(checker, 'this gate grades steps: it needs a task with a step checker (python -m lab.measure '
+           'specguard)')
+    return float(checker(session.tokens + draft.tokens))
 
 
 @dataclass
-class Unseen(Stepwise):
+class Unseen(SpecGuard):
     """Steps whose signals are not read. LOSSY."""
 
     def score(self, session, draft):
@@ -27,8 +31,8 @@ class RewardGuided(Unseen):
     A reward model as large as the draft is charged: the draft's log has a pass over the step.
     Source: Liao et al. 2025 (reward-guided speculative decoding), threshold 0.7, one candidate.
     """
-    k: int = 1
-    tau: float = 0.7                        # reward that a step needs
+    k: int = knob(1, 'candidates of the draft', 1, 256)
+    tau: float = knob(0.7, 'reward that a step needs')
 
     def judge(self, session, draft, seen):
         now = session.draft.now()
@@ -39,21 +43,15 @@ class RewardGuided(Unseen):
 @dataclass
 class RandomGate(Unseen):
     """Keeps a step by a coin, so it shows what a gate of this rate is worth without any signal. LOSSY."""
-    rate: float = in_range(0.5, 0, 1)           # chance that a step stays
+    rate: float = knob(0.5, 'chance that a step stays', 0, 1)
 
     def judge(self, session, draft, seen):
         return float(session.flip(self.rate)), False
 
 
 @dataclass
-class OracleGate(SpecGuard):
-    """Keeps a step if and only if the task's checker finds it right: the upper bound of any gate. LOSSY.
-
-    It reads the signals all the same, because `train_mask.py --signals` calibrates on its trace.
-    """
-
-    def sections(self, config):
-        return set()
+class OracleGate(Unseen):
+    """Keeps a step if and only if the task's checker finds it right: the upper bound of any gate. LOSSY."""
 
     def judge(self, session, draft, seen):
         return step_right(session, draft), False

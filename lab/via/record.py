@@ -106,9 +106,8 @@ def weighed_row(settings, pair, prompt):
 @functools.cache
 def plain_layers(size):
     """The contiguous layers of the embedded target that cost least on its calibration texts, as a text."""
-    model, tokenizer, _ = embedded('target')
-    texts = train_mask.calibration_texts(tokenizer, train_mask.Settings())
-    windows = train_mask.Windows(model, texts, WINDOW)
+    texts = train_mask.calibration_texts(MODELS / 'target', *embedded('target'), train_mask.Settings())
+    windows = train_mask.Windows(embedded('target')[0], texts, WINDOW)
     _, *blocks = train_mask.plain_masks(FREE, size)
     return layers_of(min(blocks, key=lambda block: windows.cost(sublayers(i + 1 for i in block))))
 
@@ -182,7 +181,8 @@ def unseen_texts(pair, n):
     expect(asked.get('unit', 'layer') == 'layer', f'{pair.target}: search a mask of layers, not sublayers')
     searched = []
     if asked.get('prompts'):
-        searched = [row['prompt'] for row in train_mask.calibration_rows(train_mask.Settings(**asked))]
+        rows = train_mask.calibration_rows(train_mask.Settings(prompts=asked['prompts']))
+        searched = [row['prompt'] for row in rows[:2 * asked['windows']]]       # some were passed over
     return [prompt for prompt in texts(pair, n) if prompt.row['prompt'] not in searched]
 
 
