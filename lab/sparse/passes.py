@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from model import MLP, Config, Reader, Transformer, compile_forward
+from model import Config, Reader, Transformer, compile_forward
 from specmini import DTYPES
 from verify import Session, Sparse
 
@@ -21,7 +21,7 @@ SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
     'llama-3.2-1b': (16, 2048, 8192, 32, 8, 64, 128256, ()),
     'small-moe': (2, 512, 1024, 8, 4, 64, 1024, (32, 4, 256)),
     'qwen3-30b-a3b': (48, 2048, 6144, 32, 4, 128, 151936, (128, 8, 768))}
-KNOBS = dict(attn=dict(rho=0.25), ffn=dict(ffn_share=0.4), moe=dict(moe_skip=3, moe_quantile=1.0))
+KNOBS = dict(attn=dict(rho=0.25), ffn=dict(ffn_quantile=0.6), moe=dict(moe_skip=3, moe_quantile=1.0))
 OFF = dict(rho=1.0, moe_skip=1, moe_quantile=0.0, dense_below=0, block=64)
 RUNS = 9                # of which the median counts
 
@@ -46,16 +46,7 @@ def random_model(config, device, dtype):
         mean = 1.0 if weight.ndim == 1 else 0.0
         torch.nn.init.normal_(weight, mean, 0.02)
     model.set_context(config.max_position_embeddings)
-    model.join()
     return model
-
-
-def lay_by_channel(model):
-    """Lays each `down` channel by channel in memory, where sparse channels are read fastest: equal values."""
-    for layer in model.model.layers:
-        if isinstance(layer.mlp, MLP):
-            down = layer.mlp.down_proj.weight
-            down.data = down.data.t().contiguous().t()
 
 
 def random_cache(model, length):
@@ -73,8 +64,9 @@ def forms(model):
 
     A dense mixture is a sparse one that skips nothing, so that the experts it reads are counted alike.
     """
-    betas = [[[0.0, 1.0]] * 3] * model.config.num_hidden_layers
-    session = Session(Reader(model, 8), None, None, [], 0, calibration=dict(sparse=dict(experts=betas)))
+    L = model.config.num_hidden_layers
+    measured = dict(experts=[[[0.0, 1.0]] * 3] * L, channels=[[1e-3] * 2] * L)
+    session = Session(Reader(model, 8), None, None, [], 0, calibration=dict(sparse=measured))
     second = 'moe' if any(model.config.mixtures) else 'ffn'
     found = {}
     for parts in ((), ('attn',), (second,), ('attn', second)):
@@ -120,7 +112,6 @@ def print_forms(args):
     """Prints a line for each form, context and number of positions; args: the flags of lab.bench."""
     dtype = DTYPES[args.dtype]
     model = random_model(config_of(args.shape, args.layers, max(args.contexts) + 16), args.device, dtype)
-    lay_by_channel(model)
     how = 'compiled' if args.compile else 'eager'
     print(f'{args.shape}, {model.config.num_hidden_layers} layers, {dtype}, {how}')
     print('context  T  form            ms   times')

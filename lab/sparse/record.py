@@ -19,7 +19,7 @@ from lab.sparse.rivals import KeptDraft
 from model import encode
 from specmini import grade
 from train_mask import sparsity
-from verify import Exact, Sparse, decode, lookup, tokens_of
+from verify import METHODS, Exact, Sparse, decode, lookup, tokens_of
 
 T = 5                               # positions of a reading pass
 OWN = 64                            # tokens of the target's own text that are read on a long context
@@ -38,16 +38,15 @@ GRID = {
     'keys 25 %': dict(rho=0.25),
     'keys 10 %': dict(rho=0.1),
     'every second layer': dict(rho=0.25, anchors=0),
-    'latest keys 25 %': dict(rho=0.25, select='recent'),
+    'latest keys 25 %': dict(rho=0.25, method='sparse-recent'),
     'channels 40 %': dict(ffn_quantile=0.6),                # each token its own
-    'channels 40 %, by the root': dict(ffn_share=0.4),
     'keys 25 %, channels 40 %': HYBRID,
     'keys 10 %, channels 40 %': HYBRID | dict(rho=0.1)}
 GRID |= {f'blocks of {block}': dict(rho=0.25, block=block) for block in (8, 16, 32, 64, 128)}
 MIXTURE = {'dense': {}, 'keys 25 %': dict(rho=0.25), 'keys 25 %, 3 experts': dict(rho=0.25, moe_skip=1)}
 MIXTURE |= {f'{4 - m} experts': dict(moe_skip=m) for m in (1, 2, 3)}    # of 4, where the median rule skips
 USUAL = {'dense': DENSE, 'keys 25 %': dict(moe_skip=0),     # the method's defaults, on long contexts
-         'latest keys 25 %': dict(moe_skip=0, select='recent')}
+         'latest keys 25 %': dict(moe_skip=0, method='sparse-recent')}
 DRAFTERS = {'look-up': Exact, 'kept-draft': KeptDraft}      # exact, and without a model of their own
 
 
@@ -68,8 +67,8 @@ class Prompted:
     def start(self, knobs):
         """The session behind its prompt again, sparse with these knobs."""
         session = self.session
-        session.tokens, session.room, session.ended, session.cycles = list(self.ids), self.room, False, 0
-        session.sparse = Sparse(**knobs)
+        session.tokens, session.room, session.ended = list(self.ids), self.room, False
+        session.sparse = METHODS[knobs.get('method', 'sparse')](**{k: v for k, v in knobs.items() if k != 'method'})
         session.target.cache.record(self.ids[:-1], len(self.ids) - 1, session.target.model.full)
         return session
 
@@ -87,7 +86,6 @@ class Prompted:
             start = moment(session)
             rows.append(session.target.read(line[:begin], guesses, path, len(guesses) + 1))
             times.append(moment(session) - start)
-            session.cycles += 1
         return torch.cat(rows)[:len(self.solution)].float().log_softmax(-1), statistics.median(times)
 
     def read(self, knobs):

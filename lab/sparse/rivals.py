@@ -1,18 +1,19 @@
 """Beside sparse verification: the latest keys as a control, and a cache of kept keys, which is ours.
 
-`--method sparse --set select=recent` reads the latest blocks. `kept` verifies over keys that are chosen now
-and then; `kept-draft` is exact `sd` that drafts with the target itself over such keys.
+`sparse-recent` reads the latest blocks. `kept` verifies over keys that are chosen now and then. `kept-draft`
+is exact `sd` that drafts with the target itself over such keys.
 """
+import functools
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 import kernels
-from verify import METHODS, SELECT, Exact, Sparse, chain_on, in_range
+from verify import METHODS, Exact, Sparse, chain, knob
 
 
-def recent_scores(q, k, means, block):
+def recent_scores(query, k, means):
     """Control: sinks and the latest blocks, whatever the query. Source: Xiao et al. 2024 (StreamingLLM).
 
     means [B, G, N, D]: mean keys of N blocks -> scores [B, G, N].
@@ -21,7 +22,21 @@ def recent_scores(q, k, means, block):
     return later_is_better.expand(means.shape[:3]).to(means)
 
 
-SELECT['recent'] = kernels.sparse_attend, recent_scores
+@dataclass
+class SparseRecent(Sparse):
+    """Sparse verification that reads the latest blocks, the control of any choice. LOSSY."""
+
+    def view(self, path, session):
+        thin = super().view(path, session)
+        return recent_path(thin) if thin.block else thin
+
+
+@functools.cache                        # so that a compiled pass finds its graph again
+def recent_path(thin):
+    """A sparse path whose layers choose by recent_scores."""
+    attends = tuple(attend and partial(kernels.sparse_attend, scores_of=recent_scores, **attend.keywords)
+                    for attend in thin.attends)
+    return replace(thin, attends=attends)
 
 
 class KeptKeys:
@@ -34,16 +49,15 @@ class KeptKeys:
     def __init__(self, session, path):
         """path: of session.target, before it is made sparse."""
         self.session, self.path = session, path
-        self.ids, self.cycle = session.tokens, session.cycles
+        self.ids = session.tokens
         self.room = session.target.capacity
         self.base = 0
         self.stores = {}                # layer: [keys, values], each [B, G, kept + room behind the base, D]
 
-    def serves(self, session, path, every):
-        """True if a whole pass over this text chose them, less than `every` cycles ago."""
+    def serves(self, session, path):
+        """True if a whole pass over this text chose them."""
         layers = sum(attend is not None for attend in path.attends)
         return (session is self.session and path is self.path
-                and 0 <= session.cycles - self.cycle < every
                 and len(self.stores) == layers          # an interrupted pass has chosen in some layers only
                 and session.tokens[:self.base] == self.ids[:self.base])
 
@@ -73,8 +87,7 @@ class KeptKeys:
         if not anchor and 'blocks' in carry:
             return carry
         count = min(whole, int(kernels.kept_blocks(cached, rule)))
-        query = kernels.choosing_query(q, carry['real'], rule.query_from)
-        scores = rule.scores(query, k, carry['means'][layer][:, :, :whole], rule.block)
+        scores = kernels.mean_scores(q[:, :, 0], k, carry['means'][layer][:, :, :whole])
         blocks = kernels.choose(scores, carry['start'], count, rule)
         return carry | dict(blocks=blocks.sort().values, block=rule.block)
 
@@ -92,8 +105,9 @@ class KeptKeys:
 @dataclass
 class Kept(Sparse):
     """Sparse verification that chooses and copies keys once in `every` cycles. LOSSY. Ours."""
-    every: int = in_range(4, 1)         # cycles from one choice to the next
+    every: int = knob(4, 'cycles from one choice of keys to the next', 1)
     keys = None                         # the KeptKeys of the text, or None
+    cycle = chosen = length = 0         # cycles so far; the one in which keys were chosen; tokens of the text
 
     def anchor_layers(self, measured, layers):
         """By default all layers choose, because they seldom do."""
@@ -103,9 +117,14 @@ class Kept(Sparse):
         thin = super().view(path, session)
         if not thin.block:                              # attention is dense
             return thin
-        fresh = self.keys is None or not self.keys.serves(session, path, self.every)
+        if len(session.tokens) != self.length:          # a new cycle
+            self.cycle += 1
+            self.length = len(session.tokens)
+        old = self.cycle - self.chosen >= self.every
+        fresh = self.keys is None or old or not self.keys.serves(session, path)
         if fresh:
             self.keys = KeptKeys(session, path)
+            self.chosen = self.cycle
         attends = tuple(attend and partial(self.keys.attend, how=attend.keywords['how'])
                         for attend in thin.attends)
         # compiled passes have all of a cache in view: a path with a carry of its own is never compiled
@@ -119,11 +138,8 @@ class KeptDraft(Kept):
     Keys are chosen from what dense passes wrote, and what is drafted is written anew by the verifying one.
     After Draft & Verify (Zhang et al. 2023), which skips layers; as in TriForce (Sun et al. 2024), keys go.
     """
-    rho: float = 0.1
-
-    @property
-    def lossless(self):
-        return self.control.causal
+    rho: float = knob(0.1, 'share of the cached tokens beyond dense_below that is read', 0, 1)
+    lossless = True
 
     def path(self, session):
         return Exact.path(self, session)
@@ -131,7 +147,7 @@ class KeptDraft(Kept):
     def guess(self, session, n):
         path = self.view(session.target.model.full, session)
         path = replace(path, name='choosing' if path.informed else 'kept')
-        return chain_on(session, self.plan(session, n), session.target, path)
+        return chain(session, self.plan(session, n), session.target, path)
 
 
-METHODS.update({'kept': Kept, 'kept-draft': KeptDraft})
+METHODS.update({'sparse-recent': SparseRecent, 'kept': Kept, 'kept-draft': KeptDraft})
