@@ -884,7 +884,7 @@ class Scripted(Ecsv):
 
     def texts(self, session, n):
         logits = torch.randn(1, 4, session.target.model.vocab, generator=seeded()).expand(3, -1, -1)
-        return verify.Branches(self.lines, logits.softmax(-1), logits, [])
+        return verify.Branches(self.lines, logits.softmax(-1), logits, [], {})
 
 
 @pytest.mark.parametrize('eos, knobs, wanted', [

@@ -68,7 +68,8 @@ class Prompted:
         """The session behind its prompt again, sparse with these knobs."""
         session = self.session
         session.tokens, session.room, session.ended = list(self.ids), self.room, False
-        session.sparse = METHODS[knobs.get('method', 'sparse')](**{k: v for k, v in knobs.items() if k != 'method'})
+        knobs = dict(knobs)
+        session.sparse = METHODS[knobs.pop('method', 'sparse')](**knobs)
         session.target.cache.record(self.ids[:-1], len(self.ids) - 1, session.target.model.full)
         return session
 
