@@ -20,7 +20,7 @@ torch.set_num_threads(1)        # the networks here are tiny
 LINE = [i % 11 for i in range(50)]                  # a text of ids for networks of 11 tokens
 SMALL = dict(dense_below=8, block=4, locals=1)      # knobs of sparse for texts of 64 tokens
 LEARNED = dict(experts=[[[0.0, 0.2], [0.0, 0.5]]] * 4, channels=[[0.0, 0.4]] * 4, anchors=[0, 2, 1, 3])
-RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1], target_logp=[-4, 0], target_grounding=[0, 1])
+RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
 
 
 def case(name, *values, slow=False):
@@ -154,7 +154,7 @@ def interrupt(monkeypatch, where, name, n):
 
 def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
     """A session of a random pair whose target of four layers has a calibrated mask."""
-    mask = dict(skip=list(skip), nested=[[2, 3, 4, 5], [2, 3], [2]])
+    mask = dict(skip=list(skip))
     target = network(seed, num_hidden_layers=4)
     return session(target, network(seed + 10), [1, 2, 3], room, calibration=dict(mask=mask), **settings)
 

@@ -1,11 +1,9 @@
 """What a checkpoint's folder may hold, and what is refused: exit status 2, one line that names the fault."""
 import copy
-import faulthandler
 import json
 import math
 import os
 import shutil
-import sys
 import warnings
 from collections import Counter
 from functools import partial
@@ -60,7 +58,7 @@ def test_refused_value(name, value, tmp_path, capsys):
          dict(model_type='qwen3', sliding_window=32, use_sliding_window=False)),
     case('weights-missing', 'layers.2.input_layernorm.weight', dict(num_hidden_layers=3)),
     case('weights-unknown', 'layers.1.input_layernorm.weight', dict(num_hidden_layers=1)),
-    case('weights-shape', '(16, 25)', dict(intermediate_size=25)),
+    case('weights-shape', '[16, 25]', dict(intermediate_size=25)),
     case('sizes-absurd', 'config.json', dict(vocab_size=10 ** 10, hidden_size=10 ** 10)),
     case('layers-beyond-the-files', '9999', dict(num_hidden_layers=9999)),
     case('rope-text', "'linear'", dict(rope_scaling='linear')),
@@ -105,7 +103,8 @@ def stored_as(dtype):
     case('empty-weights', 'model.safetensors', dict(files={'model.safetensors': b''})),
     case('endless-header', 'model.safetensors', dict(files={'model.safetensors': b'\xff' * 99})),
     case('header-that-is-no-json', 'model.safetensors', dict(files={'model.safetensors': bytes(99)})),
-    case('header-without-tensors', '0 tensors', dict(files={'model.safetensors': b'\2' + bytes(7) + b'{}'})),
+    case('header-without-tensors', 'lm_head.weight',
+         dict(files={'model.safetensors': b'\2' + bytes(7) + b'{}'})),
     case('a-pickle', 'pytorch_model.bin', dict(files={'model.safetensors': None, 'pytorch_model.bin': 'x'})),
     case('no-index', 'model.safetensors.index.json',
          dict(files={'model.safetensors.index.json': '{}', 'model.safetensors': None}))])
@@ -114,7 +113,7 @@ def test_refused_content(named, changes, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('name, becomes', [
-    ('model.safetensors', 'cut'), ('config.json', 'endless'), ('config.json', 'pipe'),
+    ('model.safetensors', 'cut'), ('config.json', 'pipe'),
     ('tokenizer.json', 'pipe'), ('model.safetensors', 'folder'), ('model.safetensors', '/dev/zero'),
     ('model.safetensors', '../outside'), ('model.safetensors', 'model.safetensors'),
     ('generation_config.json', 'nothing')])
@@ -124,8 +123,6 @@ def test_refused_file(name, becomes, tmp_path, capsys):
     shutil.copy(file.parent / 'model.safetensors', tmp_path / 'outside')
     if becomes == 'cut':
         file.write_bytes(file.read_bytes()[:-100])
-    elif becomes == 'endless':
-        os.truncate(file, 2 ** 40)                          # a hole behind the text: it takes no room
     else:
         file.unlink(missing_ok=True)
         make = dict(pipe=os.mkfifo, folder=os.mkdir).get(becomes, partial(os.symlink, becomes))
@@ -184,11 +181,9 @@ def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path):
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.bfloat16])
-def test_other_precisions_are_read(dtype, tmp_path, capsys):
-    """As fp32; a note says so where that rounds."""
+def test_other_precisions_are_read(dtype, tmp_path):
     model, _, _ = load(tiny(tmp_path, weights=stored_as(dtype)))
     assert model.lm_head.weight.dtype == torch.float32
-    assert ('fp64' in capsys.readouterr().err) == (dtype == torch.float64)
 
 
 # -------------------------------------------------------------------------------------------- tokenizers
@@ -225,38 +220,20 @@ def template_of(word, i):
     return tokenizer
 
 
-def replaced(pattern, content):
-    return dict(type='Replace', pattern=pattern, content=content)
-
-
-def split_by(regex):
-    return dict(type='Split', pattern=dict(Regex=regex), behavior='Isolated', invert=False)
-
-
 WITHOUT_UNKNOWN = Tokenizer(models.WordLevel({f'w{i}': i for i in range(257)}, unk_token='absent'))
 TORN = dict(type='BPE', vocab=dict(a=0, b=1, ab=2), merges=['a b'], continuing_subword_prefix='###')
-GROWING = dict(type='Sequence', normalizers=[replaced(dict(String='a'), 'a' * 100)] * 9)
 
 
 @pytest.mark.parametrize('tokenizer, named', [
     case('an-id-beyond-the-embedding', template_of('<s>', 999), '999'),
     case('raises-at-run-time', WITHOUT_UNKNOWN, 'tokenizer'),
-    case('slow', dict(pre_tokenizer=split_by('a*a*$')), 'tokenizer'),
-    case('panicking', dict(pre_tokenizer=split_by('(a|a)*$')), 'tokenizer'),
-    case('growing', dict(normalizer=GROWING), 'tokenizer'),
-    case('panicking-at-once', dict(model=TORN), 'tokenizer.json'),
-    case('decoder-that-grows', dict(decoder=replaced(dict(String='a'), 'aa')), 'tokenizer.json'),
-    case('decoder-by-regex', dict(decoder=replaced(dict(Regex='.'), 'a')), 'tokenizer.json')])
-def test_refused_tokenizer(tokenizer, named, tmp_path, capfd, monkeypatch):
-    """It is foreign code: it raises, panics, grows or never ends, and prints nothing of its own."""
-    monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
-    monkeypatch.setattr('model.FOREIGN_BYTES', 2 ** 24)
+    case('panicking-at-once', dict(model=TORN), 'tokenizer.json')])
+def test_refused_tokenizer(tokenizer, named, tmp_path, capsys):
+    """It raises where it encodes, or where it is read, perhaps by a panic of Rust."""
     folder = tiny(tmp_path, tokenizer=tokenizer)
-    faulthandler.disable()                              # pytest's would print how the fork died
-    try:
-        run_refused(capfd, named, folder, '--prompt', 'a' * 2000 + 'b')
-    finally:
-        faulthandler.enable(sys.__stderr__)
+    flags = '--target', folder, '--draft', 'none', '--prompt', 'a' * 2000 + 'b'
+    status, out, err = program(capsys, *flags)
+    assert status == 2 and not out and named in err.splitlines()[-1]
 
 
 def test_a_tokenizer_draws_nothing(tmp_path):
@@ -305,17 +282,15 @@ def test_chat_template(files, rendered, tmp_path, capsys):
 @pytest.mark.parametrize('template', [
     case('none', None), case('a-list', ['x']), case('raises', "{{ raise_exception('no') }}"),
     case('leaves-the-sandbox', "{{ ''.__class__.__mro__ }}"), case('does-not-parse', '{% for %}'),
-    case('divides-by-zero', '{{ 1 / 0 }}'), case('takes-all-memory', "{{ 'a' * 10 ** 10 }}"),
-    case('never-ends', '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}')])
-def test_refused_template(template, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr('model.FOREIGN_SECONDS', 0.3)
+    case('divides-by-zero', '{{ 1 / 0 }}')])
+def test_refused_template(template, tmp_path, capsys):
     folder = tiny(tmp_path, files={CONFIG: dict(chat_template=template)})
     refused(capsys, '--chat', *talk(folder, '--chat'))
 
 
 # --------------------------------------------------------------------------------------- calibration.json
 
-SIGNALS = dict.fromkeys(['draft_logp', 'draft_grounding', 'target_logp', 'target_grounding'], [-2.5, 0.5])
+SIGNALS = dict(draft_logp=[-2.5, 0.5], draft_grounding=[0.1, 0.5])
 SPARSE = dict(anchors=[1, 0], channels=[[0.1], [0.2, 0.3]], experts=[[], [[0.5]]])
 MASK = dict(skip=[1, 2])
 
@@ -332,46 +307,39 @@ def test_calibration_is_read_as_written(folders):
     write_calibration(target, 'signals', SIGNALS, draft=draft)
     write_calibration(target, 'mask', MASK)
     write_calibration(target, 'sparse', SPARSE)
-    found = read_calibration(target, draft, ['mask', 'signals', 'sparse'])
-    assert found['mask'] == MASK
+    found = read_calibration(target, draft)
+    assert found['mask'] == MASK and found['sparse'] == SPARSE
     assert found['signals']['draft_logp'] == [-2.5, 0.5]
-    assert read_calibration(target, None, ['sparse'])['sparse'] == SPARSE
 
 
 def test_calibration_of_others(folders):
-    """A section is refused where it is absent, of another draft or another target; that one's is replaced."""
+    """What was measured on another draft or target counts as absent; a line says how to measure it."""
     target, draft = folders
     write_calibration(target, 'signals', SIGNALS, draft=draft)
     write_calibration(target, 'mask', MASK)
-    refuses('anchors', read_calibration, target, draft, ['anchors'])
-    refuses('signals', read_calibration, target, target, ['signals'])
-    refuses('signals', read_calibration, target, None, ['signals'])
+    for pair in (target, None):
+        found = read_calibration(target, pair)
+        assert list(found) == ['mask']
+        refuses(f'train_mask.py --signals --target {target}', found.__getitem__, 'signals')
     shutil.copy(target / 'calibration.json', draft)
-    refuses('calibration.json', read_calibration, draft, None, ['mask'])
+    assert read_calibration(draft) == {}
+    refuses(f'train_mask.py --target {draft}', read_calibration(draft).__getitem__, 'mask')
     write_calibration(draft, 'mask', MASK)
-    assert read_calibration(draft, None, ['mask'])['mask'] == MASK
-    refuses('signals', read_calibration, draft, target, ['signals'])
+    assert read_calibration(draft, target) == dict(mask=MASK)
 
 
-@pytest.mark.parametrize('name, section', [
-    *[('signals', SIGNALS | dict(draft_logp=ends)) for ends in ([1.0], [1.0, 0.0], [0, 1e10], 'wide', None)],
-    *[('mask', dict(skip=skip)) for skip in ([0, 1, 2, 3], [4], [-1], [1.0], ['1'], [[1]], 'all', None)],
-    *[('mask', MASK | dict(nested=nested)) for nested in (None, [[99]], [1])],
-    *[('sparse', SPARSE | broken) for broken in (
-        dict(anchors=[2]), dict(anchors=[]), dict(channels=[[], [0.1]]), dict(channels=[[0.1]]),
-        dict(experts=None), dict(experts=[[], [0.5]]))]])
-def test_calibration_that_does_not_fit(name, section, folders):
-    """A range is two numbers in order, a mask some of the sublayers, a table one for each layer."""
-    target, _ = folders
-    write_calibration(target, name, section)
-    refuses('calibration.json', read_calibration, target, None, [name])
+def test_a_run_says_which_calibration_it_needs(folders, capsys):
+    target, draft = folders
+    flags = '--target', target, '--draft', draft, '--prompt', 'ab'
+    refused(capsys, f'python train_mask.py --target {target}', *flags, '--method', 'via')
+    refused(capsys, '--anchors', *flags, '--method', 'sparse', '--set', 'ffn_quantile=0.5')
 
 
-@pytest.mark.parametrize('content', ['', '[]', '{"target": 1}', '{"mask": {}}', '[' * 9999])
+@pytest.mark.parametrize('content', ['', '[]', '[' * 9999])
 def test_calibration_that_is_none(content, folders):
     target, _ = folders
     put(target, {'calibration.json': content})
-    refuses('calibration.json', read_calibration, target, None, ['mask'])
+    refuses('calibration.json', read_calibration, target)
 
 
 # ---------------------------------------------------------------- generated folders: they run, or are refused
