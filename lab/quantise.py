@@ -1,4 +1,4 @@
-"""Rounding of linear layers to 4 bits, which makes the noisier drafts of ECSV.
+"""Rounding of linear layers to 4 bits, for the noisier drafts of ECSV.
 
 The values are those of 4-bit NormalFloat, stored in the original type: they show what the rounding does to a
 text, not how fast it could be.
@@ -20,18 +20,21 @@ CODEBOOK = sorted([-point for point in quantiles(7)] + [0.0] + quantiles(8))
 
 
 def quantise(weight, group=64):
-    """The weight [out, in], each group of 64 along `in` rounded to 16 levels times its largest magnitude."""
-    rows, width = weight.shape
+    """The weight [..., in], each group of 64 along `in` rounded to 16 levels times its largest magnitude.
+
+    No group spans two rows, so a fused matrix gets the values that its parts would get alone.
+    """
+    width = weight.shape[-1]
     padded = functional.pad(weight.float(), (0, -width % group))
-    groups = padded.reshape(rows, -1, group)                            # [out, groups, group]
-    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12)        # [out, groups, 1]
+    groups = padded.unflatten(-1, (-1, group))                          # [..., groups, group]
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12)        # [..., groups, 1]
     levels = torch.tensor(CODEBOOK)                                     # [16]
     borders = (levels[1:] + levels[:-1]) / 2                            # [15]
     nearest = torch.bucketize(groups / scale, borders)
-    values = (levels[nearest] * scale).reshape(rows, -1)
-    return values[:, :width].to(weight).contiguous()
+    values = (levels[nearest] * scale).flatten(-2)
+    return values[..., :width].to(weight).contiguous()
 
 
 def linear(name, tensor):
-    """True if this tensor is rounded: the projections of attention and feed-forward."""
-    return name.endswith('_proj.weight') and tensor.ndim == 2
+    """True if this tensor is rounded: the projections of attention, of feed-forwards and of experts."""
+    return '_proj' in name and tensor.ndim > 1
