@@ -346,10 +346,10 @@ def sparsity(model, texts, T=5, **knobs):
 
 
 def quantiles(columns):
-    """[[QUANTILES numbers] of each column] of columns [n, c], by the nearest lower rank."""
+    """[[QUANTILES numbers] of each column] of columns [n, c], by the nearest rank."""
     ranked = columns.float().sort(0).values.T                               # [c, n]
     ranks = torch.linspace(0, 1, QUANTILES, dtype=torch.float64) * (ranked.shape[1] - 1)
-    return [[round(value, 5) for value in column[ranks.long()].tolist()] for column in ranked]
+    return [[round(value, 5) for value in column[ranks.round().long()].tolist()] for column in ranked]
 
 
 # ------------------------------------------------------------------ --signals: what SpecGuard judges steps by

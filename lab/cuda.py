@@ -105,7 +105,7 @@ def rms(found, wanted):
 def embedded_engine(sizes, device, dtype, compiled):
     """(an Engine of the embedded pair, the ids of its prompt)."""
     engine = Engine(MODELS / 'target', MODELS / 'draft', max_new=sizes.tokens, device=device, dtype=dtype,
-                    compile=compiled, threads=1)
+                    compile=compiled)
     row, = held_out_rows('math', 1, seed=7)
     ids = engine.tokenizer.encode(row['prompt']).ids
     engine.open([ids])

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import train_mask
 from lab import tasks
-from model import Transformer, read_config, whole
+from model import Transformer, checkpoint_tensors, checkpoint_views, read_config, whole
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -188,9 +188,7 @@ def save(model, tokenizer, name):
     """Writes the folder lab/models/<name>: bf16 weights, generation_config.json and the tokenizer's files."""
     folder = HOME / name
     eos = tokenizer.token_to_id(EOS)
-    weights = {}
-    for key, weight in model.named_parameters():
-        weights[key] = weight.detach().to('cpu', torch.bfloat16).contiguous()
+    weights = {key: tensor.to('cpu', torch.bfloat16) for key, tensor in checkpoint_tensors(model).items()}
     with whole(folder / 'model.safetensors') as growing:
         save_file(weights, growing, metadata=dict(format='pt'))
     write(folder / 'tokenizer.json', tokenizer.to_str(pretty=True))
@@ -225,10 +223,10 @@ def accuracy(model, tokenizer, n=20):
 
 
 def optimizers_for(model):
-    """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries and keys]."""
+    """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries, keys and values]."""
     inner, rest, looks = [], [], []
     for key, weight in model.named_parameters():
-        if key.endswith(('q_proj.weight', 'k_proj.weight')):
+        if key.endswith('qkv_proj.weight'):
             looks.append(weight)
         elif weight.ndim != 2 or 'embed' in key:
             rest.append(weight)
@@ -238,39 +236,37 @@ def optimizers_for(model):
     return [torch.optim.Muon(inner, weight_decay=0.01), *adams]
 
 
+@torch.no_grad()
 def begin_from(folder, model):
     """Gives a model the weights of its folder or those that it inherits; returns False if it is fresh."""
+    views = {name: view for name, (view, _) in checkpoint_views(model).items()}
     weights = folder / 'model.safetensors'
     if weights.exists():
-        model.load_state_dict(load_file(weights), strict=False)     # the tied head is not in the file twice
+        for name, tensor in load_file(weights).items():
+            views[name].copy_(tensor)
         return True
     if folder.name not in HEIRS:
         return False
     parent, layers = HEIRS[folder.name]
     state = load_file(HOME / parent / 'model.safetensors')
     if layers:
-        inherit(model, state, layers)
+        inherit(views, state, layers)
     else:
-        split(model, state)
+        split(model, views, state)
     return True
 
 
-@torch.no_grad()
-def inherit(model, state, layers):
+def inherit(views, state, layers):
     """Gives a model the weights `state` of another of its width; layers: {own: theirs}, others as built."""
-    for name, weight in model.named_parameters():
+    for name, weight in views.items():
         own = re.search(r'layers\.(\d+)\.', name)
         if own is None:
             weight.copy_(state[name])
-            continue
-        layer = int(own[1])
-        if layer in layers:
-            theirs = name.replace(own[0], f'layers.{layers[layer]}.')
-            weight.copy_(state[theirs])
+        elif int(own[1]) in layers:
+            weight.copy_(state[name.replace(own[0], f'layers.{layers[int(own[1])]}.')])
 
 
-@torch.no_grad()
-def split(model, state):
+def split(model, views, state):
     """Makes a mixture of the target's weights `state`: it computes nearly the same before its first step.
 
     Each layer's F channels become four experts of F / 4 and four twins of them. A twin's router row is the
@@ -278,23 +274,23 @@ def split(model, state):
     down times 4). The norms on queries and keys start at the mean size of what they replace.
     Source: Komatsuzaki et al. 2022 (sparse upcycling); the split is ours.
     """
-    own = model.state_dict()
     for key, value in state.items():
-        if key in own:
-            own[key].copy_(value)
+        if key in views:
+            views[key].copy_(value)
     quarter = SHAPES['moe']['moe_intermediate_size']
     for i, layer in enumerate(model.model.layers):
+        own = f'model.layers.{i}'
         for name, dim in (('gate_proj', 0), ('up_proj', 0), ('down_proj', 1)):
-            parts = state[f'model.layers.{i}.mlp.{name}.weight'].float().split(quarter, dim)
-            for e, expert in enumerate(layer.mlp.experts):
-                getattr(expert, name).weight.copy_(parts[e % 4] * (4 if dim else 1))
+            parts = state[f'{own}.mlp.{name}.weight'].float().split(quarter, dim)
+            for e in range(2 * len(parts)):
+                views[f'{own}.mlp.experts.{e}.{name}.weight'].copy_(parts[e % 4] * (4 if dim else 1))
         router = layer.mlp.gate.weight
         router[:4] *= 0.1
         router[4:] = -router[:4]
-        attention = layer.self_attn
-        for norm, proj in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj)):
-            products = proj.weight * layer.input_layernorm.weight
-            norm.weight.fill_(products.pow(2).sum(1).mean().sqrt())
+        for norm in 'qk':
+            products = views[f'{own}.self_attn.{norm}_proj.weight'] * layer.input_layernorm.weight
+            size = products.pow(2).sum(1).mean().sqrt()
+            views[f'{own}.self_attn.{norm}_norm.weight'].fill_(size)
 
 
 def step(model, optimizers, path, ids, labels):

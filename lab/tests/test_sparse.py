@@ -21,8 +21,9 @@ KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
 
 def test_recent_reads_the_sink_and_the_latest_blocks():
     """Four blocks of the budget, floor(8 + 53 / 10) tokens, a sink and a local."""
-    _, _, rule = thin(network(), rho=0.1, select='recent').attends[0].keywords['how']
-    scores = rule.scores(None, None, torch.zeros(1, 2, 15, 6), 4)
+    how = thin(network(), 'sparse-recent', rho=0.1).attends[0].keywords
+    _, _, rule = how['how']
+    scores = how['scores_of'](None, None, torch.zeros(1, 2, 15, 6))
     blocks = kernels.choose(scores, torch.tensor(61), int(kernels.kept_blocks(61, rule)), rule)
     assert sorted(blocks[0, 0].tolist()) == [0, 10, 11, 12, 13, 14]
 
@@ -78,15 +79,21 @@ def test_kept_keys_serve_one_text_for_some_cycles():
     method = METHODS['kept'](**KEEP)
     s.target.read(s.tokens, [], method.view(model.full, s), 1)
     keys = method.keys
-    assert keys.serves(s, model.full, 1)
-    assert not keys.serves(replace(s), model.full, 1) and not keys.serves(s, model.full.without([1]), 1)
-    s.cycles += 1
-    assert keys.serves(s, model.full, 2) and not keys.serves(s, model.full, 1)
+    assert keys.serves(s, model.full)
+    assert not keys.serves(replace(s), model.full) and not keys.serves(s, model.full.without([1]))
     s.tokens = [5, *s.tokens[1:]]
-    assert not keys.serves(s, model.full, 2)
+    assert not keys.serves(s, model.full)
     keys.ids = s.tokens
-    assert keys.serves(s, model.full, 2) and keys.stores.pop(2)
-    assert not keys.serves(s, model.full, 2)
+    assert keys.serves(s, model.full) and keys.stores.pop(2)
+    assert not keys.serves(s, model.full)
+    s.commit([1])
+    for cycle in range(4):                              # old keys are not read: another choice every 4 cycles
+        method.view(model.full, s)
+        method.keys.stores = dict.fromkeys(range(3))    # as if a whole pass had chosen
+        assert (method.chosen == method.cycle) == (cycle == 0)
+        s.commit([1])
+    method.view(model.full, s)
+    assert method.chosen == method.cycle
 
 
 def test_a_look_up_asks_for_cells_of_the_first_half():

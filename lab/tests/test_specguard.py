@@ -1,25 +1,26 @@
-"""SpecGuard's baselines, the calibration of its gate, its records, its claims by hand."""
+"""SpecGuard's baselines, how steps are graded, its records, its claims by hand."""
 import numpy
 import pytest
-import scipy.stats
 
 import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 from lab import judge, tasks
 from lab.measure import EMBEDDED
-from lab.specguard import calibrate, claims, record
+from lab.specguard import claims, record, steps
 from lab.tests.helpers import RANGES
 from lab.toys import (Table, bytes_tokenizer, enumerate_law, exact_law, network, plain, session, variation,
                       write)
-from verify import METHODS, SpecGuard, write_steps
+from verify import METHODS, SpecGuard
 
 PROMPT = [3, 2]
 LINES = dict(text=lambda ids: ''.join('\n' if i in (1, 5) else 'abcdefghijkl'[i] for i in ids),
              calibration=dict(signals=RANGES))
 
 
-def step_session(room=40, **settings):
+def step_session(room=40, checker=None, **settings):
     """A Session of a random pair whose texts have lines."""
-    return session(network(0, 12), network(1, 12), PROMPT, room, **LINES | settings)
+    s = session(network(0, 12), network(1, 12), PROMPT, room, **LINES | settings)
+    s.checker = checker
+    return s
 
 
 @pytest.mark.parametrize('name', ['oracle-gate', 'rsd'])
@@ -48,24 +49,10 @@ def test_law_of_random_gate(rate, gap):
     assert found > gap if rate else found < 1e-9
 
 
-def test_chosen_gate_by_hand():
-    """Confidence alone tells right from wrong; what counts is the lower bound, Clopper & Pearson's."""
-    for right, n in ((0, 5), (1, 1), (19, 20), (250, 260), (3, 200)):
-        exact = scipy.stats.binomtest(right, n).proportion_ci(method='exact').low
-        assert calibrate.least_share(right, n) == pytest.approx(exact, abs=1e-5)
-    steps = [(-i / 10, 0.5, i < 6) for i in range(11)]
-    curve = calibrate.gate_curve(steps, calibrate.signal_ranges(steps))
-    best = calibrate.choose_gate(curve, 1.0)
-    assert (best['right'], best['target']) == (1, 1 - 6 / 11)
-    assert calibrate.choose_gate(curve, None, 0.2)['target'] == pytest.approx(2 / 11)
-    lucky, sure = dict(target=0.2, right=0.96, sure=0.93), dict(target=0.4, right=0.955, sure=0.951)
-    assert calibrate.choose_gate([lucky, sure], 0.95) is sure
-
-
 def test_step_checker_by_hand():
     """A right line, a right text; then a wrong line, a line cut short, and a wrong answer."""
     row = next(tasks.rows('math', 3))
-    check = calibrate.step_checker(row, bytes_tokenizer(), 0)
+    check = steps.step_checker(row, bytes_tokenizer(), 0)
     first = '\n'.join(row['solution'].split('\n')[:2])
     for text, right in ((first + '\n', True), (row['solution'], True), ('\n1 + 1 = 3\n', False),
                         (first, False), (row['solution'] + '0', False)):
@@ -75,7 +62,7 @@ def test_step_checker_by_hand():
 def test_continued_checker_grades_the_targets_own_way_once():
     """A text on the way of an earlier continuation has its verdict; any other is continued by the target."""
     asked = []
-    check = calibrate.ContinuedChecker(step_session(12), lambda text: asked.append(text) or text[0] == 'd')
+    check = steps.ContinuedChecker(step_session(12), lambda text: asked.append(text) or text[0] == 'd')
     for step, verdict in (([3, 4], True), ([6], False)):
         assert check(PROMPT + step) is verdict
         assert asked[-1] == LINES['text'](step + plain(network(0, 12), PROMPT + step, 12 - len(step)))
@@ -86,11 +73,11 @@ def test_continued_checker_grades_the_targets_own_way_once():
 def test_recorded_signals_are_those_of_a_run():
     """The weakest tokens that SpecGuard's own score sees; without the first token, of one layer by hand."""
     s = step_session()
-    draft, = write_steps(s, SpecGuard(k=1, max_step=6), s.draft, 1)
+    draft = SpecGuard(k=1, max_step=6).propose(s)
     logp, grounding = zip(*SpecGuard().score(s, draft))
     assert record.weakest(s, 'draft', draft.tokens) == pytest.approx([min(logp), 1 - min(grounding)])
     s = session(network(0, 12), network(1, 12, num_hidden_layers=1), [3, 2, 5, 4], 9)
-    path = s.draft.model.full.grounded('all', 1, begin=4, sparsify=0.01, residual=0.0)
+    path = s.draft.model.full.grounded(1, 4, 0.01)
     s.draft.read(s.tokens, draft.tokens, path, len(draft.tokens))
     rows = path.carry['shades'][0]                      # [T, 4] attention to the old tokens
     _, ungrounded = record.weakest(s, 'draft', draft.tokens, sink=False)
@@ -110,9 +97,9 @@ def test_altered_row_is_the_stored_one():
 
 def test_claims_by_hand():
     """Signals within kinds, paired digits, right answers of tiny rows."""
-    steps = [dict(family='math', kind=['work', 'work', 'look-up'], right=[1, 0, 1], first=[0, 0, 1],
+    rows = [dict(family='math', kind=['work', 'work', 'look-up'], right=[1, 0, 1], first=[0, 0, 1],
                   draft=[[-1.0, 0.5], [-3.0, 0.5], [-9.0, 0.0]])] * 2
-    found = [claim.figure(numpy.array([0, 1])) for claim in claims.step_claims(steps)]
+    found = [claim.figure(numpy.array([0, 1])) for claim in claims.step_claims(rows)]
     assert found == pytest.approx([1, 0.5, 0, 1 / 3])       # look-ups have no wrong one: they do not count
     altered = [dict(source='target', draft=[[[-5.0, 0.4], [-1.0, 0.4]], [[-1.0, 0.6], [-2.0, 0.5]]]),
                dict(source='reference', draft=[[[-5.0, 0.1], [-1.0, 0.9]]])]
