@@ -2,8 +2,9 @@
 
 `python -m lab.train target --minutes 90`, then `draft`, `mid`, `up`, `moe`. A run goes on from the weights
 in lab/models/, where there are some, and writes Hugging Face folders in bf16. After it, `recalibrate` makes
-anew what train_mask.py measures on the pair and the mixture. The stored models were trained with Muon's
-update in fp32, and with the optimizer's state kept from run to run; torch's Muon computes in bf16.
+anew what train_mask.py measures on the pair and the mixture. The stored models were trained in another way:
+with Muon's update in fp32, on unfused matrices and on each expert, and with the optimizer's state kept from
+run to run. torch's Muon computes in bf16.
 """
 import argparse
 import itertools
@@ -30,9 +31,9 @@ EOS = '<|end|>'
 LATE = 0.88                             # from that share of its time on a step skips middle layers by chance
 DROP = dict(target=0.1)                 # with this chance each; other models skip none
 GROW = (0.09, 2), (0.35, 4)             # until this share of its time only so many outer layers of it run
-PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on queries and keys; half
-                                        # for one that goes on. A fresh llama's queries and keys have no norm:
-                                        # at 8e-3 logits of 900 ended all learning, so theirs is the second
+PEAKS = 0.01, 2e-3, 8e-3                # learning rates of Muon, of AdamW, of AdamW on qkv_proj; half for one
+                                        # that goes on. A fresh llama's queries and keys have no norm: at 8e-3
+                                        # logits of 900 ended all learning, so theirs is the second
 # task, its knobs, its share of rows; looking up is learned on short tables first or not at all
 BASE = [('math', dict(low=1, high=3), 4), ('math', dict(high=6), 5), ('math-hard', {}, 4), ('code', {}, 3),
         ('translate', {}, 2), ('qa', {}, 2.5), ('story', {}, 1)]
@@ -175,7 +176,7 @@ def build(name, tokenizer):
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / 'config.json', json.dumps(raw, indent=2) + '\n')
     model = Transformer(read_config(folder))
-    for key, weight in model.named_parameters():
+    for key, (weight, _) in checkpoint_views(model).items():
         if key.endswith(('o_proj.weight', 'down_proj.weight')):
             torch.nn.init.zeros_(weight)                # every layer starts as the identity
         elif weight.ndim == 2:
@@ -223,7 +224,10 @@ def accuracy(model, tokenizer, n=20):
 
 
 def optimizers_for(model):
-    """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries, keys and values]."""
+    """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries, keys and values].
+
+    The matrices are the network's fused ones. Experts are with the rest, because Muon takes no stack of them.
+    """
     inner, rest, looks = [], [], []
     for key, weight in model.named_parameters():
         if key.endswith('qkv_proj.weight'):

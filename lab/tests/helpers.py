@@ -164,9 +164,3 @@ def thin(model, name='sparse', **knobs):
     method = METHODS[name](**SMALL | knobs)
     s = session(model, None, [0], 1, sparse=method, calibration=dict(sparse=LEARNED))
     return s.view(model.full)
-
-
-def apart(a, b):
-    """The largest difference between two tensors of one shape."""
-    assert a.shape == b.shape
-    return (a - b).abs().amax()

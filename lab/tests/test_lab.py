@@ -11,12 +11,12 @@ import torch
 import transformers
 
 from lab import bench, course, cuda, speed, tasks, train
-from lab.quantise import CODEBOOK, quantise
+from lab.quantise import CODEBOOK, linear, quantise
 from lab.sparse import passes
-from lab.tests.helpers import EMBEDDED, LINE, apart, case, program, tiny
-from lab.toys import fresh, network
+from lab.tests.helpers import EMBEDDED, LINE, case, program, tiny
+from lab.toys import apart, fresh, network
 from lab.tree import Tree
-from model import Reader, load, read_calibration, read_tokenizer
+from model import Reader, checkpoint_tensors, load, read_calibration, read_tokenizer
 from tokenizers import Tokenizer
 
 transformers.logging.set_verbosity_error()
@@ -90,6 +90,19 @@ def test_quantised_weights_are_levels_times_a_scale():
         levels = scale * torch.tensor(CODEBOOK)                             # [3, 16]
         nearest = (theirs[..., None] - levels[:, None]).abs().amin(-1)
         assert apart((mine - theirs).abs(), nearest) < 1e-6
+
+
+def test_rounding_reaches_every_projection():
+    """Fused or in a stack of experts, each gets the values that its own matrix gets; others stay."""
+    model = network(experts=(3, 0), moe_intermediate_size=8, qkv_bias=True, qk_norm=True)
+    wanted = {}
+    for name, tensor in checkpoint_tensors(model).items():
+        wanted[name] = quantise(tensor) if name.endswith('_proj.weight') else tensor.clone()
+    for name, weight in model.named_parameters():
+        if linear(name, weight):
+            weight.copy_(quantise(weight))
+    for name, tensor in checkpoint_tensors(model).items():
+        assert torch.equal(tensor, wanted[name]), name
 
 
 @pytest.mark.parametrize('text', ['Tom has 12 pens.', 'größer, 你好 🙂\n\n  |x'])

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 import kernels
 import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
 import specmini
-from lab.tests.helpers import HOME, LINE, RANGES, apart, program, refuses, subprogram, thin, tiny
-from lab.toys import byte_network, fresh, network, plain, seeded, session, write
+from lab.tests.helpers import HOME, LINE, RANGES, program, refuses, subprogram, thin, tiny
+from lab.toys import apart, byte_network, fresh, network, plain, seeded, session, write
 from model import (Reader, Transformer, checkpoint_tensors, checkpoint_views, fetch, load, pack, shard,
                    shard_config)
 from verify import METHODS, Session, chain, decode, tokens_of

@@ -12,8 +12,8 @@ from lab import tasks
 from lab.judge import Records, judge, measured_pairs
 from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
-from lab.tests.helpers import LINE, SMALL, apart, thin
-from lab.toys import enumerate_law, fresh, network, plain, session, variation, write
+from lab.tests.helpers import LINE, SMALL, thin
+from lab.toys import apart, enumerate_law, fresh, network, plain, session, variation, write
 from verify import METHODS, probs, silence
 
 KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
