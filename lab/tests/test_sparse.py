@@ -21,9 +21,12 @@ KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
 
 def test_recent_reads_the_sink_and_the_latest_blocks():
     """Four blocks of the budget, floor(8 + 53 / 10) tokens, a sink and a local."""
-    how = thin(network(), 'sparse-recent', rho=0.1).attends[0].keywords
-    _, _, rule = how['how']
-    scores = how['scores_of'](None, None, torch.zeros(1, 2, 15, 6))
+    model = network()
+    path = thin(model, 'sparse-recent', rho=0.1)
+    assert path is thin(model, 'sparse-recent', rho=0.1)    # a compiled pass finds its graph again
+    given = path.attends[0].keywords
+    _, _, rule = given['how']
+    scores = given['scores_of'](None, None, torch.zeros(1, 2, 15, 6))
     blocks = kernels.choose(scores, torch.tensor(61), int(kernels.kept_blocks(61, rule)), rule)
     assert sorted(blocks[0, 0].tolist()) == [0, 10, 11, 12, 13, 14]
 
