@@ -826,14 +826,17 @@ def compare(engine, work, methods, page):
         engine.write(work[0][2], method)
     texts = {}                                          # {row: {method: the Texts of each round}}
     status = 0
-    for row, number, prompt in tqdm(work * ROUNDS, 'compare', file=sys.stderr, disable=None):
-        found = {name: write_text(engine, row, number, prompt, name, method)[0]
-                 for name, method in methods.items() if not status}
-        if any(text.finish == 'interrupted' for text in found.values()):
-            status = 130
-            break
-        for name, text in found.items():
-            texts.setdefault(number, {}).setdefault(name, []).append(text)
+    try:
+        for row, number, prompt in tqdm(work * ROUNDS, 'compare', file=sys.stderr, disable=None):
+            found = {}
+            for name, method in methods.items():
+                found[name], _ = write_text(engine, row, number, prompt, name, method)
+                if found[name].finish == 'interrupted':
+                    raise KeyboardInterrupt
+            for name, text in found.items():
+                texts.setdefault(number, {}).setdefault(name, []).append(text)
+    except KeyboardInterrupt:
+        status = 130
     tasks = {}
     for by_name in texts.values():
         tasks.setdefault(str(by_name['ar'][0].row.get('task') or ''), []).append(by_name)
