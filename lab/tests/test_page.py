@@ -39,9 +39,9 @@ def viewed(tmp_path_factory):
     engine.open([ids])
     methods = {name: METHODS[name](**knobs) for name, knobs in VIEWED.items()}
     file = tmp_path_factory.mktemp('page') / 'run.html'
-    with specmini.open_trace(str(file), engine) as page, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specmini, 'ROUNDS', 1)
-        specmini.compare(engine, [(dict(prompt=TOM), 0, ids)], methods, page)
+        specmini.compare(engine, [(dict(prompt=TOM), 0, ids)], methods, str(file))
     run = run_of(file)
     return SimpleNamespace(file=file, run=run, engine=engine, ids=ids, methods=methods,
                            lanes={lane['method']: lane for lane in run['texts'][0]['lanes']})
