@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as File
 from statistics import median
 
@@ -147,9 +147,9 @@ class Engine:
         cycles = self.write(ids, method)
         return self.tokenizer.decode(tokens_of(cycles)), cycles
 
-    def statistics(self, cycles, prompt_seconds=0.0):
+    def statistics(self, cycles):
         """The figures of these Cycles, see statistics."""
-        return statistics(cycles, prompt_seconds, self.weights())
+        return statistics(cycles, self.weights())
 
     def weights(self):
         """{reader/path: bytes that one pass streams} of the paths that were read on so far."""
@@ -247,6 +247,7 @@ def audit(session):
 
 def report(engine, text):
     """The JSON object of a Text; `right` only where its row can be graded."""
+    stats = engine.statistics(text.cycles) | dict(prompt_seconds=text.prompt_seconds)
     found = dict(
         text=engine.tokenizer.decode(text.tokens),
         tokens=text.tokens,
@@ -258,7 +259,7 @@ def report(engine, text):
         device=engine.device,
         dtype=engine.dtype,
         finish=text.finish,
-        stats=engine.statistics(text.cycles, text.prompt_seconds) | audit_figures([text]))
+        stats=stats | audit_figures([text]))
     right = grade(text.row, found['text'])
     return found if right is None else found | dict(right=right)
 
@@ -301,11 +302,9 @@ def run(args):
     tokenizer = read_tokenizer(args.target)
     texts = [chat(args.target, row['prompt']) if args.chat else row['prompt'] for row in rows]
     prompts = encode(tokenizer, texts, not args.chat)
-    engine = Engine(
-        target=args.target, draft=args.draft, lookup=args.lookup, sparse=args.thinner, max_new=args.max_new,
-        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed,
-        ignore_eos=args.ignore_eos, device=args.device, dtype=args.dtype, compile=args.compile,
-        parted=args.split is None, tokenizer=tokenizer)
+    given = {option.name: getattr(args, option.name) for option in fields(Engine)
+             if hasattr(args, option.name)}
+    engine = Engine(**given | dict(sparse=args.thinner, parted=args.split is None, tokenizer=tokenizer))
     mixtures = engine.models['target'].config.mixtures
     there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
     for part in args.parts:
@@ -320,16 +319,18 @@ def run(args):
     work = list(zip(rows, itertools.count(), prompts))
     if args.split:
         return write_share(engine, work, args)
-    with open_trace(args.trace, engine) as trace:
-        if args.compare is None:
-            return generate(engine, work, args, trace)
-        return compare(engine, work, args.methods, trace)
+    if args.compare:
+        return compare(engine, work, args.methods, args.trace)
+    return generate(engine, work, args)
 
 
-def generate(engine, work, args, trace):
+def generate(engine, work, args):
     """Writes every row by one method and prints it as it is written; returns the exit status."""
     (name, method), = args.methods.items()
+    if args.trace and lab_module('page'):
+        engine.session = lab_module('page').Traced
     texts = []
+    step = None
     bar = None if len(work) > 1 else True               # None: on a terminal
     for row, number, prompt in tqdm(work, disable=bar, file=sys.stderr):
         printer = Printer(engine.tokenizer, args.show)
@@ -341,20 +342,19 @@ def generate(engine, work, args, trace):
         else:
             printer.finish(found['text'])
             print(figures(engine, [text]), file=sys.stderr, flush=True)
-        if trace:
-            trace.add(prompt, found, trace_lines(text, engine.tokenizer))
         if args.check:
             print(check(engine, prompt, text.tokens), file=sys.stderr)
-        for cycle in text.cycles:
-            cycle.notes = {}                            # they are for the trace, and take memory
         texts.append(text)
         if text.finish == 'interrupted':
-            return 130
-    if len(texts) > 1:
-        print(figures(engine, texts), file=sys.stderr)
-    for line in summary(engine, session, texts, trace):
-        print(line, file=sys.stderr)
-    return 0
+            break
+    else:
+        if len(texts) > 1:
+            print(figures(engine, texts), file=sys.stderr)
+        *lines, step = summary(engine, session, texts)
+        print('\n'.join(lines), file=sys.stderr)
+    if args.trace:
+        write_trace(args.trace, engine, texts, step)
+    return 130 if text.finish == 'interrupted' else 0
 
 
 def write_share(engine, work, args):
@@ -757,42 +757,23 @@ def cycle_line(number, cycle, printer):
     return f'{number:4d}  {kept}/{len(cycle.drafted)}  {" ".join(parts)}'
 
 
-class JsonLines:
-    """A trace as a file of JSON lines, one for each cycle; lab.page.Page is the other form."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def add(self, prompt, found, lines):
-        """Another text. prompt: ids; found: its report; lines: see trace_lines."""
-        for line in lines:
-            self.file.write(json.dumps(line) + '\n')
-
-    def conclude(self):
-        """Nothing is left to write."""
-
-
 def is_page(name):
     """Whether --trace of this name, which may be None, asks for a page."""
     return name is not None and name.lower().endswith('.html')
 
 
-@contextlib.contextmanager
-def open_trace(where, engine):
-    """What --trace writes, or None: JSON lines, or a page. An older file is replaced when the run ends."""
-    if where is None:
-        yield None
-        return
-    page = lab_module('page')
-    if page:
-        engine.session = page.Traced
+def write_trace(where, engine, texts, step):
+    """Writes a line for each cycle of these Texts, or a page; step: seconds of a step of plain decoding."""
     plain = not os.path.lexists(where) or File(where).is_file() and not os.path.islink(where)
     try:
         with whole(where) if plain else contextlib.nullcontext(where) as growing:
             with open(growing, 'w', encoding='utf-8') as file:
-                trace = page.Page(file, engine) if is_page(where) else JsonLines(file)
-                yield trace
-                trace.conclude()
+                if is_page(where):
+                    lab_module('page').write_page(file, engine, texts, step)
+                    return
+                for text in texts:
+                    for line in trace_lines(text, engine.tokenizer):
+                        file.write(json.dumps(line) + '\n')
     except OSError as error:
         raise ValueError(f'--trace {where}: cannot be written ({error})') from None
 
@@ -815,25 +796,27 @@ def check(engine, ids, tokens):
             f'({wanted[i]}); logit gap {gap:.2g}.')
 
 
-def compare(engine, work, methods, page):
+def compare(engine, work, methods, trace):
     """Prints a table of the methods for each task, and one for the rows that name none; the exit status.
 
     They are run in turn on each prompt, so that noise falls on all alike, and all of it ROUNDS times. Ctrl-C
-    ends the runs: the tables are of the prompts that all methods have finished.
+    ends the runs: the tables are of the prompts that all methods have finished. trace: of a page, or None.
     """
-    traced, engine.session = engine.session, Session    # rounds are timed without the notes of a page
     for method in methods.values():                     # warms up
         engine.write(work[0][2], method)
     texts = {}                                          # {row: {method: the Texts of each round}}
     status = 0
-    for row, number, prompt in tqdm(work * ROUNDS, 'compare', file=sys.stderr, disable=None):
-        found = {name: write_text(engine, row, number, prompt, name, method)[0]
-                 for name, method in methods.items() if not status}
-        if any(text.finish == 'interrupted' for text in found.values()):
-            status = 130
-            break
-        for name, text in found.items():
-            texts.setdefault(number, {}).setdefault(name, []).append(text)
+    try:
+        for row, number, prompt in tqdm(work * ROUNDS, 'compare', file=sys.stderr, disable=None):
+            found = {}
+            for name, method in methods.items():
+                found[name], _ = write_text(engine, row, number, prompt, name, method)
+                if found[name].finish == 'interrupted':
+                    raise KeyboardInterrupt
+            for name, text in found.items():
+                texts.setdefault(number, {}).setdefault(name, []).append(text)
+    except KeyboardInterrupt:
+        status = 130
     tasks = {}
     for by_name in texts.values():
         tasks.setdefault(str(by_name['ar'][0].row.get('task') or ''), []).append(by_name)
@@ -842,13 +825,14 @@ def compare(engine, work, methods, page):
             print(f'{task}, {len(found)} prompts')
         for line in table(engine, found):
             print(line, flush=True)
-    if page and not status:
-        engine.session = traced
+    if trace and not status:
+        engine.session = lab_module('page').Traced      # whose notes would take time in the rounds
+        again = []
         for row, number, prompt in work:
             for name, method in methods.items():
-                text, _ = write_text(engine, row, number, prompt, name, method)
-                page.add(prompt, report(engine, text), trace_lines(text, engine.tokenizer))
-        page.step = median(cycle.seconds for by_name in texts.values() for cycle in by_name['ar'][0].cycles)
+                again.append(write_text(engine, row, number, prompt, name, method)[0])
+        step = median(cycle.seconds for by_name in texts.values() for cycle in by_name['ar'][0].cycles)
+        write_trace(trace, engine, again, step)
     return status
 
 
@@ -906,7 +890,7 @@ def share_right(engine, texts):
 
 # ---------------------------------------------------------------------------------------------------- figures
 
-def statistics(cycles, prompt_seconds, weights):
+def statistics(cycles, weights):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
 
     weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged;
@@ -935,7 +919,7 @@ def statistics(cycles, prompt_seconds, weights):
         accepted=accepted, acceptance_rate=ratio(kept, judged), rejection_rate=ratio(judged - kept, judged),
         acceptance_by_place=acceptance_by_place(cycles), drafted_share=ratio(accepted, tokens),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
-        prompt_seconds=prompt_seconds, tokens_per_second=ratio(tokens, seconds),
+        tokens_per_second=ratio(tokens, seconds),
         work=sum(n * weights[path] for path, n in passes.items()) / full,
         compute=sum(n * weights[path] for path, n in positions.items()) / full)
 
@@ -1001,23 +985,32 @@ def figures(engine, texts):
     return line
 
 
-def summary(engine, session, texts, trace):
-    """Lines for the end of a run: texts cut short, pass times, acceptance, the gamma that pays, grades."""
+def summary(engine, session, texts):
+    """Lines for the end of a run: texts cut short, grades, pass times, acceptance, the gamma that pays.
+
+    Last, seconds of a pass over one position.
+    """
+    lines = []
     count = cut_at_max_new(engine, texts)
     if count:
-        yield (f'{count} of {len(texts)} texts ({count / len(texts):.0%}) were cut at --max-new '
-               f'{engine.max_new}')
+        lines.append(f'{count} of {len(texts)} texts ({count / len(texts):.0%}) were cut at --max-new '
+                     f'{engine.max_new}')
     full = [text for text in texts if text.finish == 'length' and len(text.tokens) < engine.max_new]
     if full:
-        yield (f'{len(full)} of {len(texts)} texts ended before --max-new {engine.max_new}: '
-               f'the context of {engine.context} tokens (of the {engine.shortest}) was full')
+        lines.append(f'{len(full)} of {len(texts)} texts ended before --max-new {engine.max_new}: '
+                     f'the context of {engine.context} tokens (of the {engine.shortest}) was full')
     method = texts[0].method
+    step = None
     if isinstance(method, Exact):                       # others judge no blocks
-        yield from speed_tables(session, texts, trace)
+        drafted = {len(cycle.drafted) for text in texts for cycle in text.cycles}
+        verify = time_passes(session, method.path(session), drafted)
+        step = verify[0]
+        lines += speed_tables(texts, verify)
     share = share_right(engine, texts)
     if share is not None:
         graded = sum(grade(text.row, '') is not None for text in texts)
-        yield f'right: {share * graded:.0f} of {graded} graded texts ({share:.1%})'
+        lines.append(f'right: {share * graded:.0f} of {graded} graded texts ({share:.1%})')
+    return [*lines, step]
 
 
 def cut_at_max_new(engine, texts):
@@ -1027,20 +1020,16 @@ def cut_at_max_new(engine, texts):
     return sum(text.finish == 'length' and len(text.tokens) == engine.max_new for text in texts)
 
 
-def speed_tables(session, texts, trace):
-    """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays."""
+def speed_tables(texts, verify):
+    """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays.
+
+    verify: {n: seconds of the verifying pass over n draft tokens and the root}.
+    """
     cycles = [cycle for text in texts for cycle in text.cycles]
-    blocks = {0, *(len(cycle.drafted) for cycle in cycles)}
-    if not session.target.compiled:                     # other lengths would have to be compiled
-        blocks.update(BLOCKS)
-    path = texts[0].method.path(session)
-    verify = time_passes(session, path, sorted(n for n in blocks if n < len(session.tokens)))
-    if trace:
-        trace.step = verify[0]
     places = acceptance_by_place(cycles)
     yield table_line('n draft tokens', verify, {n: n for n in verify})
     times = {n: f'{1000 * seconds:.3g}' for n, seconds in verify.items()}
-    yield table_line(f'{path.name} pass over n + 1, ms', verify, times)
+    yield table_line('pass over n + 1, ms', verify, times)
     if not places:
         return
     yield table_line('kept at position n', verify, {n: f'{a / b:.0%}' for n, (a, b) in enumerate(places, 1)})
@@ -1080,24 +1069,25 @@ def speedups(places, c, v):
     return found
 
 
-def time_passes(session, path, blocks):
-    """{n: median seconds of a target pass over the last n + 1 positions of the text} for each n of blocks.
+def time_passes(session, path, drafted):
+    """{n: median seconds of a target pass over the last n + 1 positions}, for n of BLOCKS and drafted.
 
-    Rounds through all lengths, the first of which warms up: ten, or as many as TIMING allows.
+    Rounds through all lengths, the first of which warms up: ten, or as many as TIMING allows. Of a compiled
+    target only the lengths that were drafted, because others would have to be compiled.
     """
     reader = session.target
-    times = {n: [] for n in blocks}
+    blocks = drafted | {0} if reader.compiled else drafted.union(BLOCKS)
+    times = {n: [] for n in sorted(blocks) if n < len(session.tokens)}
     begin = time.perf_counter()
     _, count = ranks()
     for turn in range(10 if count == 1 else 2):         # several ranks must make the same passes
         if turn > 0 and count == 1 and time.perf_counter() - begin > TIMING:
             break
-        for n in blocks:
+        for n, seconds in times.items():
             mark = len(reader.log)
             reader.read(session.tokens, [], path, n + 1)
-            _, _, seconds = reader.spent(mark)[path.name]
-            times[n].append(seconds)
-    return {n: median(each[1:] or each) for n, each in times.items()}
+            seconds.append(reader.spent(mark)[path.name][-1])
+    return {n: median(seconds[1:] or seconds) for n, seconds in times.items()}
 
 
 if __name__ == '__main__':

@@ -8,9 +8,19 @@ from pathlib import Path as File
 from string import Template
 
 from lab.page.traced import Traced
+from specmini import report, trace_lines
 
-__all__ = ['Page', 'Traced']
+__all__ = ['Page', 'Traced', 'write_page']
 TEMPLATE = File(__file__).parent / 'page.html'
+
+
+def write_page(file, engine, texts, step):
+    """Writes the page of these specmini.Texts; step: seconds of a step of plain decoding, or None."""
+    page = Page(file, engine)
+    page.step = step
+    for text in texts:
+        page.add(text.prompt, report(engine, text), trace_lines(text, engine.tokenizer))
+    page.conclude()
 
 
 class Page:

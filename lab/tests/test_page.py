@@ -39,8 +39,9 @@ def viewed(tmp_path_factory):
     engine.open([ids])
     methods = {name: METHODS[name](**knobs) for name, knobs in VIEWED.items()}
     file = tmp_path_factory.mktemp('page') / 'run.html'
-    with specmini.open_trace(str(file), engine) as page:
-        specmini.trace_comparison(engine, [dict(prompt=TOM)], [ids], methods, page)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(specmini, 'ROUNDS', 1)
+        specmini.compare(engine, [(dict(prompt=TOM), 0, ids)], methods, str(file))
     run = run_of(file)
     return SimpleNamespace(file=file, run=run, engine=engine, ids=ids, methods=methods,
                            lanes={lane['method']: lane for lane in run['texts'][0]['lanes']})
@@ -296,7 +297,8 @@ def test_page_keeps_hostile_text_text(browser, tmp_path):
     cycle = verify.Cycle([], [], ids, ['target'] * len(ids), {'target/full': [1, 1, 0.01]}, 0.01)
     with open(tmp_path / 'run.html', 'w', encoding='utf-8') as file:
         page = Page(file, engine)
-        page.add(ids, report, [specmini.trace_line(0, 0, cycle, tokenizer)])
+        text = specmini.Text({}, 0, ids, 'sd', None, [cycle])
+        page.add(ids, report, specmini.trace_lines(text, tokenizer))
         page.conclude()
     visit(browser, tmp_path / 'run.html')
     shown = browser.execute_script('''

@@ -11,6 +11,7 @@ import torch
 import specmini
 import verify
 from lab.tests.helpers import HOME
+from lab.toys import overlap
 
 PAPERS = 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', 'best'
 PAGES = 'README.md', 'lab/README.md', 'lab/SPEED.md', *(f'lab/{paper}/README.md' for paper in PAPERS)
@@ -186,5 +187,5 @@ def test_worked_example_adds_up():
     assert torch.allclose(chance, (p / q).clamp(max=1), atol=0.005)
     assert torch.allclose(more, p - kept, atol=1e-6)
     assert torch.allclose(rest, verify.residual(p, q), atol=1e-6)
-    assert torch.allclose(replaced, (1 - verify.overlap(p, q)) * rest, atol=1e-6)
+    assert torch.allclose(replaced, (1 - overlap(p, q)) * rest, atol=1e-6)
     assert torch.allclose(together, kept + replaced) and torch.allclose(together, p)

@@ -181,8 +181,8 @@ def test_quantiles_by_hand():
 def test_anchors_from_the_program(asked, capsys):
     """What --anchors writes is what a run of `sparse` reads: the first half of the layers choose blocks."""
     folder, flags = asked
-    tiny(folder, 0, dict(num_hidden_layers=4), eos_token_id=None)
-    status, out, err = measured(capsys, '--anchors', *flags, '--window', 45)
+    tiny(folder, 0, dict(num_hidden_layers=4), eos_token_id=None, max_position_embeddings=512)
+    status, out, err = measured(capsys, '--anchors', *flags, '--window', 120)
     assert status == 0, err
     found = read_calibration(folder)['sparse']
     assert str(found['anchors']) in out
