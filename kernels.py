@@ -178,7 +178,7 @@ def head(x, weight, vocab):
     return logits.reshape(*x.shape[:-1], vocab)
 
 
-def mix(x, moe, carry):
+def moe_forward(x, moe, carry):
     """x [B, T, C] -> ([B, T, C], carry): each token through its top_k of the E experts, by router weight."""
     weights, chosen = route(x.flatten(0, 1), moe)
     return combine_experts(x, moe, weights, chosen), carry
@@ -368,8 +368,8 @@ def sparse_swiglu(x, mlp, carry, threshold):
     return mlp.down_proj(h * up), carry | dict(channels=h)
 
 
-def sparse_mix(x, moe, carry, betas):
-    """`mix` without a token's m lowest experts, m the largest whose share of the weight is below beta_m.
+def sparse_moe_forward(x, moe, carry, betas):
+    """`moe_forward` without a token's m lowest experts, m the largest whose share of weight is below beta_m.
 
     betas: beta_1, beta_2, ...; 0 never skips. Source: also Lu et al. 2024 (the case of 2 experts).
     """
@@ -406,7 +406,7 @@ def attention_rows(q, k, mask, sparsify):
     return weights.mean(1)
 
 
-def shade(weights, below):
+def rollout_layer(weights, below):
     """One layer of attention rollout -> [B, T, P]: how much each of T new tokens rests on each of P old ones.
 
     weights [B, T, P + T]; below: the rollout up to the layer below, None at the lowest. Old tokens count as
@@ -420,7 +420,7 @@ def shade(weights, below):
 
 
 def grounded(q, k, v, mask, carry):
-    """`attend`, observed: carry['shades'] [B, T, P] is the rollout of the T positions from carry['begin'] on.
+    """`attend`, observed: carry['rollout'] [B, T, P] is that of the T positions from carry['begin'] on.
 
     Only those rows of weights are made. carry: a dict of begin, sparsify, shades (None at first), changed in
     place.
@@ -428,5 +428,5 @@ def grounded(q, k, v, mask, carry):
     T = k.shape[2] - carry['begin']
     rows = full_mask(mask, q, k)[-T:]                                       # [T, S]
     weights = attention_rows(q[:, :, -T:], k, rows, carry['sparsify'])      # [B, T, S]
-    carry['shades'] = shade(weights, carry['shades'])
+    carry['rollout'] = rollout_layer(weights, carry['rollout'])
     return attend(q, k, v, mask, carry)

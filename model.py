@@ -106,7 +106,7 @@ class Attention(Part):
             self.q_norm = RMSNorm(D, config.rms_norm_eps)
             self.k_norm = RMSNorm(D, config.rms_norm_eps)
 
-    def forward(self, x, attend, view, store, carry):
+    def forward(self, x, attend, context, store, carry):
         """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) in the cache, or None."""
         B, T, _ = x.shape
         H, G, D = self.sizes
@@ -115,14 +115,14 @@ class Attention(Part):
         v = heads[:, H + G:]                                                # [B, G, T, D]
         if self.normed:
             qk = torch.cat([self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])], 1)
-        qk = kernels.rotate(qk, view.cos, view.sin)
+        qk = kernels.rotate(qk, context.cos, context.sin)
         q = qk[:, :H]                                                       # [B, H, T, D]
         k = qk[:, H:]                                                       # [B, G, T, D]
         if store is not None:
             keys, values = store
-            k = keys.index_copy_(2, view.positions, k)[:, :, :view.span]    # [B, G, span, D]
-            v = values.index_copy_(2, view.positions, v)[:, :, :view.span]
-        out, carry = attend(q, k, v, view.mask, carry)
+            k = keys.index_copy_(2, context.positions, k)[:, :, :context.kv_len]    # [B, G, span, D]
+            v = values.index_copy_(2, context.positions, v)[:, :, :context.kv_len]
+        out, carry = attend(q, k, v, context.mask, carry)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1)), carry
 
 
@@ -145,7 +145,7 @@ class MoE(Part):
 
 
 class Block(Part):
-    parted = False          # whether each rank has a shard of it
+    tensor_parallel = False          # whether each rank has a shard of it
 
     def __init__(self, config, E):
         super().__init__()
@@ -155,10 +155,10 @@ class Block(Part):
         self.post_attention_layernorm = RMSNorm(C, config.rms_norm_eps)
         self.mlp = MoE(config, E) if E else MLP(C, F, config.mlp_bias)
 
-    def forward(self, x, attend, ffn, view, store, carry):
+    def forward(self, x, attend, ffn, context, store, carry):
         """x [B, T, C] -> ([B, T, C], carry). A sublayer whose function is None is skipped."""
         if attend is not None:
-            y, carry = self.self_attn(self.input_layernorm(x), attend, view, store, carry)
+            y, carry = self.self_attn(self.input_layernorm(x), attend, context, store, carry)
             x = x + self.all_reduce(y)
         if ffn is not None:
             y, carry = ffn(self.post_attention_layernorm(x), self.mlp, carry)
@@ -167,19 +167,19 @@ class Block(Part):
 
     def all_reduce(self, y):
         """A sublayer's output: the sum over the ranks, where each has computed a part of it."""
-        if self.parted:
+        if self.tensor_parallel:
             distributed.all_reduce(y)
         return y
 
 
 @dataclass(frozen=True)
-class View:
+class PassContext:
     """What all layers of one pass share: the positions of its tokens and what they may see."""
     positions: torch.Tensor     # [T] absolute
     cos: torch.Tensor           # [T, D]
     sin: torch.Tensor           # [T, D]
     mask: torch.Tensor | None   # as kernels.attend takes it
-    span: int                   # keys in view
+    kv_len: int                   # keys in view
 
 
 class Transformer(Part):
@@ -197,7 +197,7 @@ class Transformer(Part):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
         attends = (kernels.attend,) * config.num_hidden_layers
-        ffns = tuple(kernels.mix if E else kernels.swiglu for E in config.mixtures)
+        ffns = tuple(kernels.moe_forward if E else kernels.swiglu for E in config.mixtures)
         self.full = Path('full', attends, ffns)         # every sublayer, densely
         self.set_context(min(2048, config.max_position_embeddings))
 
@@ -212,34 +212,35 @@ class Transformer(Part):
         self.register_buffer('cos', cos.to(self.lm_head.weight), persistent=False)     # [S, D]
         self.register_buffer('sin', sin.to(self.lm_head.weight), persistent=False)
 
-    def forward(self, ids, positions, path, stores=None, span=None, carry=None):
+    def forward(self, ids, positions, path, stores=None, kv_len=None, carry=None):
         """ids [B, T] at absolute positions [T] -> hidden states [B, T, C] after the last norm.
 
         stores: the cache's (keys, values) per layer, written in place; span: how many keys are in view.
         Without a cache the tokens see each other alone (training). carry: what the first layer is handed.
         """
         if stores is None:
-            span = ids.shape[1]
-        view = View(positions, self.cos[positions], self.sin[positions], self.mask(positions, span), span)
+            kv_len = ids.shape[1]
+        mask = self.mask(positions, kv_len)
+        context = PassContext(positions, self.cos[positions], self.sin[positions], mask, kv_len)
         x = self.model.embed_tokens(ids)                                                # [B, T, C]
         for i, layer in enumerate(self.model.layers):
             store = None if stores is None else stores[i]
-            x, carry = layer(x, path.attends[i], path.ffns[i], view, store, carry)
+            x, carry = layer(x, path.attends[i], path.ffns[i], context, store, carry)
         return self.model.norm(x)
 
-    def mask(self, positions, span):
+    def mask(self, positions, kv_len):
         """[T, span], 0 where a query may look and -inf elsewhere; None where kernels.attend needs none.
 
         A compiled pass has more keys in view than are written, an eager one exactly those that it may see.
         """
         T = len(positions)
         if torch.compiler.is_compiling():
-            later = torch.arange(span, device=positions.device) > positions[:, None]        # [T, span]
+            later = torch.arange(kv_len, device=positions.device) > positions[:, None]        # [T, span]
             return torch.zeros_like(later, dtype=self.cos.dtype).masked_fill(later, -torch.inf)
         flash = self.cos.is_cuda and self.cos.dtype != torch.float32
-        if T == 1 or T == span or flash:
+        if T == 1 or T == kv_len or flash:
             return None
-        return kernels.causal_mask(T, span, self.cos)
+        return kernels.causal_mask(T, kv_len, self.cos)
 
     def logits(self, hidden):
         """hidden [B, T, C] -> logits [B, T, V], cut to the tokenizer's length (checkpoints pad the head)."""
@@ -276,19 +277,19 @@ class Path:
     ffns: tuple         # [L]
     skip: frozenset = frozenset()   # sublayers left out: 2i is layer i's attention, 2i + 1 its feed-forward
     sparse: bool = False            # whether a sublayer that runs leaves something out
-    informed: bool = False          # whether its layers need Reader.pass_info
+    needs_pass_info: bool = False          # whether its layers need Reader.pass_info
     block: int = 0                  # keys per block mean, for a path whose layers choose by means
     carry: object = None            # what the first layer is handed; a path that observes sets it
 
     @functools.cached_property
-    def writes(self):
+    def written_as(self):
         """The name of this path as a writer of cache positions: what it leaves out, and nothing else."""
         return writer(self.sparse, self.skip)
 
     @functools.cached_property
-    def trusts(self):
+    def reads_from(self):
         """The writers whose keys this path may build on: the full path, itself, and itself unskipped."""
-        return frozenset(['full', self.writes, writer(self.sparse, ())])
+        return frozenset(['full', self.written_as, writer(self.sparse, ())])
 
     def without(self, skip, name='slim'):
         """This path without the sublayers in skip: 2i is layer i's attention, 2i + 1 its feed-forward."""
@@ -298,7 +299,7 @@ class Path:
         return replace(self, name=name, attends=attends, ffns=ffns, skip=skip, carry=None)
 
     @functools.cache
-    def thinned(self, heads, channels, experts):
+    def sparsified(self, heads, channels, experts):
         """This path made sparse; what it skips stays skipped.
 
         heads, channels, experts [L]: the last argument of sparse_attend, sparse_swiglu and sparse_mix in each
@@ -313,20 +314,20 @@ class Path:
                 block = how[-1].block                   # one for all layers
             if ffns[i] is kernels.swiglu and channels[i]:
                 ffns[i] = functools.partial(kernels.sparse_swiglu, threshold=channels[i])
-            if ffns[i] is kernels.mix and experts[i]:
-                ffns[i] = functools.partial(kernels.sparse_mix, betas=experts[i])
+            if ffns[i] is kernels.moe_forward and experts[i]:
+                ffns[i] = functools.partial(kernels.sparse_moe_forward, betas=experts[i])
         if attends == list(self.attends) and ffns == list(self.ffns):
             return self
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
-        return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns), sparse=True, informed=True,
-                       block=block)
+        return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns), sparse=True,
+                       needs_pass_info=True, block=block)
 
     def grounded(self, n, begin, sparsify):
         """This path, observed by kernels.grounded in the last n layers that it runs, for one pass."""
         seen = [i for i, attend in enumerate(self.attends) if attend][-n:]
         attends = tuple(kernels.grounded if i in seen else f for i, f in enumerate(self.attends))
-        carry = dict(shades=None, begin=begin, sparsify=sparsify)
-        return replace(self, name='grounded', attends=attends, informed=False, carry=carry)
+        carry = dict(rollout=None, begin=begin, sparsify=sparsify)
+        return replace(self, name='grounded', attends=attends, needs_pass_info=False, carry=carry)
 
 
 def writer(sparse, skip):
@@ -338,12 +339,12 @@ def writer(sparse, skip):
 # A GPU computes while Python prepares what comes next, until Python asks for a number and waits. Methods ask
 # by `fetch`: once or twice a cycle, or once a token where what was drawn decides whether to go on.
 
-def remote(x):
+def on_gpu(x):
     """Whether the host would have to wait for the numbers of this tensor."""
     return x.device.type != 'cpu'
 
 
-def send(ids, device):
+def to_device(ids, device):
     """A tensor of ids, a list or a list of lists, on the device, by a copy that the host does not wait for.
 
     torch.tensor(ids, device=...) makes it wait, and so does a list as an index of a tensor there.
@@ -351,9 +352,9 @@ def send(ids, device):
     return torch.tensor(ids, dtype=torch.long).to(device, non_blocking=True)
 
 
-def fetch(*tensors):
+def to_host(*tensors):
     """The same tensors on the CPU, all in one transfer, as doubles: ids, flags and floats survive that."""
-    if not remote(tensors[0]):
+    if not on_gpu(tensors[0]):
         return tensors
     flat = torch.cat([x.flatten().double() for x in tensors]).cpu()
     here = []
@@ -378,20 +379,20 @@ class KVCache:
         for _ in range(config.num_hidden_layers):
             self.stores.append((like.new_zeros(shape), like.new_zeros(shape)))
         self.ids = []                           # token of each recorded position
-        self.runs = []                          # (end, Path.writes): consecutive positions with one writer
+        self.runs = []                         # (end, Path.written_as): consecutive positions with one writer
         self.length = 0                         # positions in use, recorded or not
         self.block = 0                          # keys per block mean
         self.means = None                       # of each layer the mean keys of the blocks
         self.averaged = 0                       # positions whose means are right
 
-    def trusted(self, line, path):
+    def valid_prefix(self, line, path):
         """How many leading positions of the token ids in `line` this path need not read again."""
         n = min(len(self.ids), len(line))
         if self.ids[:n] != line[:n]:
             n = next(i for i in range(n) if self.ids[i] != line[i])
         begin = 0
         for end, wrote in self.runs:
-            if wrote not in path.trusts:
+            if wrote not in path.reads_from:
                 return min(n, begin)
             begin = end
         return n
@@ -408,9 +409,9 @@ class KVCache:
             if begin < start:
                 runs.append((min(end, start), wrote))
             begin = end
-        if runs and runs[-1][1] == path.writes:
+        if runs and runs[-1][1] == path.written_as:
             runs.pop()
-        self.runs = [*runs, (len(line), path.writes)]
+        self.runs = [*runs, (len(line), path.written_as)]
         self.length = len(line)
         self.averaged = min(self.averaged, start)
         self.ids += line[start:]
@@ -475,9 +476,9 @@ class Reader:
         """
         line = text + guesses
         assert len(line) <= self.capacity, f'{len(line)} tokens in a cache for {self.capacity}'
-        start = min(self.cache.trusted(line, path), len(line) - last)
+        start = min(self.cache.valid_prefix(line, path), len(line) - last)
         self.cache.record(line[:start], start, path)        # an interrupted pass leaves nothing valid
-        ids = send([line[start:]], self.model.cos.device)
+        ids = to_device([line[start:]], self.model.cos.device)
         logits = []
         for begin in range(start, len(line), CHUNK):
             end = min(begin + CHUNK, len(line))
@@ -497,23 +498,23 @@ class Reader:
         """One pass over ids [B, T] at positions start.. -> logits [B, last, V]; counted and timed."""
         B, T = ids.shape
         forward = self.model
-        span = start + T
+        kv_len = start + T
         pad = 0
         if self.compiled and T <= PAD and path.carry is None:   # a path that observes is never compiled
             forward = self.compiled
             pad = (1 << (T - 1).bit_length()) - T
-            span = self.span(span + pad)
+            kv_len = self.kv_len(kv_len + pad)
             ids = functional.pad(ids, (0, pad))         # also by 0: graphs tell such tensors from others
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
-        carry = self.pass_info(start, path) if path.informed else path.carry
-        hidden = forward(ids, positions, path, self.cache.stores, span, carry)          # [B, T + pad, C]
+        carry = self.pass_info(start, path) if path.needs_pass_info else path.carry
+        hidden = forward(ids, positions, path, self.cache.stores, kv_len, carry)          # [B, T + pad, C]
         logits = self.model.logits(hidden[:, T - last:T])
         self.log.append((path.name, B * T, begin, self.now()))
         self.paths[path.name] = path
         return logits
 
-    def span(self, length):
+    def kv_len(self, length):
         """Keys in view of a compiled pass up to this length: few numbers, because each has its own graphs."""
         power = 1 << (length - 1).bit_length()
         return min(self.capacity, max(SPAN, power))
@@ -605,7 +606,8 @@ def pack(model):
 def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
     cpu = model.cos.device.type == 'cpu'
-    expect(not cpu or shutil.which(os.environ.get('CXX', 'g++')), '--compile needs g++, or what CXX names')
+    require_that(not cpu or shutil.which(os.environ.get('CXX',
+                 'g++')), '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 256          # graphs of all lengths, spans, paths and models
     options = dict(cpp_wrapper=True)                    # without it a quarter of a pass is Python
     if not cpu:
@@ -629,7 +631,7 @@ SHARD_AXIS = dict(q_proj=0, k_proj=0, v_proj=0, gate_proj=0, up_proj=0, o_proj=1
 SHARDED = 'num_attention_heads', 'num_key_value_heads', 'intermediate_size', 'moe_intermediate_size'
 
 
-def ranks():
+def rank_and_world_size():
     """(the number of this rank, how many there are): (0, 1) unless torchrun has started several."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -644,7 +646,8 @@ def shard_config(config, count):
     sizes = {}
     for name in SHARDED:
         size = getattr(config, name)
-        expect(size % count == 0, f'{name} is {size}, which {count} processes cannot share; start fewer')
+        require_that(size % count == 0,
+                     f'{name} is {size}, which {count} processes cannot share; start fewer')
         sizes[name] = size // count
     return replace(config, **sizes)
 
@@ -663,17 +666,17 @@ def shard(kept, axis, rank, count):
 
 # ------------------------------------------------------------------------------------- weights
 
-def load(folder, device='cpu', dtype=torch.float32, parted=False, tokenizer=None):
+def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, tokenizer=None):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
 
-    parted: this rank's shard of the Transformer, where there are several ranks. tokenizer: the folder's, if
-    it has been read already. ValueError in one line for whatever does not fit.
+    tensor_parallel: this rank's shard of the Transformer, where there are several ranks. tokenizer: the
+    folder's, if it has been read already. ValueError in one line for whatever does not fit.
     """
     folder = File(folder)
     config = read_config(folder)
     tokenizer = tokenizer or read_tokenizer(folder)
     torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
-    rank, count = ranks() if parted else (0, 1)
+    rank, count = rank_and_world_size() if tensor_parallel else (0, 1)
     try:
         with torch.device('meta'):
             model = Transformer(shard_config(config, count))
@@ -686,14 +689,14 @@ def load(folder, device='cpu', dtype=torch.float32, parted=False, tokenizer=None
         with opened(files[name]) as held:               # one at a time, so that copied pages are let go
             view.copy_(shard(held.get_slice(name), axis, rank, count))
         good = all(end.isfinite() for end in view.aminmax())
-        expect(good, f'{files[name]}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
+        require_that(good, f'{files[name]}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
     for layer in model.model.layers:
-        layer.parted = count > 1
+        layer.tensor_parallel = count > 1
     model.set_context(min(2048, config.max_position_embeddings))
     model.words = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
     model.vocab = max(model.words) + 1
-    expect(model.vocab <= config.vocab_size,
-           f'{folder}: tokenizer of {model.vocab} entries, embedding of {config.vocab_size}')
+    require_that(model.vocab <= config.vocab_size,
+                 f'{folder}: tokenizer of {model.vocab} entries, embedding of {config.vocab_size}')
     return model.eval(), tokenizer, read_eos(folder)
 
 
@@ -740,21 +743,23 @@ def find_weights(folder, views, count):
                 kept = held.get_slice(name)
                 if name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight' and name not in views:
                     continue                            # a table that we compute, a copy of the tied head
-                expect(name in views, f'{file}: tensor {name} has no place in the network of config.json')
-                expect(name not in found, f'{file}: tensor {name} is in another file too; which is right?')
+                require_that(name in views,
+                             f'{file}: tensor {name} has no place in the network of config.json')
+                require_that(name not in found,
+                             f'{file}: tensor {name} is in another file too; which is right?')
                 view, axis = views[name]
                 wanted = list(view.shape)
                 if axis is not None and axis < len(wanted):
                     wanted[axis] *= count
                 shape = kept.get_shape()
-                expect(shape == wanted, f'{file}: {name} has shape {shape}, expected {wanted}')
+                require_that(shape == wanted, f'{file}: {name} has shape {shape}, expected {wanted}')
                 stored = kept.get_dtype()
-                expect(stored in ('F16', 'BF16', 'F32', 'F64'),
-                       f'{file}: {name} is stored as {stored}; use weights in fp32, fp16 or bf16')
+                require_that(stored in ('F16', 'BF16', 'F32', 'F64'),
+                             f'{file}: {name} is stored as {stored}; use weights in fp32, fp16 or bf16')
                 found[name] = file
     absent = sorted(views.keys() - found.keys())
     first = absent[0] if absent else ''
-    expect(not absent, f'{folder}: {first} is missing, {len(absent)} in all: fetch it again')
+    require_that(not absent, f'{folder}: {first} is missing, {len(absent)} in all: fetch it again')
     return found
 
 
@@ -775,14 +780,14 @@ def weight_files(folder):
     if index.exists():
         shards = read_json(index).get('weight_map')
         good = isinstance(shards, dict) and shards and all(type(name) is str for name in shards.values())
-        expect(good, f'{index}: weight_map is not an object of tensor names and files')
+        require_that(good, f'{index}: weight_map is not an object of tensor names and files')
         names = set(shards.values())
     hint = 'fetch model.safetensors, or all the shards that model.safetensors.index.json names'
     for pickle in itertools.chain(*(File(folder).glob(end) for end in ('*.bin', '*.pt', '*.pth'))):
         hint = f'{pickle.name} is a pickle, which can run code when opened; convert it'
     files = [plain_file(folder, name) for name in sorted(names)]
     for file in files:
-        expect(file.exists(), f'{file}: no such file; {hint}')
+        require_that(file.exists(), f'{file}: no such file; {hint}')
     return files
 
 
@@ -838,7 +843,7 @@ def read_config(folder):
 def refuse_types(raw, where):
     """ValueError for a model type that is not here and for the first value of a wrong type or size."""
     kind = raw.get('model_type')
-    expect(kind in KINDS, f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
+    require_that(kind in KINDS, f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
     types = {option.name: option.type for option in fields(Config) if option.type in EXPECTED} | EXTRA
     needed = NEEDED + MIXTURE if kind == 'qwen3_moe' else NEEDED
     for name, wanted in types.items():
@@ -849,9 +854,9 @@ def refuse_types(raw, where):
             good = type(value) is wanted
         else:
             good = type(value) in (int, wanted) and 0 < value <= 1e10
-        expect(good, f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
+        require_that(good, f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
     for name, most in MOST.items():
-        expect((raw.get(name) or 1) <= most, f'{where}: {name} is {raw[name]}, expected {most} at most')
+        require_that((raw.get(name) or 1) <= most, f'{where}: {name} is {raw[name]}, expected {most} at most')
 
 
 def refuse_window(raw, where):
@@ -864,9 +869,9 @@ def refuse_window(raw, where):
         window = raw.get('sliding_window') if used else None
     short = window and window < raw['max_position_embeddings']
     sliding = 'sliding_attention' in (raw.get('layer_types') or [])
-    expect(not short and not sliding,
-           f'{where}: a sliding window of {raw.get("sliding_window", window)} is switched on; '
-           'only full attention is supported')
+    require_that(not short and not sliding,
+                 f'{where}: a sliding window of {raw.get("sliding_window", window)} is switched on; '
+                 'only full attention is supported')
 
 
 def refuse_shapes(raw, where):
@@ -875,28 +880,29 @@ def refuse_shapes(raw, where):
     groups = raw.get('num_key_value_heads') or 1
     size = raw.get('head_dim') or raw['hidden_size'] // heads
     act = raw.get('hidden_act', 'silu')
-    expect(act == 'silu', f'{where}: hidden_act {act!r} is not supported, only silu')
-    expect(not raw.get('quantization_config'),
-           f'{where}: quantised (quantization_config); use plain weights')
-    expect(heads % groups == 0, f'{where}: {heads} query heads cannot share {groups} key heads')
-    expect(size > 0 and size % 2 == 0,
-           f'{where}: head_dim is {size}; expected an even number, because channels rotate in pairs')
+    require_that(act == 'silu', f'{where}: hidden_act {act!r} is not supported, only silu')
+    require_that(not raw.get('quantization_config'),
+                 f'{where}: quantised (quantization_config); use plain weights')
+    require_that(heads % groups == 0, f'{where}: {heads} query heads cannot share {groups} key heads')
+    require_that(size > 0 and size % 2 == 0,
+                 f'{where}: head_dim is {size}; expected an even number, because channels rotate in pairs')
     if raw['model_type'] == 'qwen3_moe':
         chosen = raw['num_experts_per_tok']
-        expect(chosen <= raw['num_experts'],
-               f'{where}: num_experts_per_tok is {chosen}, of {raw["num_experts"]} experts')
+        require_that(chosen <= raw['num_experts'],
+                     f'{where}: num_experts_per_tok is {chosen}, of {raw["num_experts"]} experts')
 
 
 def read_rope(raw, where):
     """The rotary settings, under transformers 5's names, defaults filled in."""
     given = raw.get('rope_scaling') or raw.get('rope_parameters') or {}      # as transformers looks
     flat = isinstance(given, dict) and not any(isinstance(value, dict) for value in given.values())
-    expect(flat, f'{where}: rotary settings {given!r}: expected one flat object for all layers')
+    require_that(flat, f'{where}: rotary settings {given!r}: expected one flat object for all layers')
     kind = given.get('rope_type', given.get('type', 'default'))
     known = type(kind) is str and kind in ROPE_NEEDS
-    expect(known, f'{where}: rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
+    require_that(known, f'{where}: rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
     part = given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0)
-    expect(part == 1.0, f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
+    require_that(part == 1.0,
+                 f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
     rope = {'rope_theta': raw.get('rope_theta') or 10000.0, ORIGINAL: raw['max_position_embeddings']}
     rope.update(given, rope_type=kind)
     if raw.get(ORIGINAL) is not None:
@@ -907,17 +913,19 @@ def read_rope(raw, where):
         if rope.get('attention_factor') is not None:    # 0 is not absent
             needed.append('attention_factor')
         truncate = rope.get('truncate', True)
-        expect(type(truncate) is bool, f'{where}: truncate is {truncate!r}, expected {EXPECTED[bool]}')
+        require_that(type(truncate) is bool, f'{where}: truncate is {truncate!r}, expected {EXPECTED[bool]}')
     for name in needed:
-        least = ROPE_LEAST.get(name, 0.001)
-        good = type(rope.get(name)) in (int, float) and least <= rope[name] <= 1e10
-        expect(good, f'{where}: rope type {kind} needs {name} from {least} to 1e10, found {rope.get(name)!r}')
+        lowest = ROPE_LEAST.get(name, 0.001)
+        good = type(rope.get(name)) in (int, float) and lowest <= rope[name] <= 1e10
+        require_that(good,
+                     f'{where}: rope type {kind} needs {name} of {lowest} to 1e10, found {rope.get(name)!r}')
     if kind == 'llama3':
         low, high = rope['low_freq_factor'], rope['high_freq_factor']
-        expect(low < high, f'{where}: low_freq_factor is {low}, expected less than high_freq_factor, {high}')
+        require_that(low < high,
+                     f'{where}: low_freq_factor is {low}, expected less than high_freq_factor, {high}')
     if kind == 'yarn':
         slow, fast = rope.get('beta_slow') or 1, rope.get('beta_fast') or 32
-        expect(slow <= fast, f'{where}: beta_slow is {slow}, expected at most beta_fast, {fast}')
+        require_that(slow <= fast, f'{where}: beta_slow is {slow}, expected at most beta_fast, {fast}')
     return rope
 
 
@@ -961,7 +969,7 @@ def read_eos(folder):
         ids = read_json(path).get('eos_token_id') if path.exists() else None
         found += ids if isinstance(ids, list) else [ids]
     good = all(i is None or type(i) is int for i in found)
-    expect(good, f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
+    require_that(good, f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
     return frozenset(found) - {None}
 
 
@@ -969,8 +977,8 @@ def same_vocabulary(target, other, whose):
     """ValueError naming the first token (lowest id) that two loaded networks do not share by text and id."""
     for i in sorted(target.words.keys() | other.words.keys()):
         theirs, ours = other.words.get(i), target.words.get(i)
-        expect(theirs == ours, f'{whose}: token {i} is {theirs!r} there and {ours!r} in the target; '
-               'they must share their vocabulary')
+        require_that(theirs == ours, f'{whose}: token {i} is {theirs!r} there and {ours!r} in the target; '
+                     'they must share their vocabulary')
 
 
 # ------------------------------------------------------------- calibration.json, beside a target's weights
@@ -1018,7 +1026,7 @@ def write_calibration(target, name, section, draft=None):
         found = dict(target=fingerprint(target))
     found[name] = dict(section, draft=fingerprint(draft)) if draft else section
     lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in found.items()]
-    with whole(where) as growing:
+    with atomic_write(where) as growing:
         growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
 
 
@@ -1039,7 +1047,7 @@ def fingerprint(folder):
 
 # ------------------------------------------------------------------------------------- files of a folder
 
-def expect(holds, message):
+def require_that(holds, message):
     """ValueError with this message, one line, unless it holds."""
     if not holds:
         raise ValueError(message)
@@ -1053,7 +1061,7 @@ def plain_file(folder, name):
     """
     folder = File(folder)
     good = type(name) is str and name == File(name).name
-    expect(good, f'{folder}: {name!r} is not the name of a file in that folder')
+    require_that(good, f'{folder}: {name!r} is not the name of a file in that folder')
     where = folder / name
     if not os.path.lexists(where):
         return where
@@ -1065,8 +1073,9 @@ def plain_file(folder, name):
     except (OSError, RuntimeError) as error:            # a link to itself
         raise ValueError(f'{where}: cannot be followed ({error})') from None
     inside = any(found.is_relative_to(home) for home in homes)
-    expect(inside, f'{where}: links to {found}, outside of its folder; copy the file there')
-    expect(found.is_file(), f'{where}: a directory, a pipe, a device or a dangling link; expected a file')
+    require_that(inside, f'{where}: links to {found}, outside of its folder; copy the file there')
+    require_that(found.is_file(),
+                 f'{where}: a directory, a pipe, a device or a dangling link; expected a file')
     return where
 
 
@@ -1079,12 +1088,12 @@ def read_json(path):
         raise ValueError(f'{path}: no such file; expected a Hugging Face folder with config.json') from None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
-    expect(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
+    require_that(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
     return found
 
 
 @contextlib.contextmanager
-def whole(where):
+def atomic_write(where):
     """Writes to a temporary file, then renames it, so `where` is never half written."""
     where = File(where)
     with tempfile.TemporaryDirectory(prefix='.unfinished-', dir=where.parent) as folder:

@@ -25,15 +25,15 @@ from tokenizers import Tokenizer
 from torch import distributed
 from tqdm import tqdm
 
-from model import (Reader, encode, expect, load, pack, plain_file, ranks, read_calibration, read_config,
-                   read_json, read_tokenizer, same_vocabulary, whole)
-from verify import (METHODS, Autoregressive, Exact, Session, Sparse, chain, decode, knobs_of, lookup,
-                    lookup_first, silence, token_logps, tokens_of, whole_passes)
+from model import (Reader, atomic_write, encode, load, pack, plain_file, rank_and_world_size,
+                   read_calibration, read_config, read_json, read_tokenizer, require_that, same_vocabulary)
+from verify import (METHODS, Autoregressive, Exact, Session, Sparse, decode, draft_model, knobs_of,
+                    lookup_then_draft, no_draft, prompt_lookup, token_logps, tokens_of, whole_passes)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
-SOURCES = dict(lookup=lookup, none=silence)     # of drafts, beside a draft model's chain
+SOURCES = dict(lookup=prompt_lookup, none=no_draft)     # of drafts, beside a draft model's chain
 CORES = torch.get_num_threads()
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
 PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_quantile=0.0), moe=dict(moe_skip=0))      # of --sparse, off
@@ -70,7 +70,7 @@ class Engine:
     device: str = 'auto'            # cpu or cuda; auto: cuda where it is there
     dtype: str = 'auto'             # one of DTYPES; auto: fp32, on CUDA bf16
     compile: bool = False           # torch.compile the passes
-    parted: bool = False            # whether each process of a group has a shard of the target
+    tensor_parallel: bool = False            # whether each process of a group has a shard of the target
     tokenizer: Tokenizer = None     # the target's, if it has been read already
     readers: dict = field(default_factory=dict, init=False)     # {role: Reader}, see open
     session: type = field(default=Session, init=False)          # of a text; lab.page has one that notes more
@@ -81,9 +81,10 @@ class Engine:
         if self.dtype == 'auto':
             self.dtype = 'bf16' if self.device == 'cuda' else 'fp32'
         self.draft = str(self.draft or 'none')
-        self.source = SOURCES.get(self.draft, lookup_first if self.lookup else chain)
+        self.proposer = SOURCES.get(self.draft, lookup_then_draft if self.lookup else draft_model)
         self.has_draft = self.draft not in ('lookup', 'none', 'self')
-        expect(self.has_draft or not self.lookup, f'--lookup with --draft {self.draft}: expected --draft DIR')
+        require_that(self.has_draft or not self.lookup,
+                     f'--lookup with --draft {self.draft}: expected --draft DIR')
         target, self.tokenizer, self.eos = self.network(self.target)
         if self.ignore_eos:
             self.eos = frozenset()
@@ -99,23 +100,23 @@ class Engine:
             for model in self.models.values():
                 if self.dtype == 'fp32' and not self.compile:
                     pack(model)
-            take_threads(target, self.parted)
+            take_threads(target, self.tensor_parallel)
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
         own = folder == self.target
         tokenizer = self.tokenizer if own else None
-        return load(folder, self.device, DTYPES[self.dtype], self.parted and own, tokenizer)
+        return load(folder, self.device, DTYPES[self.dtype], self.tensor_parallel and own, tokenizer)
 
     def open(self, prompts):
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
         V = self.models['target'].vocab
         for i, ids in enumerate(prompts, 1):
             highest = max(ids, default=0)
-            expect(highest < V, f'prompt {i} has token {highest}, but the last one is {V - 1}')
-            expect(0 < len(ids) < self.context,
-                   f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context of '
-                   f'{self.context} (of the {self.shortest})')
+            require_that(highest < V, f'prompt {i} has token {highest}, but the last one is {V - 1}')
+            require_that(0 < len(ids) < self.context,
+                         f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context '
+                         f'of {self.context} (of the {self.shortest})')
         capacity = min(self.context, max(map(len, prompts)) + self.max_new)
         self.readers = {}
         for role, model in self.models.items():
@@ -128,7 +129,7 @@ class Engine:
             reader.forget()
         session = self.session(
             target=self.readers['target'], draft=None if plain else self.readers.get('draft'),
-            source=self.source, tokens=list(ids), room=min(self.max_new, self.context - len(ids)),
+            proposer=self.proposer, tokens=list(ids), tokens_left=min(self.max_new, self.context - len(ids)),
             eos=self.eos, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p,
             generator=torch.Generator().manual_seed(self.seed + row),       # equal prompts, other samples
             text=self.tokenizer.decode, calibration=self.calibration, sparse=None if plain else self.sparse)
@@ -165,13 +166,13 @@ class Engine:
         return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
 
 
-def take_threads(target, parted=False):
+def take_threads(target, tensor_parallel=False):
     """Sets how many CPU threads compute, unless OMP_NUM_THREADS says: one for a small target, else all cores.
 
-    parted: whether several processes have a shard of the target each.
+    tensor_parallel: whether several processes have a shard of the target each.
     """
-    _, count = ranks()                                  # which share the cores
-    small = (count if parted else 1) * sum(p.numel() for p in target.parameters()) < SMALL
+    _, count = rank_and_world_size()                                  # which share the cores
+    small = (count if tensor_parallel else 1) * sum(p.numel() for p in target.parameters()) < SMALL
     if 'OMP_NUM_THREADS' not in os.environ:
         torch.set_num_threads(1 if small else max(1, CORES // count))
 
@@ -181,15 +182,15 @@ def check_settings(s):
     for name, low, high in (('temperature', 0, 1e6), ('top_k', 0, 2 ** 31), ('top_p', 1e-9, 1),
                             ('max_new', 1, 2 ** 31), ('seed', 0, 2 ** 62)):
         value = getattr(s, name)
-        expect(low <= value <= high, f'--{name.replace("_", "-")} {value}: expected {low} to {high}')
-    expect(s.dtype in ('auto', *DTYPES), f'--dtype {s.dtype}: expected auto, {", ".join(DTYPES)}')
+        require_that(low <= value <= high, f'--{name.replace("_", "-")} {value}: expected {low} to {high}')
+    require_that(s.dtype in ('auto', *DTYPES), f'--dtype {s.dtype}: expected auto, {", ".join(DTYPES)}')
 
 
 def pick_device(name):
     """'cpu' or 'cuda'; ValueError if CUDA is asked for and absent."""
-    expect(name in ('auto', 'cpu', 'cuda'), f'--device {name}: expected auto, cpu or cuda')
+    require_that(name in ('auto', 'cpu', 'cuda'), f'--device {name}: expected auto, cpu or cuda')
     there = torch.cuda.is_available()
-    expect(there or name != 'cuda', '--device cuda: this machine, or torch, has none; use --device cpu')
+    require_that(there or name != 'cuda', '--device cuda: this machine, or torch, has none; use --device cpu')
     return name if name != 'auto' else 'cuda' if there else 'cpu'
 
 
@@ -292,10 +293,11 @@ def run(args):
         return list_methods(args.list)
     device = pick_device(args.device)
     join_ranks(device, 'gloo' if args.split or device == 'cpu' else 'nccl')
-    rank, count = ranks()
+    rank, count = rank_and_world_size()
     if count > 1 and not args.split:
-        expect(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
-        expect(not is_page(args.trace), f'--trace {args.trace}: a page is of one process, trace to .jsonl')
+        require_that(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
+        require_that(not is_page(args.trace),
+                     f'--trace {args.trace}: a page is of one process, trace to .jsonl')
         args.trace = args.trace if rank == 0 else None
     rows = read_rows(args.prompt, args.prompts)
     read_config(args.target)                            # a folder that is no checkpoint is told first
@@ -304,11 +306,12 @@ def run(args):
     prompts = encode(tokenizer, texts, not args.chat)
     given = {option.name: getattr(args, option.name) for option in fields(Engine)
              if hasattr(args, option.name)}
-    engine = Engine(**given | dict(sparse=args.thinner, parted=args.split is None, tokenizer=tokenizer))
+    given |= dict(sparse=args.thinner, tensor_parallel=args.split is None, tokenizer=tokenizer)
+    engine = Engine(**given)
     mixtures = engine.models['target'].config.mixtures
     there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
     for part in args.parts:
-        expect(there[part], f'--sparse {part}: {args.target} has no layer of that kind')
+        require_that(there[part], f'--sparse {part}: {args.target} has no layer of that kind')
     engine.open(prompts)
     if args.compile:
         begin = time.perf_counter()
@@ -360,7 +363,7 @@ def generate(engine, work, args):
 def write_share(engine, work, args):
     """Writes this process's share of the rows to NAME.RANK.jsonl, but no row that a file NAME.* has."""
     (name, method), = args.methods.items()
-    rank, count = ranks()
+    rank, count = rank_and_world_size()
     done = set()
     for file in File(args.split).parent.glob(f'{File(args.split).name}.*.jsonl'):
         for line in file.read_text(encoding='utf-8', errors='replace').split('\n'):
@@ -381,7 +384,7 @@ def write_share(engine, work, args):
 
 def list_methods(name):
     """Prints the methods, or the knobs of one: default, range, meaning."""
-    expect(not name or name in METHODS, f'--list {name}: there are {", ".join(METHODS)}')
+    require_that(not name or name in METHODS, f'--list {name}: there are {", ".join(METHODS)}')
     if not name:
         for method, kind in METHODS.items():
             first = kind.__doc__.splitlines()[0] if '__doc__' in vars(kind) else ''
@@ -392,7 +395,7 @@ def list_methods(name):
         allowed = option.metadata
         scope = ', '.join(allowed.get('words', ()))
         if not scope and option.type in (int, float) and allowed:
-            scope = f'{allowed["least"]:g} to {allowed["greatest"]:g}'
+            scope = f'{allowed["lowest"]:g} to {allowed["highest"]:g}'
         print(f'  {knob:18} {option.default!s:8} {scope:16} {allowed.get("meaning", "")}')
     return 0
 
@@ -446,39 +449,44 @@ def parse(argv):
 def check_flags(args):
     """ValueError for the first flag that does not fit."""
     empty = [flag for flag, value in vars(args).items() if value == '' and flag != 'prompt']
-    expect(not empty, f'--{", --".join(empty)}: found an empty text, expected a value')
+    require_that(not empty, f'--{", --".join(empty)}: found an empty text, expected a value')
     args.names = [args.method]
     if args.compare:
         args.names = list(dict.fromkeys(['ar', *args.compare.split(',')]))
     unknown = [name for name in args.names if name not in METHODS]
-    expect(not unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}')
+    require_that(not unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}')
     args.parts = set(args.sparse.split(',')) if args.sparse else set()
-    expect(args.parts <= PARTS.keys(), f'--sparse {sorted(args.parts)}: expected some of attn,ffn,moe')
+    require_that(args.parts <= PARTS.keys(), f'--sparse {sorted(args.parts)}: expected some of attn,ffn,moe')
     given = (args.prompt is None) != (args.prompts is None)
-    expect(given, 'give --prompt TEXT or --prompts FILE.jsonl')
+    require_that(given, 'give --prompt TEXT or --prompts FILE.jsonl')
     check_settings(args)
     alone = args.check or args.json or args.show or args.split or args.trace and not is_page(args.trace)
-    expect(not (args.compare and alone), '--compare takes none of --check, --json, --show, --split, and '
-           '--trace only of a page, FILE.html')
-    expect(not is_page(args.trace) or lab_module('page'), f'--trace {args.trace}: pages are made by lab/, '
-           'which is not beside this file; expected another ending than .html, which gives JSON lines')
-    expect(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
-    expect(args.split is None or args.prompts, '--split: one text cannot be split; give --prompts FILE.jsonl')
-    expect(not (args.split and args.trace), '--split: processes write their own files; leave out --trace')
+    require_that(not (args.compare and alone),
+                 '--compare takes none of --check, --json, --show, --split, and '
+                 '--trace only of a page, FILE.html')
+    require_that(not is_page(args.trace) or lab_module('page'),
+                 f'--trace {args.trace}: pages are made by lab/, '
+                 'which is not beside this file; expected another ending than .html, which gives JSON lines')
+    require_that(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
+    require_that(args.split is None or args.prompts,
+                 '--split: one text cannot be split; give --prompts FILE.jsonl')
+    require_that(not (args.split and args.trace),
+                 '--split: processes write their own files; leave out --trace')
     for flag, where in (('trace', args.trace), ('split', args.split)):
         home = File(where or '').parent
-        expect(home.is_dir(), f'--{flag} {where}: there is no folder {home}; make it first')
+        require_that(home.is_dir(), f'--{flag} {where}: there is no folder {home}; make it first')
 
 
 def fill_in(args):
     """Puts in the methods, and defaults that depend on other flags; ValueError for knobs that do not fit."""
     if args.gamma is not None and args.names != ['ar']:
         known = any('gamma' in knobs_of(METHODS[name]) for name in args.names)
-        expect(known, f'--gamma {args.gamma}: no knob of {", ".join(args.names)}; leave it out')
+        require_that(known, f'--gamma {args.gamma}: no knob of {", ".join(args.names)}; leave it out')
         args.set.append(f'gamma={args.gamma}')
     if args.target is None:
-        expect(EMBEDDED.is_dir(), 'no --target, and no embedded models beside this file: give a Hugging Face '
-               'folder, say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
+        require_that(EMBEDDED.is_dir(),
+                     'no --target, and no embedded models beside this file: give a Hugging Face '
+                     'folder, say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
         args.draft = args.draft or EMBEDDED / 'draft'
         args.target = EMBEDDED / 'target'
     if args.names == ['ar']:
@@ -500,8 +508,8 @@ def make_method(name, settings, names, parts=()):
     for item in settings:
         knob, equals, value = item.partition('=')
         known = any(knob in knobs_of(METHODS[other]) for other in names)
-        expect(equals and known, f'--set {item}: expected knob=value with a knob of {", ".join(names)} '
-               '(--list METHOD names them)')
+        require_that(equals and known, f'--set {item}: expected knob=value with a knob of {", ".join(names)} '
+                     '(--list METHOD names them)')
         if knob in knobs:
             values[knob] = read_value(item, value, knobs[knob].type)
     if name == 'sparse' and parts:
@@ -522,7 +530,7 @@ def read_value(item, value, kind):
 
 def main(argv=None):
     """Runs the program; returns its exit status, see exit_status."""
-    lab_module('rivals')                                # enters the baselines in METHODS
+    lab_module('baselines')                                # enters the baselines in METHODS
     return exit_status('specmini', lambda: run(parse(argv)))
 
 
@@ -545,7 +553,7 @@ def exit_status(program, work):
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, RuntimeError) as error:
-        rank, count = ranks()
+        rank, count = rank_and_world_size()
         if isinstance(error, RuntimeError) and 'alloc' not in str(error) and count == 1:
             raise                                       # not for want of memory: a defect, not bad input
         told = sys.__stderr__ if rank > 0 else sys.stderr       # also what one rank alone has met
@@ -564,19 +572,20 @@ def join_ranks(device, backend):
         distributed.init_process_group(backend)
     except RuntimeError as error:
         raise ValueError(f'the processes do not find each other: start them again ({error})') from None
-    rank, _ = ranks()
+    rank, _ = rank_and_world_size()
     if rank > 0:
         sys.stdout = sys.stderr = open(os.devnull, 'w')
     if device == 'cuda':
         own = distributed.get_node_local_rank(rank)
         there = torch.cuda.device_count()
-        expect(own < there, f'process {own + 1} of this machine has no CUDA device, of {there}; start fewer')
+        require_that(own < there,
+                     f'process {own + 1} of this machine has no CUDA device, of {there}; start fewer')
         torch.cuda.set_device(own)
 
 
 def leave_ranks(failed):
     """Ends the group of processes; not NCCL's where one has failed: its end would wait for the others."""
-    rank, _ = ranks()
+    rank, _ = rank_and_world_size()
     if rank > 0:
         sys.stderr = sys.__stderr__                     # a defect that ends it is told
     if distributed.is_available() and distributed.is_initialized():
@@ -595,15 +604,15 @@ def read_rows(prompt, file):
     rows = [dict(prompt=prompt)] if file is None else rows_of_file(file)
     for i, row in enumerate(rows, 1):
         broken = any('\ud800' <= letter <= '\udfff' for letter in row['prompt'])    # a stray byte
-        expect(not broken, f'prompt {i} is not valid UTF-8; expected a text')
-        expect(row['prompt'], f'prompt {i} is empty; expected a text')
+        require_that(not broken, f'prompt {i} is not valid UTF-8; expected a text')
+        require_that(row['prompt'], f'prompt {i} is empty; expected a text')
     return rows
 
 
 def rows_of_file(file):
     """The rows of a file of JSON lines, the text of each under `prompt`; blank lines are passed over."""
     try:
-        expect(File(file).is_file(), 'no such file')    # a pipe or a device may never end
+        require_that(File(file).is_file(), 'no such file')    # a pipe or a device may never end
         lines = File(file).read_text(encoding='utf-8-sig').split('\n')      # some editors begin with a mark
     except (OSError, ValueError) as error:
         raise ValueError(f'--prompts {file}: cannot be read ({error})') from None
@@ -616,10 +625,10 @@ def rows_of_file(file):
         except (ValueError, RecursionError) as error:
             raise ValueError(f'{file} line {number}: not a JSON object ({error})') from None
         prompt = prompt_of(row) if isinstance(row, dict) else None
-        expect(isinstance(prompt, str),
-               f'{file} line {number}: expected an object with a text under prompt, question or turns')
+        require_that(isinstance(prompt, str),
+                     f'{file} line {number}: expected an object with a text under prompt, question or turns')
         rows.append(row | dict(prompt=prompt))
-    expect(rows, f'--prompts {file}: the file has no rows')
+    require_that(rows, f'--prompts {file}: the file has no rows')
     return rows
 
 
@@ -645,7 +654,8 @@ def chat(folder, text):
     try:
         if file.exists():
             template = file.read_text(encoding='utf-8')
-        expect(isinstance(template, str), 'there is no chat_template.jinja, nor one in tokenizer_config.json')
+        require_that(isinstance(template, str),
+                     'there is no chat_template.jinja, nor one in tokenizer_config.json')
         return sandbox(settings).from_string(template).render(messages=[message], add_generation_prompt=True)
     except Exception as error:                          # whatever the template raises
         raise ValueError(f'--chat: the template of {folder} does not render ({error})') from None
@@ -766,7 +776,7 @@ def write_trace(where, engine, texts, step):
     """Writes a line for each cycle of these Texts, or a page; step: seconds of a step of plain decoding."""
     plain = not os.path.lexists(where) or File(where).is_file() and not os.path.islink(where)
     try:
-        with whole(where) if plain else contextlib.nullcontext(where) as growing:
+        with atomic_write(where) if plain else contextlib.nullcontext(where) as growing:
             with open(growing, 'w', encoding='utf-8') as file:
                 if is_page(where):
                     lab_module('page').write_page(file, engine, texts, step)
@@ -1079,7 +1089,7 @@ def time_passes(session, path, drafted):
     blocks = drafted | {0} if reader.compiled else drafted.union(BLOCKS)
     times = {n: [] for n in sorted(blocks) if n < len(session.tokens)}
     begin = time.perf_counter()
-    _, count = ranks()
+    _, count = rank_and_world_size()
     for turn in range(10 if count == 1 else 2):         # several ranks must make the same passes
         if turn > 0 and count == 1 and time.perf_counter() - begin > TIMING:
             break

@@ -38,8 +38,8 @@ from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, e
 from model import KVCache, Reader, load, read_calibration
 from train_mask import watched
 from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, Sparse, SpecGuard, ViaSd,
-                    chain, decode, lookup, lookup_first, most_central, probs, residual, sample_branches,
-                    silence, token_logps)
+                    decode, draft_model, lookup_then_draft, most_central, no_draft, probs, prompt_lookup,
+                    residual, sample_branches, token_logps)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab/models'
@@ -85,7 +85,7 @@ def writers_of(cache):
 def valid_prefix(reader, tokens):
     """How many of these tokens the full path need not read again; asserts that a fresh cache agrees."""
     full = reader.model.full
-    count = reader.cache.trusted(tokens, full)
+    count = reader.cache.valid_prefix(tokens, full)
     other = Reader(reader.model, len(tokens))
     other.read(tokens, [], full, 1)
     for mine, theirs in zip(reader.cache.stores, other.cache.stores):
@@ -248,11 +248,11 @@ LAWS = [
     law('sd-gamma-1', Exact(1)),
     law('sd', Exact(2), slow=True),
     law('sd-eos', Exact(2), slow=True, **EOS),
-    law('sd-lookup', Exact(2), source=lookup),
-    law('sd-no-draft', Exact(2), source=silence),
-    law('sd-lookup-first', Exact(2), source=lookup_first, vocab=2, horizon=4, slow=True),
+    law('sd-lookup', Exact(2), proposer=prompt_lookup),
+    law('sd-no-draft', Exact(2), proposer=no_draft),
+    law('sd-lookup-first', Exact(2), proposer=lookup_then_draft, vocab=2, horizon=4, slow=True),
     law('sd-online', Exact(2, controller='online')),
-    law('via-lookup-first', ViaSd(2, **ALWAYS), source=lookup_first, **MASK),
+    law('via-lookup-first', ViaSd(2, **ALWAYS), proposer=lookup_then_draft, **MASK),
     law('sd-settings', Exact(2), temperature=0.7, top_k=3, top_p=0.9),
     law('sd-cool-draft', Exact(2, draft_temperature=0.5), slow=True),
     law('sd-greedy-draft', Exact(2, draft_temperature=0)),
@@ -301,7 +301,7 @@ def test_law(method, settings):
     enumerated = law_by_cycles if isinstance(method, Ecsv) and not whole else enumerate_law
     with pytest.MonkeyPatch.context() as patch:
         if settings.pop('device'):
-            patch.setattr(verify, 'remote', lambda x: True)
+            patch.setattr(verify, 'on_gpu', lambda x: True)
         found = enumerated(target, draft, method, horizon, **settings)
     sampling = {name: settings[name] for name in ('temperature', 'top_k', 'top_p', 'eos') if name in settings}
     gap = variation(found, exact_law(target, horizon, **sampling))
@@ -394,7 +394,7 @@ def test_law_by_chi_square(method, right, n):
     s = session(target, draft, [0], 4, temperature=1.0)
     observed = Counter()
     for _ in range(n):
-        s.tokens, s.room = [0], 4
+        s.tokens, s.tokens_left = [0], 4
         cycles = decode(s, replace(method))             # a method serves one text
         while len(s.tokens) < 3:
             next(cycles)
@@ -408,9 +408,9 @@ THINNED_OFF = Sparse(**SMALL | OFF)
 IDENTICAL = [       # methods and settings whose greedy text has to be plain decoding's
     case('sd', Exact(4), {}),
     case('sd-gamma-0', Exact(0), {}),
-    case('sd-lookup', Exact(8), dict(source=lookup)),
+    case('sd-lookup', Exact(8), dict(proposer=prompt_lookup)),
     case('sd-draft-self', Exact(3), dict(draft=None)),
-    case('sd-lookup-first', Exact(8), dict(source=lookup_first)),
+    case('sd-lookup-first', Exact(8), dict(proposer=lookup_then_draft)),
     case('sd-online', Exact(controller='online'), {}),
     case('cmasd-tau-1', CmAsd(tau_base=1.0), {}),
     case('cmasd-strict-gamma-1', CmAsd(k_max=1, tau_base=1), {}),
@@ -425,9 +425,9 @@ IDENTICAL = [       # methods and settings whose greedy text has to be plain dec
     case('sparse-off', Sparse(3, **SMALL | OFF), {})]
 
 
-def full_session(room, eos=(), length=23, **settings):
+def full_session(tokens_left, eos=(), length=23, **settings):
     """A greedy Session of a random pair with every calibration, on a prompt of this length."""
-    s = slim_session(3, room, text=letters, eos=frozenset(eos))
+    s = slim_session(3, tokens_left, text=letters, eos=frozenset(eos))
     s.calibration |= dict(signals=SIGNALS, sparse=SPARSE)
     s.tokens = [1, 2, 3, *LINE][:length]
     s = replace(s, target=Reader(s.target.model, 64), draft=Reader(s.draft.model, 64))
@@ -436,7 +436,7 @@ def full_session(room, eos=(), length=23, **settings):
 
 @pytest.mark.parametrize('method, settings', IDENTICAL)
 def test_greedy_identity_of_every_method(method, settings):
-    """A lossless setting writes plain decoding's text, also where the room or an end of text cuts a block.
+    """A lossless setting writes plain decoding's text, also where the end of room or of text cuts a block.
 
     Behind the short prompt the draft is the target itself, so that an end may stand among accepted tokens.
     """
@@ -445,14 +445,14 @@ def test_greedy_identity_of_every_method(method, settings):
         s = full_session(20, length=length)
         twin = s.target.model
         wanted = plain(twin, s.tokens, 20)
-        cuts = [(room, []) for room in (1, 2, 7, 20)] + [(20, wanted[i:i + 1]) for i in (0, 5, 6, 9)]
-        for room, eos in cuts:
-            line = wanted[:room]
-            cut = next((i + 1 for i, token in enumerate(line) if token in eos), room)
+        cuts = [(1, []), (2, []), (7, []), (20, []), *((20, wanted[i:i + 1]) for i in (0, 5, 6, 9))]
+        for tokens_left, eos in cuts:
+            line = wanted[:tokens_left]
+            cut = next((i + 1 for i, token in enumerate(line) if token in eos), tokens_left)
             own = dict(draft=Reader(twin, 64)) if length == 1 else {}
-            s = full_session(room, eos, length, **own | settings)
+            s = full_session(tokens_left, eos, length, **own | settings)
             tokens, _ = write(s, method)
-            assert tokens == line[:cut], (length, room, eos)
+            assert tokens == line[:cut], (length, tokens_left, eos)
             assert s.ended == (line[cut - 1] in eos)
 
 
@@ -460,7 +460,7 @@ def test_nothing_is_judged_behind_an_end():
     """A block that was looked up may go on behind an end of sequence that the target writes, too."""
     target = network(0)
     wanted = plain(target, [1, 2, 3], 3)
-    s = session(target, None, [1, 2, 3], 9, lookup, eos=frozenset(wanted[:1]))
+    s = session(target, None, [1, 2, 3], 9, prompt_lookup, eos=frozenset(wanted[:1]))
     draft = Draft.points(wanted, target)
     tokens, labels, judged = Exact().accept(s, draft, Exact().score(s, draft))
     assert tokens == wanted[:1] and labels == ['draft'] and len(judged) == 1
@@ -486,8 +486,8 @@ def test_a_draft_that_is_the_target(temperature):
     case('too-short', '1', '')])
 def test_lookup(text, found):
     """It drafts what followed the last occurrence of the text's last three tokens, else of its last two."""
-    s = session(network(), None, [int(digit) for digit in text], 9, lookup)
-    draft = lookup(s, Plan(3, None, None))
+    s = session(network(), None, [int(digit) for digit in text], 9, prompt_lookup)
+    draft = prompt_lookup(s, Plan(3, None, None))
     assert ''.join(map(str, draft.tokens)) == found
     wanted = [[float(token == x) for x in range(11)] for token in draft.tokens]
     assert draft.q.tolist() == wanted                   # a point mass each
@@ -603,7 +603,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         believed = list(zip(self.reader.cache.ids, writers_of(self.reader.cache)))
         fitting = []
         for held in models:
-            if believed == [(token, self.paths[name].writes) for token, name, _ in held]:
+            if believed == [(token, self.paths[name].written_as) for token, name, _ in held]:
                 fitting.append(held)
         assert fitting, f'{believed} is none of {models}'
         self.held = fitting[-1] if len(self.reader.log) > passes else fitting[0]
@@ -658,7 +658,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         read = models[-1]
         if len(rows) == 1:
             models.append(read + [(token, name, len(self.line) + i) for i, token in enumerate(rows[0][:-1])])
-            found = self.attempt(moment, models, lambda: chain(s, plan, self.reader, path))
+            found = self.attempt(moment, models, lambda: draft_model(s, plan, self.reader, path))
             every = [found.logits] if found else []
         else:
             found = self.attempt(
@@ -721,11 +721,12 @@ def test_a_text_that_is_broken_off_anywhere_goes_on(method, settings):
     own = replace(method)
     rng = random.Random(1)
     breaks = 0
-    while s.room and not s.ended:
+    while s.tokens_left and not s.ended:
         moment = rng.randint(1, 300 + 100 * breaks)             # later and later: a cycle has to fit in
         _, broken = interrupted(moment, lambda: list(decode(s, own)), DECODING)
         breaks += broken
-    assert s.tokens == whole.tokens and s.room == whole.room and s.ended == whole.ended and breaks > 3
+    assert s.tokens == whole.tokens and s.tokens_left == whole.tokens_left and s.ended == whole.ended
+    assert breaks > 3
 
 
 # ------------------------------------------------------------ CM-ASD: confidence, window, threshold, by hand
@@ -949,7 +950,7 @@ class Stage:
         self.draft, self.name = draft, name
         self.table = [[x, 1.0, ratio] for x, ratio in zip(p, ratios)]
 
-    def extra(self, i):
+    def next_token(self, i):
         return self.name + i
 
 
@@ -1032,9 +1033,10 @@ def test_via_violation_by_hand():
 
 # ------------------------------------------------------------------ SpecGuard: rollout, score, steps, limits
 
-def guarded(method, seed=0, room=30, **settings):
+def guarded(method, seed=0, tokens_left=30, **settings):
     """(tokens, cycles) of a method on a random pair whose texts have steps."""
-    return write(session(network(0, 12), network(1, 12), [3, 2], room, seed=seed, **STEPS | settings), method)
+    s = session(network(0, 12), network(1, 12), [3, 2], tokens_left, seed=seed, **STEPS | settings)
+    return write(s, method)
 
 
 def drop_small(weights, sparsify):
@@ -1075,7 +1077,7 @@ def test_specguard_rollout_is_the_product_of_whole_matrices(n, chosen, sparsify)
     path = model.full.grounded(n, begin, sparsify)
     reader = Reader(model, 64)
     logits = reader.read(line[:begin], line[begin:], path, 16)
-    grounding = path.carry['shades'][0].sum(-1)
+    grounding = path.carry['rollout'][0].sum(-1)
     wanted = whole_rollout(model, line, chosen, sparsify)[begin:, :begin].sum(-1)
     assert apart(grounding, wanted) < 1e-9 and grounding.std() > 0.01 and grounding.max() < 1 + 1e-9
     assert apart(logits, fresh(model, line, 16)) < 1e-12 and valid_prefix(reader, line) == 20
@@ -1309,7 +1311,7 @@ def test_sparse_experts_by_hand(betas, renormalise):
     moe = network(**MIXED).model.layers[0].mlp
     moe.renormalise = renormalise
     x = torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
-    got, carry = kernels.sparse_mix(x, moe, {}, betas)
+    got, carry = kernels.sparse_moe_forward(x, moe, {}, betas)
     counts = set()
     for t in range(5):
         p, experts = moe.gate(x[0, t]).softmax(-1).topk(3)

@@ -22,11 +22,11 @@ import torch
 from tqdm import tqdm
 
 import kernels
-from model import Reader, encode, expect, fingerprint, load, pack, write_calibration
+from model import Reader, encode, fingerprint, load, pack, require_that, write_calibration
 from specmini import (EMBEDDED, Engine, Parser, chat, exit_status, grade, lab_module, pick_device, read_rows,
                       take_threads)
-from verify import (Autoregressive, Exact, Session, Sparse, SpecGuard, decode, silence, step_score, tokens_of,
-                    violation)
+from verify import (Autoregressive, Exact, Session, Sparse, SpecGuard, decode, no_draft, step_score,
+                    tokens_of, violation)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def calibration_rows(settings):
     if settings.prompts:
         return read_rows(None, settings.prompts)
     tasks = lab_module('tasks')
-    expect(tasks, 'no laboratory with tasks beside this file: give --prompts FILE')
+    require_that(tasks, 'no laboratory with tasks beside this file: give --prompts FILE')
     sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
     return [next(source) for source in sources * 10 * settings.windows]
 
@@ -85,10 +85,10 @@ def calibration_texts(target, model, tokenizer, eos, settings):
     for row in rows:
         (ids,) = encoded(target, tokenizer, [row], settings)
         if len(ids) + W <= model.config.max_position_embeddings:
-            session = Session(Reader(model, len(ids) + W), None, silence, list(ids), W, eos)
+            session = Session(Reader(model, len(ids) + W), None, no_draft, list(ids), W, eos)
             for _ in decode(session, Autoregressive()):
                 pass
-            if not session.room:
+            if not session.tokens_left:
                 texts.append(session.tokens)
                 bar.update()
         if len(texts) == settings.windows:
@@ -222,7 +222,7 @@ def search(cost, m, k, settings):
                 bar.set_postfix(best=f'{min(tried.values()):.4f}')
     except KeyboardInterrupt:
         bar.write('interrupted: the best so far is kept', file=sys.stderr)
-    expect(tried, 'no mask was tried: give the search more --minutes')
+    require_that(tried, 'no mask was tried: give the search more --minutes')
     return tried
 
 
@@ -243,7 +243,7 @@ def find_mask(model, windows, settings):
     units = maskable(settings.unit, layers)
     m = len(units)
     k = int(settings.skip * layers * (1 if settings.unit == 'layer' else 2))
-    expect(0 < k <= m, f'--skip {settings.skip}: {k} of {m} free {settings.unit}s; expected 1 to {m}')
+    require_that(0 < k <= m, f'--skip {settings.skip}: {k} of {m} free {settings.unit}s; expected 1 to {m}')
 
     def sublayers(mask):
         return sorted(j for unit in mask for j in units[unit])
@@ -336,7 +336,8 @@ def sparsity(model, texts, T=5, **knobs):
                 before = heads
                 some = feed_forward['lowest'] if E else feed_forward['channels'].reshape(-1, 1)[::EVERY].abs()
                 sizes[layer].append(some)
-    expect(similar[-1], f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
+    require_that(similar[-1],
+                 f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
     likeness = [round(sum(values) / len(values), 4) for values in similar[1:]]
     order = sorted(range(1, len(mixtures)), key=lambda layer: likeness[layer - 1])
     tables = [quantiles(torch.cat(one)) for one in sizes]
@@ -369,15 +370,15 @@ def drafted_steps(engine, row, ids, method):
         for begin, way, verdict in ways:
             if begin <= len(line) and way[:len(line)] == line:          # this text is on its way
                 return verdict
-        room = session.room - (len(line) - len(session.tokens))
-        going = replace(session, tokens=line, room=room)
+        tokens_left = session.tokens_left - (len(line) - len(session.tokens))
+        going = replace(session, tokens=line, tokens_left=tokens_left)
         going.ended = len(line) > len(ids) and line[-1] in session.eos
         way = line + tokens_of(decode(going, Exact(draft_temperature=0)))
         ways.append((len(line), way, grade(row, session.text(way[len(ids):]))))
         return ways[-1][-1]
     graded = right(list(ids))
     found = []
-    while session.room and not session.ended:
+    while session.tokens_left and not session.ended:
         draft = method.propose(session)
         seen = method.score(session, draft)
         good = right(session.tokens + draft.tokens) if graded else None
@@ -465,11 +466,13 @@ def parse(argv):
     for name, low, high in (('windows', 1, 1e6), ('window', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
                             ('minutes', 0, 1e6), ('accuracy', 0, 1), ('seed', 0, 2 ** 31 - 1)):
         value = getattr(args, name)
-        expect(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
-    expect(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
-    expect(not (args.signals and args.anchors), '--signals and --anchors are two measurements; give one')
-    expect(File(args.target).is_dir(), f'--target {args.target}: no such folder; give a Hugging Face folder, '
-           'say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
+        require_that(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
+    require_that(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
+    require_that(not (args.signals and args.anchors),
+                 '--signals and --anchors are two measurements; give one')
+    require_that(File(args.target).is_dir(),
+                 f'--target {args.target}: no such folder; give a Hugging Face folder, '
+                 'say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
     return args
 
 

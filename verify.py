@@ -2,7 +2,7 @@
 
 propose -> score -> accept -> commit is one cycle, and `decode` is the loop. A method is a dataclass whose
 fields are its knobs; it overrides only what it changes. Not here: the network (model.py), the baselines that
-the methods are compared with (lab/*/rivals.py).
+the methods are compared with (lab/*/baselines.py).
 
 p is the target's distribution and q the draft's; both are what is really sampled from, after temperature,
 top-k and top-p. Temperature 0 gives a one-hot distribution, so no rule has a greedy branch.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from model import Path, Reader, expect, fetch, remote, send
+from model import Path, Reader, require_that, to_host, on_gpu, to_device
 
 
 # --------------------------------------------------------------------------------------------- the maths
@@ -77,14 +77,14 @@ def residual(p, q):
 def token_logps(logits, tokens):
     """log p of each token [T] in nats, of the full vocabulary at temperature 1; logits [T, V]."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    ids = send(tokens, logits.device)[:, None]                                          # [T, 1]
+    ids = to_device(tokens, logits.device)[:, None]                                          # [T, 1]
     return logits.log_softmax(-1, dtype).gather(1, ids)[:, 0]
 
 
 def check_finite(highest, who, length):
     """ValueError for NaN or infinity among the largest logits, which would give silent wrong tokens."""
-    expect(highest.isfinite().all(),
-           f'the {who} computed NaN or infinity after {length} tokens: its weights overflow')
+    require_that(highest.isfinite().all(),
+                 f'the {who} computed NaN or infinity after {length} tokens: its weights overflow')
 
 
 # --------------------------------------------------------------------------------------------- the nouns
@@ -102,7 +102,7 @@ class Draft:
     @classmethod
     def points(cls, tokens, model):
         """Tokens that were looked up or chosen: q is one-hot, the exact rule becomes sample-and-match."""
-        ids = send(tokens, model.cos.device)[:, None]                                       # [n, 1]
+        ids = to_device(tokens, model.cos.device)[:, None]                                       # [n, 1]
         q = torch.zeros(len(tokens), model.vocab, device=ids.device).scatter_(1, ids, 1.0)
         return cls(tokens, q)
 
@@ -114,12 +114,12 @@ class Score:
     pass, and neither has a step that SpecGuard keeps.
     """
 
-    def __init__(self, session: 'Session', draft: Draft, path: Path, replacement: Callable = residual):
-        """replacement: see Exact.replacement."""
+    def __init__(self, session: 'Session', draft: Draft, path: Path, recovery_distribution=residual):
+        """recovery_distribution: see Exact.recovery_distribution."""
         self.session = session
         self.draft = draft
         self.path = path
-        self.replacement = replacement
+        self.recovery_distribution = recovery_distribution
         self.reader = session.target
 
     @cached_property
@@ -149,28 +149,28 @@ class Score:
         p = self.p
         q = self.draft.q.to(p.dtype)
         z = self.logits.to(p.dtype)
-        ids = send(self.draft.tokens, p.device)[:, None]                                # [n, 1]
+        ids = to_device(self.draft.tokens, p.device)[:, None]                                # [n, 1]
         highest = z.amax(-1, keepdim=True)                                              # [n + 1, 1]
         ratios = (z[:-1].gather(1, ids) - highest[:-1]).exp()
         table = torch.cat([p[:-1].gather(1, ids), q.gather(1, ids), ratios], 1)         # [n, 3]
-        if remote(p):                       # draws a next token for each position: no second transfer
-            endings = torch.cat([self.replacement(p[:-1], q), p[-1:]])                  # [n + 1, V]
-            table, drawn, highest = fetch(table, self.session.draw(endings), highest)
+        if on_gpu(p):                       # draws a next token for each position: no second transfer
+            endings = torch.cat([self.recovery_distribution(p[:-1], q), p[-1:]])                  # [n + 1, V]
+            table, drawn, highest = to_host(table, self.session.draw(endings), highest)
             self.drawn = drawn.tolist()
         who = 'target' if self.reader is self.session.target else 'middle model'
         check_finite(highest, who, len(self.session.tokens))
         return table.tolist()
 
-    def extra(self, i):
+    def next_token(self, i):
         """The id that ends a cycle at position i: the recovered token for draft token i, or the bonus.
 
         A CPU draws it now; a device has drawn one for each position already.
         """
         n = len(self.table)
-        if remote(self.p):
+        if on_gpu(self.p):
             return self.drawn[i]
         p = self.p[i]
-        return int(self.session.draw(self.replacement(p, self.draft.q[i]) if i < n else p))
+        return int(self.session.draw(self.recovery_distribution(p, self.draft.q[i]) if i < n else p))
 
 
 @dataclass
@@ -200,7 +200,7 @@ def whole_passes(passes):
     return passes.get('target/full', 0) + passes.get('target/grounded', 0) + passes.get('target/sparse', 0)
 
 
-def until_end(tokens, eos):
+def cut_at_eos(tokens, eos):
     """The tokens up to the first end of sequence, including it: nothing behind it is ever kept."""
     for i, token in enumerate(tokens):
         if token in eos:
@@ -213,9 +213,9 @@ class Session:
     """One text in the making: its readers, what is committed, how it is sampled (always through draw)."""
     target: Reader
     draft: Reader | None
-    source: Callable                        # where drafts come from: function (session, Plan) -> Draft
+    proposer: Callable                        # where drafts come from: function (session, Plan) -> Draft
     tokens: list                            # ids, prompt first
-    room: int                               # tokens that may still be committed
+    tokens_left: int                               # tokens that may still be committed
     eos: frozenset = frozenset()
     temperature: float = 0.0
     top_k: int = 0
@@ -268,11 +268,12 @@ class Session:
         return bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64)))
 
     def commit(self, tokens):
-        """Writes tokens, cut at the first end of sequence and at the room left; returns them."""
-        tokens = until_end(tokens[:self.room], self.eos)
+        """Writes tokens, cut at the first end of sequence and at tokens_left; returns them."""
+        tokens = cut_at_eos(tokens[:self.tokens_left], self.eos)
         ended = bool(tokens) and tokens[-1] in self.eos
         # in one statement, so an interrupt leaves all of it or nothing
-        self.tokens, self.room, self.ended = self.tokens + tokens, self.room - len(tokens), ended
+        left = self.tokens_left - len(tokens)
+        self.tokens, self.tokens_left, self.ended = self.tokens + tokens, left, ended
         return tokens
 
     def note(self, method, draft, score, cycle):
@@ -294,12 +295,12 @@ class Session:
 # ---------------------------------------------------------------------------------------------- the loop
 
 def decode(session: Session, method: 'Method'):
-    """Yields one Cycle after the other until the room is used or the text ends; their list is the trace.
+    """Yields one Cycle after the other until no tokens are left or the text ends; their list is the trace.
 
     May run inside a method, on a copy of the session: a cycle's passes are those since its own mark. After an
     interrupt it can be called again with the same session and method: session.tokens is the text.
     """
-    while session.room and not session.ended:
+    while session.tokens_left and not session.ended:
         begin = time.perf_counter()
         mark = session.mark()
         draft = method.propose(session)
@@ -315,9 +316,9 @@ def decode(session: Session, method: 'Method'):
 
 # --------------------------------------------------------------------------------------- what a method is
 
-def knob(default, meaning, least=-inf, greatest=1e9, words=()):
+def knob(default, meaning, lowest=-inf, highest=1e9, words=()):
     """A field that users set: a number in a range, or one of these words. None as a default: see meaning."""
-    return field(default=default, metadata=dict(meaning=meaning, least=least, greatest=greatest, words=words))
+    return field(default=default, metadata=dict(meaning=meaning, lowest=lowest, highest=highest, words=words))
 
 
 class Method:
@@ -343,13 +344,13 @@ class Autoregressive(Method):
     lossless = True
 
     def propose(self, session):
-        return silence(session)
+        return no_draft(session)
 
     def score(self, session, draft):
         return Score(session, draft, session.view(session.target.model.full))
 
     def accept(self, session, draft, score):
-        return [score.extra(0)], ['target'], []
+        return [score.next_token(0)], ['target'], []
 
 
 CONTROLLERS = {}        # name: class; filled where they stand
@@ -366,7 +367,7 @@ class Exact(Method):
     controller: str = knob('fixed', 'what ends a block; fixed: after gamma tokens', words=CONTROLLERS)
     draft_top_p = None      # the run's; a knob where a paper has it
     lossless = True
-    spare = 1               # tokens of room that a block leaves for the next token
+    reserved = 1            # tokens that a block leaves for the next token
 
     def __post_init__(self):
         """ValueError for a knob out of range; methods whose knobs depend on each other check that too."""
@@ -374,25 +375,25 @@ class Exact(Method):
         self.control = CONTROLLERS[self.controller](self)
 
     def propose(self, session: Session):
-        """The Draft of this cycle, as long as the controller and the room allow."""
-        n = min(self.control.max_tokens(session), session.room - self.spare)
-        return self.guess(session, n) if n > 0 else silence(session)
+        """The Draft of this cycle, as long as the controller and tokens_left allow."""
+        n = min(self.control.max_tokens(session), session.tokens_left - self.reserved)
+        return self.guess(session, n) if n > 0 else no_draft(session)
 
     def guess(self, session: Session, n: int):
         """A Draft of at most n tokens, n above 0."""
-        return session.source(session, self.plan(session, n))
+        return session.proposer(session, self.plan(session, n))
 
     def plan(self, session, n):
         """How a block of at most n tokens is drafted."""
-        law = partial(session.probs, temperature=self.draft_temperature, top_p=self.draft_top_p)
-        return Plan(n, law, self.control)
+        to_probs = partial(session.probs, temperature=self.draft_temperature, top_p=self.draft_top_p)
+        return Plan(n, to_probs, self.control)
 
     def path(self, session):
         """The path on which the target verifies."""
         return session.view(session.target.model.full)
 
     def score(self, session, draft):
-        return Score(session, draft, self.path(session), self.replacement)
+        return Score(session, draft, self.path(session), self.recovery_distribution)
 
     def chance(self, score: Score, i: int):
         """The chance that draft token i is kept: min(1, p(x) / q(x))."""
@@ -403,7 +404,7 @@ class Exact(Method):
         """What the rule compares draft token i with, for the trace; None where it has no threshold."""
         return None
 
-    def replacement(self, p, q):
+    def recovery_distribution(self, p, q):
         """The distribution [..., V] of the recovered token; p, q [..., V]: of its position."""
         return residual(p, q)
 
@@ -418,11 +419,11 @@ class Exact(Method):
             judged.append(dict(token=token, p=p, q=q, threshold=self.threshold(score, i), chance=chance,
                                kept=kept, **note))
             if not kept:
-                return draft.tokens[:i] + [score.extra(i)], ['draft'] * i + ['target'], judged
+                return draft.tokens[:i] + [score.next_token(i)], ['draft'] * i + ['target'], judged
             if token in session.eos:
                 return draft.tokens[:i + 1], ['draft'] * (i + 1), judged
         n = len(draft.tokens)
-        return draft.tokens + [score.extra(n)], ['draft'] * n + ['bonus' if n else 'target'], judged
+        return draft.tokens + [score.next_token(n)], ['draft'] * n + ['bonus' if n else 'target'], judged
 
     def learn(self, cycle):
         self.control.learn(cycle)
@@ -433,7 +434,7 @@ class Exact(Method):
 class Plan(NamedTuple):
     """How a block is drafted."""
     n: int                  # tokens at most
-    law: Callable           # function from raw logits [..., V] to the distribution that is sampled
+    to_probs: Callable           # function from raw logits [..., V] to the distribution that is sampled
     control: 'Controller'   # ends it earlier
 
 
@@ -447,13 +448,13 @@ class Branches(NamedTuple):
 
     def lines(self, session: Session, who='draft'):
         """The ids of each branch, up to its end: one transfer. who: wrote them."""
-        tokens, highest = fetch(self.tokens, self.logits.amax())
+        tokens, highest = to_host(self.tokens, self.logits.amax())
         check_finite(highest, who, len(session.tokens))
         lines = [ids[:self.ends.get(row)] for row, ids in enumerate(tokens.tolist())]
-        return [until_end(ids, session.eos) for ids in lines]
+        return [cut_at_eos(ids, session.eos) for ids in lines]
 
 
-def chain(session: Session, plan: Plan, reader: Reader = None, path: Path = None):
+def draft_model(session: Session, plan: Plan, reader: Reader = None, path: Path = None):
     """A Draft from the draft model, or this reader on this path, one token after the other.
 
     Without a draft model the target drafts for itself on its slim path (Zhang et al. 2023, Draft & Verify).
@@ -480,10 +481,10 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
     tokens = []
     notes = []
     ends = {}
-    look = over or not remote(logits[0])
+    look = over or not on_gpu(logits[0])
     over = over or (lambda ids: ids[-1] in session.eos)
     while True:
-        q.append(plan.law(logits[-1]))
+        q.append(plan.to_probs(logits[-1]))
         tokens.append(session.draw(q[-1]))
         notes.append(plan.control.note(tokens[-1], logits[-1]))
         if len(tokens) == plan.n or not plan.control.keep_drafting(session, notes):
@@ -498,7 +499,7 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
     return Branches(torch.stack(tokens, 1), torch.stack(q, 1), torch.stack(logits, 1), notes, ends)
 
 
-def lookup(session: Session, plan: Plan):
+def prompt_lookup(session: Session, plan: Plan):
     """What followed the last earlier occurrence of the text's last 3 tokens, else 2. Source: Saxena 2023."""
     text = torch.tensor(session.tokens)
     for size in (3, 2):
@@ -508,24 +509,24 @@ def lookup(session: Session, plan: Plan):
             if len(found):
                 begin = int(found[-1]) + size
                 return Draft.points(session.tokens[begin:begin + plan.n], session.target.model)
-    return silence(session)
+    return no_draft(session)
 
 
-def lookup_first(session: Session, plan: Plan):
+def lookup_then_draft(session: Session, plan: Plan):
     """A Draft that is looked up in the text, or the draft model's where nothing is found."""
-    draft = lookup(session, plan)
-    return draft if draft.tokens else chain(session, plan)
+    draft = prompt_lookup(session, plan)
+    return draft if draft.tokens else draft_model(session, plan)
 
 
-def silence(session: Session, plan=None):
+def no_draft(session: Session, plan=None):
     """No draft at all: the cycle is one step of plain decoding."""
     return Draft.points([], session.target.model)
 
 
 def need_draft_model(session, what):
     """ValueError where drafts are looked up: this method needs distributions of a draft model."""
-    expect(session.draft and session.source is chain,
-           f'{what} come from a draft model: give --draft DIR, without --lookup')
+    require_that(session.draft and session.proposer is draft_model,
+                 f'{what} come from a draft model: give --draft DIR, without --lookup')
 
 
 # ------------------------------------------------------------------------- how long a block may become
@@ -557,7 +558,7 @@ class FixedLength(Controller):
     """gamma tokens a cycle."""
 
 
-CONTROLLERS.update(fixed=FixedLength)       # online is CM-ASD's; lab/cmasd/rivals.py has more
+CONTROLLERS.update(fixed=FixedLength)       # online is CM-ASD's; lab/cmasd/baselines.py has more
 
 
 # --------------------------------------------------------------- CM-ASD: confidence-modulated drafting
@@ -571,7 +572,7 @@ def confidence_signals(logits):
     """
     logq = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
     negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [n, 1] nats
-    (numbers,) = fetch(torch.cat([negentropy, logq.topk(2).values], -1))
+    (numbers,) = to_host(torch.cat([negentropy, logq.topk(2).values], -1))
     found = []
     for nats, first, second in numbers.tolist():
         certainty = min(1.0, max(0.0, 1 + nats / math.log(logits.shape[-1])))
@@ -616,7 +617,7 @@ def confidence(logits, window):
 
 def block_length(confidence, window):
     """The block length that a mean confidence allows, by a CmAsd's knobs; ValueError if it is NaN."""
-    expect(not math.isnan(confidence), 'the draft computed NaN or infinity: its weights overflow')
+    require_that(not math.isnan(confidence), 'the draft computed NaN or infinity: its weights overflow')
     return min(window.k_max, max(window.k_min, math.floor(window.alpha * confidence * window.k_max)))
 
 
@@ -641,9 +642,9 @@ class CmAsd(Exact):
 
     def __post_init__(self):
         super().__post_init__()
-        require(self.k_min <= self.k_max, 'k_min', self.k_min, f'1 to k_max, {self.k_max}')
+        require_knob(self.k_min <= self.k_max, 'k_min', self.k_min, f'1 to k_max, {self.k_max}')
         weights = self.lam_entropy + self.lam_margin + self.lam_softmax
-        require(weights > 0, 'lam_entropy', 0.0, 'above 0 where the other two are 0')
+        require_knob(weights > 0, 'lam_entropy', 0.0, 'above 0 where the other two are 0')
 
     @property
     def lossless(self):
@@ -701,7 +702,7 @@ class Ballot:
             names = torch.cat([names, likeliest], -1)
         votes = q.gather(-1, names.expand(B, n, -1))                                # [B, n, K]
         own = logq.gather(-1, tokens[..., None])[..., 0]                            # [B, n]
-        tokens, entropy, own, names, votes = fetch(tokens, entropy, own, names, votes)
+        tokens, entropy, own, names, votes = to_host(tokens, entropy, own, names, votes)
         margins = torch.zeros(B, n, dtype=torch.float64)
         return cls(tokens, entropy.double(), own.double(), names, votes.double(), margins)
 
@@ -779,7 +780,7 @@ class Ecsv(Exact):
         texts = self.texts(session, n)
         ballot = Ballot.of(texts.tokens, texts.logits, self.soft > 0)
         check_finite(ballot.entropy, 'draft', len(session.tokens))
-        fused = until_end(self.fuse(ballot), session.eos)
+        fused = cut_at_eos(self.fuse(ballot), session.eos)
         cap = self.budget or texts.tokens.shape[1] + 1
         checks = self.spots + bool(self.budget and self.banked > 0)
         chosen = ballot.doubtful(checks, min(len(fused), cap - 1))
@@ -805,7 +806,7 @@ class Ecsv(Exact):
         rows = Score(session, Draft(begun, None), self.path(session)).logits        # [m, V]
         ballot.ask(rows, chosen)
         check_finite(ballot.margins, 'target', len(session.tokens))
-        elected = until_end(self.fuse(ballot), session.eos)
+        elected = cut_at_eos(self.fuse(ballot), session.eos)
         same = len(os.path.commonprefix([begun, elected]))
         asked = len(rows)                               # positions of the check
         elected = elected[:same + cap - asked]          # those behind `same` are to be read, within the cap
@@ -861,11 +862,11 @@ class ViaSd(Exact):
     escalate: float = knob(0.3, 'r below which the target decides; above 1 it always does', 0)
     max_lag: int = knob(32, 'tokens that slim may build on before the target has read them', 0)
     slim_bonus: bool = knob(True, "whether a block that slim kept ends with slim's next token")
-    spare = 0               # a block may fill the room: a token that the cycle adds is then cut
+    reserved = 0            # a block may fill what is left: a token that the cycle adds is then cut
 
     def __post_init__(self):
         super().__post_init__()
-        require(self.escalate <= self.keep, 'keep', self.keep, f'{self.escalate} to inf')
+        require_knob(self.escalate <= self.keep, 'keep', self.keep, f'{self.escalate} to inf')
 
     @property
     def lossless(self):
@@ -873,14 +874,14 @@ class ViaSd(Exact):
 
     def slim_score(self, session, draft):
         """The Score of the middle stage, whose own distribution is drawn from after a rejection."""
-        return Score(session, draft, session.view(session.slim_path), replacement=lambda s, q: s)
+        return Score(session, draft, session.view(session.slim_path), recovery_distribution=lambda s, q: s)
 
     def accept(self, session, draft, score):
         if not draft.tokens:
             return super().accept(session, draft, score)
         committed = session.tokens[:-1]
         reader = session.target
-        if len(committed) - reader.cache.trusted(committed, score.path) > self.max_lag:
+        if len(committed) - reader.cache.valid_prefix(committed, score.path) > self.max_lag:
             reader.read(committed, [], score.path, 0)
         slim = judge = self.slim_score(session, draft)
         judged = []
@@ -893,7 +894,7 @@ class ViaSd(Exact):
                        chance=float(ratio >= self.keep), **note)
             if judge is score:
                 row |= dict(p=score.table[i][0], threshold=None, by='target', chance=self.chance(score, i))
-            chosen = token if session.flip(row['chance']) else judge.extra(i)
+            chosen = token if session.flip(row['chance']) else judge.next_token(i)
             judged.append(row | dict(kept=chosen == token))     # slim may draw the same token again
             if chosen != token:
                 return draft.tokens[:i] + [chosen], ['draft'] * i + [row['by']], judged
@@ -903,7 +904,7 @@ class ViaSd(Exact):
         if judge is slim and not self.slim_bonus:
             return draft.tokens, ['draft'] * n, judged
         label = 'slim' if judge is slim else 'bonus'
-        return draft.tokens + [judge.extra(n)], ['draft'] * n + [label], judged
+        return draft.tokens + [judge.next_token(n)], ['draft'] * n + [label], judged
 
 
 # ------------------------------------------------------------------------ SpecGuard: whole steps verified
@@ -939,9 +940,9 @@ class SpecGuard(Method):
 
     def __post_init__(self):
         check_knobs(self)
-        require(self.delimiter, 'delimiter', 'empty', r'what ends a step, say \n')
+        require_knob(self.delimiter, 'delimiter', 'empty', r'what ends a step, say \n')
         alone = self.target_k == 1 or self.regenerate == 'ar'
-        require(alone, 'target_k', self.target_k, '1 (regenerate=sd)')
+        require_knob(alone, 'target_k', self.target_k, '1 (regenerate=sd)')
 
     @property
     def lossless(self):
@@ -950,7 +951,7 @@ class SpecGuard(Method):
     def longest(self, session):
         """The most tokens that a step may have here."""
         _, most = STEP_ENDS.get(self.delimiter, (None, 48))
-        return min(self.max_step or most, session.room)
+        return min(self.max_step or most, session.tokens_left)
 
     def over(self, session, ids):
         """Whether ids, behind the committed text, are a whole step; leading blanks belong to it.
@@ -968,12 +969,13 @@ class SpecGuard(Method):
 
     def propose(self, session):
         need_draft_model(session, 'steps')
-        law = partial(session.probs, temperature=self.draft_temperature, top_p=self.draft_top_p)
-        return self.choose(self.write_steps(session, session.draft, session.draft.model.full, law, self.k))
+        to_probs = partial(session.probs, temperature=self.draft_temperature, top_p=self.draft_top_p)
+        path = session.draft.model.full
+        return self.choose(self.write_steps(session, session.draft, path, to_probs, self.k))
 
-    def write_steps(self, session, reader, path, law, k):
+    def write_steps(self, session, reader, path, to_probs, k):
         """k Drafts of one step each, sampled by `reader`. law: as Plan has it."""
-        plan = Plan(self.longest(session), law, FixedLength(self))
+        plan = Plan(self.longest(session), to_probs, FixedLength(self))
         found = sample_branches(session, reader, path, k, plan, partial(self.over, session))
         lines = found.lines(session, 'draft' if reader is session.draft else 'target')
         if k == 1:
@@ -986,7 +988,7 @@ class SpecGuard(Method):
         if len(drafts) == 1:
             return drafts[0]
         logps = [token_logps(draft.logits, draft.tokens).mean() for draft in drafts]
-        (logps,) = fetch(torch.stack(logps))
+        (logps,) = to_host(torch.stack(logps))
         chosen = drafts[most_central(texts, logps.tolist())]
         chosen.options = texts
         return chosen
@@ -996,11 +998,11 @@ class SpecGuard(Method):
         reader = session.draft
         path = reader.model.full.grounded(self.n_roll, len(session.tokens), self.sparsify)
         rows = reader.read(session.tokens, draft.tokens, path, len(draft.tokens))
-        expect(path.carry['shades'] is not None, 'the attention of the draft cannot be read')
+        require_that(path.carry['rollout'] is not None, 'the attention of the draft cannot be read')
         rows = torch.cat([draft.logits[:1], rows[:-1]])     # row t predicts token t
         logp = token_logps(rows, draft.tokens)
-        grounding = path.carry['shades'][0].sum(-1)         # [T]
-        (seen,) = fetch(torch.stack([logp, grounding.to(logp)], 1))
+        grounding = path.carry['rollout'][0].sum(-1)         # [T]
+        (seen,) = to_host(torch.stack([logp, grounding.to(logp)], 1))
         return seen.tolist()
 
     def judge(self, session, draft, seen):
@@ -1017,8 +1019,8 @@ class SpecGuard(Method):
             threshold = self.tau
             kept = score >= threshold
         judged = []
-        ids = send(draft.tokens, draft.q.device)[:, None]                                   # [T, 1]
-        (each_q,) = fetch(draft.q.gather(1, ids)[:, 0])
+        ids = to_device(draft.tokens, draft.q.device)[:, None]                                   # [T, 1]
+        (each_q,) = to_host(draft.q.gather(1, ids)[:, 0])
         for token, q, (logp, grounding) in zip(draft.tokens, each_q.tolist(), seen):
             judged.append(dict(token=token, p=None, q=q, threshold=threshold, chance=float(kept), kept=kept,
                                score=score, clipped=clipped, logp=logp, grounding=grounding))
@@ -1028,11 +1030,12 @@ class SpecGuard(Method):
     def write(self, session):
         """The ids of the step as the target writes it, from the same committed text."""
         if self.regenerate == 'ar':
-            law = session.probs
+            to_probs = session.probs
             if self.target_k > 1:                       # samples at temperature 0 would all be alike
-                law = partial(law, temperature=self.target_temperature, top_p=self.target_top_p)
+                to_probs = partial(to_probs, temperature=self.target_temperature, top_p=self.target_top_p)
             path = session.view(session.target.model.full)
-            return self.choose(self.write_steps(session, session.target, path, law, self.target_k)).tokens
+            steps = self.write_steps(session, session.target, path, to_probs, self.target_k)
+            return self.choose(steps).tokens
         written = []
         for cycle in decode(copy.copy(session), Exact(self.gamma)):
             for token in cycle.tokens:
@@ -1125,7 +1128,7 @@ class Sparse(Exact):
             for tables in session.calibration['sparse']['experts']:
                 betas = [at_quantile(table, self.moe_quantile) for table in tables[:self.moe_skip]]
                 experts.append(tuple(betas))
-        return path.thinned(heads, channels, tuple(experts))
+        return path.sparsified(heads, channels, tuple(experts))
 
     def anchor_layers(self, measured, layers):
         """The layers that choose blocks; the layers behind one reuse its choice. measured: section sparse.
@@ -1154,9 +1157,9 @@ def knobs_of(kind):
     return {option.name: option for option in fields(kind)}
 
 
-def require(holds, name, found, expected):
+def require_knob(holds, name, found, expected):
     """ValueError in one line unless the knob's value is in its range."""
-    expect(holds, f'knob {name} is {found or repr(found)}; expected {expected}')
+    require_that(holds, f'knob {name} is {found or repr(found)}; expected {expected}')
 
 
 def check_knobs(method):
@@ -1165,7 +1168,7 @@ def check_knobs(method):
         value = getattr(method, name)
         words = option.metadata.get('words')
         if words:
-            require(value in words, name, value, f'one of {", ".join(words)}')
+            require_knob(value in words, name, value, f'one of {", ".join(words)}')
         elif option.metadata and type(value) in (int, float):
-            least, greatest = option.metadata['least'], option.metadata['greatest']
-            require(least <= value <= greatest, name, value, f'{least} to {greatest}')
+            lowest, highest = option.metadata['lowest'], option.metadata['highest']
+            require_knob(lowest <= value <= highest, name, value, f'{lowest} to {highest}')

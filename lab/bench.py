@@ -15,7 +15,7 @@ import torch
 from lab import cuda
 from lab.sparse import passes
 from lab.speed import speed
-from model import Transformer, expect, read_config, read_tokenizer
+from model import Transformer, require_that, read_config, read_tokenizer
 from specmini import DTYPES, HERE, exit_status, pick_device
 
 COMPUTED = 'llama-3.1-8b', 'qwen3-30b-a3b'      # of passes.SHAPES
@@ -67,7 +67,7 @@ def peak_of_run(folder, dtype):
              '--max-new', str(WRITTEN), '--prompt', prompt]
     run = subprocess.Popen([sys.executable, HERE / 'specmini.py', *flags], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(run.pid, 0)
-    expect(status == 0, f'specmini.py on {folder} in {dtype} failed, for the reason above')
+    require_that(status == 0, f'specmini.py on {folder} in {dtype} failed, for the reason above')
     return 1024 * used.ru_maxrss                        # which Linux counts in KiB
 
 

@@ -13,7 +13,7 @@ import torch
 
 from lab.measure import MODELS
 from lab.toys import Table, enumerate_law, exact_law, network, session, variation, write
-from model import KVCache, expect
+from model import KVCache, require_that
 from specmini import Engine
 from verify import CONTROLLERS, METHODS, Cycle, Exact, decode, probs, residual
 
@@ -119,14 +119,14 @@ def check_test(answer, name, mistakes):
 
 
 def favourite(self, p, q):
-    """The target's likeliest token, a wrong Exact.replacement: not what is missing. It has one outcome."""
+    """The target's likeliest token, a wrong recovery_distribution: it has one outcome."""
     best = p.argmax(-1, keepdim=True)
     return torch.zeros_like(p).scatter_(-1, best, 1.0)
 
 
 def without_residual():
     """Exact decoding gone wrong: the target's favourite takes the place of a rejected guess."""
-    return patch.object(Exact, 'replacement', favourite)
+    return patch.object(Exact, 'recovery_distribution', favourite)
 
 
 # ---------------------------------------------------------------------------------------- the exercises
@@ -162,7 +162,7 @@ def check_2(answer):
     for found, p, taken in zip(law, P, kept):
         wanted = taken + (1 - sum(kept)) * p
         claim(close(found, wanted), f'Broken writes a token with {found:.3f} where min(p, q) + (1 - keep) p '
-              f'is {wanted:.3f}: override replacement, and only that')
+              f'is {wanted:.3f}: override recovery_distribution, and only that')
     distance = sum(abs(found - p) for found, p in zip(law, P)) / 2
     claim(close(off, distance, 0.005), f'off is {off}: Broken writes a law that is at another distance')
     print('the law of your Broken, and p: ' + ', '.join(f'{found:.2f} ({p})' for found, p in zip(law, P)))
@@ -188,16 +188,16 @@ def check_3(answer):
             claim(found == wanted, f'best_gamma({keep}, {cost}) is {found}; of 0 to 16 it is {wanted}')
 
 
-TRUSTED = KVCache.trusted
+TRUSTED = KVCache.valid_prefix
 
 
 def trusts_any_id(cache, line, path):
-    """KVCache.trusted that does not compare token ids."""
+    """KVCache.valid_prefix that does not compare token ids."""
     return TRUSTED(cache, cache.ids[:len(line)], path)
 
 
 def trusts_any_writer(cache, line, path):
-    """KVCache.trusted that does not ask who wrote a position."""
+    """KVCache.valid_prefix that does not ask who wrote a position."""
     n = min(len(cache.ids), len(line))
     while cache.ids[:n] != line[:n]:
         n -= 1
@@ -206,14 +206,14 @@ def trusts_any_writer(cache, line, path):
 
 def check_4(answer):
     """What goes wrong where a cache trusts too much."""
-    any_id = patch.object(KVCache, 'trusted', trusts_any_id)
+    any_id = patch.object(KVCache, 'valid_prefix', trusts_any_id)
     with any_id:
         law = enumerate_law(Table(1, 2), Table(2, 2), Exact(2), 4, temperature=1.0)
     notices = variation(law, exact_law(Table(1, 2), 4, temperature=1.0)) > 1e-9
     guessed = part(answer, 'sd_notices')
     claim(guessed is notices, f"sd_notices is {guessed}; enumerated, the law of sd's texts says otherwise")
     check_test(answer, 'test_ids', {'ids are not compared': any_id})
-    any_writer = patch.object(KVCache, 'trusted', trusts_any_writer)
+    any_writer = patch.object(KVCache, 'valid_prefix', trusts_any_writer)
     check_test(answer, 'test_writers', {'nobody asks who wrote a position': any_writer})
 
 
@@ -314,11 +314,11 @@ def main(argv):
     """The exit status of `lab.course NUMBER FILE`."""
     try:
         given = len(argv) == 2 and argv[0].isdecimal()
-        expect(given, 'expected NUMBER FILE, say 1 answer.py; the exercises are in lab/course.md')
+        require_that(given, 'expected NUMBER FILE, say 1 answer.py; the exercises are in lab/course.md')
         number = int(argv[0])
-        expect(number in EXERCISES, f'exercise {number}: expected 1 to {len(EXERCISES)}')
+        require_that(number in EXERCISES, f'exercise {number}: expected 1 to {len(EXERCISES)}')
         path = Path(argv[1])
-        expect(path.is_file(), f'{path}: expected a Python file, your answer')
+        require_that(path.is_file(), f'{path}: expected a Python file, your answer')
         text = path.read_text()
     except (OSError, ValueError) as error:
         print(f'lab.course: {error}', file=sys.stderr)

@@ -18,7 +18,7 @@ from lab.sparse import passes
 from lab.speed import moment, quiet_transformers
 from model import Reader, load
 from specmini import DTYPES, Engine
-from verify import METHODS, Autoregressive, Draft, Exact, Session, decode, silence, tokens_of
+from verify import METHODS, Autoregressive, Draft, Exact, Session, decode, no_draft, tokens_of
 
 KINDS = dict(llama='Llama', mistral='Mistral', qwen2='Qwen2', qwen3='Qwen3', qwen3_moe='Qwen3Moe')
 NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
@@ -180,7 +180,7 @@ class Counting:
 
     def ar(self, compiled):
         """Plain decoding: tokens a second, and bytes of weights that it reads a second."""
-        _, speed = self.timed(silence, Autoregressive(), compiled)
+        _, speed = self.timed(no_draft, Autoregressive(), compiled)
         self.plain[compiled] = speed
         size = self.model.read_bytes(self.model.full)
         return Result(f'{speed:.1f} tokens/s, {speed * size / 1e9:.0f} GB/s of weights')

@@ -18,7 +18,7 @@ import numpy
 import scipy.stats
 
 from lab.measure import LAB, PAPERS, file_of, read_stored
-from model import expect
+from model import require_that
 
 FEW = 12                # below so many texts the range of single texts stands in place of an interval
 RESAMPLES = 500
@@ -200,7 +200,7 @@ def over(runs, name, rival, kind):
     return lambda texts: runs.pace(name, texts, kind) / runs.pace(rival, texts, kind)
 
 
-def tuned_over(runs, names, rivals, kind, agreement=0.0, rival_agreement=0.0):
+def tuned_over(runs, names, baselines, kind, agreement=0.0, rival_agreement=0.0):
     """The figure: the fastest of some settings over the fastest of others.
 
     Both are chosen on one half of each family's texts (even or odd places) and judged on the other half, both
@@ -213,7 +213,7 @@ def tuned_over(runs, names, rivals, kind, agreement=0.0, rival_agreement=0.0):
         weights = numpy.bincount(texts, minlength=runs.size) * halves
         there = weights.any(1)
         mine = judged_pace(runs, names, kind, agreement, weights, halves)
-        rival = judged_pace(runs, rivals, kind, rival_agreement, weights, halves)
+        rival = judged_pace(runs, baselines, kind, rival_agreement, weights, halves)
         return math.exp(numpy.mean(numpy.log(mine / rival)[there]))
     return figure
 
@@ -243,13 +243,13 @@ def paces(runs, names, kind, weights):
         return tokens / time, 1 - wrong / tokens
 
 
-def at_equal(runs, name, rivals, kind):
-    """The figure: a setting's speed over its rivals' where they agree with the target as often.
+def at_equal(runs, name, baselines, kind):
+    """The figure: a setting's speed over its baselines' where they agree with the target as often.
 
-    rivals: settings of one method at several lenience; their speeds are interpolated between them.
+    baselines: settings of one method at several lenience; their speeds are interpolated between them.
     """
     def figure(texts):
-        points = [(runs.agreement(rival, texts), runs.pace(rival, texts, kind)) for rival in rivals]
+        points = [(runs.agreement(rival, texts), runs.pace(rival, texts, kind)) for rival in baselines]
         agreements, paces = zip(*sorted(points))
         rival = numpy.interp(runs.agreement(name, texts), agreements, paces)
         return runs.pace(name, texts, kind) / rival
@@ -418,7 +418,7 @@ def between_markers(text, lines):
     """The page's text with these lines between its two markers; ValueError if it does not have both."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
-    expect(begin and end, f'the page lacks the lines {BEGIN} and {END}')
+    require_that(begin and end, f'the page lacks the lines {BEGIN} and {END}')
     return '\n'.join([before + begin, '', *lines]) + end + after
 
 

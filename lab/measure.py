@@ -28,9 +28,10 @@ import torch
 
 from lab import tasks
 from lab.quantise import linear, quantise
-from model import encode, expect, fingerprint, load, pack, same_vocabulary
+from model import encode, require_that, fingerprint, load, pack, same_vocabulary
 from specmini import DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, take_threads
-from verify import METHODS, Exact, chain, confidence_signals, decode, lookup, token_logps, tokens_of
+from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
+                    tokens_of)
 
 SEED = 11               # of the held-out rows that are measured on
 LAB = File(__file__).parent
@@ -244,7 +245,7 @@ def cached_engine(pair, rounded):
 def prepared(pair, setting):
     """An Engine of the pair that writes as the setting says."""
     engine = cached_engine(pair, setting.rounded)
-    engine.source = setting.proposer or (chain if pair.draft else lookup)
+    engine.proposer = setting.proposer or (draft_model if pair.draft else prompt_lookup)
     engine.temperature = setting.temperature
     engine.seed = setting.seed
     return engine
@@ -307,7 +308,7 @@ def token_row(pair, prompt):
     hit: whether the draft's favourite is that token; largest: the draft's largest q; signals: CM-ASD's
     three confidences [T, 3]; ratio: the target's p(draft's favourite) / max p.
     """
-    engine = prepared(pair, sd(8, lookup))
+    engine = prepared(pair, sd(8, prompt_lookup))
     engine.open([prompt.ids])
     session = engine.start(prompt.ids, Exact())
     written = tokens_of(decode(session, Exact(8)))
@@ -450,7 +451,7 @@ def kept_rows(where, head):
 
 def read_stored(where):
     """The Stored record of a file; ValueError if it was not measured."""
-    expect(where.exists(), f'{where}: not measured yet; python -m lab.measure does')
+    require_that(where.exists(), f'{where}: not measured yet; python -m lab.measure does')
     head, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines())
     return Stored(head, rows)
 
@@ -502,7 +503,7 @@ def pair_of(args):
             given[name] = value
     if not given.keys() - {'draft'}:
         return replace(EMBEDDED, **given)               # another draft for the embedded target
-    expect(args.target and args.prompts, 'another pair takes --target DIR and --prompts FILE, both')
+    require_that(args.target and args.prompts, 'another pair takes --target DIR and --prompts FILE, both')
     pair = Pair(**OTHERS | given)
     pair = replace(pair, prompts=tuple(pair.prompts), device=pick_device(pair.device))
     rows_by_family(pair.prompts)                        # a file that cannot be read is told before a minute
@@ -510,8 +511,8 @@ def pair_of(args):
     if pair.draft:
         draft, _, _ = network(pair.draft, pair.device, pair.dtype)
         same_vocabulary(target, draft, f'--draft {pair.draft}')
-    expect(len(pair.texts((), 2)) > 1,
-           f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
+    require_that(len(pair.texts((), 2)) > 1,
+                 f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
     return pair
 
 
@@ -534,7 +535,7 @@ def run(args):
 
 
 if __name__ == '__main__':
-    import lab.rivals                                   # noqa: F401, enters the baselines in METHODS
+    import lab.baselines                                   # noqa: F401, enters the baselines in METHODS
     from lab import measure as module                   # so that records and this program share caches
     args = module.parse()
     sys.exit(exit_status('lab.measure', lambda: module.run(args)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import NoneType
 
 from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, session, variation, write
-from model import Calibration, expect
+from model import Calibration, require_that
 from specmini import Parser, check_settings, exit_status, make_method
 from verify import METHODS, Controller, Ecsv, FixedLength, decode, knobs_of, tokens_of
 
@@ -78,8 +78,9 @@ def proof_of(name, method, vocab, horizon, sampling):
     settings = dict(calibration=CALIBRATION, text=letters, **sampling)
     law, remark = law_of(method, target, draft, horizon, settings)
     total = sum(law.values())
-    expect(abs(total - 1) < SAME, f'the chances of its texts sum to {total:.6g}, expected 1: it draws from '
-           'what is no distribution')
+    require_that(abs(total - 1) < SAME,
+                 f'the chances of its texts sum to {total:.6g}, expected 1: it draws from '
+                 'what is no distribution')
     wanted = exact_law(target, horizon, **sampling)
     drafted = exact_law(draft, horizon, **sampling)
     header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}, '
@@ -105,8 +106,8 @@ def limited(run):
 
     def limited_run(s, method):
         if next(left) == 0:
-            raise TooMany(f'more than {MOST} ways to draw {counted(s.room, "token")}: set fewer branches or '
-                          'candidates')
+            raise TooMany(f'more than {MOST} ways to draw {counted(s.tokens_left, "token")}: set fewer '
+                          'branches or candidates')
         return run(s, method)
     return limited_run
 
@@ -239,9 +240,10 @@ def parse():
 def run():
     """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
     args = parse()
-    expect(args.method in METHODS, f'{args.method}: there are {", ".join(METHODS)}')
+    require_that(args.method in METHODS, f'{args.method}: there are {", ".join(METHODS)}')
     if args.gamma is not None:
-        expect('gamma' in knobs_of(METHODS[args.method]), f'--gamma {args.gamma}: no knob of {args.method}')
+        require_that('gamma' in knobs_of(METHODS[args.method]),
+                     f'--gamma {args.gamma}: no knob of {args.method}')
         args.set.append(f'gamma={args.gamma}')
     args.max_new, args.seed, args.dtype = 1, 0, 'auto'
     check_settings(args)
@@ -257,5 +259,5 @@ def main():
 
 
 if __name__ == '__main__':
-    import lab.rivals                                   # noqa: F401, enters the baselines in METHODS
+    import lab.baselines                                   # noqa: F401, enters the baselines in METHODS
     sys.exit(main())

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from lab.measure import MODELS, held_out_rows
-from model import expect
+from model import require_that
 from specmini import DTYPES, Engine, read_rows
 from verify import Autoregressive, Exact, tokens_of
 
@@ -167,7 +167,7 @@ def ratios_of(timings):
 def speed(args):
     """Prints tokens a second and their ratios; args: the flags of lab.bench."""
     homes = args.pair.split(',') if args.pair else [MODELS / 'target', MODELS / 'draft']
-    expect(len(homes) == 2, f'--pair {args.pair}: expected two folders DIR,DIR')
+    require_that(len(homes) == 2, f'--pair {args.pair}: expected two folders DIR,DIR')
     transformers = quiet_transformers()
     settings = dict(max_new=args.length, device=args.device, dtype=args.dtype)
     engines = [Engine(*homes, **settings)]

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import kernels
 from model import Config, Path, Reader, Transformer, checkpoint_tensors
-from verify import METHODS, Draft, Exact, Session, chain, decode, probs, silence
+from verify import METHODS, Draft, Exact, Session, draft_model, decode, probs, no_draft
 
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=4, max_position_embeddings=64)
@@ -89,11 +89,11 @@ def apart(a, b):
     return float((a - b).abs().max())
 
 
-def session(target, draft, prompt, room, source=chain, seed=0, **settings):
+def session(target, draft, prompt, tokens_left, proposer=draft_model, seed=0, **settings):
     """A Session on a prompt (ids) with caches of its own; draft may be None."""
-    capacity = len(prompt) + room
+    capacity = len(prompt) + tokens_left
     readers = [Reader(model, capacity) if model else None for model in (target, draft)]
-    return Session(*readers, source, list(prompt), room, generator=seeded(seed), **settings)
+    return Session(*readers, proposer, list(prompt), tokens_left, generator=seeded(seed), **settings)
 
 
 def write(s, method):
@@ -117,17 +117,17 @@ def check_cycle(cycle):
     assert cycle.accepted <= len(judged) <= len(drafted), f'{cycle.accepted} kept, {judged}, {drafted}'
 
 
-def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
+def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):
     """A Session of a random pair whose target of four layers has a calibrated mask."""
     mask = dict(skip=list(skip))
     target = network(seed, num_hidden_layers=4)
     draft = network(seed + 10)
-    return session(target, draft, [1, 2, 3], room, calibration=dict(mask=mask), **settings)
+    return session(target, draft, [1, 2, 3], tokens_left, calibration=dict(mask=mask), **settings)
 
 
-def plain(target, prompt, room, **settings):
+def plain(target, prompt, tokens_left, **settings):
     """The tokens that plain decoding writes."""
-    alone = session(target, None, prompt, room, silence, **settings)
+    alone = session(target, None, prompt, tokens_left, no_draft, **settings)
     tokens, _ = write(alone, METHODS['ar']())
     return tokens
 
@@ -161,12 +161,12 @@ class Table:
             self.rows[prefix] = self.scale * noise
         return self.rows[prefix]
 
-    def __call__(self, ids, positions, path, stores=None, span=None, carry=None):
+    def __call__(self, ids, positions, path, stores=None, kv_len=None, carry=None):
         """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
         if stores is None:
             return self.on_tree(ids, path)
         if path.carry:
-            observe_flat(path, positions, span)
+            observe_flat(path, positions, kv_len)
         keys = stores[0][0][:, 0, :, 0]                 # [B, S], in the cache
         mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
         keys[:, positions] = ids.double() + mark
@@ -193,10 +193,10 @@ class Table:
         return self.weight
 
 
-def observe_flat(path, positions, span):
+def observe_flat(path, positions, kv_len):
     """Shows an observing path (Path.grounded) attention that is flat over all that each position may see."""
-    flat = torch.zeros(1, 1, span, 1)
-    hidden = torch.arange(span) > positions[:, None]    # [T, span]
+    flat = torch.zeros(1, 1, kv_len, 1)
+    hidden = torch.arange(kv_len) > positions[:, None]    # [T, span]
     queries = flat[:, :, :len(positions)]
     path.attends[0](queries, flat, flat, hidden * -1e9, path.carry)
 
@@ -314,7 +314,7 @@ class DropsUnverified(Wrong):
 class WrongResidual(Wrong):
     """Draws what replaces a rejected token from p itself."""
 
-    def replacement(self, p, q):
+    def recovery_distribution(self, p, q):
         return p
 
 

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 import train_mask
 from lab import tasks
-from model import Transformer, checkpoint_tensors, checkpoint_views, read_config, whole
+from model import Transformer, checkpoint_tensors, checkpoint_views, read_config, atomic_write
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -161,7 +161,7 @@ def padded(group):
 
 def write(where, text):
     """Writes a file, which is complete or absent even if the run is killed."""
-    with whole(where) as growing:
+    with atomic_write(where) as growing:
         growing.write_text(text, encoding='utf-8')
 
 
@@ -190,7 +190,7 @@ def save(model, tokenizer, name):
     folder = HOME / name
     eos = tokenizer.token_to_id(EOS)
     weights = {key: tensor.to('cpu', torch.bfloat16) for key, tensor in checkpoint_tensors(model).items()}
-    with whole(folder / 'model.safetensors') as growing:
+    with atomic_write(folder / 'model.safetensors') as growing:
         save_file(weights, growing, metadata=dict(format='pt'))
     write(folder / 'tokenizer.json', tokenizer.to_str(pretty=True))
     settings = dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS,

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 import kernels
-from model import expect, send
+from model import require_that, to_device
 
 
 class Tree:
@@ -38,7 +38,7 @@ class Tree:
             depths.append(depths[parent] + 1)
             sees[node] |= sees[parent]
         cos = reader.model.cos
-        self.depths = send(depths, cos.device)
+        self.depths = to_device(depths, cos.device)
         known = torch.ones(len(self.nodes), len(text) - 1, dtype=torch.bool)
         hidden = ~torch.cat([known, sees], 1)                                   # [T, text and nodes]
         mask = torch.zeros(hidden.shape, dtype=cos.dtype).masked_fill(hidden, -torch.inf)
@@ -50,14 +50,14 @@ class Tree:
 
         Never compiled: each tree has a mask of its own.
         """
-        expect(not path.sparse, 'a tree of guesses is read densely: leave out --sparse')
+        require_that(not path.sparse, 'a tree of guesses is read densely: leave out --sparse')
         reader = self.reader
         reader.read(self.text[:-1], [], path, 0)                # no pass, where all is trusted
         self.path = path
         attends = []
         for i, attend in enumerate(path.attends):
             attends.append(attend and functools.partial(self.attend, i))
-        ids = send([self.nodes], reader.model.cos.device)
+        ids = to_device([self.nodes], reader.model.cos.device)
         begin = reader.now()
         hidden = reader.model(ids, self.depths, replace(path, attends=tuple(attends)))
         logits = reader.model.logits(hidden)[0]
@@ -84,7 +84,7 @@ class Tree:
         begin = len(self.text) - 1
         line = self.text + [self.nodes[node] for node in branch]
         cache.record(line[:begin], begin, self.path)            # an interrupted copy leaves nothing trusted
-        chosen = send([0, *branch], self.depths.device)
+        chosen = to_device([0, *branch], self.depths.device)
         for layer, (k, v) in self.fresh.items():
             keys, values = cache.stores[layer]
             keys[:, :, begin:len(line)] = k[:, :, chosen]

@@ -5,10 +5,10 @@ On another pair than the embedded there are fewer settings, because each writes 
 import functools
 from dataclasses import dataclass
 
-import lab.cmasd.rivals                                 # enters controllers
-import lab.ecsv.rivals                                  # noqa: F401, enters hedge
+import lab.cmasd.baselines                                 # enters controllers
+import lab.ecsv.baselines                                  # noqa: F401, enters hedge
 from lab.measure import Setting, named, on_prompts, run_row, sd
-from verify import Exact, knob, lookup, lookup_first
+from verify import Exact, knob, prompt_lookup, lookup_then_draft
 
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
 GAMMAS = 1, 2, 3, 4, 5, 6, 8, 10, 12
@@ -39,20 +39,20 @@ def every_setting():
     found = dict(ar=named('ar'), cmasd=named('cmasd'), via=named('via'))
     for gamma in GAMMAS:
         found[f'sd {gamma}'] = sd(gamma)
-        found[f'{LOOK_UP} {gamma}'] = sd(gamma, lookup_first)
+        found[f'{LOOK_UP} {gamma}'] = sd(gamma, lookup_then_draft)
     for gamma in SOME_GAMMAS:
-        found[f'lookup {gamma}'] = sd(gamma, lookup)
+        found[f'lookup {gamma}'] = sd(gamma, prompt_lookup)
         found[f'hedge {gamma}'] = named('hedge', gamma=gamma)
         for tau in TAUS:
             found[f'ratio {tau}, {gamma}'] = Setting(functools.partial(Ratio, gamma, tau=tau))
     for name in CONTROLLERS:
         for kind, method in (('', 'sd'), ('hedge, ', 'hedge')):
             found[f'{kind}{name}'] = named(method, controller=name)
-            found[f'{LOOK_UP} {kind}{name}'] = named(method, controller=name, proposer=lookup_first)
+            found[f'{LOOK_UP} {kind}{name}'] = named(method, controller=name, proposer=lookup_then_draft)
         for tau in TAUS:
             method = functools.partial(Ratio, controller=name, tau=tau)
             found[f'ratio {tau}, {name}'] = Setting(method)
-            found[f'ratio {tau}, {LOOK_UP} {name}'] = Setting(method, lookup_first)
+            found[f'ratio {tau}, {LOOK_UP} {name}'] = Setting(method, lookup_then_draft)
     return found
 
 

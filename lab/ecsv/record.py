@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from lab.ecsv.rivals import EcsvPrefix, Hedge, OracleTop1, SdMulti
+from lab.ecsv.baselines import EcsvPrefix, Hedge, OracleTop1, SdMulti
 from lab.measure import Record, Setting, prepared, run_row
 from verify import Ecsv, Exact, decode, tokens_of
 

@@ -55,12 +55,12 @@ def screenshots(folder):
             for name, shot in SHOTS.items():
                 page = File(home) / f'{name}.html'
                 status = specmini.main(['--prompt', STORY, *shot.flags.split(), '--trace', str(page)])
-                specmini.expect(status == 0, f'{name}: the run ended with status {status}')
+                specmini.require_that(status == 0, f'{name}: the run ended with status {status}')
                 visit(browser, page, WIDTH)
                 image = taken(browser, shot)
                 size = len(image)
-                specmini.expect(size <= MOST, f'{name}.png: {size} bytes, expected at most {MOST}')
-                with specmini.whole(folder / f'{name}.png') as growing:
+                specmini.require_that(size <= MOST, f'{name}.png: {size} bytes, expected at most {MOST}')
+                with specmini.atomic_write(folder / f'{name}.png') as growing:
                     growing.write_bytes(image)
         finally:
             browser.quit()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import kernels
-from model import Reader, fetch
+from model import Reader, to_host
 from train_mask import watched
 from verify import CmAsd, Ecsv, Score, Session, SpecGuard, block_length, mean
 
@@ -75,7 +75,7 @@ class Traced(Session):
                 for place, coin in zip(found, self.coins):
                     place['coin'] = coin
             notes['places'] = found
-        notes['lag'] = len(self.tokens) - 1 - self.target.cache.trusted(self.tokens[:-1], path)
+        notes['lag'] = len(self.tokens) - 1 - self.target.cache.valid_prefix(self.tokens[:-1], path)
         notes |= confidence_notes(method, draft)
         notes |= vote_notes(method, draft)
         if draft.options and len(draft.options) > 1:
@@ -139,7 +139,7 @@ def laws_of(session, draft, score):
         some = next(iter(laws.values()))
         laws['q'] = behind(draft.q.to(some), some)
         if 'p' in laws and len(laws['p']) == len(laws['q']):
-            laws['residual'] = behind(score.replacement(laws['p'][:-1], laws['q'][:-1]), some)
+            laws['residual'] = behind(score.recovery_distribution(laws['p'][:-1], laws['q'][:-1]), some)
     if session.temperature == 0:
         if draft.logits is not None and n:
             logits['q'] = behind(draft.logits, next(iter(logits.values())))
@@ -171,7 +171,7 @@ def tables_of(laws, draft, cycle, count):
     tables = {name: rows[:count].gather(1, ids) for name, rows in laws.items()}
     judge = laws.get('p', laws.get('s'))
     kept = torch.minimum(judge, laws.get('q', judge))[:count].sum(-1)
-    ids, kept, *values = fetch(ids, kept, *tables.values())
+    ids, kept, *values = to_host(ids, kept, *tables.values())
     return ids.tolist(), {name: one.tolist() for name, one in zip(tables, values)}, kept.tolist()
 
 
@@ -237,8 +237,8 @@ def grounding_notes(session, method, draft, cycle):
 def rollout_rows(model, line, method):
     """[N, N] attention rollout over a text (ids): how far each token leans on each, its rows true in full.
 
-    kernels.shade, by which steps are judged, gets the sums right alone and not their spread: here the layers'
-    whole matrices are multiplied.
+    kernels.rollout_layer, by which steps are judged, gets the sums right alone and not their spread: here
+    the layers' whole matrices are multiplied.
     """
     observed = model.full.grounded(method.n_roll, 0, method.sparsify)
     N = len(line)

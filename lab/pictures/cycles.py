@@ -169,7 +169,7 @@ def text_of(tokens):
     return EMBEDDED.tokenizer.decode(tokens).strip()
 
 
-def thinned():
+def sparsified():
     """The blocks of keys that one verifying pass reads, in each layer by each of its key heads.
 
     The pass: the root and four right guesses behind the first held-out table of a middling length.
@@ -201,4 +201,4 @@ def middling_table():
             return row
 
 
-CYCLES = dict(cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=thinned)      # by method
+CYCLES = dict(cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=sparsified)      # by method

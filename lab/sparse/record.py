@@ -15,11 +15,11 @@ import torch
 from lab import tasks
 from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, embedded, moment, prepared,
                          rows_by_family)
-from lab.sparse.rivals import KeptDraft
+from lab.sparse.baselines import KeptDraft
 from model import encode
 from specmini import grade
 from train_mask import sparsity
-from verify import METHODS, Exact, Sparse, decode, lookup, tokens_of
+from verify import METHODS, Exact, Sparse, decode, prompt_lookup, tokens_of
 
 T = 5                               # positions of a reading pass
 OWN = 64                            # tokens of the target's own text that are read on a long context
@@ -55,19 +55,20 @@ DRAFTERS = {'look-up': Exact, 'kept-draft': KeptDraft}      # exact, and without
 class Prompted:
     """A session that has read its prompt; each setting goes on from there, as if there were no other."""
 
-    def __init__(self, pair, prompt, room, solution=None):
-        """room: tokens to write; solution: ids that settings read, by default what dense writes."""
-        engine = prepared(replace(pair, max_new=room), Setting(Exact))
+    def __init__(self, pair, prompt, tokens_left, solution=None):
+        """tokens_left: tokens to write; solution: ids that settings read, by default what dense writes."""
+        engine = prepared(replace(pair, max_new=tokens_left), Setting(Exact))
         engine.open([prompt.ids])
         self.session = engine.start(prompt.ids, Sparse())
-        self.tokenizer, self.row, self.ids, self.room = engine.tokenizer, prompt.row, prompt.ids, room
+        self.tokenizer, self.row, self.ids = engine.tokenizer, prompt.row, prompt.ids
+        self.tokens_left = tokens_left
         self.solution = solution or self.write(DENSE)[0][:OWN]
         self.dense, _ = self.log_probs(DENSE)
 
     def start(self, knobs):
         """The session behind its prompt again, sparse with these knobs."""
         session = self.session
-        session.tokens, session.room, session.ended = list(self.ids), self.room, False
+        session.tokens, session.tokens_left, session.ended = list(self.ids), self.tokens_left, False
         knobs = dict(knobs)
         session.sparse = METHODS[knobs.pop('method', 'sparse')](**knobs)
         session.target.cache.record(self.ids[:-1], len(self.ids) - 1, session.target.model.full)
@@ -183,8 +184,8 @@ def long_row(pair, prompt):
     """What settings read and write of a long context; drafters without a model are named with their gamma."""
     there = Prompted(pair, prompt, OWN if prompt.family.startswith(LOOK_UP) else pair.max_new)
     runs = {name: there.run(knobs) for name, knobs in USUAL.items()}
-    there.room = len(there.solution)                        # the same text is written anew
-    there.session.source = lookup
+    there.tokens_left = len(there.solution)                        # the same text is written anew
+    there.session.proposer = prompt_lookup
     for gamma, (name, kind) in itertools.product((2, 4), DRAFTERS.items()):
         tokens, counts = there.write(DENSE, kind(gamma))
         wrong = sum(token != wanted for token, wanted in zip(tokens, there.solution))

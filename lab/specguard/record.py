@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 import kernels
-import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+import lab.baselines                                       # noqa: F401, enters the baselines in METHODS
 from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
 from lab.specguard.steps import TASKS, graded_session, step_checker, steps_end
-from lab.specguard.rivals import Unseen
+from lab.specguard.baselines import Unseen
 from model import encode, read_calibration
 from specmini import grade
 from train_mask import Settings, calibration_rows, find_signals
@@ -111,7 +111,7 @@ def sinkless(q, k, v, mask, carry):
     weights = kernels.attention_rows(q[:, :, -T:], k, kernels.full_mask(mask, q, k)[-T:], carry['sparsify'])
     weights[..., 0] = 0
     weights /= weights.sum(-1, keepdim=True).clamp(min=1e-9)
-    carry['shades'] = kernels.shade(weights, carry['shades'])
+    carry['rollout'] = kernels.rollout_layer(weights, carry['rollout'])
     return kernels.attend(q, k, v, mask, carry)
 
 
@@ -123,7 +123,7 @@ def weakest(session, who, ids, sink=True):
         attends = [sinkless if attend is kernels.grounded else attend for attend in path.attends]
         path = replace(path, attends=tuple(attends))
     rows = reader.read(session.tokens, ids, path, len(ids) + 1)
-    grounding = path.carry['shades'][0].sum(-1)
+    grounding = path.carry['rollout'][0].sum(-1)
     return [float(token_logps(rows[:-1], ids).min()), 1 - float(grounding.min())]
 
 
@@ -159,7 +159,7 @@ def drafted_row(pair, prompt):
     row = dict(kind=[], right=[], first=[], draft=[])
     for place in sorted({i * len(steps) // MOST_STEPS for i in range(MOST_STEPS)} if steps else []):
         session.tokens = prompt.ids + sum(steps[:place], [])
-        session.room = pair.max_new - (len(session.tokens) - len(prompt.ids))
+        session.tokens_left = pair.max_new - (len(session.tokens) - len(prompt.ids))
         found = method.propose(session)
         ids = found.tokens
         row['kind'].append(kind_of(session.text(ids)))
@@ -186,7 +186,7 @@ def altered_row(pair, item):
     """By both models [[L, 1 - G] of an altered step, of the step itself], sink dropped, of a right answer."""
     prompt, source = item
     session = graded_session(pair, prompt)
-    row = dict(source=source, draft=[], target=[])
+    row = dict(proposer=source, draft=[], target=[])
     for i, step in enumerate(right_steps(pair, prompt, source, session)):
         changed = with_altered_digit(session.text(step), f'{SEED} {prompt.family} {prompt.place} {i}')
         if changed:

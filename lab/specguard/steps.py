@@ -44,7 +44,7 @@ class ContinuedChecker:
         begin = len(self.session.tokens)
         session = copy.copy(self.session)
         session.tokens = list(ids)
-        session.room -= len(ids) - begin
+        session.tokens_left -= len(ids) - begin
         session.ended = len(ids) > begin and ids[-1] in session.eos
         way = ids + tokens_of(decode(session, Exact(draft_temperature=0)))
         verdict = bool(self.right(session.text(way[begin:])))

@@ -152,11 +152,12 @@ def interrupt(monkeypatch, where, name, n):
 
 # ----------------------------------------------------------------------------------------------- sessions
 
-def slim_session(seed=0, room=24, skip=(2, 3, 4), **settings):
+def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):
     """A session of a random pair whose target of four layers has a calibrated mask."""
     mask = dict(skip=list(skip))
     target = network(seed, num_hidden_layers=4)
-    return session(target, network(seed + 10), [1, 2, 3], room, calibration=dict(mask=mask), **settings)
+    calibration = dict(mask=mask)
+    return session(target, network(seed + 10), [1, 2, 3], tokens_left, calibration=calibration, **settings)
 
 
 def thin(model, name='sparse', **knobs):

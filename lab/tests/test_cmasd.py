@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-import lab.cmasd.rivals                                 # noqa: F401, enters the baselines in METHODS
+import lab.cmasd.baselines                                 # noqa: F401, enters the baselines in METHODS
 import verify
 from lab import judge
 from lab.cmasd import claims
@@ -44,8 +44,8 @@ def test_law_of_controllers(name, draft, learns, method, constants, monkeypatch)
         tokens, cycles = write(s, method)
         place = 0
         for cycle in cycles:
-            room = len(tokens) - place - 1
-            for i in range(1, min(len(cycle.drafted) + 1, room)):
+            tokens_left = len(tokens) - place - 1
+            for i in range(1, min(len(cycle.drafted) + 1, tokens_left)):
                 known = tuple(tokens[:place]), tuple(cycle.drafted[:i])
                 decisions.setdefault(known, set()).add(i < len(cycle.drafted))
             place += len(cycle.tokens)

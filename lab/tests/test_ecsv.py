@@ -36,7 +36,7 @@ def gap(method, vocab=3, **settings):
 def test_law(method, settings, monkeypatch):
     """Also as a device draws: there a cycle's last token is drawn for every place before any is judged."""
     assert method.lossless and gap(method, **settings) < 1e-9
-    monkeypatch.setattr(verify, 'remote', lambda x: True)
+    monkeypatch.setattr(verify, 'on_gpu', lambda x: True)
     assert gap(method, vocab=2, **settings) < 1e-9
 
 
@@ -81,7 +81,7 @@ def test_hedge_mends_and_leaves_the_cache_right():
     """Greedy: after any cycle the target lacks the last token alone, also where a side branch was moved."""
     s, mended = text(), 0
     for cycle in decode(s, hedge(3, side=3, least=0)):
-        assert s.target.cache.trusted(s.tokens, s.target.model.full) == len(s.tokens) - 1
+        assert s.target.cache.valid_prefix(s.tokens, s.target.model.full) == len(s.tokens) - 1
         mended += any(verdict.get('second') and verdict['kept'] for verdict in cycle.judged)
     assert s.tokens[3:] == plain(s.target.model, [1, 2, 3], 40) and mended > 2
     assert hedge(least=0.099).doubtful([0.9, 0.5, 0.8, 0.0]) == [0, 1, 3]       # 0.1, 0.45, 0.09, 0.36

@@ -304,9 +304,9 @@ def test_the_branch_that_is_kept_is_trusted():
     tree = Tree(reader, LINE[:20], *TWO_LEVELS)
     tree.read(model.full)
     line = LINE[:20] + [2, 5, 7]
-    assert reader.cache.trusted(line, model.full) <= 20
+    assert reader.cache.valid_prefix(line, model.full) <= 20
     tree.keep([2, 5])
-    assert reader.cache.trusted(line, model.full) == 22
+    assert reader.cache.valid_prefix(line, model.full) == 22
     assert apart(reader.read(line, [], model.full, 1), fresh(model, line, 1)) < 1e-9
 
 
@@ -318,8 +318,8 @@ SOLUTIONS = dict(enumerate(re.findall(r'<details><summary>Solution</summary>\n\n
 MISTAKES = [        # exercise, what is changed in its solution
     (1, 'keep = ', 'keep = 0.1 + '), (2, 'return p', 'return q'), (3, 'gamma * cost', 'gamma + cost'),
     (4, 'False', 'True'), (5, '2 * self.gamma', '3 * self.gamma'), (6, 'return False', 'return True'),
-    (7, 'return chain(session, self.plan(session, n), session.target, path)',
-     'return chain(session, self.plan(session, n), session.target, whole)')]
+    (7, 'return draft_model(session, self.plan(session, n), session.target, path)',
+     'return draft_model(session, self.plan(session, n), session.target, whole)')]
 
 
 @pytest.mark.parametrize('number', [case(str(n), n, slow=n in (1, 5, 6)) for n in course.EXERCISES])

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 
 import kernels
-import lab.rivals                                       # noqa: F401, enters the baselines in METHODS
+import lab.baselines                                       # noqa: F401, enters the baselines in METHODS
 import specmini
 from lab.tests.helpers import HOME, LINE, RANGES, program, refuses, subprogram, thin, tiny
 from lab.toys import apart, byte_network, fresh, network, plain, seeded, session, write
-from model import (Reader, Transformer, checkpoint_tensors, checkpoint_views, fetch, load, pack, shard,
+from model import (Reader, Transformer, checkpoint_tensors, checkpoint_views, to_host, load, pack, shard,
                    shard_config)
-from verify import METHODS, Session, chain, decode, tokens_of
+from verify import METHODS, Session, draft_model, decode, tokens_of
 
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
 MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
@@ -212,7 +212,7 @@ def test_graphs_of_spans(counter, monkeypatch):
     monkeypatch.setattr('model.SPAN', 8)
     model = network()
     compiled = Reader(model, 24, compiled=True)         # 16 more for padding: 40
-    assert [compiled.span(n) for n in (1, 8, 9, 16, 17, 32, 33, 40)] == [8, 8, 16, 16, 32, 32, 40, 40]
+    assert [compiled.kv_len(n) for n in (1, 8, 9, 16, 17, 32, 33, 40)] == [8, 8, 16, 16, 32, 32, 40, 40]
     for length in (3, 5, 8, 9, 12, 16, 20, 24):
         got = compiled.read(LINE[:length], [], model.full, 1)
         assert apart(got, fresh(model, LINE[:length], 1)) < 1e-9
@@ -249,7 +249,7 @@ def test_a_compiled_text_has_equal_tokens(counter):
         for _ in range(2):
             for reader in readers:
                 reader.forget()
-            s = Session(*readers, chain, [1, 2, 3], 14, generator=seeded(), temperature=1.0,
+            s = Session(*readers, draft_model, [1, 2, 3], 14, generator=seeded(), temperature=1.0,
                         calibration=measured)
             tokens, _ = write(s, METHODS['via']())
             found.append((tokens, counter.frame_count))
@@ -314,10 +314,10 @@ def test_fetch_keeps_what_it_carries():
     carried = [torch.tensor([[2 ** 40 + 1], [3]]), torch.tensor([True, False]), torch.rand(2, 1, 3),
                torch.tensor(0.1)]
     with Waits():
-        found = fetch(*[x.as_subclass(Far) for x in carried])
+        found = to_host(*[x.as_subclass(Far) for x in carried])
     for x, here in zip(carried, found):
         assert type(here) is torch.Tensor and here.dtype == x.dtype and torch.equal(here, x)
-    assert all(x is here for x, here in zip(carried, fetch(*carried)))
+    assert all(x is here for x, here in zip(carried, to_host(*carried)))
 
 
 def far_session(draft=None, **settings):
@@ -353,7 +353,7 @@ def test_waits_of_a_cycle(name, knobs, most, temperature):
             allowed = most(cycle) if cycle.drafted else 1           # the room's last token is not drafted
             assert waits.count - before == allowed
             before = waits.count
-    assert s.room == 0
+    assert s.tokens_left == 0
 
 
 @pytest.mark.parametrize('name, broken', [

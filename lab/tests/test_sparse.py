@@ -14,7 +14,7 @@ from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
 from lab.tests.helpers import LINE, SMALL, thin
 from lab.toys import apart, enumerate_law, fresh, network, plain, session, variation, write
-from verify import METHODS, probs, silence
+from verify import METHODS, probs, no_draft
 
 KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
 
@@ -34,7 +34,7 @@ def test_recent_reads_the_sink_and_the_latest_blocks():
 def reads(name, blocks, **knobs):
     """Logits of passes over these [[ids]] behind LINE, a cycle each."""
     model = network(0, num_hidden_layers=3)
-    s = session(model, None, LINE, 30, silence, sparse=METHODS[name](**KEEP | knobs))
+    s = session(model, None, LINE, 30, no_draft, sparse=METHODS[name](**KEEP | knobs))
     s.read_prompt()
     logits = []
     for ids in blocks:
@@ -77,7 +77,7 @@ def test_kept_draft_law():
 def test_kept_keys_serve_one_text_for_some_cycles():
     """Keys of an interrupted pass, of another text or path, or too old ones are not read."""
     model = network(0, num_hidden_layers=3)
-    s = session(model, None, LINE, 30, silence)
+    s = session(model, None, LINE, 30, no_draft)
     s.read_prompt()
     method = METHODS['kept'](**KEEP)
     s.target.read(s.tokens, [], method.view(model.full, s), 1)

@@ -2,16 +2,16 @@
 import numpy
 import pytest
 
-import lab.via.rivals                                   # noqa: F401, enters the baselines in METHODS
+import lab.via.baselines                                   # noqa: F401, enters the baselines in METHODS
 from lab import judge
 from lab.judge import Costs, Runs
 from lab.measure import EMBEDDED, embedded
 from lab.tests.helpers import slim_session
 from lab.toys import Table, enumerate_law, network, overlap, plain, seeded, session, write
 from lab.via import claims, record
-from lab.via.rivals import MiddleSession, ViaMid
+from lab.via.baselines import MiddleSession, ViaMid
 from model import Reader, read_calibration
-from verify import METHODS, chain, probs
+from verify import METHODS, draft_model, probs
 
 
 def by_token(p, q, lam):
@@ -48,7 +48,7 @@ def test_middle_model_that_is_the_target():
     texts = []
     for middle in (target, network(5, num_hidden_layers=2)):
         readers = [Reader(model, 27) for model in (target, network(10), middle)]
-        s = MiddleSession(*readers[:2], chain, [1, 2, 3], 24, generator=seeded(), mid=readers[2])
+        s = MiddleSession(*readers[:2], draft_model, [1, 2, 3], 24, generator=seeded(), mid=readers[2])
         texts.append(write(s, ViaMid(5, keep=1.0, escalate=0.0, max_lag=99))[0])
         assert texts[-1] == plain(middle, [1, 2, 3], 24)
     assert texts[0] == plain(target, [1, 2, 3], 24) != texts[1]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import train_mask
 from lab.measure import (MODELS, Pair, Prompt, Record, Setting, embedded, held_out_rows, named, network,
                          prepared, run_row, sd)
-from lab.via.rivals import MiddleSession, ViaMid, sublayers
-from model import expect, read_calibration
-from verify import Exact, Score, ViaSd, decode, lookup, tokens_of, violation
+from lab.via.baselines import MiddleSession, ViaMid, sublayers
+from model import require_that, read_calibration
+from verify import Exact, Score, ViaSd, decode, prompt_lookup, tokens_of, violation
 
 GAMMA = ViaSd.gamma
 FAMILIES = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa={}, translate={},
@@ -133,7 +133,7 @@ def mask_row(pair, prompt):
 def drafting_row(pair, prompt):
     """A target without a draft model: it looks drafts up, or drafts for itself on its slim path."""
     own = {f'self {gamma}': sd(gamma) for gamma in (2, 4)}
-    settings = dict(plain=named('ar'), lookup=Setting(functools.partial(Exact, 4), lookup)) | own
+    settings = dict(plain=named('ar'), lookup=Setting(functools.partial(Exact, 4), prompt_lookup)) | own
     return weighed_row(settings, replace(pair, draft='self'), prompt)
 
 
@@ -178,7 +178,8 @@ def slim_row(pair, prompt):
 def unseen_texts(pair, n):
     """Prompts that the search for the target's mask did not have."""
     asked = read_calibration(pair.target)['mask'].get('settings', {})
-    expect(asked.get('unit', 'layer') == 'layer', f'{pair.target}: search a mask of layers, not sublayers')
+    require_that(asked.get('unit',
+                 'layer') == 'layer', f'{pair.target}: search a mask of layers, not sublayers')
     searched = []
     if asked.get('prompts'):
         rows = train_mask.calibration_rows(train_mask.Settings(prompts=asked['prompts']))

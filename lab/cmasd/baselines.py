@@ -181,7 +181,7 @@ class CmAsdProb(CmAsd):
         token = score.draft.tokens[i]
         return float(p[token] >= self.threshold(score, i))
 
-    def replacement(self, p, q):
+    def recovery_distribution(self, p, q):
         return p
 
 

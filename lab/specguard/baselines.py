@@ -4,15 +4,16 @@ They ask `session.checker`, a function from ids to whether their last step is ri
 """
 from dataclasses import dataclass
 
-from model import expect
+from model import require_that
 from verify import METHODS, SpecGuard, knob
 
 
 def step_right(session, draft):
     """1.0 if the session's checker finds this step right, else 0.0; ValueError where the task has none."""
     checker = getattr(session, 'checker', None)
-    expect(checker, 'this gate grades steps: it needs a task with a step checker (python -m lab.measure '
-           'specguard)')
+    require_that(checker,
+                 'this gate grades steps: it needs a task with a step checker (python -m lab.measure '
+                 'specguard)')
     return float(checker(session.tokens + draft.tokens))
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 
 from lab.tree import Tree
-from model import fetch
-from verify import METHODS, Draft, Ecsv, Exact, check_finite, knob, residual, silence
+from model import to_host
+from verify import METHODS, Draft, Ecsv, Exact, check_finite, knob, residual, no_draft
 
 
 @dataclass
@@ -97,7 +97,7 @@ def first_kept(session, options, p):
     for option in options:
         token = option.tokens[0]
         q = option.q[0].to(p.dtype)
-        own_p, own_q = fetch(torch.stack([p[token], q[token]]))[0].tolist()
+        own_p, own_q = to_host(torch.stack([p[token], q[token]]))[0].tolist()
         chance = min(1.0, own_p / own_q)
         kept = session.flip(chance)
         judged.append(dict(token=token, p=own_p, q=own_q, threshold=None, chance=chance, kept=kept))
@@ -119,7 +119,7 @@ def second_choices(draft):
     n = len(draft.tokens)
     precise = torch.promote_types(draft.logits.dtype, torch.float32)
     q, names = draft.logits[:n].softmax(-1, precise).topk(2)                    # [n, 2]
-    q, names = fetch(q, names)
+    q, names = to_host(q, names)
     pairs = zip(draft.tokens, names.tolist())
     return q[:, 0].tolist(), [second if token == first else first for token, (first, second) in pairs]
 
@@ -159,12 +159,12 @@ class Hedge(Exact):
 
     def behind(self, session, tokens):
         """The Draft of the rest of a side branch, behind these tokens of the block."""
-        most = min(self.side, session.room - len(tokens)) - 1
+        most = min(self.side, session.tokens_left - len(tokens)) - 1
         if most < 1 or tokens[-1] in session.eos:
-            return silence(session)
+            return no_draft(session)
         longer = copy.copy(session)
         longer.tokens = session.tokens + tokens
-        return session.source(longer, self.plan(longer, most))
+        return session.proposer(longer, self.plan(longer, most))
 
     def score(self, session, draft):
         score = super().score(session, draft)
@@ -212,7 +212,7 @@ class Hedge(Exact):
 def second_verdict(score, place, token, drawn):
     """The row of the trace of a second choice, where the target has drawn a token in place of the first."""
     left = residual(score.p[place], score.draft.q[place].to(score.p.dtype))
-    chance = float(fetch(left[token])[0])
+    chance = float(to_host(left[token])[0])
     return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn, second=True)
 
 

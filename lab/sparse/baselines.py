@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 import kernels
-from verify import METHODS, Exact, Sparse, chain, knob
+from verify import METHODS, Exact, Sparse, draft_model, knob
 
 
 def recent_scores(query, k, means):
@@ -50,7 +50,7 @@ class KeptKeys:
         """path: of session.target, before it is made sparse."""
         self.session, self.path = session, path
         self.ids = session.tokens
-        self.room = session.target.capacity
+        self.tokens_left = session.target.capacity
         self.base = 0
         self.stores = {}                # layer: [keys, values], each [B, G, kept + room behind the base, D]
 
@@ -69,7 +69,7 @@ class KeptKeys:
             self.stores[layer] = [self.gather(cached, carry['blocks'], rule.block) for cached in (k, v)]
         keys, values = self.stores[layer]
         behind = k.shape[2] - self.base                 # the partial block, what came since, the pass's own
-        kept = keys.shape[2] - (self.room - self.base)
+        kept = keys.shape[2] - (self.tokens_left - self.base)
         S = kept + behind
         keys[:, :, kept:S] = k[:, :, self.base:]
         values[:, :, kept:S] = v[:, :, self.base:]
@@ -98,8 +98,8 @@ class KeptKeys:
         heads = torch.arange(G, device=cached.device)[:, None]
         whole = cached[:, :, :self.base].unflatten(2, (self.base // block, block))
         kept = whole[rows, heads, blocks].flatten(2, 3)                     # [B, G, count block, D]
-        room = cached.new_empty(B, G, self.room - self.base, D)
-        return torch.cat([kept, room], 2)
+        tokens_left = cached.new_empty(B, G, self.tokens_left - self.base, D)
+        return torch.cat([kept, tokens_left], 2)
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Kept(Sparse):
         attends = tuple(attend and partial(self.keys.attend, how=attend.keywords['how'])
                         for attend in thin.attends)
         # compiled passes have all of a cache in view: a path with a carry of its own is never compiled
-        return replace(thin, attends=attends, informed=fresh, carry={})
+        return replace(thin, attends=attends, needs_pass_info=fresh, carry={})
 
 
 @dataclass
@@ -146,8 +146,8 @@ class KeptDraft(Kept):
 
     def guess(self, session, n):
         path = self.view(session.target.model.full, session)
-        path = replace(path, name='choosing' if path.informed else 'kept')
-        return chain(session, self.plan(session, n), session.target, path)
+        path = replace(path, name='choosing' if path.needs_pass_info else 'kept')
+        return draft_model(session, self.plan(session, n), session.target, path)
 
 
 METHODS.update({'sparse-recent': SparseRecent, 'kept': Kept, 'kept-draft': KeptDraft})
