@@ -382,24 +382,7 @@ def write_share(engine, work, args):
     return 0
 
 
-def list_methods(name):
-    """Prints the methods, or the knobs of one: default, range, meaning."""
-    require_that(not name or name in METHODS, f'--list {name}: there are {", ".join(METHODS)}')
-    if not name:
-        for method, kind in METHODS.items():
-            first = kind.__doc__.splitlines()[0] if '__doc__' in vars(kind) else ''
-            print(f'{method:17} {first}')
-        return 0
-    print(METHODS[name].__doc__)
-    for knob, option in knobs_of(METHODS[name]).items():
-        allowed = option.metadata
-        scope = ', '.join(allowed.get('words', ()))
-        if not scope and option.type in (int, float) and allowed:
-            scope = f'{allowed["lowest"]:g} to {allowed["highest"]:g}'
-        print(f'  {knob:18} {option.default!s:8} {scope:16} {allowed.get("meaning", "")}')
-    return 0
-
-
+# You may stop here: what follows reads flags and prompts, grades, prints, compares and computes figures.
 # -------------------------------------------------------------------------------------------------- the flags
 
 class Parser(argparse.ArgumentParser):
@@ -528,6 +511,24 @@ def read_value(item, value, kind):
         raise ValueError(f'--set {item}: {value!r} is not a value of type {kind.__name__}') from None
 
 
+def list_methods(name):
+    """Prints the methods, or the knobs of one: default, range, meaning."""
+    require_that(not name or name in METHODS, f'--list {name}: there are {", ".join(METHODS)}')
+    if not name:
+        for method, kind in METHODS.items():
+            first = kind.__doc__.splitlines()[0] if '__doc__' in vars(kind) else ''
+            print(f'{method:17} {first}')
+        return 0
+    print(METHODS[name].__doc__)
+    for knob, option in knobs_of(METHODS[name]).items():
+        allowed = option.metadata
+        scope = ', '.join(allowed.get('words', ()))
+        if not scope and option.type in (int, float) and allowed:
+            scope = f'{allowed["lowest"]:g} to {allowed["highest"]:g}'
+        print(f'  {knob:18} {option.default!s:8} {scope:16} {allowed.get("meaning", "")}')
+    return 0
+
+
 def main(argv=None):
     """Runs the program; returns its exit status, see exit_status."""
     lab_module('baselines')                                # enters the baselines in METHODS
@@ -593,7 +594,6 @@ def leave_ranks(failed):
             distributed.destroy_process_group()
 
 
-# You may stop here: what follows reads prompts, grades answers, prints, compares and computes figures.
 # --------------------------------------------------------------------------------------- prompts and grades
 
 def read_rows(prompt, file):

@@ -15,7 +15,7 @@ import itertools
 import math
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
 
 import torch
@@ -258,10 +258,8 @@ def find_mask(model, windows, settings):
             plain[name] = dict(skip=sublayers(mask), cost=tried[mask])
     slim = model.full.without(sublayers(best))
     work = model.read_bytes(slim) / model.read_bytes(model.full)
-    settings = dict(unit=settings.unit, skip=settings.skip, seed=settings.seed, windows=settings.windows,
-                    window=settings.window, prompts=settings.prompts, chat=settings.chat)
     return dict(skip=sublayers(best), cost=tried[best], plain=plain, work=work, masks=len(tried),
-                settings=settings)
+                settings=asdict(settings))
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
@@ -517,8 +515,7 @@ def measure_mask(target, settings):
 
 
 def run(args):
-    names = Settings.__dataclass_fields__
-    settings = Settings(**{name: getattr(args, name) for name in names})
+    settings = Settings(**{name: getattr(args, name) for name in asdict(Settings())})
     fingerprint(args.target)                            # a folder that is no checkpoint is told now
     if args.signals:
         measure_signals(args.target, args.draft, settings, args.accuracy)

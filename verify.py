@@ -554,11 +554,7 @@ class Controller:
         """Called with each finished cycle."""
 
 
-class FixedLength(Controller):
-    """gamma tokens a cycle."""
-
-
-CONTROLLERS.update(fixed=FixedLength)       # online is CM-ASD's; lab/cmasd/baselines.py has more
+CONTROLLERS.update(fixed=Controller)        # online is CM-ASD's; lab/cmasd/baselines.py has more
 
 
 # --------------------------------------------------------------- CM-ASD: confidence-modulated drafting
@@ -975,7 +971,7 @@ class SpecGuard(Method):
 
     def write_steps(self, session, reader, path, to_probs, k):
         """k Drafts of one step each, sampled by `reader`. law: as Plan has it."""
-        plan = Plan(self.longest(session), to_probs, FixedLength(self))
+        plan = Plan(self.longest(session), to_probs, Controller(self))
         found = sample_branches(session, reader, path, k, plan, partial(self.over, session))
         lines = found.lines(session, 'draft' if reader is session.draft else 'target')
         if k == 1:

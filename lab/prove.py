@@ -14,7 +14,7 @@ from types import NoneType
 from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, session, variation, write
 from model import Calibration, require_that
 from specmini import Parser, check_settings, exit_status, make_method
-from verify import METHODS, Controller, Ecsv, FixedLength, decode, knobs_of, tokens_of
+from verify import METHODS, Controller, Ecsv, decode, knobs_of, tokens_of
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
 LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
@@ -63,7 +63,7 @@ def largest_proof(name, method, sampling):
 
 def varies(method):
     """Whether the method has a controller that makes blocks of several lengths."""
-    return not isinstance(getattr(method, 'control', None), FixedLength | NoneType)
+    return type(getattr(method, 'control', None)) not in (Controller, NoneType)
 
 
 def learns(method):
