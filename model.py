@@ -179,7 +179,7 @@ class PassContext:
     cos: torch.Tensor           # [T, D]
     sin: torch.Tensor           # [T, D]
     mask: torch.Tensor | None   # as kernels.attend takes it
-    kv_len: int                   # keys in view
+    kv_len: int                 # keys in view
 
 
 class Transformer(Part):
@@ -235,7 +235,7 @@ class Transformer(Part):
         """
         T = len(positions)
         if torch.compiler.is_compiling():
-            later = torch.arange(kv_len, device=positions.device) > positions[:, None]        # [T, span]
+            later = torch.arange(kv_len, device=positions.device) > positions[:, None]      # [T, span]
             return torch.zeros_like(later, dtype=self.cos.dtype).masked_fill(later, -torch.inf)
         flash = self.cos.is_cuda and self.cos.dtype != torch.float32
         if T == 1 or T == kv_len or flash:
@@ -277,7 +277,7 @@ class Path:
     ffns: tuple         # [L]
     skip: frozenset = frozenset()   # sublayers left out: 2i is layer i's attention, 2i + 1 its feed-forward
     sparse: bool = False            # whether a sublayer that runs leaves something out
-    needs_pass_info: bool = False          # whether its layers need Reader.pass_info
+    needs_pass_info: bool = False   # whether its layers need Reader.pass_info
     block: int = 0                  # keys per block mean, for a path whose layers choose by means
     carry: object = None            # what the first layer is handed; a path that observes sets it
 
@@ -508,7 +508,7 @@ class Reader:
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
         carry = self.pass_info(start, path) if path.needs_pass_info else path.carry
-        hidden = forward(ids, positions, path, self.cache.stores, kv_len, carry)          # [B, T + pad, C]
+        hidden = forward(ids, positions, path, self.cache.stores, kv_len, carry)        # [B, T + pad, C]
         logits = self.model.logits(hidden[:, T - last:T])
         self.log.append((path.name, B * T, begin, self.now()))
         self.paths[path.name] = path

@@ -70,7 +70,7 @@ class Engine:
     device: str = 'auto'            # cpu or cuda; auto: cuda where it is there
     dtype: str = 'auto'             # one of DTYPES; auto: fp32, on CUDA bf16
     compile: bool = False           # torch.compile the passes
-    tensor_parallel: bool = False            # whether each process of a group has a shard of the target
+    tensor_parallel: bool = False   # whether each process of a group has a shard of the target
     tokenizer: Tokenizer = None     # the target's, if it has been read already
     readers: dict = field(default_factory=dict, init=False)     # {role: Reader}, see open
     session: type = field(default=Session, init=False)          # of a text; lab.page has one that notes more
@@ -171,7 +171,7 @@ def take_threads(target, tensor_parallel=False):
 
     tensor_parallel: whether several processes have a shard of the target each.
     """
-    _, count = rank_and_world_size()                                  # which share the cores
+    _, count = rank_and_world_size()                    # which share the cores
     small = (count if tensor_parallel else 1) * sum(p.numel() for p in target.parameters()) < SMALL
     if 'OMP_NUM_THREADS' not in os.environ:
         torch.set_num_threads(1 if small else max(1, CORES // count))
@@ -531,7 +531,7 @@ def list_methods(name):
 
 def main(argv=None):
     """Runs the program; returns its exit status, see exit_status."""
-    lab_module('baselines')                                # enters the baselines in METHODS
+    lab_module('baselines')                             # enters the baselines in METHODS
     return exit_status('specmini', lambda: run(parse(argv)))
 
 

@@ -77,7 +77,7 @@ def residual(p, q):
 def token_logps(logits, tokens):
     """log p of each token [T] in nats, of the full vocabulary at temperature 1; logits [T, V]."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    ids = to_device(tokens, logits.device)[:, None]                                          # [T, 1]
+    ids = to_device(tokens, logits.device)[:, None]                                     # [T, 1]
     return logits.log_softmax(-1, dtype).gather(1, ids)[:, 0]
 
 
@@ -102,7 +102,7 @@ class Draft:
     @classmethod
     def points(cls, tokens, model):
         """Tokens that were looked up or chosen: q is one-hot, the exact rule becomes sample-and-match."""
-        ids = to_device(tokens, model.cos.device)[:, None]                                       # [n, 1]
+        ids = to_device(tokens, model.cos.device)[:, None]                                  # [n, 1]
         q = torch.zeros(len(tokens), model.vocab, device=ids.device).scatter_(1, ids, 1.0)
         return cls(tokens, q)
 
@@ -149,12 +149,12 @@ class Score:
         p = self.p
         q = self.draft.q.to(p.dtype)
         z = self.logits.to(p.dtype)
-        ids = to_device(self.draft.tokens, p.device)[:, None]                                # [n, 1]
+        ids = to_device(self.draft.tokens, p.device)[:, None]                               # [n, 1]
         highest = z.amax(-1, keepdim=True)                                              # [n + 1, 1]
         ratios = (z[:-1].gather(1, ids) - highest[:-1]).exp()
         table = torch.cat([p[:-1].gather(1, ids), q.gather(1, ids), ratios], 1)         # [n, 3]
         if on_gpu(p):                       # draws a next token for each position: no second transfer
-            endings = torch.cat([self.recovery_distribution(p[:-1], q), p[-1:]])                  # [n + 1, V]
+            endings = torch.cat([self.recovery_distribution(p[:-1], q), p[-1:]])        # [n + 1, V]
             table, drawn, highest = to_host(table, self.session.draw(endings), highest)
             self.drawn = drawn.tolist()
         who = 'target' if self.reader is self.session.target else 'middle model'
@@ -196,8 +196,8 @@ def tokens_of(cycles):
 
 
 def whole_passes(passes):
-    """How many of the passes were the target's through all its layers: full, observed or sparse, not slim."""
-    return passes.get('target/full', 0) + passes.get('target/grounded', 0) + passes.get('target/sparse', 0)
+    """How many of the passes were the target's through all its layers: full or sparse, not slim."""
+    return passes.get('target/full', 0) + passes.get('target/sparse', 0)
 
 
 def cut_at_eos(tokens, eos):
@@ -213,9 +213,9 @@ class Session:
     """One text in the making: its readers, what is committed, how it is sampled (always through draw)."""
     target: Reader
     draft: Reader | None
-    proposer: Callable                        # where drafts come from: function (session, Plan) -> Draft
+    proposer: Callable                      # where drafts come from: function (session, Plan) -> Draft
     tokens: list                            # ids, prompt first
-    tokens_left: int                               # tokens that may still be committed
+    tokens_left: int                        # tokens that may still be committed
     eos: frozenset = frozenset()
     temperature: float = 0.0
     top_k: int = 0
@@ -434,7 +434,7 @@ class Exact(Method):
 class Plan(NamedTuple):
     """How a block is drafted."""
     n: int                  # tokens at most
-    to_probs: Callable           # function from raw logits [..., V] to the distribution that is sampled
+    to_probs: Callable      # function from raw logits [..., V] to the distribution that is sampled
     control: 'Controller'   # ends it earlier
 
 
@@ -970,7 +970,7 @@ class SpecGuard(Method):
         return self.choose(self.write_steps(session, session.draft, path, to_probs, self.k))
 
     def write_steps(self, session, reader, path, to_probs, k):
-        """k Drafts of one step each, sampled by `reader`. law: as Plan has it."""
+        """k Drafts of one step each, sampled by `reader`. to_probs: as Plan has it."""
         plan = Plan(self.longest(session), to_probs, Controller(self))
         found = sample_branches(session, reader, path, k, plan, partial(self.over, session))
         lines = found.lines(session, 'draft' if reader is session.draft else 'target')
@@ -997,7 +997,7 @@ class SpecGuard(Method):
         require_that(path.carry['rollout'] is not None, 'the attention of the draft cannot be read')
         rows = torch.cat([draft.logits[:1], rows[:-1]])     # row t predicts token t
         logp = token_logps(rows, draft.tokens)
-        grounding = path.carry['rollout'][0].sum(-1)         # [T]
+        grounding = path.carry['rollout'][0].sum(-1)        # [T]
         (seen,) = to_host(torch.stack([logp, grounding.to(logp)], 1))
         return seen.tolist()
 
@@ -1015,7 +1015,7 @@ class SpecGuard(Method):
             threshold = self.tau
             kept = score >= threshold
         judged = []
-        ids = to_device(draft.tokens, draft.q.device)[:, None]                                   # [T, 1]
+        ids = to_device(draft.tokens, draft.q.device)[:, None]                          # [T, 1]
         (each_q,) = to_host(draft.q.gather(1, ids)[:, 0])
         for token, q, (logp, grounding) in zip(draft.tokens, each_q.tolist(), seen):
             judged.append(dict(token=token, p=None, q=q, threshold=threshold, chance=float(kept), kept=kept,

@@ -3,4 +3,4 @@ import lab.cmasd.baselines
 import lab.ecsv.baselines
 import lab.sparse.baselines
 import lab.specguard.baselines
-import lab.via.baselines                                   # noqa: F401
+import lab.via.baselines                                # noqa: F401

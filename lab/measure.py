@@ -535,7 +535,7 @@ def run(args):
 
 
 if __name__ == '__main__':
-    import lab.baselines                                   # noqa: F401, enters the baselines in METHODS
+    import lab.baselines                                # noqa: F401, enters the baselines in METHODS
     from lab import measure as module                   # so that records and this program share caches
     args = module.parse()
     sys.exit(exit_status('lab.measure', lambda: module.run(args)))

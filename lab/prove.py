@@ -259,5 +259,5 @@ def main():
 
 
 if __name__ == '__main__':
-    import lab.baselines                                   # noqa: F401, enters the baselines in METHODS
+    import lab.baselines                                # noqa: F401, enters the baselines in METHODS
     sys.exit(main())

@@ -196,7 +196,7 @@ class Table:
 def observe_flat(path, positions, kv_len):
     """Shows an observing path (Path.grounded) attention that is flat over all that each position may see."""
     flat = torch.zeros(1, 1, kv_len, 1)
-    hidden = torch.arange(kv_len) > positions[:, None]    # [T, span]
+    hidden = torch.arange(kv_len) > positions[:, None]  # [T, span]
     queries = flat[:, :, :len(positions)]
     path.attends[0](queries, flat, flat, hidden * -1e9, path.carry)
 

@@ -5,8 +5,8 @@ On another pair than the embedded there are fewer settings, because each writes 
 import functools
 from dataclasses import dataclass
 
-import lab.cmasd.baselines                                 # enters controllers
-import lab.ecsv.baselines                                  # noqa: F401, enters hedge
+import lab.cmasd.baselines                              # enters controllers
+import lab.ecsv.baselines                               # noqa: F401, enters hedge
 from lab.measure import Setting, named, on_prompts, run_row, sd
 from verify import Exact, knob, prompt_lookup, lookup_then_draft
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 
-import lab.cmasd.baselines                                 # noqa: F401, enters the baselines in METHODS
+import lab.cmasd.baselines                              # noqa: F401, enters the baselines in METHODS
 from lab.measure import Record, Setting, named, on_prompts, prepared, run_row, sd, token_row
 from verify import CONTROLLERS, CmAsd, Exact
 

@@ -201,4 +201,4 @@ def middling_table():
             return row
 
 
-CYCLES = dict(cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=sparsified)      # by method
+CYCLES = dict(cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=sparsified)   # by method

@@ -184,7 +184,7 @@ def long_row(pair, prompt):
     """What settings read and write of a long context; drafters without a model are named with their gamma."""
     there = Prompted(pair, prompt, OWN if prompt.family.startswith(LOOK_UP) else pair.max_new)
     runs = {name: there.run(knobs) for name, knobs in USUAL.items()}
-    there.tokens_left = len(there.solution)                        # the same text is written anew
+    there.tokens_left = len(there.solution)                 # the same text is written anew
     there.session.proposer = prompt_lookup
     for gamma, (name, kind) in itertools.product((2, 4), DRAFTERS.items()):
         tokens, counts = there.write(DENSE, kind(gamma))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 import kernels
-import lab.baselines                                       # noqa: F401, enters the baselines in METHODS
+import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
 from lab.specguard.steps import TASKS, graded_session, step_checker, steps_end
 from lab.specguard.baselines import Unseen

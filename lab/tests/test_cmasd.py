@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-import lab.cmasd.baselines                                 # noqa: F401, enters the baselines in METHODS
+import lab.cmasd.baselines                              # noqa: F401, enters the baselines in METHODS
 import verify
 from lab import judge
 from lab.cmasd import claims

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-import lab.baselines                                       # noqa: F401, enters the baselines in METHODS
+import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import judge, measure
 from lab.judge import CLOCK, Claim, Costs, Runs
 from lab.measure import Pair, Record, named, run_row, sd, token_row

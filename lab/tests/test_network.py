@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 
 import kernels
-import lab.baselines                                       # noqa: F401, enters the baselines in METHODS
+import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import specmini
 from lab.tests.helpers import HOME, LINE, RANGES, program, refuses, subprogram, thin, tiny
 from lab.toys import apart, byte_network, fresh, network, plain, seeded, session, write

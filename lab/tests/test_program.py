@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 
-import lab.baselines       # noqa: F401, enters the baselines in METHODS
+import lab.baselines    # noqa: F401, enters the baselines in METHODS
 import specmini
 import verify
 from lab import prove

@@ -2,7 +2,7 @@
 import numpy
 import pytest
 
-import lab.via.baselines                                   # noqa: F401, enters the baselines in METHODS
+import lab.via.baselines                                # noqa: F401, enters the baselines in METHODS
 from lab import judge
 from lab.judge import Costs, Runs
 from lab.measure import EMBEDDED, embedded
