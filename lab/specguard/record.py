@@ -186,7 +186,7 @@ def altered_row(pair, item):
     """By both models [[L, 1 - G] of an altered step, of the step itself], sink dropped, of a right answer."""
     prompt, source = item
     session = graded_session(pair, prompt)
-    row = dict(proposer=source, draft=[], target=[])
+    row = dict(source=source, draft=[], target=[])
     for i, step in enumerate(right_steps(pair, prompt, source, session)):
         changed = with_altered_digit(session.text(step), f'{SEED} {prompt.family} {prompt.place} {i}')
         if changed:
