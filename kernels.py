@@ -17,7 +17,6 @@ from torch.nn import functional
 # rows of one product. This is up to 1.7 times as fast, because each key is read once and not H / G times.
 FEW = 8         # queries of a pass that verifies a block or writes a token
 MANY = 1024     # keys
-BIG = 2 ** 18   # elements of a matrix that does not stay in a CPU's nearer caches
 
 
 # ------------------------------------------------------------------------------------------ rotary positions
@@ -161,21 +160,6 @@ def swiglu(x, mlp, carry):
     """
     gate, up = mlp.gate_up_proj(x).chunk(2, -1)                             # [B, T, F] each
     return mlp.down_proj(functional.silu(gate) * up), carry
-
-
-def head(x, weight, vocab):
-    """Logits [..., vocab] of x [..., C] by the first `vocab` rows of weight [at least that many, C].
-
-    For few positions and a big matrix on a CPU, an even number of positions and the transposed product take a
-    third to a half of the time.
-    """
-    weight = weight[:vocab]
-    n = x.shape[:-1].numel()                            # positions
-    if x.is_cuda or n > FEW or weight.numel() < BIG:
-        return functional.linear(x, weight)
-    rows = functional.pad(x.reshape(n, x.shape[-1]), (0, 0, 0, n % 2))      # [n or n + 1, C]
-    logits = (weight @ rows.t())[:, :n].t()
-    return logits.reshape(*x.shape[:-1], vocab)
 
 
 def moe_forward(x, moe, carry):

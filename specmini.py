@@ -98,7 +98,7 @@ class Engine:
         self.context = contexts[self.shortest]
         if self.device == 'cpu':
             for model in self.models.values():
-                if self.dtype == 'fp32' and not self.compile:
+                if not self.compile:
                     pack(model)
             take_threads(target, self.tensor_parallel)
 

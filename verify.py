@@ -55,8 +55,10 @@ def sample(p, generator=None):
 
     Looks a uniform number up in the cumulative sums. These are integers, because a float sum depends on the
     order of addition and could give a token of probability 0. The number is drawn on the host for any device,
-    so there is one generator and the host does not wait.
+    so there is one generator and the host does not wait. A one-hot p draws nothing on a CPU.
     """
+    if not on_gpu(p) and p.count_nonzero() == p.shape[:-1].numel():
+        return p.argmax(-1)
     sums = (p * 2.0 ** 52).cumsum(-1, dtype=torch.long)
     uniform = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)    # below 1
     place = (uniform.to(p.device, non_blocking=True) * sums[..., -1:]).long()           # 0 .. total - 1

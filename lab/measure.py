@@ -57,7 +57,7 @@ def network(folder, device='cpu', dtype='fp32', rounded=False):
         for key, weight in model.named_parameters():
             if linear(key, weight):
                 weight.copy_(quantise(weight))
-    if device == 'cpu' and dtype == 'fp32':
+    if device == 'cpu':
         pack(model)
     return loaded
 
