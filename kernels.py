@@ -87,14 +87,14 @@ def yarn_scale(rope):
     return growth(1)
 
 
-def rotate(x, cos, sin):
-    """Rotates x [B, H, T, D] by its positions' angles; cos, sin [T, D], the first half of sin negated.
+def rotate_(x, cos, sin):
+    """Rotates x [B, H, T, D] in place by its positions' angles; cos and sin [T, D] as rope_table has them.
 
     Channels i and i + D/2 are a pair, as in Hugging Face checkpoints; a roll by D/2 brings partners together.
     Source: Su et al. 2021 (RoFormer), eq. 34.
     """
     partners = x.roll(x.shape[-1] // 2, -1)
-    return torch.addcmul(x * cos, partners, sin)        # x cos + partners sin
+    x.mul_(cos).addcmul_(partners, sin)                 # x cos + partners sin
 
 
 # -------------------------------------------------------------------------------------------- dense sublayers
@@ -154,57 +154,56 @@ def full_mask(mask, q, k):
 
 
 def swiglu(x, mlp, carry):
-    """x [B, T, C] -> ([B, T, C], carry) through F channels: down(silu(gate(x)) * up(x)).
+    """x [N, C] -> ([N, C], carry) through F channels: down(silu(gate(x)) * up(x)).
 
     Source: Shazeer 2020, eq. 6.
     """
-    gate, up = mlp.gate_up_proj(x).chunk(2, -1)                             # [B, T, F] each
+    gate, up = mlp.gate_up_proj(x).chunk(2, -1)                             # [N, F] each
     return mlp.down_proj(functional.silu(gate) * up), carry
 
 
 def moe_forward(x, moe, carry):
-    """x [B, T, C] -> ([B, T, C], carry): each token through its top_k of the E experts, by router weight."""
-    weights, chosen = route(x.flatten(0, 1), moe)
+    """x [N, C] -> ([N, C], carry): each token through its top_k of the E experts, by router weight."""
+    weights, chosen = route(x, moe)
     return combine_experts(x, moe, weights, chosen), carry
 
 
-def route(flat, moe):
-    """(weights [N, k], chosen [N, k]): the k likeliest experts of N tokens, likeliest first, flat [N, C].
+def route(x, moe):
+    """(weights [N, k], chosen [N, k]): the k likeliest experts of N tokens, likeliest first, x [N, C].
 
     The weights are not renormalised yet. The softmax runs over all E experts before the choice (Qwen's order;
     Mixtral's is the reverse).
     Source: Shazeer et al. 2017, eq. 2-5.
     """
-    scores = moe.gate(flat)                                                 # [N, E]
+    scores = moe.gate(x)                                                    # [N, E]
     precise = torch.promote_types(scores.dtype, torch.float32)
     return scores.to(precise).softmax(-1).topk(moe.top_k)
 
 
 def combine_experts(x, moe, weights, chosen):
-    """x [B, T, C] -> [B, T, C]: each token through its experts, chosen [B T, k], by their weights [B T, k].
+    """x [N, C] -> [N, C]: each token through its experts, chosen [N, k], by their weights [N, k].
 
     A loop over the experts does not run those of weight 0. Few tokens on a GPU, or compiled, copy their
     experts' matrices instead, because a loop would wait for the host at every layer.
     """
     if moe.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    flat = x.flatten(0, 1)                                                  # [B T, C]
-    if torch.compiler.is_compiling() or x.is_cuda and len(flat) <= FEW:
-        return gathered_experts(flat, moe, weights, chosen).view_as(x)
-    out = torch.zeros_like(flat)
+    if torch.compiler.is_compiling() or x.is_cuda and len(x) <= FEW:
+        return gathered_experts(x, moe, weights, chosen)
+    out = torch.zeros_like(x)
     used = weights != 0                                 # true for a NaN, which must not be hidden
     for expert in chosen[used].unique().tolist():
         token, slot = ((chosen == expert) & used).nonzero(as_tuple=True)    # [n] each, of n tokens
-        gate, up = functional.linear(flat[token], moe.gate_up_proj[expert]).chunk(2, -1)
+        gate, up = functional.linear(x[token], moe.gate_up_proj[expert]).chunk(2, -1)
         y = functional.linear(functional.silu(gate) * up, moe.down_proj[expert])
         out.index_add_(0, token, y * weights[token, slot, None].to(y.dtype))
-    return out.view_as(x)
+    return out
 
 
-def gathered_experts(flat, moe, weights, chosen):
-    """[N, C] of few tokens flat [N, C] by one gather; slots of weight 0 read an expert that others read."""
+def gathered_experts(x, moe, weights, chosen):
+    """[N, C] of few tokens x [N, C] by one gather; slots of weight 0 read an expert that others read."""
     chosen = torch.where(weights > 0, chosen, chosen[0, 0])                 # [N, k]
-    both = moe.gate_up_proj[chosen] @ flat[:, None, :, None]                # [N, k, 2F, 1]
+    both = moe.gate_up_proj[chosen] @ x[:, None, :, None]                   # [N, k, 2F, 1]
     gate, up = both.chunk(2, 2)
     out = moe.down_proj[chosen] @ (functional.silu(gate) * up)              # [N, k, C, 1]
     return (out[..., 0] * weights[..., None].to(out.dtype)).sum(1)
@@ -346,7 +345,7 @@ def sparse_swiglu(x, mlp, carry, threshold):
     It saves no time here, because all weights are still read: it shows what leaving channels out does.
     Source: Lee et al. 2024 (CATS), eq. 4-5.
     """
-    gate, up = mlp.gate_up_proj(x).chunk(2, -1)                             # [B, T, F] each
+    gate, up = mlp.gate_up_proj(x).chunk(2, -1)                             # [N, F] each
     h = functional.silu(gate)
     h = h.masked_fill(h.abs() < threshold, 0)
     return mlp.down_proj(h * up), carry | dict(channels=h)
@@ -357,7 +356,7 @@ def sparse_moe_forward(x, moe, carry, betas):
 
     betas: beta_1, beta_2, ...; 0 never skips. Source: also Lu et al. 2024 (the case of 2 experts).
     """
-    weights, chosen = route(x.flatten(0, 1), moe)                           # [N, k] each, N = B T
+    weights, chosen = route(x, moe)                                         # [N, k] each
     sums = weights.flip(-1).cumsum(-1)                                      # [N, k], of the lowest m = 1 to k
     lowest = sums[:, :len(betas)] / weights.sum(-1, keepdim=True)           # [N, len(betas)], their share
     skip = torch.zeros_like(chosen[:, 0])                                   # [N], the largest such m or 0

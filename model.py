@@ -108,23 +108,21 @@ class Attention(Part):
             self.k_norm = RMSNorm(D, config.rms_norm_eps)
 
     def forward(self, x, attend, context, store, carry):
-        """x [B, T, C] -> ([B, T, C], carry). store: this layer's (keys, values) in the cache, or None."""
-        B, T, _ = x.shape
+        """x [N, C], N = B T -> ([N, C], carry). store: this layer's keys and values in the cache, or None."""
+        T = len(context.positions)
         H, G, D = self.sizes
-        heads = self.qkv_proj(x).view(B, T, H + 2 * G, D).transpose(1, 2)   # [B, H + 2 G, T, D]
-        qk = heads[:, :H + G]
-        v = heads[:, H + G:]                                                # [B, G, T, D]
+        heads = self.qkv_proj(x).view(-1, T, H + 2 * G, D).transpose(1, 2)  # [B, H + 2 G, T, D]
         if self.normed:
-            qk = torch.cat([self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])], 1)
-        qk = kernels.rotate(qk, context.cos, context.sin)
-        q = qk[:, :H]                                                       # [B, H, T, D]
-        k = qk[:, H:]                                                       # [B, G, T, D]
+            q, k, v = torch.split_with_sizes(heads, (H, G, G), 1)
+            heads = torch.cat([self.q_norm(q), self.k_norm(k), v], 1)
+        kernels.rotate_(heads[:, :H + G], context.cos, context.sin)
+        q = heads[:, :H]                                                    # [B, H, T, D]
+        kv = heads[:, H:]                                                   # keys, then values
         if store is not None:
-            keys, values = store
-            k = keys.index_copy_(2, context.positions, k)[:, :, :context.kv_len]    # [B, G, span, D]
-            v = values.index_copy_(2, context.positions, v)[:, :, :context.kv_len]
-        out, carry = attend(q, k, v, context.mask, carry)
-        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1)), carry
+            kv = store.index_copy_(2, context.positions, kv)[:, :, :context.kv_len]     # [B, 2 G, kv_len, D]
+        k, v = kv.chunk(2, 1)                                               # [B, G, kv_len, D] each
+        out, carry = attend(q, k, v, context.mask, carry)                   # [B, H, T, D]
+        return self.o_proj(out.transpose(1, 2).reshape(-1, H * D)), carry
 
 
 class MLP(Part):
@@ -157,7 +155,7 @@ class Block(Part):
         self.mlp = MoE(config, E) if E else MLP(C, F, config.mlp_bias)
 
     def forward(self, x, attend, ffn, context, store, carry):
-        """x [B, T, C] -> ([B, T, C], carry). A sublayer whose function is None is skipped."""
+        """x [N, C], N = B T -> ([N, C], carry). A sublayer whose function is None is skipped."""
         if attend is not None:
             y, carry = self.self_attn(self.input_layernorm(x), attend, context, store, carry)
             x = x + self.all_reduce(y)
@@ -216,18 +214,18 @@ class Transformer(Part):
     def forward(self, ids, positions, path, stores=None, kv_len=None, carry=None):
         """ids [B, T] at absolute positions [T] -> hidden states [B, T, C] after the last norm.
 
-        stores: the cache's (keys, values) per layer, written in place; span: how many keys are in view.
+        stores: the cache's keys and values per layer, written in place; kv_len: how many keys are in view.
         Without a cache the tokens see each other alone (training). carry: what the first layer is handed.
         """
         if stores is None:
             kv_len = ids.shape[1]
         mask = self.mask(positions, kv_len)
         context = PassContext(positions, self.cos[positions], self.sin[positions], mask, kv_len)
-        x = self.model.embed_tokens(ids)                                                # [B, T, C]
+        x = self.model.embed_tokens(ids.flatten())                                      # [B T, C]
         for i, layer in enumerate(self.model.layers):
             store = None if stores is None else stores[i]
             x, carry = layer(x, path.attends[i], path.ffns[i], context, store, carry)
-        return self.model.norm(x)
+        return self.model.norm(x).view(*ids.shape, -1)
 
     def mask(self, positions, kv_len):
         """[T, span], 0 where a query may look and -inf elsewhere; None where kernels.attend needs none.
@@ -244,16 +242,16 @@ class Transformer(Part):
         return kernels.causal_mask(T, kv_len, self.cos)
 
     def logits(self, hidden):
-        """hidden [B, T, C] -> logits [B, T, V], cut to the tokenizer's length (checkpoints pad the head)."""
-        return self.lm_head(hidden)[..., :self.vocab]
+        """hidden [..., C] -> logits [..., V], cut to the tokenizer's length (checkpoints pad the head)."""
+        rows = self.lm_head(hidden.flatten(0, -2))                                      # [N, at least V]
+        return rows[:, :self.vocab].unflatten(0, hidden.shape[:-1])
 
     def read_bytes(self, path):
         """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
 
         A mixture is counted whole; how many of its experts a pass really reads depends on the tokens.
         """
-        head = self.vocab * self.config.hidden_size * self.cos.element_size()
-        total = parameter_bytes(self.model.norm) + head
+        total = parameter_bytes(self.model.norm) + parameter_bytes(self.lm_head)
         for layer, attend, ffn in zip(self.model.layers, path.attends, path.ffns):
             if attend:
                 total += parameter_bytes(layer.input_layernorm) + parameter_bytes(layer.self_attn)
@@ -376,10 +374,9 @@ class KVCache:
 
     def __init__(self, config, capacity, like, rows=1):
         """like: a tensor of the dtype and device; rows: B."""
-        shape = rows, config.num_key_value_heads, capacity, config.head_dim             # [B, G, S, D]
-        self.stores = []                        # (keys, values) of each layer
-        for _ in range(config.num_hidden_layers):
-            self.stores.append((like.new_zeros(shape), like.new_zeros(shape)))
+        shape = rows, 2 * config.num_key_value_heads, capacity, config.head_dim
+        # of each layer [B, 2 G, S, D]: its keys, then its values
+        self.stores = [like.new_zeros(shape) for _ in range(config.num_hidden_layers)]
         self.ids = []                           # token of each recorded position
         self.runs = []                         # (end, Path.written_as): consecutive positions with one writer
         self.length = 0                         # positions in use, recorded or not
@@ -423,17 +420,15 @@ class KVCache:
         if block != self.block:
             self.block = 0                      # until all is ready, because this may be interrupted
             self.averaged = 0
-            self.means = []
-            for keys, _ in self.stores:
-                B, G, S, D = keys.shape
-                self.means.append(keys.new_zeros(B, G, S // block, D))
+            B, both, S, D = self.stores[0].shape
+            self.means = [store.new_zeros(B, both // 2, S // block, D) for store in self.stores]
             self.block = block
         first = self.averaged // block
         end = n // block
         if first < end:
-            for (keys, _), means in zip(self.stores, self.means):
-                new = keys[:, :, first * block:end * block].unflatten(2, (end - first, block))
-                means[:, :, first:end] = new.mean(3)                        # [B, G, new blocks, D]
+            for store, means in zip(self.stores, self.means):
+                keys = store[:, :means.shape[1], first * block:end * block]
+                means[:, :, first:end] = keys.unflatten(2, (-1, block)).mean(3)     # [B, G, new blocks, D]
         self.averaged = n
         return self.means
 
@@ -441,8 +436,7 @@ class KVCache:
         """Becomes another cache, of one row, in each row; only the positions in use are copied."""
         n = other.length
         for mine, theirs in zip(self.stores, other.stores):
-            for store, source in zip(mine, theirs):     # keys, then values
-                store[:, :, :n] = source[:, :, :n]
+            mine[:, :, :n] = theirs[:, :, :n]
         self.ids = list(other.ids)
         self.runs = list(other.runs)
         self.length = n
@@ -468,7 +462,7 @@ class Reader:
     def new_cache(self, rows):
         cache = KVCache(self.model.config, self.capacity, self.model.cos, rows)
         if self.compiled:
-            mark_static(itertools.chain(*cache.stores))
+            mark_static(cache.stores)
         return cache
 
     def read(self, text, guesses, path, last):
@@ -488,7 +482,9 @@ class Reader:
             logits.append(self.feed(ids[:, begin - start:end - start], begin, path, wanted))
         self.cache.record(line, start, path)
         rows = [some for some in logits if some is not None]
-        return torch.cat(rows, 1)[0] if last else None
+        if not last:
+            return None
+        return rows[0][0] if len(rows) == 1 else torch.cat(rows, 1)[0]
 
     def append(self, ids, path):
         """Logits [B, V] after one more token a row; ids [B]. The caller records the tokens later."""
@@ -586,12 +582,24 @@ class Packed(Part):
     def __call__(self, x):
         weight = self._parameters['weight']
         bias = self._parameters['bias']
-        rows = x.flatten(0, -2)                                             # [n, in]
-        n = len(rows)
+        n = len(x)
         if n < ROWS:
-            rows = functional.pad(rows, (0, 0, 0, ROWS - n))
-        y = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, 'none', [], '')
-        return y[:n].view(*x.shape[:-1], -1)
+            x = functional.pad(x, (0, 0, 0, ROWS - n))
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')[:n]
+
+
+class Transposed(Part):
+    """A small Linear, its weight held as the product takes it; x [N, in] -> [N, out]."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().t().contiguous(), requires_grad=False)
+        self.register_parameter('bias', linear.bias)
+
+    def __call__(self, x):
+        weight = self._parameters['weight']
+        bias = self._parameters['bias']
+        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 class FastNorm(Part):
@@ -622,6 +630,8 @@ def pack(model):
                 setattr(part, name, FastNorm(child))
             elif big and child.weight.dtype != torch.float16 and torch.backends.mkldnn.is_available():
                 setattr(part, name, Packed(child))
+            elif isinstance(child, Linear):
+                setattr(part, name, Transposed(child))
 
 
 def compile_forward(model):

@@ -88,9 +88,8 @@ def valid_prefix(reader, tokens):
     count = reader.cache.valid_prefix(tokens, full)
     other = Reader(reader.model, len(tokens))
     other.read(tokens, [], full, 1)
-    for mine, theirs in zip(reader.cache.stores, other.cache.stores):
-        for held, wanted in zip(mine, theirs):                  # keys, then values
-            assert torch.allclose(held[:, :, :count], wanted[:, :, :count], rtol=0, atol=1e-9)
+    for held, wanted in zip(reader.cache.stores, other.cache.stores):
+        assert torch.allclose(held[:, :, :count], wanted[:, :, :count], rtol=0, atol=1e-9)
     return count
 
 
@@ -1310,19 +1309,19 @@ def test_sparse_experts_by_hand(betas, renormalise):
     """A token skips its m lowest experts, m the most whose share of its weight is below beta_m."""
     moe = network(**MIXED).model.layers[0].mlp
     moe.renormalise = renormalise
-    x = torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
+    x = torch.randn(5, 16, dtype=torch.float64, generator=seeded())
     got, carry = kernels.sparse_moe_forward(x, moe, {}, betas)
     counts = set()
     for t in range(5):
-        p, experts = moe.gate(x[0, t]).softmax(-1).topk(3)
+        p, experts = moe.gate(x[t]).softmax(-1).topk(3)
         skipped = max([m for m, beta in enumerate(betas, 1) if p[3 - m:].sum() / p.sum() < beta], default=0)
         p = p[:3 - skipped]
         p = p / p.sum() if renormalise else p
         wanted = 0
         for weight, expert in zip(p, experts):
-            gate, up = (moe.gate_up_proj[expert] @ x[0, t]).chunk(2)
+            gate, up = (moe.gate_up_proj[expert] @ x[t]).chunk(2)
             wanted = wanted + weight * (moe.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
-        assert apart(got[0, t], wanted) < 1e-12 and (carry['experts'][t] >= 0).sum() == 3 - skipped
+        assert apart(got[t], wanted) < 1e-12 and (carry['experts'][t] >= 0).sum() == 3 - skipped
         counts.add(skipped)
     assert counts != {0}
 

@@ -167,7 +167,7 @@ class Table:
             return self.on_tree(ids, path)
         if path.carry:
             observe_flat(path, positions, kv_len)
-        keys = stores[0][0][:, 0, :, 0]                 # [B, S], in the cache
+        keys = stores[0][:, 0, :, 0]                    # [B, S], in the cache
         mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
         keys[:, positions] = ids.double() + mark
         logits = []
@@ -181,7 +181,7 @@ class Table:
         tree = path.attends[0].func.__self__
         k = ids.double()[:, None, :, None]              # [1, 1, T, 1]
         path.attends[0](k, k, k, None, None)            # which remembers them
-        keys = tree.reader.cache.stores[0][0]
+        keys = tree.reader.cache.stores[0]
         line = torch.cat([keys[0, 0, :len(tree.text) - 1, 0], k[0, 0, :, 0]])
         logits = [self.row(tuple(line[seen].tolist())) for seen in tree.mask == 0]
         return torch.stack(logits)[None]

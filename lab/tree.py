@@ -69,7 +69,7 @@ class Tree:
         """kernels.attend over the cached text and the nodes, by the tree's mask."""
         self.fresh[layer] = k, v
         known = len(self.text) - 1
-        keys, values = self.reader.cache.stores[layer]
+        keys, values = self.reader.cache.stores[layer].chunk(2, 1)
         keys = torch.cat([keys[:, :, :known], k], 2)
         values = torch.cat([values[:, :, :known], v], 2)
         return kernels.attend_grouped(q, keys, values, self.mask), carry
@@ -86,7 +86,5 @@ class Tree:
         cache.record(line[:begin], begin, self.path)            # an interrupted copy leaves nothing trusted
         chosen = to_device([0, *branch], self.depths.device)
         for layer, (k, v) in self.fresh.items():
-            keys, values = cache.stores[layer]
-            keys[:, :, begin:len(line)] = k[:, :, chosen]
-            values[:, :, begin:len(line)] = v[:, :, chosen]
+            cache.stores[layer][:, :, begin:len(line)] = torch.cat([k, v], 1)[:, :, chosen]
         cache.record(line, begin, self.path)

@@ -52,9 +52,8 @@ def random_model(config, device, dtype):
 def random_cache(model, length):
     """A Reader whose cache holds `length` random positions, written by the full path."""
     reader = Reader(model, length)
-    for keys, values in reader.cache.stores:
-        keys.normal_()
-        values.normal_()
+    for store in reader.cache.stores:
+        store.normal_()
     reader.cache.record([1] * length, 0, model.full)
     return reader
 

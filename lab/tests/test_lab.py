@@ -226,8 +226,7 @@ def test_memory_is_what_is_held():
     weights, cache = bench.held_numbers(model.config)
     assert weights == sum(weight.numel() for weight in model.parameters())
     reader = Reader(model, 8)
-    stores = itertools.chain(*reader.cache.stores)
-    assert cache * reader.capacity == sum(store.numel() for store in stores)
+    assert cache * reader.capacity == sum(store.numel() for store in reader.cache.stores)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ An equal result by another form is the oracle here: packed by plain matrices, ga
 pass by an eager one. Parity with transformers and the cache's state machine: test_specmini.py.
 """
 import gc
-import itertools
 import json
 import math
 
@@ -81,10 +80,10 @@ def test_attention_without_a_mask_is_causal(T, S):
 
 @pytest.fixture
 def mixture():
-    """(a mixture of six experts, x [1, 5, 16], its router's weights, the experts that it chose)."""
+    """(a mixture of six experts, x [5, 16], its router's weights, the experts that it chose)."""
     moe = network(**MIXED).model.layers[0].mlp
-    x = torch.randn(1, 5, 16, dtype=torch.float64, generator=seeded())
-    return moe, x, *kernels.route(x[0], moe)
+    x = torch.randn(5, 16, dtype=torch.float64, generator=seeded())
+    return moe, x, *kernels.route(x, moe)
 
 
 @pytest.mark.parametrize('renormalise', [True, False])
@@ -96,7 +95,7 @@ def test_sparse_experts_gathered(renormalise, mixture):
     wanted = kernels.combine_experts(x, moe, weights, chosen)
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    assert apart(kernels.gathered_experts(x[0], moe, weights, chosen), wanted[0]) < 1e-12
+    assert apart(kernels.gathered_experts(x, moe, weights, chosen), wanted) < 1e-12
 
 
 @pytest.mark.parametrize('gathered', [True, False])
@@ -105,15 +104,15 @@ def test_sparse_experts_that_nobody_chose_are_not_read(gathered, mixture):
     moe, x, weights, chosen = mixture
     moe.renormalise = False
     weights[:, 1:] = 0
-    wanted = kernels.combine_experts(x, moe, weights, chosen)[0]
+    wanted = kernels.combine_experts(x, moe, weights, chosen)
     unread = list(set(range(6)) - set(chosen[:, 0].tolist()))
     assert unread
     moe.gate_up_proj[unread] = math.nan
     moe.down_proj[unread] = math.nan
     if gathered:
-        got = kernels.gathered_experts(x[0], moe, weights, chosen)
+        got = kernels.gathered_experts(x, moe, weights, chosen)
     else:
-        got = kernels.combine_experts(x, moe, weights, chosen)[0]
+        got = kernels.combine_experts(x, moe, weights, chosen)
     assert apart(got, wanted) < 1e-12
 
 
@@ -136,10 +135,10 @@ def test_fork():
     model = network()
     reader = Reader(model, 50)
     reader.read([1, 2, 3], [], model.full, 1)
-    keys, _ = reader.cache.stores[0]
+    keys, _ = reader.cache.stores[0].chunk(2, 1)
     keys[:, :, 3:] = 7.0                                        # scratch behind what is in use
     twin = reader.fork(3)
-    copied, _ = twin.cache.stores[0]
+    copied, _ = twin.cache.stores[0].chunk(2, 1)
     assert copied.shape[0] == 3 and (copied[:, :, 3:] == 0).all()
     twin.append(torch.tensor([4, 5, 6]), model.full)
     logits = twin.append(torch.tensor([7, 8, 9]), model.full)
@@ -185,8 +184,8 @@ def test_a_run_of_fewer_bits(tmp_path):
     """Weights and cache have the dtype that was asked for, and the text is complete."""
     engine = specmini.Engine(tiny(tmp_path / 'target'), max_new=8, dtype='bf16', ignore_eos=True)
     engine.open([LINE])
-    keys, _ = engine.readers['target'].cache.stores[0]
-    assert keys.dtype == engine.models['target'].lm_head.weight.dtype == torch.bfloat16
+    store = engine.readers['target'].cache.stores[0]
+    assert store.dtype == engine.models['target'].lm_head.weight.dtype == torch.bfloat16
     assert len(tokens_of(engine.write(LINE, METHODS['ar']()))) == 8
 
 
@@ -229,7 +228,7 @@ def test_graphs(sizes, sparse, counter):
         path = thin(model, dense_below=2, block=1, rho=0.3, ffn_quantile=1.0, moe_quantile=1.0)
     compiled = Reader(model, 40, compiled=True)
     exact = Reader(model, 40)
-    for store in itertools.chain(*compiled.cache.stores):
+    for store in compiled.cache.stores:
         store.normal_(0, 50)                        # what a padded pass must not look at
     reads = (17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)        # feeds 17, 1, 3, 3, 3, 5
     for length, last in reads:

@@ -3,7 +3,6 @@
 The target needs a mask in its calibration.json: python train_mask.py finds one.
 """
 import functools
-import itertools
 import random
 from dataclasses import dataclass, replace
 
@@ -98,7 +97,7 @@ def weighed_row(settings, pair, prompt):
             run['steps'] += sum(counts.values()) * read[path] / read['target/full']
         tensors = []
         for reader in engine.readers.values():
-            tensors += [*reader.model.parameters(), *itertools.chain(*reader.cache.stores)]
+            tensors += [*reader.model.parameters(), *reader.cache.stores]
         runs[name] = run | dict(memory=sum(tensor.nbytes for tensor in tensors))
     return prompt.name | dict(runs=runs)
 
