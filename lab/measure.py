@@ -80,6 +80,22 @@ class SharingEngine(Engine):
         role = 'target' if folder == self.target else 'draft'
         return network(folder, self.device, self.dtype, self.rounded == role)
 
+    def reopen(self, ids):
+        """As open([ids]), but a prompt that the caches hold already is not read again."""
+        reader = self.readers.get('target')
+        if reader is None or reader.cache.ids[:len(ids) - 1] != ids[:-1] or len(ids) < 2:
+            self.open([ids])
+            for reader in self.readers.values():
+                reader.forget = functools.partial(keep_prompt, reader, ids[:-1])
+
+
+def keep_prompt(reader, prompt):
+    """As Reader.forget, but the cache keeps a prompt that it holds."""
+    path = reader.model.full
+    n = min(len(prompt), reader.cache.valid_prefix(prompt, path))
+    reader.cache.record(prompt[:n], n, path)
+    reader.log.clear()
+
 
 @functools.cache
 def engine_class(rounded):
@@ -230,7 +246,7 @@ def run_row(settings, pair, prompt):
     order = random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings))
     for name, setting in ((name, settings[name]) for name in order):
         engine = prepared(pair, setting)
-        engine.open([prompt.ids])
+        engine.reopen(prompt.ids)
         method = setting.method()
         session = engine.start(prompt.ids, method)
         runs[name] = counts_of(session, method, prompt, engine)

@@ -1,13 +1,13 @@
 """Compositions of all that is here, run on the same texts: `python -m lab.measure best` stores them.
 
-On another pair than the embedded there are fewer settings, because each writes a text of its own.
+On another pair than the embedded it is every method once, each with a gamma of 3 where it has one.
 """
 import functools
 from dataclasses import dataclass
 
-import lab.cmasd.baselines                              # enters controllers
-import lab.ecsv.baselines                               # noqa: F401, enters hedge
-from lab.measure import Setting, named, on_prompts, run_row, sd
+import lab.baselines                                    # noqa: F401, enters them in METHODS
+from lab.measure import Record, Setting, named, network, run_row, sd
+from model import read_calibration
 from verify import Exact, knob, prompt_lookup, lookup_then_draft
 
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
@@ -16,8 +16,7 @@ SOME_GAMMAS = 4, 6, 8, 12           # of look-ups, hedges and relaxed rules
 TAUS = 0.3, 0.5, 0.8
 CONTROLLERS = 'hf-confidence', 'product', 'payoff'
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing
-FEW = ('sd 2', 'sd 3', 'sd 4', f'{LOOK_UP} 3', 'payoff', 'hedge, payoff', f'{LOOK_UP} hedge, payoff',
-       'ratio 0.8, payoff', 'ratio 0.5, payoff')        # of another pair
+BLOCKS = 4, 8, 12                   # layers in a row that slim leaves out, behind the first sixth of all
 
 
 @dataclass
@@ -56,10 +55,52 @@ def every_setting():
     return found
 
 
+def every_method(layers, calibration):
+    """{name: Setting} of each method that the target, of so many layers, is calibrated for.
+
+    Plain decoding three times: what it is compared with, and how far the same run differs from itself.
+    """
+    found = {name: named('ar') for name in ('ar', 'ar, again', 'ar, third')}
+    for gamma in 2, 3, 4, 5:
+        found[f'sd {gamma}'] = sd(gamma)
+    found |= {
+        'look up 3': sd(3, prompt_lookup),
+        f'{LOOK_UP} 3': sd(3, lookup_then_draft),
+        'payoff': named('sd', controller='payoff'),
+        'product': named('sd', controller='product'),
+        'cmasd': named('cmasd'),
+        'cmasd, tau 0.5': named('cmasd', tau_base=0.5, gamma_tau=0.0),
+        'cmasd, strict': named('cmasd', tau_base=1.0),
+        'ratio 0.5, 3': Setting(functools.partial(Ratio, 3)),
+        'cascade': named('cascade', gamma=3),
+        'ecsv-prefix': named('ecsv-prefix', gamma=3, branches=3),
+        'ecsv-lite': named('ecsv', gamma=3, branches=3, a_self=0),
+        'hedge 3': named('hedge', gamma=3)}
+    if 'mask' in calibration:
+        found['via'] = named('via', gamma=3)
+    for count in BLOCKS:
+        skipped = range(layers // 6, layers // 6 + count)
+        if skipped.stop < layers:
+            layout = ' '.join(map(str, skipped))
+            found[f'via, without {count}'] = named('via-layers', gamma=3, layers=layout)
+    for k in 1, 4:
+        if 'signals' in calibration:
+            found[f'specguard, k = {k}'] = named('specguard', k=k, delimiter='sentence')
+    return found
+
+
 def composition_row(pair, prompt):
-    """The runs of every setting, or of FEW on another pair."""
-    found = every_setting()
-    return run_row(found if pair.is_embedded else {name: found[name] for name in FEW}, pair, prompt)
+    """The runs of every setting; of another pair, of every method."""
+    if pair.is_embedded:
+        return run_row(every_setting(), pair, prompt)
+    model, _, _ = network(pair.target, pair.device, pair.dtype)
+    calibration = read_calibration(pair.target, pair.draft)
+    return run_row(every_method(model.config.num_hidden_layers, calibration), pair, prompt)
 
 
-RECORDS = dict(compositions=on_prompts(FAMILIES, composition_row))
+def in_turn(pair, n):
+    """The prompts of all families in turn, so that what is interrupted has some of each."""
+    return sorted(pair.texts(FAMILIES, n), key=lambda prompt: prompt.place)
+
+
+RECORDS = dict(compositions=Record(in_turn, composition_row))

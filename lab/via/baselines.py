@@ -115,11 +115,11 @@ class ViaLayers(ViaSd):
     layers: str = knob('', "that slim skips, as '3 4 5'; none: the calibrated mask")
 
     def slim_score(self, session, draft):
-        score = super().slim_score(session, draft)
-        if self.layers:
-            skip = sublayers(map(int, self.layers.split()))
-            score.path = session.view(session.target.model.full.without(skip))
-        return score
+        if not self.layers:
+            return super().slim_score(session, draft)
+        skip = sublayers(map(int, self.layers.split()))
+        path = session.view(session.target.model.full.without(skip))
+        return Score(session, draft, path, recovery_distribution=lambda s, q: s)
 
 
 def sublayers(layers):
