@@ -62,29 +62,14 @@ def yarn(rope, D, frequencies):
         """The channel, a fraction, that makes so many turns within the original context."""
         slowness = original / (turns * 2 * math.pi)                         # positions per radian
         return D * math.log(slowness) / (2 * math.log(rope['rope_theta']))
-    first = channel(rope.get('beta_fast') or 32)
-    last = channel(rope.get('beta_slow') or 1)
-    if rope.get('truncate', True):
-        first = math.floor(first)
-        last = math.ceil(last)
-    first = max(first, 0)
-    last = min(last, D - 1)
+    first = max(math.floor(channel(rope.get('beta_fast') or 32)), 0)
+    last = min(math.ceil(channel(rope.get('beta_slow') or 1)), D - 1)
     width = last - first or 0.001       # below 0 where all channels are slow, or fast: as transformers has it
     channels = torch.arange(D // 2, dtype=torch.float64)
     stretch = ((channels - first) / width).clamp(0, 1)                      # 0: kept, 1: stretched
     blended = frequencies * (1 - stretch) + frequencies / rope['factor'] * stretch
-    return blended, yarn_scale(rope)
-
-
-def yarn_scale(rope):
-    """Yarn's factor on cos and sin: the config's own, or else the one that the stretching asks for."""
-    def growth(mscale):
-        return 0.1 * mscale * math.log(rope['factor']) + 1 if rope['factor'] > 1 else 1.0
-    if rope.get('attention_factor'):
-        return rope['attention_factor']
-    if rope.get('mscale') and rope.get('mscale_all_dim'):
-        return growth(rope['mscale']) / growth(rope['mscale_all_dim'])
-    return growth(1)
+    scale = rope.get('attention_factor') or 0.1 * math.log(rope['factor']) + 1
+    return blended, scale
 
 
 def rotate_(x, cos, sin):

@@ -453,7 +453,6 @@ class Reader:
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
         self.log = []                                   # (path name, positions, begin, end) of each pass
-        self.texts = 0                                  # texts that it has forgotten, see forget
         self.paths = {}                                 # path name -> Path, of every path read on so far
         self.compiled = compile_forward(model) if compiled else None
         self.cache = self.new_cache(1)
@@ -543,7 +542,6 @@ class Reader:
         """Forgets every position and pass of an earlier text."""
         self.cache.record([], 0, self.model.full)
         self.log.clear()
-        self.texts += 1
 
     def now(self):
         """The time: seconds on a CPU, an event on CUDA (where a pass has not ended when its call returns)."""
@@ -637,8 +635,8 @@ def pack(model):
 def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
     cpu = model.cos.device.type == 'cpu'
-    require_that(not cpu or shutil.which(os.environ.get('CXX',
-                 'g++')), '--compile needs g++, or what CXX names')
+    compiler = shutil.which(os.environ.get('CXX', 'g++'))
+    require_that(not cpu or compiler, '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 256          # graphs of all lengths, spans, paths and models
     options = dict(cpp_wrapper=True)                    # without it a quarter of a pass is Python
     if not cpu:
@@ -677,8 +675,8 @@ def shard_config(config, count):
     sizes = {}
     for name in SHARDED:
         size = getattr(config, name)
-        require_that(size % count == 0,
-                     f'{name} is {size}, which {count} processes cannot share; start fewer')
+        good = size % count == 0
+        require_that(good, f'{name} is {size}, which {count} processes cannot share; start fewer')
         sizes[name] = size // count
     return replace(config, **sizes)
 
@@ -719,8 +717,8 @@ def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, token
     for name, (view, axis) in checkpoint_views(model).items():
         with opened(files[name]) as held:               # one at a time, so that copied pages are let go
             view.copy_(shard(held.get_slice(name), axis, rank, count))
-        good = all(end.isfinite() for end in view.aminmax())
-        require_that(good, f'{files[name]}: tensor {name} holds NaN or infinity in {dtype}; damaged?')
+            good = all(end.isfinite() for end in view.aminmax())
+            require_that(good, f'tensor {name} holds NaN or infinity in {dtype}; damaged?')
     for layer in model.model.layers:
         layer.tensor_parallel = count > 1
     model.set_context(min(2048, config.max_position_embeddings))
@@ -774,19 +772,17 @@ def find_weights(folder, views, count):
                 kept = held.get_slice(name)
                 if name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight' and name not in views:
                     continue                            # a table that we compute, a copy of the tied head
-                require_that(name in views,
-                             f'{file}: tensor {name} has no place in the network of config.json')
-                require_that(name not in found,
-                             f'{file}: tensor {name} is in another file too; which is right?')
+                require_that(name in views, f'tensor {name} has no place in the network of config.json')
+                require_that(name not in found, f'tensor {name} is in another file too; which is right?')
                 view, axis = views[name]
                 wanted = list(view.shape)
                 if axis is not None and axis < len(wanted):
                     wanted[axis] *= count
                 shape = kept.get_shape()
-                require_that(shape == wanted, f'{file}: {name} has shape {shape}, expected {wanted}')
+                require_that(shape == wanted, f'{name} has shape {shape}, expected {wanted}')
                 stored = kept.get_dtype()
-                require_that(stored in ('F16', 'BF16', 'F32', 'F64'),
-                             f'{file}: {name} is stored as {stored}; use weights in fp32, fp16 or bf16')
+                good = stored in ('F16', 'BF16', 'F32', 'F64')
+                require_that(good, f'{name} is stored as {stored}; use weights in fp32, fp16 or bf16')
                 found[name] = file
     absent = sorted(views.keys() - found.keys())
     first = absent[0] if absent else ''
@@ -796,12 +792,14 @@ def find_weights(folder, views, count):
 
 @contextlib.contextmanager
 def opened(file):
-    """A safetensors file, open; ValueError in one line if it is none, or not all of one."""
+    """A safetensors file, open; ValueErrors on the way name it, also if it is not a whole one."""
     try:
         with safe_open(file, 'pt') as weights:
             yield weights
     except (SafetensorError, OSError) as error:
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
+    except ValueError as error:
+        raise ValueError(f'{file}: {error}') from None
 
 
 def weight_files(folder):
@@ -837,8 +835,9 @@ ORIGINAL = 'original_max_position_embeddings'
 ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without
     default=(), linear=('factor',), yarn=('factor', ORIGINAL),
     llama3=('factor', 'low_freq_factor', 'high_freq_factor', ORIGINAL))
-YARN_OPTIONS = 'beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim'     # absent where 0
 ROPE_LEAST = {'rope_theta': 1.001, ORIGINAL: 2, 'factor': 1}            # of the others 0.001
+ROPE_FIXED = dict(      # rotary settings that may have no other value here
+    mscale=(None, 0), mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
 
 
 def read_config(folder):
@@ -849,9 +848,13 @@ def read_config(folder):
     where = File(folder) / 'config.json'
     raw = read_json(where)
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
-    refuse_types(raw, where)
-    refuse_window(raw, where)
-    refuse_shapes(raw, where)
+    try:
+        refuse_types(raw)
+        refuse_window(raw)
+        refuse_shapes(raw)
+        rope = read_rope(raw)
+    except ValueError as error:
+        raise ValueError(f'{where}: {error}') from None
     kind = raw['model_type']
     heads = raw['num_attention_heads']
     settings = dict(num_key_value_heads=heads, head_dim=raw['hidden_size'] // heads)    # where not given
@@ -865,16 +868,16 @@ def read_config(folder):
             dense = i in (raw.get('mlp_only_layers') or []) or (i + 1) % (raw.get('decoder_sparse_step') or 1)
             experts.append(0 if dense else raw['num_experts'])
     settings.update(
-        rope=read_rope(raw, where), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
+        rope=rope, qkv_bias=bias or kind == 'qwen2', o_bias=bias,
         mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
         experts=tuple(experts))
     return Config(**settings)
 
 
-def refuse_types(raw, where):
+def refuse_types(raw):
     """ValueError for a model type that is not here and for the first value of a wrong type or size."""
     kind = raw.get('model_type')
-    require_that(kind in KINDS, f'{where}: model_type {kind!r} is not one of {", ".join(KINDS)}')
+    require_that(kind in KINDS, f'model_type {kind!r} is not one of {", ".join(KINDS)}')
     types = {option.name: option.type for option in fields(Config) if option.type in EXPECTED} | EXTRA
     needed = NEEDED + MIXTURE if kind == 'qwen3_moe' else NEEDED
     for name, wanted in types.items():
@@ -884,13 +887,11 @@ def refuse_types(raw, where):
         elif wanted in (bool, list):
             good = type(value) is wanted
         else:
-            good = type(value) in (int, wanted) and 0 < value <= 1e10
-        require_that(good, f'{where}: {name} is {value!r}, expected {EXPECTED[wanted]}')
-    for name, most in MOST.items():
-        require_that((raw.get(name) or 1) <= most, f'{where}: {name} is {raw[name]}, expected {most} at most')
+            good = type(value) in (int, wanted) and 0 < value <= MOST.get(name, 1e10)
+        require_that(good, f'{name} is {value!r}, expected {EXPECTED[wanted]}, layers and experts to 1000')
 
 
-def refuse_window(raw, where):
+def refuse_window(raw):
     """ValueError where attention would be over a sliding window: this network would silently see more."""
     kind = raw['model_type']
     if kind == 'mistral':
@@ -900,63 +901,57 @@ def refuse_window(raw, where):
         window = raw.get('sliding_window') if used else None
     short = window and window < raw['max_position_embeddings']
     sliding = 'sliding_attention' in (raw.get('layer_types') or [])
-    require_that(not short and not sliding,
-                 f'{where}: a sliding window of {raw.get("sliding_window", window)} is switched on; '
-                 'only full attention is supported')
+    window = raw.get('sliding_window', window)
+    good = not short and not sliding
+    require_that(good, f'a sliding window of {window} is switched on; only full attention is supported')
 
 
-def refuse_shapes(raw, where):
+def refuse_shapes(raw):
     """ValueError for what this network would silently leave out, and for sizes that do not fit together."""
     heads = raw['num_attention_heads']
     groups = raw.get('num_key_value_heads') or 1
     size = raw.get('head_dim') or raw['hidden_size'] // heads
     act = raw.get('hidden_act', 'silu')
-    require_that(act == 'silu', f'{where}: hidden_act {act!r} is not supported, only silu')
-    require_that(not raw.get('quantization_config'),
-                 f'{where}: quantised (quantization_config); use plain weights')
-    require_that(heads % groups == 0, f'{where}: {heads} query heads cannot share {groups} key heads')
-    require_that(size > 0 and size % 2 == 0,
-                 f'{where}: head_dim is {size}; expected an even number, because channels rotate in pairs')
+    require_that(act == 'silu', f'hidden_act {act!r} is not supported, only silu')
+    require_that(not raw.get('quantization_config'), 'quantised (quantization_config); use plain weights')
+    require_that(heads % groups == 0, f'{heads} query heads cannot share {groups} key heads')
+    good = size > 0 and size % 2 == 0
+    require_that(good, f'head_dim is {size}; expected an even number, because channels rotate in pairs')
     if raw['model_type'] == 'qwen3_moe':
-        chosen = raw['num_experts_per_tok']
-        require_that(chosen <= raw['num_experts'],
-                     f'{where}: num_experts_per_tok is {chosen}, of {raw["num_experts"]} experts')
+        chosen, experts = raw['num_experts_per_tok'], raw['num_experts']
+        require_that(chosen <= experts, f'num_experts_per_tok is {chosen}, of {experts} experts')
 
 
-def read_rope(raw, where):
+def read_rope(raw):
     """The rotary settings, under transformers 5's names, defaults filled in."""
     given = raw.get('rope_scaling') or raw.get('rope_parameters') or {}      # as transformers looks
     flat = isinstance(given, dict) and not any(isinstance(value, dict) for value in given.values())
-    require_that(flat, f'{where}: rotary settings {given!r}: expected one flat object for all layers')
+    require_that(flat, f'rotary settings {given!r}: expected one flat object for all layers')
     kind = given.get('rope_type', given.get('type', 'default'))
     known = type(kind) is str and kind in ROPE_NEEDS
-    require_that(known, f'{where}: rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
-    part = given.get('partial_rotary_factor', raw.get('partial_rotary_factor') or 1.0)
-    require_that(part == 1.0,
-                 f'{where}: partial_rotary_factor is not supported; every channel is rotated here')
+    require_that(known, f'rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
+    for name, allowed in ROPE_FIXED.items():
+        value = given.get(name, raw.get(name))
+        require_that(value in allowed, f'{name} {value!r} of the rotary settings is not supported')
     rope = {'rope_theta': raw.get('rope_theta') or 10000.0, ORIGINAL: raw['max_position_embeddings']}
     rope.update(given, rope_type=kind)
     if raw.get(ORIGINAL) is not None:
         rope[ORIGINAL] = raw[ORIGINAL]                  # at the top level it takes precedence
     needed = ['rope_theta', *ROPE_NEEDS[kind]]
     if kind == 'yarn':
-        needed += [name for name in YARN_OPTIONS if rope.get(name)]
-        if rope.get('attention_factor') is not None:    # 0 is not absent
+        needed += [name for name in ('beta_fast', 'beta_slow') if rope.get(name)]       # 0 is absent
+        if rope.get('attention_factor') is not None:                                    # 0 is not
             needed.append('attention_factor')
-        truncate = rope.get('truncate', True)
-        require_that(type(truncate) is bool, f'{where}: truncate is {truncate!r}, expected {EXPECTED[bool]}')
     for name in needed:
-        lowest = ROPE_LEAST.get(name, 0.001)
-        good = type(rope.get(name)) in (int, float) and lowest <= rope[name] <= 1e10
-        require_that(good,
-                     f'{where}: rope type {kind} needs {name} of {lowest} to 1e10, found {rope.get(name)!r}')
+        value, lowest = rope.get(name), ROPE_LEAST.get(name, 0.001)
+        good = type(value) in (int, float) and lowest <= value <= 1e10
+        require_that(good, f'rope type {kind} needs {name} of {lowest} to 1e10, found {value!r}')
     if kind == 'llama3':
         low, high = rope['low_freq_factor'], rope['high_freq_factor']
-        require_that(low < high,
-                     f'{where}: low_freq_factor is {low}, expected less than high_freq_factor, {high}')
+        require_that(low < high, f'low_freq_factor is {low}, expected less than high_freq_factor, {high}')
     if kind == 'yarn':
         slow, fast = rope.get('beta_slow') or 1, rope.get('beta_fast') or 32
-        require_that(slow <= fast, f'{where}: beta_slow is {slow}, expected at most beta_fast, {fast}')
+        require_that(slow <= fast, f'beta_slow is {slow}, expected at most beta_fast, {fast}')
     return rope
 
 
@@ -1008,8 +1003,7 @@ def same_vocabulary(target, other, whose):
     """ValueError naming the first token (lowest id) that two loaded networks do not share by text and id."""
     for i in sorted(target.words.keys() | other.words.keys()):
         theirs, ours = other.words.get(i), target.words.get(i)
-        require_that(theirs == ours, f'{whose}: token {i} is {theirs!r} there and {ours!r} in the target; '
-                     'they must share their vocabulary')
+        require_that(theirs == ours, f'{whose}: another vocabulary: token {i} is {theirs!r}, not {ours!r}')
 
 
 # ------------------------------------------------------------- calibration.json, beside a target's weights

@@ -37,6 +37,7 @@ SOURCES = dict(lookup=prompt_lookup, none=no_draft)     # of drafts, beside a dr
 CORES = torch.get_num_threads()
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
 PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_quantile=0.0), moe=dict(moe_skip=0))      # of --sparse, off
+FOLDER = 'DIR, a Hugging Face folder (hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR makes one)'
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
@@ -114,9 +115,8 @@ class Engine:
         for i, ids in enumerate(prompts, 1):
             highest = max(ids, default=0)
             require_that(highest < V, f'prompt {i} has token {highest}, but the last one is {V - 1}')
-            require_that(0 < len(ids) < self.context,
-                         f'prompt {i} has {len(ids)} tokens; expected at least 1, and fewer than the context '
-                         f'of {self.context} (of the {self.shortest})')
+            require_that(0 < len(ids) < self.context, f'prompt {i} has {len(ids)} tokens; expected 1 to '
+                         f'{self.context - 1}, by the context of the {self.shortest}')
         capacity = min(self.context, max(map(len, prompts)) + self.max_new)
         self.readers = {}
         for role, model in self.models.items():
@@ -444,17 +444,14 @@ def check_flags(args):
     require_that(given, 'give --prompt TEXT or --prompts FILE.jsonl')
     check_settings(args)
     alone = args.check or args.json or args.show or args.split or args.trace and not is_page(args.trace)
-    require_that(not (args.compare and alone),
-                 '--compare takes none of --check, --json, --show, --split, and '
-                 '--trace only of a page, FILE.html')
-    require_that(not is_page(args.trace) or lab_module('page'),
-                 f'--trace {args.trace}: pages are made by lab/, '
-                 'which is not beside this file; expected another ending than .html, which gives JSON lines')
+    require_that(not (args.compare and alone), '--compare takes no --check, --json, --show, --split, and '
+                 '--trace only to FILE.html')
+    page = is_page(args.trace)
+    require_that(not page or lab_module('page'), f'--trace {args.trace}: lab/, which writes pages, is not '
+                 'beside this file; trace to FILE.jsonl')
     require_that(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
-    require_that(args.split is None or args.prompts,
-                 '--split: one text cannot be split; give --prompts FILE.jsonl')
-    require_that(not (args.split and args.trace),
-                 '--split: processes write their own files; leave out --trace')
+    alone = not args.split or args.prompts and not args.trace
+    require_that(alone, '--split divides the rows of --prompts FILE.jsonl, and takes no --trace')
     for flag, where in (('trace', args.trace), ('split', args.split)):
         home = File(where or '').parent
         require_that(home.is_dir(), f'--{flag} {where}: there is no folder {home}; make it first')
@@ -467,9 +464,7 @@ def fill_in(args):
         require_that(known, f'--gamma {args.gamma}: no knob of {", ".join(args.names)}; leave it out')
         args.set.append(f'gamma={args.gamma}')
     if args.target is None:
-        require_that(EMBEDDED.is_dir(),
-                     'no --target, and no embedded models beside this file: give a Hugging Face '
-                     'folder, say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
+        require_that(EMBEDDED.is_dir(), f'no embedded models beside this file: give --target {FOLDER}')
         args.draft = args.draft or EMBEDDED / 'draft'
         args.target = EMBEDDED / 'target'
     if args.names == ['ar']:
@@ -491,8 +486,8 @@ def make_method(name, settings, names, parts=()):
     for item in settings:
         knob, equals, value = item.partition('=')
         known = any(knob in knobs_of(METHODS[other]) for other in names)
-        require_that(equals and known, f'--set {item}: expected knob=value with a knob of {", ".join(names)} '
-                     '(--list METHOD names them)')
+        good = equals and known
+        require_that(good, f'--set {item}: expected knob=value with a knob of {", ".join(names)}; see --list')
         if knob in knobs:
             values[knob] = read_value(item, value, knobs[knob].type)
     if name == 'sparse' and parts:
@@ -540,9 +535,6 @@ def exit_status(program, work):
 
     0 also where whoever read our output has gone (a broken pipe, say of `| head`).
     """
-    for name in ('stdout', 'stderr'):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, 'w'))   # it was closed before we began
     failed = True
     try:
         status = work() or 0
@@ -579,8 +571,7 @@ def join_ranks(device, backend):
     if device == 'cuda':
         own = distributed.get_node_local_rank(rank)
         there = torch.cuda.device_count()
-        require_that(own < there,
-                     f'process {own + 1} of this machine has no CUDA device, of {there}; start fewer')
+        require_that(own < there, f'process {own + 1} here has no CUDA device, of {there}; start fewer')
         torch.cuda.set_device(own)
 
 
@@ -625,8 +616,8 @@ def rows_of_file(file):
         except (ValueError, RecursionError) as error:
             raise ValueError(f'{file} line {number}: not a JSON object ({error})') from None
         prompt = prompt_of(row) if isinstance(row, dict) else None
-        require_that(isinstance(prompt, str),
-                     f'{file} line {number}: expected an object with a text under prompt, question or turns')
+        good = isinstance(prompt, str)
+        require_that(good, f'{file} line {number}: expected a text under prompt, question or turns')
         rows.append(row | dict(prompt=prompt))
     require_that(rows, f'--prompts {file}: the file has no rows')
     return rows
@@ -654,8 +645,7 @@ def chat(folder, text):
     try:
         if file.exists():
             template = file.read_text(encoding='utf-8')
-        require_that(isinstance(template, str),
-                     'there is no chat_template.jinja, nor one in tokenizer_config.json')
+        require_that(isinstance(template, str), 'no chat_template.jinja, nor one in tokenizer_config.json')
         return sandbox(settings).from_string(template).render(messages=[message], add_generation_prompt=True)
     except Exception as error:                          # whatever the template raises
         raise ValueError(f'--chat: the template of {folder} does not render ({error})') from None
@@ -905,8 +895,8 @@ def statistics(cycles, weights):
 
     weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged;
     drafted_share: committed tokens that the draft wrote, over all. block_efficiency: tokens committed per
-    target pass, full or sparse. work: weight bytes read, over those of one full target pass; compute: if
-    every position read them anew, as where arithmetic takes the time. All exclude the prompt.
+    target pass, full or sparse. work: weight bytes read, over those of one full target pass. All exclude the
+    prompt.
     """
     passes = Counter()
     positions = Counter()
@@ -923,15 +913,13 @@ def statistics(cycles, weights):
         accepted += cycle.accepted
     seconds = sum(cycle.seconds for cycle in cycles)
     tokens = labels.total()
-    full = weights['target/full']
     return dict(
         cycles=len(cycles), passes=passes, positions=positions, drafted=drafted, judged=judged,
-        accepted=accepted, acceptance_rate=ratio(kept, judged), rejection_rate=ratio(judged - kept, judged),
+        accepted=accepted, acceptance_rate=ratio(kept, judged),
         acceptance_by_place=acceptance_by_place(cycles), drafted_share=ratio(accepted, tokens),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
         tokens_per_second=ratio(tokens, seconds),
-        work=sum(n * weights[path] for path, n in passes.items()) / full,
-        compute=sum(n * weights[path] for path, n in positions.items()) / full)
+        work=sum(n * weights[path] for path, n in passes.items()) / weights['target/full'])
 
 
 def audit_figures(texts):

@@ -32,6 +32,7 @@ import kernels
 import specmini
 import verify
 from lab import tasks
+from lab.tests.helpers import Coin
 from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, enumerate_law, exact_law,
                       fresh, law_by_cycles, network, overlap, plain, seeded, session, slim_session, variation,
                       write)
@@ -108,8 +109,7 @@ def rope(kind, theta=10000.0, **more):
 
 LLAMA3 = rope('llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, **{ORIGINAL: 32})
 YARN = rope('yarn', factor=4.0, **{ORIGINAL: 16})
-YARN_KNOBS = rope('yarn', factor=4.0, mscale=0.7, mscale_all_dim=1.2, truncate=False, beta_fast=16,
-                  beta_slow=2, **{ORIGINAL: 16})
+YARN_KNOBS = rope('yarn', factor=4.0, attention_factor=0.7, beta_fast=16, beta_slow=2, **{ORIGINAL: 16})
 NETWORKS = [
     case('llama', 'Llama', {}),
     case('llama-tied-linear-rope', 'Llama',
@@ -1327,17 +1327,6 @@ def test_sparse_experts_by_hand(betas, renormalise):
 
 
 # --------------------------------------------------------------- the README, and the pair that comes with it
-
-class Coin:
-    """A uniform number that is not known yet: to compare it is to draw."""
-
-    def __init__(self, draw):
-        self.draw = draw
-
-    def __lt__(self, chance):
-        chance = min(1.0, float(chance))
-        return bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64)))
-
 
 @pytest.mark.parametrize('gamma, vocab, horizon', [(1, 3, 2), (2, 2, 3)])
 def test_readme_algorithm_is_exact(gamma, vocab, horizon, monkeypatch, capsys):

@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 import kernels
 from model import Reader, encode, fingerprint, load, pack, require_that, write_calibration
-from specmini import (EMBEDDED, Engine, Parser, chat, exit_status, grade, lab_module, pick_device, read_rows,
-                      take_threads)
+from specmini import (EMBEDDED, FOLDER, Engine, Parser, chat, exit_status, grade, lab_module, pick_device,
+                      read_rows, take_threads)
 from verify import (Autoregressive, Exact, Session, Sparse, SpecGuard, decode, no_draft, step_score,
                     tokens_of, violation)
 
@@ -466,11 +466,9 @@ def parse(argv):
         value = getattr(args, name)
         require_that(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
     require_that(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
-    require_that(not (args.signals and args.anchors),
-                 '--signals and --anchors are two measurements; give one')
-    require_that(File(args.target).is_dir(),
-                 f'--target {args.target}: no such folder; give a Hugging Face folder, '
-                 'say what hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR puts into DIR')
+    alone = not (args.signals and args.anchors)
+    require_that(alone, '--signals and --anchors are two measurements; give one')
+    require_that(File(args.target).is_dir(), f'--target {args.target}: no such folder; give {FOLDER}')
     return args
 
 

@@ -39,7 +39,6 @@ class Claim:
     texts: object       # numbers of the texts that are resampled
     figure: Callable    # function of such numbers -> float; nan where a resample has no such figure
     kind: str = ''      # of a speed: CLOCK or MODELLED
-    headline: bool = False      # whether it stands in the README, too
 
 
 @dataclass(frozen=True)
@@ -68,20 +67,19 @@ class Finding:
 def judge(claim):
     """The Finding of a Claim."""
     texts = numpy.asarray(claim.texts)
-    value = float(claim.figure(texts))
-    if len(texts) < FEW:
-        singles = [float(claim.figure(texts[i:i + 1])) for i in range(len(texts))]
-        there = [x for x in singles if math.isfinite(x)] or [math.nan]
-        return Finding(claim, value, min(there), max(there))
-    return Finding(claim, value, *interval(texts, claim.figure))
+    return Finding(claim, float(claim.figure(texts)), *interval(texts, claim.figure))
 
 
 def interval(texts, figure):
     """(low, high): 95 % by the bias-corrected and accelerated bootstrap over the texts.
 
-    Percentiles of the resamples that have the figure, where that is not defined.
-    Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it.
+    Percentiles of the resamples that have the figure, where that is not defined. Below FEW texts the lowest
+    and the highest of single texts. Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it.
     """
+    if len(texts) < FEW:
+        singles = [float(figure(texts[i:i + 1])) for i in range(len(texts))]
+        there = [x for x in singles if math.isfinite(x)] or [math.nan]
+        return min(there), max(there)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')                 # of a degenerate distribution: handled below
         found = scipy.stats.bootstrap((texts,), figure, n_resamples=RESAMPLES, vectorized=False,
@@ -427,21 +425,16 @@ def rewrite(where, lines):
     where.write_text(between_markers(where.read_text(encoding='utf-8'), lines), encoding='utf-8')
 
 
-def scoreboard(papers, headlines=False):
-    """Lines of a table of the claims of {paper: findings}; headlines: those that the README shows."""
+def scoreboard(papers):
+    """Lines of a table of the claims of {paper: findings}."""
     rows = []
     for paper, findings in papers.items():
-        chosen = findings
-        if headlines:
-            chosen = {text: by_pair for text, by_pair in findings.items()
-                      if next(iter(by_pair.values())).claim.headline}
-        link = f'lab/{paper}/README.md' if headlines else f'{paper}/README.md'
-        rows += [(f'[{paper}]({link})', *row) for row in claim_rows(chosen)]
+        rows += [(f'[{paper}]({paper}/README.md)', *row) for row in claim_rows(findings)]
     return table_lines(PageTable(('paper', *CLAIM_HEAD), rows))
 
 
 def report(papers, write):
-    """Prints the verdicts of these papers; write: into the pages, and the summaries where all are judged."""
+    """Prints the verdicts of these papers; write: into the pages, and the scoreboard where all are judged."""
     found = {paper: findings_of(paper) for paper in papers}
     for paper, findings in found.items():
         print(f'\n{paper}\n' + '\n'.join(table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings))))))
@@ -449,7 +442,6 @@ def report(papers, write):
             rewrite(LAB / paper / 'README.md', page_lines(paper, findings))
     if write and found.keys() == PAPERS.keys():
         rewrite(LAB / 'README.md', scoreboard(found))
-        rewrite(LAB.parent / 'README.md', scoreboard(found, headlines=True))
 
 
 def main():

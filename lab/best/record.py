@@ -56,10 +56,7 @@ def every_setting():
 
 
 def every_method(layers, calibration):
-    """{name: Setting} of each method that the target, of so many layers, is calibrated for.
-
-    Plain decoding three times: what it is compared with, and how far the same run differs from itself.
-    """
+    """{name: Setting} of each method that the target is calibrated for; plain decoding three times."""
     found = {name: named('ar') for name in ('ar', 'ar, again', 'ar, third')}
     for gamma in 2, 3, 4, 5:
         found[f'sd {gamma}'] = sd(gamma)
@@ -81,8 +78,7 @@ def every_method(layers, calibration):
     for count in BLOCKS:
         skipped = range(layers // 6, layers // 6 + count)
         if skipped.stop < layers:
-            layout = ' '.join(map(str, skipped))
-            found[f'via, without {count}'] = named('via-layers', gamma=3, layers=layout)
+            found[f'via, without {count}'] = named('via-layers', gamma=3, layers=' '.join(map(str, skipped)))
     for k in 1, 4:
         if 'signals' in calibration:
             found[f'specguard, k = {k}'] = named('specguard', k=k, delimiter='sentence')

@@ -36,14 +36,14 @@ def claims(records):
 def payoff_claim(runs):
     """The controller without a knob, against fixed lengths tuned for each family."""
     return Claim('payoff over the best fixed gamma', 'ours', BETTER, numpy.arange(runs.size),
-                 tuned_over(runs, ['payoff'], usual(runs.names), runs.kind), runs.kind, headline=True)
+                 tuned_over(runs, ['payoff'], usual(runs.names), runs.kind), runs.kind)
 
 
 def relaxed_claims(runs):
     """The published, lossy default against plain decoding and against exact sd; its threshold."""
     texts = runs.having('cmasd', 'ar')
     yield Claim('published (lossy) default over plain decoding', 'paper: 4 to 5', 4, texts,
-                over(runs, 'cmasd', 'ar', runs.kind), runs.kind, headline=True)
+                over(runs, 'cmasd', 'ar', runs.kind), runs.kind)
     yield Claim('published default over tuned exact sd', 'ours', BETTER, texts,
                 tuned_over(runs, ['cmasd'], usual(runs.names), runs.kind), runs.kind)
     if numpy.isfinite(runs.sums['wrong'][:, runs.number['cmasd']]).all():

@@ -14,7 +14,6 @@ OVER = [                # claim, whose, line, record, vote, its rival
     ('weights over none, vote by prefix', 'paper', 1.005, 'blocks', 'prefix', 'prefix, unweighted'),
     ('a spot check a cycle over none', 'paper: 1.02 to 1.05', 1.02, 'ablations', 'spot, R = 1', 'ecsv'),
     ('hedge over sd with a greedy draft', 'ours', 1.02, 'hedged', 'hedge', GREEDY)]
-HEADLINES = OVER[1][0], OVER[3][0]
 NOISY = 'ecsv, 4-bit draft', 'sd, 4-bit sampled draft'
 SWEPT = dict(           # rows of the table of sweeps, by record
     blocks=(SD, 'ecsv-lite', 'ecsv-lite, B = 2', 'ecsv-lite, B = 8', 'ecsv', 'ecsv-soft', 'prefix',
@@ -104,7 +103,7 @@ def claims(records):
     for text, whose, line, record, name, rival in OVER:
         votes = Votes(records, record, name, rival)
         if votes.texts:
-            yield Claim(text, whose, line, votes.texts, votes.over(name, rival), MODELLED, text in HEADLINES)
+            yield Claim(text, whose, line, votes.texts, votes.over(name, rival), MODELLED)
     votes = Votes(records, 'blocks', 'ecsv', SD, *NOISY)
     if votes.texts:
         yield Claim('gain over sampled sd with a 4-bit draft, minus without', 'paper', 0.0, votes.texts,

@@ -2,15 +2,16 @@
 from matplotlib import pyplot
 
 from lab.pictures.points import LONGEST, Point, front, speedup
-from lab.pictures.style import BLACK, BLUE, GREY, ORANGE, PALE, SKY, VERMILLION, WIDTH
+from lab.pictures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, WIDTH
 
 GAMMAS = range(1, LONGEST + 1)
 ALPHAS = {0.9: '-', 0.8: '--', 0.7: '-.', 0.5: ':'}     # acceptance rate: its line
 CHEAP = 0.05                # of a plain step: a draft pass where drafting costs next to nothing
 KINDS = dict(   # kind of a Point: (how it is called, marker, colour, its column among the lossless)
     sd=('sd', 'o', BLACK, 0), plain=('plain decoding', '*', GREY, 0),
-    adaptive=('controllers, hedge, look-up', 'D', BLUE, 1),
-    cmasd=('cmasd, ratio: its rule with one τ', '^', VERMILLION, 0), via=('via', 's', ORANGE, 0))
+    adaptive=('controllers, hedge, look-up', 'D', BLUE, 1), ecsv=('ecsv', 'v', GREEN, 1),
+    cmasd=('cmasd, cascade, ratio', '^', VERMILLION, 0), via=('via', 's', ORANGE, 0),
+    specguard=('specguard', 'P', SKY, 0))
 HEIGHT = 6                  # of the front, inches
 
 
@@ -90,7 +91,6 @@ def front_chart(shown):
     handles = []
     for name, marker, color, _ in KINDS.values():
         handles += panels[0].plot([], [], marker, color=color, label=name)
-    handles += panels[0].plot([], [], 'x', color=BLACK, label='front, by the clock')
     figure.legend(handles=handles, loc='lower left', ncols=3, bbox_to_anchor=(0.05, 0.0), handletextpad=0.2,
                   columnspacing=1.5)
     return figure
@@ -98,20 +98,21 @@ def front_chart(shown):
 
 def cloud(axes, points):
     """All Points, pale: lossy ones hollow by their agreement, lossless ones in a band of their own."""
-    span = 1 - min(point.agreement for point in points)
+    lossy = [point.agreement for point in points if not point.lossless]
+    span = 1 - min(lossy)
     begin = 1 + 0.04 * span
     end = 1 + 0.24 * span
     axes.axvspan(begin, end, color='#F2F2F2', linewidth=0)
     groups = {}                                         # (kind, lossless): [(x, y)]
     for point in points:
         places = groups.setdefault((point.kind, point.lossless), [])
-        places.append((place(point, span), point.modelled))
+        places.append((place(point, span), point.speed))
     for (kind, lossless), places in groups.items():
         _, marker, color, _ = KINDS[kind]
         ground = color if lossless else 'white'
         axes.plot(*zip(*places), marker, color=color, markerfacecolor=ground, markersize=5,
                   markeredgewidth=0.8, alpha=0.5)
-    low = min(point.agreement for point in points)
+    low = min(lossy)
     axes.locator_params('x', nbins=5)
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= 1]
     axes.set(xlim=(low - 0.04 * span, end), xticks=ticks)
@@ -129,28 +130,26 @@ def place(point, span):
 
 
 def mark_front(axes, best):
-    """The front's Points, numbered and joined, with what the clock said of them."""
+    """The front's Points, numbered and joined, with their intervals."""
     low, _ = axes.get_xlim()
     span = (1 - low) / 1.04
     xs = [place(point, span) for point in best]
-    ys = [point.modelled for point in best]
+    ys = [point.speed for point in best]
     axes.plot(xs, ys, color=BLACK, linewidth=0.9, drawstyle='steps-post', zorder=1)
     for i, (point, x) in enumerate(zip(best, xs)):
         _, marker, color, _ = KINDS[point.kind]
         ground = color if point.lossless else 'white'
-        axes.plot(x, point.modelled, marker, color=color, markerfacecolor=ground, markersize=6)
-        axes.annotate(str(i + 1), (x, point.modelled), xytext=(0, 6), textcoords='offset points', ha='center',
+        axes.plot([x, x], [point.low, point.high], color=GREY, linewidth=0.6, zorder=0)
+        axes.plot(x, point.speed, marker, color=color, markerfacecolor=ground, markersize=6)
+        axes.annotate(str(i + 1), (x, point.speed), xytext=(6, 3), textcoords='offset points', ha='center',
                       fontweight='bold')
-        if point.measured:
-            axes.plot([x, x], [point.measured, point.modelled], color=PALE, zorder=0)
-            axes.plot(x, point.measured, 'x', color=BLACK, markersize=5)
     axes.margins(y=0.08)
 
 
 def key(i, point):
     """The line that names a point of the front."""
     loss = 'lossless' if point.lossless else f'{point.agreement:.1%}'
-    return f'{i + 1}  {point.name}: {point.modelled:.2f}, {loss}'
+    return f'{i + 1}  {point.name}: {point.speed:.2f} ({point.low:.2f} to {point.high:.2f}), {loss}'
 
 
 DRAWN = dict(speedup=speedup_chart, front=front_chart)

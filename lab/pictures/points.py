@@ -1,13 +1,14 @@
 """What the two charts show, as dicts and tuples: the formula of speed, the front of speed and agreement.
 
-Speeds are over plain decoding. Modelled ones count the time of each pass by its number of positions
-(lab/results/*/costs.jsonl), measured ones are the clock's.
+Speeds are over plain decoding: the front's by the clock, replayed ones by the time of each pass
+(lab/results/*/costs.jsonl).
 """
 from typing import NamedTuple
 
 import numpy
 
-from lab.judge import CLOCK, MODELLED, Records
+from lab.best.claims import lossless, over_plain
+from lab.judge import MODELLED, Records, interval
 
 REAL = 'qwen-1.5b+0.5b'     # the pair of real models
 LONGEST = 12                # block that the formula is drawn for
@@ -30,24 +31,29 @@ def real_speeds(pair):
     """The costs of the real pair's passes (c, v), its acceptance rate alpha, and its points.
 
     replayed: {gamma: speed} of CM-ASD's texts with their real verdicts; timed: the runs of lab/best by the
-    clock, over plain steps that were timed alone.
+    clock, over plain decoding on the same texts.
     """
     records = Records('cmasd', pair)
     costs = records.costs
     hits = numpy.concatenate([row['hit'] for row in records['tokens'].rows])
     v = [0.0] + [costs.of_pass('target/full', n) for n in range(1, LONGEST + 2)]
     return dict(c=costs.of_pass('draft/full', 1), v=v, alpha=float(hits.mean()),
-                replayed=speeds_of_sd(records.runs('relaxed'), MODELLED),
-                timed=speeds_of_sd(Records('best', pair).runs('compositions'), CLOCK, costs.step))
+                replayed=speeds_of_sd(records.runs('relaxed'), modelled),
+                timed=speeds_of_sd(Records('best', pair).runs('compositions'), over_plain))
 
 
-def speeds_of_sd(runs, kind, step=1.0):
-    """{gamma: speed} of plain sd in these runs; step: seconds of plain decoding's, where they are timed."""
+def modelled(runs, name):
+    """The figure: tokens in the time of a plain step."""
+    return lambda texts: runs.pace(name, texts, MODELLED)
+
+
+def speeds_of_sd(runs, figure_of):
+    """{gamma: speed} of plain sd in these runs; figure_of: function (runs, name) -> figure of texts."""
     texts = numpy.arange(runs.size)
     found = {}
     for name in runs.names:
         if name.startswith('sd '):
-            found[int(name.removeprefix('sd '))] = float(runs.pace(name, texts, kind)) * step
+            found[int(name.removeprefix('sd '))] = float(figure_of(runs, name)(texts))
     return found
 
 
@@ -56,46 +62,44 @@ def speeds_of_sd(runs, kind, step=1.0):
 class Point(NamedTuple):
     """A setting of a method."""
     name: str
-    kind: str           # sd, adaptive (lossless compositions), cmasd, via or plain
+    kind: str           # one of charts.KINDS
     lossless: bool
     agreement: float    # the share of its tokens that the target would have written behind the same text
-    modelled: float     # speed over plain decoding
-    measured: float     # the same by the clock
+    speed: float        # over plain decoding, by the clock
+    low: float          # its interval over the texts
+    high: float
 
 
 def front_points(pair):
-    """The Points of all compositions that were run on the same texts."""
-    records = Records('best', pair)
-    runs = records.runs('compositions')
+    """The Points of all settings that were run on the same texts."""
+    runs = Records('best', pair).runs('compositions')
     texts = numpy.arange(runs.size)
-    plain = 1 / records.costs.step                      # tokens a second; on the real pair nobody ran it
-    if 'ar' in runs.names:
-        plain = runs.pace('ar', texts, CLOCK)
     found = []
     for name in runs.names:
-        kind = kind_of(name)
-        lossless = kind not in ('cmasd', 'via')
-        found.append(Point(name, kind, lossless, float(runs.agreement(name, texts)),
-                           float(runs.pace(name, texts, MODELLED)),
-                           float(runs.pace(name, texts, CLOCK) / plain)))
+        if name == 'ar' or not name.startswith('ar'):
+            figure = over_plain(runs, name)
+            agreement = float(runs.agreement(name, texts))
+            found.append(Point(name, kind_of(name), bool(lossless([name])), agreement, float(figure(texts)),
+                               *interval(texts, figure)))
     return found
 
 
 def kind_of(name):
-    """The kind of a setting of lab.best; `ratio` is CM-ASD's rule with one tau."""
-    first = name.split()[0]
-    kinds = dict(ar='plain', sd='sd', via='via', cmasd='cmasd', ratio='cmasd')
+    """The kind of a setting of lab.best; `ratio` is CM-ASD's rule with one tau, as lenient as a cascade."""
+    first = name.split()[0].rstrip(',').split('-')[0]
+    kinds = dict(ar='plain', sd='sd', via='via', cmasd='cmasd', ratio='cmasd', cascade='cmasd', ecsv='ecsv',
+                 specguard='specguard')
     return kinds.get(first, 'adaptive')
 
 
 def front(points):
-    """The Points that no other beats: none has their agreement, or more, at a higher modelled speed.
+    """The Points that no other beats: none has their agreement, or more, at a higher speed.
 
-    The most agreeing first; of equals the first.
+    The most agreeing first; of equals the first. What is lossless agrees wholly, up to rounding.
     """
     found = []
-    for point in sorted(points, key=lambda point: (-point.agreement, -point.modelled, not point.lossless)):
-        if not found or point.modelled > found[-1].modelled:
+    for point in sorted(points, key=lambda point: (-(point.lossless or point.agreement), -point.speed)):
+        if not found or point.speed > found[-1].speed:
             found.append(point)
     return found
 

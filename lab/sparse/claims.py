@@ -41,8 +41,7 @@ def long_claims(runs):
     look_ups = [i for i in every if runs.families[i].startswith(LOOK_UP)]
     if 'pass' in runs.sums and at_8k:
         faster = ratio(column(runs, 'pass', 'dense'), column(runs, 'pass', KEYS))
-        yield Claim('one pass behind 8k tokens over dense', 'paper: 2 to 3x', 1, at_8k, faster, CLOCK,
-                    headline=True)
+        yield Claim('one pass behind 8k tokens over dense', 'paper: 2 to 3x', 1, at_8k, faster, CLOCK)
     yield Claim('long: same choice as dense', 'paper', 0.95, every, gap(column(runs, 'alike', KEYS)))
     yield Claim('long: same choice less the latest keys', 'ours', 0, every,
                 gap(less(runs, 'alike', KEYS, LATEST)))
@@ -50,7 +49,7 @@ def long_claims(runs):
         yield Claim('look-up: right less dense', 'paper', -0.01, look_ups,
                     gap(less(runs, 'right', KEYS, 'dense')))
         yield Claim('look-up: right less the latest keys', 'ours', 0.02, look_ups,
-                    gap(less(runs, 'right', KEYS, LATEST)), headline=True)
+                    gap(less(runs, 'right', KEYS, LATEST)))
 
     def block_efficiency(texts):
         return runs.share('tokens', 'cycles', KEYS, texts) / runs.share('tokens', 'cycles', 'dense', texts)

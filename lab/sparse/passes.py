@@ -95,16 +95,6 @@ def seconds_of(runs, count, device):
     return [statistics.median(times[1:]) for times in taken]
 
 
-def machine(device, dtype):
-    """(bytes a second, FLOPs a second), measured: 512 MB copied, and a product of two squares."""
-    side = 8192 if device == 'cuda' else 2048
-    numbers = torch.ones(2 ** 29 // dtype.itemsize, device=device, dtype=dtype)
-    square = torch.randn(side, side, device=device).to(dtype)
-    runs = partial(torch.empty_like(numbers).copy_, numbers), partial(torch.matmul, square, square)
-    copied, multiplied = seconds_of(runs, 5, device)
-    return 2 ** 30 / copied, 2 * side ** 3 / multiplied         # a copy reads and writes
-
-
 # -------------------------------------------------------------------------------------------------- the table
 
 def print_forms(args):

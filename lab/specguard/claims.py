@@ -53,11 +53,11 @@ def run_claims(runs):
     """Right answers and speed of texts that were written end to end."""
     texts = runs.having(*DEFAULT, USUAL)
     yield Claim('right answers over sd, default gate', 'paper: +0.036', GAIN, texts,
-                gap(gain(runs, DEFAULT, USUAL)), headline=True)
+                gap(gain(runs, DEFAULT, USUAL)))
     yield Claim('right answers over rsd, default gate', 'paper: +0.03', GAIN, texts,
                 gap(gain(runs, DEFAULT, 'rsd')))
     yield Claim('speed over best sd, calibrated', 'paper: 1.12', FASTER, texts,
-                tuned_over(runs, ['calibrated'], EXACT, MODELLED), MODELLED, headline=True)
+                tuned_over(runs, ['calibrated'], EXACT, MODELLED), MODELLED)
     yield Claim('speed over rsd, calibrated', 'paper: faster', FASTER, texts,
                 over(runs, 'calibrated', 'rsd', MODELLED), MODELLED)
     yield Claim('right answers over a coin of equal rate', 'ours', GAIN, texts,
@@ -74,7 +74,7 @@ def step_claims(rows):
     score = [step_score([step], ranges, 0.5)[0] for step in steps]
     sure, grounded, both = (within(rows, signal) for signal in (*zip(*steps), score))
     yield Claim('AUROC of L, drafted steps of one kind', 'ours', TELLS, texts, sure)
-    yield Claim('AUROC of G, drafted steps of one kind', 'ours', TELLS, texts, grounded, headline=True)
+    yield Claim('AUROC of G, drafted steps of one kind', 'ours', TELLS, texts, grounded)
     yield Claim("AUROC of both less L's", 'paper', ADDS, texts, lambda texts: both(texts) - sure(texts))
     gains = [numpy.mean(row['right']) - numpy.mean(row['first']) for row in rows]
     yield Claim('right steps of k = 4 over k = 1', 'paper: +0.02', GAIN, texts, gap(gains))

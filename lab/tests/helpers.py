@@ -165,3 +165,14 @@ def thin(model, name='sparse', **knobs):
     method = METHODS[name](**SMALL | knobs)
     s = session(model, None, [0], 1, sparse=method, calibration=dict(sparse=LEARNED))
     return s.view(model.full)
+
+
+class Coin:
+    """A uniform number that is not known yet: to compare it is to draw."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __lt__(self, chance):
+        chance = min(1.0, float(chance))
+        return bool(self.draw(torch.tensor([1 - chance, chance], dtype=torch.float64)))

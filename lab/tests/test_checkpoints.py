@@ -426,6 +426,9 @@ def makes_sense(raw):
     if {} in given.values():
         return False                                    # settings by layer
     kind = given['rope_type']
+    zeros = [given.get(name) in (None, 0) for name in ('mscale', 'mscale_all_dim')]
+    if not all(zeros) or given.get('truncate') not in (None, True):
+        return False                                    # computed otherwise here
     seen = {'rope_theta': raw.get('rope_theta', 10000.0), ORIGINAL: raw['max_position_embeddings']} | given
     seen[ORIGINAL] = raw.get(ORIGINAL, seen[ORIGINAL])
     lowest = dict(rope_theta=1.001)
@@ -436,7 +439,7 @@ def makes_sense(raw):
     if kind == 'llama3':
         lowest |= dict(low_freq_factor=0.001, high_freq_factor=0.001)
     if kind == 'yarn':
-        options = [name for name in ('beta_fast', 'beta_slow', 'mscale', 'mscale_all_dim') if given.get(name)]
+        options = [name for name in ('beta_fast', 'beta_slow') if given.get(name)]
         if given.get('attention_factor') is not None:
             options.append('attention_factor')
         lowest |= dict.fromkeys(options, 0.001)
@@ -446,8 +449,7 @@ def makes_sense(raw):
     if kind == 'llama3':
         return seen['low_freq_factor'] < seen['high_freq_factor']
     if kind == 'yarn':
-        ordered = (seen.get('beta_slow') or 1) <= (seen.get('beta_fast') or 32)
-        return ordered and type(seen.get('truncate', True)) is bool
+        return (seen.get('beta_slow') or 1) <= (seen.get('beta_fast') or 32)
     return True
 
 

@@ -232,15 +232,14 @@ def test_a_foreign_pair(paper, pair, tmp_path, monkeypatch):
 def test_pages_say_what_the_rows_say(tmp_path):
     """The committed pages are what --report writes from the committed rows."""
     texts = {where: where.read_text() for where in
-             [judge.LAB.parent / 'README.md', judge.LAB / 'README.md',
-              *(judge.LAB / paper / 'README.md' for paper in judge.PAPERS)]}
+             [judge.LAB / 'README.md', *(judge.LAB / paper / 'README.md' for paper in judge.PAPERS)]}
     found = {paper: judge.findings_of(paper) for paper in judge.PAPERS}
     for paper, findings in found.items():
         assert len(findings) <= 12
         page = texts[judge.LAB / paper / 'README.md']
         assert judge.between_markers(page, judge.page_lines(paper, findings)) == page
-    for where, headlines in ((judge.LAB / 'README.md', False), (judge.LAB.parent / 'README.md', True)):
-        assert judge.between_markers(texts[where], judge.scoreboard(found, headlines)) == texts[where]
+    board = texts[judge.LAB / 'README.md']
+    assert judge.between_markers(board, judge.scoreboard(found)) == board
 
 
 def test_a_page_without_markers_is_refused():

@@ -1,4 +1,5 @@
 """The README and the lab's pages: what they show is printed, their commands exist, their links and sizes."""
+import importlib
 import importlib.util
 import re
 import runpy
@@ -10,8 +11,8 @@ import torch
 
 import specmini
 import verify
-from lab.tests.helpers import HOME
-from lab.toys import overlap
+from lab.tests.helpers import HOME, Coin
+from lab.toys import Table, enumerate_law, exact_law, overlap, variation
 
 PAPERS = 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', 'best'
 PAGES = 'README.md', 'lab/README.md', 'lab/SPEED.md', *(f'lab/{paper}/README.md' for paper in PAPERS)
@@ -189,3 +190,36 @@ def test_worked_example_adds_up():
     assert torch.allclose(rest, verify.residual(p, q), atol=1e-6)
     assert torch.allclose(replaced, (1 - overlap(p, q)) * rest, atol=1e-6)
     assert torch.allclose(together, kept + replaced) and torch.allclose(together, p)
+
+
+# ----------------------------------------------------------------------------------------- lab/steps
+
+@pytest.mark.parametrize('step', range(6))
+def test_steps_run(step, capsys):
+    """The greedy ones write one text; from p2 on in fewer passes than tokens."""
+    sys.modules.pop(f'lab.steps.p{step}', None)         # else runpy warns
+    runpy.run_module(f'lab.steps.p{step}', run_name='__main__')
+    text, counts = capsys.readouterr().out.rsplit('\n', 2)[:2]
+    passes = int(re.search(r'(\d+) target passes', counts)[1])
+    assert passes == 80 if step < 2 else passes < 40
+    if step < 3:
+        assert 'Mia met Eva the fox there.' in text
+
+
+@pytest.mark.parametrize('proposer, rule, lossless',
+                         [('p3', 'p3', True), ('p4', 'p3', True), ('p4', 'p5', False)])
+def test_law_of_steps(proposer, rule, lossless, monkeypatch):
+    """p3 and p4 have the target's law whatever the draft is, p5 has not: every outcome of every draw."""
+    monkeypatch.setattr('lab.steps.p3.GAMMA', 1)
+    monkeypatch.setattr('lab.steps.p4.LONGEST', 1)
+    target, draft = Table(1, 3), Table(2, 3)
+    p3, proposer, rule = [importlib.import_module(f'lab.steps.{name}') for name in ('p3', proposer, rule)]
+
+    def run(s, method):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, 'rand', lambda *_: Coin(s.draw))
+            patch.setattr(torch, 'multinomial', lambda p, _: s.draw(p))
+            ids, _ = p3.generate(target, draft, [0], 2, proposer.propose, rule.accept)
+        return ids[1:], None
+    gap = variation(enumerate_law(target, draft, None, 2, run=run), exact_law(target, 2, temperature=1.0))
+    assert gap < 1e-9 if lossless else gap > 0.01

@@ -53,8 +53,7 @@ def speed_claims(runs):
     timed = runs.having('plain', 'sd', 'via', figure='seconds' if runs.kind == CLOCK else 'steps')
     yield Claim('over plain decoding', 'paper: 2.5 to 3', 2.5, timed, over(runs, 'via', 'plain', runs.kind),
                 runs.kind)
-    yield Claim('over `sd`', 'paper: 1.1 to 1.2', 1.1, timed, over(runs, 'via', 'sd', runs.kind), runs.kind,
-                headline=True)
+    yield Claim('over `sd`', 'paper: 1.1 to 1.2', 1.1, timed, over(runs, 'via', 'sd', runs.kind), runs.kind)
     if 'judged' in runs.sums:
         def rejected(name, texts):
             return 1 - runs.share('accepted', 'judged', name, texts)
@@ -81,7 +80,7 @@ def equal_claim(runs):
     figure = tuned_over(runs, starting(runs, 'via'), starting(runs, 'cascade', 'sd'), runs.kind,
                         agreement, agreement)
     return Claim('over tuned cascades, lenient `sd`, equal errors', 'paper: 1.1 to 1.2', 1.05, texts,
-                 figure, runs.kind, headline=True)
+                 figure, runs.kind)
 
 
 def slim_claims(rows):
@@ -90,7 +89,7 @@ def slim_claims(rows):
     positions = [row['positions'] for row in rows]
     better = [row['slim_right'] - row['draft_right'] for row in rows]
     yield Claim("slim's agreement less the draft's", 'ours', 0, texts,
-                ratio(better, positions), headline=True)
+                ratio(better, positions))
     yield Claim('mean Delta by R, nats', 'paper', 0, texts, ratio([row['delta'] for row in rows], positions))
 
 

@@ -1,0 +1,45 @@
+"""p0: plain decoding without a cache. Every step reads the whole text again: `python -m lab.steps.p0`."""
+import time
+
+import torch
+
+from model import load
+from specmini import EMBEDDED
+
+PROMPT = 'One evening Mia the fox went to the market with a map.'
+N = 80          # tokens to write
+
+
+def logits_of(model, ids):
+    """Logits [T, V]: row i tells what comes behind ids[:i + 1]."""
+    positions = torch.arange(len(ids))
+    hidden = model(torch.tensor([ids]), positions, model.full)              # [1, T, C]
+    return model.logits(hidden)[0]
+
+
+def generate(target, draft, ids, n):
+    """(the ids and n more, passes of the target); the draft model is of no use yet."""
+    ids = list(ids)
+    for _ in range(n):
+        logits = logits_of(target, ids)
+        ids.append(int(logits[-1].argmax()))
+    return ids, n
+
+
+def demo(generate):
+    """Writes N tokens behind PROMPT with the embedded pair; prints them, tokens a second and passes."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    target, tokenizer, _ = load(EMBEDDED / 'target')
+    draft, _, _ = load(EMBEDDED / 'draft')
+    prompt = tokenizer.encode(PROMPT).ids
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        ids, passes = generate(target, draft, prompt, N)
+    seconds = time.perf_counter() - begin
+    print(tokenizer.decode(ids))
+    print(f'{N} tokens, {N / seconds:.0f} tokens/s, {passes} target passes')
+
+
+if __name__ == '__main__':
+    demo(generate)

@@ -1,0 +1,28 @@
+"""p4: a controller. A block ends behind a guess of which the draft is not sure: what follows is often lost.
+
+New since p3: `propose` stops early. The text stays exact, because what was drawn is never dropped
+unverified. verify.py calls such a rule a Controller.
+"""
+import functools
+
+from lab.steps.p0 import demo
+from lab.steps.p3 import draw, generate
+
+LONGEST = 10    # tokens of a block at most
+SURE = 0.4      # the largest q from which drafting goes on
+
+
+def propose(draft, ids):
+    """(up to LONGEST guesses, the distributions q [V] that they were drawn from)."""
+    guesses, qs = [], []
+    while len(guesses) < LONGEST:
+        q = draft.read(ids, guesses, draft.model.full, 1)[0].softmax(-1)
+        qs.append(q)
+        guesses.append(draw(q))
+        if q.max() < SURE:
+            break
+    return guesses, qs
+
+
+if __name__ == '__main__':
+    demo(functools.partial(generate, propose=propose))

@@ -1,0 +1,28 @@
+"""p5: CM-ASD, one of the five methods. If the draft is sure, a good guess is enough. LOSSY.
+
+New since p4: a guess is kept with the chance min(1, p(x) / (tau q(x))). tau falls as the draft's confidence
+grows, here its largest q; with tau = 1 it is p3's rule. Whole in verify.CmAsd. Source: Sen et al. 2025.
+"""
+import functools
+
+import torch
+
+from lab.steps.p0 import demo
+from lab.steps.p3 import draw, generate
+from lab.steps.p4 import propose
+
+BASE, SLOPE = 0.3, 0.5      # tau is 0.3 if the draft is certain, 0.8 if it knows nothing
+
+
+def accept(guesses, qs, ps):
+    """The tokens of a cycle; ps [n + 1, V]: the target's distributions."""
+    for i, (x, q, p) in enumerate(zip(guesses, qs, ps)):
+        tau = min(1.0, BASE + SLOPE * (1 - float(q.max())))
+        if not torch.rand(()) < p[x] / (tau * q[x]):
+            rest = (p - q).clamp(min=0)
+            return guesses[:i] + [draw(rest / rest.sum())]
+    return guesses + [draw(ps[-1])]
+
+
+if __name__ == '__main__':
+    demo(functools.partial(generate, propose=propose, accept=accept))
