@@ -13,7 +13,7 @@ import math
 import torch
 from torch.nn import functional
 
-# On a CPU, attention of so few queries over so many keys is grouped: the queries of one key head become the
+# On a CPU, attention of few queries over many keys is grouped: the queries of one key head become the
 # rows of one product. This is up to 1.7 times as fast, because each key is read once and not H / G times.
 FEW = 8         # queries of a pass that verifies a block or writes a token
 MANY = 1024     # keys
@@ -59,7 +59,7 @@ def yarn(rope, D, frequencies):
     original = rope['original_max_position_embeddings']
 
     def channel(turns):
-        """The channel, a fraction, that makes so many turns within the original context."""
+        """The channel, a fraction, that makes this number of turns within the original context."""
         slowness = original / (turns * 2 * math.pi)                         # positions per radian
         return D * math.log(slowness) / (2 * math.log(rope['rope_theta']))
     first = max(math.floor(channel(rope.get('beta_fast') or 32)), 0)
@@ -195,10 +195,10 @@ def gathered_experts(x, moe, weights, chosen):
 
 
 # ------------------------------------------------------------------------------------------- sparse attention
-# verify.Sparse decides what is left out. The carry of sparse functions is a dict: start (number of cached
-# tokens, 0-dim), means (mean keys of each layer's blocks) and the latest choice. A compiled pass has the
-# whole cache in view and one graph for every start, so all sizes are those of the fullest cache, and the mask
-# hides what is not there yet.
+# verify.Sparse decides which parts are skipped. The carry of sparse functions is a dict: start (number of
+# cached tokens, 0-dim), means (mean keys of each layer's blocks) and the latest choice. A compiled pass has
+# the whole cache in view and one graph for every start, so all sizes are those of the fullest cache, and the
+# mask hides positions that are not written yet.
 # Source, unless said: "Accelerate speculative decoding with sparse computation in verification" (2025).
 
 def budget(length, rule):
@@ -278,7 +278,7 @@ def kept_keys(blocks, S, mask, start, rule):
 def block_keys(blocks, mask, start, rule):
     """(positions [B, G, count block], mask [T, count block]) of the keys in blocks [B, G, count].
 
-    `count` is what the fullest cache keeps; blocks beyond what is kept at this `start` are masked.
+    `count` is the number that the fullest cache keeps; blocks beyond those of this `start` are masked.
     """
     ranks = torch.arange(blocks.shape[-1], device=mask.device)
     alive = (ranks < kept_blocks(start.double(), rule)) & (ranks < start // rule.block)     # [count]

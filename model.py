@@ -215,7 +215,7 @@ class Transformer(Part):
         """ids [B, T] at absolute positions [T] -> hidden states [B, T, C] after the last norm.
 
         stores: the cache's keys and values per layer, written in place; kv_len: how many keys are in view.
-        Without a cache the tokens see each other alone (training). carry: what the first layer is handed.
+        Without a cache the tokens see each other alone (training). carry: the first layer's.
         """
         if stores is None:
             kv_len = ids.shape[1]
@@ -279,11 +279,11 @@ class Path:
     sparse: bool = False            # whether a sublayer that runs leaves something out
     needs_pass_info: bool = False   # whether its layers need Reader.pass_info
     block: int = 0                  # keys per block mean, for a path whose layers choose by means
-    carry: object = None            # what the first layer is handed; a path that observes sets it
+    carry: object = None            # the first layer's; a path that observes sets it
 
     @functools.cached_property
     def written_as(self):
-        """The name of this path as a writer of cache positions: what it leaves out, and nothing else."""
+        """The name of this path as a writer of cache positions; it depends on the skipped parts alone."""
         return writer(self.sparse, self.skip)
 
     @functools.cached_property
@@ -300,7 +300,7 @@ class Path:
 
     @functools.cache
     def sparsified(self, heads, channels, experts):
-        """This path made sparse; what it skips stays skipped.
+        """This path made sparse; skipped sublayers stay skipped.
 
         heads, channels, experts [L]: the last argument of sparse_attend, sparse_swiglu and sparse_mix in each
         layer, None to keep the dense function. Cached, so that a compiled pass finds its graph again.
@@ -397,7 +397,7 @@ class KVCache:
         return n
 
     def record(self, line, start, path):
-        """Positions start.. hold `line`, written by this path; what stood behind is forgotten.
+        """Positions start.. hold `line`, written by this path; positions behind them are forgotten.
 
         The ids are removed first and added last, so an interrupt can only shorten the valid prefix.
         """

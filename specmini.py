@@ -300,7 +300,7 @@ def run(args):
                      f'--trace {args.trace}: a page is of one process, trace to .jsonl')
         args.trace = args.trace if rank == 0 else None
     rows = read_rows(args.prompt, args.prompts)
-    read_config(args.target)                            # a folder that is no checkpoint is told first
+    read_config(args.target)                            # refuses a folder that is no checkpoint early
     tokenizer = read_tokenizer(args.target)
     texts = [chat(args.target, row['prompt']) if args.chat else row['prompt'] for row in rows]
     prompts = encode(tokenizer, texts, not args.chat)
@@ -492,7 +492,7 @@ def make_method(name, settings, names, parts=()):
             values[knob] = read_value(item, value, knobs[knob].type)
     if name == 'sparse' and parts:
         for part in PARTS.keys() - parts:
-            values = PARTS[part] | values               # what is set by name is meant
+            values = PARTS[part] | values               # --set takes precedence
     return METHODS[name](**values)
 
 
@@ -538,7 +538,7 @@ def exit_status(program, work):
     failed = True
     try:
         status = work() or 0
-        sys.stdout.flush()                              # a full disk is told here, and not at exit
+        sys.stdout.flush()                              # fails here if the disk is full, not at exit
         failed = status > 0
         return status
     except BrokenPipeError:
@@ -579,7 +579,7 @@ def leave_ranks(failed):
     """Ends the group of processes; not NCCL's where one has failed: its end would wait for the others."""
     rank, _ = rank_and_world_size()
     if rank > 0:
-        sys.stderr = sys.__stderr__                     # a defect that ends it is told
+        sys.stderr = sys.__stderr__                     # for the traceback of a defect
     if distributed.is_available() and distributed.is_initialized():
         if not (failed and distributed.get_backend() == 'nccl'):
             distributed.destroy_process_group()
@@ -965,7 +965,7 @@ def cell(value, form):
 
 
 def figures(engine, texts):
-    """One line on some texts of one method: what the run was and what it measured."""
+    """One line on some texts of one method: the kind of run and its figures."""
     stats = engine.statistics([cycle for text in texts for cycle in text.cycles])
     law = 'lossless' if engine.lossless(texts[0].method) else 'LOSSY'
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())

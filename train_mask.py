@@ -44,10 +44,10 @@ class Settings:
 
 
 PATIENCE = 30           # masks without a better one that end a search
-PERIOD = 2              # every so many proposals a Bayesian one
+PERIOD = 2              # every second proposal is a Bayesian one
 WARM_UP = 8             # masks tried before the Gaussian process is asked
 RANDOM = 500            # random masks among which a proposal is chosen
-NOISE = 1e-2            # variance of a cost's logarithm that is not explained, over that which is
+NOISE = 1e-2            # unexplained variance of a cost's logarithm, over the explained
 QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table that --anchors writes
 EVERY = 17              # of a pass's channel activations, every 17th is kept: enough for quantiles
 BETAS = 0.5, 0.25, 0.75, 0.0, 1.0       # gates of SpecGuard; of equally good ones the first is chosen
@@ -514,7 +514,7 @@ def measure_mask(target, settings):
 
 def run(args):
     settings = Settings(**{name: getattr(args, name) for name in asdict(Settings())})
-    fingerprint(args.target)                            # a folder that is no checkpoint is told now
+    fingerprint(args.target)                            # refuses a folder that is no checkpoint early
     if args.signals:
         measure_signals(args.target, args.draft, settings, args.accuracy)
     elif args.anchors:

@@ -212,7 +212,7 @@ def cut_at_eos(tokens, eos):
 
 @dataclass
 class Session:
-    """One text in the making: its readers, what is committed, how it is sampled (always through draw)."""
+    """One text while it is written: its readers, its tokens, how it is sampled (always through draw)."""
     target: Reader
     draft: Reader | None
     proposer: Callable                      # where drafts come from: function (session, Plan) -> Draft
@@ -279,7 +279,7 @@ class Session:
         return tokens
 
     def note(self, method, draft, score, cycle):
-        """Called with each finished cycle and what it was made of; lab.page.Traced fills cycle.notes."""
+        """Called after each cycle with all that it used; lab.page.Traced fills cycle.notes."""
 
     def mark(self):
         """{role: passes so far} of the readers' logs."""
@@ -316,7 +316,7 @@ def decode(session: Session, method: 'Method'):
         yield cycle
 
 
-# --------------------------------------------------------------------------------------- what a method is
+# -------------------------------------------------------------------------------------- the base of methods
 
 def knob(default, meaning, lowest=-inf, highest=1e9, words=()):
     """A field that users set: a number in a range, or one of these words. None as a default: see meaning."""
@@ -625,7 +625,7 @@ def block_length(confidence, window):
 class CmAsd(Exact):
     """CM-ASD: the draft's confidence C sets how much is drafted and how strictly it is judged. LOSSY.
 
-    The paper does not say what its threshold tau is compared with. We take p(x) / max p >= tau on raw logits
+    The paper does not say which quantity its threshold tau bounds. We take p(x) / max p >= tau on raw logits
     at temperature 0, a lenience of tau above it; tau_base = 1 is exact in both. The window averages C over
     the block so far, so that no token is dropped unverified.
     Source: Sen et al. 2025 (arXiv 2508.15371), window and threshold; Xia et al. 2023 (SpecDec), the ratio.
@@ -634,9 +634,9 @@ class CmAsd(Exact):
     k_min: int = knob(1, 'tokens of the shortest block (the paper states no values)', 1)
     k_max: int = knob(10, 'tokens of the longest block; the paper sweeps 5, 10, 15, 25', 1)
     alpha: float = knob(1.0, 'block length over confidence', 0)
-    lam_entropy: float = knob(1.0, 'weights of the three signals in C, normalised to sum 1', 0)
-    lam_margin: float = knob(1.0, 'likewise', 0)
-    lam_softmax: float = knob(1.0, 'likewise', 0)
+    lam_entropy: float = knob(1.0, 'weight of the entropy in C; the three are scaled to sum 1', 0)
+    lam_margin: float = knob(1.0, 'weight of the logit margin in C', 0)
+    lam_softmax: float = knob(1.0, 'weight of the margin of q in C', 0)
     tau_base: float = knob(0.3, 'threshold where C = 1; 1: exact', 0)
     gamma_tau: float = knob(0.5, 'what is added to it where C = 0; the paper sweeps 0.1, 0.5, 1, 2', 0)
 
@@ -758,7 +758,7 @@ class Ecsv(Exact):
     (github.com/keithballinger/dialectica, 2025) without code.
     """
     draft_temperature: float = knob(0.8, 'of the branches (the proposal states no values)', 0)
-    draft_top_p: float = knob(0.95, 'likewise', 1e-9, 1)
+    draft_top_p: float = knob(0.95, 'top-p of the branches', 1e-9, 1)
     branches: int = knob(4, 'branches B that vote; to be tried: 2, 4, 8', 1, 64)
     a_entropy: float = knob(0.5, 'weight of the entropy in r, subtracted', 0)
     a_agree: float = knob(1.0, 'weight of the agreement with other branches in r', 0)
@@ -799,8 +799,8 @@ class Ecsv(Exact):
     def recheck(self, session, ballot, fused, chosen, cap):
         """(the block [n] of a second vote, the target's rows that stay right, the positions that both take).
 
-        Verifying position j takes what is before it: the check is a pass over all that precedes the last
-        chosen one. Its rows stay right as far as the second vote elects what the first did.
+        To verify position j, a pass reads all positions before it: the check reads up to the last chosen one.
+        Its rows stay right as far as the second vote elects the same tokens as the first.
         """
         begun = fused[:chosen[-1]]
         rows = Score(session, Draft(begun, None), self.path(session)).logits        # [m, V]
@@ -837,8 +837,8 @@ class Ecsv(Exact):
 def violation(b, a, alpha=0.5, beta=0.5):
     """R(b|a) [...] in nats: how far drafting from a breaks what lossy verification by b forgives.
 
-    a, b: log-probabilities [..., V] of the raw logits. The first term is what b accepts too rarely, the
-    second what its residual lacks. At alpha 0, beta 1 nothing is forgiven; at 1/2, 1/2 a factor of 2 is.
+    a, b: log-probabilities [..., V] of the raw logits. The first term counts tokens that b accepts too
+    rarely, the second tokens that its residual lacks. alpha 0, beta 1: exact; 1/2, 1/2: forgives a factor 2.
     Source: VIA-SD (2026), R_KL^{alpha,beta}, as its public reimplementations write it.
     """
     d = a - b
@@ -926,7 +926,7 @@ class SpecGuard(Method):
     gamma: int = knob(4, 'draft tokens a cycle under regenerate=sd', 0)
     k: int = knob(4, 'candidates of the draft', 1, 256)
     draft_temperature: float = knob(0.7, "of the candidates, whatever the run's", 0)
-    draft_top_p: float = knob(1.0, 'likewise', 1e-9, 1)
+    draft_top_p: float = knob(1.0, 'top-p of the candidates', 1e-9, 1)
     beta: float = knob(0.5, 'weight of confidence; grounding has the rest', 0, 1)
     tau: float = knob(0.5, 'score that a step needs; inf: the target writes all steps', -inf, inf)
     delimiter: str = knob(r'\n', f'text that ends a step, or one of {", ".join(STEP_ENDS)}')
@@ -935,7 +935,7 @@ class SpecGuard(Method):
     sparsify: float = knob(0.01, 'attention weights below this are dropped', 0, 1)
     target_k: int = knob(1, 'candidates of the target where it writes', 1, 256)
     target_temperature: float = knob(None, "of these if they are several; None: the run's", 0)
-    target_top_p: float = knob(None, 'likewise', 1e-9, 1)
+    target_top_p: float = knob(None, "top-p of these; None: the run's", 1e-9, 1)
     regenerate: str = knob('ar', "sd: the target writes with the draft's help", words=('ar', 'sd'))
 
     def __post_init__(self):
@@ -1098,7 +1098,7 @@ class Sparse(Exact):
     dense_below: int = knob(128, 'cached tokens L0 up to which attention is dense', 0)
     block: int = knob(16, 'tokens of a block', 1)
     sinks: int = knob(1, 'first blocks, always read, besides the budget', 0)
-    locals: int = knob(2, 'last whole blocks, likewise', 0)
+    locals: int = knob(2, 'last whole blocks, always read, too', 0)
     anchors: int = knob(None, 'layers that choose blocks; 0: every second one, None: half, as calibrated', 0)
     ffn_quantile: float = knob(0.0, "share of a layer's channels left out, by calibrated thresholds", 0, 1)
     moe_skip: int = knob(1, 'experts that a token may skip, at most', 0)
