@@ -12,7 +12,6 @@ import transformers
 
 from lab import bench, course, cuda, speed, tasks, train
 from lab.quantise import CODEBOOK, linear, quantise
-from lab.sparse import passes
 from lab.tests.helpers import EMBEDDED, LINE, case, program, tiny
 from lab.toys import apart, fresh, network
 from lab.tree import Tree
