@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from model import (Reader, atomic_write, encode, load, pack, plain_file, rank_and_world_size,
                    read_calibration, read_config, read_json, read_tokenizer, require_that, same_vocabulary)
-from verify import (METHODS, Autoregressive, Exact, Session, Sparse, decode, draft_model, knobs_of,
+from verify import (METHODS, Autoregressive, Exact, Session, Sparse, decode, draft_model, knob_range, knobs_of,
                     lookup_then_draft, no_draft, prompt_lookup, token_logps, tokens_of, whole_passes)
 
 HERE = File(__file__).parent
@@ -437,7 +437,7 @@ def check_flags(args):
     if args.compare:
         args.names = list(dict.fromkeys(['ar', *args.compare.split(',')]))
     unknown = [name for name in args.names if name not in METHODS]
-    require_that(not unknown, f'method {unknown} is unknown; there are {", ".join(METHODS)}')
+    require_that(not unknown, f'method {", ".join(unknown)}: expected one of {", ".join(METHODS)}')
     args.parts = set(args.sparse.split(',')) if args.sparse else set()
     require_that(args.parts <= PARTS.keys(), f'--sparse {sorted(args.parts)}: expected some of attn,ffn,moe')
     given = (args.prompt is None) != (args.prompts is None)
@@ -516,11 +516,8 @@ def list_methods(name):
         return 0
     print(METHODS[name].__doc__)
     for knob, option in knobs_of(METHODS[name]).items():
-        allowed = option.metadata
-        scope = ', '.join(allowed.get('words', ()))
-        if not scope and option.type in (int, float) and allowed:
-            scope = f'{allowed["lowest"]:g} to {allowed["highest"]:g}'
-        print(f'  {knob:18} {option.default!s:8} {scope:16} {allowed.get("meaning", "")}')
+        meaning = option.metadata.get('meaning', '')
+        print(f'  {knob:18} {option.default!s:8} {knob_range(option):16} {meaning}')
     return 0
 
 
@@ -991,12 +988,11 @@ def summary(engine, session, texts):
     lines = []
     count = cut_at_max_new(engine, texts)
     if count:
-        lines.append(f'{count} of {len(texts)} texts ({count / len(texts):.0%}) were cut at --max-new '
-                     f'{engine.max_new}')
+        lines.append(f'cut at --max-new {engine.max_new}: {count} of {len(texts)} texts')
     full = [text for text in texts if text.finish == 'length' and len(text.tokens) < engine.max_new]
     if full:
-        lines.append(f'{len(full)} of {len(texts)} texts ended before --max-new {engine.max_new}: '
-                     f'the context of {engine.context} tokens (of the {engine.shortest}) was full')
+        lines.append(f'cut at the context of {engine.context} tokens (of the {engine.shortest}): '
+                     f'{len(full)} of {len(texts)} texts')
     method = texts[0].method
     step = None
     if isinstance(method, Exact):                       # others judge no blocks

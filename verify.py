@@ -1162,13 +1162,24 @@ def require_knob(holds, name, found, expected):
     require_that(holds, f'knob {name} is {found or repr(found)}; expected {expected}')
 
 
+def knob_range(option):
+    """The values that a knob may have, in words; '' where any text or number will do."""
+    allowed = option.metadata
+    if allowed.get('words'):
+        return ', '.join(allowed['words'])
+    if option.type not in (int, float) or not allowed or allowed['lowest'] == -inf:
+        return ''
+    end = 'or more' if allowed['highest'] == 1e9 else f'to {allowed["highest"]:g}'
+    return f'{allowed["lowest"]:g} {end}'
+
+
 def check_knobs(method):
     """ValueError for the first knob that is out of its range."""
     for name, option in knobs_of(type(method)).items():
-        value = getattr(method, name)
-        words = option.metadata.get('words')
-        if words:
-            require_knob(value in words, name, value, f'one of {", ".join(words)}')
-        elif option.metadata and type(value) in (int, float):
-            lowest, highest = option.metadata['lowest'], option.metadata['highest']
-            require_knob(lowest <= value <= highest, name, value, f'{lowest} to {highest}')
+        value, allowed = getattr(method, name), option.metadata
+        good = True
+        if allowed.get('words'):
+            good = value in allowed['words']
+        elif allowed and type(value) in (int, float):
+            good = allowed['lowest'] <= value <= allowed['highest']
+        require_knob(good, name, value, knob_range(option) or 'a number')
