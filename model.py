@@ -9,7 +9,6 @@ import contextlib
 import copy
 import functools
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -811,12 +810,9 @@ def weight_files(folder):
         good = isinstance(shards, dict) and shards and all(type(name) is str for name in shards.values())
         require_that(good, f'{index}: weight_map is not an object of tensor names and files')
         names = set(shards.values())
-    hint = 'fetch model.safetensors, or all the shards that model.safetensors.index.json names'
-    for pickle in itertools.chain(*(File(folder).glob(end) for end in ('*.bin', '*.pt', '*.pth'))):
-        hint = f'{pickle.name} is a pickle, which can run code when opened; convert it'
     files = [plain_file(folder, name) for name in sorted(names)]
     for file in files:
-        require_that(file.exists(), f'{file}: no such file; {hint}')
+        require_that(file.exists(), f'{file}: no such file; fetch it, or convert .bin to safetensors')
     return files
 
 

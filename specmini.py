@@ -27,8 +27,9 @@ from tqdm import tqdm
 
 from model import (Reader, atomic_write, encode, load, pack, plain_file, rank_and_world_size,
                    read_calibration, read_config, read_json, read_tokenizer, require_that, same_vocabulary)
-from verify import (METHODS, Autoregressive, Exact, Session, Sparse, decode, draft_model, knob_range, knobs_of,
-                    lookup_then_draft, no_draft, prompt_lookup, token_logps, tokens_of, whole_passes)
+from verify import (METHODS, Autoregressive, Exact, Session, Sparse, decode, draft_model, knob_range,
+                    knobs_of, lookup_then_draft, no_draft, prompt_lookup, token_logps, tokens_of,
+                    whole_passes)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab' / 'models'

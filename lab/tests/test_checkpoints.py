@@ -105,7 +105,7 @@ def stored_as(dtype):
     case('header-that-is-no-json', 'model.safetensors', dict(files={'model.safetensors': bytes(99)})),
     case('header-without-tensors', 'lm_head.weight',
          dict(files={'model.safetensors': b'\2' + bytes(7) + b'{}'})),
-    case('a-pickle', 'pytorch_model.bin', dict(files={'model.safetensors': None, 'pytorch_model.bin': 'x'})),
+    case('a-pickle', 'convert .bin', dict(files={'model.safetensors': None, 'pytorch_model.bin': 'x'})),
     case('no-index', 'model.safetensors.index.json',
          dict(files={'model.safetensors.index.json': '{}', 'model.safetensors': None}))])
 def test_refused_content(named, changes, tmp_path, capsys):
