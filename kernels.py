@@ -390,7 +390,7 @@ def rollout_layer(weights, below):
 def grounded(q, k, v, mask, carry):
     """`attend`, observed: carry['rollout'] [B, T, P] is that of the T positions from carry['begin'] on.
 
-    Only those rows of weights are made. carry: a dict of begin, sparsify, shades (None at first), changed in
+    Only those rows of weights are made. carry: a dict of begin, sparsify, rollout (None at first), changed in
     place.
     """
     T = k.shape[2] - carry['begin']

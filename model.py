@@ -227,13 +227,13 @@ class Transformer(Part):
         return self.model.norm(x).view(*ids.shape, -1)
 
     def mask(self, positions, kv_len):
-        """[T, span], 0 where a query may look and -inf elsewhere; None where kernels.attend needs none.
+        """[T, kv_len], 0 where a query may look and -inf elsewhere; None where kernels.attend needs none.
 
         A compiled pass has more keys in view than are written, an eager one exactly those that it may see.
         """
         T = len(positions)
         if torch.compiler.is_compiling():
-            later = torch.arange(kv_len, device=positions.device) > positions[:, None]      # [T, span]
+            later = torch.arange(kv_len, device=positions.device) > positions[:, None]      # [T, kv_len]
             return torch.zeros_like(later, dtype=self.cos.dtype).masked_fill(later, -torch.inf)
         flash = self.cos.is_cuda and self.cos.dtype != torch.float32
         if T == 1 or T == kv_len or flash:
@@ -301,8 +301,8 @@ class Path:
     def sparsified(self, heads, channels, experts):
         """This path made sparse; skipped sublayers stay skipped.
 
-        heads, channels, experts [L]: the last argument of sparse_attend, sparse_swiglu and sparse_mix in each
-        layer, None to keep the dense function. Cached, so that a compiled pass finds its graph again.
+        heads, channels, experts [L]: of each layer the last argument of sparse_attend, sparse_swiglu and
+        sparse_moe_forward, None to keep the dense function. Cached: a compiled pass then finds its graph.
         """
         attends = list(self.attends)
         ffns = list(self.ffns)
@@ -336,7 +336,7 @@ def writer(sparse, skip):
 
 # ------------------------------------------------------------------------------------- host and device
 # A GPU computes while Python prepares what comes next, until Python asks for a number and waits. Methods ask
-# by `fetch`: once or twice a cycle, or once a token where what was drawn decides whether to go on.
+# by to_host: once or twice a cycle, or once a token where what was drawn decides whether to go on.
 
 def on_gpu(x):
     """Whether the host would have to wait for the numbers of this tensor."""
