@@ -534,7 +534,7 @@ def test_a_context_that_is_full_ends_a_text(prompt, max_new, length, whose, pair
     flags = '--prompt', 'x' * prompt, '--max-new', max_new, '--ignore-eos', '--json'
     status, out, err = program(capsys, *pair[:4], *short, *flags)
     assert (status, len(json.loads(out)['tokens'])) == (0, length)
-    told = [line for line in err.splitlines() if '--max-new' in line]
+    told = [line for line in err.splitlines() if 'cut at the context' in line]
     assert [whose] * len(told) == [name for name in ('target', 'draft') if any(name in line for line in told)]
     assert bool(told) == bool(whose)
 
