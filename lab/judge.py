@@ -140,6 +140,9 @@ class Runs:
         for figure in figures:
             if figure != 'passes':
                 self.sums[figure] = self.array(rows, lambda run, key=figure: run.get(key))
+        if 'passes' in figures:                         # full passes of the target
+            self.sums['full'] = self.array(
+                rows, lambda run: sum(run['passes'].get('target/full', {}).values()))
         if costs:
             self.sums['steps'] = self.array(rows, costs.steps_of)
 
@@ -182,13 +185,6 @@ class Runs:
     def agreement(self, names, texts):
         """The share of the tokens that the target would have written behind the same text."""
         return 1 - self.share('wrong', 'tokens', names, texts)
-
-    def fastest(self, names, texts, kind, agreement=0.0):
-        """The name of the fastest of these settings that agree so far; the most agreeing if none does."""
-        agreements = self.agreement(names, texts)
-        if not (agreements >= agreement).any():
-            return names[int(agreements.argmax())]
-        return names[int(numpy.where(agreements >= agreement, self.pace(names, texts, kind), 0).argmax())]
 
 
 # -------------------------------------------------------------------------------- figures: functions of texts
@@ -342,7 +338,7 @@ def findings_of(paper):
     found = {}
     for pair in measured_pairs(paper):
         for claim in claims_of(paper).claims(Records(paper, pair)):
-            found.setdefault(claim.text, {})[pair] = judge(claim)
+            found.setdefault(claim.text, {})[pair] = judge(claims_of('best').by_clock(claim, pair))
     return found
 
 

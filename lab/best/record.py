@@ -1,6 +1,6 @@
 """Compositions of all that is here, run on the same texts: `python -m lab.measure best` stores them.
 
-On another pair than the embedded it is every method once, each with a gamma of 3 where it has one.
+Every method once, each with the same gamma where it has one; plain sd with four.
 """
 import functools
 from dataclasses import dataclass
@@ -11,12 +11,16 @@ from model import read_calibration
 from verify import Exact, knob, prompt_lookup, lookup_then_draft
 
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
-GAMMAS = 1, 2, 3, 4, 5, 6, 8, 10, 12
-SOME_GAMMAS = 4, 6, 8, 12           # of look-ups, hedges and relaxed rules
-TAUS = 0.3, 0.5, 0.8
-CONTROLLERS = 'hf-confidence', 'product', 'payoff'
+GAMMAS = 3, (2, 3, 4, 5)            # of all methods but plain sd; of plain sd
+EMBEDDED_GAMMAS = 8, (4, 6, 8, 12)  # where a draft pass is cheap
+LOSSY = 'ratio', 'cmasd', 'via', 'cascade', 'specguard', 'lenient'      # settings, by their first word
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing
 BLOCKS = 4, 8, 12                   # layers in a row that slim leaves out, behind the first sixth of all
+
+
+def lossless(names):
+    """Those of the settings that write the target's text."""
+    return [name for name in names if not name.startswith(LOSSY) or name == 'cmasd, strict']
 
 
 @dataclass
@@ -33,65 +37,72 @@ class Ratio(Exact):
         return float(ratio >= self.tau)
 
 
-def every_setting():
-    """{name: Setting} of the compositions that are run on the embedded pair."""
-    found = dict(ar=named('ar'), cmasd=named('cmasd'), via=named('via'))
-    for gamma in GAMMAS:
-        found[f'sd {gamma}'] = sd(gamma)
-        found[f'{LOOK_UP} {gamma}'] = sd(gamma, lookup_then_draft)
-    for gamma in SOME_GAMMAS:
-        found[f'lookup {gamma}'] = sd(gamma, prompt_lookup)
-        found[f'hedge {gamma}'] = named('hedge', gamma=gamma)
-        for tau in TAUS:
-            found[f'ratio {tau}, {gamma}'] = Setting(functools.partial(Ratio, gamma, tau=tau))
-    for name in CONTROLLERS:
-        for kind, method in (('', 'sd'), ('hedge, ', 'hedge')):
-            found[f'{kind}{name}'] = named(method, controller=name)
-            found[f'{LOOK_UP} {kind}{name}'] = named(method, controller=name, proposer=lookup_then_draft)
-        for tau in TAUS:
-            method = functools.partial(Ratio, controller=name, tau=tau)
-            found[f'ratio {tau}, {name}'] = Setting(method)
-            found[f'ratio {tau}, {LOOK_UP} {name}'] = Setting(method, lookup_then_draft)
-    return found
+def every_method(gamma, gammas, layers, calibration):
+    """{name: Setting} of each method that the target is calibrated for; plain decoding three times.
 
-
-def every_method(layers, calibration):
-    """{name: Setting} of each method that the target is calibrated for; plain decoding three times."""
+    gammas: those of plain sd; gamma: that of the other methods which have one.
+    """
     found = {name: named('ar') for name in ('ar', 'ar, again', 'ar, third')}
-    for gamma in 2, 3, 4, 5:
-        found[f'sd {gamma}'] = sd(gamma)
+    for length in gammas:
+        found[f'sd {length}'] = sd(length)
     found |= {
-        'look up 3': sd(3, prompt_lookup),
-        f'{LOOK_UP} 3': sd(3, lookup_then_draft),
+        f'look up {gamma}': sd(gamma, prompt_lookup),
+        f'{LOOK_UP} {gamma}': sd(gamma, lookup_then_draft),
         'payoff': named('sd', controller='payoff'),
         'product': named('sd', controller='product'),
         'cmasd': named('cmasd'),
         'cmasd, tau 0.5': named('cmasd', tau_base=0.5, gamma_tau=0.0),
         'cmasd, strict': named('cmasd', tau_base=1.0),
-        'ratio 0.5, 3': Setting(functools.partial(Ratio, 3)),
-        'cascade': named('cascade', gamma=3),
-        'ecsv-prefix': named('ecsv-prefix', gamma=3, branches=3),
-        'ecsv-lite': named('ecsv', gamma=3, branches=3, a_self=0),
-        'hedge 3': named('hedge', gamma=3)}
+        f'ratio 0.5, {gamma}': Setting(functools.partial(Ratio, gamma)),
+        'cascade': named('cascade', gamma=gamma),
+        'ecsv-prefix': named('ecsv-prefix', gamma=gamma, branches=3),
+        'ecsv-lite': named('ecsv', gamma=gamma, branches=3, a_self=0),
+        f'hedge {gamma}': named('hedge', gamma=gamma)}
     if 'mask' in calibration:
-        found['via'] = named('via', gamma=3)
+        found['via'] = named('via', gamma=gamma)
     for count in BLOCKS:
         skipped = range(layers // 6, layers // 6 + count)
         if skipped.stop < layers:
-            found[f'via, without {count}'] = named('via-layers', gamma=3, layers=' '.join(map(str, skipped)))
+            without = ' '.join(map(str, skipped))
+            found[f'via, without {count}'] = named('via-layers', gamma=gamma, layers=without)
     for k in 1, 4:
         if 'signals' in calibration:
             found[f'specguard, k = {k}'] = named('specguard', k=k, delimiter='sentence')
     return found
 
 
-def composition_row(pair, prompt):
-    """The runs of every setting; of another pair, of every method."""
-    if pair.is_embedded:
-        return run_row(every_setting(), pair, prompt)
+def compositions():
+    """{name: Setting} of payoff with a second idea, and with a third."""
+    relaxed = functools.partial(Ratio, controller='payoff')
+    return {
+        f'{LOOK_UP} payoff': named('sd', controller='payoff', proposer=lookup_then_draft),
+        'hedge, payoff': named('hedge', controller='payoff'),
+        f'{LOOK_UP} hedge, payoff': named('hedge', controller='payoff', proposer=lookup_then_draft),
+        'ratio 0.5, payoff': Setting(relaxed),
+        f'ratio 0.5, {LOOK_UP} payoff': Setting(relaxed, lookup_then_draft)}
+
+
+def methods_of(pair):
+    """every_method for the models of a pair."""
     model, _, _ = network(pair.target, pair.device, pair.dtype)
-    calibration = read_calibration(pair.target, pair.draft)
-    return run_row(every_method(model.config.num_hidden_layers, calibration), pair, prompt)
+    shape = model.config.num_hidden_layers, read_calibration(pair.target, pair.draft)
+    return every_method(*(EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS), *shape)
+
+
+def composition_row(pair, prompt):
+    """The runs of every method; of the embedded pair, of the compositions too."""
+    more = compositions() if pair.is_embedded else {}
+    return run_row(methods_of(pair) | more, pair, prompt)
+
+
+def sampled_row(pair, prompt):
+    """The runs at temperature 0.8 of the methods that are lossless, and of two that are not."""
+    gamma, gammas = EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS
+    found = {name: setting for name, setting in methods_of(pair).items() if lossless([name]) or name == 'via'}
+    found['lenient'] = named('lenient', gamma=gamma)
+    for length in gammas:
+        found[f'sd {length}'] = named('sd', gamma=length)           # its drafts are sampled too
+    return run_row({name: setting._replace(temperature=0.8) for name, setting in found.items()}, pair, prompt)
 
 
 def in_turn(pair, n):
@@ -99,4 +110,4 @@ def in_turn(pair, n):
     return sorted(pair.texts(FAMILIES, n), key=lambda prompt: prompt.place)
 
 
-RECORDS = dict(compositions=Record(in_turn, composition_row))
+RECORDS = dict(compositions=Record(in_turn, composition_row), sampled=Record(in_turn, sampled_row))

@@ -1,16 +1,12 @@
 """CM-ASD's claims, judged by what lab/cmasd/record.py stored."""
 import numpy
 
+from lab.best.claims import usual
 from lab.cmasd.record import GAINS, LIMITS, LONGEST, SIGNALS
 from lab.judge import CLOCK, MODELLED, Claim, PageTable, Records, area, at_equal, gap, over, tuned_over
 
 SURE = 0.9              # C from which a token is trivially right
 BETTER = 1.02           # a line for "faster": smaller differences are not seen by the clock
-
-
-def usual(names):
-    """The settings of plain sd, by gamma."""
-    return [name for name in names if name.startswith('sd ')]
 
 
 def starting(names, word):
@@ -98,7 +94,7 @@ def answer_claims(records):
 # ------------------------------------------------------------------------------------------------ no verdicts
 
 def sweeps(pairs):
-    """The paper's sweep, transfer across tasks, own cost, 4 bits: rows of speed and agreement."""
+    """The paper's sweep, own cost, 4 bits: rows of speed and agreement."""
     rows = []
     for pair, records in pairs.items():
         if 'own_cost' in records:
@@ -111,16 +107,4 @@ def sweeps(pairs):
     for name in ('cmasd', 'strict', *settings, '4-bit draft', '4-bit target', 'cmasd-prob', 'cmasd-specdec'):
         agreement = f'{runs.agreement(name, texts):.1%}'
         rows.append(('embedded', name, runs.pace(name, texts, MODELLED), agreement))
-    return PageTable(('pair', 'setting', 'tokens a plain step, modelled', 'agreement'),
-                     [*rows, *transfers(records.runs('lengths'))])
-
-
-def transfers(runs):
-    """Rows: the window that is best on one family, on another, over that one's own best."""
-    windows = starting(runs.names, 'window')
-    for source, goal in (('math', 'story'), ('translate', 'summary')):
-        theirs = {name: numpy.flatnonzero(runs.families == name) for name in (source, goal)}
-        moved = runs.fastest(windows, theirs[source], MODELLED)
-        own = runs.fastest(windows, theirs[goal], MODELLED)
-        yield ('embedded', f'window of {source} on {goal}, over its own',
-               over(runs, moved, own, MODELLED)(theirs[goal]), 'exact')
+    return PageTable(('pair', 'setting', 'tokens a plain step, modelled', 'agreement'), rows)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy
 
-from lab.best.claims import lossless, over_plain
+from lab.best.claims import over_plain
+from lab.best.record import lossless
 from lab.judge import MODELLED, Records, interval
 
 REAL = 'qwen-1.5b+0.5b'     # the pair of real models

@@ -69,9 +69,8 @@ def test_a_tuned_setting_is_not_judged_where_it_was_chosen():
 
 def test_a_tuned_setting_agrees_as_far_as_is_asked():
     runs = runs_of(lossy=[(10, 2, 1.0)] * 4, exact=[(10, 0, 2.0)] * 4)
-    assert runs.fastest(['lossy', 'exact'], TEXTS, CLOCK, 0.9) == 'exact'
-    assert runs.fastest(['lossy', 'exact'], TEXTS, CLOCK, 0.8) == 'lossy'
-    assert runs.fastest(['lossy'], TEXTS, CLOCK, 0.9) == 'lossy'       # the most agreeing, where none does
+    assert judge.tuned_over(runs, ['lossy', 'exact'], ['exact'], CLOCK, 0.9)(TEXTS) == pytest.approx(1)
+    assert judge.tuned_over(runs, ['lossy', 'exact'], ['exact'], CLOCK, 0.8)(TEXTS) == pytest.approx(2)
 
 
 def test_rivals_are_compared_at_equal_agreement():

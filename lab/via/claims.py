@@ -1,14 +1,13 @@
 """VIA-SD's claims, judged by what lab/via/record.py stored."""
 import numpy
 
-from lab.judge import CLOCK, Claim, PageTable, gap, over, ratio, tuned_over
+from lab.judge import CLOCK, EMBEDDED, Claim, PageTable, Records, gap, over, ratio, tuned_over
 
 SPARED = 0.48                       # 1 - 0.14 / 0.27, of sd's rejections, by the paper
 OWN_MODEL = 1.12                    # 2.32 / 2.08, speed of slim over that of a model of its own, by the paper
 USUAL = 'via 5, 0.5 0.3'            # via at its defaults among the tuned settings
 SHOWN = dict(                       # of each record the settings that the page shows without verdicts
     usual={'sd': 'sd', 'via': 'via', 'bare': 'via, slim_bonus=false'},
-    real={'sd': '* sd, three real runs', 'via': '* via, three real runs'},
     tuned={'via 5, 0.8 0.6': 'via, conservative: keep 0.8, escalate 0.6',
            'via 5, 0.3 0.1': 'via, aggressive: keep 0.3, escalate 0.1'},
     masks={'found': '* mask found, 4 layers', 'random': '* random masks of 4 layers'}
@@ -25,7 +24,8 @@ def claims(records):
     """The Claims of one pair's Records."""
     if 'usual' in records:
         yield from speed_claims(records.runs('usual'))
-        yield break_even_claim(records.runs('real' if 'real' in records else 'usual'), records.costs)
+        timed = None if records.pair == EMBEDDED else Records('best', records.pair).runs_if('compositions')
+        yield break_even_claim(timed or records.runs('usual'), records.costs)
     if 'tuned' in records:
         yield equal_claim(records.runs('tuned'))
     if 'slim' in records:

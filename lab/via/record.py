@@ -57,14 +57,6 @@ def tuned_settings():
     return found
 
 
-def counted_row(settings, pair, prompt):
-    """A row of runs, with the full passes of each."""
-    row = run_row(settings, pair, prompt)
-    for run in row['runs'].values():
-        run['full'] = sum(run['passes'].get('target/full', {}).values())
-    return row
-
-
 # ------------------------------------------------------------------------- masks, middle models, --draft self
 
 @dataclass(frozen=True)
@@ -89,7 +81,8 @@ def weighed_row(settings, pair, prompt):
     """
     runs = {}
     for name, setting in settings.items():
-        run = counted_row({name: setting}, pair, prompt)['runs'][name]
+        run = run_row({name: setting}, pair, prompt)['runs'][name]
+        run['full'] = sum(run['passes'].get('target/full', {}).values())
         engine = prepared(pair, setting)
         read = engine.weights()
         run['steps'] = 0.0
@@ -201,8 +194,8 @@ def unseen_row(pair, prompt):
 
 
 RECORDS = dict(
-    usual=Record(texts, functools.partial(counted_row, USUAL)),
-    tuned=Record(few_texts, functools.partial(counted_row, tuned_settings())),
+    usual=Record(texts, functools.partial(run_row, USUAL)),
+    tuned=Record(few_texts, functools.partial(run_row, tuned_settings())),
     answers=Record(lambda pair, n: texts(pair, 5 * n), answer_row),
     slim=Record(texts, slim_row),
     masks=Record(few_texts, mask_row, only='models of several sizes'),
