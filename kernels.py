@@ -1,11 +1,11 @@
 """Functions on tensors: rotary positions, attention, feed-forward, mixture of experts. No class, no state.
 
-All attention functions share one signature, and so do all feed-forward functions, so a Path (model.py) can
-name one of each for every layer. `carry` is what a layer hands to the next one. Dense functions pass it on
+The attention functions that a Path (model.py) names for its layers share one signature, and so do its
+feed-forward functions. `carry` is what a layer hands to the next one. Dense functions pass it on
 unchanged; sparse functions add what they chose.
 
 B rows, T new tokens, S keys in view, H query heads, G key/value heads, D head size, C width, F feed-forward
-width, E experts, P tokens before the observed ones. N and K are explained where they occur.
+width, E experts. Other letters are explained where they occur.
 """
 import functools
 import math
@@ -64,7 +64,7 @@ def yarn(rope, D, frequencies):
         return D * math.log(slowness) / (2 * math.log(rope['rope_theta']))
     first = max(math.floor(channel(rope.get('beta_fast') or 32)), 0)
     last = min(math.ceil(channel(rope.get('beta_slow') or 1)), D - 1)
-    width = last - first or 0.001       # below 0 where all channels are slow, or fast: as transformers has it
+    width = (last - first) or 0.001     # below 0 where all channels are slow, or fast: as transformers has it
     channels = torch.arange(D // 2, dtype=torch.float64)
     stretch = ((channels - first) / width).clamp(0, 1)                      # 0: kept, 1: stretched
     blended = frequencies * (1 - stretch) + frequencies / rope['factor'] * stretch
@@ -98,7 +98,7 @@ def attend(q, k, v, mask, carry):
     elif mask is None and T > 1:                        # on CUDA: flash attention takes no mask
         causal = lower_right(T, S)
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)
-    elif q.is_cuda or T <= FEW and S >= MANY:           # CUDA's fast kernel with a mask takes no groups
+    elif q.is_cuda or (T <= FEW and S >= MANY):         # CUDA's fast kernel with a mask takes no groups
         out = attend_grouped(q, k, v, mask)
     else:
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
@@ -168,8 +168,8 @@ def route(x, moe):
 def combine_experts(x, moe, weights, chosen):
     """x [N, C] -> [N, C]: each token through its experts, chosen [N, k], by their weights [N, k].
 
-    A loop over the experts does not run those of weight 0. Few tokens on a GPU, or compiled, copy their
-    experts' matrices instead, because a loop would wait for the host at every layer.
+    A loop over the experts does not run those of weight 0. For few tokens on a GPU, and when compiled, the
+    experts' matrices are gathered instead, because a loop would wait for the host at every layer.
     """
     if moe.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -337,7 +337,7 @@ def sparse_swiglu(x, mlp, carry, threshold):
 
 
 def sparse_moe_forward(x, moe, carry, betas):
-    """`moe_forward` without a token's m lowest experts, m the largest whose share of weight is below beta_m.
+    """`moe_forward` that skips a token's m lowest experts, m the largest whose joint share is below beta_m.
 
     betas: beta_1, beta_2, ...; 0 never skips. Source: also Lu et al. 2024 (the case of 2 experts).
     """
@@ -375,7 +375,7 @@ def attention_rows(q, k, mask, sparsify):
 
 
 def rollout_layer(weights, below):
-    """One layer of attention rollout -> [B, T, P]: how much each of T new tokens rests on each of P old ones.
+    """One layer of attention rollout -> [B, T, P]: how much each of T tokens rests on each of the P before.
 
     weights [B, T, P + T]; below: the rollout up to the layer below, None at the lowest. Old tokens count as
     their own source: a row's sum over the prefix is the full product's, its spread is not (why:

@@ -28,8 +28,8 @@ from tqdm import tqdm
 from model import (Reader, atomic_write, encode, load, pack, plain_file, rank_and_world_size,
                    read_calibration, read_config, read_json, read_tokenizer, require_that, same_vocabulary)
 from verify import (METHODS, Autoregressive, Exact, Session, Sparse, decode, draft_model, knob_range,
-                    knobs_of, lookup_then_draft, no_draft, prompt_lookup, token_logps, tokens_of,
-                    whole_passes)
+                    knobs_of, lookup_then_draft, no_draft, prompt_lookup, shared_length, token_logps,
+                    tokens_of, whole_passes)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab' / 'models'
@@ -781,13 +781,12 @@ def write_trace(where, engine, texts, step):
 def check(engine, ids, tokens):
     """A sentence that names the first of these tokens that plain decoding would not have written, if any."""
     wanted = tokens_of(engine.write(ids, Autoregressive()))
-    same = os.path.commonprefix([tokens, wanted])
-    i = len(same)
+    i = shared_length(tokens, wanted)
     if i == min(len(tokens), len(wanted)):
         longer = '' if len(tokens) == len(wanted) else f', but {len(tokens)} long instead of {len(wanted)}'
         return f'check: equal to plain decoding for all {i} tokens{longer}.'
     reader = engine.readers['target']
-    logits = reader.read(ids + same, [], reader.model.full, 1)[0]
+    logits = reader.read(ids + tokens[:i], [], reader.model.full, 1)[0]
     gap = float(logits[wanted[i]] - logits[tokens[i]])
     here, there = (engine.tokenizer.decode([one[i]], skip_special_tokens=False) for one in (tokens, wanted))
     return (f'check: differs from plain decoding at token {i}: {here!r} ({tokens[i]}) instead of {there!r} '

@@ -801,7 +801,7 @@ def hand_ballot():
     return Ballot(
         tokens=torch.tensor([[5, 1], [5, 2], [4, 3]]),
         entropy=torch.tensor([[0.0, 0.5], [0.2, 0.5], [0.4, 0.9]], dtype=torch.float64),
-        own=torch.tensor([[-1.0, -3.0], [-2.0, -3.0], [0.0, -4.0]]).double(),
+        logq=torch.tensor([[-1.0, -3.0], [-2.0, -3.0], [0.0, -4.0]]).double(),
         names=torch.tensor([[5, 5, 4], [1, 2, 3]]), q=None, margins=torch.zeros(3, 2).double())
 
 
@@ -921,7 +921,7 @@ def fused_symbols(seen, rates=None):
     if rates is None:
         return Ecsv(**UNWEIGHTED).fuse(votes)
     weights = torch.tensor([[math.log((1 - e) * 3 / e)] for e in rates]).double()
-    votes.own = weights.log().expand(seen.shape)
+    votes.logq = weights.log().expand(seen.shape)
     return Ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes)           # whose weights are exp(own)
 
 

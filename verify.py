@@ -5,12 +5,12 @@ fields are its knobs; it overrides only what it changes. Not here: the network (
 the methods are compared with (lab/*/baselines.py).
 
 p is the target's distribution and q the draft's; both are what is really sampled from, after temperature,
-top-k and top-p. Temperature 0 gives a one-hot distribution, so no rule has a greedy branch.
-V vocabulary, n draft tokens of a block, B branches, K candidates of a position.
+top-k and top-p. Temperature 0 gives a one-hot distribution, so the exact rule needs no greedy branch. The law
+of a method is the distribution of the texts that it writes.
+V vocabulary, n draft tokens of a block, T tokens of a text, B branches, K candidates of a position.
 """
 import copy
 import math
-import os
 import re
 import time
 from collections import Counter
@@ -63,7 +63,7 @@ def sample(p, generator=None):
     uniform = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)    # below 1
     place = (uniform.to(p.device, non_blocking=True) * sums[..., -1:]).long()           # 0 .. total - 1
     found = torch.searchsorted(sums, place, right=True)
-    return found.clamp(max=p.shape[-1] - 1).squeeze(-1)         # V where p is NaN, which check_finite refuses
+    return found.clamp(max=p.shape[-1] - 1).squeeze(-1)         # V where p is NaN: check_finite tells
 
 
 def residual(p, q):
@@ -113,7 +113,7 @@ class Score:
     """A verifier's view of a draft, p [n + 1, V]: **its pass runs when a rule first looks**, or never.
 
     That is how VIA-SD spares the target: a cycle in which no rule looks at the target's Score has no full
-    pass, and neither has a step that SpecGuard keeps.
+    pass.
     """
 
     def __init__(self, session: 'Session', draft: Draft, path: Path, recovery_distribution=residual):
@@ -128,7 +128,7 @@ class Score:
     def logits(self):
         """[n + 1, V] raw: row i judges draft token i, the last row gives the bonus token.
 
-        The pass reads n + 1 positions: the root (the last committed token, in no cache yet) and the draft.
+        The pass reads n + 1 positions: the root (the last committed token, not read yet) and the draft.
         """
         known = self.draft.known
         unread = len(self.draft.tokens) + 1 - (0 if known is None else len(known))
@@ -200,6 +200,12 @@ def tokens_of(cycles):
 def whole_passes(passes):
     """How many of the passes were the target's through all its layers: full or sparse, not slim."""
     return passes.get('target/full', 0) + passes.get('target/sparse', 0)
+
+
+def shared_length(tokens, others):
+    """How many tokens two texts share from their beginning on."""
+    pairs = list(zip(tokens, others))
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
 def cut_at_eos(tokens, eos):
@@ -299,8 +305,8 @@ class Session:
 def decode(session: Session, method: 'Method'):
     """Yields one Cycle after the other until no tokens are left or the text ends; their list is the trace.
 
-    May run inside a method, on a copy of the session: a cycle's passes are those since its own mark. After an
-    interrupt it can be called again with the same session and method: session.tokens is the text.
+    A method may call it on a copy of the session; each cycle counts its own passes only. After an interrupt
+    it can be called again with the same session and method: session.tokens is the text.
     """
     while session.tokens_left and not session.ended:
         begin = time.perf_counter()
@@ -324,7 +330,7 @@ def knob(default, meaning, lowest=-inf, highest=1e9, words=()):
 
 
 class Method:
-    """Three verbs, which decode calls in turn; a method object serves one text. Its fields are its knobs."""
+    """What decode calls in turn; a method object serves one text. Its fields are its knobs."""
     lossless = False        # whether the text follows the target's distribution exactly, at these knobs
 
     def propose(self, session: Session) -> Draft:
@@ -366,12 +372,12 @@ class Exact(Method):
 
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2.
     """
-    gamma: int = knob(4, 'draft tokens a cycle', 0)
+    gamma: int = knob(4, 'draft tokens a cycle, where the controller is fixed', 0)
     draft_temperature: float = knob(None, "of the draft model; None: the run's, 0: greedy drafting", 0)
     controller: str = knob('fixed', 'what ends a block; fixed: after gamma tokens', words=CONTROLLERS)
     draft_top_p = None      # the run's; a knob where a paper has it
     lossless = True
-    reserved = 1            # tokens that a block leaves for the next token
+    reserved = 1            # of tokens_left, for the token that ends the cycle: a block may not fill it
 
     def __post_init__(self):
         """ValueError for a knob out of range; methods whose knobs depend on each other check that too."""
@@ -536,7 +542,7 @@ def need_draft_model(session, what):
 # ------------------------------------------------------------------------- how long a block may become
 
 class Controller:
-    """Ends a block: here after gamma tokens. What it drops it drops unsampled, so the text stays exact."""
+    """Ends a block: here after gamma tokens. It stops before the next is sampled, so the text stays exact."""
 
     def __init__(self, method):
         """method: the one whose blocks it ends, for its knobs."""
@@ -586,17 +592,17 @@ class Online(Controller):
 
     def __init__(self, method):
         super().__init__(method)
-        self.window = method if isinstance(method, CmAsd) else CmAsd    # its knobs, or their defaults
+        self.knobs = method if isinstance(method, CmAsd) else CmAsd     # the class has the defaults
 
     def max_tokens(self, session):
-        return self.window.k_max
+        return self.knobs.k_max
 
     def note(self, tokens, logits):
-        return dict(confidence=mean(confidence(logits, self.window)))       # over all rows
+        return dict(confidence=mean(confidence(logits, self.knobs)))       # over all rows
 
     def keep_drafting(self, session, notes):
         sure = mean([note['confidence'] for note in notes])
-        return len(notes) < block_length(sure, self.window)
+        return len(notes) < block_length(sure, self.knobs)
 
 
 CONTROLLERS.update(online=Online)
@@ -606,19 +612,19 @@ def mean(numbers):
     return sum(numbers) / len(numbers)
 
 
-def confidence(logits, window):
+def confidence(logits, knobs):
     """C in 0..1 of each row of raw logits [n, V]: the signals' mean, weighted by a CmAsd's knobs."""
-    weights = window.lam_entropy, window.lam_margin, window.lam_softmax
+    weights = knobs.lam_entropy, knobs.lam_margin, knobs.lam_softmax
     found = []
     for signals in confidence_signals(logits):
         found.append(sum(weight / sum(weights) * signal for weight, signal in zip(weights, signals)))
     return found
 
 
-def block_length(confidence, window):
+def block_length(confidence, knobs):
     """The block length that a mean confidence allows, by a CmAsd's knobs; ValueError if it is NaN."""
     require_that(not math.isnan(confidence), 'the draft computed NaN or infinity: its weights overflow')
-    return min(window.k_max, max(window.k_min, math.floor(window.alpha * confidence * window.k_max)))
+    return min(knobs.k_max, max(knobs.k_min, math.floor(knobs.alpha * confidence * knobs.k_max)))
 
 
 @dataclass
@@ -626,8 +632,8 @@ class CmAsd(Exact):
     """CM-ASD: the draft's confidence C sets how much is drafted and how strictly it is judged. LOSSY.
 
     The paper does not say which quantity its threshold tau bounds. We take p(x) / max p >= tau on raw logits
-    at temperature 0, a lenience of tau above it; tau_base = 1 is exact in both. The window averages C over
-    the block so far, so that no token is dropped unverified.
+    at temperature 0, above it the chance min(1, p / (tau q)); tau_base = 1 is exact in both. The window
+    averages C over the block so far, so that no token is dropped unverified.
     Source: Sen et al. 2025 (arXiv 2508.15371), window and threshold; Xia et al. 2023 (SpecDec), the ratio.
     """
     controller: str = knob('online', 'what ends a block; online: the window of confidence', words=CONTROLLERS)
@@ -668,7 +674,7 @@ class CmAsd(Exact):
         p, q, ratio = score.table[i]
         if score.session.temperature:
             return min(1.0, p / (tau * q))
-        matched = tau < 1 or p > 0                      # a tie is no match: tau = 1 is exact
+        matched = tau < 1 or p > 0                      # tau = 1: the argmax itself, not a tie
         return float(ratio >= tau and matched)
 
 
@@ -682,7 +688,7 @@ class Ballot:
     """What B branches of n tokens say of K candidates a position; at temperature 1, on the CPU, in fp64."""
     tokens: torch.Tensor                    # [B, n] ids
     entropy: torch.Tensor                   # [B, n] H(q) / log V, in 0..1: no calibration is needed
-    own: torch.Tensor                       # [B, n] log q of the branch's own token, nats
+    logq: torch.Tensor                      # [B, n] of the branch's own token, nats
     names: torch.Tensor                     # [n, K] candidate ids: the branches' tokens, then the likeliest
     q: torch.Tensor                         # [B, n, K] q of the candidates
     margins: torch.Tensor                   # [B, n] the target's logit margin where it was asked, else 0
@@ -700,11 +706,11 @@ class Ballot:
         if soft:
             likeliest = q.sum(0).topk(min(SOFT_CANDIDATES, V)).indices              # [n, M]
             names = torch.cat([names, likeliest], -1)
-        votes = q.gather(-1, names.expand(B, n, -1))                                # [B, n, K]
-        own = logq.gather(-1, tokens[..., None])[..., 0]                            # [B, n]
-        tokens, entropy, own, names, votes = to_host(tokens, entropy, own, names, votes)
+        q = q.gather(-1, names.expand(B, n, -1))                                    # [B, n, K]
+        logq = logq.gather(-1, tokens[..., None])[..., 0]                           # [B, n]
+        tokens, entropy, logq, names, q = to_host(tokens, entropy, logq, names, q)
         margins = torch.zeros(B, n, dtype=torch.float64)
-        return cls(tokens, entropy.double(), own.double(), names, votes.double(), margins)
+        return cls(tokens, entropy.double(), logq.double(), names, q.double(), margins)
 
     def votes(self):
         """[B, n] how many branches have this branch's token at this position, itself included."""
@@ -753,7 +759,7 @@ class Ecsv(Exact):
 
     A fused token has a point mass as q: the exact rule is sample-and-match, the text the target's. Positions
     behind a mismatch are wasted. Unused budget carries over to the next cycle, for one more check. The
-    features are raw: in a vote a feature's mean cancels, and its scale is a weight.
+    features are not normalised: an offset cancels in a vote, and the weight sets the scale.
     Source: "Error-Correcting Speculative Decoding via Branch Voting", a model-written proposal
     (github.com/keithballinger/dialectica, 2025) without code.
     """
@@ -782,7 +788,9 @@ class Ecsv(Exact):
         check_finite(ballot.entropy, 'draft', len(session.tokens))
         fused = cut_at_eos(self.fuse(ballot), session.eos)
         cap = self.budget or texts.tokens.shape[1] + 1
-        checks = self.spots + bool(self.budget and self.banked > 0)
+        checks = self.spots
+        if self.budget and self.banked > 0:
+            checks += 1
         chosen = ballot.doubtful(checks, min(len(fused), cap - 1))
         known = None
         spent = len(fused) + 1
@@ -807,7 +815,7 @@ class Ecsv(Exact):
         ballot.ask(rows, chosen)
         check_finite(ballot.margins, 'target', len(session.tokens))
         elected = cut_at_eos(self.fuse(ballot), session.eos)
-        same = len(os.path.commonprefix([begun, elected]))
+        same = shared_length(begun, elected)
         asked = len(rows)                               # positions of the check
         elected = elected[:same + cap - asked]          # those behind `same` are to be read, within the cap
         return elected, rows[:same + 1], asked + len(elected) - same
@@ -823,7 +831,7 @@ class Ecsv(Exact):
         others = max(1, len(ballot.tokens) - 1)
         agreement = (ballot.votes().double() - 1) / others                          # with the other branches
         r = (self.a_agree * agreement - self.a_entropy * ballot.entropy
-             + self.a_self * ballot.own + self.a_spot * ballot.margins)             # [B, n]
+             + self.a_self * ballot.logq + self.a_spot * ballot.margins)             # [B, n]
         return (self.gamma_r * r).clamp(-20, 20).exp()
 
     def fuse(self, ballot):
@@ -852,9 +860,9 @@ class ViaSd(Exact):
     """The target with sublayers skipped (slim, s) judges first, the full target what slim doubts. LOSSY.
 
     By r = s(y) / max s a draft token y is kept, rewritten by slim, or (r < escalate) decided by the target,
-    which judges the rest of the block, too, because its pass is paid. Only then does it read the positions
-    that slim kept, and overwrites slim's keys in the cache that they share. A block that slim kept ends with
-    slim's own next token (the paper is silent), which at temperature 0 would pass its gate.
+    which judges the rest of the block, too, because its pass is paid. Then, or when slim is max_lag ahead, it
+    reads the positions that slim kept, and overwrites slim's keys in their shared cache. A block that slim
+    kept ends with slim's own next token (the paper is silent), which at temperature 0 would pass its gate.
     Source: VIA-SD (2026); its p, q', q are our q, s, p, its alpha_1 and alpha_2 keep and escalate.
     """
     gamma: int = knob(5, 'draft tokens a cycle', 0)
@@ -1091,8 +1099,8 @@ class Sparse(Exact):
     """Exact speculative decoding whose verifying pass leaves out blocks of keys, channels and experts. LOSSY.
 
     Set as a Session's `sparse`, it does so under any other method. Off: rho=1 moe_skip=0.
-    Source: "Accelerate speculative decoding with sparse computation in verification" (2025). Its "first draft
-    token" is our root; its summary has the experts' condition reversed.
+    Source: "Accelerate speculative decoding with sparse computation in verification" (2025). The
+    paper's "first draft token" is our root; its abstract states the experts' condition the wrong way round.
     """
     rho: float = knob(0.25, 'share of the cached tokens beyond dense_below that is read', 0, 1)
     dense_below: int = knob(128, 'cached tokens L0 up to which attention is dense', 0)
@@ -1118,7 +1126,7 @@ class Sparse(Exact):
         heads = channels = experts = (None,) * layers
         if self.rho < 1:
             blocks = Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals)
-            anchors = self.anchor_layers(session.calibration.get('sparse', {}), layers)
+            anchors = self.anchor_layers(session.calibration, layers)
             heads = tuple((i, i in anchors, blocks) for i in range(layers))
         if self.ffn_quantile:
             tables = session.calibration['sparse']['channels']
@@ -1130,15 +1138,15 @@ class Sparse(Exact):
                 experts.append(tuple(betas))
         return path.sparsified(heads, channels, tuple(experts))
 
-    def anchor_layers(self, measured, layers):
-        """The layers that choose blocks; the layers behind one reuse its choice. measured: section sparse.
+    def anchor_layers(self, calibration, layers):
+        """The layers that choose blocks; the layers behind one reuse its choice.
 
         By default half of the layers, in the calibrated order, or every second layer without one.
         """
         count = self.anchors
-        if count is None and 'anchors' in measured:
+        if count is None and 'anchors' in calibration.get('sparse', {}):
             count = -(-layers // 2)                     # rounded up
-        return sorted(measured['anchors'][:count]) if count else list(range(0, layers, 2))
+        return sorted(calibration['sparse']['anchors'][:count]) if count else list(range(0, layers, 2))
 
 
 def at_quantile(table, share):

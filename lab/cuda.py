@@ -5,7 +5,6 @@ of the table, and the others go on. `--device cpu` runs the same list with small
 long contexts there: `python -m lab.bench pass --shape llama-3.1-8b --contexts 8192 32768`.
 """
 import functools
-import os
 import statistics
 import tempfile
 from pathlib import Path as File
@@ -18,7 +17,7 @@ from lab.sparse import passes
 from lab.speed import moment, quiet_transformers
 from model import Reader, load
 from specmini import DTYPES, Engine
-from verify import METHODS, Autoregressive, Draft, Exact, Session, decode, no_draft, tokens_of
+from verify import METHODS, Autoregressive, Draft, Exact, Session, decode, no_draft, shared_length, tokens_of
 
 KINDS = dict(llama='Llama', mistral='Mistral', qwen2='Qwen2', qwen3='Qwen3', qwen3_moe='Qwen3Moe')
 NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
@@ -128,7 +127,7 @@ def end_to_end(engine_and_ids, name):
         return Result(f'{said}; lossy', bool(tokens and sampled))
     if tokens == wanted:
         return Result(f'{said}; text of `ar`')
-    same = len(os.path.commonprefix([tokens, wanted]))
+    same = shared_length(tokens, wanted)
     reader = engine.readers['target']
     logits = reader.read(ids + wanted[:same], [], reader.model.full, 1)[0]
     gap = float(logits.max() - logits[tokens[same]])

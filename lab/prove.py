@@ -123,8 +123,8 @@ def taught(method, target, draft, horizon, settings):
     lesson = session(target, draft, (0,), LESSON, **settings)
     lesson.read_prompt()
     asked_after = 1
-    for _ in decode(lesson, own):
-        if lesson.cycles == asked_after:
+    for count, _ in enumerate(decode(lesson, own), 1):
+        if count == asked_after:
             if blocks(own.control, method, target, draft, horizon, settings) != at_first:
                 return own.control
             asked_after *= 2

@@ -39,7 +39,7 @@ class ClosedLoop(Online):
 
     def keep_drafting(self, session, notes):
         sure = mean([note['confidence'] for note in notes])
-        return len(notes) < block_length(self.rate * sure, self.window)
+        return len(notes) < block_length(self.rate * sure, self.knobs)
 
     def learn(self, cycle):
         if cycle.drafted:

@@ -109,9 +109,9 @@ class Kept(Sparse):
     keys = None                         # the KeptKeys of the text, or None
     cycle = chosen = length = 0         # cycles so far; the one in which keys were chosen; tokens of the text
 
-    def anchor_layers(self, measured, layers):
+    def anchor_layers(self, calibration, layers):
         """By default all layers choose, because they seldom do."""
-        return list(range(layers)) if self.anchors is None else super().anchor_layers(measured, layers)
+        return list(range(layers)) if self.anchors is None else super().anchor_layers(calibration, layers)
 
     def view(self, path, session):
         thin = super().view(path, session)

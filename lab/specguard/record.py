@@ -98,7 +98,7 @@ def sweeps():
         found[f'target_k {target_k}'] = named('specguard', k=1, tau=torch.inf, target_k=target_k,
                                               temperature=0.7)
     return found | {
-        'preset=paper': named('specguard', **PAPER),
+        'as the paper': named('specguard', **PAPER),
         'oracle-gate': named('oracle-gate')}
 
 

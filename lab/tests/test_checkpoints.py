@@ -331,7 +331,8 @@ def test_a_run_says_which_calibration_it_needs(folders, capsys):
     target, draft = folders
     flags = '--target', target, '--draft', draft, '--prompt', 'ab'
     refused(capsys, f'python train_mask.py --target {target}', *flags, '--method', 'via')
-    refused(capsys, '--anchors', *flags, '--method', 'sparse', '--set', 'ffn_quantile=0.5')
+    for needs in 'ffn_quantile=0.5', 'anchors=2':
+        refused(capsys, '--anchors', *flags, '--method', 'sparse', '--set', needs)
 
 
 @pytest.mark.parametrize('content', ['', '[]', '[' * 9999])

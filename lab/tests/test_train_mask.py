@@ -186,7 +186,7 @@ def test_anchors_from_the_program(asked, capsys):
     assert status == 0, err
     found = read_calibration(folder)['sparse']
     assert str(found['anchors']) in out
-    assert METHODS['sparse']().anchor_layers(found, 4) == sorted(found['anchors'][:2])
+    assert METHODS['sparse']().anchor_layers(dict(sparse=found), 4) == sorted(found['anchors'][:2])
     run = '--target', folder, '--draft', 'none', '--prompt', 'hello', '--max-new', 4, '--method', 'sparse'
     assert program(capsys, *run, '--set', 'ffn_quantile=0.5', 'dense_below=2', 'block=2')[0] == 0
 
