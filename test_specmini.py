@@ -177,6 +177,15 @@ def test_probs_are_transformers(temperature, top_k, top_p):
     assert apart(probs(logits, temperature, top_k, top_p), warped.softmax(-1)) < 1e-12
 
 
+def test_top_p_looks_at_the_likeliest_first(monkeypatch):
+    """The same distribution, whether a few tokens have the mass (temperature 0.2) or nearly all (5)."""
+    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
+    wanted = [probs(logits, temperature, top_p=0.9) for temperature in (0.2, 5)]
+    monkeypatch.setattr(verify, 'HEAD', 8)
+    for temperature, whole in zip((0.2, 5), wanted):
+        assert apart(probs(logits, temperature, top_p=0.9), whole) < 1e-12
+
+
 def test_probs_at_the_limits():
     """Temperature 0 is a one-hot distribution, and so is top-p near 0, because the likeliest always stays."""
     logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)

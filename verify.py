@@ -25,6 +25,9 @@ import torch
 from model import Path, Reader, require_that, to_host, on_gpu, to_device
 
 
+HEAD = 1024     # likeliest tokens among which top-p is looked for first
+
+
 # --------------------------------------------------------------------------------------------- the maths
 
 def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
@@ -43,11 +46,22 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
         z = z.masked_fill(z < lowest, -torch.inf)
     p = z.softmax(-1)
     if top_p < 1:
-        ranked, order = p.sort(-1, descending=True)
+        ranked, order = likeliest(p, top_p)
         dropped = ranked.cumsum(-1) - ranked >= top_p           # the mass before this token already suffices
-        p = p.masked_fill(dropped.scatter(-1, order, dropped), 0)
+        p = torch.zeros_like(p).scatter(-1, order, ranked.masked_fill(dropped, 0))
         p = p / p.sum(-1, keepdim=True)
     return p
+
+
+def likeliest(p, mass):
+    """(chances, ids) of tokens of p [..., V] that have at least this mass, the likeliest first.
+
+    On a CPU of HEAD tokens if they have it: to sort a large vocabulary takes as long as a pass of a draft.
+    """
+    head = p.topk(min(HEAD, p.shape[-1]))
+    if on_gpu(p) or (head.values.cumsum(-1)[..., -1] < mass).any():
+        return p.sort(-1, descending=True)
+    return head
 
 
 def sample(p, generator=None):
