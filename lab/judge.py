@@ -376,11 +376,6 @@ def short(pair):
     return pair.removeprefix(f'{EMBEDDED}+').split('-')[0]
 
 
-def labelled(pair, finding):
-    """A finding's cell, with its pair's name unless it is the embedded one."""
-    return finding.cell if pair == EMBEDDED else f'{short(pair)}: {finding.cell}'
-
-
 def claim_rows(findings):
     """Rows (claim, whose, line, embedded pair, real models) of {claim's text: {pair: Finding}}."""
     for text, by_pair in findings.items():
@@ -388,7 +383,7 @@ def claim_rows(findings):
         own, real = [], []
         for pair, finding in by_pair.items():
             cells = own if pair.startswith(EMBEDDED) else real
-            cells.append(labelled(pair, finding))
+            cells.append(finding.cell if pair == EMBEDDED else f'{short(pair)}: {finding.cell}')
         yield text, claim.whose, f'{claim.line:g}', '; '.join(own) or '-', '; '.join(real) or '-'
 
 

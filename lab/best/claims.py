@@ -11,6 +11,8 @@ LEVELS = {1.0: 1.25, 0.99: 1.5, 0.95: 1.5}      # agreement: the speed over tune
 TIMED = {               # claims of other pages that real models' runs here judge: setting, rival
     'published (lossy) default over plain decoding': ('cmasd', 'ar'),
     'published default over tuned exact sd': ('cmasd', 'sd'),
+    'default window over the best fixed gamma': ('cmasd, strict', 'sd'),
+    'product over the best fixed gamma': ('product', 'sd'),
     'over plain decoding': ('via', 'ar'),
     'over `sd`': ('via', 'sd'),
     'ecsv-lite over sd with a greedy draft': ('ecsv-lite', 'sd'),
