@@ -5,6 +5,7 @@
 import argparse
 import contextlib
 import importlib
+import inspect
 import itertools
 import json
 import math
@@ -515,7 +516,7 @@ def list_methods(name):
             first = kind.__doc__.splitlines()[0] if '__doc__' in vars(kind) else ''
             print(f'{method:17} {first}')
         return 0
-    print(METHODS[name].__doc__)
+    print(inspect.cleandoc(METHODS[name].__doc__))
     for knob, option in knobs_of(METHODS[name]).items():
         meaning = option.metadata.get('meaning', '')
         print(f'  {knob:18} {option.default!s:8} {knob_range(option):16} {meaning}')
