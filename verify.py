@@ -58,10 +58,11 @@ def likeliest(p, mass):
 
     On a CPU of HEAD tokens if they have it: to sort a large vocabulary takes as long as a pass of a draft.
     """
-    head = p.topk(min(HEAD, p.shape[-1]))
-    if on_gpu(p) or (head.values.cumsum(-1)[..., -1] < mass).any():
-        return p.sort(-1, descending=True)
-    return head
+    if not on_gpu(p):
+        head = p.topk(min(HEAD, p.shape[-1]))
+        if (head.values.cumsum(-1)[..., -1] >= mass).all():
+            return head
+    return p.sort(-1, descending=True)
 
 
 def sample(p, generator=None):
