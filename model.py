@@ -619,7 +619,9 @@ def pack(model):
     Big matrices, but for experts, are packed where oneDNN is there: a pass of a 1.5B shape in bf16 then takes
     half the time. A tied head is held twice.
     """
-    for part in list(model.modules()):
+    # not of all modules: such a list would hold every matrix until the last one is packed
+    parts = [part for part in model.modules() if not isinstance(part, (Linear, RMSNorm))]
+    for part in parts:
         for name, child in part.named_children():
             norm = isinstance(child, RMSNorm)
             big = isinstance(child, Linear) and child.weight.numel() >= BIG
