@@ -6,6 +6,7 @@ pass by an eager one. Parity with transformers and the cache's state machine: te
 import gc
 import json
 import math
+import weakref
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ import lab.baselines                                    # noqa: F401, enters the
 import specmini
 from lab.tests.helpers import HOME, LINE, RANGES, program, refuses, subprogram, thin, tiny
 from lab.toys import apart, byte_network, fresh, network, plain, seeded, session, write
-from model import (Reader, Transformer, checkpoint_tensors, checkpoint_views, to_host, load, pack, shard,
-                   shard_config)
+from model import (Packed, Reader, Transformer, checkpoint_tensors, checkpoint_views, to_host, load, pack,
+                   shard, shard_config)
 from verify import METHODS, Session, draft_model, decode, tokens_of
 
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
@@ -60,6 +61,20 @@ def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
     reader = Reader(model, 50)
     for end, last in ((20, 20), (21, 1), (23, 2), (26, 3), (30, 4), (35, 5)):
         assert apart(reader.read(LINE[:end], [], model.full, last), wanted[end - last:end]) < 1e-4
+
+
+def test_packing_lets_each_matrix_go(monkeypatch):
+    """Else two copies of a model are held when the last one is packed."""
+    class Watched(Packed):
+        def __init__(self, linear):
+            counts.append(sum(gone() is not None for gone in seen))
+            seen.append(weakref.ref(linear))
+            super().__init__(linear)
+    counts, seen = [], []
+    monkeypatch.setattr('model.BIG', 1)
+    monkeypatch.setattr('model.Packed', Watched)
+    pack(byte_network())
+    assert len(counts) > 4 and max(counts) <= 1
 
 
 @pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
