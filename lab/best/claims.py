@@ -70,26 +70,23 @@ def by_family(runs, name):
 
 
 def sweeps(pairs):
-    """Of each pair the settings by their speed over plain decoding, then those at temperature 0.8."""
+    """Of each pair the settings by their speed over plain decoding; sampled, where they were run so."""
     rows = []
     for pair, records in pairs.items():
-        for name in records:
-            rows += speed_rows(pair, records, name)
-    head = 'pair', 'setting', 'over plain', 'from, to', 'by family', 'tokens a full pass', 'agreement'
+        runs = records.runs('compositions')
+        sampled = records.runs_if('sampled')
+        texts = numpy.arange(runs.size)
+        for name in sorted(runs.names, key=lambda name: -runs.pace(name, texts, CLOCK)):
+            if name.startswith('ar'):
+                continue
+            agreement = 'lossless' if lossless([name]) else f'{runs.agreement(name, texts):.1%}'
+            figure = over_plain(runs, name)
+            low, high = interval(texts, figure)
+            warm = None
+            if sampled and name in sampled.names:
+                warm = over_plain(sampled, name)(numpy.arange(sampled.size))
+            rows.append((pair, name, figure(texts), f'{low:.2f} to {high:.2f}', by_family(runs, name),
+                         runs.share('tokens', 'full', name, texts), agreement, warm))
+    head = ('pair', 'setting', 'over plain', 'from, to', 'by family', 'tokens a full pass', 'agreement',
+            'over plain, T = 0.8')
     return PageTable(head, rows)
-
-
-def speed_rows(pair, records, record):
-    """The rows of one record in that table."""
-    runs = records.runs(record)
-    everywhere = numpy.arange(runs.size)
-    for name in sorted(runs.names, key=lambda name: -runs.pace(name, everywhere, CLOCK)):
-        if lossless([name]):
-            agreement = 'lossless'
-        else:                                           # of samples no token has to be the likeliest
-            agreement = f'{runs.agreement(name, everywhere):.1%}' if record == 'compositions' else '-'
-        figure = over_plain(runs, name)
-        low, high = interval(everywhere, figure)
-        shown = name if record == 'compositions' else f'{name}, T = 0.8'
-        yield (pair, shown, figure(everywhere), f'{low:.2f} to {high:.2f}', by_family(runs, name),
-               runs.share('tokens', 'full', name, everywhere), agreement)
