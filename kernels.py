@@ -337,7 +337,7 @@ def sparse_swiglu(x, mlp, carry, threshold):
 
 
 def sparse_moe_forward(x, moe, carry, betas):
-    """`moe_forward` that skips a token's m lowest experts, m the largest whose joint share is below beta_m.
+    """`moe_forward` that skips a token's m lowest experts, for the largest m whose share is below beta_m.
 
     betas: beta_1, beta_2, ...; 0 never skips. Source: also Lu et al. 2024 (the case of 2 experts).
     """

@@ -36,7 +36,7 @@ ROWS = 4        # of a product with a packed matrix, at least: fewer are padded,
 
 @dataclass(frozen=True)
 class Config:
-    """The numbers that shape a network, under the names that config.json gives them."""
+    """The numbers that shape a network, where config.json has them under its names; see read_config."""
     model_type: str
     vocab_size: int                 # rows of the embedding; V, the tokenizer's length, may be smaller
     hidden_size: int                # C
@@ -269,7 +269,7 @@ def parameter_bytes(module):
 class Path:
     """How one pass is computed: each layer's attend and ffn function, None where that sublayer is skipped.
 
-    A path that runs every sublayer densely writes as 'full', whatever else it observes on the way.
+    Keys of a path that runs every sublayer densely count as written by 'full', whatever it observes.
     """
     name: str
     attends: tuple      # [L]
@@ -282,7 +282,7 @@ class Path:
 
     @functools.cached_property
     def written_as(self):
-        """The name of this path as a writer of cache positions; it depends on the skipped parts alone."""
+        """The name of this path as a writer of cache positions: what it leaves out."""
         return writer(self.sparse, self.skip)
 
     @functools.cached_property
@@ -291,7 +291,7 @@ class Path:
         return frozenset(['full', self.written_as, writer(self.sparse, ())])
 
     def without(self, skip, name='slim'):
-        """This path without the sublayers in skip: 2i is layer i's attention, 2i + 1 its feed-forward."""
+        """This path without more sublayers, numbered as in `skip`."""
         skip = self.skip.union(skip)
         attends = tuple(None if 2 * i in skip else f for i, f in enumerate(self.attends))
         ffns = tuple(None if 2 * i + 1 in skip else f for i, f in enumerate(self.ffns))
@@ -301,8 +301,9 @@ class Path:
     def sparsified(self, heads, channels, experts):
         """This path made sparse; skipped sublayers stay skipped.
 
-        heads, channels, experts [L]: of each layer the last argument of sparse_attend, sparse_swiglu and
-        sparse_moe_forward, None to keep the dense function. Cached: a compiled pass then finds its graph.
+        heads, channels, experts [L]: of each layer `how` of sparse_attend, `threshold` of sparse_swiglu and
+        `betas` of sparse_moe_forward, None to keep the dense function. Cached: a compiled pass then finds its
+        graph.
         """
         attends = list(self.attends)
         ffns = list(self.ffns)
@@ -396,7 +397,7 @@ class KVCache:
         return n
 
     def record(self, line, start, path):
-        """Positions start.. hold `line`, written by this path; positions behind them are forgotten.
+        """Positions start.. hold line[start:], written by this path; positions behind them are forgotten.
 
         The ids are removed first and added last, so an interrupt can only shorten the valid prefix.
         """
@@ -586,7 +587,7 @@ class Packed(Part):
 
 
 class Transposed(Part):
-    """A small Linear, its weight held as the product takes it; x [N, in] -> [N, out]."""
+    """A Linear that is not packed, its weight held as the product takes it; x [N, in] -> [N, out]."""
 
     def __init__(self, linear):
         super().__init__()
@@ -652,9 +653,9 @@ def mark_static(tensors):
 
 
 # ---------------------------------------------------------------------------------- tensor parallel
-# torchrun starts N processes, the ranks, which run the same program with the same seeds. Each rank has a
-# shard of every layer of the target, by rows where it reads, by columns where it writes, and the rest whole,
-# as well as the draft. Two sums over the ranks a layer make them agree. By hand, because DTensor's
+# torchrun starts N processes, the ranks, which run the same program with the same seeds. Each rank holds a
+# shard of every target layer, by rows where it reads, by columns where it writes; all else, and the draft,
+# whole. Two sums over the ranks a layer make them agree. By hand, because DTensor's
 # parallelize_module works by hooks, which Part does without.
 
 SHARD_AXIS = dict(q_proj=0, k_proj=0, v_proj=0, gate_proj=0, up_proj=0, o_proj=1, down_proj=1)
@@ -757,11 +758,6 @@ def checkpoint_views(model):
             home, part, kind = f'.{name}'.rsplit('.', 2)
             add(home[1:], part, kind, weight)
     return {name.lstrip('.'): view for name, view in views.items()}
-
-
-def checkpoint_tensors(model):
-    """{name in a checkpoint: tensor} of a network, to be saved."""
-    return {name: view.detach().contiguous() for name, (view, _) in checkpoint_views(model).items()}
 
 
 def find_weights(folder, views, count):
@@ -886,7 +882,8 @@ def refuse_types(raw):
             good = type(value) is wanted
         else:
             good = type(value) in (int, wanted) and 0 < value <= MOST.get(name, 1e10)
-        require_that(good, f'{name} is {value!r}, expected {EXPECTED[wanted]}, layers and experts to 1000')
+        expected = f'an integer, 1 to {MOST[name]}' if name in MOST else EXPECTED[wanted]
+        require_that(good, f'{name} is {value!r}, expected {expected}')
 
 
 def refuse_window(raw):

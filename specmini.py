@@ -134,7 +134,7 @@ class Engine:
             proposer=self.proposer, tokens=list(ids), tokens_left=min(self.max_new, self.context - len(ids)),
             eos=self.eos, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p,
             generator=torch.Generator().manual_seed(self.seed + row),       # equal prompts, other samples
-            text=self.tokenizer.decode, calibration=self.calibration, sparse=None if plain else self.sparse)
+            text=self.tokenizer.decode, calibration=self.calibration, sparse=self.sparse)
         session.read_prompt()
         return session
 
@@ -200,7 +200,7 @@ def pick_device(name):
 
 @dataclass
 class Text:
-    """One text by one method: the record from which everything that is printed or stored is computed."""
+    """One text by one method: the record from which its figures, rows and traces are computed."""
     row: dict               # of the file of prompts
     number: int             # of this row, from 0
     prompt: list            # ids
@@ -234,9 +234,9 @@ def write_text(engine, row, number, prompt, name, method, show=None):
 
 
 def audit(session):
-    """[[p(x), log p(x)]] of each token x that was written, by one dense pass of the target behind the text.
+    """[[p(x), log p(x)]] of each token x that was written, by dense passes of the target behind the text.
 
-    p is what the run samples from, log p of the raw logits, in nats. In parts, because logits take memory.
+    p is what the run samples from, log p of the raw logits, in nats. AUDITED tokens a pass: memory.
     """
     reader = session.target
     found = []
@@ -355,7 +355,7 @@ def generate(engine, work, args):
     else:
         if len(texts) > 1:
             print(figures(engine, texts), file=sys.stderr)
-        *lines, step = summary(engine, session, texts)
+        lines, step = summary(engine, session, texts)
         print('\n'.join(lines), file=sys.stderr)
     if args.trace:
         write_trace(args.trace, engine, texts, step)
@@ -363,7 +363,7 @@ def generate(engine, work, args):
 
 
 def write_share(engine, work, args):
-    """Writes this process's share of the rows to NAME.RANK.jsonl, but no row that a file NAME.* has."""
+    """Writes this process's share of the rows to NAME.RANK.jsonl, but rows that a file NAME.*.jsonl has."""
     (name, method), = args.methods.items()
     rank, count = rank_and_world_size()
     done = set()
@@ -403,8 +403,8 @@ def parse(argv):
         'self: the target without the layers that its calibration.json skips')
     add('--lookup', action='store_true', help='look up in the text first, else ask the draft model')
     add('--method', default='sd', help='one of those that --list shows (default: sd)')
-    add('--sparse', metavar='attn,ffn,moe', help='what the target leaves out, under any method')
-    add('--gamma', type=int, help='draft tokens a cycle (default: 4)')
+    add('--sparse', metavar='attn,ffn,moe', help='what the target leaves out when it verifies')
+    add('--gamma', type=int, help="draft tokens a cycle (default: the method's, 4 for sd)")
     add('--temperature', type=float, default=0.0, help='0 (default) is greedy')
     add('--top-k', type=int, default=0, help='sample from this many likeliest tokens; 0: from all')
     add('--top-p', type=float, default=1.0, help='sample from the likeliest tokens of this mass')
@@ -420,9 +420,9 @@ def parse(argv):
     add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
     add('--trace', metavar='FILE.jsonl|FILE.html', help='a line for every cycle, or a page')
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
-    add('--compare', metavar='M1,M2,...', help='one table of these methods and ar')
+    add('--compare', metavar='M1,M2,...', help='these methods and ar, in a table for each task')
     add('--split', metavar='NAME', help='under torchrun: each process writes its share of --prompts to '
-        'NAME.RANK.jsonl; the same command goes on')
+        'NAME.RANK.jsonl; run again, it continues')
     add('--list', metavar='METHOD', nargs='?', const='', help='the methods, or the knobs of one')
     args = p.parse_args(argv)
     if args.list is None:
@@ -452,8 +452,8 @@ def check_flags(args):
     require_that(not page or lab_module('page'), f'--trace {args.trace}: lab/, which writes pages, is not '
                  'beside this file; trace to FILE.jsonl')
     require_that(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
-    alone = not args.split or args.prompts and not args.trace
-    require_that(alone, '--split divides the rows of --prompts FILE.jsonl, and takes no --trace')
+    good = not args.split or args.prompts and not args.trace
+    require_that(good, '--split divides the rows of --prompts FILE.jsonl, and takes no --trace')
     for flag, where in (('trace', args.trace), ('split', args.split)):
         home = File(where or '').parent
         require_that(home.is_dir(), f'--{flag} {where}: there is no folder {home}; make it first')
@@ -475,6 +475,8 @@ def fill_in(args):
     owners = [*args.names, 'sparse'] if args.parts else args.names
     args.methods = {name: make_method(name, args.set, owners, args.parts) for name in args.names}
     args.thinner = make_method('sparse', args.set, owners, args.parts) if args.parts else None
+    good = 'ffn' not in args.parts or args.thinner.ffn_quantile
+    require_that(good, '--sparse ffn: the share of channels to leave out is 0; give --set ffn_quantile=SHARE')
 
 
 def make_method(name, settings, names, parts=()):
@@ -982,9 +984,9 @@ def figures(engine, texts):
 
 
 def summary(engine, session, texts):
-    """Lines for the end of a run: texts cut short, grades, pass times, acceptance, the gamma that pays.
+    """(lines, step) for the end of a run: texts cut short, pass times, the gamma that pays, grades.
 
-    Last, seconds of a pass over one position.
+    step: seconds of a pass over one position, None where blocks are not judged.
     """
     lines = []
     count = cut_at_max_new(engine, texts)
@@ -1005,7 +1007,7 @@ def summary(engine, session, texts):
     if share is not None:
         graded = sum(grade(text.row, '') is not None for text in texts)
         lines.append(f'right: {share * graded:.0f} of {graded} graded texts ({share:.1%})')
-    return [*lines, step]
+    return lines, step
 
 
 def cut_at_max_new(engine, texts):

@@ -168,7 +168,8 @@ def expected_improvement(seen, costs, masks):
 def propose(tried, m, k, seed):
     """k of m units, a sorted tuple not in tried {mask: cost}: random, or of most expected improvement.
 
-    The latter of RANDOM random ones and all swaps of one unit in the best 8. None where none of these is new.
+    The latter is chosen among RANDOM random ones and all swaps of one unit in the best 8. None where none of
+    these is new.
     """
     i = len(tried)
     generator = torch.Generator().manual_seed(seed * 100_003 + i)
@@ -409,7 +410,7 @@ def choose_gate(steps, ranges, accuracy):
     """
     gates = []
     for beta, tau in itertools.product(BETAS, TAUS):
-        kept = [right for L, G, right in steps if step_score([(L, G)], ranges, beta)[0] >= tau]
+        kept = [right for L, G, right in steps if step_score([(L, G)], ranges, beta) >= tau]
         if len(kept) >= max(1, LEAST * len(steps)):
             gates.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps),
                               sure=lower_bound(sum(kept), len(kept))))
@@ -449,7 +450,7 @@ def parse(argv):
     add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
     add('--prompts', metavar='FILE', help='prompts (JSON lines; default: rows of the embedded tasks)')
     add('--chat', action='store_true', help="put them into the target's chat template")
-    add('--windows', type=int, default=usual.windows, help='prompts that are used (default: 28)')
+    add('--windows', type=int, default=usual.windows, help='texts that are used (default: 28)')
     add('--seed', type=int, default=usual.seed)
     add('--unit', choices=('layer', 'sublayer'), default=usual.unit, help='what a mask leaves out')
     add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
@@ -525,7 +526,7 @@ def run(args):
 
 
 def main(argv=None):
-    """Runs the program; returns its exit status: 0, or 2 for bad input (one line on stderr)."""
+    """Runs the program; returns its exit status, see specmini.exit_status."""
     return exit_status('train_mask', lambda: run(parse(argv)))
 
 

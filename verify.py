@@ -5,8 +5,7 @@ fields are its knobs; it overrides only what it changes. Not here: the network (
 the methods are compared with (lab/*/baselines.py).
 
 p is the target's distribution and q the draft's; both are what is really sampled from, after temperature,
-top-k and top-p. Temperature 0 gives a one-hot distribution, so the exact rule needs no greedy branch. The law
-of a method is the distribution of the texts that it writes.
+top-k and top-p. Temperature 0 gives a one-hot distribution, so the exact rule needs no greedy branch.
 V vocabulary, n draft tokens of a block, T tokens of a text, B branches, K candidates of a position.
 """
 import copy
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from math import inf
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -54,9 +54,9 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 
 def likeliest(p, mass):
-    """(chances, ids) of tokens of p [..., V] that have at least this mass, the likeliest first.
+    """(chances, ids) of the likeliest tokens of p [..., V], in order, enough to have this mass together.
 
-    On a CPU of HEAD tokens if they have it: to sort a large vocabulary takes as long as a pass of a draft.
+    A CPU tries HEAD tokens first: to sort a large vocabulary takes as long as a pass of a draft.
     """
     if not on_gpu(p):
         head = p.topk(min(HEAD, p.shape[-1]))
@@ -108,7 +108,7 @@ def check_finite(highest, who, length):
 
 @dataclass
 class Draft:
-    """Guessed tokens and the very distributions they were drawn from (a point mass if they were not)."""
+    """Guessed tokens and the very distributions they were drawn from (one-hot if they were not drawn)."""
     tokens: list                            # [n] ids
     q: torch.Tensor                         # [n, V]
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
@@ -127,12 +127,11 @@ class Draft:
 class Score:
     """A verifier's view of a draft, p [n + 1, V]: **its pass runs when a rule first looks**, or never.
 
-    That is how VIA-SD spares the target: a cycle in which no rule looks at the target's Score has no full
-    pass.
+    That is how VIA-SD spares the target: no rule looks at the target's Score where slim decides all.
     """
 
     def __init__(self, session: 'Session', draft: Draft, path: Path, recovery_distribution=residual):
-        """recovery_distribution: see Exact.recovery_distribution."""
+        """recovery_distribution: function (p, q) -> what a rejected token is replaced from, see Exact."""
         self.session = session
         self.draft = draft
         self.path = path
@@ -143,7 +142,8 @@ class Score:
     def logits(self):
         """[n + 1, V] raw: row i judges draft token i, the last row gives the bonus token.
 
-        The pass reads n + 1 positions: the root (the last committed token, not read yet) and the draft.
+        Of n + 1 positions: the root (the last committed token, not read yet) and the draft. The pass reads
+        those that are not known, and before them what the cache does not hold for this path.
         """
         known = self.draft.known
         unread = len(self.draft.tokens) + 1 - (0 if known is None else len(known))
@@ -213,7 +213,7 @@ def tokens_of(cycles):
 
 
 def whole_passes(passes):
-    """How many of the passes were the target's through all its layers: full or sparse, not slim."""
+    """The target's share of a {reader/path: number}: through all its layers, full or sparse, not slim."""
     return passes.get('target/full', 0) + passes.get('target/sparse', 0)
 
 
@@ -340,7 +340,7 @@ def decode(session: Session, method: 'Method'):
 # -------------------------------------------------------------------------------------- the base of methods
 
 def knob(default, meaning, lowest=-inf, highest=1e9, words=()):
-    """A field that users set: a number in a range, or one of these words. None as a default: see meaning."""
+    """A field that users set: a number in a range, or one of these words. What None does, `meaning` says."""
     return field(default=default, metadata=dict(meaning=meaning, lowest=lowest, highest=highest, words=words))
 
 
@@ -370,7 +370,7 @@ class Autoregressive(Method):
         return Draft([], None)
 
     def score(self, session, draft):
-        return Score(session, draft, session.view(session.target.model.full))
+        return Score(session, draft, session.target.model.full)
 
     def accept(self, session, draft, score):
         token, highest = to_host(session.draw(score.p), score.logits.amax())
@@ -489,7 +489,7 @@ def draft_model(session: Session, plan: Plan, reader: Reader = None, path: Path 
     found = sample_branches(session, reader, path, 1, plan)
     (ids,) = found.lines(session)
     n = len(ids)
-    # the last token was not fed: if all are kept, the next read starts one token before the bonus
+    # the last token was not fed: the next read feeds it
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
     return Draft(ids, found.q[0, :n], found.logits[0, :n], notes=found.notes[:n])
 
@@ -613,18 +613,14 @@ class Online(Controller):
         return self.knobs.k_max
 
     def note(self, tokens, logits):
-        return dict(confidence=mean(confidence(logits, self.knobs)))       # over all rows
+        return dict(confidence=fmean(confidence(logits, self.knobs)))       # over all rows
 
     def keep_drafting(self, session, notes):
-        sure = mean([note['confidence'] for note in notes])
+        sure = fmean(note['confidence'] for note in notes)
         return len(notes) < block_length(sure, self.knobs)
 
 
 CONTROLLERS.update(online=Online)
-
-
-def mean(numbers):
-    return sum(numbers) / len(numbers)
 
 
 def confidence(logits, knobs):
@@ -647,8 +643,8 @@ class CmAsd(Exact):
     """CM-ASD: the draft's confidence C sets how much is drafted and how strictly it is judged. LOSSY.
 
     The paper does not say which quantity its threshold tau bounds. We take p(x) / max p >= tau on raw logits
-    at temperature 0, above it the chance min(1, p / (tau q)); tau_base = 1 is exact in both. The window
-    averages C over the block so far, so that no token is dropped unverified.
+    at temperature 0, and at higher ones the chance min(1, p / (tau q)); tau_base = 1 is exact in both. The
+    window (the length of a block) averages C over the block so far, so no token is dropped unverified.
     Source: Sen et al. 2025 (arXiv 2508.15371), window and threshold; Xia et al. 2023 (SpecDec), the ratio.
     """
     controller: str = knob('online', 'what ends a block; online: the window of confidence', words=CONTROLLERS)
@@ -702,7 +698,7 @@ SOFT_CANDIDATES = 4     # beside the branches' own tokens, where branches vote w
 class Ballot:
     """What B branches of n tokens say of K candidates a position; at temperature 1, on the CPU, in fp64."""
     tokens: torch.Tensor                    # [B, n] ids
-    entropy: torch.Tensor                   # [B, n] H(q) / log V, in 0..1: no calibration is needed
+    entropy: torch.Tensor                   # [B, n] H(q) / log V, in 0..1
     logq: torch.Tensor                      # [B, n] of the branch's own token, nats
     names: torch.Tensor                     # [n, K] candidate ids: the branches' tokens, then the likeliest
     q: torch.Tensor                         # [B, n, K] q of the candidates
@@ -803,10 +799,8 @@ class Ecsv(Exact):
         check_finite(ballot.entropy, 'draft', len(session.tokens))
         fused = cut_at_eos(self.fuse(ballot), session.eos)
         cap = self.budget or texts.tokens.shape[1] + 1
-        checks = self.spots
-        if self.budget and self.banked > 0:
-            checks += 1
-        chosen = ballot.doubtful(checks, min(len(fused), cap - 1))
+        extra = 1 if self.budget and self.banked > 0 else 0
+        chosen = ballot.doubtful(self.spots + extra, min(len(fused), cap - 1))
         known = None
         spent = len(fused) + 1
         if chosen:
@@ -872,12 +866,12 @@ def violation(b, a, alpha=0.5, beta=0.5):
 
 @dataclass
 class ViaSd(Exact):
-    """The target with sublayers skipped (slim, s) judges first, the full target what slim doubts. LOSSY.
+    """Slim (s), the target without some sublayers, judges first; the whole one what slim doubts. LOSSY.
 
     By r = s(y) / max s a draft token y is kept, rewritten by slim, or (r < escalate) decided by the target,
-    which judges the rest of the block, too, because its pass is paid. Then, or when slim is max_lag ahead, it
-    reads the positions that slim kept, and overwrites slim's keys in their shared cache. A block that slim
-    kept ends with slim's own next token (the paper is silent), which at temperature 0 would pass its gate.
+    which judges the rest of the block, too, because its pass is paid. In that pass, or once slim is more than
+    max_lag tokens ahead, it reads what slim kept, and overwrites slim's keys in their shared cache. A block
+    that slim kept ends with slim's own next token (the paper is silent): at temperature 0 it would pass.
     Source: VIA-SD (2026); its p, q', q are our q, s, p, its alpha_1 and alpha_2 keep and escalate.
     """
     gamma: int = knob(5, 'draft tokens a cycle', 0)
@@ -885,7 +879,7 @@ class ViaSd(Exact):
     escalate: float = knob(0.3, 'r below which the target decides; above 1 it always does', 0)
     max_lag: int = knob(32, 'tokens that slim may build on before the target has read them', 0)
     slim_bonus: bool = knob(True, "whether a block that slim kept ends with slim's next token")
-    reserved = 0            # a block may fill what is left: a token that the cycle adds is then cut
+    reserved = 0            # a block may use all tokens left: one that the cycle adds is then cut
 
     def __post_init__(self):
         super().__post_init__()
@@ -905,7 +899,7 @@ class ViaSd(Exact):
         committed = session.tokens[:-1]
         reader = session.target
         if len(committed) - reader.cache.valid_prefix(committed, score.path) > self.max_lag:
-            reader.read(committed, [], score.path, 0)
+            reader.read(committed, [], score.path, 0)           # slim is too far ahead
         slim = judge = self.slim_score(session, draft)
         judged = []
         for i, token in enumerate(draft.tokens):
@@ -942,8 +936,8 @@ class SpecGuard(Method):
     """Judges whole steps by the draft's own grounding and confidence; the target writes what fails. LOSSY.
 
     The draft writes k steps, the most central one is judged: score = beta L + (1 - beta) G by its weakest
-    tokens. L = min log q(y_t), G = min of attention rollout's share on the text before the step, both on a
-    calibrated scale of 0..1. Below tau the target writes the step.
+    tokens. L = min log q(y_t) at temperature 1, G = min of attention rollout's share on the text before the
+    step, both on a calibrated scale of 0..1. Below tau the target writes the step.
     Source: Purohit, Narayanam & Pal 2026 (SpecGuard, "From Tokens to Steps", arXiv 2604.15244).
     """
     gamma: int = knob(4, 'draft tokens a cycle under regenerate=sd', 0)
@@ -1007,9 +1001,9 @@ class SpecGuard(Method):
 
     def choose(self, drafts):
         """The Draft that the others are most like; its options are the ids of all."""
-        texts = [draft.tokens for draft in drafts]
         if len(drafts) == 1:
             return drafts[0]
+        texts = [draft.tokens for draft in drafts]
         logps = [token_logps(draft.logits, draft.tokens).mean() for draft in drafts]
         (logps,) = to_host(torch.stack(logps))
         chosen = drafts[most_central(texts, logps.tolist())]
@@ -1029,16 +1023,16 @@ class SpecGuard(Method):
         return seen.tolist()
 
     def judge(self, session, draft, seen):
-        """(score, whether a signal was clipped) of the step; seen: as score has it."""
+        """The score of the step; seen: as score has it."""
         signals = session.calibration['signals']
         return step_score(seen, (signals['draft_logp'], signals['draft_grounding']), self.beta)
 
     def accept(self, session, draft, seen):
         """(tokens, labels, judged), one verdict for the step."""
-        score, clipped, threshold = None, False, None
+        score = threshold = None
         kept = self.tau < 0                             # at -inf or inf the score is not needed
         if abs(self.tau) < inf:
-            score, clipped = self.judge(session, draft, seen)
+            score = self.judge(session, draft, seen)
             threshold = self.tau
             kept = score >= threshold
         judged = []
@@ -1046,7 +1040,7 @@ class SpecGuard(Method):
         (each_q,) = to_host(draft.q.gather(1, ids)[:, 0])
         for token, q, (logp, grounding) in zip(draft.tokens, each_q.tolist(), seen):
             judged.append(dict(token=token, p=None, q=q, threshold=threshold, chance=float(kept), kept=kept,
-                               score=score, clipped=clipped, logp=logp, grounding=grounding))
+                               score=score, logp=logp, grounding=grounding))
         tokens = draft.tokens if kept else self.write(session)
         return tokens, ['draft' if kept else 'target'] * len(tokens), judged
 
@@ -1083,19 +1077,16 @@ def most_central(steps, logps):
 
 
 def step_score(seen, ranges, beta):
-    """(score 0..1, whether a signal was clipped) of a step by its weakest tokens.
+    """The score 0..1 of a step by its weakest tokens.
 
     seen [T]: (log-probability, grounding) of each token; ranges: (low, high) of either, which become 0 and 1.
     """
     unit = []
-    clipped = False
     for values, (low, high) in zip(zip(*seen), ranges):
         scaled = (min(values) - low) / max(high - low, 1e-6)
-        inside = min(1.0, max(0.0, scaled))
-        clipped = clipped or inside != scaled
-        unit.append(inside)
+        unit.append(min(1.0, max(0.0, scaled)))
     confidence, grounding = unit
-    return beta * confidence + (1 - beta) * grounding, clipped
+    return beta * confidence + (1 - beta) * grounding
 
 
 # ---------------------------------------------------------------------------------- sparse verification
@@ -1113,7 +1104,8 @@ class Blocks(NamedTuple):
 class Sparse(Exact):
     """Exact speculative decoding whose verifying pass leaves out blocks of keys, channels and experts. LOSSY.
 
-    Set as a Session's `sparse`, it does so under any other method. Off: rho=1 moe_skip=0.
+    Set as a Session's `sparse`, it does so under any method that drafts. Dense with rho=1 moe_skip=0,
+    as long as ffn_quantile is 0.
     Source: "Accelerate speculative decoding with sparse computation in verification" (2025). The
     paper's "first draft token" is our root; its abstract states the experts' condition the wrong way round.
     """

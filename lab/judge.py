@@ -399,8 +399,7 @@ def page_lines(paper, findings):
         n = max(len(stored.rows) for stored in records.values())
         lines.append(f'* {pair}: {len(records)} records of up to {n} rows, {" and ".join(dates)}')
     lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings))))]
-    table = claims_of(paper).sweeps(pairs)
-    return lines + table_lines(table) if table else lines
+    return lines + table_lines(claims_of(paper).sweeps(pairs))
 
 
 def between_markers(text, lines):

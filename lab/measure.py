@@ -244,7 +244,8 @@ def run_row(settings, pair, prompt):
     """
     runs = dict.fromkeys(settings)
     order = random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings))
-    for name, setting in ((name, settings[name]) for name in order):
+    for name in order:
+        setting = settings[name]
         engine = prepared(pair, setting)
         engine.reopen(prompt.ids)
         method = setting.method()
@@ -321,24 +322,17 @@ def target_says(session, ids, written):
 def token_row(pair, prompt):
     """A row of columns, one value for each token of the target's own greedy text.
 
-    hit: whether the draft's favourite is that token; largest: the draft's largest q; signals: CM-ASD's
-    three confidences [T, 3]; ratio: the target's p(draft's favourite) / max p.
+    hit: whether the draft's favourite is that token; signals: CM-ASD's three confidences [T, 3].
     """
     engine = prepared(pair, sd(8, prompt_lookup))
     engine.open([prompt.ids])
     session = engine.start(prompt.ids, Exact())
     written = tokens_of(decode(session, Exact(8)))
-    p, q = (behind(reader, prompt.ids, written) for reader in (session.target, session.draft))
-    guesses = q.argmax(-1)                                                          # [T]
-    ratio = (p.gather(1, guesses[:, None])[:, 0] - p.amax(-1)).exp()
-    hits = [int(guess == token) for guess, token in zip(guesses.tolist(), written)]
-    return prompt.name | dict(tokens=len(written), hit=hits, largest=q.softmax(-1).amax(-1).tolist(),
-                              signals=[list(row) for row in confidence_signals(q)], ratio=ratio.tolist())
-
-
-def behind(reader, ids, written):
-    """Logits [T, V] of a model at each token of a text that is written behind these ids."""
-    return reader.read(list(ids), written[:-1], reader.model.full, len(written)).float()
+    draft = session.draft
+    q = draft.read(list(prompt.ids), written[:-1], draft.model.full, len(written)).float()      # [T, V] raw
+    hits = [int(guess == token) for guess, token in zip(q.argmax(-1).tolist(), written)]
+    return prompt.name | dict(tokens=len(written), hit=hits,
+                              signals=[list(row) for row in confidence_signals(q)])
 
 
 # ---------------------------------------------------------------------------------------------- pass costs

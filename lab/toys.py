@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import kernels
-from model import Config, Path, Reader, Transformer, checkpoint_tensors
+from model import Config, Path, Reader, Transformer, checkpoint_views
 from verify import METHODS, Draft, Exact, Session, draft_model, decode, probs, no_draft
 
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -73,6 +73,11 @@ def checkpoint(folder, model=None, tokenizer=None, **changes):
     save_file(checkpoint_tensors(model), folder / 'model.safetensors')
     tokenizer.save(str(folder / 'tokenizer.json'))
     return folder
+
+
+def checkpoint_tensors(model):
+    """{name in a checkpoint: tensor} of a network, to be saved."""
+    return {name: view.detach().contiguous() for name, (view, _) in checkpoint_views(model).items()}
 
 
 # -------------------------------------------------------------------------------------------------- texts

@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 import train_mask
 from lab import tasks
-from model import Transformer, checkpoint_tensors, checkpoint_views, read_config, atomic_write
+from lab.toys import checkpoint_tensors
+from model import Transformer, checkpoint_views, read_config, atomic_write
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'

@@ -1,8 +1,9 @@
 """Baselines and ablations of CM-ASD: a lenient rule, length controllers, other readings of the paper."""
 import math
 from dataclasses import dataclass
+from statistics import fmean
 
-from verify import (CONTROLLERS, METHODS, CmAsd, Controller, Draft, Exact, Online, block_length, knob, mean,
+from verify import (CONTROLLERS, METHODS, CmAsd, Controller, Draft, Exact, Online, block_length, knob,
                     probs)
 
 
@@ -38,7 +39,7 @@ class ClosedLoop(Online):
     rate = 1.0              # the moving average
 
     def keep_drafting(self, session, notes):
-        sure = mean([note['confidence'] for note in notes])
+        sure = fmean(note['confidence'] for note in notes)
         return len(notes) < block_length(self.rate * sure, self.knobs)
 
     def learn(self, cycle):
@@ -164,7 +165,7 @@ class Probe(CmAsd):
         draft = super().propose(session)
         if not draft.tokens:
             return draft
-        n = block_length(mean([note['confidence'] for note in draft.notes]), self)
+        n = block_length(fmean(note['confidence'] for note in draft.notes), self)
         return Draft(draft.tokens[:n], draft.q[:n], draft.logits[:n], notes=draft.notes[:n])
 
 

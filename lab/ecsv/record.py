@@ -30,9 +30,7 @@ CHEAP = {               # asked of the embedded pair alone
     'ecsv-lite, B = 2': Setting(partial(Ecsv, a_self=0, branches=2)),
     'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8)),
     'sd, 4-bit sampled draft': Setting(partial(Ecsv, branches=1), rounded='draft'),
-    'ecsv, 4-bit draft': Setting(Ecsv, rounded='draft'),
-    'sd, hotter sampled draft': Setting(partial(Ecsv, branches=1, draft_temperature=1.2)),
-    'ecsv, hotter draft': Setting(partial(Ecsv, draft_temperature=1.2))}
+    'ecsv, 4-bit draft': Setting(Ecsv, rounded='draft')}
 HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge),
           'hedge, two tokens': Setting(partial(Hedge, side=2))}
 ABLATIONS = {
@@ -64,10 +62,10 @@ def cycles_of(pair, prompt, setting, method):
 def counts(cycles, method):
     """What a text's cycles came to.
 
-    kept: draft tokens; positions, passes: the target's; drafts: draft passes, whatever their rows; failures:
-    blocks with a rejected token. Of the best of four branches the passes over the others count nothing.
+    kept: draft tokens; positions, passes: the target's; drafts: draft passes, whatever their rows. Of the
+    best of four branches the passes over the others count nothing.
     """
-    found = dict(kept=0, cycles=len(cycles), positions=0, passes=0, drafts=0, failures=0)
+    found = dict(kept=0, cycles=len(cycles), positions=0, passes=0, drafts=0)
     for cycle in cycles:
         drafts, _, _ = cycle.passes.get('draft/full', (0, 0, 0))
         passes, positions, _ = cycle.passes['target/full']
@@ -77,7 +75,6 @@ def counts(cycles, method):
         found['positions'] += positions
         found['passes'] += passes
         found['drafts'] += drafts
-        found['failures'] += any(not verdict['kept'] for verdict in cycle.judged)
     return found
 
 

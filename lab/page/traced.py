@@ -6,13 +6,14 @@ line: lab/page/README.md.
 """
 import copy
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
 import kernels
 from model import Reader, to_host
 from train_mask import watched
-from verify import CmAsd, Ecsv, Score, Session, SpecGuard, block_length, mean
+from verify import CmAsd, Ecsv, Score, Session, SpecGuard, block_length
 
 LIKELIEST = 8       # tokens of a place whose probabilities are noted
 DECIMALS = 5        # of a noted number
@@ -206,7 +207,7 @@ def confidence_notes(method, draft):
     if not confidence:
         return {}
     knobs = method if isinstance(method, CmAsd) else CmAsd
-    window = [block_length(mean(confidence[:i + 1]), knobs) for i in range(len(confidence))]
+    window = [block_length(fmean(confidence[:i + 1]), knobs) for i in range(len(confidence))]
     return dict(confidence=rounded(confidence), window=window)
 
 

@@ -4,11 +4,12 @@ Which text, and by what rule a cycle of it was taken, stands in each function. W
 """
 import copy
 import functools
+from statistics import fmean
 
 from lab import tasks
 from lab.measure import EMBEDDED, held_out_rows
 from train_mask import watched
-from verify import (CmAsd, Draft, Ecsv, Score, Sparse, SpecGuard, ViaSd, block_length, decode, mean,
+from verify import (CmAsd, Draft, Ecsv, Score, Sparse, SpecGuard, ViaSd, block_length, decode,
                     step_score)
 
 FOX = 'One evening Mia the fox went to the market with a map.'
@@ -79,7 +80,7 @@ def confident():
     confidence = column(cycle.judged, 'confidence')
     window = []
     for n in range(1, len(confidence) + 1):
-        window.append(block_length(mean(confidence[:n]), method))
+        window.append(block_length(fmean(confidence[:n]), method))
     return dict(prompt=FOX, drafted=words(cycle.drafted), confidence=confidence, window=window,
                 most=method.k_max, ratio=ratios, threshold=column(cycle.judged, 'threshold'),
                 kept=column(cycle.judged, 'kept'), favourite=words(best), committed=words(cycle.tokens))
@@ -158,8 +159,8 @@ def guarded():
     for cycle in decode(session, method):
         seen = [(verdict['logp'], verdict['grounding']) for verdict in cycle.judged]
         first = cycle.judged[0]
-        steps.append(dict(text=text_of(cycle.drafted), confidence=step_score(seen, ranges, 1)[0],
-                          grounding=step_score(seen, ranges, 0)[0], score=first['score'],
+        steps.append(dict(text=text_of(cycle.drafted), confidence=step_score(seen, ranges, 1),
+                          grounding=step_score(seen, ranges, 0), score=first['score'],
                           kept=first['kept'], committed=text_of(cycle.tokens)))
     return dict(prompt=row['prompt'], tau=method.tau, steps=steps)
 

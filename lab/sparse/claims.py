@@ -45,7 +45,7 @@ def long_claims(runs):
     yield Claim('long: same choice as dense', 'paper', 0.95, every, gap(column(runs, 'alike', KEYS)))
     yield Claim('long: same choice less the latest keys', 'ours', 0, every,
                 gap(less(runs, 'alike', KEYS, LATEST)))
-    if look_ups:
+    if look_ups and column(runs, 'right', 'dense')[look_ups].any():     # else nothing can be lost
         yield Claim('look-up: right less dense', 'paper', -0.01, look_ups,
                     gap(less(runs, 'right', KEYS, 'dense')))
         yield Claim('look-up: right less the latest keys', 'ours', 0.02, look_ups,
@@ -54,15 +54,10 @@ def long_claims(runs):
     def block_efficiency(texts):
         return runs.share('tokens', 'cycles', KEYS, texts) / runs.share('tokens', 'cycles', 'dense', texts)
     yield Claim('tokens a cycle over dense', 'paper', 0.95, every, block_efficiency)
-    for kind in kinds(runs):
-        yield Claim('long: end to end over sd', 'paper', 1, every, over(runs, KEYS, 'dense', kind), kind)
-        yield Claim('drafts: kept keys over look-up', 'ours', 1, every,
-                    tuned_over(runs, KEPT, LOOKED_UP, kind), kind)
-
-
-def kinds(runs):
-    """The kind of speed that the rows have: by the clock if they have seconds."""
-    return [kind for kind, unit in UNITS.items() if unit in runs.sums][:1]
+    kind = runs.kind
+    yield Claim('long: end to end over sd', 'paper', 1, every, over(runs, KEYS, 'dense', kind), kind)
+    yield Claim('drafts: kept keys over look-up', 'ours', 1, every,
+                tuned_over(runs, KEPT, LOOKED_UP, kind), kind)
 
 
 def task_claims(runs):
@@ -86,14 +81,12 @@ SWEEPS = [      # what, record, part of the families' names, figure, settings
     ("profile: the target's share of sd's passes", 'tasks', '', 'verifying', ['dense']),
     ('one pass over dense, 2k tokens', 'long', ' 2048', 'faster', [KEYS]),
     ('one pass over dense, 4k', 'long', ' 4096', 'faster', [KEYS]),
-    ('one pass over dense, 16k', 'long', ' 16384', 'faster', [KEYS]),
     ('KL, 4k: chosen, latest keys', 'long', ' 4096', 'kl', [KEYS, LATEST]),
     ('KL, 8k: chosen, latest keys', 'long', ' 8192', 'kl', [KEYS, LATEST]),
     ('same first choice, 8k: chosen, latest keys', 'long', ' 8192', 'alike', [KEYS, LATEST]),
     ('look-up, right: dense, chosen, latest keys', 'long', LOOK_UP, 'right', ['dense', KEYS, LATEST]),
     ('look-up, KL: chosen, latest keys', 'long', LOOK_UP, 'kl', [KEYS, LATEST]),
-    ('speed, 4k: kept-draft 2, 4; look-up 2, 4', 'long', ' 4096', 'speed', KEPT + LOOKED_UP),
-    ('speed, 8k: kept-draft 2, 4; look-up 2, 4', 'long', ' 8192', 'speed', KEPT + LOOKED_UP),
+    ('speed over look-up 4, 8k: kept-draft 2, 4; look-up 2', 'long', ' 8192', 'speed', (*KEPT, 'look-up 2')),
     ('tables, right: dense, 50, 25, 10 % of keys', 'tasks', 'table', 'right', ['dense', *BUDGETS]),
     ('tables, tokens a cycle: the same', 'tasks', 'table', 'efficiency', ['dense', *BUDGETS]),
     ('tables, right: 25 %, blocks of 4, 8, ... 128', 'tasks', 'table', 'right', BLOCKS),
@@ -104,8 +97,7 @@ SWEEPS = [      # what, record, part of the families' names, figure, settings
     ('reasoning, right: dense, 10 % of keys, hybrid', 'tasks', 'math', 'right', ['dense', 'keys 10 %', HARD]),
     ('same choice: 40 % of channels', 'tasks', '', 'alike', [CHANNELS]),
     ('perplexity: 3, 2, 1 of 4 experts', 'mixture', '', 'perplexity', EXPERTS),
-    ('right: dense, hybrid of keys and 3 experts', 'mixture', '', 'right', ['dense', 'keys 25 %, 3 experts']),
-    ('tokens a cycle: draft given, aligned to sparse', 'distilled', '', 'efficiency', ['given', 'sparse'])]
+    ('right: dense, hybrid of keys and 3 experts', 'mixture', '', 'right', ['dense', 'keys 25 %, 3 experts'])]
 
 
 def sweeps(pairs):
@@ -124,8 +116,9 @@ def with_ratios(rows):
     sums = runs.sums
     if 'tokens' in sums:
         sums['efficiency'] = sums['tokens'] / sums['cycles']
-    for kind in kinds(runs):
-        sums['speed'] = sums['tokens'] / sums[UNITS[kind]]
+    if LOOKED_UP[-1] in runs.number:
+        pace = sums['tokens'] / sums[UNITS[runs.kind]]
+        sums['speed'] = pace / pace[:, runs.number[LOOKED_UP[-1]]][:, None]
     if 'pass' in sums:
         sums['faster'] = column(runs, 'pass', 'dense')[:, None] / sums['pass']
     if 'nll' in sums:

@@ -38,7 +38,7 @@ class RewardGuided(Unseen):
     def judge(self, session, draft, seen):
         now = session.draft.now()
         session.draft.log.append(('reward', len(draft.tokens), now, now))
-        return step_right(session, draft), False
+        return step_right(session, draft)
 
 
 @dataclass
@@ -47,7 +47,7 @@ class RandomGate(Unseen):
     rate: float = knob(0.5, 'chance that a step stays', 0, 1)
 
     def judge(self, session, draft, seen):
-        return float(session.flip(self.rate)), False
+        return float(session.flip(self.rate))
 
 
 @dataclass
@@ -55,7 +55,7 @@ class OracleGate(Unseen):
     """Keeps a step if and only if the task's checker finds it right: the upper bound of any gate. LOSSY."""
 
     def judge(self, session, draft, seen):
-        return step_right(session, draft), False
+        return step_right(session, draft)
 
 
 METHODS.update({'rsd': RewardGuided, 'random-gate': RandomGate, 'oracle-gate': OracleGate})

@@ -71,7 +71,7 @@ def step_claims(rows):
     texts = numpy.arange(len(rows))
     steps = [(L, 1 - ungrounded) for row in rows for L, ungrounded in row['draft']]
     ranges = signal_ranges(steps)
-    score = [step_score([step], ranges, 0.5)[0] for step in steps]
+    score = [step_score([step], ranges, 0.5) for step in steps]
     sure, grounded, both = (within(rows, signal) for signal in (*zip(*steps), score))
     yield Claim('AUROC of L, drafted steps of one kind', 'ours', TELLS, texts, sure)
     yield Claim('AUROC of G, drafted steps of one kind', 'ours', TELLS, texts, grounded)

@@ -13,9 +13,9 @@ import transformers
 from lab import bench, course, cuda, speed, tasks, train
 from lab.quantise import CODEBOOK, linear, quantise
 from lab.tests.helpers import EMBEDDED, LINE, case, program, tiny
-from lab.toys import apart, fresh, network
+from lab.toys import apart, checkpoint_tensors, fresh, network
 from lab.tree import Tree
-from model import Reader, checkpoint_tensors, load, read_calibration, read_tokenizer
+from model import Reader, load, read_calibration, read_tokenizer
 from tokenizers import Tokenizer
 
 transformers.logging.set_verbosity_error()

@@ -162,8 +162,6 @@ def test_token_row(pair):
         p, q = (fresh(model, ids) for model in (target, draft))
         guess = int(q.argmax())
         assert row['hit'][i] == (guess == int(p.argmax()))
-        assert row['largest'][i] == pytest.approx(float(q.softmax(-1).max()), abs=1e-5)
-        assert row['ratio'][i] == pytest.approx(float((p[guess] - p.max()).exp()), abs=1e-5)
         ids.append(int(p.argmax()))
 
 

@@ -54,6 +54,7 @@ def pair(tmp_path_factory):
     ('--lookup --method specguard', '--lookup'), ('--list magic', 'magic'),
     ('--method specguard --set delimiter=', 'delimiter'), ('--sparse x', '--sparse'),
     ('--sparse moe', '--sparse moe'), ('--sparse ffn --set rho=2', 'rho'),
+    ('--sparse attn,ffn', 'ffn_quantile=SHARE'),
     ('--split x', '--split'), ('--prompts x --split nodir/n', '--split nodir/n'),
     ('--prompts x --split n --trace t', '--trace'),
     (f'--target {EMBEDDED}/draft --sparse attn,ffn --set ffn_quantile=0.5', 'calibration.json'),
