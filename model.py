@@ -107,7 +107,10 @@ class Attention(Part):
             self.k_norm = RMSNorm(D, config.rms_norm_eps)
 
     def forward(self, x, attend, context, store, carry):
-        """x [N, C], N = B T -> ([N, C], carry). store: this layer's keys and values in the cache, or None."""
+        """x [N, C], N = B T -> ([N, C], carry). store: this layer's keys and values in the cache, or None.
+
+        carry: what a layer hands to the next one, see kernels.py.
+        """
         T = len(context.positions)
         H, G, D = self.sizes
         heads = self.qkv_proj(x).view(-1, T, H + 2 * G, D).transpose(1, 2)  # [B, H + 2 G, T, D]
@@ -277,8 +280,8 @@ class Path:
     skip: frozenset = frozenset()   # sublayers left out: 2i is layer i's attention, 2i + 1 its feed-forward
     sparse: bool = False            # whether a sublayer that runs leaves something out
     needs_pass_info: bool = False   # whether its layers need Reader.pass_info
-    block: int = 0                  # keys per block mean, for a path whose layers choose by means
-    carry: object = None            # the first layer's; a path that observes sets it
+    block: int = 0                  # keys of a block, where layers choose blocks by mean keys
+    carry: object = None            # the first layer's; a path that observes (grounded) sets it
 
     @functools.cached_property
     def written_as(self):

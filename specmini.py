@@ -308,7 +308,7 @@ def run(args):
     prompts = encode(tokenizer, texts, not args.chat)
     given = {option.name: getattr(args, option.name) for option in fields(Engine)
              if hasattr(args, option.name)}
-    given |= dict(sparse=args.thinner, tensor_parallel=args.split is None, tokenizer=tokenizer)
+    given |= dict(sparse=args.sparsifier, tensor_parallel=args.split is None, tokenizer=tokenizer)
     engine = Engine(**given)
     mixtures = engine.models['target'].config.mixtures
     there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
@@ -474,8 +474,8 @@ def fill_in(args):
     args.draft = args.draft or 'lookup'
     owners = [*args.names, 'sparse'] if args.parts else args.names
     args.methods = {name: make_method(name, args.set, owners, args.parts) for name in args.names}
-    args.thinner = make_method('sparse', args.set, owners, args.parts) if args.parts else None
-    good = 'ffn' not in args.parts or args.thinner.ffn_quantile
+    args.sparsifier = make_method('sparse', args.set, owners, args.parts) if args.parts else None
+    good = 'ffn' not in args.parts or args.sparsifier.ffn_quantile
     require_that(good, '--sparse ffn: the share of channels to leave out is 0; give --set ffn_quantile=SHARE')
 
 

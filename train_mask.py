@@ -117,7 +117,7 @@ class Windows:
         return reader.read(ids, [], path, self.W).float().log_softmax(-1)
 
     def cost(self, skip):
-        """What DIMR minimises: R(p|s) in nats a token. Source: VIA-SD (2026), DIMR."""
+        """What the search for a mask minimises: R(p|s) in nats a token. Source: VIA-SD (2026), DIMR."""
         path = self.model.full.without(skip)
         total = 0.0
         for reader, ids, p in zip(self.readers, self.texts, self.p):

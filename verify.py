@@ -118,7 +118,7 @@ class Draft:
 
     @classmethod
     def points(cls, tokens, model):
-        """Tokens that were looked up or chosen: q is one-hot, the exact rule becomes sample-and-match."""
+        """Tokens that were looked up or chosen: q is one-hot, and the exact rule keeps x with chance p(x)."""
         ids = to_device(tokens, model.cos.device)[:, None]                                  # [n, 1]
         q = torch.zeros(len(tokens), model.vocab, device=ids.device).scatter_(1, ids, 1.0)
         return cls(tokens, q)
@@ -174,7 +174,7 @@ class Score:
             endings = torch.cat([self.recovery_distribution(p[:-1], q), p[-1:]])        # [n + 1, V]
             table, drawn, highest = to_host(table, self.session.draw(endings), highest)
             self.drawn = drawn.tolist()
-        who = 'target' if self.reader is self.session.target else 'middle model'
+        who = 'target' if self.reader is self.session.target else 'middle model'      # of lab/via
         check_finite(highest, who, len(self.session.tokens))
         return table.tolist()
 
@@ -589,7 +589,7 @@ def confidence_signals(logits):
 
     1 - H / log V; tanh(logit margin / 2), which is (q1 - q2) / (q1 + q2); q1 - q2. In plain Python once V is
     reduced, because a tensor operation on a few numbers costs as much as one on a thousand.
-    Source: Sen et al. 2025 (CM-ASD) name the three; the first two normalisers are ours.
+    Source: Sen et al. 2025 (CM-ASD) name the three; how the first two are scaled to 0..1 is ours.
     """
     logq = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
     negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [n, 1] nats

@@ -398,6 +398,7 @@ def page_lines(paper, findings):
         dates = sorted({stored.head.get('date', '') for stored in records.values()})
         n = max(len(stored.rows) for stored in records.values())
         lines.append(f'* {pair}: {len(records)} records of up to {n} rows, {" and ".join(dates)}')
+    lines.append('* words and kinds of speed: [how claims are judged](../README.md#measure-then-judge)')
     lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings))))]
     return lines + table_lines(claims_of(paper).sweeps(pairs))
 
