@@ -354,27 +354,38 @@ def quantiles(columns):
 
 # ------------------------------------------------------------------ --signals: what SpecGuard judges steps by
 
+def continued_checker(session, right):
+    """Function from ids to the grade of the answer to which the target comes, going on greedily from there.
+
+    session: has read its prompt; right: function from an answer to its grade. So a wrong step that the target
+    would mend is right. A text on the way of an earlier continuation has its grade, and costs nothing.
+    Source: Wang et al. 2024 (Math-Shepherd), the hard estimate, with one greedy continuation.
+    """
+    begin = len(session.tokens)
+    room = begin + session.tokens_left
+    ways = []                               # (where a continuation began, all its ids, its grade)
+
+    def check(ids):
+        for start, way, verdict in ways:
+            if start <= len(ids) and way[:len(ids)] == ids:
+                return verdict
+        going = replace(session, tokens=ids, tokens_left=room - len(ids))
+        going.ended = len(ids) > begin and ids[-1] in session.eos
+        way = ids + tokens_of(decode(going, Exact(draft_temperature=0)))
+        ways.append((len(ids), way, right(session.text(way[begin:]))))
+        return ways[-1][-1]
+    return check
+
+
 def drafted_steps(engine, row, ids, method):
     """[(L, G, right)] of the steps that the draft proposes along a text behind a prompt (ids).
 
-    L, G: the smallest log-probability and grounding of a step. right: whether the target, going on greedily
-    from it, comes to the row's answer; None where it does not by itself, or there is none. A step that is not
-    right is written by the target, so that all steps stand behind right ones.
-    Source: Wang et al. 2024 (Math-Shepherd), the hard estimate, with one greedy continuation.
+    L, G: the smallest log-probability and grounding of a step. right: see continued_checker; None where the
+    target does not come to the answer by itself, or there is none. A step that is not right is written by the
+    target, so that all steps stand behind right ones.
     """
     session = engine.start(ids, method)
-    ways = []                               # (where a continuation began, all its ids, its grade)
-
-    def right(line):
-        for begin, way, verdict in ways:
-            if begin <= len(line) and way[:len(line)] == line:          # this text is on its way
-                return verdict
-        tokens_left = session.tokens_left - (len(line) - len(session.tokens))
-        going = replace(session, tokens=line, tokens_left=tokens_left)
-        going.ended = len(line) > len(ids) and line[-1] in session.eos
-        way = line + tokens_of(decode(going, Exact(draft_temperature=0)))
-        ways.append((len(line), way, grade(row, session.text(way[len(ids):]))))
-        return ways[-1][-1]
+    right = continued_checker(session, lambda text: grade(row, text))
     graded = right(list(ids))
     found = []
     while session.tokens_left and not session.ended:

@@ -9,6 +9,7 @@ from lab.specguard import claims, record, steps
 from lab.tests.helpers import RANGES
 from lab.toys import (Table, bytes_tokenizer, enumerate_law, exact_law, network, plain, session, variation,
                       write)
+from train_mask import continued_checker
 from verify import METHODS, SpecGuard
 
 PROMPT = [3, 2]
@@ -62,11 +63,11 @@ def test_step_checker_by_hand():
 def test_continued_checker_grades_the_targets_own_way_once():
     """A text on the way of an earlier continuation has its verdict; any other is continued by the target."""
     asked = []
-    check = steps.ContinuedChecker(step_session(12), lambda text: asked.append(text) or text[0] == 'd')
-    for step, verdict in (([3, 4], True), ([6], False)):
+    check = continued_checker(step_session(12), lambda text: asked.append(text) or text[0] == 'd')
+    for step, verdict in (([6], False), ([3, 4], True)):
         assert check(PROMPT + step) is verdict
-        assert asked[-1] == LINES['text'](step + plain(network(0, 12), PROMPT + step, 12 - len(step)))
-    _, way, _ = check.ways[0]
+        way = PROMPT + step + plain(network(0, 12), PROMPT + step, 12 - len(step))
+        assert asked[-1] == LINES['text'](way[len(PROMPT):])
     assert all(check(way[:end]) for end in range(len(PROMPT) + 2, len(way) + 1)) and len(asked) == 2
 
 
