@@ -1,4 +1,4 @@
-"""Whether a method keeps the target's law, counted out and shown: `python -m lab.prove METHOD`.
+"""Whether a method keeps the target's distribution, counted out and shown: `python -m lab.prove METHOD`.
 
 What the law tests assert, for a reader to see. Target and draft are tables, and every outcome of every draw
 of a short text is followed: the figures are probabilities, not shares of samples.
@@ -172,7 +172,7 @@ class Proof:
 
     @property
     def status(self):
-        """1 where the method promises the target's law and has another, else 0."""
+        """1 where the method promises the target's distribution and has another, else 0."""
         return int(self.promised and self.gap > SAME)
 
     def lines(self):
