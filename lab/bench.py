@@ -2,7 +2,7 @@
 
 `python -m lab.bench speed` times the embedded pair or any two folders against transformers (lab/speed.py).
 `pass` times one verifying pass, dense and sparse (lab/sparse/passes.py). `memory` says what fits where.
-`cuda` runs all that wants a graphics card and prints one table (lab/cuda.py).
+`cuda` is a ladder for half an hour of a graphics card (lab/cuda.py).
 """
 import argparse
 import os
@@ -94,6 +94,7 @@ def parse():
     of_pass.add_argument('--layers', type=int, help='fewer than the shape has')
     of_pass.add_argument('--contexts', type=int, nargs='+', default=[512, 2048, 8192])
     of_pass.add_argument('--positions', type=int, nargs='+', default=[6], help='1 to 16 new ones')
+    parser.add_argument('--rung', type=int, choices=range(1, 7), help='of cuda: this one alone')
     return parser.parse_args()
 
 
@@ -107,7 +108,7 @@ def run(args):
     torch.set_num_threads(args.threads)
     os.environ['OMP_NUM_THREADS'] = str(args.threads)   # which an Engine respects
     if args.what == 'cuda':
-        return cuda.run_all(args.device, args.dtype)
+        return cuda.run_all(args.device, args.dtype, args.rung)
     if args.what == 'speed':
         speed(args)
     elif args.what == 'pass':

@@ -1,40 +1,55 @@
-"""All that wants a graphics card, in one command and one table: `python -m lab.bench cuda`.
+"""A ladder for half an hour of one graphics card: `python -m lab.bench cuda --rung N`, or all six in turn.
 
-Networks beside transformers', the methods end to end, an 8B shape at full size. A check that fails is a line
-of the table, and the others go on. `--device cpu` runs the same list with small shapes. Sparse passes over
-long contexts there: `python -m lab.bench pass --shape llama-3.1-8b --contexts 8192 32768`.
+Each rung is a table, and takes less than ten minutes there. A line that fails says so, and the others go on.
+`--device cpu` runs the same with small shapes. All but the last are of an 8B shape with random weights:
+
+1. plain decoding, eager and compiled, and where five steps of it spend their time
+2. forms of one operation: matrix products, attention, the draw
+3. plain decoding in bursts, and with a CUDA graph recorded by hand (lab/forms.py)
+4. sparse passes over long contexts
+5. speculative decoding, with a draft that costs nothing and with one of a 1B shape
+6. logits beside transformers', and the methods end to end
 """
 import functools
 import statistics
-import tempfile
-from pathlib import Path as File
+from collections import Counter
 from typing import NamedTuple
 
 import torch
 
-from lab.measure import MODELS, held_out_rows
+from kernels import attend, attend_grouped, causal_mask
+from lab.forms import Burst, ByHand, flex_form, sample_in_groups
+from lab.measure import MODELS, held_out_rows, moment
 from lab.sparse import passes
-from lab.speed import moment, quiet_transformers
-from model import Reader, load
+from lab.speed import quiet_transformers
+from model import Reader, compile_forward, load
 from specmini import DTYPES, Engine
-from verify import METHODS, Autoregressive, Draft, Exact, Session, decode, no_draft, shared_length, tokens_of
+from verify import (METHODS, Autoregressive, Draft, Exact, Session, Sparse, decode, draft_model, no_draft,
+                    sample, shared_length, tokens_of)
 
-KINDS = dict(llama='Llama', mistral='Mistral', qwen2='Qwen2', qwen3='Qwen3', qwen3_moe='Qwen3Moe')
+KINDS = dict(target='llama', draft='qwen3', moe='qwen3_moe')      # of the embedded models
 NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
 SLACK = 2           # our rounding errors may be so many times theirs: the order of sums differs
 TIES = 8            # likewise of two logits, in units of the larger one's last digit
 GAMMA = 4
+STEPS = 5           # of plain decoding that are watched
+KERNELS = 12        # that are named, those that take longest first
+REPEATS = 20        # of one operation, timed together
+FORMS = dict(eager=lambda model: None, compiled=compile_forward, by_hand=ByHand)    # of Reader.compiled
 
 
 class Sizes(NamedTuple):
     target: str         # of passes.SHAPES, whose weights are random
+    draft: str
     tokens: int         # written by each method
     long: int           # written by the random target, behind
     prompt: int         # so many
+    contexts: tuple     # keys of attention; the last two also of sparse passes
+    layers: int         # of a target that makes sparse passes
 
 
-ON_CUDA = Sizes('llama-3.1-8b', 64, 256, 512)
-ON_CPU = Sizes('embedded', 12, 64, 32)
+ON_CUDA = Sizes('llama-3.1-8b', 'llama-3.2-1b', 64, 256, 512, (1024, 8192, 32768), 8)
+ON_CPU = Sizes('embedded', 'embedded', 12, 64, 32, (1024,), 4)
 
 
 class Result(NamedTuple):
@@ -44,48 +59,27 @@ class Result(NamedTuple):
 
 # -------------------------------------------------------------------------- networks beside transformers'
 
-def random_network(kind):
-    """transformers' network of this model type, small, fp32, with weights so large that each part shows."""
-    transformers = quiet_transformers()
-    shape = dict(vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=3,
-                 num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=512,
-                 tie_word_embeddings=False)
-    if kind == 'mistral':
-        shape.update(sliding_window=None)
-    if kind == 'qwen3_moe':
-        shape.update(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=128)
-    config = getattr(transformers, f'{KINDS[kind]}Config')(**shape)
-    torch.manual_seed(0)
-    network = getattr(transformers, f'{KINDS[kind]}ForCausalLM')(config)
-    for key, weight in network.named_parameters():
-        if weight.ndim > 1:
-            router = key.endswith('mlp.gate.weight')    # sure of itself: a near tie is no error of ours
-            torch.nn.init.normal_(weight, std=1.0 if router else 0.08)
-    return network.eval()
-
-
 @torch.inference_mode()
-def parity(kind, dtype, device):
+def parity(name, dtype, device):
     """Our logits and transformers', each against the same weights computed in fp32: errors of rounding.
 
     What rounding does to transformers is what it may do to us, SLACK times; a wrong position, norm or mask
-    moves logits tens of times as far. We read a prompt, then five positions, one at a time, three.
+    moves logits tens of times as far. We read a prompt, then five positions, one at a time, three. name: of
+    an embedded model.
     """
-    transformers = quiet_transformers()
-    network = random_network(kind).to(DTYPES[dtype])
-    with tempfile.TemporaryDirectory() as folder:
-        network.save_pretrained(folder)
-        tokenizer = (MODELS / 'target' / 'tokenizer.json').read_text()
-        (File(folder) / 'tokenizer.json').write_text(tokenizer)
-        model, _, _ = load(folder, device, DTYPES[dtype])
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype])
-    line = torch.randint(0, 1000, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    network = functools.partial(quiet_transformers().AutoModelForCausalLM.from_pretrained,
+                                experts_implementation='eager')     # others want widths of 8
+    model, tokenizer, _ = load(MODELS / name, device, DTYPES[dtype])
+    row, = held_out_rows('math', 1, seed=7)
+    line = tokenizer.encode(row['prompt'] + row['solution']).ids
     ids = torch.tensor([line])
-    exact = network.float()(ids).logits[0]
-    error = rms(theirs.to(device)(ids.to(device)).logits[0], exact)
+    exact = network(MODELS / name, dtype=torch.float32)(ids).logits[0]
+    theirs = network(MODELS / name, dtype=DTYPES[dtype]).to(device)(ids.to(device)).logits[0]
+    error = rms(theirs, exact)
     reader = Reader(model, len(line))
     rows = []
-    for begin, end in ((0, 30), (30, 35), (35, 36), (36, 37), (37, 40)):
+    n = len(line)
+    for begin, end in ((0, n - 10), (n - 10, n - 5), (n - 5, n - 4), (n - 4, n - 3), (n - 3, n)):
         rows.append(reader.read(line[:end], [], model.full, end - begin))
     own = rms(torch.cat(rows), exact)
     size = rms(exact, 0)
@@ -138,64 +132,113 @@ def end_to_end(engine_and_ids, name):
 
 # ------------------------------------------------------------------------------------ a large random target
 
-class Counting:
+def counting_network(shape, capacity, device, dtype):
     """A random network whose greedy text counts up, so that a draft that is right can be pretended.
 
     The head is the embedding moved by one row, and what the layers add is small beside the embedding: the
     next token is the last one plus 1, by a wide margin, whatever a pass rounds.
     """
+    model = passes.random_model(passes.config_of(shape, None, capacity + 64), device, dtype)
+    for key, weight in model.named_parameters():
+        if key.endswith(('o_proj.weight', 'down_proj.weight')):
+            weight.mul_(0.01)
+    embedding = model.model.embed_tokens.weight
+    embedding.mul_(50)
+    model.lm_head.weight.copy_(embedding.roll(1, 0))
+    return model
+
+
+class Large:
+    """The random target, and what was timed on it."""
 
     def __init__(self, sizes, device, dtype):
         self.sizes = sizes
         self.capacity = sizes.prompt + sizes.long
-        config = passes.config_of(sizes.target, None, self.capacity + 64)
-        self.model = passes.random_model(config, device, dtype)
-        for key, weight in self.model.named_parameters():
-            if key.endswith(('o_proj.weight', 'down_proj.weight')):
-                weight.mul_(0.01)
-        embedding = self.model.model.embed_tokens.weight
-        embedding.mul_(50)
-        self.model.lm_head.weight.copy_(embedding.roll(1, 0))
-        self.readers = {}       # compiled or not: a Reader
+        self.model = counting_network(sizes.target, self.capacity, device, dtype)
+        self.readers = {}       # name of FORMS: a Reader
         self.plain = {}         # likewise: tokens a second of plain decoding
 
-    def timed(self, source, method, compiled):
+    def reader(self, form):
+        """The Reader of this form, whose cache is empty."""
+        if form not in self.readers:
+            self.readers[form] = Reader(self.model, self.capacity)
+            self.readers[form].compiled = FORMS[form](self.model)
+        self.readers[form].forget()
+        return self.readers[form]
+
+    def session(self, form, source, draft=None):
+        """A Session behind a prompt that counts up; draft: a Reader, or None."""
+        if draft:
+            draft.forget()
+        session = Session(self.reader(form), draft, source, list(range(self.sizes.prompt)), self.sizes.long,
+                          generator=torch.Generator().manual_seed(0))
+        session.read_prompt()
+        return session
+
+    def timed(self, form, method, source=no_draft, draft=None):
         """(Cycles, tokens a second) of a text, the second of two because the first warms up."""
-        if compiled not in self.readers:
-            self.readers[compiled] = Reader(self.model, self.capacity, compiled)
-        reader = self.readers[compiled]
-        first = self.sizes.prompt
+        device = self.model.cos.device
         for _ in range(2):
-            reader.forget()
-            session = Session(reader, None, source, list(range(first)), self.sizes.long,
-                              generator=torch.Generator().manual_seed(0))
-            session.read_prompt()
-            begin = moment(self.model.cos.device.type)
+            session = self.session(form, source, draft)
+            begin = moment(device)
             cycles = list(decode(session, method))
-            seconds = moment(self.model.cos.device.type) - begin
-        wanted = [(first + i) % self.model.vocab for i in range(self.sizes.long)]
+            seconds = moment(device) - begin
+        wanted = [(self.sizes.prompt + i) % self.model.vocab for i in range(self.sizes.long)]
         assert tokens_of(cycles) == wanted, 'the random target does not count up: no draft can be dialled'
         return cycles, self.sizes.long / seconds
 
-    def ar(self, compiled):
+    def ar(self, form, method):
         """Plain decoding: tokens a second, and bytes of weights that it reads a second."""
-        _, speed = self.timed(no_draft, Autoregressive(), compiled)
-        self.plain[compiled] = speed
+        _, speed = self.timed(form, method)
+        self.plain.setdefault(form, speed)
         size = self.model.read_bytes(self.model.full)
-        return Result(f'{speed:.1f} tokens/s, {speed * size / 1e9:.0f} GB/s of weights')
+        return Result(f'{speed:.1f} tokens/s, {speed * size / 1e9:.0f} GB/s of weights, '
+                      f'{speed / self.plain[form]:.2f} times the first of its form')
 
-    def sd(self, chance, compiled):
-        """Speculative decoding with a pretended draft that is right so often and costs nothing."""
+    def sd(self, form, chance, draft=None):
+        """Speculative decoding with a draft that is right so often; draft: a Reader whose passes it pays."""
+        if form not in self.plain:
+            self.ar(form, Autoregressive())
         lots = torch.rand(self.capacity, generator=torch.Generator().manual_seed(0))
         source = functools.partial(dialled, (lots < chance).tolist())
-        cycles, speed = self.timed(source, Exact(GAMMA), compiled)
+        cycles, speed = self.timed(form, Exact(GAMMA), source, draft)
         kept = statistics.fmean(verdict['kept'] for cycle in cycles for verdict in cycle.judged)
         return Result(f'acceptance {kept:.2f}, {speed:.1f} tokens/s, '
-                      f'{speed / self.plain[compiled]:.2f} times `ar`', abs(kept - chance) < 0.2)
+                      f'{speed / self.plain[form]:.2f} times `ar`', abs(kept - chance) < 0.2)
+
+    def watched(self, form):
+        """Where STEPS steps of plain decoding spend their time, by kernel; on a CPU by operation."""
+        text = decode(self.session(form, no_draft), Autoregressive())
+        for _ in range(STEPS):                          # warms up
+            next(text)
+        begin = moment(self.model.cos.device)
+        with torch.profiler.profile() as seen:
+            for _ in range(STEPS):
+                next(text)
+            milliseconds = (moment(self.model.cos.device) - begin) * 1000 / STEPS
+        taken, calls = Counter(), Counter()
+        kind = self.model.cos.device.type.upper()
+        for event in seen.events():
+            if event.device_type.name == kind:
+                own = event.self_cpu_time_total if kind == 'CPU' else event.device_time_total
+                taken[event.name] += own / 1000 / STEPS
+                calls[event.name] += 1
+        graphs = torch._dynamo.utils.counters
+        lines = []
+        for name, ms in taken.most_common(KERNELS):
+            lines.append(f'{name[:60]} {calls[name] / STEPS:.0f} times, {ms:.3f} ms')
+        return Result(f'{milliseconds:.2f} ms a step, busy {taken.total() / milliseconds:.0%}; '
+                      f'graphs {graphs["stats"]["unique_graphs"]}, left out by CUDA graphs '
+                      f'{graphs["inductor"]["cudagraph_skips"]}; a step: {"; ".join(lines)}')
 
 
 def dialled(right, session, plan):
-    """A Draft of the counting network's own text; right: of each position whether its token is right."""
+    """A Draft of the counting network's own text; right: of each position whether its token is right.
+
+    Where there is a draft model it drafts as many tokens, for the time that this takes.
+    """
+    if session.draft:
+        draft_model(session, plan)
     V = session.target.model.vocab
     tokens = []
     token = session.tokens[-1]
@@ -206,38 +249,169 @@ def dialled(right, session, plan):
     return Draft.points(tokens, session.target.model)
 
 
-# --------------------------------------------------------------------------------------------------- the list
+# --------------------------------------------------------------------------------- forms of one operation
 
-def checks(sizes, device, dtype):
-    """Yields (what is checked, a function without arguments that returns its Result)."""
-    for kind in KINDS:
-        for few in ('bf16', 'fp16'):
-            yield f'logits of {kind}, {few}', functools.partial(parity, kind, few, device)
-    for compiled in (False, True):
-        how = ' --compile' if compiled else ''
-        for name in NAMES[:2] if compiled and device == 'cpu' else NAMES:
-            engine_and_ids = functools.partial(embedded_engine, sizes, device, dtype, compiled)
-            yield f'`{name}{how}`', functools.partial(end_to_end, engine_and_ids, name)
-    large = Counting(sizes, device, DTYPES[dtype])
-    for compiled in (False, True):
-        how = f'{sizes.target}{" --compile" if compiled else ""}'
-        yield f'{how}: `ar`', functools.partial(large.ar, compiled)
-        for chance in (0.6, 0.8, 1.0):                  # that a pretended draft token is right
-            yield f'{how}: `sd`, dialled {chance}', functools.partial(large.sd, chance, compiled)
+def in_turn(forms, device):
+    """Microseconds of each of the forms {name: function}, taken in turn, and times the first one."""
+    runs = [functools.partial(repeated, form) for form in forms.values()]
+    times = [1e6 * seconds / REPEATS for seconds in passes.seconds_of(runs, passes.RUNS, device)]
+    return Result('; '.join(f'{name} {us:.0f} us ({times[0] / us:.2f})' for name, us in zip(forms, times)))
 
 
-def run_all(device, dtype):
-    """Prints the table, a line a check; returns the exit status: 1 if one of them failed."""
-    sizes = ON_CUDA if device == 'cuda' else ON_CPU
+def repeated(form):
+    for _ in range(REPEATS):
+        form()
+
+
+def multiply_and_sum(x, weight):
+    return (x[:, None] * weight).sum(-1)
+
+
+def product_forms(rows, wide, out, device, dtype):
+    x = torch.randn(rows, wide, device=device, dtype=dtype)
+    weight = torch.randn(out, wide, device=device, dtype=dtype)
+    fused = torch.compile(multiply_and_sum, dynamic=False)
+    forms = dict(library=lambda: torch.nn.functional.linear(x, weight), fused=lambda: fused(x, weight))
+    return in_turn(forms, device)
+
+
+def attention_forms(config, T, S, device, dtype):
+    q, k, v = (torch.randn(1, heads, length, config.head_dim, device=device, dtype=dtype)
+               for heads, length in ((config.num_attention_heads, T), (config.num_key_value_heads, S),
+                                     (config.num_key_value_heads, S)))
+    mask = causal_mask(T, S, q)
+    forms = dict(flash=lambda: attend(q, k, v, None, None), masked=lambda: attend_grouped(q, k, v, mask))
+    for block in (16, 32, 64, 128):
+        forms[f'flex {block}'] = functools.partial(flex_form(q, k, block), q, k, v)
+    return in_turn(forms, device)
+
+
+def draw_forms(rows, V, device):
+    p = torch.randn(rows, V, device=device).softmax(-1)
+    uniform = torch.rand(rows, 1, dtype=torch.float64, device=device)
+    forms = dict(one_sum=lambda: sample(p), in_groups=lambda: sample_in_groups(p, uniform))
+    return in_turn(forms, device)
+
+
+def sparse_forms(sizes, context, compiled, device, dtype):
+    """A verifying pass over GAMMA + 1 positions behind a random cache, dense and sparse by some anchors.
+
+    Through some of the layers: a compiled pass takes seconds a layer to compile.
+    """
+    config = passes.config_of(sizes.target, sizes.layers, context + 64)
+    model = passes.random_model(config, device, dtype)
+    reader = passes.random_cache(model, context)
+    reader.compiled = compile_forward(model) if compiled else None
+    L = model.config.num_hidden_layers
+    session = Session(reader, None, None, [], 0, calibration=dict(sparse=dict(anchors=list(range(L)))))
+    paths = dict(dense=model.full)
+    for anchors in (4, 2, 1):
+        paths[f'{anchors} anchors'] = Sparse(moe_skip=0, block=64, anchors=anchors).view(model.full, session)
+    ids = torch.arange(GAMMA + 1, device=device)[None]
+    runs = [functools.partial(reader.feed, ids, context, path, GAMMA + 1) for path in paths.values()]
+    times = passes.seconds_of(runs, passes.RUNS, device)
+    said = [f'{name} {1000 * taken:.2f} ms ({times[0] / taken:.2f})' for name, taken in zip(paths, times)]
+    return Result('; '.join(said))
+
+
+# ------------------------------------------------------------------------------------------------ the rungs
+# Each yields (what is timed or checked, a function without arguments that returns its Result).
+
+class Ladder:
+    """The six rungs; what several lines need is made when the first one asks for it."""
+
+    def __init__(self, sizes, device, dtype):
+        self.sizes = sizes
+        self.device = device
+        self.dtype = dtype
+        self.config = passes.config_of(sizes.target, None, 1)
+        self.large = functools.cache(lambda: Large(sizes, device, DTYPES[dtype]))
+        self.draft = functools.cache(self.draft_reader)
+
+    def draft_reader(self, form):
+        """The Reader of a smaller network that counts up."""
+        capacity = self.large().capacity
+        model = counting_network(self.sizes.draft, capacity, self.device, DTYPES[self.dtype])
+        reader = Reader(model, capacity)
+        reader.compiled = FORMS[form](model)
+        return reader
+
+    def plain_decoding(self):
+        for form in ('eager', 'compiled'):
+            yield f'`ar`, {form}', lambda form=form: self.large().ar(form, Autoregressive())
+            yield f'{STEPS} steps, {form}', lambda form=form: self.large().watched(form)
+
+    def operations(self):
+        C, F, V = self.config.hidden_size, self.config.intermediate_size, self.config.vocab_size
+        tensors = self.device, DTYPES[self.dtype]
+        for wide, out in ((C, C), (C, 2 * F), (F, C), (C, V)):
+            for rows in (1, GAMMA + 1, 8):
+                yield (f'{rows} x {wide} by {wide} x {out}',
+                       functools.partial(product_forms, rows, wide, out, *tensors))
+        for S in self.sizes.contexts:
+            for T in (1, GAMMA + 1):
+                yield (f'attention of {T} over {S}',
+                       functools.partial(attention_forms, self.config, T, S, *tensors))
+        for rows in (1, GAMMA + 1):
+            yield f'{rows} draws of {V}', functools.partial(draw_forms, rows, V, self.device)
+
+    def by_hand(self):
+        for form in ('eager', 'compiled', 'by_hand'):
+            for method in (Autoregressive(), Burst()):
+                yield (f'{type(method).__name__}, {form}',
+                       functools.partial(lambda *args: self.large().ar(*args), form, method))
+            yield f'`sd`, dialled 0.8, {form}', lambda form=form: self.large().sd(form, 0.8)
+
+    def sparse_passes(self):
+        for context in self.sizes.contexts[-2:]:
+            for compiled in (False, True):
+                how = '--compile' if compiled else 'eager'
+                yield (f'{GAMMA + 1} positions behind {context}, {self.sizes.layers} layers, {how}',
+                       functools.partial(sparse_forms, self.sizes, context, compiled, self.device,
+                                         DTYPES[self.dtype]))
+
+    def drafts(self):
+        for form in ('eager', 'compiled'):
+            for chance in (0.6, 0.8, 1.0):              # that a pretended draft token is right
+                yield f'`sd`, dialled {chance}, {form}', lambda f=form, c=chance: self.large().sd(f, c)
+                yield (f'`sd`, dialled {chance}, {form}, a draft read',
+                       lambda f=form, c=chance: self.large().sd(f, c, self.draft(f)))
+
+    def parity(self):
+        for name, kind in KINDS.items():
+            for few in ('bf16', 'fp16'):
+                yield f'logits of {kind}, {few}', functools.partial(parity, name, few, self.device)
+        for compiled in (False, True):
+            how = ' --compile' if compiled else ''
+            for name in NAMES[:2] if compiled and self.device == 'cpu' else NAMES:
+                pair = functools.partial(embedded_engine, self.sizes, self.device, self.dtype, compiled)
+                yield f'`{name}{how}`', functools.partial(end_to_end, pair, name)
+
+
+RUNGS = 'plain_decoding', 'operations', 'by_hand', 'sparse_passes', 'drafts', 'parity'
+
+
+def run_all(device, dtype, rung=None):
+    """Prints a table a rung, a line a check; returns the exit status: 1 if one of them failed."""
     name = torch.cuda.get_device_name() if device == 'cuda' else 'CPU'
-    print(f'{name}, {dtype}, torch {torch.__version__}\n\n| check | found | |\n|---|---|---|', flush=True)
+    print(f'{name}, {dtype}, torch {torch.__version__}', flush=True)
+    torch._dynamo.config.recompile_limit = 256          # a graph for each shape
     failures = 0
-    for what, check in checks(sizes, device, dtype):
-        try:
-            found = check()
-        except Exception as error:                      # whatever it is, the other checks are still wanted
-            said = ' '.join(str(error).split())[:200].replace('|', '/')
-            found = Result(f'{type(error).__name__}: {said}', False)
-        failures += not found.good
-        print(f'| {what} | {found.said} | {"ok" if found.good else "FAILED"} |', flush=True)
+    ladder = Ladder(ON_CUDA if device == 'cuda' else ON_CPU, device, dtype)
+    for number in [rung] if rung else range(1, len(RUNGS) + 1):
+        lines = RUNGS[number - 1]
+        print(f'\n| {number}. {lines.replace("_", " ")} | found | |\n|---|---|---|', flush=True)
+        for what, check in getattr(ladder, lines)():
+            found = checked(check)
+            failures += not found.good
+            print(f'| {what} | {found.said} | {"ok" if found.good else "FAILED"} |', flush=True)
     return int(failures > 0)
+
+
+def checked(check):
+    """The Result of a check; of a failure its first words, because the other lines are still wanted."""
+    try:
+        return check()
+    except Exception as error:
+        said = ' '.join(str(error).split())[:200].replace('|', '/')
+        return Result(f'{type(error).__name__}: {said}', False)

@@ -7,13 +7,12 @@ mean over its prompts; shown are the median over rounds, and the lowest to the h
 import functools
 import statistics
 import sys
-import time
 from pathlib import Path as File
 
 import torch
 from tqdm import tqdm
 
-from lab.measure import MODELS, held_out_rows
+from lab.measure import MODELS, held_out_rows, moment
 from model import require_that
 from specmini import DTYPES, Engine, read_rows
 from verify import Autoregressive, Exact, tokens_of
@@ -89,13 +88,6 @@ def their_contestants(homes, engine, gamma, compiled):
 
 
 # ------------------------------------------------------------------------------------------------- timing
-
-def moment(device):
-    """Wall time in seconds; on CUDA only when all that was asked for is done."""
-    if device == 'cuda':
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
 
 def timed(contestants, prompts, rounds, device, texts):
     """{name: [round][prompt] of (tokens, seconds)}; adds what each contestant writes to texts[name].

@@ -4,13 +4,12 @@
 in lab/models/, where there are some, and writes Hugging Face folders in bf16. After it, `recalibrate` makes
 anew what train_mask.py measures on the pair and the mixture. The stored models were trained in another way:
 with Muon's update in fp32, on unfused matrices and on each expert, and with the optimizer's state kept from
-run to run. torch's Muon computes in bf16.
+run to run (torch's Muon computes in bf16); `mid`, `up` and `moe` began with weights of the other two.
 """
 import argparse
 import itertools
 import json
 import random
-import re
 import sys
 import time
 from pathlib import Path as File
@@ -56,8 +55,6 @@ SHAPES |= dict(
     moe=SHAPES['target'] | dict(model_type='qwen3_moe', num_experts=8, num_experts_per_tok=4,
                                 moe_intermediate_size=84, norm_topk_prob=True, decoder_sparse_step=1,
                                 mlp_only_layers=[]))
-HEIRS = dict(   # model: whose weights it starts from, which layer each of its own is; moe: cut into experts
-    mid=('target', {0: 0, 1: 2, 2: 4, 3: 7, 4: 9}), up=('draft', {0: 0, 7: 1}), moe=('target', None))
 ARCHITECTURES = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM', qwen3_moe='Qwen3MoeForCausalLM')
 COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
 
@@ -243,59 +240,15 @@ def optimizers_for(model):
 
 @torch.no_grad()
 def begin_from(folder, model):
-    """Gives a model the weights of its folder or those that it inherits; returns False if it is fresh."""
-    views = {name: view for name, (view, _) in checkpoint_views(model).items()}
+    """Gives a model the weights of its folder; returns False if there are none."""
     weights = folder / 'model.safetensors'
-    if weights.exists():
-        for name, tensor in load_file(weights).items():
-            views[name].copy_(tensor)
-        return True
-    if folder.name not in HEIRS:
+    if not weights.exists():
         return False
-    parent, layers = HEIRS[folder.name]
-    state = load_file(HOME / parent / 'model.safetensors')
-    if layers:
-        inherit(views, state, layers)
-    else:
-        split(model, views, state)
+    views = checkpoint_views(model)
+    for name, tensor in load_file(weights).items():
+        view, _ = views[name]
+        view.copy_(tensor)
     return True
-
-
-def inherit(views, state, layers):
-    """Gives a model the weights `state` of another of its width; layers: {own: theirs}, others as built."""
-    for name, weight in views.items():
-        own = re.search(r'layers\.(\d+)\.', name)
-        if own is None:
-            weight.copy_(state[name])
-        elif int(own[1]) in layers:
-            weight.copy_(state[name.replace(own[0], f'layers.{layers[int(own[1])]}.')])
-
-
-def split(model, views, state):
-    """Makes a mixture of the target's weights `state`: it computes nearly the same before its first step.
-
-    Each layer's F channels become four experts of F / 4 and four twins of them. A twin's router row is the
-    expert's negative, so that a token's top four hold every channel once, each weighted about 1 / 4 (hence
-    down times 4). The norms on queries and keys start at the mean size of what they replace.
-    Source: Komatsuzaki et al. 2022 (sparse upcycling); the split is ours.
-    """
-    for key, value in state.items():
-        if key in views:
-            views[key].copy_(value)
-    quarter = SHAPES['moe']['moe_intermediate_size']
-    for i, layer in enumerate(model.model.layers):
-        own = f'model.layers.{i}'
-        for name, dim in (('gate_proj', 0), ('up_proj', 0), ('down_proj', 1)):
-            parts = state[f'{own}.mlp.{name}.weight'].float().split(quarter, dim)
-            for e in range(2 * len(parts)):
-                views[f'{own}.mlp.experts.{e}.{name}.weight'].copy_(parts[e % 4] * (4 if dim else 1))
-        router = layer.mlp.gate.weight
-        router[:4] *= 0.1
-        router[4:] = -router[:4]
-        for norm in 'qk':
-            products = views[f'{own}.self_attn.{norm}_proj.weight'] * layer.input_layernorm.weight
-            size = products.pow(2).sum(1).mean().sqrt()
-            views[f'{own}.self_attn.{norm}_norm.weight'].fill_(size)
 
 
 def step(model, optimizers, path, ids, labels):

@@ -17,6 +17,7 @@ SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
     'embedded': (10, 128, 336, 4, 2, 32, 1024, ()),
     'small': (2, 1024, 2048, 32, 8, 64, 1024, ()),      # at 8k attention is more than half of the time
     'llama-3.1-8b': (32, 4096, 14336, 32, 8, 128, 128256, ()),
+    'llama-3.2-1b': (16, 2048, 8192, 32, 8, 64, 128256, ()),
     'small-moe': (2, 512, 1024, 8, 4, 64, 1024, (32, 4, 256)),
     'qwen3-30b-a3b': (48, 2048, 6144, 32, 4, 128, 151936, (128, 8, 768))}
 KNOBS = dict(attn=dict(rho=0.25), ffn=dict(ffn_quantile=0.6), moe=dict(moe_skip=3, moe_quantile=1.0))

@@ -16,7 +16,6 @@ from lab.tests.helpers import EMBEDDED, LINE, case, program, tiny
 from lab.toys import apart, checkpoint_tensors, fresh, network
 from lab.tree import Tree
 from model import Reader, load, read_calibration, read_tokenizer
-from tokenizers import Tokenizer
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -142,29 +141,6 @@ def home(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name, parent', [('mid', 'target'), ('up', 'draft'), ('moe', 'target')])
-def test_heirs_start_from_their_parent(name, parent, home):
-    """up computes what the draft does, moe nearly what the target does; mid has layers of the target."""
-    (home / parent).symlink_to(EMBEDDED / parent)
-    tokenizer = Tokenizer.from_file(str(EMBEDDED / 'target' / 'tokenizer.json'))
-    heir = train.build(name, tokenizer)
-    assert train.begin_from(home / name, heir)
-    theirs, *_ = load(EMBEDDED / parent)
-    ids = tokenizer.encode('Tom has 9 pens. Tom loses 5.').ids
-    wanted = fresh(theirs, ids)
-    with torch.no_grad():
-        got = fresh(heir.eval(), ids)
-    if name == 'up':
-        assert apart(got, wanted) < 1e-3
-    elif name == 'moe':
-        assert (got.argmax(-1) == wanted.argmax(-1)).float().mean() > 0.7
-    else:
-        for own, layer in ((0, 0), (2, 4), (4, 9)):
-            mine, its = heir.model.layers[own].mlp, theirs.model.layers[layer].mlp
-            assert torch.equal(mine.gate_up_proj.weight, its.gate_up_proj.weight)
-
-
-@pytest.mark.slow
 def test_training_learns_and_goes_on(home, monkeypatch, capsys):
     """A tiny draft: its loss falls, its folder is a checkpoint, and a second run starts from it."""
     small = dict(hidden_size=16, intermediate_size=16, head_dim=4)
@@ -245,34 +221,39 @@ def test_pass_takes_device_and_dtype(capsys):
 @pytest.mark.slow
 def test_cuda_parity_can_fail(monkeypatch):
     """Positions that are off by one are far outside of what rounding does."""
-    assert cuda.parity('llama', 'bf16', 'cpu').good
+    assert cuda.parity('target', 'bf16', 'cpu').good
     real = Reader.feed
     monkeypatch.setattr(Reader, 'feed', lambda self, ids, start, *rest: real(self, ids, start + 1, *rest))
-    assert not cuda.parity('llama', 'bf16', 'cpu').good
+    assert not cuda.parity('target', 'bf16', 'cpu').good
 
 
 def test_a_failed_check_is_a_line(monkeypatch, capsys):
     def broken():
         raise RuntimeError('out of\nmemory | here')
-    monkeypatch.setattr(cuda, 'checks', lambda *args: [('one', broken), ('two', lambda: cuda.Result('fine'))])
-    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', main=bench.main)
+    monkeypatch.setattr(cuda.Ladder, 'by_hand',
+                        lambda self: [('one', broken), ('two', lambda: cuda.Result('fine'))])
+    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', '--rung', 3, main=bench.main)
     one, two = out.splitlines()[-2:]
     assert status == 1 and one.endswith('FAILED |') and two == '| two | fine | ok |'
 
 
 @pytest.mark.slow
-def test_cuda_list_on_a_cpu(monkeypatch, capsys):
-    """All its kinds of checks hold here, but for compiled ones."""
-    real = cuda.checks
+@pytest.mark.parametrize('rung, lines', list(enumerate((2, 16, 6, 1, 6, 3 + 7), 1)))
+def test_a_rung_on_a_cpu(rung, lines, monkeypatch, capsys):
+    """All that needs no compiler runs; forms of one operation are not compiled here."""
+    monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
+    name = cuda.RUNGS[rung - 1]
+    real = getattr(cuda.Ladder, name)
 
-    def few(*args):
-        for what, check in real(*args):
+    def few(self):
+        for what, check in real(self):
             if 'compile' not in what and 'fp16' not in what:
                 yield what, check
-    monkeypatch.setattr(cuda, 'checks', few)
-    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', '--dtype', 'fp32', main=bench.main)
+    monkeypatch.setattr(cuda.Ladder, name, few)
+    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', '--dtype', 'fp32', '--rung', rung,
+                             main=bench.main)
     assert status == 0, out
-    assert len(re.findall(r'\| ok \|$', out, re.M)) == 5 + 7 + 4
+    assert len(re.findall(r'\| ok \|$', out, re.M)) == lines
 
 
 # ---------------------------------------------------------------------------------------------- lab/tree.py

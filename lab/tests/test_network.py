@@ -16,11 +16,12 @@ from torch.overrides import TorchFunctionMode
 import kernels
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import specmini
+from lab import forms
 from lab.tests.helpers import HOME, LINE, RANGES, program, refuses, subprogram, thin, tiny
 from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, plain, seeded, session, write
 from model import (Packed, Reader, Transformer, checkpoint_views, to_host, load, pack,
                    shard, shard_config)
-from verify import METHODS, Session, draft_model, decode, tokens_of
+from verify import METHODS, Session, draft_model, decode, sample, tokens_of
 
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
 MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
@@ -202,6 +203,46 @@ def test_a_run_of_fewer_bits(tmp_path):
     store = engine.readers['target'].cache.stores[0]
     assert store.dtype == engine.models['target'].lm_head.weight.dtype == torch.bfloat16
     assert len(tokens_of(engine.write(LINE, METHODS['ar']()))) == 8
+
+
+# ------------------------------------------------------------------------- forms that a card has yet to time
+
+def test_plain_decoding_in_bursts_writes_the_same():
+    model = network()
+    for temperature in (0.0, 0.8):
+        texts = []
+        for method in (METHODS['ar'](), forms.Burst()):
+            going = session(model, None, LINE[:5], 21, seed=3, temperature=temperature)
+            texts.append(tokens_of(decode(going, method)))
+        assert texts[0] == texts[1]
+
+
+def test_a_draw_by_groups_is_the_same(monkeypatch):
+    """Also of a token behind many that have no chance, and where groups do not fill the vocabulary."""
+    p = torch.rand(200, 1300).pow(8)
+    p[:, 100:900] = 0
+    uniform = torch.rand(200, 1, dtype=torch.float64)
+    monkeypatch.setattr(torch, 'rand', lambda *shape, **how: uniform)
+    assert sample(p).tolist() == forms.sample_in_groups(p, uniform).tolist()
+
+
+@pytest.mark.parametrize('T', [1, 3])
+def test_attention_by_flex(T, monkeypatch):
+    monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
+    q, k, v = torch.randn(1, 4, T, 16), torch.randn(1, 2, 32, 16), torch.randn(1, 2, 32, 16)
+    want, _ = kernels.attend(q, k, v, kernels.causal_mask(T, 32, q), None)
+    assert apart(forms.flex_form(q, k, 8)(q, k, v), want) < 1e-6
+
+
+def test_blocks_compiled_one_by_one(monkeypatch):
+    """More keys in view than are written: the rest is masked."""
+    monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
+    model = network()
+    reader = Reader(model, 40)
+    reader.compiled = forms.ByHand(model)
+    for length, last in ((17, 1), (18, 1), (21, 3)):
+        got = reader.read(LINE[:length], [], model.full, last)
+        assert apart(got, fresh(model, LINE[:length], last)) < 1e-9
 
 
 # -------------------------------------------------------------------------------------------------- --compile
