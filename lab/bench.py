@@ -1,7 +1,7 @@
 """Figures of speed and memory, each made by one command; SPEED.md shows them.
 
 `python -m lab.bench speed` times the embedded pair or any two folders against transformers (lab/speed.py).
-`pass` times one verifying pass, dense and sparse (lab/sparse/passes.py). `memory` says what fits where.
+`memory` says what fits where.
 `cuda` is a ladder for half an hour of a graphics card (lab/cuda.py).
 """
 import argparse
@@ -12,13 +12,12 @@ from pathlib import Path as File
 
 import torch
 
-from lab import cuda
-from lab.sparse import passes
+from lab import cuda, shapes
 from lab.speed import speed
 from model import Transformer, require_that, read_config, read_tokenizer
 from specmini import DTYPES, HERE, exit_status, pick_device
 
-COMPUTED = 'llama-3.1-8b', 'qwen3-30b-a3b'      # of passes.SHAPES
+COMPUTED = 'llama-3.1-8b', 'qwen3-30b-a3b'      # of shapes.SHAPES
 PAGE, WRITTEN = 1000, 16        # tokens of the run whose memory is measured; of them written
 
 
@@ -33,7 +32,7 @@ def memory(folders):
           '| peak of a run, fp32 | bf16 |')
     print('|---|' + '--:|' * 7, flush=True)
     for name in COMPUTED:
-        print(memory_line(name, passes.config_of(name, None, PAGE), ['-', '-']), flush=True)
+        print(memory_line(name, shapes.config_of(name, None, PAGE), ['-', '-']), flush=True)
     for folder in folders:
         peaks = [in_bytes(peak_of_run(folder, dtype)) for dtype in ('fp32', 'bf16')]
         print(memory_line(File(folder).name, read_config(folder), peaks), flush=True)
@@ -77,7 +76,7 @@ def parse():
     parser = argparse.ArgumentParser(prog='python -m lab.bench', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('what', choices=('speed', 'pass', 'memory', 'cuda'))
+    add('what', choices=('speed', 'memory', 'cuda'))
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
     add('--threads', type=int, default=1)
@@ -89,11 +88,6 @@ def parse():
     of_speed.add_argument('--length', type=int, default=120, help='tokens to write at most (120)')
     of_speed.add_argument('--rounds', type=int, default=3, help='that are timed, one more before them (3)')
     of_speed.add_argument('--gamma', type=int, default=4)
-    of_pass = parser.add_argument_group('pass')
-    of_pass.add_argument('--shape', choices=passes.SHAPES, default='small', help='the random model')
-    of_pass.add_argument('--layers', type=int, help='fewer than the shape has')
-    of_pass.add_argument('--contexts', type=int, nargs='+', default=[512, 2048, 8192])
-    of_pass.add_argument('--positions', type=int, nargs='+', default=[6], help='1 to 16 new ones')
     parser.add_argument('--rung', type=int, choices=range(1, 7), help='of cuda: this one alone')
     return parser.parse_args()
 
@@ -111,8 +105,6 @@ def run(args):
         return cuda.run_all(args.device, args.dtype, args.rung)
     if args.what == 'speed':
         speed(args)
-    elif args.what == 'pass':
-        passes.print_forms(args)
     else:
         memory(args.pair.split(',') if args.pair else [])
     return 0

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 
 from kernels import attend, attend_grouped, causal_mask
+from lab import shapes
 from lab.forms import Burst, ByHand, flex_form, sample_in_groups
 from lab.measure import MODELS, held_out_rows, moment
-from lab.sparse import passes
 from lab.speed import quiet_transformers
 from model import Reader, compile_forward, load
 from specmini import DTYPES, Engine
@@ -39,17 +39,18 @@ FORMS = dict(eager=lambda model: None, compiled=compile_forward, by_hand=ByHand)
 
 
 class Sizes(NamedTuple):
-    target: str         # of passes.SHAPES, whose weights are random
+    target: str         # of shapes.SHAPES, whose weights are random
     draft: str
+    sparse: str         # the target of sparse passes, and how many of its layers
+    layers: int
     tokens: int         # written by each method
     long: int           # written by the random target, behind
     prompt: int         # so many
     contexts: tuple     # keys of attention; the last two also of sparse passes
-    layers: int         # of a target that makes sparse passes
 
 
-ON_CUDA = Sizes('llama-3.1-8b', 'llama-3.2-1b', 64, 256, 512, (1024, 8192, 32768), 8)
-ON_CPU = Sizes('embedded', 'embedded', 12, 64, 32, (1024,), 4)
+ON_CUDA = Sizes('llama-3.1-8b', 'llama-3.2-1b', 'llama-3.1-8b', 8, 64, 256, 512, (1024, 8192, 32768))
+ON_CPU = Sizes('embedded', 'embedded', 'small', 2, 12, 64, 32, (1024, 16384))
 
 
 class Result(NamedTuple):
@@ -132,13 +133,14 @@ def end_to_end(engine_and_ids, name):
 
 # ------------------------------------------------------------------------------------ a large random target
 
+@functools.cache
 def counting_network(shape, capacity, device, dtype):
     """A random network whose greedy text counts up, so that a draft that is right can be pretended.
 
     The head is the embedding moved by one row, and what the layers add is small beside the embedding: the
     next token is the last one plus 1, by a wide margin, whatever a pass rounds.
     """
-    model = passes.random_model(passes.config_of(shape, None, capacity + 64), device, dtype)
+    model = shapes.random_model(shapes.config_of(shape, None, capacity + 64), device, dtype)
     for key, weight in model.named_parameters():
         if key.endswith(('o_proj.weight', 'down_proj.weight')):
             weight.mul_(0.01)
@@ -146,90 +148,6 @@ def counting_network(shape, capacity, device, dtype):
     embedding.mul_(50)
     model.lm_head.weight.copy_(embedding.roll(1, 0))
     return model
-
-
-class Large:
-    """The random target, and what was timed on it."""
-
-    def __init__(self, sizes, device, dtype):
-        self.sizes = sizes
-        self.capacity = sizes.prompt + sizes.long
-        self.model = counting_network(sizes.target, self.capacity, device, dtype)
-        self.readers = {}       # name of FORMS: a Reader
-        self.plain = {}         # likewise: tokens a second of plain decoding
-
-    def reader(self, form):
-        """The Reader of this form, whose cache is empty."""
-        if form not in self.readers:
-            self.readers[form] = Reader(self.model, self.capacity)
-            self.readers[form].compiled = FORMS[form](self.model)
-        self.readers[form].forget()
-        return self.readers[form]
-
-    def session(self, form, source, draft=None):
-        """A Session behind a prompt that counts up; draft: a Reader, or None."""
-        if draft:
-            draft.forget()
-        session = Session(self.reader(form), draft, source, list(range(self.sizes.prompt)), self.sizes.long,
-                          generator=torch.Generator().manual_seed(0))
-        session.read_prompt()
-        return session
-
-    def timed(self, form, method, source=no_draft, draft=None):
-        """(Cycles, tokens a second) of a text, the second of two because the first warms up."""
-        device = self.model.cos.device
-        for _ in range(2):
-            session = self.session(form, source, draft)
-            begin = moment(device)
-            cycles = list(decode(session, method))
-            seconds = moment(device) - begin
-        wanted = [(self.sizes.prompt + i) % self.model.vocab for i in range(self.sizes.long)]
-        assert tokens_of(cycles) == wanted, 'the random target does not count up: no draft can be dialled'
-        return cycles, self.sizes.long / seconds
-
-    def ar(self, form, method):
-        """Plain decoding: tokens a second, and bytes of weights that it reads a second."""
-        _, speed = self.timed(form, method)
-        self.plain.setdefault(form, speed)
-        size = self.model.read_bytes(self.model.full)
-        return Result(f'{speed:.1f} tokens/s, {speed * size / 1e9:.0f} GB/s of weights, '
-                      f'{speed / self.plain[form]:.2f} times the first of its form')
-
-    def sd(self, form, chance, draft=None):
-        """Speculative decoding with a draft that is right so often; draft: a Reader whose passes it pays."""
-        if form not in self.plain:
-            self.ar(form, Autoregressive())
-        lots = torch.rand(self.capacity, generator=torch.Generator().manual_seed(0))
-        source = functools.partial(dialled, (lots < chance).tolist())
-        cycles, speed = self.timed(form, Exact(GAMMA), source, draft)
-        kept = statistics.fmean(verdict['kept'] for cycle in cycles for verdict in cycle.judged)
-        return Result(f'acceptance {kept:.2f}, {speed:.1f} tokens/s, '
-                      f'{speed / self.plain[form]:.2f} times `ar`', abs(kept - chance) < 0.2)
-
-    def watched(self, form):
-        """Where STEPS steps of plain decoding spend their time, by kernel; on a CPU by operation."""
-        text = decode(self.session(form, no_draft), Autoregressive())
-        for _ in range(STEPS):                          # warms up
-            next(text)
-        begin = moment(self.model.cos.device)
-        with torch.profiler.profile() as seen:
-            for _ in range(STEPS):
-                next(text)
-            milliseconds = (moment(self.model.cos.device) - begin) * 1000 / STEPS
-        taken, calls = Counter(), Counter()
-        kind = self.model.cos.device.type.upper()
-        for event in seen.events():
-            if event.device_type.name == kind:
-                own = event.self_cpu_time_total if kind == 'CPU' else event.device_time_total
-                taken[event.name] += own / 1000 / STEPS
-                calls[event.name] += 1
-        graphs = torch._dynamo.utils.counters
-        lines = []
-        for name, ms in taken.most_common(KERNELS):
-            lines.append(f'{name[:60]} {calls[name] / STEPS:.0f} times, {ms:.3f} ms')
-        return Result(f'{milliseconds:.2f} ms a step, busy {taken.total() / milliseconds:.0%}; '
-                      f'graphs {graphs["stats"]["unique_graphs"]}, left out by CUDA graphs '
-                      f'{graphs["inductor"]["cudagraph_skips"]}; a step: {"; ".join(lines)}')
 
 
 def dialled(right, session, plan):
@@ -254,8 +172,13 @@ def dialled(right, session, plan):
 def in_turn(forms, device):
     """Microseconds of each of the forms {name: function}, taken in turn, and times the first one."""
     runs = [functools.partial(repeated, form) for form in forms.values()]
-    times = [1e6 * seconds / REPEATS for seconds in passes.seconds_of(runs, passes.RUNS, device)]
-    return Result('; '.join(f'{name} {us:.0f} us ({times[0] / us:.2f})' for name, us in zip(forms, times)))
+    times = [1e6 * seconds / REPEATS for seconds in shapes.seconds_of(runs, shapes.RUNS, device)]
+    return beside(forms, times, 'us')
+
+
+def beside(names, times, unit):
+    """The Result of several times; in brackets how many times as fast as the first."""
+    return Result('; '.join(f'{name} {t:.4g} {unit} ({times[0] / t:.2f})' for name, t in zip(names, times)))
 
 
 def repeated(form):
@@ -298,9 +221,9 @@ def sparse_forms(sizes, context, compiled, device, dtype):
 
     Through some of the layers: a compiled pass takes seconds a layer to compile.
     """
-    config = passes.config_of(sizes.target, sizes.layers, context + 64)
-    model = passes.random_model(config, device, dtype)
-    reader = passes.random_cache(model, context)
+    config = shapes.config_of(sizes.sparse, sizes.layers, context + 64)
+    model = shapes.random_model(config, device, dtype)
+    reader = shapes.random_cache(model, context)
     reader.compiled = compile_forward(model) if compiled else None
     L = model.config.num_hidden_layers
     session = Session(reader, None, None, [], 0, calibration=dict(sparse=dict(anchors=list(range(L)))))
@@ -309,37 +232,102 @@ def sparse_forms(sizes, context, compiled, device, dtype):
         paths[f'{anchors} anchors'] = Sparse(moe_skip=0, block=64, anchors=anchors).view(model.full, session)
     ids = torch.arange(GAMMA + 1, device=device)[None]
     runs = [functools.partial(reader.feed, ids, context, path, GAMMA + 1) for path in paths.values()]
-    times = passes.seconds_of(runs, passes.RUNS, device)
-    said = [f'{name} {1000 * taken:.2f} ms ({times[0] / taken:.2f})' for name, taken in zip(paths, times)]
-    return Result('; '.join(said))
+    times = [1000 * seconds for seconds in shapes.seconds_of(runs, shapes.RUNS, device)]
+    return beside(paths, times, 'ms')
 
 
-# ------------------------------------------------------------------------------------------------ the rungs
-# Each yields (what is timed or checked, a function without arguments that returns its Result).
+# ------------------------------------------------------------------------------------------------ the ladder
 
 class Ladder:
-    """The six rungs; what several lines need is made when the first one asks for it."""
+    """The random target, its readers, and six rungs: what each times or checks, as functions of a Result."""
 
     def __init__(self, sizes, device, dtype):
         self.sizes = sizes
         self.device = device
         self.dtype = dtype
-        self.config = passes.config_of(sizes.target, None, 1)
-        self.large = functools.cache(lambda: Large(sizes, device, DTYPES[dtype]))
-        self.draft = functools.cache(self.draft_reader)
+        self.config = shapes.config_of(sizes.target, None, 1)
+        self.capacity = sizes.prompt + sizes.long
+        self.readers = {}       # (shape, name of FORMS): a Reader of a network that counts up
+        self.plain = {}         # name of FORMS: tokens a second of plain decoding
 
-    def draft_reader(self, form):
-        """The Reader of a smaller network that counts up."""
-        capacity = self.large().capacity
-        model = counting_network(self.sizes.draft, capacity, self.device, DTYPES[self.dtype])
-        reader = Reader(model, capacity)
-        reader.compiled = FORMS[form](model)
-        return reader
+    def reader(self, shape, form):
+        """The Reader of a network of this shape, whose cache is empty."""
+        if (shape, form) not in self.readers:
+            model = counting_network(shape, self.capacity, self.device, DTYPES[self.dtype])
+            self.readers[shape, form] = Reader(model, self.capacity)
+            self.readers[shape, form].compiled = FORMS[form](model)
+        self.readers[shape, form].forget()
+        return self.readers[shape, form]
+
+    def session(self, form, source=no_draft, drafting=False):
+        """A Session behind a prompt that counts up; drafting: whether a draft model reads along."""
+        draft = self.reader(self.sizes.draft, form) if drafting else None
+        prompt = list(range(self.sizes.prompt))
+        session = Session(self.reader(self.sizes.target, form), draft, source, prompt, self.sizes.long,
+                          generator=torch.Generator().manual_seed(0))
+        session.read_prompt()
+        return session
+
+    def timed(self, form, method, *drafts):
+        """(Cycles, tokens a second) of a text, the second of two because the first warms up; see session."""
+        for _ in range(2):
+            session = self.session(form, *drafts)
+            begin = moment(self.device)
+            cycles = list(decode(session, method))
+            seconds = moment(self.device) - begin
+        wanted = [(self.sizes.prompt + i) % self.config.vocab_size for i in range(self.sizes.long)]
+        assert tokens_of(cycles) == wanted, 'the random target does not count up: no draft can be dialled'
+        return cycles, self.sizes.long / seconds
+
+    def ar(self, form, method):
+        """Plain decoding: tokens a second, and bytes of weights that it reads a second."""
+        _, speed = self.timed(form, method)
+        self.plain.setdefault(form, speed)
+        model = self.reader(self.sizes.target, form).model
+        size = model.read_bytes(model.full)
+        return Result(f'{speed:.1f} tokens/s, {speed * size / 1e9:.0f} GB/s of weights, '
+                      f'{speed / self.plain[form]:.2f} times the first of its form')
+
+    def sd(self, form, chance, drafting=False):
+        """Speculative decoding with a draft that is right so often; drafting: it takes a draft's passes."""
+        if form not in self.plain:
+            self.ar(form, Autoregressive())
+        lots = torch.rand(self.capacity, generator=torch.Generator().manual_seed(0))
+        source = functools.partial(dialled, (lots < chance).tolist())
+        cycles, speed = self.timed(form, Exact(GAMMA), source, drafting)
+        kept = statistics.fmean(verdict['kept'] for cycle in cycles for verdict in cycle.judged)
+        return Result(f'acceptance {kept:.2f}, {speed:.1f} tokens/s, '
+                      f'{speed / self.plain[form]:.2f} times `ar`', abs(kept - chance) < 0.2)
+
+    def watched(self, form):
+        """Where STEPS steps of plain decoding spend their time, by kernel; on a CPU by operation."""
+        text = decode(self.session(form), Autoregressive())
+        for _ in range(STEPS):                          # warms up
+            next(text)
+        begin = moment(self.device)
+        with torch.profiler.profile() as seen:
+            for _ in range(STEPS):
+                next(text)
+            milliseconds = (moment(self.device) - begin) * 1000 / STEPS
+        taken, calls = Counter(), Counter()
+        kind = self.device.upper()
+        for event in seen.events():
+            if event.device_type.name == kind:
+                own = event.self_cpu_time_total if kind == 'CPU' else event.device_time_total
+                taken[event.name] += own / 1000 / STEPS
+                calls[event.name] += 1
+        graphs = torch._dynamo.utils.counters
+        lines = []
+        for name, ms in taken.most_common(KERNELS):
+            lines.append(f'{name[:60]} {calls[name] / STEPS:.0f} times, {ms:.3f} ms')
+        return Result(f'{milliseconds:.2f} ms a step, busy {taken.total() / milliseconds:.0%}; '
+                      f'graphs {graphs["stats"]["unique_graphs"]}, left out by CUDA graphs '
+                      f'{graphs["inductor"]["cudagraph_skips"]}; a step: {"; ".join(lines)}')
 
     def plain_decoding(self):
         for form in ('eager', 'compiled'):
-            yield f'`ar`, {form}', lambda form=form: self.large().ar(form, Autoregressive())
-            yield f'{STEPS} steps, {form}', lambda form=form: self.large().watched(form)
+            yield f'`ar`, {form}', functools.partial(self.ar, form, Autoregressive())
+            yield f'{STEPS} steps, {form}', functools.partial(self.watched, form)
 
     def operations(self):
         C, F, V = self.config.hidden_size, self.config.intermediate_size, self.config.vocab_size
@@ -359,8 +347,8 @@ class Ladder:
         for form in ('eager', 'compiled', 'by_hand'):
             for method in (Autoregressive(), Burst()):
                 yield (f'{type(method).__name__}, {form}',
-                       functools.partial(lambda *args: self.large().ar(*args), form, method))
-            yield f'`sd`, dialled 0.8, {form}', lambda form=form: self.large().sd(form, 0.8)
+                       functools.partial(self.ar, form, method))
+            yield f'`sd`, dialled 0.8, {form}', functools.partial(self.sd, form, 0.8)
 
     def sparse_passes(self):
         for context in self.sizes.contexts[-2:]:
@@ -373,9 +361,9 @@ class Ladder:
     def drafts(self):
         for form in ('eager', 'compiled'):
             for chance in (0.6, 0.8, 1.0):              # that a pretended draft token is right
-                yield f'`sd`, dialled {chance}, {form}', lambda f=form, c=chance: self.large().sd(f, c)
-                yield (f'`sd`, dialled {chance}, {form}, a draft read',
-                       lambda f=form, c=chance: self.large().sd(f, c, self.draft(f)))
+                for drafting in (False, True):
+                    yield (f'`sd`, dialled {chance}, {form}{", and a draft" if drafting else ""}',
+                           functools.partial(self.sd, form, chance, drafting))
 
     def parity(self):
         for name, kind in KINDS.items():

@@ -1,10 +1,10 @@
 """Train the embedded models and their tokenizer from the generated tasks alone.
 
 `python -m lab.train target --minutes 90`, then `draft`, `mid`, `up`, `moe`. A run goes on from the weights
-in lab/models/, where there are some, and writes Hugging Face folders in bf16. After it, `recalibrate` makes
-anew what train_mask.py measures on the pair and the mixture. The stored models were trained in another way:
-with Muon's update in fp32, on unfused matrices and on each expert, and with the optimizer's state kept from
-run to run (torch's Muon computes in bf16); `mid`, `up` and `moe` began with weights of the other two.
+in lab/models/, where there are some, and writes Hugging Face folders in bf16. After it, train_mask.py
+measures them anew (lab/models/README.md). The stored models were trained in another way: with Muon's update
+in fp32 (torch's computes in bf16), on unfused matrices and on each expert, and with the optimizer's state
+kept from run to run; `mid`, `up` and `moe` began with weights of the other two.
 """
 import argparse
 import itertools
@@ -20,7 +20,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch.nn import functional
 from tqdm import tqdm
 
-import train_mask
 from lab import tasks
 from lab.toys import checkpoint_tensors
 from model import Transformer, checkpoint_views, read_config, atomic_write
@@ -323,30 +322,16 @@ def train(name, minutes, tokens, seed, device):
     print(json.dumps(dict(model=name, steps=done, held_out=accuracy(model, tokenizer, 300))))
 
 
-def recalibrate():
-    """Writes the three calibrations of the pair, then the one of the mixture, if there is one."""
-    settings = train_mask.Settings()
-    train_mask.measure_mask(HOME / 'target', settings)
-    train_mask.measure_signals(HOME / 'target', HOME / 'draft', settings)
-    train_mask.measure_anchors(HOME / 'target', settings)
-    if (HOME / 'moe' / 'model.safetensors').exists():
-        train_mask.measure_anchors(HOME / 'moe', settings)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('model', choices=[*SHAPES, 'recalibrate'])
+    parser.add_argument('model', choices=SHAPES)
     parser.add_argument('--minutes', type=float, default=60)
     parser.add_argument('--tokens', type=int, default=2048, help='tokens a step')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
-    if args.model == 'recalibrate':
-        recalibrate()
-    else:
-        train(args.model, args.minutes, args.tokens, args.seed, args.device)
-    return 0
+    train(args.model, args.minutes, args.tokens, args.seed, args.device)
 
 
 if __name__ == '__main__':

@@ -3,7 +3,7 @@ import math
 from dataclasses import dataclass
 from statistics import fmean
 
-from verify import (CONTROLLERS, METHODS, CmAsd, Controller, Draft, Exact, Online, block_length, knob,
+from verify import (CONTROLLERS, METHODS, CmAsd, Controller, Draft, Exact, block_length, knob,
                     probs)
 
 
@@ -30,22 +30,6 @@ METHODS.update(lenient=Lenient)
 
 
 # ---------------------------------------------------------------------------------------- length controllers
-
-class ClosedLoop(Online):
-    """CM-ASD's window, its alpha times a moving average of the blocks' acceptance rates.
-
-    The paper speaks of a feedback-controlled loop and does not describe the feedback: this one is ours.
-    """
-    rate = 1.0              # the moving average
-
-    def keep_drafting(self, session, notes):
-        sure = fmean(note['confidence'] for note in notes)
-        return len(notes) < block_length(self.rate * sure, self.knobs)
-
-    def learn(self, cycle):
-        if cycle.drafted:
-            self.rate = 0.5 * self.rate + 0.5 * cycle.accepted / len(cycle.drafted)
-
 
 class Confident(Controller):
     """At most 20 tokens; stops behind one that the draft gives less than `limit`, 0.4.
@@ -138,7 +122,7 @@ def bin_of(note):
     return min(9, int(10 * note['largest']))
 
 
-CONTROLLERS.update({'closed-loop': ClosedLoop, 'hf-confidence': Confident, 'product': Product,
+CONTROLLERS.update({'hf-confidence': Confident, 'product': Product,
                     'payoff': Payoff})
 
 

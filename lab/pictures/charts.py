@@ -56,14 +56,11 @@ def curves(axes, c, v):
 
 
 def measured_curve(axes, shown):
-    """The curve at the pair's own acceptance, what its verdicts come to, what the clock says."""
+    """The curve at the pair's own acceptance, and what the clock says."""
     alpha = shown['alpha']
     speeds = [speedup(alpha, gamma, shown['c'], shown['v']) for gamma in GAMMAS]
     axes.plot(GAMMAS, speeds, color=BLACK, linewidth=1)
-    replayed = shown['replayed']
     timed = shown['timed']
-    axes.plot(replayed.keys(), replayed.values(), 'o', color=BLACK, markersize=5,
-              label='its verdicts, passes at these costs')
     axes.plot(timed.keys(), timed.values(), 'X', color=VERMILLION, markersize=7,
               label='its runs by the clock')
     end = 12.15, speeds[-1] + 0.02

@@ -1,7 +1,6 @@
 """What the two charts show, as dicts and tuples: the formula of speed, the front of speed and agreement.
 
-Speeds are over plain decoding: the front's by the clock, replayed ones by the time of each pass
-(lab/results/*/costs.jsonl).
+Speeds are over plain decoding, by the clock.
 """
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import numpy
 
 from lab.best.claims import over_plain
 from lab.best.record import lossless
-from lab.judge import MODELLED, Records, interval
+from lab.judge import Records, interval
 
 REAL = 'qwen-1.5b+0.5b'     # the pair of real models
 LONGEST = 12                # block that the formula is drawn for
@@ -29,33 +28,20 @@ def speedup(alpha, gamma, c, v):
 
 
 def real_speeds(pair):
-    """The costs of the real pair's passes (c, v), its acceptance rate alpha, and its points.
+    """What the timed texts of the real pair took and kept.
 
-    replayed: {gamma: speed} of CM-ASD's texts with their real verdicts; timed: the runs of lab/best by the
-    clock, over plain decoding on the same texts.
+    c, v: costs of its passes; alpha: the share of the draft tokens that `sd 3` kept; timed: {gamma: speed}.
     """
-    records = Records('cmasd', pair)
-    costs = records.costs
-    hits = numpy.concatenate([row['hit'] for row in records['tokens'].rows])
+    costs = Records('cmasd', pair).costs
     v = [0.0] + [costs.of_pass('target/full', n) for n in range(1, LONGEST + 2)]
-    return dict(c=costs.of_pass('draft/full', 1), v=v, alpha=float(hits.mean()),
-                replayed=speeds_of_sd(records.runs('relaxed'), modelled),
-                timed=speeds_of_sd(Records('best', pair).runs('compositions'), over_plain))
-
-
-def modelled(runs, name):
-    """The figure: tokens in the time of a plain step."""
-    return lambda texts: runs.pace(name, texts, MODELLED)
-
-
-def speeds_of_sd(runs, figure_of):
-    """{gamma: speed} of plain sd in these runs; figure_of: function (runs, name) -> figure of texts."""
+    runs = Records('best', pair).runs('compositions')
     texts = numpy.arange(runs.size)
-    found = {}
+    timed = {}
     for name in runs.names:
         if name.startswith('sd '):
-            found[int(name.removeprefix('sd '))] = float(figure_of(runs, name)(texts))
-    return found
+            timed[int(name.removeprefix('sd '))] = float(over_plain(runs, name)(texts))
+    alpha = float(runs.share('accepted', 'judged', 'sd 3', texts))
+    return dict(c=costs.of_pass('draft/full', 1), v=v, alpha=alpha, timed=timed)
 
 
 # ------------------------------------------------------------------------------------------------ the front

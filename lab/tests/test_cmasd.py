@@ -24,7 +24,6 @@ def control(name, draft, learns, method=None, **constants):
 
 @pytest.mark.parametrize('name, draft, learns, method, constants', [
     control('online', 2, False, replace(STRICT, alpha=1.0)),
-    control('closed-loop', 6, True, STRICT),
     control('hf-confidence', 2, False, limit=0.5),
     control('product', 2, False, limit=0.7),
     control('payoff', 2, True, cost=0.5)])
@@ -74,17 +73,6 @@ def learner(name):
 def noted(*largest):
     """The notes on a block of tokens with these largest probabilities."""
     return [dict(largest=q) for q in largest]
-
-
-def test_closed_loop_by_hand():
-    """alpha times a moving average of the acceptance rates 3/4 and 0."""
-    controller = learner('closed-loop')
-    for kept in (3, 0):
-        labels = ['draft'] * kept + ['target']
-        controller.learn(Cycle([1, 2, 3, 4], [], [1, 2, 3, 4][:kept + 1], labels, {}, 0.0))
-    assert controller.rate == 0.4375
-    notes = [dict(confidence=0.7)] * 3                  # 4.375 * 0.7 = 3.06 of k_max = 10
-    assert [controller.keep_drafting(None, notes[:n]) for n in (2, 3)] == [True, False]
 
 
 def test_product_by_hand():
