@@ -22,7 +22,7 @@ from lab import shapes
 from lab.forms import Burst, ByHand, flex_form, sample_in_groups
 from lab.measure import MODELS, held_out_rows, moment
 from lab.speed import quiet_transformers
-from model import Reader, compile_forward, load
+from model import Reader, load
 from specmini import DTYPES, Engine
 from verify import (METHODS, Autoregressive, Draft, Exact, Session, Sparse, decode, draft_model, no_draft,
                     sample, shared_length, tokens_of)
@@ -35,7 +35,6 @@ GAMMA = 4
 STEPS = 5           # of plain decoding that are watched
 KERNELS = 12        # that are named, those that take longest first
 REPEATS = 20        # of one operation, timed together
-FORMS = dict(eager=lambda model: None, compiled=compile_forward, by_hand=ByHand)    # of Reader.compiled
 
 
 class Sizes(NamedTuple):
@@ -223,8 +222,7 @@ def sparse_forms(sizes, context, compiled, device, dtype):
     """
     config = shapes.config_of(sizes.sparse, sizes.layers, context + 64)
     model = shapes.random_model(config, device, dtype)
-    reader = shapes.random_cache(model, context)
-    reader.compiled = compile_forward(model) if compiled else None
+    reader = shapes.random_cache(model, context, compiled)
     L = model.config.num_hidden_layers
     session = Session(reader, None, None, [], 0, calibration=dict(sparse=dict(anchors=list(range(L)))))
     paths = dict(dense=model.full)
@@ -247,15 +245,16 @@ class Ladder:
         self.dtype = dtype
         self.config = shapes.config_of(sizes.target, None, 1)
         self.capacity = sizes.prompt + sizes.long
-        self.readers = {}       # (shape, name of FORMS): a Reader of a network that counts up
-        self.plain = {}         # name of FORMS: tokens a second of plain decoding
+        self.readers = {}       # (shape, form): a Reader of a network that counts up
+        self.plain = {}         # form: tokens a second of plain decoding
 
     def reader(self, shape, form):
-        """The Reader of a network of this shape, whose cache is empty."""
+        """The Reader of a network of this shape, its cache empty; form: eager, compiled, or by_hand."""
         if (shape, form) not in self.readers:
             model = counting_network(shape, self.capacity, self.device, DTYPES[self.dtype])
-            self.readers[shape, form] = Reader(model, self.capacity)
-            self.readers[shape, form].compiled = FORMS[form](model)
+            self.readers[shape, form] = Reader(model, self.capacity, form == 'compiled')
+            if form == 'by_hand':
+                self.readers[shape, form].compiled = ByHand(model)
         self.readers[shape, form].forget()
         return self.readers[shape, form]
 
@@ -346,8 +345,7 @@ class Ladder:
     def by_hand(self):
         for form in ('eager', 'compiled', 'by_hand'):
             for method in (Autoregressive(), Burst()):
-                yield (f'{type(method).__name__}, {form}',
-                       functools.partial(self.ar, form, method))
+                yield f'{type(method).__name__}, {form}', functools.partial(self.ar, form, method)
             yield f'`sd`, dialled 0.8, {form}', functools.partial(self.sd, form, 0.8)
 
     def sparse_passes(self):

@@ -38,9 +38,9 @@ def random_model(config, device, dtype):
     return model
 
 
-def random_cache(model, length):
+def random_cache(model, length, compiled):
     """A Reader whose cache holds `length` random positions, written by the full path."""
-    reader = Reader(model, length)
+    reader = Reader(model, length, compiled)
     for store in reader.cache.stores:
         store.normal_()
     reader.cache.record([1] * length, 0, model.full)

@@ -87,6 +87,8 @@ SWEEPS = [      # what, record, part of the families' names, figure, settings
     ('look-up, right: dense, chosen, latest keys', 'long', LOOK_UP, 'right', ['dense', KEYS, LATEST]),
     ('look-up, KL: chosen, latest keys', 'long', LOOK_UP, 'kl', [KEYS, LATEST]),
     ('speed over look-up 4, 8k: kept-draft 2, 4; look-up 2', 'long', ' 8192', 'speed', (*KEPT, 'look-up 2')),
+    ('speed over look-up 4, 2k: plain, `--draft self`', 'drafts', ' 2048', 'speed', ['plain', 'self 2']),
+    ('speed over look-up 4, 8k: the same', 'drafts', ' 8192', 'speed', ['plain', 'self 2']),
     ('tables, right: dense, 50, 25, 10 % of keys', 'tasks', 'table', 'right', ['dense', *BUDGETS]),
     ('tables, tokens a cycle: the same', 'tasks', 'table', 'efficiency', ['dense', *BUDGETS]),
     ('tables, right: 25 %, blocks of 4, 8, ... 128', 'tasks', 'table', 'right', BLOCKS),

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from lab import tasks
-from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, embedded, moment, prepared,
-                         rows_by_family)
+from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, embedded, moment, named, prepared,
+                         rows_by_family, run_row, sd)
 from lab.sparse.baselines import KeptDraft
 from model import encode
 from specmini import grade
@@ -193,6 +193,17 @@ def long_row(pair, prompt):
     return prompt.name | dict(tokens=len(prompt.ids), runs=runs)
 
 
+def draft_items(pair, n):
+    return [prompt for prompt in long_items(pair, n) if prompt.family.endswith((' 2048', ' 8192'))]
+
+
+def draft_row(pair, prompt):
+    """What plain decoding, looked-up drafts and those of the target's slim path write on a long context."""
+    settings = {'plain': named('ar'), 'look-up 4': Setting(functools.partial(Exact, 4), prompt_lookup),
+                'self 2': sd(2)}
+    return run_row(settings, replace(pair, draft='self', max_new=OWN), prompt)
+
+
 # --------------------------------------------------------------------------------- the lab's tasks and models
 
 def prompts(task, n, split='held-out', seed=SEED):
@@ -242,5 +253,6 @@ def of_tasks(model, settings, *families):
 
 
 RECORDS = dict(long=Record(long_items, long_row, drafts=False),
+               drafts=Record(draft_items, draft_row, drafts=False),
                tasks=of_tasks('target', GRID, 'math', 'table', 'story'),
                mixture=of_tasks('moe', MIXTURE, 'math'))
