@@ -231,6 +231,7 @@ def test_a_failed_check_is_a_line(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:flex_attention called without')
 @pytest.mark.parametrize('rung, lines', list(enumerate((2, 16, 6, 1, 6, 3 + 7), 1)))
 def test_a_rung_on_a_cpu(rung, lines, monkeypatch, capsys):
     """All that needs no compiler runs; forms of one operation are not compiled here."""

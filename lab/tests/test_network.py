@@ -226,6 +226,7 @@ def test_a_draw_by_groups_is_the_same(monkeypatch):
     assert sample(p).tolist() == forms.sample_in_groups(p, uniform).tolist()
 
 
+@pytest.mark.filterwarnings('ignore:flex_attention called without')
 @pytest.mark.parametrize('T', [1, 3])
 def test_attention_by_flex(T, monkeypatch):
     monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
