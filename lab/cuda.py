@@ -1,6 +1,6 @@
 """A ladder for half an hour of one graphics card: `python -m lab.bench cuda --rung N`, or all six in turn.
 
-Each rung is a table, and takes less than ten minutes there. A line that fails says so, and the others go on.
+Each rung is a table, meant to take less than ten minutes there. A line that fails says so, the others go on.
 `--device cpu` runs the same with small shapes. All but the last are of an 8B shape with random weights:
 
 1. plain decoding, eager and compiled, and where five steps of it spend their time
