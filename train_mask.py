@@ -7,14 +7,13 @@ Bayesian ones (a Gaussian process over masks, expected improvement). Ctrl-C keep
 --anchors measures instead which layers choose blocks under --sparse, and its thresholds. --signals measures
 how confident and how grounded a draft's steps are, for specguard.
 
-m maskable units (layers or sublayers), k of them skipped, n masks tried, W tokens of a window, V vocabulary.
+m layers that may be skipped, k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
 import argparse
 import functools
 import itertools
 import math
 import sys
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
 
@@ -32,7 +31,6 @@ from verify import (Autoregressive, Exact, Session, Sparse, SpecGuard, decode, n
 @dataclass(frozen=True)
 class Settings:
     """What a measurement is asked for."""
-    unit: str = 'layer'             # what a mask leaves out: layer or sublayer
     skip: float = 0.45              # share of the layers to leave out
     seed: int = 0
     windows: int = 28               # calibration texts
@@ -40,7 +38,6 @@ class Settings:
     prompts: str = None             # file of prompts; None: training rows of the lab's tasks
     chat: bool = False              # whether these are put into the target's chat template
     evaluations: int = 60           # masks to try at most
-    minutes: float = 60.0           # time to search at most
 
 
 PATIENCE = 30           # masks without a better one that end a search
@@ -128,14 +125,14 @@ class Windows:
 # ---------------------------------------------------------------------------------------------- the search
 
 def distances(masks, others):
-    """[N, n]: the units in which two masks differ; masks [N, m] and others [n, m] are 0/1 rows."""
+    """[N, n]: the layers in which two masks differ; masks [N, m] and others [n, m] are 0/1 rows."""
     return torch.cdist(masks, others, p=1)
 
 
 def fit_process(seen, y):
     """(log-likelihood, l, root [n, n], weights [n, 1]) of the Gaussian process that makes y [n] likeliest.
 
-    The kernel exp(-d / l), d the units in which two masks differ, is a product over units, hence positive
+    The kernel exp(-d / l), d the layers in which two masks differ, is a product over layers, hence positive
     definite; l is the best of six. root: the Cholesky factor of the costs' covariance.
     Source: Rasmussen and Williams 2006, algorithm 2.1.
     """
@@ -166,17 +163,17 @@ def expected_improvement(seen, costs, masks):
 
 
 def propose(tried, m, k, seed):
-    """k of m units, a sorted tuple not in tried {mask: cost}: random, or of most expected improvement.
+    """k of m layers, a sorted tuple not in tried {mask: cost}: random, or of most expected improvement.
 
-    The latter is chosen among RANDOM random ones and all swaps of one unit in the best 8. None where none of
+    The latter is chosen among RANDOM random ones and all swaps of one layer in the best 8. None where none of
     these is new.
     """
     i = len(tried)
     generator = torch.Generator().manual_seed(seed * 100_003 + i)
     many = []
     for _ in range(RANDOM):
-        units = torch.randperm(m, generator=generator)[:k]
-        many.append(tuple(sorted(units.tolist())))
+        layers = torch.randperm(m, generator=generator)[:k]
+        many.append(tuple(sorted(layers.tolist())))
     bayes = i >= WARM_UP and i % PERIOD == 0
     if bayes:
         for mask in sorted(tried, key=tried.get)[:8]:
@@ -191,28 +188,27 @@ def propose(tried, m, k, seed):
 
 
 def as_rows(masks, m):
-    """[N, m] 0/1 rows of masks, tuples of units."""
+    """[N, m] 0/1 rows of masks, tuples of layers."""
     return torch.nn.functional.one_hot(torch.tensor(masks), m).sum(1).double()
 
 
 def plain_masks(m, k):
-    """Masks of k of m units that need no search: the evenly spaced one, then every contiguous block."""
+    """Masks of k of m layers that need no search: the evenly spaced one, then every contiguous block."""
     yield tuple(int((i + 0.5) * m / k) for i in range(k))
     for begin in range(m - k + 1):
         yield tuple(range(begin, begin + k))
 
 
 def search(cost, m, k, settings):
-    """{mask: cost} of masks of k of m units, in the order in which they were tried; Ctrl-C ends it early.
+    """{mask: cost} of masks of k of m layers, in the order in which they were tried; Ctrl-C ends it early.
 
     cost: function of a mask. Source: VIA-SD (2026), DIMR.
     """
     tried = {}
-    end = time.perf_counter() + 60 * settings.minutes
     plain = plain_masks(m, k)
     bar = tqdm(total=settings.evaluations, disable=None, desc='masks')
     try:
-        while len(tried) < settings.evaluations and time.perf_counter() < end:
+        while len(tried) < settings.evaluations:
             mask = next(plain, None) or propose(tried, m, k, settings.seed)
             costs = list(tried.values())
             if mask is None or costs and len(costs) - costs.index(min(costs)) > PATIENCE:
@@ -223,31 +219,19 @@ def search(cost, m, k, settings):
                 bar.set_postfix(best=f'{min(tried.values()):.4f}')
     except KeyboardInterrupt:
         bar.write('interrupted: the best so far is kept', file=sys.stderr)
-    require_that(tried, 'no mask was tried: give the search more --minutes')
+    require_that(tried, 'interrupted before a mask was tried')
     return tried
-
-
-def maskable(unit, layers):
-    """[tuple of sublayers of each unit]: the first and the last layer always stay."""
-    units = []
-    for i in range(1, layers - 1):
-        if unit == 'layer':
-            units.append((2 * i, 2 * i + 1))
-        else:
-            units += [(2 * i,), (2 * i + 1,)]
-    return units
 
 
 def find_mask(model, windows, settings):
     """The section `mask` of the calibration file; plain: the best of the masks without search."""
     layers = model.config.num_hidden_layers
-    units = maskable(settings.unit, layers)
-    m = len(units)
-    k = int(settings.skip * layers * (1 if settings.unit == 'layer' else 2))
-    require_that(0 < k <= m, f'--skip {settings.skip}: {k} of {m} free {settings.unit}s; expected 1 to {m}')
+    m = layers - 2                                      # the first and the last layer always stay
+    k = int(settings.skip * layers)
+    require_that(0 < k <= m, f'--skip {settings.skip}: {k} of {m} free layers; expected 1 to {m}')
 
     def sublayers(mask):
-        return sorted(j for unit in mask for j in units[unit])
+        return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1
     tried = search(lambda mask: windows.cost(sublayers(mask)), m, k, settings)
     best = min(tried, key=tried.get)
     evenly, *blocks = plain_masks(m, k)
@@ -463,18 +447,16 @@ def parse(argv):
     add('--chat', action='store_true', help="put them into the target's chat template")
     add('--windows', type=int, default=usual.windows, help='texts that are used (default: 28)')
     add('--seed', type=int, default=usual.seed)
-    add('--unit', choices=('layer', 'sublayer'), default=usual.unit, help='what a mask leaves out')
     add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
     add('--window', type=int, default=usual.window, help='tokens scored of a text (default: 32)')
     add('--evaluations', type=int, default=usual.evaluations, help='masks to try at most (default: 60)')
-    add('--minutes', type=float, default=usual.minutes, help='time to search at most (default: 60)')
     add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     add('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
     add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
     add('--accuracy', type=float, default=0.95, help='share of the kept steps that is to be right (0.95)')
     args = p.parse_args(argv)
     for name, low, high in (('windows', 1, 1e6), ('window', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
-                            ('minutes', 0, 1e6), ('accuracy', 0, 1), ('seed', 0, 2 ** 31 - 1)):
+                            ('accuracy', 0, 1), ('seed', 0, 2 ** 31 - 1)):
         value = getattr(args, name)
         require_that(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
     require_that(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')

@@ -40,9 +40,10 @@ def tried_by(cost, units, skipped, **settings):
 # ------------------------------------------------------------------------------------ what a search finds
 
 @pytest.mark.slow
-@pytest.mark.parametrize('unit, useless', [('layer', {4, 5, 8, 9}), ('sublayer', {3, 4, 9, 10, 13})])
-def test_search_finds_planted_sublayers(unit, useless, tmp_path, capsys, monkeypatch):
-    """Sublayers that add nothing are found, all and no other."""
+def test_search_finds_planted_layers(tmp_path, capsys, monkeypatch):
+    """Layers that add nothing are found, all and no other."""
+    useless = {4, 5, 8, 9}                              # the sublayers of two layers
+
     def planted(weights):
         for j in useless:
             output = 'mlp.down_proj' if j % 2 else 'self_attn.o_proj'
@@ -52,7 +53,7 @@ def test_search_finds_planted_sublayers(unit, useless, tmp_path, capsys, monkeyp
     rows = tmp_path / 'rows.jsonl'
     rows.write_text(json_lines([dict(prompt='To be, or not to be'), dict(prompt='that is the question')] * 4))
     folder = tiny(tmp_path / 'm', 3, dict(num_hidden_layers=8), planted, max_position_embeddings=512)
-    flags = ['--target', folder, '--prompts', rows, '--unit', unit, '--windows', 2,
+    flags = ['--target', folder, '--prompts', rows, '--windows', 2,
              '--skip', (len(useless) + 0.1) / 16, '--evaluations', 90]
     assert measured(capsys, *flags)[0] == 0
     found = section(folder)
@@ -101,7 +102,6 @@ def test_search_begins_with_masks_that_need_none(monkeypatch):
     found = train_mask.find_mask(model, windows, asked)
     assert found['plain']['evenly'] == dict(skip=[4, 5, 8, 9, 12, 13], cost=139.0)
     assert found['plain']['contiguous'] == dict(skip=[2, 3, 4, 5, 6, 7], cost=19.0)
-    refuses('--minutes', train_mask.search, sum, 6, 3, train_mask.Settings(minutes=0))
 
 
 def test_search_ends_without_progress(monkeypatch):
@@ -112,13 +112,12 @@ def test_search_ends_without_progress(monkeypatch):
     assert train_mask.Settings().evaluations > 30
 
 
-@pytest.mark.parametrize('last, minutes, tried', [(4, 60, 3), (99, 7, 7), (99, 60, 10)])
-def test_search_that_is_ended_keeps_the_best(last, minutes, tried, monkeypatch):
-    """Ctrl-C at the end of a `last` evaluation, or the end of the minutes. Each mask takes a minute."""
+@pytest.mark.parametrize('last, tried', [(4, 3), (99, 10)])
+def test_search_that_is_ended_keeps_the_best(last, tried, monkeypatch):
+    """Ctrl-C at the end of a `last` evaluation, or of all that were asked for."""
     windows = SimpleNamespace(cost=lambda skip: float(sum(skip)))
     costs = interrupt(monkeypatch, windows, 'cost', last)
-    monkeypatch.setattr(train_mask, 'time', SimpleNamespace(perf_counter=lambda: 60.0 * len(costs)))
-    asked = train_mask.Settings(evaluations=10, minutes=minutes)
+    asked = train_mask.Settings(evaluations=10)
     found = train_mask.find_mask(byte_network(3, num_hidden_layers=10), windows, asked)
     assert found['masks'] == tried and found['cost'] == min(costs[:tried])
 
