@@ -1080,7 +1080,7 @@ def plain_file(folder, name):
     """The path of a file of a checkpoint's folder, which may be absent.
 
     ValueError for names and links that lead out of the folder, dangling links, directories, pipes, devices. A
-    snapshot of Hugging Face's cache may link to the `blobs` beside the snapshots.
+    snapshot of Hugging Face's cache links to the `blobs` beside the snapshots: it may lead to that model's.
     """
     folder = File(folder)
     good = type(name) is str and name == File(name).name
@@ -1088,14 +1088,14 @@ def plain_file(folder, name):
     where = folder / name
     if not os.path.lexists(where):
         return where
-    homes = [folder.resolve()]
-    if homes[0].parent.name == 'snapshots':
-        homes.append((homes[0].parent.parent / 'blobs').resolve())
+    home = folder.resolve()
+    if home.parent.name == 'snapshots':
+        home = home.parent.parent
     try:
         found = where.resolve()
     except (OSError, RuntimeError) as error:            # a link to itself
         raise ValueError(f'{where}: cannot be followed ({error})') from None
-    inside = any(found.is_relative_to(home) for home in homes)
+    inside = found.is_relative_to(home)
     require_that(inside, f'{where}: links to {found}, outside of its folder; copy the file there')
     require_that(found.is_file(),
                  f'{where}: a directory, a pipe, a device or a dangling link; expected a file')

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from torch import distributed
 from tqdm import tqdm
 
-from model import (Reader, atomic_write, encode, load, pack, plain_file, rank_and_world_size,
+from model import (Reader, encode, load, pack, plain_file, rank_and_world_size,
                    read_calibration, read_config, read_json, read_tokenizer, require_that, same_vocabulary)
 from verify import (METHODS, Autoregressive, Exact, Session, Sparse, decode, draft_model, knob_range,
                     knobs_of, lookup_then_draft, no_draft, prompt_lookup, shared_length, token_logps,
@@ -765,16 +765,14 @@ def is_page(name):
 
 def write_trace(where, engine, texts, step):
     """Writes a line for each cycle of these Texts, or a page; step: seconds of a step of plain decoding."""
-    plain = not os.path.lexists(where) or File(where).is_file() and not os.path.islink(where)
     try:
-        with atomic_write(where) if plain else contextlib.nullcontext(where) as growing:
-            with open(growing, 'w', encoding='utf-8') as file:
-                if is_page(where):
-                    lab_module('page').write_page(file, engine, texts, step)
-                    return
-                for text in texts:
-                    for line in trace_lines(text, engine.tokenizer):
-                        file.write(json.dumps(line) + '\n')
+        with open(where, 'w', encoding='utf-8') as file:
+            if is_page(where):
+                lab_module('page').write_page(file, engine, texts, step)
+                return
+            for text in texts:
+                for line in trace_lines(text, engine.tokenizer):
+                    file.write(json.dumps(line) + '\n')
     except OSError as error:
         raise ValueError(f'--trace {where}: cannot be written ({error})') from None
 
