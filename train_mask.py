@@ -218,8 +218,9 @@ def search(cost, m, k, settings):
                 bar.update()
                 bar.set_postfix(best=f'{min(tried.values()):.4f}')
     except KeyboardInterrupt:
+        if not tried:
+            raise
         bar.write('interrupted: the best so far is kept', file=sys.stderr)
-    require_that(tried, 'interrupted before a mask was tried')
     return tried
 
 

@@ -1,8 +1,7 @@
 """Figures of speed and memory, each made by one command; SPEED.md shows them.
 
 `python -m lab.bench speed` times the embedded pair or any two folders against transformers (lab/speed.py).
-`memory` says what fits where.
-`cuda` is a ladder for half an hour of a graphics card (lab/cuda.py).
+`memory` says what fits where. `cuda` is a ladder for half an hour of a graphics card (lab/cuda.py).
 """
 import argparse
 import os

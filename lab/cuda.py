@@ -168,10 +168,10 @@ def dialled(right, session, plan):
 
 # --------------------------------------------------------------------------------- forms of one operation
 
-def in_turn(forms, device):
+def in_turn(forms):
     """Microseconds of each of the forms {name: function}, taken in turn, and times the first one."""
     runs = [functools.partial(repeated, form) for form in forms.values()]
-    times = [1e6 * seconds / REPEATS for seconds in shapes.seconds_of(runs, shapes.RUNS, device)]
+    times = [1e6 * seconds / REPEATS for seconds in shapes.seconds_of(runs)]
     return beside(forms, times, 'us')
 
 
@@ -194,7 +194,7 @@ def product_forms(rows, wide, out, device, dtype):
     weight = torch.randn(out, wide, device=device, dtype=dtype)
     fused = torch.compile(multiply_and_sum, dynamic=False)
     forms = dict(library=lambda: torch.nn.functional.linear(x, weight), fused=lambda: fused(x, weight))
-    return in_turn(forms, device)
+    return in_turn(forms)
 
 
 def attention_forms(config, T, S, device, dtype):
@@ -205,14 +205,16 @@ def attention_forms(config, T, S, device, dtype):
     forms = dict(flash=lambda: attend(q, k, v, None, None), masked=lambda: attend_grouped(q, k, v, mask))
     for block in (16, 32, 64, 128):
         forms[f'flex {block}'] = functools.partial(flex_form(q, k, block), q, k, v)
-    return in_turn(forms, device)
+    return in_turn(forms)
 
 
 def draw_forms(rows, V, device):
     p = torch.randn(rows, V, device=device).softmax(-1)
-    uniform = torch.rand(rows, 1, dtype=torch.float64, device=device)
-    forms = dict(one_sum=lambda: sample(p), in_groups=lambda: sample_in_groups(p, uniform))
-    return in_turn(forms, device)
+
+    def in_groups():
+        uniform = torch.rand(rows, 1, dtype=torch.float64).to(device, non_blocking=True)     # as sample does
+        return sample_in_groups(p, uniform)
+    return in_turn(dict(one_sum=lambda: sample(p), in_groups=in_groups))
 
 
 def sparse_forms(sizes, context, compiled, device, dtype):
@@ -230,7 +232,7 @@ def sparse_forms(sizes, context, compiled, device, dtype):
         paths[f'{anchors} anchors'] = Sparse(moe_skip=0, block=64, anchors=anchors).view(model.full, session)
     ids = torch.arange(GAMMA + 1, device=device)[None]
     runs = [functools.partial(reader.feed, ids, context, path, GAMMA + 1) for path in paths.values()]
-    times = [1000 * seconds for seconds in shapes.seconds_of(runs, shapes.RUNS, device)]
+    times = [1000 * seconds for seconds in shapes.seconds_of(runs)]
     return beside(paths, times, 'ms')
 
 
@@ -271,9 +273,9 @@ class Ladder:
         """(Cycles, tokens a second) of a text, the second of two because the first warms up; see session."""
         for _ in range(2):
             session = self.session(form, *drafts)
-            begin = moment(self.device)
+            begin = moment()
             cycles = list(decode(session, method))
-            seconds = moment(self.device) - begin
+            seconds = moment() - begin
         wanted = [(self.sizes.prompt + i) % self.config.vocab_size for i in range(self.sizes.long)]
         assert tokens_of(cycles) == wanted, 'the random target does not count up: no draft can be dialled'
         return cycles, self.sizes.long / seconds
@@ -303,11 +305,11 @@ class Ladder:
         text = decode(self.session(form), Autoregressive())
         for _ in range(STEPS):                          # warms up
             next(text)
-        begin = moment(self.device)
         with torch.profiler.profile() as seen:
+            begin = moment()                            # not before, because the profiler takes long to begin
             for _ in range(STEPS):
                 next(text)
-            milliseconds = (moment(self.device) - begin) * 1000 / STEPS
+            milliseconds = (moment() - begin) * 1000 / STEPS
         taken, calls = Counter(), Counter()
         kind = self.device.upper()
         for event in seen.events():
@@ -344,8 +346,8 @@ class Ladder:
 
     def by_hand(self):
         for form in ('eager', 'compiled', 'by_hand'):
-            for method in (Autoregressive(), Burst()):
-                yield f'{type(method).__name__}, {form}', functools.partial(self.ar, form, method)
+            yield f'`ar`, {form}', functools.partial(self.ar, form, Autoregressive())
+            yield f'`ar` in bursts, {form}', functools.partial(self.ar, form, Burst())
             yield f'`sd`, dialled 0.8, {form}', functools.partial(self.sd, form, 0.8)
 
     def sparse_passes(self):

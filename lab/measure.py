@@ -276,9 +276,9 @@ def counts_of(session, method, prompt, engine):
     row has no answer; seconds by the clock, without the prompt; passes {reader/path: {positions: passes}}.
     """
     marks = session.mark()
-    begin = moment(session.target.model.cos.device)
+    begin = moment()
     cycles = list(decode(session, method))
-    seconds = moment(session.target.model.cos.device) - begin
+    seconds = moment() - begin
     passes = passes_since(session, marks)
     written = tokens_of(cycles)
     judged = [verdict for cycle in cycles for verdict in cycle.judged]
@@ -289,9 +289,9 @@ def counts_of(session, method, prompt, engine):
                 seconds=seconds, passes=passes)
 
 
-def moment(device):
-    """Seconds by the clock; on CUDA when all is done that was asked for. device: torch's, or its name."""
-    if torch.device(device).type == 'cuda':
+def moment():
+    """Seconds by the clock; on CUDA when all is done that was asked for."""
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -367,9 +367,9 @@ def pass_seconds(session, path, text, token, n):
     """Seconds of a target pass over n positions behind the text; token: one that the cache does not hold."""
     reader = session.target
     reader.read(text[:-1], [], path, 0)
-    begin = moment(session.target.model.cos.device)
+    begin = moment()
     reader.read(text[:-1], [token] + [1] * (n - 1), path, n)
-    return moment(session.target.model.cos.device) - begin
+    return moment() - begin
 
 
 def draft_seconds(session, text, token, rows):
@@ -379,9 +379,9 @@ def draft_seconds(session, text, token, rows):
     fork = reader.fork(rows)
     ids = torch.full((rows,), token, device=reader.model.cos.device)
     fork.append(ids, reader.model.full)                 # the first has just copied a cache
-    begin = moment(session.target.model.cos.device)
+    begin = moment()
     fork.append(ids, reader.model.full)
-    return moment(session.target.model.cos.device) - begin
+    return moment() - begin
 
 
 # ----------------------------------------------------------------------------------------------- stored rows

@@ -14,7 +14,7 @@ from types import NoneType
 from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, session, variation, write
 from model import Calibration, require_that
 from specmini import Parser, check_settings, exit_status, make_method
-from verify import METHODS, Controller, Ecsv, decode, knobs_of, tokens_of
+from verify import METHODS, Controller, Ecsv, decode, tokens_of
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
 LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
@@ -230,7 +230,6 @@ def parse():
     add = parser.add_argument
     add('method', help='one of those that specmini.py --list shows')
     add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
-    add('--gamma', type=int, help='draft tokens a cycle')
     add('--temperature', type=float, default=1.0, help='default: 1, because a greedy law is one text')
     add('--top-k', type=int, default=0)
     add('--top-p', type=float, default=1.0)
@@ -241,10 +240,6 @@ def run():
     """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
     args = parse()
     require_that(args.method in METHODS, f'{args.method}: there are {", ".join(METHODS)}')
-    if args.gamma is not None:
-        require_that('gamma' in knobs_of(METHODS[args.method]),
-                     f'--gamma {args.gamma}: no knob of {args.method}')
-        args.set.append(f'gamma={args.gamma}')
     args.max_new, args.seed, args.dtype = 1, 0, 'auto'
     check_settings(args)
     method = make_method(args.method, args.set, [args.method])

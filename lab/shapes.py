@@ -1,9 +1,9 @@
 """Random networks of real shapes, and forms of one computation timed in turn."""
 import statistics
-import time
 
 import torch
 
+from lab.measure import moment
 from model import Config, Reader, Transformer
 
 SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
@@ -47,20 +47,12 @@ def random_cache(model, length, compiled):
     return reader
 
 
-def clock(device):
-    """A moment in seconds: on CUDA of the wall, else of the process's CPU time, which others do not spend."""
-    if device == 'cuda':
-        torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time()
-
-
-def seconds_of(runs, count, device):
-    """[seconds] of each of the runs (functions), taken in turn `count` times after one warm-up: medians."""
+def seconds_of(runs):
+    """[seconds] of each of the runs (functions), taken in turn RUNS times after one warm-up: medians."""
     taken = [[] for _ in runs]
-    for _ in range(count + 1):
+    for _ in range(RUNS + 1):
         for run, times in zip(runs, taken):
-            begin = clock(device)
+            begin = moment()
             run()
-            times.append(clock(device) - begin)
+            times.append(moment() - begin)
     return [statistics.median(times[1:]) for times in taken]

@@ -89,7 +89,7 @@ def their_contestants(homes, engine, gamma, compiled):
 
 # ------------------------------------------------------------------------------------------------- timing
 
-def timed(contestants, prompts, rounds, device, texts):
+def timed(contestants, prompts, rounds, texts):
     """{name: [round][prompt] of (tokens, seconds)}; adds what each contestant writes to texts[name].
 
     A round before them warms up: it compiles and is not timed.
@@ -101,9 +101,9 @@ def timed(contestants, prompts, rounds, device, texts):
             calls.append([])
         for ids in prompts:
             for name in names:
-                begin = moment(device)
+                begin = moment()
                 tokens = contestants[name](ids)
-                found[name][i].append((len(tokens), moment(device) - begin))
+                found[name][i].append((len(tokens), moment() - begin))
                 if i == 0:
                     texts[name].append(tokens)
     return {name: calls[1:] for name, calls in found.items()}
@@ -174,7 +174,7 @@ def speed(args):
     for group, some in prompts.items():
         for engine in engines:
             engine.open(some)
-        timings[group] = timed(contestants, some, args.rounds, args.device, texts)
+        timings[group] = timed(contestants, some, args.rounds, texts)
     counts = ' + '.join(f'{len(some)} {group}' for group, some in prompts.items())
     print(f'{args.pair or "embedded pair"}, {args.device}, {args.dtype}, {torch.get_num_threads()} threads, '
           f'gamma {args.gamma}, {args.length} tokens at most; {counts} prompts, {args.rounds} rounds; torch '

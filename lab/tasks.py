@@ -591,10 +591,5 @@ def main():
 
 
 if __name__ == '__main__':
-    try:
-        main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.exit(0)
-    except OSError as error:                            # a full disk
-        sys.exit(f'lab.tasks: {error}')
+    from specmini import exit_status                    # here, because it imports torch
+    sys.exit(exit_status('lab.tasks', main))

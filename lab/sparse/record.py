@@ -85,9 +85,9 @@ class Prompted:
         for begin in range(len(self.ids), len(line), T):
             guesses = line[begin:begin + T - 1]
             path = session.view(session.target.model.full)
-            start = moment(session.target.model.cos.device)
+            start = moment()
             rows.append(session.target.read(line[:begin], guesses, path, len(guesses) + 1))
-            times.append(moment(session.target.model.cos.device) - start)
+            times.append(moment() - start)
         return torch.cat(rows)[:len(self.solution)].float().log_softmax(-1), statistics.median(times)
 
     def read(self, knobs):
@@ -105,9 +105,9 @@ class Prompted:
         """
         session = self.start(knobs)
         marks = session.mark()
-        begin = moment(session.target.model.cos.device)
+        begin = moment()
         cycles = list(decode(session, method or Exact()))
-        seconds = moment(session.target.model.cos.device) - begin
+        seconds = moment() - begin
         tokens = tokens_of(cycles)
         right = grade(self.row, self.tokenizer.decode(tokens).partition(NEXT)[0])
         spent = {path: taken for path, (_, _, taken) in session.spent(marks).items()}

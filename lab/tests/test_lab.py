@@ -180,7 +180,7 @@ def test_speed_takes_turns():
     said = []
     contestants = {name: lambda ids, name=name: said.append(name + ids) or [1, 2] for name in 'ab'}
     texts = dict(a=[], b=[])
-    found = speed.timed(contestants, 'xy', 2, 'cpu', texts)
+    found = speed.timed(contestants, 'xy', 2, texts)
     assert ' '.join(said) == 'ax bx ay by bx ax by ay ax bx ay by'
     assert all([len(calls) for calls in rounds] == [2, 2] for rounds in found.values())
     assert texts == dict(a=[[1, 2], [1, 2]], b=[[1, 2], [1, 2]])

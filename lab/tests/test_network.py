@@ -214,6 +214,7 @@ def test_plain_decoding_in_bursts_writes_the_same():
         for method in (METHODS['ar'](), forms.Burst()):
             going = session(model, None, LINE[:5], 21, seed=3, temperature=temperature)
             texts.append(tokens_of(decode(going, method)))
+            assert going.spent(dict(target=0))['target/full'][1] == 4 + 21      # no position is read twice
         assert texts[0] == texts[1]
 
 
@@ -221,7 +222,9 @@ def test_a_draw_by_groups_is_the_same(monkeypatch):
     """Also of a token behind many that have no chance, and where groups do not fill the vocabulary."""
     p = torch.rand(200, 1300).pow(8)
     p[:, 100:900] = 0
+    p[:, 0] = 0
     uniform = torch.rand(200, 1, dtype=torch.float64)
+    uniform[0] = 0
     monkeypatch.setattr(torch, 'rand', lambda *shape, **how: uniform)
     assert sample(p).tolist() == forms.sample_in_groups(p, uniform).tolist()
 

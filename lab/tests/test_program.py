@@ -673,7 +673,7 @@ def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
     """The figures are those of the law tests; a false promise gives status 1."""
     monkeypatch.setattr(prove, 'SIZES', ((4, 2),))
     monkeypatch.setitem(METHODS, 'told', rule)
-    found, out, _ = program(capsys, 'told', '--gamma', 1, '--top-k', 4, main=prove.main)
+    found, out, _ = program(capsys, 'told', '--set', 'gamma=1', '--top-k', 4, main=prove.main)
     assert found == status
     wanted, drafted = [exact_law(Table(seed), 2, temperature=1.0) for seed in (1, 2)]
     law = enumerate_law(Table(1), Table(2), rule(1), 2, temperature=1.0)
@@ -688,7 +688,7 @@ def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
 @pytest.mark.parametrize('named, flags', [
     ('nope', ['nope']), ('--temperature', ['sd', '--temperature', -1]), ('rsd', ['rsd']),
     ('--prompt', ['sd', '--prompt', 'x']), ('--set lenience=1', ['sd', '--set', 'lenience=1']),
-    ('--gamma', ['ar', '--gamma', 2]), ('controller', ['sd', '--set', 'controller=oracle']),
+    ('gamma', ['ar', '--set', 'gamma=2']), ('controller', ['sd', '--set', 'controller=oracle']),
     ('80', ['specguard', '--set', 'k=9']), ('sparse', ['sparse', '--set', 'ffn_quantile=0.5'])], ids=str)
 def test_prove_refuses_in_one_line(named, flags, short_proofs, capsys):
     refused(capsys, named, *flags, main=prove.main)

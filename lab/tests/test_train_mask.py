@@ -122,6 +122,13 @@ def test_search_that_is_ended_keeps_the_best(last, tried, monkeypatch):
     assert found['masks'] == tried and found['cost'] == min(costs[:tried])
 
 
+def test_search_that_is_ended_at_once_finds_nothing(monkeypatch):
+    windows = SimpleNamespace(cost=lambda skip: 1.0)
+    interrupt(monkeypatch, windows, 'cost', 1)
+    with pytest.raises(KeyboardInterrupt):
+        train_mask.find_mask(byte_network(3, num_hidden_layers=10), windows, train_mask.Settings())
+
+
 # -------------------------------------------------------------------------------------- calibration texts
 
 @pytest.fixture
