@@ -39,6 +39,7 @@ class Claim:
     texts: object       # numbers of the texts that are resampled
     figure: Callable    # function of such numbers -> float; nan where a resample has no such figure
     kind: str = ''      # of a speed: CLOCK or MODELLED
+    bounded: str = ''   # why the figure is the highest that it can be: then there is no interval
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Finding:
     @property
     def cell(self):
         """The cell of a page: verdict, figure, kind of speed, interval, and n where there are few texts."""
+        if self.claim.bounded:
+            return f'{self.verdict} {number(self.figure)} ({self.claim.bounded})'
         n = len(self.claim.texts)
         few = f'n {n}: ' if n < FEW else ''
         kind = f' {self.claim.kind}' if self.claim.kind else ''
@@ -67,7 +70,8 @@ class Finding:
 def judge(claim):
     """The Finding of a Claim."""
     texts = numpy.asarray(claim.texts)
-    return Finding(claim, float(claim.figure(texts)), *interval(texts, claim.figure))
+    figure = float(claim.figure(texts))
+    return Finding(claim, figure, *((figure, figure) if claim.bounded else interval(texts, claim.figure)))
 
 
 def interval(texts, figure):
@@ -216,7 +220,8 @@ def judged_pace(runs, names, kind, agreement, weights, halves):
     """[H] the pace on each half of the setting that is the fastest on the other half of its family.
 
     weights [H, R]: how often each text is in a half of the resample. Where a resample has nothing to choose
-    on, all texts of that half stand in. If no setting agrees so far, the most agreeing one is chosen.
+    on, all texts of that half stand in. If no setting agrees so far, the most agreeing one is chosen. Scores
+    are rounded, because the last bit of a matrix product, which differs between CPUs, would settle a tie.
     """
     pace, _ = paces(runs, names, kind, weights)
     chosen_on = numpy.where(weights.any(1, keepdims=True), weights, halves)
@@ -224,7 +229,7 @@ def judged_pace(runs, names, kind, agreement, weights, halves):
     if agreement:
         score = numpy.where(agreement_there >= agreement, score, agreement_there - 1)
     other = numpy.arange(len(halves)) ^ 1
-    return pace[numpy.arange(len(halves)), score[other].argmax(1)]
+    return pace[numpy.arange(len(halves)), score[other].round(9).argmax(1)]
 
 
 def paces(runs, names, kind, weights):

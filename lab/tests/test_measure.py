@@ -12,7 +12,8 @@ import lab.baselines                                    # noqa: F401, enters the
 from lab import judge, measure
 from lab.judge import CLOCK, Claim, Costs, Runs
 from lab.measure import Pair, Record, named, run_row, sd, token_row
-from lab.tests.helpers import json_lines, refused, subprogram, tiny
+from lab.tests.helpers import case, json_lines, refused, subprogram, tiny
+from lab.via.claims import unseen_claim
 from model import Reader, load, write_calibration
 
 TEXTS = numpy.arange(4)
@@ -73,6 +74,15 @@ def test_a_tuned_setting_agrees_as_far_as_is_asked():
     assert judge.tuned_over(runs, ['lossy', 'exact'], ['exact'], CLOCK, 0.8)(TEXTS) == pytest.approx(2)
 
 
+def test_a_tie_goes_to_the_first_setting_on_every_cpu():
+    """Scores that differ in the last bits of a sum are equal: which is chosen must not depend on them."""
+    for noise in (-1e-13, 1e-13):
+        runs = runs_of(first=[(10, 0, 1.0), (10, 0, 2.0)] * 2, second=[(10, 0, 1.0 + noise), (10, 0, 4.0)] * 2,
+                       rival=[(10, 0, 2.0)] * 4)
+        figure = judge.tuned_over(runs, ['first', 'second'], ['rival'], CLOCK)
+        assert figure(TEXTS) == pytest.approx((1 * 2) ** 0.5)
+
+
 def test_rivals_are_compared_at_equal_agreement():
     """Between a rival at 100 % with pace 4 and one at 80 % with pace 8, it has pace 6 at 90 %."""
     runs = runs_of(mine=[(10, 1, 1.0)] * 4, strict=[(8, 0, 2.0)] * 4, loose=[(10, 2, 1.25)] * 4)
@@ -119,6 +129,15 @@ def test_verdict(values, line, verdict):
     if len(values) < judge.FEW:
         assert (finding.low, finding.high) == (min(values), max(values))
         assert f'n {len(values)}' in finding.cell
+
+
+@pytest.mark.parametrize('found, words', [
+    case('a-rival', 4.0, 'FAILS 0.00 (the mask is one of its rivals)'),
+    case('another', 2.0, 'HOLDS 0.50 (n 2: 0.50 to 0.50)'), case('worse', 8.0, 'FAILS -1.00 (n 2: -1.00 to')])
+def test_a_searched_mask_that_is_a_plain_block_has_no_interval(found, words):
+    """Its figure cannot be above 0, so resamples say nothing."""
+    row = dict(scored=3, found=found, evenly=9.0, blocks=[7.0, 4.0])
+    assert judge.judge(unseen_claim([row, row])).cell.startswith(words)
 
 
 @pytest.mark.slow
