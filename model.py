@@ -617,11 +617,19 @@ class FastNorm(Part):
         return (x / torch.hypot(size, self._buffers['floor'])).mul_(self._parameters['weight'])
 
 
+def is_packable(dtype):
+    """Whether oneDNN is there and has packed products of this dtype: bf16 needs AVX-512, fp16 has none."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    bf16 = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 or bf16
+
+
 def pack(model):
     """Swaps modules for faster ones on a CPU, in fp32 or bf16; not for passes that are to be compiled.
 
-    Big matrices, but for experts, are packed where oneDNN is there: a pass of a 1.5B shape in bf16 then takes
-    half the time. A tied head is held twice.
+    Big matrices, but for experts, are packed where oneDNN can: a pass of a 1.5B shape in bf16 then takes half
+    the time. A tied head is held twice.
     """
     # not of all modules: such a list would hold every matrix until the last one is packed
     parts = [part for part in model.modules() if not isinstance(part, (Linear, RMSNorm))]
@@ -631,7 +639,7 @@ def pack(model):
             big = isinstance(child, Linear) and child.weight.numel() >= BIG
             if norm and child.weight.dtype == torch.float32:
                 setattr(part, name, FastNorm(child))
-            elif big and child.weight.dtype != torch.float16 and torch.backends.mkldnn.is_available():
+            elif big and is_packable(child.weight.dtype):
                 setattr(part, name, Packed(child))
             elif isinstance(child, Linear):
                 setattr(part, name, Transposed(child))

@@ -19,7 +19,7 @@ import specmini
 from lab import forms
 from lab.tests.helpers import HOME, LINE, RANGES, program, refuses, subprogram, thin, tiny
 from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, plain, seeded, session, write
-from model import (Packed, Reader, Transformer, checkpoint_views, to_host, load, pack,
+from model import (Packed, Reader, Transformer, Transposed, checkpoint_views, to_host, load, pack,
                    shard, shard_config)
 from verify import METHODS, Session, draft_model, decode, sample, tokens_of
 
@@ -62,6 +62,23 @@ def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
     reader = Reader(model, 50)
     for end, last in ((20, 20), (21, 1), (23, 2), (26, 3), (30, 4), (35, 5)):
         assert apart(reader.read(LINE[:end], [], model.full, last), wanted[end - last:end]) < 1e-4
+
+
+@pytest.mark.parametrize('dtype, bf16, packed', [
+    (torch.float32, False, True), (torch.bfloat16, True, True), (torch.bfloat16, False, False),
+    (torch.float16, True, False)], ids=str)
+def test_a_matrix_is_packed_only_where_the_cpu_can(dtype, bf16, packed, monkeypatch):
+    """A CPU without AVX-512 has no packed products of bf16, and fails where it is asked for one."""
+    def reorder(weight, rows):
+        assert packed
+        return weight
+    monkeypatch.setattr('model.BIG', 1)
+    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, '_is_mkldnn_bf16_supported', lambda: bf16, raising=False)
+    monkeypatch.setattr(torch.ops.mkldnn, '_reorder_linear_weight', reorder, raising=False)
+    model = byte_network().to(dtype)
+    pack(model)
+    assert isinstance(model.lm_head, Packed if packed else Transposed)
 
 
 def test_packing_lets_each_matrix_go(monkeypatch):
