@@ -736,9 +736,9 @@ def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, token
         layer.tensor_parallel = count > 1
     model.set_context(min(2048, config.max_position_embeddings))
     model.words = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
-    model.vocab = max(model.words) + 1
-    require_that(model.vocab <= config.vocab_size,
-                 f'{folder}: tokenizer of {model.vocab} entries, embedding of {config.vocab_size}')
+    model.vocab = max(model.words, default=0) + 1
+    require_that(1 < model.vocab <= config.vocab_size, f'{folder}: tokenizer of {model.vocab} entries, '
+                 f'embedding of {config.vocab_size}; expected 2 entries or more, and no more than that')
     return model.eval(), tokenizer, read_eos(folder)
 
 
@@ -804,6 +804,8 @@ def opened(file):
     try:
         with safe_open(file, 'pt') as weights:
             yield weights
+    except PermissionError:
+        raise ValueError(f'{file}: no permission to read it') from None
     except (SafetensorError, OSError) as error:
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
     except ValueError as error:
@@ -1023,16 +1025,45 @@ def same_vocabulary(target, other, whose):
 FLAGS = dict(mask='', signals='--signals ', sparse='--anchors ')    # of train_mask.py, by section
 
 
+TABLES = dict(      # of each section the lists that a run reads, and how deep they are nested
+    mask=dict(skip=1), signals=dict(draft_logp=1, draft_grounding=1),
+    sparse=dict(anchors=1, channels=2, experts=3))
+
+
 class Calibration(dict):
-    """{section: dict} of a target; ValueError in one line where one that is asked for was not measured."""
+    """{section: dict} of a target; ValueError in one line where one that is read is absent or damaged."""
 
     def __init__(self, sections, target):
         super().__init__(sections)
         self.target = target
 
-    def __missing__(self, name):
-        raise ValueError(f'{self.target}: calibration.json has no section {name!r} of these models; make it '
-                         f'with python train_mask.py {FLAGS[name]}--target {self.target}')
+    def __getitem__(self, name):
+        section = self.get(name)
+        found = 'a damaged' if name in self else 'no'
+        command = f'python train_mask.py {FLAGS[name]}--target {self.target}'
+        require_that(self.fits(name, section), f'{self.target}: calibration.json has {found} section '
+                     f'{name!r} of these models; make it with {command}')
+        return section
+
+    def fits(self, name, section):
+        """Whether the lists of a section are there, of numbers, and as many as this target needs."""
+        if not isinstance(section, dict):
+            return False
+        tables = {key: section.get(key) for key in TABLES[name]}
+        if not all(is_table(tables[key], depth) for key, depth in TABLES[name].items()):
+            return False
+        if name == 'signals':
+            return all(len(ends) == 2 for ends in tables.values())
+        layers = read_config(self.target).num_hidden_layers
+        return name == 'mask' or len(tables['channels']) == len(tables['experts']) == layers
+
+
+def is_table(value, depth):
+    """Whether a value is a list of lists, `depth` levels deep, of numbers; the innermost are not empty."""
+    if depth == 0:
+        return type(value) in (int, float)
+    filled = type(value) is list and (depth > 1 or value)
+    return bool(filled) and all(is_table(one, depth - 1) for one in value)
 
 
 def read_calibration(target, draft=None):
@@ -1045,7 +1076,8 @@ def read_calibration(target, draft=None):
     if found.pop('target', None) != fingerprint(target):
         found = {}
     pair = draft and fingerprint(draft)
-    sections = {name: one for name, one in found.items() if one.get('draft') in (None, pair)}
+    sections = {name: one for name, one in found.items()
+                if not isinstance(one, dict) or one.get('draft') in (None, pair)}
     return Calibration(sections, target)
 
 
@@ -1082,6 +1114,12 @@ def require_that(holds, message):
     """ValueError with this message, one line, unless it holds."""
     if not holds:
         raise ValueError(message)
+
+
+def require_writable(folder, flag):
+    """ValueError where nothing can be written in this folder, before the work and not after it."""
+    good = not folder or os.access(folder, os.W_OK)
+    require_that(good, f'{flag}: no permission to write in the folder {folder}')
 
 
 def plain_file(folder, name):

@@ -72,7 +72,7 @@ STEPS = dict(text=letters, calibration=dict(signals=SIGNALS))       # what a Ses
 def sparse_path(model, **knobs):
     """The full path of a network as a Session with these knobs of Sparse reads it."""
     s = session(model, None, [0], 1, sparse=Sparse(**SMALL | knobs), calibration=dict(sparse=SPARSE))
-    return s.view(model.full)
+    return s.target_path()
 
 
 def writers_of(cache):
@@ -587,7 +587,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         choices = Sparse(dense_below=2, block=2, locals=1, ffn_quantile=1.0, moe_quantile=1.0)
         s = session(model, None, [0], 1, sparse=choices, calibration=dict(sparse=SPARSE))
         self.paths = {'full': model.full, 'slim': slim, 'other slim': model.full.without({2}),
-                      'sparse': s.view(model.full), 'sparse slim': s.view(slim)}
+                      'sparse': s.target_path(), 'sparse slim': s.target_path(slim)}
         self.reader = Reader(model, 40)
         self.line = [1]
         self.places = PASSES    # where moments are counted

@@ -21,7 +21,8 @@ import torch
 from tqdm import tqdm
 
 import kernels
-from model import Reader, encode, fingerprint, load, pack, require_that, write_calibration
+from model import (Reader, encode, load, pack, read_config, require_that, require_writable,
+                   write_calibration)
 from specmini import (EMBEDDED, FOLDER, Engine, Parser, chat, exit_status, grade, lab_module, pick_device,
                       read_rows, take_threads)
 from verify import (Autoregressive, Exact, Session, Sparse, SpecGuard, decode, no_draft, step_score,
@@ -33,8 +34,8 @@ class Settings:
     """What a measurement is asked for."""
     skip: float = 0.45              # share of the layers to leave out
     seed: int = 0
-    windows: int = 28               # calibration texts
-    window: int = 32                # W, tokens scored of each; as the max_lag of via
+    texts: int = 28                 # calibration texts
+    tokens: int = 32                # W, tokens scored of each; as the max_lag of via
     prompts: str = None             # file of prompts; None: training rows of the lab's tasks
     chat: bool = False              # whether these are put into the target's chat template
     evaluations: int = 60           # masks to try at most
@@ -49,6 +50,7 @@ QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table that --anchors
 EVERY = 17              # of a pass's channel activations, every 17th is kept: enough for quantiles
 BETAS = 0.5, 0.25, 0.75, 0.0, 1.0       # gates of SpecGuard; of equally good ones the first is chosen
 TAUS = [i / 20 for i in range(22)]
+FEWEST = 8              # calibration texts with which a measurement goes on
 LEAST = 0.05            # share of the steps that a gate must keep: how right the surest few are says little
 
 
@@ -61,7 +63,10 @@ def calibration_rows(settings):
     tasks = lab_module('tasks')
     require_that(tasks, 'no laboratory with tasks beside this file: give --prompts FILE')
     sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
-    return [next(source) for source in sources * 10 * settings.windows]
+    rows = []
+    for _ in range(10 * settings.texts):                # some are passed over
+        rows += [next(source) for source in sources]
+    return rows
 
 
 def encoded(target, tokenizer, rows, settings):
@@ -71,14 +76,15 @@ def encoded(target, tokenizer, rows, settings):
 
 
 def calibration_texts(target, model, tokenizer, eos, settings):
-    """settings.windows texts as ids: prompts, each with the W tokens that the target writes behind it.
+    """settings.texts texts as ids: prompts, each with the W tokens that the target writes behind it.
 
-    Rows behind which it writes fewer, or whose prompt fills the context, are passed over.
+    Rows behind which it writes fewer, or whose prompt fills the context, are passed over. ValueError where
+    they leave fewer than FEWEST.
     """
-    W = settings.window
+    W = settings.tokens
     texts = []
     rows = calibration_rows(settings)
-    bar = tqdm(total=settings.windows, desc='calibration texts', disable=None)
+    bar = tqdm(total=settings.texts, desc='calibration texts', disable=None)
     for row in rows:
         (ids,) = encoded(target, tokenizer, [row], settings)
         if len(ids) + W <= model.config.max_position_embeddings:
@@ -88,10 +94,13 @@ def calibration_texts(target, model, tokenizer, eos, settings):
             if not session.tokens_left:
                 texts.append(session.tokens)
                 bar.update()
-        if len(texts) == settings.windows:
+        if len(texts) == settings.texts:
             return texts
-    raise ValueError(f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens, expected '
-                     f'{settings.windows}: give other --prompts, or a smaller --windows or --window')
+    found = f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens'
+    require_that(len(texts) >= min(FEWEST, settings.texts), f'{found}, expected {settings.texts}: give other '
+                 '--prompts, or a smaller --texts or --tokens')
+    bar.write(f'{found}: measured on these, not on {settings.texts}', file=sys.stderr)
+    return texts
 
 
 class Windows:
@@ -120,6 +129,13 @@ class Windows:
         for reader, ids, p in zip(self.readers, self.texts, self.p):
             total += float(violation(p, self.logps(reader, ids, path)).mean())
         return total / len(self.texts)
+
+    def agreement(self, skip):
+        """The share of the positions at which slim's first choice is the target's."""
+        path = self.model.full.without(skip)
+        same = [self.logps(reader, ids, path).argmax(-1) == p.argmax(-1)
+                for reader, ids, p in zip(self.readers, self.texts, self.p)]
+        return float(torch.cat(same).double().mean())
 
 
 # ---------------------------------------------------------------------------------------------- the search
@@ -229,7 +245,8 @@ def find_mask(model, windows, settings):
     layers = model.config.num_hidden_layers
     m = layers - 2                                      # the first and the last layer always stay
     k = int(settings.skip * layers)
-    require_that(0 < k <= m, f'--skip {settings.skip}: {k} of {m} free layers; expected 1 to {m}')
+    require_that(m > 0, f'a target of {layers} layers has none to skip: the first and the last always stay')
+    require_that(0 < k <= m, f'--skip {settings.skip} of {layers} layers: {k} layers; expected 1 to {m}')
 
     def sublayers(mask):
         return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1
@@ -288,7 +305,7 @@ def choosing_path(model, reader, knobs):
     most = max(model.config.num_experts_per_tok - 1, 0)
     low = dict(anchors=list(range(L)), channels=[[1e-30]] * L, experts=[[[0.0]] * most] * L)
     method = Sparse(**dict(dense_below=32) | knobs, anchors=L, ffn_quantile=0.5, moe_skip=most)
-    path = method.view(model.full, Session(reader, None, None, [], 0, calibration=dict(sparse=low)))
+    path = method.sparse_path(model.full, Session(reader, None, None, [], 0, calibration=dict(sparse=low)))
     return replace(path, attends=tuple(functools.partial(attend_all, attend) for attend in path.attends))
 
 
@@ -446,24 +463,28 @@ def parse(argv):
     add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
     add('--prompts', metavar='FILE', help='prompts (JSON lines; default: rows of the embedded tasks)')
     add('--chat', action='store_true', help="put them into the target's chat template")
-    add('--windows', type=int, default=usual.windows, help='texts that are used (default: 28)')
+    add('--texts', type=int, default=usual.texts, help='texts that are used (default: 28)')
     add('--seed', type=int, default=usual.seed)
     add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
-    add('--window', type=int, default=usual.window, help='tokens scored of a text (default: 32)')
+    add('--tokens', type=int, default=usual.tokens, help='tokens scored of a text (default: 32)')
     add('--evaluations', type=int, default=usual.evaluations, help='masks to try at most (default: 60)')
     add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     add('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
     add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
     add('--accuracy', type=float, default=0.95, help='share of the kept steps that is to be right (0.95)')
     args = p.parse_args(argv)
-    for name, low, high in (('windows', 1, 1e6), ('window', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
+    for name, low, high in (('texts', 1, 1e6), ('tokens', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
                             ('accuracy', 0, 1), ('seed', 0, 2 ** 31 - 1)):
         value = getattr(args, name)
         require_that(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
     require_that(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
     alone = not (args.signals and args.anchors)
     require_that(alone, '--signals and --anchors are two measurements; give one')
-    require_that(File(args.target).is_dir(), f'--target {args.target}: no such folder; give {FOLDER}')
+    for flag, folder in (('target', args.target), ('draft', args.draft)):
+        if flag == 'target' or args.signals:
+            good = str(folder) and File(folder).is_dir()
+            require_that(good, f'--{flag} {folder}: no such folder; give {FOLDER}')
+    require_writable(args.target, f'--target {args.target}')
     return args
 
 
@@ -471,7 +492,7 @@ def measure_signals(target, draft, settings, accuracy=0.95):
     """Writes the section `signals` of a pair."""
     engine = Engine(str(target), str(draft))
     method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
-    rows = calibration_rows(settings)[:settings.windows]
+    rows = calibration_rows(settings)[:settings.texts]
     prompts = encoded(target, engine.tokenizer, rows, settings)
     write_calibration(target, 'signals', find_signals(engine, rows, prompts, method, accuracy), draft)
 
@@ -499,17 +520,19 @@ def measure_anchors(target, settings):
 def measure_mask(target, settings):
     """Writes the section `mask` of a target and prints what was found."""
     model, texts = load_with_texts(target, settings)
-    found = find_mask(model, Windows(model, texts, settings.window), settings)
+    windows = Windows(model, texts, settings.tokens)
+    found = find_mask(model, windows, settings)
     write_calibration(target, 'mask', found)
     costs = dict(found=found['cost']) | {name: mask['cost'] for name, mask in found['plain'].items()}
     listed = ', '.join(f'{name} {cost:.2g}' for name, cost in costs.items())
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
-          f'the weights; violation a token: {listed}; {found["masks"]} masks')
+          f'the weights; violation a token: {listed}; {found["masks"]} masks; its first choice is the '
+          f"target's at {windows.agreement(found['skip']):.0%} of the positions")
 
 
 def run(args):
     settings = Settings(**{name: getattr(args, name) for name in asdict(Settings())})
-    fingerprint(args.target)                            # refuses a folder that is no checkpoint early
+    read_config(args.target)                            # refuses a folder that is no checkpoint early
     if args.signals:
         measure_signals(args.target, args.draft, settings, args.accuracy)
     elif args.anchors:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 
+import kernels
 from model import Path, Reader, require_that, to_host, on_gpu, to_device
 
 
@@ -270,9 +271,10 @@ class Session:
             reader.read(self.tokens[:-1], [], reader.model.full, 0)
         self.prompt_seconds = sum(seconds for *_, seconds in self.spent(mark).values())
 
-    def view(self, path):
-        """The target's path as this session reads it: sparse if it was asked for."""
-        return self.sparse.view(path, self) if self.sparse else path
+    def target_path(self, path=None):
+        """The path on which the target verifies: the full or another one, sparse if that was asked for."""
+        path = path or self.target.model.full
+        return self.sparse.sparse_path(path, self) if self.sparse else path
 
     def probs(self, logits, temperature=None, top_p=None):
         """The distribution [..., V] that this run, or these settings of a draft, sample from."""
@@ -413,12 +415,8 @@ class Exact(Method):
         to_probs = partial(session.probs, temperature=self.draft_temperature, top_p=self.draft_top_p)
         return Plan(n, to_probs, self.control)
 
-    def path(self, session):
-        """The path on which the target verifies."""
-        return session.view(session.target.model.full)
-
     def score(self, session, draft):
-        return Score(session, draft, self.path(session), self.recovery_distribution)
+        return Score(session, draft, session.target_path(), self.recovery_distribution)
 
     def chance(self, score: Score, i: int):
         """The chance that draft token i is kept: min(1, p(x) / q(x))."""
@@ -485,7 +483,7 @@ def draft_model(session: Session, plan: Plan, reader: Reader = None, path: Path 
     Without a draft model the target drafts for itself on its slim path (Zhang et al. 2023, Draft & Verify).
     """
     reader = reader or session.draft or session.target
-    path = path or (reader.model.full if session.draft else session.slim_path)
+    path = path or (reader.model.full if session.draft else session.target_path(session.slim_path))
     found = sample_branches(session, reader, path, 1, plan)
     (ids,) = found.lines(session)
     n = len(ids)
@@ -769,7 +767,7 @@ class Ecsv(Exact):
     """ECSV: several drafted branches are fused by a reliability-weighted vote; the fused block is verified.
 
     A fused token has a point mass as q: the exact rule is sample-and-match, the text the target's. Positions
-    behind a mismatch are wasted. Unused budget carries over to the next cycle, for one more check. The
+    behind a mismatch are wasted. With `spots`, unused budget carries over for one more check. The
     features are not normalised: an offset cancels in a vote, and the weight sets the scale.
     Source: "Error-Correcting Speculative Decoding via Branch Voting", a model-written proposal
     (github.com/keithballinger/dialectica, 2025) without code.
@@ -799,7 +797,7 @@ class Ecsv(Exact):
         check_finite(ballot.entropy, 'draft', len(session.tokens))
         fused = cut_at_eos(self.fuse(ballot), session.eos)
         cap = self.budget or texts.tokens.shape[1] + 1
-        extra = 1 if self.budget and self.banked > 0 else 0
+        extra = 1 if self.spots and self.budget and self.banked > 0 else 0
         chosen = ballot.doubtful(self.spots + extra, min(len(fused), cap - 1))
         known = None
         spent = len(fused) + 1
@@ -820,7 +818,7 @@ class Ecsv(Exact):
         Its rows stay right as far as the second vote elects the same tokens as the first.
         """
         begun = fused[:chosen[-1]]
-        rows = Score(session, Draft(begun, None), self.path(session)).logits        # [m, V]
+        rows = Score(session, Draft(begun, None), session.target_path()).logits        # [m, V]
         ballot.ask(rows, chosen)
         check_finite(ballot.margins, 'target', len(session.tokens))
         elected = cut_at_eos(self.fuse(ballot), session.eos)
@@ -889,9 +887,14 @@ class ViaSd(Exact):
     def lossless(self):
         return self.escalate > 1
 
+    def propose(self, session):
+        own = session.proposer is draft_model and not session.draft
+        require_that(not own, 'slim would judge its own drafts: give --draft DIR, or another method')
+        return super().propose(session)
+
     def slim_score(self, session, draft):
         """The Score of the middle stage, whose own distribution is drawn from after a rejection."""
-        return Score(session, draft, session.view(session.slim_path), recovery_distribution=lambda s, q: s)
+        return Score(session, draft, session.target_path(session.slim_path), lambda s, q: s)
 
     def accept(self, session, draft, score):
         if not draft.tokens:
@@ -1015,7 +1018,6 @@ class SpecGuard(Method):
         reader = session.draft
         path = reader.model.full.grounded(self.n_roll, len(session.tokens), self.sparsify)
         rows = reader.read(session.tokens, draft.tokens, path, len(draft.tokens))
-        require_that(path.carry['rollout'] is not None, 'the attention of the draft cannot be read')
         rows = torch.cat([draft.logits[:1], rows[:-1]])     # row t predicts token t
         logp = token_logps(rows, draft.tokens)
         grounding = path.carry['rollout'][0].sum(-1)        # [T]
@@ -1050,7 +1052,7 @@ class SpecGuard(Method):
             to_probs = session.probs
             if self.target_k > 1:                       # samples at temperature 0 would all be alike
                 to_probs = partial(to_probs, temperature=self.target_temperature, top_p=self.target_top_p)
-            path = session.view(session.target.model.full)
+            path = session.target_path()
             steps = self.write_steps(session, session.target, path, to_probs, self.target_k)
             return self.choose(steps).tokens
         written = []
@@ -1123,13 +1125,16 @@ class Sparse(Exact):
     def lossless(self):
         return self.rho == 1 and not self.ffn_quantile and not self.moe_skip
 
-    def path(self, session):
-        return self.view(session.target.model.full, session)
+    def propose(self, session):
+        session.sparse = self           # for every pass of the target that drafts or verifies
+        return super().propose(session)
 
-    def view(self, path, session):
+    def sparse_path(self, path, session):
         """The path without what the knobs leave out."""
         mixtures = session.target.model.config.mixtures
         layers = len(mixtures)
+        require_knob(not (self.ffn_quantile and all(mixtures)), 'ffn_quantile', self.ffn_quantile,
+                     '0: channels of experts are not left out')
         heads = channels = experts = (None,) * layers
         if self.rho < 1:
             blocks = Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals)
@@ -1145,13 +1150,19 @@ class Sparse(Exact):
                 experts.append(tuple(betas))
         return path.sparsified(heads, channels, tuple(experts))
 
+    def skips_nothing(self, length, mixtures):
+        """Whether passes over a text of this length leave nothing out; mixtures: see Config."""
+        blocks = Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals)
+        keys = self.rho < 1 and kernels.kept_blocks(length, blocks) < length // self.block
+        return not (keys or self.ffn_quantile or self.moe_skip and any(mixtures))
+
     def anchor_layers(self, calibration, layers):
         """The layers that choose blocks; the layers behind one reuse its choice.
 
         By default half of the layers, in the calibrated order, or every second layer without one.
         """
         count = self.anchors
-        if count is None and 'anchors' in calibration.get('sparse', {}):
+        if count is None and 'sparse' in calibration:
             count = -(-layers // 2)                     # rounded up
         return sorted(calibration['sparse']['anchors'][:count]) if count else list(range(0, layers, 2))
 
@@ -1172,6 +1183,15 @@ def knobs_of(kind):
     return {option.name: option for option in fields(kind)}
 
 
+def has_knob(name, knob, settings=()):
+    """Whether a method has this knob, and `gamma` a meaning: none where --set asks for another controller."""
+    knobs = knobs_of(METHODS[name])
+    if knob == 'gamma' and 'controller' in knobs:
+        asked = dict(item.split('=', 1) for item in settings if '=' in item)
+        return asked.get('controller', knobs['controller'].default) == 'fixed'
+    return knob in knobs
+
+
 def require_knob(holds, name, found, expected):
     """ValueError in one line unless the knob's value is in its range."""
     require_that(holds, f'knob {name} is {found or repr(found)}; expected {expected}')
@@ -1188,13 +1208,18 @@ def knob_range(option):
     return f'{allowed["lowest"]:g} {end}'
 
 
+TYPES = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'a text'}
+
+
 def check_knobs(method):
-    """ValueError for the first knob that is out of its range."""
+    """ValueError for the first knob that is out of its range or of another type."""
     for name, option in knobs_of(type(method)).items():
         value, allowed = getattr(method, name), option.metadata
-        good = True
-        if allowed.get('words'):
+        good = type(value) is option.type or option.type is float and type(value) is int
+        if value is None:
+            good = option.default is None
+        elif allowed.get('words'):
             good = value in allowed['words']
-        elif allowed and type(value) in (int, float):
+        elif good and allowed and option.type in (int, float):
             good = allowed['lowest'] <= value <= allowed['highest']
-        require_knob(good, name, value, knob_range(option) or 'a number')
+        require_knob(good, name, value, ' '.join([TYPES[option.type], knob_range(option)]).strip())

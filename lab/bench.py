@@ -11,7 +11,7 @@ from pathlib import Path as File
 
 import torch
 
-from lab import cuda, shapes
+from lab import at_least, cuda, shapes
 from lab.speed import speed
 from model import Transformer, require_that, read_config, read_tokenizer
 from specmini import DTYPES, HERE, exit_status, pick_device
@@ -78,15 +78,15 @@ def parse():
     add('what', choices=('speed', 'memory', 'cuda'))
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
-    add('--threads', type=int, default=1)
+    add('--threads', type=at_least(1), default=1)
     add('--compile', action='store_true')
     add('--pair', metavar='DIR,DIR', help='target and draft (default: the embedded pair); of memory: folders')
     of_speed = parser.add_argument_group('speed')
-    of_speed.add_argument('--n', type=int, default=10, help='prompts, held-out rows of each task (10)')
+    of_speed.add_argument('--n', type=at_least(1), default=10, help='held-out rows of each task (10)')
     of_speed.add_argument('--prompts', metavar='FILE.jsonl', help='its first n rows instead')
-    of_speed.add_argument('--length', type=int, default=120, help='tokens to write at most (120)')
-    of_speed.add_argument('--rounds', type=int, default=3, help='that are timed, one more before them (3)')
-    of_speed.add_argument('--gamma', type=int, default=4)
+    of_speed.add_argument('--length', type=at_least(1), default=120, help='tokens to write at most (120)')
+    of_speed.add_argument('--rounds', type=at_least(1), default=3, help='that are timed, behind one more (3)')
+    of_speed.add_argument('--gamma', type=at_least(0), default=4)
     parser.add_argument('--rung', type=int, choices=range(1, 7), help='of cuda: this one alone')
     return parser.parse_args()
 

@@ -15,7 +15,7 @@ from lab.measure import MODELS
 from lab.toys import Table, enumerate_law, exact_law, network, session, variation, write
 from model import KVCache, require_that
 from specmini import Engine
-from verify import CONTROLLERS, METHODS, Cycle, Exact, decode, probs, residual
+from verify import CONTROLLERS, METHODS, Cycle, Exact, Score, decode, probs, residual
 
 P = 0.5, 0.2, 0.2, 0.1      # the four tokens of exercises 1 and 2: the target's distribution
 Q = 0.2, 0.5, 0.1, 0.2      # and the draft's
@@ -286,9 +286,9 @@ def check_7(answer):
     claim(shallow in paths.values(), f'of 4 layers depth=0.5 leaves out sublayers {sorted(shallow)}; '
           f'yours: {paths}')
 
-    def lazy(self, session):
-        return session.target.model.full.without([1])
-    check_test(answer, 'test_early', {'the early path verifies, too': patch.object(kind, 'path', lazy)})
+    def lazy(self, session, draft):
+        return Score(session, draft, session.target.model.full.without([1]))
+    check_test(answer, 'test_early', {'the early path verifies, too': patch.object(kind, 'score', lazy)})
 
 
 EXERCISES = dict(enumerate([check_1, check_2, check_3, check_4, check_5, check_6, check_7], 1))

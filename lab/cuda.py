@@ -229,7 +229,8 @@ def sparse_forms(sizes, context, compiled, device, dtype):
     session = Session(reader, None, None, [], 0, calibration=dict(sparse=dict(anchors=list(range(L)))))
     paths = dict(dense=model.full)
     for anchors in (4, 2, 1):
-        paths[f'{anchors} anchors'] = Sparse(moe_skip=0, block=64, anchors=anchors).view(model.full, session)
+        method = Sparse(moe_skip=0, block=64, anchors=anchors)
+        paths[f'{anchors} anchors'] = method.sparse_path(model.full, session)
     ids = torch.arange(GAMMA + 1, device=device)[None]
     runs = [functools.partial(reader.feed, ids, context, path, GAMMA + 1) for path in paths.values()]
     times = [1000 * seconds for seconds in shapes.seconds_of(runs)]

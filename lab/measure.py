@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from lab import tasks
+from lab import at_least, tasks
 from lab.quantise import linear, quantise
 from model import encode, require_that, fingerprint, load, pack, same_vocabulary
 from specmini import DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, take_threads
@@ -485,22 +485,20 @@ def parse():
     parser = argparse.ArgumentParser(prog='python -m lab.measure', description=__doc__.split('\n')[0])
     add = parser.add_argument
     add('papers', nargs='+', metavar='PAPER', help=f'of {", ".join(PAPERS)}, or costs: of the passes')
-    add('--n', type=int, help='prompts of each family')
+    add('--n', type=at_least(2), help='prompts of each family')
     add('--resume', action='store_true', help='keep the rows that an interrupted run has stored')
     add('--target', metavar='DIR', help='a Hugging Face folder (default: the embedded pair)')
     add('--draft', metavar='DIR', help='a smaller model of the same vocabulary (default: none)')
     add('--prompts', metavar='FILE', nargs='+', help='JSON lines with a prompt, question or turns')
     add('--chat', action='store_true', help="put prompts into the target's chat template")
-    add('--max-new', type=int, help='tokens that a text has at most (default: 256)')
-    add('--longest', type=int, help='tokens of a prompt; longer ones are passed over (default: 1024)')
+    add('--max-new', type=at_least(1), help='tokens that a text has at most (default: 256)')
+    add('--longest', type=at_least(1), help='tokens of a prompt; longer ones are passed over (default: 1024)')
     add('--device', choices=('auto', 'cpu', 'cuda'), help='default: auto')
     add('--dtype', choices=DTYPES, help='bf16 where fp32 does not fit (default: fp32)')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in (*PAPERS, 'costs')]
     if unknown:
         parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}, costs')
-    if args.n is not None and args.n < 2:
-        parser.error(f'--n {args.n}: expected 2 or more')
     return args
 
 
@@ -509,7 +507,7 @@ def pair_of(args):
     given = {}
     for name in ('target', 'draft', 'prompts', 'chat', 'max_new', 'longest', 'device', 'dtype'):
         value = getattr(args, name)
-        if value not in (None, False):
+        if value is not None and value is not False:
             given[name] = value
     if not given.keys() - {'draft'}:
         return replace(EMBEDDED, **given)               # another draft for the embedded target

@@ -16,6 +16,8 @@ import re
 import sys
 import zlib
 
+from lab import at_least
+
 NAMES = 'Mia Tom Ana Ben Zoe Sam Eva Leo Ida Max Lia Jon Amy Kai Nora Paul'.split()
 ITEMS = ('pens cups books coins apples cards shells stamps eggs keys plums bricks ribbons nuts balls seeds '
          'lamps bowls rings hats bags pears kites drums bells masks ropes dolls plates forks spoons chairs '
@@ -537,12 +539,12 @@ def grade(row, text):
         return bool(found) and found[-1] == str(answer)
     if task == 'code':
         values = outputs(text)
-        return values is not None and values == outputs(answer)
+        return values is not None and values == outputs(str(answer))
     if task == 'summary':
         return facts_found(row, text) == 1
     if task == 'story':
         return None
-    return text.strip().removeprefix('A: ') == answer
+    return text.strip().removeprefix('A: ') == str(answer)
 
 
 def steps_right(row, text):
@@ -583,8 +585,8 @@ def calculated(a, sign, b):
 def main():
     parser = argparse.ArgumentParser(description='print held-out rows of a task as JSON lines')
     parser.add_argument('task', choices=TASKS)
-    parser.add_argument('--n', type=int, default=20)
-    parser.add_argument('--seed', type=int, default=7)
+    parser.add_argument('--n', type=at_least(1), default=20)
+    parser.add_argument('--seed', type=at_least(0), default=7)
     args = parser.parse_args()
     for row in itertools.islice(rows(args.task, args.seed), args.n):
         print(json.dumps(row, ensure_ascii=False))

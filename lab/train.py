@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch.nn import functional
 from tqdm import tqdm
 
-from lab import tasks
+from lab import at_least, tasks
 from lab.toys import checkpoint_tensors
 from model import Transformer, checkpoint_views, read_config, atomic_write
 from specmini import exit_status
@@ -326,9 +326,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('model', choices=SHAPES)
-    parser.add_argument('--minutes', type=float, default=60)
-    parser.add_argument('--tokens', type=int, default=2048, help='tokens a step')
-    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--minutes', type=at_least(0.001, float), default=60)
+    parser.add_argument('--tokens', type=at_least(1), default=2048, help='tokens a step')
+    parser.add_argument('--seed', type=at_least(0), default=0)
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
     train(args.model, args.minutes, args.tokens, args.seed, args.device)

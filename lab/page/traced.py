@@ -68,7 +68,7 @@ class Traced(Session):
 
     def note(self, method, draft, score, cycle):
         notes = {}
-        path = self.view(self.target.model.full)
+        path = self.target_path()
         if isinstance(score, Score):
             path = score.path
             found = places(self, draft, score, cycle)

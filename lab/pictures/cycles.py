@@ -181,7 +181,7 @@ def sparsified():
     method = Sparse(block=BLOCK)
     session = begun(row['prompt'], method)
     reader = session.target
-    path = method.view(reader.model.full, session)
+    path = method.sparse_path(reader.model.full, session)
     log = []
     reader.read(ids, draft, watched(path, log), len(draft) + 1)
     anchors, read = [], []

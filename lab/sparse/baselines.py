@@ -26,8 +26,8 @@ def recent_scores(query, k, means):
 class SparseRecent(Sparse):
     """Sparse verification that reads the latest blocks, the control of any choice. LOSSY."""
 
-    def view(self, path, session):
-        thin = super().view(path, session)
+    def sparse_path(self, path, session):
+        thin = super().sparse_path(path, session)
         return recent_path(thin) if thin.block else thin
 
 
@@ -113,8 +113,8 @@ class Kept(Sparse):
         """By default all layers choose, because they seldom do."""
         return list(range(layers)) if self.anchors is None else super().anchor_layers(calibration, layers)
 
-    def view(self, path, session):
-        thin = super().view(path, session)
+    def sparse_path(self, path, session):
+        thin = super().sparse_path(path, session)
         if not thin.block:                              # attention is dense
             return thin
         if len(session.tokens) != self.length:          # a new cycle
@@ -141,11 +141,10 @@ class KeptDraft(Kept):
     rho: float = knob(0.1, 'share of the cached tokens beyond dense_below that is read', 0, 1)
     lossless = True
 
-    def path(self, session):
-        return Exact.path(self, session)
+    propose = Exact.propose             # the target verifies densely
 
     def guess(self, session, n):
-        path = self.view(session.target.model.full, session)
+        path = self.sparse_path(session.target.model.full, session)
         path = replace(path, name='choosing' if path.needs_pass_info else 'kept')
         return draft_model(session, self.plan(session, n), session.target, path)
 

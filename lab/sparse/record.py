@@ -84,7 +84,7 @@ class Prompted:
         rows, times = [], []
         for begin in range(len(self.ids), len(line), T):
             guesses = line[begin:begin + T - 1]
-            path = session.view(session.target.model.full)
+            path = session.target_path()
             start = moment()
             rows.append(session.target.read(line[:begin], guesses, path, len(guesses) + 1))
             times.append(moment() - start)

@@ -164,7 +164,7 @@ def thin(model, name='sparse', **knobs):
     """The target's full path as a session of sparse verifying with these knobs reads it."""
     method = METHODS[name](**SMALL | knobs)
     s = session(model, None, [0], 1, sparse=method, calibration=dict(sparse=LEARNED))
-    return s.view(model.full)
+    return s.target_path()
 
 
 class Coin:

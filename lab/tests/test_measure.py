@@ -77,8 +77,8 @@ def test_a_tuned_setting_agrees_as_far_as_is_asked():
 def test_a_tie_goes_to_the_first_setting_on_every_cpu():
     """Scores that differ in the last bits of a sum are equal: which is chosen must not depend on them."""
     for noise in (-1e-13, 1e-13):
-        runs = runs_of(first=[(10, 0, 1.0), (10, 0, 2.0)] * 2, second=[(10, 0, 1.0 + noise), (10, 0, 4.0)] * 2,
-                       rival=[(10, 0, 2.0)] * 4)
+        second = [(10, 0, 1.0 + noise), (10, 0, 4.0)] * 2
+        runs = runs_of(first=[(10, 0, 1.0), (10, 0, 2.0)] * 2, second=second, rival=[(10, 0, 2.0)] * 4)
         figure = judge.tuned_over(runs, ['first', 'second'], ['rival'], CLOCK)
         assert figure(TEXTS) == pytest.approx((1 * 2) ** 0.5)
 

@@ -290,8 +290,9 @@ def test_compare_is_a_table_of_methods(pair, capsys):
     head, ar, sd, lenient, *_ = [line.split() for line in out.splitlines()]
     assert status == 0 and [line[0] for line in (ar, sd, lenient)] == ['ar', 'sd', 'lenient']
     assert (ar[-1], sd[-1], lenient[-1]) == ('lossless', 'lossless', 'LOSSY')
-    assert (ar[2], ar[-4], sd[-3]) == ('1.00', '1.00', '100.0%')        # speed, positions, agreement
-    assert 2 < float(sd[-4]) * float(sd[-5]) <= 3       # positions and tokens of a cycle; gamma is 2
+    assert (ar[2], ar[-5], sd[-4]) == ('1.00', '1.00', '100.0%')        # speed, positions, agreement
+    assert 2 < float(sd[-5]) * float(sd[-6]) <= 3       # positions and tokens of a cycle; gamma is 2
+    assert sd[-3] == '-' and lenient[-3].endswith('%')                  # the audit, of lossy texts
     _, out, _ = program(capsys, *pair, '--compare', 'sd', '--sparse', 'attn')
     assert out.splitlines()[2].endswith('LOSSY')
 

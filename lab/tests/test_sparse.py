@@ -38,7 +38,7 @@ def reads(name, blocks, **knobs):
     s.read_prompt()
     logits = []
     for ids in blocks:
-        logits.append(s.target.read(s.tokens, ids, s.view(model.full), len(ids) + 1))
+        logits.append(s.target.read(s.tokens, ids, s.target_path(), len(ids) + 1))
         s.commit(ids)
     return torch.cat(logits)
 
@@ -80,7 +80,7 @@ def test_kept_keys_serve_one_text_for_some_cycles():
     s = session(model, None, LINE, 30, no_draft)
     s.read_prompt()
     method = METHODS['kept'](**KEEP)
-    s.target.read(s.tokens, [], method.view(model.full, s), 1)
+    s.target.read(s.tokens, [], method.sparse_path(model.full, s), 1)
     keys = method.keys
     assert keys.serves(s, model.full)
     assert not keys.serves(replace(s), model.full) and not keys.serves(s, model.full.without([1]))
@@ -91,11 +91,11 @@ def test_kept_keys_serve_one_text_for_some_cycles():
     assert not keys.serves(s, model.full)
     s.commit([1])
     for cycle in range(4):                              # old keys are not read: another choice every 4 cycles
-        method.view(model.full, s)
+        method.sparse_path(model.full, s)
         method.keys.stores = dict.fromkeys(range(3))    # as if a whole pass had chosen
         assert (method.chosen == method.cycle) == (cycle == 0)
         s.commit([1])
-    method.view(model.full, s)
+    method.sparse_path(model.full, s)
     assert method.chosen == method.cycle
 
 

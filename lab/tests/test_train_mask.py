@@ -53,7 +53,7 @@ def test_search_finds_planted_layers(tmp_path, capsys, monkeypatch):
     rows = tmp_path / 'rows.jsonl'
     rows.write_text(json_lines([dict(prompt='To be, or not to be'), dict(prompt='that is the question')] * 4))
     folder = tiny(tmp_path / 'm', 3, dict(num_hidden_layers=8), planted, max_position_embeddings=512)
-    flags = ['--target', folder, '--prompts', rows, '--windows', 2,
+    flags = ['--target', folder, '--prompts', rows, '--texts', 2,
              '--skip', (len(useless) + 0.1) / 16, '--evaluations', 90]
     assert measured(capsys, *flags)[0] == 0
     found = section(folder)
@@ -138,14 +138,14 @@ def asked(tmp_path):
                   files={'chat_template.jinja': 'user:{{ messages[0].content }}!'})
     rows = tmp_path / 'rows.jsonl'
     rows.write_text(json_lines([dict(prompt='To be'), dict(question='or not'), dict(prompt='x' * 60)]))
-    return folder, ['--target', str(folder), '--prompts', str(rows), '--windows', '2', '--window', '8',
+    return folder, ['--target', str(folder), '--prompts', str(rows), '--texts', '2', '--tokens', '8',
                     '--evaluations', '2', '--skip', '0.5']
 
 
 def test_texts_of_prompts(asked, capsys):
     """A text is a prompt, in the template, and what the target itself writes behind it."""
     folder, flags = asked
-    settings = train_mask.Settings(prompts=flags[3], chat=True, windows=2, window=8)
+    settings = train_mask.Settings(prompts=flags[3], chat=True, texts=2, tokens=8)
     model, texts = train_mask.load_with_texts(folder, settings)
     for text, prompt in zip(texts, ('user:To be!', 'user:or not!')):
         ids = bytes_tokenizer().encode(prompt).ids
@@ -156,7 +156,7 @@ def test_texts_of_prompts(asked, capsys):
 
 
 @pytest.mark.parametrize('named, more', [
-    ('--windows', ['--windows', '3']), ('--prompts', ['--window', '600']),
+    ('--texts', ['--texts', '3']), ('--prompts', ['--tokens', '600']),
     ('--accuracy', ['--accuracy', '2']),
     ('--anchors', ['--signals', '--anchors']), ('nowhere', ['--target', 'nowhere'])])
 def test_refused_flags(named, more, asked, capsys):
@@ -188,7 +188,7 @@ def test_anchors_from_the_program(asked, capsys):
     """What --anchors writes is what a run of `sparse` reads: the first half of the layers choose blocks."""
     folder, flags = asked
     tiny(folder, 0, dict(num_hidden_layers=4), eos_token_id=None, max_position_embeddings=512)
-    status, out, err = measured(capsys, '--anchors', *flags, '--window', 120)
+    status, out, err = measured(capsys, '--anchors', *flags, '--tokens', 120)
     assert status == 0, err
     found = read_calibration(folder)['sparse']
     assert str(found['anchors']) in out
@@ -247,7 +247,7 @@ def test_signals_of_the_embedded_pair(tmp_path, capsys):
     pair = '--target', tmp_path / 'target', '--draft', tmp_path / 'draft'
     run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens. Tom loses 5. How many pens are left?'
     refused(capsys, '--signals', *run)
-    status, out, _ = measured(capsys, '--signals', '--windows', 3, *pair)
+    status, out, _ = measured(capsys, '--signals', '--texts', 3, *pair)
     assert status == 0 and '--set beta=' in out
     found = section(tmp_path / 'target', 'signals')
     assert found['draft_logp'][0] < found['draft_logp'][1] and 'tau' in found

@@ -131,7 +131,10 @@ def test_stored_rows_are_judged(recwarn):
 def test_slims_first_choice_is_not_in_doubt():
     """At escalate 1 a draft of slim's own first choices, whose ratio is 1, is never handed to the target."""
     target = network(0, num_hidden_layers=4)
-    s = session(target, None, [1, 2, 3], 24, calibration=dict(mask=dict(skip=[2, 3, 4])))
+
+    def by_slim(s, plan):
+        return draft_model(s, plan, s.target, s.slim_path)
+    s = session(target, None, [1, 2, 3], 24, by_slim, calibration=dict(mask=dict(skip=[2, 3, 4])))
     _, cycles = write(s, METHODS['via'](3, keep=1.0, escalate=1.0, max_lag=99))
     verdicts = [verdict for cycle in cycles for verdict in cycle.judged]
     assert verdicts and all(verdict['kept'] and verdict['by'] == 'slim' for verdict in verdicts)

@@ -47,7 +47,7 @@ class Cascade(Exact):
         return False
 
     def score(self, session, draft):
-        return Blended(session, draft, self.path(session), self.defer)
+        return Blended(session, draft, session.target_path(), self.defer)
 
     def defer(self, q, p, own, target):
         """The blend [n, V]; q, p: of the raw logits, which decide; own, target: what is sampled from."""
@@ -118,7 +118,7 @@ class ViaLayers(ViaSd):
         if not self.layers:
             return super().slim_score(session, draft)
         skip = sublayers(map(int, self.layers.split()))
-        path = session.view(session.target.model.full.without(skip))
+        path = session.target_path(session.target.model.full.without(skip))
         return Score(session, draft, path, recovery_distribution=lambda s, q: s)
 
 
