@@ -1054,8 +1054,10 @@ class Calibration(dict):
             return False
         if name == 'signals':
             return all(len(ends) == 2 for ends in tables.values())
-        layers = read_config(self.target).num_hidden_layers
-        return name == 'mask' or len(tables['channels']) == len(tables['experts']) == layers
+        if name == 'sparse':
+            layers = read_config(self.target).num_hidden_layers
+            return len(tables['channels']) == len(tables['experts']) == layers
+        return True
 
 
 def is_table(value, depth):

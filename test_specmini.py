@@ -34,7 +34,7 @@ import verify
 from lab import tasks
 from lab.tests.helpers import Coin
 from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, enumerate_law, exact_law,
-                      fresh, law_by_cycles, network, overlap, plain, seeded, session, slim_session, variation,
+                      fresh, law_by_cycles, network, plain, seeded, session, slim_session, variation,
                       write)
 from model import KVCache, Reader, load, read_calibration
 from train_mask import watched
@@ -210,21 +210,6 @@ def test_sample_at_its_ends(p, monkeypatch):
         number = torch.tensor([uniform], dtype=torch.float64)
         monkeypatch.setattr(torch, 'rand', lambda *_, number=number, **__: number)
         assert int(verify.sample(p)) == wanted
-
-
-def test_worked_example():
-    """The README's table of four words is the rule that verify.py computes, and its last column is p."""
-    readme = (HERE / 'README.md').read_text(encoding='utf-8')
-    rows = re.findall(r'^\| (?:mat|rug|sofa|dog) \|(.*)\|$', readme, re.M)
-    columns = torch.tensor([[float(cell) for cell in cells.split('|')] for cells in rows]).T
-    q, p, kept, chance, more, rest, replaced, together = columns
-    assert torch.allclose(kept, torch.minimum(p, q))
-    assert torch.allclose(chance, (p / q).clamp(max=1), atol=0.005)
-    assert torch.allclose(more, p - kept, atol=1e-6)
-    assert torch.allclose(rest, residual(p, q), atol=1e-6)
-    assert torch.allclose(replaced, (1 - overlap(p, q)) * rest, atol=1e-6)
-    assert torch.allclose(together, kept + replaced) and torch.allclose(together, p)
-    assert torch.equal(residual(p, p), p)               # where nothing is left: p, and not 0 / 0
 
 
 # -------------------------------------------------------------------- the laws: every random draw enumerated
@@ -864,24 +849,31 @@ def test_ecsv_spot_checks_go_where_branches_disagree():
 @pytest.mark.parametrize('R, budget', [
     (1, None), (2, 4), case('4-6', 4, 6, slow=True), case('3-3', 3, 3, slow=True),
     case('0-9', 0, 9, slow=True)])
-def test_ecsv_spot_checks_keep_the_budget_and_the_text(R, budget):
+def test_ecsv_spot_checks_keep_the_budget_and_the_text(R, budget, monkeypatch):
     """Target positions stay within the budget, and positions that a check has read are not read twice.
 
-    With a budget, positions that a cycle left pay for one more check in the next.
+    With a budget, positions that a cycle left pay for one more check in the next, if there are checks at all.
     """
+    asked = []
+    doubtful = Ballot.doubtful
+    monkeypatch.setattr(Ballot, 'doubtful', lambda self, R, n: asked.append(R) or doubtful(self, R, n))
     target = network(0)
     method = Ecsv(4, draft_temperature=1.5, spots=R, a_spot=1.0, budget=budget)
     checks = free = 0
     for draft, prompt in itertools.product((network(0), network(1)), ([1, 2], [3])):
         tokens, cycles = write(session(target, draft, prompt, 40, seed=1), method)
         assert tokens == plain(target, prompt, 40)
+        left = 0
         for cycle in cycles:
             passes, positions, _ = cycle.passes['target/full']
             block = len(cycle.drafted) + 1
+            if cycle.drafted:
+                assert asked.pop(0) == R + (R > 0 and left > 0)
+                left = budget - positions if budget else 0
             assert positions <= (budget or block)
             checks += passes == 2
             free += passes == 2 and positions == block
-    assert checks and (free or not R)
+    assert (checks > 0) == (free > 0) == (R > 0)
 
 
 class Scripted(Ecsv):
@@ -894,6 +886,17 @@ class Scripted(Ecsv):
     def texts(self, session, n):
         logits = torch.randn(1, 4, session.target.model.vocab, generator=seeded()).expand(3, -1, -1)
         return verify.Branches(self.lines, logits.softmax(-1), logits, [], {})
+
+
+def test_ecsv_drafts_have_the_mean_logits_of_all_branches(monkeypatch):
+    """Controllers and traces look at them; the branches part, so those of one branch are others."""
+    texts = []
+    write_texts = Ecsv.texts
+    monkeypatch.setattr(Ecsv, 'texts', lambda *args: texts.append(write_texts(*args)) or texts[-1])
+    s = session(network(0), network(1), [1, 2], 20, seed=1)
+    draft = Ecsv(4, draft_temperature=1.5).propose(s)
+    assert torch.equal(draft.logits, texts[0].logits.mean(0)[:len(draft.tokens)])
+    assert not torch.equal(texts[0].logits[0], texts[0].logits[1])
 
 
 @pytest.mark.parametrize('eos, knobs, wanted', [

@@ -114,11 +114,15 @@ def subprogram(*command, folder=HOME, timeout=100, **environment):
 
 
 def refused(capsys, named, *flags, main=specmini.main):
-    """Asserts that a run ends with status 2 and one line on stderr, which names this, and prints nothing."""
+    """The line of a run that is asserted to end with status 2 and this line on stderr, and to print nothing.
+
+    named: what the line has to name.
+    """
     status, out, err = program(capsys, *flags, main=main)
     assert status == 2, (flags, out, err)
     assert str(named) in err and err.count('\n') == 1 and err.endswith('\n'), (flags, err)
     assert not out
+    return err
 
 
 def refuses(named, function, *args):

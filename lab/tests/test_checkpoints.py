@@ -229,7 +229,9 @@ TORN = dict(type='BPE', vocab=dict(a=0, b=1, ab=2), merges=['a b'], continuing_s
     case('an-id-beyond-the-embedding', template_of('<s>', 999), '999'),
     case('raises-at-run-time', WITHOUT_UNKNOWN, 'tokenizer'),
     case('panics-at-run-time', dict(pre_tokenizer=ENDLESS), 'cannot encode'),
-    case('panics-at-once', dict(model=TORN), 'tokenizer.json')])
+    case('panics-at-once', dict(model=TORN), 'tokenizer.json'),
+    case('one-word', Tokenizer(models.WordLevel(dict(a=0), unk_token='a')), 'tokenizer of 1'),
+    case('no-words', Tokenizer(models.BPE({}, [])), 'tokenizer of')])
 def test_refused_tokenizer(tokenizer, named, tmp_path, capsys):
     """It raises where it encodes, or where it is read, perhaps by a panic of Rust; ours is one line."""
     run_refused(capsys, named, tiny(tmp_path, tokenizer=tokenizer), '--prompt', 'a' * 30 + 'b')
@@ -279,12 +281,13 @@ def test_chat_template(files, rendered, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('template', [
-    case('none', None), case('a-list', ['x']), case('raises', "{{ raise_exception('no') }}"),
+    case('none', None), case('a-list', ['x']), case('raises', "{{ raise_exception('no' * 50_000) }}"),
+    case('a-name-that-is-a-list', [dict(name=[], template='x')]),
     case('leaves-the-sandbox', "{{ ''.__class__.__mro__ }}"), case('does-not-parse', '{% for %}'),
     case('divides-by-zero', '{{ 1 / 0 }}')])
 def test_refused_template(template, tmp_path, capsys):
     folder = tiny(tmp_path, files={CONFIG: dict(chat_template=template)})
-    refused(capsys, '--chat', *talk(folder, '--chat'))
+    assert len(refused(capsys, '--chat', *talk(folder, '--chat'))) < 1100
 
 
 # --------------------------------------------------------------------------------------- calibration.json
@@ -333,6 +336,23 @@ def test_a_run_says_which_calibration_it_needs(folders, capsys):
     refused(capsys, f'python train_mask.py --target {target}', *flags, '--method', 'via')
     for needs in 'ffn_quantile=0.5', 'anchors=2':
         refused(capsys, '--anchors', *flags, '--method', 'sparse', '--set', needs)
+
+
+@pytest.mark.parametrize('name, section, method', [
+    ('mask', None, 'via'), ('mask', [], 'via'), ('mask', {}, 'via'), ('mask', dict(skip=7), 'via'),
+    ('mask', dict(skip=[[1]]), 'via'), ('signals', dict(SIGNALS, draft_logp=[1]), 'specguard'),
+    ('signals', dict(SIGNALS, draft_logp='ab'), 'specguard'), ('sparse', 'x', 'sparse'),
+    ('sparse', dict(SPARSE, channels=[[0.1]]), 'sparse'),
+    ('sparse', dict(SPARSE, experts=[[], [[]]]), 'sparse')])
+def test_a_damaged_section_is_told_where_it_is_read(name, section, method, folders, capsys):
+    """With the command that makes it; methods that do not read it run."""
+    target, draft = folders
+    write_calibration(target, 'mask', MASK)
+    found = json.loads((target / 'calibration.json').read_text())
+    put(target, {'calibration.json': found | {name: section}})
+    flags = '--target', target, '--draft', draft, '--prompt', 'ab', '--max-new', 3
+    refused(capsys, f'a damaged section {name!r}', *flags, '--method', method)
+    assert program(capsys, *flags)[0] == 0
 
 
 @pytest.mark.parametrize('content', ['', '[]', '[' * 9999])

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab import judge, measure
+from lab import bench, judge, measure, tasks, train
 from lab.judge import CLOCK, Claim, Costs, Runs
 from lab.measure import Pair, Record, named, run_row, sd, token_row
-from lab.tests.helpers import case, json_lines, refused, subprogram, tiny
+from lab.tests.helpers import case, json_lines, program as run, refused, subprogram, tiny
 from lab.via.claims import unseen_claim
 from model import Reader, load, write_calibration
 
@@ -218,14 +218,23 @@ def test_numbers_of_a_row():
     assert row == dict(a=0.33333, b=None, c=[3.1416], d={'1': 2})
 
 
-@pytest.mark.parametrize('flags', [('--target', 'x'), ('--prompts', 'x')])
-def test_half_a_pair_is_refused(flags, capsys):
-    refused(capsys, '--target', 'best', *flags, main=program)
-
-
 def program():
     """The measuring program, as it is started."""
     return measure.exit_status('lab.measure', lambda: measure.run(measure.parse()))
+
+
+@pytest.mark.parametrize('flags, main', [
+    ('best --max-new 0', program), ('best --longest 0', program), ('best --n 1', program),
+    ('speed --threads 0', bench.main), ('speed --rounds -1', bench.main), ('speed --n 0', bench.main),
+    ('draft --minutes 0', train.main), ('math --n -1', tasks.main)])
+def test_numbers_that_are_too_small_are_refused(flags, main, capsys):
+    status, out, err = run(capsys, *flags.split(), main=main)
+    assert status == 2 and 'more expected' in err and not out
+
+
+@pytest.mark.parametrize('flags', [('--target', 'x'), ('--prompts', 'x')])
+def test_half_a_pair_is_refused(flags, capsys):
+    refused(capsys, '--target', 'best', *flags, main=program)
 
 
 @pytest.mark.slow

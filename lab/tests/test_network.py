@@ -163,6 +163,17 @@ def test_a_long_text_is_read_in_chunks(monkeypatch):
         assert [positions for _, positions, _, _ in reader.log] == [8] * 6 + [2]
 
 
+def test_a_fork_averages_its_own_keys():
+    """Means of blocks that an earlier text left in a kept fork are made anew."""
+    reader = Reader(network(), 24)
+    for text in LINE[:12], LINE[5:17]:
+        reader.read(text, [], reader.model.full, 0)
+        twin = reader.fork(2)
+        keys = twin.cache.stores[0][:, :2, :12]
+        means = twin.cache.average(4, 12)[0][:, :, :3]
+        assert apart(means, keys.unflatten(2, (3, 4)).mean(3)) < 1e-12
+
+
 def test_fork():
     """A fork's rows part from a shared past and equal texts read alone; only positions in use are copied."""
     model = network()

@@ -261,7 +261,7 @@ def test_page_is_walked_by_keys_and_by_touch(browser, viewed):
 
 @pytest.mark.slow
 def test_page_reckons_the_clock(browser, viewed):
-    """A lane's time by hand: in work, with other costs of draft and of verifying passes, in milliseconds."""
+    """A lane's time by hand: first by the clock, then in work with other costs of passes."""
     visit(browser, viewed.file)
     choose(browser, 'choose-lane', 1)
     share, passes = viewed.run['shares']['draft/full'], viewed.lanes['sd']['stats']['passes']
@@ -270,13 +270,13 @@ def test_page_reckons_the_clock(browser, viewed):
         found = [browser.find_element('css selector', f'.speed[data-name={name}]') for name in ('sd', 'ar')]
         return [float(one.get_attribute('data-time')) for one in found]
     plain = len(viewed.lanes['ar']['cycles'])
+    spent = sum(cycle['ms'] for cycle in viewed.lanes['sd']['cycles'])
+    assert times()[0] * viewed.run['step'] == pytest.approx(spent, rel=1e-3)
+    choose(browser, 'unit', 'work')
     assert times() == pytest.approx([passes['draft/full'] * share + passes['target/full'], plain])
     choose(browser, 'draft-cost', 0.5)
     choose(browser, 'verify-cost', 2)
     assert times() == pytest.approx([passes['draft/full'] * 0.5 + passes['target/full'] * 2, plain])
-    choose(browser, 'unit', 'ms')
-    spent = sum(cycle['ms'] for cycle in viewed.lanes['sd']['cycles'])
-    assert times()[0] * viewed.run['step'] == pytest.approx(spent, rel=1e-3)
 
 
 HOSTILE = ['</script><script>window.hacked = 1</script>', '<img src=x onerror="window.hacked = 1">',

@@ -2,10 +2,12 @@
 import contextlib
 import io
 import json
+import os
 import random
 import re
 import shutil
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +16,11 @@ from tokenizers import Tokenizer, decoders, models
 
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
 import specmini
+import train_mask
 import verify
 from lab import prove
 from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, program,
-                               refused, reported, subprogram, tiny, tiny_pair)
+                               refused, refuses, reported, subprogram, tiny, tiny_pair)
 from lab.toys import Table, WrongResidual, bytes_tokenizer, enumerate_law, exact_law, fresh, variation
 from model import Reader, encode, load, write_calibration
 from verify import METHODS, Exact
@@ -47,7 +50,12 @@ def pair(tmp_path_factory):
     ('--compare sd --trace x.jsonl', '--trace'), ('--method magic', 'magic'),
     ('--compare sd,magic', 'magic'), ('--check --temperature 1', '--check'), ('--gamma -1', 'gamma'),
     ('--set nothing', '--set nothing'), ('--set lenience=1', '--set lenience=1'),
-    ('--set gamma=four', '--set gamma=four'),
+    ('--set gamma=four', '--set gamma=four'), ('--method hedge --set sides=2', 'see --list hedge'),
+    ('--gamma 2 --method cmasd', 'k_max'), ('--gamma 3 --set gamma=5', '--gamma 3'),
+    ('--set gamma=2 controller=online', 'controller=fixed'), ('--compare cmasd --gamma 2', 'k_max'),
+    ('--draft nothing', 'expected a folder, lookup, none or self'), ('--prompts lab', 'not a plain file'),
+    (f'--target {EMBEDDED}/target --draft self --method via', 'its own drafts'),
+    (f'--target {EMBEDDED}/moe --method sparse --set ffn_quantile=0.9', 'channels of experts'),
     ('--method cmasd --draft lookup', '--draft'), ('--method ecsv --draft lookup', '--draft'),
     ('--method specguard --draft none', '--draft'), ('--lookup --draft self', '--lookup'),
     ('--lookup --method cmasd', '--lookup'), ('--lookup --method ecsv', '--lookup'),
@@ -61,7 +69,7 @@ def pair(tmp_path_factory):
     ('--target= --draft= --method= --trace=', '--target, --draft, --method, --trace')],
     ids=lambda words: words.replace(str(EMBEDDED), 'models'))
 def test_flags_that_do_not_fit(flags, named, capsys):
-    prompt = () if flags.startswith('--prompts x') else ('--prompt', 'x')
+    prompt = () if flags.startswith(('--prompts x', '--prompts lab')) else ('--prompt', 'x')
     refused(capsys, named, *prompt, *flags.split())
 
 
@@ -74,6 +82,47 @@ def test_flags_that_do_not_fit(flags, named, capsys):
 def test_knobs_out_of_range(method, knob, capsys):
     name, value = knob.split('=')
     refused(capsys, f'{name} is {value}', '--prompt', 'x', '--method', method, '--set', knob)
+
+
+@pytest.mark.parametrize('kind, knobs, named', [
+    ('sd', dict(gamma='4'), 'gamma'), ('sd', dict(gamma=None), 'gamma'), ('sd', dict(gamma=True), 'gamma'),
+    ('ecsv', dict(branches=2.5), 'a whole number'), ('via', dict(slim_bonus=1), 'true or false'),
+    ('cmasd', dict(alpha='1'), 'a number'), ('specguard', dict(delimiter=7), 'a text'),
+    ('specguard', dict(max_step=2.0), 'max_step')])
+def test_knobs_of_another_type(kind, knobs, named):
+    """Also where a knob is set from Python; a whole number is a number, and None what it is by default."""
+    refuses(named, partial(METHODS[kind], **knobs))
+    assert METHODS['via'](keep=1).keep == 1 and METHODS['sd'](draft_temperature=None)
+
+
+@pytest.mark.parametrize('setting', [dict(temperature='4'), dict(seed=4.0), dict(max_new=True)], ids=str)
+def test_settings_of_another_type(setting):
+    refuses(f'--{next(iter(setting)).replace("_", "-")}', partial(specmini.Engine, 'nowhere', **setting))
+
+
+def test_gamma_goes_to_the_methods_whose_blocks_it_ends():
+    args = specmini.parse('--prompt x --compare sd,cmasd,via --gamma 2'.split())
+    assert [args.methods[name].gamma for name in ('sd', 'cmasd', 'via')] == [2, 4, 2]
+    args = specmini.parse(['--prompt', 'x', '--compare', ' sd, via,'])
+    assert list(args.methods) == ['ar', 'sd', 'via']
+    assert not specmini.parse('--prompt x --method ar --lookup'.split()).lookup
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(pair, tmp_path, capsys, monkeypatch):
+    """Permissions do not bind root, who may run this test."""
+    monkeypatch.setattr('os.access', lambda folder, mode: False)
+    refused(capsys, 'no permission', '--prompt', 'x', '--trace', tmp_path / 'x.jsonl')
+    refused(capsys, 'no permission', '--target', pair[1], main=lambda: train_mask.main())
+
+
+def test_closed_streams_and_poor_terminals(pair, capsys, monkeypatch):
+    """What is written to a closed stream is discarded; what ASCII does not have is a question mark."""
+    poor = io.TextIOWrapper(io.BytesIO(), encoding='ascii')
+    for stream in (poor, None):
+        monkeypatch.setattr(sys, 'stdout', stream)
+        monkeypatch.setattr(sys, 'stderr', stream)
+        assert specmini.main([*map(str, pair[:5]), 'h\u00e9', '--max-new', '3', '--show']) == 0
+    assert b'[-?-]' in poor.detach().getvalue()
 
 
 def test_list_names_every_method_and_its_knobs(capsys):
@@ -228,6 +277,7 @@ def test_interrupted_text_has_its_figures(pair, capsys, monkeypatch):
     assert status == 130 and json.loads(out)['finish'] == 'interrupted'
 
 
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='no device here is full')
 def test_a_full_disk_is_told_in_one_line(pair, capsys, monkeypatch):
     """Of the trace, and where not even the line can be written."""
     flags = *pair[:6], '--max-new', '2'
@@ -306,6 +356,46 @@ def cycle(drafted, *kept, added=1):
     return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, {}, 1.0)
 
 
+def test_figures_do_not_depend_on_later_runs():
+    """Weights of paths that an earlier text was read on are still known; a method may be named."""
+    engine = specmini.Engine(EMBEDDED / 'target', EMBEDDED / 'draft', max_new=12)
+    first, cycles = engine.generate('One evening Mia', METHODS['via']())
+    figures = engine.statistics(cycles)
+    second, _ = engine.generate('One evening Mia', 'sd')
+    assert engine.statistics(cycles) == figures and 'target/slim' in figures['passes']
+    assert second == engine.generate('One evening Mia', Exact())[0]
+    for wrong in 'magic', Exact, 7:
+        refuses('method', engine.generate, 'One evening Mia', wrong)
+
+
+def test_timed_passes_are_the_fastest_and_grow(monkeypatch):
+    """The first round warms up, also where time allows one more alone; a longer pass bounds a shorter one."""
+    rounds = [[9.0, 9.0, 9.0], [1.0, 3.0, 2.0], [1.1, 2.5, 2.1]]
+
+    def timed(rounds):
+        seconds = iter(sum(rounds, []))
+        reader = SimpleNamespace(compiled=None, log=[], read=lambda *_: None,
+                                 spent=lambda mark: {'full': [1, 1, next(seconds, 1.0)]})
+        s = SimpleNamespace(target=reader, tokens=[0] * 9)
+        return specmini.time_passes(s, SimpleNamespace(name='full'), {2})
+    monkeypatch.setattr(specmini, 'BLOCKS', (0, 1))
+    monkeypatch.setattr(specmini, 'TIMING', 0.0)
+    assert timed(rounds[:2]) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
+    monkeypatch.setattr(specmini, 'TIMING', 99.0)
+    assert timed([rounds[0]] + rounds[1:] * 5) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
+    assert timed([rounds[0], rounds[1], *[[1.4, 3.0, 2.0]] * 9])[1]
+
+
+@pytest.mark.parametrize('kept, judged, said', [
+    (0, 29, 'does not pay'), (0, 9, 'too few'), (1, 29, 'too few')])
+def test_a_draft_whose_guesses_all_fail_does_not_pay(kept, judged, said):
+    cycles = [cycle(1, i < kept) for i in range(judged)]
+    for one in cycles:
+        one.passes = {'draft/full': [1, 1, 0.2]}
+    text = specmini.Text({}, 0, [1], 'sd', Exact(), cycles)
+    assert said in list(specmini.speed_tables([text], {0: 1.0, 1: 1.0}))[-1]
+
+
 def numbers_in(sentence):
     return [float(number) for number in re.findall(r'\d+(?:\.\d+)?', sentence)]
 
@@ -365,6 +455,10 @@ def test_audit_is_what_a_fresh_target_says(flags, able, capsys, monkeypatch):
     assert stats['audited'] == 1
     assert stats['audited_wrong'] == pytest.approx(float(1 - p.mean()), abs=1e-4)
     assert stats['audited_logp'] == pytest.approx(float(verify.token_logps(rows, tokens).mean()), abs=1e-4)
+    everything = verify.probs(rows, temperature)
+    assert stats['audited_expected'] == pytest.approx(float(1 - everything.square().sum(1).mean()), abs=1e-4)
+    said = f'(of its own samples {stats["audited_expected"]:.1%})'
+    assert (said in program(capsys, *flags)[2]) == (temperature > 0)
     for key in ('audited_wrong', 'audited_logp'):
         assert plain['stats'][key] == pytest.approx(stats[key], abs=1e-4)
     assert reported(capsys, *flags[:8], '--method', 'sd')['stats']['audited'] is None
@@ -408,10 +502,12 @@ def test_rows_have_prompt_question_or_turns(run_rows):
 @pytest.mark.parametrize('row, text', [
     (dict(question='?', answer='He pays 600+634\n#### 1,234'), 'so 5, then 1,234.'),        # as GSM8K's
     (dict(answer=20), 'a range of 10-20'), (dict(answer=-3), '4 - 7 = -3'),
-    (dict(answer='Paris, France'), ' Paris, France\n'), (dict(task='math', answer=7), 'Answer: 7')])
+    (dict(answer='Paris, France'), ' Paris, France\n'), (dict(task='math', answer=7), 'Answer: 7'),
+    (dict(task='qa', answer=7), 'A: 7')])
 def test_grades(row, text):
     """By the last number where the answer is one, else by the whole text."""
     assert specmini.grade(row, text)
+    assert not specmini.grade(dict(task='code', answer=7), 'y')
     assert not specmini.grade(row, 'y') and not specmini.grade(row, '1234 is not 7000')
 
 
@@ -469,10 +565,13 @@ def texts_of(lines):
     return [(found['tokens'], found['right'], found['stats']['cycles']) for found in reports]
 
 
+needs_gloo = pytest.mark.skipif(
+    torch.cuda.is_available() or not torch.distributed.is_available()
+    or not torch.distributed.is_gloo_available(), reason='there is a CUDA device, or no gloo')
 TORCHRUN = '-m', 'torch.distributed.run', '--nproc-per-node', 2, HOME / 'specmini.py'
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+@needs_gloo
 @pytest.mark.slow
 def test_two_processes_that_share_a_target_write_what_one_does(pair, capsys, tmp_path):
     """Started by torchrun; the first one prints, in the rows' order."""
@@ -496,7 +595,7 @@ def shares(folder):
     return found
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+@needs_gloo
 @pytest.mark.slow
 def test_two_processes_share_rows(pair, capsys, tmp_path):
     """Each writes a file of its own; together they have each row once."""
@@ -591,6 +690,23 @@ def test_every_method_runs(name, able, capsys):
     n = len(report['tokens'])
     assert 1 <= n <= 16 and sum(report['stats']['labels'].values()) == n
     assert report['lossless'] == METHODS[name]().lossless
+
+
+@pytest.mark.parametrize('knobs, told', [
+    ('dense_below=128', True), ('dense_below=2 block=2 locals=1', False)])
+def test_sparse_passes_that_leave_nothing_out_are_told(knobs, told, able, capsys):
+    flags = '--target', able[0], '--prompt', 'aabaab', '--max-new', 20, '--method', 'sparse', '--set'
+    assert ('left nothing out' in program(capsys, *flags, *knobs.split())[2]) == told
+
+
+@pytest.mark.parametrize('flags', ['--method sparse', '--sparse attn'])
+def test_a_slim_draft_of_sparse_passes_reads_each_token_once(flags, able, capsys):
+    """What sparse passes wrote serves the slim path, which is sparse, too: no answer is read again."""
+    flags = '--target', able[0], '--prompt', 'aabaab', '--max-new', 40, '--draft', 'self', *flags.split()
+    stats = reported(capsys, *flags, '--ignore-eos', '--set', 'rho=0.1', 'dense_below=2', 'block=2')['stats']
+    drafted = sum(n for path, n in stats['positions'].items() if 'slim' in path)
+    assert drafted <= stats['drafted'] + stats['cycles']
+    assert stats['positions']['target/sparse'] <= stats['drafted'] + stats['cycles']
 
 
 @pytest.mark.parametrize('draft', ['lookup', 'self', 'none', 'first'])

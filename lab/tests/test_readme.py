@@ -190,6 +190,7 @@ def test_worked_example_adds_up():
     assert torch.allclose(rest, verify.residual(p, q), atol=1e-6)
     assert torch.allclose(replaced, (1 - overlap(p, q)) * rest, atol=1e-6)
     assert torch.allclose(together, kept + replaced) and torch.allclose(together, p)
+    assert torch.equal(verify.residual(p, p), p)        # where nothing is left: p, and not 0 / 0
 
 
 # ----------------------------------------------------------------------------------------- lab/steps

@@ -2,6 +2,7 @@
 import itertools
 import json
 import math
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import torch
 import train_mask
 from lab.tests.helpers import EMBEDDED, LINE, interrupt, json_lines, program, refused, refuses, reported, tiny
 from lab.toys import byte_network, bytes_tokenizer, network, plain, seeded, session, write
-from model import read_calibration
+from model import load, read_calibration
 from train_mask import sparsity
 from verify import METHODS, SpecGuard
 
@@ -157,10 +158,29 @@ def test_texts_of_prompts(asked, capsys):
 
 @pytest.mark.parametrize('named, more', [
     ('--texts', ['--texts', '3']), ('--prompts', ['--tokens', '600']),
-    ('--accuracy', ['--accuracy', '2']),
+    ('--accuracy', ['--accuracy', '2']), ('--draft lookup', ['--signals', '--draft', 'lookup']),
+    ('--target :', ['--target', '']),
     ('--anchors', ['--signals', '--anchors']), ('nowhere', ['--target', 'nowhere'])])
 def test_refused_flags(named, more, asked, capsys):
     refused(capsys, named, *asked[1], *more, main=train_mask_main)
+
+
+def test_a_target_of_two_layers_has_none_to_skip(tmp_path):
+    windows = SimpleNamespace(cost=lambda skip: 1.0)
+    refuses('2 layers has none', train_mask.find_mask, byte_network(), windows, train_mask.Settings())
+
+
+def test_some_texts_too_few_are_enough(asked, capsys, monkeypatch):
+    """It says so; and what slim agrees on is printed: all of it where nothing is random but the weights."""
+    monkeypatch.setattr(train_mask, 'FEWEST', 2)
+    status, out, err = measured(capsys, *asked[1], '--texts', 3)
+    assert status == 0 and '2 of 3 prompts' in err and 'not on 3' in err
+    shown = re.search(r"target's at (\d+)% of the positions", out)
+    settings = train_mask.Settings(prompts=asked[1][3], texts=2, tokens=8)
+    texts = train_mask.calibration_texts(asked[0], *load(asked[0]), settings)
+    windows = train_mask.Windows(load(asked[0])[0], texts, 8)
+    assert windows.agreement([]) == 1
+    assert abs(windows.agreement(section(asked[0])['skip']) - int(shown[1]) / 100) < 0.006
 
 
 # ------------------------------------------------------------------------------------------------ --anchors
