@@ -138,19 +138,9 @@ def full_mask(mask, q, k):
     return causal_mask(q.shape[2], k.shape[2], q) if mask is None else mask
 
 
-def swiglu(x, mlp, carry):
-    """x [N, C] -> ([N, C], carry) through F channels: down(silu(gate(x)) * up(x)).
-
-    Source: Shazeer 2020, eq. 6.
-    """
-    gate, up = mlp.gate_up_proj(x).chunk(2, -1)                             # [N, F] each
-    return mlp.down_proj(functional.silu(gate) * up), carry
-
-
-def moe_forward(x, moe, carry):
-    """x [N, C] -> ([N, C], carry): each token through its top_k of the E experts, by router weight."""
-    weights, chosen = route(x, moe)
-    return combine_experts(x, moe, weights, chosen), carry
+def feed_forward(x, mlp, carry):
+    """x [N, C] -> ([N, C], carry) through a model.MLP or a model.MoE, all of it."""
+    return mlp(x), carry
 
 
 def route(x, moe):
@@ -325,7 +315,7 @@ def attend_kept(q, k, v, positions, mask):
 # ------------------------------------------------------------------------------ sparse channels and experts
 
 def sparse_swiglu(x, mlp, carry, threshold):
-    """`swiglu` without the channels whose |silu(gate)| is below the threshold, for each token.
+    """`MLP.forward` without the channels whose |silu(gate)| is below the threshold, for each token.
 
     It saves no time here, because all weights are still read: it shows what leaving channels out does.
     Source: Lee et al. 2024 (CATS), eq. 4-5.
@@ -337,7 +327,7 @@ def sparse_swiglu(x, mlp, carry, threshold):
 
 
 def sparse_moe_forward(x, moe, carry, betas):
-    """`moe_forward` that skips a token's m lowest experts, for the largest m whose share is below beta_m.
+    """`MoE.forward` that skips a token's m lowest experts, for the largest m whose share is below beta_m.
 
     betas: beta_1, beta_2, ...; 0 never skips. Source: also Lu et al. 2024 (the case of 2 experts).
     """

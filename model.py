@@ -133,6 +133,11 @@ class MLP(Part):
         self.gate_up_proj = Linear(C, 2 * F, bias=bias)
         self.down_proj = Linear(F, C, bias=bias)
 
+    def forward(self, x):
+        """x [N, C] -> [N, C] through F channels: down(silu(gate(x)) * up(x)). Source: Shazeer 2020, eq. 6."""
+        gate, up = self.gate_up_proj(x).chunk(2, -1)                        # [N, F] each
+        return self.down_proj(functional.silu(gate) * up)
+
 
 class MoE(Part):
     def __init__(self, config, E):
@@ -143,6 +148,11 @@ class MoE(Part):
         self.gate = Linear(C, E, bias=False)
         self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * F, C))
         self.down_proj = nn.Parameter(torch.empty(E, C, F))
+
+    def forward(self, x):
+        """x [N, C] -> [N, C]: each token through its top_k of the E experts, by router weight."""
+        weights, chosen = kernels.route(x, self)                            # [N, k] each
+        return kernels.combine_experts(x, self, weights, chosen)
 
 
 class Block(Part):
@@ -198,7 +208,7 @@ class Transformer(Part):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
         attends = (kernels.attend,) * config.num_hidden_layers
-        ffns = tuple(kernels.moe_forward if E else kernels.swiglu for E in config.mixtures)
+        ffns = (kernels.feed_forward,) * config.num_hidden_layers
         self.full = Path('full', attends, ffns)         # every sublayer, densely
         self.set_context(min(2048, config.max_position_embeddings))
 
@@ -279,19 +289,18 @@ class Path:
     ffns: tuple         # [L]
     skip: frozenset = frozenset()   # sublayers left out: 2i is layer i's attention, 2i + 1 its feed-forward
     sparse: bool = False            # whether a sublayer that runs leaves something out
-    needs_pass_info: bool = False   # whether its layers need Reader.pass_info
     block: int = 0                  # keys of a block, where layers choose blocks by mean keys
     carry: object = None            # the first layer's; a path that observes (grounded) sets it
 
     @functools.cached_property
     def written_as(self):
         """The name of this path as a writer of cache positions: what it leaves out."""
-        return writer(self.sparse, self.skip)
+        return writer_name(self.sparse, self.skip)
 
     @functools.cached_property
     def reads_from(self):
         """The writers whose keys this path may build on: the full path, itself, and itself unskipped."""
-        return frozenset(['full', self.written_as, writer(self.sparse, ())])
+        return frozenset(['full', self.written_as, writer_name(self.sparse, ())])
 
     def without(self, skip, name='slim'):
         """This path without more sublayers, numbered as in `skip`."""
@@ -304,9 +313,9 @@ class Path:
     def sparsified(self, heads, channels, experts):
         """This path made sparse; skipped sublayers stay skipped.
 
-        heads, channels, experts [L]: of each layer `how` of sparse_attend, `threshold` of sparse_swiglu and
-        `betas` of sparse_moe_forward, None to keep the dense function. Cached: a compiled pass then finds its
-        graph.
+        heads, channels, experts [L]: of each layer `how` of sparse_attend, `threshold` of sparse_swiglu or
+        `betas` of sparse_moe_forward; None, 0 or () keeps the dense function. Cached: a compiled pass then
+        finds its graph.
         """
         attends = list(self.attends)
         ffns = list(self.ffns)
@@ -315,25 +324,25 @@ class Path:
             if attends[i] and how:
                 attends[i] = functools.partial(kernels.sparse_attend, how=how)
                 block = how[-1].block                   # one for all layers
-            if ffns[i] is kernels.swiglu and channels[i]:
+            if ffns[i] and channels[i]:
                 ffns[i] = functools.partial(kernels.sparse_swiglu, threshold=channels[i])
-            if ffns[i] is kernels.moe_forward and experts[i]:
+            if ffns[i] and experts[i]:
                 ffns[i] = functools.partial(kernels.sparse_moe_forward, betas=experts[i])
         if attends == list(self.attends) and ffns == list(self.ffns):
             return self
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
         return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns), sparse=True,
-                       needs_pass_info=True, block=block)
+                       block=block)
 
     def grounded(self, n, begin, sparsify):
         """This path, observed by kernels.grounded in the last n layers that it runs, for one pass."""
         seen = [i for i, attend in enumerate(self.attends) if attend][-n:]
         attends = tuple(kernels.grounded if i in seen else f for i, f in enumerate(self.attends))
         carry = dict(rollout=None, begin=begin, sparsify=sparsify)
-        return replace(self, name='grounded', attends=attends, needs_pass_info=False, carry=carry)
+        return replace(self, name='grounded', attends=attends, carry=carry)
 
 
-def writer(sparse, skip):
+def writer_name(sparse, skip):
     name = 'sparse' if sparse else 'full'
     return f'{name} without {sorted(skip)}' if skip else name
 
@@ -368,6 +377,14 @@ def to_host(*tensors):
 
 # -------------------------------------------------------------------------------------- caches and readers
 
+def shared_length(tokens, others):
+    """How many ids two lists share from their beginning on."""
+    n = min(len(tokens), len(others))
+    if tokens[:n] == others[:n]:
+        return n
+    return next(i for i in range(n) if tokens[i] != others[i])
+
+
 class KVCache:
     """Keys and values of all layers, and for every position the token id and the path that wrote it.
 
@@ -381,7 +398,7 @@ class KVCache:
         # of each layer [B, 2 G, S, D]: its keys, then its values
         self.stores = [like.new_zeros(shape) for _ in range(config.num_hidden_layers)]
         self.ids = []                           # token of each recorded position
-        self.runs = []                         # (end, Path.written_as): consecutive positions with one writer
+        self.writers = []                       # Path.written_as of each, at least as many as ids
         self.length = 0                         # positions in use, recorded or not
         self.block = 0                          # keys per block mean
         self.means = None                       # of each layer the mean keys of the blocks
@@ -389,15 +406,10 @@ class KVCache:
 
     def valid_prefix(self, line, path):
         """How many leading positions of the token ids in `line` this path need not read again."""
-        n = min(len(self.ids), len(line))
-        if self.ids[:n] != line[:n]:
-            n = next(i for i in range(n) if self.ids[i] != line[i])
-        begin = 0
-        for end, wrote in self.runs:
-            if wrote not in path.reads_from:
-                return min(n, begin)
-            begin = end
-        return n
+        n = shared_length(self.ids, line)
+        if path.reads_from.issuperset(self.writers[:n]):
+            return n
+        return next(i for i, writer in enumerate(self.writers) if writer not in path.reads_from)
 
     def record(self, line, start, path):
         """Positions start.. hold line[start:], written by this path; positions behind them are forgotten.
@@ -405,15 +417,7 @@ class KVCache:
         The ids are removed first and added last, so an interrupt can only shorten the valid prefix.
         """
         del self.ids[start:]
-        runs = []
-        begin = 0
-        for end, wrote in self.runs:
-            if begin < start:
-                runs.append((min(end, start), wrote))
-            begin = end
-        if runs and runs[-1][1] == path.written_as:
-            runs.pop()
-        self.runs = [*runs, (len(line), path.written_as)]
+        self.writers[start:] = [path.written_as] * (len(line) - start)
         self.length = len(line)
         self.averaged = min(self.averaged, start)
         self.ids += line[start:]
@@ -441,7 +445,7 @@ class KVCache:
         for mine, theirs in zip(self.stores, other.stores):
             mine[:, :, :n] = theirs[:, :, :n]
         self.ids = list(other.ids)
-        self.runs = list(other.runs)
+        self.writers = list(other.writers)
         self.length = n
         self.averaged = 0
 
@@ -508,7 +512,7 @@ class Reader:
             ids = functional.pad(ids, (0, pad))         # also by 0: graphs tell such tensors from others
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
-        carry = self.pass_info(start, path) if path.needs_pass_info else path.carry
+        carry = path.carry or (self.pass_info(start, path) if path.sparse else None)
         hidden = forward(ids, positions, path, self.cache.stores, kv_len, carry)        # [B, T + pad, C]
         logits = self.model.logits(hidden[:, T - last:T]) if last else None
         self.log.append((path.name, B * T, begin, self.now()))
@@ -708,6 +712,10 @@ def shard(kept, axis, rank, count):
 
 # ------------------------------------------------------------------------------------- weights
 
+FUSED = dict(           # of the network's parameters, those that checkpoints hold in parts
+    qkv_proj=['q_proj', 'k_proj', 'v_proj'], gate_up_proj=['gate_proj', 'up_proj'])
+
+
 def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, tokenizer=None):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
 
@@ -744,31 +752,23 @@ def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, token
 
 def checkpoint_views(model):
     """{name in a checkpoint: (view of one of the network's parameters, axis that ranks share or None)}."""
-    config = model.config
-    q = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    views = {}
-
-    def add(name, part, kind, weight):
-        names = [part]
-        pieces = [weight]
-        if part == 'qkv_proj':
-            names = 'q_proj', 'k_proj', 'v_proj'
-            pieces = weight.split([q, kv, kv])
-        elif part == 'gate_up_proj':
-            names = 'gate_proj', 'up_proj'
-            pieces = weight.chunk(2)
-        for part, piece in zip(names, pieces):
-            views[f'{name}.{part}.{kind}'] = piece, SHARD_AXIS.get(part)
+    whole = {}
     for name, weight in model.named_parameters():
         if weight.ndim == 3:                            # a stack of experts
             home, part = name.rsplit('.', 1)
-            for e, expert in enumerate(weight):
-                add(f'{home}.experts.{e}', part, 'weight', expert)
+            whole |= {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
         else:
-            home, part, kind = f'.{name}'.rsplit('.', 2)
-            add(home[1:], part, kind, weight)
-    return {name.lstrip('.'): view for name, view in views.items()}
+            whole[name] = weight
+    H, G, D = model.config.num_attention_heads, model.config.num_key_value_heads, model.config.head_dim
+    shares = dict(qkv_proj=[H * D, G * D, G * D])       # others are halves
+    views = {}
+    for name, weight in whole.items():
+        *home, part, kind = name.split('.')
+        parts = FUSED.get(part, [part])
+        rows = shares.get(part, len(weight) // len(parts))
+        for one, piece in zip(parts, weight.split(rows)):
+            views['.'.join([*home, one, kind])] = piece, SHARD_AXIS.get(one)
+    return views
 
 
 def find_weights(folder, views, count):
@@ -1120,8 +1120,7 @@ def require_that(holds, message):
 
 def require_writable(folder, flag):
     """ValueError where nothing can be written in this folder, before the work and not after it."""
-    good = not folder or os.access(folder, os.W_OK)
-    require_that(good, f'{flag}: no permission to write in the folder {folder}')
+    require_that(os.access(folder, os.W_OK), f'{flag}: no permission to write in the folder {folder}')
 
 
 def plain_file(folder, name):
@@ -1130,23 +1129,13 @@ def plain_file(folder, name):
     ValueError for names and links that lead out of the folder, dangling links, directories, pipes, devices. A
     snapshot of Hugging Face's cache links to the `blobs` beside the snapshots: it may lead to that model's.
     """
-    folder = File(folder)
     good = type(name) is str and name == File(name).name
     require_that(good, f'{folder}: {name!r} is not the name of a file in that folder')
-    where = folder / name
-    if not os.path.lexists(where):
-        return where
-    home = folder.resolve()
-    if home.parent.name == 'snapshots':
-        home = home.parent.parent
-    try:
-        found = where.resolve()
-    except (OSError, RuntimeError) as error:            # a link to itself
-        raise ValueError(f'{where}: cannot be followed ({error})') from None
-    inside = found.is_relative_to(home)
-    require_that(inside, f'{where}: links to {found}, outside of its folder; copy the file there')
-    require_that(found.is_file(),
-                 f'{where}: a directory, a pipe, a device or a dangling link; expected a file')
+    where = File(folder) / name
+    if os.path.lexists(where):
+        home, found = File(os.path.realpath(folder)), File(os.path.realpath(where))
+        good = found.parent in (home, home.parent.parent / 'blobs') and found.is_file()
+        require_that(good, f'{where}: leads to {found}; expected a plain file of its folder')
     return where
 
 

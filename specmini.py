@@ -28,9 +28,9 @@ from tqdm import tqdm
 
 from model import (Reader, encode, load, pack, plain_file, rank_and_world_size,
                    read_calibration, read_config, read_json, read_tokenizer, require_that, require_writable,
-                   same_vocabulary)
+                   same_vocabulary, shared_length)
 from verify import (METHODS, TYPES, Autoregressive, Exact, Method, Session, Sparse, decode, draft_model,
-                    has_knob, knob_range, knobs_of, lookup_then_draft, no_draft, prompt_lookup, shared_length,
+                    has_knob, knob_range, knobs_of, lookup_then_draft, no_draft, prompt_lookup,
                     token_logps, tokens_of, whole_passes)
 
 HERE = File(__file__).parent
@@ -39,7 +39,6 @@ DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 SOURCES = dict(lookup=prompt_lookup, none=no_draft)     # of drafts, beside a draft model's chain
 CORES = torch.get_num_threads()
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
-PARTS = dict(attn=dict(rho=1.0), ffn=dict(ffn_quantile=0.0), moe=dict(moe_skip=0))      # of --sparse, off
 FOLDER = 'DIR, a Hugging Face folder (hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR makes one)'
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
@@ -317,9 +316,9 @@ def run(args):
     if args.list is not None:
         return list_methods(args.list)
     device = pick_device(args.device)
-    join_ranks(device, 'gloo' if args.split or device == 'cpu' else 'nccl')
+    join_ranks(device)
     rank, count = rank_and_world_size()
-    if count > 1 and not args.split:
+    if count > 1:
         require_that(not args.compile, '--compile: a sum over processes is no part of a graph; leave it out')
         require_that(not is_page(args.trace),
                      f'--trace {args.trace}: a page is of one process, trace to .jsonl')
@@ -331,12 +330,8 @@ def run(args):
     prompts = encode(tokenizer, texts, not args.chat)
     given = {option.name: getattr(args, option.name) for option in fields(Engine)
              if hasattr(args, option.name)}
-    given |= dict(sparse=args.sparsifier, tensor_parallel=args.split is None, tokenizer=tokenizer)
+    given |= dict(tensor_parallel=True, tokenizer=tokenizer)
     engine = Engine(**given)
-    mixtures = engine.models['target'].config.mixtures
-    there = dict(attn=True, ffn=not all(mixtures), moe=any(mixtures))
-    for part in args.parts:
-        require_that(there[part], f'--sparse {part}: {args.target} has no layer of that kind')
     engine.open(prompts)
     if args.compile:
         begin = time.perf_counter()
@@ -345,8 +340,6 @@ def run(args):
         print(f'compiled in {time.perf_counter() - begin:.1f} s, not counted below; later texts may need '
               'passes of other lengths', file=sys.stderr)
     work = list(zip(rows, itertools.count(), prompts))
-    if args.split:
-        return write_share(engine, work, args)
     if args.compare:
         return compare(engine, work, args.methods, args.trace)
     return generate(engine, work, args)
@@ -385,28 +378,6 @@ def generate(engine, work, args):
     return 130 if text.finish == 'interrupted' else 0
 
 
-def write_share(engine, work, args):
-    """Writes this process's share of the rows to NAME.RANK.jsonl, but rows that a file NAME.*.jsonl has."""
-    (name, method), = args.methods.items()
-    rank, count = rank_and_world_size()
-    done = set()
-    for file in File(args.split).parent.glob(f'{File(args.split).name}.*.jsonl'):
-        for line in file.read_text(encoding='utf-8', errors='replace').split('\n'):
-            with contextlib.suppress(ValueError, KeyError, TypeError):      # a kill leaves half a line
-                done.add(json.loads(line)['row'])
-    place = f'{args.split}.{rank}.jsonl'
-    with open(place, 'a', encoding='utf-8') as file:
-        file.write('\n')                                # ends half a line
-        for row, number, prompt in tqdm(work[rank::count], place, file=sys.stderr, disable=None):
-            if number not in done:
-                text, _ = write_text(engine, row, number, prompt, name, method)
-                if text.finish == 'interrupted':
-                    return 130
-                file.write(json.dumps(dict(row=number) | report(engine, text)) + '\n')
-                file.flush()
-    return 0
-
-
 # You may stop here: what follows reads flags and prompts, grades, prints, compares and computes figures.
 # -------------------------------------------------------------------------------------------------- the flags
 
@@ -426,7 +397,7 @@ def parse(argv):
         'self: the target without the layers that its calibration.json skips')
     add('--lookup', action='store_true', help='look up in the text first, else ask the draft model')
     add('--method', default='sd', help='one of those that --list shows (default: sd)')
-    add('--sparse', metavar='attn,ffn,moe', help='what the target leaves out when it verifies')
+    add('--sparse', action='store_true', help='sparse verification under any method; --set takes its knobs')
     add('--gamma', type=int, help="draft tokens a cycle (default: the method's, 4 for sd)")
     add('--temperature', type=float, default=0.0, help='0 (default) is greedy')
     add('--top-k', type=int, default=0, help='sample from this many likeliest tokens; 0: from all')
@@ -444,8 +415,6 @@ def parse(argv):
     add('--trace', metavar='FILE.jsonl|FILE.html', help='a line for every cycle, or a page')
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
     add('--compare', metavar='M1,M2,...', help='these methods and ar, in a table for each task')
-    add('--split', metavar='NAME', help='under torchrun: each process writes its share of --prompts to '
-        'NAME.RANK.jsonl; run again, it continues')
     add('--list', metavar='METHOD', nargs='?', const='', help='the methods, or the knobs of one')
     args = p.parse_args(argv)
     if args.list is None:
@@ -464,24 +433,22 @@ def check_flags(args):
         args.names = list(dict.fromkeys(['ar', *filter(None, names)]))
     for name in args.names:
         require_method(name)
-    args.parts = set(args.sparse.split(',')) if args.sparse else set()
-    require_that(args.parts <= PARTS.keys(), f'--sparse {sorted(args.parts)}: expected some of attn,ffn,moe')
+    twice = args.sparse and 'sparse' in args.names
+    require_that(not twice, '--sparse: the method sparse is sparse by itself; leave it out')
     given = (args.prompt is None) != (args.prompts is None)
     require_that(given, 'give --prompt TEXT or --prompts FILE.jsonl')
     check_settings(args)
-    alone = args.check or args.json or args.show or args.split or args.trace and not is_page(args.trace)
-    require_that(not (args.compare and alone), '--compare takes no --check, --json, --show, --split, and '
-                 '--trace only to FILE.html')
+    alone = args.check or args.json or args.show or args.trace and not is_page(args.trace)
+    require_that(not (args.compare and alone),
+                 '--compare takes no --check, --json, --show, and --trace only to FILE.html')
     page = is_page(args.trace)
     require_that(not page or lab_module('page'), f'--trace {args.trace}: lab/, which writes pages, is not '
                  'beside this file; trace to FILE.jsonl')
     require_that(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
-    good = not args.split or args.prompts and not args.trace
-    require_that(good, '--split divides the rows of --prompts FILE.jsonl, and takes no --trace')
-    for flag, where in (('trace', args.trace), ('split', args.split)):
-        home = File(where or '').parent
-        require_that(home.is_dir(), f'--{flag} {where}: there is no folder {home}; make it first')
-        require_writable(where and home, f'--{flag}')
+    if args.trace:
+        home = File(args.trace).parent
+        require_that(home.is_dir(), f'--trace {args.trace}: there is no folder {home}; make it first')
+        require_writable(home, f'--trace {args.trace}')
 
 
 def fill_in(args):
@@ -497,18 +464,16 @@ def fill_in(args):
     if args.names == ['ar']:
         args.draft, args.lookup = 'none', False         # nothing is drafted: no draft model is loaded
     args.draft = args.draft or 'lookup'
-    owners = [*args.names, 'sparse'] if args.parts else args.names
-    args.methods = {name: make_method(name, args.set, owners, args.parts) for name in args.names}
-    args.sparsifier = make_method('sparse', args.set, owners, args.parts) if args.parts else None
-    good = 'ffn' not in args.parts or args.sparsifier.ffn_quantile
-    require_that(good, '--sparse ffn: the share of channels to leave out is 0; give --set ffn_quantile=SHARE')
+    owners = [*args.names, 'sparse'] if args.sparse else args.names
+    args.methods = {name: make_method(name, args.set, owners) for name in args.names}
+    args.sparse = make_method('sparse', args.set, owners) if args.sparse else None
 
 
-def make_method(name, settings, names, parts=()):
+def make_method(name, settings, names):
     """The method with its knobs from --set, a list of 'knob=value', each read by its dataclass type.
 
     names: the methods of the run. Under --compare a method takes the knobs that it has; one that no method of
-    the run has is refused. parts: of --sparse, whose others are switched off.
+    the run has is refused.
     """
     knobs = knobs_of(METHODS[name])
     values = {}
@@ -519,9 +484,6 @@ def make_method(name, settings, names, parts=()):
         require_that(known, f'--set {item}: {no_knob(knob, names)}')
         if has_knob(name, knob, settings):
             values[knob] = read_value(item, value, knobs[knob].type)
-    if name == 'sparse' and parts:
-        for part in PARTS.keys() - parts:
-            values = PARTS[part] | values               # --set takes precedence
     return METHODS[name](**values)
 
 
@@ -604,12 +566,12 @@ def repair_streams():
             stream.reconfigure(errors='replace')
 
 
-def join_ranks(device, backend):
+def join_ranks(device):
     """Makes this process one of those that torchrun has started, if it has; only the first of them prints."""
     if not (distributed.is_available() and distributed.is_torchelastic_launched()):
         return
     try:
-        distributed.init_process_group(backend)
+        distributed.init_process_group('nccl' if device == 'cuda' else 'gloo')
     except RuntimeError as error:
         raise ValueError(f'the processes do not find each other: start them again ({error})') from None
     rank, _ = rank_and_world_size()

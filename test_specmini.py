@@ -33,11 +33,11 @@ import specmini
 import verify
 from lab import tasks
 from lab.tests.helpers import Coin
+from lab.page.traced import watched
 from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, enumerate_law, exact_law,
                       fresh, law_by_cycles, network, plain, seeded, session, slim_session, variation,
                       write)
 from model import KVCache, Reader, load, read_calibration
-from train_mask import watched
 from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, Exact, Plan, Sparse, SpecGuard, ViaSd,
                     decode, draft_model, lookup_then_draft, most_central, no_draft, probs, prompt_lookup,
                     residual, sample_branches, token_logps)
@@ -77,10 +77,7 @@ def sparse_path(model, **knobs):
 
 def writers_of(cache):
     """Who wrote each recorded position of a cache."""
-    names = []
-    for end, name in cache.runs:
-        names += [name] * (end - len(names))
-    return names[:len(cache.ids)]
+    return cache.writers[:len(cache.ids)]
 
 
 def valid_prefix(reader, tokens):
@@ -266,7 +263,7 @@ LAWS = [
     law('via-always', ViaSd(2, **ALWAYS), **MASK),
     law('specguard-tau-inf', SpecGuard(tau=inf, **GREEDY), **STEPS),
     law('specguard-tau-inf-eos', SpecGuard(tau=inf, **GREEDY), **STEPS, **EOS),
-    law('specguard-regenerate-sd', SpecGuard(1, tau=inf, regenerate='sd', **GREEDY), slow=True, **STEPS),
+    law('specguard-regenerate-sd', SpecGuard(1, tau=inf, **GREEDY), slow=True, **STEPS),
     law('specguard-lossy', SpecGuard(k=1, tau=0.5), slow=True, **STEPS, **SHORT),
     law('specguard-target-k-lossy', SpecGuard(tau=inf, target_k=2, **GREEDY), slow=True, **STEPS, **SHORT),
     law('sd-on-a-device', Exact(2), device=True, vocab=2),
@@ -414,7 +411,7 @@ IDENTICAL = [       # methods and settings whose greedy text has to be plain dec
     case('via-always', ViaSd(3, **ALWAYS), {}),
     case('via-sparse-off', ViaSd(3, **ALWAYS), dict(sparse=THINNED_OFF)),
     case('specguard', SpecGuard(tau=inf, k=2), {}),
-    case('specguard-sd', SpecGuard(tau=inf, k=1, regenerate='sd'), {}),
+    case('specguard-sd', SpecGuard(4, tau=inf, k=1), {}),
     case('sparse-off', Sparse(3, **SMALL | OFF), {})]
 
 
@@ -702,7 +699,7 @@ def test_a_cache_that_is_interrupted_anywhere(event):
     case('sd-draft-self', Exact(3), dict(draft=None)),
     case('ecsv-spot', Ecsv(3, draft_temperature=0.0, spots=1, a_spot=1.0, budget=3), {}),
     case('via', ViaSd(3, max_lag=3), {}),
-    case('specguard', SpecGuard(2, k=1, draft_temperature=0.0, tau=0.72, max_step=4, regenerate='sd'), {}),
+    case('specguard', SpecGuard(2, k=1, draft_temperature=0.0, tau=0.72, max_step=4), {}),
     case('sparse', Exact(3), dict(sparse=Sparse(**SMALL, rho=0.2)))])
 def test_a_text_that_is_broken_off_anywhere_goes_on(method, settings):
     """Wherever Ctrl-C comes, and however often, the text is the same."""
@@ -1146,7 +1143,7 @@ def test_specguard_passes_of_a_step(tau):
         assert cycle.passes['draft/grounded'][:2] == [1, T]
         assert cycle.passes.get('target/full', [0])[0] == wrote * len(cycle.tokens)
         assert len(cycle.passes) == 2 + wrote
-    same, others = guarded(SpecGuard(k=4, regenerate='sd', **greedy))
+    same, others = guarded(SpecGuard(4, k=4, **greedy))
     assert text == same and [cycle.labels for cycle in cycles] == [cycle.labels for cycle in others]
 
 

@@ -23,10 +23,9 @@ from tqdm import tqdm
 import kernels
 from model import (Reader, encode, load, pack, read_config, require_that, require_writable,
                    write_calibration)
-from specmini import (EMBEDDED, FOLDER, Engine, Parser, chat, exit_status, grade, lab_module, pick_device,
+from specmini import (EMBEDDED, FOLDER, Engine, Parser, chat, exit_status, lab_module, pick_device,
                       read_rows, take_threads)
-from verify import (Autoregressive, Exact, Session, Sparse, SpecGuard, decode, no_draft, step_score,
-                    tokens_of, violation)
+from verify import Autoregressive, Session, Sparse, SpecGuard, decode, no_draft, violation
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,11 @@ PATIENCE = 30           # masks without a better one that end a search
 PERIOD = 2              # every second proposal is a Bayesian one
 WARM_UP = 8             # masks tried before the Gaussian process is asked
 RANDOM = 500            # random masks among which a proposal is chosen
+LENGTH = 8              # layers in which two masks differ, over which their costs lose likeness
 NOISE = 1e-2            # unexplained variance of a cost's logarithm, over the explained
 QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table that --anchors writes
 EVERY = 17              # of a pass's channel activations, every 17th is kept: enough for quantiles
-BETAS = 0.5, 0.25, 0.75, 0.0, 1.0       # gates of SpecGuard; of equally good ones the first is chosen
-TAUS = [i / 20 for i in range(22)]
 FEWEST = 8              # calibration texts with which a measurement goes on
-LEAST = 0.05            # share of the steps that a gate must keep: how right the surest few are says little
 
 
 # ---------------------------------------------------------------------------------------- calibration texts
@@ -145,35 +142,22 @@ def distances(masks, others):
     return torch.cdist(masks, others, p=1)
 
 
-def fit_process(seen, y):
-    """(log-likelihood, l, root [n, n], weights [n, 1]) of the Gaussian process that makes y [n] likeliest.
-
-    The kernel exp(-d / l), d the layers in which two masks differ, is a product over layers, hence positive
-    definite; l is the best of six. root: the Cholesky factor of the costs' covariance.
-    Source: Rasmussen and Williams 2006, algorithm 2.1.
-    """
-    fits = []
-    for l in (1, 2, 4, 8, 16, 32):
-        covariance = (-distances(seen, seen) / l).exp() + NOISE * torch.eye(len(y), dtype=y.dtype)
-        root = torch.linalg.cholesky(covariance)
-        weights = torch.cholesky_solve(y[:, None], root)
-        likelihood = -y @ weights[:, 0] / 2 - root.diagonal().log().sum()
-        fits.append((float(likelihood), l, root, weights))
-    return max(fits, key=lambda fit: fit[0])
-
-
 def expected_improvement(seen, costs, masks):
     """[N] how far each mask is expected to beat the best one, by a Gaussian process on the log of the costs.
 
-    seen [n, m] and masks [N, m] are 0/1 rows. Source: Jones et al. 1998 (expected improvement).
+    seen [n, m] and masks [N, m] are 0/1 rows. The kernel exp(-d / LENGTH), d the layers in which two masks
+    differ, is a product over layers, hence positive definite.
+    Source: Rasmussen and Williams 2006, algorithm 2.1; Jones et al. 1998 (expected improvement).
     """
     y = (costs + 1e-9).log()
     y = (y - y.mean()) / y.std().clamp(min=1e-9)
-    _, l, root, weights = fit_process(seen, y)
-    near = (-distances(masks, seen) / l).exp()                                          # [N, n]
+    covariance = (-distances(seen, seen) / LENGTH).exp() + NOISE * torch.eye(len(y), dtype=y.dtype)
+    root = torch.linalg.cholesky(covariance)
+    near = (-distances(masks, seen) / LENGTH).exp()                                     # [N, n]
+    mean = (near @ torch.cholesky_solve(y[:, None], root))[:, 0]
     known = torch.linalg.solve_triangular(root, near.T, upper=False).square().sum(0)    # [N]
     deviation = (1 - known).clamp(min=1e-12).sqrt()
-    z = (y.min() - (near @ weights)[:, 0]) / deviation
+    z = (y.min() - mean) / deviation
     normal = torch.distributions.Normal(0.0, 1.0)
     return deviation * (z * normal.cdf(z) + normal.log_prob(z).exp())
 
@@ -266,47 +250,32 @@ def find_mask(model, windows, settings):
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
-# Dense verifying passes are watched while the sparse functions choose beside them, without effect.
+# In dense verifying passes the sparse functions choose beside the dense ones, without effect.
 
-def watched(path, log):
-    """The same path, which appends (sublayer, carry) to the log after every sublayer: what a pass chose.
-
-    Sublayer 2i is the attention of layer i, 2i + 1 its feed-forward.
-    """
-    attends = tuple(logged(attend, 2 * i, log) for i, attend in enumerate(path.attends))
-    ffns = tuple(logged(ffn, 2 * i + 1, log) for i, ffn in enumerate(path.ffns))
-    return replace(path, attends=attends, ffns=ffns)
-
-
-def logged(sublayer, number, log):
-    """A sublayer's function that also appends (number, carry) to the log; None, where skipped, stays None."""
-    if sublayer is None:
-        return None
-
+def recorded(dense, sparse_form, log):
+    """The dense function of a sublayer, which also appends to the log the carry of its sparse form."""
     def run(*args):
-        out, carry = sublayer(*args)
-        log.append((number, carry))
-        return out, carry
+        log.append(sparse_form(*args)[1])
+        return dense(*args)
     return run
 
 
-def attend_all(sparse_form, q, k, v, mask, carry):
-    """Dense attention that hands on what the sparse form of it chooses."""
-    _, carry = sparse_form(q, k, v, mask, carry)
-    return kernels.attend(q, k, v, mask, carry)
+def recording_path(model, rule, log):
+    """The model's full path, on which every layer logs what its sparse attention and feed-forward choose.
 
-
-def choosing_path(model, reader, knobs):
-    """The model's full path, densely attended, on which every layer chooses blocks, channels and experts.
-
-    Thresholds are so low that nothing is left out.
+    rule: verify.Blocks. Thresholds are 0, so the sparse forms leave no channel and no expert out.
     """
-    L = len(model.config.mixtures)
-    most = max(model.config.num_experts_per_tok - 1, 0)
-    low = dict(anchors=list(range(L)), channels=[[1e-30]] * L, experts=[[[0.0]] * most] * L)
-    method = Sparse(**dict(dense_below=32) | knobs, anchors=L, ffn_quantile=0.5, moe_skip=most)
-    path = method.sparse_path(model.full, Session(reader, None, None, [], 0, calibration=dict(sparse=low)))
-    return replace(path, attends=tuple(functools.partial(attend_all, attend) for attend in path.attends))
+    betas = [0.0] * max(model.config.num_experts_per_tok - 1, 0)
+    attends = []
+    ffns = []
+    for layer, E in enumerate(model.config.mixtures):
+        choose = functools.partial(kernels.sparse_attend, how=(layer, True, rule))
+        leave_out = functools.partial(kernels.sparse_swiglu, threshold=0.0)
+        if E:
+            leave_out = functools.partial(kernels.sparse_moe_forward, betas=betas)
+        attends.append(recorded(kernels.attend, choose, log))
+        ffns.append(recorded(kernels.feed_forward, leave_out, log))
+    return replace(model.full, attends=tuple(attends), ffns=tuple(ffns), sparse=True, block=rule.block)
 
 
 def sparsity(model, texts, T=5, **knobs):
@@ -319,17 +288,16 @@ def sparsity(model, texts, T=5, **knobs):
     mixtures = model.config.mixtures
     similar = [[] for _ in mixtures]        # Jaccard similarities of a layer's blocks to the layer before's
     sizes = [[] for _ in mixtures]          # [n, 1] channels' sizes, or [n, k - 1] lowest experts' shares
+    rule = Sparse(**dict(dense_below=32) | knobs).blocks
     for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
-        path = choosing_path(model, reader, knobs)
         for end in range(T, len(ids) - T, T):
             reader.read(ids[:end], [], model.full, 0)
             log = []
-            reader.read(ids[:end], ids[end:end + T], watched(path, log), T)
-            carries = [carry for _, carry in log]
+            reader.read(ids[:end], ids[end:end + T], recording_path(model, rule, log), T)
             before = []
             for layer, E in enumerate(mixtures):
-                attention, feed_forward = carries[2 * layer:2 * layer + 2]
+                attention, feed_forward = log[2 * layer:2 * layer + 2]
                 heads = []
                 if 'blocks' in attention:                       # else the text is too short to choose from
                     heads = list(map(set, attention['blocks'][0].tolist()))
@@ -356,47 +324,18 @@ def quantiles(columns):
 
 # ------------------------------------------------------------------ --signals: what SpecGuard judges steps by
 
-def continued_checker(session, right):
-    """Function from ids to the grade of the answer to which the target comes, going on greedily from there.
+def find_signals(engine, prompts, method):
+    """The section `signals` of the engine's pair: ranges of L and G over the steps behind prompts (ids).
 
-    session: has read its prompt; right: function from an answer to its grade. So a wrong step that the target
-    would mend is right. A text on the way of an earlier continuation has its grade, and costs nothing.
-    Source: Wang et al. 2024 (Math-Shepherd), the hard estimate, with one greedy continuation.
+    method: a SpecGuard of tau = inf, so the target writes all that the draft's steps go on from.
     """
-    begin = len(session.tokens)
-    room = begin + session.tokens_left
-    ways = []                               # (where a continuation began, all its ids, its grade)
-
-    def check(ids):
-        for start, way, verdict in ways:
-            if start <= len(ids) and way[:len(ids)] == ids:
-                return verdict
-        going = replace(session, tokens=ids, tokens_left=room - len(ids))
-        going.ended = len(ids) > begin and ids[-1] in session.eos
-        way = ids + tokens_of(decode(going, Exact(draft_temperature=0)))
-        ways.append((len(ids), way, right(session.text(way[begin:]))))
-        return ways[-1][-1]
-    return check
-
-
-def drafted_steps(engine, row, ids, method):
-    """[(L, G, right)] of the steps that the draft proposes along a text behind a prompt (ids).
-
-    L, G: the smallest log-probability and grounding of a step. right: see continued_checker; None where the
-    target does not come to the answer by itself, or there is none. A step that is not right is written by the
-    target, so that all steps stand behind right ones.
-    """
-    session = engine.start(ids, method)
-    right = continued_checker(session, lambda text: grade(row, text))
-    graded = right(list(ids))
-    found = []
-    while session.tokens_left and not session.ended:
-        draft = method.propose(session)
-        seen = method.score(session, draft)
-        good = right(session.tokens + draft.tokens) if graded else None
-        found.append((*map(min, zip(*seen)), good))
-        session.commit(draft.tokens if good else method.write(session))
-    return found
+    engine.open(prompts)
+    steps = []
+    for ids in tqdm(prompts, desc='signals', disable=None):
+        for cycle in engine.write(ids, method):
+            steps.append([min(row[signal] for row in cycle.judged) for signal in ('logp', 'grounding')])
+    logp, grounding = signal_ranges(steps)
+    return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps))
 
 
 def signal_ranges(steps):
@@ -406,52 +345,6 @@ def signal_ranges(steps):
         ranked = sorted(values)
         found.append([ranked[round(share * (len(ranked) - 1))] for share in (0.01, 0.99)])
     return found
-
-
-def lower_bound(right, n):
-    """The lower end of the 95 % interval of a share of which `right` of n were seen. Source: Wilson 1927."""
-    z = 1.96
-    middle = right + z * z / 2
-    return (middle - z * math.sqrt(right * (n - right) / n + z * z / 4)) / (n + z * z)
-
-
-def choose_gate(steps, ranges, accuracy):
-    """dict(beta, tau, target, sure): the gate with the fewest target steps that is surely so accurate.
-
-    Surely means by the lower bound `sure` of the share of right steps among those kept, because of many gates
-    tried on few steps the luckiest looks too good. If none is so accurate, the surest. steps: (L, G, right).
-    """
-    gates = []
-    for beta, tau in itertools.product(BETAS, TAUS):
-        kept = [right for L, G, right in steps if step_score([(L, G)], ranges, beta) >= tau]
-        if len(kept) >= max(1, LEAST * len(steps)):
-            gates.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps),
-                              sure=lower_bound(sum(kept), len(kept))))
-    good = [gate for gate in gates if gate['sure'] >= accuracy]
-    if good:
-        return min(good, key=lambda gate: gate['target'])
-    return max(gates, key=lambda gate: (gate['sure'], -gate['target']))
-
-
-def find_signals(engine, rows, prompts, method, accuracy):
-    """The section `signals` of the engine's pair, from rows and their prompts (ids); prints the gate."""
-    engine.open(prompts)
-    steps = []
-    for row, ids in tqdm(list(zip(rows, prompts)), desc='signals', disable=None):
-        steps += drafted_steps(engine, row, ids, method)
-    ranges = signal_ranges(steps)
-    section = dict(draft_logp=ranges[0], draft_grounding=ranges[1], steps=len(steps))
-    graded = [step for step in steps if step[-1] is not None]
-    gate = dict(beta=0.5, tau=0.5)
-    said = 'no row has an answer that the target finds, so beta and tau are not measured'
-    if graded:
-        gate = choose_gate(graded, ranges, accuracy)
-        section.update(beta=gate['beta'], tau=gate['tau'])
-        said = (f'of {len(graded)} graded steps the target writes {gate["target"]:.0%}, of the others surely '
-                f'{gate["sure"]:.1%} are right')
-    print(f'{said}; a run: --method specguard --set beta={gate["beta"]:g} tau={gate["tau"]:g} '
-          f'delimiter={method.delimiter!r}')
-    return section
 
 
 # --------------------------------------------------------------------------------------------- the program
@@ -471,10 +364,9 @@ def parse(argv):
     add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     add('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
     add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
-    add('--accuracy', type=float, default=0.95, help='share of the kept steps that is to be right (0.95)')
     args = p.parse_args(argv)
     for name, low, high in (('texts', 1, 1e6), ('tokens', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
-                            ('accuracy', 0, 1), ('seed', 0, 2 ** 31 - 1)):
+                            ('seed', 0, 2 ** 31 - 1)):
         value = getattr(args, name)
         require_that(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
     require_that(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
@@ -488,13 +380,16 @@ def parse(argv):
     return args
 
 
-def measure_signals(target, draft, settings, accuracy=0.95):
+def measure_signals(target, draft, settings):
     """Writes the section `signals` of a pair."""
     engine = Engine(str(target), str(draft))
     method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
     rows = calibration_rows(settings)[:settings.texts]
     prompts = encoded(target, engine.tokenizer, rows, settings)
-    write_calibration(target, 'signals', find_signals(engine, rows, prompts, method, accuracy), draft)
+    found = find_signals(engine, prompts, method)
+    write_calibration(target, 'signals', found, draft)
+    print(f'{found["steps"]} steps; weakest log-probability {found["draft_logp"]}, weakest grounding '
+          f'{found["draft_grounding"]} (1st and 99th percentile)')
 
 
 def load_with_texts(target, settings):
@@ -534,7 +429,7 @@ def run(args):
     settings = Settings(**{name: getattr(args, name) for name in asdict(Settings())})
     read_config(args.target)                            # refuses a folder that is no checkpoint early
     if args.signals:
-        measure_signals(args.target, args.draft, settings, args.accuracy)
+        measure_signals(args.target, args.draft, settings)
     elif args.anchors:
         measure_anchors(args.target, settings)
     else:

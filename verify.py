@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 import kernels
-from model import Path, Reader, require_that, to_host, on_gpu, to_device
+from model import Path, Reader, on_gpu, require_that, shared_length, to_device, to_host
 
 
 HEAD = 1024     # likeliest tokens among which top-p is looked for first
@@ -216,12 +216,6 @@ def tokens_of(cycles):
 def whole_passes(passes):
     """The target's share of a {reader/path: number}: through all its layers, full or sparse, not slim."""
     return passes.get('target/full', 0) + passes.get('target/sparse', 0)
-
-
-def shared_length(tokens, others):
-    """How many tokens two texts share from their beginning on."""
-    pairs = list(zip(tokens, others))
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
 def cut_at_eos(tokens, eos):
@@ -943,7 +937,7 @@ class SpecGuard(Method):
     step, both on a calibrated scale of 0..1. Below tau the target writes the step.
     Source: Purohit, Narayanam & Pal 2026 (SpecGuard, "From Tokens to Steps", arXiv 2604.15244).
     """
-    gamma: int = knob(4, 'draft tokens a cycle under regenerate=sd', 0)
+    gamma: int = knob(0, 'draft tokens a cycle where the target writes; 0: it writes alone', 0)
     k: int = knob(4, 'candidates of the draft', 1, 256)
     draft_temperature: float = knob(0.7, "of the candidates, whatever the run's", 0)
     draft_top_p: float = knob(1.0, 'top-p of the candidates', 1e-9, 1)
@@ -956,13 +950,11 @@ class SpecGuard(Method):
     target_k: int = knob(1, 'candidates of the target where it writes', 1, 256)
     target_temperature: float = knob(None, "of these if they are several; None: the run's", 0)
     target_top_p: float = knob(None, "top-p of these; None: the run's", 1e-9, 1)
-    regenerate: str = knob('ar', "sd: the target writes with the draft's help", words=('ar', 'sd'))
 
     def __post_init__(self):
         check_knobs(self)
         require_knob(self.delimiter, 'delimiter', 'empty', r'what ends a step, say \n')
-        alone = self.target_k == 1 or self.regenerate == 'ar'
-        require_knob(alone, 'target_k', self.target_k, '1 (regenerate=sd)')
+        require_knob(self.target_k == 1 or not self.gamma, 'target_k', self.target_k, '1 with gamma above 0')
 
     @property
     def lossless(self):
@@ -1048,7 +1040,7 @@ class SpecGuard(Method):
 
     def write(self, session):
         """The ids of the step as the target writes it, from the same committed text."""
-        if self.regenerate == 'ar':
+        if not self.gamma:
             to_probs = session.probs
             if self.target_k > 1:                       # samples at temperature 0 would all be alike
                 to_probs = partial(to_probs, temperature=self.target_temperature, top_p=self.target_top_p)
@@ -1125,6 +1117,10 @@ class Sparse(Exact):
     def lossless(self):
         return self.rho == 1 and not self.ffn_quantile and not self.moe_skip
 
+    @property
+    def blocks(self):
+        return Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals)
+
     def propose(self, session):
         session.sparse = self           # for every pass of the target that drafts or verifies
         return super().propose(session)
@@ -1137,23 +1133,22 @@ class Sparse(Exact):
                      '0: channels of experts are not left out')
         heads = channels = experts = (None,) * layers
         if self.rho < 1:
-            blocks = Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals)
             anchors = self.anchor_layers(session.calibration, layers)
-            heads = tuple((i, i in anchors, blocks) for i in range(layers))
+            heads = tuple((i, i in anchors, self.blocks) for i in range(layers))
         if self.ffn_quantile:
             tables = session.calibration['sparse']['channels']
-            channels = tuple(at_quantile(table, self.ffn_quantile) for table in tables)
+            channels = tuple(0 if E else at_quantile(table, self.ffn_quantile)
+                             for E, table in zip(mixtures, tables))
         if self.moe_skip and any(mixtures):
             experts = []
-            for tables in session.calibration['sparse']['experts']:
-                betas = [at_quantile(table, self.moe_quantile) for table in tables[:self.moe_skip]]
-                experts.append(tuple(betas))
+            for E, tables in zip(mixtures, session.calibration['sparse']['experts']):
+                tables = tables[:self.moe_skip] if E else []
+                experts.append(tuple(at_quantile(table, self.moe_quantile) for table in tables))
         return path.sparsified(heads, channels, tuple(experts))
 
     def skips_nothing(self, length, mixtures):
         """Whether passes over a text of this length leave nothing out; mixtures: see Config."""
-        blocks = Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals)
-        keys = self.rho < 1 and kernels.kept_blocks(length, blocks) < length // self.block
+        keys = self.rho < 1 and kernels.kept_blocks(length, self.blocks) < length // self.block
         return not (keys or self.ffn_quantile or self.moe_skip and any(mixtures))
 
     def anchor_layers(self, calibration, layers):

@@ -156,7 +156,7 @@ class Table:
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
         self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
         self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
-        self.full = Path('full', (kernels.attend,), (kernels.swiglu,))
+        self.full = Path('full', (kernels.attend,), (kernels.feed_forward,))
 
     def row(self, prefix):
         """The logits [V] behind a prefix, a tuple of ids."""

@@ -12,7 +12,6 @@ import torch
 
 import kernels
 from model import Reader, to_host
-from train_mask import watched
 from verify import CmAsd, Ecsv, Score, Session, SpecGuard, block_length
 
 LIKELIEST = 8       # tokens of a place whose probabilities are noted
@@ -33,7 +32,7 @@ def rounded(x):
 class WatchedReader(Reader):
     """The target's Reader, which remembers its latest slim and sparse passes."""
     middle = None           # (guesses, logits) of the latest pass of a slim verifier
-    chosen = None           # of the latest sparse pass: see train_mask.watched
+    chosen = None           # of the latest sparse pass: see `watched`
 
     def read(self, text, guesses, path, last):
         log = []
@@ -45,6 +44,28 @@ class WatchedReader(Reader):
         if path.skip:
             self.middle = guesses, rows
         return rows
+
+
+def watched(path, log):
+    """The same path, which appends (sublayer, carry) to the log after every sublayer: what a pass chose.
+
+    Sublayer 2i is the attention of layer i, 2i + 1 its feed-forward.
+    """
+    attends = tuple(logged(attend, 2 * i, log) for i, attend in enumerate(path.attends))
+    ffns = tuple(logged(ffn, 2 * i + 1, log) for i, ffn in enumerate(path.ffns))
+    return replace(path, attends=attends, ffns=ffns)
+
+
+def logged(sublayer, number, log):
+    """A sublayer's function that also appends (number, carry) to the log; None, where skipped, stays None."""
+    if sublayer is None:
+        return None
+
+    def run(*args):
+        out, carry = sublayer(*args)
+        log.append((number, carry))
+        return out, carry
+    return run
 
 
 @dataclass
@@ -266,7 +287,7 @@ def block_notes(log):
     """Sparse attention: `cached` keys, `block` keys to a block, and for each layer what it reads of them.
 
     For a layer that chose: the blocks of each key head; for one that reuses a choice: the layer that made it;
-    None where all keys are read. log: of one pass, as train_mask.watched makes it.
+    None where all keys are read. log: of one pass, as `watched` makes it.
     """
     layers = []
     block = None

@@ -7,8 +7,8 @@ import functools
 from statistics import fmean
 
 from lab import tasks
+from lab.page.traced import watched
 from lab.measure import EMBEDDED, held_out_rows
-from train_mask import watched
 from verify import (CmAsd, Draft, Ecsv, Score, Sparse, SpecGuard, ViaSd, block_length, decode,
                     step_score)
 

@@ -128,7 +128,7 @@ class Kept(Sparse):
         attends = tuple(attend and partial(self.keys.attend, how=attend.keywords['how'])
                         for attend in thin.attends)
         # compiled passes have all of a cache in view: a path with a carry of its own is never compiled
-        return replace(thin, attends=attends, needs_pass_info=fresh, carry={})
+        return replace(thin, attends=attends, carry={})
 
 
 @dataclass
@@ -145,7 +145,7 @@ class KeptDraft(Kept):
 
     def guess(self, session, n):
         path = self.sparse_path(session.target.model.full, session)
-        path = replace(path, name='choosing' if path.needs_pass_info else 'kept')
+        path = replace(path, name='choosing' if self.chosen == self.cycle else 'kept')
         return draft_model(session, self.plan(session, n), session.target, path)
 
 

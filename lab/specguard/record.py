@@ -12,9 +12,10 @@ import lab.baselines                                    # noqa: F401, enters the
 from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
 from lab.specguard.steps import TASKS, graded_session, step_checker, steps_end
 from lab.specguard.baselines import Unseen
+from lab.specguard.gate import find_gate
 from model import encode, read_calibration
 from specmini import grade
-from train_mask import Settings, calibration_rows, find_signals
+from train_mask import Settings, calibration_rows
 from verify import Exact, Session, SpecGuard, token_logps, tokens_of
 
 GAMMAS = 4, 8, 12               # of plain sd
@@ -33,13 +34,13 @@ LAB = "the lab's tasks, because their steps are graded one by one"
 
 @functools.cache
 def signals_of(pair):
-    """The section `signals` of a pair, from calibration.json, or measured as train_mask.py --signals does."""
+    """The section `signals` of a pair with its gate, from calibration.json, or measured."""
     stored = read_calibration(pair.target, pair.draft).get('signals')
-    if stored:
+    if stored and 'tau' in stored:
         return stored
     rows = [row for row in calibration_rows(Settings()) if row['task'] in TASKS][:CALIBRATED]
     prompts = [pair.encode(row['prompt']) for row in rows]
-    return find_signals(pair.engine(), rows, prompts, SpecGuard(tau=torch.inf), accuracy=0.95)
+    return find_gate(pair.engine(), rows, prompts, SpecGuard(tau=torch.inf))
 
 
 def armed(pair, prompt):
@@ -84,8 +85,8 @@ def contest(gate, rate):
     found = {f'sd {gamma}': sd(gamma) for gamma in GAMMAS}
     found |= {f'default, seed {seed}': named('specguard', seed=seed) for seed in range(SEEDS)}
     return found | {
-        'calibrated': named('specguard', beta=gate['beta'], tau=gate['tau'], regenerate='sd'),
-        'rsd': named('rsd', regenerate='sd'), 'random-gate': named('random-gate', rate=rate)}
+        'calibrated': named('specguard', beta=gate['beta'], tau=gate['tau'], gamma=4),
+        'rsd': named('rsd', gamma=4), 'random-gate': named('random-gate', rate=rate)}
 
 
 def sweeps():

@@ -1,8 +1,8 @@
 """Steps that are graded: by the tasks' own graders, or by where the target goes on from them."""
 from lab import tasks
 from lab.measure import prepared, sd
+from lab.specguard.gate import continued_checker
 from specmini import grade
-from train_mask import continued_checker
 from verify import Exact
 
 TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work

@@ -22,6 +22,10 @@ SMALL = dict(dense_below=8, block=4, locals=1)      # knobs of sparse for texts 
 LEARNED = dict(experts=[[[0.0, 0.2], [0.0, 0.5]]] * 4, channels=[[0.0, 0.4]] * 4, anchors=[0, 2, 1, 3])
 RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
 
+needs_gloo = pytest.mark.skipif(
+    torch.cuda.is_available() or not torch.distributed.is_available()
+    or not torch.distributed.is_gloo_available(), reason='there is a CUDA device, or no gloo')
+
 
 def case(name, *values, slow=False):
     """One case of a parametrized test, under this id; slow: it takes more than about a second."""

@@ -17,7 +17,7 @@ import kernels
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import specmini
 from lab import forms
-from lab.tests.helpers import HOME, LINE, RANGES, program, refuses, subprogram, thin, tiny
+from lab.tests.helpers import HOME, LINE, RANGES, needs_gloo, program, refuses, subprogram, thin, tiny
 from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, plain, seeded, session, write
 from model import (Packed, Reader, Transformer, Transposed, checkpoint_views, to_host, load, pack,
                    shard, shard_config)
@@ -499,11 +499,11 @@ def test_shards_of_a_network_add_up(shape):
             assert torch.equal(torch.cat(parts, axis), tensor)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a CUDA device')
+@needs_gloo
 @pytest.mark.slow
 def test_two_processes_that_share_a_target_write_its_text(capsys):
     """Started by torchrun, each with half of the heads and channels; the first one tells."""
-    flags = ['--method', 'via', '--sparse', 'attn,ffn', '--set', 'ffn_quantile=0.4', '--temperature', '1',
+    flags = ['--method', 'via', '--sparse', '--set', 'ffn_quantile=0.4', '--temperature', '1',
              '--max-new', '24', '--json', '--prompt', 'A story about a fox.']
     _, alone, _ = program(capsys, *flags)
     torchrun = '-m', 'torch.distributed.run', '--nproc-per-node', 2

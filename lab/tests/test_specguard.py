@@ -1,15 +1,20 @@
-"""SpecGuard's baselines, how steps are graded, its records, its claims by hand."""
+"""SpecGuard's baselines, how steps are graded, its gate, its records, its claims by hand."""
+import math
+from types import SimpleNamespace
+
 import numpy
 import pytest
+import scipy.stats
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import judge, tasks
 from lab.measure import EMBEDDED
-from lab.specguard import claims, record, steps
+from lab.specguard import claims, gate, record, steps
+from lab.specguard.gate import continued_checker
 from lab.tests.helpers import RANGES
 from lab.toys import (Table, bytes_tokenizer, enumerate_law, exact_law, network, plain, session, variation,
                       write)
-from train_mask import continued_checker
+from train_mask import signal_ranges
 from verify import METHODS, SpecGuard
 
 PROMPT = [3, 2]
@@ -118,3 +123,43 @@ def test_stored_rows_are_judged():
     found = judge.findings_of('specguard')
     assert 0 < len(found) <= 12
     assert all(f.low <= f.figure <= f.high for by_pair in found.values() for f in by_pair.values())
+
+
+def test_chosen_gate_by_hand():
+    """Confidence alone tells right from wrong; what counts is the lower bound, Wilson's."""
+    for right, n in ((0, 5), (1, 1), (19, 20), (250, 260), (3, 200)):
+        wanted = scipy.stats.binomtest(right, n).proportion_ci(method='wilson').low
+        assert gate.lower_bound(right, n) == pytest.approx(wanted, abs=1e-4)
+    steps = [(-i / 100, 0.5, i < 60) for i in range(110)]
+    ranges = signal_ranges(steps)
+    assert ranges == [[-1.08, -0.01], [0.5, 0.5]]
+    best = gate.choose_gate(steps, ranges, 0.9)
+    assert best['sure'] >= 0.9 and 0.4 < best['target'] < 0.55
+    assert gate.choose_gate(steps, ranges, 1.0) == best           # none is: the surest
+
+
+def test_drafted_steps_by_hand(monkeypatch):
+    """Steps behind right ones: the target writes what the draft has wrong; grades are of whole answers."""
+    target, draft = network(0, 12), network(1, 12)
+    asked = []
+
+    def graded(row, text):
+        asked.append(text)
+        return len(text) > 8 and text[0] == row
+    monkeypatch.setattr(gate, 'grade', graded)
+
+    def start(ids, method):
+        s = session(target, draft, list(ids), 12, text=lambda ids: ''.join('abcdefghijkl'[i] for i in ids))
+        s.read_prompt()
+        return s
+    engine = SimpleNamespace(start=start)
+    first = start([3, 2], None).text(plain(target, [3, 2], 12))
+    method = SpecGuard(k=1, draft_temperature=0.0, max_step=4, tau=math.inf)
+    steps = gate.drafted_steps(engine, first[0], [3, 2], method)
+    assert asked[0] == first and all(isinstance(right, bool) for *_, right in steps)
+    begun = plain(draft, [3, 2], 4)
+    assert steps[0][2] == ('abcdefghijkl'[begun[0]] == first[0])
+    assert all(L <= 0 <= G <= 1 + 1e-9 for L, G, _ in steps)
+    asked.clear()
+    assert {right for *_, right in gate.drafted_steps(engine, 'z', [3, 2], method)} == {None}
+    assert len(asked) == 1                              # the target does not find this answer
