@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -722,7 +723,6 @@ def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, token
     tensor_parallel: this rank's shard of the Transformer, where there are several ranks. tokenizer: the
     folder's, if it has been read already. ValueError in one line for whatever does not fit.
     """
-    folder = File(folder)
     config = read_config(folder)
     tokenizer = tokenizer or read_tokenizer(folder)
     torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
@@ -852,7 +852,7 @@ def read_config(folder):
 
     ValueError for what this network does not compute, and for values of a wrong type or size.
     """
-    where = File(folder) / 'config.json'
+    where = plain_file(folder, 'config.json')
     raw = read_json(where)
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
     try:
@@ -1100,8 +1100,8 @@ def fingerprint(folder):
 
     Whole files of 16 GB would take half a minute; retraining changes every sample.
     """
-    digest = hashlib.sha256((File(folder) / 'config.json').read_bytes())
-    for file in weight_files(File(folder)):
+    digest = hashlib.sha256(plain_file(folder, 'config.json').read_bytes())
+    for file in weight_files(folder):
         size = file.stat().st_size
         with open(file, 'rb') as weights:
             for i in range(256):
@@ -1118,6 +1118,38 @@ def require_that(holds, message):
         raise ValueError(message)
 
 
+def find_folder(name):
+    """The folder of this name, or a snapshot of the Hugging Face repository owner/name, fetched if needed."""
+    if File(name).is_dir():
+        return File(name)
+    good = re.fullmatch(r'[\w.-]+/[\w.-]+', str(name))
+    require_that(good, f'{name}: no such folder, nor the name of a repository (owner/name)')
+    return snapshot(str(name))
+
+
+HUB_SAYS = dict(        # by the name of huggingface_hub's error
+    GatedRepoError='the repository is gated: accept its conditions on its page, and set HF_TOKEN',
+    RepositoryNotFoundError='nor is there a repository of this name',
+    LocalEntryNotFoundError='as a repository it is not in the cache, and the hub cannot be reached')
+
+
+@functools.cache
+def snapshot(name):
+    """The folder of a repository in Hugging Face's cache; ValueError in one line where it cannot be had."""
+    from huggingface_hub import list_repo_files, snapshot_download      # it comes with tokenizers; slow
+    try:
+        folder = File(snapshot_download(name, allow_patterns=['*.json', '*.safetensors', '*.jinja'],
+                                        ignore_patterns=['*/*', 'consolidated*']))
+        kinds = []
+        if not any(folder.glob('*.safetensors')):
+            kinds = sorted({File(file).suffix for file in list_repo_files(name)})
+    except Exception as error:                          # of the hub, the network or the disk
+        said = HUB_SAYS.get(type(error).__name__, error)
+        raise ValueError(f'{name}: no such folder; {said}') from None
+    require_that(not kinds, f'{name}: the repository has no safetensors, but files of {", ".join(kinds)}')
+    return folder
+
+
 def require_writable(folder, flag):
     """ValueError where nothing can be written in this folder, before the work and not after it."""
     require_that(os.access(folder, os.W_OK), f'{flag}: no permission to write in the folder {folder}')
@@ -1131,9 +1163,9 @@ def plain_file(folder, name):
     """
     good = type(name) is str and name == File(name).name
     require_that(good, f'{folder}: {name!r} is not the name of a file in that folder')
-    where = File(folder) / name
+    where = find_folder(folder) / name
     if os.path.lexists(where):
-        home, found = File(os.path.realpath(folder)), File(os.path.realpath(where))
+        home, found = File(os.path.realpath(where.parent)), File(os.path.realpath(where))
         good = found.parent in (home, home.parent.parent / 'blobs') and found.is_file()
         require_that(good, f'{where}: leads to {found}; expected a plain file of its folder')
     return where

@@ -4,6 +4,7 @@
 """
 import argparse
 import contextlib
+import copy
 import importlib
 import inspect
 import itertools
@@ -39,7 +40,8 @@ DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 SOURCES = dict(lookup=prompt_lookup, none=no_draft)     # of drafts, beside a draft model's chain
 CORES = torch.get_num_threads()
 SMALL = 50_000_000      # parameters below which one CPU thread beats several: too little work to share
-FOLDER = 'DIR, a Hugging Face folder (hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir DIR makes one)'
+FOLDER = 'a Hugging Face folder or repository, say Qwen/Qwen2.5-0.5B-Instruct'
+PER_TEXT = 'temperature', 'top_k', 'top_p', 'max_new', 'seed'       # settings that a text may have of its own
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
@@ -61,7 +63,7 @@ class Engine:
 
     ValueError, one line, for a setting or a checkpoint that does not fit.
     """
-    target: str                     # a Hugging Face folder
+    target: str                     # a Hugging Face folder, or a repository owner/name
     draft: str = 'lookup'           # a folder; lookup: from the text itself; none; self: the slim target
     lookup: bool = False            # look up in the text first, else ask the draft model
     sparse: Sparse = None           # makes the target's passes sparse, under any method but plain decoding
@@ -95,8 +97,8 @@ class Engine:
             self.eos = frozenset()
         self.models = dict(target=target)                               # by role
         if self.has_draft:
-            require_that(File(self.draft).is_dir(),
-                         f'--draft {self.draft}: no such folder; expected a folder, lookup, none or self')
+            require_that('/' in self.draft or File(self.draft).is_dir(), f'--draft {self.draft}: expected a '
+                         'folder, a repository owner/name, lookup, none or self')
             self.models['draft'], _, _ = self.network(self.draft)
             same_vocabulary(target, self.models['draft'], f'--draft {self.draft}')
         self.calibration = read_calibration(self.target, self.draft if self.has_draft else None)
@@ -148,12 +150,30 @@ class Engine:
         method = method_for(method)
         return list(decode(self.start(ids, method, row), method))
 
-    def generate(self, text, method):
-        """(the text that follows, its Cycles)."""
-        (ids,) = encode(self.tokenizer, [text])
-        self.open([ids])
-        cycles = self.write(ids, method)
-        return self.tokenizer.decode(tokens_of(cycles)), cycles
+    def stream(self, text, method, **settings):
+        """Yields (a piece of the text that follows, its Cycle) as it is written.
+
+        text: or its ids; method: a Method or its name; settings: of this text, those in PER_TEXT.
+        """
+        unknown = settings.keys() - PER_TEXT
+        require_that(not unknown, f'{", ".join(unknown)}: expected some of {", ".join(PER_TEXT)}')
+        engine = copy.copy(self)
+        vars(engine).update(settings)
+        check_settings(engine)
+        ids = encode(self.tokenizer, [text])[0] if isinstance(text, str) else list(text)
+        engine.open([ids])
+        method = method_for(method)
+        session = engine.start(ids, method)
+        growing = GrowingText(self.tokenizer)
+        for cycle in decode(session, method):
+            piece = ''.join(map(growing.add, cycle.tokens))
+            last = session.ended or not session.tokens_left
+            yield piece + growing.rest() if last else piece, cycle
+
+    def generate(self, text, method, **settings):
+        """(the text that follows, its Cycles): all that `stream` yields."""
+        pieces, cycles = zip(*self.stream(text, method, **settings))
+        return ''.join(pieces), list(cycles)
 
     def statistics(self, cycles):
         """The figures of these Cycles, see statistics."""
@@ -171,6 +191,30 @@ class Engine:
         """Whether this run keeps the target's distribution; `sparse` leaves plain decoding alone."""
         plain = isinstance(method, Autoregressive)
         return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
+
+
+class GrowingText:
+    """The text of tokens as they come, in pieces that never hold half a character."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.ids = []
+        self.shown = ''                                 # of the text of these ids
+
+    def add(self, token):
+        """The piece of text that this token completes."""
+        self.ids.append(token)
+        text = self.tokenizer.decode(self.ids)
+        if text.endswith('\ufffd'):                     # the bytes of a character are not all there yet
+            return ''
+        piece, self.shown = text[len(self.shown):], text
+        return piece
+
+    def rest(self):
+        """What was held back: the bytes of a character that never became whole."""
+        text = self.tokenizer.decode(self.ids)
+        same = os.path.commonprefix([text, self.shown])         # a decoder may take back what it wrote
+        return text[len(same):]
 
 
 def method_for(method):
@@ -361,7 +405,7 @@ def generate(engine, work, args):
         if args.json:
             print(json.dumps(found), flush=True)
         else:
-            printer.finish(found['text'])
+            printer.finish()
             print(figures(engine, [text]), file=sys.stderr, flush=True)
         if args.check:
             print(check(engine, prompt, text.tokens), file=sys.stderr)
@@ -392,7 +436,8 @@ def parse(argv):
     add = p.add_argument
     add('--prompt', help='the text to continue')
     add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question or turns (the first is used)')
-    add('--target', metavar='DIR', help='Hugging Face folder (default: the embedded target)')
+    add('--target', metavar='DIR', help='Hugging Face folder, or repository owner/name (default: embedded '
+        'target)')
     add('--draft', metavar='DIR|lookup|self|none', help='default: the embedded one, or lookup with --target; '
         'self: the target without the layers that its calibration.json skips')
     add('--lookup', action='store_true', help='look up in the text first, else ask the draft model')
@@ -714,15 +759,14 @@ PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;
 
 
 class Printer:
-    """Shows a text as it is committed, each piece in the colour of who wrote it; never half a character."""
+    """Shows a text as it is committed, each piece in the colour of who wrote it."""
 
     def __init__(self, tokenizer, show):
         """show: a line a cycle (cycle_line) instead of the bare text."""
         self.tokenizer = tokenizer
         self.color = sys.stdout.isatty()
         self.show = show
-        self.ids = []
-        self.shown = ''                                 # of the text of these ids
+        self.growing = GrowingText(tokenizer)
         self.cycles = 0
 
     def paint(self, text, kind):
@@ -740,17 +784,12 @@ class Printer:
             print(cycle_line(self.cycles, cycle, self), flush=True)
             return
         for token, label in zip(cycle.tokens, cycle.labels):
-            self.ids.append(token)
-            text = self.tokenizer.decode(self.ids)
-            if not text.endswith('\ufffd'):             # else the bytes of a character are not all there yet
-                print(self.paint(text[len(self.shown):], label), end='', flush=True)
-                self.shown = text
+            print(self.paint(self.growing.add(token), label), end='', flush=True)
 
-    def finish(self, text):
-        """Prints what was held back: the bytes of a character that never became whole. text: all of it."""
+    def finish(self):
+        """Ends the text."""
         if not self.show:
-            same = os.path.commonprefix([text, self.shown])     # a decoder may take back what it wrote
-            print(text[len(same):], flush=True)
+            print(self.growing.rest(), flush=True)
 
 
 def cycle_line(number, cycle, printer):
@@ -904,8 +943,8 @@ def statistics(cycles, weights):
 
     weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged;
     drafted_share: committed tokens that the draft wrote, over all. block_efficiency: tokens committed per
-    target pass, full or sparse. work: weight bytes read, over those of one full target pass. All exclude the
-    prompt.
+    target pass, full or sparse. bandwidth: GB of weights read a second. work: weight bytes read, over those
+    of one full target pass. All exclude the prompt.
     """
     passes = Counter()
     positions = Counter()
@@ -922,13 +961,14 @@ def statistics(cycles, weights):
         accepted += cycle.accepted
     seconds = sum(cycle.seconds for cycle in cycles)
     tokens = labels.total()
+    read = sum(n * weights[path] for path, n in passes.items())
     return dict(
         cycles=len(cycles), passes=passes, positions=positions, drafted=drafted, judged=judged,
         accepted=accepted, acceptance_rate=ratio(kept, judged),
         acceptance_by_place=acceptance_by_place(cycles), drafted_share=ratio(accepted, tokens),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
-        tokens_per_second=ratio(tokens, seconds),
-        work=sum(n * weights[path] for path, n in passes.items()) / weights['target/full'])
+        tokens_per_second=ratio(tokens, seconds), bandwidth=ratio(read / 1e9, seconds),
+        work=read / weights['target/full'])
 
 
 def audit_figures(texts):
@@ -986,7 +1026,7 @@ def figures(engine, texts):
             f'acceptance {cell(stats["acceptance_rate"], ".0%")}, '
             f'drafted share {cell(stats["drafted_share"], ".0%")}, '
             f'block efficiency {cell(stats["block_efficiency"], ".2f")}, '
-            f'{whole_passes(stats["passes"])} target passes, work {stats["work"]:.1f}')
+            f'{whole_passes(stats["passes"])} target passes, {cell(stats["bandwidth"], ".1f")} GB/s read')
     audited = audit_figures(texts)
     if audited['audited']:
         own = f' (of its own samples {audited["audited_expected"]:.1%})' if engine.temperature else ''
@@ -1025,7 +1065,20 @@ def summary(engine, session, texts):
     if share is not None:
         graded = sum(grade(text.row, '') is not None for text in texts)
         lines.append(f'right: {share * graded:.0f} of {graded} graded texts ({share:.1%})')
+    lines.append(f'peak memory: {cell(peak_memory(engine.device), ".1f")} GB')
     return lines, step
+
+
+def peak_memory(device):
+    """GB that this process has held at most, of the GPU or of the machine; None where it is not known."""
+    if device == 'cuda':
+        return torch.cuda.max_memory_allocated() / 1e9
+    try:
+        import resource
+    except ImportError:                                 # on Windows
+        return None
+    unit = 1 if sys.platform == 'darwin' else 1024      # bytes on macOS, kilobytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def cut_at_max_new(engine, texts):

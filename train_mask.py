@@ -15,13 +15,12 @@ import itertools
 import math
 import sys
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path as File
 
 import torch
 from tqdm import tqdm
 
 import kernels
-from model import (Reader, encode, load, pack, read_config, require_that, require_writable,
+from model import (Reader, encode, find_folder, load, pack, read_config, require_that, require_writable,
                    write_calibration)
 from specmini import (EMBEDDED, FOLDER, Engine, Parser, chat, exit_status, lab_module, pick_device,
                       read_rows, take_threads)
@@ -372,11 +371,10 @@ def parse(argv):
     require_that(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
     alone = not (args.signals and args.anchors)
     require_that(alone, '--signals and --anchors are two measurements; give one')
-    for flag, folder in (('target', args.target), ('draft', args.draft)):
-        if flag == 'target' or args.signals:
-            good = str(folder) and File(folder).is_dir()
-            require_that(good, f'--{flag} {folder}: no such folder; give {FOLDER}')
-    require_writable(args.target, f'--target {args.target}')
+    require_that(str(args.target), f'--target: found an empty text; give {FOLDER}')
+    require_writable(find_folder(args.target), f'--target {args.target}')
+    if args.signals:
+        find_folder(args.draft)
     return args
 
 

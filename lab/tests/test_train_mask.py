@@ -156,8 +156,8 @@ def test_texts_of_prompts(asked, capsys):
 
 @pytest.mark.parametrize('named, more', [
     ('--texts', ['--texts', '3']), ('--prompts', ['--tokens', '600']),
-    ('--draft lookup', ['--signals', '--draft', 'lookup']),
-    ('--target :', ['--target', '']),
+    ('lookup: no such folder', ['--signals', '--draft', 'lookup']),
+    ('--target:', ['--target', '']),
     ('--anchors', ['--signals', '--anchors']), ('nowhere', ['--target', 'nowhere'])])
 def test_refused_flags(named, more, asked, capsys):
     refused(capsys, named, *asked[1], *more, main=train_mask_main)
