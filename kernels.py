@@ -249,8 +249,8 @@ def sparse_attend(q, k, v, mask, carry, how, scores_of=mean_scores):
         blocks = choose(scores, carry['start'], count, rule)                # [B, G, count]
         reads = kept_keys(blocks, S, mask, carry['start'], rule)
         carry = carry | dict(blocks=blocks, block=rule.block, reads=reads)
-    positions, seen = carry['reads']
-    return attend_kept(q, k, v, positions, seen), carry
+    positions, key_mask = carry['reads']
+    return attend_kept(q, k, v, positions, key_mask), carry
 
 
 def kept_keys(blocks, S, mask, start, rule):
@@ -271,12 +271,12 @@ def block_keys(blocks, mask, start, rule):
     `count` is the number that the fullest cache keeps; blocks beyond those of this `start` are masked.
     """
     ranks = torch.arange(blocks.shape[-1], device=mask.device)
-    alive = (ranks < kept_blocks(start.double(), rule)) & (ranks < start // rule.block)     # [count]
-    seen = mask.new_zeros(len(ranks)).masked_fill(~alive, -torch.inf)
-    seen = seen.repeat_interleave(rule.block).expand(mask.shape[0], -1)     # [T, count block]
+    valid = (ranks < kept_blocks(start.double(), rule)) & (ranks < start // rule.block)     # [count]
+    block_mask = mask.new_zeros(len(ranks)).masked_fill(~valid, -torch.inf)
+    block_mask = block_mask.repeat_interleave(rule.block).expand(mask.shape[0], -1)     # [T, count block]
     offsets = torch.arange(rule.block, device=mask.device)
     positions = blocks[..., None] * rule.block + offsets                    # [B, G, count, block]
-    return positions.flatten(2), seen
+    return positions.flatten(2), block_mask
 
 
 def last_keys(S, mask, start, block):
@@ -287,9 +287,9 @@ def last_keys(S, mask, start, block):
     n = min(block - 1 + mask.shape[0], S)
     edge = start // block * block                       # whole blocks end here, the partial one begins
     positions = edge.clamp(max=S - n) + torch.arange(n, device=mask.device)
-    seen = mask.index_select(1, positions)                                  # [T, n]
-    seen = seen.masked_fill(positions < edge, -torch.inf)       # whole blocks must not be read twice
-    return positions, seen
+    key_mask = mask.index_select(1, positions)                              # [T, n]
+    key_mask = key_mask.masked_fill(positions < edge, -torch.inf)       # whole blocks must not be read twice
+    return positions, key_mask
 
 
 def attend_kept(q, k, v, positions, mask):

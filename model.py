@@ -201,7 +201,7 @@ class Transformer(Part):
         super().__init__()
         self.config = config
         self.vocab = config.vocab_size      # V; load lowers it to the tokenizer's length
-        self.words = {}                     # id -> text, of the tokenizer: see load
+        self.token_texts = {}               # id -> text, of the tokenizer: see load
         self.model = nn.ModuleDict(dict(
             embed_tokens=nn.Embedding(config.vocab_size, config.hidden_size),
             layers=nn.ModuleList(Block(config, E) for E in config.mixtures),
@@ -485,8 +485,8 @@ class Reader:
         logits = []
         for begin in range(start, len(line), CHUNK):
             end = min(begin + CHUNK, len(line))
-            wanted = max(0, end - max(begin, len(line) - last))         # of this chunk's rows
-            logits.append(self.feed(ids[:, begin - start:end - start], begin, path, wanted))
+            rows = max(0, end - max(begin, len(line) - last))   # of this chunk among the last `last`
+            logits.append(self.feed(ids[:, begin - start:end - start], begin, path, rows))
         self.cache.record(line, start, path)
         rows = [some for some in logits if some is not None]
         if not last:
@@ -561,16 +561,16 @@ class Reader:
 
     def spent(self, mark=0):
         """{path name: [passes, positions, seconds]} of the log from index `mark` on; waits for a GPU."""
-        found = {}
+        totals = {}
         passes = self.log[mark:]
         if passes and self.model.cos.device.type == 'cuda':
             passes[-1][-1].synchronize()                # earlier passes have ended too
         for name, positions, begin, end in passes:
-            row = found.setdefault(name, [0, 0, 0.0])
+            row = totals.setdefault(name, [0, 0, 0.0])
             row[0] += 1
             row[1] += positions
             row[2] += end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
-        return found
+        return totals
 
 
 # You may stop here: what follows makes the same network faster, splits it, and loads it.
@@ -704,7 +704,7 @@ def shard(kept, axis, rank, count):
     shape = kept.get_shape()
     if count == 1 or axis is None:
         return kept[:]
-    if axis == len(shape):                              # a bias behind a sum over the ranks is added once
+    if axis == len(shape):                              # of a sum: rank 0 holds the bias, the others zeros
         return kept[:] if rank == 0 else torch.zeros(shape)
     size = shape[axis] // count
     rows = slice(rank * size, (rank + 1) * size)
@@ -743,8 +743,8 @@ def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, token
     for layer in model.model.layers:
         layer.tensor_parallel = count > 1
     model.set_context(min(2048, config.max_position_embeddings))
-    model.words = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
-    model.vocab = max(model.words, default=0) + 1
+    model.token_texts = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+    model.vocab = max(model.token_texts, default=0) + 1
     require_that(1 < model.vocab <= config.vocab_size, f'{folder}: tokenizer of {model.vocab} entries, '
                  f'embedding of {config.vocab_size}; expected 2 entries or more, and no more than that')
     return model.eval(), tokenizer, read_eos(folder)
@@ -773,7 +773,7 @@ def checkpoint_views(model):
 
 def find_weights(folder, views, count):
     """{name: the file that has this tensor}; ValueError unless the files hold what the network needs."""
-    found = {}
+    files = {}
     for file in weight_files(folder):
         with opened(file) as held:
             for name in held.keys():
@@ -781,7 +781,7 @@ def find_weights(folder, views, count):
                 if name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight' and name not in views:
                     continue                            # a table that we compute, a copy of the tied head
                 require_that(name in views, f'tensor {name} has no place in the network of config.json')
-                require_that(name not in found, f'tensor {name} is in another file too; which is right?')
+                require_that(name not in files, f'tensor {name} is in another file too; which is right?')
                 view, axis = views[name]
                 wanted = list(view.shape)
                 if axis is not None and axis < len(wanted):
@@ -791,11 +791,11 @@ def find_weights(folder, views, count):
                 stored = kept.get_dtype()
                 good = stored in ('F16', 'BF16', 'F32', 'F64')
                 require_that(good, f'{name} is stored as {stored}; use weights in fp32, fp16 or bf16')
-                found[name] = file
-    absent = sorted(views.keys() - found.keys())
+                files[name] = file
+    absent = sorted(views.keys() - files.keys())
     first = absent[0] if absent else ''
     require_that(not absent, f'{folder}: {first} is missing, {len(absent)} in all: fetch it again')
-    return found
+    return files
 
 
 @contextlib.contextmanager
@@ -1009,8 +1009,8 @@ def read_eos(folder):
 
 def same_vocabulary(target, other, whose):
     """ValueError naming the first token (lowest id) that two loaded networks do not share by text and id."""
-    for i in sorted(target.words.keys() | other.words.keys()):
-        theirs, ours = other.words.get(i), target.words.get(i)
+    for i in sorted(target.token_texts.keys() | other.token_texts.keys()):
+        theirs, ours = other.token_texts.get(i), target.token_texts.get(i)
         require_that(theirs == ours, f'{whose}: another vocabulary: token {i} is {theirs!r}, not {ours!r}')
 
 
@@ -1025,9 +1025,9 @@ def same_vocabulary(target, other, whose):
 FLAGS = dict(mask='', signals='--signals ', sparse='--anchors ')    # of train_mask.py, by section
 
 
-TABLES = dict(      # of each section the lists that a run reads, and how deep they are nested
-    mask=dict(skip=1), signals=dict(draft_logp=1, draft_grounding=1),
-    sparse=dict(anchors=1, channels=2, experts=3))
+TABLES = dict(      # of each section the lists that a run reads: how deep they are nested, how long they are
+    mask=dict(skip=[1]), signals=dict(draft_logp=[1, 2], draft_grounding=[1, 2]),
+    sparse=dict(anchors=[1], channels=[2], experts=[3]))
 
 
 class Calibration(dict):
@@ -1039,33 +1039,22 @@ class Calibration(dict):
 
     def __getitem__(self, name):
         section = self.get(name)
-        found = 'a damaged' if name in self else 'no'
         command = f'python train_mask.py {FLAGS[name]}--target {self.target}'
-        require_that(self.fits(name, section), f'{self.target}: calibration.json has {found} section '
-                     f'{name!r} of these models; make it with {command}')
+        state = 'a damaged' if name in self else 'no'
+        whole = isinstance(section, dict) and all(
+            is_table(section.get(key), *shape) for key, shape in TABLES[name].items())
+        require_that(whole, f'{self.target}: calibration.json has {state} section {name!r} of these models; '
+                     f'make it with {command}')
         return section
 
-    def fits(self, name, section):
-        """Whether the lists of a section are there, of numbers, and as many as this target needs."""
-        if not isinstance(section, dict):
-            return False
-        tables = {key: section.get(key) for key in TABLES[name]}
-        if not all(is_table(tables[key], depth) for key, depth in TABLES[name].items()):
-            return False
-        if name == 'signals':
-            return all(len(ends) == 2 for ends in tables.values())
-        if name == 'sparse':
-            layers = read_config(self.target).num_hidden_layers
-            return len(tables['channels']) == len(tables['experts']) == layers
-        return True
 
-
-def is_table(value, depth):
+def is_table(value, depth, length=None):
     """Whether a value is a list of lists, `depth` levels deep, of numbers; the innermost are not empty."""
     if depth == 0:
         return type(value) in (int, float)
-    filled = type(value) is list and (depth > 1 or value)
-    return bool(filled) and all(is_table(one, depth - 1) for one in value)
+    if type(value) is not list or len(value) != (length or len(value)) or depth == 1 and not value:
+        return False
+    return all(is_table(one, depth - 1) for one in value)
 
 
 def read_calibration(target, draft=None):
@@ -1074,11 +1063,11 @@ def read_calibration(target, draft=None):
     draft: the draft model's folder, or None.
     """
     where = plain_file(target, 'calibration.json')
-    found = read_json(where) if where.exists() else {}
-    if found.pop('target', None) != fingerprint(target):
-        found = {}
+    stored = read_json(where) if where.exists() else {}
+    if stored.pop('target', None) != fingerprint(target):
+        stored = {}
     pair = draft and fingerprint(draft)
-    sections = {name: one for name, one in found.items()
+    sections = {name: one for name, one in stored.items()
                 if not isinstance(one, dict) or one.get('draft') in (None, pair)}
     return Calibration(sections, target)
 
@@ -1086,11 +1075,11 @@ def read_calibration(target, draft=None):
 def write_calibration(target, name, section, draft=None):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
     where = plain_file(target, 'calibration.json')
-    found = read_json(where) if where.exists() else {}
-    if found.get('target') != fingerprint(target):
-        found = dict(target=fingerprint(target))
-    found[name] = dict(section, draft=fingerprint(draft)) if draft else section
-    lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in found.items()]
+    stored = read_json(where) if where.exists() else {}
+    if stored.get('target') != fingerprint(target):
+        stored = dict(target=fingerprint(target))
+    stored[name] = dict(section, draft=fingerprint(draft)) if draft else section
+    lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in stored.items()]
     with atomic_write(where) as growing:
         growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
 
@@ -1165,9 +1154,9 @@ def plain_file(folder, name):
     require_that(good, f'{folder}: {name!r} is not the name of a file in that folder')
     where = find_folder(folder) / name
     if os.path.lexists(where):
-        home, found = File(os.path.realpath(where.parent)), File(os.path.realpath(where))
-        good = found.parent in (home, home.parent.parent / 'blobs') and found.is_file()
-        require_that(good, f'{where}: leads to {found}; expected a plain file of its folder')
+        home, real = File(os.path.realpath(where.parent)), File(os.path.realpath(where))
+        good = real.parent in (home, home.parent.parent / 'blobs') and real.is_file()
+        require_that(good, f'{where}: leads to {real}; expected a plain file of its folder')
     return where
 
 
@@ -1175,13 +1164,14 @@ def read_json(path):
     """The object in a JSON file of a checkpoint's folder; ValueError in one line if there is none."""
     path = plain_file(File(path).parent, File(path).name)
     try:
-        found = json.loads(path.read_text(encoding='utf-8'))
+        content = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
         raise ValueError(f'{path}: no such file; expected a Hugging Face folder with config.json') from None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
-    require_that(isinstance(found, dict), f'{path}: holds a {type(found).__name__}, expected a JSON object')
-    return found
+    kind = type(content).__name__
+    require_that(kind == 'dict', f'{path}: holds a {kind}, expected a JSON object')
+    return content
 
 
 @contextlib.contextmanager

@@ -113,9 +113,9 @@ class Engine:
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        own = folder == self.target
-        tokenizer = self.tokenizer if own else None
-        return load(folder, self.device, DTYPES[self.dtype], self.tensor_parallel and own, tokenizer)
+        is_target = folder == self.target
+        tokenizer = self.tokenizer if is_target else None
+        return load(folder, self.device, DTYPES[self.dtype], self.tensor_parallel and is_target, tokenizer)
 
     def open(self, prompts):
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
@@ -219,15 +219,10 @@ class GrowingText:
 
 def method_for(method):
     """The Method of one text: a copy of this one, or by its name with its default knobs."""
-    if isinstance(method, str):
-        require_method(method)
+    if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
-    require_that(isinstance(method, Method), f'method {method!r}: expected a Method, or its name, say sd')
+    require_that(isinstance(method, Method), f'method {method}: expected one of {", ".join(METHODS)}')
     return replace(method)
-
-
-def require_method(name):
-    require_that(name in METHODS, f'method {name}: expected one of {", ".join(METHODS)}')
 
 
 def take_threads(target, tensor_parallel=False):
@@ -247,8 +242,8 @@ def check_settings(s):
             ('temperature', float, 0, 1e6), ('top_k', int, 0, 2 ** 31), ('top_p', float, 1e-9, 1),
             ('max_new', int, 1, 2 ** 31), ('seed', int, 0, 2 ** 62)):
         value = getattr(s, name)
-        good = type(value) in (int, kind) and low <= value <= high
-        require_that(good, f'--{name.replace("_", "-")} {value}: expected {TYPES[kind]}, {low} to {high}')
+        fits = type(value) in (int, kind) and low <= value <= high
+        require_that(fits, f'--{name.replace("_", "-")} {value}: expected {TYPES[kind]}, {low} to {high}')
     require_that(s.dtype in ('auto', *DTYPES), f'--dtype {s.dtype}: expected auto, {", ".join(DTYPES)}')
 
 
@@ -304,20 +299,20 @@ def audit(session):
     of the target's own. AUDITED tokens a pass: memory.
     """
     reader = session.target
-    found = []
+    audited = []
     for begin in range(session.begin, len(session.tokens), AUDITED):
         tokens = session.tokens[begin:begin + AUDITED]
         rows = reader.read(session.tokens[:begin], tokens[:-1], reader.model.full, len(tokens))
         p = session.probs(rows)
         own = p.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0]
-        found += torch.stack([own, token_logps(rows, tokens), p.square().sum(1)], 1).tolist()
-    return found
+        audited += torch.stack([own, token_logps(rows, tokens), p.square().sum(1)], 1).tolist()
+    return audited
 
 
 def report(engine, text):
     """The JSON object of a Text; `right` only where its row can be graded."""
     stats = engine.statistics(text.cycles) | dict(prompt_seconds=text.prompt_seconds)
-    found = dict(
+    result = dict(
         text=engine.tokenizer.decode(text.tokens),
         tokens=text.tokens,
         prompt_tokens=len(text.prompt),
@@ -329,8 +324,8 @@ def report(engine, text):
         dtype=engine.dtype,
         finish=text.finish,
         stats=stats | audit_figures([text]))
-    right = grade(text.row, found['text'])
-    return found if right is None else found | dict(right=right)
+    right = grade(text.row, result['text'])
+    return result if right is None else result | dict(right=right)
 
 
 def json_value(value):
@@ -401,9 +396,9 @@ def generate(engine, work, args):
         printer = Printer(engine.tokenizer, args.show)
         text, session = write_text(engine, row, number, prompt, name, method,
                                    None if args.json else printer.add)
-        found = report(engine, text)
+        result = report(engine, text)
         if args.json:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(result), flush=True)
         else:
             printer.finish()
             print(figures(engine, [text]), file=sys.stderr, flush=True)
@@ -477,14 +472,14 @@ def check_flags(args):
         names = [name.strip() for name in args.compare.split(',')]
         args.names = list(dict.fromkeys(['ar', *filter(None, names)]))
     for name in args.names:
-        require_method(name)
+        method_for(name)
     twice = args.sparse and 'sparse' in args.names
     require_that(not twice, '--sparse: the method sparse is sparse by itself; leave it out')
     given = (args.prompt is None) != (args.prompts is None)
     require_that(given, 'give --prompt TEXT or --prompts FILE.jsonl')
     check_settings(args)
-    alone = args.check or args.json or args.show or args.trace and not is_page(args.trace)
-    require_that(not (args.compare and alone),
+    unsuited = args.check or args.json or args.show or args.trace and not is_page(args.trace)
+    require_that(not (args.compare and unsuited),
                  '--compare takes no --check, --json, --show, and --trace only to FILE.html')
     page = is_page(args.trace)
     require_that(not page or lab_module('page'), f'--trace {args.trace}: lab/, which writes pages, is not '
@@ -526,20 +521,12 @@ def make_method(name, settings, names):
         knob, equals, value = item.partition('=')
         require_that(equals, f'--set {item}: expected knob=value; --list METHOD shows the knobs')
         known = any(has_knob(other, knob, settings) for other in names)
-        require_that(known, f'--set {item}: {no_knob(knob, names)}')
+        hint = '; another controller ends the blocks: set k_max (cmasd) or controller=fixed'
+        require_that(known, f'--set {item}: no knob of {", ".join(names)}, see --list {names[-1]}'
+                     + hint * (knob == 'gamma'))
         if has_knob(name, knob, settings):
             values[knob] = read_value(item, value, knobs[knob].type)
     return METHODS[name](**values)
-
-
-def no_knob(knob, names):
-    """Says why these methods do not take a knob, and who does."""
-    owners = [name for name, kind in METHODS.items() if knob in knobs_of(kind)]
-    if knob == 'gamma' and set(names) & set(owners):
-        return 'another controller ends the blocks; set k_max (of cmasd), or controller=fixed'
-    if owners:
-        return f'no knob of {", ".join(names)}, but of {", ".join(owners)}; see --list {owners[0]}'
-    return f'no knob of {", ".join(names)}; see --list {names[-1]}'
 
 
 def read_value(item, value, kind):
@@ -604,11 +591,9 @@ def exit_status(program, work):
 def repair_streams():
     """Discards what goes to a closed stream; a character that a terminal does not have becomes a ?."""
     for name in ('stdout', 'stderr'):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
-        elif hasattr(stream, 'reconfigure'):
-            stream.reconfigure(errors='replace')
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, 'w'))
+        if hasattr(getattr(sys, name), 'reconfigure'):
+            getattr(sys, name).reconfigure(errors='replace')
 
 
 def join_ranks(device):
@@ -623,10 +608,11 @@ def join_ranks(device):
     if rank > 0:
         sys.stdout = sys.stderr = open(os.devnull, 'w')
     if device == 'cuda':
-        own = distributed.get_node_local_rank(rank)
+        device_index = distributed.get_node_local_rank(rank)
         there = torch.cuda.device_count()
-        require_that(own < there, f'process {own + 1} here has no CUDA device, of {there}; start fewer')
-        torch.cuda.set_device(own)
+        require_that(device_index < there,
+                     f'process {device_index + 1} here has no CUDA device, of {there}; start fewer')
+        torch.cuda.set_device(device_index)
 
 
 def leave_ranks(failed):
@@ -682,8 +668,8 @@ def prompt_of(row):
     """The prompt, question (GSM8K) or first of turns (Spec-Bench) of a row; None where there is none."""
     for key in ('prompt', 'question', 'turns'):
         if key in row:
-            found = row[key]
-            return found[0] if isinstance(found, list) and found else found
+            value = row[key]
+            return value[0] if isinstance(value, list) and value else value
     return None
 
 
@@ -749,8 +735,8 @@ def grade_answer(answer, text):
     number, plain = (re.sub(r'(?<=\d),(?=\d{3})', '', one) for one in (wanted, text))   # 1,234 is 1234
     if not re.fullmatch(r'-?\d+(\.\d+)?', number):
         return text.strip() == wanted
-    found = re.findall(r'(?:(?<![\w)])-)?\d+(?:\.\d+)?', plain)         # 10-20 has no -20
-    return bool(found) and float(found[-1]) == float(number)
+    numbers = re.findall(r'(?:(?<![\w)])-)?\d+(?:\.\d+)?', plain)         # 10-20 has no -20
+    return bool(numbers) and float(numbers[-1]) == float(number)
 
 
 # ------------------------------------------------------------------------------------------- printing a text
@@ -854,22 +840,22 @@ def compare(engine, work, methods, trace):
     status = 0
     try:
         for row, number, prompt in tqdm(work * ROUNDS, 'compare', file=sys.stderr, disable=None):
-            found = {}
+            written = {}
             for name, method in methods.items():
-                found[name], _ = write_text(engine, row, number, prompt, name, method)
-                if found[name].finish == 'interrupted':
+                written[name], _ = write_text(engine, row, number, prompt, name, method)
+                if written[name].finish == 'interrupted':
                     raise KeyboardInterrupt
-            for name, text in found.items():
+            for name, text in written.items():
                 texts.setdefault(number, {}).setdefault(name, []).append(text)
     except KeyboardInterrupt:
         status = 130
     tasks = {}
     for by_name in texts.values():
         tasks.setdefault(str(by_name['ar'][0].row.get('task') or ''), []).append(by_name)
-    for task, found in tasks.items():
+    for task, written in tasks.items():
         if task:
-            print(f'{task}, {len(found)} prompts')
-        for line in table(engine, found):
+            print(f'{task}, {len(written)} prompts')
+        for line in table(engine, written):
             print(line, flush=True)
     if trace and not status:
         engine.session = lab_module('page').Traced      # whose notes would take time in the rounds
@@ -882,25 +868,25 @@ def compare(engine, work, methods, trace):
     return status
 
 
-def table(engine, found):
-    """Lines of a comparison. found: of each prompt {method: the Texts of each round}."""
-    names = list(found[0])
+def table(engine, by_prompt):
+    """Lines of a comparison. by_prompt: of each prompt {method: the Texts of each round}."""
+    names = list(by_prompt[0])
     width = max(14, *map(len, names))
     yield (f'{"method":{width}}  tokens/s   x ar   from, to     right  accepted   drafted block eff.  '
            'positions/token  like ar   audit    cut')
-    rounds = min(len(by_name['ar']) for by_name in found)
+    rounds = min(len(by_name['ar']) for by_name in by_prompt)
     for name in names:
-        texts = [by_name[name][0] for by_name in found]
+        texts = [by_name[name][0] for by_name in by_prompt]
         stats = engine.statistics([cycle for text in texts for cycle in text.cycles])
         n = sum(stats['labels'].values())
-        seconds, plain = ([sum(seconds_of(by_name[one][i]) for by_name in found) for i in range(rounds)]
+        seconds, plain = ([sum(seconds_of(by_name[one][i]) for by_name in by_prompt) for i in range(rounds)]
                           for one in (name, 'ar'))
-        tokens = sum(len(by_name['ar'][0].tokens) for by_name in found)
+        tokens = sum(len(by_name['ar'][0].tokens) for by_name in by_prompt)
         faster = [n / tokens * theirs / mine for mine, theirs in zip(seconds, plain)]
         alike = None                                    # samples differ by chance: nothing to compare
         if engine.temperature == 0:
-            alike = sum(agreement(by_name[name][0].tokens, by_name['ar'][0].tokens) for by_name in found)
-            alike /= len(found)
+            alike = sum(agreement(by_name[name][0].tokens, by_name['ar'][0].tokens) for by_name in by_prompt)
+            alike /= len(by_prompt)
         cells = [
             f'{name:{width}}',
             f'{n / median(seconds):9.1f}',
@@ -1018,10 +1004,10 @@ def cell(value, form):
 def figures(engine, texts):
     """One line on some texts of one method: the kind of run and its figures."""
     stats = engine.statistics([cycle for text in texts for cycle in text.cycles])
-    law = 'lossless' if engine.lossless(texts[0].method) else 'LOSSY'
+    kind = 'lossless' if engine.lossless(texts[0].method) else 'LOSSY'
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
     several = f'{len(texts)} texts, ' if len(texts) > 1 else ''
-    line = (f'{texts[0].name} ({law}): {several}{stats["labels"].total()} tokens ({wrote}) '
+    line = (f'{texts[0].name} ({kind}): {several}{stats["labels"].total()} tokens ({wrote}) '
             f'in {stats["seconds"]:.2f} s, {cell(stats["tokens_per_second"], ".1f")} tokens/s; '
             f'acceptance {cell(stats["acceptance_rate"], ".0%")}, '
             f'drafted share {cell(stats["drafted_share"], ".0%")}, '
@@ -1128,15 +1114,15 @@ def speedups(places, c, v):
     2023, equation 1 and theorem 3.8, where every position has the same chance.
     """
     usual = sum(kept for kept, _ in places) / sum(judged for _, judged in places)
-    found = {}
+    speeds = {}
     for gamma in v:
         tokens = reached = 1.0                          # reached: the chance that all before it are kept
         for i in range(gamma):
             kept, judged = places[i] if i < len(places) else (0, 0)
             reached *= kept / judged if judged >= SURE else usual
             tokens += reached
-        found[gamma] = tokens / (gamma * c + v[gamma])
-    return found
+        speeds[gamma] = tokens / (gamma * c + v[gamma])
+    return speeds
 
 
 def time_passes(session, path, drafted):

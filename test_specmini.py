@@ -567,7 +567,8 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         model = hostile_network()
         slim = model.full.without({1})
         choices = Sparse(dense_below=2, block=2, locals=1, ffn_quantile=1.0, moe_quantile=1.0)
-        s = session(model, None, [0], 1, sparse=choices, calibration=dict(sparse=SPARSE))
+        learned = {name: tables[:2] for name, tables in SPARSE.items()}         # of two layers
+        s = session(model, None, [0], 1, sparse=choices, calibration=dict(sparse=learned))
         self.paths = {'full': model.full, 'slim': slim, 'other slim': model.full.without({2}),
                       'sparse': s.target_path(), 'sparse slim': s.target_path(slim)}
         self.reader = Reader(model, 40)
@@ -793,7 +794,7 @@ def hand_ballot():
         tokens=torch.tensor([[5, 1], [5, 2], [4, 3]]),
         entropy=torch.tensor([[0.0, 0.5], [0.2, 0.5], [0.4, 0.9]], dtype=torch.float64),
         logq=torch.tensor([[-1.0, -3.0], [-2.0, -3.0], [0.0, -4.0]]).double(),
-        names=torch.tensor([[5, 5, 4], [1, 2, 3]]), q=None, margins=torch.zeros(3, 2).double())
+        candidates=torch.tensor([[5, 5, 4], [1, 2, 3]]), q=None, margins=torch.zeros(3, 2).double())
 
 
 def test_ecsv_vote_by_hand():
@@ -805,7 +806,7 @@ def test_ecsv_vote_by_hand():
         logits = torch.zeros(1, 2, 6).index_fill(2, torch.tensor(likelier), 1.0)
         tied = ballot([[0, 1], [0, 2]], logits)
         assert Ecsv(**UNWEIGHTED).fuse(tied) == [0, likelier]
-        tied.verifier[1] = (9.0 * (tied.names[1] == 3 - likelier)).tolist()
+        tied.verifier[1] = (9.0 * (tied.candidates[1] == 3 - likelier)).tolist()
         assert Ecsv(**UNWEIGHTED).fuse(tied) == [0, 3 - likelier]
     assert Ecsv(**UNWEIGHTED, soft=1.0).fuse(ballot([[0], [1], [1]], torch.eye(6)[:1] * 9)) == [0]
 
@@ -956,7 +957,7 @@ class Stage:
 
     def __init__(self, draft, ratios, p, name):
         self.draft, self.name = draft, name
-        self.table = [[x, 1.0, ratio] for x, ratio in zip(p, ratios)]
+        self.table = [verify.Judged(x, 1.0, ratio) for x, ratio in zip(p, ratios)]
 
     def next_token(self, i):
         return self.name + i
@@ -1174,7 +1175,7 @@ def test_specguard_kinds_of_steps_by_hand(kind, marked):
     steps = ['']
     for letter in marked.replace('|', ''):
         steps[-1] += letter
-        if method.over(s, list(map(ord, steps[-1]))):
+        if method.is_ended(s, list(map(ord, steps[-1]))):
             steps.append('')
     assert '|'.join(steps) == marked
 

@@ -378,12 +378,17 @@ def parse(argv):
     return args
 
 
-def measure_signals(target, draft, settings):
-    """Writes the section `signals` of a pair."""
+def signal_texts(target, draft, settings):
+    """(an Engine of the pair, rows, their prompts as ids, the SpecGuard that is measured)."""
     engine = Engine(str(target), str(draft))
     method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
     rows = calibration_rows(settings)[:settings.texts]
-    prompts = encoded(target, engine.tokenizer, rows, settings)
+    return engine, rows, encoded(target, engine.tokenizer, rows, settings), method
+
+
+def measure_signals(target, draft, settings):
+    """Writes the section `signals` of a pair."""
+    engine, _, prompts, method = signal_texts(target, draft, settings)
     found = find_signals(engine, prompts, method)
     write_calibration(target, 'signals', found, draft)
     print(f'{found["steps"]} steps; weakest log-probability {found["draft_logp"]}, weakest grounding '
@@ -423,8 +428,12 @@ def measure_mask(target, settings):
           f"target's at {windows.agreement(found['skip']):.0%} of the positions")
 
 
+def settings_of(args):
+    return Settings(**{name: getattr(args, name) for name in asdict(Settings())})
+
+
 def run(args):
-    settings = Settings(**{name: getattr(args, name) for name in asdict(Settings())})
+    settings = settings_of(args)
     read_config(args.target)                            # refuses a folder that is no checkpoint early
     if args.signals:
         measure_signals(args.target, args.draft, settings)

@@ -47,17 +47,17 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
         z = z.masked_fill(z < lowest, -torch.inf)
     p = z.softmax(-1)
     if top_p < 1:
-        ranked, order = likeliest(p, top_p)
+        ranked, order = sort_head(p, top_p)
         dropped = ranked.cumsum(-1) - ranked >= top_p           # the mass before this token already suffices
         p = torch.zeros_like(p).scatter(-1, order, ranked.masked_fill(dropped, 0))
         p = p / p.sum(-1, keepdim=True)
     return p
 
 
-def likeliest(p, mass):
+def sort_head(p, mass):
     """(chances, ids) of the likeliest tokens of p [..., V], in order, enough to have this mass together.
 
-    A CPU tries HEAD tokens first: to sort a large vocabulary takes as long as a pass of a draft.
+    A CPU sorts HEAD tokens first: to sort a large vocabulary takes as long as a pass of a draft.
     """
     if not on_gpu(p):
         head = p.topk(min(HEAD, p.shape[-1]))
@@ -78,8 +78,8 @@ def sample(p, generator=None):
     sums = (p * 2.0 ** 52).cumsum(-1, dtype=torch.long)
     uniform = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)    # below 1
     place = (uniform.to(p.device, non_blocking=True) * sums[..., -1:]).long()           # 0 .. total - 1
-    found = torch.searchsorted(sums, place, right=True)
-    return found.clamp(max=p.shape[-1] - 1).squeeze(-1)         # V where p is NaN: check_finite tells
+    drawn = torch.searchsorted(sums, place, right=True)
+    return drawn.clamp(max=p.shape[-1] - 1).squeeze(-1)         # V where p is NaN: check_finite tells
 
 
 def residual(p, q):
@@ -99,9 +99,9 @@ def token_logps(logits, tokens):
     return logits.log_softmax(-1, dtype).gather(1, ids)[:, 0]
 
 
-def check_finite(highest, who, length):
+def check_finite(numbers, who, length):
     """ValueError for NaN or infinity among the largest logits, which would give silent wrong tokens."""
-    require_that(math.isfinite(highest.sum()),
+    require_that(math.isfinite(numbers.sum()),
                  f'the {who} computed NaN or infinity after {length} tokens: its weights overflow')
 
 
@@ -113,7 +113,7 @@ class Draft:
     tokens: list                            # [n] ids
     q: torch.Tensor                         # [n, V]
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
-    known: torch.Tensor = None              # [m, V] the first rows of Score.logits, where they are known
+    known: torch.Tensor = None              # [m, V] first target logits, which ECSV's check has read
     notes: list = None                      # [n] dicts: what proposer and controller say of each token
     options: list = None                    # ids of each of the candidates that it was chosen from
 
@@ -125,6 +125,13 @@ class Draft:
         return cls(tokens, q)
 
 
+class Judged(NamedTuple):
+    """What a verifier says of one draft token x."""
+    p: float                # p(x), as the run samples
+    q: float                # q(x), likewise of the draft
+    ratio: float            # p(x) / max p at temperature 1
+
+
 class Score:
     """A verifier's view of a draft, p [n + 1, V]: **its pass runs when a rule first looks**, or never.
 
@@ -133,9 +140,7 @@ class Score:
 
     def __init__(self, session: 'Session', draft: Draft, path: Path, recovery_distribution=residual):
         """recovery_distribution: function (p, q) -> what a rejected token is replaced from, see Exact."""
-        self.session = session
-        self.draft = draft
-        self.path = path
+        self.session, self.draft, self.path = session, draft, path
         self.recovery_distribution = recovery_distribution
         self.reader = session.target
 
@@ -160,7 +165,7 @@ class Score:
 
     @cached_property
     def table(self):
-        """[n] rows (p(x), q(x), p(x) / max p) of the draft tokens x, as floats, in one transfer.
+        """A Judged (p(x), q(x), p(x) / max p) for each of the n draft tokens x, in one transfer.
 
         The ratio is of the raw logits: at temperature 1 in any run.
         """
@@ -175,9 +180,8 @@ class Score:
             endings = torch.cat([self.recovery_distribution(p[:-1], q), p[-1:]])        # [n + 1, V]
             table, drawn, highest = to_host(table, self.session.draw(endings), highest)
             self.drawn = drawn.tolist()
-        who = 'target' if self.reader is self.session.target else 'middle model'      # of lab/via
-        check_finite(highest, who, len(self.session.tokens))
-        return table.tolist()
+        check_finite(highest, 'target', len(self.session.tokens))
+        return [Judged(*row) for row in table.tolist()]
 
     def next_token(self, i):
         """The id that ends a cycle at position i: the recovered token for draft token i, or the bonus.
@@ -304,11 +308,11 @@ class Session:
 
     def spent(self, mark):
         """{reader/path: [passes, positions, seconds]} since the mark."""
-        found = {}
+        totals = {}
         for role, reader in self.readers().items():
             for path, row in reader.spent(mark[role]).items():
-                found[f'{role}/{path}'] = row
-        return found
+                totals[f'{role}/{path}'] = row
+        return totals
 
 
 # ---------------------------------------------------------------------------------------------- the loop
@@ -386,9 +390,9 @@ class Exact(Method):
     gamma: int = knob(4, 'draft tokens a cycle, where the controller is fixed', 0)
     draft_temperature: float = knob(None, "of the draft model; None: the run's, 0: greedy drafting", 0)
     controller: str = knob('fixed', 'what ends a block; fixed: after gamma tokens', words=CONTROLLERS)
-    draft_top_p = None      # the run's; a knob where a paper has it
+    draft_top_p = None      # the run's; no knob here, Ecsv makes it one
     lossless = True
-    reserved = 1            # of tokens_left, for the token that ends the cycle: a block may not fill it
+    reserved = 1            # of tokens_left, kept free for the token after the block
 
     def __post_init__(self):
         """ValueError for a knob out of range; methods whose knobs depend on each other check that too."""
@@ -414,8 +418,8 @@ class Exact(Method):
 
     def chance(self, score: Score, i: int):
         """The chance that draft token i is kept: min(1, p(x) / q(x))."""
-        p, q, _ = score.table[i]
-        return min(1.0, p / q)
+        token = score.table[i]
+        return min(1.0, token.p / token.q)
 
     def threshold(self, score: Score, i: int):
         """What the rule compares draft token i with, for the trace; None where it has no threshold."""
@@ -429,12 +433,12 @@ class Exact(Method):
         """(tokens, labels, judged) of this cycle, left to right up to a rejection or the end of sequence."""
         judged = []
         for i, token in enumerate(draft.tokens):
-            p, q, _ = score.table[i]
+            row = score.table[i]
             chance = self.chance(score, i)
             kept = session.flip(chance)
             note = draft.notes[i] if draft.notes else {}
-            judged.append(dict(token=token, p=p, q=q, threshold=self.threshold(score, i), chance=chance,
-                               kept=kept, **note))
+            judged.append(dict(token=token, p=row.p, q=row.q, threshold=self.threshold(score, i),
+                               chance=chance, kept=kept, **note))
             if not kept:
                 return draft.tokens[:i] + [score.next_token(i)], ['draft'] * i + ['target'], judged
             if token in session.eos:
@@ -478,19 +482,19 @@ def draft_model(session: Session, plan: Plan, reader: Reader = None, path: Path 
     """
     reader = reader or session.draft or session.target
     path = path or (reader.model.full if session.draft else session.target_path(session.slim_path))
-    found = sample_branches(session, reader, path, 1, plan)
-    (ids,) = found.lines(session)
+    branches = sample_branches(session, reader, path, 1, plan)
+    (ids,) = branches.lines(session)
     n = len(ids)
     # the last token was not fed: the next read feeds it
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
-    return Draft(ids, found.q[0, :n], found.logits[0, :n], notes=found.notes[:n])
+    return Draft(ids, branches.q[0, :n], branches.logits[0, :n], notes=branches.notes[:n])
 
 
-def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan, over=None):
+def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan, is_ended=None):
     """Branches behind the text, `rows` of them, until the plan or all of them end.
 
-    over: function from a branch's ids to whether it has ended; by default at an end of sequence, which is not
-    looked for on a device. A single branch is written in the reader's own cache.
+    is_ended: function of a branch's ids; by default at an end of sequence, which is not looked for on a
+    device. A single branch is written in the reader's own cache.
     """
     logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]        # of each step [rows, V]
     twin = reader.fork(rows) if rows > 1 else reader
@@ -498,17 +502,17 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
     tokens = []
     notes = []
     ends = {}
-    look = over or not on_gpu(logits[0])
-    over = over or (lambda ids: ids[-1] in session.eos)
+    check_ends = is_ended or not on_gpu(logits[0])
+    is_ended = is_ended or (lambda ids: ids[-1] in session.eos)
     while True:
         q.append(plan.to_probs(logits[-1]))
         tokens.append(session.draw(q[-1]))
         notes.append(plan.control.note(tokens[-1], logits[-1]))
         if len(tokens) == plan.n or not plan.control.keep_drafting(session, notes):
             break
-        if look:
+        if check_ends:
             for row, ids in enumerate(torch.stack(tokens, 1).tolist()):
-                if row not in ends and over(ids):
+                if row not in ends and is_ended(ids):
                     ends[row] = len(ids)
         if len(ends) == rows:
             break
@@ -522,9 +526,9 @@ def prompt_lookup(session: Session, plan: Plan):
     for size in (3, 2):
         if len(text) > size:
             windows = text[:-1].unfold(0, size, 1)                              # [positions, size]
-            found = (windows == text[-size:]).all(1).nonzero()
-            if len(found):
-                begin = int(found[-1]) + size
+            matches = (windows == text[-size:]).all(1).nonzero()
+            if len(matches):
+                begin = int(matches[-1]) + size
                 return Draft.points(session.tokens[begin:begin + plan.n], session.target.model)
     return no_draft(session)
 
@@ -586,12 +590,12 @@ def confidence_signals(logits):
     logq = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
     negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [n, 1] nats
     (numbers,) = to_host(torch.cat([negentropy, logq.topk(2).values], -1))
-    found = []
+    signals = []
     for nats, first, second in numbers.tolist():
         certainty = min(1.0, max(0.0, 1 + nats / math.log(logits.shape[-1])))
         margin = math.tanh((first - second) / 2)
-        found.append((certainty, margin, math.exp(first) - math.exp(second)))
-    return found
+        signals.append((certainty, margin, math.exp(first) - math.exp(second)))
+    return signals
 
 
 class Online(Controller):
@@ -674,11 +678,11 @@ class CmAsd(Exact):
 
     def chance(self, score, i):
         tau = self.threshold(score, i)
-        p, q, ratio = score.table[i]
+        token = score.table[i]
         if score.session.temperature:
-            return min(1.0, p / (tau * q))
-        matched = tau < 1 or p > 0                      # tau = 1: the argmax itself, not a tie
-        return float(ratio >= tau and matched)
+            return min(1.0, token.p / (tau * token.q))
+        matched = tau < 1 or token.p > 0                # tau = 1: the argmax itself, not a tie
+        return float(token.ratio >= tau and matched)
 
 
 # ------------------------------------------------------------- ECSV: reliability-weighted voting of branches
@@ -690,11 +694,11 @@ SOFT_CANDIDATES = 4     # beside the branches' own tokens, where branches vote w
 class Ballot:
     """What B branches of n tokens say of K candidates a position; at temperature 1, on the CPU, in fp64."""
     tokens: torch.Tensor                    # [B, n] ids
-    entropy: torch.Tensor                   # [B, n] H(q) / log V, in 0..1
+    entropy: torch.Tensor                   # [B, n] H(q) over log V, so 0..1
     logq: torch.Tensor                      # [B, n] of the branch's own token, nats
-    names: torch.Tensor                     # [n, K] candidate ids: the branches' tokens, then the likeliest
+    candidates: torch.Tensor                # [n, K] ids: the branches' tokens, then the likeliest
     q: torch.Tensor                         # [B, n, K] q of the candidates
-    margins: torch.Tensor                   # [B, n] the target's logit margin where it was asked, else 0
+    margins: torch.Tensor                   # [B, n] the target's logit less its best other token's; else 0
     verifier: dict = field(default_factory=dict)    # position: the target's logits [K], where it was asked
 
     @classmethod
@@ -705,15 +709,15 @@ class Ballot:
         q = logits.softmax(-1, dtype)
         logq = logits.log_softmax(-1, dtype)
         entropy = -(q * logq).sum(-1) / math.log(V)                                 # [B, n]
-        names = tokens.T                                                            # [n, B]
+        candidates = tokens.T                                                       # [n, B]
         if soft:
-            likeliest = q.sum(0).topk(min(SOFT_CANDIDATES, V)).indices              # [n, M]
-            names = torch.cat([names, likeliest], -1)
-        q = q.gather(-1, names.expand(B, n, -1))                                    # [B, n, K]
+            top = q.sum(0).topk(min(SOFT_CANDIDATES, V)).indices                    # [n, M]
+            candidates = torch.cat([candidates, top], -1)
+        q = q.gather(-1, candidates.expand(B, n, -1))                               # [B, n, K]
         logq = logq.gather(-1, tokens[..., None])[..., 0]                           # [B, n]
-        tokens, entropy, logq, names, q = to_host(tokens, entropy, logq, names, q)
+        tokens, entropy, logq, candidates, q = to_host(tokens, entropy, logq, candidates, q)
         margins = torch.zeros(B, n, dtype=torch.float64)
-        return cls(tokens, entropy.double(), logq.double(), names, q.double(), margins)
+        return cls(tokens, entropy.double(), logq.double(), candidates, q.double(), margins)
 
     def votes(self):
         """[B, n] how many branches have this branch's token at this position, itself included."""
@@ -733,7 +737,7 @@ class Ballot:
             tokens = self.tokens[:, j]                                              # [B]
             rival = torch.where(tokens == favourite, second, best)
             self.margins[:, j] = rows[j][tokens] - rival
-            self.verifier[j] = rows[j][self.names[j]].tolist()
+            self.verifier[j] = rows[j][self.candidates[j]].tolist()
 
     def elect(self, scores):
         """The tokens [n] with the highest sums of scores [B, n, K].
@@ -744,10 +748,10 @@ class Ballot:
         totals = sums_of(scores)
         tie_breaks = sums_of(self.q)
         elected = []
-        for j, names in enumerate(self.names.tolist()):
+        for j, ids in enumerate(self.candidates.tolist()):
             tie_break = self.verifier.get(j, tie_breaks[j])
-            ranks = list(zip(totals[j], tie_break, [-name for name in names]))
-            elected.append(names[ranks.index(max(ranks))])
+            ranks = list(zip(totals[j], tie_break, [-token for token in ids]))
+            elected.append(ids[ranks.index(max(ranks))])
         return elected
 
 
@@ -761,15 +765,17 @@ class Ecsv(Exact):
     """ECSV: several drafted branches are fused by a reliability-weighted vote; the fused block is verified.
 
     A fused token has a point mass as q: the exact rule is sample-and-match, the text the target's. Positions
-    behind a mismatch are wasted. With `spots`, unused budget carries over for one more check. The
-    features are not normalised: an offset cancels in a vote, and the weight sets the scale.
+    behind a mismatch are wasted. With `spots`, the target checks positions before a second vote: positions of
+    the check + positions that it leaves to be read <= budget. What a cycle leaves of the budget pays for one
+    more check in the next. Of the features the entropy is over log V, the margin is to the best other token;
+    nothing else is scaled, because an offset cancels in a vote, and the weight sets the scale.
     Source: "Error-Correcting Speculative Decoding via Branch Voting", a model-written proposal
     (github.com/keithballinger/dialectica, 2025) without code.
     """
     draft_temperature: float = knob(0.8, 'of the branches (the proposal states no values)', 0)
     draft_top_p: float = knob(0.95, 'top-p of the branches', 1e-9, 1)
     branches: int = knob(4, 'branches B that vote; to be tried: 2, 4, 8', 1, 64)
-    a_entropy: float = knob(0.5, 'weight of the entropy in r, subtracted', 0)
+    a_entropy: float = knob(0.5, 'weight of the entropy over log V in r, subtracted', 0)
     a_agree: float = knob(1.0, 'weight of the agreement with other branches in r', 0)
     a_self: float = knob(0.5, "weight of the branch's own log q in r", 0)
     a_spot: float = knob(0.0, "weight of the target's logit margin in r, where it was asked", 0)
@@ -779,7 +785,7 @@ class Ecsv(Exact):
     budget: int = knob(None, 'target positions a cycle at most; None: those of the block', 2)
 
     def __post_init__(self):
-        self.banked = 0                     # target positions that the last cycle left
+        self.unused = 0                     # of the last cycle's budget
         super().__post_init__()
 
     def guess(self, session, n):
@@ -790,14 +796,16 @@ class Ecsv(Exact):
         ballot = Ballot.of(texts.tokens, texts.logits, self.soft > 0)
         check_finite(ballot.entropy, 'draft', len(session.tokens))
         fused = cut_at_eos(self.fuse(ballot), session.eos)
-        cap = self.budget or texts.tokens.shape[1] + 1
-        extra = 1 if self.spots and self.budget and self.banked > 0 else 0
-        chosen = ballot.doubtful(self.spots + extra, min(len(fused), cap - 1))
+        budget = self.budget or texts.tokens.shape[1] + 1
+        spots = self.spots
+        if spots and self.budget and self.unused > 0:
+            spots += 1
+        chosen = ballot.doubtful(spots, min(len(fused), budget - 1))
         known = None
-        spent = len(fused) + 1
+        used = len(fused) + 1
         if chosen:
-            fused, known, spent = self.recheck(session, ballot, fused, chosen, cap)
-        self.banked = cap - spent
+            fused, known, used = self.recheck(session, ballot, fused, chosen, budget)
+        self.unused = budget - used
         self.ballot = ballot                # for a trace of the votes
         draft = Draft.points(fused, session.target.model)
         draft.known = known
@@ -805,21 +813,21 @@ class Ecsv(Exact):
         draft.notes = [dict(branches=column) for column in ballot.tokens.T.tolist()]
         return draft
 
-    def recheck(self, session, ballot, fused, chosen, cap):
+    def recheck(self, session, ballot, fused, chosen, budget):
         """(the block [n] of a second vote, the target's rows that stay right, the positions that both take).
 
         To verify position j, a pass reads all positions before it: the check reads up to the last chosen one.
-        Its rows stay right as far as the second vote elects the same tokens as the first.
+        Its rows stay right as far as the second vote elects the same tokens as the first. What is elected
+        behind them is read later, and cut so that len(rows) + len(elected) - same <= budget.
         """
-        begun = fused[:chosen[-1]]
-        rows = Score(session, Draft(begun, None), session.target_path()).logits        # [m, V]
+        checked = fused[:chosen[-1]]
+        rows = Score(session, Draft(checked, None), session.target_path()).logits      # [m, V]
         ballot.ask(rows, chosen)
         check_finite(ballot.margins, 'target', len(session.tokens))
         elected = cut_at_eos(self.fuse(ballot), session.eos)
-        same = shared_length(begun, elected)
-        asked = len(rows)                               # positions of the check
-        elected = elected[:same + cap - asked]          # those behind `same` are to be read, within the cap
-        return elected, rows[:same + 1], asked + len(elected) - same
+        same = shared_length(checked, elected)
+        elected = elected[:budget - len(rows) + same]
+        return elected, rows[:same + 1], len(rows) + len(elected) - same
 
     def texts(self, session, n):
         """The Branches that vote."""
@@ -837,8 +845,8 @@ class Ecsv(Exact):
 
     def fuse(self, ballot):
         """The fused tokens [n]."""
-        own = ballot.tokens[..., None] == ballot.names                              # [B, n, K]
-        return ballot.elect(self.weights(ballot)[..., None] * (own + self.soft * ballot.q))
+        voted = ballot.tokens[..., None] == ballot.candidates                       # [B, n, K]
+        return ballot.elect(self.weights(ballot)[..., None] * (voted + self.soft * ballot.q))
 
 
 # ----------------------------------------------------------------------- VIA-SD: a slim verifier in between
@@ -860,10 +868,13 @@ def violation(b, a, alpha=0.5, beta=0.5):
 class ViaSd(Exact):
     """Slim (s), the target without some sublayers, judges first; the whole one what slim doubts. LOSSY.
 
-    By r = s(y) / max s a draft token y is kept, rewritten by slim, or (r < escalate) decided by the target,
-    which judges the rest of the block, too, because its pass is paid. In that pass, or once slim is more than
-    max_lag tokens ahead, it reads what slim kept, and overwrites slim's keys in their shared cache. A block
-    that slim kept ends with slim's own next token (the paper is silent): at temperature 0 it would pass.
+    With r = s(y) / max s of a draft token y:
+    * r >= keep: slim keeps y;
+    * escalate <= r < keep: slim writes a token of its own in its place, and the cycle ends;
+    * r < escalate: the target decides, and judges the rest of the block, too, because its pass is paid.
+    In that pass, or once slim is more than max_lag tokens ahead, the target reads what slim kept, and
+    overwrites slim's keys in their shared cache. A block that slim kept ends with slim's own next token (the
+    paper is silent): at temperature 0 it would pass.
     Source: VIA-SD (2026); its p, q', q are our q, s, p, its alpha_1 and alpha_2 keep and escalate.
     """
     gamma: int = knob(5, 'draft tokens a cycle', 0)
@@ -900,14 +911,14 @@ class ViaSd(Exact):
         slim = judge = self.slim_score(session, draft)
         judged = []
         for i, token in enumerate(draft.tokens):
-            _, q, ratio = slim.table[i]
+            ratio = slim.table[i].ratio
             if ratio < self.escalate:
                 judge = score
             note = draft.notes[i] if draft.notes else {}
-            row = dict(token=token, p=None, q=q, ratio=ratio, threshold=self.keep, by='slim',
+            row = dict(token=token, p=None, q=slim.table[i].q, ratio=ratio, threshold=self.keep, by='slim',
                        chance=float(ratio >= self.keep), **note)
             if judge is score:
-                row |= dict(p=score.table[i][0], threshold=None, by='target', chance=self.chance(score, i))
+                row |= dict(p=score.table[i].p, threshold=None, by='target', chance=self.chance(score, i))
             chosen = token if session.flip(row['chance']) else judge.next_token(i)
             judged.append(row | dict(kept=chosen == token))     # slim may draw the same token again
             if chosen != token:
@@ -965,7 +976,7 @@ class SpecGuard(Method):
         _, most = STEP_ENDS.get(self.delimiter, (None, 48))
         return min(self.max_step or most, session.tokens_left)
 
-    def over(self, session, ids):
+    def is_ended(self, session, ids):
         """Whether ids, behind the committed text, are a whole step; leading blanks belong to it.
 
         A step has its delimiter behind something that is not blank. A kind of step ends behind a word, so a
@@ -988,11 +999,12 @@ class SpecGuard(Method):
     def write_steps(self, session, reader, path, to_probs, k):
         """k Drafts of one step each, sampled by `reader`. to_probs: as Plan has it."""
         plan = Plan(self.longest(session), to_probs, Controller(self))
-        found = sample_branches(session, reader, path, k, plan, partial(self.over, session))
-        lines = found.lines(session, 'draft' if reader is session.draft else 'target')
+        branches = sample_branches(session, reader, path, k, plan, partial(self.is_ended, session))
+        lines = branches.lines(session, 'draft' if reader is session.draft else 'target')
         if k == 1:
             reader.cache.record(session.tokens + lines[0][:-1], len(session.tokens), path)
-        return [Draft(ids, q[:len(ids)], raw[:len(ids)]) for ids, q, raw in zip(lines, found.q, found.logits)]
+        rows = zip(lines, branches.q, branches.logits)
+        return [Draft(ids, q[:len(ids)], logits[:len(ids)]) for ids, q, logits in rows]
 
     def choose(self, drafts):
         """The Draft that the others are most like; its options are the ids of all."""
@@ -1051,7 +1063,7 @@ class SpecGuard(Method):
         for cycle in decode(copy.copy(session), Exact(self.gamma)):
             for token in cycle.tokens:
                 written.append(token)
-                if len(written) == self.longest(session) or self.over(session, written):
+                if len(written) == self.longest(session) or self.is_ended(session, written):
                     return written              # the rest of the block is dropped unseen
 
 
@@ -1101,7 +1113,7 @@ class Sparse(Exact):
     Set as a Session's `sparse`, it does so under any method that drafts. Dense with rho=1 moe_skip=0,
     as long as ffn_quantile is 0.
     Source: "Accelerate speculative decoding with sparse computation in verification" (2025). The
-    paper's "first draft token" is our root; its abstract states the experts' condition the wrong way round.
+    paper's "first draft token" is our root; the notes on it state the experts' condition the wrong way round.
     """
     rho: float = knob(0.25, 'share of the cached tokens beyond dense_below that is read', 0, 1)
     dense_below: int = knob(128, 'cached tokens L0 up to which attention is dense', 0)
@@ -1138,10 +1150,10 @@ class Sparse(Exact):
         if self.ffn_quantile:
             tables = session.calibration['sparse']['channels']
             channels = tuple(0 if E else at_quantile(table, self.ffn_quantile)
-                             for E, table in zip(mixtures, tables))
+                             for E, table in zip(mixtures, tables, strict=True))
         if self.moe_skip and any(mixtures):
             experts = []
-            for E, tables in zip(mixtures, session.calibration['sparse']['experts']):
+            for E, tables in zip(mixtures, session.calibration['sparse']['experts'], strict=True):
                 tables = tables[:self.moe_skip] if E else []
                 experts.append(tuple(at_quantile(table, self.moe_quantile) for table in tables))
         return path.sparsified(heads, channels, tuple(experts))
@@ -1210,11 +1222,11 @@ def check_knobs(method):
     """ValueError for the first knob that is out of its range or of another type."""
     for name, option in knobs_of(type(method)).items():
         value, allowed = getattr(method, name), option.metadata
-        good = type(value) is option.type or option.type is float and type(value) is int
+        fits = type(value) is option.type or option.type is float and type(value) is int
         if value is None:
-            good = option.default is None
+            fits = option.default is None
         elif allowed.get('words'):
-            good = value in allowed['words']
-        elif good and allowed and option.type in (int, float):
-            good = allowed['lowest'] <= value <= allowed['highest']
-        require_knob(good, name, value, ' '.join([TYPES[option.type], knob_range(option)]).strip())
+            fits = value in allowed['words']
+        elif fits and allowed and option.type in (int, float):
+            fits = allowed['lowest'] <= value <= allowed['highest']
+        require_knob(fits, name, value, ' '.join([TYPES[option.type], knob_range(option)]).strip())

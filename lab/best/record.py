@@ -33,7 +33,7 @@ class Ratio(Exact):
         return False
 
     def chance(self, score, i):
-        _, _, ratio = score.table[i]
+        ratio = score.table[i].ratio
         return float(ratio >= self.tau)
 
 

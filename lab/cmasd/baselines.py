@@ -22,8 +22,8 @@ class Lenient(Exact):
         return self.lenience == 1
 
     def chance(self, score, i):
-        p, q, _ = score.table[i]
-        return min(1.0, p / (self.lenience * q))
+        token = score.table[i]
+        return min(1.0, token.p / (self.lenience * token.q))
 
 
 METHODS.update(lenient=Lenient)

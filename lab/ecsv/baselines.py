@@ -17,7 +17,7 @@ class EcsvPrefix(Ecsv):
     Where no branch does, all of them vote.
     """
     def fuse(self, ballot):
-        own = ballot.tokens[..., None] == ballot.names                              # [B, n, K]
+        own = ballot.tokens[..., None] == ballot.candidates                              # [B, n, K]
         scores = self.weights(ballot)[..., None] * (own + self.soft * ballot.q)
         elected = []
         for j in range(ballot.tokens.shape[1]):
@@ -25,7 +25,7 @@ class EcsvPrefix(Ecsv):
             voters = agree if agree.any() else ~agree
             verifier = {0: ballot.verifier[j]} if j in ballot.verifier else {}
             q = ballot.q[voters, j:j + 1]                                           # [voters, 1, K]
-            here = replace(ballot, names=ballot.names[j:j + 1], q=q, verifier=verifier)
+            here = replace(ballot, candidates=ballot.candidates[j:j + 1], q=q, verifier=verifier)
             elected += here.elect(scores[voters, j:j + 1])
         return elected
 
@@ -43,7 +43,7 @@ class OracleTop1(Ecsv):
         for tokens, logits in zip(texts.lines(session), texts.logits):
             draft = replace(Draft.points(tokens, session.target.model), logits=logits[:len(tokens)])
             score = self.score(session, draft)
-            expected = float(torch.tensor([p for p, _, _ in score.table]).double().cumprod(0).sum())
+            expected = float(torch.tensor([token.p for token in score.table]).double().cumprod(0).sum())
             draft.known = score.logits
             if expected > most:
                 best, most = draft, expected

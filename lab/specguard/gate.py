@@ -1,9 +1,8 @@
 """Which beta and tau SpecGuard should have on a pair: `python -m lab.specguard.gate --target DIR ...`.
 
 Each step that the draft proposes behind prompts with answers is graded by where the target comes from it. The
-gate that is surely as accurate as was asked for, with the fewest steps by the target, is printed.
+gate is printed that is surely as accurate as it should be, with the fewest steps by the target.
 """
-import argparse
 import itertools
 import math
 import sys
@@ -11,10 +10,10 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
-from model import encode, require_that
-from specmini import Engine, chat, exit_status, grade, read_rows
-from train_mask import signal_ranges
-from verify import Exact, SpecGuard, decode, step_score, tokens_of
+from model import require_that
+from specmini import exit_status, grade
+from train_mask import parse, settings_of, signal_ranges, signal_texts
+from verify import Exact, decode, step_score, tokens_of
 
 BETAS = 0.5, 0.25, 0.75, 0.0, 1.0       # of equally good gates the first is chosen
 TAUS = [i / 20 for i in range(22)]
@@ -106,20 +105,10 @@ def find_gate(engine, rows, prompts, method, accuracy=0.95):
 
 
 def main():
-    """Runs the program; returns its exit status."""
-    parser = argparse.ArgumentParser(prog='python -m lab.specguard.gate', description=__doc__.split('\n')[0])
-    for flag in ('--target', '--draft', '--prompts'):
-        parser.add_argument(flag, required=True)
-    parser.add_argument('--chat', action='store_true', help="put prompts into the target's chat template")
-    parser.add_argument('--accuracy', type=float, default=0.95, help='share of kept steps to be right (0.95)')
-    args = parser.parse_args()
-
+    """Runs the program, with the flags of train_mask.py; returns its exit status."""
     def run():
-        engine = Engine(args.target, args.draft)
-        rows = read_rows(None, args.prompts)
-        texts = [chat(args.target, row['prompt']) if args.chat else row['prompt'] for row in rows]
-        prompts = encode(engine.tokenizer, texts, not args.chat)
-        find_gate(engine, rows, prompts, SpecGuard(tau=math.inf, delimiter='sentence'), args.accuracy)
+        args = parse(sys.argv[1:])
+        find_gate(*signal_texts(args.target, args.draft, settings_of(args)))
     return exit_status('lab.specguard.gate', run)
 
 

@@ -141,7 +141,7 @@ def right_steps(pair, prompt, source, session):
     steps = [[]]
     for token in ids[:pair.max_new]:
         steps[-1].append(token)
-        if method.over(session, steps[-1]):
+        if method.is_ended(session, steps[-1]):
             steps.append([])
     return [step for step in steps if session.text(step).strip()]       # an end of sequence is no step
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 
 import specmini
-from lab.toys import byte_network, bytes_tokenizer, checkpoint, network, session
+from lab.toys import byte_network, bytes_tokenizer, checkpoint, session
 from verify import METHODS
 
 HOME = File(specmini.__file__).parent
@@ -158,20 +158,13 @@ def interrupt(monkeypatch, where, name, n):
     return results
 
 
-# ----------------------------------------------------------------------------------------------- sessions
-
-def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):
-    """A session of a random pair whose target of four layers has a calibrated mask."""
-    mask = dict(skip=list(skip))
-    target = network(seed, num_hidden_layers=4)
-    calibration = dict(mask=mask)
-    return session(target, network(seed + 10), [1, 2, 3], tokens_left, calibration=calibration, **settings)
-
+# ---------------------------------------------------------------------------------------- sparse paths, coins
 
 def thin(model, name='sparse', **knobs):
     """The target's full path as a session of sparse verifying with these knobs reads it."""
     method = METHODS[name](**SMALL | knobs)
-    s = session(model, None, [0], 1, sparse=method, calibration=dict(sparse=LEARNED))
+    learned = {name: tables[:len(model.full.attends)] for name, tables in LEARNED.items()}
+    s = session(model, None, [0], 1, sparse=method, calibration=dict(sparse=learned))
     return s.target_path()
 
 

@@ -6,8 +6,7 @@ import lab.via.baselines                                # noqa: F401, enters the
 from lab import judge
 from lab.judge import Costs, Runs
 from lab.measure import EMBEDDED, embedded
-from lab.tests.helpers import slim_session
-from lab.toys import Table, enumerate_law, network, overlap, plain, seeded, session, write
+from lab.toys import Table, enumerate_law, network, overlap, plain, seeded, session, slim_session, write
 from lab.via import claims, record
 from lab.via.baselines import MiddleSession, ViaMid
 from model import Reader, read_calibration
