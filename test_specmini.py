@@ -1389,3 +1389,87 @@ def test_calibrations_are_of_the_embedded_weights():
     """What was measured on other weights is left out, so retrained models need new ones."""
     assert read_calibration(EMBEDDED / 'target', EMBEDDED / 'draft').keys() == {'mask', 'signals', 'sparse'}
     assert 'sparse' in read_calibration(EMBEDDED / 'moe')
+
+
+# --------------------------------------------------------------------------------------- what pays, by hand
+
+# ------------------------------------------------------------------------------------- what pays, by hand
+
+def cycle(drafted, *kept, added=1):
+    """A Cycle: tokens drafted, the verdicts of those judged, tokens added behind the kept; took a second."""
+    rows = [dict(token=0, kept=verdict, chance=1.0, p=1.0, q=1.0) for verdict in kept]
+    labels = ['draft'] * sum(kept) + ['target'] * added
+    return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, {}, 1.0)
+
+
+def test_timed_passes_are_the_fastest_and_grow(monkeypatch):
+    """The first round warms up, also where time allows one more alone; a longer pass bounds a shorter one."""
+    rounds = [[9.0, 9.0, 9.0], [1.0, 3.0, 2.0], [1.1, 2.5, 2.1]]
+
+    def timed(rounds):
+        seconds = iter(sum(rounds, []))
+        reader = SimpleNamespace(compiled=None, log=[], read=lambda *_: None,
+                                 spent=lambda mark: {'full': [1, 1, next(seconds, 1.0)]})
+        s = SimpleNamespace(target=reader, tokens=[0] * 9)
+        return specmini.time_passes(s, SimpleNamespace(name='full'), {2})
+    monkeypatch.setattr(specmini, 'BLOCKS', (0, 1))
+    monkeypatch.setattr(specmini, 'TIMING', 0.0)
+    assert timed(rounds[:2]) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
+    monkeypatch.setattr(specmini, 'TIMING', 99.0)
+    assert timed([rounds[0]] + rounds[1:] * 5) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
+    assert timed([rounds[0], rounds[1], *[[1.4, 3.0, 2.0]] * 9])[1]
+
+
+@pytest.mark.parametrize('kept, judged, said', [
+    (0, 29, 'does not pay'), (0, 9, 'too few'), (1, 29, 'too few')])
+def test_a_draft_whose_guesses_all_fail_does_not_pay(kept, judged, said):
+    cycles = [cycle(1, i < kept) for i in range(judged)]
+    for one in cycles:
+        one.passes = {'draft/full': [1, 1, 0.2]}
+    text = specmini.Text({}, 0, [1], 'sd', Exact(), cycles)
+    assert said in list(specmini.speed_tables([text], {0: 1.0, 1: 1.0}))[-1]
+
+
+def test_acceptance_by_place_is_of_those_that_were_reached():
+    """One block kept whole, one rejected at its second place, one at its first; then sd-multi's two tries."""
+    cycles = [cycle(2, True, True), cycle(2, True, False), cycle(2, False), cycle(0)]
+    assert specmini.acceptance_by_place(cycles) == [[2, 3], [1, 2]]
+    assert specmini.acceptance_by_place([cycle(3, False, True, False)]) == [[1, 2], [0, 1]]
+
+
+def test_speedups_by_hand():
+    """(1 + c1 + c1 c2 + ...) / (gamma c + v); a position with few verdicts has the share of all."""
+    places = [[40, 50], [15, 30]]                       # 0.8, 0.5, and 55 of 80 behind them
+    found = specmini.speedups(places, 0.25, {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5})
+    assert found == pytest.approx({0: 1, 1: 1.8 / 1.25, 2: 2.2 / 2, 3: (2.2 + 0.4 * 55 / 80) / 2.25})
+    few = specmini.speedups([[9, 10], [1, 10]], 0.0, {0: 1.0, 2: 1.0})
+    assert few[2] == pytest.approx(1 + 0.5 + 0.25)
+    by_formula = (1 - 0.8 ** 4) / ((1 - 0.8) * (3 * 0.25 + 1.5))
+    assert specmini.speedups([[80, 100]] * 3, 0.25, {3: 1.5})[3] == pytest.approx(by_formula)
+
+
+@pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
+def test_attention_without_a_mask_is_causal(T, S):
+    """The T queries are of the last T keys, in every form that attention takes."""
+    shapes = (2, 4, T, 8), (2, 2, S, 8), (2, 2, S, 8)
+    q, k, v = [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
+    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
+    scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
+    wanted = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    mask = kernels.causal_mask(T, S, q)
+    assert torch.equal(mask == 0, ~hidden)
+    for given in (None, mask):
+        out, _ = kernels.attend(q, k, v, given, None)
+        assert apart(out, wanted) < 1e-12
+    assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
+
+
+def test_a_fork_averages_its_own_keys():
+    """Means of blocks that an earlier text left in a kept fork are made anew."""
+    reader = Reader(network(), 24)
+    for text in LINE[:12], LINE[5:17]:
+        reader.read(text, [], reader.model.full, 0)
+        twin = reader.fork(2)
+        keys = twin.cache.stores[0][:, :2, :12]
+        means = twin.cache.average(4, 12)[0][:, :, :3]
+        assert apart(means, keys.unflatten(2, (3, 4)).mean(3)) < 1e-12

@@ -95,22 +95,6 @@ def test_packing_lets_each_matrix_go(monkeypatch):
     assert len(counts) > 4 and max(counts) <= 1
 
 
-@pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
-def test_attention_without_a_mask_is_causal(T, S):
-    """The T queries are of the last T keys, in every form that attention takes."""
-    shapes = (2, 4, T, 8), (2, 2, S, 8), (2, 2, S, 8)
-    q, k, v = [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
-    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
-    scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
-    wanted = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
-    mask = kernels.causal_mask(T, S, q)
-    assert torch.equal(mask == 0, ~hidden)
-    for given in (None, mask):
-        out, _ = kernels.attend(q, k, v, given, None)
-        assert apart(out, wanted) < 1e-12
-    assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
-
-
 @pytest.fixture
 def mixture():
     """(a mixture of six experts, x [5, 16], its router's weights, the experts that it chose)."""
@@ -161,17 +145,6 @@ def test_a_long_text_is_read_in_chunks(monkeypatch):
         got = reader.read(LINE, [], model.full, last)
         assert got is None if last == 0 else apart(got, wanted[50 - last:]) < 1e-9
         assert [positions for _, positions, _, _ in reader.log] == [8] * 6 + [2]
-
-
-def test_a_fork_averages_its_own_keys():
-    """Means of blocks that an earlier text left in a kept fork are made anew."""
-    reader = Reader(network(), 24)
-    for text in LINE[:12], LINE[5:17]:
-        reader.read(text, [], reader.model.full, 0)
-        twin = reader.fork(2)
-        keys = twin.cache.stores[0][:, :2, :12]
-        means = twin.cache.average(4, 12)[0][:, :, :3]
-        assert apart(means, keys.unflatten(2, (3, 4)).mean(3)) < 1e-12
 
 
 def test_fork():

@@ -19,8 +19,8 @@ import specmini
 import train_mask
 import verify
 from lab import prove
-from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, needs_gloo,
-                               program, refused, refuses, reported, subprogram, tiny, tiny_pair)
+from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, program,
+                               refused, refuses, reported, subprogram, tiny, tiny_pair)
 from lab.toys import Table, WrongResidual, bytes_tokenizer, enumerate_law, exact_law, fresh, variation
 from model import Reader, encode, load, write_calibration
 from verify import METHODS, Exact
@@ -344,15 +344,6 @@ def test_compare_is_a_table_of_methods(pair, capsys):
     assert out.splitlines()[2].endswith('LOSSY')
 
 
-# ------------------------------------------------------------------------------------- what pays, by hand
-
-def cycle(drafted, *kept, added=1):
-    """A Cycle: tokens drafted, the verdicts of those judged, tokens added behind the kept; took a second."""
-    rows = [dict(token=0, kept=verdict, chance=1.0, p=1.0, q=1.0) for verdict in kept]
-    labels = ['draft'] * sum(kept) + ['target'] * added
-    return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, {}, 1.0)
-
-
 def test_figures_do_not_depend_on_later_runs():
     """Weights of paths that an earlier text was read on are still known; a method may be named."""
     engine = specmini.Engine(EMBEDDED / 'target', EMBEDDED / 'draft', max_new=12)
@@ -365,54 +356,8 @@ def test_figures_do_not_depend_on_later_runs():
         refuses('method', engine.generate, 'One evening Mia', wrong)
 
 
-def test_timed_passes_are_the_fastest_and_grow(monkeypatch):
-    """The first round warms up, also where time allows one more alone; a longer pass bounds a shorter one."""
-    rounds = [[9.0, 9.0, 9.0], [1.0, 3.0, 2.0], [1.1, 2.5, 2.1]]
-
-    def timed(rounds):
-        seconds = iter(sum(rounds, []))
-        reader = SimpleNamespace(compiled=None, log=[], read=lambda *_: None,
-                                 spent=lambda mark: {'full': [1, 1, next(seconds, 1.0)]})
-        s = SimpleNamespace(target=reader, tokens=[0] * 9)
-        return specmini.time_passes(s, SimpleNamespace(name='full'), {2})
-    monkeypatch.setattr(specmini, 'BLOCKS', (0, 1))
-    monkeypatch.setattr(specmini, 'TIMING', 0.0)
-    assert timed(rounds[:2]) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
-    monkeypatch.setattr(specmini, 'TIMING', 99.0)
-    assert timed([rounds[0]] + rounds[1:] * 5) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
-    assert timed([rounds[0], rounds[1], *[[1.4, 3.0, 2.0]] * 9])[1]
-
-
-@pytest.mark.parametrize('kept, judged, said', [
-    (0, 29, 'does not pay'), (0, 9, 'too few'), (1, 29, 'too few')])
-def test_a_draft_whose_guesses_all_fail_does_not_pay(kept, judged, said):
-    cycles = [cycle(1, i < kept) for i in range(judged)]
-    for one in cycles:
-        one.passes = {'draft/full': [1, 1, 0.2]}
-    text = specmini.Text({}, 0, [1], 'sd', Exact(), cycles)
-    assert said in list(specmini.speed_tables([text], {0: 1.0, 1: 1.0}))[-1]
-
-
 def numbers_in(sentence):
     return [float(number) for number in re.findall(r'\d+(?:\.\d+)?', sentence)]
-
-
-def test_acceptance_by_place_is_of_those_that_were_reached():
-    """One block kept whole, one rejected at its second place, one at its first; then sd-multi's two tries."""
-    cycles = [cycle(2, True, True), cycle(2, True, False), cycle(2, False), cycle(0)]
-    assert specmini.acceptance_by_place(cycles) == [[2, 3], [1, 2]]
-    assert specmini.acceptance_by_place([cycle(3, False, True, False)]) == [[1, 2], [0, 1]]
-
-
-def test_speedups_by_hand():
-    """(1 + c1 + c1 c2 + ...) / (gamma c + v); a position with few verdicts has the share of all."""
-    places = [[40, 50], [15, 30]]                       # 0.8, 0.5, and 55 of 80 behind them
-    found = specmini.speedups(places, 0.25, {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5})
-    assert found == pytest.approx({0: 1, 1: 1.8 / 1.25, 2: 2.2 / 2, 3: (2.2 + 0.4 * 55 / 80) / 2.25})
-    few = specmini.speedups([[9, 10], [1, 10]], 0.0, {0: 1.0, 2: 1.0})
-    assert few[2] == pytest.approx(1 + 0.5 + 0.25)
-    by_formula = (1 - 0.8 ** 4) / ((1 - 0.8) * (3 * 0.25 + 1.5))
-    assert specmini.speedups([[80, 100]] * 3, 0.25, {3: 1.5})[3] == pytest.approx(by_formula)
 
 
 def test_a_run_ends_with_two_tables_and_the_gamma_that_pays(pair, capsys):
@@ -545,38 +490,6 @@ def test_prompts_are_asked_for(pair, capsys, tmp_path):
     refused(capsys, '--prompt', *pair[:4])
     refused(capsys, 'p.jsonl', *pair[:4], '--prompts', tmp_path / 'p.jsonl')
     refused(capsys, '--prompts /dev/zero', *pair[:4], '--prompts', '/dev/zero')
-
-
-# ------------------------------------------------------------------------------------ several processes
-
-def split_flags(pair, folder, *flags):
-    """Flags of a run over six rows, two of them equal, that two processes or one can do."""
-    rows = [dict(prompt=text, answer='1') for text in ('hello', 'x 1', 'hello', 'y', 'z 1 2', 'abc')]
-    (folder / 'rows.jsonl').write_text(json_lines(rows))
-    return [*pair[:4], '--prompts', folder / 'rows.jsonl', '--max-new', 12, '--temperature', 1,
-            '--ignore-eos', '--json', *flags]
-
-
-def texts_of(lines):
-    """(tokens, grade, cycles) of each text that these lines of JSON report."""
-    reports = [json.loads(line) for line in lines.splitlines()]
-    return [(found['tokens'], found['right'], found['stats']['cycles']) for found in reports]
-
-
-TORCHRUN = '-m', 'torch.distributed.run', '--nproc-per-node', 2, HOME / 'specmini.py'
-
-
-@needs_gloo
-@pytest.mark.slow
-def test_two_processes_that_share_a_target_write_what_one_does(pair, capsys, tmp_path):
-    """Started by torchrun; the first one prints, in the rows' order."""
-    flags = split_flags(pair, tmp_path, '--sparse', '--trace', tmp_path / 'trace')
-    _, alone, _ = program(capsys, *flags)
-    cycles = (tmp_path / 'trace').read_text().count('\n')
-    status, out, err = subprogram(*TORCHRUN, *flags)
-    assert status == 0, err
-    assert texts_of(out) == texts_of(alone) and len(texts_of(out)) == 6
-    assert (tmp_path / 'trace').read_text().count('\n') == cycles
 
 
 # ------------------------------------------------------------------------------------ contexts, every method
