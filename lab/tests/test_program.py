@@ -256,6 +256,21 @@ def test_streaming_where_a_decoder_rewrites_bytes(capsys):
     assert ''.join(pieces_printed(capsys, tokenizer, [1 + 0x41, 1 + 0xe2])) == 'A\ufffd\ufffd\n'
 
 
+def test_streamed_pieces_make_the_text(pair):
+    """Settings are of one text alone; what ends within a character is in the last piece."""
+    engine = specmini.Engine(str(pair[1]), str(pair[3]), max_new=5)
+    halves = 0
+    for n in range(1, 16):
+        pieces, cycles = zip(*engine.stream('hello', 'sd', max_new=n, temperature=1.0, seed=n))
+        ids = verify.tokens_of(cycles)
+        assert ''.join(pieces) == engine.tokenizer.decode(ids) and len(ids) <= n
+        halves += pieces[-1].endswith('\ufffd')
+    assert halves and engine.max_new == 5
+    ids = engine.tokenizer.encode('hello').ids
+    assert engine.generate(ids, 'sd')[0] == engine.generate('hello', Exact())[0]
+    refuses('magic', lambda: engine.generate('x', 'sd', magic=1))
+
+
 def test_show_draws_a_line_a_cycle(pair, capsys):
     _, out, _ = program(capsys, *pair, '--show')
     *lines, _ = out.split('\n')                         # not by splitlines: random texts have other breaks
