@@ -30,6 +30,7 @@ CHUNK = 2048    # positions of a long prompt that one pass reads, so that the ma
 PAD = 16        # compiled passes of up to this many positions are padded to a power of two: few graphs
 SPAN = 1024     # keys in view of a compiled pass, at least; beyond, the next power of two
 BIG = 2 ** 18   # elements of a matrix that is packed: smaller ones stay in a CPU's nearer caches
+GROUP = 32      # inputs of a matrix in 4 bits that share a step and an offset
 ROWS = 4        # of a product with a packed matrix, at least: fewer are padded, because 3 took longer than 4
 
 
@@ -457,6 +458,7 @@ class Reader:
     def __init__(self, model, capacity, compiled=False):
         """capacity: the longest text in tokens, prompt included; compiled: short passes by inductor."""
         self.model = model
+        torch.backends.cuda.enable_cudnn_sdp(False)     # it plans anew for every length of a text
         self.capacity = capacity + PAD
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
@@ -608,6 +610,38 @@ class Transposed(Part):
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
+class Int4(Part):
+    """A Linear of a draft, rounded to 4 bits for passes over one or two positions; x [N, in] -> [N, out].
+
+    Each group of GROUP inputs has a step and an offset in bf16: weight = (q - 8) step + offset, q in 0..15.
+    Its time grows with N, so longer passes (prompts, branches) take the matrix as it was.
+    """
+
+    def __init__(self, linear):
+        super().__init__()
+        self.rows = linear.out_features
+        self.whole = [faster(linear)]                   # in a list, because short passes do not read it
+        groups = functional.pad(linear.weight.detach().float(), (0, 0, 0, -self.rows % 16))
+        groups = groups.unflatten(1, (-1, GROUP))                           # [out, in / GROUP, GROUP]
+        lowest, highest = groups.aminmax(dim=-1, keepdim=True)
+        step = ((highest - lowest) / 15).clamp(min=1e-8).bfloat16()
+        offset = (lowest + 8 * step).bfloat16()
+        q = ((groups - offset.float()) / step.float() + 8).round().clamp(0, 15)
+        q = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q.flatten(1).int(), 1)
+        scales = torch.cat([step, offset], -1).transpose(0, 1).contiguous()             # [in / GROUP, out, 2]
+        self.weight = nn.Parameter(q, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.register_parameter('bias', linear.bias)
+
+    def __call__(self, x):
+        if len(x) > 2:
+            return self.whole[0](x)
+        weight, scales, bias = [self._parameters[name] for name in ('weight', 'scales', 'bias')]
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.bfloat16(), weight, GROUP, scales)
+        y = y[:, :self.rows].to(x.dtype)
+        return y if bias is None else y + bias
+
+
 class FastNorm(Part):
     """RMSNorm in four operations, not seven, which take a fifth of a small network's time on a CPU; fp32."""
 
@@ -630,8 +664,19 @@ def is_packable(dtype):
     return dtype == torch.float32 or bf16
 
 
-def pack(model):
-    """Swaps modules for faster ones on a CPU, in fp32 or bf16; not for passes that are to be compiled.
+def takes_int4(module):
+    """Whether Int4 computes what this module does, and is worth it."""
+    return isinstance(module, Linear) and module.weight.numel() >= BIG and module.in_features % GROUP == 0
+
+
+def faster(linear):
+    """The module that computes what this Linear does, on a CPU in the least time."""
+    big = linear.weight.numel() >= BIG
+    return Packed(linear) if big and is_packable(linear.weight.dtype) else Transposed(linear)
+
+
+def pack(model, int4=False):
+    """Swaps modules for faster ones on a CPU; not for passes that are to be compiled. int4: see Int4.
 
     Big matrices, but for experts, are packed where oneDNN can: a pass of a 1.5B shape in bf16 then takes half
     the time. A tied head is held twice.
@@ -640,14 +685,10 @@ def pack(model):
     parts = [part for part in model.modules() if not isinstance(part, (Linear, RMSNorm))]
     for part in parts:
         for name, child in part.named_children():
-            norm = isinstance(child, RMSNorm)
-            big = isinstance(child, Linear) and child.weight.numel() >= BIG
-            if norm and child.weight.dtype == torch.float32:
+            if isinstance(child, RMSNorm) and child.weight.dtype == torch.float32:
                 setattr(part, name, FastNorm(child))
-            elif big and is_packable(child.weight.dtype):
-                setattr(part, name, Packed(child))
             elif isinstance(child, Linear):
-                setattr(part, name, Transposed(child))
+                setattr(part, name, Int4(child) if int4 and takes_int4(child) else faster(child))
 
 
 def compile_forward(model):
@@ -725,7 +766,6 @@ def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, token
     """
     config = read_config(folder)
     tokenizer = tokenizer or read_tokenizer(folder)
-    torch.backends.cuda.enable_cudnn_sdp(False)         # it plans anew for every length of a text
     rank, count = rank_and_world_size() if tensor_parallel else (0, 1)
     try:
         with torch.device('meta'):
@@ -802,10 +842,9 @@ def find_weights(folder, views, count):
 def opened(file):
     """A safetensors file, open; ValueErrors on the way name it, also if it is not a whole one."""
     try:
+        require_that(os.access(file, os.R_OK), 'no permission to read it')
         with safe_open(file, 'pt') as weights:
             yield weights
-    except PermissionError:
-        raise ValueError(f'{file}: no permission to read it') from None
     except (SafetensorError, OSError) as error:
         raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
     except ValueError as error:
@@ -1057,35 +1096,35 @@ def is_table(value, depth, length=None):
     return all(is_table(one, depth - 1) for one in value)
 
 
-def read_calibration(target, draft=None):
+def read_calibration(target, draft=None, draft_dtype='auto'):
     """The Calibration of a target folder; what was measured on other weights counts as absent.
 
-    draft: the draft model's folder, or None.
+    draft: the draft model's folder, or None; draft_dtype: see specmini.Engine.
     """
     where = plain_file(target, 'calibration.json')
     stored = read_json(where) if where.exists() else {}
     if stored.pop('target', None) != fingerprint(target):
         stored = {}
-    pair = draft and fingerprint(draft)
+    pair = draft and fingerprint(draft, draft_dtype)
     sections = {name: one for name, one in stored.items()
                 if not isinstance(one, dict) or one.get('draft') in (None, pair)}
     return Calibration(sections, target)
 
 
-def write_calibration(target, name, section, draft=None):
+def write_calibration(target, name, section, draft=None, draft_dtype='auto'):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
     where = plain_file(target, 'calibration.json')
     stored = read_json(where) if where.exists() else {}
     if stored.get('target') != fingerprint(target):
         stored = dict(target=fingerprint(target))
-    stored[name] = dict(section, draft=fingerprint(draft)) if draft else section
+    stored[name] = dict(section, draft=fingerprint(draft, draft_dtype)) if draft else section
     lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in stored.items()]
     with atomic_write(where) as growing:
         growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
 
 
-def fingerprint(folder):
-    """16 hex digits that name a model: of its config.json and of 256 samples of each weight file.
+def fingerprint(folder, dtype='auto'):
+    """16 hex digits that name a model: of its config.json and of 256 samples of each weight file; then int4.
 
     Whole files of 16 GB would take half a minute; retraining changes every sample.
     """
@@ -1096,7 +1135,7 @@ def fingerprint(folder):
             for i in range(256):
                 weights.seek(i * size // 256)
                 digest.update(weights.read(4096))
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:16] + ('-int4' if dtype == 'int4' else '')
 
 
 # ------------------------------------------------------------------------------------- files of a folder

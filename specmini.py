@@ -27,9 +27,9 @@ from tokenizers import Tokenizer
 from torch import distributed
 from tqdm import tqdm
 
-from model import (Reader, encode, load, pack, plain_file, rank_and_world_size,
-                   read_calibration, read_config, read_json, read_tokenizer, require_that, require_writable,
-                   same_vocabulary, shared_length)
+from model import (Reader, encode, load, pack, plain_file, rank_and_world_size, read_calibration,
+                   read_config, read_json, read_tokenizer, require_that, require_writable, same_vocabulary,
+                   shared_length, takes_int4)
 from verify import (METHODS, TYPES, Autoregressive, Exact, Method, Session, Sparse, decode, draft_model,
                     has_knob, knob_range, knobs_of, lookup_then_draft, no_draft, prompt_lookup,
                     token_logps, tokens_of, whole_passes)
@@ -75,6 +75,7 @@ class Engine:
     ignore_eos: bool = False
     device: str = 'auto'            # cpu or cuda; auto: cuda where it is there
     dtype: str = 'auto'             # one of DTYPES; auto: fp32, on CUDA bf16
+    draft_dtype: str = 'auto'       # auto: as the target; int4: the draft's matrices in 4 bits, on a CPU
     compile: bool = False           # torch.compile the passes
     tensor_parallel: bool = False   # whether each process of a group has a shard of the target
     tokenizer: Tokenizer = None     # the target's, if it has been read already
@@ -101,15 +102,28 @@ class Engine:
                          'folder, a repository owner/name, lookup, none or self')
             self.models['draft'], _, _ = self.network(self.draft)
             same_vocabulary(target, self.models['draft'], f'--draft {self.draft}')
-        self.calibration = read_calibration(self.target, self.draft if self.has_draft else None)
+        draft = self.draft if self.has_draft else None
+        self.calibration = read_calibration(self.target, draft, self.draft_dtype)
         contexts = {role: model.config.max_position_embeddings for role, model in self.models.items()}
         self.shortest = min(contexts, key=contexts.get)                 # the role that limits a text
         self.context = contexts[self.shortest]
+        self.check_int4()
         if self.device == 'cpu':
-            for model in self.models.values():
+            for role, model in self.models.items():
                 if not self.compile:
-                    pack(model)
+                    pack(model, role == 'draft' and self.draft_dtype == 'int4')
             take_threads(target, self.tensor_parallel)
+
+    def check_int4(self):
+        """ValueError where a draft in 4 bits was asked for and this machine or this draft cannot have one."""
+        choices = 'auto', 'int4'
+        require_that(self.draft_dtype in choices, f'--draft-dtype {self.draft_dtype}: expected auto or int4')
+        if self.draft_dtype == 'int4':
+            fast = self.device == 'cpu' and torch.backends.cpu.get_cpu_capability() in ('AVX2', 'AVX512')
+            require_that(fast and self.has_draft and not self.compile, '--draft-dtype int4: expected --draft '
+                         'DIR, on a CPU with AVX2 or AVX-512, without --compile')
+            large = any(map(takes_int4, self.models['draft'].modules()))
+            require_that(large, f'--draft-dtype int4: {self.draft} has no matrix large enough; leave it out')
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
@@ -191,30 +205,6 @@ class Engine:
         """Whether this run keeps the target's distribution; `sparse` leaves plain decoding alone."""
         plain = isinstance(method, Autoregressive)
         return method.lossless and (plain or self.sparse is None or self.sparse.lossless)
-
-
-class GrowingText:
-    """The text of tokens as they come, in pieces that never hold half a character."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-        self.ids = []
-        self.shown = ''                                 # of the text of these ids
-
-    def add(self, token):
-        """The piece of text that this token completes."""
-        self.ids.append(token)
-        text = self.tokenizer.decode(self.ids)
-        if text.endswith('\ufffd'):                     # the bytes of a character are not all there yet
-            return ''
-        piece, self.shown = text[len(self.shown):], text
-        return piece
-
-    def rest(self):
-        """What was held back: the bytes of a character that never became whole."""
-        text = self.tokenizer.decode(self.ids)
-        same = os.path.commonprefix([text, self.shown])         # a decoder may take back what it wrote
-        return text[len(same):]
 
 
 def method_for(method):
@@ -322,6 +312,7 @@ def report(engine, text):
         seed=engine.seed + text.number,
         device=engine.device,
         dtype=engine.dtype,
+        draft_dtype=engine.draft_dtype,
         finish=text.finish,
         stats=stats | audit_figures([text]))
     right = grade(text.row, result['text'])
@@ -448,6 +439,8 @@ def parse(argv):
     add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
+    add('--draft-dtype', choices=('auto', 'int4'), default='auto',
+        help='int4: the draft in 4 bits, faster on a CPU; lossless methods stay lossless')
     add('--compile', action='store_true', help='torch.compile the passes (on a CPU it needs a C++ compiler)')
     add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
     add('--show', action='store_true', help='cycle by cycle: what was drafted, rejected, put in its place')
@@ -742,6 +735,30 @@ def grade_answer(answer, text):
 # ------------------------------------------------------------------------------------------- printing a text
 
 PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')     # terminal codes
+
+
+class GrowingText:
+    """The text of tokens as they come, in pieces that never hold half a character."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.ids = []
+        self.shown = ''                                 # of the text of these ids
+
+    def add(self, token):
+        """The piece of text that this token completes."""
+        self.ids.append(token)
+        text = self.tokenizer.decode(self.ids)
+        if text.endswith('\ufffd'):                     # the bytes of a character are not all there yet
+            return ''
+        piece, self.shown = text[len(self.shown):], text
+        return piece
+
+    def rest(self):
+        """What was held back: the bytes of a character that never became whole."""
+        text = self.tokenizer.decode(self.ids)
+        same = os.path.commonprefix([text, self.shown])         # a decoder may take back what it wrote
+        return text[len(same):]
 
 
 class Printer:

@@ -363,6 +363,7 @@ def parse(argv):
     add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     add('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
     add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
+    add('--draft-dtype', choices=('auto', 'int4'), default='auto', help='of that draft, as in specmini.py')
     args = p.parse_args(argv)
     for name, low, high in (('texts', 1, 1e6), ('tokens', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
                             ('seed', 0, 2 ** 31 - 1)):
@@ -378,19 +379,19 @@ def parse(argv):
     return args
 
 
-def signal_texts(target, draft, settings):
+def signal_texts(args, settings):
     """(an Engine of the pair, rows, their prompts as ids, the SpecGuard that is measured)."""
-    engine = Engine(str(target), str(draft))
+    engine = Engine(str(args.target), str(args.draft), draft_dtype=args.draft_dtype)
     method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
     rows = calibration_rows(settings)[:settings.texts]
-    return engine, rows, encoded(target, engine.tokenizer, rows, settings), method
+    return engine, rows, encoded(args.target, engine.tokenizer, rows, settings), method
 
 
-def measure_signals(target, draft, settings):
+def measure_signals(args, settings):
     """Writes the section `signals` of a pair."""
-    engine, _, prompts, method = signal_texts(target, draft, settings)
+    engine, _, prompts, method = signal_texts(args, settings)
     found = find_signals(engine, prompts, method)
-    write_calibration(target, 'signals', found, draft)
+    write_calibration(args.target, 'signals', found, args.draft, args.draft_dtype)
     print(f'{found["steps"]} steps; weakest log-probability {found["draft_logp"]}, weakest grounding '
           f'{found["draft_grounding"]} (1st and 99th percentile)')
 
@@ -436,7 +437,7 @@ def run(args):
     settings = settings_of(args)
     read_config(args.target)                            # refuses a folder that is no checkpoint early
     if args.signals:
-        measure_signals(args.target, args.draft, settings)
+        measure_signals(args, settings)
     elif args.anchors:
         measure_anchors(args.target, settings)
     else:

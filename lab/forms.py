@@ -69,7 +69,8 @@ class ByHand:
 
     def __init__(self, model):
         self.model = model
-        self.block = torch.compile(Block.forward, fullgraph=True, dynamic=False)
+        self.block = torch.compile(Block.forward, fullgraph=True, dynamic=False,
+                                   options=dict(coordinate_descent_tuning=True))
         self.graphs = {}
 
     def __call__(self, ids, positions, path, stores, kv_len, carry):

@@ -49,8 +49,8 @@ OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what a
 # ------------------------------------------------------------------------------------------------- the models
 
 @functools.cache
-def network(folder, device='cpu', dtype='fp32', rounded=False):
-    """(Transformer, tokenizer, end ids) of a folder; rounded: its linear layers to 4 bits."""
+def network(folder, device='cpu', dtype='fp32', rounded=False, int4=False):
+    """(Transformer, tokenizer, end ids) of a folder; rounded: its weights to 4 bits, int4: its products."""
     loaded = load(folder, device, DTYPES[dtype])
     model, _, _ = loaded
     if rounded:
@@ -58,7 +58,7 @@ def network(folder, device='cpu', dtype='fp32', rounded=False):
             if linear(key, weight):
                 weight.copy_(quantise(weight))
     if device == 'cpu':
-        pack(model)
+        pack(model, int4)
     return loaded
 
 
@@ -78,7 +78,11 @@ class SharingEngine(Engine):
 
     def network(self, folder):
         role = 'target' if folder == self.target else 'draft'
-        return network(folder, self.device, self.dtype, self.rounded == role)
+        int4 = role == 'draft' and self.draft_dtype == 'int4'
+        return network(folder, self.device, self.dtype, self.rounded == role, int4)
+
+    def check_int4(self):
+        """Its networks are packed already."""
 
     def reopen(self, ids):
         """As open([ids]), but a prompt that the caches hold already is not read again."""
@@ -223,6 +227,7 @@ class Setting(NamedTuple):
     temperature: float = 0.0
     seed: int = 0
     rounded: str = ''           # the role whose linear layers have 4 bits
+    draft_dtype: str = 'auto'   # of the draft, see specmini.Engine
 
 
 def named(method, **knobs):
@@ -255,13 +260,13 @@ def run_row(settings, pair, prompt):
 
 
 @functools.cache
-def cached_engine(pair, rounded):
-    return pair.engine(rounded)
+def cached_engine(pair, rounded, draft_dtype='auto'):
+    return pair.engine(rounded, draft_dtype=draft_dtype)
 
 
 def prepared(pair, setting):
     """An Engine of the pair that writes as the setting says."""
-    engine = cached_engine(pair, setting.rounded)
+    engine = cached_engine(pair, setting.rounded, setting.draft_dtype)
     engine.proposer = setting.proposer or (draft_model if pair.draft else prompt_lookup)
     engine.temperature = setting.temperature
     engine.seed = setting.seed

@@ -108,7 +108,7 @@ def main():
     """Runs the program, with the flags of train_mask.py; returns its exit status."""
     def run():
         args = parse(sys.argv[1:])
-        find_gate(*signal_texts(args.target, args.draft, settings_of(args)))
+        find_gate(*signal_texts(args, settings_of(args)))
     return exit_status('lab.specguard.gate', run)
 
 

@@ -26,6 +26,9 @@ needs_gloo = pytest.mark.skipif(
     torch.cuda.is_available() or not torch.distributed.is_available()
     or not torch.distributed.is_gloo_available(), reason='there is a CUDA device, or no gloo')
 
+needs_int4 = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ('AVX2', 'AVX512'),
+                                reason='this CPU has no fast product in 4 bits')
+
 
 def case(name, *values, slow=False):
     """One case of a parametrized test, under this id; slow: it takes more than about a second."""

@@ -159,6 +159,12 @@ def test_an_index_names_files_of_its_folder(one, sharded):
     refuses(sharded.name, load, sharded)
 
 
+def test_weights_without_permission(tmp_path, capsys, monkeypatch):
+    """safetensors would say that there is no such file; permissions do not bind root."""
+    monkeypatch.setattr('os.access', lambda file, mode: False)
+    run_refused(capsys, 'no permission to read', tiny(tmp_path))
+
+
 @pytest.mark.slow
 def test_shards_are_read_once_each(sharded):
     """Both shards load; a tensor that is in two of them is refused, and so is an index without a map."""

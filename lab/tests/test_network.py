@@ -17,10 +17,11 @@ import kernels
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import specmini
 from lab import forms
-from lab.tests.helpers import HOME, LINE, RANGES, needs_gloo, program, refuses, subprogram, thin, tiny
+from lab.tests.helpers import (HOME, LINE, RANGES, needs_gloo, needs_int4, program, refuses, subprogram,
+                               thin, tiny)
 from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, plain, seeded, session, write
-from model import (Packed, Reader, Transformer, Transposed, checkpoint_views, to_host, load, pack,
-                   shard, shard_config)
+from model import (Int4, Linear, Packed, Reader, Transformer, Transposed, checkpoint_views, to_host, load,
+                   pack, shard, shard_config)
 from verify import METHODS, Session, draft_model, decode, sample, tokens_of
 
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
@@ -79,6 +80,25 @@ def test_a_matrix_is_packed_only_where_the_cpu_can(dtype, bf16, packed, monkeypa
     model = byte_network().to(dtype)
     pack(model)
     assert isinstance(model.lm_head, Packed if packed else Transposed)
+
+
+@needs_int4
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_int4_rounds_short_passes_alone(dtype, monkeypatch):
+    """Each weight to the nearest of sixteen levels of its group; three rows or more as the matrix was."""
+    monkeypatch.setattr('model.BIG', 1)
+    linear = Linear(64, 40).requires_grad_(False).to(dtype)         # its rows are padded to 48
+    rounded = Int4(linear)
+    x = torch.eye(64)[5:7].to(dtype)
+    found = (rounded(x) - linear.bias).float().T                    # [40, 2], the weights of inputs 5 and 6
+    groups = linear.weight.float()[:, :32]
+    step = (groups.amax(1) - groups.amin(1)) / 15
+    away = (found - groups[:, 5:7]).abs().amax(1)
+    assert (away <= 0.5 * step + 0.01).all() and away.max() > 0.1 * step.max()
+    assert rounded(x).dtype == dtype
+    longer = torch.eye(64)[:3].to(dtype)
+    assert apart(rounded(longer).float(), linear(longer).float()) < 0.02
+    assert sum(p.numel() * p.element_size() for p in rounded.parameters()) < 0.8 * 64 * 48 * 4
 
 
 def test_packing_lets_each_matrix_go(monkeypatch):

@@ -12,9 +12,10 @@ from lab import tasks
 from lab.judge import Records, judge, measured_pairs
 from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
-from lab.tests.helpers import LINE, SMALL, thin
+from lab.tests.helpers import LINE, SMALL, needs_int4, thin
 from lab.toys import apart, enumerate_law, fresh, network, plain, session, variation, write
-from verify import METHODS, probs, no_draft
+from model import Int4, pack
+from verify import METHODS, Exact, probs, no_draft
 
 KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
 
@@ -63,15 +64,33 @@ def test_kept_draft_writes_the_greedy_text(knobs, is_right):
     assert choosing == [i % method.every == 0 for i in range(len(choosing))]
 
 
+def law_of_a_network(target, prompt, horizon):
+    """{tokens: probability} of the texts of a network's own, at temperature 1."""
+    wanted = Counter()
+    for text in itertools.product(range(target.vocab), repeat=horizon):
+        rows = probs(fresh(target, [*prompt, *text[:-1]], horizon))
+        wanted[text] = float(rows.gather(1, torch.tensor(text)[:, None]).prod())
+    return wanted
+
+
+@needs_int4
+def test_law_of_a_draft_in_4_bits(monkeypatch):
+    """Every draw enumerated: the text has the target's law, though every matrix of the draft was rounded."""
+    monkeypatch.setattr('model.BIG', 1)
+    sizes = dict(hidden_size=32, intermediate_size=32, head_dim=8)
+    target, draft = network(0, 3), network(1, 3, torch.float32, **sizes)
+    pack(draft, int4=True)
+    assert sum(isinstance(part, Int4) for part in draft.modules()) == 9
+    law = enumerate_law(target, draft, Exact(2), 3, (0, 1), temperature=1.0)
+    wanted = law_of_a_network(target, (0, 1), 3)
+    assert max(abs(law[text] - wanted[text]) for text in wanted) < 1e-6         # q is in fp32
+
+
 def test_kept_draft_law():
     """Every draw enumerated: where keys are kept over cycles, the law is still the target's."""
     target, prompt = network(3, 2), tuple(i % 2 for i in range(21))
     law = enumerate_law(target, None, METHODS['kept-draft'](1, **KEEP, every=2), 4, prompt, temperature=1.0)
-    wanted = Counter()
-    for text in itertools.product(range(2), repeat=4):
-        rows = probs(fresh(target, [*prompt, *text[:3]], 4))
-        wanted[text] = float(rows.gather(1, torch.tensor(text)[:, None]).prod())
-    assert variation(law, wanted) < 1e-9
+    assert variation(law, law_of_a_network(target, prompt, 4)) < 1e-9
 
 
 def test_kept_keys_serve_one_text_for_some_cycles():
