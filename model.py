@@ -1072,13 +1072,16 @@ TABLES = dict(      # of each section the lists that a run reads: how deep they 
 class Calibration(dict):
     """{section: dict} of a target; ValueError in one line where one that is read is absent or damaged."""
 
-    def __init__(self, sections, target):
+    def __init__(self, sections, target, pair=''):
+        """pair: flags of train_mask.py for the draft, for sections that are of a pair."""
         super().__init__(sections)
         self.target = target
+        self.pair = pair
 
     def __getitem__(self, name):
         section = self.get(name)
-        command = f'python train_mask.py {FLAGS[name]}--target {self.target}'
+        pair = self.pair if name == 'signals' else ''
+        command = f'python train_mask.py {FLAGS[name]}--target {self.target}{pair}'
         state = 'a damaged' if name in self else 'no'
         whole = isinstance(section, dict) and all(
             is_table(section.get(key), *shape) for key, shape in TABLES[name].items())
@@ -1108,7 +1111,8 @@ def read_calibration(target, draft=None, draft_dtype='auto'):
     pair = draft and fingerprint(draft, draft_dtype)
     sections = {name: one for name, one in stored.items()
                 if not isinstance(one, dict) or one.get('draft') in (None, pair)}
-    return Calibration(sections, target)
+    flags = f' --draft {draft} --draft-dtype {draft_dtype}' if draft else ''
+    return Calibration(sections, target, flags)
 
 
 def write_calibration(target, name, section, draft=None, draft_dtype='auto'):
@@ -1170,7 +1174,7 @@ def snapshot(name):
                                         ignore_patterns=['*/*', 'consolidated*']))
         kinds = []
         if not any(folder.glob('*.safetensors')):
-            kinds = sorted({File(file).suffix for file in list_repo_files(name)})
+            kinds = sorted({File(file).suffix for file in list_repo_files(name)} - {''})
     except Exception as error:                          # of the hub, the network or the disk
         said = HUB_SAYS.get(type(error).__name__, error)
         raise ValueError(f'{name}: no such folder; {said}') from None

@@ -495,25 +495,26 @@ def fill_in(args):
         args.draft = args.draft or EMBEDDED / 'draft'
         args.target = EMBEDDED / 'target'
     if args.names == ['ar']:
-        args.draft, args.lookup = 'none', False         # nothing is drafted: no draft model is loaded
+        # nothing is drafted: no draft model is loaded
+        args.draft, args.lookup, args.draft_dtype = 'none', False, 'auto'
     args.draft = args.draft or 'lookup'
-    owners = [*args.names, 'sparse'] if args.sparse else args.names
-    args.methods = {name: make_method(name, args.set, owners) for name in args.names}
-    args.sparse = make_method('sparse', args.set, owners) if args.sparse else None
+    more = knobs_of(Sparse).keys() - knobs_of(Exact) if args.sparse else ()
+    args.methods = {name: make_method(name, args.set, args.names, more) for name in args.names}
+    args.sparse = make_method('sparse', args.set, args.names, more) if args.sparse else None
 
 
-def make_method(name, settings, names):
+def make_method(name, settings, names, more=()):
     """The method with its knobs from --set, a list of 'knob=value', each read by its dataclass type.
 
     names: the methods of the run. Under --compare a method takes the knobs that it has; one that no method of
-    the run has is refused.
+    the run has is refused, except `more`, which --sparse takes.
     """
     knobs = knobs_of(METHODS[name])
     values = {}
     for item in settings:
         knob, equals, value = item.partition('=')
         require_that(equals, f'--set {item}: expected knob=value; --list METHOD shows the knobs')
-        known = any(has_knob(other, knob, settings) for other in names)
+        known = knob in more or any(has_knob(other, knob, settings) for other in names)
         hint = '; another controller ends the blocks: set k_max (cmasd) or controller=fixed'
         require_that(known, f'--set {item}: no knob of {", ".join(names)}, see --list {names[-1]}'
                      + hint * (knob == 'gamma'))
@@ -1054,7 +1055,7 @@ def summary(engine, session, texts):
     method = texts[0].method
     longest = max(len(text.prompt) + len(text.tokens) for text in texts)
     mixtures = engine.models['target'].config.mixtures
-    if session.sparse and session.sparse.skips_nothing(longest, mixtures):
+    if session.sparse and session.sparse.rho < 1 and session.sparse.skips_nothing(longest, mixtures):
         lines.append(f'sparse passes left nothing out: {longest} tokens are too few, see dense_below')
     step = None
     if isinstance(method, Exact):                       # others judge no blocks

@@ -263,7 +263,7 @@ LAWS = [
     law('via-always', ViaSd(2, **ALWAYS), **MASK),
     law('specguard-tau-inf', SpecGuard(tau=inf, **GREEDY), **STEPS),
     law('specguard-tau-inf-eos', SpecGuard(tau=inf, **GREEDY), **STEPS, **EOS),
-    law('specguard-regenerate-sd', SpecGuard(1, tau=inf, **GREEDY), slow=True, **STEPS),
+    law('specguard-gamma', SpecGuard(1, tau=inf, **GREEDY), slow=True, **STEPS),
     law('specguard-lossy', SpecGuard(k=1, tau=0.5), slow=True, **STEPS, **SHORT),
     law('specguard-target-k-lossy', SpecGuard(tau=inf, target_k=2, **GREEDY), slow=True, **STEPS, **SHORT),
     law('sd-on-a-device', Exact(2), device=True, vocab=2),

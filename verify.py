@@ -1222,11 +1222,12 @@ def check_knobs(method):
     """ValueError for the first knob that is out of its range or of another type."""
     for name, option in knobs_of(type(method)).items():
         value, allowed = getattr(method, name), option.metadata
-        fits = type(value) is option.type or option.type is float and type(value) is int
+        fits = type(value) in (option.type, int if option.type is float else option.type)
+        fits = fits or option.type not in TYPES         # of a method with fields of other types
         if value is None:
             fits = option.default is None
         elif allowed.get('words'):
             fits = value in allowed['words']
         elif fits and allowed and option.type in (int, float):
             fits = allowed['lowest'] <= value <= allowed['highest']
-        require_knob(fits, name, value, ' '.join([TYPES[option.type], knob_range(option)]).strip())
+        require_knob(fits, name, value, f'{TYPES.get(option.type, option.type)} {knob_range(option)}'.strip())

@@ -107,6 +107,11 @@ def sampled_row(pair, prompt):
     return run_row({name: setting._replace(temperature=0.8) for name, setting in found.items()}, pair, prompt)
 
 
+def has_int4(pair):
+    """Whether a draft of the pair can be in 4 bits; the embedded one is too small."""
+    return pair.draft and not pair.is_embedded and pair.device == 'cpu'
+
+
 def int4_row(pair, prompt):
     """The runs with a draft in 4 bits beside those with it as it is."""
     settings = {'ar': named('ar'), 'payoff': named('sd', controller='payoff'),
@@ -125,4 +130,4 @@ def in_turn(pair, n):
 
 
 RECORDS = dict(compositions=Record(in_turn, composition_row), sampled=Record(in_turn, sampled_row),
-               int4=Record(lambda pair, n: [] if pair.is_embedded else in_turn(pair, n), int4_row))
+               int4=Record(lambda pair, n: in_turn(pair, n) if has_int4(pair) else [], int4_row))

@@ -1,7 +1,8 @@
 """Which beta and tau SpecGuard should have on a pair: `python -m lab.specguard.gate --target DIR ...`.
 
 Each step that the draft proposes behind prompts with answers is graded by where the target comes from it. The
-gate is printed that is surely as accurate as it should be, with the fewest steps by the target.
+gate that is surely as accurate as it should be, with the fewest steps by the target, is printed. It goes to
+calibration.json with the ranges of these steps.
 """
 import itertools
 import math
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from tqdm import tqdm
 
-from model import require_that
+from model import require_that, write_calibration
 from specmini import exit_status, grade
 from train_mask import parse, settings_of, signal_ranges, signal_texts
 from verify import Exact, decode, step_score, tokens_of
@@ -100,15 +101,16 @@ def find_gate(engine, rows, prompts, method, accuracy=0.95):
     gate = choose_gate(graded, ranges, accuracy)
     print(f'of {len(graded)} graded steps the target writes {gate["target"]:.0%}, of the others surely '
           f'{gate["sure"]:.1%} are right; a run: --method specguard --set beta={gate["beta"]:g} '
-          f'tau={gate["tau"]:g} delimiter={method.delimiter!r}')
+          f'tau={gate["tau"]:g} delimiter=\'{method.delimiter}\'')
     return dict(draft_logp=logp, draft_grounding=grounding, beta=gate['beta'], tau=gate['tau'])
 
 
 def main():
     """Runs the program, with the flags of train_mask.py; returns its exit status."""
     def run():
-        args = parse(sys.argv[1:])
-        find_gate(*signal_texts(args, settings_of(args)))
+        args = parse(['--signals', *sys.argv[1:]])
+        section = find_gate(*signal_texts(args, settings_of(args)))
+        write_calibration(args.target, 'signals', section, args.draft, args.draft_dtype)
     return exit_status('lab.specguard.gate', run)
 
 

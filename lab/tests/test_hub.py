@@ -24,6 +24,7 @@ def hub(tmp_path_factory):
     home = tmp_path_factory.mktemp('hub')
     whole, pickle = tiny(home / 'whole'), tiny(home / 'pickle')
     (pickle / 'model.safetensors').rename(pickle / 'pytorch_model.bin')
+    (pickle / '.gitattributes').write_text('')
     (whole / 'original').mkdir()
     (whole / 'original/large.safetensors').write_bytes(b'not to be fetched')
     folders = {'us/whole': whole, 'us/pickle': pickle}
@@ -78,8 +79,9 @@ def test_repositories(hub, tmp_path):
         return re.findall(r'^status (\d)', out, re.M), told
     statuses, told = runs('us/whole', 'us/pickle', 'us/gated', 'us/absent', 'no/such/folder', HF_ENDPOINT=hub)
     assert statuses == ['0', '2', '2', '2', '2']
-    for line, name, named in zip(told, ('us/pickle', 'us/gated', 'us/absent', 'no/such/folder'),
-                                 ('.bin', 'HF_TOKEN', 'nor is there a repository', 'no such folder')):
+    names = 'us/pickle', 'us/gated', 'us/absent', 'no/such/folder'
+    words = 'of .bin, .json', 'HF_TOKEN', 'nor is there a repository', 'no such folder'
+    for line, name, named in zip(told, names, words):
         assert name in line and named in line
     offline = dict(HF_ENDPOINT='http://127.0.0.1:9', HF_HUB_OFFLINE='1')
     assert runs('us/whole', **offline) == (['0'], [])

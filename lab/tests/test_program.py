@@ -52,7 +52,8 @@ def pair(tmp_path_factory):
     ('--set nothing', '--set nothing'), ('--set lenience=1', '--set lenience=1'),
     ('--set gamma=four', '--set gamma=four'), ('--method hedge --set sides=2', 'see --list hedge'),
     ('--gamma 2 --method cmasd', 'k_max'), ('--gamma 3 --set gamma=5', '--gamma 3'),
-    ('--set gamma=2 controller=online', 'controller=fixed'), ('--compare cmasd --gamma 2', 'k_max'),
+    ('--set gamma=2 controller=online', 'controller=fixed'),
+    ('--method cmasd --sparse --gamma 4', 'k_max'), ('--compare cmasd --gamma 2', 'k_max'),
     ('--draft nothing', 'lookup, none or self'), ('--prompts lab', 'not a plain file'),
     ('--target MODELS/target --draft self --method via', 'its own drafts'),
     ('--target MODELS/moe --method sparse --set ffn_quantile=0.9', 'channels of experts'),
@@ -126,7 +127,8 @@ def test_gamma_goes_to_the_methods_whose_blocks_it_ends():
     assert [args.methods[name].gamma for name in ('sd', 'cmasd', 'via')] == [2, 4, 2]
     args = specmini.parse(['--prompt', 'x', '--compare', ' sd, via,'])
     assert list(args.methods) == ['ar', 'sd', 'via']
-    assert not specmini.parse('--prompt x --method ar --lookup'.split()).lookup
+    args = specmini.parse('--prompt x --method ar --lookup --draft-dtype int4'.split())
+    assert (args.lookup, args.draft_dtype) == (False, 'auto')
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(pair, tmp_path, capsys, monkeypatch):
@@ -600,7 +602,7 @@ def test_every_method_runs(name, able, capsys):
 
 
 @pytest.mark.parametrize('knobs, told', [
-    ('dense_below=128', True), ('dense_below=2 block=2 locals=1', False)])
+    ('dense_below=128', True), ('dense_below=2 block=2 locals=1', False), ('rho=1', False)])
 def test_sparse_passes_that_leave_nothing_out_are_told(knobs, told, able, capsys):
     flags = '--target', able[0], '--prompt', 'aabaab', '--max-new', 20, '--method', 'sparse', '--set'
     assert ('left nothing out' in program(capsys, *flags, *knobs.split())[2]) == told
