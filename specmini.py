@@ -401,8 +401,9 @@ def generate(engine, work, args):
     else:
         if len(texts) > 1:
             print(figures(engine, texts), file=sys.stderr)
-        lines, step = summary(engine, session, texts)
-        print('\n'.join(lines), file=sys.stderr)
+        with contextlib.suppress(KeyboardInterrupt):    # while passes are timed: all texts are there
+            lines, step = summary(engine, session, texts)
+            print('\n'.join(lines), file=sys.stderr)
     if args.trace:
         write_trace(args.trace, engine, texts, step)
     return 130 if text.finish == 'interrupted' else 0

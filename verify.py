@@ -1160,7 +1160,7 @@ class Sparse(Exact):
 
     def skips_nothing(self, length, mixtures):
         """Whether passes over a text of this length leave nothing out; mixtures: see Config."""
-        keys = self.rho < 1 and kernels.kept_blocks(length, self.blocks) < length // self.block
+        keys = kernels.kept_blocks(length, self.blocks) < length // self.block
         return not (keys or self.ffn_quantile or self.moe_skip and any(mixtures))
 
     def anchor_layers(self, calibration, layers):

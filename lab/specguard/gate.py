@@ -18,6 +18,7 @@ from verify import Exact, decode, step_score, tokens_of
 
 BETAS = 0.5, 0.25, 0.75, 0.0, 1.0       # of equally good gates the first is chosen
 TAUS = [i / 20 for i in range(22)]
+ACCURACY = 0.95         # share of the kept steps that is to be right
 LEAST = 0.05            # share of the steps that a gate must keep: how right the surest few are says little
 
 
@@ -89,7 +90,7 @@ def choose_gate(steps, ranges, accuracy):
     return max(gates, key=lambda gate: (gate['sure'], -gate['target']))
 
 
-def find_gate(engine, rows, prompts, method, accuracy=0.95):
+def find_gate(engine, rows, prompts, method):
     """A section `signals` of the engine's pair with beta and tau, from rows and their prompts (ids)."""
     engine.open(prompts)
     steps = []
@@ -98,7 +99,7 @@ def find_gate(engine, rows, prompts, method, accuracy=0.95):
     logp, grounding = ranges = signal_ranges(steps)
     graded = [step for step in steps if step[-1] is not None]
     require_that(graded, 'no row has an answer that the target finds: no step can be graded')
-    gate = choose_gate(graded, ranges, accuracy)
+    gate = choose_gate(graded, ranges, ACCURACY)
     print(f'of {len(graded)} graded steps the target writes {gate["target"]:.0%}, of the others surely '
           f'{gate["sure"]:.1%} are right; a run: --method specguard --set beta={gate["beta"]:g} '
           f'tau={gate["tau"]:g} delimiter=\'{method.delimiter}\'')

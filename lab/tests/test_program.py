@@ -241,6 +241,12 @@ def test_a_trace_is_complete_or_absent(pair, tmp_path, capsys, monkeypatch):
     assert {json.loads(line)['prompt'] for line in trace.read_text().splitlines()} == {0, 1}
 
 
+def test_an_interrupt_while_passes_are_timed_leaves_the_trace(pair, tmp_path, capsys, monkeypatch):
+    interrupt(monkeypatch, specmini, 'time_passes', 1)
+    status, _, _ = program(capsys, *pair, '--trace', tmp_path / 'run.jsonl')
+    assert status == 0 and (tmp_path / 'run.jsonl').read_text().count('\n') > 3
+
+
 @pytest.mark.parametrize('name', ['run.jsonl', 'run.html'])
 def test_a_refused_run_leaves_an_older_trace(name, pair, tmp_path, capsys):
     trace = tmp_path / name
