@@ -155,33 +155,43 @@ def route(x, moe):
     return scores.to(precise).softmax(-1).topk(moe.top_k)
 
 
-def combine_experts(x, moe, weights, chosen):
+def combine_experts(x, moe, weights, chosen, threshold=0):
     """x [N, C] -> [N, C]: each token through its experts, chosen [N, k], by their weights [N, k].
 
-    A loop over the experts does not run those of weight 0. For few tokens on a GPU, and when compiled, the
-    experts' matrices are gathered instead, because a loop would wait for the host at every layer.
+    threshold: see kept_channels; 0 leaves no channel out. A loop over the experts does not run those of
+    weight 0. For few tokens on a GPU, and when compiled, the experts' matrices are gathered instead, because
+    a loop would wait for the host at every layer.
     """
     if moe.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
     if torch.compiler.is_compiling() or x.is_cuda and len(x) <= FEW:
-        return gathered_experts(x, moe, weights, chosen)
+        return gathered_experts(x, moe, weights, chosen, threshold)
     out = torch.zeros_like(x)
     used = weights != 0                                 # true for a NaN, which must not be hidden
     for expert in chosen[used].unique().tolist():
         token, slot = ((chosen == expert) & used).nonzero(as_tuple=True)    # [n] each, of n tokens
         gate, up = functional.linear(x[token], moe.gate_up_proj[expert]).chunk(2, -1)
-        y = functional.linear(functional.silu(gate) * up, moe.down_proj[expert])
+        y = functional.linear(kept_channels(gate, threshold) * up, moe.down_proj[expert])
         out.index_add_(0, token, y * weights[token, slot, None].to(y.dtype))
     return out
 
 
-def gathered_experts(x, moe, weights, chosen):
+def gathered_experts(x, moe, weights, chosen, threshold=0):
     """[N, C] of few tokens x [N, C] by one gather; slots of weight 0 read an expert that others read."""
     chosen = torch.where(weights > 0, chosen, chosen[0, 0])                 # [N, k]
     both = moe.gate_up_proj[chosen] @ x[:, None, :, None]                   # [N, k, 2F, 1]
     gate, up = both.chunk(2, 2)
-    out = moe.down_proj[chosen] @ (functional.silu(gate) * up)              # [N, k, C, 1]
+    out = moe.down_proj[chosen] @ (kept_channels(gate, threshold) * up)     # [N, k, C, 1]
     return (out[..., 0] * weights[..., None].to(out.dtype)).sum(1)
+
+
+def kept_channels(gate, threshold):
+    """silu(gate), and 0 in channels where its size is below the threshold.
+
+    Source: Lee et al. 2024 (CATS), eq. 4-5.
+    """
+    h = functional.silu(gate)
+    return h.masked_fill(h.abs() < threshold, 0) if threshold else h
 
 
 # ------------------------------------------------------------------------------------------- sparse attention
@@ -318,18 +328,17 @@ def sparse_swiglu(x, mlp, carry, threshold):
     """`MLP.forward` without the channels whose |silu(gate)| is below the threshold, for each token.
 
     It saves no time here, because all weights are still read: it shows what leaving channels out does.
-    Source: Lee et al. 2024 (CATS), eq. 4-5.
     """
     gate, up = mlp.gate_up_proj(x).chunk(2, -1)                             # [N, F] each
-    h = functional.silu(gate)
-    h = h.masked_fill(h.abs() < threshold, 0)
+    h = kept_channels(gate, threshold)
     return mlp.down_proj(h * up), carry | dict(channels=h)
 
 
-def sparse_moe_forward(x, moe, carry, betas):
+def sparse_moe_forward(x, moe, carry, betas, threshold):
     """`MoE.forward` that skips a token's m lowest experts, for the largest m whose share is below beta_m.
 
-    betas: beta_1, beta_2, ...; 0 never skips. Source: also Lu et al. 2024 (the case of 2 experts).
+    betas: beta_1, beta_2, ...; 0 never skips. threshold: of the channels of those that are left.
+    Source: also Lu et al. 2024 (the case of 2 experts).
     """
     weights, chosen = route(x, moe)                                         # [N, k] each
     sums = weights.flip(-1).cumsum(-1)                                      # [N, k], of the lowest m = 1 to k
@@ -339,9 +348,7 @@ def sparse_moe_forward(x, moe, carry, betas):
         skip = torch.where(lowest[:, m - 1] < beta, m, skip)
     ranks = torch.arange(moe.top_k, device=x.device)
     weights = weights.masked_fill(ranks >= moe.top_k - skip[:, None], 0)
-    experts = torch.where(weights > 0, chosen, -1)
-    carry = carry | dict(experts=experts, lowest=lowest)
-    return combine_experts(x, moe, weights, chosen), carry
+    return combine_experts(x, moe, weights, chosen, threshold), carry | dict(lowest=lowest)
 
 
 # -------------------------------------------------------------------------------------------------- grounding

@@ -315,9 +315,9 @@ class Path:
     def sparsified(self, heads, channels, experts):
         """This path made sparse; skipped sublayers stay skipped.
 
-        heads, channels, experts [L]: of each layer `how` of sparse_attend, `threshold` of sparse_swiglu or
-        `betas` of sparse_moe_forward; None, 0 or () keeps the dense function. Cached: a compiled pass then
-        finds its graph.
+        heads, channels, experts [L]: of each layer `how` of sparse_attend, the `threshold` of its channels
+        and `betas` of sparse_moe_forward; None keeps the dense function. experts is None for layers that are
+        no mixture. Cached: a compiled pass then finds its graph.
         """
         attends = list(self.attends)
         ffns = list(self.ffns)
@@ -326,10 +326,11 @@ class Path:
             if attends[i] and how:
                 attends[i] = functools.partial(kernels.sparse_attend, how=how)
                 block = how[-1].block                   # one for all layers
-            if ffns[i] and channels[i]:
+            if ffns[i] and experts[i] is not None:
+                ffns[i] = functools.partial(kernels.sparse_moe_forward, betas=experts[i],
+                                            threshold=channels[i])
+            elif ffns[i] and channels[i]:
                 ffns[i] = functools.partial(kernels.sparse_swiglu, threshold=channels[i])
-            if ffns[i] and experts[i]:
-                ffns[i] = functools.partial(kernels.sparse_moe_forward, betas=experts[i])
         if attends == list(self.attends) and ffns == list(self.ffns):
             return self
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'

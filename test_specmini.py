@@ -1314,13 +1314,16 @@ def test_sparse_channels_by_hand(bias):
 
 
 @pytest.mark.parametrize('renormalise', [True, False])
-@pytest.mark.parametrize('betas', [(0.2,), (0.25, 0.6), (0.0, 0.9)])
-def test_sparse_experts_by_hand(betas, renormalise):
-    """A token skips its m lowest experts, m the most whose share of its weight is below beta_m."""
+@pytest.mark.parametrize('betas, threshold', [((0.2,), 0), ((0.25, 0.6), 0.1), ((0.0, 0.9), 0.3)])
+def test_sparse_experts_by_hand(betas, threshold, renormalise):
+    """A token skips its m lowest experts, m the most whose share of its weight is below beta_m.
+
+    In the experts that are left, a channel below the threshold adds nothing.
+    """
     moe = network(**MIXED).model.layers[0].mlp
     moe.renormalise = renormalise
     x = torch.randn(5, 16, dtype=torch.float64, generator=seeded())
-    got, carry = kernels.sparse_moe_forward(x, moe, {}, betas)
+    got, _ = kernels.sparse_moe_forward(x, moe, {}, betas, threshold)
     counts = set()
     for t in range(5):
         p, experts = moe.gate(x[t]).softmax(-1).topk(3)
@@ -1330,8 +1333,10 @@ def test_sparse_experts_by_hand(betas, renormalise):
         wanted = 0
         for weight, expert in zip(p, experts):
             gate, up = (moe.gate_up_proj[expert] @ x[t]).chunk(2)
-            wanted = wanted + weight * (moe.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
-        assert apart(got[t], wanted) < 1e-12 and (carry['experts'][t] >= 0).sum() == 3 - skipped
+            hidden = torch.nn.functional.silu(gate)
+            hidden = torch.where(hidden.abs() < threshold, 0, hidden)
+            wanted = wanted + weight * (moe.down_proj[expert] @ (hidden * up))
+        assert apart(got[t], wanted) < 1e-12
         counts.add(skipped)
     assert counts != {0}
 

@@ -259,6 +259,14 @@ def recorded(dense, sparse_form, log):
     return run
 
 
+def observed_experts(x, moe, carry, betas):
+    """(None, the carry of sparse_moe_forward and silu(gate) of each token's chosen experts as `channels`)."""
+    _, carry = kernels.sparse_moe_forward(x, moe, carry, betas, 0)
+    _, chosen = kernels.route(x, moe)                                       # [N, k]
+    gate, _ = (moe.gate_up_proj[chosen] @ x[:, None, :, None]).chunk(2, 2)  # [N, k, F, 1]
+    return None, carry | dict(channels=torch.nn.functional.silu(gate))
+
+
 def recording_path(model, rule, log):
     """The model's full path, on which every layer logs what its sparse attention and feed-forward choose.
 
@@ -271,7 +279,7 @@ def recording_path(model, rule, log):
         choose = functools.partial(kernels.sparse_attend, how=(layer, True, rule))
         leave_out = functools.partial(kernels.sparse_swiglu, threshold=0.0)
         if E:
-            leave_out = functools.partial(kernels.sparse_moe_forward, betas=betas)
+            leave_out = functools.partial(observed_experts, betas=betas)
         attends.append(recorded(kernels.attend, choose, log))
         ffns.append(recorded(kernels.feed_forward, leave_out, log))
     return replace(model.full, attends=tuple(attends), ffns=tuple(ffns), sparse=True, block=rule.block)
@@ -281,12 +289,14 @@ def sparsity(model, texts, T=5, **knobs):
     """The section 'sparse': what dense verifying passes over T positions of texts (ids) would choose.
 
     anchors: layer 0, then those whose blocks differ most from the layer before; jaccard: similarity of each
-    with it; channels, experts: for each layer 21 quantiles, 0 to 1, of |silu(gate)| and of the share of the
-    weight that a token's m lowest experts have, m = 1, 2, ... Source: as verify.Sparse (anchor layers).
+    with it; channels, experts: for each layer 21 quantiles, 0 to 1, of |silu(gate)|, in a mixture that of the
+    chosen experts, and of the share of the weight that a token's m lowest experts have, m = 1, 2, ...
+    Source: as verify.Sparse (anchor layers).
     """
     mixtures = model.config.mixtures
     similar = [[] for _ in mixtures]        # Jaccard similarities of a layer's blocks to the layer before's
-    sizes = [[] for _ in mixtures]          # [n, 1] channels' sizes, or [n, k - 1] lowest experts' shares
+    sizes = [[] for _ in mixtures]          # [n, 1] channels' sizes
+    shares = [[] for _ in mixtures]         # [n, k - 1] of the lowest experts
     rule = Sparse(**dict(dense_below=32) | knobs).blocks
     for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
@@ -302,15 +312,15 @@ def sparsity(model, texts, T=5, **knobs):
                     heads = list(map(set, attention['blocks'][0].tolist()))
                 similar[layer] += [len(a & b) / len(a | b) for a, b in zip(heads, before)]
                 before = heads
-                some = feed_forward['lowest'] if E else feed_forward['channels'].reshape(-1, 1)[::EVERY].abs()
-                sizes[layer].append(some)
+                sizes[layer].append(feed_forward['channels'].reshape(-1, 1)[::EVERY].abs())
+                if E:
+                    shares[layer].append(feed_forward['lowest'])
     require_that(similar[-1],
                  f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
     likeness = [round(sum(values) / len(values), 4) for values in similar[1:]]
     order = sorted(range(1, len(mixtures)), key=lambda layer: likeness[layer - 1])
-    tables = [quantiles(torch.cat(one)) for one in sizes]
-    channels = [[0.0] if E else table[0] for E, table in zip(mixtures, tables)]
-    experts = [table if E else [] for E, table in zip(mixtures, tables)]
+    channels = [quantiles(torch.cat(one))[0] for one in sizes]
+    experts = [quantiles(torch.cat(one)) if one else [] for one in shares]
     return dict(anchors=[0, *order], jaccard=likeness, channels=channels, experts=experts)
 
 

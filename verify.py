@@ -1121,7 +1121,7 @@ class Sparse(Exact):
     sinks: int = knob(1, 'first blocks, always read, besides the budget', 0)
     locals: int = knob(2, 'last whole blocks, always read, too', 0)
     anchors: int = knob(None, 'layers that choose blocks; 0: every second one, None: half, as calibrated', 0)
-    ffn_quantile: float = knob(0.0, "share of a layer's channels left out, by calibrated thresholds", 0, 1)
+    ffn_quantile: float = knob(0.0, "share of channels left out by calibrated thresholds; experts' too", 0, 1)
     moe_skip: int = knob(1, 'experts that a token may skip, at most', 0)
     moe_quantile: float = knob(0.5, 'beta, of the calibrated shares of the lowest experts', 0, 1)
 
@@ -1141,21 +1141,21 @@ class Sparse(Exact):
         """The path without what the knobs leave out."""
         mixtures = session.target.model.config.mixtures
         layers = len(mixtures)
-        require_knob(not (self.ffn_quantile and all(mixtures)), 'ffn_quantile', self.ffn_quantile,
-                     '0: channels of experts are not left out')
         heads = channels = experts = (None,) * layers
         if self.rho < 1:
             anchors = self.anchor_layers(session.calibration, layers)
             heads = tuple((i, i in anchors, self.blocks) for i in range(layers))
         if self.ffn_quantile:
             tables = session.calibration['sparse']['channels']
-            channels = tuple(0 if E else at_quantile(table, self.ffn_quantile)
-                             for E, table in zip(mixtures, tables, strict=True))
-        if self.moe_skip and any(mixtures):
+            there = len(tables) == layers and all(len(table) > 1 for table in tables)
+            require_knob(there, 'ffn_quantile', self.ffn_quantile, '0: calibration.json has no thresholds of '
+                         'experts; train_mask.py --anchors measures them')
+            channels = tuple(at_quantile(table, self.ffn_quantile) for table in tables)
+        if (self.moe_skip or self.ffn_quantile) and any(mixtures):
             experts = []
             for E, tables in zip(mixtures, session.calibration['sparse']['experts'], strict=True):
-                tables = tables[:self.moe_skip] if E else []
-                experts.append(tuple(at_quantile(table, self.moe_quantile) for table in tables))
+                betas = tuple(at_quantile(table, self.moe_quantile) for table in tables[:self.moe_skip])
+                experts.append(betas if E else None)
         return path.sparsified(heads, channels, tuple(experts))
 
     def skips_nothing(self, length, mixtures):

@@ -123,16 +123,17 @@ def mixture():
     return moe, x, *kernels.route(x, moe)
 
 
-@pytest.mark.parametrize('renormalise', [True, False])
-def test_sparse_experts_gathered(renormalise, mixture):
+@pytest.mark.parametrize('renormalise, threshold', [(True, 0), (False, 0), (True, 0.3)])
+def test_sparse_experts_gathered(renormalise, threshold, mixture):
     """What few tokens on CUDA, or a compiled pass, compute is what a loop over experts gives."""
     moe, x, weights, chosen = mixture
     moe.renormalise = renormalise
     weights[2, 1:] = 0
-    wanted = kernels.combine_experts(x, moe, weights, chosen)
+    wanted = kernels.combine_experts(x, moe, weights, chosen, threshold)
+    assert (apart(kernels.combine_experts(x, moe, weights, chosen), wanted) > 1e-3) == (threshold > 0)
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
-    assert apart(kernels.gathered_experts(x, moe, weights, chosen), wanted) < 1e-12
+    assert apart(kernels.gathered_experts(x, moe, weights, chosen, threshold), wanted) < 1e-12
 
 
 @pytest.mark.parametrize('gathered', [True, False])

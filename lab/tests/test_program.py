@@ -56,7 +56,6 @@ def pair(tmp_path_factory):
     ('--method cmasd --sparse --gamma 4', 'k_max'), ('--compare cmasd --gamma 2', 'k_max'),
     ('--draft nothing', 'lookup, none or self'), ('--prompts lab', 'not a plain file'),
     ('--target MODELS/target --draft self --method via', 'its own drafts'),
-    ('--target MODELS/moe --method sparse --set ffn_quantile=0.9', 'channels of experts'),
     ('--method cmasd --draft lookup', '--draft'), ('--method ecsv --draft lookup', '--draft'),
     ('--method specguard --draft none', '--draft'), ('--lookup --draft self', '--lookup'),
     ('--lookup --method cmasd', '--lookup'), ('--lookup --method ecsv', '--lookup'),

@@ -1,8 +1,10 @@
 """lab/sparse: the latest keys, kept keys, contexts, claims. Sparse passes are in test_specmini.py."""
 import itertools
 import math
+import statistics
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from lab import tasks
 from lab.judge import Records, judge, measured_pairs
 from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
-from lab.tests.helpers import LINE, SMALL, needs_int4, thin
+from lab.tests.helpers import LEARNED, LINE, SMALL, needs_int4, refuses, thin
 from lab.toys import apart, enumerate_law, fresh, network, plain, session, variation, write
 from model import Int4, pack
+from train_mask import sparsity
 from verify import METHODS, Exact, probs, no_draft
 
 KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
@@ -32,10 +35,11 @@ def test_recent_reads_the_sink_and_the_latest_blocks():
     assert sorted(blocks[0, 0].tolist()) == [0, 10, 11, 12, 13, 14]
 
 
-def reads(name, blocks, **knobs):
-    """Logits of passes over these [[ids]] behind LINE, a cycle each."""
-    model = network(0, num_hidden_layers=3)
+def reads(name, blocks, sizes=None, found=None, **knobs):
+    """Logits of passes over these [[ids]] behind LINE, a cycle each; found: the section `sparse`."""
+    model = network(0, **sizes or dict(num_hidden_layers=3))
     s = session(model, None, LINE, 30, no_draft, sparse=METHODS[name](**KEEP | knobs))
+    s.calibration = dict(sparse=found)
     s.read_prompt()
     logits = []
     for ids in blocks:
@@ -135,6 +139,37 @@ def test_a_longer_look_up_has_one_answer():
     item = text.split(' of ')[-1].split('?')[0]
     cells = [line for line in text.split('\n') if line.startswith(f'| {item}:')]
     assert 5000 < len(ids) <= 8000 and len(cells) == 1 and f' {row["answer"]},' in cells[0]
+
+
+MIXTURES = dict(experts=(6,) * 3, num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=3)
+
+
+def test_channels_of_experts_are_left_out_as_calibrated(monkeypatch):
+    """In a network of mixtures the quantile is the share of the chosen experts' channels that is left out."""
+    found = sparsity(network(**MIXTURES), [LINE], dense_below=8, block=4)
+    blocks = [LINE[:5], LINE[5:9]]
+    kept, shares = kernels.kept_channels, []
+
+    def counted(gate, threshold):
+        h = kept(gate, threshold)
+        if threshold:
+            shares.append(float((h == 0).double().mean()))
+        return h
+    monkeypatch.setattr(kernels, 'kept_channels', counted)
+    dense = reads('sparse', blocks, MIXTURES, found, rho=1.0)
+    assert not shares
+    for quantile in (0.2, 0.5, 0.8):
+        sparse = reads('sparse', blocks, MIXTURES, found, rho=1.0, ffn_quantile=quantile)
+        assert apart(sparse, dense) > 1e-3
+        assert statistics.mean(shares) == pytest.approx(quantile, abs=0.1)
+        shares.clear()
+
+
+def test_a_calibration_without_thresholds_of_experts_is_refused():
+    """As it was measured before experts had them; it serves as long as no channel is to be left out."""
+    found = LEARNED | dict(channels=[[0.0]] * 3, experts=LEARNED['experts'][:3])
+    reads('sparse', [[1]], MIXTURES, found, moe_skip=1)
+    refuses('train_mask.py --anchors', partial(reads, ffn_quantile=0.5), 'sparse', [[1]], MIXTURES, found)
 
 
 def run(alike, right, seconds):

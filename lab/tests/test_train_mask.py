@@ -195,7 +195,7 @@ def test_sparse_calibration():
     assert found['anchors'] == [0, *sorted(range(1, 4), key=lambda layer: found['jaccard'][layer - 1])]
     assert all(0 < likeness < 1 for likeness in found['jaccard'])
     assert list(map(len, found['experts'])) == [2, 0, 2, 0]                 # m = 1, 2; none in a dense layer
-    assert list(map(len, found['channels'])) == [1, 21, 1, 21]
+    assert list(map(len, found['channels'])) == [21] * 4
     one, two = found['experts'][0]
     assert one == sorted(one) and len(one) == 21
     assert 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
