@@ -1,5 +1,7 @@
 """Judges what lab/measure.py stored: `python -m lab.judge via` prints verdicts, `--report` writes all pages.
 
+`--cost 0.05` judges speeds by the stored counts of passes, as if a draft pass took 0.05 of a target pass.
+
 A paper's module `claims` has `claims(records)`, which yields Claims, and `sweeps(pairs)`, a table of figures
 without verdicts. A Claim HOLDS if its whole 95 % interval over texts reaches its line, FAILS if none of the
 interval does, and is else UNDECIDED.
@@ -17,14 +19,19 @@ from typing import NamedTuple
 import numpy
 import scipy.stats
 
+from lab import at_least
 from lab.measure import LAB, PAPERS, file_of, read_stored
 from model import require_that
 
 FEW = 12                # below so many texts the range of single texts stands in place of an interval
+MANY = 30               # below so many the interval is as much wider as Student's t is than the normal
 RESAMPLES = 500
 CLOCK, MODELLED = 'clock', 'modelled'       # kinds of speed; a page says which beside the figure
 UNITS = {CLOCK: 'seconds', MODELLED: 'steps'}       # figure of a run that a kind of speed counts
 EMBEDDED = 'embedded'
+PAPERS_COST = 0.05      # of a draft pass, in target passes: about that of the papers' pairs
+POSITION = 0.016        # what each further position adds to a pass, of the pass
+LONGEST = 512           # positions of the longest pass whose cost is given
 BEGIN, END = '<!-- begin: written by `python -m lab.judge --report` -->', '<!-- end -->'
 
 
@@ -77,8 +84,9 @@ def judge(claim):
 def interval(texts, figure):
     """(low, high): 95 % by the bias-corrected and accelerated bootstrap over the texts.
 
-    Percentiles of the resamples that have the figure, where that is not defined. Below FEW texts the lowest
-    and the highest of single texts. Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it.
+    Percentiles of the resamples that have the figure, where that is not defined. Below MANY texts wider by
+    Student's t; below FEW the lowest and the highest of single texts. Source: Efron 1987 (BCa), as
+    scipy.stats.bootstrap computes it.
     """
     if len(texts) < FEW:
         singles = [float(figure(texts[i:i + 1])) for i in range(len(texts))]
@@ -89,6 +97,10 @@ def interval(texts, figure):
         found = scipy.stats.bootstrap((texts,), figure, n_resamples=RESAMPLES, vectorized=False,
                                       method='BCa', rng=numpy.random.default_rng(0))
     low, high = found.confidence_interval
+    if len(texts) < MANY:
+        wider = scipy.stats.t.ppf(0.975, len(texts) - 1) / scipy.stats.norm.ppf(0.975)
+        middle = figure(texts)
+        low, high = middle - wider * (middle - low), middle + wider * (high - middle)
     if not (math.isfinite(low) and math.isfinite(high)):
         there = found.bootstrap_distribution[numpy.isfinite(found.bootstrap_distribution)]
         low, high = numpy.quantile(there, [0.025, 0.975]) if len(there) else (math.nan, math.nan)
@@ -100,9 +112,22 @@ def interval(texts, figure):
 class Costs:
     """Times of passes, in plain decoding's steps."""
 
-    def __init__(self, row):
+    def __init__(self, row, given=None):
         self.curves = row               # {reader/path: [0, seconds of a pass over 1, 2, ... positions]}
         self.step = row['target/full'][1]
+        self.given = given              # the cost of a draft pass, where it was not measured
+
+    def at(self, cost, position):
+        """Costs as if a draft pass took `cost` of a target pass, and each further position `position` of it.
+
+        A slim pass keeps its share of a target pass.
+        """
+        slim = self.curves['target/slim'][1] / self.step
+        bases = {'target/full': 1.0, 'target/slim': slim, 'draft/full': cost, 'mid/full': 1.0}
+        row = {}
+        for path, base in bases.items():
+            row[path] = [0.0] + [base * (1 + position * n) for n in range(LONGEST)]
+        return Costs(row, cost)
 
     def of_pass(self, path, positions):
         """Steps that a pass takes; a path that was not timed costs what its reader's full path does.
@@ -119,13 +144,19 @@ class Costs:
         return curve[timed] * full[longest] / full[timed] * positions / longest / self.step
 
     def steps_of(self, run):
-        """Steps that the passes of a run take; those that it was stored with, if its passes were not."""
+        """Steps that the passes of a run take; those that it was stored with, if its passes were not.
+
+        A run may be stored with the share `slim` of the weights that its own slim path reads.
+        """
         if 'passes' not in run:
-            return run.get('steps')
+            return None if self.given else run.get('steps')
         total = 0.0
         for path, counts in run['passes'].items():
+            share = 1.0
+            if 'slim' in run and path == 'target/slim':
+                path, share = 'target/full', run['slim']
             for positions, passes in counts.items():
-                total += passes * self.of_pass(path, int(positions))
+                total += share * passes * self.of_pass(path, int(positions))
         return total
 
 
@@ -149,6 +180,8 @@ class Runs:
                 rows, lambda run: sum(run['passes'].get('target/full', {}).values()))
         if costs:
             self.sums['steps'] = self.array(rows, costs.steps_of)
+            if costs.given:
+                self.sums.pop('seconds', None)
 
     @property
     def kind(self):
@@ -202,7 +235,7 @@ def tuned_over(runs, names, baselines, kind, agreement=0.0, rival_agreement=0.0)
     """The figure: the fastest of some settings over the fastest of others.
 
     Both are chosen on one half of each family's texts (even or odd places) and judged on the other half, both
-    ways round; the geometric mean.
+    ways round; the geometric mean, in which each half counts as often as its texts.
     """
     halves = numpy.array([(runs.families == family) & (runs.places % 2 == odd)
                           for family in dict.fromkeys(runs.families) for odd in (0, 1)])       # [H, R]
@@ -212,7 +245,7 @@ def tuned_over(runs, names, baselines, kind, agreement=0.0, rival_agreement=0.0)
         there = weights.any(1)
         mine = judged_pace(runs, names, kind, agreement, weights, halves)
         rival = judged_pace(runs, baselines, kind, rival_agreement, weights, halves)
-        return math.exp(numpy.mean(numpy.log(mine / rival)[there]))
+        return math.exp(numpy.average(numpy.log(mine / rival)[there], weights=weights.sum(1)[there]))
     return figure
 
 
@@ -306,9 +339,11 @@ def area(scores, labels):
 class Records(dict):
     """{name: Stored} of a paper on one pair, and what it needs to judge them."""
 
-    def __init__(self, paper, pair):
+    def __init__(self, paper, pair, cost=None, position=POSITION):
+        """cost, position: see Costs.at; without them passes cost what was measured."""
         super().__init__()
         self.paper, self.pair = paper, pair
+        self.cost, self.position = cost, position
         for where in sorted((LAB / paper / 'results' / pair).glob('*.jsonl')):
             self[where.stem] = read_stored(where)
 
@@ -316,7 +351,10 @@ class Records(dict):
     def costs(self):
         """The Costs of the pair's passes, one record for all papers; None where they were not measured."""
         where = file_of(None, self.pair, 'costs')
-        return Costs(read_stored(where).rows[0]) if where.exists() else None
+        if not where.exists():
+            return None
+        costs = Costs(read_stored(where).rows[0])
+        return costs.at(self.cost, self.position) if self.cost else costs
 
     def runs(self, name):
         """The Runs of a record of settings on texts."""
@@ -344,6 +382,17 @@ def findings_of(paper):
     for pair in measured_pairs(paper):
         for claim in claims_of(paper).claims(Records(paper, pair)):
             found.setdefault(claim.text, {})[pair] = judge(claims_of('best').by_clock(claim, pair))
+    return found
+
+
+def findings_at(paper, cost, position=POSITION):
+    """As findings_of, of the speeds alone, by counts of passes at a given cost of a draft pass."""
+    found = {}
+    for pair in measured_pairs(paper):
+        for claim in claims_of(paper).claims(Records(paper, pair, cost, position)):
+            claim = claims_of('best').by_counts(claim, pair, cost, position)
+            if claim.kind == MODELLED and math.isfinite(claim.figure(numpy.asarray(claim.texts))):
+                found.setdefault(claim.text, {})[pair] = judge(claim)
     return found
 
 
@@ -381,18 +430,29 @@ def short(pair):
     return pair.removeprefix(f'{EMBEDDED}+').split('-')[0]
 
 
-def claim_rows(findings):
-    """Rows (claim, whose, line, embedded pair, real models) of {claim's text: {pair: Finding}}."""
+def claim_rows(findings, cheap):
+    """Rows with the columns CLAIM_HEAD of {claim's text: {pair: Finding}}.
+
+    cheap: the same at PAPERS_COST; of a real pair, or of the embedded one where it alone has counts.
+    """
     for text, by_pair in findings.items():
         claim = next(iter(by_pair.values())).claim
-        own, real = [], []
-        for pair, finding in by_pair.items():
-            cells = own if pair.startswith(EMBEDDED) else real
-            cells.append(finding.cell if pair == EMBEDDED else f'{short(pair)}: {finding.cell}')
-        yield text, claim.whose, f'{claim.line:g}', '; '.join(own) or '-', '; '.join(real) or '-'
+        own, real = cells_of(by_pair)
+        own_cheap, real_cheap = cells_of(cheap.get(text, {}))
+        yield (text, claim.whose, f'{claim.line:g}', '; '.join(own) or '-', '; '.join(real) or '-',
+               '; '.join(real_cheap or own_cheap) or '-')
 
 
-CLAIM_HEAD = 'claim', 'whose', 'at least', 'embedded pair', 'real models'
+def cells_of(by_pair):
+    """(cells of the embedded pairs, cells of the real ones) of {pair: Finding}."""
+    own, real = [], []
+    for pair, finding in by_pair.items():
+        cells = own if pair.startswith(EMBEDDED) else real
+        cells.append(finding.cell if pair == EMBEDDED else f'{short(pair)}: {finding.cell}')
+    return own, real
+
+
+CLAIM_HEAD = 'claim', 'whose', 'at least', 'embedded pair', 'real models', f'at c = {PAPERS_COST:g}'
 
 
 def page_lines(paper, findings):
@@ -404,7 +464,8 @@ def page_lines(paper, findings):
         n = max(len(stored.rows) for stored in records.values())
         lines.append(f'* {pair}: {len(records)} records of up to {n} rows, {" and ".join(dates)}')
     lines.append('* words and kinds of speed: [how claims are judged](../README.md#measure-then-judge)')
-    lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings))))]
+    cheap = findings_at(paper, PAPERS_COST)
+    lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings, cheap))))]
     return lines + table_lines(claims_of(paper).sweeps(pairs))
 
 
@@ -425,15 +486,22 @@ def scoreboard(papers):
     """Lines of a table of the claims of {paper: findings}."""
     rows = []
     for paper, findings in papers.items():
-        rows += [(f'[{paper}]({paper}/README.md)', *row) for row in claim_rows(findings)]
+        cheap = findings_at(paper, PAPERS_COST)
+        rows += [(f'[{paper}]({paper}/README.md)', *row) for row in claim_rows(findings, cheap)]
     return table_lines(PageTable(('paper', *CLAIM_HEAD), rows))
+
+
+def print_verdicts(paper, findings):
+    """Prints the table of a paper's findings, without the column of another cost."""
+    rows = [row[:-1] for row in claim_rows(findings, {})]
+    print(f'\n{paper}\n' + '\n'.join(table_lines(PageTable(CLAIM_HEAD[:-1], rows))))
 
 
 def report(papers, write):
     """Prints the verdicts of these papers; write: into the pages, and the scoreboard where all are judged."""
     found = {paper: findings_of(paper) for paper in papers}
     for paper, findings in found.items():
-        print(f'\n{paper}\n' + '\n'.join(table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings))))))
+        print_verdicts(paper, findings)
         if write:
             rewrite(LAB / paper / 'README.md', page_lines(paper, findings))
     if write and found.keys() == PAPERS.keys():
@@ -445,11 +513,20 @@ def main():
     parser = argparse.ArgumentParser(prog='python -m lab.judge', description=__doc__.split('\n')[0])
     parser.add_argument('papers', nargs='*', metavar='PAPER', help=f'of {", ".join(PAPERS)} (default: all)')
     parser.add_argument('--report', action='store_true', help='write the pages')
+    parser.add_argument('--cost', type=at_least(0.001, float), metavar='C',
+                        help='judge speeds as if a draft pass took C target passes, by counts of passes')
+    parser.add_argument('--verify', type=at_least(0, float), default=POSITION, metavar='V',
+                        help=f'with --cost: what each further position adds to a pass (default: {POSITION})')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in PAPERS]
     if unknown:
         parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}')
-    report(args.papers or list(PAPERS), args.report)
+    papers = args.papers or list(PAPERS)
+    if args.cost is None:
+        report(papers, args.report)
+    else:
+        for paper in papers:
+            print_verdicts(paper, findings_at(paper, args.cost, args.verify))
     return 0
 
 

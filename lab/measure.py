@@ -48,9 +48,14 @@ OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what a
 
 # ------------------------------------------------------------------------------------------------- the models
 
-@functools.cache
 def network(folder, device='cpu', dtype='fp32', rounded=False, int4=False):
     """(Transformer, tokenizer, end ids) of a folder; rounded: its weights to 4 bits, int4: its products."""
+    return loaded_once(folder, device, dtype, rounded, int4)
+
+
+@functools.cache
+def loaded_once(folder, device, dtype, rounded, int4):
+    """What `network` returns, held once however its arguments were given."""
     loaded = load(folder, device, DTYPES[dtype])
     model, _, _ = loaded
     if rounded:
@@ -473,9 +478,16 @@ def read_stored(where):
 
 # ----------------------------------------------------------------------------------------------- the program
 
-def measure(paper, pair, n, resume=False):
-    """Measures and stores every record of a paper that the pair can have; n: prompts of each family."""
-    for name, record in importlib.import_module(f'lab.{paper}.record').RECORDS.items():
+def measure(paper, pair, n, resume=False, only=None):
+    """Measures and stores every record of a paper that the pair can have; n: prompts of each family.
+
+    only: the name of a record that is measured alone.
+    """
+    records = importlib.import_module(f'lab.{paper}.record').RECORDS
+    require_that(not only or only in records, f'--only {only}: {paper} has the records {", ".join(records)}')
+    for name, record in records.items():
+        if only and name != only:
+            continue
         if record.drafts and not pair.draft:
             print(f'{paper} {name}: left out, it needs a draft model (--draft DIR)', file=sys.stderr)
         elif record.only and not pair.is_embedded:
@@ -491,6 +503,7 @@ def parse():
     add = parser.add_argument
     add('papers', nargs='+', metavar='PAPER', help=f'of {", ".join(PAPERS)}, or costs: of the passes')
     add('--n', type=at_least(2), help='prompts of each family')
+    add('--only', metavar='RECORD', help='this record of a paper alone')
     add('--resume', action='store_true', help='keep the rows that an interrupted run has stored')
     add('--target', metavar='DIR', help='a Hugging Face folder (default: the embedded pair)')
     add('--draft', metavar='DIR', help='a smaller model of the same vocabulary (default: none)')
@@ -540,7 +553,7 @@ def run(args):
                 write_rows(where, pair.head('costs', 1), [pair], cost_row)
             else:
                 n = args.n or (PAPERS[paper] if pair.is_embedded else ELSEWHERE)
-                measure(paper, pair, n, args.resume)
+                measure(paper, pair, n, args.resume, args.only)
     except KeyboardInterrupt:
         print('interrupted: the same command with --resume goes on', file=sys.stderr)
         return 130

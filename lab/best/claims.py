@@ -1,16 +1,17 @@
 """Which composition is the fastest at an agreement with the target, judged by stored runs."""
+from collections import Counter
 from dataclasses import replace
 
 import numpy
 
 from lab.best.record import lossless
-from lab.judge import CLOCK, Claim, PageTable, Records, interval, over, tuned_over
+from lab.judge import CLOCK, MODELLED, Claim, PageTable, Records, Runs, interval, over, tuned_over
 
 LEVELS = {1.0: 1.25, 0.99: 1.5, 0.95: 1.5}      # agreement: the speed over tuned sd that is aimed at
 
 TIMED = {               # claims of other pages that the runs here judge by the clock: setting, rival
-    'published (lossy) default over plain decoding': ('cmasd', 'ar'),
-    'published default over tuned exact sd': ('cmasd', 'sd'),
+    'default (lossy) over plain decoding': ('cmasd', 'ar'),
+    'default over tuned exact sd': ('cmasd', 'sd'),
     'default window over the best fixed gamma': ('cmasd, strict', 'sd'),
     'product over the best fixed gamma': ('product', 'sd'),
     'over plain decoding': ('via', 'ar'),
@@ -18,6 +19,15 @@ TIMED = {               # claims of other pages that the runs here judge by the 
     'ecsv-lite over sd with a greedy draft': ('ecsv-lite', 'sd'),
     'the vote by prefix over sd with a greedy draft': ('ecsv-prefix', 'sd'),
     'hedge over sd with a greedy draft': ('hedge', 'sd')}
+COUNTED = {             # claims that counted runs judge at any cost of a draft pass: setting, rival
+    'default (lossy) over plain decoding': ('cmasd', 'ar'),
+    'default over tuned exact sd': ('cmasd', 'sd'),
+    'product over the best fixed gamma': ('product', 'sd'),
+    'payoff over the best fixed gamma': ('payoff', 'sd'),
+    'over plain decoding': ('via, without 4', 'ar'),
+    'over `sd`': ('via, without 4', 'sd'),
+    'ecsv-lite over sd with a greedy draft': ('ecsv-lite', 'sd')}
+REPLAYED = range(1, 17)     # gammas of plain sd whose passes follow from where its guesses are right
 
 
 def by_clock(claim, pair):
@@ -29,6 +39,65 @@ def by_clock(claim, pair):
     name = next(name for name in runs.names if name.startswith(setting))
     figure = over_plain(runs, name) if rival == 'ar' else tuned_over(runs, [name], usual(runs.names), CLOCK)
     return replace(claim, texts=numpy.arange(runs.size), figure=figure, kind=CLOCK)
+
+
+def by_counts(claim, pair, cost, position):
+    """The Claim by counts of passes, where the pair has them: each side at its best length for this cost."""
+    runs = counted(pair, cost, position)
+    if claim.text not in COUNTED or not runs:
+        return claim
+    setting, rival = COUNTED[claim.text]
+    names = at_any_length(runs.names, setting, cost)
+    rivals = ['ar'] if rival == 'ar' else usual(runs.names)
+    if not names:
+        return replace(claim, kind='')                  # payoff was not told this cost
+    return replace(claim, texts=numpy.arange(runs.size), kind=MODELLED,
+                   figure=tuned_over(runs, names, rivals, MODELLED))
+
+
+def at_any_length(names, method, cost):
+    """The settings of a method in the counted runs; of payoff the one that was told this cost."""
+    if method == 'payoff':
+        method = f'payoff, c {cost:g}'
+    return [name for name in names if name == method or name.startswith((f'{method} ', f'{method}, '))]
+
+
+def counted(pair, cost, position):
+    """The Runs of the record `counts` at a cost of a draft pass, with plain decoding and sd; None without."""
+    records = Records('best', pair, cost, position)
+    if 'counts' not in records or not records['counts'].rows:
+        return None
+    rows = []
+    for row in records['counts'].rows:
+        runs = dict(row['runs'], ar=run_of(row['tokens'], {'target/full': {1: row['tokens']}}))
+        for gamma in REPLAYED:
+            runs[f'sd {gamma}'] = replayed(row['hit'], gamma)
+        rows.append(row | dict(runs=runs))
+    return Runs(rows, records.costs)
+
+
+def run_of(tokens, passes):
+    """A run of a lossless setting, from its passes {reader/path: {positions: passes}}."""
+    return dict(tokens=tokens, wrong=0, passes=passes)
+
+
+def replayed(hits, gamma):
+    """The run of sd with greedy drafts of gamma tokens along a text.
+
+    hits: of each token whether it is the draft's favourite; a guess is kept where all before it are right.
+    The last block drafts a token more than a run that ends at its length, not at an end token.
+    """
+    drafts, targets = Counter(), Counter()
+    place = 0
+    while place < len(hits):
+        n = min(gamma, len(hits) - place)
+        kept = 0
+        while kept < n and hits[place + kept]:
+            kept += 1
+        place += kept + 1
+        drafts[1] += n
+        targets[n + 1] += 1
+    return run_of(len(hits), {'draft/full': drafts, 'target/full': targets})
 
 
 def usual(names):

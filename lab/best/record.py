@@ -6,7 +6,8 @@ import functools
 from dataclasses import dataclass
 
 import lab.baselines                                    # noqa: F401, enters them in METHODS
-from lab.measure import Record, Setting, named, network, run_row, sd
+from lab.measure import Record, Setting, named, network, run_row, sd, token_row
+from lab.via.baselines import sublayers
 from model import read_calibration
 from verify import Exact, knob, prompt_lookup, lookup_then_draft
 
@@ -16,6 +17,8 @@ EMBEDDED_GAMMAS = 8, (4, 6, 8, 12)  # where a draft pass is cheap
 LOSSY = 'ratio', 'cmasd', 'via', 'cascade', 'specguard', 'lenient'      # settings, by their first word
 INT4 = 'int4: '         # before settings whose draft is in 4 bits
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing
+COSTS = 0.02, 0.05, 0.1, 0.2, 0.36  # of a draft pass, in target passes, that payoff is told
+LENGTHS = 2, 4, 8, 12               # of blocks whose passes are counted
 BLOCKS = 4, 8, 12                   # layers in a row that slim leaves out, behind the first sixth of all
 
 
@@ -63,14 +66,28 @@ def every_method(gamma, gammas, layers, calibration):
     if 'mask' in calibration:
         found['via'] = named('via', gamma=gamma)
     for count in BLOCKS:
-        skipped = range(layers // 6, layers // 6 + count)
-        if skipped.stop < layers:
-            without = ' '.join(map(str, skipped))
-            found[f'via, without {count}'] = named('via-layers', gamma=gamma, layers=without)
+        if layers // 6 + count < layers:
+            found[f'via, without {count}'] = via_without(count, layers, gamma)
     for k in 1, 4:
         if 'signals' in calibration:
             found[f'specguard, k = {k}'] = named('specguard', k=k, delimiter='sentence')
     return found
+
+
+def via_without(count, layers, gamma):
+    """The Setting of via without the layers left_out."""
+    return named('via-layers', gamma=gamma, layers=' '.join(map(str, left_out(count, layers))))
+
+
+def left_out(count, layers):
+    """So many layers in a row, behind the first sixth of all."""
+    return range(layers // 6, layers // 6 + count)
+
+
+def share_without(pair, skipped):
+    """The share of its weight bytes that a pass of the target reads without these layers."""
+    model, _, _ = network(pair.target, pair.device, pair.dtype)
+    return model.read_bytes(model.full.without(sublayers(skipped))) / model.read_bytes(model.full)
 
 
 def compositions():
@@ -86,9 +103,14 @@ def compositions():
 
 def methods_of(pair):
     """every_method for the models of a pair."""
-    model, _, _ = network(pair.target, pair.device, pair.dtype)
-    shape = model.config.num_hidden_layers, read_calibration(pair.target, pair.draft)
+    shape = layers_of(pair), read_calibration(pair.target, pair.draft)
     return every_method(*(EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS), *shape)
+
+
+def layers_of(pair):
+    """How many layers the target has."""
+    model, _, _ = network(pair.target, pair.device, pair.dtype)
+    return model.config.num_hidden_layers
 
 
 def composition_row(pair, prompt):
@@ -124,10 +146,50 @@ def int4_row(pair, prompt):
     return run_row(settings, pair, prompt)
 
 
+def payoff(cost):
+    """Exact decoding with the controller `payoff`, told the cost of a draft pass in target passes."""
+    method = Exact(controller='payoff')
+    method.control.cost = cost
+    return method
+
+
+def counted_settings(layers):
+    """{name: Setting} of methods at several lengths: their passes are counted for any cost of a draft pass.
+
+    Plain sd is not among them, because counted_row tells what it drafts at every length.
+    """
+    found = {'product': named('sd', controller='product')}
+    for cost in COSTS:
+        found[f'payoff, c {cost:g}'] = Setting(functools.partial(payoff, cost))
+    for length in LENGTHS:
+        found[f'cmasd {length}'] = named('cmasd', k_max=length)
+        found[f'ratio 0.5, {length}'] = Setting(functools.partial(Ratio, length))
+    for length in LENGTHS[:-1]:
+        found[f'via, without 4, {length}'] = via_without(4, layers, length)
+        found[f'ecsv-lite {length}'] = named('ecsv', gamma=length, a_self=0)
+    return found
+
+
+def counted_row(pair, prompt):
+    """The runs of counted_settings, and of the target's own text where the draft's favourite is its token.
+
+    Without seconds, so a busy machine may record it. slim: the share of the weights that a slim pass reads.
+    """
+    layers = layers_of(pair)
+    row = run_row(counted_settings(layers), pair, prompt)
+    for name, run in row['runs'].items():
+        del run['seconds']
+        if name.startswith('via'):
+            run['slim'] = share_without(pair, left_out(4, layers))
+    tokens = token_row(pair, prompt)
+    return row | dict(tokens=tokens['tokens'], hit=tokens['hit'])
+
+
 def in_turn(pair, n):
     """The prompts of all families in turn, so that what is interrupted has some of each."""
     return sorted(pair.texts(FAMILIES, n), key=lambda prompt: prompt.place)
 
 
 RECORDS = dict(compositions=Record(in_turn, composition_row), sampled=Record(in_turn, sampled_row),
-               int4=Record(lambda pair, n: in_turn(pair, n) if has_int4(pair) else [], int4_row))
+               int4=Record(lambda pair, n: in_turn(pair, n) if has_int4(pair) else [], int4_row),
+               counts=Record(in_turn, counted_row))

@@ -1,18 +1,26 @@
-"""ECSV's claims, by what lab/ecsv/record.py stored. Speeds at temperature 0 are modelled by pass costs."""
+"""ECSV's claims, by what lab/ecsv/record.py stored: acceptance lengths, then speeds.
+
+Acceptance length is the proposal's unit: draft tokens kept a verifying pass, at the same number of positions.
+Speeds at temperature 0 are modelled by pass costs.
+"""
 import numpy
 
-from lab.ecsv.record import GREEDY, SAMPLED, SAMPLED_DEPTHS, branches_of
+from lab.ecsv.record import DEPTHS, GREEDY, SAMPLED, SAMPLED_DEPTHS, branches_of
 from lab.judge import CLOCK, MODELLED, Claim, PageTable, Runs, short
 
 BUDGET = 1.01           # the paper's: target positions a token, of those that tuned sd spends
-SD, LENGTH = 'sd, sampled draft', 'paper: 1.05 to 1.15'
-OVER = [                # claim, whose, line, record, vote, its rival
-    ('ecsv-lite over sd with a sampled draft', LENGTH, 1.05, 'blocks', 'ecsv-lite', SD),
-    ('ecsv-lite over sd with a greedy draft', LENGTH, 1.05, 'blocks', 'ecsv-lite', GREEDY),
+SD = 'sd, sampled draft'
+DEPTH = 4               # tokens of the blocks whose acceptance lengths are compared
+LENGTHS = [             # claim on the acceptance length, whose, line, record, vote, its rival
+    ('length: ecsv-lite over a sampled draft', 'paper: 1.05 to 1.15', 1.05, 'blocks', 'ecsv-lite', SD),
+    ('length: ecsv-lite over a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY),
+    ('length: weights over none', 'paper', 1.005, 'blocks', 'ecsv', 'unweighted'),
+    ('length: two spot checks over none', 'paper: 1.02 to 1.05', 1.02, 'ablations', 'spot, R = 2', 'ecsv')]
+OVER = [                # claim on speed, whose, line, record, vote, its rival
+    ('ecsv-lite over sd with a sampled draft', 'ours', 1.05, 'blocks', 'ecsv-lite', SD),
+    ('ecsv-lite over sd with a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY),
     ('the vote by prefix over sd with a greedy draft', 'ours', 1.005, 'blocks', 'prefix', GREEDY),
     ('the best of four branches over sd, greedy draft', 'ours', 1.05, 'blocks', 'best of four', GREEDY),
-    ('weights over none, vote by prefix', 'paper', 1.005, 'blocks', 'prefix', 'prefix, unweighted'),
-    ('a spot check a cycle over none', 'paper: 1.02 to 1.05', 1.02, 'ablations', 'spot, R = 1', 'ecsv'),
     ('hedge over sd with a greedy draft', 'ours', 1.02, 'hedged', 'hedge', GREEDY)]
 NOISY = 'ecsv, 4-bit draft', 'sd, 4-bit sampled draft'
 SWEPT = dict(           # rows of the table of sweeps, by record
@@ -26,7 +34,7 @@ SWEPT = dict(           # rows of the table of sweeps, by record
 class Votes:
     """Some votes on the texts that have them all, at several depths.
 
-    steps: {vote: [texts, depths]}; sums: {vote: {count: [depths] of all texts}}; member [families, texts].
+    counts: {vote: {count: [texts, depths]}}; steps: {vote: [texts, depths]}; member [families, texts].
     """
 
     def __init__(self, records, record, *names):
@@ -35,14 +43,15 @@ class Votes:
         self.texts = range(len(rows))
         families = numpy.array([row['family'] for row in rows])
         self.member = numpy.equal.outer(numpy.unique(families), families)       # [families, texts]
-        self.steps, self.sums = {}, {}
+        self.counts, self.steps = {}, {}
+        self.depths = rows[0].get('depths', DEPTHS) if rows else []
         for name in names if rows else ():
             counts = {}
             for key in rows[0]['votes'][name]:
                 counts[key] = numpy.array([row['votes'][name][key] for row in rows], float)
             counts.setdefault('passes', counts['cycles'])               # but for checks
             counts.setdefault('drafts', counts['positions'] - counts['passes'])
-            self.sums[name] = {key: table.sum(0) for key, table in counts.items()}
+            self.counts[name] = counts
             self.steps[name] = steps(counts, records.costs, branches_of(name))
 
     def over(self, name, rival):
@@ -57,9 +66,22 @@ class Votes:
             return float(numpy.exp(numpy.log(other[there] / mine[there]).mean()))
         return figure
 
+    def length_over(self, name, rival):
+        """The figure: a vote's acceptance length over its rival's, in blocks of DEPTH tokens."""
+        i = list(self.depths).index(DEPTH)
+
+        def figure(texts):
+            lengths = []
+            for vote in (name, rival):
+                kept, cycles = (self.counts[vote][key][texts, i].sum() for key in ('kept', 'cycles'))
+                lengths.append(kept / cycles)
+            return lengths[0] / lengths[1]
+        return figure
+
     def at_budget(self, name):
         """Draft tokens kept a pass over those of tuned greedy sd, within its target positions a token."""
-        mine, greedy = self.sums[name], self.sums[GREEDY]
+        mine, greedy = ({key: table.sum(0) for key, table in self.counts[vote].items()}
+                        for vote in (name, GREEDY))
         tuned = self.steps[GREEDY].sum(0).argmin()
         within = mine['positions'] <= BUDGET * greedy['positions'][tuned]
         kept, base = mine['kept'] / mine['passes'], greedy['kept'] / greedy['passes']
@@ -78,8 +100,8 @@ def steps(counts, costs, branches):
 
 
 def gain_by_noise(votes, noisy):
-    """The figure: ecsv over sampled sd with these noisy votes, minus the same without noise."""
-    more, less = votes.over(*noisy), votes.over('ecsv', SD)
+    """The figure: ecsv's acceptance length over sampled sd's with these noisy votes, minus without noise."""
+    more, less = votes.length_over(*noisy), votes.length_over('ecsv', SD)
     return lambda texts: more(texts) - less(texts)
 
 
@@ -100,14 +122,18 @@ def independence(rows):
 
 def claims(records):
     """The Claims that a pair's records can judge."""
+    for text, whose, line, record, name, rival in LENGTHS:
+        votes = Votes(records, record, name, rival)
+        if votes.texts:
+            yield Claim(text, whose, line, votes.texts, votes.length_over(name, rival))
     for text, whose, line, record, name, rival in OVER:
         votes = Votes(records, record, name, rival)
         if votes.texts:
             yield Claim(text, whose, line, votes.texts, votes.over(name, rival), MODELLED)
     votes = Votes(records, 'blocks', 'ecsv', SD, *NOISY)
     if votes.texts:
-        yield Claim('gain over sampled sd with a 4-bit draft, minus without', 'paper', 0.0, votes.texts,
-                    gain_by_noise(votes, NOISY), MODELLED)
+        yield Claim('length: gain over sampled sd, 4-bit draft, minus without', 'paper', 0.0, votes.texts,
+                    gain_by_noise(votes, NOISY))
     if 'errors' in records:
         rows = records['errors'].rows
         yield Claim("1 - correlation of two branches' errors", 'paper', 0.95, range(len(rows)),

@@ -13,7 +13,8 @@ from specmini import take_threads
 
 def shown():
     """{picture: what it shows} of all."""
-    found = dict(speedup=points.real_speeds(points.REAL), front=points.both_pairs())
+    found = dict(speedup=points.real_speeds(points.REAL), cost=points.speeds_by_cost(points.REAL),
+                 front=points.both_pairs())
     for name, cycle in cycles.CYCLES.items():
         found[name] = cycle()
     return found

@@ -1,7 +1,7 @@
-"""The charts: speed by the formula, with the real pair's points; speed against agreement, and its front."""
+"""The charts: speed by the formula; over the cost of a draft pass; against agreement, and its front."""
 from matplotlib import pyplot
 
-from lab.pictures.points import LONGEST, Point, front, speedup
+from lab.pictures.points import CHEAPEST, DEAREST, LONGEST, Point, front, speedup
 from lab.pictures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, WIDTH
 
 GAMMAS = range(1, LONGEST + 1)
@@ -13,6 +13,9 @@ KINDS = dict(   # kind of a Point: (how it is called, marker, colour, its column
     cmasd=('cmasd, cascade, ratio', '^', VERMILLION, 0), via=('via', 's', ORANGE, 0),
     specguard=('specguard', 'P', SKY, 0))
 HEIGHT = 6                  # of the front, inches
+METHOD_COLORS = {'sd': BLACK, 'payoff': BLUE, 'cmasd': VERMILLION, 'via, without 4': ORANGE,
+                 'ecsv-lite': GREEN, 'specguard, k = 1': SKY}
+PAPERS = 0.02, 0.1          # costs of a draft pass of the papers' pairs
 
 
 # ---------------------------------------------------------------------------------------------- the formula
@@ -66,6 +69,32 @@ def measured_curve(axes, shown):
     end = 12.15, speeds[-1] + 0.02
     axes.annotate(f'{alpha:.2f}', end, va='center_baseline', fontweight='bold')
     axes.legend(loc='lower left', handletextpad=0.2, borderaxespad=0.2)
+
+
+# ---------------------------------------------------------------------------------- the cost of a draft pass
+
+def cost_chart(shown):
+    """A line a method over the cost of a draft pass, dashed where it is lossy, with what the clock says."""
+    figure, axes = pyplot.subplots(figsize=(WIDTH / 10, 4))
+    figure.subplots_adjust(left=0.065, right=0.985, top=0.9, bottom=0.115)
+    axes.axvspan(*PAPERS, color='#F2F2F2', linewidth=0)
+    axes.axhline(1, color=GREY, linewidth=0.6)
+    for method, what in shown.items():
+        color = METHOD_COLORS[method]
+        lossy = what['agreement'] is not None
+        name = f'{method}: {what["agreement"]:.0%} agreement' if lossy else method
+        axes.plot(*zip(*what['line']), '--' if lossy else '-', color=color, linewidth=1.4, label=name)
+        if what['clock']:
+            axes.plot(*zip(*what['clock']), 'X', color=color, markersize=6, markeredgecolor='white')
+    axes.set(xscale='log', xlim=(CHEAPEST, DEAREST), ylim=(0, None), xticks=[0.02, 0.05, 0.1, 0.2, 0.36, 0.5])
+    axes.set_xticklabels(['0.02', '0.05', '0.1', '0.2', '0.36', '0.5'])
+    axes.minorticks_off()
+    axes.set_xlabel("c, cost of a draft pass in the target's passes")
+    axes.set_ylabel('times the speed of plain decoding')
+    title(axes, "Qwen2.5-Coder 1.5B with 0.5B: each method at its best length for each c",
+          "by counts of passes; crosses: by the clock; dashed: lossy; grey: the papers' pairs")
+    axes.legend(loc='upper right')
+    return figure
 
 
 # ------------------------------------------------------------------------------------------------ the front
@@ -149,4 +178,4 @@ def key(i, point):
     return f'{i + 1}  {point.name}: {point.speed:.2f} ({point.low:.2f} to {point.high:.2f}), {loss}'
 
 
-DRAWN = dict(speedup=speedup_chart, front=front_chart)
+DRAWN = dict(speedup=speedup_chart, cost=cost_chart, front=front_chart)

@@ -1,14 +1,14 @@
-"""What the two charts show, as dicts and tuples: the formula of speed, the front of speed and agreement.
+"""What the charts show, as dicts and tuples: the formula, speed by the cost of a draft, speed and agreement.
 
-Speeds are over plain decoding, by the clock.
+Speeds are over plain decoding, by the clock; over the cost of a draft by counts of passes.
 """
 from typing import NamedTuple
 
 import numpy
 
-from lab.best.claims import over_plain
-from lab.best.record import lossless
-from lab.judge import Records, interval
+from lab.best.claims import at_any_length, counted, over_plain, usual
+from lab.best.record import COSTS, INT4, lossless
+from lab.judge import MODELLED, POSITION, Records, interval
 
 REAL = 'qwen-1.5b+0.5b'     # the pair of real models
 LONGEST = 12                # block that the formula is drawn for
@@ -42,6 +42,54 @@ def real_speeds(pair):
             timed[int(name.removeprefix('sd '))] = float(over_plain(runs, name)(texts))
     alpha = float(runs.share('accepted', 'judged', 'sd 3', texts))
     return dict(c=costs.of_pass('draft/full', 1), v=v, alpha=alpha, timed=timed)
+
+
+# ---------------------------------------------------------------------------------- the cost of a draft pass
+
+CHEAPEST, DEAREST, STEPS = 0.02, 0.5, 41        # costs that are drawn, evenly spaced in their logarithms
+INT4_COST = 0.14                                # of a draft pass of the real pair in 4 bits, see SPEED.md
+DRAWN = 'sd', 'payoff', 'cmasd', 'via, without 4', 'ecsv-lite', 'specguard, k = 1'
+
+
+def speeds_by_cost(pair):
+    """{method: dict(agreement, line, clock)} of a pair with counted runs.
+
+    line: [(c, speed)] at the method's best length for each cost c of a draft pass; clock: the same where it
+    was timed, with the draft as it is and in 4 bits. agreement: None where the method is lossless.
+    """
+    found = {}
+    for method in DRAWN:
+        line = []
+        for c in COSTS if method == 'payoff' else numpy.geomspace(CHEAPEST, DEAREST, STEPS):
+            runs, names = runs_at(pair, method, c)
+            texts = numpy.arange(runs.size)
+            paces = runs.pace(names, texts, MODELLED)
+            line.append((float(c), float(paces.max())))
+        agreement = None if lossless([method]) else float(runs.agreement(names[paces.argmax()], texts))
+        found[method] = dict(agreement=agreement, line=line, clock=clocked(pair, method))
+    return found
+
+
+def runs_at(pair, method, c):
+    """(Runs at this cost of a draft pass, the method's settings); SpecGuard's are of its timed runs."""
+    if method.startswith('specguard'):
+        return Records('best', pair, c, POSITION).runs('compositions'), [method]
+    runs = counted(pair, c, POSITION)
+    return runs, usual(runs.names) if method == 'sd' else at_any_length(runs.names, method, c)
+
+
+def clocked(pair, method):
+    """[(cost of a draft pass, speed)] of a method's fastest timed setting: the draft as it is, in 4 bits."""
+    found = []
+    whole = Records('best', pair).costs.of_pass('draft/full', 1)
+    for record, prefix, c in (('compositions', '', whole), ('int4', INT4, INT4_COST)):
+        runs = Records('best', pair).runs(record)
+        names = [name for name in runs.names if name.startswith(prefix + method)]
+        texts = numpy.arange(runs.size)
+        speeds = [float(over_plain(runs, name)(texts)) for name in names]
+        if speeds:
+            found.append((c, max(speeds)))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ the front

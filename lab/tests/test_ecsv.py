@@ -114,7 +114,7 @@ def test_claims_by_hand():
 @pytest.mark.parametrize('pair', measured_pairs('ecsv'))
 def test_committed_results_are_judged_without_a_warning(pair):
     records = Records('ecsv', pair)
-    assert len(list(claims.claims(records))) == (9 if pair == 'embedded' else 6)
+    assert len(list(claims.claims(records))) == (11 if pair == 'embedded' else 8)
     assert len(claims.sweeps({pair: records}).rows) <= 25
 
 

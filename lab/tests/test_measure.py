@@ -13,6 +13,7 @@ from lab import bench, judge, measure, tasks, train
 from lab.judge import CLOCK, Claim, Costs, Runs
 from lab.measure import Pair, Record, named, run_row, sd, token_row
 from lab.tests.helpers import case, json_lines, program as run, refused, subprogram, tiny
+from lab.best.claims import replayed
 from lab.via.claims import unseen_claim
 from model import Reader, load, write_calibration
 
@@ -114,6 +115,50 @@ def test_costs_of_passes():
     run = dict(passes={'target/full': {'1': 3, '2': 2}, 'draft/full': {'1': 4}})
     assert costs.steps_of(run) == pytest.approx(3 * 1 + 2 * 1.5 + 4 * 0.5)
     assert costs.steps_of(dict(steps=7.0)) == 7
+
+
+def test_costs_at_another_draft():
+    """A draft pass as is asked, each further position its share, slim its share of a target pass."""
+    measured = Costs({'target/full': [0, 2.0], 'draft/full': [0, 1.0], 'target/slim': [0, 1.0]})
+    costs = measured.at(0.05, 0.1)
+    assert costs.of_pass('draft/full', 1) == pytest.approx(0.05)
+    assert costs.of_pass('draft/full', 3) == pytest.approx(0.06)
+    assert costs.of_pass('target/full', 5) == pytest.approx(1.4)
+    assert costs.of_pass('target/slim', 1) == pytest.approx(0.5)
+    run = dict(passes={'target/slim': {'5': 2}}, slim=0.25)
+    assert costs.steps_of(run) == pytest.approx(2 * 0.25 * 1.4)
+    assert costs.steps_of(dict(steps=7.0)) is None      # of the measured costs, not of these
+
+
+def test_sd_is_replayed_from_where_its_guesses_are_right():
+    """By hand; and as the real run on a text of the embedded pair."""
+    passes = replayed([1, 1, 0, 1, 1], 2)['passes']
+    assert passes == {'draft/full': {1: 4}, 'target/full': {3: 2}}
+    prompt, = measure.EMBEDDED.texts(['math'], 1)
+    real = measure.run_row(dict(sd=measure.sd(4)), measure.EMBEDDED, prompt)['runs']['sd']
+    again = replayed(measure.token_row(measure.EMBEDDED, prompt)['hit'], 4)
+    assert again['passes']['target/full'] == real['passes']['target/full']
+    assert again['passes']['draft/full'].total() == real['passes']['draft/full'].total()
+
+
+def test_each_cost_has_its_own_verdicts(tmp_path, monkeypatch):
+    """Drafts of 8 kept tokens are four times plain decoding where a draft pass is cheap, not where dear."""
+    monkeypatch.setattr(measure, 'LAB', tmp_path)
+    monkeypatch.setattr(judge, 'LAB', tmp_path)
+    measure.write_rows(measure.file_of(None, 'a', 'costs'), {}, [0], lambda _: {
+        'target/full': [0.0, 1.0], 'target/slim': [0.0, 0.5], 'draft/full': [0.0, 0.4]})
+    cmasd = dict(tokens=90, wrong=1, passes={'target/full': {9: 10}, 'draft/full': {1: 80}})
+    row = dict(family='qa', tokens=90, hit=[1, 0] * 45, runs={'cmasd 8': cmasd})
+    measure.write_rows(measure.file_of('best', 'a', 'counts'), {}, range(12), lambda i: row | dict(place=i))
+    plain = dict(runs=dict(ar=dict(tokens=90, wrong=0, passes={'target/full': {1: 90}}), cmasd=cmasd, strict=cmasd))
+    measure.write_rows(measure.file_of('cmasd', 'a', 'relaxed'), {}, range(12),
+                       lambda i: row | plain | dict(place=i))
+    found = {}
+    for cost in (0.05, 0.4):
+        findings = judge.findings_at('cmasd', cost)
+        found[cost] = findings['default (lossy) over plain decoding']['a']
+    assert found[0.05].verdict == 'HOLDS' and found[0.4].verdict == 'FAILS'
+    assert found[0.05].figure == pytest.approx(9 / (1 + 8 * 0.016 + 8 * 0.05))
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
