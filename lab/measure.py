@@ -452,6 +452,7 @@ def write_rows(where, head, items, row_of, resume=False):
     with open(where, 'a' if there else 'w', encoding='utf-8') as file:
         if not there:
             file.write(as_line(dated(head)))
+            file.flush()
         for item in items[max(0, there - 1):]:
             file.write(as_line(row_of(item)))
             file.flush()

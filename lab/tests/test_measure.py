@@ -147,10 +147,11 @@ def test_each_cost_has_its_own_verdicts(tmp_path, monkeypatch):
     monkeypatch.setattr(judge, 'LAB', tmp_path)
     measure.write_rows(measure.file_of(None, 'a', 'costs'), {}, [0], lambda _: {
         'target/full': [0.0, 1.0], 'target/slim': [0.0, 0.5], 'draft/full': [0.0, 0.4]})
-    cmasd = dict(tokens=90, wrong=1, passes={'target/full': {9: 10}, 'draft/full': {1: 80}})
+    cmasd = dict(tokens=90, wrong=1, right=None, passes={'target/full': {9: 10}, 'draft/full': {1: 80}})
     row = dict(family='qa', tokens=90, hit=[1, 0] * 45, runs={'cmasd 8': cmasd})
     measure.write_rows(measure.file_of('best', 'a', 'counts'), {}, range(12), lambda i: row | dict(place=i))
-    plain = dict(runs=dict(ar=dict(tokens=90, wrong=0, passes={'target/full': {1: 90}}), cmasd=cmasd, strict=cmasd))
+    ar = dict(cmasd, passes={'target/full': {1: 90}})
+    plain = dict(runs=dict(ar=ar, cmasd=cmasd, strict=cmasd))
     measure.write_rows(measure.file_of('cmasd', 'a', 'relaxed'), {}, range(12),
                        lambda i: row | plain | dict(place=i))
     found = {}
