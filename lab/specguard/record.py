@@ -94,7 +94,6 @@ def sweeps():
     found = {f'k {k}': named('specguard', k=k) for k in (1, 2, 8)}
     for knob, values in dict(tau=(0.1, 0.7, 0.9), beta=(0.0, 0.7, 1.0)).items():
         found |= {f'{knob} {value:g}': named('specguard', **{knob: value}) for value in values}
-    found['draft, last 1'] = named('specguard', n_roll=1)
     for target_k in (1, 16):
         found[f'target_k {target_k}'] = named('specguard', k=1, tau=torch.inf, target_k=target_k,
                                               temperature=0.7)
