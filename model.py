@@ -622,12 +622,14 @@ class Int4(Part):
         super().__init__()
         self.rows = linear.out_features
         self.whole = [faster(linear)]                   # in a list, because short passes do not read it
-        groups = functional.pad(linear.weight.detach().float(), (0, 0, 0, -self.rows % 16))
+        groups = linear.weight.detach().to(torch.float32, copy=True)
+        groups = functional.pad(groups, (0, 0, 0, -self.rows % 16))
         groups = groups.unflatten(1, (-1, GROUP))                           # [out, in / GROUP, GROUP]
         lowest, highest = groups.aminmax(dim=-1, keepdim=True)
         step = ((highest - lowest) / 15).clamp(min=1e-8).bfloat16()
         offset = (lowest + 8 * step).bfloat16()
-        q = ((groups - offset.float()) / step.float() + 8).round().clamp(0, 15)
+        # in place, because a head's copy in fp32 is half a gigabyte
+        q = groups.sub_(offset.float()).div_(step.float()).add_(8).round_().clamp_(0, 15)
         q = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q.flatten(1).int(), 1)
         scales = torch.cat([step, offset], -1).transpose(0, 1).contiguous()             # [in / GROUP, out, 2]
         self.weight = nn.Parameter(q, requires_grad=False)

@@ -442,7 +442,8 @@ def parse(argv):
     add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
     add('--draft-dtype', choices=('auto', 'int4'), default='auto',
         help='int4: the draft in 4 bits, faster on a CPU; lossless methods stay lossless')
-    add('--compile', action='store_true', help='torch.compile the passes (on a CPU it needs a C++ compiler)')
+    add('--compile', action='store_true',
+        help='torch.compile the passes: on a CPU it serves plain decoding, and needs a C++ compiler')
     add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
     add('--show', action='store_true', help='cycle by cycle: what was drafted, rejected, put in its place')
     add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
