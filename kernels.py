@@ -218,7 +218,7 @@ def kept_blocks(length, rule):
 def mean_scores(query, k, means):
     """Scores [B, G, N] of N blocks: query [B, H, D], averaged in its group, times each block's mean key.
 
-    k [B, G, S, D], means [B, G, N, D]. Only ranks matter, so there is no scale.
+    k [B, G, S, D], the blocks' keys; means [B, G, N, D]. Only ranks matter, so there is no scale.
     """
     query = query.unflatten(1, (k.shape[1], -1)).mean(2)                    # [B, G, D]
     return (means @ query[..., None])[..., 0]
@@ -239,7 +239,7 @@ def choose(scores, start, count, rule):
     return scores.topk(count).indices
 
 
-def sparse_attend(q, k, v, mask, carry, how, scores_of=mean_scores):
+def sparse_attend(q, k, v, mask, carry, how):
     """`attend` over the kept blocks of cached keys, the partial block behind them and the pass's own tokens.
 
     how: (layer, whether it is an anchor, verify.Blocks). An anchor chooses blocks by the root's query, each
@@ -255,7 +255,7 @@ def sparse_attend(q, k, v, mask, carry, how, scores_of=mean_scores):
     if anchor or 'blocks' not in carry:
         mask = full_mask(mask, q, k)
         means = carry['means'][layer][:, :, :whole]                         # [B, G, whole, D]
-        scores = scores_of(q[:, :, 0], k, means)                            # [B, G, whole]
+        scores = rule.scores(q[:, :, 0], k[:, :, :whole * rule.block], means)           # [B, G, whole]
         blocks = choose(scores, carry['start'], count, rule)                # [B, G, count]
         reads = kept_keys(blocks, S, mask, carry['start'], rule)
         carry = carry | dict(blocks=blocks, block=rule.block, reads=reads)

@@ -1104,6 +1104,7 @@ class Blocks(NamedTuple):
     block: int
     sinks: int
     locals: int
+    scores: Callable = kernels.mean_scores      # function (query, keys, mean keys) -> scores of the blocks
 
 
 @dataclass
@@ -1124,6 +1125,7 @@ class Sparse(Exact):
     ffn_quantile: float = knob(0.0, "share of channels left out by calibrated thresholds; experts' too", 0, 1)
     moe_skip: int = knob(1, 'experts that a token may skip, at most', 0)
     moe_quantile: float = knob(0.5, 'beta, of the calibrated shares of the lowest experts', 0, 1)
+    scores = staticmethod(kernels.mean_scores)          # by which layers choose blocks
 
     @property
     def lossless(self):
@@ -1131,7 +1133,7 @@ class Sparse(Exact):
 
     @property
     def blocks(self):
-        return Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals)
+        return Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals, self.scores)
 
     def propose(self, session):
         session.sparse = self           # for every pass of the target that drafts or verifies

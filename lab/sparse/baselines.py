@@ -1,9 +1,8 @@
-"""Beside sparse verification: the latest keys as a control, and a cache of kept keys, which is ours.
+"""Beside sparse verification: other choices of blocks, and a cache of kept keys, which is ours.
 
-`sparse-recent` reads the latest blocks. `kept` verifies over keys that are chosen now and then. `kept-draft`
-is exact `sd` that drafts with the target itself over such keys.
+`sparse-recent` reads the latest blocks, `sparse-quest` those of the highest bounds. `kept` verifies over keys
+that are chosen now and then. `kept-draft` is exact `sd` that drafts with the target itself over such keys.
 """
-import functools
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,18 +24,23 @@ def recent_scores(query, k, means):
 @dataclass
 class SparseRecent(Sparse):
     """Sparse verification that reads the latest blocks, the control of any choice. LOSSY."""
-
-    def sparse_path(self, path, session):
-        thin = super().sparse_path(path, session)
-        return recent_path(thin) if thin.block else thin
+    scores = staticmethod(recent_scores)
 
 
-@functools.cache                        # so that a compiled pass finds its graph again
-def recent_path(thin):
-    """A sparse path whose layers choose by recent_scores."""
-    attends = tuple(attend and partial(kernels.sparse_attend, scores_of=recent_scores, **attend.keywords)
-                    for attend in thin.attends)
-    return replace(thin, attends=attends)
+def quest_scores(query, k, means):
+    """[B, G, N]: the highest score that a key within a block's bounds could have. Source: Tang et al. 2024.
+
+    The query [B, H, D] is averaged in its group, as for mean keys. Quest also leaves two layers dense.
+    """
+    keys = k.unflatten(2, (means.shape[2], -1))                             # [B, G, N, block, D]
+    query = query.unflatten(1, (k.shape[1], 1, -1)).mean(3)                 # [B, G, 1, D]
+    return torch.maximum(query * keys.amin(3), query * keys.amax(3)).sum(-1)
+
+
+@dataclass
+class SparseQuest(Sparse):
+    """Sparse verification that scores a block by the bounds of its keys, not by their mean. LOSSY."""
+    scores = staticmethod(quest_scores)
 
 
 class KeptKeys:
@@ -149,4 +153,5 @@ class KeptDraft(Kept):
         return draft_model(session, self.plan(session, n), session.target, path)
 
 
-METHODS.update({'sparse-recent': SparseRecent, 'kept': Kept, 'kept-draft': KeptDraft})
+METHODS.update({'sparse-recent': SparseRecent, 'sparse-quest': SparseQuest,
+                'kept': Kept, 'kept-draft': KeptDraft})

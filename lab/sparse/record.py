@@ -43,10 +43,16 @@ GRID = {
     'keys 25 %, channels 40 %': HYBRID,
     'keys 10 %, channels 40 %': HYBRID | dict(rho=0.1)}
 GRID |= {f'blocks of {block}': dict(rho=0.25, block=block) for block in (8, 16, 32, 64, 128)}
-MIXTURE = {'dense': {}, 'keys 25 %': dict(rho=0.25), 'keys 25 %, 3 experts': dict(rho=0.25, moe_skip=1)}
+QUEST = dict(rho=0.25, moe_skip=0, method='sparse-quest')
+GRID |= {f'quest, blocks of {block}': QUEST | dict(block=block) for block in (4, 8, 16, 32, 64, 128)}
+MIXTURE = {'dense': {}, 'keys 25 %': dict(rho=0.25), 'channels 40 %': dict(ffn_quantile=0.6),
+           'keys 25 %, 3 experts': dict(rho=0.25, moe_skip=1),
+           'keys 25 %, 3 experts, channels 40 %': HYBRID | dict(moe_skip=1)}
 MIXTURE |= {f'{4 - m} experts': dict(moe_skip=m) for m in (1, 2, 3)}    # of 4, where the median rule skips
 USUAL = {'dense': DENSE, 'keys 25 %': dict(moe_skip=0),     # the method's defaults, on long contexts
-         'latest keys 25 %': dict(moe_skip=0, method='sparse-recent')}
+         'latest keys 25 %': dict(moe_skip=0, method='sparse-recent'),
+         'blocks of 4': dict(moe_skip=0, block=4)}
+USUAL |= {f'quest, blocks of {block}': QUEST | dict(block=block) for block in (4, 16)}
 DRAFTERS = {'look-up': Exact, 'kept-draft': KeptDraft}      # exact, and without a model of their own
 
 
