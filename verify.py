@@ -645,13 +645,13 @@ class CmAsd(Exact):
     """
     controller: str = knob('online', 'what ends a block; online: the window of confidence', words=CONTROLLERS)
     k_min: int = knob(1, 'tokens of the shortest block (the paper states no values)', 1)
-    k_max: int = knob(10, 'tokens of the longest block; the paper sweeps 5, 10, 15, 25', 1)
+    k_max: int = knob(10, 'tokens of the longest block (the paper states no values)', 1)
     alpha: float = knob(1.0, 'block length over confidence', 0)
     lam_entropy: float = knob(1.0, 'weight of the entropy in C; the three are scaled to sum 1', 0)
     lam_margin: float = knob(1.0, 'weight of the logit margin in C', 0)
     lam_softmax: float = knob(1.0, 'weight of the margin of q in C', 0)
     tau_base: float = knob(0.3, 'threshold where C = 1; 1: exact', 0)
-    gamma_tau: float = knob(0.5, 'what is added to it where C = 0; the paper sweeps 0.1, 0.5, 1, 2', 0)
+    gamma_tau: float = knob(0.5, 'what is added to it where C = 0 (the paper states no values)', 0)
 
     def __post_init__(self):
         super().__post_init__()

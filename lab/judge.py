@@ -25,6 +25,7 @@ from model import require_that
 
 FEW = 12                # below so many texts the range of single texts stands in place of an interval
 MANY = 30               # below so many the interval is as much wider as Student's t is than the normal
+CHOSEN_ON = 4           # texts that a setting is chosen on, at least
 RESAMPLES = 500
 CLOCK, MODELLED = 'clock', 'modelled'       # kinds of speed; a page says which beside the figure
 UNITS = {CLOCK: 'seconds', MODELLED: 'steps'}       # figure of a run that a kind of speed counts
@@ -235,10 +236,16 @@ def tuned_over(runs, names, baselines, kind, agreement=0.0, rival_agreement=0.0)
     """The figure: the fastest of some settings over the fastest of others.
 
     Both are chosen on one half of each family's texts (even or odd places) and judged on the other half, both
-    ways round; the geometric mean, in which each half counts as often as its texts.
+    ways round; the geometric mean, in which each half counts as often as its texts. Where a half of a family
+    has less than CHOSEN_ON texts, all families are one.
     """
-    halves = numpy.array([(runs.families == family) & (runs.places % 2 == odd)
-                          for family in dict.fromkeys(runs.families) for odd in (0, 1)])       # [H, R]
+    odd = runs.places % 2 == 1
+    halves = []
+    for family in dict.fromkeys(runs.families):
+        halves += [(runs.families == family) & ~odd, (runs.families == family) & odd]
+    if min(half.sum() for half in halves) < CHOSEN_ON:
+        halves = [~odd, odd]
+    halves = numpy.array(halves)                                                                # [H, R]
 
     def figure(texts):
         weights = numpy.bincount(texts, minlength=runs.size) * halves

@@ -12,7 +12,7 @@ from verify import CONTROLLERS, CmAsd, Exact
 
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
 SIGNALS = 'entropy', 'margin', 'softmax'
-GAINS = 0.1, 0.5, 1.0, 2.0                      # gamma_tau and k_max as the paper sweeps them
+GAINS = 0.1, 0.5, 1.0, 2.0                      # gamma_tau and k_max as the notes sweep them
 LONGEST = 5, 10, 15, 25
 ALPHAS = 0.5, 1.0, 2.0
 TAUS = 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95       # constant thresholds
