@@ -29,6 +29,7 @@ import kernels
 CHUNK = 2048    # positions of a long prompt that one pass reads, so that the mask stays small
 PAD = 16        # compiled passes of up to this many positions are padded to a power of two: few graphs
 SPAN = 1024     # keys in view of a compiled pass, at least; beyond, the next power of two
+EVEN = 128      # a cache's positions are a multiple of it: a card's kernels read keys in such blocks
 BIG = 2 ** 18   # elements of a matrix that is packed: smaller ones stay in a CPU's nearer caches
 GROUP = 32      # inputs of a matrix in 4 bits that share a step and an offset
 ROWS = 4        # of a product with a packed matrix, at least: fewer are padded, because 3 took longer than 4
@@ -460,7 +461,7 @@ class Reader:
         """capacity: the longest text in tokens, prompt included; compiled: short passes by inductor."""
         self.model = model
         torch.backends.cuda.enable_cudnn_sdp(False)     # it plans anew for every length of a text
-        self.capacity = capacity + PAD
+        self.capacity = -(-(capacity + PAD) // EVEN) * EVEN
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
         self.log = []                                   # (path name, positions, begin, end) of each pass

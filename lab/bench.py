@@ -1,7 +1,7 @@
 """Figures of speed and memory, each made by one command; SPEED.md shows them.
 
 `python -m lab.bench speed` times the embedded pair or any two folders against transformers (lab/speed.py).
-`memory` says what fits where. `cuda` is a ladder for half an hour of a graphics card (lab/cuda.py).
+`memory` says what fits where. `cuda` is for ten minutes of a graphics card (lab/cuda.py).
 """
 import argparse
 import os
@@ -87,7 +87,11 @@ def parse():
     of_speed.add_argument('--length', type=at_least(1), default=120, help='tokens to write at most (120)')
     of_speed.add_argument('--rounds', type=at_least(1), default=3, help='that are timed, behind one more (3)')
     of_speed.add_argument('--gamma', type=at_least(0), default=4)
-    parser.add_argument('--rung', type=int, choices=range(1, 7), help='of cuda: this one alone')
+    of_speed.add_argument('--draft-dtype', choices=('auto', 'int4'), default='auto',
+                          help='int4: `sd` also with its draft in 4 bits')
+    of_cuda = parser.add_argument_group('cuda')
+    of_cuda.add_argument('--minutes', type=at_least(0, float), default=9, help='that it may take (9)')
+    of_cuda.add_argument('--out', metavar='FILE', default='rows.jsonl', help='of rows (rows.jsonl)')
     return parser.parse_args()
 
 
@@ -101,7 +105,7 @@ def run(args):
     torch.set_num_threads(args.threads)
     os.environ['OMP_NUM_THREADS'] = str(args.threads)   # which an Engine respects
     if args.what == 'cuda':
-        return cuda.run_all(args.device, args.dtype, args.rung)
+        return cuda.run_all(args.device, args.dtype, args.minutes, File(args.out))
     if args.what == 'speed':
         speed(args)
     else:

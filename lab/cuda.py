@@ -1,406 +1,384 @@
-"""A ladder for half an hour of one graphics card: `python -m lab.bench cuda --rung N`, or all six in turn.
+"""One command for ten minutes of a graphics card: `python -m lab.bench cuda --minutes 9 --out rows.jsonl`.
 
-Each rung is a table, meant to take less than ten minutes there. A line that fails says so, the others go on.
-`--device cpu` runs the same with small shapes. All but the last are of an 8B shape with random weights:
-
-1. plain decoding, eager and compiled, and where five steps of it spend their time
-2. forms of one operation: matrix products, attention, the draw
-3. plain decoding in bursts, and with a CUDA graph recorded by hand (lab/forms.py)
-4. sparse passes over long contexts
-5. speculative decoding, with a draft that costs nothing and with one of a 1B shape
-6. logits beside transformers', and the methods end to end
+It compares the forms of a pass in lab/forms.py with the eager one, times those that agree, and prints which
+of them pay. Each line becomes a row of the file at once, and the same command goes on from there. No line
+begins that would not end in time. `--device cpu` does the same with small shapes, without graphs.
 """
 import functools
+import itertools
+import json
+import math
 import statistics
-from collections import Counter
 from typing import NamedTuple
 
 import torch
 
-from kernels import attend, attend_grouped, causal_mask
+from kernels import attend, causal_mask
 from lab import shapes
-from lab.forms import Burst, ByHand, flex_form, sample_in_groups
-from lab.measure import MODELS, held_out_rows, moment
-from lab.speed import quiet_transformers
-from model import Reader, load
-from specmini import DTYPES, Engine
-from verify import (METHODS, Autoregressive, Draft, Exact, Session, Sparse, decode, draft_model, no_draft,
-                    sample, shared_length, tokens_of)
+from lab.forms import Burst, ByHand, compiled, flex_dense, recorded, sparse_layers
+from lab.measure import MODELS, as_line, dated, held_out_rows, kept_rows, moment
+from model import PAD, Reader, compile_forward, load, require_that
+from specmini import DTYPES, Engine, check
+from verify import (METHODS, Autoregressive, Blocks, Draft, Exact, Session, decode, draft_model, no_draft,
+                    tokens_of)
 
-KINDS = dict(target='llama', draft='qwen3', moe='qwen3_moe')      # of the embedded models
+BUILD = {'eager': 0, 'compiled': 45, 'by hand': 8, 'burst': 0, 'flex dense': 10, 'flex sparse': 15}     # s
 NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
-SLACK = 2           # our rounding errors may be so many times theirs: the order of sums differs
-TIES = 8            # likewise of two logits, in units of the larger one's last digit
+CHANCES = 0.8, 0.87         # that a pretended draft token is right
+PAYS = 1.03                 # times as fast, from which a form takes another's place
+SLACK = 2                   # a form's rounding errors may be so many times the eager form's
 GAMMA = 4
-STEPS = 5           # of plain decoding that are watched
-KERNELS = 12        # that are named, those that take longest first
-REPEATS = 20        # of one operation, timed together
+POSITIONS = 8               # of a compiled pass over GAMMA + 1
+STEPS = 5                   # of plain decoding that are watched
+KERNELS = 8                 # that are named, those that take longest first
+RUNS = 9                    # of which the median counts
+PROMPT, WRITTEN = 512, 32   # tokens behind which random targets write, and that each method writes
+ANCHORS = 4                 # layers of a sparse pass that choose blocks
+RULE = Blocks(rho=0.25, dense_below=128, block=64, sinks=1, locals=2)
 
 
 class Sizes(NamedTuple):
     target: str         # of shapes.SHAPES, whose weights are random
     draft: str
-    sparse: str         # the target of sparse passes, and how many of its layers
-    layers: int
-    tokens: int         # written by each method
-    long: int           # written by the random target, behind
-    prompt: int         # so many
-    contexts: tuple     # keys of attention; the last two also of sparse passes
+    long: int           # tokens that the random target writes
+    contexts: tuple     # keys of attention, powers of two; the last two also of whole passes
+    cold: int           # bytes that no cache holds, and that take long enough to be timed
 
 
-ON_CUDA = Sizes('llama-3.1-8b', 'llama-3.2-1b', 'llama-3.1-8b', 8, 64, 256, 512, (1024, 8192, 32768))
-ON_CPU = Sizes('embedded', 'embedded', 'small', 2, 12, 64, 32, (1024, 16384))
+ON_CUDA = Sizes('llama-3.1-8b', 'llama-3.2-1b', 256, (1024, 8192, 32768), 2 ** 31)
+ON_CPU = Sizes('small', 'smaller', 48, (1024, 2048), 2 ** 21)
 
 
-class Result(NamedTuple):
-    said: str
-    good: bool = True
+# ------------------------------------------------------------------------------------------ what a line needs
+
+def median_seconds(run):
+    """Seconds of a call: the median of RUNS."""
+    run()                                               # warms up
+    marks = [moment()]
+    for _ in range(RUNS):
+        run()
+        marks.append(moment())
+    return statistics.median(end - begin for begin, end in itertools.pairwise(marks))
 
 
-# -------------------------------------------------------------------------- networks beside transformers'
+def figure(rows, name, key):
+    """A figure of the row of this name, NaN where there is none."""
+    return rows.get(name, {}).get(key, math.nan)
 
-@torch.inference_mode()
-def parity(name, dtype, device):
-    """Our logits and transformers', each against the same weights computed in fp32: errors of rounding.
-
-    What rounding does to transformers is what it may do to us, SLACK times; a wrong position, norm or mask
-    moves logits tens of times as far. We read a prompt, then five positions, one at a time, three. name: of
-    an embedded model.
-    """
-    network = functools.partial(quiet_transformers().AutoModelForCausalLM.from_pretrained,
-                                experts_implementation='eager')     # others want widths of 8
-    model, tokenizer, _ = load(MODELS / name, device, DTYPES[dtype])
-    row, = held_out_rows('math', 1, seed=7)
-    line = tokenizer.encode(row['prompt'] + row['solution']).ids
-    ids = torch.tensor([line])
-    exact = network(MODELS / name, dtype=torch.float32)(ids).logits[0]
-    theirs = network(MODELS / name, dtype=DTYPES[dtype]).to(device)(ids.to(device)).logits[0]
-    error = rms(theirs, exact)
-    reader = Reader(model, len(line))
-    rows = []
-    n = len(line)
-    for begin, end in ((0, n - 10), (n - 10, n - 5), (n - 5, n - 4), (n - 4, n - 3), (n - 3, n)):
-        rows.append(reader.read(line[:end], [], model.full, end - begin))
-    own = rms(torch.cat(rows), exact)
-    size = rms(exact, 0)
-    return Result(f'error {own / size:.2%} of the logits, transformers {error / size:.2%}',
-                  own <= SLACK * error)
-
-
-def rms(found, wanted):
-    """The root mean square of a difference, as a float; the wanted one is on the CPU."""
-    return float((found.cpu().float() - wanted).square().mean().sqrt())
-
-
-# --------------------------------------------------------------------------------------------- the methods
 
 @functools.cache
-def embedded_engine(sizes, device, dtype, compiled):
-    """(an Engine of the embedded pair, the ids of its prompt)."""
-    engine = Engine(MODELS / 'target', MODELS / 'draft', max_new=sizes.tokens, device=device, dtype=dtype,
-                    compile=compiled)
-    row, = held_out_rows('math', 1, seed=7)
-    ids = engine.tokenizer.encode(row['prompt']).ids
-    engine.open([ids])
-    return engine, ids
+def random_reader(shape, longest, device, dtype):
+    """A Reader of a counting network of this shape."""
+    config = shapes.config_of(shape, None, longest)
+    return Reader(shapes.counting_model(config, device, DTYPES[dtype]), longest - PAD, device == 'cuda')
 
-
-def end_to_end(engine_and_ids, name):
-    """A method writes greedily and at temperature 0.8; where it is lossless, plain decoding's text.
-
-    A greedy text may part from it where the target's two best logits are a near tie, see TIES.
-    """
-    engine, ids = engine_and_ids()
-    texts = []
-    for method, temperature in ((name, 0.0), (name, 0.8), ('ar', 0.0)):
-        engine.temperature = temperature
-        texts.append(tokens_of(engine.write(ids, METHODS[method]())))
-    tokens, sampled, wanted = texts
-    said = f'{len(tokens)} tokens, {len(sampled)} sampled'
-    if not tokens or not sampled or not engine.lossless(METHODS[name]()):
-        return Result(f'{said}; lossy', bool(tokens and sampled))
-    if tokens == wanted:
-        return Result(f'{said}; text of `ar`')
-    same = shared_length(tokens, wanted)
-    reader = engine.readers['target']
-    logits = reader.read(ids + wanted[:same], [], reader.model.full, 1)[0]
-    gap = float(logits.max() - logits[tokens[same]])
-    tie = TIES * torch.finfo(logits.dtype).eps * float(logits.abs().max())
-    return Result(f'{said}; parts from `ar` at token {same}, logit gap {gap:.2g}, a tie up to {tie:.2g}',
-                  gap <= tie)
-
-
-# ------------------------------------------------------------------------------------ a large random target
 
 @functools.cache
-def counting_network(shape, capacity, device, dtype):
-    """A random network whose greedy text counts up, so that a draft that is right can be pretended.
-
-    The head is the embedding moved by one row, and what the layers add is small beside the embedding: the
-    next token is the last one plus 1, by a wide margin, whatever a pass rounds.
-    """
-    model = shapes.random_model(shapes.config_of(shape, None, capacity + 64), device, dtype)
-    for key, weight in model.named_parameters():
-        if key.endswith(('o_proj.weight', 'down_proj.weight')):
-            weight.mul_(0.01)
-    embedding = model.model.embed_tokens.weight
-    embedding.mul_(50)
-    model.lm_head.weight.copy_(embedding.roll(1, 0))
-    return model
+def runner(model, form, rule=RULE):
+    """What runs a model's short passes in this form, as Reader.compiled has it."""
+    L = model.config.num_hidden_layers
+    if form == 'compiled':
+        return compile_forward(model) if model.cos.is_cuda else compiled(model.forward, False)
+    attends = {'flex dense': [flex_dense] * L, 'flex sparse': sparse_layers(L, ANCHORS, rule)}
+    return None if form == 'eager' else ByHand(model, attends.get(form))
 
 
 def dialled(right, session, plan):
-    """A Draft of the counting network's own text; right: of each position whether its token is right.
-
-    Where there is a draft model it drafts as many tokens, for the time that this takes.
-    """
-    if session.draft:
-        draft_model(session, plan)
-    V = session.target.model.vocab
+    """A Draft of the counting network's own text; right: of each position whether its token is right."""
+    draft_model(session, plan)                          # for the time that it takes
     tokens = []
     token = session.tokens[-1]
-    begin = len(session.tokens)
-    for good in right[begin:begin + plan.n]:
-        token = (token + (1 if good else 2)) % V
+    for good in right[len(session.tokens):][:plan.n]:
+        token = (token + (1 if good else 2)) % session.target.model.vocab
         tokens.append(token)
     return Draft.points(tokens, session.target.model)
 
 
-# --------------------------------------------------------------------------------- forms of one operation
-
-def in_turn(forms):
-    """Microseconds of each of the forms {name: function}, taken in turn, and times the first one."""
-    runs = [functools.partial(repeated, form) for form in forms.values()]
-    times = [1e6 * seconds / REPEATS for seconds in shapes.seconds_of(runs)]
-    return beside(forms, times, 'us')
+def through(attends, q, mask, layers, start):
+    """Attention through several layers (k, v), by functions that are taken in turn."""
+    carry = dict(start=start)
+    for attend_by, (k, v) in zip(itertools.cycle(attends), layers):
+        _, carry = attend_by(q, k, v, mask, carry)
 
 
-def beside(names, times, unit):
-    """The Result of several times; in brackets how many times as fast as the first."""
-    return Result('; '.join(f'{name} {t:.4g} {unit} ({times[0] / t:.2f})' for name, t in zip(names, times)))
+def backend_of(run):
+    """The names of the operations that a call's scaled_dot_product_attention becomes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        run()
+    return sorted({event.name for event in seen.events() if '::_scaled_dot_product' in event.name})
 
 
-def repeated(form):
-    for _ in range(REPEATS):
-        form()
+def tuned_blocks():
+    """{Triton kernel: its tuned XBLOCK}; at 1 each row computes anew what rows share."""
+    tuned = {}
+    for module in torch._inductor.codecache.PyCodeCache.modules:
+        for name, kernel in vars(module).items():
+            if getattr(kernel, 'launchers', []):
+                tuned[name] = kernel.launchers[0].config.kwargs.get('XBLOCK')
+    return tuned
 
 
-def multiply_and_sum(x, weight):
-    return (x[:, None] * weight).sum(-1)
+# -------------------------------------------------------------------------------------------------- the lines
 
+class Card:
+    """What is measured: `lines`, and a function of figures for each kind."""
 
-def product_forms(rows, wide, out, device, dtype):
-    x = torch.randn(rows, wide, device=device, dtype=dtype)
-    weight = torch.randn(out, wide, device=device, dtype=dtype)
-    fused = torch.compile(multiply_and_sum, dynamic=False)
-    forms = dict(library=lambda: torch.nn.functional.linear(x, weight), fused=lambda: fused(x, weight))
-    return in_turn(forms)
+    def __init__(self, sizes, device, dtype, rows):
+        """rows: {name: figures} of the lines so far; the caller adds to them."""
+        self.sizes, self.device, self.dtype, self.rows = sizes, device, dtype, rows
+        self.on_card = device == 'cuda'
 
+    def lines(self):
+        """Yields (name, seconds on a card of 3 TB/s, function of its figures, arguments), what decides first.
 
-def attention_forms(config, T, S, device, dtype):
-    q, k, v = (torch.randn(1, heads, length, config.head_dim, device=device, dtype=dtype)
-               for heads, length in ((config.num_attention_heads, T), (config.num_key_value_heads, S),
-                                     (config.num_key_value_heads, S)))
-    mask = causal_mask(T, S, q)
-    forms = dict(flash=lambda: attend(q, k, v, None, None), masked=lambda: attend_grouped(q, k, v, mask))
-    for block in (16, 32, 64, 128):
-        forms[f'flex {block}'] = functools.partial(flex_form(q, k, block), q, k, v)
-    return in_turn(forms)
+        A form that failed its check has no further lines.
+        """
+        yield 'copy', 3, self.copy
+        for form in list(BUILD)[1:]:
+            yield f'parity, {form}', 5 + BUILD[form], self.parity, form
+        forms = ['eager', *filter(self.agrees, BUILD)]
+        for form in forms:
+            if form != 'flex sparse':
+                yield f'ar, {form}', 6 + BUILD[form], self.text, form
+        yield 'profile', 5, self.profile
+        for form, chance in itertools.product(forms, CHANCES):
+            if form in ('eager', 'compiled', 'by hand'):
+                graphs = 2 if chance == CHANCES[0] else 0   # the target's; the draft's two have half its size
+                yield f'sd {chance}, {form}', 6 + graphs * BUILD[form], self.text, form, chance
+        for keys in self.sizes.contexts:
+            yield f'attention {keys}', 15, self.attention, keys
+        for keys, form in itertools.product(self.sizes.contexts[-2:], forms):
+            if form not in ('compiled', 'burst'):
+                yield f'pass {keys}, {form}', 5 + BUILD[form], self.whole_pass, keys, form
+        yield 'methods', 20, self.methods
 
+    def agrees(self, form):
+        """Whether a form has passed its check."""
+        return figure(self.rows, f'parity, {form}', 'good') is True
 
-def draw_forms(rows, V, device):
-    p = torch.randn(rows, V, device=device).softmax(-1)
+    def copy(self):
+        """GB that a copy reads and writes a second."""
+        source = torch.zeros(self.sizes.cold, dtype=torch.uint8, device=self.device)
+        run = recorded(functools.partial(torch.empty_like(source).copy_, source), self.on_card)
+        return {'GB/s': 2e-9 * self.sizes.cold / median_seconds(run)}
 
-    def in_groups():
-        uniform = torch.rand(rows, 1, dtype=torch.float64).to(device, non_blocking=True)     # as sample does
-        return sample_in_groups(p, uniform)
-    return in_turn(dict(one_sum=lambda: sample(p), in_groups=in_groups))
+    def parity(self, form):
+        """Errors of the embedded target's logits in this form and in the eager one, both beside fp64."""
+        row, = held_out_rows('math', 1, seed=7)
+        target, tokenizer, _ = load(MODELS / 'target', self.device, DTYPES[self.dtype])
+        exact, _, _ = load(MODELS / 'target', 'cpu', torch.float64)
+        ids = tokenizer.encode(row['prompt'] + row['solution']).ids
+        ways = (exact, 'eager'), (target, 'eager'), (target, form)
+        wanted, eager, found = (self.logits(ids, model, way, form == 'flex sparse') for model, way in ways)
+        own, theirs = (float((some - wanted).norm() / wanted.norm()) for some in (found, eager))
+        return dict(error=own, eager=theirs, good=own <= SLACK * theirs)
 
+    def logits(self, ids, model, form, sparse):
+        """[12, V] of a text's last positions, in fp64: passes over 5, 1, 1 and 5, in bursts over one each.
 
-def sparse_forms(sizes, context, compiled, device, dtype):
-    """A verifying pass over GAMMA + 1 positions behind a random cache, dense and sparse by some anchors.
+        Sparse passes read a fixed choice of blocks, sinks and locals, because rounding can change another.
+        """
+        rule = Blocks(rho=0, dense_below=0, block=16, sinks=2, locals=2)
+        reader = Reader(model, 1024 - PAD, form == 'compiled' and self.on_card)
+        reader.compiled = reader.compiled or runner(model, form, rule)
+        n, L = len(ids), model.config.num_hidden_layers
+        reader.read(ids[:n - 12], [], model.full, 0)
+        path = model.full
+        if sparse and form == 'eager':
+            layers = enumerate(sparse_layers(L, ANCHORS, rule))
+            heads = tuple((i, layer.keywords['anchor'], rule) for i, layer in layers)
+            path = path.sparsified(heads, (None,) * L, (None,) * L)
+        if form == 'burst':
+            rows = [reader.append(torch.tensor([token], device=self.device), path) for token in ids[-12:]]
+        else:
+            steps = (n - 7, 5), (n - 6, 1), (n - 5, 1), (n, 5)
+            rows = [reader.read(ids[:end], [], path, last) for end, last in steps]
+        return torch.cat(rows).cpu().double()
 
-    Through some of the layers: a compiled pass takes seconds a layer to compile.
-    """
-    config = shapes.config_of(sizes.sparse, sizes.layers, context + 64)
-    model = shapes.random_model(config, device, dtype)
-    reader = shapes.random_cache(model, context, compiled)
-    L = model.config.num_hidden_layers
-    session = Session(reader, None, None, [], 0, calibration=dict(sparse=dict(anchors=list(range(L)))))
-    paths = dict(dense=model.full)
-    for anchors in (4, 2, 1):
-        method = Sparse(moe_skip=0, block=64, anchors=anchors)
-        paths[f'{anchors} anchors'] = method.sparse_path(model.full, session)
-    ids = torch.arange(GAMMA + 1, device=device)[None]
-    runs = [functools.partial(reader.feed, ids, context, path, GAMMA + 1) for path in paths.values()]
-    times = [1000 * seconds for seconds in shapes.seconds_of(runs)]
-    return beside(paths, times, 'ms')
-
-
-# ------------------------------------------------------------------------------------------------ the ladder
-
-class Ladder:
-    """The random target, its readers, and six rungs: what each times or checks, as functions of a Result."""
-
-    def __init__(self, sizes, device, dtype):
-        self.sizes = sizes
-        self.device = device
-        self.dtype = dtype
-        self.config = shapes.config_of(sizes.target, None, 1)
-        self.capacity = sizes.prompt + sizes.long
-        self.readers = {}       # (shape, form): a Reader of a network that counts up
-        self.plain = {}         # form: tokens a second of plain decoding
-
-    def reader(self, shape, form):
-        """The Reader of a network of this shape, its cache empty; form: eager, compiled, or by_hand."""
-        if (shape, form) not in self.readers:
-            model = counting_network(shape, self.capacity, self.device, DTYPES[self.dtype])
-            self.readers[shape, form] = Reader(model, self.capacity, form == 'compiled')
-            if form == 'by_hand':
-                self.readers[shape, form].compiled = ByHand(model)
-        self.readers[shape, form].forget()
-        return self.readers[shape, form]
-
-    def session(self, form, source=no_draft, drafting=False):
-        """A Session behind a prompt that counts up; drafting: whether a draft model reads along."""
-        draft = self.reader(self.sizes.draft, form) if drafting else None
-        prompt = list(range(self.sizes.prompt))
-        session = Session(self.reader(self.sizes.target, form), draft, source, prompt, self.sizes.long,
-                          generator=torch.Generator().manual_seed(0))
+    def session(self, form, source=no_draft):
+        """A Session of random networks in this form, behind a prompt that counts up; source: of drafts."""
+        how = self.sizes.contexts[-1], self.device, self.dtype
+        target, draft = (random_reader(shape, *how) for shape in (self.sizes.target, self.sizes.draft))
+        for reader in (target, draft):
+            reader.compiled = runner(reader.model, form)
+            reader.forget()
+        session = Session(target, None if source is no_draft else draft, source, list(range(PROMPT)),
+                          self.sizes.long, generator=torch.Generator().manual_seed(0))
         session.read_prompt()
         return session
 
-    def timed(self, form, method, *drafts):
-        """(Cycles, tokens a second) of a text, the second of two because the first warms up; see session."""
+    def text(self, form, chance=None):
+        """Tokens a second of plain decoding, or of speculative with drafts that are right by this chance.
+
+        The drafts take their real time, only their tokens are pretended. The second of two texts counts.
+        """
+        end = PROMPT + self.sizes.long
+        method, source = Burst() if form == 'burst' else Autoregressive(), no_draft
+        if chance:
+            lots = torch.rand(end, generator=torch.Generator().manual_seed(0))
+            method, source = Exact(GAMMA), functools.partial(dialled, (lots < chance).tolist())
         for _ in range(2):
-            session = self.session(form, *drafts)
+            session = self.session(form, source)
             begin = moment()
             cycles = list(decode(session, method))
-            seconds = moment() - begin
-        wanted = [(self.sizes.prompt + i) % self.config.vocab_size for i in range(self.sizes.long)]
-        assert tokens_of(cycles) == wanted, 'the random target does not count up: no draft can be dialled'
-        return cycles, self.sizes.long / seconds
+            speed = self.sizes.long / (moment() - begin)
+        model = session.target.model
+        counted = [i % model.vocab for i in range(PROMPT, end)]
+        require_that(tokens_of(cycles) == counted, 'the random target does not count up')
+        if chance:
+            kept = statistics.fmean(verdict['kept'] for cycle in cycles for verdict in cycle.judged)
+            plain = figure(self.rows, f'ar, {form}', 'tokens/s')
+            return {'tokens/s': speed, 'over ar': speed / plain, 'acceptance': kept}
+        rate = speed * model.read_bytes(model.full) / 1e9
+        return {'tokens/s': speed, 'GB/s': rate, 'of copy': rate / figure(self.rows, 'copy', 'GB/s')}
 
-    def ar(self, form, method):
-        """Plain decoding: tokens a second, and bytes of weights that it reads a second."""
-        _, speed = self.timed(form, method)
-        self.plain.setdefault(form, speed)
-        model = self.reader(self.sizes.target, form).model
-        size = model.read_bytes(model.full)
-        return Result(f'{speed:.1f} tokens/s, {speed * size / 1e9:.0f} GB/s of weights, '
-                      f'{speed / self.plain[form]:.2f} times the first of its form')
-
-    def sd(self, form, chance, drafting=False):
-        """Speculative decoding with a draft that is right so often; drafting: it takes a draft's passes."""
-        if form not in self.plain:
-            self.ar(form, Autoregressive())
-        lots = torch.rand(self.capacity, generator=torch.Generator().manual_seed(0))
-        source = functools.partial(dialled, (lots < chance).tolist())
-        cycles, speed = self.timed(form, Exact(GAMMA), source, drafting)
-        kept = statistics.fmean(verdict['kept'] for cycle in cycles for verdict in cycle.judged)
-        return Result(f'acceptance {kept:.2f}, {speed:.1f} tokens/s, '
-                      f'{speed / self.plain[form]:.2f} times `ar`', abs(kept - chance) < 0.2)
-
-    def watched(self, form):
-        """Where STEPS steps of plain decoding spend their time, by kernel; on a CPU by operation."""
-        text = decode(self.session(form), Autoregressive())
-        for _ in range(STEPS):                          # warms up
-            next(text)
+    def profile(self):
+        """Where plain decoding in the fastest form spends a step: {kernel: [ms, calls, XBLOCK]}."""
+        speeds = {form: figure(self.rows, f'ar, {form}', 'tokens/s') for form in BUILD if form != 'burst'}
+        best = max((form for form in speeds if speeds[form] > 0), key=speeds.get, default='eager')
+        text = decode(self.session(best), Autoregressive())
+        next(text)                                      # warms up
         with torch.profiler.profile() as seen:
-            begin = moment()                            # not before, because the profiler takes long to begin
             for _ in range(STEPS):
                 next(text)
-            milliseconds = (moment() - begin) * 1000 / STEPS
-        taken, calls = Counter(), Counter()
-        kind = self.device.upper()
-        for event in seen.events():
-            if event.device_type.name == kind:
-                own = event.self_cpu_time_total if kind == 'CPU' else event.device_time_total
-                taken[event.name] += own / 1000 / STEPS
-                calls[event.name] += 1
-        graphs = torch._dynamo.utils.counters
-        lines = []
-        for name, ms in taken.most_common(KERNELS):
-            lines.append(f'{name[:60]} {calls[name] / STEPS:.0f} times, {ms:.3f} ms')
-        return Result(f'{milliseconds:.2f} ms a step, busy {taken.total() / milliseconds:.0%}; '
-                      f'graphs {graphs["stats"]["unique_graphs"]}, left out by CUDA graphs '
-                      f'{graphs["inductor"]["cudagraph_skips"]}; a step: {"; ".join(lines)}')
+        tuned, taken = tuned_blocks(), {}
+        for event in seen.key_averages():
+            if event.device_type.name == self.device.upper():
+                us = event.self_device_time_total if self.on_card else event.self_cpu_time_total
+                taken[event.key] = us / 1000 / STEPS, event.count / STEPS, tuned.get(event.key)
+        busy = speeds[best] * sum(ms for ms, *_ in taken.values()) / 1000
+        longest = sorted(taken, key=taken.get, reverse=True)[:KERNELS]
+        return dict(form=best, busy=busy, kernels={name[:60]: taken[name] for name in longest})
 
-    def plain_decoding(self):
-        for form in ('eager', 'compiled'):
-            yield f'`ar`, {form}', functools.partial(self.ar, form, Autoregressive())
-            yield f'{STEPS} steps, {form}', functools.partial(self.watched, form)
+    @torch.inference_mode()
+    def attention(self, keys):
+        """Microseconds a layer over POSITIONS of so many keys, by a graph of more layers than caches hold."""
+        config = shapes.config_of(self.sizes.target, None, 1)
+        H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        random = functools.partial(torch.randn, device=self.device, dtype=DTYPES[self.dtype])
+        count = max(8, self.sizes.cold // (4 * G * keys * D))
+        layers = [random(1, 2 * G, keys, D).chunk(2, 1) for _ in range(count)]
+        q = random(1, H, POSITIONS, D)
+        start = torch.full((), keys - POSITIONS, device=self.device)
+        forms = dict(flash=([attend], None), masked=([attend], causal_mask(POSITIONS, keys, q)))
+        for form, attends in ('flex dense', [flex_dense]), ('flex sparse', sparse_layers(8, 1, RULE)):
+            if self.agrees(form):
+                once = {one: compiled(one, self.on_card) for one in attends}
+                forms[form] = [once[one] for one in attends], None
+        found = {}
+        for form, (attends, mask) in forms.items():
+            run = functools.partial(through, attends, q, mask, layers, start)
+            found[form] = 1e6 * median_seconds(recorded(run, self.on_card)) / count
+            found[f'{form} by'] = backend_of(run)
+        return found
 
-    def operations(self):
-        C, F, V = self.config.hidden_size, self.config.intermediate_size, self.config.vocab_size
-        tensors = self.device, DTYPES[self.dtype]
-        for wide, out in ((C, C), (C, 2 * F), (F, C), (C, V)):
-            for rows in (1, GAMMA + 1, 8):
-                yield (f'{rows} x {wide} by {wide} x {out}',
-                       functools.partial(product_forms, rows, wide, out, *tensors))
-        for S in self.sizes.contexts:
-            for T in (1, GAMMA + 1):
-                yield (f'attention of {T} over {S}',
-                       functools.partial(attention_forms, self.config, T, S, *tensors))
-        for rows in (1, GAMMA + 1):
-            yield f'{rows} draws of {V}', functools.partial(draw_forms, rows, V, self.device)
+    def whole_pass(self, keys, form):
+        """Milliseconds of a pass over GAMMA + 1 positions of the random target behind so many random keys."""
+        reader = self.session(form).target
+        for store in reader.cache.stores:
+            store.normal_()
+        ids = torch.arange(GAMMA + 1, device=self.device)[None]
+        run = functools.partial(reader.feed, ids, keys - POSITIONS, reader.model.full, GAMMA + 1)
+        return dict(ms=1000 * median_seconds(run))
 
-    def by_hand(self):
-        for form in ('eager', 'compiled', 'by_hand'):
-            yield f'`ar`, {form}', functools.partial(self.ar, form, Autoregressive())
-            yield f'`ar` in bursts, {form}', functools.partial(self.ar, form, Burst())
-            yield f'`sd`, dialled 0.8, {form}', functools.partial(self.sd, form, 0.8)
-
-    def sparse_passes(self):
-        for context in self.sizes.contexts[-2:]:
-            for compiled in (False, True):
-                how = '--compile' if compiled else 'eager'
-                yield (f'{GAMMA + 1} positions behind {context}, {self.sizes.layers} layers, {how}',
-                       functools.partial(sparse_forms, self.sizes, context, compiled, self.device,
-                                         DTYPES[self.dtype]))
-
-    def drafts(self):
-        for form in ('eager', 'compiled'):
-            for chance in (0.6, 0.8, 1.0):              # that a pretended draft token is right
-                for drafting in (False, True):
-                    yield (f'`sd`, dialled {chance}, {form}{", and a draft" if drafting else ""}',
-                           functools.partial(self.sd, form, chance, drafting))
-
-    def parity(self):
-        for name, kind in KINDS.items():
-            for few in ('bf16', 'fp16'):
-                yield f'logits of {kind}, {few}', functools.partial(parity, name, few, self.device)
-        for compiled in (False, True):
-            how = ' --compile' if compiled else ''
-            for name in NAMES[:2] if compiled and self.device == 'cpu' else NAMES:
-                pair = functools.partial(embedded_engine, self.sizes, self.device, self.dtype, compiled)
-                yield f'`{name}{how}`', functools.partial(end_to_end, pair, name)
+    def methods(self):
+        """Each method on the embedded pair, sampled and greedily; a lossless one beside plain decoding."""
+        pair = MODELS / 'target', MODELS / 'draft'
+        engine = Engine(*pair, max_new=WRITTEN, device=self.device, dtype=self.dtype)
+        row, = held_out_rows('math', 1, seed=7)
+        ids = engine.tokenizer.encode(row['prompt']).ids
+        engine.open([ids])
+        found = {}
+        for name in NAMES:
+            method = METHODS[name]()
+            engine.generate(ids, method, temperature=0.8)
+            tokens = tokens_of(engine.write(ids, method))
+            found[name] = check(engine, ids, tokens) if engine.lossless(method) else f'{len(tokens)} tokens'
+        return found
 
 
-RUNGS = 'plain_decoding', 'operations', 'by_hand', 'sparse_passes', 'drafts', 'parity'
+# ------------------------------------------------------------------------------------------ what rows decide
+
+def decision(what, times, least):
+    """A line on ratios {label: times as fast}: all are `least` or more; or, by keys, from which keys on."""
+    good = list(itertools.takewhile(lambda label: times[label] >= least, reversed(times)))
+    answer = 'yes' if len(good) == len(times) else 'no'
+    if isinstance(next(iter(times)), int):
+        answer = f'from {good[-1]} keys on' if good else 'does not pay'
+    if any(map(math.isnan, times.values())):
+        answer = 'undecided'
+    return f'{what}: {answer} ({", ".join(f"{label} {ratio:.3f}" for label, ratio in times.items())})'
 
 
-def run_all(device, dtype, rung=None):
-    """Prints a table a rung, a line a check; returns the exit status: 1 if one of them failed."""
-    name = torch.cuda.get_device_name() if device == 'cuda' else 'CPU'
-    print(f'{name}, {dtype}, torch {torch.__version__}', flush=True)
-    torch._dynamo.config.recompile_limit = 256          # a graph for each shape
-    failures = 0
-    ladder = Ladder(ON_CUDA if device == 'cuda' else ON_CPU, device, dtype)
-    for number in [rung] if rung else range(1, len(RUNGS) + 1):
-        lines = RUNGS[number - 1]
-        print(f'\n| {number}. {lines.replace("_", " ")} | found | |\n|---|---|---|', flush=True)
-        for what, check in getattr(ladder, lines)():
-            found = checked(check)
-            failures += not found.good
-            print(f'| {what} | {found.said} | {"ok" if found.good else "FAILED"} |', flush=True)
-    return int(failures > 0)
+def decisions(rows, contexts):
+    """Lines of text: what the rows {name: figures} say of each form; contexts: see Sizes."""
+    by_hand, attention, passes = {}, {}, {}
+    for line in 'ar', *(f'sd {chance}' for chance in CHANCES):
+        mine, theirs = (figure(rows, f'{line}, {form}', 'tokens/s') for form in ('by hand', 'compiled'))
+        seen = figure(rows, f'{line}, by hand', 'acceptance')
+        by_hand[line if line == 'ar' else f'{line} (acceptance {seen:.2f})'] = mine / theirs
+    burst = figure(rows, 'ar, burst', 'tokens/s') / figure(rows, 'ar, by hand', 'tokens/s')
+    for keys in contexts:
+        masked, flex = (figure(rows, f'attention {keys}', form) for form in ('masked', 'flex dense'))
+        attention[keys] = masked / flex
+    for keys in contexts[-2:]:
+        dense = [figure(rows, f'pass {keys}, {form}', 'ms') for form in ('eager', 'by hand', 'flex dense')]
+        fastest = min((ms for ms in dense if ms > 0), default=math.nan)
+        passes[keys] = fastest / figure(rows, f'pass {keys}, flex sparse', 'ms')
+    yield decision('by hand for CUDA graph trees', by_hand, PAYS)
+    yield decision('bursts', dict(ar=burst), PAYS)
+    yield decision('flex dense for masked attention', attention, 1)
+    yield decision('flex sparse for the fastest dense pass', passes, PAYS)
 
 
-def checked(check):
-    """The Result of a check; of a failure its first words, because the other lines are still wanted."""
+# ----------------------------------------------------------------------------------------------- the command
+
+def stored(where, head):
+    """{name: row} of a file's rows, but for those that failed; ValueError where it has another head."""
+    if not where.exists():
+        where.write_text(as_line(dated(head)), encoding='utf-8')
+    require_that(kept_rows(where, head), f'--out {where}: rows of another machine or version; name another')
+    _, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines())
+    return {row['line']: row for row in rows if 'failed' not in row}
+
+
+def expected(name, seconds, rows):
+    """Seconds that a line may take: as estimated, or longer as earlier lines of its form took longer."""
+    form = name.partition(', ')[2]
+    earlier = [row for name, row in rows.items() if name.partition(', ')[2] == form]
+    slower = sum(row['seconds'] for row in earlier) / (sum(row['estimate'] for row in earlier) or 1)
+    return seconds * max(1, slower)
+
+
+def measured(name, seconds, function, *args):
+    """The row of a line; of a failure its first words, because other lines are still wanted."""
+    begin = moment()
     try:
-        return check()
+        figures = function(*args)
     except Exception as error:
-        said = ' '.join(str(error).split())[:200].replace('|', '/')
-        return Result(f'{type(error).__name__}: {said}', False)
+        figures = dict(failed=f'{type(error).__name__}: {" ".join(str(error).split())[:200]}', good=False)
+    return dict(line=name, estimate=seconds, seconds=moment() - begin, **figures)
+
+
+def run_all(device, dtype, minutes, where):
+    """Measures what the file has no row of; prints rows, then decisions. Exit status 1 if a check failed."""
+    end = moment() + 60 * minutes
+    torch._dynamo.config.recompile_limit = 256          # a graph for each shape
+    machine = torch.cuda.get_device_name() if device == 'cuda' else 'cpu'
+    sizes = ON_CUDA if device == 'cuda' else ON_CPU
+    head = dict(device=machine, dtype=dtype, torch=torch.__version__, cuda=torch.version.cuda, sizes=sizes)
+    rows = stored(where, head)
+    print(as_line(dated(head)), end='', flush=True)
+    for name, seconds, *work in Card(sizes, device, dtype, rows).lines():
+        wanted = expected(name, seconds, rows)
+        if name in rows:
+            continue
+        if moment() + wanted > end:
+            print(f'{name}: left out, {wanted:.0f} s expected', flush=True)
+            continue
+        rows[name] = measured(name, seconds, *work)
+        with open(where, 'a', encoding='utf-8') as file:
+            file.write(as_line(rows[name]))
+        print(as_line(rows[name]), end='', flush=True)
+    print('\n'.join(decisions(rows, sizes.contexts)))
+    return int(any(row.get('good') is False for row in rows.values()))

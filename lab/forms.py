@@ -1,17 +1,18 @@
-"""Other forms of what a pass computes, for the ladder (lab/cuda.py) to time on a card. Not run on a card yet.
+"""Other forms of what a pass computes, which `lab.bench cuda` checks and times on a card. Not run on one yet.
 
-Each gives what the form in the source files gives (lab/tests/test_network.py). One that pays takes its place.
+A form that pays there takes its place in the source files.
 """
-import torch
-from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+import functools
 
-from kernels import group_queries
+import torch
+from torch.nn.attention.flex_attention import BlockMask, and_masks, flex_attention
+
+from kernels import group_queries, kept_blocks, mean_scores
 from model import Block, PassContext
 from verify import Autoregressive, Controller, Exact, Plan, sample_branches
 
 BURST = 8           # tokens that plain decoding writes before the host looks at one
-GROUP = 512         # neighbours in the vocabulary whose chances are summed first
+WIDE = 128          # keys of a block where all are read; query rows of one, more than a pass has
 
 
 class Burst(Autoregressive):
@@ -26,70 +27,112 @@ class Burst(Autoregressive):
         return ids, ['target'] * len(ids), []
 
 
-def sample_in_groups(p, uniform):
-    """The indices [...] that verify.sample gives for p [..., V] and these numbers [..., 1] below 1.
+# ------------------------------------------------------------------- attention over a list of blocks of keys
+# In place of a layer's attend. The carry is a dict: start (cached tokens, 0-dim), and what an anchor lists.
 
-    Sums over groups first, then within one: a running sum over a whole row goes to one part of a card.
+def attend_blocks(q, k, v, count, order, start, block):
+    """[B, H, T, D]: causal attention over the first `count` [B, G, 1] blocks of `order` [B, G, 1, N].
+
+    All are listed as partial blocks: the decoding kernel splits those evenly, full ones by all keys in view.
     """
-    V = p.shape[-1]
-    weights = functional.pad((p * 2.0 ** 52).long(), (0, -V % GROUP)).unflatten(-1, (-1, GROUP))
-    sizes = weights.sum(-1)                                                 # [..., groups]
-    sums = sizes.cumsum(-1)
-    place = (uniform * sums[..., -1:]).long()                               # [..., 1]
-    group = torch.searchsorted(sums, place, right=True)
-    place = place - (sums - sizes).gather(-1, group)
-    inside = weights.take_along_dim(group[..., None], -2).squeeze(-2).cumsum(-1)
-    return (group * GROUP + torch.searchsorted(inside, place, right=True)).squeeze(-1)
-
-
-def flex_form(q, k, block):
-    """Function (q, k, v) -> [B, H, T, D]: kernels.attend through flex_attention, whose keys come in blocks.
-
-    The queries of one key head are rows of one, as its decoding kernel wants them. Sparse attention would
-    name fewer blocks. q [B, H, T, D], k [B, G, S, D]: for their shapes; S is a multiple of block.
-    """
-    G, S = k.shape[1:3]
     T = q.shape[2]
-    rows = q.shape[1] // G * T
-    blocks = torch.arange(S // block, dtype=torch.int32, device=q.device)
-    blocks = blocks.expand(1, G, 1, -1).contiguous()                        # [1, G, 1, S / block]
-    count = torch.full((1, G, 1), S // block, dtype=torch.int32, device=q.device)
-    mask = BlockMask.from_kv_blocks(
-        count, blocks, BLOCK_SIZE=(128, block), seq_lengths=(rows, S),
-        mask_mod=lambda b, head, row, column: column <= S - T + row % T)
-    compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda q, k, v: compiled(group_queries(q, k), k, v, block_mask=mask).reshape(q.shape)
+    rows = group_queries(q, k)                                              # [B, G, (H/G) T, D]
+
+    def may_look(b, head, row, column):
+        return column <= start + row % T
+    seen = may_look if q.is_cuda else and_masks(may_look, is_listed(count, order, block))
+    mask = BlockMask.from_kv_blocks(count.int().contiguous(), order.int().contiguous(), mask_mod=seen,
+                                    BLOCK_SIZE=(WIDE, block), seq_lengths=(rows.shape[2], k.shape[2]),
+                                    compute_q_blocks=False)
+    return flex_attention(rows, k, v, block_mask=mask).reshape(q.shape)
+
+
+def is_listed(count, order, block):
+    """The list as a function of a key, because flex attention without a kernel looks at functions alone."""
+    ranks = order.argsort(-1)                                               # [B, G, 1, N]
+    return lambda b, head, row, column: ranks[b, head, 0, column // block] < count[b, head, 0]
+
+
+def flex_dense(q, k, v, mask, carry):
+    """kernels.attend over the blocks that are written, however many are in view."""
+    B, G, S = k.shape[:3]
+    order = torch.arange(-(-S // WIDE), device=k.device).expand(B, G, 1, -1)
+    count = ((carry['start'] + q.shape[2] - 1) // WIDE + 1).expand(B, G, 1)
+    return attend_blocks(q, k, v, count, order, carry['start'], WIDE), carry
+
+
+def flex_sparse(q, k, v, mask, carry, anchor, rule):
+    """kernels.sparse_attend without copies of keys and masks; anchor: whether this layer lists the blocks."""
+    if anchor:
+        carry = carry | dict(listed=list_blocks(q, k, carry['start'], rule))
+    return attend_blocks(q, k, v, *carry['listed'], carry['start'], rule.block), carry
+
+
+def list_blocks(q, k, start, rule):
+    """(count [B, G, 1], order [B, G, 1, N]): blocks of own tokens, sinks, locals, then by the root's score.
+
+    The means are made anew: an anchor reads all keys, but no layer has launches that keep a cache of them.
+    """
+    means = k.unflatten(2, (-1, rule.block)).mean(3)                        # [B, G, N, D]
+    whole = start // rule.block                         # blocks before the first that holds own tokens
+    last = (start + q.shape[2] - 1) // rule.block
+    blocks = torch.arange(means.shape[2], device=k.device)
+    always = (blocks < rule.sinks) | (blocks >= whole - rule.locals)
+    scores = mean_scores(q[:, :, 0], k, means).masked_fill(always, torch.inf)
+    order = scores.masked_fill(blocks > last, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    kept = kept_blocks(start.double(), rule).long().clamp(max=whole)
+    return (last - whole + 1 + kept).expand(order.shape[:2])[..., None], order[:, :, None]
+
+
+def sparse_layers(layers, anchors, rule):
+    """flex_sparse of each layer, two functions to compile; anchors: how many list blocks, evenly spaced."""
+    lists, follows = (functools.partial(flex_sparse, anchor=anchor, rule=rule) for anchor in (True, False))
+    return [follows if i % -(-layers // anchors) else lists for i in range(layers)]
+
+
+# --------------------------------------------------------------------------------------------- graphs by hand
+
+def compiled(function, on_card):
+    """By inductor, tuned. Without a card it is only traced, which shows what the compiler would refuse."""
+    how = dict(options=dict(coordinate_descent_tuning=True)) if on_card else dict(backend='eager')
+    return torch.compile(function, fullgraph=True, dynamic=False, **how)
+
+
+def recorded(run, on_card):
+    """A function that does what `run` does by one CUDA graph, and returns the same tensors at each call."""
+    if not on_card:
+        return run
+    run()                                               # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = run()
+
+    def replay():
+        graph.replay()
+        return made
+    return replay
 
 
 class ByHand:
-    """A model's forward with compiled Blocks, recorded as one CUDA graph for each (path, T, keys in view).
+    """A model's forward with compiled Blocks, recorded as one CUDA graph for each (path, T, keys in view)."""
 
-    For paths without a carry. Without CUDA nothing is recorded: the Blocks run one by one.
-    """
-
-    def __init__(self, model):
-        self.model = model
-        self.block = torch.compile(Block.forward, fullgraph=True, dynamic=False,
-                                   options=dict(coordinate_descent_tuning=True))
+    def __init__(self, model, attends=None):
+        """attends: of each layer, in place of the path's; see flex_dense, sparse_layers."""
+        self.model, self.attends = model, attends
+        self.block = compiled(Block.forward, model.cos.is_cuda)
         self.graphs = {}
 
     def __call__(self, ids, positions, path, stores, kv_len, carry):
-        if not ids.is_cuda:
-            return self.forward(ids, positions, path, stores, kv_len)
         key = path, ids.shape, kv_len, stores[0].data_ptr()
         if key not in self.graphs:
             inputs = ids.clone(), positions.clone()
-            self.forward(*inputs, path, stores, kv_len)                     # compiles
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                hidden = self.forward(*inputs, path, stores, kv_len)
-            self.graphs[key] = graph, inputs, hidden
-        graph, inputs, hidden = self.graphs[key]
-        inputs[0].copy_(ids)
-        inputs[1].copy_(positions)
-        graph.replay()
-        return hidden
+            run = functools.partial(self.forward, *inputs, path, stores, kv_len)
+            self.graphs[key] = inputs, recorded(run, ids.is_cuda)
+        inputs, run = self.graphs[key]
+        for held, given in zip(inputs, (ids, positions)):
+            held.copy_(given)
+        return run()
 
     def forward(self, ids, positions, path, stores, kv_len):
         """Hidden states [B, T, C]; keys behind the positions are masked, as in any compiled pass."""
@@ -97,7 +140,9 @@ class ByHand:
         later = torch.arange(kv_len, device=ids.device) > positions[:, None]                # [T, kv_len]
         mask = torch.zeros_like(later, dtype=model.cos.dtype).masked_fill(later, -torch.inf)
         context = PassContext(positions, model.cos[positions], model.sin[positions], mask, kv_len)
+        carry = dict(start=positions[0]) if self.attends else None
         x = model.model.embed_tokens(ids.flatten())                                         # [B T, C]
-        for layer, attend, ffn, store in zip(model.model.layers, path.attends, path.ffns, stores):
-            x, _ = self.block(layer, x, attend, ffn, context, store, None)
+        attends = self.attends or path.attends
+        for layer, attend, ffn, store in zip(model.model.layers, attends, path.ffns, stores):
+            x, carry = self.block(layer, x, attend, ffn, context, store, carry)
         return model.model.norm(x).view(*ids.shape, -1)

@@ -1,6 +1,7 @@
 """The laboratory's own tools: generated tasks, training, 4 bits, the timing programs, trees, the course."""
 import itertools
 import json
+import math
 import re
 from functools import cache, partial
 from pathlib import Path as File
@@ -211,44 +212,63 @@ def test_memory_of_a_run(tmp_path):
     assert 1e8 < bench.peak_of_run(target, 'fp32') < 2e9
 
 
-@pytest.mark.slow
-def test_cuda_parity_can_fail(monkeypatch):
-    """Positions that are off by one are far outside of what rounding does."""
-    assert cuda.parity('target', 'bf16', 'cpu').good
-    real = Reader.feed
-    monkeypatch.setattr(Reader, 'feed', lambda self, ids, start, *rest: real(self, ids, start + 1, *rest))
-    assert not cuda.parity('target', 'bf16', 'cpu').good
+def card_of(tmp_path, capsys, *flags):
+    """(exit status, {line: row}, what was printed) of the card's command on a CPU."""
+    where = tmp_path / 'rows.jsonl'
+    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', '--dtype', 'fp32', '--out', where, *flags,
+                             main=bench.main)
+    _, *rows = map(json.loads, where.read_text().splitlines())
+    return status, {row['line']: row for row in rows}, out
 
 
-def test_a_failed_check_is_a_line(monkeypatch, capsys):
-    def broken():
-        raise RuntimeError('out of\nmemory | here')
-    monkeypatch.setattr(cuda.Ladder, 'by_hand',
-                        lambda self: [('one', broken), ('two', lambda: cuda.Result('fine'))])
-    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', '--rung', 3, main=bench.main)
-    one, two = out.splitlines()[-2:]
-    assert status == 1 and one.endswith('FAILED |') and two == '| two | fine | ok |'
+@pytest.fixture
+def fewer_keys(monkeypatch):
+    monkeypatch.setattr(cuda, 'ON_CPU', cuda.ON_CPU._replace(contexts=(256, 1024), long=16))
+    monkeypatch.setattr(cuda, 'RUNS', 1)
+    yield
+    cuda.random_reader.cache_clear()
+    cuda.runner.cache_clear()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:flex_attention called without')
-@pytest.mark.parametrize('rung, lines', list(enumerate((2, 16, 6, 1, 6, 3 + 7), 1)))
-def test_a_rung_on_a_cpu(rung, lines, monkeypatch, capsys):
-    """All that needs no compiler runs; forms of one operation are not compiled here."""
-    monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
-    name = cuda.RUNGS[rung - 1]
-    monkeypatch.setattr(cuda, 'ON_CPU', cuda.ON_CPU._replace(contexts=(1024,)))
-    real = getattr(cuda.Ladder, name)
-
-    def few(self):
-        for what, check in real(self):
-            if 'compile' not in what and 'fp16' not in what:
-                yield what, check
-    monkeypatch.setattr(cuda.Ladder, name, few)
-    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', '--dtype', 'fp32', '--rung', rung,
-                             main=bench.main)
+def test_a_card_in_one_command(fewer_keys, tmp_path, capsys):
+    """All forms agree and are timed; a second run measures nothing again."""
+    status, rows, out = card_of(tmp_path, capsys)
     assert status == 0, out
-    assert len(re.findall(r'\| ok \|$', out, re.M)) == lines
+    assert not any('failed' in row for row in rows.values())
+    assert sum(row.get('good', False) for row in rows.values()) == 5
+    assert {f'ar, {form}' for form in cuda.BUILD} - set(rows) == {'ar, flex sparse'}
+    assert rows['methods']['sd'].startswith('check: equal')
+    assert 'undecided' not in out and len(out.splitlines()) == 1 + len(rows) + 4
+    _, again, out = card_of(tmp_path, capsys)
+    assert again == rows and len(out.splitlines()) == 1 + 4
+
+
+def test_a_form_that_fails_is_not_timed(fewer_keys, tmp_path, monkeypatch, capsys):
+    """Whether it breaks or computes with positions that are off by one."""
+    def broken(self, *args):
+        raise RuntimeError('out of\nmemory')
+    monkeypatch.setattr(cuda.Card, 'copy', broken)
+    real = cuda.ByHand.forward
+    monkeypatch.setattr(cuda.ByHand, 'forward', lambda self, ids, at, *rest: real(self, ids, at + 1, *rest))
+    status, rows, _ = card_of(tmp_path, capsys)
+    assert status == 1 and rows['parity, compiled']['good']
+    assert rows['parity, by hand']['good'] is False and 'ar, by hand' not in rows
+    assert rows['copy']['failed'] == 'RuntimeError: out of memory'
+
+
+@pytest.mark.parametrize('times, says', [
+    ({'ar': 1.05, 'sd': 1.04}, 'yes'), ({'ar': 1.05, 'sd': 1.02}, 'no'), ({'ar': math.nan}, 'undecided'),
+    ({1024: 1.1, 8192: 0.9}, 'does not pay'), ({1024: 0.9, 8192: 1.05, 32768: 1.2}, 'from 8192 keys on'),
+    ({1024: 1.1, 8192: 1.1, 32768: 1.2}, 'from 1024 keys on')])
+def test_what_a_card_decides(times, says):
+    assert cuda.decision('it', times, 1.03).startswith(f'it: {says} (')
+
+
+def test_a_line_that_would_not_end_in_time_is_left_out(tmp_path, capsys):
+    status, rows, out = card_of(tmp_path, capsys, '--minutes', 0)
+    assert status == 0 and rows == {} and 'copy: left out, 3 s expected' in out
 
 
 # ---------------------------------------------------------------------------------------------- lab/tree.py

@@ -16,13 +16,14 @@ from torch.overrides import TorchFunctionMode
 import kernels
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import specmini
+import verify
 from lab import forms
 from lab.tests.helpers import (HOME, LINE, RANGES, needs_gloo, needs_int4, program, refuses, subprogram,
                                thin, tiny)
 from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, plain, seeded, session, write
 from model import (Int4, Linear, Packed, Reader, Transformer, Transposed, checkpoint_views, to_host, load,
                    pack, shard, shard_config)
-from verify import METHODS, Session, draft_model, decode, sample, tokens_of
+from verify import METHODS, Session, draft_model, decode, tokens_of
 
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
 MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
@@ -240,35 +241,24 @@ def test_plain_decoding_in_bursts_writes_the_same():
         assert texts[0] == texts[1]
 
 
-def test_a_draw_by_groups_is_the_same(monkeypatch):
-    """Also of a token behind many that have no chance, and where groups do not fill the vocabulary."""
-    p = torch.rand(200, 1300).pow(8)
-    p[:, 100:900] = 0
-    p[:, 0] = 0
-    uniform = torch.rand(200, 1, dtype=torch.float64)
-    uniform[0] = 0
-    monkeypatch.setattr(torch, 'rand', lambda *shape, **how: uniform)
-    assert sample(p).tolist() == forms.sample_in_groups(p, uniform).tolist()
-
-
 @pytest.mark.filterwarnings('ignore:flex_attention called without')
-@pytest.mark.parametrize('T', [1, 3])
-def test_attention_by_flex(T, monkeypatch):
+@pytest.mark.parametrize('rule', [None, verify.Blocks(0.3, 8, 8, 1, 2), verify.Blocks(0.3, 99, 8, 1, 2)])
+def test_passes_by_flex_attention(rule, monkeypatch):
+    """As eager ones are, dense or over the blocks that the first of two layers lists, behind any length."""
     monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
-    q, k, v = torch.randn(1, 4, T, 16), torch.randn(1, 2, 32, 16), torch.randn(1, 2, 32, 16)
-    want, _ = kernels.attend(q, k, v, kernels.causal_mask(T, 32, q), None)
-    assert apart(forms.flex_form(q, k, 8)(q, k, v), want) < 1e-6
-
-
-def test_blocks_compiled_one_by_one(monkeypatch):
-    """More keys in view than are written: the rest is masked."""
-    monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
-    model = network()
-    reader = Reader(model, 40)
-    reader.compiled = forms.ByHand(model)
-    for length, last in ((17, 1), (18, 1), (21, 3)):
-        got = reader.read(LINE[:length], [], model.full, last)
-        assert apart(got, fresh(model, LINE[:length], last)) < 1e-9
+    model = network(num_hidden_layers=2)
+    path, attends = model.full, [forms.flex_dense] * 2
+    if rule:
+        attends = forms.sparse_layers(2, 1, rule)
+        path = path.sparsified(((0, True, rule), (1, False, rule)), (None, None), (None, None))
+    for length, last in ((30, 1), (31, 1), (36, 5), (39, 3)):
+        found = []
+        for compiled in (None, forms.ByHand(model, attends)):
+            reader = Reader(model, 48)
+            reader.read(LINE[:length - last], [], model.full, 0)
+            reader.compiled = compiled
+            found.append(reader.read(LINE[:length], [], path if compiled is None else model.full, last))
+        assert apart(*found) < 1e-9
 
 
 # -------------------------------------------------------------------------------------------------- --compile
@@ -291,6 +281,7 @@ def counter(monkeypatch):
 def test_graphs_of_spans(counter, monkeypatch):
     """A compiled pass has a power of two of keys in view, or the whole cache; each has a graph."""
     monkeypatch.setattr('model.SPAN', 8)
+    monkeypatch.setattr('model.EVEN', 8)
     model = network()
     compiled = Reader(model, 24, compiled=True)         # 16 more for padding: 40
     assert [compiled.kv_len(n) for n in (1, 8, 9, 16, 17, 32, 33, 40)] == [8, 8, 16, 16, 32, 32, 40, 40]
@@ -405,6 +396,7 @@ def far_session(draft=None, **settings):
     """A Session of a random pair, or of this draft, whose passes are computed on FAR."""
     pair = [network(0, num_hidden_layers=4), draft or network(1)]
     for model in pair:
+        model.set_context(128)                          # enough, so that a Reader computes no others
         model.cos = model.cos.as_subclass(Far)
     measured = dict(mask=dict(skip=[3, 5]), signals=RANGES)
     s = session(*pair, [1, 2, 3], 15, text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),

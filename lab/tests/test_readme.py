@@ -1,4 +1,5 @@
 """The README and the lab's pages: what they show is printed, their commands exist, their links and sizes."""
+import html
 import importlib
 import importlib.util
 import re
@@ -11,6 +12,7 @@ import torch
 
 import specmini
 import verify
+from lab.best.record import COSTS
 from lab.tests.helpers import HOME, Coin
 from lab.toys import Table, enumerate_law, exact_law, overlap, variation
 
@@ -165,6 +167,30 @@ def test_a_page_is_no_wall(page):
     assert text.count('\n') <= lines and len(text.encode()) <= size
     wide = () if page == 'README.md' else ('|', '![')
     assert all(len(line) <= columns for line in text.splitlines() if not line.startswith(wide))
+
+
+def test_figures_of_the_readme_are_stored():
+    """Each figure of sections 9 and 10 stands, rounded, in a table or picture that is made from stored rows.
+
+    Integers, sizes of models, the temperature and the costs that a picture is drawn at are not looked up.
+    """
+    stored = {'0.8', *map(str, COSTS)}
+    for page in PAGES[1:]:
+        _, begin, rest = text_of(page).partition('<!-- begin')
+        stored.update(re.findall(r'\d+\.\d+', rest.partition('<!-- end -->')[0]))
+    stored.update(re.findall(r'\d+\.\d+', description_of('cost')))
+    sections = text_of('README.md').partition('## 9. ')[2].partition('## 11. ')[0]
+    shown = re.findall(r'(?<![\w.-])\d+\.\d+(?![\w.]*[A-Za-z])', sections)
+    assert len(shown) > 30
+    for figure in shown:
+        digits = len(figure.partition('.')[2])
+        assert any(f'{float(one):.{digits}f}' == figure for one in stored), figure
+
+
+def description_of(picture):
+    """What a picture says that it shows, as JSON."""
+    svg = text_of(f'lab/pictures/{picture}.svg')
+    return html.unescape(re.search(r'<dc:description>(.*?)</dc:description>', svg, re.DOTALL)[1])
 
 
 def test_readme_from_python(capsys, monkeypatch):
