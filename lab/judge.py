@@ -252,7 +252,8 @@ def tuned_over(runs, names, baselines, kind, agreement=0.0, rival_agreement=0.0)
         there = weights.any(1)
         mine = judged_pace(runs, names, kind, agreement, weights, halves)
         rival = judged_pace(runs, baselines, kind, rival_agreement, weights, halves)
-        return math.exp(numpy.average(numpy.log(mine / rival)[there], weights=weights.sum(1)[there]))
+        with numpy.errstate(invalid='ignore'):
+            return math.exp(numpy.average(numpy.log(mine / rival)[there], weights=weights.sum(1)[there]))
     return figure
 
 
@@ -533,7 +534,9 @@ def main():
         report(papers, args.report)
     else:
         for paper in papers:
-            print_verdicts(paper, findings_at(paper, args.cost, args.verify))
+            findings = findings_at(paper, args.cost, args.verify)
+            if findings:
+                print_verdicts(paper, findings)
     return 0
 
 

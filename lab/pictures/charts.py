@@ -76,7 +76,7 @@ def measured_curve(axes, shown):
 def cost_chart(shown):
     """A line a method over the cost of a draft pass, dashed where it is lossy, with what the clock says."""
     figure, axes = pyplot.subplots(figsize=(WIDTH / 10, 4))
-    figure.subplots_adjust(left=0.065, right=0.985, top=0.9, bottom=0.115)
+    figure.subplots_adjust(left=0.065, right=0.985, top=0.88, bottom=0.115)
     axes.axvspan(*PAPERS, color='#F2F2F2', linewidth=0)
     axes.axhline(1, color=GREY, linewidth=0.6)
     for method, what in shown.items():

@@ -55,17 +55,19 @@ def speeds_by_cost(pair):
     """{method: dict(agreement, line, clock)} of a pair with counted runs.
 
     line: [(c, speed)] at the method's best length for each cost c of a draft pass; clock: the same where it
-    was timed, with the draft as it is and in 4 bits. agreement: None where the method is lossless.
+    was timed, with the draft as it is and in 4 bits. agreement: the lowest of them; None: it is lossless.
     """
+    costs = numpy.geomspace(CHEAPEST, DEAREST, STEPS)
     found = {}
     for method in DRAWN:
-        line = []
-        for c in COSTS if method == 'payoff' else numpy.geomspace(CHEAPEST, DEAREST, STEPS):
+        line, agreements = [], []
+        for c in COSTS if method == 'payoff' else numpy.union1d(COSTS, costs):
             runs, names = runs_at(pair, method, c)
             texts = numpy.arange(runs.size)
             paces = runs.pace(names, texts, MODELLED)
             line.append((float(c), float(paces.max())))
-        agreement = None if lossless([method]) else float(runs.agreement(names[paces.argmax()], texts))
+            agreements.append(float(runs.agreement(names[paces.argmax()], texts)))
+        agreement = None if lossless([method]) else min(agreements)
         found[method] = dict(agreement=agreement, line=line, clock=clocked(pair, method))
     return found
 

@@ -159,11 +159,14 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize('page', PAGES)
 def test_a_page_is_no_wall(page):
-    """The README has 300 lines of 120 columns and 22 KB at most, other pages 150 of 130 and 14 KB."""
+    """The README has 300 lines of 120 columns and 22 KB at most, other pages 150 of 130 and 14 KB.
+
+    The scoreboard, a line for each claim of all papers, is not counted.
+    """
     lines, columns, size = (300, 120, 22_000) if page == 'README.md' else (150, 130, 14_000)
-    if page == 'lab/README.md':
-        size = 25_000                                   # it has the scoreboard of all papers
     text = text_of(page)
+    if page == 'lab/README.md':
+        text = text.partition('<!-- begin')[0]
     assert text.count('\n') <= lines and len(text.encode()) <= size
     wide = () if page == 'README.md' else ('|', '![')
     assert all(len(line) <= columns for line in text.splitlines() if not line.startswith(wide))
