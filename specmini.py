@@ -924,8 +924,8 @@ def table(engine, by_prompt):
         yield ' '.join(cells)
     yield (f'x ar: the median of {rounds} rounds, their lowest and highest; audit: what the target would not '
            f'have written; cut: at --max-new {engine.max_new}')
-    yield ('drafted: tokens that the draft wrote; block eff.: tokens a full target pass; positions/token: read in '
-           'such passes; like ar: equal to plain decoding, place by place')
+    yield ('drafted: written by the draft; block eff.: tokens a full target pass; positions/token: that such '
+           'passes read; like ar: equal to plain decoding, place by place')
 
 
 def seconds_of(text):

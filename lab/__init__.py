@@ -1,5 +1,8 @@
 """The laboratory: a folder for each paper, tasks, embedded models, tests; see README.md."""
 import argparse
+import warnings
+
+warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; see specmini.py
 
 
 def at_least(lowest, kind=int):

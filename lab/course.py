@@ -69,6 +69,15 @@ def first_token(target, draft, method, **settings):
     return found
 
 
+def called(function, *args):
+    """What the answer's function returns; NotYet, with the arguments, if it raises."""
+    try:
+        return function(*args)
+    except Exception as error:
+        shown = ', '.join(f'{arg:g}' for arg in args)
+        raise NotYet(f'{function.__name__}({shown}) raises {type(error).__name__}: {error}') from error
+
+
 def close(found, wanted, within=1e-6):
     """Whether a number is there and near enough."""
     return isinstance(found, int | float) and abs(found - wanted) <= within
@@ -141,8 +150,8 @@ def check_1(answer):
         share = 1 - abs(p - q)
         for gamma in (1, 3):
             wanted, _ = cycle_of((p, 1 - p), (q, 1 - q), gamma)
-            found = tokens_a_cycle(share, gamma)
-            claim(close(found, wanted), f'tokens_a_cycle({share:.1f}, {gamma}) is {found}; '
+            found = called(tokens_a_cycle, share, gamma)
+            claim(close(found, wanted), f'tokens_a_cycle({share:g}, {gamma}) is {found}; '
                   f'sd writes {wanted:.4f}')
     engine = Engine(MODELS / 'target', MODELS / 'draft', max_new=60, temperature=1.0)
     _, cycles = engine.generate(PROMPT, Exact(4))

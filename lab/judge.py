@@ -16,8 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy
-import scipy.stats
+try:
+    import numpy
+    import scipy.stats
+except ImportError as missing:
+    sys.exit(f'lab.judge: {missing.name} is not installed: pip install -r requirements-test.txt')
 
 from lab import at_least
 from lab.measure import LAB, PAPERS, file_of, read_stored
