@@ -554,6 +554,7 @@ def need_draft_model(session, what):
 
 class Controller:
     """Ends a block: here after gamma tokens. It stops before the next is sampled, so the text stays exact."""
+    takes_gamma = True          # whether the method's gamma says how long blocks are, at least the first
 
     def __init__(self, method):
         """method: the one whose blocks it ends, for its knobs."""
@@ -600,6 +601,7 @@ def confidence_signals(logits):
 
 class Online(Controller):
     """CM-ASD's window, for any method: a block ends at the length that its mean confidence allows."""
+    takes_gamma = False
 
     def __init__(self, method):
         super().__init__(method)
@@ -1193,11 +1195,12 @@ def knobs_of(kind):
 
 
 def has_knob(name, knob, settings=()):
-    """Whether a method has this knob, and `gamma` a meaning: none where --set asks for another controller."""
+    """Whether a method has this knob, and `gamma` a meaning for the controller that --set asks for."""
     knobs = knobs_of(METHODS[name])
     if knob == 'gamma' and 'controller' in knobs:
         asked = dict(item.split('=', 1) for item in settings if '=' in item)
-        return asked.get('controller', knobs['controller'].default) == 'fixed'
+        controller = asked.get('controller', knobs['controller'].default)
+        return CONTROLLERS.get(controller, Controller).takes_gamma
     return knob in knobs
 
 

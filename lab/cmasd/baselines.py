@@ -38,6 +38,7 @@ class Confident(Controller):
     """
     limit = 0.4
     most = 20
+    takes_gamma = False
 
     def max_tokens(self, session):
         return self.most
@@ -57,6 +58,7 @@ class Product(Controller):
     """
     limit = 0.5
     most = 40
+    takes_gamma = False
 
     def max_tokens(self, session):
         return self.most

@@ -725,6 +725,19 @@ def test_prove_refuses_in_one_line(named, flags, short_proofs, capsys):
     refused(capsys, named, *flags, main=prove.main)
 
 
+def test_a_controller_of_ones_own_takes_gamma(short_proofs, monkeypatch, capsys):
+    """As the course's `doubling` does, which begins at gamma; those that look at the draft alone do not."""
+    class Mine(verify.Controller):
+        pass
+    monkeypatch.setitem(verify.CONTROLLERS, 'mine', Mine)
+    args = specmini.parse(['--prompt', 'x', '--set', 'controller=mine', 'gamma=2'])
+    assert args.methods['sd'].gamma == 2
+    status, _, _ = program(capsys, 'sd', '--set', 'controller=mine', 'gamma=1', main=prove.main)
+    assert status == 0
+    for name in ('online', 'payoff', 'hf-confidence'):
+        refused(capsys, 'gamma', 'sd', '--set', f'controller={name}', 'gamma=2', main=prove.main)
+
+
 # ------------------------------------------------------------------------------- the five source files, alone
 
 ONE_BY_ONE = '''
