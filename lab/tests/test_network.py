@@ -89,16 +89,16 @@ def test_int4_rounds_short_passes_alone(dtype, monkeypatch):
     """Each weight to the nearest of sixteen levels of its group; three rows or more as the matrix was."""
     monkeypatch.setattr('model.BIG', 1)
     linear = Linear(64, 40).requires_grad_(False).to(dtype)         # its rows are padded to 48
+    linear.weight.mul_(16)                                          # -2 to 2, a step is 0.27
     rounded = Int4(linear)
-    x = torch.eye(64)[5:7].to(dtype)
-    found = (rounded(x) - linear.bias).float().T                    # [40, 2], the weights of inputs 5 and 6
-    groups = linear.weight.float()[:, :32]
-    step = (groups.amax(1) - groups.amin(1)) / 15
-    away = (found - groups[:, 5:7]).abs().amax(1)
-    assert (away <= 0.5 * step + 0.01).all() and away.max() > 0.1 * step.max()
-    assert rounded(x).dtype == dtype
-    longer = torch.eye(64)[:3].to(dtype)
-    assert apart(rounded(longer).float(), linear(longer).float()) < 0.02
+    each = torch.eye(64).to(dtype)
+    found = torch.cat([rounded(x) - linear.bias for x in each.split(2)]).float()        # [64, 40], the weights
+    groups = linear.weight.float().unflatten(1, (2, 32))
+    step = (groups.amax(2) - groups.amin(2)) / 15                                       # [40, 2]
+    away = (found.T.unflatten(1, (2, 32)) - groups).abs().amax(2)
+    assert (away <= 0.5 * step + 0.03).all() and (away > 0.4 * step).any()
+    assert rounded(each[:2]).dtype == dtype
+    assert apart(rounded(each[:3]).float(), linear(each[:3]).float()) < 0.02
     assert sum(p.numel() * p.element_size() for p in rounded.parameters()) < 0.8 * 64 * 48 * 4
 
 
