@@ -762,14 +762,14 @@ FUSED = dict(           # of the network's parameters, those that checkpoints ho
     qkv_proj=['q_proj', 'k_proj', 'v_proj'], gate_up_proj=['gate_proj', 'up_proj'])
 
 
-def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, tokenizer=None):
+def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
 
-    tensor_parallel: this rank's shard of the Transformer, where there are several ranks. tokenizer: the
-    folder's, if it has been read already. ValueError in one line for whatever does not fit.
+    tensor_parallel: this rank's shard of the Transformer, where there are several ranks. ValueError in one
+    line for whatever does not fit.
     """
     config = read_config(folder)
-    tokenizer = tokenizer or read_tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     rank, count = rank_and_world_size() if tensor_parallel else (0, 1)
     try:
         with torch.device('meta'):
@@ -1029,7 +1029,7 @@ def encode(tokenizer, texts, special=True):
         return [tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
     except BaseException as error:
         raise_own(error)
-        raise ValueError(f'the tokenizer cannot encode a prompt ({error})') from None
+        raise ValueError(f'the tokenizer cannot encode a prompt: is it valid UTF-8? ({error})') from None
 
 
 def raise_own(error):
@@ -1068,9 +1068,8 @@ def same_vocabulary(target, other, whose):
 FLAGS = dict(mask='', signals='--signals ', sparse='--anchors ')    # of train_mask.py, by section
 
 
-TABLES = dict(      # of each section the lists that a run reads: how deep they are nested, how long they are
-    mask=dict(skip=[1]), signals=dict(draft_logp=[1, 2], draft_grounding=[1, 2]),
-    sparse=dict(anchors=[1], channels=[2], experts=[3]))
+LISTS = dict(           # those of each section that a run reads
+    mask=['skip'], signals=['draft_logp', 'draft_grounding'], sparse=['anchors', 'channels', 'experts'])
 
 
 class Calibration(dict):
@@ -1087,20 +1086,10 @@ class Calibration(dict):
         pair = self.pair if name == 'signals' else ''
         command = f'python train_mask.py {FLAGS[name]}--target {self.target}{pair}'
         state = 'a damaged' if name in self else 'no'
-        whole = isinstance(section, dict) and all(
-            is_table(section.get(key), *shape) for key, shape in TABLES[name].items())
+        whole = isinstance(section, dict) and all(type(section.get(key)) is list for key in LISTS[name])
         require_that(whole, f'{self.target}: calibration.json has {state} section {name!r} of these models; '
                      f'make it with {command}')
         return section
-
-
-def is_table(value, depth, length=None):
-    """Whether a value is a list of lists, `depth` levels deep, of numbers; the innermost are not empty."""
-    if depth == 0:
-        return type(value) in (int, float)
-    if type(value) is not list or len(value) != (length or len(value)) or depth == 1 and not value:
-        return False
-    return all(is_table(one, depth - 1) for one in value)
 
 
 def read_calibration(target, draft=None, draft_dtype='auto'):

@@ -23,13 +23,11 @@ from statistics import median
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
 import torch
-from tokenizers import Tokenizer
 from torch import distributed
 from tqdm import tqdm
 
-from model import (Reader, encode, load, pack, plain_file, rank_and_world_size, read_calibration,
-                   read_config, read_json, read_tokenizer, require_that, require_writable, same_vocabulary,
-                   shared_length, takes_int4)
+from model import (Reader, encode, load, pack, plain_file, rank_and_world_size, read_calibration, read_json,
+                   require_that, require_writable, same_vocabulary, shared_length, takes_int4)
 from verify import (METHODS, TYPES, Autoregressive, Exact, Method, Session, Sparse, decode, draft_model,
                     has_knob, knob_range, knobs_of, lookup_then_draft, no_draft, prompt_lookup,
                     token_logps, tokens_of, whole_passes)
@@ -78,7 +76,6 @@ class Engine:
     draft_dtype: str = 'auto'       # auto: as the target; int4: the draft's matrices in 4 bits, on a CPU
     compile: bool = False           # torch.compile the passes
     tensor_parallel: bool = False   # whether each process of a group has a shard of the target
-    tokenizer: Tokenizer = None     # the target's, if it has been read already
     readers: dict = field(default_factory=dict, init=False)     # {role: Reader}, see open
     paths: dict = field(default_factory=dict, init=False)       # {role: Reader.paths of all texts so far}
     session: type = field(default=Session, init=False)          # of a text; lab.page has one that notes more
@@ -93,13 +90,10 @@ class Engine:
         self.has_draft = self.draft not in ('lookup', 'none', 'self')
         require_that(self.has_draft or not self.lookup,
                      f'--lookup with --draft {self.draft}: expected --draft DIR')
-        target, self.tokenizer, self.eos = self.network(self.target)
-        if self.ignore_eos:
-            self.eos = frozenset()
+        target, self.tokenizer, eos = self.network(self.target)
+        self.eos = frozenset() if self.ignore_eos else eos
         self.models = dict(target=target)                               # by role
         if self.has_draft:
-            require_that('/' in self.draft or File(self.draft).is_dir(), f'--draft {self.draft}: expected a '
-                         'folder, a repository owner/name, lookup, none or self')
             self.models['draft'], _, _ = self.network(self.draft)
             same_vocabulary(target, self.models['draft'], f'--draft {self.draft}')
         draft = self.draft if self.has_draft else None
@@ -114,6 +108,10 @@ class Engine:
                     pack(model, role == 'draft' and self.draft_dtype == 'int4')
             take_threads(target, self.tensor_parallel)
 
+    def network(self, folder):
+        """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
+        return load(folder, self.device, DTYPES[self.dtype], self.tensor_parallel and folder == self.target)
+
     def check_int4(self):
         """ValueError where a draft in 4 bits was asked for and this machine or this draft cannot have one."""
         choices = 'auto', 'int4'
@@ -124,12 +122,6 @@ class Engine:
                          'DIR, on a CPU with AVX2 or AVX-512, without --compile')
             large = any(map(takes_int4, self.models['draft'].modules()))
             require_that(large, f'--draft-dtype int4: {self.draft} has no matrix large enough; leave it out')
-
-    def network(self, folder):
-        """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        is_target = folder == self.target
-        tokenizer = self.tokenizer if is_target else None
-        return load(folder, self.device, DTYPES[self.dtype], self.tensor_parallel and is_target, tokenizer)
 
     def open(self, prompts):
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
@@ -354,14 +346,11 @@ def run(args):
                      f'--trace {args.trace}: a page is of one process, trace to .jsonl')
         args.trace = args.trace if rank == 0 else None
     rows = read_rows(args.prompt, args.prompts)
-    read_config(args.target)                            # refuses a folder that is no checkpoint early
-    tokenizer = read_tokenizer(args.target)
     texts = [chat(args.target, row['prompt']) if args.chat else row['prompt'] for row in rows]
-    prompts = encode(tokenizer, texts, not args.chat)
     given = {option.name: getattr(args, option.name) for option in fields(Engine)
              if hasattr(args, option.name)}
-    given |= dict(tensor_parallel=True, tokenizer=tokenizer)
-    engine = Engine(**given)
+    engine = Engine(**given, tensor_parallel=True)
+    prompts = encode(engine.tokenizer, texts, not args.chat)
     engine.open(prompts)
     if args.compile:
         begin = time.perf_counter()
@@ -630,8 +619,6 @@ def read_rows(prompt, file):
     """
     rows = [dict(prompt=prompt)] if file is None else rows_of_file(file)
     for i, row in enumerate(rows, 1):
-        broken = any('\ud800' <= letter <= '\udfff' for letter in row['prompt'])    # a stray byte
-        require_that(not broken, f'prompt {i} is not valid UTF-8; expected a text')
         require_that(row['prompt'], f'prompt {i} is empty; expected a text')
     return rows
 
@@ -639,8 +626,7 @@ def read_rows(prompt, file):
 def rows_of_file(file):
     """The rows of a file of JSON lines, the text of each under `prompt`; blank lines are passed over."""
     try:
-        require_that(File(file).exists(), 'no such file')
-        require_that(File(file).is_file(), 'not a plain file')      # a pipe or a device may never end
+        require_that(File(file).is_file(), 'no such file, or no plain one')     # a pipe may never end
         lines = File(file).read_text(encoding='utf-8-sig').split('\n')      # some editors begin with a mark
     except (OSError, ValueError) as error:
         raise ValueError(f'--prompts {file}: cannot be read ({error})') from None
@@ -957,22 +943,19 @@ def statistics(cycles, weights):
     passes = Counter()
     positions = Counter()
     labels = Counter()
-    kept = judged = drafted = accepted = 0
     for cycle in cycles:
         labels.update(cycle.labels)
         for path, (n, T, _) in cycle.passes.items():
             passes[path] += n
             positions[path] += T
-        kept += sum(token['kept'] for token in cycle.judged)
-        judged += len(cycle.judged)
-        drafted += len(cycle.drafted)
-        accepted += cycle.accepted
+    kept = [token['kept'] for cycle in cycles for token in cycle.judged]
+    drafted = sum(len(cycle.drafted) for cycle in cycles)
     seconds = sum(cycle.seconds for cycle in cycles)
-    tokens = labels.total()
+    tokens, accepted = labels.total(), labels['draft']
     read = sum(n * weights[path] for path, n in passes.items())
     return dict(
-        cycles=len(cycles), passes=passes, positions=positions, drafted=drafted, judged=judged,
-        accepted=accepted, acceptance_rate=ratio(kept, judged),
+        cycles=len(cycles), passes=passes, positions=positions, drafted=drafted, judged=len(kept),
+        accepted=accepted, acceptance_rate=ratio(sum(kept), len(kept)),
         acceptance_by_place=acceptance_by_place(cycles), drafted_share=ratio(accepted, tokens),
         block_efficiency=ratio(tokens, whole_passes(passes)), labels=labels, seconds=seconds,
         tokens_per_second=ratio(tokens, seconds), bandwidth=ratio(read / 1e9, seconds),

@@ -15,16 +15,15 @@ import itertools
 import math
 import sys
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 
 import torch
 from tqdm import tqdm
 
 import kernels
-from model import (Reader, encode, find_folder, load, pack, read_config, require_that, require_writable,
-                   write_calibration)
-from specmini import (EMBEDDED, FOLDER, Engine, Parser, chat, exit_status, lab_module, pick_device,
-                      read_rows, take_threads)
-from verify import Autoregressive, Session, Sparse, SpecGuard, decode, no_draft, violation
+from model import Reader, encode, find_folder, require_that, require_writable, write_calibration
+from specmini import EMBEDDED, Engine, Parser, chat, exit_status, lab_module, read_rows
+from verify import Sparse, SpecGuard, tokens_of, violation
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,13 @@ def calibration_rows(settings):
     return rows
 
 
-def encoded(target, tokenizer, rows, settings):
+def encoded(engine, rows, settings):
     """The ids of these rows' prompts, in the chat template where that is asked for."""
-    texts = [chat(target, row['prompt']) if settings.chat else row['prompt'] for row in rows]
-    return encode(tokenizer, texts, not settings.chat)
+    texts = [chat(engine.target, row['prompt']) if settings.chat else row['prompt'] for row in rows]
+    return encode(engine.tokenizer, texts, not settings.chat)
 
 
-def calibration_texts(target, model, tokenizer, eos, settings):
+def calibration_texts(engine, settings):
     """settings.texts texts as ids: prompts, each with the W tokens that the target writes behind it.
 
     Rows behind which it writes fewer, or whose prompt fills the context, are passed over. ValueError where
@@ -82,13 +81,12 @@ def calibration_texts(target, model, tokenizer, eos, settings):
     rows = calibration_rows(settings)
     bar = tqdm(total=settings.texts, desc='calibration texts', disable=None)
     for row in rows:
-        (ids,) = encoded(target, tokenizer, [row], settings)
-        if len(ids) + W <= model.config.max_position_embeddings:
-            session = Session(Reader(model, len(ids) + W), None, no_draft, list(ids), W, eos)
-            for _ in decode(session, Autoregressive()):
-                pass
-            if not session.tokens_left:
-                texts.append(session.tokens)
+        (ids,) = encoded(engine, [row], settings)
+        if len(ids) + W <= engine.context:
+            _, cycles = engine.generate(ids, 'ar', max_new=W)
+            written = tokens_of(cycles)
+            if len(written) == W:
+                texts.append(ids + written)
                 bar.update()
         if len(texts) == settings.texts:
             return texts
@@ -110,49 +108,46 @@ class Windows:
         self.texts = texts
         self.W = W
         self.readers = [Reader(model, len(ids)) for ids in texts]
-        self.p = []                                     # of each text the target's log-probabilities [W, V]
-        for reader, ids in zip(self.readers, texts):
-            self.p.append(self.logps(reader, ids, model.full))
+        self.p = self.logps(model.full)                 # of each text the target's
 
-    def logps(self, reader, ids, path):
-        """Log-probabilities [W, V]; whatever the cache holds, the window is read anew."""
-        return reader.read(ids, [], path, self.W).float().log_softmax(-1)
+    def logps(self, path):
+        """Log-probabilities [W, V] of each text; whatever the cache holds, the window is read anew."""
+        rows = [reader.read(ids, [], path, self.W) for reader, ids in zip(self.readers, self.texts)]
+        return [logits.float().log_softmax(-1) for logits in rows]
 
     def cost(self, skip):
         """What the search for a mask minimises: R(p|s) in nats a token. Source: VIA-SD (2026), DIMR."""
-        path = self.model.full.without(skip)
-        total = 0.0
-        for reader, ids, p in zip(self.readers, self.texts, self.p):
-            total += float(violation(p, self.logps(reader, ids, path)).mean())
-        return total / len(self.texts)
+        s = self.logps(self.model.full.without(skip))
+        return fmean(float(violation(*both).mean()) for both in zip(self.p, s))
 
     def agreement(self, skip):
         """The share of the positions at which slim's first choice is the target's."""
-        path = self.model.full.without(skip)
-        same = [self.logps(reader, ids, path).argmax(-1) == p.argmax(-1)
-                for reader, ids, p in zip(self.readers, self.texts, self.p)]
-        return float(torch.cat(same).double().mean())
+        s = torch.cat(self.logps(self.model.full.without(skip)))
+        same = s.argmax(-1) == torch.cat(self.p).argmax(-1)
+        return float(same.double().mean())
 
 
 # ---------------------------------------------------------------------------------------------- the search
 
-def distances(masks, others):
-    """[N, n]: the layers in which two masks differ; masks [N, m] and others [n, m] are 0/1 rows."""
-    return torch.cdist(masks, others, p=1)
+def likeness(masks, others):
+    """[N, n] exp(-d / LENGTH), d the layers in which two masks differ, 0/1 rows [N, m] and [n, m].
+
+    As a product over layers it is positive definite.
+    """
+    return (-torch.cdist(masks, others, p=1) / LENGTH).exp()
 
 
 def expected_improvement(seen, costs, masks):
     """[N] how far each mask is expected to beat the best one, by a Gaussian process on the log of the costs.
 
-    seen [n, m] and masks [N, m] are 0/1 rows. The kernel exp(-d / LENGTH), d the layers in which two masks
-    differ, is a product over layers, hence positive definite.
+    seen [n, m] and masks [N, m] are 0/1 rows.
     Source: Rasmussen and Williams 2006, algorithm 2.1; Jones et al. 1998 (expected improvement).
     """
     y = (costs + 1e-9).log()
     y = (y - y.mean()) / y.std().clamp(min=1e-9)
-    covariance = (-distances(seen, seen) / LENGTH).exp() + NOISE * torch.eye(len(y), dtype=y.dtype)
+    covariance = likeness(seen, seen) + NOISE * torch.eye(len(y), dtype=y.dtype)
     root = torch.linalg.cholesky(covariance)
-    near = (-distances(masks, seen) / LENGTH).exp()                                     # [N, n]
+    near = likeness(masks, seen)                                                        # [N, n]
     mean = (near @ torch.cholesky_solve(y[:, None], root))[:, 0]
     known = torch.linalg.solve_triangular(root, near.T, upper=False).square().sum(0)    # [N]
     deviation = (1 - known).clamp(min=1e-12).sqrt()
@@ -224,7 +219,7 @@ def search(cost, m, k, settings):
 
 
 def find_mask(model, windows, settings):
-    """The section `mask` of the calibration file; plain: the best of the masks without search."""
+    """The section `mask` of the calibration file; plain: the least cost of the masks without search."""
     layers = model.config.num_hidden_layers
     m = layers - 2                                      # the first and the last layer always stay
     k = int(settings.skip * layers)
@@ -235,13 +230,7 @@ def find_mask(model, windows, settings):
         return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1
     tried = search(lambda mask: windows.cost(sublayers(mask)), m, k, settings)
     best = min(tried, key=tried.get)
-    evenly, *blocks = plain_masks(m, k)
-    plain = {}
-    for name, masks in dict(evenly=[evenly], contiguous=blocks).items():
-        there = [mask for mask in masks if mask in tried]       # of an interrupted search not all
-        if there:
-            mask = min(there, key=tried.get)
-            plain[name] = dict(skip=sublayers(mask), cost=tried[mask])
+    plain = min(tried[mask] for mask in plain_masks(m, k) if mask in tried)     # it tries them first
     slim = model.full.without(sublayers(best))
     work = model.read_bytes(slim) / model.read_bytes(model.full)
     return dict(skip=sublayers(best), cost=tried[best], plain=plain, work=work, masks=len(tried),
@@ -317,11 +306,11 @@ def sparsity(model, texts, T=5, **knobs):
                     shares[layer].append(feed_forward['lowest'])
     require_that(similar[-1],
                  f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
-    likeness = [round(sum(values) / len(values), 4) for values in similar[1:]]
-    order = sorted(range(1, len(mixtures)), key=lambda layer: likeness[layer - 1])
+    jaccard = [round(fmean(values), 4) for values in similar[1:]]
+    order = sorted(range(1, len(mixtures)), key=lambda layer: jaccard[layer - 1])
     channels = [quantiles(torch.cat(one))[0] for one in sizes]
     experts = [quantiles(torch.cat(one)) if one else [] for one in shares]
-    return dict(anchors=[0, *order], jaccard=likeness, channels=channels, experts=experts)
+    return dict(anchors=[0, *order], jaccard=jaccard, channels=channels, experts=experts)
 
 
 def quantiles(columns):
@@ -370,8 +359,9 @@ def parse(argv):
     add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
     add('--tokens', type=int, default=usual.tokens, help='tokens scored of a text (default: 32)')
     add('--evaluations', type=int, default=usual.evaluations, help='masks to try at most (default: 60)')
-    add('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
-    add('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
+    instead = p.add_mutually_exclusive_group().add_argument
+    instead('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
+    instead('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
     add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
     add('--draft-dtype', choices=('auto', 'int4'), default='auto', help='of that draft, as in specmini.py')
     args = p.parse_args(argv)
@@ -380,12 +370,7 @@ def parse(argv):
         value = getattr(args, name)
         require_that(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
     require_that(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
-    alone = not (args.signals and args.anchors)
-    require_that(alone, '--signals and --anchors are two measurements; give one')
-    require_that(str(args.target), f'--target: found an empty text; give {FOLDER}')
     require_writable(find_folder(args.target), f'--target {args.target}')
-    if args.signals:
-        find_folder(args.draft)
     return args
 
 
@@ -394,7 +379,7 @@ def signal_texts(args, settings):
     engine = Engine(str(args.target), str(args.draft), draft_dtype=args.draft_dtype)
     method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
     rows = calibration_rows(settings)[:settings.texts]
-    return engine, rows, encoded(args.target, engine.tokenizer, rows, settings), method
+    return engine, rows, encoded(engine, rows, settings), method
 
 
 def measure_signals(args, settings):
@@ -406,37 +391,27 @@ def measure_signals(args, settings):
           f'{found["draft_grounding"]} (1st and 99th percentile)')
 
 
-def load_with_texts(target, settings):
-    """(the network of the folder, calibration texts as ids): in bf16 on CUDA where it is there, else fp32."""
-    device = pick_device('auto')
-    dtype = torch.bfloat16 if device == 'cuda' else torch.float32       # as a run loads it
-    model, tokenizer, eos = load(target, device, dtype)
-    if device == 'cpu':
-        pack(model)
-        take_threads(model)
-    return model, calibration_texts(target, model, tokenizer, eos, settings)
-
-
 def measure_anchors(target, settings):
     """Writes the section `sparse` of a target, from its texts joined and cut anew."""
-    model, texts = load_with_texts(target, settings)
-    joined = sum(texts, [])
-    found = sparsity(model, [joined[begin:begin + 512] for begin in range(0, len(joined), 512)])
+    engine = Engine(str(target), 'none')
+    joined = sum(calibration_texts(engine, settings), [])
+    texts = [joined[begin:begin + 512] for begin in range(0, len(joined), 512)]
+    found = sparsity(engine.models['target'], texts)
     print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
     write_calibration(target, 'sparse', found)
 
 
 def measure_mask(target, settings):
     """Writes the section `mask` of a target and prints what was found."""
-    model, texts = load_with_texts(target, settings)
-    windows = Windows(model, texts, settings.tokens)
+    engine = Engine(str(target), 'none')
+    model = engine.models['target']
+    windows = Windows(model, calibration_texts(engine, settings), settings.tokens)
     found = find_mask(model, windows, settings)
     write_calibration(target, 'mask', found)
-    costs = dict(found=found['cost']) | {name: mask['cost'] for name, mask in found['plain'].items()}
-    listed = ', '.join(f'{name} {cost:.2g}' for name, cost in costs.items())
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
-          f'the weights; violation a token: {listed}; {found["masks"]} masks; its first choice is the '
-          f"target's at {windows.agreement(found['skip']):.0%} of the positions")
+          f'the weights; violation a token {found["cost"]:.2g}, of the best block or evenly spaced layers '
+          f'{found["plain"]:.2g}; {found["masks"]} masks; its first choice is the target\'s at '
+          f"{windows.agreement(found['skip']):.0%} of the positions")
 
 
 def settings_of(args):
@@ -445,7 +420,6 @@ def settings_of(args):
 
 def run(args):
     settings = settings_of(args)
-    read_config(args.target)                            # refuses a folder that is no checkpoint early
     if args.signals:
         measure_signals(args, settings)
     elif args.anchors:

@@ -346,10 +346,8 @@ def test_a_run_says_which_calibration_it_needs(folders, capsys):
 
 @pytest.mark.parametrize('name, section, method', [
     ('mask', None, 'via'), ('mask', [], 'via'), ('mask', {}, 'via'), ('mask', dict(skip=7), 'via'),
-    ('mask', dict(skip=[[1]]), 'via'), ('signals', dict(SIGNALS, draft_logp=[1]), 'specguard'),
     ('signals', dict(SIGNALS, draft_logp='ab'), 'specguard'), ('sparse', 'x', 'sparse'),
-    ('sparse', dict(SPARSE, channels=[[0.1], 0.2]), 'sparse'),
-    ('sparse', dict(SPARSE, experts=[[], [[]]]), 'sparse')])
+    ('sparse', dict(SPARSE, channels=0.2), 'sparse')])
 def test_a_damaged_section_is_told_where_it_is_read(name, section, method, folders, capsys):
     """With the command that makes it; methods that do not read it run."""
     target, draft = folders

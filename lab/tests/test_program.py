@@ -54,7 +54,7 @@ def pair(tmp_path_factory):
     ('--gamma 2 --method cmasd', 'k_max'), ('--gamma 3 --set gamma=5', '--gamma 3'),
     ('--set gamma=2 controller=online', 'controller=fixed'),
     ('--method cmasd --sparse --gamma 4', 'k_max'), ('--compare cmasd --gamma 2', 'k_max'),
-    ('--draft nothing', 'lookup, none or self'), ('--prompts lab', 'not a plain file'),
+    ('--draft nothing', 'no such folder'), ('--prompts lab', 'no plain one'),
     ('--target MODELS/target --draft self --method via', 'its own drafts'),
     ('--method cmasd --draft lookup', '--draft'), ('--method ecsv --draft lookup', '--draft'),
     ('--method specguard --draft none', '--draft'), ('--lookup --draft self', '--lookup'),
@@ -523,7 +523,7 @@ def test_compare_has_a_table_for_each_task(run_rows, answered, monkeypatch):
     case('no-row', '', '--prompts'), case('no-json', 'x', 'line 1'), case('no-object', '[1]', 'line 1'),
     case('no-prompt', '{"prompt": "a"}\n{"x": 1}', 'line 2'), case('no-turn', '{"turns": []}', 'line 1'),
     case('no-text', '{"prompt": 7}', 'line 1'), case('empty', '{"prompt": ""}', 'prompt 1'),
-    case('half-a-character', '{"prompt": "\\ud800"}', 'prompt 1'), case('deep', '[' * 99999, 'line 1'),
+    case('half-a-character', '{"prompt": "\\ud800"}', 'UTF-8'), case('deep', '[' * 99999, 'line 1'),
     case('a-long-number', '1' * 5000, 'line 1'), case('no-utf-8', b'\xff\xfe', '--prompts')])
 def test_bad_prompt_files(content, named, pair, capsys, tmp_path):
     file = tmp_path / 'p.jsonl'

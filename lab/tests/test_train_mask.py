@@ -11,7 +11,8 @@ import torch
 import train_mask
 from lab.tests.helpers import EMBEDDED, LINE, interrupt, json_lines, program, refused, refuses, reported, tiny
 from lab.toys import byte_network, bytes_tokenizer, network, seeded, session, write
-from model import Reader, load, read_calibration
+from model import Reader, read_calibration
+from specmini import Engine
 from train_mask import sparsity
 from verify import METHODS
 
@@ -57,8 +58,7 @@ def test_search_finds_planted_layers(tmp_path, capsys, monkeypatch):
     assert measured(capsys, *flags)[0] == 0
     found = section(folder)
     assert set(found['skip']) == useless
-    plain = found['plain']
-    assert found['cost'] < 1e-9 < min(plain['evenly']['cost'], plain['contiguous']['cost'])
+    assert found['cost'] < 1e-9 < found['plain']
     assert found['masks'] <= 90
     refused(capsys, '--skip', *flags, '--skip', 0.9, main=train_mask_main)
 
@@ -99,8 +99,7 @@ def test_search_begins_with_masks_that_need_none(monkeypatch):
     model = byte_network(3, num_hidden_layers=8)
     windows = SimpleNamespace(cost=lambda skip: float(sum((j - 5) ** 2 for j in skip)))
     found = train_mask.find_mask(model, windows, asked)
-    assert found['plain']['evenly'] == dict(skip=[4, 5, 8, 9, 12, 13], cost=139.0)
-    assert found['plain']['contiguous'] == dict(skip=[2, 3, 4, 5, 6, 7], cost=19.0)
+    assert found['plain'] == 19.0                           # of [2, 3, 4, 5, 6, 7]; evenly spaced 139
 
 
 def test_search_ends_without_progress(monkeypatch):
@@ -145,10 +144,11 @@ def test_texts_of_prompts(asked, capsys):
     """A text is a prompt, in the template, and what the target itself writes behind it."""
     folder, flags = asked
     settings = train_mask.Settings(prompts=flags[3], chat=True, texts=2, tokens=8)
-    model, texts = train_mask.load_with_texts(folder, settings)
+    engine = Engine(str(folder), 'none')
+    texts = train_mask.calibration_texts(engine, settings)
     for text, prompt in zip(texts, ('user:To be!', 'user:or not!')):
         ids = bytes_tokenizer().encode(prompt).ids
-        written, _ = write(session(model, None, ids, 8), METHODS['ar']())
+        written, _ = write(session(engine.models['target'], None, ids, 8), METHODS['ar']())
         assert text == ids + written
     assert measured(capsys, *flags, '--chat')[0] == 0
     assert section(folder)['settings']['chat']
@@ -156,8 +156,7 @@ def test_texts_of_prompts(asked, capsys):
 
 @pytest.mark.parametrize('named, more', [
     ('--texts', ['--texts', '3']), ('--prompts', ['--tokens', '600']),
-    ('lookup: no such folder', ['--signals', '--draft', 'lookup']),
-    ('--target:', ['--target', '']),
+    ('give --draft DIR', ['--signals', '--draft', 'lookup']), ('config.json', ['--target', '']),
     ('--anchors', ['--signals', '--anchors']), ('nowhere', ['--target', 'nowhere'])])
 def test_refused_flags(named, more, asked, capsys):
     refused(capsys, named, *asked[1], *more, main=train_mask_main)
@@ -175,8 +174,9 @@ def test_some_texts_too_few_are_enough(asked, capsys, monkeypatch):
     assert status == 0 and '2 of 3 prompts' in err and 'not on 3' in err
     shown = re.search(r"target's at (\d+)% of the positions", out)
     settings = train_mask.Settings(prompts=asked[1][3], texts=2, tokens=8)
-    texts = train_mask.calibration_texts(asked[0], *load(asked[0]), settings)
-    model = load(asked[0])[0]
+    engine = Engine(str(asked[0]), 'none')
+    texts = train_mask.calibration_texts(engine, settings)
+    model = engine.models['target']
     windows = train_mask.Windows(model, texts, 8)
     assert abs(windows.agreement(section(asked[0])['skip']) - int(shown[1]) / 100) < 0.006
     same = []

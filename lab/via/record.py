@@ -11,6 +11,7 @@ from lab.measure import (MODELS, Pair, Prompt, Record, Setting, embedded, held_o
                          prepared, run_row, sd)
 from lab.via.baselines import MiddleSession, ViaMid, sublayers
 from model import require_that, read_calibration
+from specmini import Engine
 from verify import Exact, Score, ViaSd, decode, prompt_lookup, tokens_of, violation
 
 GAMMA = ViaSd.gamma
@@ -98,8 +99,9 @@ def weighed_row(settings, pair, prompt):
 @functools.cache
 def plain_layers(size):
     """The contiguous layers of the embedded target that cost least on its calibration texts, as a text."""
-    texts = train_mask.calibration_texts(MODELS / 'target', *embedded('target'), train_mask.Settings())
-    windows = train_mask.Windows(embedded('target')[0], texts, WINDOW)
+    engine = Engine(str(MODELS / 'target'), 'none')
+    texts = train_mask.calibration_texts(engine, train_mask.Settings())
+    windows = train_mask.Windows(engine.models['target'], texts, WINDOW)
     _, *blocks = train_mask.plain_masks(FREE, size)
     return layers_of(min(blocks, key=lambda block: windows.cost(sublayers(i + 1 for i in block))))
 
@@ -175,7 +177,7 @@ def unseen_texts(pair, n):
     searched = []
     if asked.get('prompts'):
         rows = train_mask.calibration_rows(train_mask.Settings(prompts=asked['prompts']))
-        searched = [row['prompt'] for row in rows[:2 * asked['windows']]]       # some were passed over
+        searched = [row['prompt'] for row in rows[:2 * asked['texts']]]         # some were passed over
     return [prompt for prompt in texts(pair, n) if prompt.row['prompt'] not in searched]
 
 
