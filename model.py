@@ -1092,31 +1092,33 @@ class Calibration(dict):
         return section
 
 
+def stored_sections(target):
+    """{name: section} in a target folder's calibration.json; none where it is of other weights."""
+    where = plain_file(target, 'calibration.json')
+    stored = read_json(where) if where.exists() else {}
+    return stored if stored.pop('target', None) == fingerprint(target) else {}
+
+
 def read_calibration(target, draft=None, draft_dtype='auto'):
     """The Calibration of a target folder; what was measured on other weights counts as absent.
 
     draft: the draft model's folder, or None; draft_dtype: see specmini.Engine.
     """
-    where = plain_file(target, 'calibration.json')
-    stored = read_json(where) if where.exists() else {}
-    if stored.pop('target', None) != fingerprint(target):
-        stored = {}
     pair = draft and fingerprint(draft, draft_dtype)
-    sections = {name: one for name, one in stored.items()
-                if not isinstance(one, dict) or one.get('draft') in (None, pair)}
+    sections = {}
+    for name, section in stored_sections(target).items():
+        if not isinstance(section, dict) or section.get('draft') in (None, pair):
+            sections[name] = section
     flags = f' --draft {draft} --draft-dtype {draft_dtype}' if draft else ''
     return Calibration(sections, target, flags)
 
 
 def write_calibration(target, name, section, draft=None, draft_dtype='auto'):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
-    where = plain_file(target, 'calibration.json')
-    stored = read_json(where) if where.exists() else {}
-    if stored.get('target') != fingerprint(target):
-        stored = dict(target=fingerprint(target))
+    stored = dict(target=fingerprint(target)) | stored_sections(target)
     stored[name] = dict(section, draft=fingerprint(draft, draft_dtype)) if draft else section
     lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in stored.items()]
-    with atomic_write(where) as growing:
+    with atomic_write(plain_file(target, 'calibration.json')) as growing:
         growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
 
 
