@@ -8,7 +8,6 @@ import torch
 
 import lab.cmasd.baselines                              # noqa: F401, enters the baselines in METHODS
 import verify
-from lab import judge
 from lab.cmasd import claims
 from lab.tests.helpers import case
 from lab.toys import Table, enumerate_law, exact_law, network, session, variation, write
@@ -128,13 +127,3 @@ def test_claims_by_hand():
     assert found['AUROC of C for acceptance, all tokens'] == pytest.approx(8 / 9)
     assert found['AUROC of C below 0.9'] == pytest.approx(2 / 3)
     assert found["AUROC of C less its best single signal's"] == 0
-
-
-@pytest.mark.slow
-def test_stored_rows_are_judged():
-    """Every claim of both pairs has a figure and, where there are texts enough, an interval."""
-    found = judge.findings_of('cmasd')
-    assert len(found) <= 12
-    for by_pair in found.values():
-        for finding in by_pair.values():
-            assert finding.low <= finding.figure <= finding.high

@@ -4,7 +4,7 @@ import torch
 
 import verify
 from lab.ecsv import claims, record
-from lab.judge import Costs, Records, judge, measured_pairs
+from lab.judge import Costs, Records, judge
 from lab.measure import EMBEDDED, Stored
 from lab.tests.helpers import case
 from lab.toys import Table, enumerate_law, exact_law, law_by_cycles, network, plain, session, variation
@@ -108,14 +108,6 @@ def test_claims_by_hand():
     assert claim.line == 1.005 and judge(claim).verdict == 'HOLDS'
     row = dict(tokens=4, wrong_together=[[2, 2, 0], [2, 2, 0], [0, 0, 0]])      # the third never errs
     assert claims.independence([row])([0]) == pytest.approx(1 - 1 / 3)
-
-
-@pytest.mark.filterwarnings('error')
-@pytest.mark.parametrize('pair', measured_pairs('ecsv'))
-def test_committed_results_are_judged_without_a_warning(pair):
-    records = Records('ecsv', pair)
-    assert len(list(claims.claims(records))) == (11 if pair == 'embedded' else 8)
-    assert len(claims.sweeps({pair: records}).rows) <= 25
 
 
 @pytest.mark.slow

@@ -300,13 +300,16 @@ def test_a_foreign_pair(paper, pair, tmp_path, monkeypatch):
 # -------------------------------------------------------------------------------------------------- pages
 
 @pytest.mark.slow
-def test_pages_say_what_the_rows_say(tmp_path):
-    """The committed pages are what --report writes from the committed rows."""
+@pytest.mark.filterwarnings('error')
+def test_pages_say_what_the_rows_say():
+    """The committed pages are what --report writes from the stored rows; each interval has its figure."""
     texts = {where: where.read_text() for where in
              [judge.LAB / 'README.md', *(judge.LAB / paper / 'README.md' for paper in judge.PAPERS)]}
     found = {paper: judge.findings_of(paper) for paper in judge.PAPERS}
     for paper, findings in found.items():
-        assert len(findings) <= 12
+        assert 0 < len(findings) <= 12
+        for by_pair in findings.values():
+            assert all(finding.low <= finding.figure <= finding.high for finding in by_pair.values())
         page = texts[judge.LAB / paper / 'README.md']
         assert judge.between_markers(page, judge.page_lines(paper, findings)) == page
     board = texts[judge.LAB / 'README.md']

@@ -117,14 +117,6 @@ def test_claims_by_hand():
     assert claims.gain(runs, ['default, seed 0', 'default, seed 1'], 'sd 4').tolist() == [-0.5]
 
 
-@pytest.mark.slow
-def test_stored_rows_are_judged():
-    """Every claim of every pair has a figure inside its interval."""
-    found = judge.findings_of('specguard')
-    assert 0 < len(found) <= 12
-    assert all(f.low <= f.figure <= f.high for by_pair in found.values() for f in by_pair.values())
-
-
 def test_chosen_gate_by_hand():
     """Confidence alone tells right from wrong; what counts is the lower bound, Wilson's."""
     for right, n in ((0, 5), (1, 1), (19, 20), (250, 260), (3, 200)):
