@@ -92,7 +92,7 @@ def test_int4_rounds_short_passes_alone(dtype, monkeypatch):
     linear.weight.mul_(16)                                          # -2 to 2, a step is 0.27
     rounded = Int4(linear)
     each = torch.eye(64).to(dtype)
-    found = torch.cat([rounded(x) - linear.bias for x in each.split(2)]).float()        # [64, 40], the weights
+    found = torch.cat([rounded(x) - linear.bias for x in each.split(2)]).float()    # [64, 40], the weights
     groups = linear.weight.float().unflatten(1, (2, 32))
     step = (groups.amax(2) - groups.amin(2)) / 15                                       # [40, 2]
     away = (found.T.unflatten(1, (2, 32)) - groups).abs().amax(2)
