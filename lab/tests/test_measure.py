@@ -15,7 +15,8 @@ from lab.measure import Pair, Record, named, run_row, sd, token_row
 from lab.tests.helpers import case, json_lines, program as run, refused, subprogram, tiny
 from lab.best.claims import replayed
 from lab.via.claims import unseen_claim
-from model import Reader, load, write_calibration
+from lab.toys import fresh
+from model import load, write_calibration
 
 TEXTS = numpy.arange(4)
 
@@ -224,15 +225,10 @@ def test_token_row(pair):
     ids = list(prompt.ids)
     target, draft = (load(folder)[0] for folder in pair.folders)
     for i in range(row['tokens']):
-        p, q = (fresh(model, ids) for model in (target, draft))
+        p, q = (fresh(model, ids, 1)[0] for model in (target, draft))
         guess = int(q.argmax())
         assert row['hit'][i] == (guess == int(p.argmax()))
         ids.append(int(p.argmax()))
-
-
-def fresh(model, ids):
-    """Logits [V] behind ids by a pass over all of them."""
-    return Reader(model, len(ids)).read(ids, [], model.full, 1)[0].double()
 
 
 def test_rows_are_kept_and_gone_on_with(tmp_path, pair):
