@@ -350,17 +350,6 @@ def folders(tmp_path):
     return tiny(tmp_path / 'target', 0), tiny(tmp_path / 'draft', 1)
 
 
-def test_calibration_is_read_as_written(folders):
-    """Sections are written one by one and read by name."""
-    target, draft = folders
-    write_calibration(target, 'signals', SIGNALS, draft=draft)
-    write_calibration(target, 'mask', MASK)
-    write_calibration(target, 'sparse', SPARSE)
-    found = read_calibration(target, draft)
-    assert found['mask'] == MASK and found['sparse'] == SPARSE
-    assert found['signals']['draft_logp'] == [-2.5, 0.5]
-
-
 def test_calibration_of_others(folders):
     """What was measured on another draft or target counts as absent; a line says how to measure it."""
     target, draft = folders

@@ -8,8 +8,6 @@ from lab.judge import Costs, Records, judge
 from lab.measure import EMBEDDED, Stored
 from lab.tests.helpers import case
 from lab.toys import Table, enumerate_law, exact_law, law_by_cycles, network, plain, session, variation
-from lab.tree import Tree
-from model import Reader
 from verify import METHODS, Ballot, Ecsv, decode
 
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
@@ -38,18 +36,6 @@ def test_law(method, settings, monkeypatch):
     assert method.lossless and gap(method, **settings) < 1e-9
     monkeypatch.setattr(verify, 'on_gpu', lambda x: True)
     assert gap(method, vocab=2, **settings) < 1e-9
-
-
-@pytest.mark.parametrize('method', [
-    prefix(**TWO, spots=1), oracle_top1(**TWO), sd_multi(**TWO), hedge(2, side=2, least=0)])
-def test_law_shows_rows_that_are_off_by_one(method, monkeypatch):
-    """A verifier that judges each token by the row before misses the law."""
-    for kind in Reader, Tree:
-        def shifted(*args, read=kind.read):
-            rows = read(*args)
-            return rows if rows is None else rows.roll(1, 0)
-        monkeypatch.setattr(kind, 'read', shifted)
-    assert gap(method, vocab=2) > 0.01
 
 
 def test_votes_by_hand():

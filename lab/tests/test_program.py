@@ -246,14 +246,6 @@ def test_an_interrupt_while_passes_are_timed_leaves_the_trace(pair, tmp_path, ca
     assert status == 0 and (tmp_path / 'run.jsonl').read_text().count('\n') > 3
 
 
-@pytest.mark.parametrize('name', ['run.jsonl', 'run.html'])
-def test_a_refused_run_leaves_an_older_trace(name, pair, tmp_path, capsys):
-    trace = tmp_path / name
-    trace.write_text('good')
-    refused(capsys, '', *pair[:6], '--method', 'rsd', '--trace', trace)
-    assert trace.read_text() == 'good' and len(list(tmp_path.iterdir())) == 1
-
-
 # ------------------------------------------------------------------------------------ streaming, how it ends
 
 def pieces_printed(capsys, tokenizer, ids):
@@ -300,13 +292,6 @@ def test_streamed_pieces_make_the_text(pair):
     ids = engine.tokenizer.encode('hello').ids
     assert engine.generate(ids, 'sd')[0] == engine.generate('hello', Exact())[0]
     refuses('magic', lambda: engine.generate('x', 'sd', magic=1))
-
-
-def test_show_draws_a_line_a_cycle(pair, capsys):
-    _, out, _ = program(capsys, *pair, '--show')
-    *lines, _ = out.split('\n')                         # not by splitlines: random texts have other breaks
-    assert re.fullmatch(r' +1  \d/4  .+', lines[0]) and '[-' in out
-    assert len(lines) == reported(capsys, *pair)['stats']['cycles']
 
 
 def test_interrupted_text_has_its_figures(pair, capsys, monkeypatch):
