@@ -6,22 +6,14 @@ import verify
 from lab.ecsv import claims, record
 from lab.judge import Costs, Records, judge
 from lab.measure import EMBEDDED, Stored
-from lab.tests.helpers import case
-from lab.toys import Table, enumerate_law, exact_law, law_by_cycles, network, plain, session, variation
+from lab.tests.helpers import case, law_gap
+from lab.toys import network, plain, session
 from verify import METHODS, Ballot, Ecsv, decode
 
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
 EOS = dict(eos=frozenset([1]))
 hedge, sd_multi, oracle_top1, prefix = (METHODS[name]
                                         for name in ('hedge', 'sd-multi', 'oracle-top1', 'ecsv-prefix'))
-
-
-def gap(method, vocab=3, **settings):
-    """The total variation between a method's law of three tokens and the target's, every draw enumerated."""
-    settings = dict(temperature=1.0) | settings
-    enumerated = law_by_cycles if isinstance(method, Ecsv) else enumerate_law
-    law = enumerated(Table(1, vocab), Table(2, vocab), method, 3, **settings)
-    return variation(law, exact_law(Table(1, vocab), 3, **settings))
 
 
 @pytest.mark.parametrize('method, settings', [
@@ -33,9 +25,9 @@ def gap(method, vocab=3, **settings):
     case('hedge-cool', hedge(1, side=2, least=0), dict(temperature=0.7, top_p=0.9, **EOS))])
 def test_law(method, settings, monkeypatch):
     """Also as a device draws: there a cycle's last token is drawn for every place before any is judged."""
-    assert method.lossless and gap(method, **settings) < 1e-9
+    assert method.lossless and law_gap(method, **settings) < 1e-9
     monkeypatch.setattr(verify, 'on_gpu', lambda x: True)
-    assert gap(method, vocab=2, **settings) < 1e-9
+    assert law_gap(method, vocab=2, **settings) < 1e-9
 
 
 def test_votes_by_hand():
