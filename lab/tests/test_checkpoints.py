@@ -200,12 +200,6 @@ def test_an_index_names_files_of_its_folder(one, sharded):
     refuses(sharded.name, load, sharded)
 
 
-def test_weights_without_permission(tmp_path, capsys, monkeypatch):
-    """safetensors would say that there is no such file; permissions do not bind root."""
-    monkeypatch.setattr('os.access', lambda file, mode: False)
-    run_refused(capsys, 'no permission to read', tiny(tmp_path))
-
-
 @pytest.mark.slow
 def test_shards_are_read_once_each(sharded):
     """Both shards load; a tensor that is in two of them is refused, and so is an index without a map."""
@@ -216,15 +210,6 @@ def test_shards_are_read_once_each(sharded):
     refuses('model.norm.weight', load, sharded)
     put(sharded, {'model.safetensors.index.json': dict(weight_map=[])})
     refuses('index.json', load, sharded)
-
-
-def test_a_snapshot_of_the_hubs_cache_is_read(tmp_path):
-    """Its files are links to blobs beside the snapshots, which are outside of the folder but its own."""
-    snapshot = tmp_path / 'snapshots' / 'main'
-    snapshot.mkdir(parents=True)
-    for file in tiny(tmp_path / 'blobs').iterdir():
-        (snapshot / file.name).symlink_to(file)
-    assert load(snapshot)[0].vocab == 257
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.bfloat16])
@@ -364,14 +349,6 @@ def test_calibration_of_others(folders):
     refuses(f'train_mask.py --target {draft}', read_calibration(draft).__getitem__, 'mask')
     write_calibration(draft, 'mask', MASK)
     assert read_calibration(draft, target) == dict(mask=MASK)
-
-
-def test_a_run_says_which_calibration_it_needs(folders, capsys):
-    target, draft = folders
-    flags = '--target', target, '--draft', draft, '--prompt', 'ab'
-    refused(capsys, f'python train_mask.py --target {target}', *flags, '--method', 'via')
-    for needs in 'ffn_quantile=0.5', 'anchors=2':
-        refused(capsys, '--anchors', *flags, '--method', 'sparse', '--set', needs)
 
 
 @pytest.mark.parametrize('name, section, method', [

@@ -160,7 +160,7 @@ def test_a_long_text_is_read_in_chunks(monkeypatch):
 
 
 def test_fork():
-    """A fork's rows part from a shared past and equal texts read alone; only positions in use are copied."""
+    """Only positions in use are copied; the log is shared. What a fork computes: test_specmini.py."""
     model = network()
     reader = Reader(model, 50)
     reader.read([1, 2, 3], [], model.full, 1)
@@ -170,10 +170,7 @@ def test_fork():
     copied, _ = twin.cache.stores[0].chunk(2, 1)
     assert copied.shape[0] == 3 and (copied[:, :, 3:] == 0).all()
     twin.append(torch.tensor([4, 5, 6]), model.full)
-    logits = twin.append(torch.tensor([7, 8, 9]), model.full)
-    for i in range(3):
-        assert apart(logits[i], fresh(model, [1, 2, 3, 4 + i, 7 + i], 1)[0]) < 1e-9
-    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3       # the ledger is shared
+    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 2
 
 
 def live_tensors():

@@ -189,10 +189,6 @@ def test_sparse_calibration():
     assert one == sorted(one) and len(one) == 21
     assert 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
     refuses('12 tokens', sparsity, network(), [[1] * 12])
-
-
-def test_quantiles_by_hand():
-    """Of each column, from its lowest to its highest number."""
     columns = torch.stack([torch.arange(40, -1, -1), torch.ones(41)], 1)
     assert train_mask.quantiles(columns) == [list(range(0, 41, 2)), [1.0] * 21]
 
