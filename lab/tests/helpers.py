@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load, save
 
 import specmini
-from lab.toys import byte_network, bytes_tokenizer, checkpoint, session
-from verify import METHODS
+from lab.toys import (Table, byte_network, bytes_tokenizer, checkpoint, enumerate_law, exact_law,
+                      law_by_cycles, session, variation)
+from verify import METHODS, Ecsv
 
 HOME = File(specmini.__file__).parent
 EMBEDDED = HOME / 'lab/models'
@@ -169,6 +170,15 @@ def thin(model, name='sparse', **knobs):
     learned = {name: tables[:len(model.full.attends)] for name, tables in LEARNED.items()}
     s = session(model, None, [0], 1, sparse=method, calibration=dict(sparse=learned))
     return s.target_path()
+
+
+def law_gap(method, vocab=3, horizon=3, **settings):
+    """The total variation between a method's law of texts and the target's, every draw enumerated."""
+    settings = dict(temperature=1.0) | settings
+    enumerated = law_by_cycles if isinstance(method, Ecsv) else enumerate_law
+    law = enumerated(Table(1, vocab), Table(2, vocab), method, horizon, **settings)
+    settings.pop('text', None)                          # of SpecGuard's steps
+    return variation(law, exact_law(Table(1, vocab), horizon, **settings))
 
 
 class Coin:

@@ -16,7 +16,7 @@ from lab.quantise import CODEBOOK, linear, quantise
 from lab.tests.helpers import EMBEDDED, LINE, case, program, tiny
 from lab.toys import apart, checkpoint_tensors, fresh, network
 from lab.tree import Tree
-from model import Reader, load, read_calibration, read_tokenizer
+from model import Reader, load
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -102,21 +102,6 @@ def test_rounding_reaches_every_projection():
             weight.copy_(quantise(weight))
     for name, tensor in checkpoint_tensors(model).items():
         assert torch.equal(tensor, wanted[name]), name
-
-
-@pytest.mark.parametrize('text', ['Tom has 12 pens.', 'größer, 你好 🙂\n\n  |x'])
-def test_the_tokenizer_returns_the_text(text):
-    """Every digit is a token of its own."""
-    tokenizer = read_tokenizer(EMBEDDED / 'target')
-    ids = tokenizer.encode(text).ids
-    assert tokenizer.decode(ids) == text
-    assert len(tokenizer.encode('4711').ids) == 4
-
-
-def test_calibrations_are_of_these_weights():
-    found = read_calibration(EMBEDDED / 'target', EMBEDDED / 'draft')
-    assert found['mask']['skip'] and 'tau' in found['signals'] and found['sparse']['anchors'][0] == 0
-    assert read_calibration(EMBEDDED / 'moe')['sparse']['experts']
 
 
 @pytest.mark.slow

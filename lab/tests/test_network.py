@@ -10,7 +10,6 @@ import weakref
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 
 import kernels
@@ -20,9 +19,9 @@ import verify
 from lab import forms
 from lab.tests.helpers import (HOME, LINE, RANGES, needs_gloo, needs_int4, program, refuses, subprogram,
                                thin, tiny)
-from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, plain, seeded, session, write
-from model import (Int4, Linear, Packed, Reader, Transformer, Transposed, checkpoint_views, to_host, load,
-                   pack, shard, shard_config)
+from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, seeded, session, write
+from model import (Int4, Linear, Packed, Reader, Transformer, Transposed, checkpoint_views, pack, shard,
+                   shard_config, to_host)
 from verify import METHODS, Session, draft_model, decode, tokens_of
 
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
@@ -42,15 +41,6 @@ def test_fused_parameters_are_saved_as_they_are_read(shape):
     for name, (view, _) in checkpoint_views(other).items():
         view.copy_(saved[name])
     assert torch.equal(fresh(other, LINE), fresh(model, LINE))
-
-
-def test_saving_splits_what_loading_fused(tmp_path):
-    folder = tiny(tmp_path)
-    stored = load_file(folder / 'model.safetensors')
-    saved = checkpoint_tensors(load(folder)[0])
-    assert saved.keys() == stored.keys()
-    assert all(torch.equal(saved[name], tensor) for name, tensor in stored.items())
-    assert {name.split('.')[-2] for name in saved} >= {'q_proj', 'k_proj', 'v_proj', 'gate_proj', 'up_proj'}
 
 
 def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
@@ -92,7 +82,7 @@ def test_int4_rounds_short_passes_alone(dtype, monkeypatch):
     linear.weight.mul_(16)                                          # -2 to 2, a step is 0.27
     rounded = Int4(linear)
     each = torch.eye(64).to(dtype)
-    found = torch.cat([rounded(x) - linear.bias for x in each.split(2)]).float()       # [64, 40], the weights
+    found = torch.cat([rounded(x) - linear.bias for x in each.split(2)]).float()    # [64, 40], the weights
     groups = linear.weight.float().unflatten(1, (2, 32))
     step = (groups.amax(2) - groups.amin(2)) / 15                                       # [40, 2]
     away = (found.T.unflatten(1, (2, 32)) - groups).abs().amax(2)
@@ -170,7 +160,7 @@ def test_a_long_text_is_read_in_chunks(monkeypatch):
 
 
 def test_fork():
-    """A fork's rows part from a shared past and equal texts read alone; only positions in use are copied."""
+    """Only positions in use are copied; the log is shared. What a fork computes: test_specmini.py."""
     model = network()
     reader = Reader(model, 50)
     reader.read([1, 2, 3], [], model.full, 1)
@@ -180,10 +170,7 @@ def test_fork():
     copied, _ = twin.cache.stores[0].chunk(2, 1)
     assert copied.shape[0] == 3 and (copied[:, :, 3:] == 0).all()
     twin.append(torch.tensor([4, 5, 6]), model.full)
-    logits = twin.append(torch.tensor([7, 8, 9]), model.full)
-    for i in range(3):
-        assert apart(logits[i], fresh(model, [1, 2, 3, 4 + i, 7 + i], 1)[0]) < 1e-9
-    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 3       # the ledger is shared
+    assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 2
 
 
 def live_tensors():
@@ -208,16 +195,6 @@ def test_twenty_texts_leave_no_tensors_behind(name, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- fewer bits
-
-@pytest.mark.parametrize('dtype, most', [('bf16', 0.05), ('fp16', 0.01)])
-@pytest.mark.parametrize('sizes', [dict(), dict(qk_norm=True), MIXED_TWO])
-def test_logits_of_fewer_bits(sizes, dtype, most):
-    """Rounding moves the logits by a small share of their spread."""
-    wanted = fresh(network(**sizes), LINE)
-    rounded = network(**sizes, dtype=specmini.DTYPES[dtype])
-    error = fresh(rounded, LINE).double() - wanted
-    assert 0 < error.square().mean().sqrt() / wanted.std() < most
-
 
 def test_a_run_of_fewer_bits(tmp_path):
     """Weights and cache have the dtype that was asked for, and the text is complete."""
@@ -440,22 +417,6 @@ def test_a_device_is_not_believed_blindly(name, broken):
         s.readers()[broken].model.lm_head.weight[3] = math.inf
         refuses(broken, next, decode(s, METHODS[name](**knobs)))
     assert len(s.tokens) == 3
-
-
-@pytest.mark.parametrize('name', ['sd', 'ecsv', 'ar'])
-@pytest.mark.parametrize('ends', [False, True])
-def test_a_device_writes_the_greedy_text(name, ends):
-    """What was drafted behind an end of sequence, where nobody looked, is cut; the draft is the target."""
-    wanted = plain(network(0, num_hidden_layers=4), [1, 2, 3], 15)
-    eos = frozenset(wanted[6:7]) if ends else frozenset()
-    if ends:
-        wanted = wanted[:wanted.index(wanted[6]) + 1]
-    with Waits():
-        s = far_session(network(0, num_hidden_layers=4), eos=eos)
-        tokens, cycles = write(s, METHODS[name]())
-    assert tokens == wanted
-    for cycle in cycles:
-        assert not eos.intersection(cycle.drafted[:-1])
 
 
 # ---------------------------------------------------------------------------------- a target in two processes

@@ -1,6 +1,5 @@
 """lab/sparse: the latest keys, kept keys, contexts, claims. Sparse passes are in test_specmini.py."""
 import itertools
-import math
 import statistics
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +10,7 @@ import torch
 
 import kernels
 from lab import tasks
-from lab.judge import Records, judge, measured_pairs
+from lab.judge import judge
 from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
 from lab.tests.helpers import LEARNED, LINE, SMALL, needs_int4, refuses, thin
@@ -197,9 +196,3 @@ def test_claims_of_long_contexts_by_hand():
     found = [judge(claim) for claim in claims.claims(dict(long=Stored({}, rows)))]
     assert [finding.figure for finding in found] == pytest.approx([2, 2, 0.9, 0.3, -0.5, 0.5, 1, 2, 0.5])
     assert [finding.verdict for finding in found][:3] == ['HOLDS', 'HOLDS', 'FAILS']
-
-
-@pytest.mark.parametrize('pair', measured_pairs('sparse'))
-def test_committed_rows_are_judged(pair, recwarn):
-    figures = [judge(claim).figure for claim in claims.claims(Records('sparse', pair))]
-    assert len(figures) > 5 and all(map(math.isfinite, figures)) and not recwarn.list

@@ -19,13 +19,6 @@ from verify import METHODS
 MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
 
 
-def measured(capsys, *flags):
-    """(exit status, stdout, stderr) of a run of train_mask.py."""
-    status = train_mask.main([str(flag) for flag in flags])
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
-
-
 def section(folder, name='mask'):
     return json.loads((folder / 'calibration.json').read_text())[name]
 
@@ -55,16 +48,12 @@ def test_search_finds_planted_layers(tmp_path, capsys, monkeypatch):
     folder = tiny(tmp_path / 'm', 3, dict(num_hidden_layers=8), planted, max_position_embeddings=512)
     flags = ['--target', folder, '--prompts', rows, '--texts', 2,
              '--skip', (len(useless) + 0.1) / 16, '--evaluations', 90]
-    assert measured(capsys, *flags)[0] == 0
+    assert program(capsys, *flags, main=train_mask.main)[0] == 0
     found = section(folder)
     assert set(found['skip']) == useless
     assert found['cost'] < 1e-9 < found['plain']
     assert found['masks'] <= 90
-    refused(capsys, '--skip', *flags, '--skip', 0.9, main=train_mask_main)
-
-
-def train_mask_main():
-    return train_mask.main()
+    refused(capsys, '--skip', *flags, '--skip', 0.9, main=train_mask.main)
 
 
 @pytest.mark.slow
@@ -150,7 +139,7 @@ def test_texts_of_prompts(asked, capsys):
         ids = bytes_tokenizer().encode(prompt).ids
         written, _ = write(session(engine.models['target'], None, ids, 8), METHODS['ar']())
         assert text == ids + written
-    assert measured(capsys, *flags, '--chat')[0] == 0
+    assert program(capsys, *flags, '--chat', main=train_mask.main)[0] == 0
     assert section(folder)['settings']['chat']
 
 
@@ -159,7 +148,7 @@ def test_texts_of_prompts(asked, capsys):
     ('give --draft DIR', ['--signals', '--draft', 'lookup']), ('config.json', ['--target', '']),
     ('--anchors', ['--signals', '--anchors']), ('nowhere', ['--target', 'nowhere'])])
 def test_refused_flags(named, more, asked, capsys):
-    refused(capsys, named, *asked[1], *more, main=train_mask_main)
+    refused(capsys, named, *asked[1], *more, main=train_mask.main)
 
 
 def test_a_target_of_two_layers_has_none_to_skip(tmp_path):
@@ -170,7 +159,7 @@ def test_a_target_of_two_layers_has_none_to_skip(tmp_path):
 def test_some_texts_too_few_are_enough(asked, capsys, monkeypatch):
     """It says so; and what slim agrees on is printed: all of it where nothing is random but the weights."""
     monkeypatch.setattr(train_mask, 'FEWEST', 2)
-    status, out, err = measured(capsys, *asked[1], '--texts', 3)
+    status, out, err = program(capsys, *asked[1], '--texts', 3, main=train_mask.main)
     assert status == 0 and '2 of 3 prompts' in err and 'not on 3' in err
     shown = re.search(r"target's at (\d+)% of the positions", out)
     settings = train_mask.Settings(prompts=asked[1][3], texts=2, tokens=8)
@@ -200,10 +189,6 @@ def test_sparse_calibration():
     assert one == sorted(one) and len(one) == 21
     assert 0 < one[0] and one[-1] <= 1 / 3 and two[-1] <= 2 / 3
     refuses('12 tokens', sparsity, network(), [[1] * 12])
-
-
-def test_quantiles_by_hand():
-    """Of each column, from its lowest to its highest number."""
     columns = torch.stack([torch.arange(40, -1, -1), torch.ones(41)], 1)
     assert train_mask.quantiles(columns) == [list(range(0, 41, 2)), [1.0] * 21]
 
@@ -212,7 +197,7 @@ def test_anchors_from_the_program(asked, capsys):
     """What --anchors writes is what a run of `sparse` reads: the first half of the layers choose blocks."""
     folder, flags = asked
     tiny(folder, 0, dict(num_hidden_layers=4), eos_token_id=None, max_position_embeddings=512)
-    status, out, err = measured(capsys, '--anchors', *flags, '--tokens', 120)
+    status, out, err = program(capsys, '--anchors', *flags, '--tokens', 120, main=train_mask.main)
     assert status == 0, err
     found = read_calibration(folder)['sparse']
     assert str(found['anchors']) in out
@@ -231,7 +216,7 @@ def test_signals_of_the_embedded_pair(tmp_path, capsys):
     pair = '--target', tmp_path / 'target', '--draft', tmp_path / 'draft'
     run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens. Tom loses 5. How many pens are left?'
     refused(capsys, '--signals', *run)
-    status, out, _ = measured(capsys, '--signals', '--texts', 3, *pair)
+    status, out, _ = program(capsys, '--signals', '--texts', 3, *pair, main=train_mask.main)
     assert status == 0 and 'percentile' in out
     found = section(tmp_path / 'target', 'signals')
     assert found['draft_logp'][0] < found['draft_logp'][1] <= 0 < found['draft_grounding'][1] <= 1

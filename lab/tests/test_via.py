@@ -3,7 +3,6 @@ import numpy
 import pytest
 
 import lab.via.baselines                                # noqa: F401, enters the baselines in METHODS
-from lab import judge
 from lab.judge import Costs, Runs
 from lab.measure import EMBEDDED, embedded
 from lab.toys import Table, enumerate_law, network, overlap, plain, seeded, session, slim_session, write
@@ -112,19 +111,6 @@ def test_claims_by_hand():
 def texts_of(runs):
     """Runs of two texts of a family that went alike."""
     return Runs([dict(family='qa', place=place, runs=runs) for place in range(2)])
-
-
-@pytest.mark.slow
-def test_stored_rows_are_judged(recwarn):
-    """Every claim of every pair has a figure and an interval around it."""
-    found = judge.findings_of('via')
-    assert len(found) <= 12
-    for by_pair in found.values():
-        for finding in by_pair.values():
-            assert finding.low <= finding.figure <= finding.high
-    pairs = {pair: judge.Records('via', pair) for pair in judge.measured_pairs('via')}
-    assert len(claims.sweeps(pairs).rows) <= 25
-    assert not recwarn.list
 
 
 def test_slims_first_choice_is_not_in_doubt():

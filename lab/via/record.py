@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, replace
 
 import train_mask
-from lab.measure import (MODELS, Pair, Prompt, Record, Setting, embedded, held_out_rows, named, network,
-                         prepared, run_row, sd)
+from lab.measure import (MODELS, Pair, Prompt, Record, Setting, held_out_rows, named, network, prepared,
+                         run_row, sd)
 from lab.via.baselines import MiddleSession, ViaMid, sublayers
 from model import require_that, read_calibration
 from specmini import Engine
