@@ -27,7 +27,6 @@ from typing import NamedTuple
 import torch
 
 from lab import at_least, tasks
-from lab.quantise import linear, quantise
 from model import encode, require_that, fingerprint, load, pack, same_vocabulary
 from specmini import DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, take_threads
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
@@ -48,28 +47,19 @@ OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what a
 
 # ------------------------------------------------------------------------------------------------- the models
 
-def network(folder, device='cpu', dtype='fp32', rounded=False, int4=False):
-    """(Transformer, tokenizer, end ids) of a folder; rounded: its weights to 4 bits, int4: its products."""
-    return loaded_once(folder, device, dtype, rounded, int4)
-
-
 @functools.cache
-def loaded_once(folder, device, dtype, rounded, int4):
-    """What `network` returns, held once however its arguments were given."""
+def network(folder, device, dtype, int4=False):
+    """(Transformer, tokenizer, end ids) of a folder, held once; int4: its products are in 4 bits."""
     loaded = load(folder, device, DTYPES[dtype])
     model, _, _ = loaded
-    if rounded:
-        for key, weight in model.named_parameters():
-            if linear(key, weight):
-                weight.copy_(quantise(weight))
     if device == 'cpu':
         pack(model, int4)
     return loaded
 
 
-def embedded(name, rounded=False):
+def embedded(name):
     """(Transformer, tokenizer, end ids) of a model in lab/models."""
-    return network(str(MODELS / name), rounded=rounded)
+    return network(str(MODELS / name), 'cpu', 'fp32')
 
 
 def held_out_rows(task, n, seed=SEED, **knobs):
@@ -79,12 +69,11 @@ def held_out_rows(task, n, seed=SEED, **knobs):
 
 class SharingEngine(Engine):
     """An Engine that takes networks which are loaded already, so that none is held twice."""
-    rounded = ''            # the role whose linear layers have 4 bits, if any
 
     def network(self, folder):
-        role = 'target' if folder == self.target else 'draft'
-        int4 = role == 'draft' and self.draft_dtype == 'int4'
-        return network(folder, self.device, self.dtype, self.rounded == role, int4)
+        if folder != self.target and self.draft_dtype == 'int4':
+            return network(folder, self.device, self.dtype, True)
+        return network(folder, self.device, self.dtype)
 
     def check_int4(self):
         """Its networks are packed already."""
@@ -104,12 +93,6 @@ def keep_prompt(reader, prompt):
     n = min(len(prompt), reader.cache.valid_prefix(prompt, path))
     reader.cache.record(prompt[:n], n, path)
     reader.log.clear()
-
-
-@functools.cache
-def engine_class(rounded):
-    """SharingEngine for this rounded role."""
-    return type('SharingEngine', (SharingEngine,), dict(rounded=rounded))
 
 
 # --------------------------------------------------------------------------------------------- pairs, prompts
@@ -160,10 +143,10 @@ class Pair:
     def tokenizer(self):
         return network(self.target, self.device, self.dtype)[1]
 
-    def engine(self, rounded='', **settings):
-        """An Engine of the pair; settings: other than the pair's, see Engine. rounded: a role at 4 bits."""
+    def engine(self, **settings):
+        """An Engine of the pair; settings: other than the pair's, see Engine."""
         usual = dict(max_new=self.max_new, device=self.device, dtype=self.dtype)
-        return engine_class(rounded)(self.target, self.draft or 'lookup', **usual | settings)
+        return SharingEngine(self.target, self.draft or 'lookup', **usual | settings)
 
     def texts(self, usual, n, seed=SEED):
         """The first n Prompts of each family; usual: the embedded pair's families, tasks of the lab."""
@@ -231,7 +214,6 @@ class Setting(NamedTuple):
     proposer: Callable = None   # where drafts come from; None: the pair's own
     temperature: float = 0.0
     seed: int = 0
-    rounded: str = ''           # the role whose linear layers have 4 bits
     draft_dtype: str = 'auto'   # of the draft, see specmini.Engine
 
 
@@ -265,13 +247,13 @@ def run_row(settings, pair, prompt):
 
 
 @functools.cache
-def cached_engine(pair, rounded, draft_dtype='auto'):
-    return pair.engine(rounded, draft_dtype=draft_dtype)
+def cached_engine(pair, draft_dtype):
+    return pair.engine(draft_dtype=draft_dtype)
 
 
 def prepared(pair, setting):
     """An Engine of the pair that writes as the setting says."""
-    engine = cached_engine(pair, setting.rounded, setting.draft_dtype)
+    engine = cached_engine(pair, setting.draft_dtype)
     engine.proposer = setting.proposer or (draft_model if pair.draft else prompt_lookup)
     engine.temperature = setting.temperature
     engine.seed = setting.seed

@@ -57,8 +57,6 @@ def relaxed_settings(pair):
         return found
     for gain, k_max in itertools.product(GAINS, LONGEST):
         found[f'gamma_tau {gain}, k_max {k_max}'] = named('cmasd', gamma_tau=gain, k_max=k_max)
-    for role in ('draft', 'target'):
-        found[f'4-bit {role}'] = named('cmasd', rounded=role)
     for name in ('cmasd-prob', 'cmasd-specdec'):
         found[name] = named(name)
     return found

@@ -28,9 +28,10 @@ BLOCKS = {              # Settings whose method takes a depth
 CHEAP = {               # asked of the embedded pair alone
     'ecsv-soft': Setting(partial(Ecsv, soft=0.5)),
     'ecsv-lite, B = 2': Setting(partial(Ecsv, a_self=0, branches=2)),
-    'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8)),
-    'sd, 4-bit sampled draft': Setting(partial(Ecsv, branches=1), rounded='draft'),
-    'ecsv, 4-bit draft': Setting(Ecsv, rounded='draft')}
+    'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8))}
+FORMER = {              # stored of the embedded pair, with a copy of the draft in 4 bits that is made no more
+    'sd, 4-bit sampled draft': BLOCKS['sd, sampled draft'],
+    'ecsv, 4-bit draft': BLOCKS['ecsv']}
 HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge),
           'hedge, two tokens': Setting(partial(Hedge, side=2))}
 ABLATIONS = {
@@ -48,7 +49,7 @@ RUNS = {f'{name} {depth}': Setting(partial(kind, depth), temperature=1.0)
 
 def branches_of(name):
     """How many rows a draft pass of a vote has."""
-    method = (BLOCKS | CHEAP | HEDGES | ABLATIONS)[name].method()
+    method = (BLOCKS | CHEAP | FORMER | HEDGES | ABLATIONS)[name].method()
     return getattr(method, 'branches', 1)
 
 

@@ -45,7 +45,7 @@ def signals_of(pair):
 
 def armed(pair, prompt):
     """The pair's Engine, with the pair's scales and the step checker of a prompt."""
-    engine = cached_engine(pair, '')
+    engine = cached_engine(pair, 'auto')
     engine.calibration = dict(signals=signals_of(pair))
 
     def checked(**settings):

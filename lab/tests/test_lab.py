@@ -12,9 +12,8 @@ import torch
 import transformers
 
 from lab import bench, course, cuda, speed, tasks, train
-from lab.quantise import CODEBOOK, linear, quantise
 from lab.tests.helpers import EMBEDDED, LINE, case, program, tiny
-from lab.toys import apart, checkpoint_tensors, fresh, network
+from lab.toys import apart, fresh, network
 from lab.tree import Tree
 from model import Reader, load, read_calibration, read_tokenizer
 
@@ -77,32 +76,7 @@ def test_outputs_of_code(text, wanted):
     assert tasks.outputs(text) == wanted
 
 
-# --------------------------------------------------------------------------------- 4 bits, embedded models
-
-def test_quantised_weights_are_levels_times_a_scale():
-    """Sixteen levels in each group of 64, the nearest ones; the last group may be shorter."""
-    weight = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
-    found = quantise(weight)
-    assert len(set(CODEBOOK)) == 16 and CODEBOOK[0] == -1 and CODEBOOK[-1] == 1
-    for mine, theirs in zip(found.split(64, 1), weight.split(64, 1)):
-        scale = theirs.abs().amax(1, keepdim=True)
-        levels = scale * torch.tensor(CODEBOOK)                             # [3, 16]
-        nearest = (theirs[..., None] - levels[:, None]).abs().amin(-1)
-        assert apart((mine - theirs).abs(), nearest) < 1e-6
-
-
-def test_rounding_reaches_every_projection():
-    """Fused or in a stack of experts, each gets the values that its own matrix gets; others stay."""
-    model = network(experts=(3, 0), moe_intermediate_size=8, qkv_bias=True, qk_norm=True)
-    wanted = {}
-    for name, tensor in checkpoint_tensors(model).items():
-        wanted[name] = quantise(tensor) if name.endswith('_proj.weight') else tensor.clone()
-    for name, weight in model.named_parameters():
-        if linear(name, weight):
-            weight.copy_(quantise(weight))
-    for name, tensor in checkpoint_tensors(model).items():
-        assert torch.equal(tensor, wanted[name]), name
-
+# -------------------------------------------------------------------------------- embedded models
 
 @pytest.mark.parametrize('text', ['Tom has 12 pens.', 'größer, 你好 🙂\n\n  |x'])
 def test_the_tokenizer_returns_the_text(text):

@@ -64,8 +64,8 @@ class WithMiddle(Pair):
     """The pair and a model in the middle."""
     middle: str = ''
 
-    def engine(self, rounded='', **settings):
-        engine = super().engine(rounded, **settings)
+    def engine(self, **settings):
+        engine = super().engine(**settings)
         engine.models['mid'], _, _ = network(self.middle, self.device, self.dtype)
 
         def session(**fields):
