@@ -29,8 +29,6 @@ PAYS = 1.03                 # times as fast, from which a form takes another's p
 SLACK = 2                   # a form's rounding errors may be so many times the eager form's
 GAMMA = 4
 POSITIONS = 8               # of a compiled pass over GAMMA + 1
-STEPS = 5                   # of plain decoding that are watched
-KERNELS = 8                 # that are named, those that take longest first
 RUNS = 9                    # of which the median counts
 PROMPT, WRITTEN = 512, 32   # tokens behind which random targets write, and that each method writes
 ANCHORS = 4                 # layers of a sparse pass that choose blocks
@@ -101,23 +99,6 @@ def through(attends, q, mask, layers, start):
         _, carry = attend_by(q, k, v, mask, carry)
 
 
-def backend_of(run):
-    """The names of the operations that a call's scaled_dot_product_attention becomes."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-        run()
-    return sorted({event.name for event in seen.events() if '::_scaled_dot_product' in event.name})
-
-
-def tuned_blocks():
-    """{Triton kernel: its tuned XBLOCK}; at 1 each row computes anew what rows share."""
-    tuned = {}
-    for module in torch._inductor.codecache.PyCodeCache.modules:
-        for name, kernel in vars(module).items():
-            if getattr(kernel, 'launchers', []):
-                tuned[name] = kernel.launchers[0].config.kwargs.get('XBLOCK')
-    return tuned
-
-
 # -------------------------------------------------------------------------------------------------- the lines
 
 class Card:
@@ -140,7 +121,6 @@ class Card:
         for form in forms:
             if form != 'flex sparse':
                 yield f'ar, {form}', 6 + BUILD[form], self.text, form
-        yield 'profile', 5, self.profile
         for form, chance in itertools.product(forms, CHANCES):
             if form in ('eager', 'compiled', 'by hand'):
                 graphs = 2 if chance == CHANCES[0] else 0   # the target's; the draft's two have half its size
@@ -232,24 +212,6 @@ class Card:
         rate = speed * model.read_bytes(model.full) / 1e9
         return {'tokens/s': speed, 'GB/s': rate, 'of copy': rate / figure(self.rows, 'copy', 'GB/s')}
 
-    def profile(self):
-        """Where plain decoding in the fastest form spends a step: {kernel: [ms, calls, XBLOCK]}."""
-        speeds = {form: figure(self.rows, f'ar, {form}', 'tokens/s') for form in BUILD if form != 'burst'}
-        best = max((form for form in speeds if speeds[form] > 0), key=speeds.get, default='eager')
-        text = decode(self.session(best), Autoregressive())
-        next(text)                                      # warms up
-        with torch.profiler.profile() as seen:
-            for _ in range(STEPS):
-                next(text)
-        tuned, taken = tuned_blocks(), {}
-        for event in seen.key_averages():
-            if event.device_type.name == self.device.upper():
-                us = event.self_device_time_total if self.on_card else event.self_cpu_time_total
-                taken[event.key] = us / 1000 / STEPS, event.count / STEPS, tuned.get(event.key)
-        busy = speeds[best] * sum(ms for ms, *_ in taken.values()) / 1000
-        longest = sorted(taken, key=taken.get, reverse=True)[:KERNELS]
-        return dict(form=best, busy=busy, kernels={name[:60]: taken[name] for name in longest})
-
     @torch.inference_mode()
     def attention(self, keys):
         """Microseconds a layer over POSITIONS of so many keys, by a graph of more layers than caches hold."""
@@ -269,7 +231,6 @@ class Card:
         for form, (attends, mask) in forms.items():
             run = functools.partial(through, attends, q, mask, layers, start)
             found[form] = 1e6 * median_seconds(recorded(run, self.on_card)) / count
-            found[f'{form} by'] = backend_of(run)
         return found
 
     def whole_pass(self, keys, form):
@@ -342,22 +303,14 @@ def stored(where, head):
     return {row['line']: row for row in rows if 'failed' not in row}
 
 
-def expected(name, seconds, rows):
-    """Seconds that a line may take: as estimated, or longer as earlier lines of its form took longer."""
-    form = name.partition(', ')[2]
-    earlier = [row for name, row in rows.items() if name.partition(', ')[2] == form]
-    slower = sum(row['seconds'] for row in earlier) / (sum(row['estimate'] for row in earlier) or 1)
-    return seconds * max(1, slower)
-
-
-def measured(name, seconds, function, *args):
+def measured(name, function, *args):
     """The row of a line; of a failure its first words, because other lines are still wanted."""
     begin = moment()
     try:
         figures = function(*args)
     except Exception as error:
         figures = dict(failed=f'{type(error).__name__}: {" ".join(str(error).split())[:200]}', good=False)
-    return dict(line=name, estimate=seconds, seconds=moment() - begin, **figures)
+    return dict(line=name, seconds=moment() - begin, **figures)
 
 
 def run_all(device, dtype, minutes, where):
@@ -370,13 +323,12 @@ def run_all(device, dtype, minutes, where):
     rows = stored(where, head)
     print(as_line(dated(head)), end='', flush=True)
     for name, seconds, *work in Card(sizes, device, dtype, rows).lines():
-        wanted = expected(name, seconds, rows)
         if name in rows:
             continue
-        if moment() + wanted > end:
-            print(f'{name}: left out, {wanted:.0f} s expected', flush=True)
+        if moment() + seconds > end:
+            print(f'{name}: left out, {seconds:.0f} s expected', flush=True)
             continue
-        rows[name] = measured(name, seconds, *work)
+        rows[name] = measured(name, *work)
         with open(where, 'a', encoding='utf-8') as file:
             file.write(as_line(rows[name]))
         print(as_line(rows[name]), end='', flush=True)
