@@ -21,8 +21,7 @@ LONGER = (2, 2), (2, 4)                             # where a controller cuts bl
 UNSURE = 1.0    # deviation of the draft's logits there, so that it has reason to
 MOST = 700      # ways that the draws of a text may go, so that a proof takes seconds
 LESSON = 200    # tokens of the text from which a controller learns
-LEARNED = '\nits controller has learned from another text, and drafts otherwise than at first'
-UNMOVED = f'\nNOTE: its controller learns, but after {LESSON} tokens it drafts as at first'
+LEARNED = f'\nits controller has learned from another text of {LESSON} tokens'
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
 RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
@@ -91,10 +90,8 @@ def proof_of(name, method, vocab, horizon, sampling):
 def law_of(method, target, draft, horizon, settings):
     """({tokens: probability} of all texts that the method can write, a remark on its controller)."""
     if learns(method):
-        control = taught(method, target, draft, horizon, settings)
-        run = functools.partial(write_taught, control or method.control)
-        law = enumerate_law(target, draft, method, horizon, run=limited(run), **settings)
-        return law, LEARNED if control else UNMOVED
+        run = functools.partial(write_taught, taught(method, target, draft, settings))
+        return enumerate_law(target, draft, method, horizon, run=limited(run), **settings), LEARNED
     if isinstance(method, Ecsv) and not method.budget:      # it keeps nothing from a cycle to the next
         return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings), ''
     return enumerate_law(target, draft, method, horizon, run=limited(write), **settings), ''
@@ -112,45 +109,21 @@ def limited(run):
     return limited_run
 
 
-def taught(method, target, draft, horizon, settings):
-    """The method's controller once it has learned to draft other blocks than at first; None if it never does.
-
-    In the few tokens of a proof it would see too little to change its mind. It is asked after 1, 2, 4, ...
-    cycles of a text of LESSON tokens.
-    """
+def taught(method, target, draft, settings):
+    """The method's controller behind LESSON tokens: from a proof's few it would learn too little."""
     own = replace(method)
-    at_first = blocks(own.control, method, target, draft, horizon, settings)
     lesson = session(target, draft, (0,), LESSON, **settings)
     lesson.read_prompt()
-    asked_after = 1
-    for count, _ in enumerate(decode(lesson, own), 1):
-        if count == asked_after:
-            if blocks(own.control, method, target, draft, horizon, settings) != at_first:
-                return own.control
-            asked_after *= 2
-    return None
-
-
-def blocks(control, method, target, draft, horizon, settings):
-    """{ids: probability} of what is drafted for the first cycle of a text by a copy of this controller."""
-    def propose(s, method):
-        own = with_control(method, control)
-        s.read_prompt()
-        return own.propose(s).tokens, None
-    return enumerate_law(target, draft, method, horizon, run=limited(propose), **settings)
-
-
-def with_control(method, control):
-    """A copy of the method with a copy of this controller."""
-    own = replace(method)
-    own.control = copy.deepcopy(control)
-    return own
+    tokens_of(decode(lesson, own))
+    return own.control
 
 
 def write_taught(control, s, method):
     """(tokens written, None) of a Session by the method with a copy of this controller."""
+    own = replace(method)
+    own.control = copy.deepcopy(control)
     s.read_prompt()
-    return tokens_of(decode(s, with_control(method, control))), None
+    return tokens_of(decode(s, own)), None
 
 
 # --------------------------------------------------------------------------------------------------- showing
