@@ -15,14 +15,14 @@ import time
 from pathlib import Path as File
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from tqdm import tqdm
 
 from lab import at_least, tasks
 from lab.toys import checkpoint_tensors
-from model import Transformer, checkpoint_views, read_config, atomic_write
+from model import Transformer, atomic_write, checkpoint_views, load, read_config
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -156,12 +156,6 @@ def padded(group):
     return ids, labels
 
 
-def write(where, text):
-    """Writes a file, which is complete or absent even if the run is killed."""
-    with atomic_write(where) as growing:
-        growing.write_text(text, encoding='utf-8')
-
-
 def build(name, tokenizer):
     """A fresh network of SHAPES[name]; writes the folder's config.json."""
     shape = COMMON | SHAPES[name] | dict(vocab_size=tokenizer.get_vocab_size())
@@ -171,7 +165,7 @@ def build(name, tokenizer):
                        torch_dtype='bfloat16', architectures=[architecture])
     folder = HOME / name
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / 'config.json', json.dumps(raw, indent=2) + '\n')
+    (folder / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
     model = Transformer(read_config(folder))
     for key, (weight, _) in checkpoint_views(model).items():
         if key.endswith(('o_proj.weight', 'down_proj.weight')):
@@ -189,12 +183,12 @@ def save(model, tokenizer, name):
     weights = {key: tensor.to('cpu', torch.bfloat16) for key, tensor in checkpoint_tensors(model).items()}
     with atomic_write(folder / 'model.safetensors') as growing:
         save_file(weights, growing, metadata=dict(format='pt'))
-    write(folder / 'tokenizer.json', tokenizer.to_str(pretty=True))
+    tokenizer.save(str(folder / 'tokenizer.json'))
     settings = dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS,
                     model_max_length=2048, clean_up_tokenization_spaces=False)
     for name, raw in (('generation_config', dict(eos_token_id=eos, pad_token_id=eos)),
                       ('tokenizer_config', settings)):
-        write(folder / f'{name}.json', json.dumps(raw, indent=2) + '\n')
+        (folder / f'{name}.json').write_text(json.dumps(raw, indent=2) + '\n')
 
 
 @torch.no_grad()
@@ -235,19 +229,6 @@ def optimizers_for(model):
             inner.append(weight)
     adams = [torch.optim.AdamW(some, betas=(0.9, 0.95), weight_decay=0) for some in (rest, looks)]
     return [torch.optim.Muon(inner, weight_decay=0.01), *adams]
-
-
-@torch.no_grad()
-def begin_from(folder, model):
-    """Gives a model the weights of its folder; returns False if there are none."""
-    weights = folder / 'model.safetensors'
-    if not weights.exists():
-        return False
-    views = checkpoint_views(model)
-    for name, tensor in load_file(weights).items():
-        view, _ = views[name]
-        view.copy_(tensor)
-    return True
 
 
 def step(model, optimizers, path, ids, labels):
@@ -292,9 +273,9 @@ def train(name, minutes, tokens, seed, device):
     folder = HOME / name
     words = HOME / 'target' / 'tokenizer.json'
     tokenizer = Tokenizer.from_file(str(words)) if words.exists() else train_tokenizer()
-    model = build(name, tokenizer).to(device)
+    grown = (folder / 'model.safetensors').exists()
+    model = load(folder, device)[0].requires_grad_() if grown else build(name, tokenizer).to(device)
     optimizers = optimizers_for(model)
-    grown = begin_from(folder, model)
     peaks = [peak / 2 if grown else peak for peak in PEAKS]
     if not grown and not model.config.qk_norm:
         peaks[2] = peaks[1]                             # see PEAKS
