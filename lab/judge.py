@@ -206,6 +206,10 @@ class Runs:
         """Numbers of the texts on which all of these settings have the figure."""
         return numpy.flatnonzero(numpy.isfinite(self.sums[figure][:, self.columns(names)]).all(1))
 
+    def starting(self, *words):
+        """The settings whose names start with one of these words."""
+        return [name for name in self.names if name.startswith(words)]
+
     def columns(self, names):
         """The columns of one setting or of a list of them."""
         return self.number[names] if isinstance(names, str) else [self.number[name] for name in names]

@@ -228,12 +228,22 @@ def sd(gamma, proposer=None, **settings):
     return Setting(functools.partial(Exact, gamma, draft_temperature=0), proposer, **settings)
 
 
+def controlled(controller, **constants):
+    """The Setting of exact decoding with a controller that has these constants."""
+    def method():
+        found = Exact(controller=controller)
+        vars(found.control).update(constants)
+        return found
+    return Setting(method)
+
+
 def run_row(settings, pair, prompt):
-    """A row {family, place, runs: {setting: counts}} of one prompt.
+    """A row {family, place, runs: {name: counts}} of one prompt; settings: {name: Setting}, or of a pair.
 
     Settings are run in turn, in another order for each text, because the same setting took 8 % longer at
     another place of a fixed order.
     """
+    settings = settings(pair) if callable(settings) else settings
     runs = dict.fromkeys(settings)
     order = random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings))
     for name in order:
@@ -244,6 +254,12 @@ def run_row(settings, pair, prompt):
         session = engine.start(prompt.ids, method)
         runs[name] = counts_of(session, method, prompt, engine)
     return prompt.name | dict(runs=runs)
+
+
+def answer_row(settings, pair, prompt):
+    """Whether each setting's answer is right; None where the prompt has no answer."""
+    runs = run_row(settings, pair, prompt)['runs']
+    return prompt.name | {name: run['right'] for name, run in runs.items()}
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 import lab.baselines                                    # noqa: F401, enters them in METHODS
-from lab.measure import Record, Setting, named, network, run_row, sd, token_row
+from lab.measure import Record, Setting, controlled, named, network, run_row, sd, token_row
 from lab.via.baselines import sublayers
 from model import read_calibration
 from verify import Exact, knob, prompt_lookup, lookup_then_draft
@@ -146,13 +146,6 @@ def int4_row(pair, prompt):
     return run_row(settings, pair, prompt)
 
 
-def payoff(cost):
-    """Exact decoding with the controller `payoff`, told the cost of a draft pass in target passes."""
-    method = Exact(controller='payoff')
-    method.control.cost = cost
-    return method
-
-
 def counted_settings(layers):
     """{name: Setting} of methods at several lengths: their passes are counted for any cost of a draft pass.
 
@@ -160,7 +153,7 @@ def counted_settings(layers):
     """
     found = {'product': named('sd', controller='product')}
     for cost in COSTS:
-        found[f'payoff, c {cost:g}'] = Setting(functools.partial(payoff, cost))
+        found[f'payoff, c {cost:g}'] = controlled('payoff', cost=cost)
     for length in LENGTHS:
         found[f'cmasd {length}'] = named('cmasd', k_max=length)
         found[f'ratio 0.5, {length}'] = Setting(functools.partial(Ratio, length))

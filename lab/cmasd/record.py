@@ -2,12 +2,13 @@
 
 Of another pair than the embedded there are fewer relaxed rules, because each writes a text of its own.
 """
-import functools
 import itertools
 import time
+from functools import partial
 
 import lab.cmasd.baselines                              # noqa: F401, enters the baselines in METHODS
-from lab.measure import Record, Setting, named, on_prompts, prepared, run_row, sd, token_row
+from lab.measure import (Record, answer_row, controlled, named, on_prompts, prepared, run_row, sd,
+                         token_row)
 from verify import CONTROLLERS, CmAsd, Exact
 
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
@@ -33,17 +34,10 @@ def length_settings(pair):
         name = f'window, alpha {alpha:g}, k_max {k_max}'
         found[name] = named('cmasd', alpha=alpha, k_max=k_max, tau_base=1)
     for limit in LIMITS:
-        found[f'product, limit {limit:g}'] = Setting(functools.partial(product, limit))
+        found[f'product, limit {limit:g}'] = controlled('product', limit=limit)
     for name in ('hf-confidence', 'payoff'):
         found[name] = named('sd', controller=name)
     return found
-
-
-def product(limit):
-    """Exact decoding with the controller `product` at this limit."""
-    method = Exact(controller='product')
-    method.control.limit = limit
-    return method
 
 
 def relaxed_settings(pair):
@@ -62,25 +56,11 @@ def relaxed_settings(pair):
     return found
 
 
-def length_row(pair, prompt):
-    return run_row(length_settings(pair), pair, prompt)
-
-
-def relaxed_row(pair, prompt):
-    return run_row(relaxed_settings(pair), pair, prompt)
-
-
 # -------------------------------------------------------------------------------------- answers, own costs
 
 def answer_items(pair, n):
     """Ten times as many texts of math, because answers that are lost are rare."""
     return pair.texts(['math'], 10 * n)
-
-
-def answer_row(pair, prompt):
-    """Whether plain decoding and the default are right; None where the prompt has no answer."""
-    runs = run_row(dict(ar=named('ar'), cmasd=named('cmasd')), pair, prompt)['runs']
-    return prompt.name | {name: run['right'] for name, run in runs.items()}
 
 
 def cost_items(pair, n):
@@ -117,7 +97,7 @@ def own_cost_row(pair, _):
 
 RECORDS = dict(
     tokens=on_prompts(FAMILIES, token_row),
-    lengths=on_prompts(FAMILIES, length_row),
-    relaxed=on_prompts(FAMILIES, relaxed_row),
-    answers=Record(answer_items, answer_row),
+    lengths=on_prompts(FAMILIES, partial(run_row, length_settings)),
+    relaxed=on_prompts(FAMILIES, partial(run_row, relaxed_settings)),
+    answers=Record(answer_items, partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))),
     own_cost=Record(cost_items, own_cost_row))

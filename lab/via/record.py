@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, replace
 
 import train_mask
-from lab.measure import (MODELS, Pair, Prompt, Record, Setting, embedded, held_out_rows, named, network,
-                         prepared, run_row, sd)
+from lab.measure import (MODELS, Pair, Prompt, Record, Setting, answer_row, embedded, held_out_rows, named,
+                         network, prepared, run_row, sd)
 from lab.via.baselines import MiddleSession, ViaMid, sublayers
 from model import require_that, read_calibration
 from verify import Exact, Score, ViaSd, decode, prompt_lookup, tokens_of, violation
@@ -129,12 +129,6 @@ def drafting_row(pair, prompt):
     return weighed_row(settings, replace(pair, draft='self'), prompt)
 
 
-def answer_row(pair, prompt):
-    """Whether plain decoding and via are right; None where the prompt has no answer."""
-    runs = run_row(dict(plain=named('ar'), via=named('via')), pair, prompt)['runs']
-    return prompt.name | {name: run['right'] for name, run in runs.items()}
-
-
 def stage_gain(q, s, p, alpha=0.5, beta=0.5):
     """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
 
@@ -196,7 +190,8 @@ def unseen_row(pair, prompt):
 RECORDS = dict(
     usual=Record(texts, functools.partial(run_row, USUAL)),
     tuned=Record(few_texts, functools.partial(run_row, tuned_settings())),
-    answers=Record(lambda pair, n: texts(pair, 5 * n), answer_row),
+    answers=Record(lambda pair, n: texts(pair, 5 * n),
+                   functools.partial(answer_row, dict(plain=named('ar'), via=named('via')))),
     slim=Record(texts, slim_row),
     masks=Record(few_texts, mask_row, only='models of several sizes'),
     unseen=Record(unseen_texts, unseen_row, drafts=False),
