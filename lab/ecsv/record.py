@@ -29,11 +29,11 @@ CHEAP = {               # asked of the embedded pair alone
     'ecsv-soft': Setting(partial(Ecsv, soft=0.5)),
     'ecsv-lite, B = 2': Setting(partial(Ecsv, a_self=0, branches=2)),
     'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8))}
-FORMER = {              # stored of the embedded pair, with a copy of the draft in 4 bits that is made no more
+FORMER = {              # stored, but measured no more; how they were made: README.md
+    'hedge, two tokens': Setting(Hedge),
     'sd, 4-bit sampled draft': BLOCKS['sd, sampled draft'],
     'ecsv, 4-bit draft': BLOCKS['ecsv']}
-HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge),
-          'hedge, two tokens': Setting(partial(Hedge, side=2))}
+HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge)}
 ABLATIONS = {
     **{name: BLOCKS[name] for name in (GREEDY, 'ecsv')},
     'spot, R = 1': Setting(partial(Ecsv, a_spot=1, spots=1)),
