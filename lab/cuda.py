@@ -67,7 +67,7 @@ def figure(rows, name, key):
 @functools.cache
 def random_reader(shape, longest, device, dtype):
     """A Reader of a counting network of this shape."""
-    config = shapes.config_of(shape, None, longest)
+    config = shapes.config_of(shape, longest)
     return Reader(shapes.counting_model(config, device, DTYPES[dtype]), longest - PAD, device == 'cuda')
 
 
@@ -215,7 +215,7 @@ class Card:
     @torch.inference_mode()
     def attention(self, keys):
         """Microseconds a layer over POSITIONS of so many keys, by a graph of more layers than caches hold."""
-        config = shapes.config_of(self.sizes.target, None, 1)
+        config = shapes.config_of(self.sizes.target, 1)
         H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         random = functools.partial(torch.randn, device=self.device, dtype=DTYPES[self.dtype])
         count = max(8, self.sizes.cold // (4 * G * keys * D))

@@ -3,23 +3,16 @@ import torch
 
 from model import Config, Transformer
 
-SHAPES = {      # layers, C, F, H, G, D, V, (experts, chosen, F of one)
-    'small': (4, 128, 256, 8, 2, 32, 1024, ()),
-    'smaller': (2, 64, 128, 4, 2, 16, 1024, ()),
-    'llama-3.1-8b': (32, 4096, 14336, 32, 8, 128, 128256, ()),
-    'llama-3.2-1b': (16, 2048, 8192, 32, 8, 64, 128256, ()),
-    'qwen3-30b-a3b': (48, 2048, 6144, 32, 4, 128, 151936, (128, 8, 768))}
+SHAPES = {      # V, C, F, layers, H, G, D
+    'small': (1024, 128, 256, 4, 8, 2, 32),
+    'smaller': (1024, 64, 128, 2, 4, 2, 16),
+    'llama-3.1-8b': (128256, 4096, 14336, 32, 32, 8, 128),
+    'llama-3.2-1b': (128256, 2048, 8192, 16, 32, 8, 64)}
 
 
-def config_of(shape, layers, capacity):
-    """The Config of a shape; layers: how many instead of the shape's, or None."""
-    L, C, F, H, G, D, V, mixture = SHAPES[shape]
-    L = layers or L
-    if not mixture:
-        return Config('llama', V, C, F, L, H, G, D, capacity)
-    E, chosen, width = mixture
-    return Config('qwen3', V, C, F, L, H, G, D, capacity, experts=(E,) * L, num_experts_per_tok=chosen,
-                  moe_intermediate_size=width)
+def config_of(shape, capacity):
+    """The Config of a shape."""
+    return Config('llama', *SHAPES[shape], capacity)
 
 
 def counting_model(config, device, dtype):

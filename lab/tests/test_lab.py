@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from lab import bench, course, cuda, speed, tasks, train
-from lab.tests.helpers import EMBEDDED, LINE, case, program, tiny
+from lab.tests.helpers import EMBEDDED, LINE, case, program
 from lab.toys import apart, fresh, network
 from lab.tree import Tree
 from model import Reader, load, read_calibration, read_tokenizer
@@ -168,22 +168,6 @@ def test_speed_times_the_same_texts(capsys):
     assert status == 0, err
     assert len(re.findall(r'^\| (?:specmini|transformers) .* 2 of 2 \|$', out, re.M)) == 4
     assert '| specmini sd / specmini ar |' in out
-
-
-def test_memory_is_what_is_held():
-    """Parameters and the cache's numbers of a token, as a network and its cache really have them."""
-    model = network(num_hidden_layers=3)
-    weights, cache = bench.held_numbers(model.config)
-    assert weights == sum(weight.numel() for weight in model.parameters())
-    reader = Reader(model, 8)
-    assert cache * reader.capacity == sum(store.numel() for store in reader.cache.stores)
-
-
-@pytest.mark.slow
-def test_memory_of_a_run(tmp_path):
-    """The peak is in bytes: a process with torch takes between 0.1 and 2 GB."""
-    target = tiny(tmp_path / 'm', sizes=dict(max_position_embeddings=2048))
-    assert 1e8 < bench.peak_of_run(target, 'fp32') < 2e9
 
 
 def card_of(tmp_path, capsys, *flags):
