@@ -391,23 +391,21 @@ def claims_of(paper):
     return importlib.import_module(f'lab.{paper}.claims')
 
 
-def findings_of(paper):
-    """{claim's text: {pair: Finding}} of a paper on all its pairs."""
-    found = {}
-    for pair in measured_pairs(paper):
-        for claim in claims_of(paper).claims(Records(paper, pair)):
-            found.setdefault(claim.text, {})[pair] = judge(claims_of('best').by_clock(claim, pair))
-    return found
+def findings_of(paper, cost=None, position=POSITION):
+    """{claim's text: {pair: Finding}} of a paper on all its pairs.
 
-
-def findings_at(paper, cost, position=POSITION):
-    """As findings_of, of the speeds alone, by counts of passes at a given cost of a draft pass."""
+    cost, position: as in Records; with them of the speeds alone, by counts of passes.
+    """
     found = {}
     for pair in measured_pairs(paper):
         for claim in claims_of(paper).claims(Records(paper, pair, cost, position)):
-            claim = claims_of('best').by_counts(claim, pair, cost, position)
-            if claim.kind == MODELLED and math.isfinite(claim.figure(numpy.asarray(claim.texts))):
-                found.setdefault(claim.text, {})[pair] = judge(claim)
+            if cost is None:
+                claim = claims_of('best').by_clock(claim, pair)
+            else:
+                claim = claims_of('best').by_counts(claim, pair, cost, position)
+                if claim.kind != MODELLED or not math.isfinite(claim.figure(numpy.asarray(claim.texts))):
+                    continue
+            found.setdefault(claim.text, {})[pair] = judge(claim)
     return found
 
 
@@ -479,7 +477,7 @@ def page_lines(paper, findings):
         n = max(len(stored.rows) for stored in records.values())
         lines.append(f'* {pair}: {len(records)} records of up to {n} rows, {" and ".join(dates)}')
     lines.append('* words and kinds of speed: [how claims are judged](../README.md#measure-then-judge)')
-    cheap = findings_at(paper, PAPERS_COST)
+    cheap = findings_of(paper, PAPERS_COST)
     lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings, cheap))))]
     return lines + table_lines(claims_of(paper).sweeps(pairs))
 
@@ -501,7 +499,7 @@ def scoreboard(papers):
     """Lines of a table of the claims of {paper: findings}."""
     rows = []
     for paper, findings in papers.items():
-        cheap = findings_at(paper, PAPERS_COST)
+        cheap = findings_of(paper, PAPERS_COST)
         rows += [(f'[{paper}]({paper}/README.md)', *row) for row in claim_rows(findings, cheap)]
     return table_lines(PageTable(('paper', *CLAIM_HEAD), rows))
 
@@ -541,7 +539,7 @@ def main():
         report(papers, args.report)
     else:
         for paper in papers:
-            findings = findings_at(paper, args.cost, args.verify)
+            findings = findings_of(paper, args.cost, args.verify)
             if findings:
                 print_verdicts(paper, findings)
     return 0

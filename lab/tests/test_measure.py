@@ -156,7 +156,7 @@ def test_each_cost_has_its_own_verdicts(tmp_path, monkeypatch):
                        lambda i: row | plain | dict(place=i))
     found = {}
     for cost in (0.05, 0.4):
-        findings = judge.findings_at('cmasd', cost)
+        findings = judge.findings_of('cmasd', cost)
         found[cost] = findings['default (lossy) over plain decoding']['a']
     assert found[0.05].verdict == 'HOLDS' and found[0.4].verdict == 'FAILS'
     assert found[0.05].figure == pytest.approx(9 / (1 + 8 * 0.016 + 8 * 0.05))
