@@ -14,29 +14,31 @@ from typing import NamedTuple
 import torch
 
 from kernels import attend, causal_mask
-from lab import shapes
 from lab.forms import Burst, ByHand, compiled, flex_dense, recorded, sparse_layers
 from lab.measure import MODELS, as_line, dated, held_out_rows, kept_rows, moment
-from model import PAD, Reader, compile_forward, load, require_that
-from specmini import DTYPES, Engine, check
-from verify import (METHODS, Autoregressive, Blocks, Draft, Exact, Session, decode, draft_model, no_draft,
-                    tokens_of)
+from model import PAD, Config, Reader, Transformer, compile_forward, load, require_that
+from specmini import DTYPES
+from verify import Autoregressive, Blocks, Draft, Exact, Session, decode, draft_model, no_draft, tokens_of
 
 BUILD = {'eager': 0, 'compiled': 45, 'by hand': 8, 'burst': 0, 'flex dense': 10, 'flex sparse': 15}     # s
-NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
 CHANCES = 0.8, 0.87         # that a pretended draft token is right
 PAYS = 1.03                 # times as fast, from which a form takes another's place
 SLACK = 2                   # a form's rounding errors may be so many times the eager form's
 GAMMA = 4
 POSITIONS = 8               # of a compiled pass over GAMMA + 1
 RUNS = 9                    # of which the median counts
-PROMPT, WRITTEN = 512, 32   # tokens behind which random targets write, and that each method writes
+PROMPT = 512                # tokens behind which random targets write
 ANCHORS = 4                 # layers of a sparse pass that choose blocks
 RULE = Blocks(rho=0.25, dense_below=128, block=64, sinks=1, locals=2)
+SHAPES = {      # V, C, F, layers, H, G, D
+    'small': (1024, 128, 256, 4, 8, 2, 32),
+    'smaller': (1024, 64, 128, 2, 4, 2, 16),
+    'llama-3.1-8b': (128256, 4096, 14336, 32, 32, 8, 128),
+    'llama-3.2-1b': (128256, 2048, 8192, 16, 32, 8, 64)}
 
 
 class Sizes(NamedTuple):
-    target: str         # of shapes.SHAPES, whose weights are random
+    target: str         # of SHAPES, whose weights are random
     draft: str
     long: int           # tokens that the random target writes
     contexts: tuple     # keys of attention, powers of two; the last two also of whole passes
@@ -64,11 +66,30 @@ def figure(rows, name, key):
     return rows.get(name, {}).get(key, math.nan)
 
 
+def counting_model(config, device, dtype):
+    """A random network whose greedy text counts up, so that a draft that is right can be pretended.
+
+    The head is the embedding moved by one row, and what the layers add is small beside the embedding: the
+    next token is the last one plus 1, by a wide margin, whatever a pass rounds.
+    """
+    with torch.device('meta'):
+        model = Transformer(config)
+    model = model.to(dtype).to_empty(device=device).requires_grad_(False)
+    for name, weight in model.named_parameters():
+        spread = 0.0002 if name.endswith(('o_proj.weight', 'down_proj.weight')) else 0.02
+        torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, spread)
+    embedding = model.model.embed_tokens.weight
+    embedding.mul_(50)
+    model.lm_head.weight.copy_(embedding.roll(1, 0))
+    model.set_context(config.max_position_embeddings)
+    return model
+
+
 @functools.cache
 def random_reader(shape, longest, device, dtype):
     """A Reader of a counting network of this shape."""
-    config = shapes.config_of(shape, longest)
-    return Reader(shapes.counting_model(config, device, DTYPES[dtype]), longest - PAD, device == 'cuda')
+    config = Config('llama', *SHAPES[shape], longest)
+    return Reader(counting_model(config, device, DTYPES[dtype]), longest - PAD, device == 'cuda')
 
 
 @functools.cache
@@ -130,7 +151,6 @@ class Card:
         for keys, form in itertools.product(self.sizes.contexts[-2:], forms):
             if form not in ('compiled', 'burst'):
                 yield f'pass {keys}, {form}', 5 + BUILD[form], self.whole_pass, keys, form
-        yield 'methods', 20, self.methods
 
     def agrees(self, form):
         """Whether a form has passed its check."""
@@ -215,7 +235,7 @@ class Card:
     @torch.inference_mode()
     def attention(self, keys):
         """Microseconds a layer over POSITIONS of so many keys, by a graph of more layers than caches hold."""
-        config = shapes.config_of(self.sizes.target, 1)
+        config = Config('llama', *SHAPES[self.sizes.target], 1)
         H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         random = functools.partial(torch.randn, device=self.device, dtype=DTYPES[self.dtype])
         count = max(8, self.sizes.cold // (4 * G * keys * D))
@@ -241,21 +261,6 @@ class Card:
         ids = torch.arange(GAMMA + 1, device=self.device)[None]
         run = functools.partial(reader.feed, ids, keys - POSITIONS, reader.model.full, GAMMA + 1)
         return dict(ms=1000 * median_seconds(run))
-
-    def methods(self):
-        """Each method on the embedded pair, sampled and greedily; a lossless one beside plain decoding."""
-        pair = MODELS / 'target', MODELS / 'draft'
-        engine = Engine(*pair, max_new=WRITTEN, device=self.device, dtype=self.dtype)
-        row, = held_out_rows('math', 1, seed=7)
-        ids = engine.tokenizer.encode(row['prompt']).ids
-        engine.open([ids])
-        found = {}
-        for name in NAMES:
-            method = METHODS[name]()
-            engine.generate(ids, method, temperature=0.8)
-            tokens = tokens_of(engine.write(ids, method))
-            found[name] = check(engine, ids, tokens) if engine.lossless(method) else f'{len(tokens)} tokens'
-        return found
 
 
 # ------------------------------------------------------------------------------------------ what rows decide

@@ -9,15 +9,16 @@ import torch
 
 import kernels
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
+from lab import tasks
 from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
-from lab.specguard.steps import TASKS, graded_session, step_checker, steps_end
 from lab.specguard.baselines import Unseen
-from lab.specguard.gate import find_gate
+from lab.specguard.gate import continued_checker, find_gate
 from model import encode, read_calibration
 from specmini import grade
 from train_mask import Settings, calibration_rows
 from verify import Exact, Session, SpecGuard, token_logps, tokens_of
 
+TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
 GAMMAS = 4, 8, 12               # of plain sd
 SEEDS = 3                       # runs of the default preset, each with other draws
 SWEPT = 15                      # prompts of each task that the sweeps are run on
@@ -30,6 +31,38 @@ CALIBRATED = 60                 # prompts whose signals are measured, where anot
 TURNS = 5                       # how often a step is timed; the least time counts
 PAPER = dict(k=16, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16, target_temperature=0.7, target_top_p=0.8)
 LAB = "the lab's tasks, because their steps are graded one by one"
+
+
+def step_checker(row, tokenizer, begin):
+    """A checker by the task's own graders: function from ids to whether their last step is right.
+
+    begin: where the answer begins in the ids. A line of work that is cut short is wrong.
+    """
+    def right(ids):
+        text = tokenizer.decode(ids[begin:])
+        last = text.strip().split('\n')[-1]
+        if 'Answer:' not in row['solution'] or last.startswith('Answer:'):
+            return bool(tasks.grade(row, text))
+        return text.endswith('\n') and tasks.steps_right(row, text)[-1:] == [True]
+    return right
+
+
+def graded_session(pair, prompt):
+    """A Session that has read a Prompt, with a step checker if its row can be graded."""
+    engine = prepared(pair, sd(4))
+    engine.open([prompt.ids])
+    session = engine.start(prompt.ids, Exact())
+    session.checker = None
+    if pair.is_embedded:
+        session.checker = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
+    elif grade(prompt.row, '') is not None:
+        session.checker = continued_checker(session, lambda text: grade(prompt.row, text))
+    return session
+
+
+def steps_end(pair):
+    """The delimiter of SpecGuard that a pair's texts are measured with."""
+    return r'\n' if pair.is_embedded else 'sentence'
 
 
 @functools.cache
