@@ -182,17 +182,14 @@ class Pair:
         models = {File(folder).resolve().name: fingerprint(folder) for folder in self.folders}
         head = dict(record=record, n=n, seed=SEED, models=models, device=self.device, dtype=self.dtype)
         if not self.is_embedded:
-            files = {File(file).name: digest_of(file) for file in self.prompts}
+            files = {}
+            for file in self.prompts:
+                files[File(file).name] = hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
             head |= dict(prompts=files, chat=self.chat, max_new=self.max_new, longest=self.longest)
         return head
 
 
 EMBEDDED = Pair()
-
-
-def digest_of(file):
-    """16 hex digits of a file's contents."""
-    return hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
 
 
 @functools.cache
@@ -287,7 +284,10 @@ def counts_of(session, method, prompt, engine):
     begin = moment()
     cycles = list(decode(session, method))
     seconds = moment() - begin
-    passes = passes_since(session, marks)
+    passes = {}                                         # positions count all rows
+    for role, reader in session.readers().items():
+        for path, positions, _, _ in reader.log[marks[role]:]:
+            passes.setdefault(f'{role}/{path}', Counter())[positions] += 1
     written = tokens_of(cycles)
     judged = [verdict for cycle in cycles for verdict in cycle.judged]
     wrong, nats = target_says(session, prompt.ids, written)
@@ -302,15 +302,6 @@ def moment():
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def passes_since(session, marks):
-    """{reader/path: {positions: passes over so many}} since these marks; positions count all rows."""
-    found = {}
-    for role, reader in session.readers().items():
-        for path, positions, _, _ in reader.log[marks[role]:]:
-            found.setdefault(f'{role}/{path}', Counter())[positions] += 1
-    return found
 
 
 def target_says(session, ids, written):

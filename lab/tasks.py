@@ -67,8 +67,11 @@ def event(rng, n, left):
     if kind == 'lose':
         k = number(rng, n - 1)
         return LOSE, dict(k=k), [f'{n} - {k} = {n - k}'], n - k
-    if kind == 'boxes':
-        return boxes_event(rng, n)
+    if kind == 'boxes':                                 # two steps: d boxes of k each are added
+        d = rng.randint(2, 9)
+        k = rng.randint(2, min(99, (999 - n) // d))
+        steps = [f'{d} * {k} = {d * k}', f'{n} + {d * k} = {n + d * k}']
+        return BOXES, dict(d=d, k=k), steps, n + d * k
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // n))
         return TIMES, dict(d=d), [f'{n} * {d} = {n * d}'], n * d
@@ -79,15 +82,6 @@ def event(rng, n, left):
 def shares_of(n):
     """The numbers from 2 to 9 that divide n and leave at least 2."""
     return [d for d in range(2, 10) if n % d == 0 and n >= 2 * d]
-
-
-def boxes_event(rng, n):
-    """The event of two steps: d boxes of k each are added to n."""
-    d = rng.randint(2, 9)
-    k = rng.randint(2, min(99, (999 - n) // d))
-    added = d * k
-    steps = [f'{d} * {k} = {added}', f'{n} + {added} = {n + added}']
-    return BOXES, dict(d=d, k=k), steps, n + added
 
 
 def math(rng, low=2, high=4, task='math'):

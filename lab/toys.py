@@ -109,17 +109,12 @@ def write(s, method):
     emitted = []
     for cycle in cycles:
         emitted += cycle.tokens
-        check_cycle(cycle)
+        # a label a token; no more judged than drafted, no more kept than judged
+        assert len(cycle.labels) == len(cycle.tokens) >= 1, cycle
+        assert cycle.accepted <= len(cycle.judged) <= len(cycle.drafted), cycle
     committed = s.tokens[begin:]
     assert emitted == committed, f'emitted {emitted}, committed {committed}'
     return committed, cycles
-
-
-def check_cycle(cycle):
-    """Asserts that there is a label a token, and no more judged than drafted, no more kept than judged."""
-    labels, tokens, drafted, judged = cycle.labels, cycle.tokens, cycle.drafted, cycle.judged
-    assert len(labels) == len(tokens) >= 1, f'{labels} are the labels of {tokens}'
-    assert cycle.accepted <= len(judged) <= len(drafted), f'{cycle.accepted} kept, {judged}, {drafted}'
 
 
 def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):

@@ -262,11 +262,6 @@ def idle(layers, share, drop, rng):
     return resting
 
 
-def rate_factor(done, share):
-    """What multiplies the peak learning rates: warm up, hold, then decay to zero over the last 70 %."""
-    return min(1, (done + 1) / 50, (1 - share) / 0.7)
-
-
 def train(name, minutes, tokens, seed, device):
     """Trains until `minutes` of wall clock are spent; writes lab/models/<name>."""
     torch.manual_seed(seed)
@@ -288,8 +283,9 @@ def train(name, minutes, tokens, seed, device):
         share = (time.time() - begin) / (minutes * 60)
         if share >= 1:
             break
+        factor = min(1, (done + 1) / 50, (1 - share) / 0.7)     # warm up, hold, decay over the last 70 %
         for optimizer, peak in zip(optimizers, peaks):
-            optimizer.param_groups[0]['lr'] = peak * rate_factor(done, share)
+            optimizer.param_groups[0]['lr'] = peak * factor
         drop = DROP.get(name, 0) if share >= LATE else 0
         skip = idle(len(model.model.layers), None if grown else share, drop, rng)
         ids, labels = next(next(source) for until, source in sources if share < until)

@@ -84,12 +84,6 @@ def left_out(count, layers):
     return range(layers // 6, layers // 6 + count)
 
 
-def share_without(pair, skipped):
-    """The share of its weight bytes that a pass of the target reads without these layers."""
-    model, _, _ = network(pair.target, pair.device, pair.dtype)
-    return model.read_bytes(model.full.without(sublayers(skipped))) / model.read_bytes(model.full)
-
-
 def compositions():
     """{name: Setting} of payoff with a second idea, and with a third."""
     relaxed = functools.partial(Ratio, controller='payoff')
@@ -103,14 +97,10 @@ def compositions():
 
 def methods_of(pair):
     """every_method for the models of a pair."""
-    shape = layers_of(pair), read_calibration(pair.target, pair.draft)
-    return every_method(*(EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS), *shape)
-
-
-def layers_of(pair):
-    """How many layers the target has."""
     model, _, _ = network(pair.target, pair.device, pair.dtype)
-    return model.config.num_hidden_layers
+    gamma, gammas = EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS
+    calibration = read_calibration(pair.target, pair.draft)
+    return every_method(gamma, gammas, model.config.num_hidden_layers, calibration)
 
 
 def composition_row(pair, prompt):
@@ -168,12 +158,14 @@ def counted_row(pair, prompt):
 
     Without seconds, so a busy machine may record it. slim: the share of the weights that a slim pass reads.
     """
-    layers = layers_of(pair)
+    model, _, _ = network(pair.target, pair.device, pair.dtype)
+    layers = model.config.num_hidden_layers
+    slim = model.full.without(sublayers(left_out(4, layers)))
     row = run_row(counted_settings(layers), pair, prompt)
     for name, run in row['runs'].items():
         del run['seconds']
         if name.startswith('via'):
-            run['slim'] = share_without(pair, left_out(4, layers))
+            run['slim'] = model.read_bytes(slim) / model.read_bytes(model.full)
     tokens = token_row(pair, prompt)
     return row | dict(tokens=tokens['tokens'], hit=tokens['hit'])
 

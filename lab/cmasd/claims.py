@@ -17,17 +17,12 @@ def claims(records):
     for paper, name in (('cmasd', 'lengths'), ('best', 'compositions')):
         runs = Records(paper, records.pair).runs_if(name)
         if runs and runs.kind == CLOCK:                 # the first of these records that was timed
-            yield payoff_claim(runs)
+            yield Claim('payoff over the best fixed gamma', 'ours', BETTER, numpy.arange(runs.size),
+                        tuned_over(runs, ['payoff'], runs.starting('sd '), runs.kind), runs.kind)
             break
     if 'tokens' in records:
         yield from confidence_claims(records['tokens'].rows)
     yield from answer_claims(records)
-
-
-def payoff_claim(runs):
-    """The controller without a knob, against fixed lengths tuned for each family."""
-    return Claim('payoff over the best fixed gamma', 'ours', BETTER, numpy.arange(runs.size),
-                 tuned_over(runs, ['payoff'], runs.starting('sd '), runs.kind), runs.kind)
 
 
 def relaxed_claims(runs):

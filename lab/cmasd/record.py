@@ -58,16 +58,6 @@ def relaxed_settings(pair):
 
 # -------------------------------------------------------------------------------------- answers, own costs
 
-def answer_items(pair, n):
-    """Ten times as many texts of math, because answers that are lost are rare."""
-    return pair.texts(['math'], 10 * n)
-
-
-def cost_items(pair, n):
-    """Rounds in which the controllers' own time is taken, however many prompts there are."""
-    return list(range(30 if pair.is_embedded else 10))
-
-
 def own_cost_row(pair, _):
     """Seconds of what controllers themselves take for one token, and of a target pass; one round.
 
@@ -99,5 +89,7 @@ RECORDS = dict(
     tokens=on_prompts(FAMILIES, token_row),
     lengths=on_prompts(FAMILIES, partial(run_row, length_settings)),
     relaxed=on_prompts(FAMILIES, partial(run_row, relaxed_settings)),
-    answers=Record(answer_items, partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))),
-    own_cost=Record(cost_items, own_cost_row))
+    # ten times as many texts of math, because answers that are lost are rare
+    answers=Record(lambda pair, n: pair.texts(['math'], 10 * n),
+                   partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))),
+    own_cost=Record(lambda pair, n: range(30 if pair.is_embedded else 10), own_cost_row))

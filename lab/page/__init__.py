@@ -47,7 +47,9 @@ def write_run(file, engine, shown, step=None):
         models={role: File(getattr(engine, role)).name for role in engine.models},
         layers=engine.models['target'].config.num_hidden_layers)
     template = Template(TEMPLATE.read_text(encoding='utf-8'))
-    file.write(template.substitute(trace=as_script(run)))
+    # in a script element: in ASCII, and no `<` that might end it or open another
+    trace = json.dumps(run, separators=(',', ':')).replace('<', '\\u003c')
+    file.write(template.substitute(trace=trace))
 
 
 def words_of(shown, tokenizer):
@@ -71,8 +73,3 @@ def tokens_in(cycle):
     for line in cycle.get('branches', []) + cycle.get('candidates', []):
         found += line
     return found
-
-
-def as_script(run):
-    """JSON that may stand in a script element: in ASCII, and no `<` that might end it or open another."""
-    return json.dumps(run, separators=(',', ':')).replace('<', '\\u003c')

@@ -19,7 +19,10 @@ def main():
     take_threads(embedded('target')[0])         # of one, as everywhere: equal figures on any machine
     draw = charts.DRAWN | methods.DRAWN
     for name, figures in shown().items():
-        said = points.fronts(figures) if name == 'front' else figures
+        said = figures
+        if name == 'front':                     # else it says of both pairs all that was run
+            said = {pair: [point._asdict() for point in points.front(every)]
+                    for pair, every in figures.items()}
         style.save(draw[name](figures), name, said)
         print(style.HERE / f'{name}.svg')
 

@@ -144,11 +144,3 @@ def front(points):
 def both_pairs():
     """{name of a pair: its Points} of the embedded pair and the real one."""
     return {'embedded pair': front_points('embedded'), 'Qwen2.5-Coder 1.5B with 0.5B': front_points(REAL)}
-
-
-def fronts(pairs):
-    """{name of a pair: the Points of its front, as dicts}: what the picture says of both_pairs."""
-    found = {}
-    for pair, points in pairs.items():
-        found[pair] = [point._asdict() for point in front(points)]
-    return found

@@ -211,10 +211,6 @@ def kind_of(text):
     return 'work' if '=' in text else 'words'
 
 
-def altered_items(pair, n):
-    return [(prompt, source) for prompt in pair.texts(TASKS, min(n, ALTERED)) for source in SOURCES]
-
-
 def altered_row(pair, item):
     """By both models [[L, 1 - G] of an altered step, of the step itself], sink dropped, of a right answer."""
     prompt, source = item
@@ -267,5 +263,6 @@ def overhead_row(pair, prompt):
 RECORDS = dict(
     runs=Record(run_items, run_row_of, only=LAB),
     drafted=on_prompts(TASKS, drafted_row),
-    altered=Record(altered_items, altered_row),
+    altered=Record(lambda pair, n: [(prompt, source) for prompt in pair.texts(TASKS, min(n, ALTERED))
+                                    for source in SOURCES], altered_row),
     overhead=on_prompts(TASKS, overhead_row, only=LAB))
