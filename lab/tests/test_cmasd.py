@@ -58,14 +58,6 @@ def test_law_of_controllers(name, draft, learns, method, constants, monkeypatch)
         assert any(len(both) > 1 for both in decisions.values())
 
 
-def test_probe_misses_the_law():
-    """A token that is dropped after it was drawn biases the text, though the rule is exact."""
-    target = Table(1, 2)
-    method = METHODS['probe'](k_max=3, alpha=2)
-    law = enumerate_law(target, Table(2, 2), method, 4, temperature=1.0)
-    assert variation(law, exact_law(target, 4, temperature=1.0)) > 0.01 and not method.lossless
-
-
 def learner(name):
     return CONTROLLERS[name](CmAsd())
 
