@@ -3,25 +3,21 @@
 What the law tests assert, for a reader to see. Target and draft are tables, and every outcome of every draw
 of a short text is followed: the figures are probabilities, not shares of samples.
 """
-import copy
-import functools
 import itertools
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import NoneType
 
-from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, session, variation, write
+from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, variation, write
 from model import Calibration, require_that
 from specmini import Parser, check_settings, exit_status, make_method
-from verify import METHODS, Controller, Ecsv, decode, tokens_of
+from verify import METHODS, Controller, Ecsv
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
 LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
 UNSURE = 1.0    # deviation of the draft's logits there, so that it has reason to
 MOST = 700      # ways that the draws of a text may go, so that a proof takes seconds
-LESSON = 200    # tokens of the text from which a controller learns
-LEARNED = f'\nits controller has learned from another text of {LESSON} tokens'
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
 RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
@@ -65,17 +61,12 @@ def varies(method):
     return type(getattr(method, 'control', None)) not in (Controller, NoneType)
 
 
-def learns(method):
-    """Whether that controller draws a lesson from each cycle."""
-    return varies(method) and type(method.control).learn is not Controller.learn
-
-
 def proof_of(name, method, vocab, horizon, sampling):
     """The Proof by texts of `horizon` tokens, on tables of so many."""
     target = Table(1, vocab, weight=2.0)
     draft = Table(2, vocab, UNSURE) if varies(method) else Table(2, vocab)
     settings = dict(calibration=CALIBRATION, text=letters, **sampling)
-    law, remark = law_of(method, target, draft, horizon, settings)
+    law = law_of(method, target, draft, horizon, settings)
     total = sum(law.values())
     require_that(abs(total - 1) < SAME,
                  f'the chances of its texts sum to {total:.6g}, expected 1: it draws from '
@@ -84,17 +75,14 @@ def proof_of(name, method, vocab, horizon, sampling):
     drafted = exact_law(draft, horizon, **sampling)
     header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}, '
               f'temperature {sampling["temperature"]:g}, every outcome of every draw')
-    return Proof(name, header + remark, method.lossless, law, wanted, drafted)
+    return Proof(name, header, method.lossless, law, wanted, drafted)
 
 
 def law_of(method, target, draft, horizon, settings):
-    """({tokens: probability} of all texts that the method can write, a remark on its controller)."""
-    if learns(method):
-        run = functools.partial(write_taught, taught(method, target, draft, settings))
-        return enumerate_law(target, draft, method, horizon, run=limited(run), **settings), LEARNED
+    """{tokens: probability} of all texts that the method can write."""
     if isinstance(method, Ecsv) and not method.budget:      # it keeps nothing from a cycle to the next
-        return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings), ''
-    return enumerate_law(target, draft, method, horizon, run=limited(write), **settings), ''
+        return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings)
+    return enumerate_law(target, draft, method, horizon, run=limited(write), **settings)
 
 
 def limited(run):
@@ -107,23 +95,6 @@ def limited(run):
                           'branches or candidates')
         return run(s, method)
     return limited_run
-
-
-def taught(method, target, draft, settings):
-    """The method's controller behind LESSON tokens: from a proof's few it would learn too little."""
-    own = replace(method)
-    lesson = session(target, draft, (0,), LESSON, **settings)
-    lesson.read_prompt()
-    tokens_of(decode(lesson, own))
-    return own.control
-
-
-def write_taught(control, s, method):
-    """(tokens written, None) of a Session by the method with a copy of this controller."""
-    own = replace(method)
-    own.control = copy.deepcopy(control)
-    s.read_prompt()
-    return tokens_of(decode(s, own)), None
 
 
 # --------------------------------------------------------------------------------------------------- showing

@@ -232,7 +232,11 @@ def evaluate(node, names):
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         left = evaluate(node.left, names)
         right = evaluate(node.right, names)
-        return operate(type(node.op), left, right)
+        if not type(left) is type(right) is int:        # a list times a number can be as long as the memory
+            raise ValueError('an operand that is no number')
+        if type(node.op) is ast.Pow and (right != 2 or abs(left) > 1e6):
+            raise ValueError('a power other than the square, or of a huge number')
+        return OPERATORS[type(node.op)](left, right)
     if isinstance(node, ast.Compare) and [type(op) for op in node.ops] == [ast.Gt]:
         left = evaluate(node.left, names)
         return left > evaluate(node.comparators[0], names)
@@ -246,15 +250,6 @@ def evaluate(node, names):
         arguments = [evaluate(argument, names) for argument in node.args]
         return CALLS[node.func.id](*arguments)
     raise ValueError(f'{type(node).__name__} is not in the grammar')
-
-
-def operate(kind, left, right):
-    """The value of an operation (a class of ast) on two numbers; ValueError where it could be huge."""
-    if not type(left) is type(right) is int:            # a list times a number can be as long as the memory
-        raise ValueError('an operand that is no number')
-    if kind is ast.Pow and (right != 2 or abs(left) > 1e6):
-        raise ValueError('a power other than the square')
-    return OPERATORS[kind](left, right)
 
 
 def outputs(text):

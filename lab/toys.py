@@ -165,8 +165,10 @@ class Table:
         """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
         if stores is None:
             return self.on_tree(ids, path)
-        if path.carry:
-            observe_flat(path, positions, kv_len)
+        if path.carry:                                  # Path.grounded: attention is flat over all in view
+            flat = torch.zeros(1, 1, kv_len, 1)
+            hidden = torch.arange(kv_len) > positions[:, None]                          # [T, kv_len]
+            path.attends[0](flat[:, :, :len(positions)], flat, flat, hidden * -1e9, path.carry)
         keys = stores[0][:, 0, :, 0]                    # [B, S], in the cache
         mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
         keys[:, positions] = ids.double() + mark
@@ -191,14 +193,6 @@ class Table:
 
     def read_bytes(self, path):
         return self.weight
-
-
-def observe_flat(path, positions, kv_len):
-    """Shows an observing path (Path.grounded) attention that is flat over all that each position may see."""
-    flat = torch.zeros(1, 1, kv_len, 1)
-    hidden = torch.arange(kv_len) > positions[:, None]  # [T, span]
-    queries = flat[:, :, :len(positions)]
-    path.attends[0](queries, flat, flat, hidden * -1e9, path.carry)
 
 
 class Branch:

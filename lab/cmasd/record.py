@@ -3,13 +3,10 @@
 Of another pair than the embedded there are fewer relaxed rules, because each writes a text of its own.
 """
 import itertools
-import time
 from functools import partial
 
 import lab.cmasd.baselines                              # noqa: F401, enters the baselines in METHODS
-from lab.measure import (Record, answer_row, controlled, named, on_prompts, prepared, run_row, sd,
-                         token_row)
-from verify import CONTROLLERS, CmAsd, Exact
+from lab.measure import Record, answer_row, controlled, named, on_prompts, run_row, sd, token_row
 
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
 SIGNALS = 'entropy', 'margin', 'softmax'
@@ -21,11 +18,7 @@ FEW_TAUS = 0.3, 0.6, 0.8, 0.95                  # of another pair
 LIMITS = 0.3, 0.5, 0.7                          # of product
 GAMMAS = range(1, 17)                           # of plain sd
 FEW_GAMMAS = range(1, 13)
-TIMED = 'fixed', 'online', 'hf-confidence'      # controllers whose own time is taken
-BLOCK = 4                                       # tokens of a block that a controller is timed on
 
-
-# ------------------------------------------------------------------------------------------------- settings
 
 def length_settings(pair):
     """{name: Setting} of exact rules that differ in the length of their blocks."""
@@ -56,40 +49,10 @@ def relaxed_settings(pair):
     return found
 
 
-# -------------------------------------------------------------------------------------- answers, own costs
-
-def own_cost_row(pair, _):
-    """Seconds of what controllers themselves take for one token, and of a target pass; one round.
-
-    A mean over a block of BLOCK tokens, each behind its draft pass, as in a run.
-    """
-    engine = prepared(pair, sd(BLOCK))
-    ids = [1] * min(100, engine.context // 2)
-    engine.open([ids])
-    session = engine.start(ids, Exact())
-    spent = {}
-    for name in TIMED:
-        control = CONTROLLERS[name](CmAsd())
-        notes = []
-        seconds = 0.0
-        for i in range(BLOCK):
-            row = session.draft.read(ids, [2 + i], session.draft.model.full, 1)
-            token = row.argmax(-1)
-            begin = time.perf_counter()
-            notes.append(control.note(token, row))
-            control.keep_drafting(session, notes)
-            seconds += time.perf_counter() - begin
-        spent[name] = seconds / BLOCK
-    begin = time.perf_counter()
-    session.target.read(ids, [3] * BLOCK, session.target.model.full, BLOCK + 1)
-    return dict(token=spent, target_pass=time.perf_counter() - begin)
-
-
 RECORDS = dict(
     tokens=on_prompts(FAMILIES, token_row),
     lengths=on_prompts(FAMILIES, partial(run_row, length_settings)),
     relaxed=on_prompts(FAMILIES, partial(run_row, relaxed_settings)),
     # ten times as many texts of math, because answers that are lost are rare
     answers=Record(lambda pair, n: pair.texts(['math'], 10 * n),
-                   partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))),
-    own_cost=Record(lambda pair, n: range(30 if pair.is_embedded else 10), own_cost_row))
+                   partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))))

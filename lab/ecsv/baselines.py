@@ -164,7 +164,10 @@ class Hedge(Exact):
         unjudged = draft.tokens[len(judged):]
         if labels[-1] == 'target' and kept in self.sides:
             second, node = self.sides[kept]
-            judged.append(second_verdict(score, kept, second, tokens[-1]))
+            left = residual(score.p[kept], draft.q[kept].to(score.p.dtype))
+            chance = float(to_host(left[second])[0])
+            judged.append(dict(token=second, p=chance, q=1.0, threshold=None, chance=chance,
+                               kept=tokens[-1] == second, second=True))
             if tokens[-1] == second:
                 behind = no_draft(session)
                 behind.known = self.rows[node:node + 1]
@@ -182,13 +185,6 @@ class Hedge(Exact):
         """The controller is told what became of the trunk."""
         drafted, kept, seen = self.trunk
         super().learn(replace(cycle, drafted=drafted, labels=cycle.labels[:kept], judged=cycle.judged[:seen]))
-
-
-def second_verdict(score, place, token, drawn):
-    """The row of the trace of a second choice, where the target has drawn a token in place of the first."""
-    left = residual(score.p[place], score.draft.q[place].to(score.p.dtype))
-    chance = float(to_host(left[token])[0])
-    return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn, second=True)
 
 
 METHODS.update({'ecsv-prefix': EcsvPrefix, 'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'hedge': Hedge})

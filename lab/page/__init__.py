@@ -3,6 +3,7 @@
 The template is page.html; what it is given is the JSON trace itself. What a session notes for it: traced.py.
 `python -m lab.page` writes the screenshots beside this file.
 """
+import itertools
 import json
 from pathlib import Path as File
 from string import Template
@@ -57,19 +58,8 @@ def words_of(shown, tokenizer):
     tokens = set()
     for text in shown:
         tokens.update(text['prompt'])
-        for lane in text['lanes']:
-            for cycle in lane['cycles']:
-                tokens.update(tokens_in(cycle))
+        for cycle in itertools.chain(*(lane['cycles'] for lane in text['lanes'])):
+            tokens.update(cycle['drafted'], cycle['tokens'], [row['token'] for row in cycle['judged']])
+            places = [place['ids'] for place in cycle.get('places', [])]
+            tokens.update(*places, *cycle.get('branches', []), *cycle.get('candidates', []))
     return {token: tokenizer.decode([token], skip_special_tokens=False) for token in sorted(tokens)}
-
-
-def tokens_in(cycle):
-    """Every id that a cycle of the trace names."""
-    found = cycle['drafted'] + cycle['tokens']
-    for row in cycle['judged']:
-        found.append(row['token'])
-    for place in cycle.get('places', []):
-        found += place['ids']
-    for line in cycle.get('branches', []) + cycle.get('candidates', []):
-        found += line
-    return found
