@@ -131,10 +131,7 @@ class Card:
         self.on_card = device == 'cuda'
 
     def lines(self):
-        """Yields (name, seconds on a card of 3 TB/s, function of its figures, arguments), what decides first.
-
-        A form that failed its check has no further lines.
-        """
+        """Yields (name, seconds on a card of 3 TB/s, function, arguments); a form that failed has no more."""
         yield 'copy', 3, self.copy
         for form in list(BUILD)[1:]:
             yield f'parity, {form}', 5 + BUILD[form], self.parity, form

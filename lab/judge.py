@@ -122,10 +122,7 @@ class Costs:
         self.given = given              # the cost of a draft pass, where it was not measured
 
     def at(self, cost, position):
-        """Costs as if a draft pass took `cost` of a target pass, and each further position `position` of it.
-
-        A slim pass keeps its share of a target pass.
-        """
+        """Costs as if a draft pass took `cost` of a target pass, a slim one its share; see POSITION."""
         slim = self.curves['target/slim'][1] / self.step
         bases = {'target/full': 1.0, 'target/slim': slim, 'draft/full': cost, 'mid/full': 1.0}
         row = {}
@@ -291,10 +288,7 @@ def paces(runs, names, kind, weights):
 
 
 def at_equal(runs, name, baselines, kind):
-    """The figure: a setting's speed over its baselines' where they agree with the target as often.
-
-    baselines: settings of one method at several lenience; their speeds are interpolated between them.
-    """
+    """The figure: a setting's speed over a method's, interpolated to where that agrees as often."""
     def figure(texts):
         points = [(runs.agreement(rival, texts), runs.pace(rival, texts, kind)) for rival in baselines]
         agreements, paces = zip(*sorted(points))
@@ -392,10 +386,7 @@ def claims_of(paper):
 
 
 def findings_of(paper, cost=None, position=POSITION):
-    """{claim's text: {pair: Finding}} of a paper on all its pairs.
-
-    cost, position: as in Records; with them of the speeds alone, by counts of passes.
-    """
+    """{claim's text: {pair: Finding}} of a paper on all its pairs; at a cost, of speeds alone."""
     found = {}
     for pair in measured_pairs(paper):
         for claim in claims_of(paper).claims(Records(paper, pair, cost, position)):

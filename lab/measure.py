@@ -432,10 +432,7 @@ def dated(head):
 
 
 def write_rows(where, head, items, row_of, resume=False):
-    """Writes a record: its head, then row_of(item) for each item, each as it is measured.
-
-    resume: rows of the same head that stand there are kept, and their items left out.
-    """
+    """Writes a head, then row_of(item) as each is measured; resume: goes on behind rows of this head."""
     where.parent.mkdir(parents=True, exist_ok=True)
     there = kept_rows(where, head) if resume else 0
     with open(where, 'a' if there else 'w', encoding='utf-8') as file:
@@ -469,10 +466,7 @@ def read_stored(where):
 # ----------------------------------------------------------------------------------------------- the program
 
 def measure(paper, pair, n, resume=False, only=None):
-    """Measures and stores every record of a paper that the pair can have; n: prompts of each family.
-
-    only: the name of a record that is measured alone.
-    """
+    """Measures and stores the records of a paper, or the one named `only`; n: prompts of each family."""
     records = importlib.import_module(f'lab.{paper}.record').RECORDS
     require_that(not only or only in records, f'--only {only}: {paper} has the records {", ".join(records)}')
     for name, record in records.items():

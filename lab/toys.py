@@ -57,10 +57,7 @@ def bytes_tokenizer(extra=()):
 
 
 def checkpoint(folder, model=None, tokenizer=None, **changes):
-    """The path `folder`, made a Hugging Face folder; by default of a random network and bytes_tokenizer.
-
-    changes go into config.json; a value of None leaves that name out.
-    """
+    """Makes `folder` a checkpoint, of a random network by default. changes: of config.json; None: absent."""
     if model is None:
         model = byte_network()
     if tokenizer is None:

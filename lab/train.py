@@ -193,10 +193,7 @@ def save(model, tokenizer, name):
 
 @torch.no_grad()
 def accuracy(model, tokenizer, n=20):
-    """{task: share of n held-out rows whose every answer token is the network's first choice}.
-
-    This is greedy accuracy, read once. For a story, which has no one answer: the mean loss in nats per token.
-    """
+    """{task: share of n held-out rows whose answer is the greedy one; of stories their loss in nats}."""
     scores = {}
     for task in tasks.TASKS:
         rows = list(itertools.islice(tasks.rows(task, 1), n))

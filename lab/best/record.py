@@ -43,10 +43,7 @@ class Ratio(Exact):
 
 
 def every_method(gamma, gammas, layers, calibration):
-    """{name: Setting} of each method that the target is calibrated for; plain decoding three times.
-
-    gammas: those of plain sd; gamma: that of the other methods which have one.
-    """
+    """{name: Setting} of what the target is calibrated for; gammas: of plain sd, gamma: of the others."""
     found = {name: named('ar') for name in ('ar', 'ar, again', 'ar, third')}
     for length in gammas:
         found[f'sd {length}'] = sd(length)
@@ -119,11 +116,6 @@ def sampled_row(pair, prompt):
     return run_row({name: setting._replace(temperature=0.8) for name, setting in found.items()}, pair, prompt)
 
 
-def has_int4(pair):
-    """Whether a draft of the pair can be in 4 bits; the embedded one is too small."""
-    return pair.draft and not pair.is_embedded and pair.device == 'cpu'
-
-
 def int4_row(pair, prompt):
     """The runs with a draft in 4 bits beside those with it as it is."""
     settings = {'ar': named('ar'), 'payoff': named('sd', controller='payoff'),
@@ -137,10 +129,7 @@ def int4_row(pair, prompt):
 
 
 def counted_settings(layers):
-    """{name: Setting} of methods at several lengths: their passes are counted for any cost of a draft pass.
-
-    Plain sd is not among them, because counted_row tells what it drafts at every length.
-    """
+    """{name: Setting} of methods at several lengths but sd, of which counted_row tells every length."""
     found = {'product': named('sd', controller='product')}
     for cost in COSTS:
         found[f'payoff, c {cost:g}'] = controlled('payoff', cost=cost)
@@ -175,6 +164,10 @@ def in_turn(pair, n):
     return sorted(pair.texts(FAMILIES, n), key=lambda prompt: prompt.place)
 
 
+def in_turn_of_int4(pair, n):
+    """The same where a draft can be in 4 bits: on a CPU, and not the embedded one, which is too small."""
+    return in_turn(pair, n) if pair.draft and not pair.is_embedded and pair.device == 'cpu' else []
+
+
 RECORDS = dict(compositions=Record(in_turn, composition_row), sampled=Record(in_turn, sampled_row),
-               int4=Record(lambda pair, n: in_turn(pair, n) if has_int4(pair) else [], int4_row),
-               counts=Record(in_turn, counted_row))
+               int4=Record(in_turn_of_int4, int4_row), counts=Record(in_turn, counted_row))

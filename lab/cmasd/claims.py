@@ -81,8 +81,6 @@ def answer_claims(records):
         yield Claim('right answers won or lost, a text', 'paper', -0.01, numpy.arange(len(lost)), gap(lost))
 
 
-# ------------------------------------------------------------------------------------------------ no verdicts
-
 def sweeps(pairs):
     """The paper's sweep, own cost, 4 bits, by speed, agreement, accepted tokens; what signals tell."""
     rows = []

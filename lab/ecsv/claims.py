@@ -55,10 +55,7 @@ class Votes:
             self.steps[name] = steps(counts, records.costs, branches_of(name))
 
     def over(self, name, rival):
-        """The figure: a vote's speed over its rival's, each at the depth that is its fastest on a task.
-
-        The geometric mean over tasks. The texts are the same, so their tokens are: a ratio of steps.
-        """
+        """The figure: a vote's speed over its rival's, each at its best depth; geometric mean over tasks."""
         def figure(texts):
             often = self.member * numpy.bincount(texts, minlength=len(self.texts))
             mine, other = ((often @ self.steps[key]).min(1) for key in (name, rival))   # [families]

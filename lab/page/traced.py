@@ -143,10 +143,7 @@ def places(session, draft, score, cycle):
 
 
 def laws_of(session, draft, score):
-    """{name: [n + 1, V]} of a cycle: p, q, s, residual as the run samples.
-
-    At temperature 0 raw_p, raw_q, raw_s besides: at temperature 1, what was near.
-    """
+    """{name: [n + 1, V]}: p, q, s, residual as sampled; greedily raw_p, raw_q, raw_s at temperature 1."""
     n = len(draft.tokens)
     logits = {}
     if 'logits' in vars(score):                         # its pass has run

@@ -81,10 +81,7 @@ class Prompted:
         return session
 
     def log_probs(self, knobs):
-        """(log-probabilities [n, V] of the solution's n tokens, seconds of the median pass).
-
-        Each pass goes on from what the passes before it wrote.
-        """
+        """(log-probabilities [n, V] of the solution's tokens, seconds of the median pass of T of them)."""
         session = self.start(knobs)
         line = self.ids + self.solution
         rows, times = [], []
@@ -129,10 +126,7 @@ class Prompted:
 # ---------------------------------------------------------------------------------------------- long contexts
 
 def long_items(pair, n, lengths=LENGTHS):
-    """Prompts of each length that the model's context allows: n look-ups, n of each family of the files.
-
-    A family is followed by its length, as in `look-up 8192`.
-    """
+    """Prompts of each length that fits the context: n look-ups, `look-up 8192`, n of each family."""
     context = prepared(pair, Setting(Exact)).context
     found = []
     for length in [length for length in lengths if length <= context]:

@@ -34,10 +34,7 @@ LAB = "the lab's tasks, because their steps are graded one by one"
 
 
 def step_checker(row, tokenizer, begin):
-    """A checker by the task's own graders: function from ids to whether their last step is right.
-
-    begin: where the answer begins in the ids. A line of work that is cut short is wrong.
-    """
+    """Function from ids to whether their last line is right and whole; begin: where the answer begins."""
     def right(ids):
         text = tokenizer.decode(ids[begin:])
         last = text.strip().split('\n')[-1]
@@ -136,10 +133,7 @@ def sweeps():
 
 
 def sinkless(q, k, v, mask, carry):
-    """kernels.grounded without the prompt's first token, because attention falls back on it (a sink).
-
-    Source: Xiao et al. 2023 (attention sinks).
-    """
+    """kernels.grounded without the prompt's first token, an attention sink. Source: Xiao et al. 2023."""
     T = k.shape[2] - carry['begin']
     weights = kernels.attention_rows(q[:, :, -T:], k, kernels.full_mask(mask, q, k)[-T:], carry['sparsify'])
     weights[..., 0] = 0
@@ -227,10 +221,7 @@ def altered_row(pair, item):
 
 
 def with_altered_digit(step, seed):
-    """The step with one digit of one of its numbers changed, drawn by the seed; None if it has no number.
-
-    The number of a list's item does not count.
-    """
+    """The step with one digit changed by the seed, but for a list's numbers; None where there is none."""
     numbers = [found for found in re.finditer(r'(?m)^\s*\d+[.)]\s|(\d+)', step) if found[1]]
     if not numbers:
         return None

@@ -75,10 +75,7 @@ class WithMiddle(Pair):
 
 
 def weighed_row(settings, pair, prompt):
-    """A row of runs whose `steps` count weight bytes, because passes of these paths are not timed.
-
-    memory: bytes of all weights and caches.
-    """
+    """A row of runs whose `steps` count weight bytes: these paths are not timed. memory: of all tensors."""
     runs = {}
     for name, setting in settings.items():
         run = run_row({name: setting}, pair, prompt)['runs'][name]
@@ -129,19 +126,11 @@ def drafting_row(pair, prompt):
     return weighed_row(settings, replace(pair, draft='self'), prompt)
 
 
-def stage_gain(q, s, p, alpha=0.5, beta=0.5):
-    """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
-
-    q, s, p: log-probabilities [..., V]. What a pass costs is not in it.
-    Source: VIA-SD (2026), Delta_KL^{alpha,beta}.
-    """
-    return violation(p, q, alpha, beta) - violation(s, q, alpha, beta) - violation(p, s, alpha, beta)
-
-
 def slim_row(pair, prompt):
     """Sums over drafted blocks behind the target's own text: agreement of draft and slim with it, Delta.
 
-    Slim reads behind what the full path wrote, so its lag is 0 here.
+    Slim reads behind what the full path wrote, so its lag is 0 here. Delta, the paper's Delta_KL, is above 0
+    where the way from q to p by s is the shorter one; what a pass costs is not in it.
     """
     engine = prepared(pair, sd(GAMMA))
     engine.open([prompt.ids])
@@ -157,7 +146,8 @@ def slim_row(pair, prompt):
         sums['positions'] += len(q)
         sums['draft_right'] += int((q.argmax(-1) == p.argmax(-1)).sum())
         sums['slim_right'] += int((s.argmax(-1) == p.argmax(-1)).sum())
-        sums['delta'] += float(stage_gain(q, s, p).sum())
+        delta = violation(p, q) - violation(s, q) - violation(p, s)     # R(p|q) - R(s|q) - R(p|s) [n], nats
+        sums['delta'] += float(delta.sum())
     return prompt.name | sums
 
 
