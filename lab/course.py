@@ -133,11 +133,6 @@ def favourite(self, p, q):
     return torch.zeros_like(p).scatter_(-1, best, 1.0)
 
 
-def without_residual():
-    """Exact decoding gone wrong: the target's favourite takes the place of a rejected guess."""
-    return patch.object(Exact, 'recovery_distribution', favourite)
-
-
 # ---------------------------------------------------------------------------------------- the exercises
 
 def check_1(answer):
@@ -200,11 +195,6 @@ def check_3(answer):
 TRUSTED = KVCache.valid_prefix
 
 
-def trusts_any_id(cache, line, path):
-    """KVCache.valid_prefix that does not compare token ids."""
-    return TRUSTED(cache, cache.ids[:len(line)], path)
-
-
 def trusts_any_writer(cache, line, path):
     """KVCache.valid_prefix that does not ask who wrote a position."""
     n = min(len(cache.ids), len(line))
@@ -215,7 +205,8 @@ def trusts_any_writer(cache, line, path):
 
 def check_4(answer):
     """What goes wrong where a cache trusts too much."""
-    any_id = patch.object(KVCache, 'valid_prefix', trusts_any_id)
+    any_id = patch.object(KVCache, 'valid_prefix',
+                          lambda cache, line, path: TRUSTED(cache, cache.ids[:len(line)], path))
     with any_id:
         law = enumerate_law(Table(1, 2), Table(2, 2), Exact(2), 4, temperature=1.0)
     notices = variation(law, exact_law(Table(1, 2), 4, temperature=1.0)) > 1e-9
@@ -252,15 +243,10 @@ def check_5(answer):
             labels = ['draft'] * n + ['bonus'] if whole else ['draft'] * (n - 1) + ['target']
             wanted = min(16, 2 * n) if whole else max(1, n // 2)
         control.learn(Cycle(drafted, [], [0] * len(labels), labels, {}, 0.0))
+    wrong_residual = patch.object(Exact, 'recovery_distribution', favourite)
     check_test(answer, 'test_doubling', {'no block is ever doubled': told_only(kind, False),
-                                         'the residual is wrong': without_residual(),
+                                         'the residual is wrong': wrong_residual,
                                          'no block is ever halved': told_only(kind, True)})
-
-
-def likeliest_law(p, q, inside):
-    """The law [V] of a guess of q that is kept where it is inside, and else replaced by the residual."""
-    kept = q * inside
-    return kept + (1 - kept.sum()) * residual(p, q)
 
 
 def check_6(answer):
@@ -274,7 +260,8 @@ def check_6(answer):
     for k in (1, 2, 3):
         inside = logits >= logits.topk(k).values[-1]
         for temperature in (1.0, 0.0):
-            wanted = likeliest_law(probs(logits, temperature), q, inside)
+            p, kept = probs(logits, temperature), q * inside
+            wanted = kept + (1 - kept.sum()) * residual(p, q)       # the law [V] of its first token
             method = kind(gamma=1, draft_temperature=1.0, k=k)
             found = first_token(target, draft, method, temperature=temperature)
             gap = float((torch.tensor(found, dtype=wanted.dtype) - wanted).abs().sum()) / 2

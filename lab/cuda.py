@@ -14,31 +14,31 @@ from typing import NamedTuple
 import torch
 
 from kernels import attend, causal_mask
-from lab import shapes
 from lab.forms import Burst, ByHand, compiled, flex_dense, recorded, sparse_layers
 from lab.measure import MODELS, as_line, dated, held_out_rows, kept_rows, moment
-from model import PAD, Reader, compile_forward, load, require_that
-from specmini import DTYPES, Engine, check
-from verify import (METHODS, Autoregressive, Blocks, Draft, Exact, Session, decode, draft_model, no_draft,
-                    tokens_of)
+from model import PAD, Config, Reader, Transformer, compile_forward, load, require_that
+from specmini import DTYPES
+from verify import Autoregressive, Blocks, Draft, Exact, Session, decode, draft_model, no_draft, tokens_of
 
 BUILD = {'eager': 0, 'compiled': 45, 'by hand': 8, 'burst': 0, 'flex dense': 10, 'flex sparse': 15}     # s
-NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
 CHANCES = 0.8, 0.87         # that a pretended draft token is right
 PAYS = 1.03                 # times as fast, from which a form takes another's place
 SLACK = 2                   # a form's rounding errors may be so many times the eager form's
 GAMMA = 4
 POSITIONS = 8               # of a compiled pass over GAMMA + 1
-STEPS = 5                   # of plain decoding that are watched
-KERNELS = 8                 # that are named, those that take longest first
 RUNS = 9                    # of which the median counts
-PROMPT, WRITTEN = 512, 32   # tokens behind which random targets write, and that each method writes
+PROMPT = 512                # tokens behind which random targets write
 ANCHORS = 4                 # layers of a sparse pass that choose blocks
 RULE = Blocks(rho=0.25, dense_below=128, block=64, sinks=1, locals=2)
+SHAPES = {      # V, C, F, layers, H, G, D
+    'small': (1024, 128, 256, 4, 8, 2, 32),
+    'smaller': (1024, 64, 128, 2, 4, 2, 16),
+    'llama-3.1-8b': (128256, 4096, 14336, 32, 32, 8, 128),
+    'llama-3.2-1b': (128256, 2048, 8192, 16, 32, 8, 64)}
 
 
 class Sizes(NamedTuple):
-    target: str         # of shapes.SHAPES, whose weights are random
+    target: str         # of SHAPES, whose weights are random
     draft: str
     long: int           # tokens that the random target writes
     contexts: tuple     # keys of attention, powers of two; the last two also of whole passes
@@ -66,11 +66,30 @@ def figure(rows, name, key):
     return rows.get(name, {}).get(key, math.nan)
 
 
+def counting_model(config, device, dtype):
+    """A random network whose greedy text counts up, so that a draft that is right can be pretended.
+
+    The head is the embedding moved by one row, and what the layers add is small beside the embedding: the
+    next token is the last one plus 1, by a wide margin, whatever a pass rounds.
+    """
+    with torch.device('meta'):
+        model = Transformer(config)
+    model = model.to(dtype).to_empty(device=device).requires_grad_(False)
+    for name, weight in model.named_parameters():
+        spread = 0.0002 if name.endswith(('o_proj.weight', 'down_proj.weight')) else 0.02
+        torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, spread)
+    embedding = model.model.embed_tokens.weight
+    embedding.mul_(50)
+    model.lm_head.weight.copy_(embedding.roll(1, 0))
+    model.set_context(config.max_position_embeddings)
+    return model
+
+
 @functools.cache
 def random_reader(shape, longest, device, dtype):
     """A Reader of a counting network of this shape."""
-    config = shapes.config_of(shape, None, longest)
-    return Reader(shapes.counting_model(config, device, DTYPES[dtype]), longest - PAD, device == 'cuda')
+    config = Config('llama', *SHAPES[shape], longest)
+    return Reader(counting_model(config, device, DTYPES[dtype]), longest - PAD, device == 'cuda')
 
 
 @functools.cache
@@ -101,23 +120,6 @@ def through(attends, q, mask, layers, start):
         _, carry = attend_by(q, k, v, mask, carry)
 
 
-def backend_of(run):
-    """The names of the operations that a call's scaled_dot_product_attention becomes."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-        run()
-    return sorted({event.name for event in seen.events() if '::_scaled_dot_product' in event.name})
-
-
-def tuned_blocks():
-    """{Triton kernel: its tuned XBLOCK}; at 1 each row computes anew what rows share."""
-    tuned = {}
-    for module in torch._inductor.codecache.PyCodeCache.modules:
-        for name, kernel in vars(module).items():
-            if getattr(kernel, 'launchers', []):
-                tuned[name] = kernel.launchers[0].config.kwargs.get('XBLOCK')
-    return tuned
-
-
 # -------------------------------------------------------------------------------------------------- the lines
 
 class Card:
@@ -129,10 +131,7 @@ class Card:
         self.on_card = device == 'cuda'
 
     def lines(self):
-        """Yields (name, seconds on a card of 3 TB/s, function of its figures, arguments), what decides first.
-
-        A form that failed its check has no further lines.
-        """
+        """Yields (name, seconds on a card of 3 TB/s, function, arguments); a form that failed has no more."""
         yield 'copy', 3, self.copy
         for form in list(BUILD)[1:]:
             yield f'parity, {form}', 5 + BUILD[form], self.parity, form
@@ -140,7 +139,6 @@ class Card:
         for form in forms:
             if form != 'flex sparse':
                 yield f'ar, {form}', 6 + BUILD[form], self.text, form
-        yield 'profile', 5, self.profile
         for form, chance in itertools.product(forms, CHANCES):
             if form in ('eager', 'compiled', 'by hand'):
                 graphs = 2 if chance == CHANCES[0] else 0   # the target's; the draft's two have half its size
@@ -150,7 +148,6 @@ class Card:
         for keys, form in itertools.product(self.sizes.contexts[-2:], forms):
             if form not in ('compiled', 'burst'):
                 yield f'pass {keys}, {form}', 5 + BUILD[form], self.whole_pass, keys, form
-        yield 'methods', 20, self.methods
 
     def agrees(self, form):
         """Whether a form has passed its check."""
@@ -232,28 +229,10 @@ class Card:
         rate = speed * model.read_bytes(model.full) / 1e9
         return {'tokens/s': speed, 'GB/s': rate, 'of copy': rate / figure(self.rows, 'copy', 'GB/s')}
 
-    def profile(self):
-        """Where plain decoding in the fastest form spends a step: {kernel: [ms, calls, XBLOCK]}."""
-        speeds = {form: figure(self.rows, f'ar, {form}', 'tokens/s') for form in BUILD if form != 'burst'}
-        best = max((form for form in speeds if speeds[form] > 0), key=speeds.get, default='eager')
-        text = decode(self.session(best), Autoregressive())
-        next(text)                                      # warms up
-        with torch.profiler.profile() as seen:
-            for _ in range(STEPS):
-                next(text)
-        tuned, taken = tuned_blocks(), {}
-        for event in seen.key_averages():
-            if event.device_type.name == self.device.upper():
-                us = event.self_device_time_total if self.on_card else event.self_cpu_time_total
-                taken[event.key] = us / 1000 / STEPS, event.count / STEPS, tuned.get(event.key)
-        busy = speeds[best] * sum(ms for ms, *_ in taken.values()) / 1000
-        longest = sorted(taken, key=taken.get, reverse=True)[:KERNELS]
-        return dict(form=best, busy=busy, kernels={name[:60]: taken[name] for name in longest})
-
     @torch.inference_mode()
     def attention(self, keys):
         """Microseconds a layer over POSITIONS of so many keys, by a graph of more layers than caches hold."""
-        config = shapes.config_of(self.sizes.target, None, 1)
+        config = Config('llama', *SHAPES[self.sizes.target], 1)
         H, G, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         random = functools.partial(torch.randn, device=self.device, dtype=DTYPES[self.dtype])
         count = max(8, self.sizes.cold // (4 * G * keys * D))
@@ -269,7 +248,6 @@ class Card:
         for form, (attends, mask) in forms.items():
             run = functools.partial(through, attends, q, mask, layers, start)
             found[form] = 1e6 * median_seconds(recorded(run, self.on_card)) / count
-            found[f'{form} by'] = backend_of(run)
         return found
 
     def whole_pass(self, keys, form):
@@ -280,21 +258,6 @@ class Card:
         ids = torch.arange(GAMMA + 1, device=self.device)[None]
         run = functools.partial(reader.feed, ids, keys - POSITIONS, reader.model.full, GAMMA + 1)
         return dict(ms=1000 * median_seconds(run))
-
-    def methods(self):
-        """Each method on the embedded pair, sampled and greedily; a lossless one beside plain decoding."""
-        pair = MODELS / 'target', MODELS / 'draft'
-        engine = Engine(*pair, max_new=WRITTEN, device=self.device, dtype=self.dtype)
-        row, = held_out_rows('math', 1, seed=7)
-        ids = engine.tokenizer.encode(row['prompt']).ids
-        engine.open([ids])
-        found = {}
-        for name in NAMES:
-            method = METHODS[name]()
-            engine.generate(ids, method, temperature=0.8)
-            tokens = tokens_of(engine.write(ids, method))
-            found[name] = check(engine, ids, tokens) if engine.lossless(method) else f'{len(tokens)} tokens'
-        return found
 
 
 # ------------------------------------------------------------------------------------------ what rows decide
@@ -342,22 +305,14 @@ def stored(where, head):
     return {row['line']: row for row in rows if 'failed' not in row}
 
 
-def expected(name, seconds, rows):
-    """Seconds that a line may take: as estimated, or longer as earlier lines of its form took longer."""
-    form = name.partition(', ')[2]
-    earlier = [row for name, row in rows.items() if name.partition(', ')[2] == form]
-    slower = sum(row['seconds'] for row in earlier) / (sum(row['estimate'] for row in earlier) or 1)
-    return seconds * max(1, slower)
-
-
-def measured(name, seconds, function, *args):
+def measured(name, function, *args):
     """The row of a line; of a failure its first words, because other lines are still wanted."""
     begin = moment()
     try:
         figures = function(*args)
     except Exception as error:
         figures = dict(failed=f'{type(error).__name__}: {" ".join(str(error).split())[:200]}', good=False)
-    return dict(line=name, estimate=seconds, seconds=moment() - begin, **figures)
+    return dict(line=name, seconds=moment() - begin, **figures)
 
 
 def run_all(device, dtype, minutes, where):
@@ -370,13 +325,12 @@ def run_all(device, dtype, minutes, where):
     rows = stored(where, head)
     print(as_line(dated(head)), end='', flush=True)
     for name, seconds, *work in Card(sizes, device, dtype, rows).lines():
-        wanted = expected(name, seconds, rows)
         if name in rows:
             continue
-        if moment() + wanted > end:
-            print(f'{name}: left out, {wanted:.0f} s expected', flush=True)
+        if moment() + seconds > end:
+            print(f'{name}: left out, {seconds:.0f} s expected', flush=True)
             continue
-        rows[name] = measured(name, seconds, *work)
+        rows[name] = measured(name, *work)
         with open(where, 'a', encoding='utf-8') as file:
             file.write(as_line(rows[name]))
         print(as_line(rows[name]), end='', flush=True)

@@ -40,17 +40,15 @@ def attend_blocks(q, k, v, count, order, start, block):
 
     def may_look(b, head, row, column):
         return column <= start + row % T
-    seen = may_look if q.is_cuda else and_masks(may_look, is_listed(count, order, block))
+    ranks = order.argsort(-1)                                               # [B, G, 1, N]
+
+    def is_listed(b, head, row, column):                # flex attention without a kernel looks at no lists
+        return ranks[b, head, 0, column // block] < count[b, head, 0]
+    seen = may_look if q.is_cuda else and_masks(may_look, is_listed)
     mask = BlockMask.from_kv_blocks(count.int().contiguous(), order.int().contiguous(), mask_mod=seen,
                                     BLOCK_SIZE=(WIDE, block), seq_lengths=(rows.shape[2], k.shape[2]),
                                     compute_q_blocks=False)
     return flex_attention(rows, k, v, block_mask=mask).reshape(q.shape)
-
-
-def is_listed(count, order, block):
-    """The list as a function of a key, because flex attention without a kernel looks at functions alone."""
-    ranks = order.argsort(-1)                                               # [B, G, 1, N]
-    return lambda b, head, row, column: ranks[b, head, 0, column // block] < count[b, head, 0]
 
 
 def flex_dense(q, k, v, mask, carry):

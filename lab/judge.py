@@ -122,10 +122,7 @@ class Costs:
         self.given = given              # the cost of a draft pass, where it was not measured
 
     def at(self, cost, position):
-        """Costs as if a draft pass took `cost` of a target pass, and each further position `position` of it.
-
-        A slim pass keeps its share of a target pass.
-        """
+        """Costs as if a draft pass took `cost` of a target pass, a slim one its share; see POSITION."""
         slim = self.curves['target/slim'][1] / self.step
         bases = {'target/full': 1.0, 'target/slim': slim, 'draft/full': cost, 'mid/full': 1.0}
         row = {}
@@ -205,6 +202,10 @@ class Runs:
     def having(self, *names, figure='tokens'):
         """Numbers of the texts on which all of these settings have the figure."""
         return numpy.flatnonzero(numpy.isfinite(self.sums[figure][:, self.columns(names)]).all(1))
+
+    def starting(self, *words):
+        """The settings whose names start with one of these words."""
+        return [name for name in self.names if name.startswith(words)]
 
     def columns(self, names):
         """The columns of one setting or of a list of them."""
@@ -287,10 +288,7 @@ def paces(runs, names, kind, weights):
 
 
 def at_equal(runs, name, baselines, kind):
-    """The figure: a setting's speed over its baselines' where they agree with the target as often.
-
-    baselines: settings of one method at several lenience; their speeds are interpolated between them.
-    """
+    """The figure: a setting's speed over a method's, interpolated to where that agrees as often."""
     def figure(texts):
         points = [(runs.agreement(rival, texts), runs.pace(rival, texts, kind)) for rival in baselines]
         agreements, paces = zip(*sorted(points))
@@ -387,23 +385,18 @@ def claims_of(paper):
     return importlib.import_module(f'lab.{paper}.claims')
 
 
-def findings_of(paper):
-    """{claim's text: {pair: Finding}} of a paper on all its pairs."""
-    found = {}
-    for pair in measured_pairs(paper):
-        for claim in claims_of(paper).claims(Records(paper, pair)):
-            found.setdefault(claim.text, {})[pair] = judge(claims_of('best').by_clock(claim, pair))
-    return found
-
-
-def findings_at(paper, cost, position=POSITION):
-    """As findings_of, of the speeds alone, by counts of passes at a given cost of a draft pass."""
+def findings_of(paper, cost=None, position=POSITION):
+    """{claim's text: {pair: Finding}} of a paper on all its pairs; at a cost, of speeds alone."""
     found = {}
     for pair in measured_pairs(paper):
         for claim in claims_of(paper).claims(Records(paper, pair, cost, position)):
-            claim = claims_of('best').by_counts(claim, pair, cost, position)
-            if claim.kind == MODELLED and math.isfinite(claim.figure(numpy.asarray(claim.texts))):
-                found.setdefault(claim.text, {})[pair] = judge(claim)
+            if cost is None:
+                claim = claims_of('best').by_clock(claim, pair)
+            else:
+                claim = claims_of('best').by_counts(claim, pair, cost, position)
+                if claim.kind != MODELLED or not math.isfinite(claim.figure(numpy.asarray(claim.texts))):
+                    continue
+            found.setdefault(claim.text, {})[pair] = judge(claim)
     return found
 
 
@@ -475,7 +468,7 @@ def page_lines(paper, findings):
         n = max(len(stored.rows) for stored in records.values())
         lines.append(f'* {pair}: {len(records)} records of up to {n} rows, {" and ".join(dates)}')
     lines.append('* words and kinds of speed: [how claims are judged](../README.md#measure-then-judge)')
-    cheap = findings_at(paper, PAPERS_COST)
+    cheap = findings_of(paper, PAPERS_COST)
     lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings, cheap))))]
     return lines + table_lines(claims_of(paper).sweeps(pairs))
 
@@ -497,7 +490,7 @@ def scoreboard(papers):
     """Lines of a table of the claims of {paper: findings}."""
     rows = []
     for paper, findings in papers.items():
-        cheap = findings_at(paper, PAPERS_COST)
+        cheap = findings_of(paper, PAPERS_COST)
         rows += [(f'[{paper}]({paper}/README.md)', *row) for row in claim_rows(findings, cheap)]
     return table_lines(PageTable(('paper', *CLAIM_HEAD), rows))
 
@@ -537,7 +530,7 @@ def main():
         report(papers, args.report)
     else:
         for paper in papers:
-            findings = findings_at(paper, args.cost, args.verify)
+            findings = findings_of(paper, args.cost, args.verify)
             if findings:
                 print_verdicts(paper, findings)
     return 0

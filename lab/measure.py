@@ -27,7 +27,6 @@ from typing import NamedTuple
 import torch
 
 from lab import at_least, tasks
-from lab.quantise import linear, quantise
 from model import encode, require_that, fingerprint, load, pack, same_vocabulary
 from specmini import DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, take_threads
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
@@ -48,28 +47,19 @@ OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what a
 
 # ------------------------------------------------------------------------------------------------- the models
 
-def network(folder, device='cpu', dtype='fp32', rounded=False, int4=False):
-    """(Transformer, tokenizer, end ids) of a folder; rounded: its weights to 4 bits, int4: its products."""
-    return loaded_once(folder, device, dtype, rounded, int4)
-
-
 @functools.cache
-def loaded_once(folder, device, dtype, rounded, int4):
-    """What `network` returns, held once however its arguments were given."""
+def network(folder, device, dtype, int4=False):
+    """(Transformer, tokenizer, end ids) of a folder, held once; int4: its products are in 4 bits."""
     loaded = load(folder, device, DTYPES[dtype])
     model, _, _ = loaded
-    if rounded:
-        for key, weight in model.named_parameters():
-            if linear(key, weight):
-                weight.copy_(quantise(weight))
     if device == 'cpu':
         pack(model, int4)
     return loaded
 
 
-def embedded(name, rounded=False):
+def embedded(name):
     """(Transformer, tokenizer, end ids) of a model in lab/models."""
-    return network(str(MODELS / name), rounded=rounded)
+    return network(str(MODELS / name), 'cpu', 'fp32')
 
 
 def held_out_rows(task, n, seed=SEED, **knobs):
@@ -79,12 +69,11 @@ def held_out_rows(task, n, seed=SEED, **knobs):
 
 class SharingEngine(Engine):
     """An Engine that takes networks which are loaded already, so that none is held twice."""
-    rounded = ''            # the role whose linear layers have 4 bits, if any
 
     def network(self, folder):
-        role = 'target' if folder == self.target else 'draft'
-        int4 = role == 'draft' and self.draft_dtype == 'int4'
-        return network(folder, self.device, self.dtype, self.rounded == role, int4)
+        if folder != self.target and self.draft_dtype == 'int4':
+            return network(folder, self.device, self.dtype, True)
+        return network(folder, self.device, self.dtype)
 
     def check_int4(self):
         """Its networks are packed already."""
@@ -104,12 +93,6 @@ def keep_prompt(reader, prompt):
     n = min(len(prompt), reader.cache.valid_prefix(prompt, path))
     reader.cache.record(prompt[:n], n, path)
     reader.log.clear()
-
-
-@functools.cache
-def engine_class(rounded):
-    """SharingEngine for this rounded role."""
-    return type('SharingEngine', (SharingEngine,), dict(rounded=rounded))
 
 
 # --------------------------------------------------------------------------------------------- pairs, prompts
@@ -160,10 +143,10 @@ class Pair:
     def tokenizer(self):
         return network(self.target, self.device, self.dtype)[1]
 
-    def engine(self, rounded='', **settings):
-        """An Engine of the pair; settings: other than the pair's, see Engine. rounded: a role at 4 bits."""
+    def engine(self, **settings):
+        """An Engine of the pair; settings: other than the pair's, see Engine."""
         usual = dict(max_new=self.max_new, device=self.device, dtype=self.dtype)
-        return engine_class(rounded)(self.target, self.draft or 'lookup', **usual | settings)
+        return SharingEngine(self.target, self.draft or 'lookup', **usual | settings)
 
     def texts(self, usual, n, seed=SEED):
         """The first n Prompts of each family; usual: the embedded pair's families, tasks of the lab."""
@@ -199,17 +182,14 @@ class Pair:
         models = {File(folder).resolve().name: fingerprint(folder) for folder in self.folders}
         head = dict(record=record, n=n, seed=SEED, models=models, device=self.device, dtype=self.dtype)
         if not self.is_embedded:
-            files = {File(file).name: digest_of(file) for file in self.prompts}
+            files = {}
+            for file in self.prompts:
+                files[File(file).name] = hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
             head |= dict(prompts=files, chat=self.chat, max_new=self.max_new, longest=self.longest)
         return head
 
 
 EMBEDDED = Pair()
-
-
-def digest_of(file):
-    """16 hex digits of a file's contents."""
-    return hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
 
 
 @functools.cache
@@ -231,7 +211,6 @@ class Setting(NamedTuple):
     proposer: Callable = None   # where drafts come from; None: the pair's own
     temperature: float = 0.0
     seed: int = 0
-    rounded: str = ''           # the role whose linear layers have 4 bits
     draft_dtype: str = 'auto'   # of the draft, see specmini.Engine
 
 
@@ -246,12 +225,22 @@ def sd(gamma, proposer=None, **settings):
     return Setting(functools.partial(Exact, gamma, draft_temperature=0), proposer, **settings)
 
 
+def controlled(controller, **constants):
+    """The Setting of exact decoding with a controller that has these constants."""
+    def method():
+        found = Exact(controller=controller)
+        vars(found.control).update(constants)
+        return found
+    return Setting(method)
+
+
 def run_row(settings, pair, prompt):
-    """A row {family, place, runs: {setting: counts}} of one prompt.
+    """A row {family, place, runs: {name: counts}} of one prompt; settings: {name: Setting}, or of a pair.
 
     Settings are run in turn, in another order for each text, because the same setting took 8 % longer at
     another place of a fixed order.
     """
+    settings = settings(pair) if callable(settings) else settings
     runs = dict.fromkeys(settings)
     order = random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings))
     for name in order:
@@ -264,14 +253,20 @@ def run_row(settings, pair, prompt):
     return prompt.name | dict(runs=runs)
 
 
+def answer_row(settings, pair, prompt):
+    """Whether each setting's answer is right; None where the prompt has no answer."""
+    runs = run_row(settings, pair, prompt)['runs']
+    return prompt.name | {name: run['right'] for name, run in runs.items()}
+
+
 @functools.cache
-def cached_engine(pair, rounded, draft_dtype='auto'):
-    return pair.engine(rounded, draft_dtype=draft_dtype)
+def cached_engine(pair, draft_dtype):
+    return pair.engine(draft_dtype=draft_dtype)
 
 
 def prepared(pair, setting):
     """An Engine of the pair that writes as the setting says."""
-    engine = cached_engine(pair, setting.rounded, setting.draft_dtype)
+    engine = cached_engine(pair, setting.draft_dtype)
     engine.proposer = setting.proposer or (draft_model if pair.draft else prompt_lookup)
     engine.temperature = setting.temperature
     engine.seed = setting.seed
@@ -289,7 +284,10 @@ def counts_of(session, method, prompt, engine):
     begin = moment()
     cycles = list(decode(session, method))
     seconds = moment() - begin
-    passes = passes_since(session, marks)
+    passes = {}                                         # positions count all rows
+    for role, reader in session.readers().items():
+        for path, positions, _, _ in reader.log[marks[role]:]:
+            passes.setdefault(f'{role}/{path}', Counter())[positions] += 1
     written = tokens_of(cycles)
     judged = [verdict for cycle in cycles for verdict in cycle.judged]
     wrong, nats = target_says(session, prompt.ids, written)
@@ -304,15 +302,6 @@ def moment():
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def passes_since(session, marks):
-    """{reader/path: {positions: passes over so many}} since these marks; positions count all rows."""
-    found = {}
-    for role, reader in session.readers().items():
-        for path, positions, _, _ in reader.log[marks[role]:]:
-            found.setdefault(f'{role}/{path}', Counter())[positions] += 1
-    return found
 
 
 def target_says(session, ids, written):
@@ -443,10 +432,7 @@ def dated(head):
 
 
 def write_rows(where, head, items, row_of, resume=False):
-    """Writes a record: its head, then row_of(item) for each item, each as it is measured.
-
-    resume: rows of the same head that stand there are kept, and their items left out.
-    """
+    """Writes a head, then row_of(item) as each is measured; resume: goes on behind rows of this head."""
     where.parent.mkdir(parents=True, exist_ok=True)
     there = kept_rows(where, head) if resume else 0
     with open(where, 'a' if there else 'w', encoding='utf-8') as file:
@@ -480,10 +466,7 @@ def read_stored(where):
 # ----------------------------------------------------------------------------------------------- the program
 
 def measure(paper, pair, n, resume=False, only=None):
-    """Measures and stores every record of a paper that the pair can have; n: prompts of each family.
-
-    only: the name of a record that is measured alone.
-    """
+    """Measures and stores the records of a paper, or the one named `only`; n: prompts of each family."""
     records = importlib.import_module(f'lab.{paper}.record').RECORDS
     require_that(not only or only in records, f'--only {only}: {paper} has the records {", ".join(records)}')
     for name, record in records.items():

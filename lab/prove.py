@@ -3,26 +3,21 @@
 What the law tests assert, for a reader to see. Target and draft are tables, and every outcome of every draw
 of a short text is followed: the figures are probabilities, not shares of samples.
 """
-import copy
-import functools
 import itertools
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import NoneType
 
-from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, session, variation, write
+from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, variation, write
 from model import Calibration, require_that
 from specmini import Parser, check_settings, exit_status, make_method
-from verify import METHODS, Controller, Ecsv, decode, tokens_of
+from verify import METHODS, Controller, Ecsv
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
 LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
 UNSURE = 1.0    # deviation of the draft's logits there, so that it has reason to
 MOST = 700      # ways that the draws of a text may go, so that a proof takes seconds
-LESSON = 200    # tokens of the text from which a controller learns
-LEARNED = '\nits controller has learned from another text, and drafts otherwise than at first'
-UNMOVED = f'\nNOTE: its controller learns, but after {LESSON} tokens it drafts as at first'
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
 RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
@@ -66,17 +61,12 @@ def varies(method):
     return type(getattr(method, 'control', None)) not in (Controller, NoneType)
 
 
-def learns(method):
-    """Whether that controller draws a lesson from each cycle."""
-    return varies(method) and type(method.control).learn is not Controller.learn
-
-
 def proof_of(name, method, vocab, horizon, sampling):
     """The Proof by texts of `horizon` tokens, on tables of so many."""
     target = Table(1, vocab, weight=2.0)
     draft = Table(2, vocab, UNSURE) if varies(method) else Table(2, vocab)
     settings = dict(calibration=CALIBRATION, text=letters, **sampling)
-    law, remark = law_of(method, target, draft, horizon, settings)
+    law = law_of(method, target, draft, horizon, settings)
     total = sum(law.values())
     require_that(abs(total - 1) < SAME,
                  f'the chances of its texts sum to {total:.6g}, expected 1: it draws from '
@@ -85,19 +75,14 @@ def proof_of(name, method, vocab, horizon, sampling):
     drafted = exact_law(draft, horizon, **sampling)
     header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}, '
               f'temperature {sampling["temperature"]:g}, every outcome of every draw')
-    return Proof(name, header + remark, method.lossless, law, wanted, drafted)
+    return Proof(name, header, method.lossless, law, wanted, drafted)
 
 
 def law_of(method, target, draft, horizon, settings):
-    """({tokens: probability} of all texts that the method can write, a remark on its controller)."""
-    if learns(method):
-        control = taught(method, target, draft, horizon, settings)
-        run = functools.partial(write_taught, control or method.control)
-        law = enumerate_law(target, draft, method, horizon, run=limited(run), **settings)
-        return law, LEARNED if control else UNMOVED
+    """{tokens: probability} of all texts that the method can write."""
     if isinstance(method, Ecsv) and not method.budget:      # it keeps nothing from a cycle to the next
-        return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings), ''
-    return enumerate_law(target, draft, method, horizon, run=limited(write), **settings), ''
+        return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings)
+    return enumerate_law(target, draft, method, horizon, run=limited(write), **settings)
 
 
 def limited(run):
@@ -110,47 +95,6 @@ def limited(run):
                           'branches or candidates')
         return run(s, method)
     return limited_run
-
-
-def taught(method, target, draft, horizon, settings):
-    """The method's controller once it has learned to draft other blocks than at first; None if it never does.
-
-    In the few tokens of a proof it would see too little to change its mind. It is asked after 1, 2, 4, ...
-    cycles of a text of LESSON tokens.
-    """
-    own = replace(method)
-    at_first = blocks(own.control, method, target, draft, horizon, settings)
-    lesson = session(target, draft, (0,), LESSON, **settings)
-    lesson.read_prompt()
-    asked_after = 1
-    for count, _ in enumerate(decode(lesson, own), 1):
-        if count == asked_after:
-            if blocks(own.control, method, target, draft, horizon, settings) != at_first:
-                return own.control
-            asked_after *= 2
-    return None
-
-
-def blocks(control, method, target, draft, horizon, settings):
-    """{ids: probability} of what is drafted for the first cycle of a text by a copy of this controller."""
-    def propose(s, method):
-        own = with_control(method, control)
-        s.read_prompt()
-        return own.propose(s).tokens, None
-    return enumerate_law(target, draft, method, horizon, run=limited(propose), **settings)
-
-
-def with_control(method, control):
-    """A copy of the method with a copy of this controller."""
-    own = replace(method)
-    own.control = copy.deepcopy(control)
-    return own
-
-
-def write_taught(control, s, method):
-    """(tokens written, None) of a Session by the method with a copy of this controller."""
-    s.read_prompt()
-    return tokens_of(decode(s, with_control(method, control))), None
 
 
 # --------------------------------------------------------------------------------------------------- showing

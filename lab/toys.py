@@ -57,10 +57,7 @@ def bytes_tokenizer(extra=()):
 
 
 def checkpoint(folder, model=None, tokenizer=None, **changes):
-    """The path `folder`, made a Hugging Face folder; by default of a random network and bytes_tokenizer.
-
-    changes go into config.json; a value of None leaves that name out.
-    """
+    """Makes `folder` a checkpoint, of a random network by default. changes: of config.json; None: absent."""
     if model is None:
         model = byte_network()
     if tokenizer is None:
@@ -109,17 +106,12 @@ def write(s, method):
     emitted = []
     for cycle in cycles:
         emitted += cycle.tokens
-        check_cycle(cycle)
+        # a label a token; no more judged than drafted, no more kept than judged
+        assert len(cycle.labels) == len(cycle.tokens) >= 1, cycle
+        assert cycle.accepted <= len(cycle.judged) <= len(cycle.drafted), cycle
     committed = s.tokens[begin:]
     assert emitted == committed, f'emitted {emitted}, committed {committed}'
     return committed, cycles
-
-
-def check_cycle(cycle):
-    """Asserts that there is a label a token, and no more judged than drafted, no more kept than judged."""
-    labels, tokens, drafted, judged = cycle.labels, cycle.tokens, cycle.drafted, cycle.judged
-    assert len(labels) == len(tokens) >= 1, f'{labels} are the labels of {tokens}'
-    assert cycle.accepted <= len(judged) <= len(drafted), f'{cycle.accepted} kept, {judged}, {drafted}'
 
 
 def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):
@@ -170,8 +162,10 @@ class Table:
         """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
         if stores is None:
             return self.on_tree(ids, path)
-        if path.carry:
-            observe_flat(path, positions, kv_len)
+        if path.carry:                                  # Path.grounded: attention is flat over all in view
+            flat = torch.zeros(1, 1, kv_len, 1)
+            hidden = torch.arange(kv_len) > positions[:, None]                          # [T, kv_len]
+            path.attends[0](flat[:, :, :len(positions)], flat, flat, hidden * -1e9, path.carry)
         keys = stores[0][:, 0, :, 0]                    # [B, S], in the cache
         mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
         keys[:, positions] = ids.double() + mark
@@ -196,14 +190,6 @@ class Table:
 
     def read_bytes(self, path):
         return self.weight
-
-
-def observe_flat(path, positions, kv_len):
-    """Shows an observing path (Path.grounded) attention that is flat over all that each position may see."""
-    flat = torch.zeros(1, 1, kv_len, 1)
-    hidden = torch.arange(kv_len) > positions[:, None]  # [T, span]
-    queries = flat[:, :, :len(positions)]
-    path.attends[0](queries, flat, flat, hidden * -1e9, path.carry)
 
 
 class Branch:

@@ -15,14 +15,14 @@ import time
 from pathlib import Path as File
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from tqdm import tqdm
 
 from lab import at_least, tasks
 from lab.toys import checkpoint_tensors
-from model import Transformer, checkpoint_views, read_config, atomic_write
+from model import Transformer, atomic_write, checkpoint_views, load, read_config
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -156,12 +156,6 @@ def padded(group):
     return ids, labels
 
 
-def write(where, text):
-    """Writes a file, which is complete or absent even if the run is killed."""
-    with atomic_write(where) as growing:
-        growing.write_text(text, encoding='utf-8')
-
-
 def build(name, tokenizer):
     """A fresh network of SHAPES[name]; writes the folder's config.json."""
     shape = COMMON | SHAPES[name] | dict(vocab_size=tokenizer.get_vocab_size())
@@ -171,7 +165,7 @@ def build(name, tokenizer):
                        torch_dtype='bfloat16', architectures=[architecture])
     folder = HOME / name
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / 'config.json', json.dumps(raw, indent=2) + '\n')
+    (folder / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
     model = Transformer(read_config(folder))
     for key, (weight, _) in checkpoint_views(model).items():
         if key.endswith(('o_proj.weight', 'down_proj.weight')):
@@ -189,20 +183,17 @@ def save(model, tokenizer, name):
     weights = {key: tensor.to('cpu', torch.bfloat16) for key, tensor in checkpoint_tensors(model).items()}
     with atomic_write(folder / 'model.safetensors') as growing:
         save_file(weights, growing, metadata=dict(format='pt'))
-    write(folder / 'tokenizer.json', tokenizer.to_str(pretty=True))
+    tokenizer.save(str(folder / 'tokenizer.json'))
     settings = dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS,
                     model_max_length=2048, clean_up_tokenization_spaces=False)
     for name, raw in (('generation_config', dict(eos_token_id=eos, pad_token_id=eos)),
                       ('tokenizer_config', settings)):
-        write(folder / f'{name}.json', json.dumps(raw, indent=2) + '\n')
+        (folder / f'{name}.json').write_text(json.dumps(raw, indent=2) + '\n')
 
 
 @torch.no_grad()
 def accuracy(model, tokenizer, n=20):
-    """{task: share of n held-out rows whose every answer token is the network's first choice}.
-
-    This is greedy accuracy, read once. For a story, which has no one answer: the mean loss in nats per token.
-    """
+    """{task: share of n held-out rows whose answer is the greedy one; of stories their loss in nats}."""
     scores = {}
     for task in tasks.TASKS:
         rows = list(itertools.islice(tasks.rows(task, 1), n))
@@ -237,19 +228,6 @@ def optimizers_for(model):
     return [torch.optim.Muon(inner, weight_decay=0.01), *adams]
 
 
-@torch.no_grad()
-def begin_from(folder, model):
-    """Gives a model the weights of its folder; returns False if there are none."""
-    weights = folder / 'model.safetensors'
-    if not weights.exists():
-        return False
-    views = checkpoint_views(model)
-    for name, tensor in load_file(weights).items():
-        view, _ = views[name]
-        view.copy_(tensor)
-    return True
-
-
 def step(model, optimizers, path, ids, labels):
     """One update on ids, labels [B, T]; returns the loss in nats per judged token."""
     keep = labels != -100
@@ -281,20 +259,15 @@ def idle(layers, share, drop, rng):
     return resting
 
 
-def rate_factor(done, share):
-    """What multiplies the peak learning rates: warm up, hold, then decay to zero over the last 70 %."""
-    return min(1, (done + 1) / 50, (1 - share) / 0.7)
-
-
 def train(name, minutes, tokens, seed, device):
     """Trains until `minutes` of wall clock are spent; writes lab/models/<name>."""
     torch.manual_seed(seed)
     folder = HOME / name
     words = HOME / 'target' / 'tokenizer.json'
     tokenizer = Tokenizer.from_file(str(words)) if words.exists() else train_tokenizer()
-    model = build(name, tokenizer).to(device)
+    grown = (folder / 'model.safetensors').exists()
+    model = load(folder, device)[0].requires_grad_() if grown else build(name, tokenizer).to(device)
     optimizers = optimizers_for(model)
-    grown = begin_from(folder, model)
     peaks = [peak / 2 if grown else peak for peak in PEAKS]
     if not grown and not model.config.qk_norm:
         peaks[2] = peaks[1]                             # see PEAKS
@@ -307,8 +280,9 @@ def train(name, minutes, tokens, seed, device):
         share = (time.time() - begin) / (minutes * 60)
         if share >= 1:
             break
+        factor = min(1, (done + 1) / 50, (1 - share) / 0.7)     # warm up, hold, decay over the last 70 %
         for optimizer, peak in zip(optimizers, peaks):
-            optimizer.param_groups[0]['lr'] = peak * rate_factor(done, share)
+            optimizer.param_groups[0]['lr'] = peak * factor
         drop = DROP.get(name, 0) if share >= LATE else 0
         skip = idle(len(model.model.layers), None if grown else share, drop, rng)
         ids, labels = next(next(source) for until, source in sources if share < until)

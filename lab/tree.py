@@ -24,10 +24,7 @@ class Tree:
     """
 
     def __init__(self, reader, text, guesses, parents):
-        """guesses [T - 1] ids; parents [T - 1]: of each its parent's node, an earlier one.
-
-        Node 0 is the text's last token, guess i is node i + 1.
-        """
+        """guesses [T - 1] ids, nodes 1 to T - 1; parents: the node before each; 0: the text's last token."""
         self.reader = reader
         self.text = text
         self.nodes = text[-1:] + guesses                        # [T] ids
@@ -46,10 +43,7 @@ class Tree:
 
     @torch.inference_mode()
     def read(self, path):
-        """Logits [T, V] behind the text and behind each guess, read on this path: one pass in the ledger.
-
-        Never compiled: each tree has a mask of its own.
-        """
+        """Logits [T, V] behind each node, read on this path: one pass in the ledger, never a compiled one."""
         require_that(not path.sparse, 'a tree of guesses is read densely: leave out --sparse')
         reader = self.reader
         reader.read(self.text[:-1], [], path, 0)                # no pass, where all is trusted

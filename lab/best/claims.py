@@ -9,46 +9,40 @@ from lab.judge import CLOCK, MODELLED, Claim, PageTable, Records, Runs, interval
 
 LEVELS = {1.0: 1.25, 0.99: 1.5, 0.95: 1.5}      # agreement: the speed over tuned sd that is aimed at
 
-TIMED = {               # claims of other pages that the runs here judge by the clock: setting, rival
-    'default (lossy) over plain decoding': ('cmasd', 'ar'),
-    'default over tuned exact sd': ('cmasd', 'sd'),
-    'default window over the best fixed gamma': ('cmasd, strict', 'sd'),
-    'product over the best fixed gamma': ('product', 'sd'),
-    'over plain decoding': ('via', 'ar'),
-    'over `sd`': ('via', 'sd'),
-    'ecsv-lite over sd with a greedy draft': ('ecsv-lite', 'sd'),
-    'the vote by prefix over sd with a greedy draft': ('ecsv-prefix', 'sd'),
-    'hedge over sd with a greedy draft': ('hedge', 'sd')}
-COUNTED = {             # claims that counted runs judge at any cost of a draft pass: setting, rival
-    'default (lossy) over plain decoding': ('cmasd', 'ar'),
-    'default over tuned exact sd': ('cmasd', 'sd'),
-    'product over the best fixed gamma': ('product', 'sd'),
-    'payoff over the best fixed gamma': ('payoff', 'sd'),
-    'over plain decoding': ('via, without 4', 'ar'),
-    'over `sd`': ('via, without 4', 'sd'),
-    'ecsv-lite over sd with a greedy draft': ('ecsv-lite', 'sd')}
+COMPARED = {            # claims of other pages: setting by the clock, setting by counts of passes, rival
+    'default (lossy) over plain decoding': ('cmasd', 'cmasd', 'ar'),
+    'default over tuned exact sd': ('cmasd', 'cmasd', 'sd'),
+    'default window over the best fixed gamma': ('cmasd, strict', None, 'sd'),
+    'product over the best fixed gamma': ('product', 'product', 'sd'),
+    'payoff over the best fixed gamma': (None, 'payoff', 'sd'),
+    'over plain decoding': ('via', 'via, without 4', 'ar'),
+    'over `sd`': ('via', 'via, without 4', 'sd'),
+    'ecsv-lite over sd with a greedy draft': ('ecsv-lite', 'ecsv-lite', 'sd'),
+    'the vote by prefix over sd with a greedy draft': ('ecsv-prefix', None, 'sd'),
+    'hedge over sd with a greedy draft': ('hedge', None, 'sd')}
 REPLAYED = range(1, 17)     # gammas of plain sd whose passes follow from where its guesses are right
 
 
 def by_clock(claim, pair):
     """The Claim, by the clock where the pair was run here; `sd` is tuned over its four."""
     runs = Records('best', pair).runs_if('compositions')
-    if claim.text not in TIMED or not runs:
+    setting, _, rival = COMPARED.get(claim.text, (None, None, None))
+    if not setting or not runs:
         return claim
-    setting, rival = TIMED[claim.text]
     name = next(name for name in runs.names if name.startswith(setting))
-    figure = over_plain(runs, name) if rival == 'ar' else tuned_over(runs, [name], usual(runs.names), CLOCK)
+    plain = rival == 'ar'
+    figure = over_plain(runs, name) if plain else tuned_over(runs, [name], runs.starting('sd '), CLOCK)
     return replace(claim, texts=numpy.arange(runs.size), figure=figure, kind=CLOCK)
 
 
 def by_counts(claim, pair, cost, position):
     """The Claim by counts of passes, where the pair has them: each side at its best length for this cost."""
     runs = counted(pair, cost, position)
-    if claim.text not in COUNTED or not runs:
+    _, setting, rival = COMPARED.get(claim.text, (None, None, None))
+    if not setting or not runs:
         return claim
-    setting, rival = COUNTED[claim.text]
     names = at_any_length(runs.names, setting, cost)
-    rivals = ['ar'] if rival == 'ar' else usual(runs.names)
+    rivals = ['ar'] if rival == 'ar' else runs.starting('sd ')
     if not names:
         return replace(claim, kind='')                  # payoff was not told this cost
     return replace(claim, texts=numpy.arange(runs.size), kind=MODELLED,
@@ -100,11 +94,6 @@ def replayed(hits, gamma):
     return run_of(len(hits), {'draft/full': drafts, 'target/full': targets})
 
 
-def usual(names):
-    """The settings of plain sd, by gamma."""
-    return [name for name in names if name.startswith('sd ')]
-
-
 def claims(records):
     """The Claims of one pair's Records."""
     runs = records.runs('compositions')
@@ -113,7 +102,7 @@ def claims(records):
     everywhere = numpy.arange(runs.size)
     for level, line in LEVELS.items():
         names = lossless(runs.names) if level == 1 else runs.names
-        figure = tuned_over(runs, names, usual(runs.names), CLOCK, level)
+        figure = tuned_over(runs, names, runs.starting('sd '), CLOCK, level)
         yield Claim(f'fastest composition at {level:.0%} agreement over tuned sd', 'ours', line, everywhere,
                     figure, CLOCK)
     gamma = next(name for name in runs.names if name.startswith('look up ')).removeprefix('look up ')

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 import lab.baselines                                    # noqa: F401, enters them in METHODS
-from lab.measure import Record, Setting, named, network, run_row, sd, token_row
+from lab.measure import Record, Setting, controlled, named, network, run_row, sd, token_row
 from lab.via.baselines import sublayers
 from model import read_calibration
 from verify import Exact, knob, prompt_lookup, lookup_then_draft
@@ -43,10 +43,7 @@ class Ratio(Exact):
 
 
 def every_method(gamma, gammas, layers, calibration):
-    """{name: Setting} of each method that the target is calibrated for; plain decoding three times.
-
-    gammas: those of plain sd; gamma: that of the other methods which have one.
-    """
+    """{name: Setting} of what the target is calibrated for; gammas: of plain sd, gamma: of the others."""
     found = {name: named('ar') for name in ('ar', 'ar, again', 'ar, third')}
     for length in gammas:
         found[f'sd {length}'] = sd(length)
@@ -84,12 +81,6 @@ def left_out(count, layers):
     return range(layers // 6, layers // 6 + count)
 
 
-def share_without(pair, skipped):
-    """The share of its weight bytes that a pass of the target reads without these layers."""
-    model, _, _ = network(pair.target, pair.device, pair.dtype)
-    return model.read_bytes(model.full.without(sublayers(skipped))) / model.read_bytes(model.full)
-
-
 def compositions():
     """{name: Setting} of payoff with a second idea, and with a third."""
     relaxed = functools.partial(Ratio, controller='payoff')
@@ -103,14 +94,10 @@ def compositions():
 
 def methods_of(pair):
     """every_method for the models of a pair."""
-    shape = layers_of(pair), read_calibration(pair.target, pair.draft)
-    return every_method(*(EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS), *shape)
-
-
-def layers_of(pair):
-    """How many layers the target has."""
     model, _, _ = network(pair.target, pair.device, pair.dtype)
-    return model.config.num_hidden_layers
+    gamma, gammas = EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS
+    calibration = read_calibration(pair.target, pair.draft)
+    return every_method(gamma, gammas, model.config.num_hidden_layers, calibration)
 
 
 def composition_row(pair, prompt):
@@ -129,11 +116,6 @@ def sampled_row(pair, prompt):
     return run_row({name: setting._replace(temperature=0.8) for name, setting in found.items()}, pair, prompt)
 
 
-def has_int4(pair):
-    """Whether a draft of the pair can be in 4 bits; the embedded one is too small."""
-    return pair.draft and not pair.is_embedded and pair.device == 'cpu'
-
-
 def int4_row(pair, prompt):
     """The runs with a draft in 4 bits beside those with it as it is."""
     settings = {'ar': named('ar'), 'payoff': named('sd', controller='payoff'),
@@ -146,21 +128,11 @@ def int4_row(pair, prompt):
     return run_row(settings, pair, prompt)
 
 
-def payoff(cost):
-    """Exact decoding with the controller `payoff`, told the cost of a draft pass in target passes."""
-    method = Exact(controller='payoff')
-    method.control.cost = cost
-    return method
-
-
 def counted_settings(layers):
-    """{name: Setting} of methods at several lengths: their passes are counted for any cost of a draft pass.
-
-    Plain sd is not among them, because counted_row tells what it drafts at every length.
-    """
+    """{name: Setting} of methods at several lengths but sd, of which counted_row tells every length."""
     found = {'product': named('sd', controller='product')}
     for cost in COSTS:
-        found[f'payoff, c {cost:g}'] = Setting(functools.partial(payoff, cost))
+        found[f'payoff, c {cost:g}'] = controlled('payoff', cost=cost)
     for length in LENGTHS:
         found[f'cmasd {length}'] = named('cmasd', k_max=length)
         found[f'ratio 0.5, {length}'] = Setting(functools.partial(Ratio, length))
@@ -175,12 +147,14 @@ def counted_row(pair, prompt):
 
     Without seconds, so a busy machine may record it. slim: the share of the weights that a slim pass reads.
     """
-    layers = layers_of(pair)
+    model, _, _ = network(pair.target, pair.device, pair.dtype)
+    layers = model.config.num_hidden_layers
+    slim = model.full.without(sublayers(left_out(4, layers)))
     row = run_row(counted_settings(layers), pair, prompt)
     for name, run in row['runs'].items():
         del run['seconds']
         if name.startswith('via'):
-            run['slim'] = share_without(pair, left_out(4, layers))
+            run['slim'] = model.read_bytes(slim) / model.read_bytes(model.full)
     tokens = token_row(pair, prompt)
     return row | dict(tokens=tokens['tokens'], hit=tokens['hit'])
 
@@ -190,6 +164,10 @@ def in_turn(pair, n):
     return sorted(pair.texts(FAMILIES, n), key=lambda prompt: prompt.place)
 
 
+def in_turn_of_int4(pair, n):
+    """The same where a draft can be in 4 bits: on a CPU, and not the embedded one, which is too small."""
+    return in_turn(pair, n) if pair.draft and not pair.is_embedded and pair.device == 'cpu' else []
+
+
 RECORDS = dict(compositions=Record(in_turn, composition_row), sampled=Record(in_turn, sampled_row),
-               int4=Record(lambda pair, n: in_turn(pair, n) if has_int4(pair) else [], int4_row),
-               counts=Record(in_turn, counted_row))
+               int4=Record(in_turn_of_int4, int4_row), counts=Record(in_turn, counted_row))

@@ -1,10 +1,8 @@
 """Baselines and ablations of CM-ASD: a lenient rule, length controllers, other readings of the paper."""
 import math
 from dataclasses import dataclass
-from statistics import fmean
 
-from verify import (CONTROLLERS, METHODS, CmAsd, Controller, Draft, Exact, block_length, knob,
-                    probs)
+from verify import CONTROLLERS, METHODS, CmAsd, Controller, Exact, knob, probs
 
 
 # ------------------------------------------------------------------------------------------- a lenient rule
@@ -128,32 +126,7 @@ CONTROLLERS.update({'hf-confidence': Confident, 'product': Product,
                     'payoff': Payoff})
 
 
-# ---------------------------------------------------- other readings of the paper's window and threshold
-
-@dataclass
-class Probe(CmAsd):
-    """CM-ASD's window read literally: drafts k_max, averages C over all, drops the rest. BIASED, hence LOSSY.
-
-    Whether a token stays depends on tokens that are dropped. With tau_base 1 nothing else is wrong.
-    """
-    controller: str = knob('fixed', 'what ends a block before it is cut', words=CONTROLLERS)
-    tau_base: float = knob(1.0, 'threshold where C = 1; 1: only the window is biased', 0)
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.control.gamma = self.k_max
-
-    @property
-    def lossless(self):
-        return False
-
-    def propose(self, session):
-        draft = super().propose(session)
-        if not draft.tokens:
-            return draft
-        n = block_length(fmean(note['confidence'] for note in draft.notes), self)
-        return Draft(draft.tokens[:n], draft.q[:n], draft.logits[:n], notes=draft.notes[:n])
-
+# ---------------------------------------------------- other readings of the paper's threshold
 
 @dataclass
 class CmAsdProb(CmAsd):
@@ -192,4 +165,4 @@ class CmAsdSpecDec(CmAsdProb):
         return float(better < self.top_beta and behind <= self.tolerance)
 
 
-METHODS.update({'probe': Probe, 'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec})
+METHODS.update({'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec})

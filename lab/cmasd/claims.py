@@ -1,16 +1,11 @@
 """CM-ASD's claims, judged by what lab/cmasd/record.py stored."""
 import numpy
 
-from lab.best.claims import usual
 from lab.cmasd.record import GAINS, LIMITS, LONGEST, SIGNALS
 from lab.judge import CLOCK, MODELLED, Claim, PageTable, Records, area, at_equal, gap, over, tuned_over
 
 SURE = 0.9              # C from which a token is trivially right
 BETTER = 1.02           # a line for "faster": smaller differences are not seen by the clock
-
-
-def starting(names, word):
-    return [name for name in names if name.startswith(word)]
 
 
 def claims(records):
@@ -22,17 +17,12 @@ def claims(records):
     for paper, name in (('cmasd', 'lengths'), ('best', 'compositions')):
         runs = Records(paper, records.pair).runs_if(name)
         if runs and runs.kind == CLOCK:                 # the first of these records that was timed
-            yield payoff_claim(runs)
+            yield Claim('payoff over the best fixed gamma', 'ours', BETTER, numpy.arange(runs.size),
+                        tuned_over(runs, ['payoff'], runs.starting('sd '), runs.kind), runs.kind)
             break
     if 'tokens' in records:
         yield from confidence_claims(records['tokens'].rows)
     yield from answer_claims(records)
-
-
-def payoff_claim(runs):
-    """The controller without a knob, against fixed lengths tuned for each family."""
-    return Claim('payoff over the best fixed gamma', 'ours', BETTER, numpy.arange(runs.size),
-                 tuned_over(runs, ['payoff'], usual(runs.names), runs.kind), runs.kind)
 
 
 def relaxed_claims(runs):
@@ -41,11 +31,11 @@ def relaxed_claims(runs):
     yield Claim('default (lossy) over plain decoding', 'paper: 4 to 5', 4, texts,
                 over(runs, 'cmasd', 'ar', runs.kind), runs.kind)
     yield Claim('default over tuned exact sd', 'ours', BETTER, texts,
-                tuned_over(runs, ['cmasd'], usual(runs.names), runs.kind), runs.kind)
+                tuned_over(runs, ['cmasd'], runs.starting('sd '), runs.kind), runs.kind)
     if numpy.isfinite(runs.sums['wrong'][:, runs.number['cmasd']]).all():
         yield Claim('its tokens that are the target\'s choice', 'paper: 0.87', 0.87, texts,
                     lambda texts: runs.agreement('cmasd', texts))
-        taus = [*starting(runs.names, 'tau '), 'strict']
+        taus = [*runs.starting('tau '), 'strict']
         yield Claim('adaptive over constant tau, equal agreement', 'paper', BETTER, texts,
                     at_equal(runs, 'cmasd', taus, runs.kind), runs.kind)
 
@@ -53,13 +43,13 @@ def relaxed_claims(runs):
 def length_claims(runs):
     """Lengths of blocks under the exact rule, against fixed ones tuned for each family."""
     texts = numpy.arange(runs.size)
-    windows = starting(runs.names, 'window')
+    windows = runs.starting('window')
     sides = dict(tuned=('tuned window over the best fixed gamma', windows),
                  default=('default window over the best fixed gamma', ['window, alpha 1, k_max 10']),
                  product=('product over the best fixed gamma', [f'product, limit {LIMITS[1]:g}']))
     for side, (text, names) in sides.items():
         yield Claim(text, 'ours' if side == 'product' else 'paper', BETTER, texts,
-                    tuned_over(runs, names, usual(runs.names), runs.kind), runs.kind)
+                    tuned_over(runs, names, runs.starting('sd '), runs.kind), runs.kind)
 
 
 def confidence_claims(rows):
@@ -90,8 +80,6 @@ def answer_claims(records):
     if lost:
         yield Claim('right answers won or lost, a text', 'paper', -0.01, numpy.arange(len(lost)), gap(lost))
 
-
-# ------------------------------------------------------------------------------------------------ no verdicts
 
 def sweeps(pairs):
     """The paper's sweep, own cost, 4 bits, by speed, agreement, accepted tokens; what signals tell."""

@@ -2,13 +2,11 @@
 
 Of another pair than the embedded there are fewer relaxed rules, because each writes a text of its own.
 """
-import functools
 import itertools
-import time
+from functools import partial
 
 import lab.cmasd.baselines                              # noqa: F401, enters the baselines in METHODS
-from lab.measure import Record, Setting, named, on_prompts, prepared, run_row, sd, token_row
-from verify import CONTROLLERS, CmAsd, Exact
+from lab.measure import Record, answer_row, controlled, named, on_prompts, run_row, sd, token_row
 
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
 SIGNALS = 'entropy', 'margin', 'softmax'
@@ -20,11 +18,7 @@ FEW_TAUS = 0.3, 0.6, 0.8, 0.95                  # of another pair
 LIMITS = 0.3, 0.5, 0.7                          # of product
 GAMMAS = range(1, 17)                           # of plain sd
 FEW_GAMMAS = range(1, 13)
-TIMED = 'fixed', 'online', 'hf-confidence'      # controllers whose own time is taken
-BLOCK = 4                                       # tokens of a block that a controller is timed on
 
-
-# ------------------------------------------------------------------------------------------------- settings
 
 def length_settings(pair):
     """{name: Setting} of exact rules that differ in the length of their blocks."""
@@ -33,17 +27,10 @@ def length_settings(pair):
         name = f'window, alpha {alpha:g}, k_max {k_max}'
         found[name] = named('cmasd', alpha=alpha, k_max=k_max, tau_base=1)
     for limit in LIMITS:
-        found[f'product, limit {limit:g}'] = Setting(functools.partial(product, limit))
+        found[f'product, limit {limit:g}'] = controlled('product', limit=limit)
     for name in ('hf-confidence', 'payoff'):
         found[name] = named('sd', controller=name)
     return found
-
-
-def product(limit):
-    """Exact decoding with the controller `product` at this limit."""
-    method = Exact(controller='product')
-    method.control.limit = limit
-    return method
 
 
 def relaxed_settings(pair):
@@ -57,69 +44,15 @@ def relaxed_settings(pair):
         return found
     for gain, k_max in itertools.product(GAINS, LONGEST):
         found[f'gamma_tau {gain}, k_max {k_max}'] = named('cmasd', gamma_tau=gain, k_max=k_max)
-    for role in ('draft', 'target'):
-        found[f'4-bit {role}'] = named('cmasd', rounded=role)
     for name in ('cmasd-prob', 'cmasd-specdec'):
         found[name] = named(name)
     return found
 
 
-def length_row(pair, prompt):
-    return run_row(length_settings(pair), pair, prompt)
-
-
-def relaxed_row(pair, prompt):
-    return run_row(relaxed_settings(pair), pair, prompt)
-
-
-# -------------------------------------------------------------------------------------- answers, own costs
-
-def answer_items(pair, n):
-    """Ten times as many texts of math, because answers that are lost are rare."""
-    return pair.texts(['math'], 10 * n)
-
-
-def answer_row(pair, prompt):
-    """Whether plain decoding and the default are right; None where the prompt has no answer."""
-    runs = run_row(dict(ar=named('ar'), cmasd=named('cmasd')), pair, prompt)['runs']
-    return prompt.name | {name: run['right'] for name, run in runs.items()}
-
-
-def cost_items(pair, n):
-    """Rounds in which the controllers' own time is taken, however many prompts there are."""
-    return list(range(30 if pair.is_embedded else 10))
-
-
-def own_cost_row(pair, _):
-    """Seconds of what controllers themselves take for one token, and of a target pass; one round.
-
-    A mean over a block of BLOCK tokens, each behind its draft pass, as in a run.
-    """
-    engine = prepared(pair, sd(BLOCK))
-    ids = [1] * min(100, engine.context // 2)
-    engine.open([ids])
-    session = engine.start(ids, Exact())
-    spent = {}
-    for name in TIMED:
-        control = CONTROLLERS[name](CmAsd())
-        notes = []
-        seconds = 0.0
-        for i in range(BLOCK):
-            row = session.draft.read(ids, [2 + i], session.draft.model.full, 1)
-            token = row.argmax(-1)
-            begin = time.perf_counter()
-            notes.append(control.note(token, row))
-            control.keep_drafting(session, notes)
-            seconds += time.perf_counter() - begin
-        spent[name] = seconds / BLOCK
-    begin = time.perf_counter()
-    session.target.read(ids, [3] * BLOCK, session.target.model.full, BLOCK + 1)
-    return dict(token=spent, target_pass=time.perf_counter() - begin)
-
-
 RECORDS = dict(
     tokens=on_prompts(FAMILIES, token_row),
-    lengths=on_prompts(FAMILIES, length_row),
-    relaxed=on_prompts(FAMILIES, relaxed_row),
-    answers=Record(answer_items, answer_row),
-    own_cost=Record(cost_items, own_cost_row))
+    lengths=on_prompts(FAMILIES, partial(run_row, length_settings)),
+    relaxed=on_prompts(FAMILIES, partial(run_row, relaxed_settings)),
+    # ten times as many texts of math, because answers that are lost are rare
+    answers=Record(lambda pair, n: pair.texts(['math'], 10 * n),
+                   partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))))

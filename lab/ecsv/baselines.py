@@ -1,7 +1,6 @@
 """ECSV's baselines and a variant of its vote, and `hedge`, our other use of a second branch."""
 import copy
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -107,13 +106,6 @@ def first_kept(session, options, p):
     return None, p, judged
 
 
-class Side(NamedTuple):
-    """A branch that leaves the draft with its second choice at one position."""
-    token: int          # the second choice
-    rest: Draft         # what the draft writes behind it, perhaps nothing
-    node: int           # of the token in the Tree; those of the rest follow it
-
-
 def second_choices(draft):
     """([n] the largest q of each position at temperature 1, [n] the likeliest token that was not drafted)."""
     n = len(draft.tokens)
@@ -126,29 +118,25 @@ def second_choices(draft):
 
 @dataclass
 class Hedge(Exact):
-    """sd whose draft has side branches where it doubts: its second choice, and what it writes behind that.
+    """sd whose draft has its second choice, too, where it doubts.
 
     All of it is verified in one pass over the tree. Where a draft token fails, the target draws another one;
-    if it is the second choice there, the side branch is judged on. That is sample-and-match, hence exact.
-    A doubt is the chance, by the draft's own confidence, that the block breaks at this very place. Ours.
+    if it is the second choice there, the target's next token is known, too. That is sample-and-match, hence
+    exact. A doubt is the chance, by the draft's own confidence, that the block breaks at this place. Ours.
     """
-    side: int = knob(1, 'tokens of a side branch; each but the first is a draft pass', 1)
-    least: float = knob(0.1, 'doubt from which a position has a side branch; 1: nowhere, as sd', 0, 1)
+    least: float = knob(0.1, 'doubt from which a position has a second choice; 1: nowhere, as sd', 0, 1)
 
     def propose(self, session):
         draft = super().propose(session)
-        self.sides = {}                     # place: Side
+        self.sides = {}                     # place: (second choice, its node in the Tree)
         if draft.tokens and draft.logits is not None:           # what was looked up has no second choice
             confidence, seconds = second_choices(draft)
-            node = len(draft.tokens) + 1
-            for place in self.doubtful(confidence):
-                rest = self.behind(session, draft.tokens[:place] + [seconds[place]])
-                self.sides[place] = Side(seconds[place], rest, node)
-                node += 1 + len(rest.tokens)
+            for node, place in enumerate(self.doubtful(confidence), len(draft.tokens) + 1):
+                self.sides[place] = seconds[place], node
         return draft
 
     def doubtful(self, confidence):
-        """The places that get a side branch, of a block whose tokens have these confidences."""
+        """The places that get a second choice, of a block whose tokens have these confidences."""
         found = []
         right = 1.0                         # the chance that all is right before this place
         for place, sure in enumerate(confidence):
@@ -157,29 +145,15 @@ class Hedge(Exact):
             right *= sure
         return found
 
-    def behind(self, session, tokens):
-        """The Draft of the rest of a side branch, behind these tokens of the block."""
-        most = min(self.side, session.tokens_left - len(tokens)) - 1
-        if most < 1 or tokens[-1] in session.eos:
-            return no_draft(session)
-        longer = copy.copy(session)
-        longer.tokens = session.tokens + tokens
-        return session.proposer(longer, self.plan(longer, most))
-
     def score(self, session, draft):
         score = super().score(session, draft)
         self.tree = None
         if self.sides:
-            guesses = list(draft.tokens)
-            parents = list(range(len(guesses)))
-            for place, (token, rest, node) in self.sides.items():
-                guesses += [token, *rest.tokens]
-                parents += [place, *range(node, node + len(rest.tokens))]
+            guesses = draft.tokens + [token for token, _ in self.sides.values()]
+            parents = [*range(len(draft.tokens)), *self.sides]
             self.tree = Tree(session.target, session.tokens, guesses, parents)
-            rows = self.tree.read(score.path)
-            draft.known = rows[:len(draft.tokens) + 1]
-            for _, rest, node in self.sides.values():
-                rest.known = rows[node:node + len(rest.tokens) + 1]
+            self.rows = self.tree.read(score.path)
+            draft.known = self.rows[:len(draft.tokens) + 1]
         return score
 
     def accept(self, session, draft, score):
@@ -189,15 +163,19 @@ class Hedge(Exact):
         branch = list(range(1, kept + 1))                       # nodes of what is kept
         unjudged = draft.tokens[len(judged):]
         if labels[-1] == 'target' and kept in self.sides:
-            side = self.sides[kept]
-            judged.append(second_verdict(score, kept, side.token, tokens[-1]))
-            if tokens[-1] == side.token:
-                later, wrote, verdicts = super().accept(session, side.rest, super().score(session, side.rest))
+            second, node = self.sides[kept]
+            left = residual(score.p[kept], draft.q[kept].to(score.p.dtype))
+            chance = float(to_host(left[second])[0])
+            judged.append(dict(token=second, p=chance, q=1.0, threshold=None, chance=chance,
+                               kept=tokens[-1] == second, second=True))
+            if tokens[-1] == second:
+                behind = no_draft(session)
+                behind.known = self.rows[node:node + 1]
+                later, _, _ = super().accept(session, behind, super().score(session, behind))
                 tokens += later
-                labels[-1:] = ['draft', *(wrote if verdicts else ['bonus'])]
-                judged += verdicts
-                branch += range(side.node, side.node + 1 + wrote.count('draft'))
-                unjudged = side.rest.tokens[len(verdicts):]
+                labels[-1:] = ['draft', 'bonus']
+                branch.append(node)
+                unjudged = []
         if self.tree:
             self.tree.keep(branch)
             draft.tokens = [row['token'] for row in judged] + unjudged
@@ -207,13 +185,6 @@ class Hedge(Exact):
         """The controller is told what became of the trunk."""
         drafted, kept, seen = self.trunk
         super().learn(replace(cycle, drafted=drafted, labels=cycle.labels[:kept], judged=cycle.judged[:seen]))
-
-
-def second_verdict(score, place, token, drawn):
-    """The row of the trace of a second choice, where the target has drawn a token in place of the first."""
-    left = residual(score.p[place], score.draft.q[place].to(score.p.dtype))
-    chance = float(to_host(left[token])[0])
-    return dict(token=token, p=chance, q=1.0, threshold=None, chance=chance, kept=token == drawn, second=True)
 
 
 METHODS.update({'ecsv-prefix': EcsvPrefix, 'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'hedge': Hedge})

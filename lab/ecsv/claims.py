@@ -55,10 +55,7 @@ class Votes:
             self.steps[name] = steps(counts, records.costs, branches_of(name))
 
     def over(self, name, rival):
-        """The figure: a vote's speed over its rival's, each at the depth that is its fastest on a task.
-
-        The geometric mean over tasks. The texts are the same, so their tokens are: a ratio of steps.
-        """
+        """The figure: a vote's speed over its rival's, each at its best depth; geometric mean over tasks."""
         def figure(texts):
             often = self.member * numpy.bincount(texts, minlength=len(self.texts))
             mine, other = ((often @ self.steps[key]).min(1) for key in (name, rival))   # [families]
@@ -99,12 +96,6 @@ def steps(counts, costs, branches):
     return verifying + counts['drafts'] * draft[min(branches, len(draft) - 1)]
 
 
-def gain_by_noise(votes, noisy):
-    """The figure: ecsv's acceptance length over sampled sd's with these noisy votes, minus without noise."""
-    more, less = votes.length_over(*noisy), votes.length_over('ecsv', SD)
-    return lambda texts: more(texts) - less(texts)
-
-
 def independence(rows):
     """The figure: 1 - the mean correlation of two branches' errors; a branch that never errs counts as 0."""
     together = numpy.array([row['wrong_together'] for row in rows], float)      # [texts, B, B]
@@ -132,8 +123,9 @@ def claims(records):
             yield Claim(text, whose, line, votes.texts, votes.over(name, rival), MODELLED)
     votes = Votes(records, 'blocks', 'ecsv', SD, *NOISY)
     if votes.texts:
+        more, less = votes.length_over(*NOISY), votes.length_over('ecsv', SD)
         yield Claim('length: gain over sampled sd, 4-bit draft, minus without', 'paper', 0.0, votes.texts,
-                    gain_by_noise(votes, NOISY))
+                    lambda texts: more(texts) - less(texts))
     if 'errors' in records:
         rows = records['errors'].rows
         yield Claim("1 - correlation of two branches' errors", 'paper', 0.95, range(len(rows)),

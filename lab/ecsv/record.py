@@ -28,11 +28,12 @@ BLOCKS = {              # Settings whose method takes a depth
 CHEAP = {               # asked of the embedded pair alone
     'ecsv-soft': Setting(partial(Ecsv, soft=0.5)),
     'ecsv-lite, B = 2': Setting(partial(Ecsv, a_self=0, branches=2)),
-    'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8)),
-    'sd, 4-bit sampled draft': Setting(partial(Ecsv, branches=1), rounded='draft'),
-    'ecsv, 4-bit draft': Setting(Ecsv, rounded='draft')}
-HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge),
-          'hedge, two tokens': Setting(partial(Hedge, side=2))}
+    'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8))}
+FORMER = {              # stored, but measured no more; how they were made: README.md
+    'hedge, two tokens': Setting(Hedge),
+    'sd, 4-bit sampled draft': BLOCKS['sd, sampled draft'],
+    'ecsv, 4-bit draft': BLOCKS['ecsv']}
+HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge)}
 ABLATIONS = {
     **{name: BLOCKS[name] for name in (GREEDY, 'ecsv')},
     'spot, R = 1': Setting(partial(Ecsv, a_spot=1, spots=1)),
@@ -48,7 +49,7 @@ RUNS = {f'{name} {depth}': Setting(partial(kind, depth), temperature=1.0)
 
 def branches_of(name):
     """How many rows a draft pass of a vote has."""
-    method = (BLOCKS | CHEAP | HEDGES | ABLATIONS)[name].method()
+    method = (BLOCKS | CHEAP | FORMER | HEDGES | ABLATIONS)[name].method()
     return getattr(method, 'branches', 1)
 
 

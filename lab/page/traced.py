@@ -5,13 +5,14 @@ include looking up its coins and logging sparse layers; the notes are made after
 line: lab/page/README.md.
 """
 import copy
+import itertools
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
 
 import kernels
-from model import Reader, to_host
+from model import Reader
 from verify import CmAsd, Ecsv, Score, Session, SpecGuard, block_length
 
 LIKELIEST = 8       # tokens of a place whose probabilities are noted
@@ -123,28 +124,26 @@ def places(session, draft, score, cycle):
     n = len(draft.tokens)
     if not laws or any(len(rows) != n + 1 for rows in laws.values()):
         return []
-    judged = [row['token'] for row in cycle.judged]
-    count = min(len(cycle.tokens), n + 1)
-    count = max(count, min(len(judged), n))
-    ids, tables, kept = tables_of(laws, draft, cycle, count)
+    count = max(min(len(cycle.tokens), n + 1), min(len(cycle.judged), n))
     found = []
-    for i in range(count):
-        if i < len(judged) and not same_row(cycle.judged[i], draft.tokens[i], tables, ids, i):
+    for i, verdict in itertools.zip_longest(range(count), cycle.judged[:count]):
+        here = {name: rows[i].cpu() for name, rows in laws.items()}                     # {name: [V]}
+        written = cycle.tokens[min(i, len(cycle.tokens) - 1)]
+        guessed = draft.tokens[i] if i < n else written
+        if verdict and not same_row(verdict, guessed, here):
             break
-        here = place_of(ids[i], {name: table[i] for name, table in tables.items()}, i < n)
-        if i < len(judged):
-            here['overlap'] = rounded(kept[i])
-        if i >= len(judged) or cycle.judged[i]['kept'] or cycle.judged[i]['p'] is None:
-            here.pop('residual', None)                  # nothing was drawn from it
-        found.append(here)
+        place = place_of(here, [guessed, written], i < n)
+        if verdict:
+            judge = here.get('p', here.get('s'))
+            place['overlap'] = rounded(float(torch.minimum(judge, here.get('q', judge)).sum()))
+        if not verdict or verdict['kept'] or verdict['p'] is None:
+            place.pop('residual', None)                 # nothing was drawn from it
+        found.append(place)
     return found
 
 
 def laws_of(session, draft, score):
-    """{name: [n + 1, V]} of a cycle: p, q, s, residual as the run samples.
-
-    At temperature 0 raw_p, raw_q, raw_s besides: at temperature 1, what was near.
-    """
+    """{name: [n + 1, V]}: p, q, s, residual as sampled; greedily raw_p, raw_q, raw_s at temperature 1."""
     n = len(draft.tokens)
     logits = {}
     if 'logits' in vars(score):                         # its pass has run
@@ -175,49 +174,28 @@ def behind(rows, like):
     return torch.cat([rows.to(like), torch.zeros_like(like[:1])])
 
 
-def tables_of(laws, draft, cycle, count):
-    """(ids [count, K], {name: [count, K]}, overlaps [count]) as lists: of the likeliest tokens by any law.
-
-    Behind the LIKELIEST stand the place's draft token and the committed one; they may be there twice.
-    """
-    raw = [rows for name, rows in laws.items() if name.startswith('raw_')]
-    shown = raw or [laws[name] for name in 'pqs' if name in laws]
-    largest = torch.stack(shown).amax(0)[:count]                                        # [count, V]
-    top = largest.topk(min(LIKELIEST, largest.shape[-1])).indices                       # [count, 8]
-    used = []
-    for i in range(count):
-        written = cycle.tokens[min(i, len(cycle.tokens) - 1)]
-        guessed = draft.tokens[i] if i < len(draft.tokens) else written
-        used.append([guessed, written])
-    ids = torch.cat([top, torch.tensor(used, device=top.device)], 1)                    # [count, 10]
-    tables = {name: rows[:count].gather(1, ids) for name, rows in laws.items()}
-    judge = laws.get('p', laws.get('s'))
-    kept = torch.minimum(judge, laws.get('q', judge))[:count].sum(-1)
-    ids, kept, *values = to_host(ids, kept, *tables.values())
-    return ids.tolist(), {name: one.tolist() for name, one in zip(tables, values)}, kept.tolist()
-
-
-def same_row(verdict, token, tables, ids, i):
-    """Whether a verdict is on this token of the block, by the p that the Score has at place i."""
+def same_row(verdict, token, laws):
+    """Whether a verdict is on this token of the block, by the p that the Score has at this place."""
     if verdict['token'] != token:
         return False
-    if verdict['p'] is None or 'p' not in tables:
+    if verdict['p'] is None or 'p' not in laws:
         return True
-    return abs(tables['p'][i][ids[i].index(token)] - verdict['p']) < 1e-6
+    return abs(float(laws['p'][token]) - verdict['p']) < 1e-6
 
 
-def place_of(ids, values, drafted):
-    """One place: ids of its likeliest tokens and the used ones, and of each law its probabilities.
+def place_of(laws, used, drafted):
+    """One place: ids of the LIKELIEST tokens and the used ones, and of each law their probabilities.
 
-    p target, q draft, s slim; residual: what a rejection draws from. drafted: whether the
-    draft had a say here.
+    p target, q draft, s slim; residual: what a rejection draws from. drafted: whether the draft had a say.
     """
-    first = [i for i, token in enumerate(ids) if token not in ids[:i]]      # each token once
-    here = dict(ids=[ids[i] for i in first])
-    for name, row in values.items():
+    raw = [row for name, row in laws.items() if name.startswith('raw_')]
+    largest = torch.stack(raw or [laws[name] for name in 'pqs' if name in laws]).amax(0)
+    ids = list(dict.fromkeys(largest.topk(min(LIKELIEST, len(largest))).indices.tolist() + used))
+    place = dict(ids=ids)
+    for name, row in laws.items():
         if drafted or name not in ('q', 'raw_q', 'residual'):
-            here[name] = rounded([row[i] for i in first])
-    return here
+            place[name] = rounded(row[ids].tolist())
+    return place
 
 
 # ------------------------------------------------------------------------------------ what single methods say

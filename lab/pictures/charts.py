@@ -112,7 +112,9 @@ def front_chart(shown):
         axes.set_xlabel('agreement with the target')
         for i, point in enumerate(best):
             left = axes.get_position().x0
-            figure.text(left, (1.6 - 0.165 * i) / HEIGHT, key(i, point))
+            loss = 'lossless' if point.lossless else f'{point.agreement:.1%}'
+            key = f'{i + 1}  {point.name}: {point.speed:.2f} ({point.low:.2f} to {point.high:.2f}), {loss}'
+            figure.text(left, (1.6 - 0.165 * i) / HEIGHT, key)
     panels[0].set_ylabel('times the speed of plain decoding')
     handles = []
     for name, marker, color, _ in KINDS.values():
@@ -170,12 +172,6 @@ def mark_front(axes, best):
         axes.annotate(str(i + 1), (x, point.speed), xytext=(6, 3), textcoords='offset points', ha='center',
                       fontweight='bold')
     axes.margins(y=0.08)
-
-
-def key(i, point):
-    """The line that names a point of the front."""
-    loss = 'lossless' if point.lossless else f'{point.agreement:.1%}'
-    return f'{i + 1}  {point.name}: {point.speed:.2f} ({point.low:.2f} to {point.high:.2f}), {loss}'
 
 
 DRAWN = dict(speedup=speedup_chart, cost=cost_chart, front=front_chart)

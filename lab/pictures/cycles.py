@@ -175,7 +175,8 @@ def sparsified():
 
     The pass: the root and four right guesses behind the first held-out table of a middling length.
     """
-    row = middling_table()
+    low, high = TABLE
+    row = next(row for row in tasks.rows('table', 7) if low < len(EMBEDDED.encode(row['prompt'])) < high)
     ids = EMBEDDED.encode(row['prompt'])
     draft = EMBEDDED.encode(row['solution'])[:4]
     method = Sparse(block=BLOCK)
@@ -192,14 +193,6 @@ def sparsified():
         read.append([sorted(blocks) for blocks in carry['blocks'][0].tolist()])
     return dict(positions=len(draft) + 1, cached=len(ids) - 1, block=BLOCK, sinks=method.sinks,
                 locals=method.locals, anchors=anchors, read=read)
-
-
-def middling_table():
-    """The first held-out table whose prompt has between TABLE tokens."""
-    low, high = TABLE
-    for row in tasks.rows('table', 7):
-        if low < len(EMBEDDED.encode(row['prompt'])) < high:
-            return row
 
 
 CYCLES = dict(cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=sparsified)   # by method

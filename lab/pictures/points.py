@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy
 
-from lab.best.claims import at_any_length, counted, over_plain, usual
+from lab.best.claims import at_any_length, counted, over_plain
 from lab.best.record import COSTS, INT4, lossless
 from lab.judge import MODELLED, POSITION, Records, interval
 
@@ -77,7 +77,7 @@ def runs_at(pair, method, c):
     if method.startswith('specguard'):
         return Records('best', pair, c, POSITION).runs('compositions'), [method]
     runs = counted(pair, c, POSITION)
-    return runs, usual(runs.names) if method == 'sd' else at_any_length(runs.names, method, c)
+    return runs, runs.starting('sd ') if method == 'sd' else at_any_length(runs.names, method, c)
 
 
 def clocked(pair, method):
@@ -144,11 +144,3 @@ def front(points):
 def both_pairs():
     """{name of a pair: its Points} of the embedded pair and the real one."""
     return {'embedded pair': front_points('embedded'), 'Qwen2.5-Coder 1.5B with 0.5B': front_points(REAL)}
-
-
-def fronts(pairs):
-    """{name of a pair: the Points of its front, as dicts}: what the picture says of both_pairs."""
-    found = {}
-    for pair, points in pairs.items():
-        found[pair] = [point._asdict() for point in front(points)]
-    return found

@@ -1,7 +1,7 @@
 """Beside sparse verification: other choices of blocks, and a cache of kept keys, which is ours.
 
-`sparse-recent` reads the latest blocks, `sparse-quest` those of the highest bounds. `kept` verifies over keys
-that are chosen now and then. `kept-draft` is exact `sd` that drafts with the target itself over such keys.
+`sparse-recent` reads the latest blocks, `sparse-quest` those of the highest bounds. `kept-draft` is exact
+`sd` that drafts with the target itself over keys that are chosen now and then.
 """
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,9 +107,17 @@ class KeptKeys:
 
 
 @dataclass
-class Kept(Sparse):
-    """Sparse verification that chooses and copies keys once in `every` cycles. LOSSY. Ours."""
+class KeptDraft(Sparse):
+    """Exact speculative decoding whose draft is the target itself over kept keys: no second model. Ours.
+
+    Keys are chosen and copied once in `every` cycles, from what dense passes wrote; what is drafted is
+    written anew by the verifying one. After Draft & Verify (Zhang et al. 2023), which skips layers; as in
+    TriForce (Sun et al. 2024), keys go.
+    """
+    rho: float = knob(0.1, 'share of the cached tokens beyond dense_below that is read', 0, 1)
     every: int = knob(4, 'cycles from one choice of keys to the next', 1)
+    lossless = True
+    propose = Exact.propose             # the target verifies densely
     keys = None                         # the KeptKeys of the text, or None
     cycle = chosen = length = 0         # cycles so far; the one in which keys were chosen; tokens of the text
 
@@ -134,24 +142,10 @@ class Kept(Sparse):
         # compiled passes have all of a cache in view: a path with a carry of its own is never compiled
         return replace(thin, attends=attends, carry={})
 
-
-@dataclass
-class KeptDraft(Kept):
-    """Exact speculative decoding whose draft is the target itself over kept keys: no second model.
-
-    Keys are chosen from what dense passes wrote, and what is drafted is written anew by the verifying one.
-    After Draft & Verify (Zhang et al. 2023), which skips layers; as in TriForce (Sun et al. 2024), keys go.
-    """
-    rho: float = knob(0.1, 'share of the cached tokens beyond dense_below that is read', 0, 1)
-    lossless = True
-
-    propose = Exact.propose             # the target verifies densely
-
     def guess(self, session, n):
         path = self.sparse_path(session.target.model.full, session)
         path = replace(path, name='choosing' if self.chosen == self.cycle else 'kept')
         return draft_model(session, self.plan(session, n), session.target, path)
 
 
-METHODS.update({'sparse-recent': SparseRecent, 'sparse-quest': SparseQuest,
-                'kept': Kept, 'kept-draft': KeptDraft})
+METHODS.update({'sparse-recent': SparseRecent, 'sparse-quest': SparseQuest, 'kept-draft': KeptDraft})

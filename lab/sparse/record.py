@@ -81,10 +81,7 @@ class Prompted:
         return session
 
     def log_probs(self, knobs):
-        """(log-probabilities [n, V] of the solution's n tokens, seconds of the median pass).
-
-        Each pass goes on from what the passes before it wrote.
-        """
+        """(log-probabilities [n, V] of the solution's tokens, seconds of the median pass of T of them)."""
         session = self.start(knobs)
         line = self.ids + self.solution
         rows, times = [], []
@@ -128,14 +125,11 @@ class Prompted:
 
 # ---------------------------------------------------------------------------------------------- long contexts
 
-def long_items(pair, n):
-    """Prompts of every length that the model's context allows: n look-ups, n of each family of the files.
-
-    A family is followed by its length, as in `look-up 8192`.
-    """
+def long_items(pair, n, lengths=LENGTHS):
+    """Prompts of each length that fits the context: n look-ups, `look-up 8192`, n of each family."""
     context = prepared(pair, Setting(Exact)).context
     found = []
-    for length in [length for length in LENGTHS if length <= context]:
+    for length in [length for length in lengths if length <= context]:
         makers = {LOOK_UP: functools.partial(look_up, pair, length - OWN)}
         for family, rows in rows_by_family(pair.prompts).items():
             makers[family] = functools.partial(joined, pair, rows, length - pair.max_new)
@@ -199,10 +193,6 @@ def long_row(pair, prompt):
     return prompt.name | dict(tokens=len(prompt.ids), runs=runs)
 
 
-def draft_items(pair, n):
-    return [prompt for prompt in long_items(pair, n) if prompt.family.endswith((' 2048', ' 8192'))]
-
-
 def draft_row(pair, prompt):
     """What plain decoding, looked-up drafts and those of the target's slim path write on a long context."""
     settings = {'plain': named('ar'), 'look-up 4': Setting(functools.partial(Exact, 4), prompt_lookup),
@@ -259,6 +249,6 @@ def of_tasks(model, settings, *families):
 
 
 RECORDS = dict(long=Record(long_items, long_row, drafts=False),
-               drafts=Record(draft_items, draft_row, drafts=False),
+               drafts=Record(lambda pair, n: long_items(pair, n, (2048, 8192)), draft_row, drafts=False),
                tasks=of_tasks('target', GRID, 'math', 'table', 'story'),
                mixture=of_tasks('moe', MIXTURE, 'math'))

@@ -124,8 +124,6 @@ def weaker(rows, who, signal):
     return ratio(won, [len(row[who]) for row in rows])
 
 
-# ------------------------------------------------------------------------------------------------ no verdicts
-
 def sweeps(pairs):
     """The paper's sweeps and ablations by pair; how often an altered digit has the weaker signal."""
     runs = {pair: records.runs('runs') for pair, records in pairs.items() if 'runs' in records}

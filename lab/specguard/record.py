@@ -9,15 +9,16 @@ import torch
 
 import kernels
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
+from lab import tasks
 from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
-from lab.specguard.steps import TASKS, graded_session, step_checker, steps_end
 from lab.specguard.baselines import Unseen
-from lab.specguard.gate import find_gate
+from lab.specguard.gate import continued_checker, find_gate
 from model import encode, read_calibration
 from specmini import grade
 from train_mask import Settings, calibration_rows
 from verify import Exact, Session, SpecGuard, token_logps, tokens_of
 
+TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
 GAMMAS = 4, 8, 12               # of plain sd
 SEEDS = 3                       # runs of the default preset, each with other draws
 SWEPT = 15                      # prompts of each task that the sweeps are run on
@@ -30,6 +31,35 @@ CALIBRATED = 60                 # prompts whose signals are measured, where anot
 TURNS = 5                       # how often a step is timed; the least time counts
 PAPER = dict(k=16, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16, target_temperature=0.7, target_top_p=0.8)
 LAB = "the lab's tasks, because their steps are graded one by one"
+
+
+def step_checker(row, tokenizer, begin):
+    """Function from ids to whether their last line is right and whole; begin: where the answer begins."""
+    def right(ids):
+        text = tokenizer.decode(ids[begin:])
+        last = text.strip().split('\n')[-1]
+        if 'Answer:' not in row['solution'] or last.startswith('Answer:'):
+            return bool(tasks.grade(row, text))
+        return text.endswith('\n') and tasks.steps_right(row, text)[-1:] == [True]
+    return right
+
+
+def graded_session(pair, prompt):
+    """A Session that has read a Prompt, with a step checker if its row can be graded."""
+    engine = prepared(pair, sd(4))
+    engine.open([prompt.ids])
+    session = engine.start(prompt.ids, Exact())
+    session.checker = None
+    if pair.is_embedded:
+        session.checker = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
+    elif grade(prompt.row, '') is not None:
+        session.checker = continued_checker(session, lambda text: grade(prompt.row, text))
+    return session
+
+
+def steps_end(pair):
+    """The delimiter of SpecGuard that a pair's texts are measured with."""
+    return r'\n' if pair.is_embedded else 'sentence'
 
 
 @functools.cache
@@ -45,7 +75,7 @@ def signals_of(pair):
 
 def armed(pair, prompt):
     """The pair's Engine, with the pair's scales and the step checker of a prompt."""
-    engine = cached_engine(pair, '')
+    engine = cached_engine(pair, 'auto')
     engine.calibration = dict(signals=signals_of(pair))
 
     def checked(**settings):
@@ -103,10 +133,7 @@ def sweeps():
 
 
 def sinkless(q, k, v, mask, carry):
-    """kernels.grounded without the prompt's first token, because attention falls back on it (a sink).
-
-    Source: Xiao et al. 2023 (attention sinks).
-    """
+    """kernels.grounded without the prompt's first token, an attention sink. Source: Xiao et al. 2023."""
     T = k.shape[2] - carry['begin']
     weights = kernels.attention_rows(q[:, :, -T:], k, kernels.full_mask(mask, q, k)[-T:], carry['sparsify'])
     weights[..., 0] = 0
@@ -178,10 +205,6 @@ def kind_of(text):
     return 'work' if '=' in text else 'words'
 
 
-def altered_items(pair, n):
-    return [(prompt, source) for prompt in pair.texts(TASKS, min(n, ALTERED)) for source in SOURCES]
-
-
 def altered_row(pair, item):
     """By both models [[L, 1 - G] of an altered step, of the step itself], sink dropped, of a right answer."""
     prompt, source = item
@@ -198,10 +221,7 @@ def altered_row(pair, item):
 
 
 def with_altered_digit(step, seed):
-    """The step with one digit of one of its numbers changed, drawn by the seed; None if it has no number.
-
-    The number of a list's item does not count.
-    """
+    """The step with one digit changed by the seed, but for a list's numbers; None where there is none."""
     numbers = [found for found in re.finditer(r'(?m)^\s*\d+[.)]\s|(\d+)', step) if found[1]]
     if not numbers:
         return None
@@ -234,5 +254,6 @@ def overhead_row(pair, prompt):
 RECORDS = dict(
     runs=Record(run_items, run_row_of, only=LAB),
     drafted=on_prompts(TASKS, drafted_row),
-    altered=Record(altered_items, altered_row),
+    altered=Record(lambda pair, n: [(prompt, source) for prompt in pair.texts(TASKS, min(n, ALTERED))
+                                    for source in SOURCES], altered_row),
     overhead=on_prompts(TASKS, overhead_row, only=LAB))

@@ -21,8 +21,8 @@ hedge, sd_multi, oracle_top1, prefix = (METHODS[name]
     case('prefix-spot-budget', prefix(**TWO, soft=0.5, spots=1, a_spot=1.0, budget=2), EOS),
     case('oracle', oracle_top1(**TWO), EOS),
     case('multi', sd_multi(**TWO), EOS),
-    case('hedge', hedge(2, side=2, least=0.05, draft_temperature=0), {}),
-    case('hedge-cool', hedge(1, side=2, least=0), dict(temperature=0.7, top_p=0.9, **EOS))])
+    case('hedge', hedge(2, least=0.05, draft_temperature=0), {}),
+    case('hedge-cool', hedge(1, least=0), dict(temperature=0.7, top_p=0.9, **EOS))])
 def test_law(method, settings, monkeypatch):
     """Also as a device draws: there a cycle's last token is drawn for every place before any is judged."""
     assert method.lossless and law_gap(method, **settings) < 1e-9
@@ -58,7 +58,7 @@ def test_sd_multi_takes_two_passes_at_most():
 def test_hedge_mends_and_leaves_the_cache_right():
     """Greedy: after any cycle the target lacks the last token alone, also where a side branch was moved."""
     s, mended = text(), 0
-    for cycle in decode(s, hedge(3, side=3, least=0)):
+    for cycle in decode(s, hedge(3, least=0)):
         assert s.target.cache.valid_prefix(s.tokens, s.target.model.full) == len(s.tokens) - 1
         mended += any(verdict.get('second') and verdict['kept'] for verdict in cycle.judged)
     assert s.tokens[3:] == plain(s.target.model, [1, 2, 3], 40) and mended > 2
@@ -94,6 +94,6 @@ def test_measured_rows():
     prompt = EMBEDDED.texts(('translate',), 1)[0]
     one, best = (record.BLOCKS[name] for name in ('sd, sampled draft', 'best of four'))
     row = record.block_row(EMBEDDED, prompt, record.HEDGES | dict(one=one, best=best), depths=(2, 4))
-    greedy, hedged, _, one, best = row['votes'].values()
+    greedy, hedged, one, best = row['votes'].values()
     assert best['passes'] == best['cycles'] < one['cycles'] and hedged['cycles'] < greedy['cycles']
     assert record.errors(EMBEDDED, prompt)['tokens'] > 0

@@ -12,9 +12,8 @@ import torch
 import transformers
 
 from lab import bench, course, cuda, speed, tasks, train
-from lab.quantise import CODEBOOK, linear, quantise
-from lab.tests.helpers import EMBEDDED, LINE, case, program, tiny
-from lab.toys import apart, checkpoint_tensors, fresh, network
+from lab.tests.helpers import EMBEDDED, LINE, case, program
+from lab.toys import apart, fresh, network
 from lab.tree import Tree
 from model import Reader, load
 
@@ -62,7 +61,7 @@ def test_steps_are_small_and_a_wrong_one_is_found(task):
 
 def test_facts_of_a_summary():
     row = dict(task='summary', answer='Mia sells pens by the river.')
-    assert tasks.facts_found(row, 'Mia sells cups by the river.') == pytest.approx(2 / 3)
+    assert not tasks.grade(row, 'Mia sells cups by the river.')
     assert tasks.grade(row, 'By the river, that is: by the river sells pens')
     assert tasks.is_own(row) and not tasks.is_own(row | dict(answer='A man.'))
 
@@ -77,32 +76,7 @@ def test_outputs_of_code(text, wanted):
     assert tasks.outputs(text) == wanted
 
 
-# --------------------------------------------------------------------------------- 4 bits, embedded models
-
-def test_quantised_weights_are_levels_times_a_scale():
-    """Sixteen levels in each group of 64, the nearest ones; the last group may be shorter."""
-    weight = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
-    found = quantise(weight)
-    assert len(set(CODEBOOK)) == 16 and CODEBOOK[0] == -1 and CODEBOOK[-1] == 1
-    for mine, theirs in zip(found.split(64, 1), weight.split(64, 1)):
-        scale = theirs.abs().amax(1, keepdim=True)
-        levels = scale * torch.tensor(CODEBOOK)                             # [3, 16]
-        nearest = (theirs[..., None] - levels[:, None]).abs().amin(-1)
-        assert apart((mine - theirs).abs(), nearest) < 1e-6
-
-
-def test_rounding_reaches_every_projection():
-    """Fused or in a stack of experts, each gets the values that its own matrix gets; others stay."""
-    model = network(experts=(3, 0), moe_intermediate_size=8, qkv_bias=True, qk_norm=True)
-    wanted = {}
-    for name, tensor in checkpoint_tensors(model).items():
-        wanted[name] = quantise(tensor) if name.endswith('_proj.weight') else tensor.clone()
-    for name, weight in model.named_parameters():
-        if linear(name, weight):
-            weight.copy_(quantise(weight))
-    for name, tensor in checkpoint_tensors(model).items():
-        assert torch.equal(tensor, wanted[name]), name
-
+# -------------------------------------------------------------------------------- embedded models
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['target', 'draft', 'mid', 'moe', 'up'])
@@ -181,22 +155,6 @@ def test_speed_times_the_same_texts(capsys):
     assert '| specmini sd / specmini ar |' in out
 
 
-def test_memory_is_what_is_held():
-    """Parameters and the cache's numbers of a token, as a network and its cache really have them."""
-    model = network(num_hidden_layers=3)
-    weights, cache = bench.held_numbers(model.config)
-    assert weights == sum(weight.numel() for weight in model.parameters())
-    reader = Reader(model, 8)
-    assert cache * reader.capacity == sum(store.numel() for store in reader.cache.stores)
-
-
-@pytest.mark.slow
-def test_memory_of_a_run(tmp_path):
-    """The peak is in bytes: a process with torch takes between 0.1 and 2 GB."""
-    target = tiny(tmp_path / 'm', sizes=dict(max_position_embeddings=2048))
-    assert 1e8 < bench.peak_of_run(target, 'fp32') < 2e9
-
-
 def card_of(tmp_path, capsys, *flags):
     """(exit status, {line: row}, what was printed) of the card's command on a CPU."""
     where = tmp_path / 'rows.jsonl'
@@ -224,7 +182,6 @@ def test_a_card_in_one_command(fewer_keys, tmp_path, capsys):
     assert not any('failed' in row for row in rows.values())
     assert sum(row.get('good', False) for row in rows.values()) == 5
     assert {f'ar, {form}' for form in cuda.BUILD} - set(rows) == {'ar, flex sparse'}
-    assert rows['methods']['sd'].startswith('check: equal')
     assert 'undecided' not in out and len(out.splitlines()) == 1 + len(rows) + 4
     _, again, out = card_of(tmp_path, capsys)
     assert again == rows and len(out.splitlines()) == 1 + 4

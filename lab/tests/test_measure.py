@@ -157,7 +157,7 @@ def test_each_cost_has_its_own_verdicts(tmp_path, monkeypatch):
                        lambda i: row | plain | dict(place=i))
     found = {}
     for cost in (0.05, 0.4):
-        findings = judge.findings_at('cmasd', cost)
+        findings = judge.findings_of('cmasd', cost)
         found[cost] = findings['default (lossy) over plain decoding']['a']
     assert found[0.05].verdict == 'HOLDS' and found[0.4].verdict == 'FAILS'
     assert found[0.05].figure == pytest.approx(9 / (1 + 8 * 0.016 + 8 * 0.05))
@@ -205,12 +205,12 @@ def test_run_row(pair):
     """Counts of real runs: a lossless setting agrees, lossy counts are those of a fresh dense pass."""
     prompt = pair.texts((), 1)[0]
     settings = dict(ar=named('ar'), sd=sd(3), draft=named('cascade-tokenv3', gamma=3, lam=0.9),
-                    hot=named('sd', temperature=1.0, seed=3), rounded=sd(3, rounded='draft'))
+                    hot=named('sd', temperature=1.0, seed=3))
     runs = run_row(settings, pair, prompt)['runs']
     n = runs['ar']['tokens']
     assert runs['ar']['passes'] == {'target/full': {1: n}} and runs['ar']['right'] == 0
     assert list(runs) == list(settings) and n > 4
-    for name in ('ar', 'sd', 'rounded'):
+    for name in ('ar', 'sd'):
         assert (runs[name]['tokens'], runs[name]['wrong']) == (n, 0)
         assert runs[name]['nats'] == pytest.approx(runs['ar']['nats'])
     assert sum(runs['sd']['passes']['target/full'].values()) == runs['sd']['cycles']

@@ -8,7 +8,7 @@ import pytest
 
 import specmini
 import verify
-from lab.page import Page
+from lab.page import add_lane, write_run
 from lab.page.browser import open_browser, visit
 from lab.tests.helpers import EMBEDDED, interrupt, program, tiny_pair
 from lab.toys import byte_network
@@ -296,10 +296,10 @@ def test_page_keeps_hostile_text_text(browser, tmp_path):
                              acceptance_rate=None, tokens_per_second=1.0, acceptance_by_place=[]))
     cycle = verify.Cycle([], [], ids, ['target'] * len(ids), {'target/full': [1, 1, 0.01]}, 0.01)
     with open(tmp_path / 'run.html', 'w', encoding='utf-8') as file:
-        page = Page(file, engine)
         text = specmini.Text({}, 0, ids, 'sd', None, [cycle])
-        page.add(ids, report, specmini.trace_lines(text, tokenizer))
-        page.conclude()
+        shown = []
+        add_lane(shown, ids, report, specmini.trace_lines(text, tokenizer))
+        write_run(file, engine, shown)
     visit(browser, tmp_path / 'run.html')
     shown = browser.execute_script('''
         return [window.hacked === undefined, document.scripts.length, document.images.length,

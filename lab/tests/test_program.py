@@ -663,7 +663,6 @@ def test_prove_judges_or_refuses_every_method(short_proofs):
 
 @pytest.mark.slow
 def test_prove_of_a_controller_that_learns(short_proofs, capsys):
-    """It is taught first, so that it drafts other blocks than a fixed one does."""
     status, out, _ = program(capsys, 'sd', '--set', 'controller=payoff', main=prove.main)
     assert (status, 'lossless' in out) == (0, True)
 

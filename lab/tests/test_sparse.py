@@ -60,8 +60,8 @@ def reads(name, blocks, sizes=None, found=None, **knobs):
 
 def test_kept_keys_chosen_in_every_cycle_are_the_sparse_ones():
     blocks = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 1]]
-    wanted, seldom = reads('sparse', blocks), reads('kept', blocks, every=3)
-    assert apart(reads('kept', blocks, every=1), wanted) < 1e-9
+    wanted, seldom = reads('sparse', blocks), reads('kept-draft', blocks, every=3)
+    assert apart(reads('kept-draft', blocks, every=1), wanted) < 1e-9
     assert apart(seldom[:4], wanted[:4]) < 1e-9 and apart(seldom[4:9], wanted[4:9]) > 1e-3
 
 
@@ -112,7 +112,7 @@ def test_kept_keys_serve_one_text_for_some_cycles():
     model = network(0, num_hidden_layers=3)
     s = session(model, None, LINE, 30, no_draft)
     s.read_prompt()
-    method = METHODS['kept'](**KEEP)
+    method = METHODS['kept-draft'](**KEEP)
     s.target.read(s.tokens, [], method.sparse_path(model.full, s), 1)
     keys = method.keys
     assert keys.serves(s, model.full)

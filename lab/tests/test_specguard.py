@@ -9,7 +9,7 @@ import scipy.stats
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import judge, tasks
 from lab.measure import EMBEDDED
-from lab.specguard import claims, gate, record, steps
+from lab.specguard import claims, gate, record
 from lab.specguard.gate import continued_checker
 from lab.tests.helpers import RANGES, law_gap
 from lab.toys import (bytes_tokenizer, network, plain, session, write)
@@ -56,7 +56,7 @@ def test_law_of_random_gate(rate, gap):
 def test_step_checker_by_hand():
     """A right line, a right text; then a wrong line, a line cut short, and a wrong answer."""
     row = next(tasks.rows('math', 3))
-    check = steps.step_checker(row, bytes_tokenizer(), 0)
+    check = record.step_checker(row, bytes_tokenizer(), 0)
     first = '\n'.join(row['solution'].split('\n')[:2])
     for text, right in ((first + '\n', True), (row['solution'], True), ('\n1 + 1 = 3\n', False),
                         (first, False), (row['solution'] + '0', False)):

@@ -16,11 +16,6 @@ SHOWN = dict(                       # of each record the settings that the page 
     | {'mid': '* a model of its own', 'up': '* an upscaled drafter'})
 
 
-def starting(runs, *words):
-    """The settings whose names start with one of these words."""
-    return [name for name in runs.names if name.startswith(words)]
-
-
 def claims(records):
     """The Claims of one pair's Records."""
     if 'usual' in records:
@@ -50,8 +45,8 @@ def claims(records):
     if timed and timed.kind == CLOCK:
         yield Claim('without 4 or 8 layers in a row over `sd`', 'notes: 1.50 to 1.69', OVER_SD,
                     numpy.arange(timed.size),
-                    tuned_over(timed, starting(timed, 'via, without 4', 'via, without 8'),
-                               starting(timed, 'sd '), CLOCK), CLOCK)
+                    tuned_over(timed, timed.starting('via, without 4', 'via, without 8'),
+                               timed.starting('sd '), CLOCK), CLOCK)
 
 
 def speed_claims(runs):
@@ -84,7 +79,7 @@ def equal_claim(runs):
     runs.families[:] = 'all'
     texts = numpy.arange(runs.size)
     agreement = runs.agreement(USUAL, texts)
-    figure = tuned_over(runs, starting(runs, 'via'), starting(runs, 'cascade', 'sd'), runs.kind,
+    figure = tuned_over(runs, runs.starting('via'), runs.starting('cascade', 'sd'), runs.kind,
                         agreement, agreement)
     return Claim('over tuned cascades, lenient `sd`, equal errors', 'paper: 1.1 to 1.2', 1.05, texts,
                  figure, runs.kind)

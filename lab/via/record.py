@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, replace
 
 import train_mask
-from lab.measure import (MODELS, Pair, Prompt, Record, Setting, held_out_rows, named, network, prepared,
-                         run_row, sd)
+from lab.measure import (MODELS, Pair, Prompt, Record, Setting, answer_row, held_out_rows, named, network,
+                         prepared, run_row, sd)
 from lab.via.baselines import MiddleSession, ViaMid, sublayers
 from model import require_that, read_calibration
 from specmini import Engine
@@ -65,8 +65,8 @@ class WithMiddle(Pair):
     """The pair and a model in the middle."""
     middle: str = ''
 
-    def engine(self, rounded='', **settings):
-        engine = super().engine(rounded, **settings)
+    def engine(self, **settings):
+        engine = super().engine(**settings)
         engine.models['mid'], _, _ = network(self.middle, self.device, self.dtype)
 
         def session(**fields):
@@ -76,10 +76,7 @@ class WithMiddle(Pair):
 
 
 def weighed_row(settings, pair, prompt):
-    """A row of runs whose `steps` count weight bytes, because passes of these paths are not timed.
-
-    memory: bytes of all weights and caches.
-    """
+    """A row of runs whose `steps` count weight bytes: these paths are not timed. memory: of all tensors."""
     runs = {}
     for name, setting in settings.items():
         run = run_row({name: setting}, pair, prompt)['runs'][name]
@@ -131,25 +128,11 @@ def drafting_row(pair, prompt):
     return weighed_row(settings, replace(pair, draft='self'), prompt)
 
 
-def answer_row(pair, prompt):
-    """Whether plain decoding and via are right; None where the prompt has no answer."""
-    runs = run_row(dict(plain=named('ar'), via=named('via')), pair, prompt)['runs']
-    return prompt.name | {name: run['right'] for name, run in runs.items()}
-
-
-def stage_gain(q, s, p, alpha=0.5, beta=0.5):
-    """Delta [...] in nats, R(p|q) - R(s|q) - R(p|s): above 0, the way from q to p by s is the shorter one.
-
-    q, s, p: log-probabilities [..., V]. What a pass costs is not in it.
-    Source: VIA-SD (2026), Delta_KL^{alpha,beta}.
-    """
-    return violation(p, q, alpha, beta) - violation(s, q, alpha, beta) - violation(p, s, alpha, beta)
-
-
 def slim_row(pair, prompt):
     """Sums over drafted blocks behind the target's own text: agreement of draft and slim with it, Delta.
 
-    Slim reads behind what the full path wrote, so its lag is 0 here.
+    Slim reads behind what the full path wrote, so its lag is 0 here. Delta, the paper's Delta_KL, is above 0
+    where the way from q to p by s is the shorter one; what a pass costs is not in it.
     """
     engine = prepared(pair, sd(GAMMA))
     engine.open([prompt.ids])
@@ -165,7 +148,8 @@ def slim_row(pair, prompt):
         sums['positions'] += len(q)
         sums['draft_right'] += int((q.argmax(-1) == p.argmax(-1)).sum())
         sums['slim_right'] += int((s.argmax(-1) == p.argmax(-1)).sum())
-        sums['delta'] += float(stage_gain(q, s, p).sum())
+        delta = violation(p, q) - violation(s, q) - violation(p, s)     # R(p|q) - R(s|q) - R(p|s) [n], nats
+        sums['delta'] += float(delta.sum())
     return prompt.name | sums
 
 
@@ -198,7 +182,8 @@ def unseen_row(pair, prompt):
 RECORDS = dict(
     usual=Record(texts, functools.partial(run_row, USUAL)),
     tuned=Record(few_texts, functools.partial(run_row, tuned_settings())),
-    answers=Record(lambda pair, n: texts(pair, 5 * n), answer_row),
+    answers=Record(lambda pair, n: texts(pair, 5 * n),
+                   functools.partial(answer_row, dict(plain=named('ar'), via=named('via')))),
     slim=Record(texts, slim_row),
     masks=Record(few_texts, mask_row, only='models of several sizes'),
     unseen=Record(unseen_texts, unseen_row, drafts=False),
