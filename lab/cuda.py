@@ -17,8 +17,9 @@ from kernels import attend, causal_mask
 from lab.forms import Burst, ByHand, compiled, flex_dense, recorded, sparse_layers
 from lab.measure import MODELS, as_line, dated, held_out_rows, kept_rows, moment
 from model import PAD, Config, Reader, Transformer, compile_forward, load, require_that
-from specmini import DTYPES
-from verify import Autoregressive, Blocks, Draft, Exact, Session, decode, draft_model, no_draft, tokens_of
+from specmini import DTYPES, Engine, check
+from verify import (METHODS, Autoregressive, Blocks, Draft, Exact, Session, decode, draft_model, no_draft,
+                    tokens_of)
 
 BUILD = {'eager': 0, 'compiled': 45, 'by hand': 8, 'burst': 0, 'flex dense': 10, 'flex sparse': 15}     # s
 CHANCES = 0.8, 0.87         # that a pretended draft token is right
@@ -27,7 +28,10 @@ SLACK = 2                   # a form's rounding errors may be so many times the 
 GAMMA = 4
 POSITIONS = 8               # of a compiled pass over GAMMA + 1
 RUNS = 9                    # of which the median counts
-PROMPT = 512                # tokens behind which random targets write
+PROMPT, WRITTEN = 512, 32   # tokens behind which random targets write, and that each method writes
+NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
+STEPS = 5                   # of plain decoding that are watched
+KERNELS = 8                 # that are named, those that take longest first
 ANCHORS = 4                 # layers of a sparse pass that choose blocks
 RULE = Blocks(rho=0.25, dense_below=128, block=64, sinks=1, locals=2)
 SHAPES = {      # V, C, F, layers, H, G, D
@@ -120,6 +124,23 @@ def through(attends, q, mask, layers, start):
         _, carry = attend_by(q, k, v, mask, carry)
 
 
+def backend_of(run):
+    """The names of the operations that a call's scaled_dot_product_attention becomes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        run()
+    return sorted({event.name for event in seen.events() if '::_scaled_dot_product' in event.name})
+
+
+def tuned_blocks():
+    """{Triton kernel: its tuned XBLOCK}; at 1 each row computes anew what rows share."""
+    tuned = {}
+    for module in torch._inductor.codecache.PyCodeCache.modules:
+        for name, kernel in vars(module).items():
+            if getattr(kernel, 'launchers', []):
+                tuned[name] = kernel.launchers[0].config.kwargs.get('XBLOCK')
+    return tuned
+
+
 # -------------------------------------------------------------------------------------------------- the lines
 
 class Card:
@@ -139,6 +160,7 @@ class Card:
         for form in forms:
             if form != 'flex sparse':
                 yield f'ar, {form}', 6 + BUILD[form], self.text, form
+        yield 'profile', 5, self.profile
         for form, chance in itertools.product(forms, CHANCES):
             if form in ('eager', 'compiled', 'by hand'):
                 graphs = 2 if chance == CHANCES[0] else 0   # the target's; the draft's two have half its size
@@ -148,6 +170,7 @@ class Card:
         for keys, form in itertools.product(self.sizes.contexts[-2:], forms):
             if form not in ('compiled', 'burst'):
                 yield f'pass {keys}, {form}', 5 + BUILD[form], self.whole_pass, keys, form
+        yield 'methods', 20, self.methods
 
     def agrees(self, form):
         """Whether a form has passed its check."""
@@ -229,6 +252,24 @@ class Card:
         rate = speed * model.read_bytes(model.full) / 1e9
         return {'tokens/s': speed, 'GB/s': rate, 'of copy': rate / figure(self.rows, 'copy', 'GB/s')}
 
+    def profile(self):
+        """Where plain decoding in the fastest form spends a step: {kernel: [ms, calls, XBLOCK]}."""
+        speeds = {form: figure(self.rows, f'ar, {form}', 'tokens/s') for form in BUILD if form != 'burst'}
+        best = max((form for form in speeds if speeds[form] > 0), key=speeds.get, default='eager')
+        text = decode(self.session(best), Autoregressive())
+        next(text)                                      # warms up
+        with torch.profiler.profile() as seen:
+            for _ in range(STEPS):
+                next(text)
+        tuned, taken = tuned_blocks(), {}
+        for event in seen.key_averages():
+            if event.device_type.name == self.device.upper():
+                us = event.self_device_time_total if self.on_card else event.self_cpu_time_total
+                taken[event.key] = us / 1000 / STEPS, event.count / STEPS, tuned.get(event.key)
+        busy = speeds[best] * sum(ms for ms, *_ in taken.values()) / 1000
+        longest = sorted(taken, key=taken.get, reverse=True)[:KERNELS]
+        return dict(form=best, busy=busy, kernels={name[:60]: taken[name] for name in longest})
+
     @torch.inference_mode()
     def attention(self, keys):
         """Microseconds a layer over POSITIONS of so many keys, by a graph of more layers than caches hold."""
@@ -248,6 +289,7 @@ class Card:
         for form, (attends, mask) in forms.items():
             run = functools.partial(through, attends, q, mask, layers, start)
             found[form] = 1e6 * median_seconds(recorded(run, self.on_card)) / count
+            found[f'{form} by'] = backend_of(run)
         return found
 
     def whole_pass(self, keys, form):
@@ -258,6 +300,21 @@ class Card:
         ids = torch.arange(GAMMA + 1, device=self.device)[None]
         run = functools.partial(reader.feed, ids, keys - POSITIONS, reader.model.full, GAMMA + 1)
         return dict(ms=1000 * median_seconds(run))
+
+    def methods(self):
+        """Each method on the embedded pair, sampled and greedily; a lossless one beside plain decoding."""
+        pair = MODELS / 'target', MODELS / 'draft'
+        engine = Engine(*pair, max_new=WRITTEN, device=self.device, dtype=self.dtype)
+        row, = held_out_rows('math', 1, seed=7)
+        ids = engine.tokenizer.encode(row['prompt']).ids
+        engine.open([ids])
+        found = {}
+        for name in NAMES:
+            method = METHODS[name]()
+            engine.generate(ids, method, temperature=0.8)
+            tokens = tokens_of(engine.write(ids, method))
+            found[name] = check(engine, ids, tokens) if engine.lossless(method) else f'{len(tokens)} tokens'
+        return found
 
 
 # ------------------------------------------------------------------------------------------ what rows decide

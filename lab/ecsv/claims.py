@@ -68,11 +68,9 @@ class Votes:
         i = list(self.depths).index(DEPTH)
 
         def figure(texts):
-            lengths = []
-            for vote in (name, rival):
-                kept, cycles = (self.counts[vote][key][texts, i].sum() for key in ('kept', 'cycles'))
-                lengths.append(kept / cycles)
-            return lengths[0] / lengths[1]
+            lengths = [self.counts[vote]['kept'][texts, i].sum() / self.counts[vote]['cycles'][texts, i].sum()
+                       for vote in (name, rival)]
+            return lengths[0] / lengths[1] if lengths[1] else numpy.nan
         return figure
 
     def at_budget(self, name):

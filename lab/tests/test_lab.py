@@ -182,6 +182,7 @@ def test_a_card_in_one_command(fewer_keys, tmp_path, capsys):
     assert not any('failed' in row for row in rows.values())
     assert sum(row.get('good', False) for row in rows.values()) == 5
     assert {f'ar, {form}' for form in cuda.BUILD} - set(rows) == {'ar, flex sparse'}
+    assert rows['methods']['sd'].startswith('check: equal')
     assert 'undecided' not in out and len(out.splitlines()) == 1 + len(rows) + 4
     _, again, out = card_of(tmp_path, capsys)
     assert again == rows and len(out.splitlines()) == 1 + 4

@@ -1,5 +1,4 @@
 """The README and the lab's pages: what they show is printed, their commands exist, their links and sizes."""
-import html
 import importlib
 import importlib.util
 import re
@@ -7,12 +6,16 @@ import runpy
 import shlex
 import sys
 
+import numpy
 import pytest
 import torch
 
 import specmini
 import verify
+from lab.best.claims import at_any_length, counted
 from lab.best.record import COSTS
+from lab.judge import CLOCK, MODELLED, POSITION, Records, over, tuned_over
+from lab.pictures.points import REAL
 from lab.tests.helpers import HOME, Coin
 from lab.toys import Table, enumerate_law, exact_law, overlap, variation
 
@@ -164,28 +167,55 @@ def test_a_page_is_no_wall(page):
     assert all(len(line) <= columns for line in text.splitlines() if not line.startswith(wide))
 
 
+BEST = 'qwen-1.5b+0.5b | '
+INT4 = 'qwen-1.5b+0.5b, both drafts | int4: '
+SHOWN = [               # words of the README, the page whose rows have their figures, how these rows begin
+    ('2.25 (2.00 to 2.53)', 'best', INT4 + 'payoff'), ('2.19 (1.74 to 2.48)', 'best', INT4 + 'sd 5'),
+    ('1.54; 1.59 | 1.50; 1.38', 'best', BEST + 'sd 2', BEST + 'payoff'),
+    ('1.64; summaries 1.90 | 1.26', 'best', BEST + 'look up, else 3'),
+    ('1.34; summaries 1.84 | 1.31', 'best', BEST + 'look up 3'),
+    ('1.53; 2.34', 'best', BEST + 'cmasd |', INT4 + 'cmasd'), ('it has 1.87', 'best', 'embedded | payoff'),
+    ('`payoff` 1.04 (0.94 to 1.13)', 'cmasd', 'payoff over'),
+    ('(AUROC 0.94)', 'cmasd', 'AUROC of C for'), ('1.00 of tuned', 'cmasd', 'default over'),
+    ('0.90 of `sd`', 'via', 'over `sd`'), ('in a row 0.96', 'via', 'without 4 or 8'),
+    ('(AUROC 0.87, 0.97)', 'specguard', 'AUROC of L'), ('decoding: 0.92', 'best', BEST + 'specguard, k = 1'),
+    ('1.25 times', 'sparse', 'one pass behind'), ('a text 1.03', 'sparse', 'long: end to end'),
+    ('4.3 of plain decoding, or 1.37 (1.21 to 1.59)', 'cmasd', 'default (lossy)', 'default over'),
+    ('1.20 (1.10 to 1.30) of `sd`', 'cmasd', 'payoff over'),
+    ('2.5 of plain decoding holds (3.3)', 'via', 'over plain'), ('1.5 of `sd` (1.05)', 'via', 'over `sd`'),
+    ('1.09 (1.06 to 1.13) of `sd`', 'ecsv', 'the best of four'),
+    ('vote 0.92', 'ecsv', 'ecsv-lite over sd with a greedy'),
+    ('SpecGuard has 0.73', 'specguard', 'speed over best'), ('layers 1.8', 'specguard', 'speed over best')]
+
+
+def decimals(text):
+    return re.findall(r'(?<![\w.-])\d+\.\d+(?![\w.]*[A-Za-z])', text)
+
+
 def test_figures_of_the_readme_are_stored():
-    """Each figure of sections 9 and 10 stands, rounded, in a table or picture that is made from stored rows.
+    """Each figure of sections 9 and 10 stands, rounded, in the row of a page that is made from stored rows.
 
-    Integers, sizes of models, the temperature and the costs that a picture is drawn at are not looked up.
+    Four that no page shows are computed. The temperature and costs of a draft are no figures.
     """
-    stored = {'0.8', *map(str, COSTS)}
-    for page in PAGES[1:]:
-        _, begin, rest = text_of(page).partition('<!-- begin')
-        stored.update(re.findall(r'\d+\.\d+', rest.partition('<!-- end -->')[0]))
-    stored.update(re.findall(r'\d+\.\d+', description_of('cost')))
-    sections = text_of('README.md').partition('## 9. ')[2].partition('## 11. ')[0]
-    shown = re.findall(r'(?<![\w.-])\d+\.\d+(?![\w.]*[A-Za-z])', sections)
-    assert len(shown) > 30
-    for figure in shown:
-        digits = len(figure.partition('.')[2])
-        assert any(f'{float(one):.{digits}f}' == figure for one in stored), figure
-
-
-def description_of(picture):
-    """What a picture says that it shows, as JSON."""
-    svg = text_of(f'lab/pictures/{picture}.svg')
-    return html.unescape(re.search(r'<dc:description>(.*?)</dc:description>', svg, re.DOTALL)[1])
+    text = ' '.join(text_of('README.md').partition('## 9. ')[2].partition('## 11. ')[0].split())
+    for words, page, *begins in SHOWN:
+        _, _, rows = text_of(f'lab/{page}/README.md').partition('<!-- begin')
+        rows = [line for line in rows.split('\n| ') if line.startswith(tuple(begins))]
+        assert len(rows) >= len(begins) and words in text, words
+        stored = decimals(' '.join(rows)) + [row.split(' | ')[2] for row in rows]       # its line
+        for figure in decimals(words):
+            digits = len(figure.partition('.')[2])
+            assert any(f'{float(one):.{digits}f}' == figure for one in stored if one[0].isdigit()), words
+    runs, counts = Records('best', REAL).runs('compositions'), counted(REAL, 0.05, POSITION)
+    timed = [over(runs, name, 'sd 3', CLOCK)(range(runs.size)) for name in ('look up, else 3', 'hedge 3')]
+    judged = [tuned_over(counts, at_any_length(counts.names, name, 0.05), ['ar'], MODELLED)(numpy.arange(24))
+              for name in ('ratio 0.5', 'payoff')]
+    computed = [('look-up first {:.2f}, `hedge` {:.2f}', timed), ('constant threshold: {:.2f}', judged[:1]),
+                ('`payoff` has {:.1f}', judged[1:])]
+    words = [form.format(*figures) for form, figures in computed]
+    assert all(one in text for one in words), words
+    tied = decimals(' '.join([*words, *(words for words, *_ in SHOWN)]))
+    assert {*decimals(text)} - {*tied} <= {'0.8', '0.14', '0.1', *map(str, COSTS)}
 
 
 def test_readme_from_python(capsys, monkeypatch):
