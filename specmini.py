@@ -43,6 +43,7 @@ PER_TEXT = 'temperature', 'top_k', 'top_p', 'max_new', 'seed'       # settings t
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
+STEPS = 12              # of plain decoding that a run times at its end
 TIMING = 2.0            # seconds after which no further round of them begins
 LONGEST = 1000          # characters of a line about bad input; a template's own message may be longer
 SURE = 30               # judged draft tokens from which a share of them is taken as it is
@@ -1048,8 +1049,8 @@ def summary(engine, session, texts):
     if isinstance(method, Exact):                       # others judge no blocks
         drafted = {len(cycle.drafted) for text in texts for cycle in text.cycles}
         verify, busy = time_passes(session, session.target_path(), drafted)
-        step = verify[0]
-        lines += speed_tables(texts, verify)
+        step = plain_step(session)
+        lines += speed_tables(texts, verify, step)
         if busy:
             lines.append('the machine is busy: equal passes took times that differ by more than a third')
     share = share_right(engine, texts)
@@ -1079,10 +1080,10 @@ def cut_at_max_new(engine, texts):
     return sum(text.finish == 'length' and len(text.tokens) == engine.max_new for text in texts)
 
 
-def speed_tables(texts, verify):
+def speed_tables(texts, verify, step):
     """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays.
 
-    verify: {n: seconds of the verifying pass over n draft tokens and the root}.
+    verify: {n: seconds of the verifying pass over n draft tokens and the root}; step: see plain_step.
     """
     cycles = [cycle for text in texts for cycle in text.cycles]
     places = acceptance_by_place(cycles)
@@ -1097,7 +1098,11 @@ def speed_tables(texts, verify):
     drafts = [cycle.passes['draft/full'] for cycle in cycles if 'draft/full' in cycle.passes]
     if texts[0].name == 'sd' and drafts:
         draft = sum(seconds for *_, seconds in drafts) / sum(n for n, *_ in drafts)
-        speeds = speedups(places, draft / verify[0], {n: t / verify[0] for n, t in verify.items()})
+        passes = [taken for cycle in cycles for taken in cycle.passes.values()]
+        rest = sum(cycle.seconds for cycle in cycles) - sum(seconds for *_, seconds in passes)
+        rest /= sum(n for n, *_ in passes)              # a pass: draws, and what Python does
+        v = {n: (seconds + rest) / step for n, seconds in verify.items()}
+        speeds = speedups(places, (draft + rest) / step, v | {0: 1.0})
         yield table_line('  times ar at gamma n', verify, {n: f'{x:.2f}' for n, x in speeds.items()})
         best = min(n for n, speed in speeds.items() if speed >= 0.98 * max(speeds.values()))
         said = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
@@ -1112,10 +1117,10 @@ def table_line(name, columns, cells):
 
 
 def speedups(places, c, v):
-    """{gamma: speed over plain decoding}, position by position: expected tokens over expected passes.
+    """{gamma: speed over plain decoding}, position by position: expected tokens over expected time.
 
-    places: see acceptance_by_place; c: a draft pass, v {gamma: the verifying pass}, in passes over one
-    position. A position that was judged less than SURE times has the share of all. Source: Leviathan et al.
+    places: see acceptance_by_place; c: a draft pass, v {gamma: the rest of a cycle}, in steps of plain
+    decoding. A position that was judged less than SURE times has the share of all. Source: Leviathan et al.
     2023, equation 1 and theorem 3.8, where every position has the same chance.
     """
     usual = sum(kept for kept, _ in places) / sum(judged for _, judged in places)
@@ -1128,6 +1133,14 @@ def speedups(places, c, v):
             tokens += reached
         speeds[gamma] = tokens / (gamma * c + v[gamma])
     return speeds
+
+
+def plain_step(session):
+    """Seconds of a whole step of plain decoding, the fastest of STEPS that end where the text does."""
+    again = copy.copy(session)
+    begin = max(1, len(session.tokens) - STEPS)
+    again.tokens, again.tokens_left, again.ended = session.tokens[:begin], STEPS, False
+    return min(cycle.seconds for cycle in decode(again, Autoregressive()))
 
 
 def time_passes(session, path, drafted):

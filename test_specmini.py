@@ -1432,7 +1432,24 @@ def test_a_draft_whose_guesses_all_fail_does_not_pay(kept, judged, said):
     for one in cycles:
         one.passes = {'draft/full': [1, 1, 0.2]}
     text = specmini.Text({}, 0, [1], 'sd', Exact(), cycles)
-    assert said in list(specmini.speed_tables([text], {0: 1.0, 1: 1.0}))[-1]
+    assert said in list(specmini.speed_tables([text], {0: 1.0, 1: 1.0}, 1.0))[-1]
+
+
+def test_the_forecast_is_of_whole_cycles():
+    """A cycle's two passes take 0.2 and 0.5 s of its second, so 0.15 besides each; a plain step takes 0.7."""
+    cycles = [cycle(1, True) for _ in range(30)]
+    for one in cycles:
+        one.passes = {'draft/full': [1, 1, 0.2], 'target/full': [1, 2, 0.5]}
+    text = specmini.Text({}, 0, [1], 'sd', Exact(), cycles)
+    shown = list(specmini.speed_tables([text], {0: 0.4, 1: 0.6}, 0.7))[-2]
+    assert shown.split()[-2:] == ['1.00', f'{2 * 0.7 / (0.2 + 0.6 + 2 * 0.15):.2f}']
+
+
+def test_a_plain_step_leaves_the_text():
+    s = session(network(), None, [1, 2, 3], 20)
+    list(verify.decode(s, verify.Autoregressive()))
+    written = list(s.tokens)
+    assert specmini.plain_step(s) > 0 and (s.tokens, s.tokens_left) == (written, 0)
 
 
 def test_acceptance_by_place_is_of_those_that_were_reached():
