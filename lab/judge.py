@@ -533,6 +533,8 @@ def main():
             findings = findings_of(paper, args.cost, args.verify)
             if findings:
                 print_verdicts(paper, findings)
+            else:
+                print(f'\n{paper}: its speeds are by the clock alone, no passes of them were counted')
     return 0
 
 

@@ -459,7 +459,9 @@ def kept_rows(where, head):
 def read_stored(where):
     """The Stored record of a file; ValueError if it was not measured."""
     require_that(where.exists(), f'{where}: not measured yet; python -m lab.measure does')
-    head, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines())
+    lines = where.read_text(encoding='utf-8').splitlines()
+    require_that(lines, f'{where}: an empty file; python -m lab.measure records it')
+    head, *rows = map(json.loads, lines)
     return Stored(head, rows)
 
 

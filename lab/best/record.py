@@ -124,7 +124,9 @@ def int4_row(pair, prompt):
             'cmasd': named('cmasd'), 'hedge 5': named('hedge', gamma=5),
             'ecsv-lite': named('ecsv', gamma=3, branches=3, a_self=0)}
     int4 |= {f'sd {gamma}': sd(gamma) for gamma in (2, 3, 5, 7)}
-    int4 |= {f'via, without {n}': via_without(n, layers_of(pair), 5) for n in (4, 8)}
+    model, _, _ = network(pair.target, pair.device, pair.dtype)
+    for count in BLOCKS[:2]:
+        int4[f'via, without {count}'] = via_without(count, model.config.num_hidden_layers, 5)
     settings |= {INT4 + name: setting._replace(draft_dtype='int4') for name, setting in int4.items()}
     return run_row(settings, pair, prompt)
 

@@ -1,7 +1,7 @@
 """CM-ASD's claims, judged by what lab/cmasd/record.py stored."""
 import numpy
 
-from lab.cmasd.record import GAINS, LIMITS, LONGEST, SIGNALS
+from lab.cmasd.record import ANSWERED, GAINS, LIMITS, LONGEST, SIGNALS
 from lab.judge import CLOCK, MODELLED, Claim, PageTable, Records, area, at_equal, gap, over, tuned_over
 
 SURE = 0.9              # C from which a token is trivially right
@@ -82,7 +82,7 @@ def answer_claims(records):
 
 
 def sweeps(pairs):
-    """The paper's sweep, own cost, 4 bits, by speed, agreement, accepted tokens; what signals tell."""
+    """The notes' sweep, own cost, 4 bits, by speed, agreement, accepted tokens; what signals tell."""
     rows = []
     for pair, records in pairs.items():
         if 'own_cost' in records:
@@ -90,12 +90,16 @@ def sweeps(pairs):
             rows.append((pair, 'confidence of a token, in target passes', f'{numpy.median(shares):.4f}'))
         if 'tokens' in records:
             rows += confidence_rows(pair, records['tokens'].rows)
+        for family in ANSWERED if 'answers' in records else ():
+            graded = [row for row in records['answers'].rows if row['family'] == family]
+            right = [f'{100 * numpy.mean([row[name] for row in graded]):.1f}' for name in ('cmasd', 'ar')]
+            rows.append((pair, f'right answers, {family}: cmasd, ar, %', ', '.join(right)))
     records = pairs['embedded']
     runs = records.runs('relaxed')
     texts = numpy.arange(runs.size)
     settings = [f'gamma_tau {gain}, k_max {k_max}' for gain in GAINS for k_max in LONGEST]
     for name in ('cmasd', 'strict', 'sd 4', *settings, '4-bit draft', '4-bit target', 'cmasd-prob',
-                 'cmasd-specdec'):
+                 'cmasd-specdec', 'cmasd-specdec, fixed 8'):
         rows.append(('embedded', name, runs.pace(name, texts, MODELLED), f'{runs.agreement(name, texts):.1%}',
                      runs.share('accepted', 'cycles', name, texts)))
     rows = [row + (None,) * (5 - len(row)) for row in rows]

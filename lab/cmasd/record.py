@@ -9,6 +9,7 @@ import lab.cmasd.baselines                              # noqa: F401, enters the
 from lab.measure import Record, answer_row, controlled, named, on_prompts, run_row, sd, token_row
 
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
+ANSWERED = 'math', 'translate', 'summary'       # those with right answers that are compared
 SIGNALS = 'entropy', 'margin', 'softmax'
 GAINS = 0.1, 0.5, 1.0, 2.0                      # gamma_tau and k_max as the notes sweep them
 LONGEST = 5, 10, 15, 25
@@ -34,7 +35,7 @@ def length_settings(pair):
 
 
 def relaxed_settings(pair):
-    """{name: Setting} of relaxed rules: the default, constant thresholds, the paper's sweep, other rules."""
+    """{name: Setting} of relaxed rules: the default, constant thresholds, the notes' sweep, other rules."""
     found = dict(ar=named('ar'), cmasd=named('cmasd'), strict=named('cmasd', tau_base=1))
     for gamma in (FEW_GAMMAS if not pair.is_embedded else (4, 6, 8, 10, 12)):
         found[f'sd {gamma}'] = sd(gamma)
@@ -44,15 +45,14 @@ def relaxed_settings(pair):
         return found
     for gain, k_max in itertools.product(GAINS, LONGEST):
         found[f'gamma_tau {gain}, k_max {k_max}'] = named('cmasd', gamma_tau=gain, k_max=k_max)
-    for name in ('cmasd-prob', 'cmasd-specdec'):
-        found[name] = named(name)
-    return found
+    found['cmasd-specdec, fixed 8'] = named('cmasd-specdec', controller='fixed', gamma=8)
+    return found | {name: named(name) for name in ('cmasd-prob', 'cmasd-specdec')}
 
 
 RECORDS = dict(
     tokens=on_prompts(FAMILIES, token_row),
     lengths=on_prompts(FAMILIES, partial(run_row, length_settings)),
     relaxed=on_prompts(FAMILIES, partial(run_row, relaxed_settings)),
-    # ten times as many texts of math, because answers that are lost are rare
-    answers=Record(lambda pair, n: pair.texts(['math'], 10 * n),
+    # ten times as many texts, because answers that are lost are rare
+    answers=Record(lambda pair, n: pair.texts(ANSWERED, 10 * n),
                    partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))))

@@ -6,11 +6,11 @@ Speeds at temperature 0 are modelled by pass costs.
 import numpy
 
 from lab.ecsv.record import DEPTHS, GREEDY, SAMPLED, SAMPLED_DEPTHS, branches_of
-from lab.judge import CLOCK, MODELLED, Claim, PageTable, Runs, short
+from lab.judge import CLOCK, MODELLED, Claim, PageTable, Runs, number, short
 
 BUDGET = 1.01           # the paper's: target positions a token, of those that tuned sd spends
 SD = 'sd, sampled draft'
-DEPTH = 4               # tokens of the blocks whose acceptance lengths are compared
+DEPTH = 4               # tokens of the blocks whose acceptance lengths are judged; the table has 8, too
 LENGTHS = [             # claim on the acceptance length, whose, line, record, vote, its rival
     ('length: ecsv-lite over a sampled draft', 'paper: 1.05 to 1.15', 1.05, 'blocks', 'ecsv-lite', SD),
     ('length: ecsv-lite over a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY),
@@ -29,6 +29,8 @@ SWEPT = dict(           # rows of the table of sweeps, by record
     ablations=('entropy alone', 'agreement alone', 'own q alone', 'spot, R = 1', 'spot, R = 2',
                'spot, R = 4'),
     hedged=('hedge', 'hedge, two tokens'))
+RIVALS = dict(blocks=SD, ablations='ecsv')      # of the acceptance lengths in that table
+HOTTER = 'ecsv, hotter draft', 'sd, hotter sampled draft'
 
 
 class Votes:
@@ -63,9 +65,9 @@ class Votes:
             return float(numpy.exp(numpy.log(other[there] / mine[there]).mean()))
         return figure
 
-    def length_over(self, name, rival):
-        """The figure: a vote's acceptance length over its rival's, in blocks of DEPTH tokens."""
-        i = list(self.depths).index(DEPTH)
+    def length_over(self, name, rival, depth=DEPTH):
+        """The figure: a vote's acceptance length over its rival's, in blocks of so many tokens."""
+        i = list(self.depths).index(depth)
 
         def figure(texts):
             lengths = [self.counts[vote]['kept'][texts, i].sum() / self.counts[vote]['cycles'][texts, i].sum()
@@ -137,21 +139,30 @@ def fastest_over(runs, name):
     return lambda texts: fastest(name, texts) / fastest('sd', texts)
 
 
+def lengths(records, record, name, rival):
+    """A cell: a vote's acceptance length over its rival's in blocks of DEPTH and of 8 tokens."""
+    votes = Votes(records, record, name, rival)
+    both = [votes.length_over(name, rival, depth)(votes.texts) for depth in (DEPTH, 8) if votes.texts]
+    return ', '.join(map(number, both)) or None
+
+
 def swept(records):
-    """{what: [speed over greedy sd, kept a pass over it, perplexity of the text]} of a pair."""
+    """{what: [speed over greedy sd, kept a pass over it, lengths, perplexity of the text]} of a pair."""
     found = {}
     for record, names in SWEPT.items():
         for name in names:
             votes = Votes(records, record, name, GREEDY)
+            longer = lengths(records, record, name, RIVALS[record]) if record in RIVALS else None
             if votes.texts:
-                found[name] = [votes.over(name, GREEDY)(votes.texts), votes.at_budget(name), None]
+                found[name] = [votes.over(name, GREEDY)(votes.texts), votes.at_budget(name), longer, None]
+    found[HOTTER[0]] = [None, None, lengths(records, 'blocks', *HOTTER), None]
     runs = Runs(records['sampled'].rows if 'sampled' in records else [])
     texts = numpy.arange(runs.size)
     for name in SAMPLED if runs.size else ():
         kept, base = (runs.share('accepted', 'cycles', f'{key} 4', texts) for key in (name, 'sd'))
         nats = runs.share('nats', 'tokens', f'{name} 4', texts)
         row = f'{name}, temperature 1, clock, over sd'
-        found[row] = [fastest_over(runs, name)(texts), kept / base, float(numpy.exp(nats))]
+        found[row] = [fastest_over(runs, name)(texts), kept / base, None, float(numpy.exp(nats))]
     return found
 
 
@@ -159,6 +170,6 @@ def sweeps(pairs):
     """The PageTable of sweeps and ablations."""
     tables = {pair: swept(records) for pair, records in pairs.items()}
     names = dict.fromkeys(name for table in tables.values() for name in table)
-    lines = [(name, *sum((table.get(name, [None] * 3) for table in tables.values()), [])) for name in names]
-    heads = [f'{short(pair)}: {what}' for pair in pairs for what in ('speed', 'kept', 'perplexity')]
+    lines = [(name, *sum((table.get(name, [None] * 4) for table in tables.values()), [])) for name in names]
+    heads = [f'{short(pair)}: {what}' for pair in pairs for what in ('speed', 'kept', 'length', 'perplexity')]
     return PageTable(('over sd with a greedy draft', *heads), lines)

@@ -32,7 +32,9 @@ CHEAP = {               # asked of the embedded pair alone
 FORMER = {              # stored, but measured no more; how they were made: README.md
     'hedge, two tokens': Setting(Hedge),
     'sd, 4-bit sampled draft': BLOCKS['sd, sampled draft'],
-    'ecsv, 4-bit draft': BLOCKS['ecsv']}
+    'ecsv, 4-bit draft': BLOCKS['ecsv'],
+    'sd, hotter sampled draft': Setting(partial(Ecsv, branches=1, draft_temperature=1.2)),
+    'ecsv, hotter draft': Setting(partial(Ecsv, draft_temperature=1.2))}
 HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge)}
 ABLATIONS = {
     **{name: BLOCKS[name] for name in (GREEDY, 'ecsv')},

@@ -25,7 +25,7 @@ def less(runs, figure, name, other):
 def claims(records):
     """Yields every Claim that the records of a pair allow."""
     if 'long' in records and records['long'].rows:      # a short context has none
-        yield from long_claims(Runs(records['long'].rows))
+        yield from long_claims(records.runs('long'))
     if 'tasks' in records:
         yield from task_claims(Runs(records['tasks'].rows))
     if 'mixture' in records:

@@ -120,9 +120,9 @@ def contest(gate, rate):
 
 
 def sweeps():
-    """{name: Setting} of the paper's sweeps and ablations, one knob of the default changed in each."""
+    """{name: Setting} of the notes' sweeps and ablations, one knob of the default changed in each."""
     found = {f'k {k}': named('specguard', k=k) for k in (1, 2, 8)}
-    for knob, values in dict(tau=(0.1, 0.7, 0.9), beta=(0.0, 0.7, 1.0)).items():
+    for knob, values in dict(tau=(0.1, 0.3, 0.7, 0.9), beta=(0.0, 0.3, 0.7, 1.0)).items():
         found |= {f'{knob} {value:g}': named('specguard', **{knob: value}) for value in values}
     for target_k in (1, 16):
         found[f'target_k {target_k}'] = named('specguard', k=1, tau=torch.inf, target_k=target_k,
