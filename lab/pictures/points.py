@@ -47,7 +47,7 @@ def real_speeds(pair):
 # ---------------------------------------------------------------------------------- the cost of a draft pass
 
 CHEAPEST, DEAREST, STEPS = 0.02, 0.5, 41        # costs that are drawn, evenly spaced in their logarithms
-INT4_COST = 0.14                                # of a draft pass of the real pair in 4 bits, see SPEED.md
+INT4_COST = 0.24                                # of a draft pass of the real pair in 4 bits, see SPEED.md
 DRAWN = 'sd', 'payoff', 'cmasd', 'via, without 4', 'ecsv-lite', 'specguard, k = 1'
 
 

@@ -170,11 +170,11 @@ def test_a_page_is_no_wall(page):
 BEST = 'qwen-1.5b+0.5b | '
 INT4 = 'qwen-1.5b+0.5b, both drafts | int4: '
 SHOWN = [               # words of the README, the page whose rows have their figures, how these rows begin
-    ('2.25 (2.00 to 2.53)', 'best', INT4 + 'payoff'), ('2.19 (1.74 to 2.48)', 'best', INT4 + 'sd 5'),
+    ('1.71 (1.58 to 1.82)', 'best', INT4 + 'sd 2'), ('1.80 (1.48 to 2.07)', 'best', INT4 + 'look up, else 5'),
     ('1.54; 1.59 | 1.50; 1.38', 'best', BEST + 'sd 2', BEST + 'payoff'),
     ('1.64; summaries 1.90 | 1.26', 'best', BEST + 'look up, else 3'),
     ('1.34; summaries 1.84 | 1.31', 'best', BEST + 'look up 3'),
-    ('1.53; 2.34', 'best', BEST + 'cmasd |', INT4 + 'cmasd'), ('it has 1.87', 'best', 'embedded | payoff'),
+    ('1.53; 1.93', 'best', BEST + 'cmasd |', INT4 + 'cmasd'),
     ('`payoff` 1.04 (0.94 to 1.13)', 'cmasd', 'payoff over'),
     ('(AUROC 0.94)', 'cmasd', 'AUROC of C for'), ('1.00 of tuned', 'cmasd', 'default over'),
     ('0.90 of `sd`', 'via', 'over `sd`'), ('in a row 0.96', 'via', 'without 4 or 8'),
@@ -195,7 +195,8 @@ def decimals(text):
 def test_figures_of_the_readme_are_stored():
     """Each figure of sections 9 and 10 stands, rounded, in the row of a page that is made from stored rows.
 
-    Four that no page shows are computed. The temperature and costs of a draft are no figures.
+    Four that no page shows are computed. The temperature, costs of a draft and 2.2, which is of an earlier
+    record (SPEED.md), are left out.
     """
     text = ' '.join(text_of('README.md').partition('## 9. ')[2].partition('## 11. ')[0].split())
     for words, page, *begins in SHOWN:
@@ -215,7 +216,7 @@ def test_figures_of_the_readme_are_stored():
     words = [form.format(*figures) for form, figures in computed]
     assert all(one in text for one in words), words
     tied = decimals(' '.join([*words, *(words for words, *_ in SHOWN)]))
-    assert {*decimals(text)} - {*tied} <= {'0.8', '0.14', '0.1', *map(str, COSTS)}
+    assert {*decimals(text)} - {*tied} <= {'0.8', '0.24', '0.14', '2.2', '0.1', *map(str, COSTS)}
 
 
 def test_readme_from_python(capsys, monkeypatch):
