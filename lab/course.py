@@ -12,7 +12,8 @@ from unittest.mock import patch
 import torch
 
 from lab.measure import MODELS
-from lab.toys import Table, enumerate_law, exact_law, network, session, variation, write
+from lab.toys import (Table, WrongResidual, enumerate_law, exact_law, network, session, variation,
+                      write)
 from model import KVCache, require_that
 from specmini import Engine
 from verify import CONTROLLERS, METHODS, Cycle, Exact, Score, decode, probs, residual
@@ -69,15 +70,6 @@ def first_token(target, draft, method, **settings):
     return found
 
 
-def called(function, *args):
-    """What the answer's function returns; NotYet, with the arguments, if it raises."""
-    try:
-        return function(*args)
-    except Exception as error:
-        shown = ', '.join(f'{arg:g}' for arg in args)
-        raise NotYet(f'{function.__name__}({shown}) raises {type(error).__name__}: {error}') from error
-
-
 def close(found, wanted, within=1e-6):
     """Whether a number is there and near enough."""
     return isinstance(found, int | float) and abs(found - wanted) <= within
@@ -127,12 +119,6 @@ def check_test(answer, name, mistakes):
         claim(error is not None, f'your {name} still passes if {what}: so it cannot tell')
 
 
-def favourite(self, p, q):
-    """The target's likeliest token, a wrong recovery_distribution: it has one outcome."""
-    best = p.argmax(-1, keepdim=True)
-    return torch.zeros_like(p).scatter_(-1, best, 1.0)
-
-
 # ---------------------------------------------------------------------------------------- the exercises
 
 def check_1(answer):
@@ -145,7 +131,7 @@ def check_1(answer):
         share = 1 - abs(p - q)
         for gamma in (1, 3):
             wanted, _ = cycle_of((p, 1 - p), (q, 1 - q), gamma)
-            found = called(tokens_a_cycle, share, gamma)
+            found = tokens_a_cycle(share, gamma)
             claim(close(found, wanted), f'tokens_a_cycle({share:g}, {gamma}) is {found}; '
                   f'sd writes {wanted:.4f}')
     engine = Engine(MODELS / 'target', MODELS / 'draft', max_new=60, temperature=1.0)
@@ -243,7 +229,7 @@ def check_5(answer):
             labels = ['draft'] * n + ['bonus'] if whole else ['draft'] * (n - 1) + ['target']
             wanted = min(16, 2 * n) if whole else max(1, n // 2)
         control.learn(Cycle(drafted, [], [0] * len(labels), labels, {}, 0.0))
-    wrong_residual = patch.object(Exact, 'recovery_distribution', favourite)
+    wrong_residual = patch.object(Exact, 'recovery_distribution', WrongResidual.recovery_distribution)
     check_test(answer, 'test_doubling', {'no block is ever doubled': told_only(kind, False),
                                          'the residual is wrong': wrong_residual,
                                          'no block is ever halved': told_only(kind, True)})

@@ -36,23 +36,17 @@ def letters(ids):
 # ---------------------------------------------------------------------------------------------- counting out
 
 def prove(name, method, **sampling):
-    """The Proof of a method; ValueError where tables cannot run it. sampling: temperature, top_k, top_p."""
-    try:
-        return largest_proof(name, method, sampling)
-    except ValueError as error:
-        raise ValueError(f'{name}: {error}') from None
+    """The Proof of a method on the largest tables where the draws can go in at most MOST ways.
 
-
-def largest_proof(name, method, sampling):
-    """The Proof on the largest tables where the draws can go in at most MOST ways."""
+    ValueError where tables cannot run it. sampling: temperature, top_k, top_p.
+    """
     proof = None
-    for vocab, horizon in LONGER if varies(method) else SIZES:
-        try:
+    try:
+        for vocab, horizon in LONGER if varies(method) else SIZES:
             proof = proof_of(name, method, vocab, horizon, sampling)
-        except TooMany:
-            if proof is None:
-                raise
-            break
+    except ValueError as error:
+        if proof is None or not isinstance(error, TooMany):
+            raise ValueError(f'{name}: {error}') from None
     return proof
 
 
@@ -129,7 +123,8 @@ class Proof:
             wanted = self.wanted[text]
             apart = f'{own - wanted:+.5f}' if abs(own - wanted) > SAME else '0'
             drafted = self.drafted[text]
-            yield f'{spelled(text):12}  {own:{width}.5f}  {wanted:9.5f}  {apart:>10}  {drafted:11.5f}'
+            shown = ' '.join(map(str, text))
+            yield f'{shown:12}  {own:{width}.5f}  {wanted:9.5f}  {apart:>10}  {drafted:11.5f}'
         if len(self.texts) > ROWS:
             yield f'and {len(self.texts) - ROWS} more'
         away = variation(self.drafted, self.wanted)
@@ -144,27 +139,14 @@ class Proof:
             if self.promised:
                 return f'lossless: {found}'
             return f'no difference found: {found}, which {self.name} does not promise at these knobs'
-        found += f' have total variation {self.gap:.3g}; {self.first_apart()}'
+        found += f' have total variation {self.gap:.3g}'
         if self.promised:
             return f'WRONG: {self.name} calls itself lossless at these knobs, and is not: {found}'
         return f'LOSSY: {found}'
 
-    def first_apart(self):
-        """Which text is the first whose probability differs, and by how much."""
-        for text in self.texts:
-            own = self.law[text]
-            wanted = self.wanted[text]
-            if abs(own - wanted) > SAME / len(self.texts):
-                return f'the first to differ, {spelled(text)}, has {own:.5f} instead of {wanted:.5f}'
-
 
 def counted(n, word):
     return f'{n} {word}' if n == 1 else f'{n} {word}s'
-
-
-def spelled(text):
-    """The ids of a text, as they are shown."""
-    return ' '.join(map(str, text))
 
 
 # --------------------------------------------------------------------------------------------- the program

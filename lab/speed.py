@@ -97,7 +97,9 @@ def timed(contestants, prompts, rounds, texts):
     """
     found = {name: [] for name in contestants}
     for i in tqdm(range(rounds + 1), file=sys.stderr, desc='rounds'):
-        names = list(contestants)[::1 - i % 2 * 2]
+        names = list(contestants)
+        if i % 2:
+            names.reverse()
         for calls in found.values():
             calls.append([])
         for ids in prompts:

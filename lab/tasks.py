@@ -203,22 +203,16 @@ def expression(rng, depth):
 def code(rng):
     """A comment that says what a one-line function returns, and the function. Stands for MBPP."""
     while True:
-        row = function(rng)
-        if outputs(row['answer']):                      # a remainder by zero is no example
-            return row
-
-
-def function(rng):
-    """A row of `code`, whose function may fail."""
-    english, text, _ = expression(rng, rng.randint(1, 3))
-    if rng.random() < 0.2:
-        other, then, _ = expression(rng, 1)
-        english = f'{english} if a is greater than b, else {other}'
-        text = f'{text} if a > b else {then}'
-    used = [name for name in ('a', 'b', 'c', 'xs') if re.search(rf'\b{name}\b', text)]
-    arguments = ', '.join(used or ['a'])
-    answer = f'def f({arguments}): return {text}'
-    return dict(task='code', prompt=f'# Return {english}.', answer=answer, solution='\n' + answer)
+        english, text, _ = expression(rng, rng.randint(1, 3))
+        if rng.random() < 0.2:
+            other, then, _ = expression(rng, 1)
+            english = f'{english} if a is greater than b, else {other}'
+            text = f'{text} if a > b else {then}'
+        used = [name for name in ('a', 'b', 'c', 'xs') if re.search(rf'\b{name}\b', text)]
+        arguments = ', '.join(used or ['a'])
+        answer = f'def f({arguments}): return {text}'
+        if outputs(answer):                             # a remainder by zero is no example
+            return dict(task='code', prompt=f'# Return {english}.', answer=answer, solution='\n' + answer)
 
 
 def evaluate(node, names):
@@ -312,7 +306,9 @@ def translate(rng):
     thing, theirs, _ = phrase(rng)
     verb = rng.choice(list(VERBS))
     past = rng.random() < 0.5
-    english = [subject, conjugated(verb, past, plural), thing]
+    third = dict(carry='carries', wash='washes').get(verb, verb + 's')
+    present = verb if plural else third
+    english = [subject, PAST[verb] if past else present, thing]
     words = [theirs, ours]
     if rng.random() < 0.5:
         place, there, _ = phrase(rng)
@@ -325,15 +321,6 @@ def translate(rng):
     answer = ' '.join(words) + '.'
     prompt = f'Translate: {" ".join(english)}.'
     return dict(task='translate', prompt=prompt, answer=answer, solution='\n' + answer)
-
-
-def conjugated(verb, past, plural):
-    """The English form of a verb with a subject in the third person."""
-    if past:
-        return PAST[verb]
-    if plural:
-        return verb
-    return dict(carry='carries', wash='washes').get(verb, verb + 's')
 
 
 # ----------------------------------------------------------------------------------- summary: CNN/DailyMail
@@ -391,8 +378,6 @@ RELATIONS = dict(
            'fox bear mouse owl cat rabbit frog duck goat crow'.split()),
     year=(['In which year was {} built?', 'When was {} built?'], [str(y) for y in range(103, 999, 7)]))
 OPENINGS = 'Q: ', 'Question: ', 'Tell me: ', 'Please say: '
-
-
 DICE = random.Random('world')       # the invented world is always the same
 FACTS = {(relation, town): DICE.choice(values)
          for town in TOWNS for relation, (_, values) in RELATIONS.items()}

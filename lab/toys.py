@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import kernels
 from model import Config, Path, Reader, Transformer, checkpoint_views
-from verify import METHODS, Draft, Exact, Session, draft_model, decode, probs, no_draft
+from verify import METHODS, Draft, Exact, Session, draft_model, decode, probs, no_draft, tokens_of
 
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=4, max_position_embeddings=64)
@@ -103,9 +103,8 @@ def write(s, method):
     begin = len(s.tokens)
     s.read_prompt()
     cycles = list(decode(s, replace(method)))           # a method serves one text
-    emitted = []
+    emitted = tokens_of(cycles)
     for cycle in cycles:
-        emitted += cycle.tokens
         # a label a token; no more judged than drafted, no more kept than judged
         assert len(cycle.labels) == len(cycle.tokens) >= 1, cycle
         assert cycle.accepted <= len(cycle.judged) <= len(cycle.drafted), cycle

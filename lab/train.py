@@ -2,9 +2,7 @@
 
 `python -m lab.train target --minutes 90`, then `draft`, `mid`, `up`, `moe`. A run goes on from the weights
 in lab/models/, where there are some, and writes Hugging Face folders in bf16. After it, train_mask.py
-measures them anew (lab/models/README.md). The stored models were trained in another way: with Muon's update
-in fp32 (torch's computes in bf16), on unfused matrices and on each expert, and with the optimizer's state
-kept from run to run; `mid`, `up` and `moe` began with weights of the other two.
+measures them anew (lab/models/README.md, which also says how the stored models were trained otherwise).
 """
 import argparse
 import itertools
@@ -18,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from lab import at_least, tasks
@@ -132,11 +131,10 @@ def batches(tokenizer, source, tokens, seed):
     rng = random.Random(seed)
     while True:
         examples = encode(tokenizer, list(itertools.islice(source, 1024)))
-        examples.sort(key=lambda example: len(example[0]))
+        examples.sort(key=lambda example: -len(example[0]))
         groups = []
         while examples:
-            most = tokens // len(examples[0][0])        # if all were as long as the first
-            longest, _ = examples[min(most, len(examples) - 1)]
+            longest, _ = examples[0]
             n = max(1, tokens // len(longest))
             groups.append(examples[:n])
             del examples[:n]
@@ -147,13 +145,11 @@ def batches(tokenizer, source, tokens, seed):
 
 def padded(group):
     """Examples (ids, start) -> (ids [B, T], labels [B, T]); -100 is no label."""
-    T = max(len(line) for line, _ in group)
-    ids = torch.zeros(len(group), T, dtype=torch.long)
-    labels = torch.full_like(ids, -100)
-    for b, (line, start) in enumerate(group):
-        ids[b, :len(line)] = torch.tensor(line)
-        labels[b, start - 1:len(line) - 1] = torch.tensor(line[start:])     # position i predicts token i + 1
-    return ids, labels
+    ids = [torch.tensor(line) for line, _ in group]
+    labels = []
+    for line, start in group:                           # position i predicts token i + 1
+        labels.append(torch.tensor([-100] * (start - 1) + line[start:] + [-100]))
+    return pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=-100)
 
 
 def build(name, tokenizer):
@@ -246,11 +242,9 @@ def step(model, optimizers, path, ids, labels):
 def idle(layers, share, drop, rng):
     """Sublayers that rest in this step: the inner layers while a fresh model grows, some more by chance.
 
-    share: how much of its time a fresh model (of more than 4 layers) has had; None for one that has grown.
+    share: how much of its time a fresh model has had; 1 for one that has grown.
     """
-    running = layers
-    if share is not None and layers > 4:
-        running = next((outer for until, outer in GROW if share < until), layers)
+    running = next((outer for until, outer in GROW if share < until), layers)
     resting = set()
     for i in range(1, layers - 1):
         depth = min(i, layers - 1 - i)                  # layers to the nearer end
@@ -284,7 +278,7 @@ def train(name, minutes, tokens, seed, device):
         for optimizer, peak in zip(optimizers, peaks):
             optimizer.param_groups[0]['lr'] = peak * factor
         drop = DROP.get(name, 0) if share >= LATE else 0
-        skip = idle(len(model.model.layers), None if grown else share, drop, rng)
+        skip = idle(len(model.model.layers), 1 if grown else share, drop, rng)
         ids, labels = next(next(source) for until, source in sources if share < until)
         loss = step(model, optimizers, model.full.without(skip), ids.to(device), labels.to(device))
         bar.update(round(time.time() - begin) - bar.n)

@@ -5,7 +5,6 @@ include looking up its coins and logging sparse layers; the notes are made after
 line: lab/page/README.md.
 """
 import copy
-import itertools
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -23,11 +22,10 @@ MOST_ROLLOUT = 1024     # tokens of a text up to which whole rows of the rollout
 
 
 def rounded(x):
-    """A number, or nested lists of numbers, to DECIMALS; a whole one as an int, which is shorter to write."""
+    """A number, or nested lists of numbers, to DECIMALS."""
     if isinstance(x, list):
         return [rounded(one) for one in x]
-    short = round(x, DECIMALS)
-    return int(short) if short == int(short) else short
+    return round(x, DECIMALS)
 
 
 class WatchedReader(Reader):
@@ -52,21 +50,15 @@ def watched(path, log):
 
     Sublayer 2i is the attention of layer i, 2i + 1 its feed-forward.
     """
-    attends = tuple(logged(attend, 2 * i, log) for i, attend in enumerate(path.attends))
-    ffns = tuple(logged(ffn, 2 * i + 1, log) for i, ffn in enumerate(path.ffns))
+    def logged(sublayer, number):
+        def run(*args):
+            out, carry = sublayer(*args)
+            log.append((number, carry))
+            return out, carry
+        return sublayer and run                         # None where it is skipped
+    attends = tuple(logged(attend, 2 * i) for i, attend in enumerate(path.attends))
+    ffns = tuple(logged(ffn, 2 * i + 1) for i, ffn in enumerate(path.ffns))
     return replace(path, attends=attends, ffns=ffns)
-
-
-def logged(sublayer, number, log):
-    """A sublayer's function that also appends (number, carry) to the log; None, where skipped, stays None."""
-    if sublayer is None:
-        return None
-
-    def run(*args):
-        out, carry = sublayer(*args)
-        log.append((number, carry))
-        return out, carry
-    return run
 
 
 @dataclass
@@ -126,7 +118,7 @@ def places(session, draft, score, cycle):
         return []
     count = max(min(len(cycle.tokens), n + 1), min(len(cycle.judged), n))
     found = []
-    for i, verdict in itertools.zip_longest(range(count), cycle.judged[:count]):
+    for i, verdict in zip(range(count), cycle.judged + [None] * count):
         here = {name: rows[i].cpu() for name, rows in laws.items()}                     # {name: [V]}
         written = cycle.tokens[min(i, len(cycle.tokens) - 1)]
         guessed = draft.tokens[i] if i < n else written

@@ -10,8 +10,9 @@ from specmini import take_threads
 
 def shown():
     """{picture: what it shows} of all."""
+    pairs = {'embedded pair': 'embedded', 'Qwen2.5-Coder 1.5B with 0.5B': points.REAL}
     found = dict(speedup=points.real_speeds(points.REAL), cost=points.speeds_by_cost(points.REAL),
-                 front=points.both_pairs())
+                 front={name: points.front_points(pair) for name, pair in pairs.items()})
     return found | {name: cycle() for name, cycle in cycles.CYCLES.items()}
 
 

@@ -1,7 +1,7 @@
 """The charts: speed by the formula; over the cost of a draft pass; against agreement, and its front."""
 from matplotlib import pyplot
 
-from lab.pictures.points import CHEAPEST, DEAREST, LONGEST, Point, front, speedup
+from lab.pictures.points import CHEAPEST, DEAREST, LONGEST, front, speedup
 from lab.pictures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, WIDTH
 
 GAMMAS = range(1, LONGEST + 1)
@@ -103,8 +103,7 @@ def front_chart(shown):
     """A panel for each pair, below it the names of its front, below both what the marks are."""
     figure, panels = pyplot.subplots(1, 2, figsize=(WIDTH / 10, HEIGHT))
     figure.subplots_adjust(left=0.085, right=0.985, top=0.9, bottom=0.37, wspace=0.16)
-    for axes, (pair, rows) in zip(panels, shown.items()):
-        points = [Point(*row) for row in rows]
+    for axes, (pair, points) in zip(panels, shown.items()):
         best = front(points)
         cloud(axes, points)
         mark_front(axes, best)

@@ -3,12 +3,12 @@
 Which text, and by what rule a cycle of it was taken, stands in each function. Words are texts of tokens.
 """
 import copy
-import functools
+from collections import Counter
 from statistics import fmean
 
 from lab import tasks
 from lab.page.traced import watched
-from lab.measure import EMBEDDED, held_out_rows
+from lab.measure import EMBEDDED, cached_engine, held_out_rows
 from verify import (CmAsd, Draft, Ecsv, Score, Sparse, SpecGuard, ViaSd, block_length, decode,
                     step_score)
 
@@ -20,13 +20,10 @@ TABLE = 400, 450        # tokens of the prompt that sparse verification reads
 BLOCK = 8               # tokens of one of its blocks
 
 
-def word(token):
-    """The text of a token; a line's end as an arrow."""
-    return EMBEDDED.tokenizer.decode([token], skip_special_tokens=False).strip(' ').replace('\n', '↵')
-
-
 def words(tokens):
-    return [word(token) for token in tokens]
+    """The text of each token; a line's end as an arrow."""
+    texts = [EMBEDDED.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    return [text.strip(' ').replace('\n', '↵') for text in texts]
 
 
 def column(rows, key):
@@ -34,17 +31,12 @@ def column(rows, key):
     return [row[key] for row in rows]
 
 
-@functools.cache
-def engine():
-    """The Engine of the embedded pair."""
-    return EMBEDDED.engine()
-
-
 def begun(text, method):
     """A Session of the embedded pair that has read this text."""
     ids = EMBEDDED.encode(text)
-    engine().open([ids])
-    return engine().start(ids, method)
+    engine = cached_engine(EMBEDDED, 'auto')
+    engine.open([ids])
+    return engine.start(ids, method)
 
 
 # -------------------------------------------------------------------------------------------- CM-ASD, ECSV
@@ -53,7 +45,8 @@ def observed(session, cycle):
     """(cycle, the target's favourites, p / max p of the draft tokens) of the cycle that just ended."""
     before = copy.copy(session)
     before.tokens = session.tokens[:len(session.tokens) - len(cycle.tokens)]
-    score = Score(before, Draft.points(cycle.drafted, session.target.model), session.target.model.full)
+    model = session.target.model
+    score = Score(before, Draft.points(cycle.drafted, model), model.full)
     return cycle, score.logits.argmax(-1).tolist(), column(score.table, 2)
 
 
@@ -124,11 +117,10 @@ def before(session, cycle):
 
 def beginnings(lines):
     """{beginning: how many of the lines have it}, lists of anything, each beginning a tuple."""
-    found = {}
+    found = Counter()
     for line in lines:
         for n in range(1, len(line) + 1):
-            begin = tuple(line[:n])
-            found[begin] = found.get(begin, 0) + 1
+            found[tuple(line[:n])] += 1
     return found
 
 

@@ -1,4 +1,6 @@
 """The pictures of the five methods, each of what lab/pictures/cycles.py found."""
+import textwrap
+
 from lab.pictures.cycles import beginnings
 from lab.pictures.style import (BLACK, BLUE, GREEN, GREY, ORANGE, PALE, SKY, VERMILLION, WIDTH, bar, canvas,
                                 headline, rule, token, write)
@@ -26,7 +28,7 @@ def cmasd(shown):
         axes.plot(x, foot + height * shown['ratio'][i], 'o', color=BLACK, markersize=5)
         token(axes, (x, 11), shown['drafted'][i], 'draft' if shown['kept'][i] else 'out')
         write(axes, x, 8, str(shown['window'][i]), align='center')
-        if forgiven(shown, i):
+        if shown['kept'][i] and shown['drafted'][i] != shown['favourite'][i]:
             token(axes, (x, 5), shown['favourite'][i], 'target')
         else:
             write(axes, x, 5, shown['favourite'][i], GREY, 'center')
@@ -38,11 +40,6 @@ def cmasd(shown):
     write(axes, end + 0.8, 5, 'in a box: forgiven', GREY)
     legend(axes, 2)
     return figure
-
-
-def forgiven(shown, i):
-    """Whether a guess is kept that the target would not have written."""
-    return shown['kept'][i] and shown['drafted'][i] != shown['favourite'][i]
 
 
 def legend(axes, y):
@@ -173,7 +170,7 @@ def specguard(shown):
     height = 15 + 5 * len(shown['steps'])
     figure, axes = canvas(height)
     headline(axes, 'specguard: a whole step is kept if the draft was sure and looked back',
-             f'All steps behind “{shortened(shown["prompt"], 76)}”')
+             f'All steps behind “{textwrap.shorten(shown["prompt"], 76, placeholder=" …")}”')
     columns = dict(confidence=(18, '#BFDDF2'), grounding=(30, '#BFDDF2'), score=(42, SKY))
     top = height - 8
     write(axes, 1, top, 'step of the draft', GREY)
@@ -201,13 +198,6 @@ def specguard(shown):
     write(axes, 1, 2, 'confidence: the step’s least log q(x); grounding: its least attention on what '
           'stood before; score: their mean', GREY)
     return figure
-
-
-def shortened(text, most):
-    """The text, or its first words with so many letters."""
-    if len(text) <= most:
-        return text
-    return text[:most].rsplit(' ', 1)[0] + ' …'
 
 
 def sparse(shown):

@@ -139,8 +139,3 @@ def front(points):
         if not found or point.speed > found[-1].speed:
             found.append(point)
     return found
-
-
-def both_pairs():
-    """{name of a pair: its Points} of the embedded pair and the real one."""
-    return {'embedded pair': front_points('embedded'), 'Qwen2.5-Coder 1.5B with 0.5B': front_points(REAL)}

@@ -95,11 +95,13 @@ class Prompted:
 
     def read(self, knobs):
         """kl in nats, dense to sparse; alike: share of the same first choice; nll in nats; pass: seconds."""
-        dense, (sparse, seconds) = self.dense, self.log_probs(knobs)
+        dense = self.dense
+        sparse, seconds = self.log_probs(knobs)
         tokens = torch.tensor(self.solution, device=sparse.device)[:, None]
-        return dict(kl=float((dense.exp() * (dense - sparse)).sum(-1).mean()),
-                    alike=float((dense.argmax(-1) == sparse.argmax(-1)).float().mean()),
-                    nll=-float(sparse.gather(1, tokens).mean())) | {'pass': seconds}
+        kl = (dense.exp() * (dense - sparse)).sum(-1).mean()
+        alike = (dense.argmax(-1) == sparse.argmax(-1)).float().mean()
+        nll = -sparse.gather(1, tokens).mean()
+        return {'kl': float(kl), 'alike': float(alike), 'nll': float(nll), 'pass': seconds}
 
     def write(self, knobs, method=None):
         """(ids of the greedy text of `sd` or another method, its counts); a next question ends the answer.

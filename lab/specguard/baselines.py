@@ -2,18 +2,40 @@
 
 They ask `session.checker`, a function from ids to whether their last step is right, which the lab sets.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model import require_that
-from verify import METHODS, SpecGuard, knob
+from verify import METHODS, Exact, SpecGuard, decode, knob, tokens_of
+
+
+def continued_checker(session, right):
+    """Function from ids to the grade of the answer to which the target comes, going on greedily from there.
+
+    session: has read its prompt; right: function from an answer to its grade. So a wrong step that the target
+    would mend is right. A text on the way of an earlier continuation has its grade, and costs nothing.
+    Source: Wang et al. 2024 (Math-Shepherd), the hard estimate, with one greedy continuation.
+    """
+    room = session.begin + session.tokens_left
+    ways = []                               # (where a continuation began, all its ids, its grade)
+
+    def check(ids):
+        for start, way, verdict in ways:
+            if start <= len(ids) and way[:len(ids)] == ids:
+                return verdict
+        going = replace(session, tokens=ids, tokens_left=room - len(ids))
+        going.ended = len(ids) > session.begin and ids[-1] in session.eos
+        way = ids + tokens_of(decode(going, Exact(draft_temperature=0)))
+        verdict = right(session.text(way[session.begin:]))
+        ways.append((len(ids), way, verdict))
+        return verdict
+    return check
 
 
 def step_right(session, draft):
     """1.0 if the session's checker finds this step right, else 0.0; ValueError where the task has none."""
     checker = getattr(session, 'checker', None)
-    require_that(checker,
-                 'this gate grades steps: it needs a task with a step checker (python -m lab.measure '
-                 'specguard)')
+    require_that(checker, 'this gate grades steps: it needs a task with a step checker, '
+                 'as python -m lab.measure specguard has it')
     return float(checker(session.tokens + draft.tokens))
 
 

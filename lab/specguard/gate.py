@@ -5,44 +5,19 @@ gate that is surely as accurate as it should be, with the fewest steps by the ta
 calibration.json with the ranges of these steps.
 """
 import itertools
-import math
 import sys
-from dataclasses import replace
 
 from tqdm import tqdm
 
+from lab.specguard.baselines import continued_checker
 from model import require_that, write_calibration
 from specmini import exit_status, grade
 from train_mask import parse, settings_of, signal_ranges, signal_texts
-from verify import Exact, decode, step_score, tokens_of
+from verify import step_score
 
 BETAS = 0.5, 0.25, 0.75, 0.0, 1.0       # of equally good gates the first is chosen
 TAUS = [i / 20 for i in range(22)]
 ACCURACY = 0.95         # share of the kept steps that is to be right
-LEAST = 0.05            # share of the steps that a gate must keep: how right the surest few are says little
-
-
-def continued_checker(session, right):
-    """Function from ids to the grade of the answer to which the target comes, going on greedily from there.
-
-    session: has read its prompt; right: function from an answer to its grade. So a wrong step that the target
-    would mend is right. A text on the way of an earlier continuation has its grade, and costs nothing.
-    Source: Wang et al. 2024 (Math-Shepherd), the hard estimate, with one greedy continuation.
-    """
-    begin = len(session.tokens)
-    room = begin + session.tokens_left
-    ways = []                               # (where a continuation began, all its ids, its grade)
-
-    def check(ids):
-        for start, way, verdict in ways:
-            if start <= len(ids) and way[:len(ids)] == ids:
-                return verdict
-        going = replace(session, tokens=ids, tokens_left=room - len(ids))
-        going.ended = len(ids) > begin and ids[-1] in session.eos
-        way = ids + tokens_of(decode(going, Exact(draft_temperature=0)))
-        ways.append((len(ids), way, right(session.text(way[begin:]))))
-        return ways[-1][-1]
-    return check
 
 
 def drafted_steps(engine, row, ids, method):
@@ -54,22 +29,22 @@ def drafted_steps(engine, row, ids, method):
     """
     session = engine.start(ids, method)
     right = continued_checker(session, lambda text: grade(row, text))
-    graded = right(list(ids))
-    found = []
+    graded = right(ids)
+    steps = []
     while session.tokens_left and not session.ended:
         draft = method.propose(session)
         seen = method.score(session, draft)
         good = right(session.tokens + draft.tokens) if graded else None
-        found.append((*map(min, zip(*seen)), good))
+        steps.append((*map(min, zip(*seen)), good))
         session.commit(draft.tokens if good else method.write(session))
-    return found
+    return steps
 
 
 def lower_bound(right, n):
-    """The lower end of the 95 % interval of a share of which `right` of n were seen. Source: Wilson 1927."""
+    """The lower end of the 95 % interval of a share, seen in `right` of n; 0 of none. Source: Wilson 1927."""
     z = 1.96
-    middle = right + z * z / 2
-    return (middle - z * math.sqrt(right * (n - right) / n + z * z / 4)) / (n + z * z)
+    root = (right * (n - right) / max(n, 1) + z * z / 4) ** 0.5
+    return (right + z * z / 2 - z * root) / (n + z * z)
 
 
 def choose_gate(steps, ranges, accuracy):
@@ -81,13 +56,10 @@ def choose_gate(steps, ranges, accuracy):
     gates = []
     for beta, tau in itertools.product(BETAS, TAUS):
         kept = [right for L, G, right in steps if step_score([(L, G)], ranges, beta) >= tau]
-        if len(kept) >= max(1, LEAST * len(steps)):
-            gates.append(dict(beta=beta, tau=tau, target=1 - len(kept) / len(steps),
-                              sure=lower_bound(sum(kept), len(kept))))
-    good = [gate for gate in gates if gate['sure'] >= accuracy]
-    if good:
-        return min(good, key=lambda gate: gate['target'])
-    return max(gates, key=lambda gate: (gate['sure'], -gate['target']))
+        target = 1 - len(kept) / len(steps)
+        sure = lower_bound(sum(kept), len(kept))
+        gates.append(dict(beta=beta, tau=tau, target=target, sure=sure))
+    return min(gates, key=lambda gate: (max(0, accuracy - gate['sure']), gate['target']))
 
 
 def find_gate(engine, rows, prompts, method):
@@ -106,14 +78,12 @@ def find_gate(engine, rows, prompts, method):
     return dict(draft_logp=logp, draft_grounding=grounding, beta=gate['beta'], tau=gate['tau'])
 
 
-def main():
-    """Runs the program, with the flags of train_mask.py; returns its exit status."""
-    def run():
-        args = parse(['--signals', *sys.argv[1:]])
-        section = find_gate(*signal_texts(args, settings_of(args)))
-        write_calibration(args.target, 'signals', section, args.draft, args.draft_dtype)
-    return exit_status('lab.specguard.gate', run)
+def run():
+    """Measures a pair, with the flags of train_mask.py, and stores what it finds."""
+    args = parse(['--signals', *sys.argv[1:]])
+    section = find_gate(*signal_texts(args, settings_of(args)))
+    write_calibration(args.target, 'signals', section, args.draft, args.draft_dtype)
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(exit_status('lab.specguard.gate', run))

@@ -8,7 +8,7 @@ import pytest
 
 import specmini
 import verify
-from lab.page import add_lane, write_run
+from lab.page import write_page
 from lab.page.browser import open_browser, visit
 from lab.tests.helpers import EMBEDDED, interrupt, program, tiny_pair
 from lab.toys import byte_network
@@ -284,7 +284,7 @@ HOSTILE = ['</script><script>window.hacked = 1</script>', '<img src=x onerror="w
            '\\u003c\n']
 
 
-def test_page_keeps_hostile_text_text(browser, tmp_path):
+def test_page_keeps_hostile_text_text(browser, tmp_path, monkeypatch):
     """Whatever a model or a prompt says is in the page letter by letter, and nothing of it runs."""
     words = dict(enumerate(HOSTILE))
     tokenizer = SimpleNamespace(decode=lambda ids, **how: ''.join(words[i] for i in ids))
@@ -296,10 +296,8 @@ def test_page_keeps_hostile_text_text(browser, tmp_path):
                              acceptance_rate=None, tokens_per_second=1.0, acceptance_by_place=[]))
     cycle = verify.Cycle([], [], ids, ['target'] * len(ids), {'target/full': [1, 1, 0.01]}, 0.01)
     with open(tmp_path / 'run.html', 'w', encoding='utf-8') as file:
-        text = specmini.Text({}, 0, ids, 'sd', None, [cycle])
-        shown = []
-        add_lane(shown, ids, report, specmini.trace_lines(text, tokenizer))
-        write_run(file, engine, shown)
+        monkeypatch.setattr('lab.page.report', lambda engine, text: report)
+        write_page(file, engine, [specmini.Text({}, 0, ids, 'sd', None, [cycle])], None)
     visit(browser, tmp_path / 'run.html')
     shown = browser.execute_script('''
         return [window.hacked === undefined, document.scripts.length, document.images.length,

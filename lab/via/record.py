@@ -10,9 +10,9 @@ import train_mask
 from lab.measure import (MODELS, Pair, Prompt, Record, Setting, answer_row, held_out_rows, named, network,
                          prepared, run_row, sd)
 from lab.via.baselines import MiddleSession, ViaMid, sublayers
-from model import require_that, read_calibration
+from model import read_calibration
 from specmini import Engine
-from verify import Exact, Score, ViaSd, decode, prompt_lookup, tokens_of, violation
+from verify import Exact, Score, ViaSd, decode, tokens_of, violation
 
 GAMMA = ViaSd.gamma
 FAMILIES = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa={}, translate={},
@@ -25,7 +25,6 @@ LAMS = {'cascade': (0.02, 0.05, 0.1, 0.3), 'cascade-opt': (0.02, 0.05, 0.1, 0.3)
 FEW = 8                                         # prompts of a family where many settings write each text
 WINDOW = 32                                     # tokens that a mask's cost is of, as train_mask.py has it
 FREE, FOUND = 8, 4                              # layers that a mask may skip, and that the one found skips
-ROLES = 'mid', 'up'                             # models for the middle: of its own, the upscaled drafter
 
 
 def texts(pair, n):
@@ -115,16 +114,15 @@ def mask_row(pair, prompt):
     for size in range(1, FREE + 1):
         settings[f'skip {size}'] = named('via-layers', layers=plain_layers(size))
     row = weighed_row(settings, pair, prompt)
-    for role in ROLES:
+    for role in ('mid', 'up'):                          # of its own, the upscaled drafter
         middle = WithMiddle(pair.target, pair.draft, middle=str(MODELS / role))
         row['runs'] |= weighed_row({role: Setting(ViaMid)}, middle, prompt)['runs']
     return row
 
 
 def drafting_row(pair, prompt):
-    """A target without a draft model: it looks drafts up, or drafts for itself on its slim path."""
-    own = {f'self {gamma}': sd(gamma) for gamma in (2, 4)}
-    settings = dict(plain=named('ar'), lookup=Setting(functools.partial(Exact, 4), prompt_lookup)) | own
+    """A target without a draft model, which drafts for itself on its slim path."""
+    settings = {'plain': named('ar'), 'self 2': sd(2)}
     return weighed_row(settings, replace(pair, draft='self'), prompt)
 
 
@@ -146,8 +144,9 @@ def slim_row(pair, prompt):
         p, s = [Score(session, draft, path).logits[:-1].log_softmax(-1) for path in paths]
         q = draft.logits.log_softmax(-1)
         sums['positions'] += len(q)
-        sums['draft_right'] += int((q.argmax(-1) == p.argmax(-1)).sum())
-        sums['slim_right'] += int((s.argmax(-1) == p.argmax(-1)).sum())
+        best = p.argmax(-1)
+        sums['draft_right'] += int((q.argmax(-1) == best).sum())
+        sums['slim_right'] += int((s.argmax(-1) == best).sum())
         delta = violation(p, q) - violation(s, q) - violation(p, s)     # R(p|q) - R(s|q) - R(p|s) [n], nats
         sums['delta'] += float(delta.sum())
     return prompt.name | sums
@@ -156,8 +155,6 @@ def slim_row(pair, prompt):
 def unseen_texts(pair, n):
     """Prompts that the search for the target's mask did not have."""
     asked = read_calibration(pair.target)['mask'].get('settings', {})
-    require_that(asked.get('unit',
-                 'layer') == 'layer', f'{pair.target}: search a mask of layers, not sublayers')
     searched = []
     if asked.get('prompts'):
         rows = train_mask.calibration_rows(train_mask.Settings(prompts=asked['prompts']))
