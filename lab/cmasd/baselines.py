@@ -2,6 +2,7 @@
 import math
 from dataclasses import dataclass
 
+from model import Int4
 from verify import CONTROLLERS, METHODS, CmAsd, Controller, Exact, knob, probs
 
 
@@ -91,6 +92,8 @@ class Payoff(Product):
             path = reader.model.full if session.draft else session.slim_path
             target = session.target.model
             self.cost = reader.model.read_bytes(path) / target.read_bytes(target.full)
+            if any(isinstance(part, Int4) for part in reader.model.modules()):
+                self.cost *= 2                          # such products are bound by arithmetic, not by bytes
         return super().max_tokens(session)
 
     def chance(self, note):

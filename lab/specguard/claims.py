@@ -16,7 +16,7 @@ USUAL = 'sd 4'
 DEFAULT = [f'default, seed {seed}' for seed in range(SEEDS)]
 SWEPT = {               # setting: points of right answers, speed over sd in the notes on the paper
     'default, seed 0': '+3.6, 1.11', 'calibrated': '', 'as the paper': '', 'rsd': '+1.5', 'oracle-gate': '',
-    'k 1': 'as sd', 'k 2': '+0.5', 'k 8': '+2.2',
+    'and': '', 'k 1': 'as sd', 'k 2': '+0.5', 'k 8': '+2.2',
     'tau 0.1': '+0.8, 1.15', 'tau 0.3': '+2.1, 1.14', 'tau 0.7': '+3.8, 1.08', 'tau 0.9': '+4.2, 1.02',
     'beta 0': '+2.8, 1.10', 'beta 0.3': '+3.2, 1.11', 'beta 0.7': '+3.1, 1.10', 'beta 1': '+2.2, 1.08'}
 

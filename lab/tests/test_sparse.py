@@ -10,7 +10,7 @@ import torch
 
 import kernels
 from lab import tasks
-from lab.judge import judge
+from lab.judge import Records, judge
 from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
 from lab.tests.helpers import LEARNED, LINE, SMALL, needs_int4, refuses, thin
@@ -193,6 +193,8 @@ def test_claims_of_long_contexts_by_hand():
         runs = {'dense': run(1, 1, 4), claims.KEYS: run(0.9, place, 2), claims.LATEST: run(0.6, 0, 2)}
         runs |= dict.fromkeys(claims.KEPT, run(1, 1, 4)) | dict.fromkeys(claims.LOOKED_UP, run(1, 1, 2))
         rows.append(dict(family='look-up 8192', place=place, runs=runs))
-    found = [judge(claim) for claim in claims.claims(dict(long=Stored({}, rows)))]
+    records = Records('sparse', 'of no pair')
+    records['long'] = Stored({}, rows)
+    found = [judge(claim) for claim in claims.claims(records)]
     assert [finding.figure for finding in found] == pytest.approx([2, 2, 0.9, 0.3, -0.5, 0.5, 1, 2, 0.5])
     assert [finding.verdict for finding in found][:3] == ['HOLDS', 'HOLDS', 'FAILS']
