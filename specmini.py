@@ -461,7 +461,7 @@ def check_flags(args):
     twice = args.sparse and 'sparse' in args.names
     require_that(not twice, '--sparse: the method sparse is sparse by itself; leave it out')
     given = (args.prompt is None) != (args.prompts is None)
-    require_that(given, 'give --prompt TEXT or --prompts FILE.jsonl')
+    require_that(given, 'give either --prompt TEXT or --prompts FILE.jsonl')
     check_settings(args)
     unsuited = args.check or args.json or args.show or args.trace and not is_page(args.trace)
     require_that(not (args.compare and unsuited),
@@ -473,6 +473,7 @@ def check_flags(args):
     if args.trace:
         home = File(args.trace).parent
         require_that(home.is_dir(), f'--trace {args.trace}: there is no folder {home}; make it first')
+        require_that(not File(args.trace).is_dir(), f'--trace {args.trace}: is a folder; name a file')
         require_writable(home, f'--trace {args.trace}')
 
 
@@ -536,7 +537,7 @@ def list_methods(name):
     print(inspect.cleandoc(METHODS[name].__doc__))
     for knob, option in knobs_of(METHODS[name]).items():
         meaning = option.metadata.get('meaning', '')
-        print(f'  {knob:18} {option.default!s:8} {knob_range(option):16} {meaning}')
+        print(f'  {knob:18} {option.default!s:8} {knob_range(option):16}  {meaning}')
     return 0
 
 
@@ -627,7 +628,7 @@ def read_rows(prompt, file):
 def rows_of_file(file):
     """The rows of a file of JSON lines, the text of each under `prompt`; blank lines are passed over."""
     try:
-        require_that(File(file).is_file(), 'no such file, or no plain one')     # a pipe may never end
+        require_that(File(file).is_file(), 'no such file, or a folder, a pipe')     # which may never end
         lines = File(file).read_text(encoding='utf-8-sig').split('\n')      # some editors begin with a mark
     except (OSError, ValueError) as error:
         raise ValueError(f'--prompts {file}: cannot be read ({error})') from None
@@ -879,7 +880,7 @@ def table(engine, by_prompt):
     """Lines of a comparison. by_prompt: of each prompt {method: the Texts of each round}."""
     names = list(by_prompt[0])
     width = max(14, *map(len, names))
-    yield (f'{"method":{width}}  tokens/s   x ar   from, to     right  accepted   drafted block eff.  '
+    yield (f'{"method":{width}}  tokens/s   x ar   from, to     right  accepted   drafted  block eff.  '
            'positions/token  like ar   audit    cut')
     rounds = min(len(by_name['ar']) for by_name in by_prompt)
     for name in names:
@@ -1030,7 +1031,7 @@ def figures(engine, texts):
 def summary(engine, session, texts):
     """(lines, step) for the end of a run: texts cut short, pass times, the gamma that pays, grades.
 
-    step: seconds of a pass over one position, None where blocks are not judged.
+    step: seconds of a step of plain decoding, None where blocks are not judged.
     """
     lines = []
     count = cut_at_max_new(engine, texts)
@@ -1048,8 +1049,9 @@ def summary(engine, session, texts):
     step = None
     if isinstance(method, Exact):                       # others judge no blocks
         drafted = {len(cycle.drafted) for text in texts for cycle in text.cycles}
-        verify, busy = time_passes(session, session.target_path(), drafted)
         step = plain_step(session)
+        verify, busy = time_passes(session, session.target_path(), drafted)
+        step = min(step, plain_step(session))           # on both sides: a stretch may be a slow one
         lines += speed_tables(texts, verify, step)
         if busy:
             lines.append('the machine is busy: equal passes took times that differ by more than a third')

@@ -888,7 +888,7 @@ class ViaSd(Exact):
 
     def __post_init__(self):
         super().__post_init__()
-        require_knob(self.escalate <= self.keep, 'keep', self.keep, f'{self.escalate} to inf')
+        require_knob(self.escalate <= self.keep, 'keep', self.keep, f'escalate, {self.escalate}, to inf')
 
     @property
     def lossless(self):

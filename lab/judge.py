@@ -534,7 +534,7 @@ def main():
             if findings:
                 print_verdicts(paper, findings)
             else:
-                print(f'\n{paper}: its speeds are by the clock alone, no passes of them were counted')
+                print(f'\n{paper}: no claim of its own was counted in passes at this cost')
     return 0
 
 
