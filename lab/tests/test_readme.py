@@ -15,7 +15,6 @@ import verify
 from lab.best.claims import at_any_length, counted
 from lab.best.record import COSTS
 from lab.judge import CLOCK, MODELLED, POSITION, Records, over, tuned_over
-from lab.pictures.points import REAL
 from lab.tests.helpers import HOME, Coin
 from lab.toys import Table, enumerate_law, exact_law, overlap, variation
 
@@ -167,8 +166,9 @@ def test_a_page_is_no_wall(page):
     assert all(len(line) <= columns for line in text.splitlines() if not line.startswith(wide))
 
 
-BEST = 'qwen-1.5b+0.5b | '
-INT4 = 'qwen-1.5b+0.5b, both drafts | int4: '
+REAL = 'qwen-1.5b+0.5b'
+BEST = f'{REAL} | '
+INT4 = f'{REAL}, both drafts | int4: '
 SHOWN = [               # words of the README, the page whose rows have their figures, how these rows begin
     ('1.71 (1.58 to 1.82)', 'best', INT4 + 'sd 2'), ('1.80 (1.48 to 2.07)', 'best', INT4 + 'look up, else 5'),
     ('1.54; 1.59 | 1.50; 1.38', 'best', BEST + 'sd 2', BEST + 'payoff'),
