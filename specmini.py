@@ -628,7 +628,8 @@ def read_rows(prompt, file):
 def rows_of_file(file):
     """The rows of a file of JSON lines, the text of each under `prompt`; blank lines are passed over."""
     try:
-        require_that(File(file).is_file(), 'no such file, or a folder, a pipe')     # which may never end
+        # a pipe may never end
+        require_that(File(file).is_file(), 'no such file, or it is a folder or a pipe')
         lines = File(file).read_text(encoding='utf-8-sig').split('\n')      # some editors begin with a mark
     except (OSError, ValueError) as error:
         raise ValueError(f'--prompts {file}: cannot be read ({error})') from None
