@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path as File
 
@@ -31,7 +32,7 @@ PAD = 16        # compiled passes of up to this many positions are padded to a p
 SPAN = 1024     # keys in view of a compiled pass, at least; beyond, the next power of two
 EVEN = 128      # a cache's positions are a multiple of it: a card's kernels read keys in such blocks
 BIG = 2 ** 18   # elements of a matrix that is packed: smaller ones stay in a CPU's nearer caches
-GROUP = 32      # inputs of a matrix in 4 bits that share a step and an offset
+PIECE = 2 ** 26     # elements of a matrix that are converted at a time: a head's copy would be a gigabyte
 ROWS = 4        # of a product with a packed matrix, at least: fewer are padded, because 3 took longer than 4
 
 
@@ -236,7 +237,7 @@ class Transformer(Part):
             kv_len = ids.shape[1]
         mask = self.mask(positions, kv_len)
         context = PassContext(positions, self.cos[positions], self.sin[positions], mask, kv_len)
-        x = self.model.embed_tokens(ids.flatten())                                      # [B T, C]
+        x = self.model.embed_tokens(ids.flatten()).to(self.cos.dtype)                   # [B T, C]
         for i, layer in enumerate(self.model.layers):
             store = None if stores is None else stores[i]
             x, carry = layer(x, path.attends[i], path.ffns[i], context, store, carry)
@@ -580,6 +581,29 @@ class Reader:
 # You may stop here: what follows makes the same network faster, splits it, and loads it.
 # ------------------------------------------------------------------- packed and compiled
 
+class Half(Part):
+    """A Linear with its weight in fp16 and all else in fp32 (FBGEMM): as exact as fp32, twice as fast.
+
+    x [N, in] -> [N, out]. A weight of a bf16 checkpoint is an fp16 number if its size is 6e-5 to 65504; a
+    smaller one is rounded by 3e-8 at most.
+    """
+
+    def __init__(self, linear):
+        super().__init__()
+        rows = max(1, PIECE // linear.in_features)
+        self.pieces = []
+        for begin in range(0, linear.out_features, rows):
+            weight = linear.weight[begin:begin + rows].float()
+            bias = None if linear.bias is None else linear.bias[begin:begin + rows]
+            self.pieces.append(torch.ops.quantized.linear_prepack_fp16(weight, bias))
+        # without numbers, for its size in bytes
+        self.weight = nn.Parameter(linear.weight.to('meta'), requires_grad=False)
+
+    def __call__(self, x):
+        outs = [torch.ops.quantized.linear_dynamic_fp16(x, piece) for piece in self.pieces]
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+
+
 class Packed(Part):
     """A Linear whose weight oneDNN has laid out for its fastest product; single rows can't be read."""
 
@@ -612,40 +636,6 @@ class Transposed(Part):
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
-class Int4(Part):
-    """A Linear of a draft, rounded to 4 bits for passes over one or two positions; x [N, in] -> [N, out].
-
-    Each group of GROUP inputs has a step and an offset in bf16: weight = (q - 8) step + offset, q in 0..15.
-    Its time grows with N, so longer passes (prompts, branches) take the matrix as it was.
-    """
-
-    def __init__(self, linear):
-        super().__init__()
-        self.rows = linear.out_features
-        self.whole = [faster(linear)]                   # in a list, because short passes do not read it
-        groups = linear.weight.detach().to(torch.float32, copy=True)
-        groups = functional.pad(groups, (0, 0, 0, -self.rows % 16))
-        groups = groups.unflatten(1, (-1, GROUP))                           # [out, in / GROUP, GROUP]
-        lowest, highest = groups.aminmax(dim=-1, keepdim=True)
-        step = ((highest - lowest) / 15).clamp(min=1e-8).bfloat16()
-        offset = (lowest + 8 * step).bfloat16()
-        # in place, because a head's copy in fp32 is half a gigabyte
-        q = groups.sub_(offset.float()).div_(step.float()).add_(8).round_().clamp_(0, 15)
-        q = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q.flatten(1).int(), 1)
-        scales = torch.cat([step, offset], -1).transpose(0, 1).contiguous()             # [in / GROUP, out, 2]
-        self.weight = nn.Parameter(q, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)
-        self.register_parameter('bias', linear.bias)
-
-    def __call__(self, x):
-        if len(x) > 2:
-            return self.whole[0](x)
-        weight, scales, bias = [self._parameters[name] for name in ('weight', 'scales', 'bias')]
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.bfloat16(), weight, GROUP, scales)
-        y = y[:, :self.rows].to(x.dtype)
-        return y if bias is None else y + bias
-
-
 class FastNorm(Part):
     """RMSNorm in four operations, not seven, which take a fifth of a small network's time on a CPU; fp32."""
 
@@ -660,39 +650,51 @@ class FastNorm(Part):
         return (x / torch.hypot(size, self._buffers['floor'])).mul_(self._parameters['weight'])
 
 
-def is_packable(dtype):
-    """Whether oneDNN is there and has packed products of this dtype: bf16 needs AVX-512, fp16 has none."""
-    if not torch.backends.mkldnn.is_available():
+@functools.cache
+def has_half():
+    """Whether this CPU has the product of Half: it needs x86 with AVX2."""
+    try:
+        Half(nn.Linear(8, 8).requires_grad_(False))(torch.zeros(1, 8))
+    except (AttributeError, RuntimeError):
         return False
-    bf16 = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return dtype == torch.float32 or bf16
+    return True
 
 
-def takes_int4(module):
-    """Whether Int4 computes what this module does, and is worth it."""
-    return isinstance(module, Linear) and module.weight.numel() >= BIG and module.in_features % GROUP == 0
+def fits_half(weight):
+    """Whether fp16 holds a matrix: nothing above 65504, rounding at most 2^-12 of its largest entry."""
+    lowest, highest = weight.aminmax()
+    return 2 ** -13 <= max(-lowest, highest) <= torch.finfo(torch.float16).max
 
 
 def faster(linear):
-    """The module that computes what this Linear does, on a CPU in the least time."""
-    big = linear.weight.numel() >= BIG
-    return Packed(linear) if big and is_packable(linear.weight.dtype) else Transposed(linear)
+    """The module that computes what this Linear does, on a CPU in fp32 in the least time."""
+    if linear.weight.dtype != torch.float32:
+        if fits_half(linear.weight):
+            return Half(linear)
+        linear = linear.float()
+    if linear.weight.numel() < BIG:
+        return Transposed(linear)
+    return Packed(linear) if torch.backends.mkldnn.is_available() else linear
 
 
-def pack(model, int4=False):
-    """Swaps modules for faster ones on a CPU; not for passes that are to be compiled. int4: see Int4.
+def pack(model):
+    """Swaps modules of an fp32 network for faster ones on a CPU; not for passes that are to be compiled.
 
-    Big matrices, but for experts, are packed where oneDNN can: a pass of a 1.5B shape in bf16 then takes half
-    the time. A tied head is held twice.
+    Big matrices, but for experts, are packed: in fp16 where load has kept 16 bits. A tied head is held twice.
     """
     # not of all modules: such a list would hold every matrix until the last one is packed
     parts = [part for part in model.modules() if not isinstance(part, (Linear, RMSNorm))]
-    for part in parts:
-        for name, child in part.named_children():
-            if isinstance(child, RMSNorm) and child.weight.dtype == torch.float32:
-                setattr(part, name, FastNorm(child))
-            elif isinstance(child, Linear):
-                setattr(part, name, Int4(child) if int4 and takes_int4(child) else faster(child))
+    if model.cos.dtype == torch.float32:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:       # FBGEMM packs with one thread
+            list(pool.map(pack_children, parts))
+
+
+def pack_children(part):
+    for name, child in part.named_children():
+        if isinstance(child, RMSNorm):
+            setattr(part, name, FastNorm(child))
+        elif isinstance(child, Linear):
+            setattr(part, name, faster(child))
 
 
 def compile_forward(model):
@@ -762,11 +764,11 @@ FUSED = dict(           # of the network's parameters, those that checkpoints ho
     qkv_proj=['q_proj', 'k_proj', 'v_proj'], gate_up_proj=['gate_proj', 'up_proj'])
 
 
-def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False):
+def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, as_stored=False):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
 
-    tensor_parallel: this rank's shard of the Transformer, where there are several ranks. ValueError in one
-    line for whatever does not fit.
+    tensor_parallel: this rank's shard of the Transformer, where there are several ranks. as_stored: big
+    matrices keep the 16 bits of their files, for `pack`. ValueError in one line for whatever does not fit.
     """
     config = read_config(folder)
     tokenizer = read_tokenizer(folder)
@@ -776,14 +778,17 @@ def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False):
             model = Transformer(shard_config(config, count))
     except RuntimeError as error:                       # a matrix of more bytes than can be counted
         raise ValueError(f'{folder}: config.json asks for a network that is too large ({error})') from None
-    files = find_weights(folder, checkpoint_views(model), count)
-    model = model.requires_grad_(False).to(dtype).to_empty(device=device)
+    files, dtypes = find_weights(folder, checkpoint_views(model), count)
+    model = model.requires_grad_(False).to(dtype)
+    if as_stored and has_half():
+        keep_16_bits(model, dtypes)
+    model = model.to_empty(device=device)
     model.tie()
     for name, (view, axis) in checkpoint_views(model).items():
         with opened(files[name]) as held:               # one at a time, so that copied pages are let go
             view.copy_(shard(held.get_slice(name), axis, rank, count))
             good = all(end.isfinite() for end in view.aminmax())
-            require_that(good, f'tensor {name} holds NaN or infinity in {dtype}; damaged?')
+            require_that(good, f'tensor {name} holds NaN or infinity in {view.dtype}; damaged?')
     for layer in model.model.layers:
         layer.tensor_parallel = count > 1
     model.set_context(min(2048, config.max_position_embeddings))
@@ -792,6 +797,21 @@ def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False):
     require_that(1 < model.vocab <= config.vocab_size, f'{folder}: tokenizer of {model.vocab} entries, '
                  f'embedding of {config.vocab_size}; expected 2 entries or more, and no more than that')
     return model.eval(), tokenizer, read_eos(folder)
+
+
+def keep_16_bits(model, dtypes):
+    """Gives big matrices, but for experts, the dtype of their files where that has 16 bits in all parts."""
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and weight.numel() >= BIG:
+            kinds = {dtypes[part] for part in names_in_checkpoint(name)}
+            if kinds in ({'F16'}, {'BF16'}):
+                weight.data = weight.data.to(torch.float16 if kinds == {'F16'} else torch.bfloat16)
+
+
+def names_in_checkpoint(name):
+    """The tensors of a checkpoint that a parameter of this name holds, one after the other."""
+    *home, part, kind = name.split('.')
+    return ['.'.join([*home, one, kind]) for one in FUSED.get(part, [part])]
 
 
 def checkpoint_views(model):
@@ -807,17 +827,17 @@ def checkpoint_views(model):
     shares = dict(qkv_proj=[H * D, G * D, G * D])       # others are halves
     views = {}
     for name, weight in whole.items():
-        *home, part, kind = name.split('.')
-        parts = FUSED.get(part, [part])
-        rows = shares.get(part, len(weight) // len(parts))
-        for one, piece in zip(parts, weight.split(rows)):
-            views['.'.join([*home, one, kind])] = piece, SHARD_AXIS.get(one)
+        parts = names_in_checkpoint(name)
+        rows = shares.get(name.split('.')[-2], len(weight) // len(parts))
+        for part, piece in zip(parts, weight.split(rows)):
+            views[part] = piece, SHARD_AXIS.get(part.split('.')[-2])
     return views
 
 
 def find_weights(folder, views, count):
-    """{name: the file that has this tensor}; ValueError unless the files hold what the network needs."""
+    """({name: file}, {name: stored dtype}) of the tensors; ValueError unless they are what is needed."""
     files = {}
+    dtypes = {}
     for file in weight_files(folder):
         with opened(file) as held:
             for name in held.keys():
@@ -832,14 +852,14 @@ def find_weights(folder, views, count):
                     wanted[axis] *= count
                 shape = kept.get_shape()
                 require_that(shape == wanted, f'{name} has shape {shape}, expected {wanted}')
-                stored = kept.get_dtype()
-                good = stored in ('F16', 'BF16', 'F32', 'F64')
-                require_that(good, f'{name} is stored as {stored}; use weights in fp32, fp16 or bf16')
+                dtype = dtypes[name] = kept.get_dtype()
+                good = dtype in ('F16', 'BF16', 'F32', 'F64')
+                require_that(good, f'{name} is stored as {dtype}; use weights in fp32, fp16 or bf16')
                 files[name] = file
     absent = sorted(views.keys() - files.keys())
     first = absent[0] if absent else ''
     require_that(not absent, f'{folder}: {first} is missing, {len(absent)} in all: fetch it again')
-    return files
+    return files, dtypes
 
 
 @contextlib.contextmanager
@@ -1099,31 +1119,31 @@ def stored_sections(target):
     return stored if stored.pop('target', None) == fingerprint(target) else {}
 
 
-def read_calibration(target, draft=None, draft_dtype='auto'):
+def read_calibration(target, draft=None):
     """The Calibration of a target folder; what was measured on other weights counts as absent.
 
-    draft: the draft model's folder, or None; draft_dtype: see specmini.Engine.
+    draft: the draft model's folder, or None.
     """
-    pair = draft and fingerprint(draft, draft_dtype)
+    pair = draft and fingerprint(draft)
     sections = {}
     for name, section in stored_sections(target).items():
         if not isinstance(section, dict) or section.get('draft') in (None, pair):
             sections[name] = section
-    flags = f' --draft {draft} --draft-dtype {draft_dtype}' if draft else ''
+    flags = f' --draft {draft}' if draft else ''
     return Calibration(sections, target, flags)
 
 
-def write_calibration(target, name, section, draft=None, draft_dtype='auto'):
+def write_calibration(target, name, section, draft=None):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
     stored = dict(target=fingerprint(target)) | stored_sections(target)
-    stored[name] = dict(section, draft=fingerprint(draft, draft_dtype)) if draft else section
+    stored[name] = dict(section, draft=fingerprint(draft)) if draft else section
     lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in stored.items()]
     with atomic_write(plain_file(target, 'calibration.json')) as growing:
         growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
 
 
-def fingerprint(folder, dtype='auto'):
-    """16 hex digits that name a model: of its config.json and of 256 samples of each weight file; then int4.
+def fingerprint(folder):
+    """16 hex digits that name a model: of its config.json and of 256 samples of each weight file.
 
     Whole files of 16 GB would take half a minute; retraining changes every sample.
     """
@@ -1134,7 +1154,7 @@ def fingerprint(folder, dtype='auto'):
             for i in range(256):
                 weights.seek(i * size // 256)
                 digest.update(weights.read(4096))
-    return digest.hexdigest()[:16] + ('-int4' if dtype == 'int4' else '')
+    return digest.hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------------- files of a folder

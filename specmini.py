@@ -27,7 +27,7 @@ from torch import distributed
 from tqdm import tqdm
 
 from model import (Reader, encode, load, pack, plain_file, rank_and_world_size, read_calibration, read_json,
-                   require_that, require_writable, same_vocabulary, shared_length, takes_int4)
+                   require_that, require_writable, same_vocabulary, shared_length)
 from verify import (METHODS, TYPES, Autoregressive, Exact, Method, Session, Sparse, decode, draft_model,
                     has_knob, knob_range, knobs_of, lookup_then_draft, no_draft, prompt_lookup,
                     token_logps, tokens_of, whole_passes)
@@ -73,8 +73,7 @@ class Engine:
     seed: int = 0
     ignore_eos: bool = False
     device: str = 'auto'            # cpu or cuda; auto: cuda where it is there
-    dtype: str = 'auto'             # one of DTYPES; auto: fp32, on CUDA bf16
-    draft_dtype: str = 'auto'       # auto: as the target; int4: the draft's matrices in 4 bits, on a CPU
+    dtype: str = 'auto'             # one of DTYPES; auto: see `ready`
     compile: bool = False           # torch.compile the passes
     tensor_parallel: bool = False   # whether each process of a group has a shard of the target
     readers: dict = field(default_factory=dict, init=False)     # {role: Reader}, see open
@@ -84,8 +83,6 @@ class Engine:
     def __post_init__(self):
         check_settings(self)
         self.device = pick_device(self.device)
-        if self.dtype == 'auto':
-            self.dtype = 'bf16' if self.device == 'cuda' else 'fp32'
         self.draft = str(self.draft or 'none')
         self.proposer = SOURCES.get(self.draft, lookup_then_draft if self.lookup else draft_model)
         self.has_draft = self.draft not in ('lookup', 'none', 'self')
@@ -98,31 +95,18 @@ class Engine:
             self.models['draft'], _, _ = self.network(self.draft)
             same_vocabulary(target, self.models['draft'], f'--draft {self.draft}')
         draft = self.draft if self.has_draft else None
-        self.calibration = read_calibration(self.target, draft, self.draft_dtype)
+        self.calibration = read_calibration(self.target, draft)
         contexts = {role: model.config.max_position_embeddings for role, model in self.models.items()}
         self.shortest = min(contexts, key=contexts.get)                 # the role that limits a text
         self.context = contexts[self.shortest]
-        self.check_int4()
+        self.dtype = next(name for name, dtype in DTYPES.items() if dtype == target.cos.dtype)
         if self.device == 'cpu':
-            for role, model in self.models.items():
-                if not self.compile:
-                    pack(model, role == 'draft' and self.draft_dtype == 'int4')
             take_threads(target, self.tensor_parallel)
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        return load(folder, self.device, DTYPES[self.dtype], self.tensor_parallel and folder == self.target)
-
-    def check_int4(self):
-        """ValueError where a draft in 4 bits was asked for and this machine or this draft cannot have one."""
-        choices = 'auto', 'int4'
-        require_that(self.draft_dtype in choices, f'--draft-dtype {self.draft_dtype}: expected auto or int4')
-        if self.draft_dtype == 'int4':
-            fast = self.device == 'cpu' and torch.backends.cpu.get_cpu_capability() in ('AVX2', 'AVX512')
-            require_that(fast and self.has_draft and not self.compile, '--draft-dtype int4: expected --draft '
-                         'DIR, on a CPU with AVX2 or AVX-512, without --compile')
-            large = any(map(takes_int4, self.models['draft'].modules()))
-            require_that(large, f'--draft-dtype int4: {self.draft} has no matrix large enough; leave it out')
+        shard = self.tensor_parallel and folder == self.target
+        return ready(folder, self.device, self.dtype, self.compile, shard)
 
     def open(self, prompts):
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
@@ -238,6 +222,22 @@ def pick_device(name):
     return name if name != 'auto' else 'cuda' if there else 'cpu'
 
 
+def ready(folder, device, dtype, compiled=False, shard=False):
+    """model.load's three, the network packed where that serves it; dtype: one of DTYPES, or auto.
+
+    auto: bf16 on a card, or fp16 where that only emulates bf16 (say a T4); fp32 on a CPU, where matrices keep
+    the 16 bits of their files, see model.Half.
+    """
+    plain = device == 'cpu' and not compiled
+    as_stored = plain and dtype == 'auto'
+    if dtype == 'auto' and device == 'cuda':
+        dtype = 'bf16' if torch.cuda.get_device_capability() >= (8, 0) else 'fp16'
+    loaded = load(folder, device, DTYPES.get(dtype, torch.float32), shard, as_stored)
+    if plain:
+        pack(loaded[0])
+    return loaded
+
+
 # ------------------------------------------------------------------------------------ a text that was written
 
 @dataclass
@@ -305,7 +305,6 @@ def report(engine, text):
         seed=engine.seed + text.number,
         device=engine.device,
         dtype=engine.dtype,
-        draft_dtype=engine.draft_dtype,
         finish=text.finish,
         stats=stats | audit_figures([text]))
     right = grade(text.row, result['text'])
@@ -429,9 +428,8 @@ def parse(argv):
     add('--ignore-eos', action='store_true', help='write on past the end of sequence')
     add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
-    add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
-    add('--draft-dtype', choices=('auto', 'int4'), default='auto',
-        help='int4: the draft in 4 bits, faster on a CPU; lossless methods stay lossless')
+    add('--dtype', choices=('auto', *DTYPES), default='auto',
+        help='auto: bf16 on CUDA; on a CPU fp32, with matrices in the 16 bits of their files')
     add('--compile', action='store_true',
         help='torch.compile the passes: on a CPU it serves plain decoding, and needs a C++ compiler')
     add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
@@ -489,7 +487,7 @@ def fill_in(args):
         args.target = EMBEDDED / 'target'
     if args.names == ['ar']:
         # nothing is drafted: no draft model is loaded
-        args.draft, args.lookup, args.draft_dtype = 'none', False, 'auto'
+        args.draft, args.lookup = 'none', False
     args.draft = args.draft or 'lookup'
     more = knobs_of(Sparse).keys() - knobs_of(Exact) if args.sparse else ()
     args.methods = {name: make_method(name, args.set, args.names, more) for name in args.names}

@@ -363,7 +363,6 @@ def parse(argv):
     instead('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     instead('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
     add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
-    add('--draft-dtype', choices=('auto', 'int4'), default='auto', help='of that draft, as in specmini.py')
     args = p.parse_args(argv)
     for name, low, high in (('texts', 1, 1e6), ('tokens', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
                             ('seed', 0, 2 ** 31 - 1)):
@@ -376,7 +375,7 @@ def parse(argv):
 
 def signal_texts(args, settings):
     """(an Engine of the pair, rows, their prompts as ids, the SpecGuard that is measured)."""
-    engine = Engine(str(args.target), str(args.draft), draft_dtype=args.draft_dtype)
+    engine = Engine(str(args.target), str(args.draft))
     method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
     rows = calibration_rows(settings)[:settings.texts]
     return engine, rows, encoded(engine, rows, settings), method
@@ -386,7 +385,7 @@ def measure_signals(args, settings):
     """Writes the section `signals` of a pair."""
     engine, _, prompts, method = signal_texts(args, settings)
     found = find_signals(engine, prompts, method)
-    write_calibration(args.target, 'signals', found, args.draft, args.draft_dtype)
+    write_calibration(args.target, 'signals', found, args.draft)
     print(f'{found["steps"]} steps; weakest log-probability {found["draft_logp"]}, weakest grounding '
           f'{found["draft_grounding"]} (1st and 99th percentile)')
 

@@ -21,7 +21,7 @@ def parse():
     add = parser.add_argument
     add('what', choices=('speed', 'cuda'))
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
-    add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: fp32, on CUDA bf16')
+    add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: as in specmini.py')
     add('--threads', type=at_least(1), default=1)
     add('--compile', action='store_true')
     of_speed = parser.add_argument_group('speed')
@@ -31,8 +31,6 @@ def parse():
     of_speed.add_argument('--length', type=at_least(1), default=120, help='tokens to write at most (120)')
     of_speed.add_argument('--rounds', type=at_least(1), default=3, help='that are timed, behind one more (3)')
     of_speed.add_argument('--gamma', type=at_least(0), default=4)
-    of_speed.add_argument('--draft-dtype', choices=('auto', 'int4'), default='auto',
-                          help='int4: `sd` also with its draft in 4 bits')
     of_cuda = parser.add_argument_group('cuda')
     of_cuda.add_argument('--minutes', type=at_least(0, float), default=9, help='that it may take (9)')
     of_cuda.add_argument('--out', metavar='FILE', default='rows.jsonl', help='of rows (rows.jsonl)')
@@ -44,12 +42,11 @@ def run(args):
     if args.what == 'cuda' and args.device == 'auto':
         args.device = 'cuda'                            # refused where there is none
     args.device = pick_device(args.device)
-    if args.dtype == 'auto':
-        args.dtype = 'bf16' if args.device == 'cuda' else 'fp32'
     torch.set_num_threads(args.threads)
     os.environ['OMP_NUM_THREADS'] = str(args.threads)   # which an Engine respects
     if args.what == 'cuda':
-        return cuda.run_all(args.device, args.dtype, args.minutes, File(args.out))
+        dtype = 'bf16' if args.dtype == 'auto' and args.device == 'cuda' else args.dtype
+        return cuda.run_all(args.device, dtype, args.minutes, File(args.out))
     return speed(args)
 
 

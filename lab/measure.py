@@ -27,8 +27,9 @@ from typing import NamedTuple
 import torch
 
 from lab import at_least, tasks
-from model import encode, require_that, fingerprint, load, pack, same_vocabulary
-from specmini import DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, take_threads
+from model import encode, require_that, fingerprint, same_vocabulary
+from specmini import (DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, ready,
+                      take_threads)
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
                     tokens_of)
 
@@ -42,19 +43,15 @@ ROUNDS = 80             # in which the cost of every pass is measured once
 FEW_ROUNDS = 7          # the same, of a pair whose passes take a tenth of a second
 MOST_POSITIONS = 32     # the longest pass whose cost is measured
 MOST_ROWS = 6           # the most draft rows whose pass is measured
-OTHERS = dict(draft='', max_new=256, longest=1024, device='auto')       # what another pair has by default
+OTHERS = dict(draft='', max_new=256, longest=1024, device='auto', dtype='auto')     # of another pair
 
 
 # ------------------------------------------------------------------------------------------------- the models
 
 @functools.cache
-def network(folder, device, dtype, int4=False):
-    """(Transformer, tokenizer, end ids) of a folder, held once; int4: its products are in 4 bits."""
-    loaded = load(folder, device, DTYPES[dtype])
-    model, _, _ = loaded
-    if device == 'cpu':
-        pack(model, int4)
-    return loaded
+def network(folder, device, dtype):
+    """(Transformer, tokenizer, end ids) of a folder, held once."""
+    return ready(folder, device, dtype)
 
 
 def embedded(name):
@@ -71,12 +68,7 @@ class SharingEngine(Engine):
     """An Engine that takes networks which are loaded already, so that none is held twice."""
 
     def network(self, folder):
-        if folder != self.target and self.draft_dtype == 'int4':
-            return network(folder, self.device, self.dtype, True)
         return network(folder, self.device, self.dtype)
-
-    def check_int4(self):
-        """Its networks are packed already."""
 
     def reopen(self, ids):
         """As open([ids]), but a prompt that the caches hold already is not read again."""
@@ -211,7 +203,6 @@ class Setting(NamedTuple):
     proposer: Callable = None   # where drafts come from; None: the pair's own
     temperature: float = 0.0
     seed: int = 0
-    draft_dtype: str = 'auto'   # of the draft, see specmini.Engine
 
 
 def named(method, **knobs):
@@ -260,13 +251,13 @@ def answer_row(settings, pair, prompt):
 
 
 @functools.cache
-def cached_engine(pair, draft_dtype):
-    return pair.engine(draft_dtype=draft_dtype)
+def cached_engine(pair):
+    return pair.engine()
 
 
 def prepared(pair, setting):
     """An Engine of the pair that writes as the setting says."""
-    engine = cached_engine(pair, setting.draft_dtype)
+    engine = cached_engine(pair)
     engine.proposer = setting.proposer or (draft_model if pair.draft else prompt_lookup)
     engine.temperature = setting.temperature
     engine.seed = setting.seed
@@ -498,7 +489,7 @@ def parse():
     add('--max-new', type=at_least(1), help='tokens that a text has at most (default: 256)')
     add('--longest', type=at_least(1), help='tokens of a prompt; longer ones are passed over (default: 1024)')
     add('--device', choices=('auto', 'cpu', 'cuda'), help='default: auto')
-    add('--dtype', choices=DTYPES, help='bf16 where fp32 does not fit (default: fp32)')
+    add('--dtype', choices=('auto', *DTYPES), help='default: auto, as in specmini.py')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in (*PAPERS, 'costs')]
     if unknown:

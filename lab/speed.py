@@ -19,8 +19,7 @@ from verify import Autoregressive, Exact, tokens_of
 
 RATIOS = [('specmini ar', 'transformers generate'), ('specmini ar --compile', 'transformers generate'),
           ('specmini ar --compile', 'transformers static'), ('specmini sd', 'transformers assisted'),
-          ('specmini sd', 'specmini ar'), ('specmini sd, int4', 'transformers assisted'),
-          ('specmini sd, int4', 'specmini ar'), ('specmini sd --compile', 'specmini ar --compile')]
+          ('specmini sd', 'specmini ar'), ('specmini sd --compile', 'specmini ar --compile')]
 TASKS = 'math', 'table'         # of the lab, whose held-out rows are the prompts unless others are given
 
 
@@ -170,9 +169,6 @@ def speed(args):
     if args.compile:
         engines.append(Engine(*homes, compile=True, **settings))
         contestants |= our_contestants(engines[1], args.gamma, ' --compile')
-    if args.draft_dtype == 'int4':
-        engines.append(Engine(*homes, draft_dtype='int4', **settings))
-        contestants['specmini sd, int4'] = functools.partial(written, engines[-1], Exact(args.gamma))
     contestants |= their_contestants(homes, engines[0], args.gamma, args.compile)
     prompts = prompts_of(args.prompts, args.n, engines[0].tokenizer)
     timings = {}

@@ -133,12 +133,8 @@ def by_family(runs, name):
 def sweeps(pairs):
     """Of each pair the settings by their speed over plain decoding; sampled, where they were run so."""
     rows = []
-    measured = []
     for pair, records in pairs.items():
-        measured.append((pair, records.runs('compositions'), records.runs_if('sampled')))
-        if 'int4' in records and records['int4'].rows:
-            measured.append((f'{pair}, both drafts', records.runs('int4'), None))
-    for pair, runs, sampled in measured:
+        runs, sampled = records.runs('compositions'), records.runs_if('sampled')
         texts = numpy.arange(runs.size)
         for name in sorted(runs.names, key=lambda name: -runs.pace(name, texts, CLOCK)):
             if name.startswith('ar'):

@@ -15,7 +15,6 @@ FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
 GAMMAS = 3, (2, 3, 4, 5)            # of all methods but plain sd; of plain sd
 EMBEDDED_GAMMAS = 8, (4, 6, 8, 12)  # where a draft pass is cheap
 LOSSY = 'ratio', 'cmasd', 'via', 'cascade', 'specguard', 'lenient'      # settings, by their first word
-INT4 = 'int4: '         # before settings whose draft is in 4 bits
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing
 COSTS = 0.02, 0.05, 0.1, 0.2, 0.36  # of a draft pass, in target passes, that payoff is told
 LENGTHS = 2, 4, 8, 12               # of blocks whose passes are counted
@@ -24,8 +23,7 @@ BLOCKS = 4, 8, 12                   # layers in a row that slim leaves out, behi
 
 def lossless(names):
     """Those of the settings that write the target's text."""
-    return [name for name in names
-            if not name.removeprefix(INT4).startswith(LOSSY) or name == 'cmasd, strict']
+    return [name for name in names if not name.startswith(LOSSY) or name == 'cmasd, strict']
 
 
 @dataclass
@@ -116,21 +114,6 @@ def sampled_row(pair, prompt):
     return run_row({name: setting._replace(temperature=0.8) for name, setting in found.items()}, pair, prompt)
 
 
-def int4_row(pair, prompt):
-    """The runs with a draft in 4 bits beside those with it as it is."""
-    settings = {'ar': named('ar'), 'payoff': named('sd', controller='payoff'),
-                f'{LOOK_UP} 3': sd(3, lookup_then_draft), 'sd 2': sd(2), 'sd 3': sd(3)}
-    int4 = {'payoff': named('sd', controller='payoff'), f'{LOOK_UP} 5': sd(5, lookup_then_draft),
-            'cmasd': named('cmasd'), 'hedge 5': named('hedge', gamma=5),
-            'ecsv-lite': named('ecsv', gamma=3, branches=3, a_self=0)}
-    int4 |= {f'sd {gamma}': sd(gamma) for gamma in (2, 3, 5, 7)}
-    model, _, _ = network(pair.target, pair.device, pair.dtype)
-    for count in BLOCKS[:2]:
-        int4[f'via, without {count}'] = via_without(count, model.config.num_hidden_layers, 5)
-    settings |= {INT4 + name: setting._replace(draft_dtype='int4') for name, setting in int4.items()}
-    return run_row(settings, pair, prompt)
-
-
 def counted_settings(layers):
     """{name: Setting} of methods at several lengths but sd, of which counted_row tells every length."""
     found = {'product': named('sd', controller='product')}
@@ -167,10 +150,5 @@ def in_turn(pair, n):
     return sorted(pair.texts(FAMILIES, n), key=lambda prompt: prompt.place)
 
 
-def in_turn_of_int4(pair, n):
-    """The same where a draft can be in 4 bits: on a CPU, and not the embedded one, which is too small."""
-    return in_turn(pair, n) if pair.draft and not pair.is_embedded and pair.device == 'cpu' else []
-
-
 RECORDS = dict(compositions=Record(in_turn, composition_row), sampled=Record(in_turn, sampled_row),
-               int4=Record(in_turn_of_int4, int4_row), counts=Record(in_turn, counted_row))
+               counts=Record(in_turn, counted_row))

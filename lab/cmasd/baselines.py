@@ -2,7 +2,6 @@
 import math
 from dataclasses import dataclass
 
-from model import Int4
 from verify import CONTROLLERS, METHODS, CmAsd, Controller, Exact, knob, probs
 
 
@@ -92,9 +91,6 @@ class Payoff(Product):
             path = reader.model.full if session.draft else session.slim_path
             target = session.target.model
             self.cost = reader.model.read_bytes(path) / target.read_bytes(target.full)
-            parts = getattr(reader.model, 'modules', list)()        # a table of toys.py has none
-            if any(isinstance(part, Int4) for part in parts):
-                self.cost *= 2                          # such products are bound by arithmetic, not by bytes
         return super().max_tokens(session)
 
     def chance(self, note):

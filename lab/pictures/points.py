@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy
 
 from lab.best.claims import at_any_length, counted, over_plain
-from lab.best.record import COSTS, INT4, lossless
+from lab.best.record import COSTS, lossless
 from lab.judge import MODELLED, POSITION, Records, interval
 
 REAL = 'qwen-1.5b+0.5b'     # the pair of real models
@@ -47,7 +47,6 @@ def real_speeds(pair):
 # ---------------------------------------------------------------------------------- the cost of a draft pass
 
 CHEAPEST, DEAREST, STEPS = 0.02, 0.5, 41        # costs that are drawn, evenly spaced in their logarithms
-INT4_COST = 0.24                                # of a draft pass of the real pair in 4 bits, see SPEED.md
 DRAWN = 'sd', 'payoff', 'cmasd', 'via, without 4', 'ecsv-lite', 'specguard, k = 1'
 
 
@@ -81,17 +80,12 @@ def runs_at(pair, method, c):
 
 
 def clocked(pair, method):
-    """[(cost of a draft pass, speed)] of a method's fastest timed setting: the draft as it is, in 4 bits."""
-    found = []
-    whole = Records('best', pair).costs.of_pass('draft/full', 1)
-    for record, prefix, c in (('compositions', '', whole), ('int4', INT4, INT4_COST)):
-        runs = Records('best', pair).runs(record)
-        names = [name for name in runs.names if name.startswith(prefix + method)]
-        texts = numpy.arange(runs.size)
-        speeds = [float(over_plain(runs, name)(texts)) for name in names]
-        if speeds:
-            found.append((c, max(speeds)))
-    return found
+    """[(cost of a draft pass, speed)] of a method's fastest timed setting, if it has one."""
+    records = Records('best', pair)
+    runs = records.runs('compositions')
+    texts = numpy.arange(runs.size)
+    speeds = [float(over_plain(runs, name)(texts)) for name in runs.names if name.startswith(method)]
+    return [(records.costs.of_pass('draft/full', 1), max(speeds))] if speeds else []
 
 
 # ------------------------------------------------------------------------------------------------ the front

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 import specmini
 from lab.toys import (Table, byte_network, bytes_tokenizer, checkpoint, enumerate_law, exact_law,
                       law_by_cycles, session, variation)
+from model import has_half
 from verify import METHODS, Ecsv
 
 HOME = File(specmini.__file__).parent
@@ -27,8 +28,7 @@ needs_gloo = pytest.mark.skipif(
     torch.cuda.is_available() or not torch.distributed.is_available()
     or not torch.distributed.is_gloo_available(), reason='there is a CUDA device, or no gloo')
 
-needs_int4 = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ('AVX2', 'AVX512'),
-                                reason='this CPU has no fast product in 4 bits')
+needs_half = pytest.mark.skipif(not has_half(), reason='this CPU has no product of fp32 with fp16 weights')
 
 
 def case(name, *values, slow=False):

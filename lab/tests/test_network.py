@@ -17,10 +17,10 @@ import lab.baselines                                    # noqa: F401, enters the
 import specmini
 import verify
 from lab import forms
-from lab.tests.helpers import (HOME, LINE, RANGES, needs_gloo, needs_int4, program, refuses, subprogram,
+from lab.tests.helpers import (HOME, LINE, RANGES, needs_gloo, needs_half, program, refuses, subprogram,
                                thin, tiny)
 from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, seeded, session, write
-from model import (Int4, Linear, Packed, Reader, Transformer, Transposed, checkpoint_views, pack, shard,
+from model import (Half, Linear, Packed, Reader, Transformer, checkpoint_views, load, pack, shard,
                    shard_config, to_host)
 from verify import METHODS, Session, draft_model, decode, tokens_of
 
@@ -56,40 +56,63 @@ def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
         assert apart(reader.read(LINE[:end], [], model.full, last), wanted[end - last:end]) < 1e-4
 
 
-@pytest.mark.parametrize('dtype, bf16, packed', [
-    (torch.float32, False, True), (torch.bfloat16, True, True), (torch.bfloat16, False, False),
-    (torch.float16, True, False)], ids=str)
-def test_a_matrix_is_packed_only_where_the_cpu_can(dtype, bf16, packed, monkeypatch):
-    """A CPU without AVX-512 has no packed products of bf16, and fails where it is asked for one."""
-    def reorder(weight, rows):
-        assert packed
-        return weight
+def test_a_matrix_is_packed_only_where_the_cpu_can(monkeypatch):
+    """Without oneDNN an fp32 matrix stays as it is, and so does every matrix of a run in 16 bits."""
     monkeypatch.setattr('model.BIG', 1)
-    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: True)
-    monkeypatch.setattr(torch.ops.mkldnn, '_is_mkldnn_bf16_supported', lambda: bf16, raising=False)
-    monkeypatch.setattr(torch.ops.mkldnn, '_reorder_linear_weight', reorder, raising=False)
-    model = byte_network().to(dtype)
-    pack(model)
-    assert isinstance(model.lm_head, Packed if packed else Transposed)
+    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: False)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model = byte_network().to(dtype)
+        pack(model)
+        assert type(model.lm_head) is Linear
 
 
-@needs_int4
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_int4_rounds_short_passes_alone(dtype, monkeypatch):
-    """Each weight to the nearest of sixteen levels of its group; three rows or more as the matrix was."""
-    monkeypatch.setattr('model.BIG', 1)
-    linear = Linear(64, 40).requires_grad_(False).to(dtype)         # its rows are padded to 48
-    linear.weight.mul_(16)                                          # -2 to 2, a step is 0.27
-    rounded = Int4(linear)
-    each = torch.eye(64).to(dtype)
-    found = torch.cat([rounded(x) - linear.bias for x in each.split(2)]).float()    # [64, 40], the weights
-    groups = linear.weight.float().unflatten(1, (2, 32))
-    step = (groups.amax(2) - groups.amin(2)) / 15                                       # [40, 2]
-    away = (found.T.unflatten(1, (2, 32)) - groups).abs().amax(2)
-    assert (away <= 0.5 * step + 0.03).all() and (away > 0.4 * step).any()
-    assert rounded(each[:2]).dtype == dtype
-    assert apart(rounded(each[:3]).float(), linear(each[:3]).float()) < 0.02
-    assert sum(p.numel() * p.element_size() for p in rounded.parameters()) < 0.8 * 64 * 48 * 4
+def as_fp16(name, tensor):
+    return tensor.half()
+
+
+def large_or_tiny(name, tensor):
+    """One matrix has an entry that fp16 has not, one is so small that fp16 would round it."""
+    factor = 1e7 if 'o_proj' in name else 1e-5 if 'down_proj' in name else 1
+    return (factor * tensor).bfloat16()
+
+
+def mixed(name, tensor):
+    """Of a fused matrix one part has 32 bits."""
+    return tensor if 'k_proj' in name else tensor.bfloat16()
+
+
+@needs_half
+@pytest.mark.parametrize('form, plain', [
+    (as_fp16, []), (large_or_tiny, ['o_proj', 'down_proj']), (mixed, ['qkv_proj'])])
+def test_matrices_in_16_bits_are_multiplied_in_fp32(form, plain, tmp_path, monkeypatch):
+    """In pieces, with biases, a tied head; `plain` are those that fp16 cannot hold. As fp32 computes it."""
+    monkeypatch.setattr('model.BIG', 64)
+    monkeypatch.setattr('model.PIECE', 100)
+    sizes = dict(qkv_bias=True, o_bias=True, tie_word_embeddings=True)
+    folder = tiny(tmp_path, sizes=sizes, attention_bias=True, weights=lambda stored: {
+        name: form(name, tensor) for name, tensor in stored.items() if name != 'lm_head.weight'})
+    exact, _, _ = load(folder)
+    model, _, _ = specmini.ready(folder, 'cpu', 'auto')
+    kinds = {name.split('.')[-1]: type(part) for name, part in model.named_modules() if '_proj' in name}
+    assert kinds == {name: Packed if name in plain else Half for name in kinds} and len(kinds) == 4
+    assert type(model.lm_head) is Half and model.model.embed_tokens.weight.element_size() == 2
+    wanted, found = fresh(exact, LINE), fresh(model, LINE)
+    assert found.dtype == torch.float32 and apart(found, wanted) < 1e-5 * float(wanted.abs().max())
+    assert model.read_bytes(model.full) < exact.read_bytes(exact.full)
+    plain_model, _, _ = specmini.ready(folder, 'cpu', 'fp32')
+    assert not any(isinstance(part, Half) for part in plain_model.modules())
+    monkeypatch.setattr('model.has_half', lambda: False)            # a CPU without that product
+    without, _, _ = specmini.ready(folder, 'cpu', 'auto')
+    assert not any(isinstance(part, Half) for part in without.modules())
+    assert apart(fresh(without, LINE), wanted) < 1e-5 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize('capability, dtype', [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
+def test_an_old_card_runs_in_fp16(capability, dtype, monkeypatch):
+    """Below compute capability 8 bf16 is emulated."""
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda: capability)
+    monkeypatch.setattr(specmini, 'load', lambda folder, device, dtype, *_: (dtype, None, None))
+    assert [specmini.ready('', 'cuda', name)[0] for name in ('auto', 'fp32')] == [dtype, torch.float32]
 
 
 def test_packing_lets_each_matrix_go(monkeypatch):

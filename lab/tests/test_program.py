@@ -19,10 +19,10 @@ import specmini
 import train_mask
 import verify
 from lab import prove
-from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, needs_int4,
+from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines,
                                program, refused, refuses, reported, subprogram, tiny, tiny_pair)
 from lab.toys import Table, WrongResidual, enumerate_law, exact_law, fresh, variation
-from model import Int4, Reader, encode, load, write_calibration
+from model import Reader, encode, load, write_calibration
 from verify import METHODS, Exact
 
 
@@ -102,40 +102,12 @@ def test_settings_of_another_type(setting):
     refuses(f'--{next(iter(setting)).replace("_", "-")}', partial(specmini.Engine, 'nowhere', **setting))
 
 
-@pytest.mark.parametrize('flags, named', [
-    ('--draft lookup', 'expected --draft DIR'), ('--compile', 'without --compile'), ('', 'no matrix large')])
-def test_a_draft_in_4_bits_is_refused_where_it_cannot_be(flags, named, pair, capsys, monkeypatch):
-    for capability, said in ('AVX2', named), ('NO AVX', 'AVX2 or AVX-512'):
-        monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda found=capability: found)
-        refused(capsys, said, *pair, '--draft-dtype', 'int4', *flags.split())
-
-
-@needs_int4
-def test_a_draft_in_4_bits_leaves_the_text_exact(tmp_path, capsys, monkeypatch):
-    """The target is not rounded: its greedy text stays, other guesses are made, SpecGuard's ranges go."""
-    monkeypatch.setattr('model.BIG', 1)
-    sizes = dict(hidden_size=32, intermediate_size=64, head_dim=8)
-    target, draft = tiny(tmp_path / 'target', 0, sizes), tiny(tmp_path / 'draft', 0, sizes)
-    flags = '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 60, '--ignore-eos'
-    plain, rounded = reported(capsys, *flags), reported(capsys, *flags, '--draft-dtype', 'int4')
-    assert rounded['tokens'] == plain['tokens'] and rounded['draft_dtype'] == 'int4'
-    assert rounded['stats']['acceptance_rate'] < plain['stats']['acceptance_rate'] == 1
-    models = specmini.Engine(str(target), str(draft), draft_dtype='int4').models
-    for role, model in models.items():
-        assert any(isinstance(part, Int4) for part in model.modules()) == (role == 'draft')
-    write_calibration(target, 'signals', RANGES, draft)
-    refused(capsys, '--signals', *flags, '--draft-dtype', 'int4', '--method', 'specguard')
-    write_calibration(target, 'signals', RANGES, draft, 'int4')
-    assert reported(capsys, *flags, '--draft-dtype', 'int4', '--method', 'specguard')['tokens']
-
-
 def test_gamma_goes_to_the_methods_whose_blocks_it_ends():
     args = specmini.parse('--prompt x --compare sd,cmasd,via --gamma 2'.split())
     assert [args.methods[name].gamma for name in ('sd', 'cmasd', 'via')] == [2, 4, 2]
     args = specmini.parse(['--prompt', 'x', '--compare', ' sd, via,'])
     assert list(args.methods) == ['ar', 'sd', 'via']
-    args = specmini.parse('--prompt x --method ar --lookup --draft-dtype int4'.split())
-    assert (args.lookup, args.draft_dtype) == (False, 'auto')
+    assert not specmini.parse('--prompt x --method ar --lookup'.split()).lookup
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_work(pair, tmp_path, capsys, monkeypatch):

@@ -13,11 +13,10 @@ from lab import tasks
 from lab.judge import Records, judge
 from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
-from lab.tests.helpers import LEARNED, LINE, SMALL, needs_int4, refuses, thin
+from lab.tests.helpers import LEARNED, LINE, SMALL, refuses, thin
 from lab.toys import apart, enumerate_law, fresh, network, plain, seeded, session, variation, write
-from model import Int4, pack
 from train_mask import sparsity
-from verify import METHODS, Exact, probs, no_draft
+from verify import METHODS, probs, no_draft
 
 KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
 
@@ -85,19 +84,6 @@ def law_of_a_network(target, prompt, horizon):
         rows = probs(fresh(target, [*prompt, *text[:-1]], horizon))
         wanted[text] = float(rows.gather(1, torch.tensor(text)[:, None]).prod())
     return wanted
-
-
-@needs_int4
-def test_law_of_a_draft_in_4_bits(monkeypatch):
-    """Every draw enumerated: the text has the target's law, though every matrix of the draft was rounded."""
-    monkeypatch.setattr('model.BIG', 1)
-    sizes = dict(hidden_size=32, intermediate_size=32, head_dim=8)
-    target, draft = network(0, 3), network(1, 3, torch.float32, **sizes)
-    pack(draft, int4=True)
-    assert sum(isinstance(part, Int4) for part in draft.modules()) == 9
-    law = enumerate_law(target, draft, Exact(2), 3, (0, 1), temperature=1.0)
-    wanted = law_of_a_network(target, (0, 1), 3)
-    assert max(abs(law[text] - wanted[text]) for text in wanted) < 1e-6         # q is in fp32
 
 
 def test_kept_draft_law():
