@@ -285,7 +285,7 @@ def audit(session):
     audited = []
     for begin in range(session.begin, len(session.tokens), AUDITED):
         tokens = session.tokens[begin:begin + AUDITED]
-        rows = reader.read(session.tokens[:begin], tokens[:-1], reader.model.full, len(tokens))
+        rows = reader.read(session.tokens[:begin] + tokens[:-1], reader.model.full, len(tokens))
         p = session.probs(rows)
         own = p.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0]
         audited += torch.stack([own, token_logps(rows, tokens), p.square().sum(1)], 1).tolist()
@@ -830,7 +830,7 @@ def check(engine, ids, tokens):
         longer = '' if len(tokens) == len(wanted) else f', but {len(tokens)} long instead of {len(wanted)}'
         return f'check: equal to plain decoding for all {i} tokens{longer}.'
     reader = engine.readers['target']
-    logits = reader.read(ids + tokens[:i], [], reader.model.full, 1)[0]
+    logits = reader.read(ids + tokens[:i], reader.model.full, 1)[0]
     gap = float(logits[wanted[i]] - logits[tokens[i]])
     here, there = (engine.tokenizer.decode([one[i]], skip_special_tokens=False) for one in (tokens, wanted))
     return (f'check: differs from plain decoding at token {i}: {here!r} ({tokens[i]}) instead of {there!r} '
@@ -1163,7 +1163,7 @@ def time_passes(session, path, drafted):
             break
         for n, seconds in times.items():
             mark = len(reader.log)
-            reader.read(session.tokens, [], path, n + 1)
+            reader.read(session.tokens, path, n + 1)
             seconds.append(reader.spent(mark)[path.name][-1])
     fastest = {}
     best = math.inf

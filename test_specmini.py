@@ -85,7 +85,7 @@ def valid_prefix(reader, tokens):
     full = reader.model.full
     count = reader.cache.valid_prefix(tokens, full)
     other = Reader(reader.model, len(tokens))
-    other.read(tokens, [], full, 1)
+    other.read(tokens, full, 1)
     for held, wanted in zip(reader.cache.stores, other.cache.stores):
         assert torch.allclose(held[:, :, :count], wanted[:, :, :count], rtol=0, atol=1e-9)
     return count
@@ -153,7 +153,7 @@ def test_parity(kind, changes, tmp_path):
     assert (fresh(rounded, ids) - wanted).std() < 0.1 * wanted.std()
     precise, _, _ = load(tmp_path, dtype=torch.float64)
     reader = Reader(precise, 40)
-    rows = [reader.read(ids[:end], [], precise.full, 1)[0] for end in range(1, 41)]
+    rows = [reader.read(ids[:end], precise.full, 1)[0] for end in range(1, 41)]
     assert apart(torch.stack(rows), fresh(precise, ids)) < 1e-9
 
 
@@ -502,8 +502,8 @@ def test_means_of_blocks_that_were_overwritten_are_made_anew():
     for texts in ([7] * 45, LINE), (LINE,):
         reader = Reader(model, 64)
         for text in texts:
-            reader.read(text[:40], [], model.full, 0)
-            rows = reader.read(text[:45], [], path, 1)
+            reader.read(text[:40], model.full, 0)
+            rows = reader.read(text[:45], path, 1)
         found.append(rows)
     assert apart(*found) < 1e-9
 
@@ -628,8 +628,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         line, path = self.line, self.paths[name]
         last = min(last, len(line))
         models, start = self.after_read(name, last)
-        half = len(line) // 2
-        logits = self.attempt(moment, models, lambda: self.reader.read(line[:half], line[half:], path, last))
+        logits = self.attempt(moment, models, lambda: self.reader.read(line, path, last))
         if logits is not None:
             other = self.fresh_reader(self.held[:start])
             wanted = other.feed(torch.tensor([line[start:]]), start, path, last)
@@ -1067,7 +1066,7 @@ def whole_rollout(model, line, layers, sparsify):
         seen.append(drop_small(weights, sparsify).mean(1)[0])
         return kernels.attend(q, k, v, mask, carry)
     path = replace(model.full, attends=(watch,) * len(model.full.attends))
-    Reader(model, len(line)).read(line, [], path, 1)
+    Reader(model, len(line)).read(line, path, 1)
     product = torch.eye(len(line), dtype=torch.float64)
     for i in layers:
         product = seen[i] @ product
@@ -1085,7 +1084,7 @@ def test_specguard_rollout_is_the_product_of_whole_matrices(n, chosen, sparsify)
     line, begin = LINE[:20], 4
     path = model.full.grounded(n, begin, sparsify)
     reader = Reader(model, 64)
-    logits = reader.read(line[:begin], line[begin:], path, 16)
+    logits = reader.read(line, path, 16)
     grounding = path.carry['rollout'][0].sum(-1)
     wanted = whole_rollout(model, line, chosen, sparsify)[begin:, :begin].sum(-1)
     assert apart(grounding, wanted) < 1e-9 and grounding.std() > 0.01 and grounding.max() < 1 + 1e-9
@@ -1264,9 +1263,9 @@ def test_sparse_limits(knobs, dense):
     assert sparse_path(model, **OFF) == model.full
     path = sparse_path(model, **OFF | knobs)
     reader = Reader(model, 64)
-    reader.read(LINE[:-1], [], model.full, 0)
-    got = reader.read(LINE, [1, 2, 3], path, 4)
-    wanted = Reader(model, 64).read(LINE, [1, 2, 3], model.full, 4)
+    reader.read(LINE[:-1], model.full, 0)
+    got = reader.read(LINE + [1, 2, 3], path, 4)
+    wanted = Reader(model, 64).read(LINE + [1, 2, 3], model.full, 4)
     assert apart(got, wanted) < 1e-9 if dense else apart(got, wanted) > 1e-3
     writers = writers_of(reader.cache)
     assert path.name == writers[-1] == 'sparse' and writers[-5] == 'full'
@@ -1279,8 +1278,8 @@ def test_sparse_draft_changes_no_logits_before_it():
     found = []
     for last in range(11):
         reader = Reader(model, 64)
-        reader.read(LINE[:-1], [], model.full, 0)
-        found.append(reader.read(LINE, [1, 2, last], path, 4))
+        reader.read(LINE[:-1], model.full, 0)
+        found.append(reader.read(LINE + [1, 2, last], path, 4))
     spread = (torch.stack(found).amax(0) - torch.stack(found).amin(0)).amax(-1)
     assert (spread[:3] < 1e-12).all() and spread[3] > 1e-3
 
@@ -1292,9 +1291,9 @@ def test_sparse_layers_read_their_anchors_blocks(anchors, skip, equal):
     model = network(num_hidden_layers=4)
     path = sparse_path(model, **OFF | dict(rho=0.1), anchors=anchors).without(skip)
     reader = Reader(model, 64)
-    reader.read(LINE[:-1], [], model.full, 0)
+    reader.read(LINE[:-1], model.full, 0)
     log = []
-    reader.read(LINE, [1, 2], watched(path, log), 3)
+    reader.read(LINE + [1, 2], watched(path, log), 3)
     chosen = {sublayer // 2: carry['blocks'].sort().values for sublayer, carry in log}
     for layer, anchor in equal:
         assert torch.equal(chosen[layer], chosen[anchor])
@@ -1490,7 +1489,7 @@ def test_a_fork_averages_its_own_keys():
     """Means of blocks that an earlier text left in a kept fork are made anew."""
     reader = Reader(network(), 24)
     for text in LINE[:12], LINE[5:17]:
-        reader.read(text, [], reader.model.full, 0)
+        reader.read(text, reader.model.full, 0)
         twin = reader.fork(2)
         keys = twin.cache.stores[0][:, :2, :12]
         means = twin.cache.average(4, 12)[0][:, :, :3]

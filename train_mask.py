@@ -112,7 +112,7 @@ class Windows:
 
     def logps(self, path):
         """Log-probabilities [W, V] of each text; whatever the cache holds, the window is read anew."""
-        rows = [reader.read(ids, [], path, self.W) for reader, ids in zip(self.readers, self.texts)]
+        rows = [reader.read(ids, path, self.W) for reader, ids in zip(self.readers, self.texts)]
         return [logits.float().log_softmax(-1) for logits in rows]
 
     def cost(self, skip):
@@ -290,9 +290,9 @@ def sparsity(model, texts, T=5, **knobs):
     for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
         for end in range(T, len(ids) - T, T):
-            reader.read(ids[:end], [], model.full, 0)
+            reader.read(ids[:end], model.full, 0)
             log = []
-            reader.read(ids[:end], ids[end:end + T], recording_path(model, rule, log), T)
+            reader.read(ids[:end + T], recording_path(model, rule, log), T)
             before = []
             for layer, E in enumerate(mixtures):
                 attention, feed_forward = log[2 * layer:2 * layer + 2]

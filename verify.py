@@ -120,7 +120,7 @@ class Draft:
     @classmethod
     def points(cls, tokens, model):
         """Tokens that were looked up or chosen: q is one-hot, and the exact rule keeps x with chance p(x)."""
-        ids = to_device(tokens, model.cos.device)[:, None]                                  # [n, 1]
+        ids = to_device(tokens, model.device)[:, None]                                      # [n, 1]
         q = torch.zeros(len(tokens), model.vocab, device=ids.device).scatter_(1, ids, 1.0)
         return cls(tokens, q)
 
@@ -155,7 +155,7 @@ class Score:
         unread = len(self.draft.tokens) + 1 - (0 if known is None else len(known))
         if unread == 0:
             return known
-        rows = self.reader.read(self.session.tokens, self.draft.tokens, self.path, unread)
+        rows = self.reader.read(self.session.tokens + self.draft.tokens, self.path, unread)
         return rows if known is None else torch.cat([known, rows])
 
     @cached_property
@@ -266,7 +266,7 @@ class Session:
         """Reads all of the prompt but its last token into every cache, counted apart as prompt_seconds."""
         mark = self.mark()
         for reader in self.readers().values():
-            reader.read(self.tokens[:-1], [], reader.model.full, 0)
+            reader.read(self.tokens[:-1], reader.model.full, 0)
         self.prompt_seconds = sum(seconds for *_, seconds in self.spent(mark).values())
 
     def target_path(self, path=None):
@@ -496,7 +496,7 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
     is_ended: function of a branch's ids; by default at an end of sequence, which is not looked for on a
     device. A single branch is written in the reader's own cache.
     """
-    logits = [reader.read(session.tokens, [], path, 1).expand(rows, -1)]        # of each step [rows, V]
+    logits = [reader.read(session.tokens, path, 1).expand(rows, -1)]        # of each step [rows, V]
     twin = reader.fork(rows) if rows > 1 else reader
     q = []
     tokens = []
@@ -909,7 +909,7 @@ class ViaSd(Exact):
         committed = session.tokens[:-1]
         reader = session.target
         if len(committed) - reader.cache.valid_prefix(committed, score.path) > self.max_lag:
-            reader.read(committed, [], score.path, 0)           # slim is too far ahead
+            reader.read(committed, score.path, 0)           # slim is too far ahead
         slim = judge = self.slim_score(session, draft)
         judged = []
         for i, token in enumerate(draft.tokens):
@@ -1023,7 +1023,7 @@ class SpecGuard(Method):
         """Each token's signals (log-probability, grounding), from one pass that fills the draft's cache."""
         reader = session.draft
         path = reader.model.full.grounded(self.n_roll, len(session.tokens), self.sparsify)
-        rows = reader.read(session.tokens, draft.tokens, path, len(draft.tokens))
+        rows = reader.read(session.tokens + draft.tokens, path, len(draft.tokens))
         rows = torch.cat([draft.logits[:1], rows[:-1]])     # row t predicts token t
         logp = token_logps(rows, draft.tokens)
         grounding = path.carry['rollout'][0].sum(-1)        # [T]

@@ -136,7 +136,7 @@ class ByHand:
         """Hidden states [B, T, C]; keys behind the positions are masked, as in any compiled pass."""
         model = self.model
         later = torch.arange(kv_len, device=ids.device) > positions[:, None]                # [T, kv_len]
-        mask = torch.zeros_like(later, dtype=model.cos.dtype).masked_fill(later, -torch.inf)
+        mask = torch.zeros_like(later, dtype=model.dtype).masked_fill(later, -torch.inf)
         context = PassContext(positions, model.cos[positions], model.sin[positions], mask, kv_len)
         carry = dict(start=positions[0]) if self.attends else None
         x = model.model.embed_tokens(ids.flatten())                                         # [B T, C]

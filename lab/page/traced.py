@@ -30,18 +30,18 @@ def rounded(x):
 
 class WatchedReader(Reader):
     """The target's Reader, which remembers its latest slim and sparse passes."""
-    middle = None           # (guesses, logits) of the latest pass of a slim verifier
+    middle = None           # (ids, logits) of the latest pass of a slim verifier
     chosen = None           # of the latest sparse pass: see `watched`
 
-    def read(self, text, guesses, path, last):
+    def read(self, ids, path, last):
         log = []
         sparse = path.sparse and not self.compiled
-        rows = super().read(text, guesses, watched(path, log) if sparse else path, last)
+        rows = super().read(ids, watched(path, log) if sparse else path, last)
         if sparse:
             self.paths[path.name] = path
             self.chosen = log
         if path.skip:
-            self.middle = guesses, rows
+            self.middle = ids, rows
         return rows
 
 
@@ -140,8 +140,8 @@ def laws_of(session, draft, score):
     logits = {}
     if 'logits' in vars(score):                         # its pass has run
         logits['p'] = score.logits
-    guesses, rows = session.target.middle or (None, [])
-    if guesses == draft.tokens and len(rows) == n + 1:
+    ids, rows = session.target.middle or ([], [])
+    if ids[len(ids) - n:] == draft.tokens and len(rows) == n + 1:
         logits['s'] = rows
     if not logits:
         return {}
@@ -244,7 +244,7 @@ def rollout_rows(model, line, method):
         return kernels.attend(q, k, v, mask, carry)
     looked_at = [attend is kernels.grounded for attend in observed.attends]
     attends = [watch if look else attend for look, attend in zip(looked_at, model.full.attends)]
-    Reader(model, N).read(line, [], replace(model.full, attends=tuple(attends)), 0)
+    Reader(model, N).read(line, replace(model.full, attends=tuple(attends)), 0)
     n = sum(looked_at)
     product = torch.eye(N, dtype=torch.float64, device=layers[0].device)
     for i in range(n):

@@ -176,7 +176,7 @@ def sparsified():
     reader = session.target
     path = method.sparse_path(reader.model.full, session)
     log = []
-    reader.read(ids, draft, watched(path, log), len(draft) + 1)
+    reader.read(ids + draft, watched(path, log), len(draft) + 1)
     anchors, read = [], []
     for sublayer, carry in log[::2]:                    # the others are feed-forward
         layer, chooses, _ = path.attends[sublayer // 2].keywords['how']

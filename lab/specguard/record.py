@@ -149,7 +149,7 @@ def weakest(session, who, ids, sink=True):
     if not sink:
         attends = [sinkless if attend is kernels.grounded else attend for attend in path.attends]
         path = replace(path, attends=tuple(attends))
-    rows = reader.read(session.tokens, ids, path, len(ids) + 1)
+    rows = reader.read(session.tokens + ids, path, len(ids) + 1)
     grounding = path.carry['rollout'][0].sum(-1)
     return [float(token_logps(rows[:-1], ids).min()), 1 - float(grounding.min())]
 

@@ -347,7 +347,7 @@ def test_check_names_the_first_difference(pair, capsys, monkeypatch):
     found, wanted = (text[place] for text in texts)
     model, tokenizer, _ = load(pair[1])
     (ids,) = encode(tokenizer, ['hello'])
-    logits = Reader(model, 40).read(ids + texts[1][:place], [], model.full, 1)[0]
+    logits = Reader(model, 40).read(ids + texts[1][:place], model.full, 1)[0]
     gap = float(logits[wanted] - logits[found])
     for figure in (f' {place}:', f'({found})', f'({wanted})', f' {gap:.2g}.'):
         assert figure in said

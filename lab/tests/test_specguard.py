@@ -82,7 +82,7 @@ def test_recorded_signals_are_those_of_a_run():
     assert record.weakest(s, 'draft', draft.tokens) == pytest.approx([min(logp), 1 - min(grounding)])
     s = session(network(0, 12), network(1, 12, num_hidden_layers=1), [3, 2, 5, 4], 9)
     path = s.draft.model.full.grounded(1, 4, 0.01)
-    s.draft.read(s.tokens, draft.tokens, path, len(draft.tokens))
+    s.draft.read(s.tokens + draft.tokens, path, len(draft.tokens))
     rows = path.carry['rollout'][0]                     # [T, 4] attention to the old tokens
     _, ungrounded = record.weakest(s, 'draft', draft.tokens, sink=False)
     assert 1 - ungrounded == pytest.approx(float((rows[:, 1:].sum(-1) / (1 - rows[:, 0])).min()))

@@ -83,8 +83,8 @@ def test_slim_row_by_hand():
 def favourites(model, line, block, path):
     """What a path has for likeliest at each token of a block, behind what the full path read."""
     reader = Reader(model, len(line) + 5)
-    reader.read(line[:-1], [], model.full, 0)
-    return reader.read(line, block, path, len(block) + 1).argmax(-1).tolist()[:-1]
+    reader.read(line[:-1], model.full, 0)
+    return reader.read(line + block, path, len(block) + 1).argmax(-1).tolist()[:-1]
 
 
 def run(tokens, wrong, steps, **more):
