@@ -321,7 +321,7 @@ def trace_lines(text, tokenizer):
     """A dict for each cycle: ids, text, who wrote what, the judged tokens' scalars, passes, time, notes."""
     lines = []
     for i, cycle in enumerate(text.cycles):
-        judged = [{key: json_value(value) for key, value in row.items()} for row in cycle.judged]
+        judged = [judged_row(row) for row in cycle.judged]
         passes = {}
         for path, (n, positions, seconds) in cycle.passes.items():
             passes[path] = dict(passes=n, positions=positions, ms=round(seconds * 1000, 3))
@@ -330,6 +330,12 @@ def trace_lines(text, tokenizer):
             labels=cycle.labels, text=tokenizer.decode(cycle.tokens), passes=passes,
             ms=round(cycle.seconds * 1000, 3), **cycle.notes))
     return lines
+
+
+def judged_row(judged):
+    """The JSON object of a Judged; its signals stand beside its other fields."""
+    row = vars(judged) | judged.signals
+    return {key: json_value(value) for key, value in row.items() if key != 'signals'}
 
 
 # ----------------------------------------------------------------------------------------------------- a run
@@ -792,8 +798,8 @@ def cycle_line(number, cycle, printer):
     kept = cycle.accepted
     parts = [printer.word(token, 'draft') for token in cycle.tokens[:kept]]
     for verdict in cycle.judged:
-        if not verdict['kept']:
-            parts.append(printer.word(verdict['token'], 'strike', '[-{}-]'))
+        if not verdict.kept:
+            parts.append(printer.word(verdict.token, 'strike', '[-{}-]'))
     for token, label in zip(cycle.tokens[kept:], cycle.labels[kept:]):
         parts.append(printer.word(token, label, '[~{}~]' if label == 'slim' else '[+{}+]'))
     for token in cycle.drafted[len(cycle.judged):]:
@@ -951,7 +957,7 @@ def statistics(cycles, weights):
         for path, (n, T, _) in cycle.passes.items():
             passes[path] += n
             positions[path] += T
-    kept = [token['kept'] for cycle in cycles for token in cycle.judged]
+    kept = [token.kept for cycle in cycles for token in cycle.judged]
     drafted = sum(len(cycle.drafted) for cycle in cycles)
     seconds = sum(cycle.seconds for cycle in cycles)
     tokens, accepted = labels.total(), labels['draft']
@@ -989,13 +995,13 @@ def acceptance_by_place(cycles):
     for cycle in cycles:
         place = 0
         for verdict in cycle.judged:
-            if 'score' in verdict:                      # of a step, which all its tokens share
+            if verdict.of_step:
                 break
             if place == len(places):
                 places.append([0, 0])
-            places[place][0] += verdict['kept']
+            places[place][0] += verdict.kept
             places[place][1] += 1
-            place += verdict['kept']
+            place += verdict.kept
     return places
 
 

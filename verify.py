@@ -113,8 +113,8 @@ class Draft:
     tokens: list                            # [n] ids
     q: torch.Tensor                         # [n, V]
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
-    known: torch.Tensor = None              # [m, V] first target logits, which ECSV's check has read
-    notes: list = None                      # [n] dicts: what proposer and controller say of each token
+    known: torch.Tensor = None              # [m, V] first target logits, where a check has read them
+    signals: list = None                    # [n] dicts: what proposer and controller say of each token
     options: list = None                    # ids of each of the candidates that it was chosen from
 
     @classmethod
@@ -125,11 +125,18 @@ class Draft:
         return cls(tokens, q)
 
 
-class Judged(NamedTuple):
-    """What a verifier says of one draft token x."""
-    p: float                # p(x), as the run samples
+@dataclass
+class Judged:
+    """A draft token x and what was decided on it: the fields that a trace prints, of signals the values."""
+    token: int
+    p: float                # p(x), as the run samples; None where the target was not asked
     q: float                # q(x), likewise of the draft
-    ratio: float            # p(x) / max p at temperature 1
+    ratio: float = None     # p(x) / max p at temperature 1
+    threshold: float = None         # what the rule compares with; None where it has no threshold
+    chance: float = None            # that x is kept
+    kept: bool = None
+    signals: dict = field(default_factory=dict)     # of Draft.signals
+    of_step = False         # True if a whole step has one verdict, which all its tokens share
 
 
 class Score:
@@ -165,46 +172,39 @@ class Score:
 
     @cached_property
     def table(self):
-        """A Judged (p(x), q(x), p(x) / max p) for each of the n draft tokens x, in one transfer.
-
-        The ratio is of the raw logits: at temperature 1 in any run.
-        """
+        """A Judged for each of the n draft tokens x, not decided yet; all numbers come in one transfer."""
         p = self.p
         q = self.draft.q.to(p.dtype)
         z = self.logits.to(p.dtype)
         ids = to_device(self.draft.tokens, p.device)[:, None]                               # [n, 1]
         highest = z.amax(-1, keepdim=True)                                              # [n + 1, 1]
         ratios = (z[:-1].gather(1, ids) - highest[:-1]).exp()
-        table = torch.cat([p[:-1].gather(1, ids), q.gather(1, ids), ratios], 1)         # [n, 3]
-        if on_gpu(p):                       # draws a next token for each position: no second transfer
-            endings = torch.cat([self.recovery_distribution(p[:-1], q), p[-1:]])        # [n + 1, V]
-            table, drawn, highest = to_host(table, self.session.draw(endings), highest)
-            self.drawn = drawn.tolist()
+        numbers = torch.cat([p[:-1].gather(1, ids), q.gather(1, ids), ratios], 1)       # [n, 3]
+        numbers, highest = to_host(numbers, highest)
         check_finite(highest, 'target', len(self.session.tokens))
-        return [Judged(*row) for row in table.tolist()]
+        signals = self.draft.signals or [{} for _ in self.draft.tokens]
+        rows = zip(self.draft.tokens, numbers.tolist(), signals)
+        return [Judged(token, *row, signals=said) for token, row, said in rows]
 
     def next_token(self, i):
-        """The id that ends a cycle at position i: the recovered token for draft token i, or the bonus.
-
-        A CPU draws it now; a device has drawn one for each position already.
-        """
-        n = len(self.table)
-        if on_gpu(self.p):
-            return self.drawn[i]
+        """Draws the id that ends a cycle at position i: the recovered token for draft token i, or the bonus."""
         p = self.p[i]
-        return int(self.session.draw(self.recovery_distribution(p, self.draft.q[i]) if i < n else p))
+        if i < len(self.table):
+            p = self.recovery_distribution(p, self.draft.q[i].to(p))
+        (token,) = to_host(self.session.draw(p))
+        return int(token)
 
 
 @dataclass
 class Cycle:
     """What one cycle did. The trace is the list of these; every figure and picture is computed from it."""
     drafted: list           # ids
-    judged: list            # of each draft token that was looked at: token, p, q, threshold, chance, kept
+    judged: list            # a Judged for each draft token that was looked at
     tokens: list            # ids committed
     labels: list            # who wrote them: draft, slim, target (after a rejection, or alone), bonus
     passes: dict            # reader/path -> [passes, positions, seconds]
     seconds: float
-    notes: dict = field(default_factory=dict)   # see Session.note: what a trace asks for besides
+    notes: dict = field(default_factory=dict)   # see Session.observe: what a trace asks for besides
 
     @property
     def accepted(self):
@@ -299,7 +299,7 @@ class Session:
         self.tokens, self.tokens_left, self.ended = self.tokens + tokens, left, ended
         return tokens
 
-    def note(self, method, draft, score, cycle):
+    def observe(self, method, draft, score, cycle):
         """Called after each cycle with all that it used; lab.page.Traced fills cycle.notes."""
 
     def mark(self):
@@ -332,7 +332,7 @@ def decode(session: Session, method: 'Method'):
         tokens = session.commit(tokens)
         cycle = Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], session.spent(mark),
                       time.perf_counter() - begin)
-        session.note(method, draft, score, cycle)
+        session.observe(method, draft, score, cycle)
         method.learn(cycle)
         yield cycle
 
@@ -355,7 +355,7 @@ class Method:
         """What the draft is judged by; a method that judges steps may return something else."""
 
     def accept(self, session: Session, draft: Draft, score: Score) -> tuple:
-        """(ids to commit, who wrote each, a dict for each draft token that was judged)."""
+        """(ids to commit, who wrote each, a Judged for each draft token that was looked at)."""
 
     def learn(self, cycle: Cycle):
         """Called with each finished cycle."""
@@ -434,12 +434,11 @@ class Exact(Method):
         judged = []
         for i, token in enumerate(draft.tokens):
             row = score.table[i]
-            chance = self.chance(score, i)
-            kept = session.flip(chance)
-            note = draft.notes[i] if draft.notes else {}
-            judged.append(dict(token=token, p=row.p, q=row.q, threshold=self.threshold(score, i),
-                               chance=chance, kept=kept, **note))
-            if not kept:
+            row.threshold = self.threshold(score, i)
+            row.chance = self.chance(score, i)
+            row.kept = session.flip(row.chance)
+            judged.append(row)
+            if not row.kept:
                 return draft.tokens[:i] + [score.next_token(i)], ['draft'] * i + ['target'], judged
             if token in session.eos:
                 return draft.tokens[:i + 1], ['draft'] * (i + 1), judged
@@ -464,7 +463,7 @@ class Branches(NamedTuple):
     tokens: torch.Tensor    # [B, n]
     q: torch.Tensor         # [B, n, V]
     logits: torch.Tensor    # [B, n, V] raw
-    notes: list             # [n] dicts: what the controller said of each step
+    signals: list           # [n] dicts: what the controller said of each step
     ends: dict              # branch: how many of its tokens count, where it ended early
 
     def lines(self, session: Session, who='draft'):
@@ -487,7 +486,7 @@ def draft_model(session: Session, plan: Plan, reader: Reader = None, path: Path 
     n = len(ids)
     # the last token was not fed: the next read feeds it
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
-    return Draft(ids, branches.q[0, :n], branches.logits[0, :n], notes=branches.notes[:n])
+    return Draft(ids, branches.q[0, :n], branches.logits[0, :n], signals=branches.signals[:n])
 
 
 def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan, is_ended=None):
@@ -500,15 +499,15 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
     twin = reader.fork(rows) if rows > 1 else reader
     q = []
     tokens = []
-    notes = []
+    signals = []
     ends = {}
     check_ends = is_ended or not on_gpu(logits[0])
     is_ended = is_ended or (lambda ids: ids[-1] in session.eos)
     while True:
         q.append(plan.to_probs(logits[-1]))
         tokens.append(session.draw(q[-1]))
-        notes.append(plan.control.note(tokens[-1], logits[-1]))
-        if len(tokens) == plan.n or not plan.control.keep_drafting(session, notes):
+        signals.append(plan.control.signals(tokens[-1], logits[-1]))
+        if len(tokens) == plan.n or not plan.control.keep_drafting(session, signals):
             break
         if check_ends:
             for row, ids in enumerate(torch.stack(tokens, 1).tolist()):
@@ -517,7 +516,7 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, pla
         if len(ends) == rows:
             break
         logits.append(twin.append(tokens[-1], path))
-    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), torch.stack(logits, 1), notes, ends)
+    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), torch.stack(logits, 1), signals, ends)
 
 
 def prompt_lookup(session: Session, plan: Plan):
@@ -564,12 +563,12 @@ class Controller:
         """The most tokens that the next block may have."""
         return self.gamma
 
-    def note(self, tokens, logits):
+    def signals(self, tokens, logits):
         """A dict for keep_drafting and the trace, of a step's tokens [rows] and raw logits [rows, V]."""
         return {}
 
-    def keep_drafting(self, session: Session, notes: list):
-        """Whether to draft another token, by the notes on the block alone."""
+    def keep_drafting(self, session: Session, signals: list):
+        """Whether to draft another token, by the signals of the block alone."""
         return True
 
     def learn(self, cycle: Cycle):
@@ -610,12 +609,12 @@ class Online(Controller):
     def max_tokens(self, session):
         return self.knobs.k_max
 
-    def note(self, tokens, logits):
+    def signals(self, tokens, logits):
         return dict(confidence=fmean(confidence(logits, self.knobs)))       # over all rows
 
-    def keep_drafting(self, session, notes):
-        sure = fmean(note['confidence'] for note in notes)
-        return len(notes) < block_length(sure, self.knobs)
+    def keep_drafting(self, session, signals):
+        sure = fmean(said['confidence'] for said in signals)
+        return len(signals) < block_length(sure, self.knobs)
 
 
 CONTROLLERS.update(online=Online)
@@ -668,14 +667,14 @@ class CmAsd(Exact):
     def propose(self, session):
         need_draft_model(session, "cmasd's confidences")
         draft = super().propose(session)
-        if draft.tokens and 'confidence' not in draft.notes[0]:         # another controller
-            for note, sure in zip(draft.notes, confidence(draft.logits, self)):
-                note['confidence'] = sure
+        if draft.tokens and 'confidence' not in draft.signals[0]:       # another controller
+            for said, sure in zip(draft.signals, confidence(draft.logits, self)):
+                said['confidence'] = sure
         return draft
 
     def threshold(self, score, i):
         """tau of draft token i: the surer the draft, the more is forgiven."""
-        tau = self.tau_base + self.gamma_tau * (1 - score.draft.notes[i]['confidence'])
+        tau = self.tau_base + self.gamma_tau * (1 - score.draft.signals[i]['confidence'])
         return min(1.0, max(0.01, tau))
 
     def chance(self, score, i):
@@ -812,7 +811,7 @@ class Ecsv(Exact):
         draft = Draft.points(fused, session.target.model)
         draft.known = known
         draft.logits = texts.logits.mean(0)[:len(fused)]
-        draft.notes = [dict(branches=column) for column in ballot.tokens.T.tolist()]
+        draft.signals = [dict(branches=column) for column in ballot.tokens.T.tolist()]
         return draft
 
     def recheck(self, session, ballot, fused, chosen, budget):
@@ -867,6 +866,11 @@ def violation(b, a, alpha=0.5, beta=0.5):
 
 
 @dataclass
+class ViaJudged(Judged):
+    by: str = 'slim'        # or target: who decided; p is known of the target alone, the ratio is slim's
+
+
+@dataclass
 class ViaSd(Exact):
     """Slim (s), the target without some sublayers, judges first; the whole one what slim doubts. LOSSY.
 
@@ -910,21 +914,26 @@ class ViaSd(Exact):
         reader = session.target
         if len(committed) - reader.cache.valid_prefix(committed, score.path) > self.max_lag:
             reader.read(committed, score.path, 0)           # slim is too far ahead
-        slim = judge = self.slim_score(session, draft)
+        slim = self.slim_score(session, draft)
+        judge = slim                            # the target, from the first token on that slim doubts
         judged = []
         for i, token in enumerate(draft.tokens):
-            ratio = slim.table[i].ratio
-            if ratio < self.escalate:
+            seen = slim.table[i]
+            row = ViaJudged(token, None, seen.q, seen.ratio, signals=seen.signals)
+            judged.append(row)
+            if row.ratio < self.escalate:
                 judge = score
-            note = draft.notes[i] if draft.notes else {}
-            row = dict(token=token, p=None, q=slim.table[i].q, ratio=ratio, threshold=self.keep, by='slim',
-                       chance=float(ratio >= self.keep), **note)
-            if judge is score:
-                row |= dict(p=score.table[i].p, threshold=None, by='target', chance=self.chance(score, i))
-            chosen = token if session.flip(row['chance']) else judge.next_token(i)
-            judged.append(row | dict(kept=chosen == token))     # slim may draw the same token again
-            if chosen != token:
-                return draft.tokens[:i] + [chosen], ['draft'] * i + [row['by']], judged
+            if judge is slim:
+                row.threshold = self.keep
+                row.chance = float(row.ratio >= self.keep)
+            else:
+                row.by = 'target'
+                row.p = score.table[i].p
+                row.chance = self.chance(score, i)
+            chosen = token if session.flip(row.chance) else judge.next_token(i)
+            row.kept = chosen == token          # slim may draw the same token again
+            if not row.kept:
+                return draft.tokens[:i] + [chosen], ['draft'] * i + [row.by], judged
             if token in session.eos:
                 return draft.tokens[:i + 1], ['draft'] * (i + 1), judged
         n = len(draft.tokens)
@@ -939,6 +948,15 @@ class ViaSd(Exact):
 STEP_ENDS = dict(   # kinds of steps: (pattern of a word and an end, tokens at most)
     line=(r'\w.*\n', 64), paragraph=(r'(?s)\w.*\n[ \t]*\n', 128),
     sentence=(r'\w.*(\n|((?<!\d)\.|[!?])["\')\]*]*\s*\Z)', 64))      # 3. may go on as 3.5: no end
+
+
+@dataclass
+class StepJudged(Judged):
+    """A token of a judged step; score, threshold, chance and kept are the step's."""
+    score: float = None
+    logp: float = None
+    grounding: float = None
+    of_step = True
 
 
 @dataclass
@@ -1047,8 +1065,8 @@ class SpecGuard(Method):
         ids = to_device(draft.tokens, draft.q.device)[:, None]                          # [T, 1]
         (each_q,) = to_host(draft.q.gather(1, ids)[:, 0])
         for token, q, (logp, grounding) in zip(draft.tokens, each_q.tolist(), seen):
-            judged.append(dict(token=token, p=None, q=q, threshold=threshold, chance=float(kept), kept=kept,
-                               score=score, logp=logp, grounding=grounding))
+            judged.append(StepJudged(token, None, q, threshold=threshold, chance=float(kept), kept=kept,
+                                     score=score, logp=logp, grounding=grounding))
         tokens = draft.tokens if kept else self.write(session)
         return tokens, ['draft' if kept else 'target'] * len(tokens), judged
 

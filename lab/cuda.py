@@ -246,7 +246,7 @@ class Card:
         counted = [i % model.vocab for i in range(PROMPT, end)]
         require_that(tokens_of(cycles) == counted, 'the random target does not count up')
         if chance:
-            kept = statistics.fmean(verdict['kept'] for cycle in cycles for verdict in cycle.judged)
+            kept = statistics.fmean(verdict.kept for cycle in cycles for verdict in cycle.judged)
             plain = figure(self.rows, f'ar, {form}', 'tokens/s')
             return {'tokens/s': speed, 'over ar': speed / plain, 'acceptance': kept}
         rate = speed * model.read_bytes(model.full) / 1e9

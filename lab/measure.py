@@ -292,7 +292,7 @@ def counts_of(session, method, prompt, engine):
     judged = [verdict for cycle in cycles for verdict in cycle.judged]
     wrong, nats = target_says(session, prompt.ids, written)
     right = grade(prompt.row, engine.tokenizer.decode(written))
-    return dict(tokens=len(written), judged=len(judged), accepted=sum(v['kept'] for v in judged),
+    return dict(tokens=len(written), judged=len(judged), accepted=sum(row.kept for row in judged),
                 cycles=len(cycles), wrong=wrong, nats=nats, right=None if right is None else int(right),
                 seconds=seconds, passes=passes)
 

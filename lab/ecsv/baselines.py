@@ -6,7 +6,7 @@ import torch
 
 from lab.tree import Tree
 from model import to_host
-from verify import METHODS, Draft, Ecsv, Exact, check_finite, knob, residual, no_draft
+from verify import METHODS, Draft, Ecsv, Exact, Judged, check_finite, knob, residual, no_draft
 
 
 @dataclass
@@ -73,7 +73,7 @@ class SdMulti(Exact):
         check_finite(score.logits.amax(), 'target', len(session.tokens))
         option, left, judged = first_kept(session, self.options, score.p[0])
         if option is None:
-            draft.tokens = [row['token'] for row in judged] + draft.tokens[1:]
+            draft.tokens = [row.token for row in judged] + draft.tokens[1:]
             return [int(session.draw(left))], ['target'], judged
         first = option.tokens[:1]
         rest = Draft(option.tokens[1:], option.q[1:])
@@ -86,7 +86,7 @@ class SdMulti(Exact):
             tokens, labels, verdicts = super().accept(session, rest, self.score(behind, rest))
             labels = labels if verdicts else ['bonus']
         judged += verdicts
-        draft.tokens = [row['token'] for row in judged] + rest.tokens[len(verdicts):]
+        draft.tokens = [row.token for row in judged] + rest.tokens[len(verdicts):]
         return first + tokens, ['draft'] + labels, judged
 
 
@@ -99,7 +99,7 @@ def first_kept(session, options, p):
         own_p, own_q = to_host(torch.stack([p[token], q[token]]))[0].tolist()
         chance = min(1.0, own_p / own_q)
         kept = session.flip(chance)
-        judged.append(dict(token=token, p=own_p, q=own_q, threshold=None, chance=chance, kept=kept))
+        judged.append(Judged(token, own_p, own_q, chance=chance, kept=kept))
         if kept:
             return option, p, judged
         p = residual(p, q)
@@ -166,9 +166,9 @@ class Hedge(Exact):
             second, node = self.sides[kept]
             left = residual(score.p[kept], draft.q[kept].to(score.p.dtype))
             chance = float(to_host(left[second])[0])
-            judged.append(dict(token=second, p=chance, q=1.0, threshold=None, chance=chance,
-                               kept=tokens[-1] == second, second=True))
-            if tokens[-1] == second:
+            mended = tokens[-1] == second
+            judged.append(Judged(second, chance, 1.0, chance=chance, kept=mended, signals=dict(second=True)))
+            if mended:
                 behind = no_draft(session)
                 behind.known = self.rows[node:node + 1]
                 later, _, _ = super().accept(session, behind, super().score(session, behind))
@@ -178,7 +178,7 @@ class Hedge(Exact):
                 unjudged = []
         if self.tree:
             self.tree.keep(branch)
-            draft.tokens = [row['token'] for row in judged] + unjudged
+            draft.tokens = [row.token for row in judged] + unjudged
         return tokens, labels, judged
 
     def learn(self, cycle):

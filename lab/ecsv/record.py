@@ -103,7 +103,7 @@ def errors(pair, prompt):
     wrong = []
     for cycle in cycles_of(pair, prompt, BLOCKS['ecsv'], Ecsv(DEPTHS[-1])):
         for verdict, right in zip(cycle.judged, cycle.tokens):
-            wrong.append([token != right for token in verdict['branches']])
+            wrong.append([token != right for token in verdict.signals['branches']])
     wrong = torch.tensor(wrong).double()                                        # [tokens, 4]
     return prompt.name | dict(tokens=len(wrong), wrong_together=(wrong.T @ wrong).int().tolist())
 

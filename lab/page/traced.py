@@ -80,7 +80,7 @@ class Traced(Session):
         self.coins.append(coin)
         return super().flip(chance)
 
-    def note(self, method, draft, score, cycle):
+    def observe(self, method, draft, score, cycle):
         notes = {}
         path = self.target_path()
         if isinstance(score, Score):
@@ -128,7 +128,7 @@ def places(session, draft, score, cycle):
         if verdict:
             judge = here.get('p', here.get('s'))
             place['overlap'] = rounded(float(torch.minimum(judge, here.get('q', judge)).sum()))
-        if not verdict or verdict['kept'] or verdict['p'] is None:
+        if not verdict or verdict.kept or verdict.p is None:
             place.pop('residual', None)                 # nothing was drawn from it
         found.append(place)
     return found
@@ -168,11 +168,11 @@ def behind(rows, like):
 
 def same_row(verdict, token, laws):
     """Whether a verdict is on this token of the block, by the p that the Score has at this place."""
-    if verdict['token'] != token:
+    if verdict.token != token:
         return False
-    if verdict['p'] is None or 'p' not in laws:
+    if verdict.p is None or 'p' not in laws:
         return True
-    return abs(float(laws['p'][token]) - verdict['p']) < 1e-6
+    return abs(float(laws['p'][token]) - verdict.p) < 1e-6
 
 
 def place_of(laws, used, drafted):
@@ -194,7 +194,7 @@ def place_of(laws, used, drafted):
 
 def confidence_notes(method, draft):
     """CM-ASD: the confidence of each drafted token, and the window that the mean so far allowed."""
-    confidence = [note['confidence'] for note in draft.notes or [] if 'confidence' in note]
+    confidence = [said['confidence'] for said in draft.signals or [] if 'confidence' in said]
     if not confidence:
         return {}
     knobs = method if isinstance(method, CmAsd) else CmAsd
@@ -204,7 +204,7 @@ def confidence_notes(method, draft):
 
 def vote_notes(method, draft):
     """ECSV: the ids of each branch and the weight of each of its votes, as the last vote had them."""
-    voted = isinstance(method, Ecsv) and draft.notes and 'branches' in draft.notes[0]
+    voted = isinstance(method, Ecsv) and draft.signals and 'branches' in draft.signals[0]
     if not voted:
         return {}
     ballot = method.ballot

@@ -95,7 +95,7 @@ def run_items(pair, n):
         for prompt in prompts:
             engine = armed(pair, prompt)
             engine.open([prompt.ids])
-            kept += [cycle.judged[0]['kept'] for cycle in engine.write(prompt.ids, SpecGuard())]
+            kept += [cycle.judged[0].kept for cycle in engine.write(prompt.ids, SpecGuard())]
         items += [(prompt, sum(kept) / len(kept)) for prompt in prompts]
     return items
 

@@ -35,7 +35,7 @@ def test_gates_by_checker(name):
     text, verdicts = PROMPT, []
     for cycle in cycles:
         verdicts.append(sum(text + cycle.drafted) % 3 == 0)
-        assert cycle.judged[0]['kept'] == verdicts[-1]
+        assert cycle.judged[0].kept == verdicts[-1]
         assert ('draft/reward' in cycle.passes) == (name == 'rsd')
         text = text + cycle.tokens
     assert set(verdicts) == {True, False}
