@@ -331,7 +331,8 @@ def find_signals(engine, prompts, method):
     steps = []
     for ids in tqdm(prompts, desc='signals', disable=None):
         for cycle in engine.write(ids, method):
-            steps.append([min(getattr(row, signal) for row in cycle.judged) for signal in ('logp', 'grounding')])
+            seen = [(row.logp, row.grounding) for row in cycle.judged]
+            steps.append(list(map(min, zip(*seen))))
     logp, grounding = signal_ranges(steps)
     return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps))
 

@@ -187,7 +187,7 @@ class Score:
         return [Judged(token, *row, signals=said) for token, row, said in rows]
 
     def next_token(self, i):
-        """Draws the id that ends a cycle at position i: the recovered token for draft token i, or the bonus."""
+        """Draws the id that ends a cycle at position i: recovered for draft token i, or the bonus."""
         p = self.p[i]
         if i < len(self.table):
             p = self.recovery_distribution(p, self.draft.q[i].to(p))

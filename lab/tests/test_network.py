@@ -400,7 +400,7 @@ def test_waits_of_a_cycle(name, knobs, most, temperature):
         s = far_session(temperature=temperature)
         before = waits.count
         for cycle in decode(s, METHODS[name](**knobs)):
-            allowed = most(cycle) if cycle.drafted else 1 + (name != 'ar')      # the last token is not drafted
+            allowed = most(cycle) if cycle.drafted else 1 + (name != 'ar')  # the last is not drafted
             assert waits.count - before == allowed
             before = waits.count
     assert s.tokens_left == 0
