@@ -59,6 +59,7 @@ class SdMulti(Exact):
     draft_temperature: float = knob(0.8, 'of the branches, as in ecsv', 0)
     draft_top_p: float = knob(0.95, 'likewise', 1e-9, 1)
     branches: int = knob(4, 'branches that are tried in turn', 1, 64)
+    lossless = True
 
     def guess(self, session, n):
         texts = Ecsv.texts(self, session, n)
@@ -125,6 +126,7 @@ class Hedge(Exact):
     exact. A doubt is the chance, by the draft's own confidence, that the block breaks at this place. Ours.
     """
     least: float = knob(0.1, 'doubt from which a position has a second choice; 1: nowhere, as sd', 0, 1)
+    lossless = True
 
     def propose(self, session):
         draft = super().propose(session)

@@ -125,10 +125,10 @@ def sweeps():
     for knob, values in dict(tau=(0.1, 0.3, 0.7, 0.9), beta=(0.0, 0.3, 0.7, 1.0)).items():
         found |= {f'{knob} {value:g}': named('specguard', **{knob: value}) for value in values}
     for target_k in (1, 16):
-        found[f'target_k {target_k}'] = named('specguard', k=1, tau=torch.inf, target_k=target_k,
+        found[f'target_k {target_k}'] = named('specguard-target-k', k=1, tau=torch.inf, target_k=target_k,
                                               temperature=0.7)
     return found | {
-        'as the paper': named('specguard', **PAPER),
+        'as the paper': named('specguard-target-k', **PAPER),
         'oracle-gate': named('oracle-gate')}
 
 

@@ -79,8 +79,8 @@ def test_flags_that_do_not_fit(flags, named, capsys):
     ('cmasd-specdec', 'tolerance=nan'), ('cmasd', 'alpha=-1'), ('cmasd', 'k_min=20'),
     ('cmasd', 'lam_entropy=0 lam_margin=0 lam_softmax=0'),
     ('ecsv', 'branches=65'), ('via', 'keep=0.2'),
-    ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard', 'target_k=2 gamma=1'), ('sparse', 'rho=2'),
-    ('sparse', 'block=0')])
+    ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard-target-k', 'target_k=2 gamma=1'),
+    ('sparse', 'rho=2'), ('sparse', 'block=0')])
 def test_knobs_out_of_range(method, knob, capsys):
     name, value = knob.split()[0].split('=')
     refused(capsys, f'{name} is {value}', '--prompt', 'x', '--method', method, '--set', *knob.split())

@@ -53,6 +53,14 @@ def test_law_of_random_gate(rate, gap):
     assert found > gap if rate else found < 1e-9
 
 
+def test_law_of_candidates_of_the_target():
+    """The most central of two samples of the target is no sample of it; one candidate is."""
+    for target_k, lossless in ((1, True), (2, False)):
+        method = METHODS['specguard-target-k'](tau=math.inf, target_k=target_k, draft_temperature=0.0)
+        found = law_gap(method, 4, 2, text=LINES['text'], calibration=LINES['calibration'])
+        assert method.lossless == lossless == (found < 1e-9)
+
+
 def test_step_checker_by_hand():
     """A right line, a right text; then a wrong line, a line cut short, and a wrong answer."""
     row = next(tasks.rows('math', 3))
