@@ -77,7 +77,7 @@ def proof_of(name, method, vocab, horizon, sampling):
 
 def law_of(method, target, draft, horizon, settings):
     """{tokens: probability} of all texts that the method can write."""
-    if isinstance(method, Ecsv) and not method.budget:      # it keeps nothing from a cycle to the next
+    if isinstance(method, Ecsv) and not getattr(method, 'budget', None):        # its cycles are independent
         return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings)
     return enumerate_law(target, draft, method, horizon, run=limited(write), **settings)
 

@@ -6,7 +6,7 @@ import torch
 
 from lab.tree import Tree
 from model import to_host
-from verify import METHODS, Draft, Ecsv, Exact, Judged, check_finite, knob, residual, no_draft
+from verify import METHODS, Draft, Ecsv, Exact, Judged, check_finite, knob, no_draft, residual, sums_of
 
 
 @dataclass
@@ -16,15 +16,14 @@ class EcsvPrefix(Ecsv):
     Where no branch does, all of them vote.
     """
     def fuse(self, ballot):
-        own = ballot.tokens[..., None] == ballot.candidates                              # [B, n, K]
+        own = ballot.tokens[..., None] == ballot.candidates                         # [B, n, K]
         scores = self.weights(ballot)[..., None] * (own + self.soft * ballot.q)
         elected = []
         for j in range(ballot.tokens.shape[1]):
             agree = (ballot.tokens[:, :j] == torch.tensor(elected, dtype=torch.long)).all(1)     # [B]
             voters = agree if agree.any() else ~agree
-            verifier = {0: ballot.verifier[j]} if j in ballot.verifier else {}
             q = ballot.q[voters, j:j + 1]                                           # [voters, 1, K]
-            here = replace(ballot, candidates=ballot.candidates[j:j + 1], q=q, verifier=verifier)
+            here = replace(ballot, candidates=ballot.candidates[j:j + 1], tie_break=sums_of(q))
             elected += here.elect(scores[voters, j:j + 1])
         return elected
 
@@ -38,8 +37,8 @@ class OracleTop1(Ecsv):
 
     def guess(self, session, n):
         best, most = None, -1.0                     # tokens that are expected to be kept
-        texts = self.texts(session, n)
-        for tokens, logits in zip(texts.lines(session), texts.logits):
+        branches = self.draft_branches(session, n)
+        for tokens, logits in zip(branches.lines(session), branches.logits):
             draft = replace(Draft.points(tokens, session.target.model), logits=logits[:len(tokens)])
             score = self.score(session, draft)
             expected = float(torch.tensor([token.p for token in score.table]).double().cumprod(0).sum())
@@ -62,11 +61,11 @@ class SdMulti(Exact):
     lossless = True
 
     def guess(self, session, n):
-        texts = Ecsv.texts(self, session, n)
+        branches = Ecsv.draft_branches(self, session, n)
         self.options = []
-        for tokens, q in zip(texts.lines(session), texts.q):
+        for tokens, q in zip(branches.lines(session), branches.q):
             self.options.append(Draft(tokens, q[:len(tokens)]))
-        return replace(self.options[0], logits=texts.logits[0])
+        return replace(self.options[0], logits=branches.logits[0])
 
     def accept(self, session, draft, score):
         if not draft.tokens:

@@ -17,7 +17,7 @@ hedge, sd_multi, oracle_top1, prefix = (METHODS[name]
 
 @pytest.mark.parametrize('method, settings', [
     case('prefix', prefix(**TWO), {}),
-    case('prefix-spot-budget', prefix(**TWO, soft=0.5, spots=1, a_spot=1.0, budget=2), EOS),
+    case('prefix-soft', prefix(**TWO, soft=0.5), EOS),
     case('oracle', oracle_top1(**TWO), EOS),
     case('multi', sd_multi(**TWO), EOS),
     case('hedge', hedge(2, least=0.05, draft_temperature=0), {}),
