@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import time
+import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
@@ -368,10 +369,10 @@ def run(args):
     work = list(zip(rows, itertools.count(), prompts))
     if args.compare:
         return compare(engine, work, args.methods, args.trace)
-    return generate(engine, work, args)
+    return write_all(engine, work, args)
 
 
-def generate(engine, work, args):
+def write_all(engine, work, args):
     """Writes every row by one method and prints it as it is written; returns the exit status."""
     (name, method), = args.methods.items()
     if args.trace and lab_module('page'):
@@ -447,11 +448,33 @@ def parse(argv):
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
     add('--compare', metavar='M1,M2,...', help='these methods and ar, in a table for each task')
     add('--list', metavar='METHOD', nargs='?', const='', help='the methods, or the knobs of one')
+    add('--import', metavar='FILE.py', help='run a file of yours first, which enters methods or controllers')
     args = p.parse_args(argv)
+    import_file(getattr(args, 'import'))
     if args.list is None:
         check_flags(args)
         fill_in(args)
     return args
+
+
+def import_file(path):
+    """Runs a Python file of the user's, which enters methods or controllers; ValueError where it fails."""
+    if not path:
+        return
+    require_that(File(path).is_file(), f'--import {path}: there is no such file')
+    try:
+        exec(compile(File(path).read_bytes(), path, 'exec'), dict(__name__=File(path).stem, __file__=path))
+    except Exception as error:                          # whatever the file raises
+        raise ValueError(f'--import {error_line(error, path)}') from None
+
+
+def error_line(error, path):
+    """An exception in a line; before it the latest line of the file at path that it passed through."""
+    what = traceback.format_exception_only(error)[-1].strip()
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    return f'{path}, line {lines[-1]}: {what}' if lines else f'{path}: {what}'
 
 
 def check_flags(args):
@@ -515,8 +538,10 @@ def make_method(name, settings, names, more=()):
         require_that(equals, f'--set {item}: expected knob=value; --list METHOD shows the knobs')
         known = knob in more or any(has_knob(other, knob, settings) for other in names)
         hint = '; another controller ends the blocks: set k_max (cmasd) or controller=fixed'
-        require_that(known, f'--set {item}: no knob of {", ".join(names)}, see --list {names[-1]}'
-                     + hint * (knob == 'gamma'))
+        if knob != 'gamma':
+            owners = [other for other, kind in METHODS.items() if knob in knobs_of(kind)]
+            hint = f'; it is one of {", ".join(owners)}' if owners else ''
+        require_that(known, f'--set {item}: no knob of {", ".join(names)}, see --list {names[-1]}{hint}')
         if has_knob(name, knob, settings):
             values[knob] = read_value(item, value, knobs[knob].type)
     return METHODS[name](**values)
