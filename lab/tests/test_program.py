@@ -702,7 +702,7 @@ METHODS['keeps'] = type('Keeps', (Exact,), dict(chance=lambda *_: 1.0))"""
 
 
 def test_methods_and_controllers_of_ones_own(short_proofs, tmp_path, capsys):
-    """A rule that is changed is LOSSY and audited. `gamma` is for a controller that does not say otherwise."""
+    """A rule that is changed is LOSSY and audited. A controller that does not say otherwise takes gamma."""
     put(tmp_path, {'mine.py': MINE, 'bad.py': 'x = 1\ny = nothing'})
     mine = '--import', tmp_path / 'mine.py'
     with patch.dict(METHODS), patch.dict(verify.CONTROLLERS):
