@@ -723,7 +723,6 @@ METHODS['cmasd'] = CmAsd
 # Source: "Error-Correcting Speculative Decoding via Branch Voting", a model-written proposal
 # (github.com/keithballinger/dialectica, 2025) without code.
 
-
 SOFT_CANDIDATES = 4     # beside the branches' own tokens, where branches vote with whole distributions
 
 
