@@ -1123,13 +1123,9 @@ class SpecGuard(Method):
 
     def verdict(self, session, draft, seen):
         """The StepJudged of the step, without a token; at tau -inf or inf its score is not computed."""
-        score = threshold = None
-        kept = self.tau < 0
-        if abs(self.tau) < inf:
-            score = self.judge(session, draft, seen)
-            threshold = self.tau
-            kept = score >= threshold
-        return StepJudged(None, None, None, None, threshold, float(kept), kept, score=score)
+        score = None if abs(self.tau) == inf else self.judge(session, draft, seen)
+        kept = self.tau < 0 if score is None else score >= self.tau
+        return StepJudged(None, None, None, None, self.tau, float(kept), kept, score=score)
 
     def accept(self, session, draft, seen):
         """(tokens, labels, judged), one verdict for the step."""
