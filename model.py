@@ -216,6 +216,14 @@ class Transformer(Part):
         self.full = Path('full', attends, ffns)         # every sublayer, densely
         self.set_context(min(2048, config.max_position_embeddings))
 
+    @property
+    def device(self):
+        return self.cos.device
+
+    @property
+    def dtype(self):
+        return self.cos.dtype
+
     def tie(self):
         """Makes the head the embedding, where the config says so."""
         if self.config.tie_word_embeddings:
@@ -251,8 +259,8 @@ class Transformer(Part):
         T = len(positions)
         if torch.compiler.is_compiling():
             later = torch.arange(kv_len, device=positions.device) > positions[:, None]      # [T, kv_len]
-            return torch.zeros_like(later, dtype=self.cos.dtype).masked_fill(later, -torch.inf)
-        flash = self.cos.is_cuda and self.cos.dtype != torch.float32
+            return torch.zeros_like(later, dtype=self.dtype).masked_fill(later, -torch.inf)
+        flash = self.cos.is_cuda and self.dtype != torch.float32
         if T == 1 or T == kv_len or flash:
             return None
         return kernels.causal_mask(T, kv_len, self.cos)
@@ -477,22 +485,22 @@ class Reader:
             mark_static(cache.stores)
         return cache
 
-    def read(self, text, guesses, path, last):
-        """Logits [last, V] of the last positions of text + guesses (lists of ids), read on this path.
+    def read(self, ids, path, last):
+        """Logits [last, V] of the last positions of these ids (a list), read on this path.
 
         Feeds from the first position that is not valid for the path, and at least `last` positions.
         """
-        line = text + guesses
-        assert len(line) <= self.capacity, f'{len(line)} tokens in a cache for {self.capacity}'
-        start = min(self.cache.valid_prefix(line, path), len(line) - last)
-        self.cache.record(line[:start], start, path)        # an interrupted pass leaves nothing valid
-        ids = to_device([line[start:]], self.model.cos.device)
+        n = len(ids)
+        assert n <= self.capacity, f'{n} tokens in a cache for {self.capacity}'
+        start = min(self.cache.valid_prefix(ids, path), n - last)
+        self.cache.record(ids[:start], start, path)         # an interrupted pass leaves nothing valid
+        unread = to_device([ids[start:]], self.model.device)
         logits = []
-        for begin in range(start, len(line), CHUNK):
-            end = min(begin + CHUNK, len(line))
-            rows = max(0, end - max(begin, len(line) - last))   # of this chunk among the last `last`
-            logits.append(self.feed(ids[:, begin - start:end - start], begin, path, rows))
-        self.cache.record(line, start, path)
+        for begin in range(start, n, CHUNK):
+            end = min(begin + CHUNK, n)
+            rows = max(0, end - max(begin, n - last))       # of this chunk among the last `last`
+            logits.append(self.feed(unread[:, begin - start:end - start], begin, path, rows))
+        self.cache.record(ids, start, path)
         rows = [some for some in logits if some is not None]
         if not last:
             return None
@@ -514,7 +522,7 @@ class Reader:
         if self.compiled and T <= PAD and path.carry is None:   # a path that observes is never compiled
             forward = self.compiled
             pad = (1 << (T - 1).bit_length()) - T
-            kv_len = self.kv_len(kv_len + pad)
+            kv_len = self.keys_in_view(kv_len + pad)
             ids = functional.pad(ids, (0, pad))         # also by 0: graphs tell such tensors from others
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
@@ -525,8 +533,8 @@ class Reader:
         self.paths[path.name] = path
         return logits
 
-    def kv_len(self, length):
-        """Keys in view of a compiled pass up to this length: few numbers, because each has its own graphs."""
+    def keys_in_view(self, length):
+        """How many keys a compiled pass sees, up to this length: few numbers, because each needs a graph."""
         power = 1 << (length - 1).bit_length()
         return min(self.capacity, max(SPAN, power))
 
@@ -535,7 +543,7 @@ class Reader:
         means = self.cache.average(path.block, start) if path.block else []
         if self.compiled:
             mark_static(means)
-        return dict(start=torch.full((), start, device=self.model.cos.device), means=means)
+        return dict(start=torch.full((), start, device=self.model.device), means=means)
 
     def fork(self, rows):
         """A reader of the same network and log over `rows` copies of this cache.
@@ -558,7 +566,7 @@ class Reader:
 
     def now(self):
         """The time: seconds on a CPU, an event on CUDA (where a pass has not ended when its call returns)."""
-        if self.model.cos.device.type != 'cuda':
+        if self.model.device.type != 'cuda':
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
@@ -568,7 +576,7 @@ class Reader:
         """{path name: [passes, positions, seconds]} of the log from index `mark` on; waits for a GPU."""
         totals = {}
         passes = self.log[mark:]
-        if passes and self.model.cos.device.type == 'cuda':
+        if passes and self.model.device.type == 'cuda':
             passes[-1][-1].synchronize()                # earlier passes have ended too
         for name, positions, begin, end in passes:
             row = totals.setdefault(name, [0, 0, 0.0])
@@ -699,7 +707,7 @@ def pack_children(part):
 
 def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
-    cpu = model.cos.device.type == 'cpu'
+    cpu = model.device.type == 'cpu'
     compiler = shutil.which(os.environ.get('CXX', 'g++'))
     require_that(not cpu or compiler, '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 256          # graphs of all lengths, spans, paths and models

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import time
+import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
@@ -285,7 +286,7 @@ def audit(session):
     audited = []
     for begin in range(session.begin, len(session.tokens), AUDITED):
         tokens = session.tokens[begin:begin + AUDITED]
-        rows = reader.read(session.tokens[:begin], tokens[:-1], reader.model.full, len(tokens))
+        rows = reader.read(session.tokens[:begin] + tokens[:-1], reader.model.full, len(tokens))
         p = session.probs(rows)
         own = p.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0]
         audited += torch.stack([own, token_logps(rows, tokens), p.square().sum(1)], 1).tolist()
@@ -320,7 +321,7 @@ def trace_lines(text, tokenizer):
     """A dict for each cycle: ids, text, who wrote what, the judged tokens' scalars, passes, time, notes."""
     lines = []
     for i, cycle in enumerate(text.cycles):
-        judged = [{key: json_value(value) for key, value in row.items()} for row in cycle.judged]
+        judged = [judged_row(row) for row in cycle.judged]
         passes = {}
         for path, (n, positions, seconds) in cycle.passes.items():
             passes[path] = dict(passes=n, positions=positions, ms=round(seconds * 1000, 3))
@@ -329,6 +330,12 @@ def trace_lines(text, tokenizer):
             labels=cycle.labels, text=tokenizer.decode(cycle.tokens), passes=passes,
             ms=round(cycle.seconds * 1000, 3), **cycle.notes))
     return lines
+
+
+def judged_row(judged):
+    """The JSON object of a Judged; its signals stand beside its other fields."""
+    row = vars(judged) | judged.signals
+    return {key: json_value(value) for key, value in row.items() if key != 'signals'}
 
 
 # ----------------------------------------------------------------------------------------------------- a run
@@ -361,10 +368,10 @@ def run(args):
     work = list(zip(rows, itertools.count(), prompts))
     if args.compare:
         return compare(engine, work, args.methods, args.trace)
-    return generate(engine, work, args)
+    return write_all(engine, work, args)
 
 
-def generate(engine, work, args):
+def write_all(engine, work, args):
     """Writes every row by one method and prints it as it is written; returns the exit status."""
     (name, method), = args.methods.items()
     if args.trace and lab_module('page'):
@@ -439,11 +446,33 @@ def parse(argv):
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
     add('--compare', metavar='M1,M2,...', help='these methods and ar, in a table for each task')
     add('--list', metavar='METHOD', nargs='?', const='', help='the methods, or the knobs of one')
+    add('--import', metavar='FILE.py', help='run a file of yours first, which enters methods or controllers')
     args = p.parse_args(argv)
+    import_file(getattr(args, 'import'))
     if args.list is None:
         check_flags(args)
         fill_in(args)
     return args
+
+
+def import_file(path):
+    """Runs a Python file of the user's, which enters methods or controllers; ValueError where it fails."""
+    if not path:
+        return
+    require_that(File(path).is_file(), f'--import {path}: there is no such file')
+    try:
+        exec(compile(File(path).read_bytes(), path, 'exec'), dict(__name__=File(path).stem, __file__=path))
+    except Exception as error:                          # whatever the file raises
+        raise ValueError(f'--import {error_line(error, path)}') from None
+
+
+def error_line(error, path):
+    """An exception in a line; before it the latest line of the file at path that it passed through."""
+    what = traceback.format_exception_only(error)[-1].strip()
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    return f'{path}, line {lines[-1]}: {what}' if lines else f'{path}: {what}'
 
 
 def check_flags(args):
@@ -507,8 +536,10 @@ def make_method(name, settings, names, more=()):
         require_that(equals, f'--set {item}: expected knob=value; --list METHOD shows the knobs')
         known = knob in more or any(has_knob(other, knob, settings) for other in names)
         hint = '; another controller ends the blocks: set k_max (cmasd) or controller=fixed'
-        require_that(known, f'--set {item}: no knob of {", ".join(names)}, see --list {names[-1]}'
-                     + hint * (knob == 'gamma'))
+        if knob != 'gamma':
+            owners = [other for other, kind in METHODS.items() if knob in knobs_of(kind)]
+            hint = f'; it is one of {", ".join(owners)}' if owners else ''
+        require_that(known, f'--set {item}: no knob of {", ".join(names)}, see --list {names[-1]}{hint}')
         if has_knob(name, knob, settings):
             values[knob] = read_value(item, value, knobs[knob].type)
     return METHODS[name](**values)
@@ -790,8 +821,8 @@ def cycle_line(number, cycle, printer):
     kept = cycle.accepted
     parts = [printer.word(token, 'draft') for token in cycle.tokens[:kept]]
     for verdict in cycle.judged:
-        if not verdict['kept']:
-            parts.append(printer.word(verdict['token'], 'strike', '[-{}-]'))
+        if not verdict.kept:
+            parts.append(printer.word(verdict.token, 'strike', '[-{}-]'))
     for token, label in zip(cycle.tokens[kept:], cycle.labels[kept:]):
         parts.append(printer.word(token, label, '[~{}~]' if label == 'slim' else '[+{}+]'))
     for token in cycle.drafted[len(cycle.judged):]:
@@ -828,7 +859,7 @@ def check(engine, ids, tokens):
         longer = '' if len(tokens) == len(wanted) else f', but {len(tokens)} long instead of {len(wanted)}'
         return f'check: equal to plain decoding for all {i} tokens{longer}.'
     reader = engine.readers['target']
-    logits = reader.read(ids + tokens[:i], [], reader.model.full, 1)[0]
+    logits = reader.read(ids + tokens[:i], reader.model.full, 1)[0]
     gap = float(logits[wanted[i]] - logits[tokens[i]])
     here, there = (engine.tokenizer.decode([one[i]], skip_special_tokens=False) for one in (tokens, wanted))
     return (f'check: differs from plain decoding at token {i}: {here!r} ({tokens[i]}) instead of {there!r} '
@@ -949,7 +980,7 @@ def statistics(cycles, weights):
         for path, (n, T, _) in cycle.passes.items():
             passes[path] += n
             positions[path] += T
-    kept = [token['kept'] for cycle in cycles for token in cycle.judged]
+    kept = [token.kept for cycle in cycles for token in cycle.judged]
     drafted = sum(len(cycle.drafted) for cycle in cycles)
     seconds = sum(cycle.seconds for cycle in cycles)
     tokens, accepted = labels.total(), labels['draft']
@@ -987,13 +1018,13 @@ def acceptance_by_place(cycles):
     for cycle in cycles:
         place = 0
         for verdict in cycle.judged:
-            if 'score' in verdict:                      # of a step, which all its tokens share
+            if verdict.of_step:
                 break
             if place == len(places):
                 places.append([0, 0])
-            places[place][0] += verdict['kept']
+            places[place][0] += verdict.kept
             places[place][1] += 1
-            place += verdict['kept']
+            place += verdict.kept
     return places
 
 
@@ -1161,7 +1192,7 @@ def time_passes(session, path, drafted):
             break
         for n, seconds in times.items():
             mark = len(reader.log)
-            reader.read(session.tokens, [], path, n + 1)
+            reader.read(session.tokens, path, n + 1)
             seconds.append(reader.spent(mark)[path.name][-1])
     fastest = {}
     best = math.inf

@@ -112,7 +112,7 @@ class Windows:
 
     def logps(self, path):
         """Log-probabilities [W, V] of each text; whatever the cache holds, the window is read anew."""
-        rows = [reader.read(ids, [], path, self.W) for reader, ids in zip(self.readers, self.texts)]
+        rows = [reader.read(ids, path, self.W) for reader, ids in zip(self.readers, self.texts)]
         return [logits.float().log_softmax(-1) for logits in rows]
 
     def cost(self, skip):
@@ -290,9 +290,9 @@ def sparsity(model, texts, T=5, **knobs):
     for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
         for end in range(T, len(ids) - T, T):
-            reader.read(ids[:end], [], model.full, 0)
+            reader.read(ids[:end], model.full, 0)
             log = []
-            reader.read(ids[:end], ids[end:end + T], recording_path(model, rule, log), T)
+            reader.read(ids[:end + T], recording_path(model, rule, log), T)
             before = []
             for layer, E in enumerate(mixtures):
                 attention, feed_forward = log[2 * layer:2 * layer + 2]
@@ -331,7 +331,8 @@ def find_signals(engine, prompts, method):
     steps = []
     for ids in tqdm(prompts, desc='signals', disable=None):
         for cycle in engine.write(ids, method):
-            steps.append([min(row[signal] for row in cycle.judged) for signal in ('logp', 'grounding')])
+            seen = [(row.logp, row.grounding) for row in cycle.judged]
+            steps.append(list(map(min, zip(*seen))))
     logp, grounding = signal_ranges(steps)
     return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps))
 

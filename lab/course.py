@@ -5,7 +5,6 @@ where every draw is enumerated. A test that an answer brings along has to pass, 
 tests is broken. Exit status: 0 right, 1 wrong, 2 if there is nothing to check.
 """
 import sys
-import traceback
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,7 +14,7 @@ from lab.measure import MODELS
 from lab.toys import (Table, WrongResidual, enumerate_law, exact_law, network, session, variation,
                       write)
 from model import KVCache, require_that
-from specmini import Engine
+from specmini import Engine, error_line
 from verify import CONTROLLERS, METHODS, Cycle, Exact, Score, decode, probs, residual
 
 P = 0.5, 0.2, 0.2, 0.1      # the four tokens of exercises 1 and 2: the target's distribution
@@ -89,15 +88,6 @@ def entered(table, name, line):
     return table[name]
 
 
-def told(error, path):
-    """An exception in a line; before it the latest line of the file at path that it passed through."""
-    what = traceback.format_exception_only(error)[-1].strip()
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    if isinstance(error, SyntaxError):
-        lines = [error.lineno]
-    return f'{path}, line {lines[-1]}: {what}' if lines else what
-
-
 def failure(test):
     """What a test fails with, an exception, or None if it passes."""
     try:
@@ -112,7 +102,7 @@ def check_test(answer, name, mistakes):
     test = part(answer, name)
     error = failure(test)
     if error:
-        raise NotYet(f'your {name} fails on your own code: {told(error, answer["__file__"])}')
+        raise NotYet(f'your {name} fails on your own code: {error_line(error, answer["__file__"])}')
     for what, mistake in mistakes.items():
         with mistake:
             error = failure(test)
@@ -288,7 +278,7 @@ def check(number, text, path='answer'):
         except NotYet as error:
             return str(error)
         except Exception as error:                      # of the answer's own code
-            return told(error, path)
+            return error_line(error, path)
     return None
 
 

@@ -202,7 +202,7 @@ class Card:
         reader = Reader(model, 1024 - PAD, form == 'compiled' and self.on_card)
         reader.compiled = reader.compiled or runner(model, form, rule)
         n, L = len(ids), model.config.num_hidden_layers
-        reader.read(ids[:n - 12], [], model.full, 0)
+        reader.read(ids[:n - 12], model.full, 0)
         path = model.full
         if sparse and form == 'eager':
             layers = enumerate(sparse_layers(L, ANCHORS, rule))
@@ -212,7 +212,7 @@ class Card:
             rows = [reader.append(torch.tensor([token], device=self.device), path) for token in ids[-12:]]
         else:
             steps = (n - 7, 5), (n - 6, 1), (n - 5, 1), (n, 5)
-            rows = [reader.read(ids[:end], [], path, last) for end, last in steps]
+            rows = [reader.read(ids[:end], path, last) for end, last in steps]
         return torch.cat(rows).cpu().double()
 
     def session(self, form, source=no_draft):
@@ -246,7 +246,7 @@ class Card:
         counted = [i % model.vocab for i in range(PROMPT, end)]
         require_that(tokens_of(cycles) == counted, 'the random target does not count up')
         if chance:
-            kept = statistics.fmean(verdict['kept'] for cycle in cycles for verdict in cycle.judged)
+            kept = statistics.fmean(verdict.kept for cycle in cycles for verdict in cycle.judged)
             plain = figure(self.rows, f'ar, {form}', 'tokens/s')
             return {'tokens/s': speed, 'over ar': speed / plain, 'acceptance': kept}
         rate = speed * model.read_bytes(model.full) / 1e9

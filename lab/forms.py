@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, flex_attenti
 
 from kernels import group_queries, kept_blocks, mean_scores
 from model import Block, PassContext
-from verify import Autoregressive, Controller, Exact, Plan, sample_branches
+from verify import Autoregressive, Plan, sample_branches
 
 BURST = 8           # tokens that plain decoding writes before the host looks at one
 WIDE = 128          # keys of a block where all are read; query rows of one, more than a pass has
@@ -21,7 +21,7 @@ class Burst(Autoregressive):
     def accept(self, session, draft, score):
         reader = session.target
         path = reader.model.full
-        plan = Plan(min(BURST, session.tokens_left), session.probs, Controller(Exact()))
+        plan = Plan(min(BURST, session.tokens_left), session.probs)
         (ids,) = sample_branches(session, reader, path, 1, plan).lines(session, 'target')
         reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
         return ids, ['target'] * len(ids), []
@@ -136,7 +136,7 @@ class ByHand:
         """Hidden states [B, T, C]; keys behind the positions are masked, as in any compiled pass."""
         model = self.model
         later = torch.arange(kv_len, device=ids.device) > positions[:, None]                # [T, kv_len]
-        mask = torch.zeros_like(later, dtype=model.cos.dtype).masked_fill(later, -torch.inf)
+        mask = torch.zeros_like(later, dtype=model.dtype).masked_fill(later, -torch.inf)
         context = PassContext(positions, model.cos[positions], model.sin[positions], mask, kv_len)
         carry = dict(start=positions[0]) if self.attends else None
         x = model.model.embed_tokens(ids.flatten())                                         # [B T, C]

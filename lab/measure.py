@@ -283,7 +283,7 @@ def counts_of(session, method, prompt, engine):
     judged = [verdict for cycle in cycles for verdict in cycle.judged]
     wrong, nats = target_says(session, prompt.ids, written)
     right = grade(prompt.row, engine.tokenizer.decode(written))
-    return dict(tokens=len(written), judged=len(judged), accepted=sum(v['kept'] for v in judged),
+    return dict(tokens=len(written), judged=len(judged), accepted=sum(row.kept for row in judged),
                 cycles=len(cycles), wrong=wrong, nats=nats, right=None if right is None else int(right),
                 seconds=seconds, passes=passes)
 
@@ -301,7 +301,7 @@ def target_says(session, ids, written):
         return 0, 0.0
     reader = session.target
     reader.forget()
-    logits = reader.read(list(ids), written[:-1], reader.model.full, len(written)).float()
+    logits = reader.read(list(ids) + written[:-1], reader.model.full, len(written)).float()
     picks = logits.argmax(-1).tolist()
     wrong = sum(pick != token for pick, token in zip(picks, written))
     return wrong, -float(token_logps(logits, written).sum())
@@ -319,7 +319,7 @@ def token_row(pair, prompt):
     session = engine.start(prompt.ids, Exact())
     written = tokens_of(decode(session, Exact(8)))
     draft = session.draft
-    q = draft.read(list(prompt.ids), written[:-1], draft.model.full, len(written)).float()      # [T, V] raw
+    q = draft.read(list(prompt.ids) + written[:-1], draft.model.full, len(written)).float()      # [T, V] raw
     hits = [int(guess == token) for guess, token in zip(q.argmax(-1).tolist(), written)]
     return prompt.name | dict(tokens=len(written), hit=hits,
                               signals=[list(row) for row in confidence_signals(q)])
@@ -356,18 +356,18 @@ def cost_row(pair):
 def pass_seconds(session, path, text, token, n):
     """Seconds of a target pass over n positions behind the text; token: one that the cache does not hold."""
     reader = session.target
-    reader.read(text[:-1], [], path, 0)
+    reader.read(text[:-1], path, 0)
     begin = moment()
-    reader.read(text[:-1], [token] + [1] * (n - 1), path, n)
+    reader.read(text[:-1] + [token] + [1] * (n - 1), path, n)
     return moment() - begin
 
 
 def draft_seconds(session, text, token, rows):
     """Seconds of a draft pass over one position of this many rows."""
     reader = session.draft
-    reader.read(text[:-1], [], reader.model.full, 0)
+    reader.read(text[:-1], reader.model.full, 0)
     fork = reader.fork(rows)
-    ids = torch.full((rows,), token, device=reader.model.cos.device)
+    ids = torch.full((rows,), token, device=reader.model.device)
     fork.append(ids, reader.model.full)                 # the first has just copied a cache
     begin = moment()
     fork.append(ids, reader.model.full)

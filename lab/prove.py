@@ -11,7 +11,7 @@ from types import NoneType
 
 from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, variation, write
 from model import Calibration, require_that
-from specmini import Parser, check_settings, exit_status, make_method
+from specmini import Parser, check_settings, exit_status, import_file, make_method
 from verify import METHODS, Controller, Ecsv
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
@@ -77,7 +77,7 @@ def proof_of(name, method, vocab, horizon, sampling):
 
 def law_of(method, target, draft, horizon, settings):
     """{tokens: probability} of all texts that the method can write."""
-    if isinstance(method, Ecsv) and not method.budget:      # it keeps nothing from a cycle to the next
+    if isinstance(method, Ecsv) and not getattr(method, 'budget', None):        # its cycles are independent
         return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings)
     return enumerate_law(target, draft, method, horizon, run=limited(write), **settings)
 
@@ -162,12 +162,14 @@ def parse():
     add('--temperature', type=float, default=1.0, help='default: 1, because a greedy law is one text')
     add('--top-k', type=int, default=0)
     add('--top-p', type=float, default=1.0)
+    add('--import', metavar='FILE.py', help='run a file of yours first, which enters methods or controllers')
     return parser.parse_args()
 
 
 def run():
     """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
     args = parse()
+    import_file(getattr(args, 'import'))
     require_that(args.method in METHODS, f'{args.method}: there are {", ".join(METHODS)}')
     args.max_new, args.seed, args.dtype = 1, 0, 'auto'
     check_settings(args)

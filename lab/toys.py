@@ -82,7 +82,7 @@ def checkpoint_tensors(model):
 def fresh(model, line, last=None):
     """Logits [last, V], of all positions by default, by a reader that has read nothing before."""
     reader = Reader(model, len(line))
-    return reader.read(line, [], model.full, last or len(line))
+    return reader.read(line, model.full, last or len(line))
 
 
 def apart(a, b):
@@ -146,6 +146,7 @@ class Table:
         self.rows = {}          # prefix -> logits
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
         self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
+        self.device, self.dtype = self.cos.device, self.cos.dtype
         self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
         self.full = Path('full', (kernels.attend,), (kernels.feed_forward,))
 

@@ -195,7 +195,7 @@ def accuracy(model, tokenizer, n=20):
         rows = list(itertools.islice(tasks.rows(task, 1), n))
         found = 0.0
         for line, start in encode(tokenizer, rows):
-            ids = torch.tensor([line], device=model.cos.device)
+            ids = torch.tensor([line], device=model.device)
             hidden = model(ids, torch.arange(len(line), device=ids.device), model.full)
             logits = model.logits(hidden)[0, start - 1:-1]
             wanted = ids[0, start:]

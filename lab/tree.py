@@ -34,24 +34,24 @@ class Tree:
         for node, parent in enumerate(parents, 1):
             depths.append(depths[parent] + 1)
             sees[node] |= sees[parent]
-        cos = reader.model.cos
-        self.depths = to_device(depths, cos.device)
+        model = reader.model
+        self.depths = to_device(depths, model.device)
         known = torch.ones(len(self.nodes), len(text) - 1, dtype=torch.bool)
         hidden = ~torch.cat([known, sees], 1)                                   # [T, text and nodes]
-        mask = torch.zeros(hidden.shape, dtype=cos.dtype).masked_fill(hidden, -torch.inf)
-        self.mask = mask.to(cos.device, non_blocking=True)
+        mask = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill(hidden, -torch.inf)
+        self.mask = mask.to(model.device, non_blocking=True)
 
     @torch.inference_mode()
     def read(self, path):
         """Logits [T, V] behind each node, read on this path: one pass in the ledger, never a compiled one."""
         require_that(not path.sparse, 'a tree of guesses is read densely: leave out --sparse')
         reader = self.reader
-        reader.read(self.text[:-1], [], path, 0)                # no pass, where all is trusted
+        reader.read(self.text[:-1], path, 0)                # no pass, where all is trusted
         self.path = path
         attends = []
         for i, attend in enumerate(path.attends):
             attends.append(attend and functools.partial(self.attend, i))
-        ids = to_device([self.nodes], reader.model.cos.device)
+        ids = to_device([self.nodes], reader.model.device)
         begin = reader.now()
         hidden = reader.model(ids, self.depths, replace(path, attends=tuple(attends)))
         logits = reader.model.logits(hidden)[0]

@@ -41,12 +41,12 @@ class Confident(Controller):
     def max_tokens(self, session):
         return self.most
 
-    def note(self, tokens, logits):
+    def signals(self, tokens, logits):
         q = logits.softmax(-1)                                                          # [rows, V]
         return dict(own=float(q.gather(-1, tokens[:, None]).mean()))
 
-    def keep_drafting(self, session, notes):
-        return notes[-1]['own'] >= self.limit
+    def keep_drafting(self, session, signals):
+        return signals[-1]['own'] >= self.limit
 
 
 class Product(Controller):
@@ -61,11 +61,11 @@ class Product(Controller):
     def max_tokens(self, session):
         return self.most
 
-    def note(self, tokens, logits):
+    def signals(self, tokens, logits):
         return dict(largest=float(logits.softmax(-1).amax(-1).mean()))
 
-    def keep_drafting(self, session, notes):
-        return math.prod(note['largest'] for note in notes) > self.limit
+    def keep_drafting(self, session, signals):
+        return math.prod(said['largest'] for said in signals) > self.limit
 
 
 class Payoff(Product):
@@ -93,17 +93,17 @@ class Payoff(Product):
             self.cost = reader.model.read_bytes(path) / target.read_bytes(target.full)
         return super().max_tokens(session)
 
-    def chance(self, note):
+    def chance(self, largest):
         """The chance that a token is kept, given that all before it are."""
-        i = bin_of(note)
-        return (self.kept[i] + self.WORTH * note['largest']) / (self.judged[i] + self.WORTH)
+        i = bin_of(largest)
+        return (self.kept[i] + self.WORTH * largest) / (self.judged[i] + self.WORTH)
 
-    def keep_drafting(self, session, notes):
+    def keep_drafting(self, session, signals):
         all_kept = expected = 1.0           # the chance that all of the block is kept; tokens of the cycle
-        for note in notes:
-            all_kept *= self.chance(note)
+        for said in signals:
+            all_kept *= self.chance(said['largest'])
             expected += all_kept
-        time = self.time + 1 + self.cost * len(notes)
+        time = self.time + 1 + self.cost * len(signals)
         rate = (self.tokens + expected) / time          # with this block as expected
         another = (sum(self.kept) + 1) / (sum(self.judged) + 1)     # its probability is unknown
         return all_kept * another > rate * self.cost
@@ -112,14 +112,15 @@ class Payoff(Product):
         self.tokens += len(cycle.tokens)
         self.time += 1 + self.cost * len(cycle.drafted)
         for judged in cycle.judged:
-            if 'largest' in judged:         # methods with other notes teach nothing
-                self.judged[bin_of(judged)] += 1
-                self.kept[bin_of(judged)] += judged['kept']
+            largest = judged.signals.get('largest')     # methods with other signals teach nothing
+            if largest is not None:
+                self.judged[bin_of(largest)] += 1
+                self.kept[bin_of(largest)] += judged.kept
 
 
-def bin_of(note):
+def bin_of(largest):
     """In which of ten bins, 0 to 9, the largest probability of a step is."""
-    return min(9, int(10 * note['largest']))
+    return min(9, int(10 * largest))
 
 
 CONTROLLERS.update({'hf-confidence': Confident, 'product': Product,

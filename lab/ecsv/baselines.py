@@ -6,7 +6,7 @@ import torch
 
 from lab.tree import Tree
 from model import to_host
-from verify import METHODS, Draft, Ecsv, Exact, check_finite, knob, residual, no_draft
+from verify import METHODS, Draft, Ecsv, Exact, Judged, check_finite, knob, no_draft, residual, sums_of
 
 
 @dataclass
@@ -16,15 +16,14 @@ class EcsvPrefix(Ecsv):
     Where no branch does, all of them vote.
     """
     def fuse(self, ballot):
-        own = ballot.tokens[..., None] == ballot.candidates                              # [B, n, K]
+        own = ballot.tokens[..., None] == ballot.candidates                         # [B, n, K]
         scores = self.weights(ballot)[..., None] * (own + self.soft * ballot.q)
         elected = []
         for j in range(ballot.tokens.shape[1]):
             agree = (ballot.tokens[:, :j] == torch.tensor(elected, dtype=torch.long)).all(1)     # [B]
             voters = agree if agree.any() else ~agree
-            verifier = {0: ballot.verifier[j]} if j in ballot.verifier else {}
             q = ballot.q[voters, j:j + 1]                                           # [voters, 1, K]
-            here = replace(ballot, candidates=ballot.candidates[j:j + 1], q=q, verifier=verifier)
+            here = replace(ballot, candidates=ballot.candidates[j:j + 1], tie_break=sums_of(q))
             elected += here.elect(scores[voters, j:j + 1])
         return elected
 
@@ -38,8 +37,8 @@ class OracleTop1(Ecsv):
 
     def guess(self, session, n):
         best, most = None, -1.0                     # tokens that are expected to be kept
-        texts = self.texts(session, n)
-        for tokens, logits in zip(texts.lines(session), texts.logits):
+        branches = self.draft_branches(session, n)
+        for tokens, logits in zip(branches.lines(session), branches.logits):
             draft = replace(Draft.points(tokens, session.target.model), logits=logits[:len(tokens)])
             score = self.score(session, draft)
             expected = float(torch.tensor([token.p for token in score.table]).double().cumprod(0).sum())
@@ -59,13 +58,14 @@ class SdMulti(Exact):
     draft_temperature: float = knob(0.8, 'of the branches, as in ecsv', 0)
     draft_top_p: float = knob(0.95, 'likewise', 1e-9, 1)
     branches: int = knob(4, 'branches that are tried in turn', 1, 64)
+    lossless = True
 
     def guess(self, session, n):
-        texts = Ecsv.texts(self, session, n)
+        branches = Ecsv.draft_branches(self, session, n)
         self.options = []
-        for tokens, q in zip(texts.lines(session), texts.q):
+        for tokens, q in zip(branches.lines(session), branches.q):
             self.options.append(Draft(tokens, q[:len(tokens)]))
-        return replace(self.options[0], logits=texts.logits[0])
+        return replace(self.options[0], logits=branches.logits[0])
 
     def accept(self, session, draft, score):
         if not draft.tokens:
@@ -73,7 +73,7 @@ class SdMulti(Exact):
         check_finite(score.logits.amax(), 'target', len(session.tokens))
         option, left, judged = first_kept(session, self.options, score.p[0])
         if option is None:
-            draft.tokens = [row['token'] for row in judged] + draft.tokens[1:]
+            draft.tokens = [row.token for row in judged] + draft.tokens[1:]
             return [int(session.draw(left))], ['target'], judged
         first = option.tokens[:1]
         rest = Draft(option.tokens[1:], option.q[1:])
@@ -86,7 +86,7 @@ class SdMulti(Exact):
             tokens, labels, verdicts = super().accept(session, rest, self.score(behind, rest))
             labels = labels if verdicts else ['bonus']
         judged += verdicts
-        draft.tokens = [row['token'] for row in judged] + rest.tokens[len(verdicts):]
+        draft.tokens = [row.token for row in judged] + rest.tokens[len(verdicts):]
         return first + tokens, ['draft'] + labels, judged
 
 
@@ -99,7 +99,7 @@ def first_kept(session, options, p):
         own_p, own_q = to_host(torch.stack([p[token], q[token]]))[0].tolist()
         chance = min(1.0, own_p / own_q)
         kept = session.flip(chance)
-        judged.append(dict(token=token, p=own_p, q=own_q, threshold=None, chance=chance, kept=kept))
+        judged.append(Judged(token, own_p, own_q, chance=chance, kept=kept))
         if kept:
             return option, p, judged
         p = residual(p, q)
@@ -125,6 +125,7 @@ class Hedge(Exact):
     exact. A doubt is the chance, by the draft's own confidence, that the block breaks at this place. Ours.
     """
     least: float = knob(0.1, 'doubt from which a position has a second choice; 1: nowhere, as sd', 0, 1)
+    lossless = True
 
     def propose(self, session):
         draft = super().propose(session)
@@ -166,9 +167,9 @@ class Hedge(Exact):
             second, node = self.sides[kept]
             left = residual(score.p[kept], draft.q[kept].to(score.p.dtype))
             chance = float(to_host(left[second])[0])
-            judged.append(dict(token=second, p=chance, q=1.0, threshold=None, chance=chance,
-                               kept=tokens[-1] == second, second=True))
-            if tokens[-1] == second:
+            mended = tokens[-1] == second
+            judged.append(Judged(second, chance, 1.0, chance=chance, kept=mended, signals=dict(second=True)))
+            if mended:
                 behind = no_draft(session)
                 behind.known = self.rows[node:node + 1]
                 later, _, _ = super().accept(session, behind, super().score(session, behind))
@@ -178,7 +179,7 @@ class Hedge(Exact):
                 unjudged = []
         if self.tree:
             self.tree.keep(branch)
-            draft.tokens = [row['token'] for row in judged] + unjudged
+            draft.tokens = [row.token for row in judged] + unjudged
         return tokens, labels, judged
 
     def learn(self, cycle):

@@ -9,7 +9,7 @@ import torch
 
 from lab.ecsv.baselines import EcsvPrefix, Hedge, OracleTop1, SdMulti
 from lab.measure import Record, Setting, prepared, run_row
-from verify import Ecsv, Exact, decode, tokens_of
+from verify import Ecsv, EcsvSpot, Exact, decode, tokens_of
 
 FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks of short prompts
 DEPTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24   # tokens of a block; on another pair the first six
@@ -38,9 +38,9 @@ FORMER = {              # stored, but measured no more; how they were made: READ
 HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge)}
 ABLATIONS = {
     **{name: BLOCKS[name] for name in (GREEDY, 'ecsv')},
-    'spot, R = 1': Setting(partial(Ecsv, a_spot=1, spots=1)),
-    'spot, R = 2': Setting(partial(Ecsv, a_spot=1, spots=2)),
-    'spot, R = 4': Setting(partial(Ecsv, a_spot=1, spots=4)),
+    'spot, R = 1': Setting(partial(EcsvSpot, a_spot=1, spots=1)),
+    'spot, R = 2': Setting(partial(EcsvSpot, a_spot=1, spots=2)),
+    'spot, R = 4': Setting(partial(EcsvSpot, a_spot=1, spots=4)),
     'entropy alone': Setting(partial(Ecsv, a_agree=0, a_self=0)),
     'agreement alone': Setting(partial(Ecsv, a_entropy=0, a_self=0)),
     'own q alone': Setting(partial(Ecsv, a_entropy=0, a_agree=0))}
@@ -103,7 +103,7 @@ def errors(pair, prompt):
     wrong = []
     for cycle in cycles_of(pair, prompt, BLOCKS['ecsv'], Ecsv(DEPTHS[-1])):
         for verdict, right in zip(cycle.judged, cycle.tokens):
-            wrong.append([token != right for token in verdict['branches']])
+            wrong.append([token != right for token in verdict.signals['branches']])
     wrong = torch.tensor(wrong).double()                                        # [tokens, 4]
     return prompt.name | dict(tokens=len(wrong), wrong_together=(wrong.T @ wrong).int().tolist())
 

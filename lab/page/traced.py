@@ -30,18 +30,18 @@ def rounded(x):
 
 class WatchedReader(Reader):
     """The target's Reader, which remembers its latest slim and sparse passes."""
-    middle = None           # (guesses, logits) of the latest pass of a slim verifier
+    middle = None           # (ids, logits) of the latest pass of a slim verifier
     chosen = None           # of the latest sparse pass: see `watched`
 
-    def read(self, text, guesses, path, last):
+    def read(self, ids, path, last):
         log = []
         sparse = path.sparse and not self.compiled
-        rows = super().read(text, guesses, watched(path, log) if sparse else path, last)
+        rows = super().read(ids, watched(path, log) if sparse else path, last)
         if sparse:
             self.paths[path.name] = path
             self.chosen = log
         if path.skip:
-            self.middle = guesses, rows
+            self.middle = ids, rows
         return rows
 
 
@@ -80,7 +80,7 @@ class Traced(Session):
         self.coins.append(coin)
         return super().flip(chance)
 
-    def note(self, method, draft, score, cycle):
+    def observe(self, method, draft, score, cycle):
         notes = {}
         path = self.target_path()
         if isinstance(score, Score):
@@ -128,7 +128,7 @@ def places(session, draft, score, cycle):
         if verdict:
             judge = here.get('p', here.get('s'))
             place['overlap'] = rounded(float(torch.minimum(judge, here.get('q', judge)).sum()))
-        if not verdict or verdict['kept'] or verdict['p'] is None:
+        if not verdict or verdict.kept or verdict.p is None:
             place.pop('residual', None)                 # nothing was drawn from it
         found.append(place)
     return found
@@ -140,8 +140,8 @@ def laws_of(session, draft, score):
     logits = {}
     if 'logits' in vars(score):                         # its pass has run
         logits['p'] = score.logits
-    guesses, rows = session.target.middle or (None, [])
-    if guesses == draft.tokens and len(rows) == n + 1:
+    ids, rows = session.target.middle or ([], [])
+    if ids[len(ids) - n:] == draft.tokens and len(rows) == n + 1:
         logits['s'] = rows
     if not logits:
         return {}
@@ -168,11 +168,11 @@ def behind(rows, like):
 
 def same_row(verdict, token, laws):
     """Whether a verdict is on this token of the block, by the p that the Score has at this place."""
-    if verdict['token'] != token:
+    if verdict.token != token:
         return False
-    if verdict['p'] is None or 'p' not in laws:
+    if verdict.p is None or 'p' not in laws:
         return True
-    return abs(float(laws['p'][token]) - verdict['p']) < 1e-6
+    return abs(float(laws['p'][token]) - verdict.p) < 1e-6
 
 
 def place_of(laws, used, drafted):
@@ -194,7 +194,7 @@ def place_of(laws, used, drafted):
 
 def confidence_notes(method, draft):
     """CM-ASD: the confidence of each drafted token, and the window that the mean so far allowed."""
-    confidence = [note['confidence'] for note in draft.notes or [] if 'confidence' in note]
+    confidence = [said['confidence'] for said in draft.signals or [] if 'confidence' in said]
     if not confidence:
         return {}
     knobs = method if isinstance(method, CmAsd) else CmAsd
@@ -204,7 +204,7 @@ def confidence_notes(method, draft):
 
 def vote_notes(method, draft):
     """ECSV: the ids of each branch and the weight of each of its votes, as the last vote had them."""
-    voted = isinstance(method, Ecsv) and draft.notes and 'branches' in draft.notes[0]
+    voted = isinstance(method, Ecsv) and draft.signals and 'branches' in draft.signals[0]
     if not voted:
         return {}
     ballot = method.ballot
@@ -244,7 +244,7 @@ def rollout_rows(model, line, method):
         return kernels.attend(q, k, v, mask, carry)
     looked_at = [attend is kernels.grounded for attend in observed.attends]
     attends = [watch if look else attend for look, attend in zip(looked_at, model.full.attends)]
-    Reader(model, N).read(line, [], replace(model.full, attends=tuple(attends)), 0)
+    Reader(model, N).read(line, replace(model.full, attends=tuple(attends)), 0)
     n = sum(looked_at)
     product = torch.eye(N, dtype=torch.float64, device=layers[0].device)
     for i in range(n):

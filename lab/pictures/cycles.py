@@ -26,9 +26,9 @@ def words(tokens):
     return [text.strip(' ').replace('\n', '↵') for text in texts]
 
 
-def column(rows, key):
-    """Of each row what it has under this key, a name or a number."""
-    return [row[key] for row in rows]
+def column(judged, name):
+    """Of each Judged its field of this name, or what its signals say."""
+    return [getattr(row, name, row.signals.get(name)) for row in judged]
 
 
 def begun(text, method):
@@ -47,7 +47,7 @@ def observed(session, cycle):
     before.tokens = session.tokens[:len(session.tokens) - len(cycle.tokens)]
     model = session.target.model
     score = Score(before, Draft.points(cycle.drafted, model), model.full)
-    return cycle, score.logits.argmax(-1).tolist(), column(score.table, 2)
+    return cycle, score.logits.argmax(-1).tolist(), column(score.table, 'ratio')
 
 
 def interest(seen):
@@ -55,9 +55,9 @@ def interest(seen):
     cycle, best, _ = seen
     bent = False
     for judged, favourite in zip(cycle.judged, best):
-        if judged['kept'] and judged['token'] != favourite:
+        if judged.kept and judged.token != favourite:
             bent = True
-    lowest = min((judged['confidence'] for judged in cycle.judged), default=1.0)
+    lowest = min(column(cycle.judged, 'confidence'), default=1.0)
     return bent, -lowest
 
 
@@ -131,8 +131,8 @@ def doubted():
     found = {}
     for number, cycle in enumerate(decode(session, method), 1):
         last = cycle.judged[-1]
-        if not last['kept']:
-            found.setdefault(last['by'], dict(
+        if not last.kept:
+            found.setdefault(last.by, dict(
                 number=number, drafted=words(cycle.drafted), ratio=column(cycle.judged, 'ratio'),
                 by=column(cycle.judged, 'by'), kept=column(cycle.judged, 'kept'),
                 committed=words(cycle.tokens), read=sorted(cycle.passes)))
@@ -149,11 +149,11 @@ def guarded():
     ranges = known['draft_logp'], known['draft_grounding']
     steps = []
     for cycle in decode(session, method):
-        seen = [(verdict['logp'], verdict['grounding']) for verdict in cycle.judged]
+        seen = [(verdict.logp, verdict.grounding) for verdict in cycle.judged]
         first = cycle.judged[0]
         steps.append(dict(text=text_of(cycle.drafted), confidence=step_score(seen, ranges, 1),
-                          grounding=step_score(seen, ranges, 0), score=first['score'],
-                          kept=first['kept'], committed=text_of(cycle.tokens)))
+                          grounding=step_score(seen, ranges, 0), score=first.score,
+                          kept=first.kept, committed=text_of(cycle.tokens)))
     return dict(prompt=row['prompt'], tau=method.tau, steps=steps)
 
 
@@ -176,7 +176,7 @@ def sparsified():
     reader = session.target
     path = method.sparse_path(reader.model.full, session)
     log = []
-    reader.read(ids, draft, watched(path, log), len(draft) + 1)
+    reader.read(ids + draft, watched(path, log), len(draft) + 1)
     anchors, read = [], []
     for sublayer, carry in log[::2]:                    # the others are feed-forward
         layer, chooses, _ = path.attends[sublayer // 2].keywords['how']

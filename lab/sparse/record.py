@@ -89,7 +89,7 @@ class Prompted:
             guesses = line[begin:begin + T - 1]
             path = session.target_path()
             start = moment()
-            rows.append(session.target.read(line[:begin], guesses, path, len(guesses) + 1))
+            rows.append(session.target.read(line[:begin] + guesses, path, len(guesses) + 1))
             times.append(moment() - start)
         return torch.cat(rows)[:len(self.solution)].float().log_softmax(-1), statistics.median(times)
 

@@ -1,11 +1,13 @@
-"""Baselines of SpecGuard: other gates on a step. All of them are LOSSY.
+"""Baselines of SpecGuard: other gates on a step, and a target that has candidates, too. All are LOSSY.
 
-They ask `session.checker`, a function from ids to whether their last step is right, which the lab sets.
+The gates ask `session.checker`, a function from ids to whether their last step is right, which the lab sets.
 """
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 
 from model import require_that
-from verify import METHODS, Exact, SpecGuard, decode, knob, tokens_of
+from verify import METHODS, Exact, SpecGuard, decode, knob, require_knob, tokens_of
 
 
 def continued_checker(session, right):
@@ -80,4 +82,29 @@ class OracleGate(Unseen):
         return step_right(session, draft)
 
 
-METHODS.update({'rsd': RewardGuided, 'random-gate': RandomGate, 'oracle-gate': OracleGate})
+@dataclass
+class TargetCandidates(SpecGuard):
+    """SpecGuard whose target, too, writes several candidates of a step; the most central is taken. LOSSY."""
+    target_k: int = knob(16, 'candidates of the target where it writes', 1, 256)
+    target_temperature: float = knob(None, "of these if they are several; None: the run's", 0)
+    target_top_p: float = knob(None, "top-p of these; None: the run's", 1e-9, 1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_knob(self.target_k == 1 or not self.gamma, 'target_k', self.target_k, '1 with gamma above 0')
+
+    @property
+    def lossless(self):
+        return self.tau == inf and self.target_k == 1
+
+    def write(self, session):
+        if self.target_k == 1:
+            return super().write(session)
+        # samples at temperature 0 would all be alike
+        to_probs = partial(session.probs, temperature=self.target_temperature, top_p=self.target_top_p)
+        steps = self.write_steps(session, session.target, session.target_path(), to_probs, self.target_k)
+        return self.choose(steps).tokens
+
+
+METHODS.update({'rsd': RewardGuided, 'random-gate': RandomGate, 'oracle-gate': OracleGate,
+                'specguard-target-k': TargetCandidates})

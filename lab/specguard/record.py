@@ -95,7 +95,7 @@ def run_items(pair, n):
         for prompt in prompts:
             engine = armed(pair, prompt)
             engine.open([prompt.ids])
-            kept += [cycle.judged[0]['kept'] for cycle in engine.write(prompt.ids, SpecGuard())]
+            kept += [cycle.judged[0].kept for cycle in engine.write(prompt.ids, SpecGuard())]
         items += [(prompt, sum(kept) / len(kept)) for prompt in prompts]
     return items
 
@@ -125,10 +125,10 @@ def sweeps():
     for knob, values in dict(tau=(0.1, 0.3, 0.7, 0.9), beta=(0.0, 0.3, 0.7, 1.0)).items():
         found |= {f'{knob} {value:g}': named('specguard', **{knob: value}) for value in values}
     for target_k in (1, 16):
-        found[f'target_k {target_k}'] = named('specguard', k=1, tau=torch.inf, target_k=target_k,
+        found[f'target_k {target_k}'] = named('specguard-target-k', k=1, tau=torch.inf, target_k=target_k,
                                               temperature=0.7)
     return found | {
-        'as the paper': named('specguard', **PAPER),
+        'as the paper': named('specguard-target-k', **PAPER),
         'oracle-gate': named('oracle-gate')}
 
 
@@ -149,7 +149,7 @@ def weakest(session, who, ids, sink=True):
     if not sink:
         attends = [sinkless if attend is kernels.grounded else attend for attend in path.attends]
         path = replace(path, attends=tuple(attends))
-    rows = reader.read(session.tokens, ids, path, len(ids) + 1)
+    rows = reader.read(session.tokens + ids, path, len(ids) + 1)
     grounding = path.carry['rollout'][0].sum(-1)
     return [float(token_logps(rows[:-1], ids).min()), 1 - float(grounding.min())]
 

@@ -13,7 +13,7 @@ def propose(draft, ids):
     """GAMMA guesses behind the ids, the draft's favourite each time; draft: a Reader."""
     guesses = []
     for _ in range(GAMMA):
-        logits = draft.read(ids, guesses, draft.model.full, 1)
+        logits = draft.read(ids + guesses, draft.model.full, 1)
         guesses.append(int(logits[0].argmax()))
     return guesses
 
@@ -25,7 +25,7 @@ def generate(target, draft, ids, n):
     target, draft = [Reader(model, end + GAMMA) for model in (target, draft)]
     while len(ids) < end:
         guesses = propose(draft, ids)
-        logits = target.read(ids, guesses, target.model.full, GAMMA + 1)
+        logits = target.read(ids + guesses, target.model.full, GAMMA + 1)
         picks = logits.argmax(-1).tolist()          # what the target would have written at each place
         kept = 0
         while kept < GAMMA and guesses[kept] == picks[kept]:

@@ -21,7 +21,7 @@ def propose(draft, ids):
     """(GAMMA guesses, the distributions q [V] that they were drawn from)."""
     guesses, qs = [], []
     for _ in range(GAMMA):
-        q = draft.read(ids, guesses, draft.model.full, 1)[0].softmax(-1)
+        q = draft.read(ids + guesses, draft.model.full, 1)[0].softmax(-1)
         qs.append(q)
         guesses.append(draw(q))
     return guesses, qs
@@ -43,7 +43,7 @@ def generate(target, draft, ids, n, propose=propose, accept=accept):
     target, draft = [Reader(model, end + ROOM) for model in (target, draft)]
     while len(ids) < end:
         guesses, qs = propose(draft, ids)
-        ps = target.read(ids, guesses, target.model.full, len(guesses) + 1).softmax(-1)
+        ps = target.read(ids + guesses, target.model.full, len(guesses) + 1).softmax(-1)
         ids += accept(guesses, qs, ps)
     return ids[:end], len(target.log)
 

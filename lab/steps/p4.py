@@ -16,7 +16,7 @@ def propose(draft, ids):
     """(up to LONGEST guesses, the distributions q [V] that they were drawn from)."""
     guesses, qs = [], []
     while len(guesses) < LONGEST:
-        q = draft.read(ids, guesses, draft.model.full, 1)[0].softmax(-1)
+        q = draft.read(ids + guesses, draft.model.full, 1)[0].softmax(-1)
         qs.append(q)
         guesses.append(draw(q))
         if q.max() < SURE:

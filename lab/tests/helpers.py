@@ -177,7 +177,8 @@ def law_gap(method, vocab=3, horizon=3, **settings):
     settings = dict(temperature=1.0) | settings
     enumerated = law_by_cycles if isinstance(method, Ecsv) else enumerate_law
     law = enumerated(Table(1, vocab), Table(2, vocab), method, horizon, **settings)
-    settings.pop('text', None)                          # of SpecGuard's steps
+    for name in ('text', 'calibration'):                # of SpecGuard's steps
+        settings.pop(name, None)
     return variation(law, exact_law(Table(1, vocab), horizon, **settings))
 
 

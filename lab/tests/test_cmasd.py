@@ -62,7 +62,7 @@ def learner(name):
 
 
 def noted(*largest):
-    """The notes on a block of tokens with these largest probabilities."""
+    """The signals of a block of tokens with these largest probabilities."""
     return [dict(largest=q) for q in largest]
 
 
@@ -70,22 +70,23 @@ def test_product_by_hand():
     """One doubt stops a block that a mean would let run on; several small ones do, too."""
     controller = learner('product')
     asked = [noted(0.9, 0.9), noted(*[0.9] * 6), noted(*[0.9] * 7), noted(*[1.0] * 9, 0.45)]
-    assert [controller.keep_drafting(None, notes) for notes in asked] == [True, True, False, False]
+    assert [controller.keep_drafting(None, signals) for signals in asked] == [True, True, False, False]
 
 
 def test_payoff_by_hand():
     """A token is drafted if the chance that it is kept exceeds its cost at the rate so far."""
     controller = learner('payoff')
     controller.cost = 0.5
-    notes = noted(0.9, 0.6)
-    assert controller.keep_drafting(None, notes[:1])          # 0.9 > 0.5 (1 + 0.9) / 1.5
-    assert not controller.keep_drafting(None, notes)          # 0.54 < 0.5 (1 + 0.9 + 0.54) / 2
-    judged = [dict(largest=0.95, kept=True), dict(largest=0.75, kept=False)]    # behind a miss none is judged
+    signals = noted(0.9, 0.6)
+    assert controller.keep_drafting(None, signals[:1])        # 0.9 > 0.5 (1 + 0.9) / 1.5
+    assert not controller.keep_drafting(None, signals)        # 0.54 < 0.5 (1 + 0.9 + 0.54) / 2
+    judged = [verify.Judged(5, 1.0, 1.0, kept=kept, signals=dict(largest=largest))
+              for kept, largest in ((True, 0.95), (False, 0.75))]       # behind a miss none is judged
     cycle = Cycle([5, 5, 5], judged, [5, 6], ['draft', 'target'], {}, 0.0)
     controller.learn(cycle)
     assert (controller.tokens, controller.time) == (2, 2.5)
-    assert controller.chance(dict(largest=0.75)) == pytest.approx((0 + 2 * 0.75) / 3)
-    assert controller.chance(dict(largest=0.95)) == pytest.approx((1 + 2 * 0.95) / 3)
+    assert controller.chance(0.75) == pytest.approx((0 + 2 * 0.75) / 3)
+    assert controller.chance(0.95) == pytest.approx((1 + 2 * 0.95) / 3)
 
 
 @pytest.mark.parametrize('name, knobs, wanted', [
@@ -93,7 +94,7 @@ def test_payoff_by_hand():
     ('cmasd-specdec', dict(tolerance=9.0, top_beta=2), [1, 0, 1, 0])])
 def test_rules_by_hand(name, knobs, wanted):
     """Four draft tokens with p of 0.38, 0.23, 0.38 and 0.02, where max p is 0.38."""
-    draft = Draft([0, 1, 2, 3], torch.ones(4, 4), notes=[dict(confidence=1.0)] * 4)
+    draft = Draft([0, 1, 2, 3], torch.ones(4, 4), signals=[dict(confidence=1.0)] * 4)
     score = verify.Score(session(network(), None, [1], 2), draft, None)
     score.logits = torch.tensor([[3.0, 3.0 + math.log(0.6), 3.0, 0.0]] * 5, dtype=torch.float64)
     assert [METHODS[name](**knobs).chance(score, i) for i in range(4)] == wanted

@@ -2,7 +2,6 @@
 import pytest
 import torch
 
-import verify
 from lab.ecsv import claims, record
 from lab.judge import Costs, Records, judge
 from lab.measure import EMBEDDED, Stored
@@ -18,16 +17,13 @@ hedge, sd_multi, oracle_top1, prefix = (METHODS[name]
 
 @pytest.mark.parametrize('method, settings', [
     case('prefix', prefix(**TWO), {}),
-    case('prefix-spot-budget', prefix(**TWO, soft=0.5, spots=1, a_spot=1.0, budget=2), EOS),
+    case('prefix-soft', prefix(**TWO, soft=0.5), EOS),
     case('oracle', oracle_top1(**TWO), EOS),
     case('multi', sd_multi(**TWO), EOS),
     case('hedge', hedge(2, least=0.05, draft_temperature=0), {}),
     case('hedge-cool', hedge(1, least=0), dict(temperature=0.7, top_p=0.9, **EOS))])
-def test_law(method, settings, monkeypatch):
-    """Also as a device draws: there a cycle's last token is drawn for every place before any is judged."""
+def test_law(method, settings):
     assert method.lossless and law_gap(method, **settings) < 1e-9
-    monkeypatch.setattr(verify, 'on_gpu', lambda x: True)
-    assert law_gap(method, vocab=2, **settings) < 1e-9
 
 
 def test_votes_by_hand():
@@ -51,7 +47,7 @@ def test_sd_multi_takes_two_passes_at_most():
     """The second one for another branch than the first. The last cycle has no room for a draft."""
     passes = set()
     for cycle in list(decode(text(temperature=1.0), sd_multi(3, branches=3, draft_temperature=1.0)))[:-1]:
-        passes.add((cycle.passes['target/full'][0], cycle.judged[0]['kept'], cycle.accepted > 0))
+        passes.add((cycle.passes['target/full'][0], cycle.judged[0].kept, cycle.accepted > 0))
     assert passes == {(1, True, True), (2, False, True), (1, False, False)}
 
 
@@ -60,7 +56,7 @@ def test_hedge_mends_and_leaves_the_cache_right():
     s, mended = text(), 0
     for cycle in decode(s, hedge(3, least=0)):
         assert s.target.cache.valid_prefix(s.tokens, s.target.model.full) == len(s.tokens) - 1
-        mended += any(verdict.get('second') and verdict['kept'] for verdict in cycle.judged)
+        mended += any(verdict.signals.get('second') and verdict.kept for verdict in cycle.judged)
     assert s.tokens[3:] == plain(s.target.model, [1, 2, 3], 40) and mended > 2
     assert hedge(least=0.099).doubtful([0.9, 0.5, 0.8, 0.0]) == [0, 1, 3]       # 0.1, 0.45, 0.09, 0.36
 

@@ -243,7 +243,7 @@ def test_the_branch_that_is_kept_is_trusted():
     assert reader.cache.valid_prefix(line, model.full) <= 20
     tree.keep([2, 5])
     assert reader.cache.valid_prefix(line, model.full) == 22
-    assert apart(reader.read(line, [], model.full, 1), fresh(model, line, 1)) < 1e-9
+    assert apart(reader.read(line, model.full, 1), fresh(model, line, 1)) < 1e-9
 
 
 # ---------------------------------------------------------------------------------------- lab/course.md

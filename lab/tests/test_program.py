@@ -9,6 +9,7 @@ import shutil
 import sys
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ import specmini
 import train_mask
 import verify
 from lab import prove
-from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines,
-                               program, refused, refuses, reported, subprogram, tiny, tiny_pair)
+from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, program, put,
+                               refused, refuses, reported, subprogram, tiny, tiny_pair)
 from lab.toys import Table, WrongResidual, enumerate_law, exact_law, fresh, variation
 from model import Reader, encode, load, write_calibration
 from verify import METHODS, Exact
@@ -79,8 +80,8 @@ def test_flags_that_do_not_fit(flags, named, capsys):
     ('cmasd-specdec', 'tolerance=nan'), ('cmasd', 'alpha=-1'), ('cmasd', 'k_min=20'),
     ('cmasd', 'lam_entropy=0 lam_margin=0 lam_softmax=0'),
     ('ecsv', 'branches=65'), ('via', 'keep=0.2'),
-    ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard', 'target_k=2 gamma=1'), ('sparse', 'rho=2'),
-    ('sparse', 'block=0')])
+    ('specguard', 'k=0'), ('specguard', 'tau=nan'), ('specguard-target-k', 'target_k=2 gamma=1'),
+    ('sparse', 'rho=2'), ('sparse', 'block=0')])
 def test_knobs_out_of_range(method, knob, capsys):
     name, value = knob.split()[0].split('=')
     refused(capsys, f'{name} is {value}', '--prompt', 'x', '--method', method, '--set', *knob.split())
@@ -319,7 +320,7 @@ def test_check_names_the_first_difference(pair, capsys, monkeypatch):
     found, wanted = (text[place] for text in texts)
     model, tokenizer, _ = load(pair[1])
     (ids,) = encode(tokenizer, ['hello'])
-    logits = Reader(model, 40).read(ids + texts[1][:place], [], model.full, 1)[0]
+    logits = Reader(model, 40).read(ids + texts[1][:place], model.full, 1)[0]
     gap = float(logits[wanted] - logits[found])
     for figure in (f' {place}:', f'({found})', f'({wanted})', f' {gap:.2g}.'):
         assert figure in said
@@ -667,15 +668,25 @@ def test_prove_refuses_in_one_line(named, flags, short_proofs, capsys):
     refused(capsys, named, *flags, main=prove.main)
 
 
-def test_a_controller_of_ones_own_takes_gamma(short_proofs, monkeypatch, capsys):
-    """As the course's `doubling` does, which begins at gamma; those that look at the draft alone do not."""
-    class Mine(verify.Controller):
-        pass
-    monkeypatch.setitem(verify.CONTROLLERS, 'mine', Mine)
-    args = specmini.parse(['--prompt', 'x', '--set', 'controller=mine', 'gamma=2'])
-    assert args.methods['sd'].gamma == 2
-    status, _, _ = program(capsys, 'sd', '--set', 'controller=mine', 'gamma=1', main=prove.main)
-    assert status == 0
+MINE = """from verify import CONTROLLERS, METHODS, Controller, Exact
+CONTROLLERS['mine'] = type('Mine', (Controller,), {})
+METHODS['keeps'] = type('Keeps', (Exact,), dict(chance=lambda *_: 1.0))"""
+
+
+def test_methods_and_controllers_of_ones_own(short_proofs, tmp_path, capsys):
+    """A rule that is changed is LOSSY and audited. A controller that does not say otherwise takes gamma."""
+    put(tmp_path, {'mine.py': MINE, 'bad.py': 'x = 1\ny = nothing'})
+    mine = '--import', tmp_path / 'mine.py'
+    with patch.dict(METHODS), patch.dict(verify.CONTROLLERS):
+        status, out, err = program(capsys, *tiny_pair(tmp_path), *mine, '--method', 'keeps')
+        assert status == 0 and 'keeps (LOSSY)' in err and 'audit' in err
+        args = specmini.parse(['--prompt', 'x', '--set', 'controller=mine', 'gamma=2'])
+        assert args.methods['sd'].gamma == 2
+        proven, *_ = program(capsys, 'sd', *mine, '--set', 'controller=mine', 'gamma=1', main=prove.main)
+        assert proven == 0
+    refused(capsys, 'no such file', '--import', tmp_path / 'none.py', '--list')
+    refused(capsys, "bad.py, line 2: NameError: name 'nothing'", '--import', tmp_path / 'bad.py', '--list')
+    refused(capsys, 'is one of ecsv-spot', '--method', 'ecsv', '--set', 'spots=2', '--prompt', 'x')
     for name in ('online', 'payoff', 'hf-confidence'):
         refused(capsys, 'gamma', 'sd', '--set', f'controller={name}', 'gamma=2', main=prove.main)
 

@@ -52,7 +52,7 @@ def reads(name, blocks, sizes=None, found=None, **knobs):
     s.read_prompt()
     logits = []
     for ids in blocks:
-        logits.append(s.target.read(s.tokens, ids, s.target_path(), len(ids) + 1))
+        logits.append(s.target.read(s.tokens + ids, s.target_path(), len(ids) + 1))
         s.commit(ids)
     return torch.cat(logits)
 
@@ -99,7 +99,7 @@ def test_kept_keys_serve_one_text_for_some_cycles():
     s = session(model, None, LINE, 30, no_draft)
     s.read_prompt()
     method = METHODS['kept-draft'](**KEEP)
-    s.target.read(s.tokens, [], method.sparse_path(model.full, s), 1)
+    s.target.read(s.tokens, method.sparse_path(model.full, s), 1)
     keys = method.keys
     assert keys.serves(s, model.full)
     assert not keys.serves(replace(s), model.full) and not keys.serves(s, model.full.without([1]))

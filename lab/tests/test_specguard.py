@@ -35,7 +35,7 @@ def test_gates_by_checker(name):
     text, verdicts = PROMPT, []
     for cycle in cycles:
         verdicts.append(sum(text + cycle.drafted) % 3 == 0)
-        assert cycle.judged[0]['kept'] == verdicts[-1]
+        assert cycle.judged[0].kept == verdicts[-1]
         assert ('draft/reward' in cycle.passes) == (name == 'rsd')
         text = text + cycle.tokens
     assert set(verdicts) == {True, False}
@@ -51,6 +51,13 @@ def test_law_of_random_gate(rate, gap):
     method = METHODS['random-gate'](k=1, rate=rate, max_step=2)
     found = law_gap(method, horizon=2, text=LINES['text'])
     assert found > gap if rate else found < 1e-9
+
+
+def test_law_of_candidates_of_the_target():
+    """The most central of two samples of the target is no sample of it; one candidate is."""
+    for target_k in (1, 2):
+        method = METHODS['specguard-target-k'](tau=math.inf, target_k=target_k, draft_temperature=0.0)
+        assert method.lossless == (law_gap(method, 4, 2, **LINES) < 1e-9) == (target_k == 1)
 
 
 def test_step_checker_by_hand():
@@ -82,7 +89,7 @@ def test_recorded_signals_are_those_of_a_run():
     assert record.weakest(s, 'draft', draft.tokens) == pytest.approx([min(logp), 1 - min(grounding)])
     s = session(network(0, 12), network(1, 12, num_hidden_layers=1), [3, 2, 5, 4], 9)
     path = s.draft.model.full.grounded(1, 4, 0.01)
-    s.draft.read(s.tokens, draft.tokens, path, len(draft.tokens))
+    s.draft.read(s.tokens + draft.tokens, path, len(draft.tokens))
     rows = path.carry['rollout'][0]                     # [T, 4] attention to the old tokens
     _, ungrounded = record.weakest(s, 'draft', draft.tokens, sink=False)
     assert 1 - ungrounded == pytest.approx(float((rows[:, 1:].sum(-1) / (1 - rows[:, 0])).min()))

@@ -171,8 +171,8 @@ def test_some_texts_too_few_are_enough(asked, capsys, monkeypatch):
     same = []
     for ids in texts:
         reader = Reader(model, len(ids))
-        p = reader.read(ids, [], model.full, 8)
-        same += (p.argmax(-1) == reader.read(ids, [], model.full.without(range(8)), 8).argmax(-1)).tolist()
+        p = reader.read(ids, model.full, 8)
+        same += (p.argmax(-1) == reader.read(ids, model.full.without(range(8)), 8).argmax(-1)).tolist()
     assert windows.agreement(range(8)) == sum(same) / 16 < 1 == windows.agreement([])
 
 

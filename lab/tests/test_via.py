@@ -83,8 +83,8 @@ def test_slim_row_by_hand():
 def favourites(model, line, block, path):
     """What a path has for likeliest at each token of a block, behind what the full path read."""
     reader = Reader(model, len(line) + 5)
-    reader.read(line[:-1], [], model.full, 0)
-    return reader.read(line, block, path, len(block) + 1).argmax(-1).tolist()[:-1]
+    reader.read(line[:-1], model.full, 0)
+    return reader.read(line + block, path, len(block) + 1).argmax(-1).tolist()[:-1]
 
 
 def run(tokens, wrong, steps, **more):
@@ -122,4 +122,4 @@ def test_slims_first_choice_is_not_in_doubt():
     s = session(target, None, [1, 2, 3], 24, by_slim, calibration=dict(mask=dict(skip=[2, 3, 4])))
     _, cycles = write(s, METHODS['via'](3, keep=1.0, escalate=1.0, max_lag=99))
     verdicts = [verdict for cycle in cycles for verdict in cycle.judged]
-    assert verdicts and all(verdict['kept'] and verdict['by'] == 'slim' for verdict in verdicts)
+    assert verdicts and all(verdict.kept and verdict.by == 'slim' for verdict in verdicts)
