@@ -211,6 +211,11 @@ class Cycle:
         """Draft tokens kept, 0..n, without the next token."""
         return self.labels.count('draft')
 
+    def __str__(self):
+        wrote = ', '.join(f'{token} ({label})' for token, label in zip(self.tokens, self.labels))
+        passes = ', '.join(f'{n} of {path}' for path, (n, _, _) in self.passes.items())
+        return f'{self.accepted} of {len(self.drafted)} drafted tokens kept; wrote {wrote}; passes: {passes}'
+
 
 def tokens_of(cycles):
     """The ids that the Cycles of one text committed."""
@@ -764,7 +769,7 @@ def sums_of(table):
 
 @dataclass
 class Ecsv(Exact):
-    """ECSV: several drafted branches are fused by a reliability-weighted vote; the fused block is verified.
+    """ECSV: several drafted branches vote, weighted by their reliability; the elected block is verified.
 
     A fused token has a point mass as q: the exact rule is sample-and-match, the text the target's. Positions
     behind a mismatch are wasted. With `spots`, the target checks positions before a second vote: positions of
@@ -868,9 +873,9 @@ def violation(b, a, alpha=0.5, beta=0.5):
 
 @dataclass
 class ViaSd(Exact):
-    """Slim (s), the target without some sublayers, judges first; the whole one what slim doubts. LOSSY.
+    """VIA-SD: slim, the target without some sublayers, judges first; the target what slim doubts. LOSSY.
 
-    With r = s(y) / max s of a draft token y:
+    With r = s(y) / max s of a draft token y, s being slim's distribution:
     * r >= keep: slim keeps y;
     * escalate <= r < keep: slim writes a token of its own in its place, and the cycle ends;
     * r < escalate: the target decides, and judges the rest of the block, too, because its pass is paid.
@@ -943,7 +948,7 @@ STEP_ENDS = dict(   # kinds of steps: (pattern of a word and an end, tokens at m
 
 @dataclass
 class SpecGuard(Method):
-    """Judges whole steps by the draft's own grounding and confidence; the target writes what fails. LOSSY.
+    """SpecGuard: steps are judged by the draft's confidence and grounding; the target rewrites some. LOSSY.
 
     The draft writes k steps, the most central one is judged: score = beta L + (1 - beta) G by its weakest
     tokens. L = min log q(y_t) at temperature 1, G = min of attention rollout's share on the text before the
@@ -1111,7 +1116,7 @@ class Blocks(NamedTuple):
 
 @dataclass
 class Sparse(Exact):
-    """Exact speculative decoding whose verifying pass leaves out blocks of keys, channels and experts. LOSSY.
+    """Sparse verification: the verifying pass leaves out blocks of keys, channels and experts. LOSSY.
 
     Set as a Session's `sparse`, it does so under any method that drafts. Dense with rho=1 moe_skip=0,
     as long as ffn_quantile is 0.
