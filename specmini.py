@@ -8,7 +8,6 @@ import copy
 import difflib
 import importlib
 import inspect
-import itertools
 import json
 import math
 import os
@@ -353,12 +352,10 @@ def run(args):
     prompts = encode(engine.tokenizer, texts, not args.chat)
     engine.open(prompts)
     if args.compile:
-        begin = time.perf_counter()
+        print('compiling, which is not counted below; other texts may need other passes', file=sys.stderr)
         for method in args.methods.values():
             engine.write(prompts[0], method)
-        print(f'compiled in {time.perf_counter() - begin:.1f} s, not counted below; later texts may need '
-              'passes of other lengths', file=sys.stderr)
-    work = list(zip(rows, itertools.count(), prompts))
+    work = list(zip(rows, range(len(rows)), prompts))
     if args.compare:
         return compare(engine, work, args.methods, args.trace)
     return generate(engine, work, args)
@@ -515,7 +512,7 @@ def make_method(name, settings, names, more=()):
         knob, equals, value = item.partition('=')
         require_that(equals, f'--set {item}: expected knob=value; --list METHOD shows the knobs')
         known = knob in more or any(has_knob(other, knob, settings) for other in names)
-        require_that(known, f'--set {item}: no knob of {", ".join(names)}; {who_has(knob, names)}')
+        require_that(known, f'--set {item}: no knob of {", ".join(names)}{who_has(knob, names, settings)}')
         if has_knob(name, knob, settings):
             values[knob] = read_value(item, value, knobs[knob].type)
     return METHODS[name](**values)
@@ -528,16 +525,17 @@ def read_value(item, value, kind):
             return dict(true=True, false=False)[value.lower()]
         return kind(value)
     except (ValueError, KeyError):
-        raise ValueError(f'--set {item}: {value!r} is not a value of type {kind.__name__}') from None
+        raise ValueError(f'--set {item}: expected {TYPES.get(kind, kind)}') from None
 
 
-def who_has(knob, names):
+def who_has(knob, names, settings):
     """What to do where no method of these names has the knob."""
     if knob == 'gamma' and any(has_knob(name, 'controller') for name in names):
-        k_max = 'k_max or ' if any(has_knob(name, 'k_max') for name in names) else ''
-        return f'another controller ends its blocks: set {k_max}controller=fixed'
+        asked = any(item.startswith('controller=') for item in settings)
+        ends = 'controller=fixed' if asked else 'k_max, or controller=fixed'
+        return f'; another controller ends its blocks: set {ends}'
     others = [name for name in METHODS if has_knob(name, knob)]
-    return f'it is one of {", ".join(others[:3])}' if others else f'see --list {names[-1]}'
+    return f', but of {", ".join(others[:3])}' if others else f', see --list {names[-1]}'
 
 
 def nearest(name, names):
@@ -671,21 +669,14 @@ def rows_of_file(file):
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f'{file} line {number}: not a JSON object ({error})') from None
-        prompt = prompt_of(row) if isinstance(row, dict) else None
+        require_that(isinstance(row, dict), f'{file} line {number}: not a JSON object')
+        prompt = row.get('prompt', row.get('question', row.get('turns')))       # turns: the first is used
+        prompt = prompt[0] if isinstance(prompt, list) and prompt else prompt
         good = isinstance(prompt, str)
         require_that(good, f'{file} line {number}: expected a text under prompt, question or turns')
         rows.append(row | dict(prompt=prompt))
     require_that(rows, f'--prompts {file}: the file has no rows')
     return rows
-
-
-def prompt_of(row):
-    """The prompt, question (GSM8K) or first of turns (Spec-Bench) of a row; None where there is none."""
-    for key in ('prompt', 'question', 'turns'):
-        if key in row:
-            value = row[key]
-            return value[0] if isinstance(value, list) and value else value
-    return None
 
 
 def chat(folder, text):
@@ -714,12 +705,9 @@ def sandbox(settings):
 
     def refuse(message):
         raise TemplateError(message)
-
-    def as_json(value, **how):
-        return json.dumps(value, ensure_ascii=False, **how)
     world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     world.add_extension('jinja2.ext.loopcontrols')
-    world.filters['tojson'] = as_json
+    world.filters['tojson'] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
     world.globals.update(raise_exception=refuse, strftime_now=time.strftime)
     for key, token in settings.items():
         if key.endswith('_token') and token:

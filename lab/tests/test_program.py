@@ -51,7 +51,7 @@ def pair(tmp_path_factory):
     ('--compare sd,magic', 'magic'), ('--check --temperature 1', '--check'), ('--gamma -1', 'gamma'),
     ('--set nothing', '--set nothing'), ('--set lenience=1', '--set lenience=1'),
     ('--set gamma=four', '--set gamma=four'), ('--method hedge --set sides=2', 'see --list hedge'),
-    ('--set keep=0.4', 'one of via'), ('--set gamma=3 gamma=4', 'gamma=3 gamma=4'),
+    ('--set keep=0.4', 'but of via'), ('--set gamma=3 gamma=4', 'gamma=3 gamma=4'),
     ('--method ar --gamma 3', 'gamma=3'), ('--method ar --sparse', '--sparse'), ('--method ecvs', 'ecsv?'),
     ('--list payof', 'payoff?'), ('--compare sd --times', '--times'),
     ('--gamma 2 --method cmasd', 'k_max'), ('--gamma 3 --set gamma=5', 'gamma=3 gamma=5'),
