@@ -201,8 +201,7 @@ def method_for(method):
     """The Method of one text: a copy of this one, or by its name with its default knobs."""
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
-    require_that(isinstance(method, Method),
-                 f'method {method}: {nearest(str(method), METHODS)}--list all shows what there is')
+    require_that(isinstance(method, Method), f'method {no_such(str(method), METHODS)}')
     return replace(method)
 
 
@@ -538,10 +537,11 @@ def who_has(knob, names, settings):
     return f', but of {", ".join(others[:3])}' if others else f', see --list {names[-1]}'
 
 
-def nearest(name, names):
-    """That no method has this name, and which of these names is near, if one is."""
+def no_such(name, names):
+    """A sentence for a name that is none of these: the nearest, if one is near."""
     near = difflib.get_close_matches(name, names, 1)
-    return f'there is none of this name; did you mean {near[0]}? ' if near else 'there is none of this name; '
+    meant = f'did you mean {near[0]}? ' if near else ''
+    return f'{name}: there is none of this name; {meant}specmini.py --list all shows them'
 
 
 def list_methods(name):
@@ -553,17 +553,15 @@ def list_methods(name):
             meaning = option.metadata.get('meaning', '')
             print(f'  {knob:18} {option.default!s:8} {knob_range(option):16}  {meaning}')
         return 0
-    require_that(name in ('', 'all'), f'--list {name}: {nearest(name, every)}--list all shows what there is')
+    require_that(name in ('', 'all'), f'--list {no_such(name, every)}')
     baselines = [one for one in METHODS if METHODS[one].__module__.startswith('lab.')]
-    groups = {
-        'methods of the five papers (--method NAME; --list NAME shows the knobs)':
-            [one for one in METHODS if one not in ('sd', 'ar', *baselines)],
-        'exact and plain decoding': ['sd', 'ar'],
-        'what ends a block (--set controller=NAME)': CONTROLLERS,
-        'baselines of the papers' if name else 'baselines of the papers: --list all':
-            baselines if name else []}
+    papers = [one for one in METHODS if one not in ('sd', 'ar', *baselines)]
+    groups = {'methods of the papers (--method NAME; --list NAME shows the knobs)': papers,
+              'exact and plain decoding': ('sd', 'ar'),
+              'what ends a block (--set controller=NAME)': CONTROLLERS,
+              'baselines of the papers': baselines if name else ()}
     for title, names in groups.items():
-        print(title)
+        print(title if names else f'{title}: --list all')
         for one in names:
             print(f'  {one:15}', inspect.cleandoc(every[one].__doc__ or '').partition('\n')[0])
     return 0

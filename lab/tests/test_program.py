@@ -747,9 +747,10 @@ def test_the_source_files_stand_alone(able, tmp_path):
     papers = 'via', 'cmasd', 'ecsv', 'sparse', 'specguard'
     runs = [['--compare', ','.join(papers), '--target', target, '--draft', draft, '--max-new', '12',
              '--prompt', 'hello'],
-            ['--prompt', 'hello'], ['--prompt', 'hello', '--trace', 'run.html']]
+            ['--prompt', 'hello'], ['--prompt', 'hello', '--trace', 'run.html'],
+            ['--prompt', 'hello', '--times']]
     _, out, err = subprogram('-c', ONE_BY_ONE, json.dumps(runs), folder=tmp_path, PYTHONPATH='')
-    assert re.findall(r'^status (\d)', out, re.MULTILINE) == ['0', '2', '2'], err
+    assert re.findall(r'^status (\d)', out, re.MULTILINE) == ['0', '2', '2', '2'], err
     assert all(f'\n{name} ' in out for name in papers)
-    for line, named in zip(err.splitlines()[-2:], ('--target', '--trace run.html')):
+    for line, named in zip(err.splitlines()[-3:], ('--target', '--trace run.html', '--times')):
         assert named in line
