@@ -513,18 +513,15 @@ def make_method(name, settings, names, more=()):
         known = knob in more or any(has_knob(other, knob, settings) for other in names)
         require_that(known, f'--set {item}: no knob of {", ".join(names)}{who_has(knob, names, settings)}')
         if has_knob(name, knob, settings):
-            values[knob] = read_value(item, value, knobs[knob].type)
+            values[knob] = read_value(value, knobs[knob].type)
     return METHODS[name](**values)
 
 
-def read_value(item, value, kind):
-    """A knob's value, a text, as its type; item: the setting that it stands in."""
-    try:
-        if kind is bool:
-            return dict(true=True, false=False)[value.lower()]
-        return kind(value)
-    except (ValueError, KeyError):
-        raise ValueError(f'--set {item}: expected {TYPES.get(kind, kind)}') from None
+def read_value(value, kind):
+    """A knob's value, a text, as its type; what is no value of it stays a text, which check_knobs refuses."""
+    with contextlib.suppress(ValueError):
+        return dict(true=True, false=False).get(value.lower(), value) if kind is bool else kind(value)
+    return value
 
 
 def who_has(knob, names, settings):
