@@ -927,7 +927,7 @@ def compared(engine, by_prompt, name):
             'a pass': cell(stats['block_efficiency'], '.2f'),
             'read': f'{whole_passes(stats["positions"]) / stats["labels"].total():.2f}',
             'like ar': cell(alike, '.1%'),
-            'audit': cell(wrong and 1 - wrong, '.1%'),
+            'audit': '-' if wrong is None else f'{1 - wrong:.1%}',
             'cut': cell(cut_at_max_new(engine, texts) / len(texts) or None, '.0%'),
             '': 'lossless' if engine.lossless(texts[0].method) else 'LOSSY'}
 
