@@ -466,8 +466,7 @@ def check_flags(args):
                  '--sparse: --method ar verifies nothing, so there is nothing to make sparse; leave it out')
     knobs = [item.partition('=')[0] for item in args.set]
     require_that(len(set(knobs)) == len(knobs), f'--set {" ".join(args.set)}: give each knob one value')
-    given = (args.prompt is None) != (args.prompts is None)
-    require_that(given, 'give either --prompt TEXT or --prompts FILE.jsonl')
+    require_that((args.prompt is None) != (args.prompts is None), 'give one of --prompt TEXT, --prompts FILE')
     check_settings(args)
     page = is_page(args.trace)
     unsuited = args.check or args.json or args.show or args.times or args.trace and not page
@@ -912,10 +911,8 @@ def compared(engine, by_prompt, name):
     stats = engine.statistics([cycle for text in texts for cycle in text.cycles])
     speeds = rates(by_prompt, name)
     faster = [mine / plain for mine, plain in zip(speeds, rates(by_prompt, 'ar'))]
-    alike = None                                        # samples differ by chance: nothing to compare
-    if engine.temperature == 0:
-        shares = [agreement(by_name[name][0].tokens, by_name['ar'][0].tokens) for by_name in by_prompt]
-        alike = sum(shares) / len(shares)
+    shares = [agreement(by_name[name][0].tokens, by_name['ar'][0].tokens) for by_name in by_prompt]
+    alike = None if engine.temperature else sum(shares) / len(shares)       # samples differ by chance
     right = grades(engine, texts)
     wrong = audit_figures(texts)['audited_wrong']
     return {'method': name,
