@@ -42,7 +42,7 @@ FOLDER = 'a Hugging Face folder or repository, say Qwen/Qwen2.5-0.5B-Instruct'
 PER_TEXT = 'temperature', 'top_k', 'top_p', 'max_new', 'seed'       # settings that a text may have of its own
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
-STEPS = 12              # of plain decoding that a run times at its end
+STEPS = 8               # of plain decoding that a run times at its end
 LONGEST = 1000          # characters of a line about bad input; a template's own message may be longer
 
 

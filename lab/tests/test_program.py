@@ -161,7 +161,8 @@ def test_closed_streams_and_poor_terminals(pair, capsys, monkeypatch):
 def test_list_names_every_method_and_its_knobs(capsys):
     """The papers' first, baselines by `all`; of one method its knobs with default, range and meaning."""
     papers = [line.split()[0] for line in program(capsys, '--list')[1].splitlines() if line[0] == ' ']
-    assert papers[:5] == ['cmasd', 'ecsv', 'via', 'specguard', 'sparse'] and 'lenient' not in papers
+    assert {'cmasd', 'ecsv', 'via', 'specguard', 'sparse'} <= {*papers[:papers.index('sd')]}
+    assert 'lenient' not in papers
     every = [line.split()[0] for line in program(capsys, '--list', 'all')[1].splitlines() if line[0] == ' ']
     assert sorted(every) == sorted([*METHODS, *verify.CONTROLLERS])
     assert 'tokens a second' in program(capsys, '--list', 'payoff')[1]
