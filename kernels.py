@@ -62,8 +62,8 @@ def yarn(rope, D, frequencies):
         """The channel, a fraction, that makes this number of turns within the original context."""
         slowness = original / (turns * 2 * math.pi)                         # positions per radian
         return D * math.log(slowness) / (2 * math.log(rope['rope_theta']))
-    first = max(math.floor(channel(rope.get('beta_fast') or 32)), 0)
-    last = min(math.ceil(channel(rope.get('beta_slow') or 1)), D - 1)
+    first = max(math.floor(channel(rope['beta_fast'])), 0)
+    last = min(math.ceil(channel(rope['beta_slow'])), D - 1)
     width = (last - first) or 0.001     # below 0 where all channels are slow, or fast: as transformers has it
     channels = torch.arange(D // 2, dtype=torch.float64)
     stretch = ((channels - first) / width).clamp(0, 1)                      # 0: kept, 1: stretched

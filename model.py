@@ -907,11 +907,11 @@ MIXTURE = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'     # wh
 EXTRA = dict(   # names read beside those of Config's fields
     num_experts=int, decoder_sparse_step=int, sliding_window=int, rope_theta=float, attention_bias=bool,
     use_sliding_window=bool, layer_types=list, mlp_only_layers=list)
-EXPECTED = {int: 'an integer, 1 to 1e10', float: 'above 0, to 1e10', bool: 'true or false', list: 'a list'}
+EXPECTED = {int: 'an integer, 1 to {:g}', float: 'above 0, to {:g}', bool: 'true or false', list: 'a list'}
 MOST = dict(num_hidden_layers=1000, num_experts=1000)
 ORIGINAL = 'original_max_position_embeddings'
-ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without
-    default=(), linear=('factor',), yarn=('factor', ORIGINAL),
+ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without, besides rope_theta
+    default=(), linear=('factor',), yarn=('factor', 'beta_slow', 'beta_fast', ORIGINAL),
     llama3=('factor', 'low_freq_factor', 'high_freq_factor', ORIGINAL))
 ROPE_LEAST = {'rope_theta': 1.001, ORIGINAL: 2, 'factor': 1}            # of the others 0.001
 ROPE_FIXED = dict(      # rotary settings that may have no other value here
@@ -960,29 +960,25 @@ def refuse_types(raw):
     needed = NEEDED + MIXTURE if kind == 'qwen3_moe' else NEEDED
     for name, wanted in types.items():
         value = raw.get(name)
+        most = MOST.get(name, 1e10)
         if value is None:
             good = name not in needed
         elif wanted in (bool, list):
             good = type(value) is wanted
         else:
-            good = type(value) in (int, wanted) and 0 < value <= MOST.get(name, 1e10)
-        expected = f'an integer, 1 to {MOST[name]}' if name in MOST else EXPECTED[wanted]
-        require_that(good, f'{name} is {value!r}, expected {expected}')
+            good = type(value) in (int, wanted) and 0 < value <= most
+        require_that(good, f'{name} is {value!r}, expected {EXPECTED[wanted].format(most)}')
 
 
 def refuse_window(raw):
     """ValueError where attention would be over a sliding window: this network would silently see more."""
     kind = raw['model_type']
-    if kind == 'mistral':
-        window = raw.get('sliding_window', 4096)        # on unless it is switched off
-    else:
-        used = kind != 'llama' and raw.get('use_sliding_window')
-        window = raw.get('sliding_window') if used else None
-    short = window and window < raw['max_position_embeddings']
+    window = raw.get('sliding_window', 4096)            # null: none
+    used = kind == 'mistral' or kind != 'llama' and raw.get('use_sliding_window')
+    short = used and window and window < raw['max_position_embeddings']
     sliding = 'sliding_attention' in (raw.get('layer_types') or [])
-    window = raw.get('sliding_window', window)
-    good = not short and not sliding
-    require_that(good, f'a sliding window of {window} is switched on; only full attention is supported')
+    require_that(not short and not sliding,
+                 f'a sliding window of {window} is switched on; only full attention is supported')
 
 
 def refuse_shapes(raw):
@@ -994,8 +990,8 @@ def refuse_shapes(raw):
     require_that(act == 'silu', f'hidden_act {act!r} is not supported, only silu')
     require_that(not raw.get('quantization_config'), 'quantised (quantization_config); use plain weights')
     require_that(heads % groups == 0, f'{heads} query heads cannot share {groups} key heads')
-    good = size > 0 and size % 2 == 0
-    require_that(good, f'head_dim is {size}; expected an even number, because channels rotate in pairs')
+    require_that(size > 0 and size % 2 == 0, f'head_dim is {size}; expected an even number: channels rotate '
+                 'in pairs')
     if raw['model_type'] == 'qwen3_moe':
         chosen, experts = raw['num_experts_per_tok'], raw['num_experts']
         require_that(chosen <= experts, f'num_experts_per_tok is {chosen}, of {experts} experts')
@@ -1016,21 +1012,18 @@ def read_rope(raw):
     rope.update(given, rope_type=kind)
     if raw.get(ORIGINAL) is not None:
         rope[ORIGINAL] = raw[ORIGINAL]                  # at the top level it takes precedence
+    rope['beta_fast'] = rope.get('beta_fast') or 32     # 0 is absent
+    rope['beta_slow'] = rope.get('beta_slow') or 1
     needed = ['rope_theta', *ROPE_NEEDS[kind]]
-    if kind == 'yarn':
-        needed += [name for name in ('beta_fast', 'beta_slow') if rope.get(name)]       # 0 is absent
-        if rope.get('attention_factor') is not None:                                    # 0 is not
-            needed.append('attention_factor')
+    if kind == 'yarn' and rope.get('attention_factor') is not None:     # 0 is not
+        needed.append('attention_factor')
     for name in needed:
         value, lowest = rope.get(name), ROPE_LEAST.get(name, 0.001)
         good = type(value) in (int, float) and lowest <= value <= 1e10
         require_that(good, f'rope type {kind} needs {name} of {lowest} to 1e10, found {value!r}')
-    if kind == 'llama3':
-        low, high = rope['low_freq_factor'], rope['high_freq_factor']
-        require_that(low < high, f'low_freq_factor is {low}, expected less than high_freq_factor, {high}')
-    if kind == 'yarn':
-        slow, fast = rope.get('beta_slow') or 1, rope.get('beta_fast') or 32
-        require_that(slow <= fast, f'beta_slow is {slow}, expected at most beta_fast, {fast}')
+    for low, high in (('low_freq_factor', 'high_freq_factor'), ('beta_slow', 'beta_fast')):
+        good = high not in needed or rope[low] <= rope[high]
+        require_that(good, f'{low} is {rope.get(low)}, expected at most {high}, {rope.get(high)}')
     return rope
 
 

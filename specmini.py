@@ -5,9 +5,9 @@
 import argparse
 import contextlib
 import copy
+import difflib
 import importlib
 import inspect
-import itertools
 import json
 import math
 import os
@@ -29,9 +29,9 @@ from tqdm import tqdm
 
 from model import (Reader, encode, load, pack, plain_file, rank_and_world_size, read_calibration, read_json,
                    require_that, require_writable, same_vocabulary, shared_length)
-from verify import (METHODS, TYPES, Autoregressive, Exact, Method, Session, Sparse, decode, draft_model,
-                    has_knob, knob_range, knobs_of, lookup_then_draft, no_draft, prompt_lookup,
-                    token_logps, tokens_of, whole_passes)
+from verify import (CONTROLLERS, METHODS, TYPES, Autoregressive, Exact, Method, Session, Sparse, SpecGuard,
+                    decode, draft_model, has_knob, knob_range, knobs_of, lookup_then_draft, no_draft,
+                    prompt_lookup, token_logps, tokens_of, whole_passes)
 
 HERE = File(__file__).parent
 EMBEDDED = HERE / 'lab' / 'models'
@@ -43,11 +43,8 @@ FOLDER = 'a Hugging Face folder or repository, say Qwen/Qwen2.5-0.5B-Instruct'
 PER_TEXT = 'temperature', 'top_k', 'top_p', 'max_new', 'seed'       # settings that a text may have of its own
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
-BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes a run times at its end
-STEPS = 12              # of plain decoding that a run times at its end
-TIMING = 2.0            # seconds after which no further round of them begins
+STEPS = 8               # of plain decoding that a run times at its end
 LONGEST = 1000          # characters of a line about bad input; a template's own message may be longer
-SURE = 30               # judged draft tokens from which a share of them is taken as it is
 
 
 def lab_module(name):
@@ -189,7 +186,7 @@ def method_for(method):
     """The Method of one text: a copy of this one, or by its name with its default knobs."""
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
-    require_that(isinstance(method, Method), f'method {method}: expected one of {", ".join(METHODS)}')
+    require_that(isinstance(method, Method), f'method {no_such(str(method), METHODS)}')
     return replace(method)
 
 
@@ -360,12 +357,10 @@ def run(args):
     prompts = encode(engine.tokenizer, texts, not args.chat)
     engine.open(prompts)
     if args.compile:
-        begin = time.perf_counter()
+        print('compiling, which is not counted below; other texts may need other passes', file=sys.stderr)
         for method in args.methods.values():
             engine.write(prompts[0], method)
-        print(f'compiled in {time.perf_counter() - begin:.1f} s, not counted below; later texts may need '
-              'passes of other lengths', file=sys.stderr)
-    work = list(zip(rows, itertools.count(), prompts))
+    work = list(zip(rows, range(len(rows)), prompts))
     if args.compare:
         return compare(engine, work, args.methods, args.trace)
     return write_all(engine, work, args)
@@ -377,29 +372,31 @@ def write_all(engine, work, args):
     if args.trace and lab_module('page'):
         engine.session = lab_module('page').Traced
     texts = []
-    step = None
     bar = None if len(work) > 1 else True               # None: on a terminal
     for row, number, prompt in tqdm(work, disable=bar, file=sys.stderr):
         printer = Printer(engine.tokenizer, args.show)
         text, session = write_text(engine, row, number, prompt, name, method,
                                    None if args.json else printer.add)
-        result = report(engine, text)
+        texts.append(text)
         if args.json:
-            print(json.dumps(result), flush=True)
+            print(json.dumps(report(engine, text)), flush=True)
         else:
             printer.finish()
-            print(figures(engine, [text]), file=sys.stderr, flush=True)
+            if len(work) > 1:
+                print(figures(engine, [text]), file=sys.stderr, flush=True)
         if args.check:
             print(check(engine, prompt, text.tokens), file=sys.stderr)
-        texts.append(text)
         if text.finish == 'interrupted':
             break
-    else:
-        if len(texts) > 1:
-            print(figures(engine, texts), file=sys.stderr)
+    step = None
+    tables = []
+    if text.finish != 'interrupted':
         with contextlib.suppress(KeyboardInterrupt):    # while passes are timed: all texts are there
-            lines, step = summary(engine, session, texts)
-            print('\n'.join(lines), file=sys.stderr)
+            step = plain_step(session) if name != 'ar' else None
+            if args.times:
+                tables = list(lab_module('times').times(engine, session, texts, step))
+    lines = [figures(engine, texts, step), *notes(engine, session, texts), *tables]
+    print('\n'.join(lines), file=sys.stderr)
     if args.trace:
         write_trace(args.trace, engine, texts, step)
     return 130 if text.finish == 'interrupted' else 0
@@ -416,37 +413,42 @@ class Parser(argparse.ArgumentParser):
 def parse(argv):
     """The flags, checked; ValueError in one line for what does not fit."""
     p = Parser(description='Speculative decoding on Llama and Qwen checkpoints.', allow_abbrev=False)
-    add = p.add_argument
+    add = p.add_argument_group('prompts').add_argument
     add('--prompt', help='the text to continue')
     add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question or turns (the first is used)')
-    add('--target', metavar='DIR', help='Hugging Face folder, or repository owner/name (default: embedded '
-        'target)')
+    add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
+    add = p.add_argument_group('models').add_argument
+    add('--target', metavar='DIR', help='a Hugging Face folder or repository (default: the embedded target)')
     add('--draft', metavar='DIR|lookup|self|none', help='default: the embedded one, or lookup with --target; '
         'self: the target without the layers that its calibration.json skips')
     add('--lookup', action='store_true', help='look up in the text first, else ask the draft model')
+    add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
+    add('--dtype', choices=('auto', *DTYPES), default='auto',
+        help='auto: bf16 on CUDA; on a CPU fp32, with matrices in the 16 bits of their files')
+    add('--compile', action='store_true', help='torch.compile the passes: needs a C++ compiler')
+    add = p.add_argument_group('method').add_argument
     add('--method', default='sd', help='one of those that --list shows (default: sd)')
     add('--sparse', action='store_true', help='sparse verification under any method; --set takes its knobs')
-    add('--gamma', type=int, help="draft tokens a cycle (default: the method's, 4 for sd)")
+    add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
+    add('--gamma', metavar='N', type='gamma={}'.format, action='append', dest='set',
+        help="as --set gamma=N: draft tokens a cycle (default: the method's, 4 for sd)")
+    add('--import', metavar='FILE.py', help='run a file of yours first, which enters methods or controllers')
+    add('--compare', metavar='M1,M2,...', help='these methods and ar, in a table for each task')
+    add('--list', metavar='NAME', nargs='?', const='',
+        help='the methods; all: the baselines, too; NAME: the knobs of one')
+    add = p.add_argument_group('sampling').add_argument
     add('--temperature', type=float, default=0.0, help='0 (default) is greedy')
     add('--top-k', type=int, default=0, help='sample from this many likeliest tokens; 0: from all')
     add('--top-p', type=float, default=1.0, help='sample from the likeliest tokens of this mass')
     add('--seed', type=int, default=0)
     add('--max-new', type=int, default=256, help='tokens to write at most (default: 256)')
     add('--ignore-eos', action='store_true', help='write on past the end of sequence')
-    add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
-    add('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
-    add('--dtype', choices=('auto', *DTYPES), default='auto',
-        help='auto: bf16 on CUDA; on a CPU fp32, with matrices in the 16 bits of their files')
-    add('--compile', action='store_true',
-        help='torch.compile the passes: on a CPU it serves plain decoding, and needs a C++ compiler')
-    add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
+    add = p.add_argument_group('output').add_argument
     add('--show', action='store_true', help='cycle by cycle: what was drafted, rejected, put in its place')
     add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
     add('--trace', metavar='FILE.jsonl|FILE.html', help='a line for every cycle, or a page')
     add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
-    add('--compare', metavar='M1,M2,...', help='these methods and ar, in a table for each task')
-    add('--list', metavar='METHOD', nargs='?', const='', help='the methods, or the knobs of one')
-    add('--import', metavar='FILE.py', help='run a file of yours first, which enters methods or controllers')
+    add('--times', action='store_true', help='pass times, acceptance by position, the best gamma, memory')
     args = p.parse_args(argv)
     import_file(getattr(args, 'import'))
     if args.list is None:
@@ -485,17 +487,21 @@ def check_flags(args):
         args.names = list(dict.fromkeys(['ar', *filter(None, names)]))
     for name in args.names:
         method_for(name)
-    twice = args.sparse and 'sparse' in args.names
-    require_that(not twice, '--sparse: the method sparse is sparse by itself; leave it out')
-    given = (args.prompt is None) != (args.prompts is None)
-    require_that(given, 'give either --prompt TEXT or --prompts FILE.jsonl')
+    require_that(not args.sparse or 'sparse' not in args.names,
+                 '--sparse: the method sparse is sparse by itself; leave it out')
+    require_that(not args.sparse or args.names != ['ar'],
+                 '--sparse: --method ar verifies nothing, so there is nothing to make sparse; leave it out')
+    knobs = [item.partition('=')[0] for item in args.set]
+    require_that(len(set(knobs)) == len(knobs), f'--set {" ".join(args.set)}: give each knob one value')
+    require_that((args.prompt is None) != (args.prompts is None), 'give one of --prompt TEXT, --prompts FILE')
     check_settings(args)
-    unsuited = args.check or args.json or args.show or args.trace and not is_page(args.trace)
-    require_that(not (args.compare and unsuited),
-                 '--compare takes no --check, --json, --show, and --trace only to FILE.html')
     page = is_page(args.trace)
-    require_that(not page or lab_module('page'), f'--trace {args.trace}: lab/, which writes pages, is not '
-                 'beside this file; trace to FILE.jsonl')
+    unsuited = args.check or args.json or args.show or args.times or args.trace and not page
+    require_that(not (args.compare and unsuited),
+                 '--compare takes no --check, --json, --show, --times, and --trace only to FILE.html')
+    by_lab = f'--trace {args.trace}' if page else '--times'
+    require_that(not (page or args.times) or lab_module('page'),
+                 f'{by_lab}: the folder lab/, which does it, is not beside this file; leave it out')
     require_that(not args.check or args.temperature == 0, '--check: texts agree only at --temperature 0')
     if args.trace:
         home = File(args.trace).parent
@@ -506,10 +512,6 @@ def check_flags(args):
 
 def fill_in(args):
     """Puts in the methods, and defaults that depend on other flags; ValueError for knobs that do not fit."""
-    if args.gamma is not None and args.names != ['ar']:
-        twice = any(item.startswith('gamma=') for item in args.set)
-        require_that(not twice, f'--gamma {args.gamma}: --set has another gamma; give one of the two')
-        args.set.append(f'gamma={args.gamma}')
     if args.target is None:
         require_that(EMBEDDED.is_dir(), f'no embedded models beside this file: give --target {FOLDER}')
         args.draft = args.draft or EMBEDDED / 'draft'
@@ -535,38 +537,56 @@ def make_method(name, settings, names, more=()):
         knob, equals, value = item.partition('=')
         require_that(equals, f'--set {item}: expected knob=value; --list METHOD shows the knobs')
         known = knob in more or any(has_knob(other, knob, settings) for other in names)
-        hint = '; another controller ends the blocks: set k_max (cmasd) or controller=fixed'
-        if knob != 'gamma':
-            owners = [other for other, kind in METHODS.items() if knob in knobs_of(kind)]
-            hint = f'; it is one of {", ".join(owners)}' if owners else ''
-        require_that(known, f'--set {item}: no knob of {", ".join(names)}, see --list {names[-1]}{hint}')
+        require_that(known, f'--set {item}: no knob of {", ".join(names)}{who_has(knob, names, settings)}')
         if has_knob(name, knob, settings):
-            values[knob] = read_value(item, value, knobs[knob].type)
+            values[knob] = read_value(value, knobs[knob].type)
     return METHODS[name](**values)
 
 
-def read_value(item, value, kind):
-    """A knob's value, a text, as its type; item: the setting that it stands in."""
-    try:
-        if kind is bool:
-            return dict(true=True, false=False)[value.lower()]
-        return kind(value)
-    except (ValueError, KeyError):
-        raise ValueError(f'--set {item}: {value!r} is not a value of type {kind.__name__}') from None
+def read_value(value, kind):
+    """A knob's value, a text, as its type; what is no value of it stays a text, which check_knobs refuses."""
+    with contextlib.suppress(ValueError):
+        return dict(true=True, false=False).get(value.lower(), value) if kind is bool else kind(value)
+    return value
+
+
+def who_has(knob, names, settings):
+    """What to do where no method of these names has the knob."""
+    if knob == 'gamma' and any(has_knob(name, 'controller') for name in names):
+        asked = any(item.startswith('controller=') for item in settings)
+        ends = 'controller=fixed' if asked else 'k_max, or controller=fixed'
+        return f'; another controller ends its blocks: set {ends}'
+    others = [name for name in METHODS if has_knob(name, knob)]
+    return f', but of {", ".join(others[:3])}' if others else f', see --list {names[-1]}'
+
+
+def no_such(name, names):
+    """A sentence for a name that is none of these: the nearest, if one is near."""
+    near = difflib.get_close_matches(name, names, 1)
+    meant = f'did you mean {near[0]}? ' if near else ''
+    return f'{name}: there is none of this name; {meant}specmini.py --list all shows them'
 
 
 def list_methods(name):
-    """Prints the methods, or the knobs of one: default, range, meaning."""
-    require_that(not name or name in METHODS, f'--list {name}: there are {", ".join(METHODS)}')
-    if not name:
-        for method, kind in METHODS.items():
-            first = kind.__doc__.splitlines()[0] if '__doc__' in vars(kind) else ''
-            print(f'{method:17} {first}')
+    """Prints the methods and controllers, or of one what it does and its knobs: default, range, meaning."""
+    every = METHODS | CONTROLLERS
+    if name in every:
+        print(inspect.cleandoc(every[name].__doc__ or ''))
+        for knob, option in knobs_of(every[name]).items() if name in METHODS else ():
+            meaning = option.metadata.get('meaning', '')
+            print(f'  {knob:18} {option.default!s:8} {knob_range(option):16}  {meaning}')
         return 0
-    print(inspect.cleandoc(METHODS[name].__doc__))
-    for knob, option in knobs_of(METHODS[name]).items():
-        meaning = option.metadata.get('meaning', '')
-        print(f'  {knob:18} {option.default!s:8} {knob_range(option):16}  {meaning}')
+    require_that(name in ('', 'all'), f'--list {no_such(name, every)}')
+    baselines = [one for one in METHODS if METHODS[one].__module__.startswith('lab.')]
+    papers = [one for one in METHODS if one not in ('sd', 'ar', *baselines)]
+    groups = {'methods of the papers (--method NAME; --list NAME shows the knobs)': papers,
+              'exact and plain decoding': ('sd', 'ar'),
+              'what ends a block (--set controller=NAME)': CONTROLLERS,
+              'baselines of the papers': baselines if name else ()}
+    for title, names in groups.items():
+        print(title if names else f'{title}: --list all')
+        for one in names:
+            print(f'  {one:15}', inspect.cleandoc(every[one].__doc__ or '').partition('\n')[0])
     return 0
 
 
@@ -670,21 +690,14 @@ def rows_of_file(file):
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f'{file} line {number}: not a JSON object ({error})') from None
-        prompt = prompt_of(row) if isinstance(row, dict) else None
+        require_that(isinstance(row, dict), f'{file} line {number}: not a JSON object')
+        prompt = row.get('prompt', row.get('question', row.get('turns')))       # turns: the first is used
+        prompt = prompt[0] if isinstance(prompt, list) and prompt else prompt
         good = isinstance(prompt, str)
         require_that(good, f'{file} line {number}: expected a text under prompt, question or turns')
         rows.append(row | dict(prompt=prompt))
     require_that(rows, f'--prompts {file}: the file has no rows')
     return rows
-
-
-def prompt_of(row):
-    """The prompt, question (GSM8K) or first of turns (Spec-Bench) of a row; None where there is none."""
-    for key in ('prompt', 'question', 'turns'):
-        if key in row:
-            value = row[key]
-            return value[0] if isinstance(value, list) and value else value
-    return None
 
 
 def chat(folder, text):
@@ -713,12 +726,9 @@ def sandbox(settings):
 
     def refuse(message):
         raise TemplateError(message)
-
-    def as_json(value, **how):
-        return json.dumps(value, ensure_ascii=False, **how)
     world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     world.add_extension('jinja2.ext.loopcontrols')
-    world.filters['tojson'] = as_json
+    world.filters['tojson'] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
     world.globals.update(raise_exception=refuse, strftime_now=time.strftime)
     for key, token in settings.items():
         if key.endswith('_token') and token:
@@ -907,47 +917,52 @@ def compare(engine, work, methods, trace):
 
 
 def table(engine, by_prompt):
-    """Lines of a comparison. by_prompt: of each prompt {method: the Texts of each round}."""
-    names = list(by_prompt[0])
-    width = max(14, *map(len, names))
-    yield (f'{"method":{width}}  tokens/s   x ar   from, to     right  accepted   drafted  block eff.  '
-           'positions/token  like ar   audit    cut')
-    rounds = min(len(by_name['ar']) for by_name in by_prompt)
-    for name in names:
-        texts = [by_name[name][0] for by_name in by_prompt]
-        stats = engine.statistics([cycle for text in texts for cycle in text.cycles])
-        n = sum(stats['labels'].values())
-        seconds, plain = ([sum(seconds_of(by_name[one][i]) for by_name in by_prompt) for i in range(rounds)]
-                          for one in (name, 'ar'))
-        tokens = sum(len(by_name['ar'][0].tokens) for by_name in by_prompt)
-        faster = [n / tokens * theirs / mine for mine, theirs in zip(seconds, plain)]
-        alike = None                                    # samples differ by chance: nothing to compare
-        if engine.temperature == 0:
-            alike = sum(agreement(by_name[name][0].tokens, by_name['ar'][0].tokens) for by_name in by_prompt)
-            alike /= len(by_prompt)
-        cells = [
-            f'{name:{width}}',
-            f'{n / median(seconds):9.1f}',
-            f'{median(faster):6.2f}',
-            f'{min(faster):5.2f} {max(faster):5.2f}',
-            f'{cell(share_right(engine, texts), ".1%"):>8}',
-            f'{cell(stats["acceptance_rate"], ".1%"):>9}',
-            f'{cell(stats["drafted_share"], ".1%"):>9}',
-            f'{cell(stats["block_efficiency"], ".2f"):>10}',
-            f'{whole_passes(stats["positions"]) / n:15.2f}',
-            f'{cell(alike, ".1%"):>9}',
-            f'{cell(audit_figures(texts)["audited_wrong"], ".1%"):>7}',
-            f'{cut_at_max_new(engine, texts) / len(texts):6.0%} ',
-            'lossless' if engine.lossless(texts[0].method) else 'LOSSY']
-        yield ' '.join(cells)
-    yield (f'x ar: the median of {rounds} rounds, their lowest and highest; audit: what the target would not '
-           f'have written; cut: at --max-new {engine.max_new}')
-    yield ('drafted: written by the draft; block eff.: tokens a full target pass; positions/token: that such '
-           'passes read; like ar: equal to plain decoding, place by place')
+    """Lines of a comparison, without columns that are empty; by_prompt: see compared."""
+    rows = [compared(engine, by_prompt, name) for name in by_prompt[0]]
+    columns = []
+    for head in rows[0]:
+        cells = [row[head] for row in rows]
+        if any(text != '-' for text in cells):
+            width = max(map(len, [head, *cells]))
+            columns.append([f'{text:{"<" if head == "method" else ">"}{width}}' for text in [head, *cells]])
+    for cells in zip(*columns):
+        yield '  '.join(cells).rstrip()
+    yield 'x ar: median, lowest and highest of the rounds; kept: of the guesses; a pass: tokens that a target'
+    yield f'pass brings; read: positions that it reads, a token; cut: texts, at --max-new {engine.max_new};'
+    yield 'like ar: as plain decoding, place by place; audit: what the target itself would have written'
 
 
-def seconds_of(text):
-    return sum(cycle.seconds for cycle in text.cycles)
+def compared(engine, by_prompt, name):
+    """{head: cell} of a method; by_prompt: of each prompt {method: the Texts of each round}."""
+    texts = [by_name[name][0] for by_name in by_prompt]
+    stats = engine.statistics([cycle for text in texts for cycle in text.cycles])
+    speeds = rates(by_prompt, name)
+    faster = [mine / plain for mine, plain in zip(speeds, rates(by_prompt, 'ar'))]
+    shares = [agreement(by_name[name][0].tokens, by_name['ar'][0].tokens) for by_name in by_prompt]
+    alike = None if engine.temperature else sum(shares) / len(shares)       # samples differ by chance
+    right = grades(engine, texts)
+    wrong = audit_figures(texts)['audited_wrong']
+    return {'method': name,
+            'tokens/s': f'{median(speeds):.1f}',
+            'x ar': f'{median(faster):.2f}',
+            'from, to': f'{min(faster):.2f} {max(faster):.2f}',
+            'right': cell(ratio(sum(right), len(right)), '.1%'),
+            'kept': cell(stats['acceptance_rate'], '.1%'),
+            'a pass': cell(stats['block_efficiency'], '.2f'),
+            'read': f'{whole_passes(stats["positions"]) / stats["labels"].total():.2f}',
+            'like ar': cell(alike, '.1%'),
+            'audit': '-' if wrong is None else f'{1 - wrong:.1%}',
+            'cut': cell(cut_at_max_new(engine, texts) / len(texts) or None, '.0%'),
+            '': 'lossless' if engine.lossless(texts[0].method) else 'LOSSY'}
+
+
+def rates(by_prompt, name):
+    """Tokens a second of a method over all prompts, in each round that all of them have."""
+    found = []
+    for texts in zip(*(by_name[name] for by_name in by_prompt)):
+        seconds = sum(cycle.seconds for text in texts for cycle in text.cycles)
+        found.append(sum(len(text.tokens) for text in texts) / seconds)
+    return found
 
 
 def agreement(tokens, others):
@@ -955,11 +970,10 @@ def agreement(tokens, others):
     return sum(a == b for a, b in zip(tokens, others)) / max(len(tokens), len(others))
 
 
-def share_right(engine, texts):
-    """The share of right texts among those that can be graded; None if there are none."""
-    grades = [grade(text.row, engine.tokenizer.decode(text.tokens)) for text in texts]
-    graded = [right for right in grades if right is not None]
-    return ratio(sum(graded), len(graded))
+def grades(engine, texts):
+    """Whether each text is right, of those that can be graded."""
+    found = [grade(text.row, engine.tokenizer.decode(text.tokens)) for text in texts]
+    return [right for right in found if right is not None]
 
 
 # ---------------------------------------------------------------------------------------------------- figures
@@ -1038,71 +1052,51 @@ def cell(value, form):
     return '-' if value is None else format(value, form)
 
 
-def figures(engine, texts):
-    """One line on some texts of one method: the kind of run and its figures."""
-    stats = engine.statistics([cycle for text in texts for cycle in text.cycles])
+def figures(engine, texts, step=None):
+    """One line on some texts of one method, and one on the audit of lossy ones; step: see plain_step."""
+    cycles = [cycle for text in texts for cycle in text.cycles]
+    stats = engine.statistics(cycles)
+    passes = whole_passes(stats['passes'])
+    speed = stats['tokens_per_second']
     kind = 'lossless' if engine.lossless(texts[0].method) else 'LOSSY'
-    wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
     several = f'{len(texts)} texts, ' if len(texts) > 1 else ''
-    line = (f'{texts[0].name} ({kind}): {several}{stats["labels"].total()} tokens ({wrote}) '
-            f'in {stats["seconds"]:.2f} s, {cell(stats["tokens_per_second"], ".1f")} tokens/s; '
-            f'acceptance {cell(stats["acceptance_rate"], ".0%")}, '
-            f'drafted share {cell(stats["drafted_share"], ".0%")}, '
-            f'block efficiency {cell(stats["block_efficiency"], ".2f")}, '
-            f'{whole_passes(stats["passes"])} target passes, {cell(stats["bandwidth"], ".1f")} GB/s read')
+    line = f'{texts[0].name} ({kind}): {several}{stats["labels"].total()} tokens'
+    if speed:
+        line += f', {speed:.0f} a second' if speed > 99 else f', {speed:.1f} a second'
+    if speed and step:
+        line += f', {speed * step:.1f} times plain decoding'
+    line += '; '
+    if isinstance(texts[0].method, SpecGuard):
+        line += f'{sum(cycle.accepted > 0 for cycle in cycles)} of {len(cycles)} steps kept, '
+    elif stats['judged']:
+        line += f'{100 * stats["acceptance_rate"]:.0f} % of the guesses kept, '
+    line += f'{passes} target pass' + 'es' * (passes != 1)
     audited = audit_figures(texts)
     if audited['audited']:
-        own = f' (of its own samples {audited["audited_expected"]:.1%})' if engine.temperature else ''
-        line += (f'; audit: the target would not have written {audited["audited_wrong"]:.1%}{own}, mean '
-                 f'log-probability {audited["audited_logp"]:.2f}')
+        right, usual = (100 - 100 * audited[key] for key in ('audited_wrong', 'audited_expected'))
+        line += f'\nLOSSY: the target itself would have written {right:.3g} % of these tokens'
+        if engine.temperature:
+            line += f' (of its own samples {usual:.3g} %)'
     return line
 
 
-def summary(engine, session, texts):
-    """(lines, step) for the end of a run: texts cut short, pass times, the gamma that pays, grades.
-
-    step: seconds of a step of plain decoding, None where blocks are not judged.
-    """
-    lines = []
+def notes(engine, session, texts):
+    """Lines on texts that were cut short, sparse passes that left nothing out, and graded answers."""
     count = cut_at_max_new(engine, texts)
     if count:
-        lines.append(f'cut at --max-new {engine.max_new}: {count} of {len(texts)} texts')
+        yield f'cut at --max-new {engine.max_new}: {count} of {len(texts)} texts'
     full = [text for text in texts if text.finish == 'length' and len(text.tokens) < engine.max_new]
     if full:
-        lines.append(f'cut at the context of {engine.context} tokens (of the {engine.shortest}): '
-                     f'{len(full)} of {len(texts)} texts')
-    method = texts[0].method
+        yield (f'cut at the context of {engine.context} tokens (of the {engine.shortest}): {len(full)} of '
+               f'{len(texts)} texts')
+    sparse = session.sparse
     longest = max(len(text.prompt) + len(text.tokens) for text in texts)
     mixtures = engine.models['target'].config.mixtures
-    if session.sparse and session.sparse.rho < 1 and session.sparse.skips_nothing(longest, mixtures):
-        lines.append(f'sparse passes left nothing out: {longest} tokens are too few, see dense_below')
-    step = None
-    if isinstance(method, Exact):                       # others judge no blocks
-        drafted = {len(cycle.drafted) for text in texts for cycle in text.cycles}
-        step = plain_step(session)
-        verify, busy = time_passes(session, session.target_path(), drafted)
-        step = min(step, plain_step(session))           # on both sides: a stretch may be a slow one
-        lines += speed_tables(texts, verify, step)
-        if busy:
-            lines.append('the machine is busy: equal passes took times that differ by more than a third')
-    share = share_right(engine, texts)
-    if share is not None:
-        graded = sum(grade(text.row, '') is not None for text in texts)
-        lines.append(f'right: {share * graded:.0f} of {graded} graded texts ({share:.1%})')
-    lines.append(f'peak memory: {cell(peak_memory(engine.device), ".1f")} GB')
-    return lines, step
-
-
-def peak_memory(device):
-    """GB that this process has held at most, of the GPU or of the machine; None where it is not known."""
-    if device == 'cuda':
-        return torch.cuda.max_memory_allocated() / 1e9
-    try:
-        import resource
-    except ImportError:                                 # on Windows
-        return None
-    unit = 1 if sys.platform == 'darwin' else 1024      # bytes on macOS, kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    if sparse and sparse.rho < 1 and sparse.skips_nothing(longest, mixtures):
+        yield f'sparse passes left nothing out: {longest} tokens are too few, see dense_below'
+    right = grades(engine, texts)
+    if right:
+        yield f'right: {sum(right)} of {len(right)} graded texts ({sum(right) / len(right):.1%})'
 
 
 def cut_at_max_new(engine, texts):
@@ -1112,94 +1106,13 @@ def cut_at_max_new(engine, texts):
     return sum(text.finish == 'length' and len(text.tokens) == engine.max_new for text in texts)
 
 
-def speed_tables(texts, verify, step):
-    """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays.
-
-    verify: {n: seconds of the verifying pass over n draft tokens and the root}; step: see plain_step.
-    """
-    cycles = [cycle for text in texts for cycle in text.cycles]
-    places = acceptance_by_place(cycles)
-    yield table_line('n draft tokens', verify, {n: n for n in verify})
-    times = {n: 1000 * seconds for n, seconds in verify.items()}
-    times = {n: f'{ms:.3g}' if ms < 1000 else f'{ms:.0f}' for n, ms in times.items()}
-    yield table_line('pass over n + 1, ms', verify, times)
-    if not places:
-        return
-    yield table_line('kept at position n', verify, {n: f'{a / b:.0%}' for n, (a, b) in enumerate(places, 1)})
-    yield table_line('  of so many judged', verify, {n: b for n, (_, b) in enumerate(places, 1)})
-    drafts = [cycle.passes['draft/full'] for cycle in cycles if 'draft/full' in cycle.passes]
-    if texts[0].name == 'sd' and drafts:
-        draft = sum(seconds for *_, seconds in drafts) / sum(n for n, *_ in drafts)
-        passes = [taken for cycle in cycles for taken in cycle.passes.values()]
-        rest = sum(cycle.seconds for cycle in cycles) - sum(seconds for *_, seconds in passes)
-        rest /= sum(n for n, *_ in passes)              # a pass: draws, and what Python does
-        v = {n: (seconds + rest) / step for n, seconds in verify.items()}
-        speeds = speedups(places, (draft + rest) / step, v | {0: 1.0})
-        yield table_line('  times ar at gamma n', verify, {n: f'{x:.2f}' for n, x in speeds.items()})
-        best = min(n for n, speed in speeds.items() if speed >= 0.98 * max(speeds.values()))
-        said = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
-        kept, judged = map(sum, zip(*places))
-        if judged < (SURE if kept else SURE // 3):      # 0 of 10: 26 % is the most that can be, by 95 %
-            said = 'too few tokens were judged to tell'
-        yield f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma: {said}'
-
-
-def table_line(name, columns, cells):
-    return f'{name:27}' + ''.join(f'{cells.get(n, ""):>6}' for n in columns).rstrip()
-
-
-def speedups(places, c, v):
-    """{gamma: speed over plain decoding}, position by position: expected tokens over expected time.
-
-    places: see acceptance_by_place; c: a draft pass, v {gamma: the rest of a cycle}, in steps of plain
-    decoding. A position that was judged less than SURE times has the share of all. Source: Leviathan et al.
-    2023, equation 1 and theorem 3.8, where every position has the same chance.
-    """
-    usual = sum(kept for kept, _ in places) / sum(judged for _, judged in places)
-    speeds = {}
-    for gamma in v:
-        tokens = reached = 1.0                          # reached: the chance that all before it are kept
-        for i in range(gamma):
-            kept, judged = places[i] if i < len(places) else (0, 0)
-            reached *= kept / judged if judged >= SURE else usual
-            tokens += reached
-        speeds[gamma] = tokens / (gamma * c + v[gamma])
-    return speeds
-
-
 def plain_step(session):
-    """Seconds of a whole step of plain decoding, the fastest of STEPS that end where the text does."""
+    """Seconds of a step of plain decoding: the median of STEPS that end where the text does."""
     again = copy.copy(session)
     begin = max(1, len(session.tokens) - STEPS)
-    again.tokens, again.tokens_left, again.ended = session.tokens[:begin], STEPS, False
-    return min(cycle.seconds for cycle in decode(again, Autoregressive()))
-
-
-def time_passes(session, path, drafted):
-    """({n: seconds of a target pass over the last n + 1 positions}, whether the machine is busy).
-
-    n of BLOCKS and drafted; of a compiled target drafted alone, because others would have to be compiled.
-    Behind a round through all lengths that warms up come ten, or as many as TIMING allows. The fastest one
-    counts, and no pass is slower than a longer one. Busy: a median is a third above the fastest.
-    """
-    reader = session.target
-    blocks = drafted | {0} if reader.compiled else drafted.union(BLOCKS)
-    times = {n: [] for n in sorted(blocks) if n < len(session.tokens)}
-    begin = time.perf_counter()
-    _, count = rank_and_world_size()
-    for turn in range(11 if count == 1 else 2):         # several ranks must make the same passes
-        if turn > 1 and count == 1 and time.perf_counter() - begin > TIMING:
-            break
-        for n, seconds in times.items():
-            mark = len(reader.log)
-            reader.read(session.tokens, path, n + 1)
-            seconds.append(reader.spent(mark)[path.name][-1])
-    fastest = {}
-    best = math.inf
-    for n, seconds in reversed(times.items()):
-        best = fastest[n] = min(best, *seconds[1:])
-    busy = any(median(seconds[1:]) > 4 / 3 * min(seconds[1:]) for seconds in times.values())
-    return dict(sorted(fastest.items())), busy
+    again.tokens, again.tokens_left = session.tokens[:begin], len(session.tokens) - begin
+    again.ended, again.eos = False, frozenset()
+    return median(cycle.seconds for cycle in decode(again, Autoregressive()))
 
 
 if __name__ == '__main__':

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, models
 import kernels
 import specmini
 import verify
-from lab import tasks
+from lab import tasks, times
 from lab.tests.helpers import Coin
 from lab.page.traced import watched
 from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, enumerate_law, exact_law,
@@ -1400,8 +1400,6 @@ def test_calibrations_are_of_the_embedded_weights():
     assert 'sparse' in read_calibration(EMBEDDED / 'moe')
 
 
-# --------------------------------------------------------------------------------------- what pays, by hand
-
 # ------------------------------------------------------------------------------------- what pays, by hand
 
 def cycle(drafted, *kept, added=1):
@@ -1420,11 +1418,11 @@ def test_timed_passes_are_the_fastest_and_grow(monkeypatch):
         reader = SimpleNamespace(compiled=None, log=[], read=lambda *_: None,
                                  spent=lambda mark: {'full': [1, 1, next(seconds, 1.0)]})
         s = SimpleNamespace(target=reader, tokens=[0] * 9)
-        return specmini.time_passes(s, SimpleNamespace(name='full'), {2})
-    monkeypatch.setattr(specmini, 'BLOCKS', (0, 1))
-    monkeypatch.setattr(specmini, 'TIMING', 0.0)
+        return times.time_passes(s, SimpleNamespace(name='full'), {2})
+    monkeypatch.setattr(times, 'BLOCKS', (0, 1))
+    monkeypatch.setattr(times, 'TIMING', 0.0)
     assert timed(rounds[:2]) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
-    monkeypatch.setattr(specmini, 'TIMING', 99.0)
+    monkeypatch.setattr(times, 'TIMING', 99.0)
     assert timed([rounds[0]] + rounds[1:] * 5) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
     assert timed([rounds[0], rounds[1], *[[1.4, 3.0, 2.0]] * 9])[1]
 
@@ -1435,8 +1433,7 @@ def test_a_draft_whose_guesses_all_fail_does_not_pay(kept, judged, said):
     cycles = [cycle(1, i < kept) for i in range(judged)]
     for one in cycles:
         one.passes = {'draft/full': [1, 1, 0.2]}
-    text = specmini.Text({}, 0, [1], 'sd', Exact(), cycles)
-    assert said in list(specmini.speed_tables([text], {0: 1.0, 1: 1.0}, 1.0))[-1]
+    assert said in list(times.speed_tables('sd', cycles, {0: 1.0, 1: 1.0}, 1.0))[-1]
 
 
 def test_the_forecast_is_of_whole_cycles():
@@ -1444,8 +1441,7 @@ def test_the_forecast_is_of_whole_cycles():
     cycles = [cycle(1, True) for _ in range(30)]
     for one in cycles:
         one.passes = {'draft/full': [1, 1, 0.2], 'target/full': [1, 2, 0.5]}
-    text = specmini.Text({}, 0, [1], 'sd', Exact(), cycles)
-    shown = list(specmini.speed_tables([text], {0: 0.4, 1: 0.6}, 0.7))[-2]
+    shown = list(times.speed_tables('sd', cycles, {0: 0.4, 1: 0.6}, 0.7))[-2]
     assert shown.split()[-2:] == ['1.00', f'{2 * 0.7 / (0.2 + 0.6 + 2 * 0.15):.2f}']
 
 
@@ -1466,12 +1462,12 @@ def test_acceptance_by_place_is_of_those_that_were_reached():
 def test_speedups_by_hand():
     """(1 + c1 + c1 c2 + ...) / (gamma c + v); a position with few verdicts has the share of all."""
     places = [[40, 50], [15, 30]]                       # 0.8, 0.5, and 55 of 80 behind them
-    found = specmini.speedups(places, 0.25, {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5})
+    found = times.speedups(places, 0.25, {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5})
     assert found == pytest.approx({0: 1, 1: 1.8 / 1.25, 2: 2.2 / 2, 3: (2.2 + 0.4 * 55 / 80) / 2.25})
-    few = specmini.speedups([[9, 10], [1, 10]], 0.0, {0: 1.0, 2: 1.0})
+    few = times.speedups([[9, 10], [1, 10]], 0.0, {0: 1.0, 2: 1.0})
     assert few[2] == pytest.approx(1 + 0.5 + 0.25)
     by_formula = (1 - 0.8 ** 4) / ((1 - 0.8) * (3 * 0.25 + 1.5))
-    assert specmini.speedups([[80, 100]] * 3, 0.25, {3: 1.5})[3] == pytest.approx(by_formula)
+    assert times.speedups([[80, 100]] * 3, 0.25, {3: 1.5})[3] == pytest.approx(by_formula)
 
 
 @pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])

@@ -213,6 +213,11 @@ class Cycle:
         """Draft tokens kept, 0..n, without the next token."""
         return self.labels.count('draft')
 
+    def __str__(self):
+        wrote = ', '.join(f'{token} ({label})' for token, label in zip(self.tokens, self.labels))
+        passes = ', '.join(f'{n} of {path}' for path, (n, _, _) in self.passes.items())
+        return f'{self.accepted} of {len(self.drafted)} drafted tokens kept; wrote {wrote}; passes: {passes}'
+
 
 def tokens_of(cycles):
     """The ids that the Cycles of one text committed."""
@@ -781,7 +786,7 @@ def sums_of(table):
 
 @dataclass
 class Ecsv(Exact):
-    """ECSV: several drafted branches are fused by a reliability-weighted vote; the fused block is verified.
+    """ECSV: several drafted branches vote, weighted by their reliability; the elected block is verified.
 
     Positions behind a mismatch are wasted. The entropy is over log V; nothing else is scaled, because an
     offset cancels in a vote, and the weight sets the scale.
@@ -943,7 +948,7 @@ class ViaJudged(Judged):
 
 @dataclass
 class ViaSd(Exact):
-    """Slim (s), the target without some sublayers, judges first; the whole one what slim doubts. LOSSY.
+    """VIA-SD: slim, the target without some sublayers, judges first; the target what slim doubts. LOSSY.
 
     A block that slim kept ends with slim's own next token (the paper is silent): at temperature 0 it would
     pass.
@@ -1035,7 +1040,7 @@ class StepJudged(Judged):
 
 @dataclass
 class SpecGuard(Method):
-    """Judges whole steps by the draft's own grounding and confidence; the target writes what fails. LOSSY.
+    """SpecGuard: steps are judged by the draft's confidence and grounding; the target rewrites some. LOSSY.
 
     The draft writes k steps; the most central one needs a score of tau: beta L + (1 - beta) G of its weakest
     tokens, L their log-probability, G their attention to the text before the step.
@@ -1202,7 +1207,7 @@ class Blocks(NamedTuple):
 
 @dataclass
 class Sparse(Exact):
-    """Exact speculative decoding whose verifying pass leaves out blocks of keys, channels and experts. LOSSY.
+    """Sparse verification: the verifying pass leaves out blocks of keys, channels and experts. LOSSY.
 
     Set as a Session's `sparse`, it does so under any method that drafts. Dense with rho=1 moe_skip=0,
     as long as ffn_quantile is 0.

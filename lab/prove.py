@@ -11,8 +11,8 @@ from types import NoneType
 
 from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, variation, write
 from model import Calibration, require_that
-from specmini import Parser, check_settings, exit_status, import_file, make_method
-from verify import METHODS, Controller, Ecsv
+from specmini import Parser, check_settings, exit_status, import_file, make_method, method_for
+from verify import Controller, Ecsv
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
 LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
@@ -170,7 +170,7 @@ def run():
     """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
     args = parse()
     import_file(getattr(args, 'import'))
-    require_that(args.method in METHODS, f'{args.method}: there are {", ".join(METHODS)}')
+    method_for(args.method)
     args.max_new, args.seed, args.dtype = 1, 0, 'auto'
     check_settings(args)
     method = make_method(args.method, args.set, [args.method])

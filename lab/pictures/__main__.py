@@ -10,9 +10,7 @@ from specmini import take_threads
 
 def shown():
     """{picture: what it shows} of all."""
-    pairs = {'embedded pair': 'embedded', 'Qwen2.5-Coder 1.5B with 0.5B': points.REAL}
-    found = dict(speedup=points.real_speeds(points.REAL), cost=points.speeds_by_cost(points.REAL),
-                 front={name: points.front_points(pair) for name, pair in pairs.items()})
+    found = dict(speedup=points.real_speeds(points.REAL), cost=points.speeds_by_cost(points.REAL))
     return found | {name: cycle() for name, cycle in cycles.CYCLES.items()}
 
 
@@ -20,11 +18,7 @@ def main():
     take_threads(embedded('target')[0])         # of one, as everywhere: equal figures on any machine
     draw = charts.DRAWN | methods.DRAWN
     for name, figures in shown().items():
-        said = figures
-        if name == 'front':                     # else it says of both pairs all that was run
-            said = {pair: [point._asdict() for point in points.front(every)]
-                    for pair, every in figures.items()}
-        style.save(draw[name](figures), name, said)
+        style.save(draw[name](figures), name, figures)
         print(style.HERE / f'{name}.svg')
 
 

@@ -1,18 +1,12 @@
-"""The charts: speed by the formula; over the cost of a draft pass; against agreement, and its front."""
+"""The charts: speed by the formula; over the cost of a draft pass."""
 from matplotlib import pyplot
 
-from lab.pictures.points import CHEAPEST, DEAREST, LONGEST, front, speedup
+from lab.pictures.points import CHEAPEST, DEAREST, LONGEST, speedup
 from lab.pictures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, WIDTH
 
 GAMMAS = range(1, LONGEST + 1)
 ALPHAS = {0.9: '-', 0.8: '--', 0.7: '-.', 0.5: ':'}     # acceptance rate: its line
 CHEAP = 0.05                # of a plain step: a draft pass where drafting costs next to nothing
-KINDS = dict(   # kind of a Point: (how it is called, marker, colour, its column among the lossless)
-    sd=('sd', 'o', BLACK, 0), plain=('plain decoding', '*', GREY, 0),
-    adaptive=('controllers, hedge, look-up', 'D', BLUE, 1), ecsv=('ecsv', 'v', GREEN, 1),
-    cmasd=('cmasd, cascade, ratio', '^', VERMILLION, 0), via=('via', 's', ORANGE, 0),
-    specguard=('specguard', 'P', SKY, 0))
-HEIGHT = 6                  # of the front, inches
 METHOD_COLORS = {'sd': BLACK, 'payoff': BLUE, 'cmasd': VERMILLION, 'via, without 4': ORANGE,
                  'ecsv-lite': GREEN, 'specguard, k = 1': SKY}
 PAPERS = 0.02, 0.1          # costs of a draft pass of the papers' pairs
@@ -97,80 +91,4 @@ def cost_chart(shown):
     return figure
 
 
-# ------------------------------------------------------------------------------------------------ the front
-
-def front_chart(shown):
-    """A panel for each pair, below it the names of its front, below both what the marks are."""
-    figure, panels = pyplot.subplots(1, 2, figsize=(WIDTH / 10, HEIGHT))
-    figure.subplots_adjust(left=0.085, right=0.985, top=0.9, bottom=0.37, wspace=0.16)
-    for axes, (pair, points) in zip(panels, shown.items()):
-        best = front(points)
-        cloud(axes, points)
-        mark_front(axes, best)
-        title(axes, pair, f'{len(points)} settings; hollow: lossy')
-        axes.set_xlabel('agreement with the target')
-        for i, point in enumerate(best):
-            left = axes.get_position().x0
-            loss = 'lossless' if point.lossless else f'{point.agreement:.1%}'
-            key = f'{i + 1}  {point.name}: {point.speed:.2f} ({point.low:.2f} to {point.high:.2f}), {loss}'
-            figure.text(left, (1.6 - 0.165 * i) / HEIGHT, key)
-    panels[0].set_ylabel('times the speed of plain decoding')
-    handles = []
-    for name, marker, color, _ in KINDS.values():
-        handles += panels[0].plot([], [], marker, color=color, label=name)
-    figure.legend(handles=handles, loc='lower left', ncols=3, bbox_to_anchor=(0.05, 0.0), handletextpad=0.2,
-                  columnspacing=1.5)
-    return figure
-
-
-def cloud(axes, points):
-    """All Points, pale: lossy ones hollow by their agreement, lossless ones in a band of their own."""
-    lossy = [point.agreement for point in points if not point.lossless]
-    span = 1 - min(lossy)
-    begin = 1 + 0.04 * span
-    end = 1 + 0.24 * span
-    axes.axvspan(begin, end, color='#F2F2F2', linewidth=0)
-    groups = {}                                         # (kind, lossless): [(x, y)]
-    for point in points:
-        places = groups.setdefault((point.kind, point.lossless), [])
-        places.append((place(point, span), point.speed))
-    for (kind, lossless), places in groups.items():
-        _, marker, color, _ = KINDS[kind]
-        ground = color if lossless else 'white'
-        axes.plot(*zip(*places), marker, color=color, markerfacecolor=ground, markersize=5,
-                  markeredgewidth=0.8, alpha=0.5)
-    low = min(lossy)
-    axes.locator_params('x', nbins=5)
-    ticks = [tick for tick in axes.get_xticks() if low <= tick <= 1]
-    axes.set(xlim=(low - 0.04 * span, end), xticks=ticks)
-    axes.set_xticklabels(f'{100 * tick:g}%' for tick in ticks)
-    middle = (begin + end) / 2, 0.02
-    axes.annotate('lossless', middle, xycoords=('data', 'axes fraction'), color=GREY, ha='center')
-
-
-def place(point, span):
-    """The x of a Point; span: of the agreements in its panel."""
-    if not point.lossless:
-        return point.agreement
-    *_, column = KINDS[point.kind]
-    return 1 + (0.08 + 0.06 * column) * span
-
-
-def mark_front(axes, best):
-    """The front's Points, numbered and joined, with their intervals."""
-    low, _ = axes.get_xlim()
-    span = (1 - low) / 1.04
-    xs = [place(point, span) for point in best]
-    ys = [point.speed for point in best]
-    axes.plot(xs, ys, color=BLACK, linewidth=0.9, drawstyle='steps-post', zorder=1)
-    for i, (point, x) in enumerate(zip(best, xs)):
-        _, marker, color, _ = KINDS[point.kind]
-        ground = color if point.lossless else 'white'
-        axes.plot([x, x], [point.low, point.high], color=GREY, linewidth=0.6, zorder=0)
-        axes.plot(x, point.speed, marker, color=color, markerfacecolor=ground, markersize=6)
-        axes.annotate(str(i + 1), (x, point.speed), xytext=(6, 3), textcoords='offset points', ha='center',
-                      fontweight='bold')
-    axes.margins(y=0.08)
-
-
-DRAWN = dict(speedup=speedup_chart, cost=cost_chart, front=front_chart)
+DRAWN = dict(speedup=speedup_chart, cost=cost_chart)

@@ -1,14 +1,12 @@
-"""What the charts show, as dicts and tuples: the formula, speed by the cost of a draft, speed and agreement.
+"""What the charts show, as dicts: the formula, speed by the cost of a draft.
 
 Speeds are over plain decoding, by the clock; over the cost of a draft by counts of passes.
 """
-from typing import NamedTuple
-
 import numpy
 
 from lab.best.claims import at_any_length, counted, over_plain
 from lab.best.record import COSTS, lossless
-from lab.judge import MODELLED, POSITION, Records, interval
+from lab.judge import MODELLED, POSITION, Records
 
 REAL = 'qwen-1.5b+0.5b'     # the pair of real models
 LONGEST = 12                # block that the formula is drawn for
@@ -85,51 +83,5 @@ def clocked(pair, method):
     runs = records.runs('compositions')
     texts = numpy.arange(runs.size)
     speeds = [float(over_plain(runs, name)(texts)) for name in runs.names if name.startswith(method)]
-    return [(records.costs.of_pass('draft/full', 1), max(speeds))] if speeds else []
-
-
-# ------------------------------------------------------------------------------------------------ the front
-
-class Point(NamedTuple):
-    """A setting of a method."""
-    name: str
-    kind: str           # one of charts.KINDS
-    lossless: bool
-    agreement: float    # the share of its tokens that the target would have written behind the same text
-    speed: float        # over plain decoding, by the clock
-    low: float          # its interval over the texts
-    high: float
-
-
-def front_points(pair):
-    """The Points of all settings that were run on the same texts."""
-    runs = Records('best', pair).runs('compositions')
-    texts = numpy.arange(runs.size)
-    found = []
-    for name in runs.names:
-        if name == 'ar' or not name.startswith('ar'):
-            figure = over_plain(runs, name)
-            agreement = float(runs.agreement(name, texts))
-            found.append(Point(name, kind_of(name), bool(lossless([name])), agreement, float(figure(texts)),
-                               *interval(texts, figure)))
-    return found
-
-
-def kind_of(name):
-    """The kind of a setting of lab.best; `ratio` is CM-ASD's rule with one tau, as lenient as a cascade."""
-    first = name.split()[0].rstrip(',').split('-')[0]
-    kinds = dict(ar='plain', sd='sd', via='via', cmasd='cmasd', ratio='cmasd', cascade='cmasd', ecsv='ecsv',
-                 specguard='specguard')
-    return kinds.get(first, 'adaptive')
-
-
-def front(points):
-    """The Points that no other beats: none has their agreement, or more, at a higher speed.
-
-    The most agreeing first; of equals the first. What is lossless agrees wholly, up to rounding.
-    """
-    found = []
-    for point in sorted(points, key=lambda point: (-(point.lossless or point.agreement), -point.speed)):
-        if not found or point.speed > found[-1].speed:
-            found.append(point)
+    found = [(records.costs.of_pass('draft/full', 1), max(speeds))] if speeds else []
     return found

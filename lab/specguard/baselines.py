@@ -51,7 +51,7 @@ class Unseen(SpecGuard):
 
 @dataclass
 class RewardGuided(Unseen):
-    """RSD: keeps a step that a reward model gives tau or more, here the task's own step checker. LOSSY.
+    """RSD: a reward model judges steps, here a task's checker (lab.measure specguard runs it). LOSSY.
 
     A reward model as large as the draft is charged: the draft's log has a pass over the step.
     Source: Liao et al. 2025 (reward-guided speculative decoding), threshold 0.7, one candidate.
@@ -76,7 +76,7 @@ class RandomGate(Unseen):
 
 @dataclass
 class OracleGate(Unseen):
-    """Keeps a step if and only if the task's checker finds it right: the upper bound of any gate. LOSSY."""
+    """The upper bound of any gate: a task's checker judges steps (lab.measure specguard runs it). LOSSY."""
 
     def judge(self, session, draft, seen):
         return step_right(session, draft)

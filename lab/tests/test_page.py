@@ -124,9 +124,8 @@ def test_notes_of_via(viewed):
     assert checked > 10
 
 
-def test_page_holds_the_json_trace(pair, tmp_path, capsys, monkeypatch):
+def test_page_holds_the_json_trace(pair, tmp_path, capsys):
     """The same run traced to JSON lines and to a page: the same cycles except for what the clock said."""
-    monkeypatch.setattr(specmini, 'TIMING', 0.0)
     for name in ('run.jsonl', 'run.html'):
         assert program(capsys, *pair, '--temperature', 1, '--trace', tmp_path / name)[0] == 0
     traces = [[json.loads(line) for line in (tmp_path / 'run.jsonl').read_text().splitlines()],

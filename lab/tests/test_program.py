@@ -19,7 +19,7 @@ import lab.baselines    # noqa: F401, enters the baselines in METHODS
 import specmini
 import train_mask
 import verify
-from lab import prove
+from lab import prove, times
 from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, program, put,
                                refused, refuses, reported, subprogram, tiny, tiny_pair)
 from lab.toys import Table, WrongResidual, enumerate_law, exact_law, fresh, variation
@@ -30,7 +30,7 @@ from verify import METHODS, Exact
 @pytest.fixture(autouse=True)
 def one_round_of_timing(monkeypatch):
     """The passes at the end of a run are timed once, because no test reads their seconds."""
-    monkeypatch.setattr(specmini, 'TIMING', 0.0)
+    monkeypatch.setattr('lab.times.TIMING', 0.0)
 
 
 @pytest.fixture(scope='module')
@@ -51,14 +51,17 @@ def pair(tmp_path_factory):
     ('--compare sd --trace x.jsonl', '--trace'), ('--method magic', 'magic'),
     ('--compare sd,magic', 'magic'), ('--check --temperature 1', '--check'), ('--gamma -1', 'gamma'),
     ('--set nothing', '--set nothing'), ('--set lenience=1', '--set lenience=1'),
-    ('--set gamma=four', '--set gamma=four'), ('--method hedge --set sides=2', 'see --list hedge'),
-    ('--gamma 2 --method cmasd', 'k_max'), ('--gamma 3 --set gamma=5', '--gamma 3'),
+    ('--set gamma=four', 'gamma is four'), ('--method hedge --set sides=2', 'see --list hedge'),
+    ('--set keep=0.4', 'but of via'), ('--set gamma=3 gamma=4', 'gamma=3 gamma=4'),
+    ('--method ar --gamma 3', 'gamma=3'), ('--method ar --sparse', '--sparse'), ('--method ecvs', 'ecsv?'),
+    ('--list payof', 'payoff?'), ('--compare sd --times', '--times'),
+    ('--gamma 2 --method cmasd', 'k_max'), ('--gamma 3 --set gamma=5', 'gamma=3 gamma=5'),
     ('--set gamma=2 controller=online', 'controller=fixed'),
     ('--method cmasd --sparse --gamma 4', 'k_max'), ('--compare cmasd --gamma 2', 'k_max'),
     ('--draft nothing', 'no such folder'), ('--prompt x --prompts y', '--prompts'),
     ('--prompts lab', 'a folder'), ('--prompts absent.jsonl', 'absent.jsonl'),
     ('--prompts /dev/zero', '--prompts /dev/zero'),
-    ('--trace lab', 'is a folder'), ('--method via --set slim_bonus=2', 'slim_bonus=2'),
+    ('--trace lab', 'is a folder'), ('--method via --set slim_bonus=2', 'slim_bonus is 2'),
     ('--target MODELS/target --draft self --method via', 'its own drafts'),
     ('--method cmasd --draft lookup', '--draft'), ('--method ecsv --draft lookup', '--draft'),
     ('--method specguard --draft none', '--draft'), ('--lookup --draft self', '--lookup'),
@@ -129,9 +132,13 @@ def test_closed_streams_and_poor_terminals(pair, capsys, monkeypatch):
 
 
 def test_list_names_every_method_and_its_knobs(capsys):
-    """With one line each; of one method its knobs with default, range and meaning."""
-    _, listed, _ = program(capsys, '--list')
-    assert [line.split()[0] for line in listed.splitlines()] == list(METHODS)
+    """The papers' first, baselines by `all`; of one method its knobs with default, range and meaning."""
+    papers = [line.split()[0] for line in program(capsys, '--list')[1].splitlines() if line[0] == ' ']
+    assert {'cmasd', 'ecsv', 'via', 'specguard', 'sparse'} <= {*papers[:papers.index('sd')]}
+    assert 'lenient' not in papers
+    every = [line.split()[0] for line in program(capsys, '--list', 'all')[1].splitlines() if line[0] == ' ']
+    assert sorted(every) == sorted([*METHODS, *verify.CONTROLLERS])
+    assert 'tokens a second' in program(capsys, '--list', 'payoff')[1]
     for name, kind in METHODS.items():
         _, listed, _ = program(capsys, '--list', name)
         lines = [line.split() for line in listed.splitlines() if re.match('  [a-z]', line)]
@@ -198,7 +205,7 @@ def test_a_trace_is_complete_or_absent(pair, tmp_path, capsys, monkeypatch):
     """While the run goes on it is not there; a run that breaks off with an error leaves none."""
     trace, prompts = tmp_path / 'trace.jsonl', tmp_path / 'prompts.jsonl'
     prompts.write_text(json_lines([dict(prompt='a'), dict(prompt='b')]))
-    flags = *pair[:4], '--prompts', prompts, '--max-new', 9, '--trace', trace
+    flags = *pair[:4], '--prompts', prompts, '--max-new', 9, '--trace', trace, '--json'
     real = specmini.report
 
     def report(engine, text):
@@ -217,7 +224,7 @@ def test_a_trace_is_complete_or_absent(pair, tmp_path, capsys, monkeypatch):
 
 
 def test_an_interrupt_while_passes_are_timed_leaves_the_trace(pair, tmp_path, capsys, monkeypatch):
-    interrupt(monkeypatch, specmini, 'time_passes', 1)
+    interrupt(monkeypatch, specmini, 'plain_step', 1)
     status, _, _ = program(capsys, *pair, '--trace', tmp_path / 'run.jsonl')
     assert status == 0 and (tmp_path / 'run.jsonl').read_text().count('\n') > 3
 
@@ -336,6 +343,7 @@ def test_compare_is_a_table_of_methods(pair, capsys):
     assert (ar[2], ar[-5], sd[-4]) == ('1.00', '1.00', '100.0%')        # speed, positions, agreement
     assert 2 < float(sd[-5]) * float(sd[-6]) <= 3       # positions and tokens of a cycle; gamma is 2
     assert sd[-3] == '-' and lenient[-3].endswith('%')                  # the audit, of lossy texts
+    assert 'right' not in out and max(map(len, out.splitlines())) <= 110
     _, out, _ = program(capsys, *pair, '--compare', 'sd', '--sparse')
     assert out.splitlines()[2].endswith('LOSSY')
 
@@ -356,20 +364,34 @@ def numbers_in(sentence):
     return [float(number) for number in re.findall(r'\d+(?:\.\d+)?', sentence)]
 
 
-def test_a_run_ends_with_two_tables_and_the_gamma_that_pays(pair, capsys):
+def test_times_are_two_tables_and_the_gamma_that_pays(pair, capsys):
     """A column for each length that was timed; `sd` alone has a prediction, where enough was judged."""
-    _, _, err = program(capsys, *pair, '--max-new', 40, '--ignore-eos')
-    _, head, times, shares, counts, speeds, last, memory = err.splitlines()[:8]
-    assert head.split()[3:] == [str(n) for n in specmini.BLOCKS]
-    assert len(times) == len(speeds)
+    _, _, err = program(capsys, *pair, '--max-new', 40, '--ignore-eos', '--times')
+    _, head, passes, shares, counts, speeds, last, *_, memory = err.splitlines()
+    assert head.split()[3:] == [str(n) for n in times.BLOCKS]
+    assert len(passes) == len(speeds)
     kept, judged = shares.split()[4:], counts.split()[4:]
     assert len(kept) == len(judged) >= 1 and kept[0].endswith('%')
     assert last.startswith('break-even: a draft pass takes ')
-    assert 0.1 < numbers_in(memory)[0] < 9 or 'busy' in memory
-    few = program(capsys, *pair, '--max-new', 5)[2]
+    assert 0.1 < numbers_in(memory)[-1] < 9
+    few = program(capsys, *pair, '--max-new', 5, '--times')[2]
     assert 'too few' in few and 'cut at --max-new 5' in few
-    _, _, err = program(capsys, *pair, '--method', 'specguard', '--set', 'tau=inf', '--max-new', 9)
-    assert 'break-even' not in err and 'n draft tokens' not in err
+    for flags in '--method ar', '--method specguard --set tau=inf':
+        _, _, err = program(capsys, *pair, *flags.split(), '--max-new', 9, '--times')
+        assert 'n draft tokens' not in err and 'peak memory' in err
+
+
+@pytest.mark.parametrize('flags, said', [
+    ('ar', 'ar (lossless): N tokens, N a second; N target passes'),
+    ('sd', 'sd (lossless): N tokens, N a second, N times plain decoding; N % of the guesses kept, N target'),
+    ('cmasd', 'N times plain decoding; N % of the guesses kept, N target passes\n'
+     'LOSSY: the target itself would have written N % of these tokens'),
+    ('sparse --temperature 1', 'would have written N % of these tokens (of its own samples N %)'),
+    ('specguard --set k=1', ', N times plain decoding; N of N steps kept, N target pass')])
+def test_a_run_ends_with_a_line(flags, said, able, capsys):
+    """And a second one on the audit of a lossy text; N: any number."""
+    words = '--target', able[0], '--draft', able[1], '--prompt', 'ab 1\n', '--max-new', 20, '--ignore-eos'
+    assert said in re.sub(r'\d+(\.\d+)?', 'N', program(capsys, *words, '--method', *flags.split())[2])
 
 
 # ---------------------------------------------------------------------------- the audit of lossy texts
@@ -396,7 +418,7 @@ def test_audit_is_what_a_fresh_target_says(flags, able, capsys, monkeypatch):
     assert stats['audited_logp'] == pytest.approx(float(verify.token_logps(rows, tokens).mean()), abs=1e-4)
     everything = verify.probs(rows, temperature)
     assert stats['audited_expected'] == pytest.approx(float(1 - everything.square().sum(1).mean()), abs=1e-4)
-    said = f'(of its own samples {stats["audited_expected"]:.1%})'
+    said = f'(of its own samples {100 - 100 * stats["audited_expected"]:.3g} %)'
     assert (said in program(capsys, *flags)[2]) == (temperature > 0)
     for key in ('audited_wrong', 'audited_logp'):
         assert plain['stats'][key] == pytest.approx(stats[key], abs=1e-4)
@@ -454,7 +476,7 @@ def test_rows_are_graded_one_by_one(run_rows, answered):
     status, lines, err = run_rows(answered, '--json')
     grades = [json.loads(line).get('right') for line in lines]
     assert (status, grades) == (0, [True, False, None])
-    assert numbers_in(err.splitlines()[-2]) == [1, 2, 50]
+    assert numbers_in(err.splitlines()[-1]) == [1, 2, 50]
 
 
 def test_compare_has_a_table_for_each_task(run_rows, answered, monkeypatch):
@@ -709,9 +731,10 @@ def test_the_source_files_stand_alone(able, tmp_path):
     papers = 'via', 'cmasd', 'ecsv', 'sparse', 'specguard'
     runs = [['--compare', ','.join(papers), '--target', target, '--draft', draft, '--max-new', '12',
              '--prompt', 'hello'],
-            ['--prompt', 'hello'], ['--prompt', 'hello', '--trace', 'run.html']]
+            ['--prompt', 'hello'], ['--prompt', 'hello', '--trace', 'run.html'],
+            ['--prompt', 'hello', '--times']]
     _, out, err = subprogram('-c', ONE_BY_ONE, json.dumps(runs), folder=tmp_path, PYTHONPATH='')
-    assert re.findall(r'^status (\d)', out, re.MULTILINE) == ['0', '2', '2'], err
+    assert re.findall(r'^status (\d)', out, re.MULTILINE) == ['0', '2', '2', '2'], err
     assert all(f'\n{name} ' in out for name in papers)
-    for line, named in zip(err.splitlines()[-2:], ('--target', '--trace run.html')):
+    for line, named in zip(err.splitlines()[-3:], ('--target', '--trace run.html', '--times')):
         assert named in line

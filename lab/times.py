@@ -1,0 +1,122 @@
+"""Where the time of a run goes, as `python specmini.py --times` prints it: how to read it, see SPEED.md."""
+import math
+import sys
+import time
+from statistics import median
+
+import torch
+
+from model import rank_and_world_size
+from specmini import acceptance_by_place, cell
+from verify import Exact
+
+BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes are timed
+TIMING = 2.0            # seconds after which no further round of them begins
+SURE = 30               # judged draft tokens from which a share of them is taken as it is
+
+
+def times(engine, session, texts, step):
+    """Lines on specmini.Texts of one method; session: of the last one; step: see specmini.plain_step."""
+    cycles = [cycle for text in texts for cycle in text.cycles]
+    if isinstance(texts[0].method, Exact):              # others judge no blocks
+        drafted = {len(cycle.drafted) for cycle in cycles}
+        verify, busy = time_passes(session, session.target_path(), drafted)
+        yield from speed_tables(texts[0].name, cycles, verify, step)
+        if busy:
+            yield 'the machine is busy: equal passes took times that differ by more than a third'
+    stats = engine.statistics(cycles)
+    wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
+    yield (f'tokens: {wrote}; {cell(stats["block_efficiency"], ".2f")} a target pass; '
+           f'{stats["bandwidth"]:.1f} GB of weights read a second; '
+           f'peak memory: {cell(peak_memory(engine.device), ".1f")} GB')
+
+
+def peak_memory(device):
+    """GB that this process has held at most, of the GPU or of the machine; None where it is not known."""
+    if device == 'cuda':
+        return torch.cuda.max_memory_allocated() / 1e9
+    try:
+        import resource
+    except ImportError:                                 # on Windows
+        return None
+    unit = 1 if sys.platform == 'darwin' else 1024      # bytes on macOS, kilobytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def speed_tables(name, cycles, verify, step):
+    """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays.
+
+    verify: {n: seconds of the verifying pass over n draft tokens and the root}.
+    """
+    places = acceptance_by_place(cycles)
+    yield table_line('n draft tokens', verify, {n: n for n in verify})
+    yield table_line('pass over n + 1, ms', verify, {n: f'{1000 * t:.3g}' for n, t in verify.items()})
+    if not places:
+        return
+    yield table_line('kept at position n', verify, {n: f'{a / b:.0%}' for n, (a, b) in enumerate(places, 1)})
+    yield table_line('  of so many judged', verify, {n: b for n, (_, b) in enumerate(places, 1)})
+    drafts = [cycle.passes['draft/full'] for cycle in cycles if 'draft/full' in cycle.passes]
+    if name == 'sd' and drafts:
+        draft = sum(seconds for *_, seconds in drafts) / sum(n for n, *_ in drafts)
+        passes = [taken for cycle in cycles for taken in cycle.passes.values()]
+        rest = sum(cycle.seconds for cycle in cycles) - sum(seconds for *_, seconds in passes)
+        rest /= sum(n for n, *_ in passes)              # a pass: draws, and what Python does
+        v = {n: (seconds + rest) / step for n, seconds in verify.items()}
+        speeds = speedups(places, (draft + rest) / step, v | {0: 1.0})
+        yield table_line('  times ar at gamma n', verify, {n: f'{x:.2f}' for n, x in speeds.items()})
+        best = min(n for n, speed in speeds.items() if speed >= 0.98 * max(speeds.values()))
+        said = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
+        kept, judged = map(sum, zip(*places))
+        if judged < (SURE if kept else SURE // 3):      # 0 of 10: 26 % is the most that can be, by 95 %
+            said = 'too few tokens were judged to tell'
+        yield f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma: {said}'
+
+
+def table_line(name, columns, cells):
+    return f'{name:27}' + ''.join(f'{cells.get(n, ""):>6}' for n in columns).rstrip()
+
+
+def speedups(places, c, v):
+    """{gamma: speed over plain decoding}, position by position: expected tokens over expected time.
+
+    places: see acceptance_by_place; c: a draft pass, v {gamma: the rest of a cycle}, in steps of plain
+    decoding. A position that was judged less than SURE times has the share of all. Source: Leviathan et al.
+    2023, equation 1 and theorem 3.8, where every position has the same chance.
+    """
+    usual = sum(kept for kept, _ in places) / sum(judged for _, judged in places)
+    speeds = {}
+    for gamma in v:
+        tokens = reached = 1.0                          # reached: the chance that all before it are kept
+        for i in range(gamma):
+            kept, judged = places[i] if i < len(places) else (0, 0)
+            reached *= kept / judged if judged >= SURE else usual
+            tokens += reached
+        speeds[gamma] = tokens / (gamma * c + v[gamma])
+    return speeds
+
+
+def time_passes(session, path, drafted):
+    """({n: seconds of a target pass over the last n + 1 positions}, whether the machine is busy).
+
+    n of BLOCKS and drafted; of a compiled target drafted alone, because others would have to be compiled.
+    After a round that warms up come ten, or as many as TIMING allows. The fastest one counts, and no pass is
+    slower than a longer one. Busy: a median is a third above the fastest.
+    """
+    reader = session.target
+    blocks = drafted | {0} if reader.compiled else drafted.union(BLOCKS)
+    seconds = {n: [] for n in sorted(blocks) if n < len(session.tokens)}
+    begin = time.perf_counter()
+    _, count = rank_and_world_size()
+    for turn in range(11 if count == 1 else 2):         # several ranks must make the same passes
+        if turn > 1 and count == 1 and time.perf_counter() - begin > TIMING:
+            break
+        for n in seconds:
+            mark = len(reader.log)
+            reader.read(session.tokens, path, n + 1)
+            seconds[n].append(reader.spent(mark)[path.name][-1])
+    fastest = {}
+    best = math.inf
+    for n in reversed(seconds):
+        best = fastest[n] = min(best, *seconds[n][1:])
+    busy = any(median(some[1:]) > 4 / 3 * min(some[1:]) for some in seconds.values())
+    return dict(sorted(fastest.items())), busy
