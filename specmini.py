@@ -8,6 +8,7 @@ import copy
 import difflib
 import importlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
+from operator import itemgetter
 from pathlib import Path as File
 from statistics import median
 
@@ -258,7 +260,7 @@ class Text:
 
 
 def write_text(engine, row, number, prompt, name, method, show=None):
-    """(Text, its Session); Ctrl-C ends it early. show: called with each Cycle."""
+    """(Text, its Session); Ctrl-C ends it early. show: called with each Cycle and the method."""
     method = method_for(method)
     session = engine.start(prompt, method, number)
     text = Text(row, number, prompt, name, method, prompt_seconds=session.prompt_seconds)
@@ -266,7 +268,7 @@ def write_text(engine, row, number, prompt, name, method, show=None):
         for cycle in decode(session, method):
             text.cycles.append(cycle)
             if show:
-                show(cycle)
+                show(cycle, method)
         text.finish = 'eos' if session.ended else 'length'
     if not engine.lossless(method):
         text.audited = audit(session)
@@ -806,16 +808,19 @@ class Printer:
     def paint(self, text, kind):
         return f'\033[{PAINT.get(kind, "0")}m{text}\033[0m' if self.color and text else text
 
-    def word(self, token, kind, marks='{}'):
-        """One token's text: in the colour of its kind, or without colours between marks."""
-        text = self.tokenizer.decode([token], skip_special_tokens=False).replace('\n', '\u23ce')
-        return self.paint(text, kind) if self.color else marks.format(text)
+    def word(self, tokens, kind='', marks='{}'):
+        """The text of tokens: in the colour of its kind, or without colours between marks."""
+        text = self.tokenizer.decode(tokens, skip_special_tokens=False).replace('\n', '\u23ce')
+        return self.paint(text, kind) if self.color and kind else marks.format(text)
 
-    def add(self, cycle):
-        """Prints what a cycle committed."""
+    def add(self, cycle, method):
+        """Prints what a cycle committed, and under --show what decided it."""
         self.cycles += 1
         if self.show:
             print(cycle_line(self.cycles, cycle, self), flush=True)
+            why = method.explain(cycle, lambda token: self.word([token]).strip())
+            if why:
+                print(self.paint(f'           {why}', 'dim'), flush=True)
             return
         for token, label in zip(cycle.tokens, cycle.labels):
             print(self.paint(self.growing.add(token), label), end='', flush=True)
@@ -829,14 +834,18 @@ class Printer:
 def cycle_line(number, cycle, printer):
     """One cycle as a line: kept tokens, [-rejected-], [+the next token+] ([~by slim~]), (not judged)."""
     kept = cycle.accepted
-    parts = [printer.word(token, 'draft') for token in cycle.tokens[:kept]]
-    for verdict in cycle.judged:
-        if not verdict.kept:
-            parts.append(printer.word(verdict.token, 'strike', '[-{}-]'))
-    for token, label in zip(cycle.tokens[kept:], cycle.labels[kept:]):
-        parts.append(printer.word(token, label, '[~{}~]' if label == 'slim' else '[+{}+]'))
+    pieces = [[token] for token in cycle.tokens[:kept]]
+    if cycle.judged and cycle.judged[0].of_step:
+        pieces = [cycle.tokens[:kept]] if kept else []
+    parts = [printer.word(piece, 'draft') for piece in pieces]
+    rejected = [judged.token for judged in cycle.judged if not judged.kept]
+    if rejected:
+        parts.append(printer.word(rejected, 'strike', '[-{}-]'))
+    for label, written in itertools.groupby(zip(cycle.labels[kept:], cycle.tokens[kept:]), itemgetter(0)):
+        tokens = [token for _, token in written]
+        parts.append(printer.word(tokens, label, '[~{}~]' if label == 'slim' else '[+{}+]'))
     for token in cycle.drafted[len(cycle.judged):]:
-        parts.append(printer.paint(f'({printer.word(token, "")})', 'dim'))
+        parts.append(printer.paint(f'({printer.word([token])})', 'dim'))
     return f'{number:4d}  {kept}/{len(cycle.drafted)}  {" ".join(parts)}'
 
 

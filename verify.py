@@ -206,6 +206,7 @@ class Cycle:
     labels: list            # who wrote them: draft, slim, target (after a rejection, or alone), bonus
     passes: dict            # reader/path -> [passes, positions, seconds]
     seconds: float
+    signals: list = field(default_factory=list)     # Draft.signals, of all that was drafted
     notes: dict = field(default_factory=dict)   # see Session.observe: what a trace asks for besides
 
     @property
@@ -338,7 +339,7 @@ def decode(session: Session, method: 'Method'):
         tokens, labels, judged = method.accept(session, draft, score)
         tokens = session.commit(tokens)
         cycle = Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], session.spent(mark),
-                      time.perf_counter() - begin)
+                      time.perf_counter() - begin, draft.signals or [])
         session.observe(method, draft, score, cycle)
         method.learn(cycle)
         yield cycle
@@ -369,6 +370,10 @@ class Method:
 
     def learn(self, cycle: Cycle):
         """Called with each finished cycle."""
+
+    def explain(self, cycle: Cycle, word: Callable):
+        """What decided this cycle, as a line; '' where there is no more to say. word: an id -> its text."""
+        return ''
 
 
 @dataclass
@@ -418,6 +423,10 @@ class Controller:
 
     def learn(self, cycle: Cycle):
         """Called with each finished cycle."""
+
+    def explain(self, cycle: Cycle):
+        """Why the block ended, as words; '' where it was after gamma tokens."""
+        return ''
 
 
 CONTROLLERS['fixed'] = Controller
@@ -497,6 +506,9 @@ class Exact(Method):
 
     def learn(self, cycle):
         self.control.learn(cycle)
+
+    def explain(self, cycle, word):
+        return self.control.explain(cycle)
 
 
 METHODS['sd'] = Exact
@@ -647,6 +659,12 @@ class Online(Controller):
         sure = fmean(said['confidence'] for said in signals)
         return len(signals) < block_length(sure, self.knobs)
 
+    def explain(self, cycle):
+        if not cycle.signals:
+            return ''
+        sure = fmean(said['confidence'] for said in cycle.signals)
+        return f'mean C {sure:.2f} allows {block_length(sure, self.knobs)} tokens'
+
 
 CONTROLLERS['online'] = Online
 
@@ -714,6 +732,15 @@ class CmAsd(Exact):
             return min(1.0, token.p / (tau * token.q))
         matched = tau < 1 or token.p > 0                # tau = 1: the argmax itself, not a tie
         return float(token.ratio >= tau and matched)
+
+    def explain(self, cycle, word):
+        said = []
+        for token in cycle.judged:
+            C = token.signals['confidence']
+            if C < 0.95 or not token.kept:
+                said.append(f'{word(token.token)} {C:.2f} {token.threshold:.2f} {token.ratio:.2f}')
+        doubts = f'C, tau, p/max p: {", ".join(said)}' if said else 'every C above 0.95'
+        return f'{doubts}; {super().explain(cycle, word)}' if cycle.judged else ''
 
 
 METHODS['cmasd'] = CmAsd
@@ -809,7 +836,8 @@ class Ecsv(Exact):
         draft = Draft.points(fused, session.target.model)
         draft.known = known
         draft.logits = branches.logits.mean(0)[:len(fused)]
-        draft.signals = [dict(branches=column) for column in self.ballot.tokens.T.tolist()]
+        columns = zip(self.ballot.tokens.T.tolist(), self.weights(self.ballot).T.tolist())
+        draft.signals = [dict(branches=ids, weights=weights) for ids, weights in columns]
         return draft
 
     def draft_branches(self, session, n):
@@ -837,6 +865,18 @@ class Ecsv(Exact):
         agreement = (ballot.votes().double() - 1) / others                          # with the other branches
         return self.a_agree * agreement - self.a_entropy * ballot.entropy + self.a_self * ballot.logq
 
+    def explain(self, cycle, word):
+        said = []
+        for place, seen in enumerate(cycle.signals, 1):
+            sums = Counter()
+            for token, weight in zip(seen['branches'], seen['weights']):
+                sums[token] += weight
+            if len(sums) > 1:
+                votes = [f'{word(token)} {weight:.3g} ({seen["branches"].count(token)})'
+                         for token, weight in sums.most_common()]
+                said.append(f'{place}: {", ".join(votes)}')
+        return 'votes at ' + '; '.join(said) if said else 'all branches agree'
+
 
 METHODS['ecsv'] = Ecsv
 
@@ -861,7 +901,10 @@ class EcsvSpot(Ecsv):
     unanimous = {}          # position where all branches agree: the target's favourite, if it was asked
 
     def guess(self, session, n):
-        return super().guess(session, min(n, self.budget - 1) if self.budget else n)
+        draft = super().guess(session, min(n, self.budget - 1) if self.budget else n)
+        for place, token in self.checked.items():
+            draft.signals[place]['checked'] = token
+        return draft
 
     def vote(self, session):
         ballot = self.ballot
@@ -871,6 +914,7 @@ class EcsvSpot(Ecsv):
         budget = self.budget or ballot.tokens.shape[1] + 1
         used = len(fused) + 1
         chosen = self.doubtful(ballot, self.spots + self.is_left, min(len(fused), budget - 1))
+        self.checked = {place: fused[place] for place in chosen}
         if chosen:
             checked = fused[:chosen[-1]]
             known = Score(session, Draft(checked, None), session.target_path()).logits     # [m, V]
@@ -914,6 +958,14 @@ class EcsvSpot(Ecsv):
 
     def reliability(self, ballot):
         return super().reliability(ballot) + self.a_spot * self.margins
+
+    def explain(self, cycle, word):
+        said = [super().explain(cycle, word)]
+        for place, (token, seen) in enumerate(zip(cycle.drafted, cycle.signals), 1):
+            if 'checked' in seen:
+                turned = f'turned from {word(seen["checked"])}' if seen['checked'] != token else 'stays'
+                said.append(f'checked {place}: {turned}')
+        return '; '.join(said)
 
 
 METHODS['ecsv-spot'] = EcsvSpot
@@ -1012,6 +1064,14 @@ class ViaSd(Exact):
         label = 'slim' if judge is slim else 'bonus'
         return draft.tokens + [judge.next_token(n)], ['draft'] * n + [label], judged
 
+    def explain(self, cycle, word):
+        said = {}
+        for token in cycle.judged:
+            verdict = f'{token.by} {"keeps" if token.kept else "rewrites"}'
+            said.setdefault(verdict, []).append(f'{word(token.token)} {token.ratio:.2f}')
+        verdicts = [f'{verdict} {", ".join(tokens)}' for verdict, tokens in said.items()]
+        return f's/max s: {"; ".join(verdicts)}' if said else ''
+
 
 METHODS['via'] = ViaSd
 
@@ -1106,8 +1166,10 @@ class SpecGuard(Method):
         texts = [draft.tokens for draft in drafts]
         logps = [token_logps(draft.logits, draft.tokens).mean() for draft in drafts]
         (logps,) = to_host(torch.stack(logps))
-        chosen = drafts[most_central(texts, logps.tolist())]
+        number = most_central(texts, logps.tolist())
+        chosen = drafts[number]
         chosen.options = texts
+        chosen.signals = [dict(candidate=number + 1)] * len(chosen.tokens)
         return chosen
 
     def score(self, session, draft):
@@ -1124,7 +1186,8 @@ class SpecGuard(Method):
     def judge(self, session, draft, seen):
         """The score of the step; seen: as score has it."""
         signals = session.calibration['signals']
-        return step_score(seen, (signals['draft_logp'], signals['draft_grounding']), self.beta)
+        self.ranges = signals['draft_logp'], signals['draft_grounding']
+        return step_score(seen, self.ranges, self.beta)
 
     def verdict(self, session, draft, seen):
         """The StepJudged of the step, without a token; at tau -inf or inf its score is not computed."""
@@ -1142,6 +1205,17 @@ class SpecGuard(Method):
             judged.append(replace(step, token=token, q=q, logp=logp, grounding=grounding))
         tokens = draft.tokens if step.kept else self.write(session)
         return tokens, ['draft' if step.kept else 'target'] * len(tokens), judged
+
+    def explain(self, cycle, word):
+        step = cycle.judged[0]
+        said = 'kept' if step.kept else 'the target writes it'
+        if step.score is not None:
+            seen = [(token.logp, token.grounding) for token in cycle.judged]
+            L, G = map(min, zip(*seen))
+            scaled_L, scaled_G = (step_score(seen, self.ranges, beta) for beta in (1, 0))
+            said = (f'L {L:.2f} ({scaled_L:.2f}), G {G:.2f} ({scaled_G:.2f}): '
+                    f'{step.score:.2f} {">=" if step.kept else "<"} {step.threshold:g}, {said}')
+        return f'candidate {cycle.signals[0]["candidate"]} of {self.k}; {said}' if cycle.signals else said
 
     def write(self, session):
         """The ids of the step as the target writes it, from the same committed text."""
@@ -1233,7 +1307,15 @@ class Sparse(Exact):
 
     def propose(self, session):
         session.sparse = self           # for every pass of the target that drafts or verifies
+        self.cached = len(session.tokens) - 1
         return super().propose(session)
+
+    def explain(self, cycle, word):
+        whole = self.cached // self.block
+        left_out = max(0, whole - int(kernels.kept_blocks(self.cached, self.blocks))) * self.block
+        if self.rho == 1 or not left_out:
+            return 'all keys are read'
+        return f'{self.cached - left_out} of {self.cached} cached keys are read in each layer'
 
     def sparse_path(self, path, session):
         """The path without what the knobs leave out."""
