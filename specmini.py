@@ -8,7 +8,6 @@ import copy
 import difflib
 import importlib
 import inspect
-import itertools
 import json
 import math
 import os
@@ -19,7 +18,6 @@ import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
-from operator import itemgetter
 from pathlib import Path as File
 from statistics import median
 
@@ -834,16 +832,15 @@ class Printer:
 def cycle_line(number, cycle, printer):
     """One cycle as a line: kept tokens, [-rejected-], [+the next token+] ([~by slim~]), (not judged)."""
     kept = cycle.accepted
-    pieces = [[token] for token in cycle.tokens[:kept]]
-    if cycle.judged and cycle.judged[0].of_step:
-        pieces = [cycle.tokens[:kept]] if kept else []
-    parts = [printer.word(piece, 'draft') for piece in pieces]
+    step = cycle.judged and cycle.judged[0].of_step
+
+    def pieces(tokens):
+        return [tokens] if step and tokens else [[token] for token in tokens]
+    parts = [printer.word(piece, 'draft') for piece in pieces(cycle.tokens[:kept])]
     rejected = [judged.token for judged in cycle.judged if not judged.kept]
-    if rejected:
-        parts.append(printer.word(rejected, 'strike', '[-{}-]'))
-    for label, written in itertools.groupby(zip(cycle.labels[kept:], cycle.tokens[kept:]), itemgetter(0)):
-        tokens = [token for _, token in written]
-        parts.append(printer.word(tokens, label, '[~{}~]' if label == 'slim' else '[+{}+]'))
+    parts += [printer.word(piece, 'strike', '[-{}-]') for piece in pieces(rejected)]
+    for label, piece in zip(cycle.labels[kept:], pieces(cycle.tokens[kept:])):
+        parts.append(printer.word(piece, label, '[~{}~]' if label == 'slim' else '[+{}+]'))
     for token in cycle.drafted[len(cycle.judged):]:
         parts.append(printer.paint(f'({printer.word([token])})', 'dim'))
     return f'{number:4d}  {kept}/{len(cycle.drafted)}  {" ".join(parts)}'
@@ -990,10 +987,10 @@ def grades(engine, texts):
 def statistics(cycles, weights):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
 
-    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged;
-    drafted_share: committed tokens that the draft wrote, over all. block_efficiency: tokens committed per
-    target pass, full or sparse. bandwidth: GB of weights read a second. work: weight bytes read, over those
-    of one full target pass. All exclude the prompt.
+    weights: {reader/path: bytes that one pass streams}. acceptance_rate: draft tokens kept over judged, of
+    SpecGuard steps; drafted_share: committed tokens that the draft wrote, over all. block_efficiency: tokens
+    committed per target pass, full or sparse. bandwidth: GB of weights read a second. work: weight bytes
+    read, over those of one full target pass. All exclude the prompt.
     """
     passes = Counter()
     positions = Counter()
@@ -1003,7 +1000,7 @@ def statistics(cycles, weights):
         for path, (n, T, _) in cycle.passes.items():
             passes[path] += n
             positions[path] += T
-    kept = [token.kept for cycle in cycles for token in cycle.judged]
+    kept = [verdict.kept for cycle in cycles for verdict in cycle.verdicts]
     drafted = sum(len(cycle.drafted) for cycle in cycles)
     seconds = sum(cycle.seconds for cycle in cycles)
     tokens, accepted = labels.total(), labels['draft']
@@ -1075,10 +1072,11 @@ def figures(engine, texts, step=None):
     if speed and step:
         line += f', {speed * step:.1f} times plain decoding'
     line += '; '
-    if isinstance(texts[0].method, SpecGuard):
-        line += f'{sum(cycle.accepted > 0 for cycle in cycles)} of {len(cycles)} steps kept, '
-    elif stats['judged']:
-        line += f'{100 * stats["acceptance_rate"]:.0f} % of the guesses kept, '
+    judged, share = stats['judged'], stats['acceptance_rate']
+    if judged and isinstance(texts[0].method, SpecGuard):
+        line += f'{judged * share:.0f} of {judged} steps kept, '
+    elif judged:
+        line += f'{100 * share:.0f} % of the guesses kept, '
     line += f'{passes} target pass' + 'es' * (passes != 1)
     audited = audit_figures(texts)
     if audited['audited']:

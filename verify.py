@@ -214,6 +214,11 @@ class Cycle:
         """Draft tokens kept, 0..n, without the next token."""
         return self.labels.count('draft')
 
+    @property
+    def verdicts(self):
+        """The Judged that were decided one by one: of each draft token, or the first of a whole step."""
+        return self.judged[:1] if self.judged and self.judged[0].of_step else self.judged
+
     def __str__(self):
         wrote = ', '.join(f'{token} ({label})' for token, label in zip(self.tokens, self.labels))
         passes = ', '.join(f'{n} of {path}' for path, (n, _, _) in self.passes.items())

@@ -67,6 +67,10 @@ class Product(Controller):
     def keep_drafting(self, session, signals):
         return math.prod(said['largest'] for said in signals) > self.limit
 
+    def explain(self, cycle):
+        largest = ', '.join(f'{said["largest"]:.2f}' for said in cycle.signals)
+        return f"the draft's largest probabilities: {largest}" if largest else ''
+
 
 class Payoff(Product):
     """Drafts on while another token is expected to bring more tokens a second than the text has so far.

@@ -146,6 +146,11 @@ class Hedge(Exact):
             right *= sure
         return found
 
+    def explain(self, cycle, word):
+        sides = ', '.join(f'{place + 1} {word(token)}' for place, (token, _) in self.sides.items())
+        said = [super().explain(cycle, word), f'second choices: {sides}' if sides else '']
+        return '; '.join(filter(None, said))
+
     def score(self, session, draft):
         score = super().score(session, draft)
         self.tree = None

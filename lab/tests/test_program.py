@@ -236,7 +236,7 @@ def pieces_printed(capsys, tokenizer, ids):
     printer = specmini.Printer(tokenizer, False)
     pieces = []
     for token in ids:
-        printer.add(verify.Cycle([], [], [token], ['target'], {}, 0.0))
+        printer.add(verify.Cycle([], [], [token], ['target'], {}, 0.0), None)
         pieces.append(capsys.readouterr().out)
     printer.finish()
     return [*pieces, capsys.readouterr().out]
