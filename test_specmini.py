@@ -278,8 +278,7 @@ def test_law(method, settings):
     """
     settings = dict(temperature=1.0) | settings
     vocab, horizon = settings.pop('vocab', 4), settings.pop('horizon', 3)
-    target = Table(1, vocab)
-    draft = settings.pop('draft', Table(2, vocab))
+    target, draft = Table(1, vocab), settings.pop('draft', Table(2, vocab))
     carries = getattr(method, 'budget', None)           # what is left of one, from cycle to cycle
     enumerated = law_by_cycles if isinstance(method, Ecsv) and not carries else enumerate_law
     found = enumerated(target, draft, method, horizon, **settings)
