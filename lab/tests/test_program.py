@@ -708,7 +708,7 @@ def test_methods_and_controllers_of_ones_own(short_proofs, tmp_path, capsys):
         assert proven == 0
     refused(capsys, 'no such file', '--import', tmp_path / 'none.py', '--list')
     refused(capsys, "bad.py, line 2: NameError: name 'nothing'", '--import', tmp_path / 'bad.py', '--list')
-    refused(capsys, 'is one of ecsv-spot', '--method', 'ecsv', '--set', 'spots=2', '--prompt', 'x')
+    refused(capsys, 'but of ecsv-spot', '--method', 'ecsv', '--set', 'spots=2', '--prompt', 'x')
     for name in ('online', 'payoff', 'hf-confidence'):
         refused(capsys, 'gamma', 'sd', '--set', f'controller={name}', 'gamma=2', main=prove.main)
 
