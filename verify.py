@@ -1,7 +1,7 @@
 """How proposed tokens are verified: maths, nouns, the loop, exact speculative decoding, the five methods.
 
 propose -> score -> accept -> commit is one cycle, and `decode` is the loop. A method is a dataclass whose
-fields are its knobs; it overrides only what it changes. To read one method, read up to the drafts, and its
+fields are its knobs; it overrides only what differs. To read one method, read up to the drafts, and its
 section. Not here: the network (model.py), the baselines that the methods are compared with
 (lab/*/baselines.py).
 
@@ -111,11 +111,11 @@ def check_finite(numbers, who, length):
 
 @dataclass
 class Draft:
-    """Guessed tokens and the very distributions they were drawn from (one-hot if they were not drawn)."""
+    """Guessed tokens and the distributions they were drawn from (one-hot if they were not drawn)."""
     tokens: list                            # [n] ids
     q: torch.Tensor                         # [n, V]
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
-    known: torch.Tensor = None              # [m, V] first target logits, where a check has read them
+    known: torch.Tensor = None              # [m, V] target logits of the first m positions, if computed
     signals: list = None                    # [n] dicts: what proposer and controller say of each token
     options: list = None                    # ids of each of the candidates that it was chosen from
 
@@ -129,10 +129,10 @@ class Draft:
 
 @dataclass
 class Judged:
-    """A draft token x and what was decided on it: the fields that a trace prints, of signals the values."""
+    """A draft token x and what was decided on it: the fields that a trace prints, and signal values."""
     token: int
     p: float                # p(x), as the run samples; None where the target was not asked
-    q: float                # q(x), likewise of the draft
+    q: float                # q(x) of the draft
     ratio: float = None     # p(x) / max p at temperature 1
     threshold: float = None         # what the rule compares with; None where it has no threshold
     chance: float = None            # that x is kept
@@ -157,8 +157,8 @@ class Score:
     def logits(self):
         """[n + 1, V] raw: row i judges draft token i, the last row gives the bonus token.
 
-        Of n + 1 positions: the root (the last committed token, not read yet) and the draft. The pass reads
-        those that are not known, and before them what the cache does not hold for this path.
+        Of n + 1 positions: the root (the last committed token, not read yet) and the draft. `known` has the
+        first m rows, so the pass reads n + 1 - m, and before them what the cache does not hold for this path.
         """
         known = self.draft.known
         unread = len(self.draft.tokens) + 1 - (0 if known is None else len(known))
@@ -236,7 +236,7 @@ def whole_passes(passes):
 
 
 def cut_at_eos(tokens, eos):
-    """The tokens up to the first end of sequence, including it: nothing behind it is ever kept."""
+    """The tokens up to the first end of sequence, including it; drops the tokens after it."""
     for i, token in enumerate(tokens):
         if token in eos:
             return tokens[:i + 1]
@@ -340,7 +340,7 @@ def decode(session: Session, method: 'Method'):
         begin = time.perf_counter()
         mark = session.mark()
         draft = method.propose(session)
-        score = method.score(session, draft)                    # a Score is lazy: no target pass yet
+        score = method.score(session, draft)                    # a Score is lazy: it has not read yet
         tokens, labels, judged = method.accept(session, draft, score)
         tokens = session.commit(tokens)
         cycle = Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], session.spent(mark),
@@ -377,7 +377,7 @@ class Method:
         """Called with each finished cycle."""
 
     def explain(self, cycle: Cycle, word: Callable):
-        """What decided this cycle, as a line; '' where there is no more to say. word: an id -> its text."""
+        """What decided the latest cycle, as a line; '' if there is no more to say. word: id -> its text."""
         return ''
 
 
@@ -453,7 +453,7 @@ class Exact(Method):
     reserved = 1            # of tokens_left, kept free for the token after the block
 
     def __init_subclass__(cls):
-        """A subclass that changes the rule, and does not say itself when it is lossless, is lossy."""
+        """A subclass (say of yours) that changes the rule and does not say when it is lossless is lossy."""
         rule = {'chance', 'recovery_distribution', 'score', 'accept'}
         if rule & vars(cls).keys() and 'lossless' not in vars(cls):
             cls.lossless = False
@@ -537,7 +537,7 @@ class Branches(NamedTuple):
     ends: dict              # branch: how many of its tokens count, where it ended early
 
     def lines(self, session: Session, who='draft'):
-        """The ids of each branch, up to its end: one transfer. who: wrote them."""
+        """The ids of each branch, up to its end: one transfer. who: the model that wrote them."""
         tokens, highest = to_host(self.tokens, self.logits.amax())
         check_finite(highest, who, len(session.tokens))
         lines = [ids[:self.ends.get(row)] for row, ids in enumerate(tokens.tolist())]
@@ -560,10 +560,10 @@ def draft_model(session: Session, plan: Plan, reader: Reader = None, path: Path 
 
 
 def sample_branches(session: Session, reader: Reader, path: Path, rows: int, plan: Plan, is_ended=None):
-    """Branches behind the text, `rows` of them, until the plan or all of them end.
+    """Continuations of the text, `rows` of them, until the plan or all of them end.
 
-    is_ended: function of a branch's ids; by default at an end of sequence, which is not looked for on a
-    device. A single branch is written in the reader's own cache.
+    is_ended: function of a branch's ids; by default at an end of sequence. That is not checked on a GPU,
+    which would wait for each token; `lines` cuts later. A single branch is written in the reader's own cache.
     """
     logits = [reader.read(session.tokens, path, 1).expand(rows, -1)]        # of each step [rows, V]
     twin = reader.fork(rows) if rows > 1 else reader
@@ -621,12 +621,16 @@ def need_draft_model(session, what):
 
 
 # --------------------------------------------------------------- CM-ASD: confidence-modulated drafting
-# The surer the draft, the longer the block, and the more is forgiven. Of each token, by the raw logits,
+# The surer the draft, the longer the block and the lower the threshold. Of each token, by the raw logits,
 #     C = mean of 1 - H(q) / log V, tanh((z1 - z2) / 2), q1 - q2        (weighted: lam_...)
-#     block length = floor(alpha mean(C) k_max), within k_min to k_max;  tau = tau_base + gamma_tau (1 - C)
+#     block length = floor(alpha mean(C) k_max), within k_min to k_max
+#     tau = tau_base + gamma_tau (1 - C), within 0.01 to 1
 # A token is kept if p(x) / max p >= tau at temperature 0, else with the chance min(1, p / (tau q)).
 # Overrides threshold and chance; its controller `online` ends the block.
 # Source: Sen et al. 2025 (arXiv 2508.15371), window and threshold; Xia et al. 2023 (SpecDec), the ratio.
+
+SURE = 0.95     # confidence from which --show is silent on a token
+
 
 def confidence_signals(logits):
     """Three signs of confidence in 0..1, a tuple for each row of raw logits [n, V] at temperature 1.
@@ -693,8 +697,8 @@ def block_length(confidence, knobs):
 class CmAsd(Exact):
     """CM-ASD: the draft's confidence C sets how much is drafted and how strictly it is judged. LOSSY.
 
-    The paper does not say which quantity its threshold tau bounds: what it is compared with is ours, and
-    tau_base = 1 is exact at any temperature. The window (the length of a block) averages C over the block so
+    The paper does not say which quantity tau bounds. Ours is p / max p, or p / q in samples, so tau_base = 1
+    is exact at any temperature. The window (the length of a block) averages C over the block so
     far, so no token is dropped unverified.
     """
     controller: str = knob('online', 'what ends a block; online: the window of confidence', words=CONTROLLERS)
@@ -735,16 +739,16 @@ class CmAsd(Exact):
         token = score.table[i]
         if score.session.temperature:
             return min(1.0, token.p / (tau * token.q))
-        matched = tau < 1 or token.p > 0                # tau = 1: the argmax itself, not a tie
+        matched = tau < 1 or token.p > 0                # at tau = 1 a tie is not enough: p of it is 0
         return float(token.ratio >= tau and matched)
 
     def explain(self, cycle, word):
         said = []
         for token in cycle.judged:
             C = token.signals['confidence']
-            if C < 0.95 or not token.kept:
+            if C < SURE or not token.kept:
                 said.append(f'{word(token.token)} {C:.2f} {token.threshold:.2f} {token.ratio:.2f}')
-        doubts = f'C, tau, p/max p: {", ".join(said)}' if said else 'every C above 0.95'
+        doubts = f'C, tau, p/max p: {", ".join(said)}' if said else f'every C at least {SURE}'
         return f'{doubts}; {super().explain(cycle, word)}' if cycle.judged else ''
 
 
@@ -756,7 +760,7 @@ METHODS['cmasd'] = CmAsd
 #     r = -a_entropy H(q) / log V + a_agree (share of other branches with this token) + a_self log q(x)
 #     w = exp(gamma_r r);  score of token t = sum over branches of w (1[t is the branch's] + soft q(t))
 # The fused block is a point mass, q = 1: the exact rule then samples from p and compares.
-# ecsv overrides guess alone. ecsv-spot adds a second vote, after the target has been asked at some positions.
+# ecsv overrides guess. ecsv-spot adds a second vote, after the target has been asked at some positions.
 # Source: "Error-Correcting Speculative Decoding via Branch Voting", a model-written proposal
 # (github.com/keithballinger/dialectica, 2025) without code.
 
@@ -771,7 +775,7 @@ class Ballot:
     logq: torch.Tensor                      # [B, n] of the branch's own token, nats
     candidates: torch.Tensor                # [n, K] ids: the branches' tokens, then the likeliest
     q: torch.Tensor                         # [B, n, K] q of the candidates
-    tie_break: list                         # [n][K] the higher wins where sums of votes are equal: sum of q
+    tie_break: list     # [n][K] the higher wins if sums of votes are equal: sum of q, or the target's logit
 
     @classmethod
     def of(cls, tokens, logits, soft):
@@ -798,8 +802,8 @@ class Ballot:
     def elect(self, scores):
         """The tokens [n] with the highest sums of scores [B, n, K]; last ties go to the lowest id.
 
-        The sums are exact and in plain Python, which is faster on so few numbers: the order of branches has
-        no say.
+        The sums are exact, because a result must not depend on the order of branches, and in plain Python,
+        which is faster on so few numbers.
         """
         elected = []
         for ids, totals, tie_break in zip(self.candidates.tolist(), sums_of(scores), self.tie_break):
@@ -820,8 +824,8 @@ def sums_of(table):
 class Ecsv(Exact):
     """ECSV: several drafted branches vote, weighted by their reliability; the elected block is verified.
 
-    Positions behind a mismatch are wasted. The entropy is over log V; nothing else is scaled, because an
-    offset cancels in a vote, and the weight sets the scale.
+    The entropy is over log V; nothing else is scaled, because an offset cancels in a vote, and the weight
+    sets the scale.
     """
     draft_temperature: float = knob(0.8, 'of the branches (the proposal states no values)', 0)
     draft_top_p: float = knob(0.95, 'top-p of the branches', 1e-9, 1)
@@ -842,7 +846,7 @@ class Ecsv(Exact):
         draft.known = known
         draft.logits = branches.logits.mean(0)[:len(fused)]
         columns = zip(self.ballot.tokens.T.tolist(), self.weights(self.ballot).T.tolist())
-        draft.signals = [dict(branches=ids, weights=weights) for ids, weights in columns]
+        draft.signals = [dict(branches=ids, weights=weights) for ids, weights in columns][:len(fused)]
         return draft
 
     def draft_branches(self, session, n):
@@ -880,7 +884,8 @@ class Ecsv(Exact):
                 votes = [f'{word(token)} {weight:.3g} ({seen["branches"].count(token)})'
                          for token, weight in sums.most_common()]
                 said.append(f'{place}: {", ".join(votes)}')
-        return 'votes at ' + '; '.join(said) if said else 'all branches agree'
+        agreed = 'all branches agree' if cycle.signals else ''
+        return 'votes at ' + '; '.join(said) if said else agreed
 
 
 METHODS['ecsv'] = Ecsv
@@ -890,11 +895,11 @@ METHODS['ecsv'] = Ecsv
 class EcsvSpot(Ecsv):
     """ECSV-spot: the target checks some positions of the fused block, and the branches vote again.
 
-    To check position j, a pass reads all positions before it, too; its rows stay right as far as the second
-    vote elects the same tokens. Positions of the check + positions that it leaves to be read <= budget. If a
-    cycle leaves some of its budget, the next may check one position more; nothing accumulates. Where all
-    branches agree no weight can change the vote: if such a position is checked, the target's favourite is
-    elected. The margin is to the best other token. Ties at a checked position go to the target's logit.
+    The pass that checks a position reads all positions before it, too. Its rows stay valid until the two
+    votes differ. Positions of the check + positions that it leaves to be read <= budget. If a cycle leaves
+    some of its budget, the next may check one position more; nothing accumulates. If all branches agree at a
+    checked position, weights cannot help, and the target's favourite is elected. The margin is to the best
+    other token. Ties at a checked position go to the target's logit.
     """
     spots: int = knob(2, 'positions checked with the target before the second vote', 1)
     by: str = knob('disagreement', 'which: of most disagreement, or of most entropy, also where all agree',
@@ -945,7 +950,6 @@ class EcsvSpot(Ecsv):
         """Notes what the target's logits [m, V] say of the candidates at the chosen positions."""
         rows = rows.double().cpu()
         self.margins = torch.zeros(ballot.tokens.shape, dtype=torch.float64)
-        self.unanimous = {}
         for j in chosen:
             (best, second), (favourite, _) = rows[j].topk(2)
             tokens = ballot.tokens[:, j]                                            # [B]
@@ -978,7 +982,8 @@ METHODS['ecsv-spot'] = EcsvSpot
 
 # ----------------------------------------------------------------------- VIA-SD: a slim verifier in between
 # Slim (s), the target without some sublayers, judges first. With r = s(y) / max s of a draft token y:
-#     r >= keep: slim keeps y;  escalate <= r < keep: slim writes a token of its own instead, the cycle ends;
+#     r >= keep: slim keeps y
+#     escalate <= r < keep: slim draws a token of its own; the cycle ends there, unless it is y again
 #     r < escalate: the target decides, and judges the rest of the block, too, because its pass is paid.
 # In that pass, or once slim is more than max_lag tokens ahead, the target reads what slim kept, and
 # overwrites slim's keys in their shared cache.
@@ -1005,10 +1010,10 @@ class ViaJudged(Judged):
 
 @dataclass
 class ViaSd(Exact):
-    """VIA-SD: slim, the target without some sublayers, judges first; the target what slim doubts. LOSSY.
+    """VIA-SD: slim, the target without some sublayers, judges first; the target below `escalate`. LOSSY.
 
-    A block that slim kept ends with slim's own next token (the paper is silent): at temperature 0 it would
-    pass.
+    A block that slim kept ends with slim's own next token (the paper is silent): at temperature 0 slim would
+    accept it.
     """
     gamma: int = knob(5, 'draft tokens a cycle', 0)
     keep: float = knob(0.5, 'r from which a draft token stays', 0)
@@ -1135,9 +1140,9 @@ class SpecGuard(Method):
         return min(self.max_step or most, session.tokens_left)
 
     def is_ended(self, session, ids):
-        """Whether ids, behind the committed text, are a whole step; leading blanks belong to it.
+        """Whether ids, after the committed text, are a whole step; leading blanks belong to it.
 
-        A step has its delimiter behind something that is not blank. A kind of step ends behind a word, so a
+        A step has its delimiter after something that is not blank. A kind of step ends after a word, so a
         line of brackets alone is no step.
         """
         text = session.text(ids)
@@ -1232,11 +1237,13 @@ class SpecGuard(Method):
             for token in cycle.tokens:
                 written.append(token)
                 if len(written) == self.longest(session) or self.is_ended(session, written):
-                    return written              # the rest of the block is dropped unseen
+                    return written              # at the latest by `longest`; drops the rest of the block
 
 
 def most_central(steps, logps):
-    """Index of the step (a list of ids) likest the others, by F1 of token pairs; ties: the surer, first.
+    """Index of the step (a list of ids) likest the others, by F1 of token pairs.
+
+    Ties go to the higher logp, then to the lower index.
 
     logps: mean log-probability of each step, nats.
     """
@@ -1269,10 +1276,10 @@ METHODS['specguard'] = SpecGuard
 # ---------------------------------------------------------------------------------- sparse verification
 # The target's pass is made cheaper: some layers (anchors) choose blocks of keys by the root's query, and the
 # layers behind them reuse the choice; a token's weakest experts, and weak channels, are left out. It reads
-#     rho (cached - dense_below) of the cached keys beyond dense_below.
-# Overrides propose, which makes the session's path sparse, for every pass of the target.
-# Source: "Accelerate speculative decoding with sparse computation in verification" (2025). The
-# paper's "first draft token" is our root; the notes on it state the experts' condition the wrong way round.
+#     dense_below + rho (cached - dense_below) of the cached keys, in whole blocks, and sinks and locals.
+# Overrides propose, which makes the session's path sparse.
+# Source: "Accelerate speculative decoding with sparse computation in verification" (2025). The paper's
+# "first draft token" is our root.
 
 class Blocks(NamedTuple):
     """What sparse attention needs: knobs of Sparse."""
@@ -1311,14 +1318,14 @@ class Sparse(Exact):
         return Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals, self.scores)
 
     def propose(self, session):
-        session.sparse = self           # for every pass of the target that drafts or verifies
+        session.sparse = self           # for every pass of the target after the prompt
         self.cached = len(session.tokens) - 1
         return super().propose(session)
 
     def explain(self, cycle, word):
         whole = self.cached // self.block
         left_out = max(0, whole - int(kernels.kept_blocks(self.cached, self.blocks))) * self.block
-        if self.rho == 1 or not left_out:
+        if not left_out:
             return 'all keys are read'
         return f'{self.cached - left_out} of {self.cached} cached keys are read in each layer'
 
