@@ -253,7 +253,8 @@ SOLUTIONS = dict(enumerate(re.findall(r'<details><summary>Solution</summary>\n\n
                                       re.S), 1))
 MISTAKES = [        # exercise, what is changed in its solution
     (1, 'keep = ', 'keep = 0.1 + '), (2, 'return p', 'return q'), (3, 'gamma * cost', 'gamma + cost'),
-    (4, 'False', 'True'), (5, '2 * self.gamma', '3 * self.gamma'), (6, '# it says nothing', 'lossless = True  #'),
+    (4, 'False', 'True'), (5, '2 * self.gamma', '3 * self.gamma'),
+    (6, '# it says nothing', 'lossless = True  #'),
     (7, 'return draft_model(session, self.plan(session, n), session.target, path)',
      'return draft_model(session, self.plan(session, n), session.target, whole)')]
 
