@@ -1,7 +1,7 @@
 """Draws the README's pictures: `python -m lab.pictures` writes lab/pictures/*.svg anew, in some ten seconds.
 
 What they show comes from stored rows (points.py) and from real cycles (cycles.py) and stands as JSON in each
-file's description. Wants matplotlib (requirements-lab.txt).
+file's description. flow.svg and cache.svg are by hand. Wants matplotlib (requirements-lab.txt).
 """
 from lab.measure import embedded
 from lab.pictures import charts, cycles, methods, points, style

@@ -1,15 +1,17 @@
-"""What the pictures of the five methods show: real cycles of the embedded pair, at temperature 0, as dicts.
+"""What the lanes and the pictures of the methods show: real greedy cycles of the embedded pair, as dicts.
 
 Which text, and by what rule a cycle of it was taken, stands in each function. Words are texts of tokens.
 """
 import copy
+import itertools
 from collections import Counter
 from statistics import fmean
 
 from lab import tasks
+from lab.judge import Records
 from lab.page.traced import watched
 from lab.measure import EMBEDDED, cached_engine, held_out_rows
-from verify import (CmAsd, Draft, Ecsv, Score, Sparse, SpecGuard, ViaSd, block_length, decode,
+from verify import (CmAsd, Draft, Ecsv, Exact, Score, Sparse, SpecGuard, ViaSd, block_length, decode,
                     step_score)
 
 FOX = 'One evening Mia the fox went to the market with a map.'
@@ -34,9 +36,23 @@ def column(judged, name):
 def begun(text, method):
     """A Session of the embedded pair that has read this text."""
     ids = EMBEDDED.encode(text)
-    engine = cached_engine(EMBEDDED, 'auto')
+    engine = cached_engine(EMBEDDED)
     engine.open([ids])
     return engine.start(ids, method)
+
+
+# ------------------------------------------------------------------------------------ the lanes of one clock
+
+def raced():
+    """The first three cycles of sd, and what its passes take in plain steps, as stored for the pair."""
+    method = Exact()
+    cycles = []
+    for cycle in itertools.islice(decode(begun(FOX, method), method), 3):
+        cycles.append(dict(drafted=words(cycle.drafted), accepted=cycle.accepted,
+                           committed=words(cycle.tokens)))
+    costs = Records('cmasd', 'embedded').costs
+    return dict(prompt=FOX, cycles=cycles, c=costs.of_pass('draft/full', 1),
+                v=costs.of_pass('target/full', method.gamma + 1))
 
 
 # -------------------------------------------------------------------------------------------- CM-ASD, ECSV
@@ -187,4 +203,4 @@ def sparsified():
                 locals=method.locals, anchors=anchors, read=read)
 
 
-CYCLES = dict(cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=sparsified)   # by method
+CYCLES = dict(lanes=raced, cmasd=confident, ecsv=voted, via=doubted, specguard=guarded, sparse=sparsified)

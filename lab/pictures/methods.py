@@ -1,9 +1,45 @@
-"""The pictures of the five methods, each of what lab/pictures/cycles.py found."""
+"""The lanes of one clock and the pictures of the five methods, each of what lab/pictures/cycles.py found."""
 import textwrap
 
 from lab.pictures.cycles import beginnings
 from lab.pictures.style import (BLACK, BLUE, GREEN, GREY, ORANGE, PALE, SKY, VERMILLION, WIDTH, bar, canvas,
                                 headline, rule, token, write)
+
+
+def lanes(shown):
+    """Passes as bars on one clock, and below them the tokens that each brings."""
+    figure, axes = canvas(33, 44)
+    c, v = shown['c'], shown['v']
+    steps = sum(c * len(cycle['drafted']) + v for cycle in shown['cycles'])
+    written = [name for cycle in shown['cycles'] for name in cycle['committed']]
+    plain = int(steps)
+    unit = 42 / steps                                   # of a plain step
+    headline(axes, 'The same text, in fewer passes of the target',
+             'Time runs from left to right; passes as measured.')
+    write(axes, 1, 26.1, f'plain decoding, {plain} tokens: each takes a target pass')
+    for i, name in enumerate(written[:plain]):
+        bar(axes, (1 + unit * i, 23.1), (unit - 0.25, 2), SKY)
+        token(axes, (1 + unit * (i + 0.5), 21.6), name, 'target', unit - 0.5)
+    write(axes, 1, 18.6, f'speculative decoding, {len(written)} tokens: one target pass for four guesses')
+    x = 1
+    for cycle in shown['cycles']:
+        for _ in cycle['drafted']:
+            bar(axes, (x, 15.6), (unit * c - 0.2, 1.2), ORANGE)
+            x += unit * c
+        bar(axes, (x, 15.6), (unit * v - 0.25, 2), SKY)
+        for i, name in enumerate(cycle['committed']):
+            kept = i < cycle['accepted']
+            token(axes, (x + unit * v / 2, 14.1 - 2.2 * i), name, 'draft' if kept else 'target', unit - 0.5)
+        if cycle['accepted'] < len(cycle['drafted']):
+            token(axes, (x - 3.4, 14.1 - 2.2 * i), cycle['drafted'][i], 'out', 6)
+        x += unit * v
+    for x, name, kind in ((4, 'kept', 'draft'), (12, 'rejected', 'out'), (20, "target's", 'target')):
+        token(axes, (x, 1.7), name, kind, 6.6)
+    bar(axes, (25, 1.1), (1.2, 1.2), ORANGE)
+    write(axes, 26.7, 1.7, 'draft pass')
+    bar(axes, (34, 0.7), (2, 2), SKY)
+    write(axes, 36.5, 1.7, 'target pass')
+    return figure
 
 
 def cmasd(shown):
@@ -241,4 +277,4 @@ def strip(axes, begin, width, chosen, color):
     axes.plot(xs, [y] * len(xs), color=color, linewidth=5, solid_capstyle='butt')
 
 
-DRAWN = dict(cmasd=cmasd, ecsv=ecsv, via=via, specguard=specguard, sparse=sparse)
+DRAWN = dict(lanes=lanes, cmasd=cmasd, ecsv=ecsv, via=via, specguard=specguard, sparse=sparse)

@@ -36,11 +36,11 @@ matplotlib.use('svg')
 matplotlib.rcParams.update(SETTINGS)
 
 
-def canvas(height):
-    """(figure, axes) of an empty drawing of WIDTH by this height."""
-    figure = pyplot.figure(figsize=(WIDTH / 10, height / 10))
+def canvas(height, width=WIDTH):
+    """(figure, axes) of an empty drawing of this size."""
+    figure = pyplot.figure(figsize=(width / 10, height / 10))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, WIDTH), ylim=(0, height))
+    axes.set(xlim=(0, width), ylim=(0, height))
     axes.axis('off')
     return figure, axes
 
