@@ -264,42 +264,24 @@ def sparse_attend(q, k, v, mask, carry, how):
 
 
 def kept_keys(blocks, S, mask, start, rule):
-    """(positions [B, G, K], mask [T, K]) of the keys in these blocks and of all from the partial block on.
+    """(positions [B, G, K], mask [T, K]) of the keys in blocks [B, G, count] and of all behind whole blocks.
 
-    K is one number for every `start` (a compiled pass's S is the whole cache); the mask hides the rest.
+    K is one number for every `start`, because a compiled pass's S is the whole cache. Masked are blocks
+    beyond those that this `start` keeps, and keys before the partial block, which blocks may have.
     """
-    B, G = blocks.shape[:2]
-    inside, inside_mask = block_keys(blocks, mask, start, rule)
-    behind, behind_mask = last_keys(S, mask, start, rule.block)
-    positions = torch.cat([inside, behind.expand(B, G, -1)], 2)
-    return positions, torch.cat([inside_mask, behind_mask], 1)
-
-
-def block_keys(blocks, mask, start, rule):
-    """(positions [B, G, count block], mask [T, count block]) of the keys in blocks [B, G, count].
-
-    `count` is the number that the fullest cache keeps; blocks beyond those of this `start` are masked.
-    """
-    ranks = torch.arange(blocks.shape[-1], device=mask.device)
-    valid = (ranks < kept_blocks(start.double(), rule)) & (ranks < start // rule.block)     # [count]
-    block_mask = mask.new_zeros(len(ranks)).masked_fill(~valid, -torch.inf)
-    block_mask = block_mask.repeat_interleave(rule.block).expand(mask.shape[0], -1)     # [T, count block]
-    offsets = torch.arange(rule.block, device=mask.device)
-    positions = blocks[..., None] * rule.block + offsets                    # [B, G, count, block]
-    return positions.flatten(2), block_mask
-
-
-def last_keys(S, mask, start, block):
-    """(positions [n], mask [T, n]) of the last n = block - 1 + T keys: the partial block and the pass's T.
-
-    Some of them are masked where the partial block is shorter than it can be, or S is near.
-    """
-    n = min(block - 1 + mask.shape[0], S)
-    edge = start // block * block                       # whole blocks end here, the partial one begins
-    positions = edge.clamp(max=S - n) + torch.arange(n, device=mask.device)
-    key_mask = mask.index_select(1, positions)                              # [T, n]
-    key_mask = key_mask.masked_fill(positions < edge, -torch.inf)       # whole blocks must not be read twice
-    return positions, key_mask
+    B, G, count = blocks.shape
+    whole = start // rule.block
+    edge = whole * rule.block                           # whole blocks end here, the partial one begins
+    ranks = torch.arange(count, device=mask.device)
+    unused = (ranks >= kept_blocks(start.double(), rule)) | (ranks >= whole)            # [count]
+    inside = blocks[..., None] * rule.block + torch.arange(rule.block, device=mask.device)
+    n = min(rule.block - 1 + mask.shape[0], S)          # the longest partial block and the pass's T
+    behind = edge.clamp(max=S - n) + torch.arange(n, device=mask.device)                # [n]
+    positions = torch.cat([inside.flatten(2), behind.expand(B, G, -1)], 2)
+    hidden = torch.cat([unused.repeat_interleave(rule.block), behind < edge])           # [K]
+    read = mask.index_select(1, behind)                                                 # [T, n]
+    read = torch.cat([read.new_zeros(len(read), len(hidden) - n), read], 1)             # [T, K]
+    return positions, read.masked_fill(hidden, -torch.inf)
 
 
 def attend_kept(q, k, v, positions, mask):
