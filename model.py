@@ -501,10 +501,9 @@ class Reader:
             rows = max(0, end - max(begin, n - last))       # of this chunk among the last `last`
             logits.append(self.feed(unread[:, begin - start:end - start], begin, path, rows))
         self.cache.record(ids, start, path)
-        rows = [some for some in logits if some is not None]
         if not last:
             return None
-        return rows[0][0] if len(rows) == 1 else torch.cat(rows, 1)[0]
+        return torch.cat([rows for rows in logits if rows is not None], 1)[0]
 
     def append(self, ids, path):
         """Logits [B, V] after one more token a row; ids [B]. The caller records the tokens later."""
@@ -522,7 +521,8 @@ class Reader:
         if self.compiled and T <= PAD and path.carry is None:   # a path that observes is never compiled
             forward = self.compiled
             pad = (1 << (T - 1).bit_length()) - T
-            kv_len = self.keys_in_view(kv_len + pad)
+            power = 1 << (kv_len + pad - 1).bit_length()
+            kv_len = min(self.capacity, max(SPAN, power))   # few numbers, because each needs a graph
             ids = functional.pad(ids, (0, pad))         # also by 0: graphs tell such tensors from others
         begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
@@ -532,11 +532,6 @@ class Reader:
         self.log.append((path.name, B * T, begin, self.now()))
         self.paths[path.name] = path
         return logits
-
-    def keys_in_view(self, length):
-        """How many keys a compiled pass sees, up to this length: few numbers, because each needs a graph."""
-        power = 1 << (length - 1).bit_length()
-        return min(self.capacity, max(SPAN, power))
 
     def pass_info(self, start, path):
         """The carry of a sparse pass that begins at this position, see kernels.py; tensors, for compiling."""
