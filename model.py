@@ -1091,20 +1091,17 @@ LISTS = dict(           # those of each section that a run reads
 class Calibration(dict):
     """{section: dict} of a target; ValueError in one line where one that is read is absent or damaged."""
 
-    def __init__(self, sections, target, pair=''):
-        """pair: flags of train_mask.py for the draft, for sections that are of a pair."""
+    def __init__(self, sections, flags):
+        """flags: of train_mask.py, which name the target and, for sections of a pair, the draft."""
         super().__init__(sections)
-        self.target = target
-        self.pair = pair
+        self.flags = flags
 
     def __getitem__(self, name):
         section = self.get(name)
-        pair = self.pair if name == 'signals' else ''
-        command = f'python train_mask.py {FLAGS[name]}--target {self.target}{pair}'
         state = 'a damaged' if name in self else 'no'
         whole = isinstance(section, dict) and all(type(section.get(key)) is list for key in LISTS[name])
-        require_that(whole, f'{self.target}: calibration.json has {state} section {name!r} of these models; '
-                     f'make it with {command}')
+        require_that(whole, f'calibration.json has {state} section {name!r} of these models; '
+                     f'make it with python train_mask.py {FLAGS[name]}{self.flags}')
         return section
 
 
@@ -1121,12 +1118,12 @@ def read_calibration(target, draft=None):
     draft: the draft model's folder, or None.
     """
     pair = draft and fingerprint(draft)
+    flags = f'--target {target}' + (f' --draft {draft}' if draft else '')
     sections = {}
     for name, section in stored_sections(target).items():
         if not isinstance(section, dict) or section.get('draft') in (None, pair):
             sections[name] = section
-    flags = f' --draft {draft}' if draft else ''
-    return Calibration(sections, target, flags)
+    return Calibration(sections, flags)
 
 
 def write_calibration(target, name, section, draft=None):

@@ -21,7 +21,7 @@ MOST = 700      # ways that the draws of a text may go, so that a proof takes se
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
 RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
-CALIBRATION = Calibration(dict(mask=dict(skip=[1]), signals=RANGES), 'a table')     # of one layer
+CALIBRATION = Calibration(dict(mask=dict(skip=[1]), signals=RANGES), '--target TABLE')     # of one layer
 
 
 class TooMany(ValueError):
