@@ -1339,9 +1339,6 @@ class Sparse(Exact):
             heads = tuple((i, i in anchors, self.blocks) for i in range(layers))
         if self.ffn_quantile:
             tables = session.calibration['sparse']['channels']
-            there = len(tables) == layers and all(len(table) > 1 for table in tables)
-            require_knob(there, 'ffn_quantile', self.ffn_quantile, '0: calibration.json has no thresholds of '
-                         'experts; train_mask.py --anchors measures them')
             channels = tuple(at_quantile(table, self.ffn_quantile) for table in tables)
         if (self.moe_skip or self.ffn_quantile) and any(mixtures):
             experts = []

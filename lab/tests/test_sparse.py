@@ -3,7 +3,6 @@ import itertools
 import statistics
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from lab import tasks
 from lab.judge import Records, judge
 from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
-from lab.tests.helpers import LEARNED, LINE, SMALL, refuses, thin
+from lab.tests.helpers import LINE, SMALL, thin
 from lab.toys import apart, enumerate_law, fresh, network, plain, seeded, session, variation, write
 from train_mask import sparsity
 from verify import METHODS, probs, no_draft
@@ -159,13 +158,6 @@ def test_channels_of_experts_are_left_out_as_calibrated(monkeypatch):
         assert apart(sparse, dense) > 1e-3
         assert statistics.mean(shares) == pytest.approx(quantile, abs=0.1)
         shares.clear()
-
-
-def test_a_calibration_without_thresholds_of_experts_is_refused():
-    """As it was measured before experts had them; it serves as long as no channel is to be left out."""
-    found = LEARNED | dict(channels=[[0.0]] * 3, experts=LEARNED['experts'][:3])
-    reads('sparse', [[1]], MIXTURES, found, moe_skip=1)
-    refuses('train_mask.py --anchors', partial(reads, ffn_quantile=0.5), 'sparse', [[1]], MIXTURES, found)
 
 
 def run(alike, right, seconds):
