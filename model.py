@@ -923,7 +923,6 @@ def read_config(folder):
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
     try:
         refuse_types(raw)
-        refuse_window(raw)
         refuse_shapes(raw)
         rope = read_rope(raw)
     except ValueError as error:
@@ -965,8 +964,8 @@ def refuse_types(raw):
         require_that(good, f'{name} is {value!r}, expected {EXPECTED[wanted].format(most)}')
 
 
-def refuse_window(raw):
-    """ValueError where attention would be over a sliding window: this network would silently see more."""
+def refuse_shapes(raw):
+    """ValueError for what this network would silently leave out, and for sizes that do not fit together."""
     kind = raw['model_type']
     window = raw.get('sliding_window', 4096)            # null: none
     used = kind == 'mistral' or kind != 'llama' and raw.get('use_sliding_window')
@@ -974,10 +973,6 @@ def refuse_window(raw):
     sliding = 'sliding_attention' in (raw.get('layer_types') or [])
     require_that(not short and not sliding,
                  f'a sliding window of {window} is switched on; only full attention is supported')
-
-
-def refuse_shapes(raw):
-    """ValueError for what this network would silently leave out, and for sizes that do not fit together."""
     heads = raw['num_attention_heads']
     groups = raw.get('num_key_value_heads') or 1
     size = raw.get('head_dim') or raw['hidden_size'] // heads
@@ -987,7 +982,7 @@ def refuse_shapes(raw):
     require_that(heads % groups == 0, f'{heads} query heads cannot share {groups} key heads')
     require_that(size > 0 and size % 2 == 0, f'head_dim is {size}; expected an even number: channels rotate '
                  'in pairs')
-    if raw['model_type'] == 'qwen3_moe':
+    if kind == 'qwen3_moe':
         chosen, experts = raw['num_experts_per_tok'], raw['num_experts']
         require_that(chosen <= experts, f'num_experts_per_tok is {chosen}, of {experts} experts')
 
