@@ -1171,18 +1171,13 @@ HUB_SAYS = dict(        # by the name of huggingface_hub's error
 @functools.cache
 def snapshot(name):
     """The folder of a repository in Hugging Face's cache; ValueError in one line where it cannot be had."""
-    from huggingface_hub import list_repo_files, snapshot_download      # it comes with tokenizers; slow
+    from huggingface_hub import snapshot_download       # it comes with tokenizers; slow
     try:
-        folder = File(snapshot_download(name, allow_patterns=['*.json', '*.safetensors', '*.jinja'],
-                                        ignore_patterns=['*/*', 'consolidated*']))
-        kinds = []
-        if not any(folder.glob('*.safetensors')):
-            kinds = sorted({File(file).suffix for file in list_repo_files(name)} - {''})
+        return File(snapshot_download(name, allow_patterns=['*.json', '*.safetensors', '*.jinja'],
+                                      ignore_patterns=['*/*', 'consolidated*']))
     except Exception as error:                          # of the hub, the network or the disk
         said = HUB_SAYS.get(type(error).__name__, error)
         raise ValueError(f'{name}: no such folder; {said}') from None
-    require_that(not kinds, f'{name}: the repository has no safetensors, but files of {", ".join(kinds)}')
-    return folder
 
 
 def require_writable(folder, flag):

@@ -79,8 +79,8 @@ def test_repositories(hub, tmp_path):
         return re.findall(r'^status (\d)', out, re.M), told
     statuses, told = runs('us/whole', 'us/pickle', 'us/gated', 'us/absent', 'no/such/folder', HF_ENDPOINT=hub)
     assert statuses == ['0', '2', '2', '2', '2']
-    names = 'us/pickle', 'us/gated', 'us/absent', 'no/such/folder'
-    words = 'of .bin, .json', 'HF_TOKEN', 'nor is there a repository', 'no such folder'
+    names = 'us--pickle', 'us/gated', 'us/absent', 'no/such/folder'
+    words = 'convert .bin', 'HF_TOKEN', 'nor is there a repository', 'no such folder'
     for line, name, named in zip(told, names, words):
         assert name in line and named in line
     offline = dict(HF_ENDPOINT='http://127.0.0.1:9', HF_HUB_OFFLINE='1')
