@@ -860,8 +860,7 @@ def find_weights(folder, views, count):
                 require_that(good, f'{name} is stored as {dtype}; use weights in fp32, fp16 or bf16')
                 files[name] = file
     absent = sorted(views.keys() - files.keys())
-    first = absent[0] if absent else ''
-    require_that(not absent, f'{folder}: {first} is missing, {len(absent)} in all: fetch it again')
+    require_that(not absent, f'{folder}: {len(absent)} tensors are missing, first {absent[:1]}: fetch it again')
     return files, dtypes
 
 
