@@ -201,18 +201,14 @@ def kept_channels(gate, threshold):
 # mask hides positions that are not written yet.
 # Source, unless said: "Accelerate speculative decoding with sparse computation in verification" (2025).
 
-def budget(length, rule):
-    """Blocks to keep of `length` cached tokens: all up to dense_below, then a share rho of the rest.
-
-    length: an int, or a float64 tensor. A result above the number of blocks means all of them.
-    """
-    tokens = rule.dense_below + (length - rule.dense_below) * rule.rho // 1
-    return -(-tokens // rule.block)                                         # rounded up
-
-
 def kept_blocks(length, rule):
-    """Blocks that are read of `length` cached tokens: the budget, and besides it the sinks and locals."""
-    return budget(length, rule) + rule.sinks + rule.locals
+    """Blocks that are read of `length` cached tokens: sinks, locals and a budget besides.
+
+    The budget is all tokens up to dense_below, then a share rho of the rest. length: an int, or a float64
+    tensor. A result above the number of blocks means all of them.
+    """
+    budget = rule.dense_below + (length - rule.dense_below) * rule.rho // 1             # tokens
+    return -(-budget // rule.block) + rule.sinks + rule.locals              # rounded up
 
 
 def mean_scores(query, k, means):
