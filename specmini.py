@@ -350,11 +350,10 @@ def run(args):
                      f'--trace {args.trace}: a page is of one process, trace to .jsonl')
         args.trace = args.trace if rank == 0 else None
     rows = read_rows(args.prompt, args.prompts)
-    texts = [chat(args.target, row['prompt']) if args.chat else row['prompt'] for row in rows]
     given = {option.name: getattr(args, option.name) for option in fields(Engine)
              if hasattr(args, option.name)}
     engine = Engine(**given, tensor_parallel=True)
-    prompts = encode(engine.tokenizer, texts, not args.chat)
+    prompts = encoded(engine, rows, args.chat)
     engine.open(prompts)
     if args.compile:
         print('compiling, which is not counted below; other texts may need other passes', file=sys.stderr)
@@ -698,6 +697,12 @@ def rows_of_file(file):
         rows.append(row | dict(prompt=prompt))
     require_that(rows, f'--prompts {file}: the file has no rows')
     return rows
+
+
+def encoded(engine, rows, in_chat):
+    """The ids of these rows' prompts, in the target's chat template where that is asked for."""
+    texts = [chat(engine.target, row['prompt']) if in_chat else row['prompt'] for row in rows]
+    return encode(engine.tokenizer, texts, not in_chat)
 
 
 def chat(folder, text):

@@ -21,8 +21,8 @@ import torch
 from tqdm import tqdm
 
 import kernels
-from model import Reader, encode, find_folder, require_that, require_writable, write_calibration
-from specmini import EMBEDDED, Engine, Parser, chat, exit_status, lab_module, read_rows
+from model import Reader, find_folder, require_that, require_writable, write_calibration
+from specmini import EMBEDDED, Engine, Parser, encoded, exit_status, lab_module, read_rows
 from verify import Sparse, SpecGuard, tokens_of, violation
 
 
@@ -64,12 +64,6 @@ def calibration_rows(settings):
     return rows
 
 
-def encoded(engine, rows, settings):
-    """The ids of these rows' prompts, in the chat template where that is asked for."""
-    texts = [chat(engine.target, row['prompt']) if settings.chat else row['prompt'] for row in rows]
-    return encode(engine.tokenizer, texts, not settings.chat)
-
-
 def calibration_texts(engine, settings):
     """settings.texts texts as ids: prompts, each with the W tokens that the target writes behind it.
 
@@ -81,7 +75,7 @@ def calibration_texts(engine, settings):
     rows = calibration_rows(settings)
     bar = tqdm(total=settings.texts, desc='calibration texts', disable=None)
     for row in rows:
-        (ids,) = encoded(engine, [row], settings)
+        (ids,) = encoded(engine, [row], settings.chat)
         if len(ids) + W <= engine.context:
             _, cycles = engine.generate(ids, 'ar', max_new=W)
             written = tokens_of(cycles)
@@ -379,7 +373,7 @@ def signal_texts(args, settings):
     engine = Engine(str(args.target), str(args.draft))
     method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
     rows = calibration_rows(settings)[:settings.texts]
-    return engine, rows, encoded(engine, rows, settings), method
+    return engine, rows, encoded(engine, rows, settings.chat), method
 
 
 def measure_signals(args, settings):
