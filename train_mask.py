@@ -316,21 +316,6 @@ def quantiles(columns):
 
 # ------------------------------------------------------------------ --signals: what SpecGuard judges steps by
 
-def find_signals(engine, prompts, method):
-    """The section `signals` of the engine's pair: ranges of L and G over the steps behind prompts (ids).
-
-    method: a SpecGuard of tau = inf, so the target writes all that the draft's steps go on from.
-    """
-    engine.open(prompts)
-    steps = []
-    for ids in tqdm(prompts, desc='signals', disable=None):
-        for cycle in engine.write(ids, method):
-            seen = [(row.logp, row.grounding) for row in cycle.judged]
-            steps.append(list(map(min, zip(*seen))))
-    logp, grounding = signal_ranges(steps)
-    return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps))
-
-
 def signal_ranges(steps):
     """[[1st, 99th percentile] of L, the same of G] of steps (L, G, ...)."""
     found = []
@@ -377,31 +362,39 @@ def signal_texts(args, settings):
 
 
 def measure_signals(args, settings):
-    """Writes the section `signals` of a pair."""
+    """Writes the section `signals` of a pair: ranges of L and G over the steps behind prompts.
+
+    At tau = inf the target writes all that the draft's steps go on from.
+    """
     engine, _, prompts, method = signal_texts(args, settings)
-    found = find_signals(engine, prompts, method)
+    engine.open(prompts)
+    steps = []
+    for ids in tqdm(prompts, desc='signals', disable=None):
+        for cycle in engine.write(ids, method):
+            seen = [(row.logp, row.grounding) for row in cycle.judged]
+            steps.append(list(map(min, zip(*seen))))
+    logp, grounding = signal_ranges(steps)
+    found = dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps))
     write_calibration(args.target, 'signals', found, args.draft)
-    print(f'{found["steps"]} steps; weakest log-probability {found["draft_logp"]}, weakest grounding '
-          f'{found["draft_grounding"]} (1st and 99th percentile)')
+    print(f'{len(steps)} steps; weakest log-probability {logp}, weakest grounding {grounding} (1st and 99th '
+          'percentile)')
 
 
-def measure_anchors(target, settings):
+def measure_anchors(engine, settings):
     """Writes the section `sparse` of a target, from its texts joined and cut anew."""
-    engine = Engine(str(target), 'none')
     joined = sum(calibration_texts(engine, settings), [])
     texts = [joined[begin:begin + 512] for begin in range(0, len(joined), 512)]
     found = sparsity(engine.models['target'], texts)
     print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
-    write_calibration(target, 'sparse', found)
+    write_calibration(engine.target, 'sparse', found)
 
 
-def measure_mask(target, settings):
+def measure_mask(engine, settings):
     """Writes the section `mask` of a target and prints what was found."""
-    engine = Engine(str(target), 'none')
     model = engine.models['target']
     windows = Windows(model, calibration_texts(engine, settings), settings.tokens)
     found = find_mask(model, windows, settings)
-    write_calibration(target, 'mask', found)
+    write_calibration(engine.target, 'mask', found)
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
           f'the weights; violation a token {found["cost"]:.2g}, of the best block or evenly spaced layers '
           f'{found["plain"]:.2g}; {found["masks"]} masks; its first choice is the target\'s at '
@@ -416,11 +409,9 @@ def run(args):
     settings = settings_of(args)
     if args.signals:
         measure_signals(args, settings)
-    elif args.anchors:
-        measure_anchors(args.target, settings)
     else:
-        measure_mask(args.target, settings)
-    return 0
+        measure = measure_anchors if args.anchors else measure_mask
+        measure(Engine(str(args.target), 'none'), settings)
 
 
 def main(argv=None):
