@@ -46,7 +46,6 @@ LENGTH = 8              # layers in which two masks differ, over which their cos
 NOISE = 1e-2            # unexplained variance of a cost's logarithm, over the explained
 QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table that --anchors writes
 EVERY = 17              # of a pass's channel activations, every 17th is kept: enough for quantiles
-FEWEST = 8              # calibration texts with which a measurement goes on
 
 
 # ---------------------------------------------------------------------------------------- calibration texts
@@ -68,7 +67,7 @@ def calibration_texts(engine, settings):
     """settings.texts texts as ids: prompts, each with the W tokens that the target writes behind it.
 
     Rows behind which it writes fewer, or whose prompt fills the context, are passed over. ValueError where
-    they leave fewer than FEWEST.
+    they leave too few.
     """
     W = settings.tokens
     texts = []
@@ -84,11 +83,8 @@ def calibration_texts(engine, settings):
                 bar.update()
         if len(texts) == settings.texts:
             return texts
-    found = f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens'
-    require_that(len(texts) >= min(FEWEST, settings.texts), f'{found}, expected {settings.texts}: give other '
-                 '--prompts, or a smaller --texts or --tokens')
-    bar.write(f'{found}: measured on these, not on {settings.texts}', file=sys.stderr)
-    return texts
+    raise ValueError(f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens, expected '
+                     f'{settings.texts}: give other --prompts, or a smaller --texts or --tokens')
 
 
 class Windows:
