@@ -1129,6 +1129,7 @@ class SpecGuard(Method):
     def __post_init__(self):
         check_knobs(self)
         require_knob(self.delimiter, 'delimiter', 'empty', r'what ends a step, say \n')
+        self.pattern, self.most = STEP_ENDS.get(self.delimiter, (None, 48))
 
     @property
     def lossless(self):
@@ -1136,8 +1137,7 @@ class SpecGuard(Method):
 
     def longest(self, session):
         """The most tokens that a step may have here."""
-        _, most = STEP_ENDS.get(self.delimiter, (None, 48))
-        return min(self.max_step or most, session.tokens_left)
+        return min(self.max_step or self.most, session.tokens_left)
 
     def is_ended(self, session, ids):
         """Whether ids, after the committed text, are a whole step; leading blanks belong to it.
@@ -1146,11 +1146,10 @@ class SpecGuard(Method):
         line of brackets alone is no step.
         """
         text = session.text(ids)
-        pattern, _ = STEP_ENDS.get(self.delimiter, (None, 48))
         if ids[-1] in session.eos:
             return True
-        if pattern:
-            return re.search(pattern, text) is not None
+        if self.pattern:
+            return re.search(self.pattern, text) is not None
         return self.delimiter.replace(r'\n', '\n') in text.lstrip()
 
     def propose(self, session):
