@@ -469,10 +469,8 @@ def import_file(path):
 
 def error_line(error, path):
     """An exception in a line; before it the latest line of the file at path that it passed through."""
-    what = traceback.format_exception_only(error)[-1].strip()
+    what = f'{type(error).__name__}: {error}'           # of a SyntaxError the text has the line
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    if isinstance(error, SyntaxError):
-        lines = [error.lineno]
     return f'{path}, line {lines[-1]}: {what}' if lines else f'{path}: {what}'
 
 
