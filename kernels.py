@@ -122,9 +122,7 @@ def attend_grouped(q, k, v, mask):
 
 def group_queries(q, k):
     """q [B, H, T, D] as [B, G, (H/G) T, D]: the queries that read one key head of k [B, G, S, D] together."""
-    B, H, T, D = q.shape
-    G = k.shape[1]
-    return q.reshape(B, G, H // G * T, D)
+    return q.unflatten(1, (k.shape[1], -1)).flatten(2, 3)
 
 
 def causal_mask(T, S, like):
