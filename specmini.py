@@ -99,7 +99,7 @@ class Engine:
         self.context = contexts[self.shortest]
         self.dtype = next(name for name, dtype in DTYPES.items() if dtype == target.cos.dtype)
         if self.device == 'cpu':
-            take_threads(target, self.tensor_parallel)
+            take_threads(target)
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
@@ -190,13 +190,13 @@ def method_for(method):
     return replace(method)
 
 
-def take_threads(target, tensor_parallel=False):
+def take_threads(target):
     """Sets how many CPU threads compute, unless OMP_NUM_THREADS says: one for a small target, else all cores.
 
-    tensor_parallel: whether several processes have a shard of the target each.
+    Several processes share the cores, and have a shard of the target each.
     """
-    _, count = rank_and_world_size()                    # which share the cores
-    small = (count if tensor_parallel else 1) * sum(p.numel() for p in target.parameters()) < SMALL
+    _, count = rank_and_world_size()
+    small = count * sum(p.numel() for p in target.parameters()) < SMALL
     if 'OMP_NUM_THREADS' not in os.environ:
         torch.set_num_threads(1 if small else max(1, CORES // count))
 
