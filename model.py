@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
@@ -1125,8 +1124,10 @@ def write_calibration(target, name, section, draft=None):
     stored = dict(target=fingerprint(target)) | stored_sections(target)
     stored[name] = dict(section, draft=fingerprint(draft)) if draft else section
     lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in stored.items()]
-    with atomic_write(plain_file(target, 'calibration.json')) as growing:
-        growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
+    where = plain_file(target, 'calibration.json')
+    growing = where.with_suffix('.growing')             # so that the file itself is never half written
+    growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
+    growing.replace(where)
 
 
 def fingerprint(folder):
@@ -1212,13 +1213,3 @@ def read_json(path):
     kind = type(content).__name__
     require_that(kind == 'dict', f'{path}: holds a {kind}, expected a JSON object')
     return content
-
-
-@contextlib.contextmanager
-def atomic_write(where):
-    """Writes to a temporary file, then renames it, so `where` is never half written."""
-    where = File(where)
-    with tempfile.TemporaryDirectory(prefix='.unfinished-', dir=where.parent) as folder:
-        growing = File(folder) / where.name
-        yield growing
-        os.replace(growing, where)

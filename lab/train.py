@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from lab import at_least, tasks
 from lab.toys import checkpoint_tensors
-from model import Transformer, atomic_write, checkpoint_views, load, read_config
+from model import Transformer, checkpoint_views, load, read_config
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -177,8 +177,9 @@ def save(model, tokenizer, name):
     folder = HOME / name
     eos = tokenizer.token_to_id(EOS)
     weights = {key: tensor.to('cpu', torch.bfloat16) for key, tensor in checkpoint_tensors(model).items()}
-    with atomic_write(folder / 'model.safetensors') as growing:
-        save_file(weights, growing, metadata=dict(format='pt'))
+    growing = folder / 'model.growing'
+    save_file(weights, growing, metadata=dict(format='pt'))
+    growing.replace(folder / 'model.safetensors')
     tokenizer.save(str(folder / 'tokenizer.json'))
     settings = dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS,
                     model_max_length=2048, clean_up_tokenization_spaces=False)
