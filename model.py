@@ -1125,7 +1125,7 @@ def write_calibration(target, name, section, draft=None):
     stored[name] = dict(section, draft=fingerprint(draft)) if draft else section
     lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in stored.items()]
     where = plain_file(target, 'calibration.json')
-    growing = where.with_suffix('.growing')             # so that the file itself is never half written
+    growing = where.with_name('.unfinished-calibration')     # so that the file itself is never half written
     growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
     growing.replace(where)
 

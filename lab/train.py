@@ -177,7 +177,7 @@ def save(model, tokenizer, name):
     folder = HOME / name
     eos = tokenizer.token_to_id(EOS)
     weights = {key: tensor.to('cpu', torch.bfloat16) for key, tensor in checkpoint_tensors(model).items()}
-    growing = folder / 'model.growing'
+    growing = folder / '.unfinished-weights'
     save_file(weights, growing, metadata=dict(format='pt'))
     growing.replace(folder / 'model.safetensors')
     tokenizer.save(str(folder / 'tokenizer.json'))
