@@ -1170,8 +1170,6 @@ class SpecGuard(Method):
 
     def choose(self, drafts):
         """The Draft that the others are most like; its options are the ids of all."""
-        if len(drafts) == 1:
-            return drafts[0]
         texts = [draft.tokens for draft in drafts]
         logps = [token_logps(draft.logits, draft.tokens).mean() for draft in drafts]
         (logps,) = to_host(torch.stack(logps))
@@ -1224,7 +1222,7 @@ class SpecGuard(Method):
             scaled_L, scaled_G = (step_score(seen, self.ranges, beta) for beta in (1, 0))
             said = (f'L {L:.2f} ({scaled_L:.2f}), G {G:.2f} ({scaled_G:.2f}): '
                     f'{step.score:.2f} {">=" if step.kept else "<"} {step.threshold:g}, {said}')
-        return f'candidate {cycle.signals[0]["candidate"]} of {self.k}; {said}' if cycle.signals else said
+        return f'candidate {cycle.signals[0]["candidate"]} of {self.k}; {said}'
 
     def write(self, session):
         """The ids of the step as the target writes it, from the same committed text."""
