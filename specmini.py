@@ -534,7 +534,7 @@ def make_method(name, settings, names, more=()):
         knob, equals, value = item.partition('=')
         require_that(equals, f'--set {item}: expected knob=value; --list METHOD shows the knobs')
         known = knob in more or any(has_knob(other, knob, settings) for other in names)
-        require_that(known, f'--set {item}: no knob of {", ".join(names)}{who_has(knob, names, settings)}')
+        require_that(known, f'--set {item}: no knob of {", ".join(names)}{who_has(knob, names)}')
         if has_knob(name, knob, settings):
             values[knob] = read_value(value, knobs[knob].type)
     return METHODS[name](**values)
@@ -547,12 +547,10 @@ def read_value(value, kind):
     return value
 
 
-def who_has(knob, names, settings):
+def who_has(knob, names):
     """What to do where no method of these names has the knob."""
     if knob == 'gamma' and any(has_knob(name, 'controller') for name in names):
-        asked = any(item.startswith('controller=') for item in settings)
-        ends = 'controller=fixed' if asked else 'k_max, or controller=fixed'
-        return f'; another controller ends its blocks: set {ends}'
+        return '; another controller ends its blocks: set controller=fixed, or k_max where there is one'
     others = [name for name in METHODS if has_knob(name, knob)]
     return f', but of {", ".join(others[:3])}' if others else f', see --list {names[-1]}'
 
