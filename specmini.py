@@ -460,7 +460,6 @@ def import_file(path):
     """Runs a Python file of the user's, which enters methods or controllers; ValueError where it fails."""
     if not path:
         return
-    require_that(File(path).is_file(), f'--import {path}: there is no such file')
     try:
         exec(compile(File(path).read_bytes(), path, 'exec'), dict(__name__=File(path).stem, __file__=path))
     except Exception as error:                          # whatever the file raises

@@ -706,7 +706,7 @@ def test_methods_and_controllers_of_ones_own(short_proofs, tmp_path, capsys):
         assert args.methods['sd'].gamma == 2
         proven, *_ = program(capsys, 'sd', *mine, '--set', 'controller=mine', 'gamma=1', main=prove.main)
         assert proven == 0
-    refused(capsys, 'no such file', '--import', tmp_path / 'none.py', '--list')
+    refused(capsys, 'No such file', '--import', tmp_path / 'none.py', '--list')
     refused(capsys, "bad.py, line 2: NameError: name 'nothing'", '--import', tmp_path / 'bad.py', '--list')
     refused(capsys, 'but of ecsv-spot', '--method', 'ecsv', '--set', 'spots=2', '--prompt', 'x')
     for name in ('online', 'payoff', 'hf-confidence'):
