@@ -1114,10 +1114,9 @@ def cut_at_max_new(engine, texts):
 
 def plain_step(session):
     """Seconds of a step of plain decoding: the median of STEPS that end where the text does."""
-    again = copy.copy(session)
-    begin = max(1, len(session.tokens) - STEPS)
-    again.tokens, again.tokens_left = session.tokens[:begin], len(session.tokens) - begin
-    again.ended, again.eos = False, frozenset()
+    tokens = session.tokens
+    begin = max(1, len(tokens) - STEPS)
+    again = replace(session, tokens=tokens[:begin], tokens_left=len(tokens) - begin, eos=frozenset())
     return median(cycle.seconds for cycle in decode(again, Autoregressive()))
 
 
