@@ -565,11 +565,11 @@ def list_methods(name):
     """Prints the methods and controllers, or of one what it does and its knobs: default, range, meaning."""
     every = METHODS | CONTROLLERS
     if name in every:
-        print(inspect.cleandoc(every[name].__doc__ or ''))
+        print(inspect.getdoc(every[name]))
         for knob, option in knobs_of(every[name]).items() if name in METHODS else ():
             meaning = option.metadata.get('meaning', '')
             print(f'  {knob:18} {option.default!s:8} {knob_range(option):16}  {meaning}')
-        return 0
+        return
     require_that(name in ('', 'all'), f'--list {no_such(name, every)}')
     baselines = [one for one in METHODS if METHODS[one].__module__.startswith('lab.')]
     papers = [one for one in METHODS if one not in ('sd', 'ar', *baselines)]
@@ -580,8 +580,7 @@ def list_methods(name):
     for title, names in groups.items():
         print(title if names else f'{title}: --list all')
         for one in names:
-            print(f'  {one:15}', inspect.cleandoc(every[one].__doc__ or '').partition('\n')[0])
-    return 0
+            print(f'  {one:15}', inspect.getdoc(every[one]).partition('\n')[0])
 
 
 def main(argv=None):
