@@ -878,14 +878,11 @@ def opened(file):
 
 def weight_files(folder):
     """The safetensors files of a folder: the shards that the index names, or the single file."""
-    index = plain_file(folder, 'model.safetensors.index.json')
-    names = {'model.safetensors'}
-    if index.exists():
-        shards = read_json(index).get('weight_map')
-        good = isinstance(shards, dict) and shards and all(type(name) is str for name in shards.values())
-        require_that(good, f'{index}: weight_map is not an object of tensor names and files')
-        names = set(shards.values())
-    files = [plain_file(folder, name) for name in sorted(names)]
+    index = 'model.safetensors.index.json'
+    shards = read_json(folder, index, dict(weight_map=dict(all='model.safetensors'))).get('weight_map')
+    good = isinstance(shards, dict) and shards and all(type(name) is str for name in shards.values())
+    require_that(good, f'{folder}: weight_map of {index} is not an object of tensor names and files')
+    files = [plain_file(folder, name) for name in sorted(set(shards.values()))]
     for file in files:
         require_that(file.exists(), f'{file}: no such file; fetch it, or convert .bin to safetensors')
     return files
@@ -916,15 +913,14 @@ def read_config(folder):
 
     ValueError for what this network does not compute, and for values of a wrong type or size.
     """
-    where = plain_file(folder, 'config.json')
-    raw = read_json(where)
+    raw = read_json(folder, 'config.json')
     raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
     try:
         refuse_types(raw)
         refuse_shapes(raw)
         rope = read_rope(raw)
     except ValueError as error:
-        raise ValueError(f'{where}: {error}') from None
+        raise ValueError(f'{folder}: config.json: {error}') from None
     kind = raw['model_type']
     heads = raw['num_attention_heads']
     settings = dict(num_key_value_heads=heads, head_dim=raw['hidden_size'] // heads)    # where not given
@@ -1051,8 +1047,7 @@ def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
     found = []
     for name in ('config.json', 'generation_config.json'):
-        path = plain_file(folder, name)
-        ids = read_json(path).get('eos_token_id') if path.exists() else None
+        ids = read_json(folder, name, {}).get('eos_token_id')
         found += ids if isinstance(ids, list) else [ids]
     good = all(i is None or type(i) is int for i in found)
     require_that(good, f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
@@ -1100,8 +1095,7 @@ class Calibration(dict):
 
 def stored_sections(target):
     """{name: section} in a target folder's calibration.json; none where it is of other weights."""
-    where = plain_file(target, 'calibration.json')
-    stored = read_json(where) if where.exists() else {}
+    stored = read_json(target, 'calibration.json', {})
     return stored if stored.pop('target', None) == fingerprint(target) else {}
 
 
@@ -1201,9 +1195,14 @@ def plain_file(folder, name):
     return where
 
 
-def read_json(path):
-    """The object in a JSON file of a checkpoint's folder; ValueError in one line if there is none."""
-    path = plain_file(File(path).parent, File(path).name)
+def read_json(folder, name, absent=None):
+    """The object in a JSON file of a checkpoint's folder; ValueError in one line if it holds none.
+
+    absent: what an optional file counts as where it is not there.
+    """
+    path = plain_file(folder, name)
+    if absent is not None and not path.exists():
+        return absent
     try:
         content = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:

@@ -701,8 +701,7 @@ def encoded(engine, rows, in_chat):
 
 def chat(folder, text):
     """The text as the user's message in the checkpoint's own chat template, in jinja's immutable sandbox."""
-    file = plain_file(folder, 'tokenizer_config.json')
-    settings = read_json(file) if file.exists() else {}
+    settings = read_json(folder, 'tokenizer_config.json', {})
     template = settings.get('chat_template')
     if isinstance(template, list):                      # several: [{name, template}]
         named = [one for one in template if isinstance(one, dict) and one.get('name') == 'default']
