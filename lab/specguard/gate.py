@@ -82,7 +82,7 @@ def run():
     """Measures a pair, with the flags of train_mask.py, and stores what it finds."""
     args = parse(['--signals', *sys.argv[1:]])
     section = find_gate(*signal_texts(args, settings_of(args)))
-    write_calibration(args.target, 'signals', section, args.draft, args.draft_dtype)
+    write_calibration(args.target, 'signals', section, args.draft)
 
 
 if __name__ == '__main__':
