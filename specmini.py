@@ -1095,9 +1095,8 @@ def notes(engine, session, texts):
                f'{len(texts)} texts')
     sparse = session.sparse
     longest = max(len(text.prompt) + len(text.tokens) for text in texts)
-    mixtures = engine.models['target'].config.mixtures
-    if sparse and sparse.rho < 1 and sparse.skips_nothing(longest, mixtures):
-        yield f'sparse passes left nothing out: {longest} tokens are too few, see dense_below'
+    if sparse and sparse.rho < 1 and not sparse.left_out(longest):
+        yield f'sparse attention left nothing out: {longest} tokens are too few, see dense_below'
     right = grades(engine, texts)
     if right:
         yield f'right: {sum(right)} of {len(right)} graded texts ({sum(right) / len(right):.1%})'

@@ -802,8 +802,7 @@ class Ballot:
     def elect(self, scores):
         """The tokens [n] with the highest sums of scores [B, n, K]; last ties go to the lowest id.
 
-        The sums are exact, because a result must not depend on the order of branches, and in plain Python,
-        which is faster on so few numbers.
+        In plain Python, which is faster on so few numbers.
         """
         elected = []
         for ids, totals, tie_break in zip(self.candidates.tolist(), sums_of(scores), self.tie_break):
@@ -813,11 +812,8 @@ class Ballot:
 
 
 def sums_of(table):
-    """[n][K] exact sums over the branches of a table [B, n, K]."""
-    sums = []
-    for candidates in table.permute(1, 2, 0).tolist():                              # [K][B]
-        sums.append([math.fsum(numbers) for numbers in candidates])
-    return sums
+    """[n][K] sums over the branches of a table [B, n, K], by size, so that their order does not matter."""
+    return table.sort(0).values.sum(0).tolist()
 
 
 @dataclass
@@ -1320,8 +1316,7 @@ class Sparse(Exact):
         return super().propose(session)
 
     def explain(self, cycle, word):
-        whole = self.cached // self.block
-        left_out = max(0, whole - int(kernels.kept_blocks(self.cached, self.blocks))) * self.block
+        left_out = self.left_out(self.cached)
         if not left_out:
             return 'all keys are read'
         return f'{self.cached - left_out} of {self.cached} cached keys are read in each layer'
@@ -1344,10 +1339,10 @@ class Sparse(Exact):
                 experts.append(betas if E else None)
         return path.sparsified(heads, channels, tuple(experts))
 
-    def skips_nothing(self, length, mixtures):
-        """Whether passes over a text of this length leave nothing out; mixtures: see Config."""
-        keys = kernels.kept_blocks(length, self.blocks) < length // self.block
-        return not (keys or self.ffn_quantile or self.moe_skip and any(mixtures))
+    def left_out(self, cached):
+        """How many of the cached keys a layer does not read."""
+        kept = int(kernels.kept_blocks(cached, self.blocks))
+        return max(0, cached // self.block - kept) * self.block
 
     def anchor_layers(self, calibration, layers):
         """The layers that choose blocks; the layers behind one reuse its choice.
