@@ -401,7 +401,7 @@ class KVCache:
     """Keys and values of all layers, and for every position the token id and the path that wrote it.
 
     A position is valid only if both are right. Nothing else is tracked, so there is no rollback to get wrong.
-    Positions behind the recorded ones are scratch.
+    Positions after the recorded ones are scratch.
     """
 
     def __init__(self, config, capacity, like, rows=1):
@@ -424,7 +424,7 @@ class KVCache:
         return next(i for i, writer in enumerate(self.writers) if writer not in path.reads_from)
 
     def record(self, line, start, path):
-        """Positions start.. hold line[start:], written by this path; positions behind them are forgotten.
+        """Positions start.. hold line[start:], written by this path; positions after them are forgotten.
 
         The ids are removed first and added last, so an interrupt can only shorten the valid prefix.
         """
@@ -859,7 +859,7 @@ def find_weights(folder, views, count):
                 require_that(good, f'{name} is stored as {dtype}; use weights in fp32, fp16 or bf16')
                 files[name] = file
     absent = sorted(views.keys() - files.keys())
-    require_that(not absent, f'{folder}: {len(absent)} tensors are missing, first {absent[:1]}: fetch it again')
+    require_that(not absent, f'{folder}: missing tensors: {len(absent)}, first {absent[:1]}; fetch it again')
     return files, dtypes
 
 

@@ -253,7 +253,7 @@ class Text:
 
     @property
     def tokens(self):
-        """Ids behind the prompt."""
+        """Ids after the prompt."""
         return tokens_of(self.cycles)
 
 
@@ -274,7 +274,7 @@ def write_text(engine, row, number, prompt, name, method, show=None):
 
 
 def audit(session):
-    """[[p(x), log p(x), sum p^2]] of each token x that was written, by dense passes of the target behind it.
+    """[[p(x), log p(x), sum p^2]] of each token x that was written, by dense passes of the target after it.
 
     p is what the run samples from, log p of the raw logits, in nats; sum p^2 is the mean of p(x) over samples
     of the target's own. AUDITED tokens a pass: memory.

@@ -337,7 +337,7 @@ def test_law_of_steps_that_specguard_judges(tau):
 
 @pytest.mark.parametrize('bonus', [True, False])
 def test_law_of_via_slim_bonus(bonus):
-    """Behind a block that slim kept, slim writes a token; without slim_bonus the draft goes on."""
+    """After a block that slim kept, slim writes a token; without slim_bonus the draft goes on."""
     target, draft = Table(1, 3), Table(2, 3)
     method = ViaSd(1, keep=0.0, escalate=0.0, slim_bonus=bonus)
     found = enumerate_law(target, draft, method, 2, temperature=1.0, calibration=SKIP)
@@ -425,7 +425,7 @@ def full_session(tokens_left, eos=(), length=23, **settings):
 def test_greedy_identity_of_every_method(method, settings):
     """A lossless setting writes plain decoding's text, also where the end of room or of text cuts a block.
 
-    Behind the short prompt the draft is the target itself, so that an end may stand among accepted tokens.
+    After the short prompt the draft is the target itself, so that an end may stand among accepted tokens.
     """
     assert method.lossless and (not settings.get('sparse') or settings['sparse'].lossless)
     for length in (1, 23):
@@ -444,7 +444,7 @@ def test_greedy_identity_of_every_method(method, settings):
 
 
 def test_nothing_is_judged_behind_an_end():
-    """A block that was looked up may go on behind an end of sequence that the target writes, too."""
+    """A block that was looked up may go on after an end of sequence that the target writes, too."""
     target = network(0)
     wanted = plain(target, [1, 2, 3], 3)
     s = session(target, None, [1, 2, 3], 9, prompt_lookup, eos=frozenset(wanted[:1]))
@@ -609,7 +609,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         return reader
 
     def right_behind(self, rows, held, name, ids):
-        """Asserts that these are the logits of a rollout behind what is held."""
+        """Asserts that these are the logits of a rollout after what is held."""
         reader = self.fresh_reader(held)
         begin = held[-1][2]
         last = torch.tensor([[token for token, *_ in held[begin:]]])
@@ -904,7 +904,7 @@ def test_ecsv_drafts_have_the_mean_logits_of_all_branches():
     ([3], dict(a_spot=0), [1, 3]), ([4], dict(a_spot=0), [1, 3, 2, 2]),
     ([3], dict(a_spot=4), [1, 4, 2, 2]), ([4], dict(a_spot=4), [1, 4])])
 def test_ecsv_block_ends_where_an_end_is_elected(eos, knobs, wanted):
-    """Tokens behind an end would be read for nothing. A second vote may take an end back, or elect one."""
+    """Tokens after an end would be read for nothing. A second vote may take an end back, or elect one."""
     target = network(0)                                 # it would write 4 where two of three branches have 3
     s = session(target, target, [1], 9, eos=frozenset(eos))
     assert Scripted([[1, 3, 2, 2], [1, 3, 5, 2], [1, 4, 2, 6]], spots=1, **knobs).propose(s).tokens == wanted
@@ -1209,7 +1209,7 @@ def attend_by_hand(q, k, v, mask):
 def test_sparse_attention_gathered_is_masked(block, start, T):
     """Gathered blocks give what all keys give under a mask that hides the other blocks, by hand.
 
-    A compiled pass has the whole cache in view, also what lies behind the text: the result is the same.
+    A compiled pass has the whole cache in view, also what lies after the text: the result is the same.
     """
     rule = blocks_rule(rho=0.3, block=block)
     sizes = dict(dtype=torch.float64, generator=seeded(1))
@@ -1291,7 +1291,7 @@ def test_sparse_draft_changes_no_logits_before_it():
 @pytest.mark.parametrize('anchors, skip, equal', [
     (2, set(), [(0, 1), (2, 3)]), (1, set(), [(0, 3)]), (2, {0, 1}, [(2, 3)])])
 def test_sparse_layers_read_their_anchors_blocks(anchors, skip, equal):
-    """The anchors are layers 0 and 2; a layer behind one reads the same blocks. An anchor may be skipped."""
+    """The anchors are layers 0 and 2; a layer after one reads the same blocks. An anchor may be skipped."""
     model = network(num_hidden_layers=4)
     path = sparse_path(model, **OFF | dict(rho=0.1), anchors=anchors).without(skip)
     reader = Reader(model, 64)
@@ -1402,7 +1402,7 @@ def test_calibrations_are_of_the_embedded_weights():
 # ------------------------------------------------------------------------------------- what pays, by hand
 
 def cycle(drafted, *kept, added=1):
-    """A Cycle: tokens drafted, the verdicts of those judged, tokens added behind the kept; took a second."""
+    """A Cycle: tokens drafted, the verdicts of those judged, tokens added after the kept; took a second."""
     rows = [verify.Judged(0, 1.0, 1.0, chance=1.0, kept=verdict) for verdict in kept]
     labels = ['draft'] * sum(kept) + ['target'] * added
     return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, {}, 1.0)
@@ -1460,7 +1460,7 @@ def test_acceptance_by_place_is_of_those_that_were_reached():
 
 def test_speedups_by_hand():
     """(1 + c1 + c1 c2 + ...) / (gamma c + v); a position with few verdicts has the share of all."""
-    places = [[40, 50], [15, 30]]                       # 0.8, 0.5, and 55 of 80 behind them
+    places = [[40, 50], [15, 30]]                       # 0.8, 0.5, and 55 of 80 after them
     found = times.speedups(places, 0.25, {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5})
     assert found == pytest.approx({0: 1, 1: 1.8 / 1.25, 2: 2.2 / 2, 3: (2.2 + 0.4 * 55 / 80) / 2.25})
     few = times.speedups([[9, 10], [1, 10]], 0.0, {0: 1.0, 2: 1.0})

@@ -1,7 +1,7 @@
 """What is measured once on a model and kept in its calibration.json.
 
 `python train_mask.py` searches which layers a slim pass of the embedded target can skip, in half a minute;
---target and --prompts take any other. The text is what the target itself writes behind prompts. Masks that
+--target and --prompts take any other. The text is what the target itself writes after prompts. Masks that
 need no search come first: evenly spaced layers, all contiguous blocks. Then random proposals take turns with
 Bayesian ones (a Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far.
 --anchors measures instead which layers choose blocks under --sparse, and its thresholds. --signals measures
@@ -64,9 +64,9 @@ def calibration_rows(settings):
 
 
 def calibration_texts(engine, settings):
-    """settings.texts texts as ids: prompts, each with the W tokens that the target writes behind it.
+    """settings.texts texts as ids: prompts, each with the W tokens that the target writes after it.
 
-    Rows behind which it writes fewer, or whose prompt fills the context, are passed over. ValueError where
+    Rows after which it writes fewer, or whose prompt fills the context, are passed over. ValueError where
     they leave too few.
     """
     W = settings.tokens
@@ -358,7 +358,7 @@ def signal_texts(args, settings):
 
 
 def measure_signals(args, settings):
-    """Writes the section `signals` of a pair: ranges of L and G over the steps behind prompts.
+    """Writes the section `signals` of a pair: ranges of L and G over the steps after prompts.
 
     At tau = inf the target writes all that the draft's steps go on from.
     """

@@ -1268,7 +1268,7 @@ METHODS['specguard'] = SpecGuard
 
 # ---------------------------------------------------------------------------------- sparse verification
 # The target's pass is made cheaper: some layers (anchors) choose blocks of keys by the root's query, and the
-# layers behind them reuse the choice; a token's weakest experts, and weak channels, are left out. It reads
+# layers after them reuse the choice; a token's weakest experts, and weak channels, are left out. It reads
 #     dense_below + rho (cached - dense_below) of the cached keys, in whole blocks, and sinks and locals.
 # Overrides propose, which makes the session's path sparse.
 # Source: "Accelerate speculative decoding with sparse computation in verification" (2025). The paper's
@@ -1345,7 +1345,7 @@ class Sparse(Exact):
         return max(0, cached // self.block - kept) * self.block
 
     def anchor_layers(self, calibration, layers):
-        """The layers that choose blocks; the layers behind one reuse its choice.
+        """The layers that choose blocks; the layers after one reuse its choice.
 
         By default half of the layers, in the calibrated order, or every second layer without one.
         """

@@ -29,7 +29,7 @@ def parse():
     of_speed.add_argument('--n', type=at_least(1), default=10, help='held-out rows of each task (10)')
     of_speed.add_argument('--prompts', metavar='FILE.jsonl', help='its first n rows instead')
     of_speed.add_argument('--length', type=at_least(1), default=120, help='tokens to write at most (120)')
-    of_speed.add_argument('--rounds', type=at_least(1), default=3, help='that are timed, behind one more (3)')
+    of_speed.add_argument('--rounds', type=at_least(1), default=3, help='that are timed, after one more (3)')
     of_speed.add_argument('--gamma', type=at_least(0), default=4)
     of_cuda = parser.add_argument_group('cuda')
     of_cuda.add_argument('--minutes', type=at_least(0, float), default=9, help='that it may take (9)')

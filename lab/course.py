@@ -35,7 +35,7 @@ def claim(holds, message):
 # ----------------------------------------------------------------------------- what the real loop does
 
 class Same(Table):
-    """A Table with the same distribution behind every prefix."""
+    """A Table with the same distribution after every prefix."""
 
     def __init__(self, p):
         super().__init__(0, len(p))

@@ -28,7 +28,7 @@ SLACK = 2                   # a form's rounding errors may be so many times the 
 GAMMA = 4
 POSITIONS = 8               # of a compiled pass over GAMMA + 1
 RUNS = 9                    # of which the median counts
-PROMPT, WRITTEN = 512, 32   # tokens behind which random targets write, and that each method writes
+PROMPT, WRITTEN = 512, 32   # tokens after which random targets write, and that each method writes
 NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
 STEPS = 5                   # of plain decoding that are watched
 KERNELS = 8                 # that are named, those that take longest first
@@ -216,7 +216,7 @@ class Card:
         return torch.cat(rows).cpu().double()
 
     def session(self, form, source=no_draft):
-        """A Session of random networks in this form, behind a prompt that counts up; source: of drafts."""
+        """A Session of random networks in this form, after a prompt that counts up; source: of drafts."""
         how = self.sizes.contexts[-1], self.device, self.dtype
         target, draft = (random_reader(shape, *how) for shape in (self.sizes.target, self.sizes.draft))
         for reader in (target, draft):
@@ -293,7 +293,7 @@ class Card:
         return found
 
     def whole_pass(self, keys, form):
-        """Milliseconds of a pass over GAMMA + 1 positions of the random target behind so many random keys."""
+        """Milliseconds of a pass over GAMMA + 1 positions of the random target after so many random keys."""
         reader = self.session(form).target
         for store in reader.cache.stores:
             store.normal_()

@@ -133,7 +133,7 @@ class ByHand:
         return run()
 
     def forward(self, ids, positions, path, stores, kv_len):
-        """Hidden states [B, T, C]; keys behind the positions are masked, as in any compiled pass."""
+        """Hidden states [B, T, C]; keys after the positions are masked, as in any compiled pass."""
         model = self.model
         later = torch.arange(kv_len, device=ids.device) > positions[:, None]                # [T, kv_len]
         mask = torch.zeros_like(later, dtype=model.dtype).masked_fill(later, -torch.inf)

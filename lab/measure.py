@@ -268,7 +268,7 @@ def counts_of(session, method, prompt, engine):
     """What one method does with one text: the counts of a run.
 
     tokens written; judged and accepted draft tokens; cycles; wrong: tokens that are not the target's
-    favourite behind the same text; nats: -log p of the text by the target; right: 1, 0, or None where the
+    favourite after the same text; nats: -log p of the text by the target; right: 1, 0, or None where the
     row has no answer; seconds by the clock, without the prompt; passes {reader/path: {positions: passes}}.
     """
     marks = session.mark()
@@ -296,7 +296,7 @@ def moment():
 
 
 def target_says(session, ids, written):
-    """(tokens that are not the target's favourite behind the same text, -log p of all) by one dense pass."""
+    """(tokens that are not the target's favourite after the same text, -log p of all) by one dense pass."""
     if not written:
         return 0, 0.0
     reader = session.target
@@ -354,7 +354,7 @@ def cost_row(pair):
 
 
 def pass_seconds(session, path, text, token, n):
-    """Seconds of a target pass over n positions behind the text; token: one that the cache does not hold."""
+    """Seconds of a target pass over n positions after the text; token: one that the cache does not hold."""
     reader = session.target
     reader.read(text[:-1], path, 0)
     begin = moment()
@@ -423,7 +423,7 @@ def dated(head):
 
 
 def write_rows(where, head, items, row_of, resume=False):
-    """Writes a head, then row_of(item) as each is measured; resume: goes on behind rows of this head."""
+    """Writes a head, then row_of(item) as each is measured; resume: goes on after rows of this head."""
     where.parent.mkdir(parents=True, exist_ok=True)
     there = kept_rows(where, head) if resume else 0
     with open(where, 'a' if there else 'w', encoding='utf-8') as file:

@@ -43,13 +43,13 @@ def prompts_of(file, n, tokenizer):
 # ------------------------------------------------------------------------------------------- contestants
 
 def written(engine, method, ids):
-    """The ids that our engine writes behind a prompt's."""
+    """The ids that our engine writes after a prompt's."""
     return tokens_of(engine.write(ids, method))
 
 
 @torch.inference_mode()
 def generated(network, settings, assistant, ids):
-    """The ids that a network of transformers writes behind a prompt's; assistant: another one, or None."""
+    """The ids that a network of transformers writes after a prompt's; assistant: another one, or None."""
     line = torch.tensor([ids], device=network.device)
     text = network.generate(line, attention_mask=torch.ones_like(line), generation_config=settings,
                             assistant_model=assistant)

@@ -151,7 +151,7 @@ class Table:
         self.full = Path('full', (kernels.attend,), (kernels.feed_forward,))
 
     def row(self, prefix):
-        """The logits [V] behind a prefix, a tuple of ids."""
+        """The logits [V] after a prefix, a tuple of ids."""
         if prefix not in self.rows:
             generator = seeded(hash((self.seed, *prefix)) % 2 ** 40)
             noise = torch.randn(self.vocab, generator=generator, dtype=torch.float64)
@@ -195,7 +195,7 @@ class Table:
 class Branch:
     """One way that all draws of a text can go; its `draw` replaces a Session's.
 
-    It repeats the draws of its script; behind them it takes the first token that is possible and notes what
+    It repeats the draws of its script; after them it takes the first token that is possible and notes what
     else could have been drawn there.
     """
 
@@ -203,7 +203,7 @@ class Branch:
         self.script = script    # tokens to draw first
         self.taken = []         # tokens drawn so far
         self.chance = 1.0       # of all of them together
-        self.others = []        # scripts of the branches that leave this one behind its script
+        self.others = []        # scripts of the branches that leave this one after its script
 
     def draw(self, p):
         """A token (0-dim) from p [V], or one from each row of p [n, V]."""

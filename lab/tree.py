@@ -15,11 +15,11 @@ from model import require_that, to_device
 
 
 class Tree:
-    """Guesses behind a Reader's text that branch: read in one pass, of which one branch is then kept.
+    """Guesses after a Reader's text that branch: read in one pass, of which one branch is then kept.
 
     A node turns by its depth and sees the text and its own ancestors alone. Its keys and values stay beside
     the cache until `keep`, so that no broken-off cycle leaves a position there that is trusted and not right.
-    They cost a copy of the text's keys a pass: a lab's price, for one that needs no place behind the text.
+    They cost a copy of the text's keys a pass: a lab's price, for one that needs no place after the text.
     Source: Miao et al. 2024 (SpecInfer), tree attention.
     """
 
@@ -43,7 +43,7 @@ class Tree:
 
     @torch.inference_mode()
     def read(self, path):
-        """Logits [T, V] behind each node, read on this path: one pass in the ledger, never a compiled one."""
+        """Logits [T, V] after each node, read on this path: one pass in the ledger, never a compiled one."""
         require_that(not path.sparse, 'a tree of guesses is read densely: leave out --sparse')
         reader = self.reader
         reader.read(self.text[:-1], path, 0)                # no pass, where all is trusted
@@ -70,7 +70,7 @@ class Tree:
 
     @torch.inference_mode()
     def keep(self, branch):
-        """The cache holds the text and these nodes behind it: each the child of the one before, from node 0.
+        """The cache holds the text and these nodes after it: each the child of the one before, from node 0.
 
         They were computed where they now stand, by the path that read the tree.
         """

@@ -18,7 +18,7 @@ LOSSY = 'ratio', 'cmasd', 'via', 'cascade', 'specguard', 'lenient'      # settin
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing
 COSTS = 0.02, 0.05, 0.1, 0.2, 0.36  # of a draft pass, in target passes, that payoff is told
 LENGTHS = 2, 4, 8, 12               # of blocks whose passes are counted
-BLOCKS = 4, 8, 12                   # layers in a row that slim leaves out, behind the first sixth of all
+BLOCKS = 4, 8, 12                   # layers in a row that slim leaves out, after the first sixth of all
 
 
 def lossless(names):
@@ -78,7 +78,7 @@ def via_without(count, layers, gamma):
 
 
 def left_out(count, layers):
-    """So many layers in a row, behind the first sixth of all."""
+    """So many layers in a row, after the first sixth of all."""
     return range(layers // 6, layers // 6 + count)
 
 

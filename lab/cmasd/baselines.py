@@ -30,7 +30,7 @@ METHODS.update(lenient=Lenient)
 # ---------------------------------------------------------------------------------------- length controllers
 
 class Confident(Controller):
-    """At most 20 tokens; stops behind one that the draft gives less than `limit`, 0.4.
+    """At most 20 tokens; stops after one that the draft gives less than `limit`, 0.4.
 
     Source: Hugging Face transformers, ConfidenceCriteria with the default settings.
     """

@@ -126,7 +126,7 @@ def voted():
 
 
 def before(session, cycle):
-    """The last words of the text behind which a cycle, the latest, has written."""
+    """The last words of the text after which a cycle, the latest, has written."""
     text = EMBEDDED.tokenizer.decode(session.tokens[:-len(cycle.tokens)])
     return ' '.join(['…', *text.split()[-6:]])
 
@@ -181,7 +181,7 @@ def text_of(tokens):
 def sparsified():
     """The blocks of keys that one verifying pass reads, in each layer by each of its key heads.
 
-    The pass: the root and four right guesses behind the first held-out table of a middling length.
+    The pass: the root and four right guesses after the first held-out table of a middling length.
     """
     low, high = TABLE
     row = next(row for row in tasks.rows('table', 7) if low < len(EMBEDDED.encode(row['prompt'])) < high)

@@ -46,7 +46,7 @@ def cmasd(shown):
     """Confidence of each place as a bar, the threshold across it, what is compared with it as a dot."""
     figure, axes = canvas(37)
     headline(axes, 'cmasd: confidence sets how strictly a guess is judged, and how many there are',
-             f'One cycle behind “{shown["prompt"]}”')
+             f'One cycle after “{shown["prompt"]}”')
     left, step, foot, height = 15.5, 5.8, 14, 15
     drafted = len(shown['drafted'])
     for level in (0, 0.5, 1):
@@ -92,7 +92,7 @@ def ecsv(shown):
     """The branches as a tree, as thick as they are many, above the elected block and its shares."""
     figure, axes = canvas(36)
     headline(axes, 'ecsv: four sampled branches vote on each place, the target verifies the winner',
-             f'A cycle behind “{shown["before"]}”. 3 × 1.3: three branches of weight 1.3 each')
+             f'A cycle after “{shown["before"]}”. 3 × 1.3: three branches of weight 1.3 each')
     left, step, top = 17, 12.5, 27
     places = {}                                         # beginning: where its box is
     begun = beginnings(shown['branches'])
@@ -206,7 +206,7 @@ def specguard(shown):
     height = 15 + 5 * len(shown['steps'])
     figure, axes = canvas(height)
     headline(axes, 'specguard: a whole step is kept if the draft was sure and looked back',
-             f'All steps behind “{textwrap.shorten(shown["prompt"], 76, placeholder=" …")}”')
+             f'All steps after “{textwrap.shorten(shown["prompt"], 76, placeholder=" …")}”')
     columns = dict(confidence=(18, '#BFDDF2'), grounding=(30, '#BFDDF2'), score=(42, SKY))
     top = height - 8
     write(axes, 1, top, 'step of the draft', GREY)
@@ -241,7 +241,7 @@ def sparse(shown):
     read = shown['read']
     height = 16.5 + 2.8 * len(read)
     figure, axes = canvas(height)
-    said = (f'One pass over {shown["positions"]} positions behind {shown["cached"]} cached tokens, '
+    said = (f'One pass over {shown["positions"]} positions after {shown["cached"]} cached tokens, '
             f'in blocks of {shown["block"]}')
     headline(axes, 'sparse: the verifying pass reads some blocks of keys, chosen in half of the layers', said)
     left, top = 15, height - 9.5

@@ -72,7 +72,7 @@ class Prompted:
         self.dense, _ = self.log_probs(DENSE)
 
     def start(self, knobs):
-        """The session behind its prompt again, sparse with these knobs."""
+        """The session after its prompt again, sparse with these knobs."""
         session = self.session
         session.tokens, session.tokens_left, session.ended = list(self.ids), self.tokens_left, False
         knobs = dict(knobs)
@@ -142,7 +142,7 @@ def long_items(pair, n, lengths=LENGTHS):
 
 
 def look_up(pair, tokens, place):
-    """(row, ids): a table whose first half is asked about, and behind it as many others as fit.
+    """(row, ids): a table whose first half is asked about, and after it as many others as fit.
 
     The embedded models know questions of the task; any other model is asked for a single cell.
     """

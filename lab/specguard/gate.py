@@ -1,6 +1,6 @@
 """Which beta and tau SpecGuard should have on a pair: `python -m lab.specguard.gate --target DIR ...`.
 
-Each step that the draft proposes behind prompts with answers is graded by where the target comes from it. The
+Each step that the draft proposes after prompts with answers is graded by where the target comes from it. The
 gate that is surely as accurate as it should be, with the fewest steps by the target, is printed. It goes to
 calibration.json with the ranges of these steps.
 """
@@ -21,11 +21,11 @@ ACCURACY = 0.95         # share of the kept steps that is to be right
 
 
 def drafted_steps(engine, row, ids, method):
-    """[(L, G, right)] of the steps that the draft proposes along a text behind a prompt (ids).
+    """[(L, G, right)] of the steps that the draft proposes along a text after a prompt (ids).
 
     L, G: the smallest log-probability and grounding of a step. right: see continued_checker; None where the
     target does not come to the answer by itself, or there is none. A step that is not right is written by the
-    target, so that all steps stand behind right ones.
+    target, so that all steps stand after right ones.
     """
     session = engine.start(ids, method)
     right = continued_checker(session, lambda text: grade(row, text))

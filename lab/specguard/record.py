@@ -23,7 +23,7 @@ GAMMAS = 4, 8, 12               # of plain sd
 SEEDS = 3                       # runs of the default preset, each with other draws
 SWEPT = 15                      # prompts of each task that the sweeps are run on
 KEPT = 'tokens', 'wrong', 'accepted', 'right', 'passes'         # figures of a run that are stored
-MOST_STEPS = 6                  # steps of an answer, evenly spaced, behind which the draft writes another
+MOST_STEPS = 6                  # steps of an answer, evenly spaced, after which the draft writes another
 ALTERED = 40                    # prompts of each family whose steps are altered
 WRITERS = dict(target=Exact(draft_temperature=0), draft=Unseen(k=1, draft_temperature=0, tau=-torch.inf))
 SOURCES = *WRITERS, 'reference'         # who wrote an answer whose steps are altered
@@ -173,7 +173,7 @@ def right_steps(pair, prompt, source, session):
 
 
 def drafted_row(pair, prompt):
-    """Columns, a value for each step that the draft writes behind right ones, the most central of four.
+    """Columns, a value for each step that the draft writes after right ones, the most central of four.
 
     kind; right; first: whether the first of the four is right; draft: [L, 1 - G]. The steps before are the
     reference's on the lab's tasks, else the target's own.

@@ -11,7 +11,7 @@ N = 80          # tokens to write
 
 
 def logits_of(model, ids):
-    """Logits [T, V]: row i tells what comes behind ids[:i + 1]."""
+    """Logits [T, V]: row i tells what comes after ids[:i + 1]."""
     positions = torch.arange(len(ids))
     hidden = model(torch.tensor([ids]), positions, model.full)              # [1, T, C]
     return model.logits(hidden)[0]
@@ -27,7 +27,7 @@ def generate(target, draft, ids, n):
 
 
 def demo(generate):
-    """Writes N tokens behind PROMPT with the embedded pair; prints them, tokens a second and passes."""
+    """Writes N tokens after PROMPT with the embedded pair; prints them, tokens a second and passes."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     target, tokenizer, _ = load(EMBEDDED / 'target')

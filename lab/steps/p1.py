@@ -12,7 +12,7 @@ def generate(target, draft, ids, n):
     ids = list(ids)
     reader = Reader(target, len(ids) + n)
     for _ in range(n):
-        logits = reader.read(ids, target.full, 1)           # [1, V], behind the last id
+        logits = reader.read(ids, target.full, 1)           # [1, V], after the last id
         ids.append(int(logits[0].argmax()))
     return ids, len(reader.log)
 

@@ -10,7 +10,7 @@ GAMMA = 4       # tokens of a block
 
 
 def propose(draft, ids):
-    """GAMMA guesses behind the ids, the draft's favourite each time; draft: a Reader."""
+    """GAMMA guesses after the ids, the draft's favourite each time; draft: a Reader."""
     guesses = []
     for _ in range(GAMMA):
         logits = draft.read(ids + guesses, draft.model.full, 1)

@@ -78,7 +78,7 @@ def put(folder, files):
 
 
 def tiny_pair(home):
-    """The flags of a run on two tiny checkpoints: twenty tokens behind a short prompt."""
+    """The flags of a run on two tiny checkpoints: twenty tokens after a short prompt."""
     target = tiny(home / 'target', 0)
     draft = tiny(home / 'draft', 1)
     return '--target', target, '--draft', draft, '--prompt', 'hello', '--max-new', 20

@@ -30,7 +30,7 @@ def test_law_of_controllers(name, draft, learns, method, constants, monkeypatch)
     """Every draw enumerated: the target's law, though blocks differ in length.
 
     A controller that never changes its mind would fail: its law is that of a fixed length. One that learns
-    has to decide differently behind the same tokens.
+    has to decide differently after the same tokens.
     """
     for constant, value in constants.items():
         monkeypatch.setattr(CONTROLLERS[name], constant, value)
@@ -81,7 +81,7 @@ def test_payoff_by_hand():
     assert controller.keep_drafting(None, signals[:1])        # 0.9 > 0.5 (1 + 0.9) / 1.5
     assert not controller.keep_drafting(None, signals)        # 0.54 < 0.5 (1 + 0.9 + 0.54) / 2
     judged = [verify.Judged(5, 1.0, 1.0, kept=kept, signals=dict(largest=largest))
-              for kept, largest in ((True, 0.95), (False, 0.75))]       # behind a miss none is judged
+              for kept, largest in ((True, 0.95), (False, 0.75))]       # after a miss none is judged
     cycle = Cycle([5, 5, 5], judged, [5, 6], ['draft', 'target'], {}, 0.0)
     controller.learn(cycle)
     assert (controller.tokens, controller.time) == (2, 2.5)

@@ -188,7 +188,7 @@ def test_fork():
     reader = Reader(model, 50)
     reader.read([1, 2, 3], model.full, 1)
     keys, _ = reader.cache.stores[0].chunk(2, 1)
-    keys[:, :, 3:] = 7.0                                        # scratch behind what is in use
+    keys[:, :, 3:] = 7.0                                        # scratch after what is in use
     twin = reader.fork(3)
     copied, _ = twin.cache.stores[0].chunk(2, 1)
     assert copied.shape[0] == 3 and (copied[:, :, 3:] == 0).all()
@@ -244,7 +244,7 @@ def test_plain_decoding_in_bursts_writes_the_same():
 @pytest.mark.filterwarnings('ignore:flex_attention called without')
 @pytest.mark.parametrize('rule', [None, verify.Blocks(0.3, 8, 8, 1, 2), verify.Blocks(0.3, 99, 8, 1, 2)])
 def test_passes_by_flex_attention(rule, monkeypatch):
-    """As eager ones are, dense or over the blocks that the first of two layers lists, behind any length."""
+    """As eager ones are, dense or over the blocks that the first of two layers lists, after any length."""
     monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
     model = network(num_hidden_layers=2)
     path, attends = model.full, [forms.flex_dense] * 2
@@ -452,7 +452,7 @@ class Slice(torch.Tensor):
 
 @pytest.mark.parametrize('shape', [dict(qkv_bias=True, o_bias=True, mlp_bias=True), MIXED])
 def test_shards_of_a_network_add_up(shape):
-    """Side by side they are the whole tensor; a bias behind a sum over the ranks is in the first alone."""
+    """Side by side they are the whole tensor; a bias after a sum over the ranks is in the first alone."""
     model = network(**shape)
     refuses('3', shard_config, model.config, 3)
     small = checkpoint_views(Transformer(shard_config(model.config, 2)))

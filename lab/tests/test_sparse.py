@@ -44,7 +44,7 @@ def test_quest_bounds_the_keys_of_a_block():
 
 
 def reads(name, blocks, sizes=None, found=None, **knobs):
-    """Logits of passes over these [[ids]] behind LINE, a cycle each; found: the section `sparse`."""
+    """Logits of passes over these [[ids]] after LINE, a cycle each; found: the section `sparse`."""
     model = network(0, **sizes or dict(num_hidden_layers=3))
     s = session(model, None, LINE, 30, no_draft, sparse=METHODS[name](**KEEP | knobs))
     s.calibration = dict(sparse=found)
@@ -127,7 +127,7 @@ def test_a_look_up_asks_for_cells_of_the_first_half():
 
 
 def test_a_longer_look_up_has_one_answer():
-    """Of another pair: a single cell is asked for, and no table behind the first has its item."""
+    """Of another pair: a single cell is asked for, and no table after the first has its item."""
     pair = Pair(prompts=('none.jsonl',))
     row, ids = record.look_up(pair, 8000, 0)
     text = EMBEDDED.tokenizer.decode(ids)

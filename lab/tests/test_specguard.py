@@ -136,7 +136,7 @@ def test_chosen_gate_by_hand():
 
 
 def test_drafted_steps_by_hand(monkeypatch):
-    """Steps behind right ones: the target writes what the draft has wrong; grades are of whole answers."""
+    """Steps after right ones: the target writes what the draft has wrong; grades are of whole answers."""
     target, draft = network(0, 12), network(1, 12)
     asked = []
 

@@ -24,7 +24,7 @@ def section(folder, name='mask'):
 
 
 def tried_by(cost, units, skipped, **settings):
-    """{mask: cost} of the masks that a search tries behind the plain ones; settings: of Settings."""
+    """{mask: cost} of the masks that a search tries after the plain ones; settings: of Settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_mask, 'plain_masks', lambda m, k: iter(()))
         return train_mask.search(cost, units, skipped, train_mask.Settings(**settings))
@@ -130,7 +130,7 @@ def asked(tmp_path):
 
 
 def test_texts_of_prompts(asked, capsys):
-    """A text is a prompt, in the template, and what the target itself writes behind it."""
+    """A text is a prompt, in the template, and what the target itself writes after it."""
     folder, flags = asked
     settings = train_mask.Settings(prompts=flags[3], chat=True, texts=2, tokens=8)
     engine = Engine(str(folder), 'none')

@@ -63,7 +63,7 @@ def test_layers_that_slim_skips():
 
 
 def test_slim_row_by_hand():
-    """Drafts of five behind the target's text: who has the full pass's favourites, from fresh caches."""
+    """Drafts of five after the target's text: who has the full pass's favourites, from fresh caches."""
     (prompt,) = EMBEDDED.texts(['table'], 1)
     target, _, eos = embedded('target')
     draft, _, _ = embedded('draft')
@@ -81,7 +81,7 @@ def test_slim_row_by_hand():
 
 
 def favourites(model, line, block, path):
-    """What a path has for likeliest at each token of a block, behind what the full path read."""
+    """What a path has for likeliest at each token of a block, after what the full path read."""
     reader = Reader(model, len(line) + 5)
     reader.read(line[:-1], model.full, 0)
     return reader.read(line + block, path, len(block) + 1).argmax(-1).tolist()[:-1]

@@ -127,9 +127,9 @@ def drafting_row(pair, prompt):
 
 
 def slim_row(pair, prompt):
-    """Sums over drafted blocks behind the target's own text: agreement of draft and slim with it, Delta.
+    """Sums over drafted blocks after the target's own text: agreement of draft and slim with it, Delta.
 
-    Slim reads behind what the full path wrote, so its lag is 0 here. Delta, the paper's Delta_KL, is above 0
+    Slim reads after what the full path wrote, so its lag is 0 here. Delta, the paper's Delta_KL, is above 0
     where the way from q to p by s is the shorter one; what a pass costs is not in it.
     """
     engine = prepared(pair, sd(GAMMA))
