@@ -908,8 +908,9 @@ class EcsvSpot(Ecsv):
 
     def guess(self, session, n):
         draft = super().guess(session, min(n, self.budget - 1) if self.budget else n)
-        for place, token in self.checked.items():
-            draft.signals[place]['checked'] = token
+        for seen, place in zip(draft.signals, range(n)):
+            if place in self.checked:
+                seen['checked'] = self.checked[place]
         return draft
 
     def vote(self, session):
