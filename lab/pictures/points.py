@@ -45,14 +45,14 @@ def real_speeds(pair):
 # ---------------------------------------------------------------------------------- the cost of a draft pass
 
 CHEAPEST, DEAREST, STEPS = 0.02, 0.5, 41        # costs that are drawn, evenly spaced in their logarithms
-DRAWN = 'sd', 'payoff', 'cmasd', 'via, without 4', 'ecsv-lite', 'specguard, k = 1'
+DRAWN = 'sd', 'payoff', 'cmasd', 'via, without 4', 'ecsv-lite'
 
 
 def speeds_by_cost(pair):
     """{method: dict(agreement, line, clock)} of a pair with counted runs.
 
     line: [(c, speed)] at the method's best length for each cost c of a draft pass; clock: the same where it
-    was timed, with the draft as it is and in 4 bits. agreement: the lowest of them; None: it is lossless.
+    was timed. agreement: the lowest of them; None: it is lossless.
     """
     costs = numpy.geomspace(CHEAPEST, DEAREST, STEPS)
     found = {}
@@ -70,9 +70,7 @@ def speeds_by_cost(pair):
 
 
 def runs_at(pair, method, c):
-    """(Runs at this cost of a draft pass, the method's settings); SpecGuard's are of its timed runs."""
-    if method.startswith('specguard'):
-        return Records('best', pair, c, POSITION).runs('compositions'), [method]
+    """(Runs at this cost of a draft pass, the method's settings)."""
     runs = counted(pair, c, POSITION)
     return runs, runs.starting('sd ') if method == 'sd' else at_any_length(runs.names, method, c)
 
