@@ -1122,6 +1122,7 @@ class SpecGuard(Method):
     max_step: int = knob(None, 'tokens of a step; None: 48, or as its kind has it', 1, 999)
     n_roll: int = knob(3, 'last layers of the rollout', 1, 999)
     sparsify: float = knob(0.01, 'attention weights below this are dropped', 0, 1)
+    ranges = None           # of L and G, once a step was judged by them
 
     def __post_init__(self):
         check_knobs(self)
@@ -1214,11 +1215,12 @@ class SpecGuard(Method):
         step = cycle.judged[0]
         said = 'kept' if step.kept else 'the target writes it'
         if step.score is not None:
+            said = f'{step.score:.2f} {">=" if step.kept else "<"} {step.threshold:g}, {said}'
+        if self.ranges:
             seen = [(token.logp, token.grounding) for token in cycle.judged]
             L, G = map(min, zip(*seen))
             scaled_L, scaled_G = (step_score(seen, self.ranges, beta) for beta in (1, 0))
-            said = (f'L {L:.2f} ({scaled_L:.2f}), G {G:.2f} ({scaled_G:.2f}): '
-                    f'{step.score:.2f} {">=" if step.kept else "<"} {step.threshold:g}, {said}')
+            said = f'L {L:.2f} ({scaled_L:.2f}), G {G:.2f} ({scaled_G:.2f}): {said}'
         return f'candidate {cycle.signals[0]["candidate"]} of {self.k}; {said}'
 
     def write(self, session):

@@ -118,6 +118,7 @@ class KeptDraft(Sparse):
     every: int = knob(4, 'cycles from one choice of keys to the next', 1)
     lossless = True
     propose = Exact.propose             # the target verifies densely
+    explain = Exact.explain
     keys = None                         # the KeptKeys of the text, or None
     cycle = chosen = length = 0         # cycles so far; the one in which keys were chosen; tokens of the text
 

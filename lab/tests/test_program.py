@@ -557,7 +557,7 @@ QUICK = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', *GRADES_STEPS
 
 @pytest.mark.parametrize('name', [case(name, name, slow=name not in QUICK) for name in METHODS])
 def test_every_method_runs(name, able, capsys):
-    """From the command line, sampling: valid JSON and figures that add up, or a line says what it needs."""
+    """Sampling: valid JSON, figures that add up, and --show; or a line says what it needs."""
     target, draft = able
     flags = ['--target', target, '--draft', draft, '--prompt', 'ab 1\n', '--method', name, '--max-new', 16,
              '--temperature', 0.8]
@@ -570,6 +570,7 @@ def test_every_method_runs(name, able, capsys):
     n = len(report['tokens'])
     assert 1 <= n <= 16 and sum(report['stats']['labels'].values()) == n
     assert report['lossless'] == METHODS[name]().lossless
+    assert program(capsys, *flags, '--show')[0] == 0
 
 
 @pytest.mark.parametrize('knobs, told', [
