@@ -244,7 +244,7 @@ class Transformer(Part):
             kv_len = ids.shape[1]
         mask = self.mask(positions, kv_len)
         context = PassContext(positions, self.cos[positions], self.sin[positions], mask, kv_len)
-        x = self.model.embed_tokens(ids.flatten()).to(self.cos.dtype)                   # [B T, C]
+        x = self.model.embed_tokens(ids.flatten()).to(self.dtype)                       # [B T, C]
         for i, layer in enumerate(self.model.layers):
             store = None if stores is None else stores[i]
             x, carry = layer(x, path.attends[i], path.ffns[i], context, store, carry)
@@ -686,7 +686,7 @@ def pack(model):
     """
     # not of all modules: such a list would hold every matrix until the last one is packed
     parts = [part for part in model.modules() if not isinstance(part, (Linear, RMSNorm))]
-    if model.cos.dtype == torch.float32:
+    if model.dtype == torch.float32:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:       # FBGEMM packs with one thread
             list(pool.map(pack_children, parts))
 

@@ -97,7 +97,7 @@ class Engine:
         contexts = {role: model.config.max_position_embeddings for role, model in self.models.items()}
         self.shortest = min(contexts, key=contexts.get)                 # the role that limits a text
         self.context = contexts[self.shortest]
-        self.dtype = next(name for name, dtype in DTYPES.items() if dtype == target.cos.dtype)
+        self.dtype = next(name for name, dtype in DTYPES.items() if dtype == target.dtype)
         if self.device == 'cpu':
             take_threads(target)
 
