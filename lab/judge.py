@@ -225,7 +225,7 @@ class Runs:
         return self.share('tokens', UNITS[kind], names, texts)
 
     def agreement(self, names, texts):
-        """The share of the tokens that the target would have written behind the same text."""
+        """The share of the tokens that the target would have written after the same text."""
         return 1 - self.share('wrong', 'tokens', names, texts)
 
 
@@ -409,7 +409,7 @@ class PageTable(NamedTuple):
 
 
 def number(x):
-    """A figure with two digits behind the point, three where it is near 1."""
+    """A figure with two digits after the point, three where it is near 1."""
     if not math.isfinite(x):
         return '-'
     return f'{x:.3f}' if 0.9 <= x < 1.1 else f'{x:.2f}'

@@ -109,7 +109,7 @@ class Traced(Session):
 def places(session, draft, score, cycle):
     """What the verifiers said at each place of the block, a dict each: see place_of.
 
-    A place for each judged token, and one more where the cycle's last token stands behind them all. They end
+    A place for each judged token, and one more where the cycle's last token stands after them all. They end
     where what was judged is not the block that the Score has read, as with rules that try several branches.
     """
     laws = laws_of(session, draft, score)
@@ -150,19 +150,19 @@ def laws_of(session, draft, score):
         laws[name] = session.probs(rows)
     if n:
         some = next(iter(laws.values()))
-        laws['q'] = behind(draft.q.to(some), some)
+        laws['q'] = padded(draft.q.to(some), some)
         if 'p' in laws and len(laws['p']) == len(laws['q']):
-            laws['residual'] = behind(score.recovery_distribution(laws['p'][:-1], laws['q'][:-1]), some)
+            laws['residual'] = padded(score.recovery_distribution(laws['p'][:-1], laws['q'][:-1]), some)
     if session.temperature == 0:
         if draft.logits is not None and n:
-            logits['q'] = behind(draft.logits, next(iter(logits.values())))
+            logits['q'] = padded(draft.logits, next(iter(logits.values())))
         for name, rows in logits.items():
             laws[f'raw_{name}'] = rows.float().softmax(-1)
     return laws
 
 
-def behind(rows, like):
-    """[n + 1, V]: these [n, V], and zeros behind them, where the draft has no say."""
+def padded(rows, like):
+    """[n + 1, V]: these [n, V], and zeros after them, where the draft has no say."""
     return torch.cat([rows.to(like), torch.zeros_like(like[:1])])
 
 
