@@ -1085,7 +1085,9 @@ def figures(engine, texts, step=None):
 
 
 def notes(engine, session, texts):
-    """Lines on texts that were cut short, sparse passes that left nothing out, and graded answers."""
+    """Lines on what was not drafted, cut short or left out, and on graded answers."""
+    if not any(cycle.drafted for text in texts for cycle in text.cycles) and texts[0].name != 'ar':
+        yield f'nothing was drafted (--draft {engine.draft}); --draft DIR takes a draft model'
     count = cut_at_max_new(engine, texts)
     if count:
         yield f'cut at --max-new {engine.max_new}: {count} of {len(texts)} texts'

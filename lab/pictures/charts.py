@@ -8,7 +8,7 @@ GAMMAS = range(1, LONGEST + 1)
 ALPHAS = {0.9: '-', 0.8: '--', 0.7: '-.', 0.5: ':'}     # acceptance rate: its line
 CHEAP = 0.05                # of a plain step: a draft pass where drafting costs next to nothing
 METHOD_COLORS = {'sd': BLACK, 'payoff': BLUE, 'cmasd': VERMILLION, 'via, without 4': ORANGE,
-                 'ecsv-lite': GREEN, 'specguard, k = 1': SKY}
+                 'ecsv-lite': GREEN}
 PAPERS = 0.02, 0.1          # costs of a draft pass of the papers' pairs
 
 
@@ -56,12 +56,10 @@ def measured_curve(axes, shown):
     """The curve at the pair's own acceptance, and what the clock says."""
     alpha = shown['alpha']
     speeds = [speedup(alpha, gamma, shown['c'], shown['v']) for gamma in GAMMAS]
-    axes.plot(GAMMAS, speeds, color=BLACK, linewidth=1)
+    axes.plot(GAMMAS, speeds, color=BLACK, linewidth=1, label=f'α = {alpha:.2f}, its own')
     timed = shown['timed']
     axes.plot(timed.keys(), timed.values(), 'X', color=VERMILLION, markersize=7,
               label='its runs by the clock')
-    end = 12.15, speeds[-1] + 0.02
-    axes.annotate(f'{alpha:.2f}', end, va='center_baseline', fontweight='bold')
     axes.legend(loc='lower left', handletextpad=0.2, borderaxespad=0.2)
 
 

@@ -154,11 +154,11 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize('page', PAGES)
 def test_a_page_is_no_wall(page):
-    """The README has 226 lines and 15 KB, other pages 150 and 14 KB, all of 130 columns.
+    """The README has 219 lines and 14.7 KB, other pages 150 and 14 KB, all of 130 columns.
 
     The scoreboard, a line for each claim of all papers, is not counted.
     """
-    lines, size = (226, 15_200) if page == 'README.md' else (150, 14_000)
+    lines, size = (219, 14_700) if page == 'README.md' else (150, 14_000)
     text = text_of(page)
     if page == 'lab/README.md':
         text = text.partition('<!-- begin')[0]
