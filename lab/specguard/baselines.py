@@ -84,10 +84,7 @@ class OracleGate(Unseen):
 
 @dataclass
 class BothSignals(SpecGuard):
-    """SpecGuard whose score is the lower of the two signals, so that both have to reach tau. LOSSY.
-
-    beta has no effect. Source: the notes' overview, where the target writes if either signal is weak.
-    """
+    """SpecGuard whose score is the lower signal, so both have to reach tau; beta has no effect. LOSSY."""
 
     def judge(self, session, draft, seen):
         super().judge(session, draft, seen)             # notes the ranges
