@@ -1110,7 +1110,7 @@ class SpecGuard(Method):
     """SpecGuard: steps are judged by the draft's confidence and grounding; the target rewrites some. LOSSY.
 
     The draft writes k steps; the most central one needs a score of tau: beta L + (1 - beta) G of its weakest
-    tokens, L their log-probability, G their attention to the text before the step.
+    tokens, L their log-probability, G their attention to the text before: a strong one makes up for a weak.
     """
     gamma: int = knob(0, 'draft tokens a cycle where the target writes; 0: it writes alone', 0)
     k: int = knob(4, 'candidates of the draft', 1, 256)

@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 
 from model import require_that
-from verify import METHODS, Exact, SpecGuard, decode, knob, require_knob, tokens_of
+from verify import METHODS, Exact, SpecGuard, decode, knob, require_knob, step_score, tokens_of
 
 
 def continued_checker(session, right):
@@ -83,6 +83,15 @@ class OracleGate(Unseen):
 
 
 @dataclass
+class BothSignals(SpecGuard):
+    """SpecGuard whose score is the lower signal, so both have to reach tau; beta has no effect. LOSSY."""
+
+    def judge(self, session, draft, seen):
+        super().judge(session, draft, seen)             # notes the ranges
+        return min(step_score(seen, self.ranges, beta) for beta in (1, 0))
+
+
+@dataclass
 class TargetCandidates(SpecGuard):
     """SpecGuard whose target, too, writes several candidates of a step; the most central is taken. LOSSY."""
     target_k: int = knob(16, 'candidates of the target where it writes', 1, 256)
@@ -107,4 +116,4 @@ class TargetCandidates(SpecGuard):
 
 
 METHODS.update({'rsd': RewardGuided, 'random-gate': RandomGate, 'oracle-gate': OracleGate,
-                'specguard-target-k': TargetCandidates})
+                'specguard-and': BothSignals, 'specguard-target-k': TargetCandidates})

@@ -1,9 +1,9 @@
 """SpecGuard's claims, judged by what lab/specguard/record.py stored."""
 import numpy
 
-from lab.judge import (CLOCK, FEW, MODELLED, Claim, PageTable, area, gap, interval, number, over, ratio,
+from lab.judge import (CLOCK, MODELLED, Claim, PageTable, area, gap, interval, number, over, ratio,
                        tuned_over)
-from lab.specguard.record import GAMMAS, SEEDS
+from lab.specguard.record import GAMMAS, LAYERS, SEEDS
 from train_mask import signal_ranges
 from verify import step_score
 
@@ -16,29 +16,32 @@ USUAL = 'sd 4'
 DEFAULT = [f'default, seed {seed}' for seed in range(SEEDS)]
 SWEPT = {               # setting: points of right answers, speed over sd in the notes on the paper
     'default, seed 0': '+3.6, 1.11', 'calibrated': '', 'as the paper': '', 'rsd': '+1.5', 'oracle-gate': '',
-    'and': '', 'k 1': 'as sd', 'k 2': '+0.5', 'k 8': '+2.2',
+    'and': '', 'target_k 1': '', 'target_k 16': '', 'k 1': 'as sd', 'k 2': '+0.5', 'k 8': '+2.2',
     'tau 0.1': '+0.8, 1.15', 'tau 0.3': '+2.1, 1.14', 'tau 0.7': '+3.8, 1.08', 'tau 0.9': '+4.2, 1.02',
     'beta 0': '+2.8, 1.10', 'beta 0.3': '+3.2, 1.11', 'beta 0.7': '+3.1, 1.10', 'beta 1': '+2.2, 1.08'}
+HARD = {                # settings on math-hard, their points in the notes; n_roll: less those of 3
+    'default, seed 0': '+3.6', 'calibrated': '', 'rsd': '+1.5', 'oracle-gate': '', 'random-gate': '',
+    'and': '', 'n_roll 1': '-1.2', 'n_roll 2': '-0.5', 'n_roll 6': '+0.1'}
 
 
 def claims(records):
     """The Claims of one pair's Records."""
     if 'runs' in records:
         yield from run_claims(records.runs('runs'))
+    if 'hard' in records:
+        runs = records.runs('hard')
+        yield Claim('math-hard: right answers over sd', 'paper: +0.036', GAIN, numpy.arange(runs.size),
+                    gap(gain(runs, DEFAULT, USUAL)))
     if 'drafted' in records:
-        rows = [row for row in records['drafted'].rows if row['right']]
-        if rows:
-            yield from step_claims(rows)
-    if 'overhead' in records:
+        yield from step_claims(with_steps(records['drafted'], 'right'))
+    if 'overhead' in records:                           # measured no more
         rows = records['overhead'].rows
         texts = numpy.arange(len(rows))
         yield Claim('a step of the target over judging a step', 'notes: 10 to 20', 10, texts,
                     ratio([row['writing'] for row in rows], [row['judging'] for row in rows]), CLOCK)
     if 'altered' in records:
-        rows = records['altered'].rows
-        own = of_sources(rows, own=True)
-        texts = own if len(own) >= FEW else of_sources(rows)
-        yield Claim('altered digit is less grounded (draft), paired', 'ours', TELLS, texts,
+        rows = with_steps(records['altered'], 'draft')
+        yield Claim('altered digit is less grounded (draft), paired', 'ours', TELLS, numpy.arange(len(rows)),
                     weaker(rows, 'draft', 1))
 
 
@@ -61,8 +64,11 @@ def run_claims(runs):
                 over(runs, 'calibrated', 'rsd', MODELLED), MODELLED)
     yield Claim('right answers over a coin of equal rate', 'ours', GAIN, texts,
                 gap(gain(runs, DEFAULT, 'random-gate')))
-    yield Claim('right answers, target_k 16 over 1, T 0.7', 'paper', GAIN, runs.having('target_k 16'),
-                gap(gain(runs, ['target_k 16'], 'target_k 1')))
+
+
+def with_steps(record, key):
+    """The rows of a Record that have steps."""
+    return [row for row in record.rows if row.get(key)]
 
 
 def step_claims(rows):
@@ -109,51 +115,70 @@ def within(rows, signal):
     return mean
 
 
-def of_sources(rows, own=None):
-    """Numbers of the rows with a step; own: of the models' own answers, or of references; None: of all."""
-    return numpy.array([i for i, row in enumerate(rows) if row['draft']
-                        and own in (None, row['source'] != 'reference')], int)
-
-
 def weaker(rows, who, signal):
     """The figure: the share of pairs in which the altered step has the lower L (0) or G (1), ties half."""
     won = []
     for row in rows:
         gaps = [altered[signal] - own[signal] for altered, own in row[who]]
-        won.append(sum(0.5 + (0.5 if signal else -0.5) * numpy.sign(gaps)) if gaps else 0.0)
+        won.append(sum(0.5 + (0.5 if signal else -0.5) * numpy.sign(gaps)))
     return ratio(won, [len(row[who]) for row in rows])
 
 
 def sweeps(pairs):
-    """The notes' sweeps and ablations by pair; how often an altered digit has the weaker signal."""
-    runs = {pair: records.runs('runs') for pair, records in pairs.items() if 'runs' in records}
+    """The notes' sweeps and ablations by pair, then of math-hard; AUROC by layers; altered digits."""
     rows = []
-    for name, notes in SWEPT.items():
-        rows.append((name, notes, *[run_cell(runs[pair], name) if pair in runs else '' for pair in pairs]))
-    for source, own in (('own answers', True), ('references', False)):
-        for who in ('draft', 'target'):
-            cells = [altered_cell(records, who, own) for records in pairs.values()]
-            rows.append((f'altered, {source}, {who}', '', *cells))
+    for record, words, swept in (('runs', '', SWEPT), ('hard', 'math-hard: ', HARD)):
+        runs = [records.runs_if(record) for records in pairs.values()]
+        rows.append((f'{words}{USUAL}', '', *[right_cell(one) for one in runs]))
+        rows += [(words + name, notes, *[run_cell(one, name, swept) for one in runs])
+                 for name, notes in swept.items()]
+    for i, n_roll in enumerate(LAYERS):
+        cells = [layer_cell(records, i) for records in pairs.values()]
+        rows.append((f'AUROC of G, n_roll {n_roll}', '', *cells))
+    for who in ('draft', 'target'):
+        cells = [altered_cell(records, who) for records in pairs.values()]
+        rows.append((f'altered digit, {who}', '', *cells))
     return PageTable(('setting', 'notes', *pairs), rows)
 
 
-def run_cell(runs, name):
-    """Points of right answers over exact decoding; share of tokens by the target; modelled speed over it."""
-    texts = runs.having(*SWEPT)                         # the same for all settings
-    points = 100 * gap(gain(runs, [name], USUAL))(texts)
-    speed = number(over(runs, name, USUAL, MODELLED)(texts))
-    return f'{points:+.0f}, {1 - runs.share("accepted", "tokens", name, texts):.0%}, {speed}'
+def right_cell(runs):
+    """The share of texts that exact decoding has right."""
+    return f'{runs.sums["right"][:, runs.number[USUAL]].mean():.0%} right, n {runs.size}' if runs else ''
 
 
-def altered_cell(records, who, own):
-    """Share of pairs in which the altered step has the lower G, and the lower L."""
-    rows = records['altered'].rows if 'altered' in records else []
-    texts = of_sources(rows, own)
-    if not len(texts):
+def run_cell(runs, name, swept):
+    """Points of right answers over exact decoding; share of tokens by the target; modelled speed over it.
+
+    Without passes there is no speed, and the points have their interval.
+    """
+    if not runs or name not in runs.number:
         return ''
-    figure = weaker(rows, who, 1)
-    sure = f'L {weaker(rows, who, 0)(texts):.2f}, n {len(texts)}'
-    if len(texts) < FEW:
-        return f'G {figure(texts):.2f}, {sure}'
+    texts = runs.having(*[name for name in swept if name in runs.number])       # the same for all settings
+    points = gap(100 * gain(runs, [name], USUAL))
+    target = f'{1 - runs.share("accepted", "tokens", name, texts):.0%}'
+    if 'full' not in runs.sums:
+        return f'{with_interval(texts, points, "+.1f")}, {target}'
+    return f'{points(texts):+.0f}, {target}, {number(over(runs, name, USUAL, MODELLED)(texts))}'
+
+
+def layer_cell(records, i):
+    """The AUROC within kinds of the draft's G over the last LAYERS[i]."""
+    rows = with_steps(records['drafted'], 'layers') if 'drafted' in records else []
+    grounded = [1 - layers[i] for row in rows for layers in row['layers']]
+    return with_interval(numpy.arange(len(rows)), within(rows, grounded), '.2f') if rows else ''
+
+
+def altered_cell(records, who):
+    """Share of pairs in which the altered step has the lower G, and the lower L."""
+    if 'altered' not in records:
+        return ''
+    rows = with_steps(records['altered'], who)
+    texts = numpy.arange(len(rows))
+    sure = weaker(rows, who, 0)(texts)
+    return f'G {with_interval(texts, weaker(rows, who, 1), ".2f")}, L {sure:.2f}, n {len(rows)}'
+
+
+def with_interval(texts, figure, digits):
+    """A figure with its interval."""
     low, high = interval(texts, figure)
-    return f'G {figure(texts):.2f} ({low:.2f} to {high:.2f}), {sure}'
+    return f'{figure(texts):{digits}} ({low:{digits}} to {high:{digits}})'

@@ -2,33 +2,26 @@
 import functools
 import random
 import re
-import time
-from dataclasses import replace
 
 import torch
 
-import kernels
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
-from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
-from lab.specguard.baselines import Unseen
-from lab.specguard.gate import continued_checker, find_gate
+from lab.measure import EMBEDDED, SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
+from lab.specguard.gate import find_gate
 from model import encode, read_calibration
-from specmini import grade
 from train_mask import Settings, calibration_rows
-from verify import Exact, Session, SpecGuard, token_logps, tokens_of
+from verify import Exact, Session, SpecGuard, token_logps
 
 TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
+HARD = 'math-hard',             # its target is right less often
 GAMMAS = 4, 8, 12               # of plain sd
+LAYERS = 1, 2, 3, 6             # last ones of the rollout; all where there are fewer
 SEEDS = 3                       # runs of the default preset, each with other draws
 SWEPT = 15                      # prompts of each task that the sweeps are run on
 KEPT = 'tokens', 'wrong', 'accepted', 'right', 'passes'         # figures of a run that are stored
 MOST_STEPS = 6                  # steps of an answer, evenly spaced, after which the draft writes another
-ALTERED = 40                    # prompts of each family whose steps are altered
-WRITERS = dict(target=Exact(draft_temperature=0), draft=Unseen(k=1, draft_temperature=0, tau=-torch.inf))
-SOURCES = *WRITERS, 'reference'         # who wrote an answer whose steps are altered
 CALIBRATED = 60                 # prompts whose signals are measured, where another draft has none
-TURNS = 5                       # how often a step is timed; the least time counts
 PAPER = dict(k=16, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16, target_temperature=0.7, target_top_p=0.8)
 LAB = "the lab's tasks, because their steps are graded one by one"
 
@@ -44,39 +37,28 @@ def step_checker(row, tokenizer, begin):
     return right
 
 
-def graded_session(pair, prompt):
-    """A Session that has read a Prompt, with a step checker if its row can be graded."""
+def started(pair, prompt):
+    """A Session that has read a Prompt."""
     engine = prepared(pair, sd(4))
     engine.open([prompt.ids])
-    session = engine.start(prompt.ids, Exact())
-    session.checker = None
-    if pair.is_embedded:
-        session.checker = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
-    elif grade(prompt.row, '') is not None:
-        session.checker = continued_checker(session, lambda text: grade(prompt.row, text))
-    return session
-
-
-def steps_end(pair):
-    """The delimiter of SpecGuard that a pair's texts are measured with."""
-    return r'\n' if pair.is_embedded else 'sentence'
+    return engine.start(prompt.ids, Exact())
 
 
 @functools.cache
-def signals_of(pair):
+def signals_of(pair, n_roll=3):
     """The section `signals` of a pair with its gate, from calibration.json, or measured."""
     stored = read_calibration(pair.target, pair.draft).get('signals')
-    if stored and 'tau' in stored:
+    if stored and 'tau' in stored and n_roll == 3:
         return stored
     rows = [row for row in calibration_rows(Settings()) if row['task'] in TASKS][:CALIBRATED]
     prompts = [pair.encode(row['prompt']) for row in rows]
-    return find_gate(pair.engine(), rows, prompts, SpecGuard(tau=torch.inf))
+    return find_gate(pair.engine(), rows, prompts, SpecGuard(tau=torch.inf, n_roll=n_roll))
 
 
-def armed(pair, prompt):
-    """The pair's Engine, with the pair's scales and the step checker of a prompt."""
-    engine = cached_engine(pair, 'auto')
-    engine.calibration = dict(signals=signals_of(pair))
+def armed(pair, prompt, n_roll=3):
+    """The pair's Engine, with the pair's scales of so many layers and the step checker of a prompt."""
+    engine = cached_engine(pair)
+    engine.calibration = dict(signals=signals_of(pair, n_roll))
 
     def checked(**settings):
         session = Session(**settings)
@@ -86,10 +68,10 @@ def armed(pair, prompt):
     return engine
 
 
-def run_items(pair, n):
+def run_items(families, pair, n):
     """[(prompt, rate of the coin)]; the rate: the share of its task's steps that the default preset keeps."""
     items = []
-    for task in TASKS:
+    for task in families:
         prompts = pair.texts([task], n)
         kept = []
         for prompt in prompts:
@@ -106,13 +88,31 @@ def run_row_of(pair, item):
     armed(pair, prompt)
     settings = contest(signals_of(pair), rate) | (sweeps() if prompt.place < SWEPT else {})
     row = run_row(settings, pair, prompt)
-    row['runs'] = {name: {key: run[key] for key in KEPT} for name, run in row['runs'].items()}
-    return row
+    return row | dict(runs=figures(row['runs'], KEPT))
 
 
-def contest(gate, rate):
+def figures(runs, keys):
+    """{setting: run} with these figures alone."""
+    return {name: {key: run[key] for key in keys} for name, run in runs.items()}
+
+
+def hard_row(pair, item):
+    """{setting: run} of a HARD prompt: the contest, two gates, rollouts of LAYERS on their own scales."""
+    prompt, rate = item
+    gates = {'and': named('specguard-and'), 'oracle-gate': named('oracle-gate')}
+    runs = {}
+    for n_roll in [3] if pair == EMBEDDED else LAYERS:          # its draft has two layers
+        armed(pair, prompt, n_roll)
+        settings = {f'n_roll {n_roll}': named('specguard', n_roll=n_roll)}
+        if n_roll == 3:
+            settings = contest(signals_of(pair), rate, GAMMAS[:1]) | gates
+        runs |= run_row(settings, pair, prompt)['runs']
+    return prompt.name | dict(runs=figures(runs, ('tokens', 'accepted', 'right')))
+
+
+def contest(gate, rate, gammas=GAMMAS):
     """{name: Setting} that claims compare; gate: has the calibrated beta and tau; rate: of the coin."""
-    found = {f'sd {gamma}': sd(gamma) for gamma in GAMMAS}
+    found = {f'sd {gamma}': sd(gamma) for gamma in gammas}
     found |= {f'default, seed {seed}': named('specguard', seed=seed) for seed in range(SEEDS)}
     return found | {
         'calibrated': named('specguard', beta=gate['beta'], tau=gate['tau'], gamma=4),
@@ -129,70 +129,50 @@ def sweeps():
                                               temperature=0.7)
     return found | {
         'as the paper': named('specguard-target-k', **PAPER),
-        'oracle-gate': named('oracle-gate')}
+        'oracle-gate': named('oracle-gate'), 'and': named('specguard-and')}
 
 
-def sinkless(q, k, v, mask, carry):
-    """kernels.grounded without the prompt's first token, an attention sink. Source: Xiao et al. 2023."""
-    T = k.shape[2] - carry['begin']
-    weights = kernels.attention_rows(q[:, :, -T:], k, kernels.full_mask(mask, q, k)[-T:], carry['sparsify'])
-    weights[..., 0] = 0
-    weights /= weights.sum(-1, keepdim=True).clamp(min=1e-9)
-    carry['rollout'] = kernels.rollout_layer(weights, carry['rollout'])
-    return kernels.attend(q, k, v, mask, carry)
-
-
-def weakest(session, who, ids, sink=True):
-    """[L, 1 - G] of a step (ids) by one model's last three layers; sink: whether the first token counts."""
+def weakest(session, who, ids, n_roll=3):
+    """[L, 1 - G] of a step (ids) by one model's last n_roll layers, as SpecGuard sees them."""
     reader = session.readers()[who]
-    path = reader.model.full.grounded(3, len(session.tokens), 0.01)
-    if not sink:
-        attends = [sinkless if attend is kernels.grounded else attend for attend in path.attends]
-        path = replace(path, attends=tuple(attends))
+    path = reader.model.full.grounded(n_roll, len(session.tokens), 0.01)
     rows = reader.read(session.tokens + ids, path, len(ids) + 1)
     grounding = path.carry['rollout'][0].sum(-1)
     return [float(token_logps(rows[:-1], ids).min()), 1 - float(grounding.min())]
 
 
-def right_steps(pair, prompt, source, session):
-    """The steps (lists of ids) of a right answer of one of SOURCES; [] where that one has none."""
-    if source == 'reference':
-        text = prompt.row.get('solution') or str(prompt.row.get('answer', ''))
-        (ids,) = encode(pair.tokenizer, [re.sub('<<.*?>>', '', text)], special=False)   # GSM8K's calculator
-    else:
-        ids = tokens_of(prepared(pair, sd(4)).write(prompt.ids, WRITERS[source]))
-        if grade(prompt.row, session.text(ids)) in (False, 0):
-            return []
-    method = SpecGuard(delimiter=steps_end(pair))
+def reference_steps(pair, prompt, session):
+    """The steps (lists of ids) of a prompt's reference, without what marks GSM8K's calculator."""
+    text = prompt.row.get('solution') or str(prompt.row.get('answer', ''))
+    (ids,) = encode(pair.tokenizer, [re.sub('<<.*?>>', '', text)], special=False)
+    method = SpecGuard(delimiter=r'\n' if pair.is_embedded else 'sentence')
     steps = [[]]
     for token in ids[:pair.max_new]:
         steps[-1].append(token)
         if method.is_ended(session, steps[-1]):
             steps.append([])
-    return [step for step in steps if session.text(step).strip()]       # an end of sequence is no step
+    return [step for step in steps if session.text(step).strip()]
 
 
 def drafted_row(pair, prompt):
-    """Columns, a value for each step that the draft writes after right ones, the most central of four.
+    """Columns, a value for each step that the draft writes after a reference's, the most central of four.
 
-    kind; right; first: whether the first of the four is right; draft: [L, 1 - G]. The steps before are the
-    reference's on the lab's tasks, else the target's own.
+    kind; right; first: whether the first of the four is right; draft: [L, 1 - G]; layers: 1 - G by LAYERS.
     """
-    session = graded_session(pair, prompt)
-    method = SpecGuard(delimiter=steps_end(pair))
-    steps = []
-    if session.checker:                                 # a row without an answer has no right steps
-        steps = right_steps(pair, prompt, 'reference' if pair.is_embedded else 'target', session)
-    row = dict(kind=[], right=[], first=[], draft=[])
-    for place in sorted({i * len(steps) // MOST_STEPS for i in range(MOST_STEPS)} if steps else []):
+    session = started(pair, prompt)
+    right = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
+    steps = reference_steps(pair, prompt, session)
+    row = dict(kind=[], right=[], first=[], draft=[], layers=[])
+    for place in sorted({i * len(steps) // MOST_STEPS for i in range(MOST_STEPS)}):
         session.tokens = prompt.ids + sum(steps[:place], [])
         session.tokens_left = pair.max_new - (len(session.tokens) - len(prompt.ids))
-        found = method.propose(session)
+        found = SpecGuard().propose(session)
         ids = found.tokens
         row['kind'].append(kind_of(session.text(ids)))
-        row['right'].append(int(session.checker(session.tokens + ids)))
-        row['first'].append(int(session.checker(session.tokens + (found.options or [ids])[0])))
+        row['right'].append(int(right(session.tokens + ids)))
+        row['first'].append(int(right(session.tokens + found.options[0])))
         row['draft'].append(weakest(session, 'draft', ids))
+        row['layers'].append([weakest(session, 'draft', ids, n_roll)[1] for n_roll in LAYERS])
     return prompt.name | row
 
 
@@ -205,17 +185,16 @@ def kind_of(text):
     return 'work' if '=' in text else 'words'
 
 
-def altered_row(pair, item):
-    """By both models [[L, 1 - G] of an altered step, of the step itself], sink dropped, of a right answer."""
-    prompt, source = item
-    session = graded_session(pair, prompt)
-    row = dict(source=source, draft=[], target=[])
-    for i, step in enumerate(right_steps(pair, prompt, source, session)):
+def altered_row(pair, prompt):
+    """By both models [[L, 1 - G] of an altered step, of the step itself], of the steps of a reference."""
+    session = started(pair, prompt)
+    row = dict(draft=[], target=[])
+    for i, step in enumerate(reference_steps(pair, prompt, session)):
         changed = with_altered_digit(session.text(step), f'{SEED} {prompt.family} {prompt.place} {i}')
         if changed:
             (altered,) = encode(pair.tokenizer, [changed], special=False)
             for who in ('draft', 'target'):
-                row[who].append([weakest(session, who, ids, sink=False) for ids in (altered, step)])
+                row[who].append([weakest(session, who, ids) for ids in (altered, step)])
         session.tokens = session.tokens + step
     return prompt.name | row
 
@@ -232,28 +211,8 @@ def with_altered_digit(step, seed):
     return step[:at] + digit + step[at + 1:]
 
 
-def overhead_row(pair, prompt):
-    """Seconds to judge a text's first step (selection, second reading, score), and to write the target's."""
-    session = graded_session(pair, prompt)
-    session.calibration = dict(signals=signals_of(pair))
-    method = SpecGuard()
-    judging, writing = [], []
-    for _ in range(TURNS):
-        path = session.draft.model.full
-        found = method.write_steps(session, session.draft, path, session.probs, method.k)
-        begin = time.perf_counter()
-        draft = method.choose(found)
-        method.judge(session, draft, method.score(session, draft))
-        middle = time.perf_counter()
-        method.write(session)
-        judging.append(middle - begin)
-        writing.append(time.perf_counter() - middle)
-    return prompt.name | dict(judging=min(judging), writing=min(writing))
-
-
 RECORDS = dict(
-    runs=Record(run_items, run_row_of, only=LAB),
-    drafted=on_prompts(TASKS, drafted_row),
-    altered=Record(lambda pair, n: [(prompt, source) for prompt in pair.texts(TASKS, min(n, ALTERED))
-                                    for source in SOURCES], altered_row),
-    overhead=on_prompts(TASKS, overhead_row, only=LAB))
+    runs=Record(functools.partial(run_items, TASKS), run_row_of, only=LAB),
+    hard=Record(functools.partial(run_items, HARD), hard_row, only=LAB),
+    drafted=on_prompts(TASKS, drafted_row, only=LAB),
+    altered=on_prompts(TASKS, altered_row))
