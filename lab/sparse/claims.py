@@ -90,7 +90,7 @@ STORIES = 'anchors of stories'
 QUEST = [f'quest, {blocks}' for blocks in ('blocks of 4', *BLOCKS[1:])]
 LOOK_UPS = 'quest, blocks of 16', 'blocks of 4', 'quest, blocks of 4'
 EXPERTS = '3 experts', '2 experts', '1 experts'
-SHORT, LONG = [[f'L0 {l0}, blocks of {block}' for block in (16, 64, 128, 256)] for l0 in (128, 2048)]
+SIZES = [f'L0 {l0}, blocks of {block}' for l0 in (128, 2048) for block in (16, 64, 128, 256)]
 COMPILED = 'sparse', 'dense, compiled', 'sparse, compiled'
 MIXED = 'dense', KEYS, CHANNELS, '3 experts', f'{KEYS}, 3 experts', ALL
 SWEEPS = [      # what, record, part of the families' names, figure, settings
@@ -101,21 +101,16 @@ SWEEPS = [      # what, record, part of the families' names, figure, settings
     ('the same, 4k', 'passes', '4096', 'faster', COMPILED),
     ('the same, 8k', 'passes', '8192', 'faster', COMPILED),
     ('same first choice, 8k: chosen, latest keys', 'long', ' 8192', 'alike', [KEYS, LATEST]),
-    ('same first choice, 8k, L0 128: blocks of 16, 64, 128, 256', 'piecewise', ' 8192', 'alike', SHORT),
-    ('same first choice, 8k, L0 2048: the same', 'piecewise', ' 8192', 'alike', LONG),
-    ('tokens a cycle over dense, 8k, L0 128: the same', 'piecewise', ' 8192', 'length', SHORT),
-    ('tokens a cycle over dense, 8k, L0 2048: the same', 'piecewise', ' 8192', 'length', LONG),
-    ('one pass over dense, 8k, L0 128: the same', 'piecewise', ' 8192', 'faster', SHORT),
-    ('one pass over dense, 8k, L0 2048: the same', 'piecewise', ' 8192', 'faster', LONG),
+    ('same first choice, 8k: blocks of 16, 64, 128, 256; with L0 2048', 'piecewise', '', 'alike', SIZES),
+    ('tokens a cycle, 8k: dense; the same', 'piecewise', '', 'efficiency', ['dense', *SIZES]),
+    ('one pass over dense, 8k: the same', 'piecewise', '', 'faster', SIZES),
     ('look-up, right: dense, chosen, latest keys', 'long', LOOK_UP, 'right', ['dense', KEYS, LATEST]),
     ('look-up, right: Quest; in blocks of 4: chosen, Quest', 'long', LOOK_UP, 'right', LOOK_UPS),
-    ('speed over look-up 4, 2k: plain, `--draft self`', 'drafts', ' 2048', 'speed', ['plain', 'self 2']),
-    ('speed over look-up 4, 8k: the same', 'drafts', ' 8192', 'speed', ['plain', 'self 2']),
+    ('speed over look-up 4: plain, `--draft self`', 'drafts', '', 'speed', ['plain', 'self 2']),
     ('tables, right: dense, 50, 25, 10 % of keys', 'tasks', 'table', 'right', ['dense', *BUDGETS]),
     ('tables, tokens a cycle: the same', 'tasks', 'table', 'efficiency', ['dense', *BUDGETS]),
     ('tables, right: 25 %, blocks of 4, 8, ... 128', 'tasks', 'table', 'right', BLOCKS),
     ('tables, right: the same by bounds (Quest)', 'tasks', 'table', 'right', QUEST),
-    ('tables, right: chosen, latest keys', 'tasks', 'table', 'right', [KEYS, LATEST]),
     ("tables: the root's share of later rows' blocks; paper: 0.8", 'tasks', 'table', 'overlap', [KEYS]),
     ('math, KL: calibrated, random, every second layer', 'tasks', 'math', 'kl', LAYERS),
     ('tables, same choice: anchors of tables, stories', 'tasks', 'table', 'alike', [HYBRID, STORIES]),
@@ -124,10 +119,9 @@ SWEEPS = [      # what, record, part of the families' names, figure, settings
     ('perplexity: 3, 2, 1 of 4 experts', 'mixture', '', 'perplexity', EXPERTS),
     ('right: dense; keys, channels, 3 experts; keys and experts, all', 'mixture', '', 'right', MIXED),
     ('KL: the same', 'mixture', '', 'kl', MIXED),
-    ('tokens of an answer: the same', 'mixture', '', 'tokens', MIXED),
-    ('tokens a cycle over dense: the same', 'mixture', '', 'length', MIXED),
+    ('tokens a cycle: the same', 'mixture', '', 'efficiency', MIXED),
     ('one pass over dense: the same', 'mixture', '', 'faster', MIXED),
-    ('a text over dense: the same', 'mixture', '', 'speed', MIXED)]
+    ('tokens a second over dense: the same', 'mixture', '', 'speed', MIXED)]
 
 
 def sweeps(pairs):
@@ -141,13 +135,11 @@ def sweeps(pairs):
 
 
 def with_ratios(rows):
-    """The Runs of a record, with figures that are ratios: efficiency, length, speed, faster, perplexity."""
+    """The Runs of a record, with figures that are ratios: efficiency, speed, faster, perplexity."""
     runs = Runs(rows)
     sums = runs.sums
     if 'tokens' in sums:
-        efficiency = sums['efficiency'] = sums['tokens'] / sums['cycles']
-        if 'dense' in runs.number:
-            sums['length'] = efficiency / efficiency[:, runs.number['dense']][:, None]
+        sums['efficiency'] = sums['tokens'] / sums['cycles']
     if UNITS[runs.kind] in sums:
         pace = sums['tokens'] / sums[UNITS[runs.kind]]
         rival = LOOKED_UP if LOOKED_UP in runs.number else 'dense'

@@ -203,16 +203,16 @@ def draft_row(pair, prompt):
 # ----------------------------------------------------------------------------------------- eager and compiled
 
 def pass_items(pair, n):
-    """(tokens in view, round): n rounds of each length that fits the context."""
+    """(tokens in view, round): n rounds of each length that fits the context, the longest first."""
     context = prepared(pair, Setting(Exact)).context
-    return [(length, place) for length in LENGTHS[:3] if length <= context for place in range(n)]
+    return [(length, place) for length in (8192, 4096, 2048) if length <= context for place in range(n)]
 
 
 @functools.cache
 def random_keys(pair, compiled):
     """A Session whose cache holds random keys and values, on which the time of a pass does not depend."""
     model, _, _ = ready(pair.target, pair.device, pair.dtype, compiled)
-    reader = Reader(model, LENGTHS[2], compiled)
+    reader = Reader(model, min(8192, model.config.max_position_embeddings), compiled)
     for store in reader.cache.stores:
         store.normal_()
     return Session(reader, None, no_draft, [], 0, calibration=read_calibration(pair.target))
