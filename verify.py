@@ -1291,8 +1291,8 @@ class Blocks(NamedTuple):
 class Sparse(Exact):
     """Sparse verification: the verifying pass leaves out blocks of keys, channels and experts. LOSSY.
 
-    Set as a Session's `sparse`, it does so under any method that drafts. Dense with rho=1 moe_skip=0,
-    as long as ffn_quantile is 0.
+    As a Session's `sparse` it serves any method that drafts. Dense with rho=1 moe_skip=0 ffn_quantile=0.
+    Not as in the paper: mean keys score the blocks, which have 16 tokens (64 to 256 there); L0 is 128 (2048).
     """
     rho: float = knob(0.25, 'share of the cached tokens beyond dense_below that is read', 0, 1)
     dense_below: int = knob(128, 'cached tokens L0 up to which attention is dense', 0)

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import torch
 
+import lab.sparse.baselines              # noqa: F401, enters them in METHODS
 from lab import tasks
 from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, embedded, moment, named, prepared,
                          rows_by_family, run_row, sd)
-from lab.sparse.baselines import KeptDraft
-from model import encode
-from specmini import grade
+from model import Reader, encode, read_calibration
+from specmini import grade, ready
 from train_mask import sparsity
-from verify import METHODS, Exact, Sparse, decode, prompt_lookup, tokens_of
+from verify import METHODS, Exact, Session, Sparse, decode, no_draft, prompt_lookup, tokens_of
 
 T = 5                               # positions of a reading pass
 OWN = 64                            # tokens of the target's own text that are read on a long context
@@ -53,7 +53,11 @@ USUAL = {'dense': DENSE, 'keys 25 %': dict(moe_skip=0),     # the method's defau
          'latest keys 25 %': dict(moe_skip=0, method='sparse-recent'),
          'blocks of 4': dict(moe_skip=0, block=4)}
 USUAL |= {f'quest, blocks of {block}': QUEST | dict(block=block) for block in (4, 16)}
-DRAFTERS = {'look-up': Exact, 'kept-draft': KeptDraft}      # exact, and without a model of their own
+PIECEWISE = {'dense': DENSE}        # as the paper and our notes on it have L0 and blocks
+for l0, block in itertools.product((128, 2048), (16, 64, 128, 256)):
+    PIECEWISE[f'L0 {l0}, blocks of {block}'] = dict(moe_skip=0, dense_below=l0, block=block)
+FORMS = {'dense': (DENSE, False), 'sparse': (dict(moe_skip=0), False),      # (knobs, whether it is compiled)
+         'dense, compiled': (DENSE, True), 'sparse, compiled': (dict(moe_skip=0), True)}
 
 
 # ------------------------------------------------------------------------------------------------- one prompt
@@ -103,15 +107,15 @@ class Prompted:
         nll = -sparse.gather(1, tokens).mean()
         return {'kl': float(kl), 'alike': float(alike), 'nll': float(nll), 'pass': seconds}
 
-    def write(self, knobs, method=None):
-        """(ids of the greedy text of `sd` or another method, its counts); a next question ends the answer.
+    def write(self, knobs):
+        """(ids of the greedy text of `sd`, its counts); a next question ends the answer.
 
         verifying: the target's share of the passes' seconds.
         """
         session = self.start(knobs)
         marks = session.mark()
         begin = moment()
-        cycles = list(decode(session, method or Exact()))
+        cycles = list(decode(session, Exact()))
         seconds = moment() - begin
         tokens = tokens_of(cycles)
         right = grade(self.row, self.tokenizer.decode(tokens).partition(NEXT)[0])
@@ -182,16 +186,10 @@ def filled(pair, first, texts, last, between, tokens):
     return pair.encode(''.join([first, *fitting, last]).lstrip())
 
 
-def long_row(pair, prompt):
-    """What settings read and write of a long context; drafters without a model are named with their gamma."""
+def long_row(settings, pair, prompt):
+    """What settings read and write of a long context."""
     there = Prompted(pair, prompt, OWN if prompt.family.startswith(LOOK_UP) else pair.max_new)
-    runs = {name: there.run(knobs) for name, knobs in USUAL.items()}
-    there.tokens_left = len(there.solution)                 # the same text is written anew
-    there.session.proposer = prompt_lookup
-    for gamma, (name, kind) in itertools.product((2, 4), DRAFTERS.items()):
-        tokens, counts = there.write(DENSE, kind(gamma))
-        wrong = sum(token != wanted for token, wanted in zip(tokens, there.solution))
-        runs[f'{name} {gamma}'] = counts | dict(wrong=wrong)
+    runs = {name: there.run(knobs) for name, knobs in settings.items()}
     return prompt.name | dict(tokens=len(prompt.ids), runs=runs)
 
 
@@ -200,6 +198,43 @@ def draft_row(pair, prompt):
     settings = {'plain': named('ar'), 'look-up 4': Setting(functools.partial(Exact, 4), prompt_lookup),
                 'self 2': sd(2)}
     return run_row(settings, replace(pair, draft='self', max_new=OWN), prompt)
+
+
+# ----------------------------------------------------------------------------------------- eager and compiled
+
+def pass_items(pair, n):
+    """(tokens in view, round): n rounds of each length that fits the context, the longest first."""
+    context = prepared(pair, Setting(Exact)).context
+    return [(length, place) for length in (8192, 4096, 2048) if length <= context for place in range(n)]
+
+
+@functools.cache
+def random_keys(pair, compiled):
+    """A Session whose cache holds random keys and values, on which the time of a pass does not depend."""
+    model, _, _ = ready(pair.target, pair.device, pair.dtype, compiled)
+    reader = Reader(model, min(8192, model.config.max_position_embeddings), compiled)
+    for store in reader.cache.stores:
+        store.normal_()
+    return Session(reader, None, no_draft, [], 0, calibration=read_calibration(pair.target))
+
+
+def pass_row(pair, item):
+    """Seconds of a pass over T positions by each form, the median of three; a round has its own order."""
+    length, place = item
+    line = [1] * (length - 3)               # compiled, T is padded to 8
+    runs = {}
+    for name in random.Random(f'{SEED} {place}').sample(list(FORMS), len(FORMS)):
+        knobs, compiled = FORMS[name]
+        session = random_keys(pair, compiled)
+        session.sparse = Sparse(**knobs)
+        session.target.cache.record(line, 0, session.target.model.full)
+        times = []
+        for _ in range(4):                  # the first one compiles, or averages the keys
+            start = moment()
+            session.target.read(line, session.target_path(), T)
+            times.append(moment() - start)
+        runs[name] = {'pass': statistics.median(times[1:])}
+    return dict(family=f'{length} tokens', place=place, runs=runs)
 
 
 # --------------------------------------------------------------------------------- the lab's tasks and models
@@ -250,7 +285,10 @@ def of_tasks(model, settings, *families):
                   functools.partial(task_row, model, settings), only="the lab's tasks and models")
 
 
-RECORDS = dict(long=Record(long_items, long_row, drafts=False),
+RECORDS = dict(long=Record(long_items, functools.partial(long_row, USUAL), drafts=False),
+               piecewise=Record(lambda pair, n: long_items(pair, n, (8192,)),
+                                functools.partial(long_row, PIECEWISE), drafts=False),
+               passes=Record(pass_items, pass_row, drafts=False),
                drafts=Record(lambda pair, n: long_items(pair, n, (2048, 8192)), draft_row, drafts=False),
                tasks=of_tasks('target', GRID, 'math', 'table', 'story'),
                mixture=of_tasks('moe', MIXTURE, 'math'))

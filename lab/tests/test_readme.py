@@ -184,7 +184,7 @@ TIED = [                # words of the README, the page whose rows have their fi
     ('1.50 to 1.69 | 0.89 (0.67 to 1.24); cheap 1.05 | no', 'via/README', 'over `sd`'),
     ('0.036 | embedded -0.41; better -0.04 | no', 'specguard/README', 'right answers over sd'),
     ('1.12 | embedded 0.68; better, cheap 1.82', 'specguard/README', 'speed over best sd'),
-    ('SmolLM2 1.25 (1.16 to 1.34) | no', 'sparse/README', 'one pass behind'),
+    ('SmolLM2 1.25 (1.16 to 1.34) | no', 'sparse/README', 'one pass after'),
     ('embedded -0.68 (-0.80 to -0.52) | no', 'sparse/README', 'look-up: right less dense')]
 
 
