@@ -1,16 +1,22 @@
 """VIA-SD's claims, judged by what lab/via/record.py stored."""
+import math
+
 import numpy
 
-from lab.judge import CLOCK, EMBEDDED, Claim, PageTable, Records, gap, over, ratio, tuned_over
+from lab.best.claims import over_plain
+from lab.judge import CLOCK, EMBEDDED, Claim, PageTable, Records, gap, number, over, ratio, tuned_over
 
 SPARED = 0.33                       # of sd's rejections; by the paper 0.48, 0.33 and 0.38 on three pairs
 OVER_SD = 1.5                       # by the notes 1.50 to 1.69
-OWN_MODEL = 1.12                    # 2.32 / 2.08, speed of slim over that of a model of its own, by the paper
+OVER_CASCADE = 1.36                 # 2.32 / 1.71, by the paper; 1.51 and 1.38 on its other two tasks
 USUAL = 'via 5, 0.5 0.3'            # via at its defaults among the tuned settings
 SHOWN = dict(                       # of each record the settings that the page shows without verdicts
     usual={'sd': 'sd', 'via': 'via', 'bare': 'via, slim_bonus=false'},
     tuned={'via 5, 0.8 0.6': 'via, conservative: keep 0.8, escalate 0.6',
            'via 5, 0.3 0.1': 'via, aggressive: keep 0.3, escalate 0.1'},
+    compositions={'sd 8': 'sd, gamma 8', 'sd 3': 'sd, gamma 3', 'cascade': 'Cascade SD (`cascade`), gamma 8',
+                  'via': 'via, as long blocks', 'via, without 4': '... without 4 layers in a row',
+                  'via, without 8': '... without 8 layers in a row'},
     masks={'found': '* mask found, 4 layers', 'random': '* random masks of 4 layers'}
     | {f'skip {k}': f'* best block of {k} layers' for k in (2, 5, 6, 7, 8)}
     | {'mid': '* a model of its own', 'up': '* an upscaled drafter'})
@@ -18,10 +24,12 @@ SHOWN = dict(                       # of each record the settings that the page 
 
 def claims(records):
     """The Claims of one pair's Records."""
+    timed = Records('best', records.pair, records.cost, records.position).runs_if('compositions')
     if 'usual' in records:
-        yield from speed_claims(records.runs('usual'))
-        timed = None if records.pair == EMBEDDED else Records('best', records.pair).runs_if('compositions')
-        yield break_even_claim(timed or records.runs('usual'), records.costs)
+        usual = records.runs('usual')
+        yield from speed_claims(usual)
+        is_timed = timed and records.pair != EMBEDDED
+        yield spared_claim(timed, 'sd 3') if is_timed else spared_claim(usual, 'sd')
     if 'tuned' in records:
         yield equal_claim(records.runs('tuned'))
     if 'slim' in records:
@@ -33,16 +41,14 @@ def claims(records):
         if graded:
             yield Claim('right answers won or lost, a text', 'paper', -0.01, numpy.arange(len(graded)),
                         gap([row['via'] - row['plain'] for row in graded]))
-    if 'masks' in records:
-        runs = records.runs('masks')
-        yield Claim('slim over a model of its own, a pass as dear', 'paper: 1.12', OWN_MODEL,
-                    runs.having('skip 5', 'mid'), over(runs, 'skip 5', 'mid', runs.kind), runs.kind)
     if 'drafting' in records:
         runs = records.runs('drafting')
         yield Claim('`--draft self` over plain', 'ours', 1, numpy.arange(runs.size),
                     over(runs, 'self 2', 'plain', runs.kind), runs.kind)
-    timed = Records('best', records.pair, records.cost, records.position).runs_if('compositions')
     if timed and timed.kind == CLOCK:
+        if 'cascade' in timed.names:
+            yield Claim('over Cascade SD, blocks as long', 'paper: 1.36 to 1.51', OVER_CASCADE,
+                        timed.having('cascade'), over(timed, 'via', 'cascade', CLOCK), CLOCK)
         yield Claim('without 4 or 8 layers in a row over `sd`', 'notes: 1.50 to 1.69', OVER_SD,
                     numpy.arange(timed.size),
                     tuned_over(timed, timed.starting('via, without 4', 'via, without 8'),
@@ -56,19 +62,15 @@ def speed_claims(runs):
                 runs.kind)
     yield Claim('over `sd`', 'notes: 1.50 to 1.69', OVER_SD, timed, over(runs, 'via', 'sd', runs.kind),
                 runs.kind)
-    if 'judged' in runs.sums:
-        def rejected(name, texts):
-            return 1 - runs.share('accepted', 'judged', name, texts)
-        yield Claim("share of `sd`'s rejections that via spares", 'paper: 0.33 to 0.48', SPARED,
-                    numpy.arange(runs.size),
-                    lambda texts: 1 - rejected('via', texts) / rejected('sd', texts))
 
 
-def break_even_claim(runs, costs):
-    """What a cycle may spend, one full pass, less what slim and full passes cost in it."""
-    slim = costs.of_pass('target/slim', 6) / costs.of_pass('target/full', 6)
-    return Claim('full passes a cycle below break-even', 'ours', 0, numpy.arange(runs.size),
-                 lambda texts: 1 - slim - runs.share('full', 'cycles', 'via', texts))
+def spared_claim(runs, sd):
+    """The paper's own unit; sd: the setting with as long blocks as via has."""
+    def spared(texts):
+        via, rival = 1 - runs.share('accepted', 'judged', ['via', sd], texts)
+        return 1 - via / rival if rival else math.nan
+    return Claim("share of `sd`'s rejections that via spares", 'paper: 0.33 to 0.48', SPARED,
+                 numpy.arange(runs.size), spared)
 
 
 def equal_claim(runs):
@@ -115,20 +117,21 @@ def unseen_claim(rows):
 
 
 def sweeps(pairs):
-    """Slim beside the draft, thresholds, skip shares, other masks, middle models, without verdicts."""
+    """Slim beside the draft, thresholds, baselines, skip shares, middle models, without verdicts."""
     rows = []
     for pair, records in pairs.items():
         if 'slim' in records:
             positions = sum(row['positions'] for row in records['slim'].rows)
-            for who in ('slim', 'draft'):
-                share = sum(row[f'{who}_right'] for row in records['slim'].rows) / positions
-                rows.append((f"{who}'s own favourites", pair, None, None, f'{share:.1%}', None, None))
+            right = [sum(row[f'{who}_right'] for row in records['slim'].rows) for who in ('slim', 'draft')]
+            shares = ', '.join(f'{share / positions:.1%}' for share in right)
+            rows.append(("first choices: slim's, the draft's", pair, None, None, None, shares, None, None))
+        timed = Records('best', pair)
         for name, settings in SHOWN.items():
-            if name in records:
-                runs = records.runs(name)
+            runs = (timed if name == 'compositions' else records).runs_if(name)
+            if runs:
                 rows += [row_of(pair, runs, setting, label) for setting, label in settings.items()
                          if setting in runs.names]
-    head = 'what', 'pair', 'over plain, modelled', 'full passes a cycle', 'agreement', 'right', 'memory'
+    head = 'what', 'pair', 'over plain', 'rejected', 'full passes a cycle', 'agreement', 'right', 'memory'
     return PageTable(head, rows)
 
 
@@ -140,8 +143,12 @@ def row_of(pair, runs, name, label):
         values = runs.sums[figure][texts, runs.number[name]]
         if numpy.isfinite(values).any():                # no text of some pairs is graded
             figures[figure] = float(numpy.nanmean(values))
+    speed, rejected = runs.share('tokens', 'steps', name, texts), None
+    if 'ar' in runs.names:
+        speed = f'{number(over_plain(runs, name)(texts))} {CLOCK}'
+    if 'judged' in runs.sums:
+        rejected = f"{1 - runs.share('accepted', 'judged', name, texts):.1%}"
     cycles = figures['full'] and runs.share('full', 'cycles', name, texts)
     right = figures['right'] and f"{figures['right']:.1%}"
     memory = figures['memory'] and figures['memory'] / runs.sums['memory'][texts, 0].mean()
-    return (label, pair, runs.share('tokens', 'steps', name, texts), cycles,
-            f'{runs.agreement(name, texts):.1%}', right, memory)
+    return label, pair, speed, rejected, cycles, f'{runs.agreement(name, texts):.1%}', right, memory

@@ -12,7 +12,7 @@ from lab.measure import (MODELS, Pair, Prompt, Record, Setting, answer_row, held
 from lab.via.baselines import MiddleSession, ViaMid, sublayers
 from model import read_calibration
 from specmini import Engine
-from verify import Exact, Score, ViaSd, decode, tokens_of, violation
+from verify import Exact, Score, ViaSd, decode, tokens_of
 
 GAMMA = ViaSd.gamma
 FAMILIES = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa={}, translate={},
@@ -129,8 +129,7 @@ def drafting_row(pair, prompt):
 def slim_row(pair, prompt):
     """Sums over drafted blocks after the target's own text: agreement of draft and slim with it, Delta.
 
-    Slim reads after what the full path wrote, so its lag is 0 here. Delta, the paper's Delta_KL, is above 0
-    where the way from q to p by s is the shorter one; what a pass costs is not in it.
+    Slim reads after what the full path wrote, so its lag is 0 here. Delta is towards the target itself.
     """
     engine = prepared(pair, sd(GAMMA))
     engine.open([prompt.ids])
@@ -147,8 +146,7 @@ def slim_row(pair, prompt):
         best = p.argmax(-1)
         sums['draft_right'] += int((q.argmax(-1) == best).sum())
         sums['slim_right'] += int((s.argmax(-1) == best).sum())
-        delta = violation(p, q) - violation(s, q) - violation(p, s)     # R(p|q) - R(s|q) - R(p|s) [n], nats
-        sums['delta'] += float(delta.sum())
+        sums['delta'] += float(train_mask.shortcut(p, q, s, alpha=0.5, beta=0.5, delta=1).sum())
     return prompt.name | sums
 
 
