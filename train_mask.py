@@ -58,8 +58,8 @@ def calibration_rows(settings):
     tasks = lab_module('tasks')
     require_that(tasks, 'no laboratory with tasks beside this file: give --prompts FILE')
     sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
-    turns = itertools.islice(zip(*sources), 10 * settings.texts)            # some are passed over
-    return list(itertools.chain(*turns))
+    # ten times as many as are used, because some are passed over
+    return list(itertools.chain(*itertools.islice(zip(*sources), 10 * settings.texts)))
 
 
 def calibration_texts(engine, settings):
@@ -193,7 +193,6 @@ def search(cost, m, k, settings):
             if mask not in tried:
                 tried[mask] = cost(mask)
                 bar.update()
-                bar.set_postfix(best=f'{min(tried.values()):.4f}')
     except KeyboardInterrupt:
         if not tried:
             raise
@@ -212,20 +211,19 @@ def find_mask(model, windows, settings):
     def sublayers(mask):
         return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1
     tried = search(lambda mask: windows.cost(sublayers(mask)), m, k, settings)
-    best = min(tried, key=tried.get)
+    skip = sublayers(min(tried, key=tried.get))
     plain = min(tried[mask] for mask in plain_masks(m, k) if mask in tried)     # it tries them first
-    slim = model.full.without(sublayers(best))
-    return dict(skip=sublayers(best), cost=tried[best], plain=plain, masks=len(tried),
-                work=model.read_bytes(slim) / model.read_bytes(model.full), settings=asdict(settings))
+    return dict(skip=skip, cost=min(tried.values()), plain=plain, masks=len(tried), settings=asdict(settings),
+                work=model.read_bytes(model.full.without(skip)) / model.read_bytes(model.full))
 
 
 # --------------------------------------------------------------------------------- what a mask is worth
 
-def shortcut(p, q, s, alpha, beta, delta=0.9):
+def shortcut(p, q, s, alpha, beta, delta=1.0):
     """Delta(s | pi) [n] in nats: how much shorter the way from q to pi = (1 - delta) q + delta p is by s.
 
-    p, q, s: log-probabilities [n, V]. At alpha = beta = 1/2, delta needs more than 1/2, because the factor 2
-    forgives the whole way otherwise. Source: VIA-SD (2026), Delta_KL; its p and q are our q and p.
+    p, q, s: log-probabilities [n, V]. alpha, beta: see violation; at 1/2 they forgive any delta up to 1/2.
+    Source: VIA-SD (2026), Delta_KL; its p and q are our q and p.
     """
     R = functools.partial(violation, alpha=alpha, beta=beta)
     pi = torch.logaddexp(q + torch.tensor(1 - delta).log(), p + math.log(delta))
@@ -252,22 +250,31 @@ def replayed(hits, ratios, rule):
     return full / cycles, place / cycles
 
 
+def over_sd(hits, ratios, c, work):
+    """(speed of via over sd's, via's full passes and tokens a cycle, sd's tokens), see replayed.
+
+    c, work: what a block's draft passes and a slim pass take, in full passes.
+    """
+    full, tokens = replayed(hits, ratios, ViaSd())
+    _, usual = replayed(hits, ratios, ViaSd(keep=2, escalate=2))                # the target decides all
+    return tokens / (c + work + full) / (usual / (c + 1)), full, tokens, usual
+
+
 def worth(draft, windows, slim, work):
     """Lines on Delta and on what a token costs via and sd; work: of a slim pass, in full ones."""
     written = Windows(draft, windows.texts, windows.W).p
     hits = windows.agreed(written)
     ratios = [s.gather(-1, q.argmax(-1, keepdim=True))[:, 0] - s.amax(-1) for q, s in zip(written, slim)]
     ratios = torch.cat(ratios).exp().tolist()
-    half, strict = [fmean(float(shortcut(*row, alpha, beta).mean()) for row in zip(windows.p, written, slim))
-                    for alpha, beta in ((0.5, 0.5), (0.0, 1.0))]
+    deltas = [fmean(float(shortcut(*row, *asked).mean()) for row in zip(windows.p, written, slim))
+              for asked in ((0.5, 0.5, 1.0), (0.0, 1.0, 1.0), (0.5, 0.5, 0.9), (0.0, 1.0, 0.9))]
     c = ViaSd.gamma * draft.read_bytes(draft.full) / windows.model.read_bytes(windows.model.full)
-    full, tokens = replayed(hits, ratios, ViaSd())
-    _, usual = replayed(hits, ratios, ViaSd(keep=2, escalate=2))                # the target decides all
-    gain = tokens / (c + work + full) / (usual / (c + 1))
-    return (f"the draft's at {fmean(hits):.1%}\nDelta to 0.1 draft + 0.9 target: {half:.2g} at (1/2, 1/2), "
-            f'{strict:.2g} at (0, 1) nats; above 0 the stage helps\na cycle: via {c:.2f} + {work:.2f} + '
-            f'{full:.2f} target passes for {tokens:.2f} tokens, sd {c:.2f} + 1 for {usual:.2f}\n'
-            f'slim {"pays" if gain > 1 else "does not pay"}: {gain:.2f} times sd (modelled by weight bytes)')
+    gain, full, tokens, usual = over_sd(hits, ratios, c, work)
+    return (f"the draft's at {fmean(hits):.1%}\nDelta (above 0 slim helps) at (1/2, 1/2) and (0, 1): " +
+            '{:.2g} and {:.2g} to the target, {:.2g} and {:.2g} to 0.1 draft + 0.9 target'.format(*deltas) +
+            f'\na cycle: via {c:.2f} + {work:.2f} + {full:.2f} target passes for {tokens:.2f} tokens, sd '
+            f'{c:.2f} + 1 for {usual:.2f}\nslim {"pays" if gain > 1 else "does not pay"}: {gain:.2f} times '
+            'sd (modelled by weight bytes)')
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
