@@ -21,7 +21,7 @@ SHOWN = dict(                       # of each record the settings that the page 
                   'via': 'via, the same gamma', 'via, without 4': 'via without 4 layers in a row',
                   'via, without 8': 'via without 8 layers in a row'},
     masks={'found': '* mask found, 4 layers', 'random': '* random masks of 4 layers'}
-    | {f'skip {k}': f'* best block of {k} layers' for k in (2, 5, 8)}
+    | {f'skip {k}': f'* best block of {k} layers' for k in (5, 8)}
     | {'mid': '* a model of its own', 'up': '* an upscaled drafter'})
 
 
