@@ -106,7 +106,7 @@ def worth_claims(rows, cost):
         c = ViaSd.gamma * (cost or rows[0]['draft_cost'])
         return train_mask.over_sd(hits, ratios, c, rows[0]['work'])[0]
     if 'hit' in rows[0]:
-        yield Claim('over `sd` by the rule in passes, gamma 5', 'ours', 1, texts, over_sd, MODELLED)
+        yield Claim('rule in passes: `via` over `sd`, gamma 5', 'ours', 1, texts, over_sd, MODELLED)
 
 
 def sweeps(pairs):
