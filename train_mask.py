@@ -384,7 +384,7 @@ def parse(argv):
     instead = p.add_mutually_exclusive_group().add_argument
     instead('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     instead('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
-    add('--draft', metavar='DIR', help='whose signals, or with which a mask is judged')
+    add('--draft', metavar='DIR', help="whose signals, or beside which a mask is judged (default: embedded)")
     args = p.parse_args(argv)
     args.draft = args.draft or (EMBEDDED / 'draft' if args.target == EMBEDDED / 'target' else 'none')
     for name, low, high in (('texts', 1, 1e6), ('tokens', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
