@@ -3,7 +3,8 @@
 `python train_mask.py` searches which layers a slim pass of the embedded target can skip, in half a minute;
 --target and --prompts take any other. The text is what the target itself writes after prompts. Masks that
 need no search come first: evenly spaced layers, all contiguous blocks. Then random proposals take turns with
-Bayesian ones (a Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far.
+Bayesian ones (a Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far. With a
+draft model (the embedded target's own, or --draft) it ends with what the mask is worth: whether via pays.
 --anchors measures instead which layers choose blocks under --sparse, and its thresholds. --signals measures
 how confident and how grounded a draft's steps are, for specguard.
 
@@ -23,7 +24,7 @@ from tqdm import tqdm
 import kernels
 from model import Reader, find_folder, require_that, require_writable, write_calibration
 from specmini import EMBEDDED, Engine, Parser, encoded, exit_status, lab_module, read_rows
-from verify import Sparse, SpecGuard, tokens_of, violation
+from verify import Sparse, SpecGuard, ViaSd, tokens_of, violation
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,8 @@ def calibration_rows(settings):
     tasks = lab_module('tasks')
     require_that(tasks, 'no laboratory with tasks beside this file: give --prompts FILE')
     sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
-    rows = []
-    for _ in range(10 * settings.texts):                # some are passed over
-        rows += [next(source) for source in sources]
-    return rows
+    # ten times as many as are used, because some are passed over
+    return list(itertools.chain(*itertools.islice(zip(*sources), 10 * settings.texts)))
 
 
 def calibration_texts(engine, settings):
@@ -76,8 +75,7 @@ def calibration_texts(engine, settings):
     for row in rows:
         (ids,) = encoded(engine, [row], settings.chat)
         if len(ids) + W <= engine.context:
-            _, cycles = engine.generate(ids, 'ar', max_new=W)
-            written = tokens_of(cycles)
+            written = tokens_of(engine.generate(ids, 'ar', max_new=W)[1])
             if len(written) == W:
                 texts.append(ids + written)
                 bar.update()
@@ -110,11 +108,9 @@ class Windows:
         s = self.logps(self.model.full.without(skip))
         return fmean(float(violation(*both).mean()) for both in zip(self.p, s))
 
-    def agreement(self, skip):
-        """The share of the positions at which slim's first choice is the target's."""
-        s = torch.cat(self.logps(self.model.full.without(skip)))
-        same = s.argmax(-1) == torch.cat(self.p).argmax(-1)
-        return float(same.double().mean())
+    def agreed(self, logps):
+        """[positions] whether the first choice by these log-probabilities is the target's."""
+        return torch.cat([p.argmax(-1) == one.argmax(-1) for p, one in zip(self.p, logps)]).tolist()
 
 
 # ---------------------------------------------------------------------------------------------- the search
@@ -154,10 +150,7 @@ def propose(tried, m, k, seed):
     """
     i = len(tried)
     generator = torch.Generator().manual_seed(seed * 100_003 + i)
-    many = []
-    for _ in range(RANDOM):
-        layers = torch.randperm(m, generator=generator)[:k]
-        many.append(tuple(sorted(layers.tolist())))
+    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist())) for _ in range(RANDOM)]
     bayes = i >= WARM_UP and i % PERIOD == 0
     if bayes:
         for mask in sorted(tried, key=tried.get)[:8]:
@@ -200,7 +193,6 @@ def search(cost, m, k, settings):
             if mask not in tried:
                 tried[mask] = cost(mask)
                 bar.update()
-                bar.set_postfix(best=f'{min(tried.values()):.4f}')
     except KeyboardInterrupt:
         if not tried:
             raise
@@ -213,18 +205,76 @@ def find_mask(model, windows, settings):
     layers = model.config.num_hidden_layers
     m = layers - 2                                      # the first and the last layer always stay
     k = int(settings.skip * layers)
-    require_that(m > 0, f'a target of {layers} layers has none to skip: the first and the last always stay')
-    require_that(0 < k <= m, f'--skip {settings.skip} of {layers} layers: {k} layers; expected 1 to {m}')
+    require_that(0 < k <= m, f'--skip {settings.skip} of {layers} layers: {k} layers; expected 1 to {m}: the '
+                 'first and the last always stay')
 
     def sublayers(mask):
         return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1
     tried = search(lambda mask: windows.cost(sublayers(mask)), m, k, settings)
-    best = min(tried, key=tried.get)
+    skip = sublayers(min(tried, key=tried.get))
     plain = min(tried[mask] for mask in plain_masks(m, k) if mask in tried)     # it tries them first
-    slim = model.full.without(sublayers(best))
-    work = model.read_bytes(slim) / model.read_bytes(model.full)
-    return dict(skip=sublayers(best), cost=tried[best], plain=plain, work=work, masks=len(tried),
-                settings=asdict(settings))
+    return dict(skip=skip, cost=min(tried.values()), plain=plain, masks=len(tried), settings=asdict(settings),
+                work=model.read_bytes(model.full.without(skip)) / model.read_bytes(model.full))
+
+
+# --------------------------------------------------------------------------------- what a mask is worth
+
+def shortcut(p, q, s, alpha, beta, delta=1.0):
+    """Delta(s | pi) [n] in nats: how much shorter the way from q to pi = (1 - delta) q + delta p is by s.
+
+    p, q, s: log-probabilities [n, V]. alpha, beta: see violation; at 1/2 they forgive any delta up to 1/2.
+    Source: VIA-SD (2026), Delta_KL; its p and q are our q and p.
+    """
+    R = functools.partial(violation, alpha=alpha, beta=beta)
+    pi = torch.logaddexp(q + torch.tensor(1 - delta).log(), p + math.log(delta))
+    return R(pi, q) - R(s, q) - R(pi, s)
+
+
+def replayed(hits, ratios, rule):
+    """(full passes, tokens) a cycle of a ViaSd along the target's text, by the draft's first choices [n].
+
+    hits: whether each is the target's; ratios: r of each by slim, whose wrong tokens count as the text's.
+    """
+    cycles = full = lag = place = 0
+    while place < len(hits):
+        begin, late, escalated = place, lag > rule.max_lag, False
+        for hit, ratio in zip(hits[begin:begin + rule.gamma], ratios[begin:]):
+            escalated = escalated or ratio < rule.escalate
+            if not (hit if escalated else ratio >= rule.keep):
+                break
+            place += 1
+        place += 1                                      # the token that ends the cycle
+        lag = 0 if escalated else place - begin + (0 if late else lag)
+        full += escalated + late
+        cycles += 1
+    return full / cycles, place / cycles
+
+
+def over_sd(hits, ratios, c, work):
+    """(speed of via over sd's, via's full passes and tokens a cycle, sd's tokens), see replayed.
+
+    c, work: what a block's draft passes and a slim pass take, in full passes.
+    """
+    full, tokens = replayed(hits, ratios, ViaSd())
+    _, usual = replayed(hits, ratios, ViaSd(keep=2, escalate=2))                # the target decides all
+    return tokens / (c + work + full) / (usual / (c + 1)), full, tokens, usual
+
+
+def worth(draft, windows, slim, work):
+    """Lines on Delta and on what a token costs via and sd; work: of a slim pass, in full ones."""
+    written = Windows(draft, windows.texts, windows.W).p
+    hits = windows.agreed(written)
+    ratios = [s.gather(-1, q.argmax(-1, keepdim=True))[:, 0] - s.amax(-1) for q, s in zip(written, slim)]
+    ratios = torch.cat(ratios).exp().tolist()
+    deltas = [fmean(float(shortcut(*row, *asked).mean()) for row in zip(windows.p, written, slim))
+              for asked in ((0.5, 0.5, 1.0), (0.0, 1.0, 1.0), (0.5, 0.5, 0.9), (0.0, 1.0, 0.9))]
+    c = ViaSd.gamma * draft.read_bytes(draft.full) / windows.model.read_bytes(windows.model.full)
+    gain, full, tokens, usual = over_sd(hits, ratios, c, work)
+    return (f"the draft's at {fmean(hits):.1%}\nDelta (above 0 slim helps) at (1/2, 1/2) and (0, 1): " +
+            '{:.2g} and {:.2g} to the target, {:.2g} and {:.2g} to 0.1 draft + 0.9 target'.format(*deltas) +
+            f'\na cycle: via {c:.2f} + {work:.2f} + {full:.2f} target passes for {tokens:.2f} tokens, sd '
+            f'{c:.2f} + 1 for {usual:.2f}\nslim {"pays" if gain > 1 else "does not pay"}: {gain:.2f} times '
+            'sd (modelled by weight bytes)')
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
@@ -314,32 +364,29 @@ def quantiles(columns):
 
 def signal_ranges(steps):
     """[[1st, 99th percentile] of L, the same of G] of steps (L, G, ...)."""
-    found = []
-    for values in list(zip(*steps))[:2]:
-        ranked = sorted(values)
-        found.append([ranked[round(share * (len(ranked) - 1))] for share in (0.01, 0.99)])
-    return found
+    ranked = [sorted(values) for values in list(zip(*steps))[:2]]
+    return [[values[round(share * (len(values) - 1))] for share in (0.01, 0.99)] for values in ranked]
 
 
 # --------------------------------------------------------------------------------------------- the program
 
 def parse(argv):
-    usual = Settings()
     p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
     add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
     add('--prompts', metavar='FILE', help='prompts (JSON lines; default: rows of the embedded tasks)')
     add('--chat', action='store_true', help="put them into the target's chat template")
-    add('--texts', type=int, default=usual.texts, help='texts that are used (default: 28)')
-    add('--seed', type=int, default=usual.seed)
-    add('--skip', type=float, default=usual.skip, help='share of the layers to leave out (default: 0.45)')
-    add('--tokens', type=int, default=usual.tokens, help='tokens scored of a text (default: 32)')
-    add('--evaluations', type=int, default=usual.evaluations, help='masks to try at most (default: 60)')
+    add('--texts', type=int, default=Settings.texts, help='texts that are used (default: 28)')
+    add('--seed', type=int, default=Settings.seed)
+    add('--skip', type=float, default=Settings.skip, help='share of the layers to leave out (default: 0.45)')
+    add('--tokens', type=int, default=Settings.tokens, help='tokens scored of a text (default: 32)')
+    add('--evaluations', type=int, default=Settings.evaluations, help='masks to try at most (default: 60)')
     instead = p.add_mutually_exclusive_group().add_argument
     instead('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
     instead('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
-    add('--draft', metavar='DIR', default=EMBEDDED / 'draft', help='whose signals')
+    add('--draft', metavar='DIR', help="whose signals, or beside which a mask is judged (default: embedded)")
     args = p.parse_args(argv)
+    args.draft = args.draft or (EMBEDDED / 'draft' if args.target == EMBEDDED / 'target' else 'none')
     for name, low, high in (('texts', 1, 1e6), ('tokens', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
                             ('seed', 0, 2 ** 31 - 1)):
         value = getattr(args, name)
@@ -391,10 +438,14 @@ def measure_mask(engine, settings):
     windows = Windows(model, calibration_texts(engine, settings), settings.tokens)
     found = find_mask(model, windows, settings)
     write_calibration(engine.target, 'mask', found)
+    slim = windows.logps(model.full.without(found['skip']))
     print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
-          f'the weights; violation a token {found["cost"]:.2g}, of the best block or evenly spaced layers '
-          f'{found["plain"]:.2g}; {found["masks"]} masks; its first choice is the target\'s at '
-          f"{windows.agreement(found['skip']):.0%} of the positions")
+          f'the weights; R {found["cost"]:.2g} nats a token, of the best plain mask {found["plain"]:.2g}; '
+          f"{found['masks']} masks\nslim's first choice is the target's at {fmean(windows.agreed(slim)):.1%}")
+    if engine.has_draft:
+        print(worth(engine.models['draft'], windows, slim, found['work']))
+    else:
+        print('give --draft DIR to learn whether it pays')
 
 
 def settings_of(args):
@@ -407,7 +458,7 @@ def run(args):
         measure_signals(args, settings)
     else:
         measure = measure_anchors if args.anchors else measure_mask
-        measure(Engine(str(args.target), 'none'), settings)
+        measure(Engine(str(args.target), str(args.draft)), settings)
 
 
 def main(argv=None):

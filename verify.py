@@ -1009,8 +1009,8 @@ class ViaJudged(Judged):
 class ViaSd(Exact):
     """VIA-SD: slim, the target without some sublayers, judges first; the target below `escalate`. LOSSY.
 
-    A block that slim kept ends with slim's own next token (the paper is silent): at temperature 0 slim would
-    accept it.
+    Gates are the paper's alphas; at 1 - alpha, as in Algorithm 1, slim would rewrite nothing. A block that
+    slim kept ends with slim's own next token (the paper is silent).
     """
     gamma: int = knob(5, 'draft tokens a cycle', 0)
     keep: float = knob(0.5, 'r from which a draft token stays', 0)

@@ -50,7 +50,6 @@ class Claim:
     texts: object       # numbers of the texts that are resampled
     figure: Callable    # function of such numbers -> float; nan where a resample has no such figure
     kind: str = ''      # of a speed: CLOCK or MODELLED
-    bounded: str = ''   # why the figure is the highest that it can be: then there is no interval
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,6 @@ class Finding:
     @property
     def cell(self):
         """The cell of a page: verdict, figure, kind of speed, interval, and n where there are few texts."""
-        if self.claim.bounded:
-            return f'{self.verdict} {number(self.figure)} ({self.claim.bounded})'
         n = len(self.claim.texts)
         few = f'n {n}: ' if n < FEW else ''
         kind = f' {self.claim.kind}' if self.claim.kind else ''
@@ -82,7 +79,7 @@ def judge(claim):
     """The Finding of a Claim."""
     texts = numpy.asarray(claim.texts)
     figure = float(claim.figure(texts))
-    return Finding(claim, figure, *((figure, figure) if claim.bounded else interval(texts, claim.figure)))
+    return Finding(claim, figure, *interval(texts, claim.figure))
 
 
 def interval(texts, figure):

@@ -12,9 +12,8 @@ import lab.baselines                                    # noqa: F401, enters the
 from lab import bench, judge, measure, tasks, train
 from lab.judge import CLOCK, Claim, Costs, Runs
 from lab.measure import Pair, Record, named, run_row, sd, token_row
-from lab.tests.helpers import case, json_lines, program as run, refused, subprogram, tiny
+from lab.tests.helpers import json_lines, program as run, refused, subprogram, tiny
 from lab.best.claims import replayed
-from lab.via.claims import unseen_claim
 from lab.toys import fresh
 from model import load, write_calibration
 
@@ -176,15 +175,6 @@ def test_verdict(values, line, verdict):
     if len(values) < judge.FEW:
         assert (finding.low, finding.high) == (min(values), max(values))
         assert f'n {len(values)}' in finding.cell
-
-
-@pytest.mark.parametrize('found, words', [
-    case('a-rival', 4.0, 'FAILS 0.00 (the mask is one of its rivals)'),
-    case('another', 2.0, 'HOLDS 0.50 (n 2: 0.50 to 0.50)'), case('worse', 8.0, 'FAILS -1.00 (n 2: -1.00 to')])
-def test_a_searched_mask_that_is_a_plain_block_has_no_interval(found, words):
-    """Its figure cannot be above 0, so resamples say nothing."""
-    row = dict(scored=3, found=found, evenly=9.0, blocks=[7.0, 4.0])
-    assert judge.judge(unseen_claim([row, row])).cell.startswith(words)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ import numpy
 import pytest
 
 import lab.via.baselines                                # noqa: F401, enters the baselines in METHODS
-from lab.judge import Costs, Runs
+from lab.judge import Runs
 from lab.measure import EMBEDDED, embedded
 from lab.toys import Table, enumerate_law, network, overlap, plain, seeded, session, slim_session, write
 from lab.via import claims, record
@@ -62,29 +62,21 @@ def test_layers_that_slim_skips():
     assert texts[''] == texts['1 2'] != texts['0 3']
 
 
-def test_slim_row_by_hand():
-    """Drafts of five after the target's text: who has the full pass's favourites, from fresh caches."""
+def test_worth_row_by_hand():
+    """First choices of the draft and of slim at each token of the target's text, from fresh caches."""
     (prompt,) = EMBEDDED.texts(['table'], 1)
     target, _, eos = embedded('target')
     draft, _, _ = embedded('draft')
+    text = plain(target, prompt.ids, record.WINDOW, eos=eos)
+    guesses = [plain(draft, prompt.ids + text[:i], 1)[0] for i in range(len(text))]
+    reader = Reader(target, 200)
+    reader.read(prompt.ids[:-1], target.full, 0)
     slim = target.full.without(read_calibration(EMBEDDED.target)['mask']['skip'])
-    text = plain(target, prompt.ids, 160, eos=eos)
-    wanted = dict(positions=len(text), draft_right=0, slim_right=0)
-    for i in range(0, len(text), 5):
-        line = prompt.ids + text[:i]
-        block = plain(draft, line, min(5, len(text) - i))
-        full, middle = [favourites(target, line, block, path) for path in (target.full, slim)]
-        wanted['draft_right'] += sum(map(int.__eq__, block, full))
-        wanted['slim_right'] += sum(map(int.__eq__, middle, full))
-    assert wanted.items() <= record.slim_row(EMBEDDED, prompt).items()
-    assert wanted['draft_right'] < wanted['slim_right']
-
-
-def favourites(model, line, block, path):
-    """What a path has for likeliest at each token of a block, after what the full path read."""
-    reader = Reader(model, len(line) + 5)
-    reader.read(line[:-1], model.full, 0)
-    return reader.read(line + block, path, len(block) + 1).argmax(-1).tolist()[:-1]
+    choices = reader.read(prompt.ids + text[:-1], slim, len(text)).argmax(-1).tolist()
+    row = record.worth_row(EMBEDDED, prompt)
+    assert row['hit'] == list(map(int.__eq__, guesses, text)) and sum(row['hit']) == row['draft_right']
+    assert [ratio == 1 for ratio in row['ratio']] == list(map(int.__eq__, guesses, choices))
+    assert row['slim_right'] == sum(map(int.__eq__, choices, text)) > row['draft_right']
 
 
 def run(tokens, wrong, steps, **more):
@@ -92,20 +84,20 @@ def run(tokens, wrong, steps, **more):
 
 
 def test_claims_by_hand():
-    """Two texts: speeds, rejections, break-even; who errs oftener than via is left out; the best block."""
+    """Two texts: speeds, rejections; who errs oftener than via is left out; the rule in passes."""
     judged = dict(sd=dict(judged=10, accepted=6), via=dict(judged=10, accepted=8), plain={})
     usual = {name: run(10, 0, steps, cycles=4, full=full, **judged[name])
              for name, steps, full in (('plain', 10, 10), ('sd', 5, 4), ('via', 4, 1))}
     found = {claim.text: claim.figure(numpy.arange(2)) for claim in claims.speed_claims(texts_of(usual))}
-    assert list(found.values()) == pytest.approx([2.5, 1.25, 0.5])
-    costs = Costs({'target/full': [0.0] + [2.0] * 6, 'target/slim': [0.0] + [1.0] * 6})
-    assert claims.break_even_claim(texts_of(usual), costs).figure(numpy.arange(2)) == pytest.approx(0.25)
+    assert list(found.values()) == pytest.approx([2.5, 1.25])
+    assert claims.spared_claim(texts_of(usual), 'sd').figure(numpy.arange(2)) == pytest.approx(0.5)
     tuned = {claims.USUAL: run(10, 1, 5), 'via 5, 0 0': run(10, 3, 1), 'sd 5': run(10, 0, 8),
              'cascade 5, 0.1': run(10, 1, 4), 'cascade 5, 0.3': run(10, 2, 2)}
     assert claims.equal_claim(texts_of(tuned)).figure(numpy.arange(2)) == pytest.approx(0.8)
-    rows = [dict(scored=1, found=2.0, evenly=9.0, blocks=[1.0, 4.0]),
-            dict(scored=3, found=2.0, evenly=9.0, blocks=[5.0, 3.0])]
-    assert claims.unseen_claim(rows).figure(numpy.arange(2)) == pytest.approx(1 - 8 / 19)
+    told = dict(positions=2, slim_right=2, draft_right=1, delta=0.5, hit=[1, 0], ratio=[1, 1], work=0.6)
+    for cost, wanted in ((None, 5 / 1.1 / (2 / 1.5)), (0.2, 5 / 1.6 / (2 / 2))):    # one cycle, two of sd
+        *_, rule = claims.worth_claims([told | dict(draft_cost=0.1)] * 2, cost)
+        assert rule.figure(numpy.arange(2)) == pytest.approx(wanted)
 
 
 def texts_of(runs):

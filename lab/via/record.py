@@ -10,9 +10,8 @@ import train_mask
 from lab.measure import (MODELS, Pair, Prompt, Record, Setting, answer_row, held_out_rows, named, network,
                          prepared, run_row, sd)
 from lab.via.baselines import MiddleSession, ViaMid, sublayers
-from model import read_calibration
 from specmini import Engine
-from verify import Exact, Score, ViaSd, decode, tokens_of, violation
+from verify import Exact, ViaSd, decode, tokens_of
 
 GAMMA = ViaSd.gamma
 FAMILIES = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa={}, translate={},
@@ -126,54 +125,31 @@ def drafting_row(pair, prompt):
     return weighed_row(settings, replace(pair, draft='self'), prompt)
 
 
-def slim_row(pair, prompt):
-    """Sums over drafted blocks after the target's own text: agreement of draft and slim with it, Delta.
+def worth_row(pair, prompt):
+    """What train_mask.py ends with, of the target's first WINDOW tokens, which slim reads in one pass.
 
-    Slim reads after what the full path wrote, so its lag is 0 here. Delta, the paper's Delta_KL, is above 0
-    where the way from q to p by s is the shorter one; what a pass costs is not in it.
+    draft_right, slim_right: at how many the first choice is the target's; delta, strict: sums of Delta at
+    (1/2, 1/2) and (0, 1), to the target and to pi. hit: where the draft is right; ratio: r by slim of its
+    first choices. draft_cost, work: weight bytes of a draft and of a slim pass over those of a full one.
     """
-    engine = prepared(pair, sd(GAMMA))
-    engine.open([prompt.ids])
-    text = tokens_of(decode(engine.start(prompt.ids, ViaSd()), Exact(GAMMA)))
-    session = engine.start(prompt.ids, ViaSd())
-    sums = dict(positions=0, draft_right=0, slim_right=0, delta=0.0)
-    for i in range(0, len(text), GAMMA):
-        session.tokens = prompt.ids + text[:i]
-        draft = Exact().guess(session, min(GAMMA, len(text) - i))
-        paths = session.target.model.full, session.slim_path
-        p, s = [Score(session, draft, path).logits[:-1].log_softmax(-1) for path in paths]
-        q = draft.logits.log_softmax(-1)
-        sums['positions'] += len(q)
-        best = p.argmax(-1)
-        sums['draft_right'] += int((q.argmax(-1) == best).sum())
-        sums['slim_right'] += int((s.argmax(-1) == best).sum())
-        delta = violation(p, q) - violation(s, q) - violation(p, s)     # R(p|q) - R(s|q) - R(p|s) [n], nats
-        sums['delta'] += float(delta.sum())
-    return prompt.name | sums
-
-
-def unseen_texts(pair, n):
-    """Prompts that the search for the target's mask did not have."""
-    asked = read_calibration(pair.target)['mask'].get('settings', {})
-    searched = []
-    if asked.get('prompts'):
-        rows = train_mask.calibration_rows(train_mask.Settings(prompts=asked['prompts']))
-        searched = [row['prompt'] for row in rows[:2 * asked['texts']]]         # some were passed over
-    return [prompt for prompt in texts(pair, n) if prompt.row['prompt'] not in searched]
-
-
-def unseen_row(pair, prompt):
-    """R of the mask found, of evenly spaced layers and of all blocks, on the target's first WINDOW tokens."""
     engine = prepared(pair, sd(GAMMA))
     engine.open([prompt.ids])
     session = engine.start(prompt.ids, ViaSd())
     text = tokens_of(decode(session, Exact(GAMMA)))[:WINDOW]
-    model = session.target.model
-    scored = train_mask.Windows(model, [prompt.ids + text], len(text))
-    found = session.calibration['mask']['skip']
-    plain = train_mask.plain_masks(model.config.num_hidden_layers - 2, len(found) // 2)
-    evenly, *blocks = [scored.cost(sublayers(i + 1 for i in mask)) for mask in plain]
-    return prompt.name | dict(scored=len(text), found=scored.cost(found), evenly=evenly, blocks=blocks)
+    model, draft = session.target.model, session.draft.model
+    ids = prompt.ids + text[:-1]                        # whose last rows predict the text
+    read = train_mask.Windows(model, [ids], len(text))
+    (q,), (s,) = train_mask.Windows(draft, [ids], len(text)).p, read.logps(session.slim_path)
+    hit = read.agreed([q])
+    ratio = (s.gather(-1, q.argmax(-1, keepdim=True))[:, 0] - s.amax(-1)).exp()
+    row = dict(positions=len(text), draft_right=sum(hit), slim_right=sum(read.agreed([s])),
+               hit=[int(right) for right in hit], ratio=ratio.tolist(),
+               draft_cost=draft.read_bytes(draft.full) / model.read_bytes(model.full),
+               work=model.read_bytes(session.slim_path) / model.read_bytes(model.full))
+    for end, delta in (('', 1.0), ('_pi', 0.9)):
+        for name, *forgiven in (('delta', 0.5, 0.5), ('strict', 0.0, 1.0)):
+            row[name + end] = float(train_mask.shortcut(*read.p, q, s, *forgiven, delta).sum())
+    return prompt.name | row
 
 
 RECORDS = dict(
@@ -181,7 +157,6 @@ RECORDS = dict(
     tuned=Record(few_texts, functools.partial(run_row, tuned_settings())),
     answers=Record(lambda pair, n: texts(pair, 5 * n),
                    functools.partial(answer_row, dict(plain=named('ar'), via=named('via')))),
-    slim=Record(texts, slim_row),
+    worth=Record(texts, worth_row),
     masks=Record(few_texts, mask_row, only='models of several sizes'),
-    unseen=Record(unseen_texts, unseen_row, drafts=False),
     drafting=Record(texts, drafting_row, drafts=False))
