@@ -46,8 +46,10 @@ def relaxed_claims(runs):
     yield Claim('default over tuned exact sd', 'ours', BETTER, texts,
                 tuned_over(runs, ['cmasd'], runs.starting('sd '), runs.kind), runs.kind)
     if 'sd 10' in runs.names:                           # as long as the default's longest block
-        yield Claim('accepted tokens a cycle over sd 10', 'paper: 4.27 / 2.91', 1.47, texts,
-                    lambda texts: numpy.divide(*runs.share('accepted', 'cycles', ['cmasd', 'sd 10'], texts)))
+        def figure(texts):
+            mine, rival = runs.share('accepted', 'cycles', ['cmasd', 'sd 10'], texts)
+            return mine / rival if rival else numpy.nan
+        yield Claim('accepted tokens a cycle over sd 10', 'paper: 4.27 / 2.91', 1.47, texts, figure)
     if numpy.isfinite(runs.sums['wrong'][:, runs.number['cmasd']]).all():
         taus = [*runs.starting('tau '), 'strict']
         yield Claim('adaptive over constant tau, equal agreement', 'paper', BETTER, texts,
@@ -56,21 +58,20 @@ def relaxed_claims(runs):
 
 def length_claims(runs):
     """Lengths of blocks under the exact rule, against fixed ones tuned for each family."""
-    texts = numpy.arange(runs.size)
     for text, whose, names in (
             ('tuned window over the best fixed gamma', 'paper', runs.starting('window')),
             ('default window over the best fixed gamma', 'paper', ['window, alpha 1, k_max 10']),
             ('product over the best fixed gamma', 'ours', ['product, limit 0.5'])):
-        yield Claim(text, whose, BETTER, texts, tuned_over(runs, names, runs.starting('sd '), runs.kind),
-                    runs.kind)
+        figure = tuned_over(runs, names, runs.starting('sd '), runs.kind)
+        yield Claim(text, whose, BETTER, range(runs.size), figure, runs.kind)
 
 
 def signal_claim(runs):
     """C by the mean of its signals against the best one alone, each at its best gamma_tau."""
     alone = runs.starting(*[f'{signal}, gamma_tau' for signal in SIGNALS])
     figure = tuned_over(runs, runs.starting('mean, gamma_tau'), alone, MODELLED, 0.99, 0.99)
-    return Claim('mean of signals over the best alone, 99% agreement', 'paper', BETTER,
-                 numpy.arange(runs.size), figure, MODELLED)
+    return Claim('mean of signals over the best alone, 99% agreement', 'paper', BETTER, range(runs.size),
+                 figure, MODELLED)
 
 
 def confidence_area(rows, below=2):
@@ -85,9 +86,9 @@ def sweeps(pairs):
     rows = []
     for pair, records in pairs.items():
         if 'tokens' in records:
-            rows += confidence_rows(f'{pair}, tokens', records['tokens'].rows)
+            told = confidence_rows(f'{pair}, tokens', records['tokens'].rows)
+            rows += [(*row, None, None, None) for row in told]
         rows += setting_rows(pair, records)
-    rows = [row + (None,) * (6 - len(row)) for row in rows]
     head = 'pair, record', 'setting', 'tokens a step, modelled', 'agreement', 'accepted a cycle', 'dropped'
     return PageTable(head, rows)
 
@@ -116,8 +117,7 @@ def setting_rows(pair, records):
         runs = Runs(found[name].rows, records.costs)
         runs.sums['drafted'] = runs.array(found[name].rows, drafted)
         texts = numpy.arange(runs.size)
-        for text in [text for text, names in swept.items() if {*names} <= {*runs.names}]:
-            names = swept[text]
+        for text, names in [item for item in swept.items() if {*item[1]} <= {*runs.names}]:
             if numpy.isfinite(runs.total('drafted', names, texts)).all():
                 del swept[text]
             columns = (runs.pace(names, texts, MODELLED), runs.agreement(names, texts),
