@@ -698,8 +698,8 @@ class CmAsd(Exact):
     """CM-ASD: the draft's confidence C sets how much is drafted and how strictly it is judged. LOSSY.
 
     The paper does not say which quantity tau bounds. Ours is p / max p, or p / q in samples, so tau_base = 1
-    is exact at any temperature. The window (the length of a block) averages C over the block so
-    far, so no token is dropped unverified.
+    is exact at any temperature. The window (the length of a block) averages C over the block so far, not over
+    the next k positions as the paper's, so no token is dropped unverified.
     """
     controller: str = knob('online', 'what ends a block; online: the window of confidence', words=CONTROLLERS)
     k_min: int = knob(1, 'tokens of the shortest block (the paper states no values)', 1)

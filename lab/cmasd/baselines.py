@@ -49,17 +49,13 @@ class Confident(Controller):
         return signals[-1]['own'] >= self.limit
 
 
-class Product(Controller):
+class Product(Confident):
     """Drafts on while the product of the draft's largest probabilities over the block stays above `limit`.
 
     It estimates whether all of the block is still right: one doubt is enough, which a mean would drown. Ours.
     """
     limit = 0.5
     most = 40
-    takes_gamma = False
-
-    def max_tokens(self, session):
-        return self.most
 
     def signals(self, tokens, logits):
         return dict(largest=float(logits.softmax(-1).amax(-1).mean()))

@@ -6,7 +6,7 @@ import itertools
 from functools import partial
 
 import lab.cmasd.baselines                              # noqa: F401, enters the baselines in METHODS
-from lab.measure import Record, answer_row, controlled, named, on_prompts, run_row, sd, token_row
+from lab.measure import Record, answer_row, named, on_prompts, run_row, sd, token_row
 
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
 ANSWERED = 'math', 'translate', 'summary'       # those with right answers that are compared
@@ -15,31 +15,25 @@ GAINS = 0.1, 0.5, 1.0, 2.0                      # gamma_tau and k_max as the not
 LONGEST = 5, 10, 15, 25
 ALPHAS = 0.5, 1.0, 2.0
 TAUS = 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95       # constant thresholds
-FEW_TAUS = 0.3, 0.6, 0.8, 0.95                  # of another pair
-LIMITS = 0.3, 0.5, 0.7                          # of product
 GAMMAS = range(1, 17)                           # of plain sd
-FEW_GAMMAS = range(1, 13)
 
 
 def length_settings(pair):
     """{name: Setting} of exact rules that differ in the length of their blocks."""
-    found = {f'sd {gamma}': sd(gamma) for gamma in (GAMMAS if pair.is_embedded else FEW_GAMMAS)}
+    found = {f'sd {gamma}': sd(gamma) for gamma in (GAMMAS if pair.is_embedded else GAMMAS[:12])}
     for alpha, k_max in itertools.product(ALPHAS, LONGEST if pair.is_embedded else LONGEST[:2]):
         name = f'window, alpha {alpha:g}, k_max {k_max}'
         found[name] = named('cmasd', alpha=alpha, k_max=k_max, tau_base=1)
-    for limit in LIMITS:
-        found[f'product, limit {limit:g}'] = controlled('product', limit=limit)
-    for name in ('hf-confidence', 'payoff'):
-        found[name] = named('sd', controller=name)
-    return found
+    found['product, limit 0.5'] = named('sd', controller='product')
+    return found | {name: named('sd', controller=name) for name in ('hf-confidence', 'payoff')}
 
 
 def relaxed_settings(pair):
     """{name: Setting} of relaxed rules: the default, constant thresholds, the notes' sweep, other rules."""
     found = dict(ar=named('ar'), cmasd=named('cmasd'), strict=named('cmasd', tau_base=1))
-    for gamma in (FEW_GAMMAS if not pair.is_embedded else (4, 6, 8, 10, 12)):
+    for gamma in ((4, 6, 8, 10, 12) if pair.is_embedded else GAMMAS[:12]):
         found[f'sd {gamma}'] = sd(gamma)
-    for tau in TAUS if pair.is_embedded else FEW_TAUS:
+    for tau in TAUS if pair.is_embedded else TAUS[::2]:
         found[f'tau {tau}'] = named('cmasd', tau_base=tau, gamma_tau=0)
     if not pair.is_embedded:
         return found
@@ -49,10 +43,22 @@ def relaxed_settings(pair):
     return found | {name: named(name) for name in ('cmasd-prob', 'cmasd-specdec')}
 
 
+def signal_settings(pair):
+    """{name: Setting} of C by the mean of its signals and by each alone: relaxed rules, and the exact one."""
+    found = {}
+    for source in ('mean', *SIGNALS):
+        weights = {f'lam_{signal}': float(source in ('mean', signal)) for signal in SIGNALS}
+        for gain in GAINS[:3]:                          # the fast ones of the sweep
+            found[f'{source}, gamma_tau {gain}'] = named('cmasd', gamma_tau=gain, **weights)
+        found[f'{source}, strict'] = named('cmasd', tau_base=1, **weights)
+    return found
+
+
 RECORDS = dict(
     tokens=on_prompts(FAMILIES, token_row),
     lengths=on_prompts(FAMILIES, partial(run_row, length_settings)),
     relaxed=on_prompts(FAMILIES, partial(run_row, relaxed_settings)),
+    signals=on_prompts(FAMILIES, partial(run_row, signal_settings)),
     # ten times as many texts, because answers that are lost are rare
     answers=Record(lambda pair, n: pair.texts(ANSWERED, 10 * n),
                    partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))))
