@@ -179,12 +179,13 @@ TIED = [                # words of the README, the page whose rows have their fi
     ('1.73 to 2.21', 'SPEED', "`sd` over transformers' assisted generation (same draft"),
     ('1.06; 0.91 (cheap 4.30; 1.37)', 'cmasd/README', 'default (lossy)', 'default over tuned'),
     ('AUROC 0.94 (0.92 to 0.95) | yes', 'cmasd/README', 'AUROC of C for'),
-    ('1.05 to 1.15 | sampled 1.045; greedy 0.964', 'ecsv/README', 'length: ecsv-lite over a'),
+    ('1.05 to 1.15 | sampled 1.18 (1.13 to 1.26); greedy 0.86', 'ecsv/README', 'length: ecsv-lite over a'),
     ('2.5 to 3 | 1.04 (0.82 to 1.45); cheap 3.28', 'via/README', 'over plain'),
     ('1.50 to 1.69 | 0.89 (0.67 to 1.24); cheap 1.05 | no', 'via/README', 'over `sd`'),
-    ('0.036 | embedded -0.41; better -0.04 | no', 'specguard/README', 'right answers over sd'),
+    ('0.036 | better -0.04; on harder tasks -0.10 | no', 'specguard/README', 'right answers over sd',
+     'math-hard: right'),
     ('1.12 | embedded 0.68; better, cheap 1.82', 'specguard/README', 'speed over best sd'),
-    ('SmolLM2 1.25 (1.16 to 1.34) | no', 'sparse/README', 'one pass after'),
+    ('SmolLM2 1.25 (1.16 to 1.34); compiled 1.57 | no', 'sparse/README', 'one pass after', 'compiled: one'),
     ('embedded -0.68 (-0.80 to -0.52) | no', 'sparse/README', 'look-up: right less dense')]
 
 
