@@ -5,21 +5,24 @@ reads as many target positions a token as tuned SD-1. Speeds at temperature 0 ar
 """
 import numpy
 
-from lab.ecsv.record import DEPTHS, GREEDY, MATCHED, SD
-from lab.judge import MODELLED, Claim, PageTable, number, short
+from lab.ecsv.record import DEPTHS, GREEDY, MATCHED, PREFIX, SD
+from lab.judge import EMBEDDED, MODELLED, Claim, PageTable, number, short
 
 DEPTH = 4               # tokens of the blocks that are compared at equal length
-CLAIMS = [              # claim on acceptance length or speed, whose, line, record, vote, its rival, kind
-    ('length: ecsv-lite over a sampled draft', 'paper: 1.05 to 1.15', 1.05, 'blocks', 'ecsv-lite', SD, ''),
-    ('length: ecsv-lite over a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY, ''),
-    ('length: weights over none', 'paper', 1.005, 'blocks', 'ecsv', 'unweighted', ''),
+CLAIMS = [              # claim, whose, line, record, vote, its rival, which figure of claims()
+    ('length: ecsv-lite over a sampled draft', 'paper: 1.05 to 1.15', 1.05, 'blocks', 'ecsv-lite', SD,
+     'length'),
+    ('length: ecsv-lite over a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY, 'length'),
+    ('length: weights over none', 'paper', 1.005, 'blocks', 'ecsv', 'unweighted', 'length'),
     ('length: two spot checks over none', 'paper: 1.02 to 1.05', 1.02, 'matched',
-     'spot, R = 2, by disagreement', 'ecsv', ''),
-    ('ecsv-lite over sd with a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY, MODELLED),
-    ('the vote by prefix over sd with a greedy draft', 'ours', 1.005, 'blocks', 'prefix', GREEDY, MODELLED),
+     'spot, R = 2, by disagreement', 'ecsv', 'length'),
+    ('length: B = 2 over a sampled draft, both k = 4', 'paper', 1.005, 'matched', 'ecsv, B = 2', SD, 'alike'),
+    ("perplexity of drafts: a sampled one's over ecsv's", 'paper', 1.0, 'matched', SD, 'ecsv', 'perplexity'),
+    ('ecsv-lite over sd with a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY, 'speed'),
+    ('the vote by prefix over sd with a greedy draft', 'ours', 1.005, 'blocks', 'prefix', GREEDY, 'speed'),
     ('the best of four branches over sd, greedy draft', 'ours', 1.05, 'blocks', 'best of four', GREEDY,
-     MODELLED),
-    ('hedge over sd with a greedy draft', 'ours', 1.02, 'hedged', 'hedge', GREEDY, MODELLED)]
+     'speed'),
+    ('hedge over sd with a greedy draft', 'ours', 1.02, 'hedged', 'hedge', GREEDY, 'speed')]
 SWEPT = [               # rows of the table of sweeps: record, votes, their rival
     ('blocks', (SD, 'ecsv-lite', 'ecsv-lite, B = 2', 'ecsv-lite, B = 8', 'ecsv', 'ecsv-soft', 'unweighted',
                 'prefix', 'best of four'), SD),
@@ -80,35 +83,34 @@ class Votes:
         if not len(within):
             return dict.fromkeys(sums, numpy.nan)
         i, j = within[-1], min(within[-1] + 1, len(self.depths) - 1)
-        more = sums['read'][j] - sums['read'][i]
-        share = (budget - sums['read'][i]) / more if more else 0.0
+        share = (budget - sums['read'][i]) / (sums['read'][j] - sums['read'][i]) if i < j else 0.0
         return {key: table[i] + share * (table[j] - table[i]) for key, table in sums.items()}
 
-    def matched(self, figure, vote, rival, base=SD, depth=None):
-        """A function of texts: figure(a vote's sums, its rival's), both at the budget of `base`.
-
-        That is what base reads at its best depth, or at this one.
-        """
+    def matched(self, figure, vote, rival=None, base=SD):
+        """A function of texts: a vote's figure over its rival's, or alone, at the budget of tuned base."""
         def of(texts):
             sums = self.sums(base, texts)
-            best = self.depths.index(depth) if depth else sums['steps'].round(9).argmin()
-            return float(figure(*(self.at_budget(key, texts, sums['read'][best]) for key in (vote, rival))))
+            budget = sums['read'][sums['steps'].round(9).argmin()]
+            mine = figure(self.at_budget(vote, texts, budget))
+            return float(mine / figure(self.at_budget(rival, texts, budget)) if rival else mine)
         return of
 
-    def betters(self, vote):
-        """The figure: families in which a vote keeps more than SD-1 and surprises the target less."""
-        longer, stranger = (self.matched(figure, vote, SD) for figure in (kept_over, surprise_over))
-        return lambda texts: float(sum(longer(part) > 1 > stranger(part) for part in self.by_family(texts)))
+    def alike(self, figure, vote, rival):
+        """A function of texts: a vote's figure over its rival's, both in blocks of DEPTH tokens."""
+        def of(texts):
+            mine, other = (figure(self.sums(key, texts)) for key in (vote, rival))
+            return float((mine / other)[self.depths.index(DEPTH)])
+        return of
 
 
-def kept_over(mine, other):
-    """Draft tokens kept a target pass over the rival's."""
-    return mine['kept'] / mine['passes'] / (other['kept'] / other['passes'])
+def kept(sums):
+    """Draft tokens kept a target pass."""
+    return sums['kept'] / sums['passes']
 
 
-def surprise_over(mine, other):
-    """The target's perplexity of drafted tokens over that of the rival's."""
-    return numpy.exp(mine['nats'] / mine['drafted'] - other['nats'] / other['drafted'])
+def perplexity(sums):
+    """The target's perplexity of the drafted tokens."""
+    return numpy.exp(sums['nats'] / sums['drafted'])
 
 
 def branches_of(vote):
@@ -129,31 +131,30 @@ def steps(counts, costs, branches):
 
 def claims(records):
     """The Claims that a pair's records can judge."""
-    for text, whose, line, record, vote, rival, kind in CLAIMS:
-        votes = Votes(records, record, vote, rival, rival if kind else SD)
-        figure = votes.over(vote, rival) if kind else votes.matched(kept_over, vote, rival)
+    for text, whose, line, record, vote, rival, which in CLAIMS:
+        votes = Votes(records, record, vote, rival, rival if which == 'speed' else SD)
+        figures = dict(length=votes.matched(kept, vote, rival), alike=votes.alike(kept, vote, rival),
+                       perplexity=votes.matched(perplexity, vote, rival), speed=votes.over(vote, rival))
         if len(votes.texts):
-            yield Claim(text, whose, line, votes.texts, figure, kind)
-    votes = Votes(records, 'matched', 'ecsv', 'ecsv, B = 2', SD)
-    if len(votes.texts):
-        yield Claim('length: B = 2, k = 4 over a sampled draft', 'paper', 1.005, votes.texts,
-                    votes.matched(kept_over, 'ecsv, B = 2', SD, 'ecsv, B = 2', DEPTH))
-        yield Claim('tasks: longer and less perplexing than a sampled draft', 'paper: 2', 2, votes.texts,
-                    votes.betters('ecsv'))
+            yield Claim(text, whose, line, votes.texts, figures[which], MODELLED if which == 'speed' else '')
+
+
+def tested(votes, name, vote, way, rival=SD):
+    """A row of the falsification test: name, passes a cycle, `kept, perplexity` in each task and in all."""
+    passes = votes.matched(lambda sums: sums['passes'] / sums['cycles'], vote)(votes.texts)
+    parts = [*votes.by_family(votes.texts), votes.texts]
+    return name, passes, *(', '.join(number(way(figure, vote, rival)(part)) for figure in (kept, perplexity))
+                           for part in parts)
 
 
 def falsified(records):
-    """The PageTable of the falsification test: `kept, perplexity` over SD-1 in each task and in all."""
-    votes = Votes(records, 'matched', *MATCHED)
-
-    def row(name, vote, base=SD, depth=None):
-        figures = [votes.matched(figure, vote, SD, base, depth) for figure in (kept_over, surprise_over)]
-        passes = votes.matched(lambda mine, _: mine['passes'] / mine['cycles'], vote, vote, base, depth)
-        parts = [*votes.by_family(votes.texts), votes.texts]
-        return name, passes(votes.texts), *(', '.join(number(figure(part)) for figure in figures)
-                                            for part in parts)
-    rows = [row(vote, vote) for vote in MATCHED if len(votes.texts)]
-    rows += [row('ecsv, B = 2, k = 4', 'ecsv, B = 2', 'ecsv, B = 2', DEPTH) for _ in rows[:1]]
+    """The PageTable of the falsification test, over SD-1's figures; of SD-1 its own."""
+    votes, prefix = Votes(records, 'matched', *MATCHED), Votes(records, 'matched_prefix', *PREFIX)
+    rows = []
+    if len(votes.texts) and len(prefix.texts):
+        rows = [tested(votes, vote, vote, votes.matched, SD if vote != SD else None) for vote in MATCHED]
+        rows += [tested(prefix, 'prefix', 'prefix', prefix.matched),
+                 tested(votes, 'ecsv, B = 2, both k = 4', 'ecsv, B = 2', votes.alike)]
     return PageTable(('kept a pass, perplexity', 'passes a cycle', *votes.member, 'all'), rows)
 
 
@@ -164,10 +165,9 @@ def swept(records):
         for name in names:
             votes = Votes(records, record, name, GREEDY, rival)
             if len(votes.texts):
-                mine, other = (votes.sums(vote, votes.texts) for vote in (name, rival))
-                found[name] = [votes.over(name, GREEDY)(votes.texts),
-                               votes.matched(kept_over, name, rival, rival)(votes.texts),
-                               kept_over(mine, other)[votes.depths.index(DEPTH)]]
+                figures = (votes.over(name, GREEDY), votes.matched(kept, name, rival, rival),
+                           votes.alike(kept, name, rival))
+                found[name] = [figure(votes.texts) for figure in figures]
     return found
 
 
@@ -177,4 +177,4 @@ def sweeps(pairs):
     names = dict.fromkeys(name for table in tables.values() for name in table)
     lines = [(name, *sum((table.get(name, [None] * 3) for table in tables.values()), [])) for name in names]
     heads = [f'{short(pair)}: {what}' for pair in pairs for what in ('speed', 'kept', 'a cycle')]
-    return [falsified(next(iter(pairs.values()))), PageTable(('what', *heads), lines)]
+    return [falsified(pairs[EMBEDDED]), PageTable(('what', *heads), lines)]

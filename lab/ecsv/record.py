@@ -34,6 +34,7 @@ MATCHED = {             # of the falsification test
     **{f'spot, R = {R}, by {by}': Setting(partial(EcsvSpot, spots=R, by=by))
        for by in ('disagreement', 'entropy') for R in (1, 2, 4)},
     'unweighted, ties by the target': Setting(partial(TiesByTarget, gamma_r=0, spots=4))}
+PREFIX = {name: BLOCKS[name] for name in (SD, 'prefix')}
 HELD_OUT = {            # of which the default of a_spot was chosen, on texts of another seed
     f'a_spot {a:g}': Setting(partial(EcsvSpot, a_spot=a)) for a in (0.25, 0.5, 1, 2)}
 
@@ -69,7 +70,7 @@ def counts(cycles, method):
     return found
 
 
-def block_row(pair, prompt, settings, depths=DEPTHS):
+def block_row(pair, prompt, settings, depths=DEPTHS, **more):
     """A row {family, place, tokens, depths, votes: {name: {count: a number a depth}}} of one prompt."""
     depths = depths if pair.is_embedded else depths[:6]
     votes = {name: {} for name in settings}
@@ -78,16 +79,18 @@ def block_row(pair, prompt, settings, depths=DEPTHS):
         cycles = cycles_of(pair, prompt, settings[name], method)
         for count, value in counts(cycles, method).items():
             votes[name].setdefault(count, []).append(value)
-    return prompt.name | dict(tokens=len(tokens_of(cycles)), depths=depths, votes=votes)
+    return prompt.name | more | dict(tokens=len(tokens_of(cycles)), depths=depths, votes=votes)
 
 
-def on_some(part, row, seed=SEED, **kind):
-    """The Record of a row for one prompt in `part`, because every vote writes every text at every depth."""
-    return Record(lambda pair, n: pair.texts(FAMILIES, max(2, n // part), seed), row, **kind)
+def on_some(part, settings, seed=SEED, only='', **more):
+    """The Record of one prompt in `part`, because every vote writes every text at every depth."""
+    return Record(lambda pair, n: pair.texts(FAMILIES, max(2, n // part), seed),
+                  partial(block_row, settings=settings, **more), only=only)
 
 
 RECORDS = dict(
-    blocks=on_some(5, partial(block_row, settings=BLOCKS)),
-    hedged=on_some(5, partial(block_row, settings=HEDGES)),
-    matched=on_some(4, partial(block_row, settings=MATCHED, depths=FEW_DEPTHS)),
-    held_out=on_some(8, partial(block_row, settings=HELD_OUT, depths=(4, 8)), SEED + 1))
+    blocks=on_some(5, BLOCKS),
+    hedged=on_some(5, HEDGES),
+    matched=on_some(4, MATCHED, depths=FEW_DEPTHS, only='cheap passes'),
+    matched_prefix=on_some(4, PREFIX, depths=FEW_DEPTHS, only='cheap passes'),
+    held_out=on_some(8, HELD_OUT, SEED + 1, depths=(4, 8), only='tasks', texts_of=f'seed {SEED + 1}'))

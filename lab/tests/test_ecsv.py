@@ -76,22 +76,20 @@ def records(rows):
 def test_claims_by_hand():
     """Greedy sd takes 20 x 3 + 20 s or 10 x 6 + 40 s, the vote 15 x 3 + 15 x 2 s at its first depth.
 
-    SD-1 takes 80 s or 90 s, and reads 2 positions a token where it is faster. The vote reads 1.5 or 3: a
-    third of its texts are of the second depth.
+    SD-1 reads 2 positions a token where it is faster, the vote 1.5 or 3: a third of its texts are the latter.
     """
     votes = {record.GREEDY: dict(kept=[20, 30], cycles=[20, 10], positions=[40, 50]),
              record.SD: dict(kept=[10, 20], cycles=[20, 15], positions=[40, 45], drafted=[1, 1], nats=[3, 1]),
              'prefix': dict(kept=[25, 30], cycles=[15, 10], positions=[30, 60], drafted=[1, 1], nats=[1, 1])}
     texts = records([dict(family='story', place=i, tokens=20, votes=votes) for i in range(2)])
-    both = numpy.arange(2)
     found = claims.Votes(texts, 'blocks', 'prefix', record.GREEDY, record.SD)
     assert found.counts[record.GREEDY]['steps'].tolist() == [[40, 50]] * 2      # in steps of 2 s
-    assert found.over('prefix', record.GREEDY)(both) == pytest.approx(40 / 37.5)
-    kept, surprise = (found.matched(figure, 'prefix', record.SD)
-                      for figure in (claims.kept_over, claims.surprise_over))
-    assert kept(both) == pytest.approx((80 / 3) / (40 / 3) / (10 / 20))
-    assert surprise(both) == pytest.approx(numpy.exp(1 - 3)) and found.betters('prefix')(both) == 1
-    assert numpy.isnan(found.at_budget('prefix', both, 1.4)['kept'])
+    assert found.over('prefix', record.GREEDY)(found.texts) == pytest.approx(40 / 37.5)
+    kept, perplexity = (found.matched(figure, 'prefix', record.SD)(found.texts)
+                        for figure in (claims.kept, claims.perplexity))
+    assert kept == pytest.approx((80 / 3) / (40 / 3) / (10 / 20))
+    assert perplexity == pytest.approx(numpy.exp(1 - 3))
+    assert numpy.isnan(found.at_budget('prefix', found.texts, 1.4)['kept'])
     (claim,) = claims.claims(texts)
     assert claim.line == 1.005 and judge(claim).verdict == 'HOLDS'
 
