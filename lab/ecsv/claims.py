@@ -70,8 +70,7 @@ class Votes:
 
     def by_family(self, texts):
         """These texts, a list for each family that they are of."""
-        parts = [texts[numpy.isin(texts, theirs)] for theirs in self.member.values()]
-        return [part for part in parts if len(part)]
+        return [part for theirs in self.member.values() if len(part := texts[numpy.isin(texts, theirs)])]
 
     def at_budget(self, vote, texts, budget):
         """{count: its sum} where a vote reads so many positions a token; nan if its shortest blocks do more.
@@ -88,6 +87,7 @@ class Votes:
 
     def matched(self, figure, vote, rival=None, base=SD):
         """A function of texts: a vote's figure over its rival's, or alone, at the budget of tuned base."""
+        @numpy.errstate(invalid='ignore', divide='ignore')
         def of(texts):
             sums = self.sums(base, texts)
             budget = sums['read'][sums['steps'].round(9).argmin()]
