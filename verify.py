@@ -820,8 +820,8 @@ def sums_of(table):
 class Ecsv(Exact):
     """ECSV: several drafted branches vote, weighted by their reliability; the elected block is verified.
 
-    The entropy is over log V; nothing else is scaled, because an offset cancels in a vote, and the weight
-    sets the scale.
+    Unlike the proposal: the entropy is over log V. Weights are of positions, one of its two forms. Nothing
+    else is scaled, because an offset cancels in a vote, and the weight sets the scale.
     """
     draft_temperature: float = knob(0.8, 'of the branches (the proposal states no values)', 0)
     draft_top_p: float = knob(0.95, 'top-p of the branches', 1e-9, 1)
@@ -892,10 +892,10 @@ class EcsvSpot(Ecsv):
     """ECSV-spot: the target checks some positions of the fused block, and the branches vote again.
 
     The pass that checks a position reads all positions before it, too. Its rows stay valid until the two
-    votes differ. Positions of the check + positions that it leaves to be read <= budget. If a cycle leaves
-    some of its budget, the next may check one position more; nothing accumulates. If all branches agree at a
-    checked position, weights cannot help, and the target's favourite is elected. The margin is to the best
-    other token. Ties at a checked position go to the target's logit.
+    votes differ. Check and block read at most `budget` positions, so the block may be cut. If a cycle reads
+    fewer, the next may check one position more; nothing accumulates, and a mismatch leaves none, because its
+    pass has read the block. If all branches agree at a checked position, the target's favourite is elected.
+    Unlike the proposal: the margin is to the best other token. Ties there go to the target's logit.
     """
     spots: int = knob(2, 'positions checked with the target before the second vote', 1)
     by: str = knob('disagreement', 'which: of most disagreement, or of most entropy, also where all agree',

@@ -457,7 +457,7 @@ CLAIM_HEAD = 'claim', 'whose', 'at least', 'embedded pair', 'real models', f'at 
 
 
 def page_lines(paper, findings):
-    """Lines of a paper's page: what was measured, the verdicts, the table without verdicts."""
+    """Lines of a paper's page: what was measured, the verdicts, one table or a list without verdicts."""
     pairs = {pair: Records(paper, pair) for pair in measured_pairs(paper)}
     lines = []
     for pair, records in pairs.items():
@@ -467,7 +467,8 @@ def page_lines(paper, findings):
     lines.append('* words and kinds of speed: [how claims are judged](../README.md#measure-then-judge)')
     cheap = findings_of(paper, PAPERS_COST)
     lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings, cheap))))]
-    return lines + table_lines(claims_of(paper).sweeps(pairs))
+    tables = claims_of(paper).sweeps(pairs)
+    return lines + sum(map(table_lines, tables if isinstance(tables, list) else [tables]), [])
 
 
 def between_markers(text, lines):

@@ -1,12 +1,14 @@
 """ECSV's baselines and a variant of its vote, and `hedge`, our other use of a second branch."""
 import copy
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
 
 from lab.tree import Tree
 from model import to_host
-from verify import METHODS, Draft, Ecsv, Exact, Judged, check_finite, knob, no_draft, residual, sums_of
+from verify import (METHODS, Draft, Ecsv, EcsvSpot, Exact, Judged, check_finite, knob, no_draft, residual,
+                    sums_of)
 
 
 @dataclass
@@ -26,6 +28,13 @@ class EcsvPrefix(Ecsv):
             here = replace(ballot, candidates=ballot.candidates[j:j + 1], tie_break=sums_of(q))
             elected += here.elect(scores[voters, j:j + 1])
         return elected
+
+
+class TiesByTarget(EcsvSpot):
+    """ECSV-spot that checks ties alone: with gamma_r=0 the target breaks them. Weighted votes seldom tie."""
+    def doubtful(self, ballot, count, reach):
+        most = [Counter(ids).most_common(2) for ids in ballot.tokens.T[:reach].tolist()]
+        return [j for j, votes in enumerate(most) if len(votes) == 2 and votes[0][1] == votes[1][1]][:count]
 
 
 @dataclass

@@ -1,88 +1,121 @@
 """ECSV's claims, by what lab/ecsv/record.py stored: acceptance lengths, then speeds.
 
-Acceptance length is the proposal's unit: draft tokens kept a verifying pass, at the same number of positions.
-Speeds at temperature 0 are modelled by pass costs.
+Acceptance length is in the proposal's unit: draft tokens kept a target pass, checks included, where a vote
+reads as many target positions a token as tuned SD-1. Speeds at temperature 0 are modelled by pass costs.
 """
 import numpy
 
-from lab.ecsv.record import DEPTHS, GREEDY, SAMPLED, SAMPLED_DEPTHS, branches_of
-from lab.judge import CLOCK, MODELLED, Claim, PageTable, Runs, number, short
+from lab.ecsv.record import DEPTHS, GREEDY, MATCHED, PREFIX, SD
+from lab.judge import EMBEDDED, MODELLED, Claim, PageTable, number, short
 
-BUDGET = 1.01           # the paper's: target positions a token, of those that tuned sd spends
-SD = 'sd, sampled draft'
-DEPTH = 4               # tokens of the blocks whose acceptance lengths are judged; the table has 8, too
-LENGTHS = [             # claim on the acceptance length, whose, line, record, vote, its rival
-    ('length: ecsv-lite over a sampled draft', 'paper: 1.05 to 1.15', 1.05, 'blocks', 'ecsv-lite', SD),
-    ('length: ecsv-lite over a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY),
-    ('length: weights over none', 'paper', 1.005, 'blocks', 'ecsv', 'unweighted'),
-    ('length: two spot checks over none', 'paper: 1.02 to 1.05', 1.02, 'ablations', 'spot, R = 2', 'ecsv')]
-OVER = [                # claim on speed, whose, line, record, vote, its rival
-    ('ecsv-lite over sd with a sampled draft', 'ours', 1.05, 'blocks', 'ecsv-lite', SD),
-    ('ecsv-lite over sd with a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY),
-    ('the vote by prefix over sd with a greedy draft', 'ours', 1.005, 'blocks', 'prefix', GREEDY),
-    ('the best of four branches over sd, greedy draft', 'ours', 1.05, 'blocks', 'best of four', GREEDY),
-    ('hedge over sd with a greedy draft', 'ours', 1.02, 'hedged', 'hedge', GREEDY)]
-NOISY = 'ecsv, 4-bit draft', 'sd, 4-bit sampled draft'
-SWEPT = dict(           # rows of the table of sweeps, by record
-    blocks=(SD, 'ecsv-lite', 'ecsv-lite, B = 2', 'ecsv-lite, B = 8', 'ecsv', 'ecsv-soft', 'prefix',
-            'best of four'),
-    ablations=('entropy alone', 'agreement alone', 'own q alone', 'spot, R = 1', 'spot, R = 2',
-               'spot, R = 4'),
-    hedged=('hedge', 'hedge, two tokens'))
-RIVALS = dict(blocks=SD, ablations='ecsv')      # of the acceptance lengths in that table
-HOTTER = 'ecsv, hotter draft', 'sd, hotter sampled draft'
+DEPTH = 4               # tokens of the blocks that are compared at equal length
+CLAIMS = [              # claim, whose, line, record, vote, its rival, which figure of claims()
+    ('length: ecsv-lite over a sampled draft', 'paper: 1.05 to 1.15', 1.05, 'blocks', 'ecsv-lite', SD,
+     'length'),
+    ('length: ecsv-lite over a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY, 'length'),
+    ('length: weights over none', 'paper', 1.005, 'blocks', 'ecsv', 'unweighted', 'length'),
+    ('length: two spot checks over none', 'paper: 1.02 to 1.05', 1.02, 'matched',
+     'spot, R = 2, by disagreement', 'ecsv', 'length'),
+    ('length: B = 2 over a sampled draft, both k = 4', 'paper', 1.005, 'matched', 'ecsv, B = 2', SD, 'alike'),
+    ("perplexity of drafts: a sampled one's over ecsv's", 'paper', 1.0, 'matched', SD, 'ecsv', 'perplexity'),
+    ('ecsv-lite over sd with a greedy draft', 'ours', 1.05, 'blocks', 'ecsv-lite', GREEDY, 'speed'),
+    ('the vote by prefix over sd with a greedy draft', 'ours', 1.005, 'blocks', 'prefix', GREEDY, 'speed'),
+    ('the best of four branches over sd, greedy draft', 'ours', 1.05, 'blocks', 'best of four', GREEDY,
+     'speed'),
+    ('hedge over sd with a greedy draft', 'ours', 1.02, 'hedged', 'hedge', GREEDY, 'speed')]
+SWEPT = [               # rows of the table of sweeps: record, votes, their rival
+    ('blocks', (GREEDY, SD, 'ecsv-lite', 'ecsv-lite, B = 2', 'ecsv-lite, B = 8', 'ecsv', 'ecsv-soft',
+                'unweighted', 'prefix', 'best of four'), SD),
+    ('blocks', ('ecsv, hotter draft',), 'sd, hotter sampled draft'),
+    ('blocks', ('ecsv, 4-bit draft',), 'sd, 4-bit sampled draft'),
+    ('ablations', ('entropy alone', 'agreement alone', 'own q alone'), 'ecsv'),
+    ('hedged', ('hedge',), GREEDY)]
 
 
 class Votes:
     """Some votes on the texts that have them all, at several depths.
 
-    counts: {vote: {count: [texts, depths]}}; steps: {vote: [texts, depths]}; member [families, texts].
+    counts: {vote: {count: [texts, depths]}}, with the steps that it takes; member: {family: its texts}.
     """
 
-    def __init__(self, records, record, *names):
+    def __init__(self, records, record, *votes):
         rows = records[record].rows if record in records and records.costs else []
-        rows = [row for row in rows if row['votes'].keys() >= set(names)]
-        self.texts = range(len(rows))
-        families = numpy.array([row['family'] for row in rows])
-        self.member = numpy.equal.outer(numpy.unique(families), families)       # [families, texts]
-        self.counts, self.steps = {}, {}
-        self.depths = rows[0].get('depths', DEPTHS) if rows else []
-        for name in names if rows else ():
+        rows = [row for row in rows if row['votes'].keys() >= set(votes)]
+        self.texts = numpy.arange(len(rows))
+        self.tokens = numpy.array([row['tokens'] for row in rows])
+        self.depths = list(rows[0].get('depths', DEPTHS)) if rows else []
+        self.member, self.counts = {}, {}
+        for i, row in enumerate(rows):
+            self.member.setdefault(row['family'], []).append(i)
+        for vote in votes if rows else ():
             counts = {}
-            for key in rows[0]['votes'][name]:
-                counts[key] = numpy.array([row['votes'][name][key] for row in rows], float)
+            for key in rows[0]['votes'][vote]:
+                counts[key] = numpy.array([row['votes'][vote][key] for row in rows], float)
             counts.setdefault('passes', counts['cycles'])               # but for checks
             counts.setdefault('drafts', counts['positions'] - counts['passes'])
-            self.counts[name] = counts
-            self.steps[name] = steps(counts, records.costs, branches_of(name))
+            self.counts[vote] = counts | dict(steps=steps(counts, records.costs, branches_of(vote)))
 
-    def over(self, name, rival):
+    def sums(self, vote, texts):
+        """{count: its sums [depths]}; read: target positions a token."""
+        sums = {key: table[texts].sum(0) for key, table in self.counts[vote].items()}
+        return sums | dict(read=sums['positions'] / self.tokens[texts].sum())
+
+    def over(self, vote, rival):
         """The figure: a vote's speed over its rival's, each at its best depth; geometric mean over tasks."""
         def figure(texts):
-            often = self.member * numpy.bincount(texts, minlength=len(self.texts))
-            mine, other = ((often @ self.steps[key]).min(1) for key in (name, rival))   # [families]
-            there = often.any(1)
-            return float(numpy.exp(numpy.log(other[there] / mine[there]).mean()))
+            mine, other = ([self.sums(key, theirs)['steps'].min() for theirs in self.by_family(texts)]
+                           for key in (vote, rival))
+            return float(numpy.exp(numpy.log(numpy.divide(other, mine)).mean()))
         return figure
 
-    def length_over(self, name, rival, depth=DEPTH):
-        """The figure: a vote's acceptance length over its rival's, in blocks of so many tokens."""
-        i = list(self.depths).index(depth)
+    def by_family(self, texts):
+        """These texts, a list for each family that they are of."""
+        return [part for theirs in self.member.values() if len(part := texts[numpy.isin(texts, theirs)])]
 
-        def figure(texts):
-            lengths = [self.counts[vote]['kept'][texts, i].sum() / self.counts[vote]['cycles'][texts, i].sum()
-                       for vote in (name, rival)]
-            return lengths[0] / lengths[1] if lengths[1] else numpy.nan
-        return figure
+    def at_budget(self, vote, texts, budget):
+        """{count: its sum} where a vote reads so many positions a token; nan if its shortest blocks do more.
 
-    def at_budget(self, name):
-        """Draft tokens kept a pass over those of tuned greedy sd, within its target positions a token."""
-        mine, greedy = ({key: table.sum(0) for key, table in self.counts[vote].items()}
-                        for vote in (name, GREEDY))
-        tuned = self.steps[GREEDY].sum(0).argmin()
-        within = mine['positions'] <= BUDGET * greedy['positions'][tuned]
-        kept, base = mine['kept'] / mine['passes'], greedy['kept'] / greedy['passes']
-        return float(kept[within].max() / base[tuned]) if within.any() else None
+        Two depths are mixed where none does: the deepest within the budget and the next.
+        """
+        sums = self.sums(vote, texts)
+        within = numpy.flatnonzero(sums['read'] <= budget)
+        if not len(within):
+            return dict.fromkeys(sums, numpy.nan)
+        i, j = within[-1], min(within[-1] + 1, len(self.depths) - 1)
+        share = (budget - sums['read'][i]) / (sums['read'][j] - sums['read'][i]) if i < j else 0.0
+        return {key: table[i] + share * (table[j] - table[i]) for key, table in sums.items()}
+
+    def matched(self, figure, vote, rival=None, base=SD):
+        """A function of texts: a vote's figure over its rival's, or alone, at the budget of tuned base."""
+        @numpy.errstate(invalid='ignore', divide='ignore')
+        def of(texts):
+            sums = self.sums(base, texts)
+            budget = sums['read'][sums['steps'].round(9).argmin()]
+            mine = figure(self.at_budget(vote, texts, budget))
+            return float(mine / figure(self.at_budget(rival, texts, budget)) if rival else mine)
+        return of
+
+    def alike(self, figure, vote, rival):
+        """A function of texts: a vote's figure over its rival's, both in blocks of DEPTH tokens."""
+        def of(texts):
+            mine, other = (figure(self.sums(key, texts)) for key in (vote, rival))
+            return float((mine / other)[self.depths.index(DEPTH)])
+        return of
+
+
+def kept(sums):
+    """Draft tokens kept a target pass."""
+    return sums['kept'] / sums['passes']
+
+
+def perplexity(sums):
+    """The target's perplexity of the drafted tokens."""
+    return numpy.exp(sums['nats'] / sums['drafted'])
+
+
+def branches_of(vote):
+    """How many rows a draft pass of a vote has: as its name says, else one of sd and hedge, four of votes."""
+    return int(vote.partition('B = ')[2] or (1 if vote.startswith(('sd', 'hedge')) else 4))
 
 
 def steps(counts, costs, branches):
@@ -96,80 +129,52 @@ def steps(counts, costs, branches):
     return verifying + counts['drafts'] * draft[min(branches, len(draft) - 1)]
 
 
-def independence(rows):
-    """The figure: 1 - the mean correlation of two branches' errors; a branch that never errs counts as 0."""
-    together = numpy.array([row['wrong_together'] for row in rows], float)      # [texts, B, B]
-    tokens = numpy.array([row['tokens'] for row in rows], float)
-
-    def figure(texts):
-        shares = together[texts].sum(0) / tokens[texts].sum()
-        rates = shares.diagonal()
-        covariance = shares - numpy.outer(rates, rates)
-        spread = numpy.sqrt(numpy.outer(covariance.diagonal(), covariance.diagonal()))
-        correlation = numpy.divide(covariance, spread, out=numpy.zeros_like(spread), where=spread > 0)
-        return 1 - correlation[numpy.triu_indices(len(rates), 1)].mean()
-    return figure
-
-
 def claims(records):
     """The Claims that a pair's records can judge."""
-    for text, whose, line, record, name, rival in LENGTHS:
-        votes = Votes(records, record, name, rival)
-        if votes.texts:
-            yield Claim(text, whose, line, votes.texts, votes.length_over(name, rival))
-    for text, whose, line, record, name, rival in OVER:
-        votes = Votes(records, record, name, rival)
-        if votes.texts:
-            yield Claim(text, whose, line, votes.texts, votes.over(name, rival), MODELLED)
-    votes = Votes(records, 'blocks', 'ecsv', SD, *NOISY)
-    if votes.texts:
-        more, less = votes.length_over(*NOISY), votes.length_over('ecsv', SD)
-        yield Claim('length: gain over sampled sd, 4-bit draft, minus without', 'paper', 0.0, votes.texts,
-                    lambda texts: more(texts) - less(texts))
-    if 'errors' in records:
-        rows = records['errors'].rows
-        yield Claim("1 - correlation of two branches' errors", 'paper', 0.95, range(len(rows)),
-                    independence(rows))
+    for text, whose, line, record, vote, rival, which in CLAIMS:
+        votes = Votes(records, record, vote, rival, rival if which == 'speed' else SD)
+        figures = dict(length=votes.matched(kept, vote, rival), alike=votes.alike(kept, vote, rival),
+                       perplexity=votes.matched(perplexity, vote, rival), speed=votes.over(vote, rival))
+        if len(votes.texts):
+            yield Claim(text, whose, line, votes.texts, figures[which], MODELLED if which == 'speed' else '')
 
 
-def fastest_over(runs, name):
-    """The figure: tokens a second at temperature 1 over those of sd, each at its fastest depth."""
-    def fastest(key, texts):
-        return max(runs.pace(f'{key} {depth}', texts, CLOCK) for depth in SAMPLED_DEPTHS)
-    return lambda texts: fastest(name, texts) / fastest('sd', texts)
+def tested(votes, name, vote, way, rival=SD):
+    """A row of the falsification test: name, passes a cycle, `kept, perplexity` in each task and in all."""
+    passes = votes.matched(lambda sums: sums['passes'] / sums['cycles'], vote)(votes.texts)
+    parts = [*votes.by_family(votes.texts), votes.texts]
+    return name, passes, *(', '.join(number(way(figure, vote, rival)(part)) for figure in (kept, perplexity))
+                           for part in parts)
 
 
-def lengths(records, record, name, rival):
-    """A cell: a vote's acceptance length over its rival's in blocks of DEPTH and of 8 tokens."""
-    votes = Votes(records, record, name, rival)
-    both = [votes.length_over(name, rival, depth)(votes.texts) for depth in (DEPTH, 8) if votes.texts]
-    return ', '.join(map(number, both)) or None
+def falsified(records):
+    """The PageTable of the falsification test, over SD-1's figures; of SD-1 its own."""
+    votes, prefix = Votes(records, 'matched', *MATCHED), Votes(records, 'matched_prefix', *PREFIX)
+    rows = []
+    if len(votes.texts):
+        rows = [tested(votes, vote, vote, votes.matched, SD if vote != SD else None) for vote in MATCHED]
+        rows += [tested(votes, 'ecsv, B = 2, both k = 4', 'ecsv, B = 2', votes.alike)]
+        rows += [tested(prefix, 'prefix', 'prefix', prefix.matched) for _ in prefix.texts[:1]]
+    return PageTable(('kept a pass, perplexity', 'passes a cycle', *votes.member, 'all'), rows)
 
 
 def swept(records):
-    """{what: [speed over greedy sd, kept a pass over it, lengths, perplexity of the text]} of a pair."""
+    """{what: [speed over greedy sd, kept a pass over its rival, the same in blocks of DEPTH]} of a pair."""
     found = {}
-    for record, names in SWEPT.items():
+    for record, names, rival in SWEPT:
         for name in names:
-            votes = Votes(records, record, name, GREEDY)
-            longer = lengths(records, record, name, RIVALS[record]) if record in RIVALS else None
-            if votes.texts:
-                found[name] = [votes.over(name, GREEDY)(votes.texts), votes.at_budget(name), longer, None]
-    found[HOTTER[0]] = [None, None, lengths(records, 'blocks', *HOTTER), None]
-    runs = Runs(records['sampled'].rows if 'sampled' in records else [])
-    texts = numpy.arange(runs.size)
-    for name in SAMPLED if runs.size else ():
-        kept, base = (runs.share('accepted', 'cycles', f'{key} 4', texts) for key in (name, 'sd'))
-        nats = runs.share('nats', 'tokens', f'{name} 4', texts)
-        row = f'{name}, temperature 1, clock, over sd'
-        found[row] = [fastest_over(runs, name)(texts), kept / base, None, float(numpy.exp(nats))]
+            votes = Votes(records, record, name, GREEDY, rival)
+            if len(votes.texts):
+                figures = (votes.over(name, GREEDY), votes.matched(kept, name, rival, rival),
+                           votes.alike(kept, name, rival))
+                found[name] = [figure(votes.texts) for figure in figures]
     return found
 
 
 def sweeps(pairs):
-    """The PageTable of sweeps and ablations."""
+    """The PageTables of the falsification test and of sweeps."""
     tables = {pair: swept(records) for pair, records in pairs.items()}
     names = dict.fromkeys(name for table in tables.values() for name in table)
-    lines = [(name, *sum((table.get(name, [None] * 4) for table in tables.values()), [])) for name in names]
-    heads = [f'{short(pair)}: {what}' for pair in pairs for what in ('speed', 'kept', 'length', 'perplexity')]
-    return PageTable(('over sd with a greedy draft', *heads), lines)
+    lines = [(name, *sum((table.get(name, [None] * 3) for table in tables.values()), [])) for name in names]
+    heads = [f'{short(pair)}: {what}' for pair in pairs for what in ('speed', 'kept', 'a cycle')]
+    return [falsified(pairs[EMBEDDED]), PageTable(('what', *heads), lines)]

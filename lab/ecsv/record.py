@@ -3,119 +3,94 @@
 At temperature 0 every method here writes the target's own text, so its cycles and passes tell its speed.
 """
 import itertools
+from collections import Counter
 from functools import partial
 
-import torch
-
-from lab.ecsv.baselines import EcsvPrefix, Hedge, OracleTop1, SdMulti
-from lab.measure import Record, Setting, prepared, run_row
-from verify import Ecsv, EcsvSpot, Exact, decode, tokens_of
+from lab.ecsv.baselines import EcsvPrefix, Hedge, OracleTop1, TiesByTarget
+from lab.measure import SEED, Record, Setting, prepared
+from verify import Ecsv, EcsvSpot, Exact, decode, token_logps, tokens_of
 
 FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks of short prompts
 DEPTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24   # tokens of a block; on another pair the first six
-SAMPLED_DEPTHS = 2, 4, 8                # at temperature 1
+FEW_DEPTHS = 2, 4, 6, 8, 10, 12         # of the falsification test
 GREEDY = 'sd, greedy draft'
+SD = 'sd, sampled draft'                # the proposal's SD-1
 
 BLOCKS = {              # Settings whose method takes a depth
     GREEDY: Setting(partial(Exact, draft_temperature=0)),
-    'sd, sampled draft': Setting(partial(Ecsv, branches=1)),
+    SD: Setting(partial(Ecsv, branches=1)),
     'ecsv-lite': Setting(partial(Ecsv, a_self=0)),
     'ecsv': Setting(Ecsv),
     'unweighted': Setting(partial(Ecsv, gamma_r=0)),
     'prefix': Setting(EcsvPrefix),
-    'prefix, unweighted': Setting(partial(EcsvPrefix, gamma_r=0)),
-    'best of four': Setting(OracleTop1)}
-CHEAP = {               # asked of the embedded pair alone
+    'best of four': Setting(OracleTop1),
     'ecsv-soft': Setting(partial(Ecsv, soft=0.5)),
     'ecsv-lite, B = 2': Setting(partial(Ecsv, a_self=0, branches=2)),
     'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8))}
-FORMER = {              # stored, but measured no more; how they were made: README.md
-    'hedge, two tokens': Setting(Hedge),
-    'sd, 4-bit sampled draft': BLOCKS['sd, sampled draft'],
-    'ecsv, 4-bit draft': BLOCKS['ecsv'],
-    'sd, hotter sampled draft': Setting(partial(Ecsv, branches=1, draft_temperature=1.2)),
-    'ecsv, hotter draft': Setting(partial(Ecsv, draft_temperature=1.2))}
 HEDGES = {GREEDY: BLOCKS[GREEDY], 'hedge': Setting(Hedge)}
-ABLATIONS = {
-    **{name: BLOCKS[name] for name in (GREEDY, 'ecsv')},
-    'spot, R = 1': Setting(partial(EcsvSpot, a_spot=1, spots=1)),
-    'spot, R = 2': Setting(partial(EcsvSpot, a_spot=1, spots=2)),
-    'spot, R = 4': Setting(partial(EcsvSpot, a_spot=1, spots=4)),
-    'entropy alone': Setting(partial(Ecsv, a_agree=0, a_self=0)),
-    'agreement alone': Setting(partial(Ecsv, a_entropy=0, a_self=0)),
-    'own q alone': Setting(partial(Ecsv, a_entropy=0, a_agree=0))}
-SAMPLED = {'sd': Exact, 'sd greedy': partial(Exact, draft_temperature=0), 'ecsv': Ecsv, 'sd-multi': SdMulti}
-RUNS = {f'{name} {depth}': Setting(partial(kind, depth), temperature=1.0)
-        for name, kind in SAMPLED.items() for depth in SAMPLED_DEPTHS}
+MATCHED = {             # of the falsification test
+    **{name: BLOCKS[name] for name in (GREEDY, SD, 'ecsv-lite', 'ecsv', 'unweighted')},
+    'ecsv, B = 2': Setting(partial(Ecsv, branches=2)),
+    **{f'spot, R = {R}, by {by}': Setting(partial(EcsvSpot, spots=R, by=by))
+       for by in ('disagreement', 'entropy') for R in (1, 2, 4)},
+    'unweighted, ties by the target': Setting(partial(TiesByTarget, gamma_r=0, spots=4))}
+PREFIX = {name: BLOCKS[name] for name in (SD, 'prefix')}
+HELD_OUT = {            # of which the default of a_spot was chosen, on texts of another seed
+    f'a_spot {a:g}': Setting(partial(EcsvSpot, a_spot=a)) for a in (0.25, 0.5, 1, 2)}
 
 
-def branches_of(name):
-    """How many rows a draft pass of a vote has."""
-    method = (BLOCKS | CHEAP | FORMER | HEDGES | ABLATIONS)[name].method()
-    return getattr(method, 'branches', 1)
+def note_surprise(method, draft, score, cycle):
+    """Notes -log p of a cycle's drafted tokens by the target, each after those before it."""
+    cycle.notes['nats'] = -float(token_logps(score.logits[:len(draft.tokens)], draft.tokens).sum())
 
 
 def cycles_of(pair, prompt, setting, method):
     """The Cycles of a text that the method writes as the setting says."""
     engine = prepared(pair, setting)
-    engine.open([prompt.ids])
-    return list(decode(engine.start(prompt.ids, method), method))
+    engine.reopen(prompt.ids)
+    session = engine.start(prompt.ids, method)
+    session.observe = note_surprise
+    return list(decode(session, method))
 
 
 def counts(cycles, method):
     """What a text's cycles came to.
 
-    kept: draft tokens; positions, passes: the target's; drafts: draft passes, whatever their rows. Of the
-    best of four branches the passes over the others count nothing.
+    kept, drafted: draft tokens; nats: see note_surprise; positions, passes: the target's; drafts: draft
+    passes, whatever their rows. Of the best of four branches the passes over the others count nothing.
     """
-    found = dict(kept=0, cycles=len(cycles), positions=0, passes=0, drafts=0)
+    found = Counter()
     for cycle in cycles:
         drafts, _, _ = cycle.passes.get('draft/full', (0, 0, 0))
         passes, positions, _ = cycle.passes['target/full']
         if isinstance(method, OracleTop1):
             passes, positions = 1, len(cycle.drafted) + 1
-        found['kept'] += cycle.accepted
-        found['positions'] += positions
-        found['passes'] += passes
-        found['drafts'] += drafts
+        found.update(kept=cycle.accepted, drafted=len(cycle.drafted), nats=cycle.notes['nats'], cycles=1,
+                     positions=positions, passes=passes, drafts=drafts)
     return found
 
 
-def block_row(pair, prompt, settings, depths=DEPTHS):
+def block_row(pair, prompt, settings, depths=DEPTHS, **more):
     """A row {family, place, tokens, depths, votes: {name: {count: a number a depth}}} of one prompt."""
-    if not pair.is_embedded:
-        settings = {name: setting for name, setting in settings.items() if name not in CHEAP}
-        depths = depths[:6]
+    depths = depths if pair.is_embedded else depths[:6]
     votes = {name: {} for name in settings}
     for name, depth in itertools.product(settings, depths):
         method = settings[name].method(depth)
         cycles = cycles_of(pair, prompt, settings[name], method)
         for count, value in counts(cycles, method).items():
             votes[name].setdefault(count, []).append(value)
-    return prompt.name | dict(tokens=len(tokens_of(cycles)), depths=depths, votes=votes)
+    return prompt.name | more | dict(tokens=len(tokens_of(cycles)), depths=depths, votes=votes)
 
 
-def errors(pair, prompt):
-    """How often the four branches err together, at the tokens that a vote decides: up to its first mistake.
-
-    wrong_together [4, 4]: at how many of these tokens two branches both err, on the diagonal one.
-    """
-    wrong = []
-    for cycle in cycles_of(pair, prompt, BLOCKS['ecsv'], Ecsv(DEPTHS[-1])):
-        for verdict, right in zip(cycle.judged, cycle.tokens):
-            wrong.append([token != right for token in verdict.signals['branches']])
-    wrong = torch.tensor(wrong).double()                                        # [tokens, 4]
-    return prompt.name | dict(tokens=len(wrong), wrong_together=(wrong.T @ wrong).int().tolist())
-
-
-def on_some(part, row, **kind):
-    """The Record of a row for one prompt in `part`, because every vote writes every text at every depth."""
-    return Record(lambda pair, n: pair.texts(FAMILIES, max(2, n // part)), row, **kind)
+def on_some(part, settings, seed=SEED, only='', **more):
+    """The Record of one prompt in `part`, because every vote writes every text at every depth."""
+    return Record(lambda pair, n: pair.texts(FAMILIES, max(2, n // part), seed),
+                  partial(block_row, settings=settings, **more), only=only)
 
 
 RECORDS = dict(
-    blocks=on_some(5, partial(block_row, settings=BLOCKS | CHEAP)),
-    hedged=on_some(5, partial(block_row, settings=HEDGES)),
-    ablations=on_some(4, partial(block_row, settings=ABLATIONS, depths=(4, 8)), only='cheap passes'),
-    errors=on_some(4, errors),
-    sampled=on_some(3, partial(run_row, RUNS)))
+    blocks=on_some(5, BLOCKS),
+    hedged=on_some(5, HEDGES),
+    matched=on_some(4, MATCHED, depths=FEW_DEPTHS, only='cheap passes'),
+    matched_prefix=on_some(4, PREFIX, depths=FEW_DEPTHS, only='cheap passes'),
+    held_out=on_some(8, HELD_OUT, SEED + 1, depths=(4, 8), only='tasks', texts_of=f'seed {SEED + 1}'))
