@@ -75,7 +75,8 @@ def calibration_texts(engine, settings):
     for row in rows:
         (ids,) = encoded(engine, [row], settings.chat)
         if len(ids) + W <= engine.context:
-            written = tokens_of(engine.generate(ids, 'ar', max_new=W)[1])
+            _, cycles = engine.generate(ids, 'ar', max_new=W)
+            written = tokens_of(cycles)
             if len(written) == W:
                 texts.append(ids + written)
                 bar.update()
@@ -150,7 +151,10 @@ def propose(tried, m, k, seed):
     """
     i = len(tried)
     generator = torch.Generator().manual_seed(seed * 100_003 + i)
-    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist())) for _ in range(RANDOM)]
+    many = []
+    for _ in range(RANDOM):
+        layers = torch.randperm(m, generator=generator)[:k]
+        many.append(tuple(sorted(layers.tolist())))
     bayes = i >= WARM_UP and i % PERIOD == 0
     if bayes:
         for mask in sorted(tried, key=tried.get)[:8]:
@@ -260,12 +264,16 @@ def over_sd(hits, ratios, c, work):
     return tokens / (c + work + full) / (usual / (c + 1)), full, tokens, usual
 
 
+def slim_ratios(q, s):
+    """[n] r = s(x) / max s of the draft's first choices x, from log-probabilities q and s [n, V]."""
+    return (s.gather(-1, q.argmax(-1, keepdim=True))[:, 0] - s.amax(-1)).exp()
+
+
 def worth(draft, windows, slim, work):
     """Lines on Delta and on what a token costs via and sd; work: of a slim pass, in full ones."""
     written = Windows(draft, windows.texts, windows.W).p
     hits = windows.agreed(written)
-    ratios = [s.gather(-1, q.argmax(-1, keepdim=True))[:, 0] - s.amax(-1) for q, s in zip(written, slim)]
-    ratios = torch.cat(ratios).exp().tolist()
+    ratios = torch.cat([slim_ratios(*both) for both in zip(written, slim)]).tolist()
     deltas = [fmean(float(shortcut(*row, *asked).mean()) for row in zip(windows.p, written, slim))
               for asked in ((0.5, 0.5, 1.0), (0.0, 1.0, 1.0), (0.5, 0.5, 0.9), (0.0, 1.0, 0.9))]
     c = ViaSd.gamma * draft.read_bytes(draft.full) / windows.model.read_bytes(windows.model.full)
@@ -364,8 +372,11 @@ def quantiles(columns):
 
 def signal_ranges(steps):
     """[[1st, 99th percentile] of L, the same of G] of steps (L, G, ...)."""
-    ranked = [sorted(values) for values in list(zip(*steps))[:2]]
-    return [[values[round(share * (len(values) - 1))] for share in (0.01, 0.99)] for values in ranked]
+    found = []
+    for values in list(zip(*steps))[:2]:
+        ranked = sorted(values)
+        found.append([ranked[round(share * (len(ranked) - 1))] for share in (0.01, 0.99)])
+    return found
 
 
 # --------------------------------------------------------------------------------------------- the program

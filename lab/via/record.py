@@ -141,9 +141,8 @@ def worth_row(pair, prompt):
     read = train_mask.Windows(model, [ids], len(text))
     (q,), (s,) = train_mask.Windows(draft, [ids], len(text)).p, read.logps(session.slim_path)
     hit = read.agreed([q])
-    ratio = (s.gather(-1, q.argmax(-1, keepdim=True))[:, 0] - s.amax(-1)).exp()
     row = dict(positions=len(text), draft_right=sum(hit), slim_right=sum(read.agreed([s])),
-               hit=[int(right) for right in hit], ratio=ratio.tolist(),
+               hit=[int(right) for right in hit], ratio=train_mask.slim_ratios(q, s).tolist(),
                draft_cost=draft.read_bytes(draft.full) / model.read_bytes(model.full),
                work=model.read_bytes(session.slim_path) / model.read_bytes(model.full))
     for end, delta in (('', 1.0), ('_pi', 0.9)):
