@@ -161,6 +161,7 @@ def test_cycles_are_replayed_by_the_gates():
     """Blocks of two: slim rewrites a token, the target one, both stay; after a doubt the target judges."""
     assert train_mask.replayed([1, 0, 1, 0, 1, 1], [1, 0.4, 1, 0.1, 0.5, 0.6], ViaSd(2)) == (1 / 3, 7 / 3)
     assert train_mask.replayed([1, 1, 0], [0.1, 0.4, 1], ViaSd(2)) == (1, 3)
+    assert train_mask.replayed([1, 1, 1], [0.4, 1, 1], ViaSd(2)) == (0, 2)          # a rewrite ends a block
 
 
 def test_a_stage_midway_shortens_the_way():
@@ -223,7 +224,8 @@ def test_anchors_from_the_program(asked, capsys):
     assert str(found['anchors']) in out
     assert METHODS['sparse']().anchor_layers(dict(sparse=found), 4) == sorted(found['anchors'][:2])
     run = '--target', folder, '--draft', 'none', '--prompt', 'hello', '--max-new', 4, '--method', 'sparse'
-    assert program(capsys, *run, '--set', 'ffn_quantile=0.5', 'dense_below=2', 'block=2')[0] == 0
+    status, _, said = program(capsys, *run, '--set', 'ffn_quantile=0.5', 'dense_below=2', 'block=2')
+    assert status == 0 and 'nothing was drafted (--draft none)' in said
 
 
 # ------------------------------------------------------------------------------------------------ --signals
