@@ -11,17 +11,18 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from pathlib import Path as File
+from typing import get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
-from torch import distributed, nn
+from torch import nn
 from torch.nn import functional
 
 import kernels
@@ -32,7 +33,7 @@ SPAN = 1024     # keys in view of a compiled pass, at least; beyond, the next po
 EVEN = 128      # a cache's positions are a multiple of it: a card's kernels read keys in such blocks
 BIG = 2 ** 18   # elements of a matrix that is packed: smaller ones stay in a CPU's nearer caches
 PIECE = 2 ** 26     # elements of a matrix that are converted at a time: a head's copy would be a gigabyte
-ROWS = 4        # of a product with a packed matrix, at least: fewer are padded, because 3 took longer than 4
+ROWS = 4        # a packed matrix multiplies at least so many rows: fewer are padded, because 3 took longer
 
 
 # ------------------------------------------------------------------------------------------- the network
@@ -44,7 +45,7 @@ class Config:
     vocab_size: int                 # rows of the embedding; V, the tokenizer's length, may be smaller
     hidden_size: int                # C
     intermediate_size: int          # F
-    num_hidden_layers: int          # L
+    num_hidden_layers: int = field(metadata=dict(highest=1000))         # L
     num_attention_heads: int        # H
     num_key_value_heads: int        # G
     head_dim: int                   # D
@@ -159,8 +160,6 @@ class MoE(Part):
 
 
 class Block(Part):
-    tensor_parallel = False          # whether each rank has a shard of it
-
     def __init__(self, config, E):
         super().__init__()
         C, F = config.hidden_size, config.intermediate_size
@@ -180,9 +179,7 @@ class Block(Part):
         return x, carry
 
     def all_reduce(self, y):
-        """A sublayer's output: the sum over the ranks, where each has computed a part of it."""
-        if self.tensor_parallel:
-            distributed.all_reduce(y)
+        """A sublayer's output; their sum if each process has a part of the layer, see lab/parallel.py."""
         return y
 
 
@@ -293,7 +290,7 @@ def parameter_bytes(module):
 class Path:
     """How one pass is computed: each layer's attend and ffn function, None where that sublayer is skipped.
 
-    Keys of a path that runs every sublayer densely count as written by 'full', whatever it observes.
+    A path that runs every sublayer densely writes the same keys as the full path, also if it observes them.
     """
     name: str
     attends: tuple      # [L]
@@ -364,7 +361,7 @@ def writer_name(sparse, skip):
 # by to_host: once or twice a cycle, or once a token where what was drawn decides whether to go on.
 
 def on_gpu(x):
-    """Whether the host would have to wait for the numbers of this tensor."""
+    """True if the host would have to wait for the numbers of this tensor."""
     return x.device.type != 'cpu'
 
 
@@ -468,12 +465,10 @@ class Reader:
     def __init__(self, model, capacity, compiled=False):
         """capacity: the longest text in tokens, prompt included; compiled: short passes by inductor."""
         self.model = model
-        torch.backends.cuda.enable_cudnn_sdp(False)     # it plans anew for every length of a text
         self.capacity = -(-(capacity + PAD) // EVEN) * EVEN
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
-        self.log = []                                   # (path name, positions, begin, end) of each pass
-        self.paths = {}                                 # path name -> Path, of every path read on so far
+        self.log = []                                   # (Path, positions, begin, end) of each pass
         self.compiled = compile_forward(model) if compiled else None
         self.cache = self.new_cache(1)
         self.forks = {}                                 # rows -> KVCache, see fork
@@ -528,8 +523,7 @@ class Reader:
         carry = path.carry or (self.pass_info(start, path) if path.sparse else None)
         hidden = forward(ids, positions, path, self.cache.stores, kv_len, carry)        # [B, T + pad, C]
         logits = self.model.logits(hidden[:, T - last:T]) if last else None
-        self.log.append((path.name, B * T, begin, self.now()))
-        self.paths[path.name] = path
+        self.log.append((path, B * T, begin, self.now()))
         return logits
 
     def pass_info(self, start, path):
@@ -572,16 +566,16 @@ class Reader:
         passes = self.log[mark:]
         if passes and self.model.device.type == 'cuda':
             passes[-1][-1].synchronize()                # earlier passes have ended too
-        for name, positions, begin, end in passes:
-            row = totals.setdefault(name, [0, 0, 0.0])
+        for path, positions, begin, end in passes:
+            row = totals.setdefault(path.name, [0, 0, 0.0])
             row[0] += 1
             row[1] += positions
             row[2] += end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
         return totals
 
 
-# You may stop here: what follows makes the same network faster, splits it, and loads it.
-# ------------------------------------------------------------------- packed and compiled
+# You may stop here: what follows makes the same network faster, and loads it.
+# ----------------------------------------------------------------------------------- packed and compiled
 
 class Half(Part):
     """A Linear with its weight in fp16 and all else in fp32 (FBGEMM): as exact as fp32, twice as fast.
@@ -598,7 +592,7 @@ class Half(Part):
             weight = linear.weight[begin:begin + rows].float()
             bias = None if linear.bias is None else linear.bias[begin:begin + rows]
             self.pieces.append(torch.ops.quantized.linear_prepack_fp16(weight, bias))
-        # without numbers, for its size in bytes
+        # on the meta device: it has a shape and a size in bytes, and no numbers
         self.weight = nn.Parameter(linear.weight.to('meta'), requires_grad=False)
 
     def __call__(self, x):
@@ -670,25 +664,24 @@ def fits_half(weight):
 
 def faster(linear):
     """The module that computes what this Linear does, on a CPU in fp32 in the least time."""
+    if linear.weight.numel() < BIG:
+        return Transposed(linear)
     if linear.weight.dtype != torch.float32:
         if fits_half(linear.weight):
             return Half(linear)
         linear = linear.float()
-    if linear.weight.numel() < BIG:
-        return Transposed(linear)
     return Packed(linear) if torch.backends.mkldnn.is_available() else linear
 
 
 def pack(model):
-    """Swaps modules of an fp32 network for faster ones on a CPU; not for passes that are to be compiled.
+    """Swaps the modules of an fp32 network for faster ones on a CPU. A tied head is then held twice.
 
-    Big matrices, but for experts, are packed: in fp16 where load has kept 16 bits. A tied head is held twice.
+    Matrices that load has kept in 16 bits become Half. Experts stay as they are.
     """
     # not of all modules: such a list would hold every matrix until the last one is packed
     parts = [part for part in model.modules() if not isinstance(part, (Linear, RMSNorm))]
-    if model.dtype == torch.float32:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:       # FBGEMM packs with one thread
-            list(pool.map(pack_children, parts))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:           # FBGEMM packs with one thread
+        list(pool.map(pack_children, parts))
 
 
 def pack_children(part):
@@ -717,107 +710,105 @@ def mark_static(tensors):
         torch._dynamo.mark_static_address(tensor)
 
 
-# ---------------------------------------------------------------------------------- tensor parallel
-# torchrun starts N processes, the ranks, which run the same program with the same seeds. Each rank holds a
-# shard of every target layer, by rows where it reads, by columns where it writes; all else, and the draft,
-# whole. Two sums over the ranks a layer make them agree. By hand, because DTensor's
-# parallelize_module works by hooks, which Part does without.
+# ------------------------------------------------------------------------------------- checkpoints
+# A Hugging Face folder: config.json, tokenizer.json, safetensors; and our calibration.json. What we would
+# compute otherwise than transformers is refused. Every fault is a ValueError that names the folder.
 
-SHARD_AXIS = dict(q_proj=0, k_proj=0, v_proj=0, gate_proj=0, up_proj=0, o_proj=1, down_proj=1)
-SHARDED = 'num_attention_heads', 'num_key_value_heads', 'intermediate_size', 'moe_intermediate_size'
-
-
-def rank_and_world_size():
-    """(the number of this rank, how many there are): (0, 1) unless torchrun has started several."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
+STORED = dict(          # what weights may be stored as, by safetensors' names
+    F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16, F64=torch.float64)
+FUSED = dict(           # parameters that hold several tensors of a checkpoint, one after the other
+    qkv_proj=('q_proj', 'k_proj', 'v_proj'), gate_up_proj=('gate_proj', 'up_proj'))
 
 
-def shard_config(config, count):
-    """The Config of one rank's shard of a network; ValueError where it does not divide.
+def load(folder, device='cpu', dtype=torch.float32, shard=None):
+    """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder, or of a repository's name.
 
-    Source: Shoeybi et al. 2019 (Megatron-LM), section 3.
+    dtype None: fp32, in which big matrices keep the 16 bits of their files where this CPU can multiply them
+    so, see pack. shard: what one process of several holds, see lab/parallel.py.
     """
-    sizes = {}
-    for name in SHARDED:
-        size = getattr(config, name)
-        good = size % count == 0
-        require_that(good, f'{name} is {size}, which {count} processes cannot share; start fewer')
-        sizes[name] = size // count
-    return replace(config, **sizes)
-
-
-def shard(kept, axis, rank, count):
-    """A rank's shard of an open tensor of a file, reading no more than that; all of it if axis is None."""
-    shape = kept.get_shape()
-    if count == 1 or axis is None:
-        return kept[:]
-    if axis == len(shape):                              # of a sum: rank 0 holds the bias, the others zeros
-        return kept[:] if rank == 0 else torch.zeros(shape)
-    size = shape[axis] // count
-    rows = slice(rank * size, (rank + 1) * size)
-    return kept[rows] if axis == 0 else kept[:, rows]
-
-
-# ------------------------------------------------------------------------------------- weights
-
-FUSED = dict(           # of the network's parameters, those that checkpoints hold in parts
-    qkv_proj=['q_proj', 'k_proj', 'v_proj'], gate_up_proj=['gate_proj', 'up_proj'])
-
-
-def load(folder, device='cpu', dtype=torch.float32, tensor_parallel=False, as_stored=False):
-    """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder with safetensors weights.
-
-    tensor_parallel: this rank's shard of the Transformer, where there are several ranks. as_stored: big
-    matrices keep the 16 bits of their files, for `pack`. ValueError in one line for whatever does not fit.
-    """
-    config = read_config(folder)
-    tokenizer = read_tokenizer(folder)
-    rank, count = rank_and_world_size() if tensor_parallel else (0, 1)
-    try:
+    folder = find_folder(folder)
+    with naming(folder):
+        config = read_config(folder)
+        tokenizer = read_tokenizer(folder)
         with torch.device('meta'):
-            model = Transformer(shard_config(config, count))
-    except RuntimeError as error:                       # a matrix of more bytes than can be counted
-        raise ValueError(f'{folder}: config.json asks for a network that is too large ({error})') from None
-    files, dtypes = find_weights(folder, checkpoint_views(model), count)
-    model = model.requires_grad_(False).to(dtype)
-    if as_stored and has_half():
-        keep_16_bits(model, dtypes)
-    model = model.to_empty(device=device)
-    model.tie()
-    for name, (view, axis) in checkpoint_views(model).items():
-        with opened(files[name]) as held:               # one at a time, so that copied pages are let go
-            view.copy_(shard(held.get_slice(name), axis, rank, count))
-            good = all(end.isfinite() for end in view.aminmax())
-            require_that(good, f'tensor {name} holds NaN or infinity in {view.dtype}; damaged?')
-    for layer in model.model.layers:
-        layer.tensor_parallel = count > 1
-    model.set_context(min(2048, config.max_position_embeddings))
-    model.token_texts = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
-    model.vocab = max(model.token_texts, default=0) + 1
-    require_that(1 < model.vocab <= config.vocab_size, f'{folder}: tokenizer of {model.vocab} entries, '
-                 f'embedding of {config.vocab_size}; expected 2 entries or more, and no more than that')
-    return model.eval(), tokenizer, read_eos(folder)
+            model = Transformer(shard.config(config) if shard else config)
+        model = model.requires_grad_(False).to(dtype or torch.float32)
+        tensors = find_tensors(model, folder)
+        if dtype is None and has_half():
+            keep_16_bits(model, tensors)
+        model.to_empty(device=device)
+        model.tie()
+        fill(model, tensors, shard)
+        model.set_context(min(2048, config.max_position_embeddings))
+        model.token_texts = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+        model.vocab = max(model.token_texts, default=0) + 1
+        good = 1 < model.vocab <= config.vocab_size
+        require_that(good, f'tokenizer of {model.vocab} entries; expected 2 to {config.vocab_size}')
+        return model.eval(), tokenizer, read_eos(folder)
 
 
-def keep_16_bits(model, dtypes):
-    """Gives big matrices, but for experts, the dtype of their files where that has 16 bits in all parts."""
+def fill(model, tensors, shard=None):
+    """Copies a checkpoint's tensors into the network; ValueError for a wrong shape, NaN or infinity."""
+    for name, view in checkpoint_views(model).items():
+        file, _ = tensors[name]
+        with safe_open(file, 'pt') as weights:          # one at a time, so that copied pages are let go
+            stored = weights.get_slice(name)
+            tensor = shard.part(name, stored) if shard else stored[:]
+        require_that(tensor.shape == view.shape,
+                     f'{name} has the shape {list(tensor.shape)}; expected {list(view.shape)}')
+        view.copy_(tensor)
+        good = all(end.isfinite() for end in view.aminmax())
+        require_that(good, f'{name} holds NaN or infinity in {view.dtype}')
+
+
+def keep_16_bits(model, tensors):
+    """Gives big matrices, except experts, the dtype of their files if all of their parts have the same 16."""
     for name, weight in model.named_parameters():
         if weight.ndim == 2 and weight.numel() >= BIG:
-            kinds = {dtypes[part] for part in names_in_checkpoint(name)}
-            if kinds in ({'F16'}, {'BF16'}):
-                weight.data = weight.data.to(torch.float16 if kinds == {'F16'} else torch.bfloat16)
+            dtypes = {tensors[part][1] for part in parts_of(name)}
+            if dtypes in ({torch.float16}, {torch.bfloat16}):
+                weight.data = weight.data.to(dtypes.pop())
 
 
-def names_in_checkpoint(name):
-    """The tensors of a checkpoint that a parameter of this name holds, one after the other."""
-    *home, part, kind = name.split('.')
-    return ['.'.join([*home, one, kind]) for one in FUSED.get(part, [part])]
+def find_tensors(model, folder):
+    """{name: (file, dtype)} of the tensors of a folder; ValueError unless they are those of the network."""
+    tensors = {}
+    for file in weight_files(folder):
+        with naming(file.name), safe_open(file, 'pt') as weights:
+            for name in weights.keys():
+                tensors[name] = file, STORED.get(weights.get_slice(name).get_dtype())
+    wanted = checkpoint_views(model).keys()
+    spare = {name for name in tensors if name.endswith('inv_freq')}     # tables that we compute
+    spare.add('lm_head.weight')                                         # of a tied head
+    wrong = sorted(wanted - tensors.keys() | tensors.keys() - wanted - spare)
+    require_that(not wrong, f'{len(wrong)} tensors are missing or unknown, first {wrong[:1]}')
+    for name in wanted:
+        require_that(tensors[name][1], f'{name} is stored in another type than fp32, fp16 or bf16')
+    return tensors
+
+
+def weight_files(folder):
+    """The safetensors files of a folder: the whole one if it is there, else the shards of the index."""
+    whole = folder / 'model.safetensors'
+    index = folder / 'model.safetensors.index.json'
+    if whole.exists():
+        return [whole]
+    require_that(index.exists(), 'there is no model.safetensors; fetch it, or convert .bin to safetensors')
+    with naming(index.name, MALFORMED):
+        names = sorted(set(read_json(index)['weight_map'].values()))
+        require_that(not any('/' in name for name in names), f'expected plain names of files, found {names}')
+    return [folder / name for name in names]
+
+
+def parts_of(name):
+    """The names in a checkpoint of what a parameter of this name holds."""
+    *home, fused, kind = name.split('.')
+    return ['.'.join([*home, part, kind]) for part in FUSED.get(fused, (fused,))]
 
 
 def checkpoint_views(model):
-    """{name in a checkpoint: (view of one of the network's parameters, axis that ranks share or None)}."""
+    """{name in a checkpoint: a parameter of the network, or its part}."""
+    H, G, D = model.config.num_attention_heads, model.config.num_key_value_heads, model.config.head_dim
     whole = {}
     for name, weight in model.named_parameters():
         if weight.ndim == 3:                            # a stack of experts
@@ -825,202 +816,106 @@ def checkpoint_views(model):
             whole |= {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
         else:
             whole[name] = weight
-    H, G, D = model.config.num_attention_heads, model.config.num_key_value_heads, model.config.head_dim
-    shares = dict(qkv_proj=[H * D, G * D, G * D])       # others are halves
     views = {}
     for name, weight in whole.items():
-        parts = names_in_checkpoint(name)
-        rows = shares.get(name.split('.')[-2], len(weight) // len(parts))
-        for part, piece in zip(parts, weight.split(rows)):
-            views[part] = piece, SHARD_AXIS.get(part.split('.')[-2])
+        parts = parts_of(name)
+        rows = [H * D, G * D, G * D] if '.qkv_proj.' in name else len(weight) // len(parts)
+        views |= zip(parts, weight.split(rows))
     return views
-
-
-def find_weights(folder, views, count):
-    """({name: file}, {name: stored dtype}) of the tensors; ValueError unless they are what is needed."""
-    files = {}
-    dtypes = {}
-    for file in weight_files(folder):
-        with opened(file) as held:
-            for name in held.keys():
-                kept = held.get_slice(name)
-                if name.endswith('rotary_emb.inv_freq') or name == 'lm_head.weight' and name not in views:
-                    continue                            # a table that we compute, a copy of the tied head
-                require_that(name in views, f'tensor {name} has no place in the network of config.json')
-                require_that(name not in files, f'tensor {name} is in another file too; which is right?')
-                view, axis = views[name]
-                wanted = list(view.shape)
-                if axis is not None and axis < len(wanted):
-                    wanted[axis] *= count
-                shape = kept.get_shape()
-                require_that(shape == wanted, f'{name} has shape {shape}, expected {wanted}')
-                dtype = dtypes[name] = kept.get_dtype()
-                good = dtype in ('F16', 'BF16', 'F32', 'F64')
-                require_that(good, f'{name} is stored as {dtype}; use weights in fp32, fp16 or bf16')
-                files[name] = file
-    absent = sorted(views.keys() - files.keys())
-    require_that(not absent, f'{folder}: missing tensors: {len(absent)}, first {absent[:1]}; fetch it again')
-    return files, dtypes
-
-
-@contextlib.contextmanager
-def opened(file):
-    """A safetensors file, open; ValueErrors on the way name it, also if it is not a whole one."""
-    try:
-        require_that(os.access(file, os.R_OK), 'no permission to read it')
-        with safe_open(file, 'pt') as weights:
-            yield weights
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f'{file}: not a complete safetensors file ({error}); fetch it again') from None
-    except ValueError as error:
-        raise ValueError(f'{file}: {error}') from None
-
-
-def weight_files(folder):
-    """The safetensors files of a folder: the shards that the index names, or the single file."""
-    index = 'model.safetensors.index.json'
-    shards = read_json(folder, index, dict(weight_map=dict(all='model.safetensors'))).get('weight_map')
-    good = isinstance(shards, dict) and shards and all(type(name) is str for name in shards.values())
-    require_that(good, f'{folder}: weight_map of {index} is not an object of tensor names and files')
-    files = [plain_file(folder, name) for name in sorted(set(shards.values()))]
-    for file in files:
-        require_that(file.exists(), f'{file}: no such file; fetch it, or convert .bin to safetensors')
-    return files
 
 
 # ------------------------------------------------------------------------------------- config.json
 
 KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
-NEEDED = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers', 'num_attention_heads',
-          'max_position_embeddings')
-MIXTURE = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'     # what qwen3_moe needs as well
-EXTRA = dict(   # names read beside those of Config's fields
-    num_experts=int, decoder_sparse_step=int, sliding_window=int, rope_theta=float, attention_bias=bool,
-    use_sliding_window=bool, layer_types=list, mlp_only_layers=list)
-EXPECTED = {int: 'an integer, 1 to {:g}', float: 'above 0, to {:g}', bool: 'true or false', list: 'a list'}
-MOST = dict(num_hidden_layers=1000, num_experts=1000)
 ORIGINAL = 'original_max_position_embeddings'
-ROPE_NEEDS = dict(      # rope type: the settings that it cannot do without, besides rope_theta
-    default=(), linear=('factor',), yarn=('factor', 'beta_slow', 'beta_fast', ORIGINAL),
-    llama3=('factor', 'low_freq_factor', 'high_freq_factor', ORIGINAL))
-ROPE_LEAST = {'rope_theta': 1.001, ORIGINAL: 2, 'factor': 1}            # of the others 0.001
-ROPE_FIXED = dict(      # rotary settings that may have no other value here
-    mscale=(None, 0), mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
+ONLY = dict(            # settings that may have these values alone
+    model_type=KINDS, hidden_act=(None, 'silu'), quantization_config=(None, {}), mscale=(None, 0),
+    mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
+ROPE = dict(            # rotary settings by type: (lowest value, default or None) of each
+    default={}, linear={'factor': (1, None)},
+    llama3={'factor': (1, None), 'low_freq_factor': (0.001, None), 'high_freq_factor': (0.001, None),
+            ORIGINAL: (2, None)},
+    yarn={'factor': (1, None), 'beta_fast': (0.001, 32), 'beta_slow': (0.001, 1), ORIGINAL: (2, None)})
 
 
 def read_config(folder):
-    """The Config of a Hugging Face folder, as transformers 4 writes it (rope_scaling) or 5 (rope_parameters).
-
-    ValueError for what this network does not compute, and for values of a wrong type or size.
-    """
-    raw = read_json(folder, 'config.json')
-    raw.setdefault('num_experts', raw.get('num_local_experts'))         # transformers 5's name
-    try:
-        refuse_types(raw)
-        refuse_shapes(raw)
-        rope = read_rope(raw)
-    except ValueError as error:
-        raise ValueError(f'{folder}: config.json: {error}') from None
-    kind = raw['model_type']
-    heads = raw['num_attention_heads']
-    settings = dict(num_key_value_heads=heads, head_dim=raw['hidden_size'] // heads)    # where not given
-    for option in fields(Config):
-        if raw.get(option.name) is not None:
-            settings[option.name] = raw[option.name]
-    bias = bool(raw.get('attention_bias')) and kind not in ('mistral', 'qwen2')
-    experts = []
-    if kind == 'qwen3_moe':
-        for i in range(raw['num_hidden_layers']):
-            dense = i in (raw.get('mlp_only_layers') or []) or (i + 1) % (raw.get('decoder_sparse_step') or 1)
-            experts.append(0 if dense else raw['num_experts'])
-    settings.update(
-        rope=rope, qkv_bias=bias or kind == 'qwen2', o_bias=bias,
-        mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama', qk_norm=kind.startswith('qwen3'),
-        experts=tuple(experts))
-    return Config(**settings)
+    """The Config of a folder, as transformers 4 writes it (rope_scaling) or 5 (rope_parameters)."""
+    raw = read_json(folder / 'config.json')
+    with naming('config.json', MALFORMED):
+        rope = raw.get('rope_scaling') or raw.get('rope_parameters') or {}      # as transformers looks
+        for name, allowed in ONLY.items():
+            value = rope.get(name, raw.get(name))
+            require_that(value in allowed, f'{name} {value!r} is not supported, only {allowed}')
+        kind = raw['model_type']
+        given = {option.name: raw.get(option.name) for option in fields(Config)}
+        given = {name: value for name, value in given.items() if value is not None}
+        config = Config(**dict(num_key_value_heads=1, head_dim=2) | given)      # in place of the usual ones
+        check_fields(config)
+        refuse_window(raw)
+        heads = config.num_attention_heads
+        bias = bool(raw.get('attention_bias')) and kind not in ('mistral', 'qwen2')
+        config = replace(
+            config, rope=read_rope(raw, rope),
+            num_key_value_heads=given.get('num_key_value_heads', heads),
+            head_dim=given.get('head_dim', config.hidden_size // heads),
+            qk_norm=kind.startswith('qwen3'), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
+            mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama',
+            experts=mixtures(raw) if kind == 'qwen3_moe' else ())
+        groups, D = config.num_key_value_heads, config.head_dim
+        require_that(heads % groups == 0, f'{heads} query heads cannot share {groups} key heads')
+        require_that(D > 0 and D % 2 == 0, f'head_dim is {D}; expected an even number')
+        require_that(config.num_experts_per_tok <= max(config.mixtures), 'num_experts_per_tok: too many')
+        return config
 
 
-def refuse_types(raw):
-    """ValueError for a model type that is not here and for the first value of a wrong type or size."""
-    kind = raw.get('model_type')
-    require_that(kind in KINDS, f'model_type {kind!r} is not one of {", ".join(KINDS)}')
-    types = {option.name: option.type for option in fields(Config) if option.type in EXPECTED} | EXTRA
-    needed = NEEDED + MIXTURE if kind == 'qwen3_moe' else NEEDED
-    for name, wanted in types.items():
-        value = raw.get(name)
-        most = MOST.get(name, 1e10)
-        if value is None:
-            good = name not in needed
-        elif wanted in (bool, list):
-            good = type(value) is wanted
-        else:
-            good = type(value) in (int, wanted) and 0 < value <= most
-        require_that(good, f'{name} is {value!r}, expected {EXPECTED[wanted].format(most)}')
-
-
-def refuse_shapes(raw):
-    """ValueError for what this network would silently leave out, and for sizes that do not fit together."""
+def refuse_window(raw):
+    """ValueError for a sliding window, which this network would silently leave out."""
     kind = raw['model_type']
     window = raw.get('sliding_window', 4096)            # null: none
     used = kind == 'mistral' or kind != 'llama' and raw.get('use_sliding_window')
     short = used and window and window < raw['max_position_embeddings']
-    sliding = 'sliding_attention' in (raw.get('layer_types') or [])
-    require_that(not short and not sliding,
-                 f'a sliding window of {window} is switched on; only full attention is supported')
-    heads = raw['num_attention_heads']
-    groups = raw.get('num_key_value_heads') or 1
-    size = raw.get('head_dim') or raw['hidden_size'] // heads
-    act = raw.get('hidden_act', 'silu')
-    require_that(act == 'silu', f'hidden_act {act!r} is not supported, only silu')
-    require_that(not raw.get('quantization_config'), 'quantised (quantization_config); use plain weights')
-    require_that(heads % groups == 0, f'{heads} query heads cannot share {groups} key heads')
-    require_that(size > 0 and size % 2 == 0, f'head_dim is {size}; expected an even number: channels rotate '
-                 'in pairs')
-    if kind == 'qwen3_moe':
-        chosen, experts = raw['num_experts_per_tok'], raw['num_experts']
-        require_that(chosen <= experts, f'num_experts_per_tok is {chosen}, of {experts} experts')
+    slides = short or 'sliding_attention' in (raw.get('layer_types') or [])
+    require_that(not slides, f'a sliding window of {window} is on; only full attention is supported')
 
 
-def read_rope(raw):
+def mixtures(raw):
+    """For each layer its number of experts, or 0."""
+    E = raw.get('num_experts') or raw['num_local_experts']              # transformers 5's name
+    require_that(0 < E <= 1000, f'{E} experts: expected 1 to 1000')
+    step = raw.get('decoder_sparse_step') or 1
+    dense = raw.get('mlp_only_layers') or []
+    return tuple(0 if i in dense or (i + 1) % step else E for i in range(raw['num_hidden_layers']))
+
+
+def read_rope(raw, given):
     """The rotary settings, under transformers 5's names, defaults filled in."""
-    given = raw.get('rope_scaling') or raw.get('rope_parameters') or {}      # as transformers looks
-    flat = isinstance(given, dict) and not any(isinstance(value, dict) for value in given.values())
+    flat = not any(isinstance(value, dict) for value in given.values())
     require_that(flat, f'rotary settings {given!r}: expected one flat object for all layers')
     kind = given.get('rope_type', given.get('type', 'default'))
-    known = type(kind) is str and kind in ROPE_NEEDS
-    require_that(known, f'rope type {kind!r} is not one of {", ".join(ROPE_NEEDS)}')
-    for name, allowed in ROPE_FIXED.items():
-        value = given.get(name, raw.get(name))
-        require_that(value in allowed, f'{name} {value!r} of the rotary settings is not supported')
+    require_that(str(kind) in ROPE, f'rope type {kind!r} is not one of {", ".join(ROPE)}')
     rope = {'rope_theta': raw.get('rope_theta') or 10000.0, ORIGINAL: raw['max_position_embeddings']}
     rope.update(given, rope_type=kind)
     if raw.get(ORIGINAL) is not None:
         rope[ORIGINAL] = raw[ORIGINAL]                  # at the top level it takes precedence
-    rope['beta_fast'] = rope.get('beta_fast') or 32     # 0 is absent
-    rope['beta_slow'] = rope.get('beta_slow') or 1
-    needed = ['rope_theta', *ROPE_NEEDS[kind]]
-    if kind == 'yarn' and rope.get('attention_factor') is not None:     # 0 is not
-        needed.append('attention_factor')
-    for name in needed:
-        value, lowest = rope.get(name), ROPE_LEAST.get(name, 0.001)
-        good = type(value) in (int, float) and lowest <= value <= 1e10
-        require_that(good, f'rope type {kind} needs {name} of {lowest} to 1e10, found {value!r}')
+    needed = {'rope_theta': (1.001, None), **ROPE[kind]}
+    if kind == 'yarn' and rope.get('attention_factor') is not None:     # 0 is no factor
+        needed['attention_factor'] = 0.001, None
+    for name, (lowest, usual) in needed.items():
+        rope[name] = rope.get(name) or usual            # 0 is absent
+        good = type(rope[name]) in (int, float) and lowest <= rope[name] <= 1e10
+        require_that(good, f'rope type {kind}: {name} is {rope[name]!r}; expected {lowest} to 1e10')
     for low, high in (('low_freq_factor', 'high_freq_factor'), ('beta_slow', 'beta_fast')):
         good = high not in needed or rope[low] <= rope[high]
-        require_that(good, f'{low} is {rope.get(low)}, expected at most {high}, {rope.get(high)}')
+        require_that(good, f'{low} is {rope.get(low)}; expected at most {high}, {rope.get(high)}')
     return rope
 
 
 # ------------------------------------------------------------------------------------- tokenizer
 
 def read_tokenizer(folder):
-    """The Tokenizer of a folder, which neither cuts nor pads; ValueError if there is none."""
-    path = plain_file(folder, 'tokenizer.json')
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except BaseException as error:                      # the library is Rust: its panics are no Exception
-        raise_own(error)
-        raise ValueError(f'{path}: no such file, or not a tokenizer ({error})') from None
+    """The Tokenizer of a folder, which neither cuts nor pads nor draws."""
+    with naming('tokenizer.json', BaseException):       # tokenizers is Rust: a panic is no Exception
+        tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
     tokenizer.no_truncation()                           # a file may ask for both
     tokenizer.no_padding()
     if getattr(tokenizer.model, 'dropout', None):
@@ -1029,29 +924,19 @@ def read_tokenizer(folder):
 
 
 def encode(tokenizer, texts, special=True):
-    """The ids of each text; special: with what the tokenizer adds around one. ValueError where it fails."""
-    try:
+    """The ids of each text; special: with what the tokenizer adds around one."""
+    with naming('the tokenizer cannot encode a prompt', BaseException):
         return [tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
-    except BaseException as error:
-        raise_own(error)
-        raise ValueError(f'the tokenizer cannot encode a prompt: is it valid UTF-8? ({error})') from None
-
-
-def raise_own(error):
-    """Raises what is not the tokenizers library's error."""
-    if isinstance(error, (KeyboardInterrupt, MemoryError)):
-        raise error
 
 
 def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
-    found = []
+    found = set()
     for name in ('config.json', 'generation_config.json'):
-        ids = read_json(folder, name, {}).get('eos_token_id')
-        found += ids if isinstance(ids, list) else [ids]
-    good = all(i is None or type(i) is int for i in found)
-    require_that(good, f'{folder}: eos_token_id is {found!r}, expected a token id or a list of them')
-    return frozenset(found) - {None}
+        ids = read_json(folder / name, {}).get('eos_token_id')
+        found |= set(ids if isinstance(ids, list) else [ids])
+    require_that(all(type(i) is int for i in found - {None}), f'eos_token_id is {found}, expected token ids')
+    return frozenset(found - {None})
 
 
 def same_vocabulary(target, other, whose):
@@ -1062,66 +947,43 @@ def same_vocabulary(target, other, whose):
 
 
 # ------------------------------------------------------------- calibration.json, beside a target's weights
-# What train_mask.py measured on a target, bound to its weights: {"target": fingerprint, section: {...}, ...}.
-# A section of a pair names the draft's fingerprint under "draft". The sections:
-# mask: "skip", the sublayers left out, and "cost"
-# signals: the 1st and the 99th percentile of each of SpecGuard's signals
-# sparse: "anchors", layers in the order in which they choose blocks; for each layer "channels" and "experts",
-#         tables of evenly spaced quantiles
+# What train_mask.py measured on a target: {"target": fingerprint, section: {...}, ...}. A section of a pair
+# names the draft's fingerprint under "draft".
 
 FLAGS = dict(mask='', signals='--signals ', sparse='--anchors ')    # of train_mask.py, by section
 
 
-LISTS = dict(           # those of each section that a run reads
-    mask=['skip'], signals=['draft_logp', 'draft_grounding'], sparse=['anchors', 'channels', 'experts'])
-
-
 class Calibration(dict):
-    """{section: dict} of a target; ValueError in one line where one that is read is absent or damaged."""
+    """{section: dict} of a target; a section that is absent is told with the command that measures it."""
+    models = ''             # flags of train_mask.py that name them
 
-    def __init__(self, sections, flags):
-        """flags: of train_mask.py, which name the target and, for sections of a pair, the draft."""
-        super().__init__(sections)
-        self.flags = flags
-
-    def __getitem__(self, name):
-        section = self.get(name)
-        state = 'a damaged' if name in self else 'no'
-        whole = isinstance(section, dict) and all(type(section.get(key)) is list for key in LISTS[name])
-        require_that(whole, f'calibration.json has {state} section {name!r} of these models; '
-                     f'make it with python train_mask.py {FLAGS[name]}{self.flags}')
-        return section
-
-
-def stored_sections(target):
-    """{name: section} in a target folder's calibration.json; none where it is of other weights."""
-    stored = read_json(target, 'calibration.json', {})
-    return stored if stored.pop('target', None) == fingerprint(target) else {}
+    def __missing__(self, name):
+        raise BadInput(f'calibration.json has no section {name!r} of these models; make it with python '
+                       f'train_mask.py {FLAGS[name]}{self.models}')
 
 
 def read_calibration(target, draft=None):
-    """The Calibration of a target folder; what was measured on other weights counts as absent.
-
-    draft: the draft model's folder, or None.
-    """
-    pair = draft and fingerprint(draft)
-    flags = f'--target {target}' + (f' --draft {draft}' if draft else '')
-    sections = {}
-    for name, section in stored_sections(target).items():
-        if not isinstance(section, dict) or section.get('draft') in (None, pair):
-            sections[name] = section
-    return Calibration(sections, flags)
+    """The Calibration of a target folder; what was measured on other weights, or another draft, is absent."""
+    found = read_json(find_folder(target) / 'calibration.json', {})
+    if found.pop('target', None) != fingerprint(target):
+        found = {}
+    drafts = None, draft and fingerprint(draft)
+    with naming(f'{target}: calibration.json', MALFORMED):
+        calibration = Calibration({name: one for name, one in found.items() if one.get('draft') in drafts})
+    calibration.models = f'--target {target}' + (f' --draft {draft}' if draft else '')
+    return calibration
 
 
-def write_calibration(target, name, section, draft=None):
+def write_calibration(target, name, section):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
-    stored = dict(target=fingerprint(target)) | stored_sections(target)
-    stored[name] = dict(section, draft=fingerprint(draft)) if draft else section
-    lines = [f'{json.dumps(key)}: {json.dumps(value)}' for key, value in stored.items()]
-    where = plain_file(target, 'calibration.json')
-    growing = where.with_name('.unfinished-calibration')     # so that the file itself is never half written
-    growing.write_text('{' + ',\n'.join(lines) + '}\n', encoding='utf-8')
-    growing.replace(where)
+    where = find_folder(target) / 'calibration.json'
+    stored = read_json(where, {})
+    if stored.get('target') != fingerprint(target):
+        stored = dict(target=fingerprint(target))
+    stored[name] = section
+    unfinished = where.with_suffix('.unfinished')       # then renamed, so the file is never half written
+    unfinished.write_text(json.dumps(stored), encoding='utf-8')
+    unfinished.replace(where)
 
 
 def fingerprint(folder):
@@ -1129,7 +991,8 @@ def fingerprint(folder):
 
     Whole files of 16 GB would take half a minute; retraining changes every sample.
     """
-    digest = hashlib.sha256(plain_file(folder, 'config.json').read_bytes())
+    folder = find_folder(folder)
+    digest = hashlib.sha256((folder / 'config.json').read_bytes())
     for file in weight_files(folder):
         size = file.stat().st_size
         with open(file, 'rb') as weights:
@@ -1141,74 +1004,102 @@ def fingerprint(folder):
 
 # ------------------------------------------------------------------------------------- files of a folder
 
+class BadInput(ValueError):
+    """What a user can mend: a flag, a folder, a prompt. Programs print it in one line."""
+
+
+FAULTS = ValueError, OSError, SafetensorError           # of a file that cannot be read
+MALFORMED = *FAULTS, TypeError, KeyError, AttributeError    # of a file that holds something else
+
+
 def require_that(holds, message):
-    """ValueError with this message, one line, unless it holds."""
+    """BadInput with this message, one line, unless it holds."""
     if not holds:
-        raise ValueError(message)
+        raise BadInput(message)
+
+
+@contextlib.contextmanager
+def naming(where, faults=FAULTS):
+    """Errors of these types become a BadInput that names this file or folder; others are our own defects."""
+    try:
+        yield
+    except faults as error:
+        if isinstance(error, (KeyboardInterrupt, MemoryError)):
+            raise
+        what = '' if isinstance(error, (ValueError, OSError)) else f'{type(error).__name__}: '
+        raise BadInput(f'{where}: {what}{error}') from None
 
 
 def find_folder(name):
     """The folder of this name, or a snapshot of the Hugging Face repository owner/name, fetched if needed."""
-    if File(name).is_dir():
-        return File(name)
-    good = re.fullmatch(r'[\w.-]+/[\w.-]+', str(name))
-    require_that(good, f'{name}: no such folder, nor the name of a repository (owner/name)')
-    return snapshot(str(name))
-
-
-HUB_SAYS = dict(        # by the name of huggingface_hub's error
-    GatedRepoError='the repository is gated: accept its conditions on its page, and set HF_TOKEN',
-    RepositoryNotFoundError='nor is there a repository of this name',
-    LocalEntryNotFoundError='as a repository it is not in the cache, and the hub cannot be reached')
+    return File(name) if File(name).is_dir() else snapshot(str(name))
 
 
 @functools.cache
 def snapshot(name):
-    """The folder of a repository in Hugging Face's cache; ValueError in one line where it cannot be had."""
     from huggingface_hub import snapshot_download       # it comes with tokenizers; slow
-    try:
-        return File(snapshot_download(name, allow_patterns=['*.json', '*.safetensors', '*.jinja'],
-                                      ignore_patterns=['*/*', 'consolidated*']))
-    except Exception as error:                          # of the hub, the network or the disk
-        said = HUB_SAYS.get(type(error).__name__, error)
-        raise ValueError(f'{name}: no such folder; {said}') from None
+    with naming(f'{name}: no such folder, and as a repository of the hub', Exception):
+        return File(snapshot_download(name, allow_patterns=['*.json', 'model*.safetensors', '*.jinja'],
+                                      ignore_patterns=['*/*']))
 
 
-def require_writable(folder, flag):
-    """ValueError where nothing can be written in this folder, before the work and not after it."""
-    require_that(os.access(folder, os.W_OK), f'{flag}: no permission to write in the folder {folder}')
-
-
-def plain_file(folder, name):
-    """The path of a file of a checkpoint's folder, which may be absent.
-
-    ValueError for names and links that lead out of the folder, dangling links, directories, pipes, devices. A
-    snapshot of Hugging Face's cache links to the `blobs` beside the snapshots: it may lead to that model's.
-    """
-    good = type(name) is str and name == File(name).name
-    require_that(good, f'{folder}: {name!r} is not the name of a file in that folder')
-    where = find_folder(folder) / name
-    if os.path.lexists(where):
-        home, real = File(os.path.realpath(where.parent)), File(os.path.realpath(where))
-        good = real.parent in (home, home.parent.parent / 'blobs') and real.is_file()
-        require_that(good, f'{where}: leads to {real}; expected a plain file of its folder')
-    return where
-
-
-def read_json(folder, name, absent=None):
-    """The object in a JSON file of a checkpoint's folder; ValueError in one line if it holds none.
-
-    absent: what an optional file counts as where it is not there.
-    """
-    path = plain_file(folder, name)
+def read_json(path, absent=None):
+    """The object in a JSON file; absent: what an optional file counts as where it is not there."""
     if absent is not None and not path.exists():
         return absent
-    try:
+    with naming(path.name, (*FAULTS, RecursionError)):
         content = json.loads(path.read_text(encoding='utf-8'))
-    except FileNotFoundError:
-        raise ValueError(f'{path}: no such file; expected a Hugging Face folder with config.json') from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f'{path}: cannot be read as JSON ({error})') from None
-    kind = type(content).__name__
-    require_that(kind == 'dict', f'{path}: holds a {kind}, expected a JSON object')
-    return content
+        require_that(isinstance(content, dict), f'holds {str(content)[:40]}; expected a JSON object')
+        return content
+
+
+# ------------------------------------------------------------------------------------- options
+# The knobs of a method, the settings of an Engine and of a measurement are fields of a dataclass.
+
+TYPES = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'a text'}
+
+
+def knob(default, meaning, lowest=-inf, highest=1e9, words=()):
+    """A field that users set: a number in a range, or one of these words. `meaning` says what None does."""
+    return field(default=default, metadata=dict(meaning=meaning, lowest=lowest, highest=highest, words=words))
+
+
+@functools.cache
+def knobs_of(kind):
+    """{name: field} of a dataclass, of a method its knobs; types that are written as texts are resolved."""
+    types = get_type_hints(kind)
+    for option in fields(kind):
+        option.type = types[option.name]
+    return {option.name: option for option in fields(kind) if option.init}
+
+
+def knob_range(option):
+    """The values that a field may have, in words; '' if any of its type will do."""
+    allowed = option.metadata
+    if allowed.get('words'):
+        return ', '.join(allowed['words'])
+    lowest, highest = range_of(option)
+    if option.type not in (int, float) or lowest == -inf:
+        return ''
+    return f'{lowest:g} or more' if highest >= 1e9 else f'{lowest:g} to {highest:g}'
+
+
+def range_of(option):
+    """(lowest, highest) of a number; a field without a range is a size of a network."""
+    usual = 0 if option.default == 0 or option.type is float else 1
+    return option.metadata.get('lowest', usual), option.metadata.get('highest', 1e10)
+
+
+def check_fields(made):
+    """BadInput for the first field of a dataclass of another type than it says, or out of its range."""
+    for name, option in knobs_of(type(made)).items():
+        value, kind, words = getattr(made, name), option.type, option.metadata.get('words')
+        if kind not in TYPES or value is None and option.default is None:
+            continue
+        fits = type(value) in (kind, int if kind is float else kind)
+        if fits and words:
+            fits = value in words
+        elif fits and kind in (int, float):
+            lowest, highest = range_of(option)
+            fits = lowest <= value <= highest
+        require_that(fits, f'{name} is {value!r}; expected {TYPES[kind]} {knob_range(option)}'.rstrip())

@@ -3,8 +3,8 @@
 `python train_mask.py` searches which layers a slim pass of the embedded target can skip, in half a minute;
 --target and --prompts take any other. The text is what the target itself writes after prompts. Masks that
 need no search come first: evenly spaced layers, all contiguous blocks. Then random proposals take turns with
-Bayesian ones (a Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far. With a
-draft model (the embedded target's own, or --draft) it ends with what the mask is worth: whether via pays.
+Bayesian ones (a Gaussian process over masks, expected improvement). Ctrl-C keeps the best so far. It ends
+with how often slim and the draft model (the embedded one, or --draft) agree with the target.
 --anchors measures instead which layers choose blocks under --sparse, and its thresholds. --signals measures
 how confident and how grounded a draft's steps are, for specguard.
 
@@ -13,7 +13,7 @@ m layers that may be skipped, k of them skipped, n masks tried, W tokens of a wi
 import argparse
 import functools
 import itertools
-import math
+import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -22,24 +22,30 @@ import torch
 from tqdm import tqdm
 
 import kernels
-from model import Reader, find_folder, require_that, require_writable, write_calibration
-from specmini import EMBEDDED, Engine, Parser, encoded, exit_status, lab_module, read_rows
-from verify import Sparse, SpecGuard, ViaSd, tokens_of, violation
+from model import BadInput, Reader, check_fields, fingerprint, knob, require_that, write_calibration
+from specmini import EMBEDDED, Engine, Parser, add_flags, encoded, exit_status, read_rows, take_threads
+from verify import Sparse, SpecGuard, tokens_of, violation
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    """What a measurement is asked for."""
-    skip: float = 0.45              # share of the layers to leave out
-    seed: int = 0
-    texts: int = 28                 # calibration texts
-    tokens: int = 32                # W, tokens scored of each; as the max_lag of via
-    prompts: str = None             # file of prompts; None: training rows of the lab's tasks
-    chat: bool = False              # whether these are put into the target's chat template
-    evaluations: int = 60           # masks to try at most
+    """What a measurement is asked for: its flags."""
+    target: str = knob(str(EMBEDDED / 'target'), 'a Hugging Face folder')
+    draft: str = knob(None, 'its draft model; None: the embedded one, or none')
+    prompts: str = knob(None, 'file of prompts (JSON lines); None: rows of the embedded tasks')
+    chat: bool = knob(False, "put prompts into the target's chat template")
+    texts: int = knob(28, 'calibration texts', 1)
+    tokens: int = knob(32, 'W, tokens scored of each text', 1)      # as the max_lag of via
+    skip: float = knob(0.45, 'share of the layers to leave out', 0, 1)
+    evaluations: int = knob(60, 'masks to try at most', 1)
+    seed: int = knob(0, 'of the proposals', 0, 2 ** 31)
+
+    def __post_init__(self):
+        check_fields(self)
 
 
-PATIENCE = 30           # masks without a better one that end a search
+PROMPTS = EMBEDDED / 'prompts.jsonl'    # of the tasks that the embedded models were trained on
+PATIENCE = 30           # searched masks without a better one that end a search
 PERIOD = 2              # every second proposal is a Bayesian one
 WARM_UP = 8             # masks tried before the Gaussian process is asked
 RANDOM = 500            # random masks among which a proposal is chosen
@@ -51,26 +57,15 @@ EVERY = 17              # of a pass's channel activations, every 17th is kept: e
 
 # ---------------------------------------------------------------------------------------- calibration texts
 
-def calibration_rows(settings):
-    """Rows with a prompt, in the order in which they are used: of the file, or training rows task by task."""
-    if settings.prompts:
-        return read_rows(None, settings.prompts)
-    tasks = lab_module('tasks')
-    require_that(tasks, 'no laboratory with tasks beside this file: give --prompts FILE')
-    sources = [tasks.rows(task, settings.seed, 'train') for task in tasks.TASKS]
-    # ten times as many as are used, because some are passed over
-    return list(itertools.chain(*itertools.islice(zip(*sources), 10 * settings.texts)))
-
-
 def calibration_texts(engine, settings):
     """settings.texts texts as ids: prompts, each with the W tokens that the target writes after it.
 
-    Rows after which it writes fewer, or whose prompt fills the context, are passed over. ValueError where
-    they leave too few.
+    Rows after which it writes fewer, or whose prompt fills the context, are passed over. BadInput if too few
+    are left.
     """
     W = settings.tokens
     texts = []
-    rows = calibration_rows(settings)
+    rows = read_rows(None, settings.prompts or PROMPTS)
     bar = tqdm(total=settings.texts, desc='calibration texts', disable=None)
     for row in rows:
         (ids,) = encoded(engine, [row], settings.chat)
@@ -82,8 +77,8 @@ def calibration_texts(engine, settings):
                 bar.update()
         if len(texts) == settings.texts:
             return texts
-    raise ValueError(f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens, expected '
-                     f'{settings.texts}: give other --prompts, or a smaller --texts or --tokens')
+    raise BadInput(f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens, expected '
+                   f'{settings.texts}: give other --prompts, or a smaller --texts or --tokens')
 
 
 class Windows:
@@ -104,14 +99,15 @@ class Windows:
         rows = [reader.read(ids, path, self.W) for reader, ids in zip(self.readers, self.texts)]
         return [logits.float().log_softmax(-1) for logits in rows]
 
+    def agreement(self, logps):
+        """The share of tokens at which the first choice by these log-probabilities is the target's."""
+        same = [p.argmax(-1) == others.argmax(-1) for p, others in zip(self.p, logps)]
+        return float(torch.cat(same).double().mean())
+
     def cost(self, skip):
         """What the search for a mask minimises: R(p|s) in nats a token. Source: VIA-SD (2026), DIMR."""
         s = self.logps(self.model.full.without(skip))
         return fmean(float(violation(*both).mean()) for both in zip(self.p, s))
-
-    def agreed(self, logps):
-        """[positions] whether the first choice by these log-probabilities is the target's."""
-        return torch.cat([p.argmax(-1) == one.argmax(-1) for p, one in zip(self.p, logps)]).tolist()
 
 
 # ---------------------------------------------------------------------------------------------- the search
@@ -186,17 +182,16 @@ def search(cost, m, k, settings):
     cost: function of a mask. Source: VIA-SD (2026), DIMR.
     """
     tried = {}
-    plain = plain_masks(m, k)
+    plain = list(plain_masks(m, k))
     bar = tqdm(total=settings.evaluations, disable=None, desc='masks')
     try:
-        while len(tried) < settings.evaluations:
-            mask = next(plain, None) or propose(tried, m, k, settings.seed)
-            costs = list(tried.values())
-            if mask is None or costs and len(costs) - costs.index(min(costs)) > PATIENCE:
+        for i in range(settings.evaluations):
+            mask = plain[i] if i < len(plain) else propose(tried, m, k, settings.seed)
+            best = max(len(plain), list(tried.values()).index(min(tried.values()))) if tried else 0
+            if mask is None or i - best > PATIENCE:
                 break
-            if mask not in tried:
-                tried[mask] = cost(mask)
-                bar.update()
+            tried[mask] = cost(mask)
+            bar.update()
     except KeyboardInterrupt:
         if not tried:
             raise
@@ -219,70 +214,6 @@ def find_mask(model, windows, settings):
     plain = min(tried[mask] for mask in plain_masks(m, k) if mask in tried)     # it tries them first
     return dict(skip=skip, cost=min(tried.values()), plain=plain, masks=len(tried), settings=asdict(settings),
                 work=model.read_bytes(model.full.without(skip)) / model.read_bytes(model.full))
-
-
-# --------------------------------------------------------------------------------- what a mask is worth
-
-def shortcut(p, q, s, alpha, beta, delta=1.0):
-    """Delta(s | pi) [n] in nats: how much shorter the way from q to pi = (1 - delta) q + delta p is by s.
-
-    p, q, s: log-probabilities [n, V]. alpha, beta: see violation; at 1/2 they forgive any delta up to 1/2.
-    Source: VIA-SD (2026), Delta_KL; its p and q are our q and p.
-    """
-    R = functools.partial(violation, alpha=alpha, beta=beta)
-    pi = torch.logaddexp(q + torch.tensor(1 - delta).log(), p + math.log(delta))
-    return R(pi, q) - R(s, q) - R(pi, s)
-
-
-def replayed(hits, ratios, rule):
-    """(full passes, tokens) a cycle of a ViaSd along the target's text, by the draft's first choices [n].
-
-    hits: whether each is the target's; ratios: r of each by slim, whose wrong tokens count as the text's.
-    """
-    cycles = full = lag = place = 0
-    while place < len(hits):
-        begin, late, escalated = place, lag > rule.max_lag, False
-        for hit, ratio in zip(hits[begin:begin + rule.gamma], ratios[begin:]):
-            escalated = escalated or ratio < rule.escalate
-            if not (hit if escalated else ratio >= rule.keep):
-                break
-            place += 1
-        place += 1                                      # the token that ends the cycle
-        lag = 0 if escalated else place - begin + (0 if late else lag)
-        full += escalated + late
-        cycles += 1
-    return full / cycles, place / cycles
-
-
-def over_sd(hits, ratios, c, work):
-    """(speed of via over sd's, via's full passes and tokens a cycle, sd's tokens), see replayed.
-
-    c, work: what a block's draft passes and a slim pass take, in full passes.
-    """
-    full, tokens = replayed(hits, ratios, ViaSd())
-    _, usual = replayed(hits, ratios, ViaSd(keep=2, escalate=2))                # the target decides all
-    return tokens / (c + work + full) / (usual / (c + 1)), full, tokens, usual
-
-
-def slim_ratios(q, s):
-    """[n] r = s(x) / max s of the draft's first choices x, from log-probabilities q and s [n, V]."""
-    return (s.gather(-1, q.argmax(-1, keepdim=True))[:, 0] - s.amax(-1)).exp()
-
-
-def worth(draft, windows, slim, work):
-    """Lines on Delta and on what a token costs via and sd; work: of a slim pass, in full ones."""
-    written = Windows(draft, windows.texts, windows.W).p
-    hits = windows.agreed(written)
-    ratios = torch.cat([slim_ratios(*both) for both in zip(written, slim)]).tolist()
-    deltas = [fmean(float(shortcut(*row, *asked).mean()) for row in zip(windows.p, written, slim))
-              for asked in ((0.5, 0.5, 1.0), (0.0, 1.0, 1.0), (0.5, 0.5, 0.9), (0.0, 1.0, 0.9))]
-    c = ViaSd.gamma * draft.read_bytes(draft.full) / windows.model.read_bytes(windows.model.full)
-    gain, full, tokens, usual = over_sd(hits, ratios, c, work)
-    return (f"the draft's at {fmean(hits):.1%}\nDelta (above 0 slim helps) at (1/2, 1/2) and (0, 1): " +
-            '{:.2g} and {:.2g} to the target, {:.2g} and {:.2g} to 0.1 draft + 0.9 target'.format(*deltas) +
-            f'\na cycle: via {c:.2f} + {work:.2f} + {full:.2f} target passes for {tokens:.2f} tokens, sd '
-            f'{c:.2f} + 1 for {usual:.2f}\nslim {"pays" if gain > 1 else "does not pay"}: {gain:.2f} times '
-            'sd (modelled by weight bytes)')
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
@@ -379,102 +310,75 @@ def signal_ranges(steps):
     return found
 
 
-# --------------------------------------------------------------------------------------------- the program
+def measure_signals(engine, settings):
+    """The section `signals` of a pair: ranges of L and G over the steps that the draft writes after prompts.
 
-def parse(argv):
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = p.add_argument
-    add('--target', metavar='DIR', default=EMBEDDED / 'target', help='default: the embedded one')
-    add('--prompts', metavar='FILE', help='prompts (JSON lines; default: rows of the embedded tasks)')
-    add('--chat', action='store_true', help="put them into the target's chat template")
-    add('--texts', type=int, default=Settings.texts, help='texts that are used (default: 28)')
-    add('--seed', type=int, default=Settings.seed)
-    add('--skip', type=float, default=Settings.skip, help='share of the layers to leave out (default: 0.45)')
-    add('--tokens', type=int, default=Settings.tokens, help='tokens scored of a text (default: 32)')
-    add('--evaluations', type=int, default=Settings.evaluations, help='masks to try at most (default: 60)')
-    instead = p.add_mutually_exclusive_group().add_argument
-    instead('--anchors', action='store_true', help='measure what --sparse needs, instead of searching a mask')
-    instead('--signals', action='store_true', help="measure a pair's signals for specguard instead of a mask")
-    add('--draft', metavar='DIR', help="whose signals, or beside which a mask is judged (default: embedded)")
-    args = p.parse_args(argv)
-    args.draft = args.draft or (EMBEDDED / 'draft' if args.target == EMBEDDED / 'target' else 'none')
-    for name, low, high in (('texts', 1, 1e6), ('tokens', 1, 1e6), ('evaluations', 1, 1e6), ('skip', 0, 1),
-                            ('seed', 0, 2 ** 31 - 1)):
-        value = getattr(args, name)
-        require_that(low <= value <= high, f'--{name} {value}: expected {low} to {high:g}')
-    require_that(args.prompts or not args.chat, '--chat puts --prompts into a template; give --prompts FILE')
-    require_writable(find_folder(args.target), f'--target {args.target}')
-    return args
-
-
-def signal_texts(args, settings):
-    """(an Engine of the pair, rows, their prompts as ids, the SpecGuard that is measured)."""
-    engine = Engine(str(args.target), str(args.draft))
-    method = SpecGuard(tau=math.inf, delimiter='sentence' if settings.prompts else r'\n')
-    rows = calibration_rows(settings)[:settings.texts]
-    return engine, rows, encoded(engine, rows, settings.chat), method
-
-
-def measure_signals(args, settings):
-    """Writes the section `signals` of a pair: ranges of L and G over the steps after prompts.
-
-    At tau = inf the target writes all that the draft's steps go on from.
+    The target writes all that the draft's steps go on from.
     """
-    engine, _, prompts, method = signal_texts(args, settings)
+    method = SpecGuard(delimiter='sentence' if settings.prompts else r'\n')
+    rows = read_rows(None, settings.prompts or PROMPTS)
+    prompts = encoded(engine, rows[:settings.texts], settings.chat)
     engine.open(prompts)
     steps = []
     for ids in tqdm(prompts, desc='signals', disable=None):
-        for cycle in engine.write(ids, method):
-            seen = [(row.logp, row.grounding) for row in cycle.judged]
-            steps.append(list(map(min, zip(*seen))))
+        session = engine.start(ids, method)
+        while session.tokens_left and not session.ended:
+            draft = method.propose(session)
+            steps.append(list(map(min, zip(*method.score(session, draft)))))
+            session.commit(method.write(session))
     logp, grounding = signal_ranges(steps)
-    found = dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps))
-    write_calibration(args.target, 'signals', found, args.draft)
-    print(f'{len(steps)} steps; weakest log-probability {logp}, weakest grounding {grounding} (1st and 99th '
-          'percentile)')
+    return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps), draft=fingerprint(engine.draft))
 
+
+# --------------------------------------------------------------------------------------------- the program
 
 def measure_anchors(engine, settings):
-    """Writes the section `sparse` of a target, from its texts joined and cut anew."""
+    """The section `sparse` of a target, from its texts joined and cut anew."""
     joined = sum(calibration_texts(engine, settings), [])
     texts = [joined[begin:begin + 512] for begin in range(0, len(joined), 512)]
-    found = sparsity(engine.models['target'], texts)
-    print(f'anchors, those that differ most from the layer before first: {found["anchors"]}')
-    write_calibration(engine.target, 'sparse', found)
+    return sparsity(engine.models['target'], texts)
 
 
 def measure_mask(engine, settings):
-    """Writes the section `mask` of a target and prints what was found."""
+    """The section `mask` of a target; prints what was found."""
     model = engine.models['target']
     windows = Windows(model, calibration_texts(engine, settings), settings.tokens)
-    found = find_mask(model, windows, settings)
-    write_calibration(engine.target, 'mask', found)
-    slim = windows.logps(model.full.without(found['skip']))
-    print(f'skips {found["skip"]} of {2 * model.config.num_hidden_layers} sublayers: {found["work"]:.0%} of '
-          f'the weights; R {found["cost"]:.2g} nats a token, of the best plain mask {found["plain"]:.2g}; '
-          f"{found['masks']} masks\nslim's first choice is the target's at {fmean(windows.agreed(slim)):.1%}")
+    section = find_mask(model, windows, settings)
+    slim = windows.agreement(windows.logps(model.full.without(section['skip'])))
+    print(f'R {section["cost"]:.2g} nats a token, of the best mask without search {section["plain"]:.2g}; '
+          f'{section["masks"]} masks; slim reads {section["work"]:.0%} of the weights\n'
+          f"slim's first choice is the target's at {slim:.1%} of the tokens", end='')
     if engine.has_draft:
-        print(worth(engine.models['draft'], windows, slim, found['work']))
-    else:
-        print('give --draft DIR to learn whether it pays')
+        draft = windows.agreement(Windows(engine.models['draft'], windows.texts, windows.W).p)
+        print(f", the draft's at {draft:.1%}", end='')
+    print('\nslim can pay only where it agrees more often than the draft; '
+          'python specmini.py --compare sd,via measures whether it does')
+    return section
 
 
-def settings_of(args):
-    return Settings(**{name: getattr(args, name) for name in asdict(Settings())})
+SECTIONS = dict(mask=measure_mask, sparse=measure_anchors, signals=measure_signals)
 
 
-def run(args):
-    settings = settings_of(args)
-    if args.signals:
-        measure_signals(args, settings)
-    else:
-        measure = measure_anchors if args.anchors else measure_mask
-        measure(Engine(str(args.target), str(args.draft)), settings)
+def run(argv):
+    """Measures what the flags ask for and stores it."""
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    instead = p.add_mutually_exclusive_group().add_argument
+    instead('--anchors', action='store_const', dest='section', const='sparse', default='mask')
+    instead('--signals', action='store_const', dest='section', const='signals')
+    add_flags(p, Settings)
+    flags = vars(p.parse_args(argv))
+    section = flags.pop('section')
+    settings = Settings(**flags)
+    engine = Engine(settings.target, settings.draft)
+    take_threads(engine.models['target'])
+    found = SECTIONS[section](engine, settings)
+    write_calibration(settings.target, section, found)
+    print(f'{section}:', json.dumps(found)[:200])
 
 
 def main(argv=None):
     """Runs the program; returns its exit status, see specmini.exit_status."""
-    return exit_status('train_mask', lambda: run(parse(argv)))
+    return exit_status('train_mask', lambda: run(argv))
 
 
 if __name__ == '__main__':
