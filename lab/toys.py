@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import kernels
 from model import Config, Path, Reader, Transformer, checkpoint_views
-from verify import METHODS, Draft, Exact, Session, draft_model, decode, probs, no_draft, tokens_of
+from verify import (METHODS, Draft, Exact, Session, decode, draft_model, no_draft, probs, read_prompt,
+                    tokens_of)
 
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=4, max_position_embeddings=64)
@@ -74,7 +75,7 @@ def checkpoint(folder, model=None, tokenizer=None, **changes):
 
 def checkpoint_tensors(model):
     """{name in a checkpoint: tensor} of a network, to be saved."""
-    return {name: view.detach().contiguous() for name, (view, _) in checkpoint_views(model).items()}
+    return {name: view.detach().contiguous() for name, view in checkpoint_views(model).items()}
 
 
 # -------------------------------------------------------------------------------------------------- texts
@@ -101,13 +102,14 @@ def session(target, draft, prompt, tokens_left, proposer=draft_model, seed=0, **
 def write(s, method):
     """(tokens written, cycles) of a Session; what must hold of any trace is checked on the way."""
     begin = len(s.tokens)
-    s.read_prompt()
+    read_prompt(s)
     cycles = list(decode(s, replace(method)))           # a method serves one text
     emitted = tokens_of(cycles)
     for cycle in cycles:
         # a label a token; no more judged than drafted, no more kept than judged
+        judged = sum(len(row.tokens) for row in cycle.judged)
         assert len(cycle.labels) == len(cycle.tokens) >= 1, cycle
-        assert cycle.accepted <= len(cycle.judged) <= len(cycle.drafted), cycle
+        assert cycle.accepted <= judged <= len(cycle.drafted), cycle
     committed = s.tokens[begin:]
     assert emitted == committed, f'emitted {emitted}, committed {committed}'
     return committed, cycles
@@ -142,7 +144,7 @@ class Table:
         self.seed = seed
         self.vocab = vocab
         self.scale = scale      # deviation of the logits
-        self.weight = weight    # bytes that a pass is said to read, for controllers that compare passes
+        self.weight = weight    # bytes that a pass is said to read, for methods that compare passes
         self.rows = {}          # prefix -> logits
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
         self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
@@ -238,7 +240,7 @@ def enumerate_law(target, draft, method, horizon, prompt=(0,), run=write, **sett
 
 def first_cycle(s, method):
     """(tokens of the first cycle, None): what law_by_cycles runs."""
-    s.read_prompt()
+    read_prompt(s)
     cycle = next(decode(s, method))
     return cycle.tokens, None
 

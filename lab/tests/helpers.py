@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 import specmini
 from lab.toys import (Table, byte_network, bytes_tokenizer, checkpoint, enumerate_law, exact_law,
                       law_by_cycles, session, variation)
-from model import has_half
+from model import BadInput, has_half
 from verify import METHODS, Ecsv
 
 HOME = File(specmini.__file__).parent
@@ -134,11 +134,11 @@ def refused(capsys, named, *flags, main=specmini.main):
 
 
 def refuses(named, function, *args):
-    """Asserts that a call raises a ValueError in one line, which names this."""
-    with pytest.raises(ValueError) as refusal:
+    """Asserts that a call raises a BadInput in one line, which names this."""
+    with pytest.raises(BadInput) as refusal:
         function(*args)
     text = str(refusal.value)
-    assert refusal.type is ValueError and str(named) in text and '\n' not in text, text
+    assert str(named) in text and '\n' not in text, text
 
 
 def reported(capsys, *flags):
