@@ -22,6 +22,7 @@ from typing import get_type_hints
 import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 from torch import nn
 from torch.nn import functional
 
@@ -92,11 +93,6 @@ class Linear(nn.Linear):
         return functional.linear(x, weight, bias)
 
 
-class RMSNorm(nn.RMSNorm):
-    def __call__(self, x):
-        return torch.rms_norm(x, self.normalized_shape, self._parameters['weight'], self.eps)
-
-
 class Attention(Part):
     def __init__(self, config):
         super().__init__()
@@ -107,8 +103,8 @@ class Attention(Part):
         self.o_proj = Linear(H * D, C, bias=config.o_bias)
         self.normed = config.qk_norm
         if self.normed:
-            self.q_norm = RMSNorm(D, config.rms_norm_eps)
-            self.k_norm = RMSNorm(D, config.rms_norm_eps)
+            self.q_norm = nn.RMSNorm(D, config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(D, config.rms_norm_eps)
 
     def forward(self, x, attend, context, store, carry):
         """x [N, C], N = B T -> ([N, C], carry). store: this layer's keys and values in the cache, or None.
@@ -163,9 +159,9 @@ class Block(Part):
     def __init__(self, config, E):
         super().__init__()
         C, F = config.hidden_size, config.intermediate_size
-        self.input_layernorm = RMSNorm(C, config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(C, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(C, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(C, config.rms_norm_eps)
         self.mlp = MoE(config, E) if E else MLP(C, F, config.mlp_bias)
 
     def forward(self, x, attend, ffn, context, store, carry):
@@ -204,7 +200,7 @@ class Transformer(Part):
         self.model = nn.ModuleDict(dict(
             embed_tokens=nn.Embedding(config.vocab_size, config.hidden_size),
             layers=nn.ModuleList(Block(config, E) for E in config.mixtures),
-            norm=RMSNorm(config.hidden_size, config.rms_norm_eps)))
+            norm=nn.RMSNorm(config.hidden_size, config.rms_norm_eps)))
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
         attends = (kernels.attend,) * config.num_hidden_layers
@@ -303,12 +299,13 @@ class Path:
     @functools.cached_property
     def written_as(self):
         """The name of this path as a writer of cache positions: what it leaves out."""
-        return writer_name(self.sparse, self.skip)
+        name = 'sparse' if self.sparse else 'full'
+        return f'{name} without {sorted(self.skip)}' if self.skip else name
 
     @functools.cached_property
     def reads_from(self):
-        """The writers whose keys this path may build on: the full path, itself, and itself unskipped."""
-        return frozenset(['full', self.written_as, writer_name(self.sparse, ())])
+        """The writers whose keys this path may build on: the full path, itself, and itself with no skips."""
+        return frozenset(['full', self.written_as, replace(self, skip=()).written_as])
 
     def without(self, skip, name='slim'):
         """This path without more sublayers, numbered as in `skip`."""
@@ -345,15 +342,10 @@ class Path:
 
     def grounded(self, n, begin, sparsify):
         """This path, observed by kernels.grounded in the last n layers that it runs, for one pass."""
-        seen = [i for i, attend in enumerate(self.attends) if attend][-n:]
-        attends = tuple(kernels.grounded if i in seen else f for i, f in enumerate(self.attends))
+        observed = [i for i, attend in enumerate(self.attends) if attend][-n:]
+        attends = tuple(kernels.grounded if i in observed else f for i, f in enumerate(self.attends))
         carry = dict(rollout=None, begin=begin, sparsify=sparsify)
         return replace(self, name='grounded', attends=attends, carry=carry)
-
-
-def writer_name(sparse, skip):
-    name = 'sparse' if sparse else 'full'
-    return f'{name} without {sorted(skip)}' if skip else name
 
 
 # ------------------------------------------------------------------------------------- host and device
@@ -679,14 +671,14 @@ def pack(model):
     Matrices that load has kept in 16 bits become Half. Experts stay as they are.
     """
     # not of all modules: such a list would hold every matrix until the last one is packed
-    parts = [part for part in model.modules() if not isinstance(part, (Linear, RMSNorm))]
+    parts = [part for part in model.modules() if not isinstance(part, (Linear, nn.RMSNorm))]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:           # FBGEMM packs with one thread
         list(pool.map(pack_children, parts))
 
 
 def pack_children(part):
     for name, child in part.named_children():
-        if isinstance(child, RMSNorm):
+        if isinstance(child, nn.RMSNorm):
             setattr(part, name, FastNorm(child))
         elif isinstance(child, Linear):
             setattr(part, name, faster(child))
@@ -929,14 +921,67 @@ def encode(tokenizer, texts, special=True):
         return [tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
 
 
+class GrowingText:
+    """The text that follows a prompt (ids), in pieces that never hold half a character."""
+
+    def __init__(self, tokenizer, prompt):
+        self.tokenizer = tokenizer
+        # some decoders drop the space before the first of their ids
+        self.stream = DecodeStream(ids=prompt[-4:], skip_special_tokens=True)
+        self.pending = []                               # ids of a character that is not whole yet
+
+    def add(self, token):
+        """The piece of text that this token completes."""
+        self.pending.append(token)
+        piece = self.stream.step(self.tokenizer, token)
+        if piece is not None:
+            self.pending.clear()
+        return piece or ''
+
+    def rest(self):
+        """The bytes, held back, of a character that never became whole."""
+        return self.tokenizer.decode(self.pending)
+
+
+def chat(folder, text):
+    """The text as the user's message in the checkpoint's own chat template, in jinja's immutable sandbox."""
+    folder = find_folder(folder)
+    settings = read_json(folder / 'tokenizer_config.json', {})
+    file = folder / 'chat_template.jinja'
+    with naming(f'--chat: the template of {folder}', Exception):        # whatever the template raises
+        template = file.read_text(encoding='utf-8') if file.exists() else settings.get('chat_template')
+        if isinstance(template, list):                  # of {name, template}
+            template = {one['name']: one['template'] for one in template}.get('default')
+        require_that(isinstance(template, str), 'there is none')
+        message = dict(role='user', content=text)
+        return sandbox(settings).from_string(template).render(messages=[message], add_generation_prompt=True)
+
+
+def sandbox(settings):
+    """A jinja2 environment like the one that transformers gives to templates, special tokens included."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment    # it comes with torch
+
+    def refuse(message):
+        raise BadInput(message)
+    world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                          extensions=['jinja2.ext.loopcontrols'])
+    world.filters['tojson'] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
+    world.globals.update(raise_exception=refuse, strftime_now=time.strftime)
+    for key, token in settings.items():
+        if key.endswith('_token') and token:
+            world.globals[key] = token.get('content') if isinstance(token, dict) else token
+    return world
+
+
 def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
-    found = set()
+    eos = {None}
     for name in ('config.json', 'generation_config.json'):
         ids = read_json(folder / name, {}).get('eos_token_id')
-        found |= set(ids if isinstance(ids, list) else [ids])
-    require_that(all(type(i) is int for i in found - {None}), f'eos_token_id is {found}, expected token ids')
-    return frozenset(found - {None})
+        eos.update(ids if isinstance(ids, list) else [ids])
+    eos.remove(None)
+    require_that(all(type(i) is int for i in eos), f'eos_token_id is {eos}; expected token ids')
+    return frozenset(eos)
 
 
 def same_vocabulary(target, other, whose):
@@ -964,12 +1009,12 @@ class Calibration(dict):
 
 def read_calibration(target, draft=None):
     """The Calibration of a target folder; what was measured on other weights, or another draft, is absent."""
-    found = read_json(find_folder(target) / 'calibration.json', {})
-    if found.pop('target', None) != fingerprint(target):
-        found = {}
+    stored = read_json(find_folder(target) / 'calibration.json', {})
+    if stored.pop('target', None) != fingerprint(target):
+        stored = {}
     drafts = None, draft and fingerprint(draft)
     with naming(f'{target}: calibration.json', MALFORMED):
-        calibration = Calibration({name: one for name, one in found.items() if one.get('draft') in drafts})
+        calibration = Calibration({name: one for name, one in stored.items() if one.get('draft') in drafts})
     calibration.models = f'--target {target}' + (f' --draft {draft}' if draft else '')
     return calibration
 
@@ -981,9 +1026,7 @@ def write_calibration(target, name, section):
     if stored.get('target') != fingerprint(target):
         stored = dict(target=fingerprint(target))
     stored[name] = section
-    unfinished = where.with_suffix('.unfinished')       # then renamed, so the file is never half written
-    unfinished.write_text(json.dumps(stored), encoding='utf-8')
-    unfinished.replace(where)
+    where.write_text(json.dumps(stored), encoding='utf-8')
 
 
 def fingerprint(folder):

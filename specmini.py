@@ -12,22 +12,19 @@ import json
 import os
 import re
 import sys
-import time
 import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from math import inf
 from pathlib import Path as File
 from statistics import median
 
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
 import torch
-from tokenizers.decoders import DecodeStream
 from tqdm import tqdm
 
-from model import (BadInput, MALFORMED, Reader, check_fields, encode, find_folder, knob, knob_range, knobs_of,
-                   load, naming, pack, read_calibration, read_json, require_that, same_vocabulary,
+from model import (MALFORMED, BadInput, GrowingText, Reader, chat, check_fields, encode, knob, knob_range,
+                   knobs_of, load, naming, pack, read_calibration, require_that, same_vocabulary,
                    shared_length)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
@@ -77,8 +74,6 @@ class Engine:
             embedded = self.target == str(EMBEDDED / 'target')
             self.draft = str(EMBEDDED / 'draft') if embedded else 'lookup'
         self.has_draft = self.draft not in ('lookup', 'none', 'self')
-        require_that(self.has_draft or not self.lookup,
-                     f'--lookup with --draft {self.draft}: expected --draft DIR')
         self.proposer = SOURCES.get(self.draft, lookup_then_draft if self.lookup else draft_model)
         target, self.tokenizer, eos = self.network(self.target)
         self.eos = frozenset() if self.ignore_eos else eos
@@ -88,7 +83,6 @@ class Engine:
             same_vocabulary(target, self.models['draft'], f'--draft {self.draft}')
         self.calibration = read_calibration(self.target, self.draft if self.has_draft else None)
         self.context = min(model.config.max_position_embeddings for model in self.models.values())
-        self.dtype = next(name for name, dtype in DTYPES.items() if dtype == target.dtype)
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
@@ -178,28 +172,6 @@ def ready(folder, device, dtype, compiled=False, shard=None):
     return loaded
 
 
-class GrowingText:
-    """The text that follows a prompt (ids), in pieces that never hold half a character."""
-
-    def __init__(self, tokenizer, prompt):
-        self.tokenizer = tokenizer
-        # a decoder that begins with the text would drop its leading space
-        self.stream = DecodeStream(ids=prompt[-4:], skip_special_tokens=True)
-        self.pending = []                               # ids of a character that is not whole yet
-
-    def add(self, token):
-        """The piece of text that this token completes."""
-        self.pending.append(token)
-        piece = self.stream.step(self.tokenizer, token)
-        if piece is not None:
-            self.pending.clear()
-        return piece or ''
-
-    def rest(self):
-        """What was held back: the bytes of a character that never became whole."""
-        return self.tokenizer.decode(self.pending)
-
-
 # ----------------------------------------------------------------------------------------------------- a run
 
 @dataclass
@@ -218,6 +190,11 @@ class Text:
     def tokens(self):
         """Ids after the prompt."""
         return tokens_of(self.cycles)
+
+    @property
+    def seconds(self):
+        """Of all cycles, without the prompt."""
+        return sum(cycle.seconds for cycle in self.cycles)
 
     def decoded(self, tokenizer):
         """What follows the prompt."""
@@ -275,18 +252,18 @@ def run(args, kind=Engine):
         text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name],
                           printer.add)
         printer.finish()
-        if text.finish == 'interrupted' and compare:
-            break
-        texts[name].append(text)
+        if not (compare and text.finish == 'interrupted'):
+            texts[name].append(text)
         if args.json:
-            print(json.dumps(report(engine, text)), flush=True)
+            print(json_line(report(engine, text)), flush=True)
         if args.check:
             print(check(engine, prompts[number], text.tokens), file=sys.stderr)
         if text.finish == 'interrupted':
             break
-    n = min(map(len, texts.values()))
-    for line in table(engine, {name: written[:n] for name, written in texts.items()}) if n else ():
-        print(line, file=sys.stdout if compare else sys.stderr)
+    whole = min(map(len, texts.values()))               # texts that every method has written
+    if whole:
+        for line in table(engine, {name: written[:whole] for name, written in texts.items()}):
+            print(line, file=sys.stdout if compare else sys.stderr)
     if args.trace:
         write_trace(args.trace, texts)
     return 130 if text.finish == 'interrupted' else 0
@@ -295,8 +272,7 @@ def run(args, kind=Engine):
 def set_up(args, kind=Engine):
     """(an Engine of this class, rows, their prompts as ids) of a run; the engine has caches for them."""
     rows = read_rows(args.prompt, args.prompts)
-    options = [name for name, option in knobs_of(kind).items() if option.init]
-    engine = kind(**{name: getattr(args, name) for name in options})
+    engine = kind(**{name: getattr(args, name) for name in knobs_of(kind)})
     take_threads(engine.models['target'])
     prompts = encoded(engine, rows, args.chat)
     engine.open(prompts)
@@ -357,7 +333,8 @@ def parse(argv):
     if args.list is None:
         check_flags(args)
         names = ['ar', *args.compare.split(',')] if args.compare else [args.method]
-        args.methods, args.sparse = make_methods(dict.fromkeys(names), args.set, args.sparse)
+        args.methods = make_methods(dict.fromkeys(names), args.set, args.sparse)
+        args.sparse = args.methods.pop('--sparse', None)
         if names == ['ar']:                             # nothing is drafted: no draft model is loaded
             args.draft, args.lookup = 'none', False
     return args
@@ -368,8 +345,6 @@ def check_flags(args):
     require_that((args.prompt is None) != (args.prompts is None), 'give one of --prompt TEXT, --prompts FILE')
     require_that(not args.check or is_greedy(args.temperature),
                  '--check: texts agree only at --temperature 0')
-    require_that(not (args.compare and (args.check or args.json or args.show)),
-                 '--compare takes no --check, --json, --show')
     if args.trace:
         with naming('--trace'), open(args.trace, 'a'):
             pass                                        # before the work, and not after it
@@ -385,10 +360,10 @@ def import_file(path):
 
 
 def make_methods(names, settings, sparse=False):
-    """({name: Method}, a Sparse or None): each takes those knobs of --set, `knob=value`, that it has."""
+    """{name: Method}, and --sparse: a Sparse; each takes those knobs of --set, `knob=value`, that it has."""
     values = dict(item.split('=', 1) for item in settings if '=' in item)
     require_that(len(values) == len(settings), f'--set {" ".join(settings)}: expected knob=value, once each')
-    classes = {name: type(method_for(name)) for name in names} | (dict(sparse=Sparse) if sparse else {})
+    classes = {name: type(method_for(name)) for name in names} | ({'--sparse': Sparse} if sparse else {})
     every = {name for kind in classes.values() for name in knobs_of(kind)}
     for name in values:
         require_that(name in every, f'--set: knob of {", ".join(classes)} {no_such(name, every)}')
@@ -397,7 +372,7 @@ def make_methods(names, settings, sparse=False):
         own = {knob: read_value(values[knob], option.type)
                for knob, option in knobs_of(kind).items() if knob in values}
         made[name] = kind(**own)
-    return {name: made[name] for name in names}, made['sparse'] if sparse else None
+    return made
 
 
 def read_value(value, kind):
@@ -473,36 +448,6 @@ def encoded(engine, rows, in_chat):
     """The ids of these rows' prompts, in the target's chat template where that is asked for."""
     texts = [chat(engine.target, row['prompt']) if in_chat else row['prompt'] for row in rows]
     return encode(engine.tokenizer, texts, not in_chat)
-
-
-def chat(folder, text):
-    """The text as the user's message in the checkpoint's own chat template, in jinja's immutable sandbox."""
-    folder = find_folder(folder)
-    settings = read_json(folder / 'tokenizer_config.json', {})
-    file = folder / 'chat_template.jinja'
-    with naming(f'--chat: the template of {folder}', Exception):        # whatever the template raises
-        template = file.read_text(encoding='utf-8') if file.exists() else settings.get('chat_template')
-        if isinstance(template, list):                  # several: [{name, template}]
-            template = {one['name']: one['template'] for one in template}.get('default')
-        require_that(isinstance(template, str), 'there is none')
-        message = dict(role='user', content=text)
-        return sandbox(settings).from_string(template).render(messages=[message], add_generation_prompt=True)
-
-
-def sandbox(settings):
-    """A jinja2 environment like the one that transformers gives to templates, special tokens included."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment    # it comes with torch
-
-    def refuse(message):
-        raise BadInput(message)
-    world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                          extensions=['jinja2.ext.loopcontrols'])
-    world.filters['tojson'] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
-    world.globals.update(raise_exception=refuse, strftime_now=time.strftime)
-    for key, token in settings.items():
-        if key.endswith('_token') and token:
-            world.globals[key] = token.get('content') if isinstance(token, dict) else token
-    return world
 
 
 def grade(row, text):
@@ -584,20 +529,15 @@ def report(engine, text):
     knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
     stats = statistics(text.cycles) | audit_figures([text]) | dict(prompt_seconds=text.session.prompt_seconds)
     right = grade(text.row, written)
-    return for_json(dict(
-        text=written, tokens=text.tokens, prompt_tokens=text.session.begin, method=text.name,
-        lossless=engine.lossless(text.method), knobs=knobs, seed=engine.seed + text.number,
-        device=engine.device, dtype=engine.dtype, finish=text.finish, stats=stats) |
-        ({} if right is None else dict(right=right)))
+    made = dict(text=written, tokens=text.tokens, prompt_tokens=text.session.begin, method=text.name,
+                lossless=engine.lossless(text.method), knobs=knobs, seed=engine.seed + text.number,
+                finish=text.finish, stats=stats)
+    return made if right is None else made | dict(right=right)
 
 
-def for_json(value):
-    """The value, infinite numbers as texts, because JSON has none."""
-    if isinstance(value, dict):
-        return {key: for_json(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [for_json(one) for one in value]
-    return str(value) if value in (inf, -inf) else value
+def json_line(made):
+    """One line of JSON; infinite numbers, which JSON lacks, become texts."""
+    return json.dumps(json.loads(json.dumps(made), parse_constant=str))
 
 
 def write_trace(where, texts):
@@ -607,7 +547,7 @@ def write_trace(where, texts):
             for text in written:
                 for number, cycle in enumerate(text.cycles):
                     line = dict(method=name, prompt=text.number, cycle=number) | asdict(cycle)
-                    file.write(json.dumps(for_json(line)) + '\n')
+                    file.write(json_line(line) + '\n')
 
 
 def check(engine, ids, tokens):
@@ -629,7 +569,7 @@ def statistics(cycles):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
 
     acceptance_rate: draft tokens kept over judged, of SpecGuard steps; drafted_share: committed tokens that
-    the draft wrote, over all. block_efficiency: tokens committed per target pass, full or sparse. All exclude
+    the draft wrote, over all; block_efficiency: tokens committed per target pass, full or sparse. All exclude
     the prompt.
     """
     passes = Counter()
@@ -683,75 +623,60 @@ def ratio(a, b):
 
 
 def cell(value, form):
-    """The value in this format; '-' for None."""
-    return '-' if value is None else format(value, form)
+    """The value in this format; '' for None."""
+    return '' if value is None else format(value, form)
 
 
 def table(engine, texts):
-    """Lines of a table of {method: its Texts}, without columns that are empty, and what it does not say."""
-    rows = [figures(engine, name, texts) for name in texts]
-    columns = []
-    for head in rows[0]:
-        cells = [row[head] for row in rows]
-        if any(text != '-' for text in cells):
-            width = max(map(len, [head, *cells]))
-            columns.append([f'{text:{"<" if head == "method" else ">"}{width}}' for text in [head, *cells]])
-    for cells in zip(*columns):
-        yield '  '.join(cells).rstrip()
+    """Lines of a table of {method: its Texts, round by round}, and notes on it."""
+    size = 1 + max(text.number for written in texts.values() for text in written)       # texts of a round
+    rows = [figures(engine, name, texts, size) for name in texts]
+    rows.insert(0, {head: head * any(row[head] for row in rows) for head in rows[0]})   # no empty columns
+    widths = [max(map(len, column)) for column in zip(*(row.values() for row in rows))]
+    for row in rows:
+        yield '  '.join(f'{cell:>{width}}' for cell, width in zip(row.values(), widths) if width).rstrip()
     for name, written in texts.items():
         if name != 'ar' and not any(cycle.drafted for text in written for cycle in text.cycles):
-            yield f'{name}: nothing was drafted' + ('' if engine.has_draft else
-                                                    f' (--draft {engine.draft}); --draft DIR takes a model')
-        cut = sum(text.finish == 'length' for text in written)
+            yield f'{name}: nothing was drafted (--draft {engine.draft}, --max-new and gamma leave nothing)'
+        cut = sum(text.finish == 'length' for text in written[:size])
         if cut and not engine.ignore_eos:
-            yield f'{name}: {cut} of {len(written)} texts cut at --max-new {engine.max_new} or the context'
+            yield f'{name}: {cut} of {size} texts cut at --max-new {engine.max_new} or the context'
 
 
-def figures(engine, name, texts):
-    """{head: cell} of a method: counts of the first round; speeds are medians of all rounds."""
-    size = 1 + max(text.number for text in texts[name])                 # texts of a round
+def figures(engine, name, texts, size):
+    """{head: cell} of a method: counts of the first round; x ar: median, lowest and highest of all rounds."""
     written = texts[name][:size]
     stats = statistics([cycle for text in written for cycle in text.cycles])
-    audited = audit_figures(written)
+    wrong, expected = audit_figures(written).values()
     right = [grade(text.row, text.decoded(engine.tokenizer)) for text in written]
     right = [good for good in right if good is not None]
     speeds = rates(texts[name], size)
-    faster = []                                         # than plain decoding, round by round
-    alike = None
+    faster = alike = ''
     if 'ar' in texts:
-        faster = [mine / plain for mine, plain in zip(speeds, rates(texts['ar'], size))]
+        ratios = [mine / plain for mine, plain in zip(speeds, rates(texts['ar'], size))]
+        faster = f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
         if is_greedy(engine.temperature):               # samples differ by chance
-            alike = agreement(written, texts['ar'])
-    wrong, expected = audited.values()
-    return {'method': name,
+            pairs = [(text.tokens, plain.tokens) for text, plain in zip(written, texts['ar'])]
+            same = sum(a == b for mine, plain in pairs for a, b in zip(mine, plain))
+            alike = f'{same / sum(max(len(mine), len(plain)) for mine, plain in pairs):.1%}'
+    return {f'{"method":15}': f'{name:15}',
             'tokens': str(stats['labels'].total()),
             'passes': str(whole_passes(stats['passes'])),
             'a pass': cell(stats['block_efficiency'], '.2f'),
             'kept': cell(stats['acceptance_rate'], '.1%'),
             'right': cell(ratio(sum(right), len(right)), '.1%'),
-            'like ar': cell(alike, '.1%'),
+            'like ar': alike,
             'audit': cell(None if wrong is None else 1 - wrong, '.1%'),
             'samples': cell(1 - expected if expected else None, '.1%'),
             'tokens/s': f'{median(speeds):.1f}',
-            'x ar': f'{median(faster):.2f}' if faster else '-',
-            'range': f'{min(faster):.2f} to {max(faster):.2f}' if faster else '-',
-            '': 'lossless' if engine.lossless(written[0].method) else 'LOSSY'}
+            'x ar': faster,
+            ' ': 'lossless' if engine.lossless(written[0].method) else 'LOSSY'}
 
 
 def rates(texts, size):
     """Tokens a second in each round of so many texts."""
-    speeds = []
-    for begin in range(0, len(texts), size):
-        cycles = [cycle for text in texts[begin:begin + size] for cycle in text.cycles]
-        speeds.append(statistics(cycles)['tokens_per_second'])
-    return speeds
-
-
-def agreement(texts, others):
-    """The share of positions at which two lists of Texts hold the same token."""
-    pairs = [(text.tokens, other.tokens) for text, other in zip(texts, others)]
-    same = sum(a == b for mine, theirs in pairs for a, b in zip(mine, theirs))
-    return same / sum(max(len(mine), len(theirs)) for mine, theirs in pairs)
+    rounds = [texts[i:i + size] for i in range(0, len(texts), size)]
+    return [sum(len(text.tokens) for text in some) / sum(text.seconds for text in some) for some in rounds]
 
 
 if __name__ == '__main__':

@@ -14,10 +14,9 @@ import random
 import re
 import sys
 from collections import Counter
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
-from pathlib import Path as File
 from types import SimpleNamespace
 
 import hypothesis
@@ -31,34 +30,19 @@ from tokenizers import Tokenizer, models
 import kernels
 import specmini
 import verify
-from lab import tasks, times
-from lab.tests.helpers import Coin
-from lab.page.traced import watched
+from lab import tasks
+from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, LINE, MIXED, MIXED_TWO, RANGES, SMALL, Coin, case,
+                               refuses, thin)
 from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, enumerate_law, exact_law,
                       fresh, law_by_cycles, network, plain, seeded, session, slim_session, variation,
                       write)
-from model import KVCache, Reader, load, read_calibration
-from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, EcsvSpot, Exact, Plan, Sparse, SpecGuard,
+from model import KVCache, Reader, knob, load, read_calibration, shared_length
+from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, EcsvSpot, Exact, Judged, Sparse, SpecGuard,
                     ViaSd, decode, draft_model, lookup_then_draft, most_central, no_draft, probs,
-                    prompt_lookup, residual, sample_branches, token_logps)
+                    prompt_lookup, read_prompt, residual, sample_branches, token_logps)
 
-HERE = File(__file__).parent
-EMBEDDED = HERE / 'lab/models'
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-torch.set_num_threads(1)        # the networks here are tiny
-
-LINE = [i % 11 for i in range(50)]                  # a text of ids for networks of 11 tokens
-MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
-SMALL = dict(dense_below=8, block=4, locals=1)      # knobs of Sparse for texts of 64 tokens
-SPARSE = dict(experts=[[[0.0, 0.2], [0.0, 0.5]]] * 4, channels=[[0.0, 0.4]] * 4, anchors=[0, 2, 1, 3])
-SIGNALS = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
-
-
-def case(name, *values, slow=False):
-    """One case of a parametrized test, under this id; slow: it takes more than about a second."""
-    marks = [pytest.mark.slow] if slow else []
-    return pytest.param(*values, id=name, marks=marks)
 
 
 def letters(ids):
@@ -66,18 +50,7 @@ def letters(ids):
     return ''.join('a\nbc'[i % 4] for i in ids)
 
 
-STEPS = dict(text=letters, calibration=dict(signals=SIGNALS))       # what a Session of SpecGuard needs
-
-
-def sparse_path(model, **knobs):
-    """The full path of a network as a Session with these knobs of Sparse reads it."""
-    s = session(model, None, [0], 1, sparse=Sparse(**SMALL | knobs), calibration=dict(sparse=SPARSE))
-    return s.target_path()
-
-
-def writers_of(cache):
-    """Who wrote each recorded position of a cache."""
-    return cache.writers[:len(cache.ids)]
+STEPS = dict(text=letters, calibration=dict(signals=RANGES))        # what a Session of SpecGuard needs
 
 
 def valid_prefix(reader, tokens):
@@ -157,6 +130,22 @@ def test_parity(kind, changes, tmp_path):
     assert apart(torch.stack(rows), fresh(precise, ids)) < 1e-9
 
 
+@pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
+def test_attention_without_a_mask_is_causal(T, S):
+    """The T queries are of the last T keys, in every form that attention takes."""
+    shapes = (2, 4, T, 8), (2, 2, S, 8), (2, 2, S, 8)
+    q, k, v = [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
+    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
+    scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
+    wanted = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    mask = kernels.causal_mask(T, S, q)
+    assert torch.equal(mask == 0, ~hidden)
+    for given in (None, mask):
+        out, _ = kernels.attend(q, k, v, given, None)
+        assert apart(out, wanted) < 1e-12
+    assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
+
+
 # ------------------------------------------------------------------------------------------------- the maths
 
 @pytest.mark.parametrize('temperature', [0.5, 1.3])
@@ -221,11 +210,7 @@ TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
 CHECKED = TWO | dict(spots=2, a_spot=1.0)               # ECSV that checks positions with the target
 ALWAYS = dict(keep=2.0, escalate=1.5)                   # VIA-SD escalates every token,
 NEVER = dict(keep=1.0, escalate=0.0, max_lag=99)        # and none
-
-
-def strict(k_max, **knobs):
-    """CM-ASD that judges exactly, so that only its window is its own."""
-    return CmAsd(k_max=k_max, alpha=2, tau_base=1, **knobs)
+STRICT = dict(alpha=2, tau_base=1)                      # CM-ASD judges exactly: only its window is its own
 
 
 def law(name, method, slow=False, **settings):
@@ -241,7 +226,6 @@ LAWS = [
     law('sd-lookup', Exact(2), proposer=prompt_lookup),
     law('sd-no-draft', Exact(2), proposer=no_draft),
     law('sd-lookup-first', Exact(2), proposer=lookup_then_draft, vocab=2, horizon=4, slow=True),
-    law('sd-online', Exact(2, controller='online')),
     law('via-lookup-first', ViaSd(2, **ALWAYS), proposer=lookup_then_draft, **MASK),
     law('sd-settings', Exact(2), temperature=0.7, top_k=3, top_p=0.9),
     law('sd-cool-draft', Exact(2, draft_temperature=0.5), slow=True),
@@ -249,9 +233,9 @@ LAWS = [
     law('sd-draft-self', Exact(2), draft=None, **MASK),
     law('sd-wrong-drops-unverified', DropsUnverified(2), **SHORT),
     law('sd-wrong-residual', WrongResidual(2), **SHORT),
-    law('cmasd-tau-1', strict(2)),
-    law('cmasd-tau-1-fixed', strict(2, controller='fixed')),
-    law('cmasd-lossy', CmAsd(k_max=2)),
+    law('cmasd-tau-1', CmAsd(2, **STRICT)),
+    law('cmasd-tau-1-fixed', CmAsd(2, k_min=2, **STRICT)),
+    law('cmasd-lossy', CmAsd(2)),
     law('ecsv', Ecsv(**TWO | dict(branches=3)), slow=True),
     law('ecsv-short', Ecsv(**TWO), **SHORT),
     law('ecsv-eos', Ecsv(**TWO), slow=True, **EOS),
@@ -284,10 +268,7 @@ def test_law(method, settings):
     found = enumerated(target, draft, method, horizon, **settings)
     sampling = {name: settings[name] for name in ('temperature', 'top_k', 'top_p', 'eos') if name in settings}
     gap = variation(found, exact_law(target, horizon, **sampling))
-    if method.lossless:
-        assert gap < 1e-9
-    else:
-        assert gap > 0.01
+    assert gap < 1e-9 if method.lossless else gap > 0.01
 
 
 def test_a_changed_rule_is_not_called_lossless():
@@ -296,6 +277,18 @@ def test_a_changed_rule_is_not_called_lossless():
         assert not type('Bad', (Exact,), {part: lambda *_: 1.0})().lossless
     assert type('Guesses', (Exact,), dict(guess=no_draft))().lossless
     assert type('Kept', (Exact,), dict(accept=Exact.accept, lossless=True))().lossless
+
+
+def test_knobs_of_a_users_method_are_checked(monkeypatch):
+    """By their types, also where these are texts, as `from __future__ import annotations` makes them."""
+    @dataclass
+    class Own(Exact):
+        share: 'float' = knob(0.5, 'a share', 0, 1)
+    monkeypatch.setitem(verify.METHODS, 'own', Own)
+    made = specmini.make_methods(['own'], ['share=0.25', 'gamma=2'])
+    assert made['own'] == Own(2, share=0.25) and Own(share=1).share == 1
+    for wrong in ('0.5', None, True, 2):
+        refuses(f'share is {wrong!r}; expected a number 0 to 1', partial(Own, share=wrong))
 
 
 # laws of lossy rules, by hand
@@ -307,7 +300,7 @@ def test_law_of_cmasd_lenience(tau):
     p, q = probs(target.row((0,))), probs(Table(2).row((0,)))
     kept = torch.minimum(q, p / tau)
     wanted = kept + (1 - kept.sum()) * residual(p, q)
-    method = CmAsd(k_max=1, tau_base=tau, gamma_tau=0.0)
+    method = CmAsd(1, tau_base=tau, gamma_tau=0.0)
     found = enumerate_law(target, Table(2), method, 2, temperature=1.0)
     for (first, second), chance in found.items():
         after = probs(target.row((0, first)))
@@ -325,11 +318,9 @@ def test_law_of_steps_that_specguard_judges(tau):
     for step, chance in drafted.items():
         rows = [draft.row((0, *step[:i])).log_softmax(-1) for i in range(3)]
         weakest = min(float(row[token]) for row, token in zip(rows, step))
-        if 1 + weakest / 4 >= tau:                      # its scale is -4..0
-            wanted[step] += chance
-            continue
-        for other, share in written.items():
-            wanted[other] += chance * share
+        kept = 1 + weakest / 4 >= tau                   # its scale is -4..0
+        for text, share in ({step: 1.0} if kept else written).items():
+            wanted[text] += chance * share
     settings = STEPS | dict(text=lambda ids: 'a' * len(ids), temperature=1.0)
     assert variation(wanted, written) > 0.01
     assert variation(enumerate_law(target, draft, method, 3, **settings), wanted) < 1e-9
@@ -343,9 +334,8 @@ def test_law_of_via_slim_bonus(bonus):
     found = enumerate_law(target, draft, method, 2, temperature=1.0, calibration=SKIP)
     for (first, second), chance in found.items():
         before = probs(draft.row((0,)))
-        after = probs(draft.row((0, first)))
-        if bonus:
-            after = probs(target.row((0.5, first + 0.5)))       # a Table marks what slim has read
+        # a Table marks what slim has read
+        after = probs(target.row((0.5, first + 0.5)) if bonus else draft.row((0, first)))
         assert chance == pytest.approx(float(before[first] * after[second]))
 
 
@@ -361,7 +351,7 @@ def upper_tail(observed, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize('method, right, n', [
     case('sd', Exact(2), True, 2000),
-    case('cmasd', strict(3), True, 2000),
+    case('cmasd', CmAsd(3, **STRICT), True, 2000),
     case('ecsv', Ecsv(**TWO), True, 1200),
     case('sd-wrong-residual', WrongResidual(2), False, 1200),
     case('ecsv-wrong-judged-by-q', JudgedByQ(**TWO), False, 1200)])
@@ -391,22 +381,20 @@ def test_law_by_chi_square(method, right, n):
 
 # ----------------------------------------------------------- greedy text: plain decoding's, wherever it ends
 
-THINNED_OFF = Sparse(**SMALL | OFF)
 IDENTICAL = [       # methods and settings whose greedy text has to be plain decoding's
     case('sd', Exact(4), {}),
     case('sd-gamma-0', Exact(0), {}),
     case('sd-lookup', Exact(8), dict(proposer=prompt_lookup)),
-    case('sd-draft-self', Exact(3), dict(draft=None)),
+    case('sd-draft-self', Exact(3), dict(drafter=None)),
     case('sd-lookup-first', Exact(8), dict(proposer=lookup_then_draft)),
-    case('sd-online', Exact(controller='online'), {}),
     case('cmasd-tau-1', CmAsd(tau_base=1.0), {}),
-    case('cmasd-strict-gamma-1', CmAsd(k_max=1, tau_base=1), {}),
+    case('cmasd-strict-gamma-1', CmAsd(1, tau_base=1), {}),
     case('ecsv', Ecsv(3), {}),
     case('ecsv-soft', Ecsv(3, soft=1.0), {}),
     case('ecsv-spot', EcsvSpot(4, draft_temperature=1.5, a_spot=1.0, budget=4), {}),
     case('ecsv-spot-entropy', EcsvSpot(4, draft_temperature=0.5, by='entropy'), {}),
     case('via-always', ViaSd(3, **ALWAYS), {}),
-    case('via-sparse-off', ViaSd(3, **ALWAYS), dict(sparse=THINNED_OFF)),
+    case('via-sparse-off', ViaSd(3, **ALWAYS), dict(sparse=Sparse(**SMALL | OFF))),
     case('specguard', SpecGuard(tau=inf, k=2), {}),
     case('specguard-sd', SpecGuard(4, tau=inf, k=1), {}),
     case('sparse-off', Sparse(3, **SMALL | OFF), {})]
@@ -415,10 +403,10 @@ IDENTICAL = [       # methods and settings whose greedy text has to be plain dec
 def full_session(tokens_left, eos=(), length=23, **settings):
     """A greedy Session of a random pair with every calibration, on a prompt of this length."""
     s = slim_session(3, tokens_left, text=letters, eos=frozenset(eos))
-    s.calibration |= dict(signals=SIGNALS, sparse=SPARSE)
+    s.calibration |= dict(signals=RANGES, sparse=LEARNED)
     s.tokens = [1, 2, 3, *LINE][:length]
-    s = replace(s, target=Reader(s.target.model, 64), draft=Reader(s.draft.model, 64))
-    return replace(s, **settings)
+    readers = dict(target=Reader(s.target.model, 64), drafter=Reader(s.drafter.model, 64))
+    return replace(s, **readers | settings)
 
 
 @pytest.mark.parametrize('method, settings', IDENTICAL)
@@ -436,14 +424,14 @@ def test_greedy_identity_of_every_method(method, settings):
         for tokens_left, eos in cuts:
             line = wanted[:tokens_left]
             cut = next((i + 1 for i, token in enumerate(line) if token in eos), tokens_left)
-            own = dict(draft=Reader(twin, 64)) if length == 1 else {}
+            own = dict(drafter=Reader(twin, 64)) if length == 1 else {}
             s = full_session(tokens_left, eos, length, **own | settings)
             tokens, _ = write(s, method)
             assert tokens == line[:cut], (length, tokens_left, eos)
             assert s.ended == (line[cut - 1] in eos)
 
 
-def test_nothing_is_judged_behind_an_end():
+def test_nothing_is_judged_after_an_end():
     """A block that was looked up may go on after an end of sequence that the target writes, too."""
     target = network(0)
     wanted = plain(target, [1, 2, 3], 3)
@@ -465,6 +453,15 @@ def test_a_draft_that_is_the_target(temperature):
     assert cycles[1].passes['draft/full'][:2] == [4, 5]
 
 
+def test_acceptance_by_place_is_of_those_that_were_reached():
+    """One block kept whole, one rejected at its second place, one at its first; then sd-multi's two tries."""
+    def cycle(*kept):
+        return SimpleNamespace(judged=[Judged([0], kept=verdict) for verdict in kept])
+    cycles = [cycle(True, True), cycle(True, False), cycle(False), cycle()]
+    assert specmini.acceptance_by_place(cycles) == [[2, 3], [1, 2]]
+    assert specmini.acceptance_by_place([cycle(False, True, False)]) == [[1, 2], [0, 1]]
+
+
 @pytest.mark.parametrize('text, found', [
     case('three-in-common', '123459123', '459'),
     case('three-beat-two', '12340235123', '402'),
@@ -474,10 +471,9 @@ def test_a_draft_that_is_the_target(temperature):
 def test_lookup(text, found):
     """It drafts what followed the last occurrence of the text's last three tokens, else of its last two."""
     s = session(network(), None, [int(digit) for digit in text], 9, prompt_lookup)
-    draft = prompt_lookup(s, Plan(3, None, None))
+    draft = prompt_lookup(s, 3)
     assert ''.join(map(str, draft.tokens)) == found
-    wanted = [[float(token == x) for x in range(11)] for token in draft.tokens]
-    assert draft.q.tolist() == wanted                   # a point mass each
+    assert draft.q.tolist() == [[float(token == x) for x in range(11)] for token in draft.tokens]
 
 
 # ------------------------------------------------------------------------- the cache: whatever is done to it
@@ -485,16 +481,16 @@ def test_lookup(text, found):
 def test_caches_after_each_cycle():
     """After any commit both caches agree with fresh ones, except for tokens that the next pass reads."""
     s = session(network(0), network(1), [1, 2, 3], 30, temperature=1.0)
-    s.read_prompt()
+    read_prompt(s)
     for _ in decode(s, Exact(4)):
-        for reader in (s.target, s.draft):
+        for reader in (s.target, s.drafter):
             assert valid_prefix(reader, s.tokens) >= len(s.tokens) - 2
 
 
 def test_means_of_blocks_that_were_overwritten_are_made_anew():
     """Sparse attention chooses blocks by the mean keys of this text, and not of one that was here before."""
     model = network()
-    path = sparse_path(model, rho=0.1, block=2)
+    path = thin(model, rho=0.1, block=2)
     found = []
     for texts in ([7] * 45, LINE), (LINE,):
         reader = Reader(model, 64)
@@ -503,6 +499,17 @@ def test_means_of_blocks_that_were_overwritten_are_made_anew():
             rows = reader.read(text[:45], path, 1)
         found.append(rows)
     assert apart(*found) < 1e-9
+
+
+def test_a_fork_averages_its_own_keys():
+    """Means of blocks that an earlier text left in a kept fork are made anew."""
+    reader = Reader(network(), 24)
+    for text in LINE[:12], LINE[5:17]:
+        reader.read(text, reader.model.full, 0)
+        twin = reader.fork(2)
+        keys = twin.cache.stores[0][:, :2, :12]
+        means = twin.cache.average(4, 12)[0][:, :, :3]
+        assert apart(means, keys.unflatten(2, (3, 4)).mean(3)) < 1e-12
 
 
 CACHE_CODE = {KVCache.record.__code__.co_filename}
@@ -544,12 +551,6 @@ READS_FROM = {      # by the design: a path may read the keys that these paths h
 IDS = some.lists(some.integers(0, 10), max_size=6)
 PATHS = some.sampled_from(sorted(READS_FROM))
 MOMENTS = some.integers(-100, 100)          # lines; from 1 on, something is interrupted there
-MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
-
-
-@cache
-def hostile_network():
-    return network(**MIXED_TWO)
 
 
 class CacheMachine(stateful.RuleBasedStateMachine):
@@ -558,13 +559,14 @@ class CacheMachine(stateful.RuleBasedStateMachine):
     `held` models it: of each position the token, the path that wrote it, and where that pass began.
     The model knows READS_FROM, and nothing of how the cache keeps its books.
     """
+    network = network(**MIXED_TWO)
 
     def __init__(self):
         super().__init__()
-        model = hostile_network()
+        model = self.network
         slim = model.full.without({1})
         choices = Sparse(dense_below=2, block=2, locals=1, ffn_quantile=1.0, moe_quantile=1.0)
-        learned = {name: tables[:2] for name, tables in SPARSE.items()}         # of two layers
+        learned = {name: tables[:2] for name, tables in LEARNED.items()}         # of two layers
         s = session(model, None, [0], 1, sparse=choices, calibration=dict(sparse=learned))
         self.paths = {'full': model.full, 'slim': slim, 'other slim': model.full.without({2}),
                       'sparse': s.target_path(), 'sparse slim': s.target_path(slim)}
@@ -588,11 +590,9 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         """What the function returns, or None if interrupted. `held` becomes the model that fits."""
         passes = len(self.reader.log)
         result, self.broken = interrupted(moment, function, self.places)
-        believed = list(zip(self.reader.cache.ids, writers_of(self.reader.cache)))
-        fitting = []
-        for held in models:
-            if believed == [(token, self.paths[name].written_as) for token, name, _ in held]:
-                fitting.append(held)
+        believed = list(zip(self.reader.cache.ids, self.reader.cache.writers))
+        fitting = [held for held in models if believed == [
+            (token, self.paths[name].written_as) for token, name, _ in held]]
         assert fitting, f'{believed} is none of {models}'
         self.held = fitting[-1] if len(self.reader.log) > passes else fitting[0]
         assert self.broken or self.held == models[-1]
@@ -608,7 +608,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
             reader.feed(ids[:, begin:end], begin, self.paths[name], 0)
         return reader
 
-    def right_behind(self, rows, held, name, ids):
+    def right_after(self, rows, held, name, ids):
         """Asserts that these are the logits of a rollout after what is held."""
         reader = self.fresh_reader(held)
         begin = held[-1][2]
@@ -638,21 +638,20 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         """One rollout is recorded in the cache, but for its last token; several go to a fork."""
         path = self.paths[name]
         columns = [torch.tensor(column) for column in zip(*rows)]
-        s = SimpleNamespace(tokens=self.line, eos=frozenset(), draw=lambda q: columns.pop(0))
-        control = SimpleNamespace(signals=lambda *_: {}, keep_drafting=lambda *_: True)
-        plan = Plan(3, partial(torch.softmax, dim=-1), control)
+        s = SimpleNamespace(tokens=self.line, eos=frozenset(), draw=lambda q: columns.pop(0),
+                            probs=lambda logits, *_: logits.softmax(-1))
         models, _ = self.after_read(name, 1)
         read = models[-1]
         if len(rows) == 1:
             models.append(read + [(token, name, len(self.line) + i) for i, token in enumerate(rows[0][:-1])])
-            found = self.attempt(moment, models, lambda: draft_model(s, plan, self.reader, path))
+            found = self.attempt(moment, models, lambda: draft_model(s, 3, Exact(), self.reader, path))
             every = [found.logits] if found else []
         else:
             found = self.attempt(
-                moment, models, lambda: sample_branches(s, self.reader, path, len(rows), plan))
+                moment, models, lambda: sample_branches(s, self.reader, path, len(rows), 3, s.probs))
             every = found.logits if found else []
         for ids, logits in zip(rows, every):
-            self.right_behind(logits, read, name, ids)
+            self.right_after(logits, read, name, ids)
 
     @stateful.rule()
     def forget(self):
@@ -693,7 +692,7 @@ def test_a_cache_that_is_interrupted_anywhere(event):
 @pytest.mark.parametrize('method, settings', [      # methods whose greedy text depends on no draw
     case('ar', Autoregressive(), {}),
     case('sd-eos', Exact(3), dict(eos=frozenset([8]))),
-    case('sd-draft-self', Exact(3), dict(draft=None)),
+    case('sd-draft-self', Exact(3), dict(drafter=None)),
     case('ecsv-spot', EcsvSpot(3, draft_temperature=0.0, by='entropy', budget=3), {}),
     case('via', ViaSd(3, max_lag=3), {}),
     case('specguard', SpecGuard(2, k=1, draft_temperature=0.0, tau=0.72, max_step=4), {}),
@@ -701,10 +700,10 @@ def test_a_cache_that_is_interrupted_anywhere(event):
 def test_a_text_that_is_broken_off_anywhere_goes_on(method, settings):
     """Wherever Ctrl-C comes, and however often, the text is the same."""
     whole = full_session(12, **settings)
-    whole.read_prompt()
+    read_prompt(whole)
     list(decode(whole, replace(method)))
     s = full_session(12, **settings)
-    s.read_prompt()
+    read_prompt(s)
     own = replace(method)
     rng = random.Random(1)
     breaks = 0
@@ -731,29 +730,28 @@ def test_cmasd_signals_by_formula():
     assert (torch.tensor(verify.confidence_signals(logits * 1.1)) > found).all()
     assert verify.confidence_signals(torch.zeros(1, 9)) == [pytest.approx([0, 0, 0], abs=1e-6)]
     assert verify.confidence_signals(torch.eye(9)[:1] * 1e4) == [pytest.approx([1, 1, 1])]
-    uneven = verify.confidence(logits, CmAsd(lam_entropy=2))                    # of weights 2, 1, 1
+    uneven = [CmAsd(lam_entropy=2).signals(None, row[None])['confidence'] for row in logits]
     assert uneven == pytest.approx((wanted @ torch.tensor([0.5, 0.25, 0.25]).double()).tolist())
 
 
 def test_cmasd_window_by_hand():
-    """floor(alpha C k_max), from k_min to k_max; a C that is not a number is refused."""
-    window = CmAsd(k_min=2, k_max=10, alpha=0.9)
-    assert [verify.block_length(confidence, window) for confidence in (0, 0.1, 0.5, 1)] == [2, 2, 4, 9]
-    assert verify.block_length(1, CmAsd(alpha=3)) == 10
-    with pytest.raises(ValueError):
-        verify.block_length(math.nan, window)
+    """floor(alpha C gamma), C the mean so far, from k_min to gamma; a C that is not a number is refused."""
+    def window(*confidences, alpha=0.9):
+        return CmAsd(10, k_min=2, alpha=alpha).window([dict(confidence=C) for C in confidences])
+    assert [window(C) for C in (0, 0.1, 0.5, 1)] == [2, 2, 4, 9]
+    assert window(1, 0, 0.5) == 4 and window(1, alpha=3) == 10
+    refuses('NaN', window, 1, math.nan)
 
 
-def test_cmasd_block_ends_behind_the_token_that_fills_its_window():
+def test_cmasd_block_ends_after_the_token_that_fills_its_window():
     """The window is that of the block's mean confidence so far, so no token is dropped unverified."""
-    method = CmAsd(k_max=8, alpha=1.5, tau_base=1.0)
+    method = CmAsd(8, alpha=1.5, tau_base=1.0)
     model = network(0, vocab=30)                        # it is its own draft: every token is kept
     _, cycles = write(session(model, model, [1], 60, temperature=1.0), method)
     lengths = set()
     for cycle in cycles[:-2]:                           # the room cuts the last ones
-        sure = [row.signals['confidence'] for row in cycle.judged]
-        for i in range(1, len(sure) + 1):
-            full = i >= verify.block_length(sum(sure[:i]) / i, method)
+        for i in range(1, len(cycle.drafted) + 1):
+            full = i >= method.window(cycle.signals[:i])
             assert full == (i == len(cycle.drafted))
         lengths.add(len(cycle.drafted))
     assert len(lengths) > 2
@@ -763,13 +761,22 @@ def test_cmasd_block_ends_behind_the_token_that_fills_its_window():
 def test_cmasd_rule_by_hand(tau, wanted):
     """p(x) / max p is 1, 0.6, 1 and 0.05. A tie with the best is kept, except at tau = 1."""
     draft = Draft([0, 1, 2, 3], torch.ones(4, 4), signals=[dict(confidence=1.0)] * 4)
-    score = verify.Score(session(network(), None, [1], 2), draft, None)
+    score = verify.Score(session(network(), None, [1], 2), draft, network().full)
     score.logits = torch.tensor([[3.0, 3.0 + math.log(0.6), 3.0, 0.0]] * 5, dtype=torch.float64)
     assert [CmAsd(tau_base=tau).chance(score, i) for i in range(4)] == wanted
     draft.signals[1:3] = dict(confidence=0.75), dict(confidence=0.0)
     taus = [CmAsd(tau_base=0.2, gamma_tau=2.0).threshold(score, i) for i in range(3)]
     assert taus == pytest.approx([0.2, 0.7, 1.0])       # tau_base + gamma_tau (1 - C), at most 1,
     assert CmAsd(tau_base=0.0).threshold(score, 0) == 0.01                      # and at least 0.01
+
+
+def test_cmasd_means_one_thing_by_greedy():
+    """A temperature too small to divide by counts as 0: the lenient text is the same."""
+    texts = []
+    for temperature in (0.0, 1e-7):
+        s = session(network(0), network(1), [1, 2, 3], 30, temperature=temperature)
+        texts.append(write(s, CmAsd(tau_base=0.1))[0])
+    assert texts[0] == texts[1] != plain(network(0), [1, 2, 3], 30)
 
 
 # ----------------------------------------------------------------------------------- ECSV: the vote, by hand
@@ -790,21 +797,29 @@ def hand_ballot():
         tokens=torch.tensor([[5, 1], [5, 2], [4, 3]]),
         entropy=torch.tensor([[0.0, 0.5], [0.2, 0.5], [0.4, 0.9]], dtype=torch.float64),
         logq=torch.tensor([[-1.0, -3.0], [-2.0, -3.0], [0.0, -4.0]]).double(),
-        candidates=torch.tensor([[5, 5, 4], [1, 2, 3]]), q=None, tie_break=[[0] * 3] * 2)
+        candidates=torch.tensor([[5, 5, 4], [1, 2, 3]]), q=torch.zeros(3, 2, 3), tie_break=[[0] * 3] * 2)
+
+
+def fused(method, votes):
+    """The tokens that a ballot elects; method.weights are those of its votes."""
+    method.ballot = votes
+    tokens, _ = Ecsv.vote(method, SimpleNamespace(eos=frozenset()))
+    return tokens
 
 
 def test_ecsv_vote_by_hand():
     """The token of most branches wins; ties go to the verifier's logit where it was asked, else to mean q."""
-    assert Ecsv(**UNWEIGHTED).fuse(ballot([[0, 1, 2], [0, 2, 3], [3, 2, 2]])) == [0, 2, 2]
-    split = ballot([[0, 1], [0, 2], [3, 2]])
-    assert Ecsv(**UNWEIGHTED).fuse(split) == [0, 2]
+    method = Ecsv(**UNWEIGHTED)
+    assert fused(method, ballot([[0, 1, 2], [0, 2, 3], [3, 2, 2]])) == [0, 2, 2]
+    assert fused(method, ballot([[0, 1], [0, 2], [3, 2]])) == [0, 2]
+    assert [[*tally.items()][:2] for tally in method.tallies] == [[(0, 2), (3, 1)], [(2, 2), (1, 1)]]
     for likelier in (1, 2):                             # two branches disagree
         logits = torch.zeros(1, 2, 6).index_fill(2, torch.tensor(likelier), 1.0)
         tied = ballot([[0, 1], [0, 2]], logits)
-        assert Ecsv(**UNWEIGHTED).fuse(tied) == [0, likelier]
+        assert fused(method, tied) == [0, likelier]
         tied.tie_break[1] = (9.0 * (tied.candidates[1] == 3 - likelier)).tolist()       # see EcsvSpot.ask
-        assert Ecsv(**UNWEIGHTED).fuse(tied) == [0, 3 - likelier]
-    assert Ecsv(**UNWEIGHTED, soft=1.0).fuse(ballot([[0], [1], [1]], torch.eye(6)[:1] * 9)) == [0]
+        assert fused(method, tied) == [0, 3 - likelier]
+    assert fused(Ecsv(**UNWEIGHTED, soft=1.0), ballot([[0], [1], [1]], torch.eye(6)[:1] * 9)) == [0]
 
 
 @pytest.mark.parametrize('knobs, wanted', [
@@ -818,7 +833,8 @@ def test_ecsv_reliability_by_hand(knobs, wanted):
     method = EcsvSpot(**dict(a_entropy=0, a_agree=0, a_self=0, a_spot=0) | knobs)
     method.ask(votes, torch.tensor([[0.0, 0, 0, 0, 3, 1], [0.0, 7, 2, 6, 9, 0]]), [1])  # favourite: 4
     assert votes.tie_break[1] == [7, 2, 6]
-    for found, row in zip(method.weights(votes).log().tolist(), wanted):
+    fused(method, votes)
+    for found, row in zip(method.weights.log().tolist(), wanted):
         assert found == pytest.approx(row, abs=1e-9)
 
 
@@ -827,8 +843,8 @@ def test_ecsv_order_of_branches_changes_nothing(method):
     """Branches have no order; and a single branch is its own vote."""
     for seed in range(20):
         rows = torch.randint(0, 6, (4, 3), generator=seeded(seed)).tolist()
-        assert method.fuse(ballot(rows)) == method.fuse(ballot(rows[::-1]))
-        assert replace(method, soft=0.0).fuse(ballot(rows[:1])) == rows[0]
+        assert fused(method, ballot(rows)) == fused(method, ballot(rows[::-1]))
+        assert fused(replace(method, soft=0.0), ballot(rows[:1])) == rows[0]
 
 
 def test_ecsv_spot_checks_go_where_branches_disagree_or_doubt():
@@ -847,7 +863,7 @@ def test_ecsv_spot_flips_what_all_branches_have():
     votes = ballot([[0, 1], [0, 2], [0, 1]])
     method = EcsvSpot()
     method.ask(votes, torch.tensor([[0.0, 0, 0, 5, 0, 0], [0.0, 0, 9, 0, 0, 0]]), [0, 1])
-    assert method.fuse(votes) == [3, 2]
+    assert fused(method, votes) == [3, 2]
 
 
 @pytest.mark.parametrize('R, budget', [
@@ -879,20 +895,8 @@ def test_ecsv_spot_checks_keep_the_budget_and_the_text(R, budget, monkeypatch):
     assert checks > 0 and free > 0
 
 
-class Scripted(EcsvSpot):
-    """ECSV-spot of four tokens whose branches are given, one a row; they share random logits."""
-
-    def __init__(self, lines, **knobs):
-        super().__init__(4, a_entropy=0, a_self=0, **knobs)
-        self.lines = torch.tensor(lines)
-
-    def draft_branches(self, session, n):
-        logits = torch.randn(1, 4, session.target.model.vocab, generator=seeded()).expand(3, -1, -1)
-        return verify.Branches(self.lines, logits.softmax(-1), logits, [], {})
-
-
 def test_ecsv_drafts_have_the_mean_logits_of_all_branches():
-    """Controllers and traces look at them; the branches part, so those of one branch are others."""
+    """For methods that look at confidence; the branches part, so those of one branch are others."""
     s, same = (session(network(0), network(1), [1, 2], 20, seed=1) for _ in range(2))
     draft = Ecsv(4, draft_temperature=1.5).propose(s)
     branches = Ecsv(4, draft_temperature=1.5).draft_branches(same, 4)
@@ -905,9 +909,14 @@ def test_ecsv_drafts_have_the_mean_logits_of_all_branches():
     ([3], dict(a_spot=4), [1, 4, 2, 2]), ([4], dict(a_spot=4), [1, 4])])
 def test_ecsv_block_ends_where_an_end_is_elected(eos, knobs, wanted):
     """Tokens after an end would be read for nothing. A second vote may take an end back, or elect one."""
+    class Scripted(EcsvSpot):
+        def draft_branches(self, session, n):
+            tokens = torch.tensor([[1, 3, 2, 2], [1, 3, 5, 2], [1, 4, 2, 6]])
+            logits = torch.randn(1, 4, 11, generator=seeded()).expand(3, -1, -1)
+            return verify.Branches(tokens, logits.softmax(-1), logits, {})
     target = network(0)                                 # it would write 4 where two of three branches have 3
     s = session(target, target, [1], 9, eos=frozenset(eos))
-    assert Scripted([[1, 3, 2, 2], [1, 3, 5, 2], [1, 4, 2, 6]], spots=1, **knobs).propose(s).tokens == wanted
+    assert Scripted(4, a_entropy=0, a_self=0, spots=1, **knobs).propose(s).tokens == wanted
 
 
 def test_ecsv_of_one_branch_proposes_what_sd_samples():
@@ -918,38 +927,25 @@ def test_ecsv_of_one_branch_proposes_what_sd_samples():
     assert drafts[0] == drafts[1]
 
 
-RATES = [0.1, 0.5, 0.55, 0.55, 0.6]     # the error rates of five branches on a channel of four symbols
-
-
-def received(rates, n=5000):
-    """[B, n] what branches say whose errors are independent; the truth is symbol 0 each time."""
-    generator = seeded()
-    wrong = torch.rand(len(rates), n, generator=generator) < torch.tensor(rates)[:, None]
-    return torch.where(wrong, torch.randint(1, 4, wrong.shape, generator=generator), 0)
-
-
-def fused_symbols(seen, rates=None):
-    """The fused symbols of a vote, unweighted or with the MAP weights log((1 - e) (V - 1) / e)."""
-    votes = Ballot.of(seen, torch.zeros(*seen.shape, 4), False)
-    if rates is None:
-        return Ecsv(**UNWEIGHTED).fuse(votes)
-    weights = torch.tensor([[math.log((1 - e) * 3 / e)] for e in rates]).double()
-    votes.logq = weights.log().expand(seen.shape)
-    return Ecsv(a_entropy=0, a_agree=0, a_self=1).fuse(votes)           # whose weights are exp(own)
-
-
 @pytest.mark.slow
 def test_ecsv_with_map_weights_is_map_decoding():
-    """If errors are independent, the vote with these weights elects the likeliest symbol."""
-    seen = received(RATES)
-    fused = fused_symbols(seen, RATES)
+    """If errors are independent, weights of log((1 - e) (V - 1) / e) elect the likeliest symbol."""
+    rates = [0.1, 0.5, 0.55, 0.55, 0.6]                 # of errors of five branches, among four symbols
+    generator = seeded()
+    wrong = torch.rand(5, 5000, generator=generator) < torch.tensor(rates)[:, None]
+    seen = torch.where(wrong, torch.randint(1, 4, wrong.shape, generator=generator), 0)     # 0 is true
+    votes = Ballot.of(seen, torch.zeros(5, 5000, 4), False)
+    unweighted = fused(Ecsv(**UNWEIGHTED), votes)
+    weights = torch.tensor([[math.log((1 - e) * 3 / e)] for e in rates]).double()
+    votes.logq = weights.log().expand(seen.shape)
+    found = fused(Ecsv(a_entropy=0, a_agree=0, a_self=1), votes)        # whose weights are exp(log q)
     decided = {}
     for said in itertools.product(range(4), repeat=5):
-        chances = [math.prod(1 - e if symbol == truth else e / 3 for e, symbol in zip(RATES, said))
+        chances = [math.prod(1 - e if symbol == truth else e / 3 for e, symbol in zip(rates, said))
                    for truth in range(4)]
         decided[said] = chances.index(max(chances))
-    assert fused == [decided[tuple(said)] for said in seen.T.tolist()]
-    assert fused.count(0) > fused_symbols(seen).count(0) + 150          # of 5,000; 5 standard errors
+    assert found == [decided[tuple(said)] for said in seen.T.tolist()]
+    assert found.count(0) > unweighted.count(0) + 150                   # of 5,000; 5 standard errors
 
 
 # -------------------------------------------------------------------------------- VIA-SD: regions and limits
@@ -959,8 +955,8 @@ class Stage:
     path = network().full
 
     def __init__(self, draft, ratios, p, name):
-        self.draft, self.name = draft, name
-        self.table = [verify.Judged(*row) for row in zip(draft.tokens, p, [1.0] * 3, ratios)]
+        self.name = name
+        self.table = [Judged([x], *row) for x, *row in zip(draft.tokens, p, [1.0] * 3, ratios)]
 
     def next_token(self, i):
         return self.name + i
@@ -985,8 +981,7 @@ def test_via_regions_by_hand(ratios, p, knobs, wanted, monkeypatch):
     tokens, labels, judged = method.accept(s, draft, Stage(draft, ratios, p, 70))
     assert tokens == wanted
     writers = {5: 'slim', 7: 'target'}
-    wrote = ['bonus' if token == 73 else writers.get(token // 10, 'draft') for token in tokens]
-    assert labels == wrote
+    assert labels == ['bonus' if token == 73 else writers.get(token // 10, 'draft') for token in tokens]
     assert [row.kept for row in judged] == [token < 50 for token in tokens[:3]]
 
 
@@ -1002,10 +997,11 @@ def test_via_limits(who, knobs, gamma):
     """At the ends of its knobs VIA-SD writes the greedy text of the draft, of slim or of the target."""
     skip = () if knobs == dict(keep=1.0) else (2, 3, 4)
     alone = slim_session()
-    alone.read_prompt()
-    alone.draft = None                                  # slim drafts for itself
-    texts = dict(draft=plain(slim_session().draft.model, [1, 2, 3], 24), slim=Exact().guess(alone, 24).tokens,
-                 target=plain(slim_session().target.model, [1, 2, 3], 24))
+    read_prompt(alone)
+    texts = dict(draft=plain(alone.drafter.model, [1, 2, 3], 24),
+                 target=plain(alone.target.model, [1, 2, 3], 24))
+    alone.drafter = None                                # slim drafts for itself
+    texts['slim'] = Exact().guess(alone, 24).tokens
     assert texts['draft'] != texts['slim'] != texts['target'] != texts['draft']
     tokens, cycles = write(slim_session(skip=skip), ViaSd(gamma, **knobs))
     assert tokens == texts[who]
@@ -1018,20 +1014,27 @@ def test_via_pays_for_its_lag(knobs):
     """A full pass runs only to escalate or at the lag's limit, and reads all that slim kept without it."""
     method = ViaSd(4, **knobs)
     s = slim_session(3, 40, temperature=1.0)
-    s.read_prompt()
+    read_prompt(s)
     lag = reads_of_lag = 0
     by = Counter()
     for cycle in decode(s, method):
-        asked = any(row.by == 'target' for row in cycle.judged)
+        asked = any(row.signals['by'] == 'target' for row in cycle.judged)
         late = lag > method.max_lag
         positions = lag * (late or asked) + asked * (len(cycle.drafted) + 1)
         assert cycle.passes.get('target/full', [0, 0])[:2] == [late + asked, positions]
         assert cycle.passes['target/slim'][:2] == [1, len(cycle.drafted) + 1]
-        by.update((row.by, row.kept) for row in cycle.judged)
+        by.update((row.signals['by'], row.kept) for row in cycle.judged)
         reads_of_lag += late
         lag = max(0, len(s.tokens) - 1 - valid_prefix(s.target, s.tokens))
     assert (reads_of_lag > 0) == (method.max_lag == 3)
     assert by['target', True] and by['target', False] and by['slim', True] and by['slim', False]
+
+
+def test_via_tells_slims_nan_as_slims():
+    """The target's weights are whole, so a user must not look there."""
+    s = slim_session()
+    s.slim_path = replace(s.slim_path, ffns=(lambda x, mlp, carry: (x * math.nan, carry),) * 4)
+    refuses('the slim target computed NaN', next, decode(s, ViaSd()))
 
 
 def test_via_violation_by_hand():
@@ -1051,14 +1054,6 @@ def guarded(method, seed=0, tokens_left=30, **settings):
     return write(s, method)
 
 
-def drop_small(weights, sparsify):
-    """Drops a row's weights below `sparsify` and scales the rest to sum to 1; an empty row stays whole."""
-    kept = torch.where(weights < sparsify, 0, weights)
-    empty = kept.sum(-1, keepdim=True) == 0
-    kept = torch.where(empty, weights, kept)
-    return kept / kept.sum(-1, keepdim=True)
-
-
 def whole_rollout(model, line, layers, sparsify):
     """[N, N] attention rollout as the paper has it: whole matrices of these layers, multiplied."""
     seen = []                               # of each layer: attention [N, N], the mean over its heads
@@ -1067,7 +1062,9 @@ def whole_rollout(model, line, layers, sparsify):
         keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         scores = q @ keys.mT / q.shape[-1] ** 0.5
         weights = (scores + kernels.causal_mask(len(line), len(line), q)).softmax(-1)
-        seen.append(drop_small(weights, sparsify).mean(1)[0])
+        kept = torch.where(weights < sparsify, 0, weights)
+        kept = torch.where(kept.sum(-1, keepdim=True) == 0, weights, kept)      # an empty row stays whole
+        seen.append((kept / kept.sum(-1, keepdim=True)).mean(1)[0])
         return kernels.attend(q, k, v, mask, carry)
     path = replace(model.full, attends=(watch,) * len(model.full.attends))
     Reader(model, len(line)).read(line, path, 1)
@@ -1096,11 +1093,16 @@ def test_specguard_rollout_is_the_product_of_whole_matrices(n, chosen, sparsify)
 
 
 def test_specguard_log_probabilities_are_of_each_token_itself():
-    """A shift by one row would show. At tau = -inf this is the greedy text of the draft."""
-    text, cycles = guarded(SpecGuard(tau=-inf, k=1, draft_temperature=0.0))
+    """A shift by one row would show. A score is at least 0: at tau = -1 the draft writes its greedy text."""
+    found = []
+
+    class Watched(SpecGuard):
+        def verdict(self, session, draft, pairs):
+            found.extend(logp for logp, _ in pairs)
+            return super().verdict(session, draft, pairs)
+    text, _ = guarded(Watched(tau=-1.0, k=1, draft_temperature=0.0))
     assert text == plain(network(1, 12), [3, 2], 30)
     logits = fresh(network(1, 12), [3, 2] + text)[1:-1]
-    found = [row.logp for cycle in cycles for row in cycle.judged]
     assert found == pytest.approx(token_logps(logits, text).tolist())
 
 
@@ -1109,19 +1111,21 @@ def test_specguard_score_by_hand():
 
     Signals outside of the calibrated percentiles count as their ends. A tie is kept.
     """
-    ranges = (-4, 0), (0.2, 0.6)
+    s = session(network(0, 12), network(1, 12), [3, 2], 12, **STEPS)
+    draft = Draft([4, 5], torch.full((2, 12), 1 / 12), signals=[dict(candidate=1)] * 2)
+    writers = []
+    for tau in (-inf, 0.49, 0.5, 0.51, inf):
+        pairs = None if math.isinf(tau) else [(-2.0, 0.7), (-1.0, 0.5)]
+        _, labels, (step,) = SpecGuard(tau=tau).accept(s, draft, pairs)
+        assert step.tokens == [4, 5] and step.kept == step.chance and step.threshold == tau
+        writers.append(labels[0])
+    assert writers == ['draft', 'draft', 'draft', 'target', 'target']
+    s.calibration = dict(signals=dict(draft_logp=[-4, 0], draft_grounding=[0.2, 0.6]))
     seen = [(-1.0, 0.5), (-3.0, 0.6), (-0.1, 0.3)]      # L = 1/4, G = 1/4
     for beta, low, score in ((0.3, 0.3, 0.25), (0.3, 0.5, 0.6), (1.0, 0.5, 0.25)):
         seen[2] = -0.1, low
-        assert verify.step_score(seen, ranges, beta) == pytest.approx(score)
-    assert verify.step_score([(-9.0, 0.4)], ranges, 0.5) == pytest.approx(0.25)
-    s = session(network(0, 12), network(1, 12), [3, 2], 12, **STEPS)
-    draft = Draft([4, 5], torch.full((2, 12), 1 / 12))
-    writers = []
-    for tau in (-inf, 0.49, 0.5, 0.51, inf):
-        _, labels, _ = SpecGuard(tau=tau).accept(s, draft, [(-2.0, 0.7), (-1.0, 0.5)])
-        writers.append(labels[0])
-    assert writers == ['draft', 'draft', 'draft', 'target', 'target']
+        assert SpecGuard(beta=beta).verdict(s, draft, seen).signals['score'] == pytest.approx(score)
+    assert SpecGuard().verdict(s, draft, [(-9.0, 0.4)]).signals['score'] == pytest.approx(0.25)
 
 
 def test_specguard_most_central_by_hand():
@@ -1136,26 +1140,28 @@ def test_specguard_most_central_by_hand():
 def test_specguard_passes_of_a_step(tau):
     """A draft pass a token, one observed pass, and a target pass a token only where the target writes.
 
-    Greedy candidates are one candidate, and it changes no text whether the draft helps the target to write.
+    No pass is observed where tau is infinite, because no score decides. Greedy candidates are one candidate,
+    and it changes no text whether the draft helps the target to write.
     """
     greedy = dict(tau=tau, draft_temperature=0.0)
     text, cycles = guarded(SpecGuard(k=1, **greedy))
+    scored = math.isfinite(tau)
     for cycle in cycles:
         T = len(cycle.drafted)
         wrote = cycle.labels[0] == 'target'
         assert cycle.passes['draft/full'][0] == T
-        assert cycle.passes['draft/grounded'][:2] == [1, T]
+        assert cycle.passes.get('draft/grounded', [0, 0])[:2] == [scored, scored * T]
         assert cycle.passes.get('target/full', [0])[0] == wrote * len(cycle.tokens)
-        assert len(cycle.passes) == 2 + wrote
+        assert len(cycle.passes) == 1 + scored + wrote
     same, others = guarded(SpecGuard(4, k=4, **greedy))
     assert text == same and [cycle.labels for cycle in cycles] == [cycle.labels for cycle in others]
 
 
 @pytest.mark.parametrize('tau', [-inf, 0.5, inf])
 def test_specguard_steps_end(tau):
-    """At the delimiter, at max_step, at the end of sequence and with the room: whoever writes them."""
+    """At the delimiter, at max_step, at the end of sequence or of the text, whoever writes them."""
     line, cycles = guarded(SpecGuard(tau=tau), temperature=1.0)
-    for cycle in cycles[:-1]:                           # the room may cut the last
+    for cycle in cycles[:-1]:                           # the end of the text may cut the last
         assert '\n' in letters(cycle.tokens).lstrip() and '\n' not in letters(cycle.tokens)[:-1].lstrip()
     _, cycles = guarded(SpecGuard(tau=tau, max_step=7), text=lambda ids: 'x' * len(ids))
     assert [len(cycle.tokens) for cycle in cycles] == [7, 7, 7, 7, 2]
@@ -1163,7 +1169,8 @@ def test_specguard_steps_end(tau):
         cut, cycles = guarded(SpecGuard(tau=tau), temperature=1.0, eos=frozenset([eos]))
         assert eos not in cut[:-1] and (len(cut) == 30 or cut[-1] == eos)
         for cycle in cycles:
-            assert cycle.accepted == sum(row.kept for row in cycle.judged)
+            (step,) = cycle.judged
+            assert cycle.accepted == step.kept * len(step.tokens)
 
 
 @pytest.mark.parametrize('kind, marked', [             # | stands where a step ends
@@ -1178,18 +1185,12 @@ def test_specguard_kinds_of_steps_by_hand(kind, marked):
     steps = ['']
     for letter in marked.replace('|', ''):
         steps[-1] += letter
-        if method.is_ended(s, list(map(ord, steps[-1]))):
+        if method.has_ended(s, list(map(ord, steps[-1]))):
             steps.append('')
     assert '|'.join(steps) == marked
 
 
 # ------------------------------------------------------- sparse verification: gathered is masked, and limits
-
-def blocks_rule(**knobs):
-    """The verify.Blocks of a path with these knobs."""
-    _, _, rule = sparse_path(network(), **knobs).attends[0].keywords['how']
-    return rule
-
 
 def block_means(keys, block):
     """[B, G, N, D]: the mean key of each whole block of keys [B, G, S, D]."""
@@ -1211,7 +1212,7 @@ def test_sparse_attention_gathered_is_masked(block, start, T):
 
     A compiled pass has the whole cache in view, also what lies after the text: the result is the same.
     """
-    rule = blocks_rule(rho=0.3, block=block)
+    rule = Sparse(**SMALL | dict(rho=0.3, block=block)).blocks
     sizes = dict(dtype=torch.float64, generator=seeded(1))
     q, wide_k, wide_v = [torch.randn(2, heads, length, 6, **sizes) for heads, length in (
         (4, T), (2, start + 50), (2, start + 50))]
@@ -1244,7 +1245,7 @@ def test_sparse_attention_gathered_is_masked(block, start, T):
 
 def test_sparse_budget_by_hand():
     """N = ceil((floor((L - L0) rho) + L0) / block), beside the sinks and the locals; it never falls."""
-    rule = blocks_rule(rho=0.25, dense_below=128, block=16)
+    rule = Sparse(rho=0.25, dense_below=128, block=16, locals=1).blocks
     for length, blocks in {128: 8, 129: 8, 131: 8, 132: 9, 512: 14}.items():
         assert kernels.kept_blocks(length, rule) == blocks + 2
     shares = [rule._replace(rho=percent / 100) for percent in range(0, 101, 5)]
@@ -1264,21 +1265,21 @@ def test_sparse_budget_by_hand():
 def test_sparse_limits(knobs, dense):
     """A knob at its end leaves nothing out: dense logits by sparse kernels. A knob that is moved shows."""
     model = network(**MIXED)
-    assert sparse_path(model, **OFF) == model.full
-    path = sparse_path(model, **OFF | knobs)
+    assert thin(model, **OFF) == model.full
+    path = thin(model, **OFF | knobs)
     reader = Reader(model, 64)
     reader.read(LINE[:-1], model.full, 0)
     got = reader.read(LINE + [1, 2, 3], path, 4)
     wanted = Reader(model, 64).read(LINE + [1, 2, 3], model.full, 4)
     assert apart(got, wanted) < 1e-9 if dense else apart(got, wanted) > 1e-3
-    writers = writers_of(reader.cache)
+    writers = reader.cache.writers[:len(reader.cache.ids)]
     assert path.name == writers[-1] == 'sparse' and writers[-5] == 'full'
 
 
 def test_sparse_draft_changes_no_logits_before_it():
     """A guess does not change what it and the guesses before it are judged by: the root chooses."""
     model = network(**MIXED)
-    path = sparse_path(model, rho=0.1, ffn_quantile=1.0, moe_skip=1, moe_quantile=1.0)
+    path = thin(model, rho=0.1, ffn_quantile=1.0, moe_skip=1, moe_quantile=1.0)
     found = []
     for last in range(11):
         reader = Reader(model, 64)
@@ -1293,12 +1294,19 @@ def test_sparse_draft_changes_no_logits_before_it():
 def test_sparse_layers_read_their_anchors_blocks(anchors, skip, equal):
     """The anchors are layers 0 and 2; a layer after one reads the same blocks. An anchor may be skipped."""
     model = network(num_hidden_layers=4)
-    path = sparse_path(model, **OFF | dict(rho=0.1), anchors=anchors).without(skip)
+    path = thin(model, **OFF | dict(rho=0.1), anchors=anchors).without(skip)
     reader = Reader(model, 64)
     reader.read(LINE[:-1], model.full, 0)
-    log = []
-    reader.read(LINE + [1, 2], watched(path, log), 3)
-    chosen = {sublayer // 2: carry['blocks'].sort().values for sublayer, carry in log}
+    chosen = {}                                         # layer: its blocks
+
+    def watched(layer, attend):
+        def run(*args):
+            out, carry = attend(*args)
+            chosen[layer] = carry['blocks'].sort().values
+            return out, carry
+        return attend and run
+    watches = tuple(watched(layer, attend) for layer, attend in enumerate(path.attends))
+    reader.read(LINE + [1, 2], replace(path, attends=watches), 3)
     for layer, anchor in equal:
         assert torch.equal(chosen[layer], chosen[anchor])
     assert anchors == 1 or not torch.equal(chosen[1], chosen[2])
@@ -1349,7 +1357,7 @@ def test_sparse_experts_by_hand(betas, threshold, renormalise):
 @pytest.mark.parametrize('gamma, vocab, horizon', [(1, 3, 2), (2, 2, 3)])
 def test_readme_algorithm_is_exact(gamma, vocab, horizon, monkeypatch, capsys):
     """The block of code in the README runs as it stands, and has the target's law."""
-    shown = re.search(r'```python\n(# speculative\.py\n.*?)```', (HERE / 'README.md').read_text(), re.DOTALL)
+    shown = re.search(r'```python\n(# speculative\.py\n.*?)```', (HOME / 'README.md').read_text(), re.DOTALL)
     names = {}
     exec(compile(shown[1], 'README.md', 'exec'), names)
     assert len(json.loads(capsys.readouterr().out)) == 21
@@ -1376,121 +1384,15 @@ def test_embedded_pair_is_lossless(task):
     ids = tokenizer.encode(next(tasks.rows(task, 0))['prompt']).ids
     wanted = plain(target, ids, 80, eos=eos)
     got, cycles = write(session(target, draft, ids, 80, eos=eos), Exact(4))
-    same = next((i for i, (a, b) in enumerate(zip(got, wanted)) if a != b), len(wanted))
     if got != wanted:
+        same = shared_length(got, wanted)
         best, second = fresh(target, ids + wanted[:same], 1)[0].topk(2).values
         assert best - second < 1e-4
     judged = [row.kept for cycle in cycles for row in cycle.judged]
     assert sum(judged) / len(judged) > 0.4              # the draft knows the task
 
 
-def test_readme_first_command_prints_its_text(capsys):
-    """The first lines that the README shows are those that its first command prints today."""
-    readme = (HERE / 'README.md').read_text(encoding='utf-8')
-    command = r'\$ python specmini\.py --prompt "(.*?)" --show\n(.*?)\n +\.\.\.'
-    prompt, shown = re.search(command, readme, re.S).groups()
-    assert specmini.main(['--prompt', prompt, '--show', '--max-new', '24']) == 0
-    assert capsys.readouterr().out.startswith(shown + '\n')
-
-
 def test_calibrations_are_of_the_embedded_weights():
     """What was measured on other weights is left out, so retrained models need new ones."""
     assert read_calibration(EMBEDDED / 'target', EMBEDDED / 'draft').keys() == {'mask', 'signals', 'sparse'}
     assert 'sparse' in read_calibration(EMBEDDED / 'moe')
-
-
-# ------------------------------------------------------------------------------------- what pays, by hand
-
-def cycle(drafted, *kept, added=1):
-    """A Cycle: tokens drafted, the verdicts of those judged, tokens added after the kept; took a second."""
-    rows = [verify.Judged(0, 1.0, 1.0, chance=1.0, kept=verdict) for verdict in kept]
-    labels = ['draft'] * sum(kept) + ['target'] * added
-    return verify.Cycle([0] * drafted, rows, [0] * len(labels), labels, {}, 1.0)
-
-
-def test_timed_passes_are_the_fastest_and_grow(monkeypatch):
-    """The first round warms up, also where time allows one more alone; a longer pass bounds a shorter one."""
-    rounds = [[9.0, 9.0, 9.0], [1.0, 3.0, 2.0], [1.1, 2.5, 2.1]]
-
-    def timed(rounds):
-        seconds = iter(sum(rounds, []))
-        reader = SimpleNamespace(compiled=None, log=[], read=lambda *_: None,
-                                 spent=lambda mark: {'full': [1, 1, next(seconds, 1.0)]})
-        s = SimpleNamespace(target=reader, tokens=[0] * 9)
-        return times.time_passes(s, SimpleNamespace(name='full'), {2})
-    monkeypatch.setattr(times, 'BLOCKS', (0, 1))
-    monkeypatch.setattr(times, 'TIMING', 0.0)
-    assert timed(rounds[:2]) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
-    monkeypatch.setattr(times, 'TIMING', 99.0)
-    assert timed([rounds[0]] + rounds[1:] * 5) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
-    assert timed([rounds[0], rounds[1], *[[1.4, 3.0, 2.0]] * 9])[1]
-
-
-@pytest.mark.parametrize('kept, judged, said', [
-    (0, 29, 'does not pay'), (0, 9, 'too few'), (1, 29, 'too few')])
-def test_a_draft_whose_guesses_all_fail_does_not_pay(kept, judged, said):
-    cycles = [cycle(1, i < kept) for i in range(judged)]
-    for one in cycles:
-        one.passes = {'draft/full': [1, 1, 0.2]}
-    assert said in list(times.speed_tables('sd', cycles, {0: 1.0, 1: 1.0}, 1.0))[-1]
-
-
-def test_the_forecast_is_of_whole_cycles():
-    """A cycle's two passes take 0.2 and 0.5 s of its second, so 0.15 besides each; a plain step takes 0.7."""
-    cycles = [cycle(1, True) for _ in range(30)]
-    for one in cycles:
-        one.passes = {'draft/full': [1, 1, 0.2], 'target/full': [1, 2, 0.5]}
-    shown = list(times.speed_tables('sd', cycles, {0: 0.4, 1: 0.6}, 0.7))[-2]
-    assert shown.split()[-2:] == ['1.00', f'{2 * 0.7 / (0.2 + 0.6 + 2 * 0.15):.2f}']
-
-
-def test_a_plain_step_leaves_the_text():
-    s = session(network(), None, [1, 2, 3], 20)
-    list(verify.decode(s, verify.Autoregressive()))
-    written = list(s.tokens)
-    assert specmini.plain_step(s) > 0 and (s.tokens, s.tokens_left) == (written, 0)
-
-
-def test_acceptance_by_place_is_of_those_that_were_reached():
-    """One block kept whole, one rejected at its second place, one at its first; then sd-multi's two tries."""
-    cycles = [cycle(2, True, True), cycle(2, True, False), cycle(2, False), cycle(0)]
-    assert specmini.acceptance_by_place(cycles) == [[2, 3], [1, 2]]
-    assert specmini.acceptance_by_place([cycle(3, False, True, False)]) == [[1, 2], [0, 1]]
-
-
-def test_speedups_by_hand():
-    """(1 + c1 + c1 c2 + ...) / (gamma c + v); a position with few verdicts has the share of all."""
-    places = [[40, 50], [15, 30]]                       # 0.8, 0.5, and 55 of 80 after them
-    found = times.speedups(places, 0.25, {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5})
-    assert found == pytest.approx({0: 1, 1: 1.8 / 1.25, 2: 2.2 / 2, 3: (2.2 + 0.4 * 55 / 80) / 2.25})
-    few = times.speedups([[9, 10], [1, 10]], 0.0, {0: 1.0, 2: 1.0})
-    assert few[2] == pytest.approx(1 + 0.5 + 0.25)
-    by_formula = (1 - 0.8 ** 4) / ((1 - 0.8) * (3 * 0.25 + 1.5))
-    assert times.speedups([[80, 100]] * 3, 0.25, {3: 1.5})[3] == pytest.approx(by_formula)
-
-
-@pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
-def test_attention_without_a_mask_is_causal(T, S):
-    """The T queries are of the last T keys, in every form that attention takes."""
-    shapes = (2, 4, T, 8), (2, 2, S, 8), (2, 2, S, 8)
-    q, k, v = [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
-    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
-    scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
-    wanted = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
-    mask = kernels.causal_mask(T, S, q)
-    assert torch.equal(mask == 0, ~hidden)
-    for given in (None, mask):
-        out, _ = kernels.attend(q, k, v, given, None)
-        assert apart(out, wanted) < 1e-12
-    assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
-
-
-def test_a_fork_averages_its_own_keys():
-    """Means of blocks that an earlier text left in a kept fork are made anew."""
-    reader = Reader(network(), 24)
-    for text in LINE[:12], LINE[5:17]:
-        reader.read(text, reader.model.full, 0)
-        twin = reader.fork(2)
-        keys = twin.cache.stores[0][:, :2, :12]
-        means = twin.cache.average(4, 12)[0][:, :, :3]
-        assert apart(means, keys.unflatten(2, (3, 4)).mean(3)) < 1e-12

@@ -120,17 +120,17 @@ def likeness(masks, others):
     return (-torch.cdist(masks, others, p=1) / LENGTH).exp()
 
 
-def expected_improvement(seen, costs, masks):
+def expected_improvement(tried, costs, masks):
     """[N] how far each mask is expected to beat the best one, by a Gaussian process on the log of the costs.
 
-    seen [n, m] and masks [N, m] are 0/1 rows.
+    tried [n, m] and masks [N, m] are 0/1 rows.
     Source: Rasmussen and Williams 2006, algorithm 2.1; Jones et al. 1998 (expected improvement).
     """
     y = (costs + 1e-9).log()
     y = (y - y.mean()) / y.std().clamp(min=1e-9)
-    covariance = likeness(seen, seen) + NOISE * torch.eye(len(y), dtype=y.dtype)
+    covariance = likeness(tried, tried) + NOISE * torch.eye(len(y), dtype=y.dtype)
     root = torch.linalg.cholesky(covariance)
-    near = likeness(masks, seen)                                                        # [N, n]
+    near = likeness(masks, tried)                                                       # [N, n]
     mean = (near @ torch.cholesky_solve(y[:, None], root))[:, 0]
     known = torch.linalg.solve_triangular(root, near.T, upper=False).square().sum(0)    # [N]
     deviation = (1 - known).clamp(min=1e-12).sqrt()
@@ -147,10 +147,7 @@ def propose(tried, m, k, seed):
     """
     i = len(tried)
     generator = torch.Generator().manual_seed(seed * 100_003 + i)
-    many = []
-    for _ in range(RANDOM):
-        layers = torch.randperm(m, generator=generator)[:k]
-        many.append(tuple(sorted(layers.tolist())))
+    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist())) for _ in range(RANDOM)]
     bayes = i >= WARM_UP and i % PERIOD == 0
     if bayes:
         for mask in sorted(tried, key=tried.get)[:8]:
@@ -303,11 +300,11 @@ def quantiles(columns):
 
 def signal_ranges(steps):
     """[[1st, 99th percentile] of L, the same of G] of steps (L, G, ...)."""
-    found = []
+    ranges = []
     for values in list(zip(*steps))[:2]:
         ranked = sorted(values)
-        found.append([ranked[round(share * (len(ranked) - 1))] for share in (0.01, 0.99)])
-    return found
+        ranges.append([ranked[round(share * (len(ranked) - 1))] for share in (0.01, 0.99)])
+    return ranges
 
 
 def measure_signals(engine, settings):
@@ -371,9 +368,9 @@ def run(argv):
     settings = Settings(**flags)
     engine = Engine(settings.target, settings.draft)
     take_threads(engine.models['target'])
-    found = SECTIONS[section](engine, settings)
-    write_calibration(settings.target, section, found)
-    print(f'{section}:', json.dumps(found)[:200])
+    measured = SECTIONS[section](engine, settings)
+    write_calibration(settings.target, section, measured)
+    print(f'{section}:', json.dumps(measured)[:200])
 
 
 def main(argv=None):

@@ -95,7 +95,6 @@ class Draft:
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
     known: torch.Tensor = None              # [m, V] target logits of the first m positions, if computed
     signals: list = None                    # [n] dicts: what the method notes of each token, for the trace
-    options: list = None                    # ids of each of the candidates that it was chosen from
 
     @classmethod
     def points(cls, tokens, model):
@@ -118,18 +117,16 @@ class Judged:
     signals: dict = field(default_factory=dict)     # of Draft.signals, and what the method adds
 
 
+@dataclass
 class Score:
     """A verifier's view of a draft, p [n + 1, V]: **its pass runs when a rule first looks**, or never.
 
     That is how VIA-SD spares the target: no rule looks at the target's Score where slim decides all.
     """
-
-    def __init__(self, session: 'Session', draft: Draft, path: Path, recovery_distribution=residual):
-        """recovery_distribution: function (p, q) -> what a rejected token is replaced from, see Exact."""
-        self.session = session
-        self.block = draft
-        self.path = path
-        self.recovery_distribution = recovery_distribution
+    session: 'Session'
+    block: Draft
+    path: Path
+    recovery_distribution: Callable = residual      # function (p, q) -> of what replaces a rejected token
 
     @cached_property
     def logits(self):
@@ -190,11 +187,6 @@ class Cycle:
     def accepted(self):
         """Draft tokens kept, 0..n, without the next token."""
         return self.labels.count('draft')
-
-    def __str__(self):
-        wrote = ', '.join(f'{token} ({label})' for token, label in zip(self.tokens, self.labels))
-        passes = ', '.join(f'{n} of {path}' for path, (n, _, _) in self.passes.items())
-        return f'{self.accepted} of {len(self.drafted)} drafted tokens kept; wrote {wrote}; passes: {passes}'
 
 
 def tokens_of(cycles):
@@ -360,16 +352,16 @@ class Exact(Method):
         """BadInput for a knob out of range; methods whose knobs depend on each other check that too."""
         check_fields(self)
 
-    def propose(self, session: Session):
+    def propose(self, session):
         """The Draft of this cycle, of at most gamma tokens."""
         n = min(self.gamma, session.tokens_left - self.reserved)
         return self.guess(session, n) if n > 0 else no_draft(session)
 
-    def guess(self, session: Session, n: int):
+    def guess(self, session, n):
         """A Draft of at most n tokens, n above 0."""
         return session.proposer(session, n, self)
 
-    def draft_probs(self, session: Session, logits):
+    def draft_probs(self, session, logits):
         """The distribution [..., V] that draft tokens are sampled from."""
         return session.probs(logits, self.draft_temperature, self.draft_top_p)
 
@@ -377,19 +369,19 @@ class Exact(Method):
         """A dict for keep_drafting and the trace, of one draft token [1] and its raw logits [1, V]."""
         return {}
 
-    def keep_drafting(self, session: Session, signals: list):
+    def keep_drafting(self, session, signals):
         """Whether to draft another token, by the signals of the block: decided before it is sampled."""
         return True
 
     def score(self, session, draft):
         return Score(session, draft, session.target_path(), self.recovery_distribution)
 
-    def chance(self, score: Score, i: int):
+    def chance(self, score, i):
         """The chance that draft token i is kept: min(1, p(x) / q(x))."""
         row = score.table[i]
         return min(1.0, row.p / row.q)
 
-    def threshold(self, score: Score, i: int):
+    def threshold(self, score, i):
         """What the rule compares draft token i with, for the trace; None where it has no threshold."""
         return None
 
@@ -397,7 +389,7 @@ class Exact(Method):
         """The distribution [..., V] of the recovered token; p, q [..., V]: of its position."""
         return residual(p, q)
 
-    def accept(self, session: Session, draft: Draft, score: Score):
+    def accept(self, session, draft, score):
         """(tokens, labels, judged) of this cycle, left to right up to a rejection or the end of sequence."""
         judged = []
         for i, token in enumerate(draft.tokens):
@@ -419,55 +411,54 @@ METHODS['sd'] = Exact
 
 # ------------------------------------------------------------------------------- where drafts come from
 
-def draft_model(session: Session, n: int, method: Exact, reader: Reader = None, path: Path = None):
+def draft_model(session, n, method, reader=None, path=None):
     """A Draft of at most n tokens from the draft model, or from this reader on this path.
 
     Without a draft model the target drafts for itself on its slim path (Zhang et al. 2023, Draft & Verify).
     """
     reader = reader or session.drafter or session.target
     path = path or (reader.model.full if session.drafter else session.target_path(session.slim_path))
-    logits = [reader.read(session.tokens, path, 1)]             # of each token [1, V]
-    q = []
-    tokens = []
+    logits = reader.read(session.tokens, path, 1)               # [1, V]
+    rows = []
     signals = []
     while True:
-        q.append(method.draft_probs(session, logits[-1]))
-        tokens.append(session.draw(q[-1]))
-        signals.append(method.signals(tokens[-1], logits[-1]))
-        if len(tokens) == n or not method.keep_drafting(session, signals):
+        q = method.draft_probs(session, logits)
+        token = session.draw(q)                                 # [1]
+        rows.append((token, q, logits))
+        signals.append(method.signals(token, logits))
+        if len(rows) == n or not method.keep_drafting(session, signals):
             break
-        if not on_gpu(tokens[-1]) and int(tokens[-1]) in session.eos:   # a GPU would have to wait for it
+        if not on_gpu(token) and token.item() in session.eos:   # a GPU would have to wait for it
             break
-        logits.append(reader.append(tokens[-1], path))
-    ids, highest = to_host(torch.cat(tokens), torch.cat(logits).amax())
+        logits = reader.append(token, path)
+    tokens, q, logits = map(torch.cat, zip(*rows))              # [n], [n, V], [n, V]
+    ids, highest = to_host(tokens, logits.amax())
     check_finite(highest, 'draft', len(session.tokens))
     ids = cut_at_eos(ids.tolist(), session.eos)
     # the last token was not fed: the next read feeds it
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
     n = len(ids)
-    return Draft(ids, torch.cat(q)[:n], torch.cat(logits)[:n], signals=signals[:n])
+    return Draft(ids, q[:n], logits[:n], signals=signals[:n])
 
 
-def prompt_lookup(session: Session, n: int, method=None):
+def prompt_lookup(session, n, method=None):
     """What followed the last earlier occurrence of the text's last 3 tokens, else 2. Source: Saxena 2023."""
-    text = torch.tensor(session.tokens)
+    text = session.tokens
     for size in (3, 2):
-        if len(text) > size:
-            windows = text[:-1].unfold(0, size, 1)                              # [positions, size]
-            matches = (windows == text[-size:]).all(1).nonzero()
-            if len(matches):
-                begin = int(matches[-1]) + size
-                return Draft.points(session.tokens[begin:begin + n], session.target.model)
+        for begin in range(len(text) - size - 1, -1, -1):
+            if text[begin:begin + size] == text[-size:]:
+                found = text[begin + size:begin + size + n]
+                return Draft.points(found, session.target.model)
     return no_draft(session)
 
 
-def lookup_then_draft(session: Session, n: int, method: Exact):
+def lookup_then_draft(session, n, method):
     """A Draft that is looked up in the text, or the draft model's where nothing is found."""
     draft = prompt_lookup(session, n)
     return draft if draft.tokens else draft_model(session, n, method)
 
 
-def no_draft(session: Session, n=0, method=None):
+def no_draft(session, n=0, method=None):
     """No draft at all: the cycle is one step of plain decoding."""
     return Draft.points([], session.target.model)
 
@@ -508,15 +499,6 @@ def confidence_signals(logits):
     return signals
 
 
-def confidence(logits, knobs):
-    """C in 0..1 of each row of raw logits [n, V]: the signals' mean, weighted by a CmAsd's knobs."""
-    weights = knobs.lam_entropy, knobs.lam_margin, knobs.lam_softmax
-    means = []
-    for signals in confidence_signals(logits):
-        means.append(sum(weight / sum(weights) * signal for weight, signal in zip(weights, signals)))
-    return means
-
-
 @dataclass
 class CmAsd(Exact):
     """CM-ASD: the draft's confidence C sets how much is drafted and how strictly it is judged. LOSSY.
@@ -536,9 +518,8 @@ class CmAsd(Exact):
 
     def __post_init__(self):
         super().__post_init__()
-        require_that(self.k_min <= self.gamma, f'k_min is {self.k_min}; expected 1 to gamma, {self.gamma}')
-        weights = self.lam_entropy + self.lam_margin + self.lam_softmax
-        require_that(weights > 0, 'lam_entropy is 0.0; expected above 0 where the other two are 0')
+        self.weights = self.lam_entropy, self.lam_margin, self.lam_softmax
+        require_that(sum(self.weights) > 0, 'lam_entropy, lam_margin, lam_softmax: expected one above 0')
 
     @property
     def lossless(self):
@@ -549,7 +530,10 @@ class CmAsd(Exact):
         return super().propose(session)
 
     def signals(self, token, logits):
-        return dict(confidence=confidence(logits, self)[0])
+        (signals,) = confidence_signals(logits)
+        total = sum(self.weights)
+        C = sum(weight / total * signal for weight, signal in zip(self.weights, signals))
+        return dict(confidence=C)
 
     def keep_drafting(self, session, signals):
         return len(signals) < self.window(signals)
@@ -598,7 +582,7 @@ class Branches(NamedTuple):
     logits: torch.Tensor    # [B, n, V] raw
     ends: dict              # branch: how many of its tokens count, where it ended early
 
-    def lines(self, session: Session, who='draft'):
+    def lines(self, session, who='draft'):
         """The ids of each branch, up to its end: one transfer. who: the model that wrote them."""
         tokens, highest = to_host(self.tokens, self.logits.amax())
         check_finite(highest, who, len(session.tokens))
@@ -606,7 +590,7 @@ class Branches(NamedTuple):
         return [cut_at_eos(ids, session.eos) for ids in lines]
 
 
-def sample_branches(session: Session, reader: Reader, path: Path, rows: int, n: int, to_probs,
+def sample_branches(session, reader, path, rows, n, to_probs,
                     has_ended=None):
     """Continuations of the text, `rows` of them, of n tokens, or until all of them have ended.
 
@@ -614,22 +598,24 @@ def sample_branches(session: Session, reader: Reader, path: Path, rows: int, n: 
     a branch's ids; by default of an end of sequence. That is not checked on a GPU, which would have to wait
     for each token; `lines` cuts later. A single branch is written in the reader's own cache.
     """
-    logits = [reader.read(session.tokens, path, 1).expand(rows, -1)]        # of each step [rows, V]
+    logits = reader.read(session.tokens, path, 1).expand(rows, -1)          # [rows, V]
     twin = reader.fork(rows) if rows > 1 else reader
-    q = []
-    tokens = []
+    steps = []
+    lines = [[] for _ in range(rows)]                   # ids of each branch, where they are looked at
     ends = {}
     while True:
-        q.append(to_probs(logits[-1]))
-        tokens.append(session.draw(q[-1]))
-        if has_ended or not on_gpu(tokens[-1]):
-            for row, ids in enumerate(torch.stack(tokens, 1).tolist()):
-                if row not in ends and (has_ended(ids) if has_ended else ids[-1] in session.eos):
-                    ends[row] = len(ids)
-        if len(tokens) == n or len(ends) == rows:
+        q = to_probs(logits)
+        tokens = session.draw(q)                                            # [rows]
+        steps.append((tokens, q, logits))
+        if has_ended or not on_gpu(tokens):
+            for row, token in enumerate(tokens.tolist()):
+                lines[row].append(token)
+                if row not in ends and (has_ended(lines[row]) if has_ended else token in session.eos):
+                    ends[row] = len(steps)
+        if len(steps) == n or len(ends) == rows:
             break
-        logits.append(twin.append(tokens[-1], path))
-    return Branches(torch.stack(tokens, 1), torch.stack(q, 1), torch.stack(logits, 1), ends)
+        logits = twin.append(tokens, path)
+    return Branches(*(torch.stack(column, 1) for column in zip(*steps)), ends)
 
 
 # ------------------------------------------------------------- ECSV: reliability-weighted voting of branches
@@ -721,8 +707,8 @@ class Ecsv(Exact):
         draft.known = known
         draft.logits = branches.logits.mean(0)[:len(fused)]
         columns = zip(self.ballot.tokens.T.tolist(), self.weights.T.tolist(), self.tallies)
-        draft.signals = [dict(branches=ids, weights=weights, scores=scores)
-                         for ids, weights, scores in columns][:len(fused)]
+        draft.signals = [dict(zip(('branches', 'weights', 'scores'), column)) for column in columns]
+        draft.signals = draft.signals[:len(fused)]
         return draft
 
     def draft_branches(self, session, n):
@@ -893,11 +879,6 @@ class ViaSd(Exact):
     slim_bonus: bool = knob(True, "whether a block that slim kept ends with slim's next token")
     reserved = 0            # a block may use all tokens left; the token after it is then cut
 
-    def __post_init__(self):
-        super().__post_init__()
-        require_that(self.escalate <= self.keep,
-                     f'keep is {self.keep}; expected escalate, {self.escalate}, or more')
-
     @property
     def lossless(self):
         return self.escalate > 1
@@ -988,8 +969,8 @@ class SpecGuard(Method):
 
     def __post_init__(self):
         check_fields(self)
-        require_that(self.delimiter, r'delimiter is empty; expected what ends a step, say \n')
-        self.pattern, self.most = STEP_ENDS.get(self.delimiter, (None, 48))
+        after_text = r'(?s)(?=\S).*' + re.escape(self.delimiter.replace(r'\n', '\n'))
+        self.pattern, self.most = STEP_ENDS.get(self.delimiter, (after_text, 48))
 
     @property
     def lossless(self):
@@ -1005,12 +986,7 @@ class SpecGuard(Method):
         A step has its delimiter after something that is not blank. A kind of step ends after a word, so a
         line of brackets alone is no step.
         """
-        text = session.text(ids)
-        if ids[-1] in session.eos:
-            return True
-        if self.pattern:
-            return re.search(self.pattern, text) is not None
-        return self.delimiter.replace(r'\n', '\n') in text.lstrip()
+        return ids[-1] in session.eos or re.search(self.pattern, session.text(ids)) is not None
 
     def propose(self, session):
         need_draft_model(session, 'steps')
@@ -1029,14 +1005,13 @@ class SpecGuard(Method):
         return [Draft(ids, q[:len(ids)], logits[:len(ids)]) for ids, q, logits in rows]
 
     def choose(self, drafts):
-        """The Draft that the others are most like; its options are the ids of all."""
+        """The Draft that the others are most like; its signals have the ids of all."""
         texts = [draft.tokens for draft in drafts]
         logps = [token_logps(draft.logits, draft.tokens).mean() for draft in drafts]
         (logps,) = to_host(torch.stack(logps))
         number = most_central(texts, logps.tolist())
         chosen = drafts[number]
-        chosen.options = texts
-        chosen.signals = [dict(candidate=number + 1)] * len(chosen.tokens)
+        chosen.signals = [dict(candidate=number + 1, candidates=texts)] * len(chosen.tokens)
         return chosen
 
     def score(self, session, draft):
@@ -1177,10 +1152,7 @@ class Sparse(Exact):
         return super().propose(session)
 
     def explain(self, cycle, word):
-        left_out = self.left_out(self.cached)
-        if not left_out:
-            return 'all keys are read'
-        return f'{self.cached - left_out} of {self.cached} cached keys are read in each layer'
+        return f'{self.keys_read(self.cached)} of {self.cached} cached keys are read in each layer'
 
     def sparse_path(self, path, session):
         """The path without what the knobs leave out."""
@@ -1200,10 +1172,10 @@ class Sparse(Exact):
                 experts.append(betas if E else None)
         return path.sparsified(heads, channels, tuple(experts))
 
-    def left_out(self, cached):
-        """How many of the cached keys a layer does not read."""
-        kept = int(kernels.kept_blocks(cached, self.blocks))
-        return max(0, cached // self.block - kept) * self.block
+    def keys_read(self, cached):
+        """How many of the cached keys a layer reads: kept blocks, and the partial one after the last."""
+        kept = min(cached // self.block, int(kernels.kept_blocks(cached, self.blocks)))
+        return kept * self.block + cached % self.block
 
     def anchor_layers(self, calibration, layers):
         """The layers that choose blocks; the layers after one reuse its choice.
@@ -1260,19 +1232,17 @@ def log_marks(session):
 
 def passes_since(session, marks):
     """{reader/path: [passes, positions, seconds]} since these marks."""
-    totals = {}
-    for role, reader in readers_of(session).items():
-        for path, row in reader.spent(marks[role]).items():
-            totals[f'{role}/{path}'] = row
-    return totals
+    return {f'{role}/{path}': row for role, reader in readers_of(session).items()
+            for path, row in reader.spent(marks[role]).items()}
 
 
 def read_prompt(session):
     """Reads all of the prompt but its last token into every cache, counted apart as prompt_seconds."""
-    marks = log_marks(session)
+    begin = time.perf_counter()
     for reader in readers_of(session).values():
         reader.read(session.tokens[:-1], reader.model.full, 0)
-    session.prompt_seconds = sum(seconds for *_, seconds in passes_since(session, marks).values())
+        reader.spent()                                  # waits for a GPU
+    session.prompt_seconds = time.perf_counter() - begin
 
 
 def whole_passes(passes):
