@@ -315,30 +315,28 @@ class Path:
         return replace(self, name=name, attends=attends, ffns=ffns, skip=skip, carry=None)
 
     @functools.cache
-    def sparsified(self, heads, channels, experts):
+    def sparsified(self, rules):
         """This path made sparse; skipped sublayers stay skipped.
 
-        heads, channels, experts [L]: of each layer `how` of sparse_attend, the `threshold` of its channels
-        and `betas` of sparse_moe_forward; None keeps the dense function. experts is None for layers that are
-        no mixture. Cached: a compiled pass then finds its graph.
+        rules [L]: of each layer (`how` of sparse_attend, `threshold` of channels, `betas` of
+        sparse_moe_forward), None where that part stays dense; betas are None for a layer that is no mixture.
+        Cached, because a compiled pass then finds its graph.
         """
         attends = list(self.attends)
         ffns = list(self.ffns)
         block = 0
-        for i, how in enumerate(heads):
+        for i, (how, threshold, betas) in enumerate(rules):
             if attends[i] and how:
                 attends[i] = functools.partial(kernels.sparse_attend, how=how)
                 block = how[-1].block                   # one for all layers
-            if ffns[i] and experts[i] is not None:
-                ffns[i] = functools.partial(kernels.sparse_moe_forward, betas=experts[i],
-                                            threshold=channels[i])
-            elif ffns[i] and channels[i]:
-                ffns[i] = functools.partial(kernels.sparse_swiglu, threshold=channels[i])
+            if ffns[i] and betas is not None:
+                ffns[i] = functools.partial(kernels.sparse_moe_forward, betas=betas, threshold=threshold)
+            elif ffns[i] and threshold:
+                ffns[i] = functools.partial(kernels.sparse_swiglu, threshold=threshold)
         if attends == list(self.attends) and ffns == list(self.ffns):
             return self
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
-        return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns), sparse=True,
-                       block=block)
+        return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns), sparse=True, block=block)
 
     def grounded(self, n, begin, sparsify):
         """This path, observed by kernels.grounded in the last n layers that it runs, for one pass."""

@@ -739,7 +739,7 @@ def test_cmasd_window_by_hand():
     def window(*confidences, alpha=0.9):
         return CmAsd(10, k_min=2, alpha=alpha).window([dict(confidence=C) for C in confidences])
     assert [window(C) for C in (0, 0.1, 0.5, 1)] == [2, 2, 4, 9]
-    assert window(1, 0, 0.5) == 4 and window(1, alpha=3) == 10
+    assert window(1, 0.5, 0) == 4 and window(1, alpha=3) == 10
     refuses('NaN', window, 1, math.nan)
 
 
@@ -750,8 +750,9 @@ def test_cmasd_block_ends_after_the_token_that_fills_its_window():
     _, cycles = write(session(model, model, [1], 60, temperature=1.0), method)
     lengths = set()
     for cycle in cycles[:-2]:                           # the room cuts the last ones
-        for i in range(1, len(cycle.drafted) + 1):
-            full = i >= method.window(cycle.signals[:i])
+        sure = [noted['confidence'] for noted in cycle.signals]
+        for i in range(1, len(sure) + 1):
+            full = i >= min(8, max(1, math.floor(1.5 * 8 * sum(sure[:i]) / i)))
             assert full == (i == len(cycle.drafted))
         lengths.add(len(cycle.drafted))
     assert len(lengths) > 2

@@ -1157,20 +1157,19 @@ class Sparse(Exact):
     def sparse_path(self, path, session):
         """The path without what the knobs leave out."""
         mixtures = session.target.model.config.mixtures
-        layers = len(mixtures)
-        heads = channels = experts = (None,) * layers
-        if self.rho < 1:
-            anchors = self.anchor_layers(session.calibration, layers)
-            heads = tuple((i, i in anchors, self.blocks) for i in range(layers))
-        if self.ffn_quantile:
-            tables = session.calibration['sparse']['channels']
-            channels = tuple(at_quantile(table, self.ffn_quantile) for table in tables)
-        if (self.moe_skip or self.ffn_quantile) and any(mixtures):
-            experts = []
-            for E, tables in zip(mixtures, session.calibration['sparse']['experts'], strict=True):
-                betas = tuple(at_quantile(table, self.moe_quantile) for table in tables[:self.moe_skip])
-                experts.append(betas if E else None)
-        return path.sparsified(heads, channels, tuple(experts))
+        anchors = self.anchor_layers(session.calibration, len(mixtures))
+        rules = []
+        for i, E in enumerate(mixtures):
+            how = threshold = betas = None
+            if self.rho < 1:
+                how = i, i in anchors, self.blocks
+            if self.ffn_quantile:
+                threshold = at_quantile(session.calibration['sparse']['channels'][i], self.ffn_quantile)
+            if E and (self.moe_skip or self.ffn_quantile):
+                tables = session.calibration['sparse']['experts'][i][:self.moe_skip]
+                betas = tuple(at_quantile(table, self.moe_quantile) for table in tables)
+            rules.append((how, threshold, betas))
+        return path.sparsified(tuple(rules))
 
     def keys_read(self, cached):
         """How many of the cached keys a layer reads: kept blocks, and the partial one after the last."""

@@ -1,4 +1,4 @@
-"""Enters the baselines of every method in METHODS and CONTROLLERS, so that a run can name them."""
+"""Enters the baselines of every method in METHODS, so that a run can name them."""
 import lab.cmasd.baselines
 import lab.ecsv.baselines
 import lab.sparse.baselines

@@ -4,7 +4,6 @@
 `cuda` is for ten minutes of a graphics card (lab/cuda.py).
 """
 import argparse
-import os
 import sys
 from pathlib import Path as File
 
@@ -12,7 +11,8 @@ import torch
 
 from lab import at_least, cuda
 from lab.speed import speed
-from specmini import DTYPES, exit_status, pick_device
+from model import require_that
+from specmini import DTYPES, exit_status
 
 
 def parse():
@@ -39,15 +39,14 @@ def parse():
 
 def run(args):
     """Runs the command; returns 1 where a check of `cuda` failed."""
-    if args.what == 'cuda' and args.device == 'auto':
-        args.device = 'cuda'                            # refused where there is none
-    args.device = pick_device(args.device)
     torch.set_num_threads(args.threads)
-    os.environ['OMP_NUM_THREADS'] = str(args.threads)   # which an Engine respects
-    if args.what == 'cuda':
-        dtype = 'bf16' if args.dtype == 'auto' and args.device == 'cuda' else args.dtype
-        return cuda.run_all(args.device, dtype, args.minutes, File(args.out))
-    return speed(args)
+    torch.backends.cuda.enable_cudnn_sdp(False)         # as specmini.take_threads does
+    if args.what == 'speed':
+        return speed(args)
+    device = 'cpu' if args.device == 'cpu' else 'cuda'
+    require_that(device == 'cpu' or torch.cuda.is_available(), 'there is no CUDA device; give --device cpu')
+    dtype = args.dtype if args.dtype != 'auto' else 'bf16' if device == 'cuda' else 'fp32'
+    return cuda.run_all(device, dtype, args.minutes, File(args.out))
 
 
 def main():

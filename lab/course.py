@@ -5,17 +5,16 @@ where every draw is enumerated. A test that an answer brings along has to pass, 
 tests is broken. Exit status: 0 right, 1 wrong, 2 if there is nothing to check.
 """
 import sys
+import traceback
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
-from lab.measure import MODELS
-from lab.toys import (Table, WrongResidual, enumerate_law, exact_law, network, session, variation,
-                      write)
+from lab.toys import Table, WrongResidual, enumerate_law, exact_law, network, session, variation, write
 from model import KVCache, require_that
-from specmini import Engine, error_line
-from verify import CONTROLLERS, METHODS, Cycle, Exact, Score, decode, probs, residual
+from specmini import Engine, exit_status, statistics
+from verify import METHODS, Cycle, Exact, Score, decode, probs, read_prompt, residual
 
 P = 0.5, 0.2, 0.2, 0.1      # the four tokens of exercises 1 and 2: the target's distribution
 Q = 0.2, 0.5, 0.1, 0.2      # and the draft's
@@ -50,10 +49,9 @@ def cycle_of(p, q, gamma, method=Exact):
     passes = {}
 
     def run(s, method):
-        s.read_prompt()
+        read_prompt(s)
         cycle = next(decode(s, method))
-        for name, (count, *_) in cycle.passes.items():
-            passes[name] = count
+        passes.update((name, count) for name, (count, *_) in cycle.passes.items())
         return cycle.tokens, None
     law = enumerate_law(Same(p), Same(q), method(gamma), gamma + 1, run=run, temperature=1.0)
     tokens = sum(len(text) * chance for text, chance in law.items())
@@ -82,10 +80,17 @@ def part(answer, name):
     return answer[name]
 
 
-def entered(table, name, line):
-    """The class that the answer's last line has put into METHODS or CONTROLLERS."""
-    claim(name in table, f'{name} is not registered: end your file with {line}')
-    return table[name]
+def entered(name, line):
+    """The class that the answer's last line has put into METHODS."""
+    claim(name in METHODS, f'{name} is not registered: end your file with {line}')
+    return METHODS[name]
+
+
+def error_line(error, path):
+    """An exception in a line; before it the latest line of the file at path that it passed through."""
+    what = f'{type(error).__name__}: {error}'           # of a SyntaxError the text has the line
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f'{path}, line {lines[-1]}: {what}' if lines else f'{path}: {what}'
 
 
 def failure(test):
@@ -124,9 +129,8 @@ def check_1(answer):
             found = tokens_a_cycle(share, gamma)
             claim(close(found, wanted), f'tokens_a_cycle({share:g}, {gamma}) is {found}; '
                   f'sd writes {wanted:.4f}')
-    engine = Engine(MODELS / 'target', MODELS / 'draft', max_new=60, temperature=1.0)
-    _, cycles = engine.generate(PROMPT, Exact(4))
-    found = engine.statistics(cycles)
+    _, cycles = Engine(max_new=60, temperature=1.0).generate(PROMPT, Exact(4))
+    found = statistics(cycles)
     rate = found['acceptance_rate']
     print(f'a real run kept {rate:.0%} of its guesses, four a cycle: you predict '
           f'{tokens_a_cycle(rate, 4):.2f} tokens a cycle, it wrote {found["block_efficiency"]:.2f}')
@@ -194,7 +198,7 @@ def check_4(answer):
 
 
 def told_only(kind, good):
-    """A controller of this kind that is told of blocks that were kept whole alone, or only of the others."""
+    """A method of this kind that learns from blocks that were kept whole alone, or only from the others."""
     learn = kind.learn
 
     def half_deaf(self, cycle):
@@ -204,13 +208,14 @@ def told_only(kind, good):
 
 
 def check_5(answer):
-    """A controller that doubles and halves."""
-    kind = entered(CONTROLLERS, 'doubling', 'CONTROLLERS.update(doubling=Doubling)')
+    """Blocks that double and halve."""
+    kind = entered('doubling', 'METHODS.update(doubling=Doubling)')
+    claim(kind(2).lossless, 'its rule is that of sd: it may promise to be lossless')
     s = session(Table(1, 2), Table(2, 2), [0], 40)
-    control = kind(Exact(2))
+    method = kind(2)
     wanted = 2
     for whole in (True, True, True, True, False, False, False, False, False, None, True):
-        n = control.max_tokens(s)
+        n = len(method.propose(s).tokens)
         claim(n == wanted, f'a block of {n} where one of {wanted} is due')
         if whole is None:                               # no room is left to draft
             drafted, labels = [], ['target']
@@ -218,7 +223,7 @@ def check_5(answer):
             drafted = [0] * n
             labels = ['draft'] * n + ['bonus'] if whole else ['draft'] * (n - 1) + ['target']
             wanted = min(16, 2 * n) if whole else max(1, n // 2)
-        control.learn(Cycle(drafted, [], [0] * len(labels), labels, {}, 0.0))
+        method.learn(Cycle(drafted, [], [0] * len(labels), labels, {}, 0.0))
     wrong_residual = patch.object(Exact, 'recovery_distribution', WrongResidual.recovery_distribution)
     check_test(answer, 'test_doubling', {'no block is ever doubled': told_only(kind, False),
                                          'the residual is wrong': wrong_residual,
@@ -227,7 +232,7 @@ def check_5(answer):
 
 def check_6(answer):
     """A rule that keeps what is among the target's k likeliest."""
-    kind = entered(METHODS, 'likeliest', 'METHODS.update(likeliest=Likeliest)')
+    kind = entered('likeliest', 'METHODS.update(likeliest=Likeliest)')
     for k in (1, 2, 4):
         claim(not kind(k=k).lossless, f'at k={k} it promises to be lossless; above temperature 0 it is not')
     target, draft = Table(1), Table(2)
@@ -249,11 +254,11 @@ def check_6(answer):
 
 def check_7(answer):
     """A path of the target's first layers, and the method that drafts on it."""
-    kind = entered(METHODS, 'early', 'METHODS.update(early=Early)')
+    kind = entered('early', 'METHODS.update(early=Early)')
     claim(kind(2).lossless, 'it drafts, and sd verifies: it may promise to be lossless')
     s = session(network(0, num_hidden_layers=4), None, [1, 2, 3], 20)
     write(s, kind(2, depth=0.5))
-    paths = {name: set(path.skip) for name, path in s.target.paths.items()}
+    paths = {path.name: set(path.skip) for path, *_ in s.target.log}
     shallow = {4, 5, 6, 7}
     claim(shallow in paths.values(), f'of 4 layers depth=0.5 leaves out sublayers {sorted(shallow)}; '
           f'yours: {paths}')
@@ -271,7 +276,7 @@ EXERCISES = dict(enumerate([check_1, check_2, check_3, check_4, check_5, check_6
 def check(number, text, path='answer'):
     """None if this answer, the text of a Python file, is right, else why not."""
     answer = dict(__name__='answer', __file__=path)
-    with patch.dict(METHODS), patch.dict(CONTROLLERS):  # what it registers ends with the check
+    with patch.dict(METHODS):                           # what it registers ends with the check
         try:
             exec(compile(text, path, 'exec'), answer)
             EXERCISES[number](answer)
@@ -282,26 +287,19 @@ def check(number, text, path='answer'):
     return None
 
 
-def main(argv):
+def run(argv):
     """The exit status of `lab.course NUMBER FILE`."""
-    try:
-        given = len(argv) == 2 and argv[0].isdecimal()
-        require_that(given, 'expected NUMBER FILE, say 1 answer.py; the exercises are in lab/course.md')
-        number = int(argv[0])
-        require_that(number in EXERCISES, f'exercise {number}: expected 1 to {len(EXERCISES)}')
-        path = Path(argv[1])
-        require_that(path.is_file(), f'{path}: expected a Python file, your answer')
-        text = path.read_text()
-    except (OSError, ValueError) as error:
-        print(f'lab.course: {error}', file=sys.stderr)
-        return 2
-    reason = check(number, text, str(path))
-    if reason:
-        print(f'exercise {number}: not yet: {reason}')
-        return 1
-    print(f'exercise {number}: right')
-    return 0
+    require_that(len(argv) == 2, 'expected NUMBER FILE, say 1 answer.py; the exercises are in lab/course.md')
+    number, path = argv
+    require_that(number in map(str, EXERCISES), f'exercise {number}: expected 1 to {len(EXERCISES)}')
+    reason = check(int(number), Path(path).read_text(encoding='utf-8', errors='replace'), path)
+    print(f'exercise {number}: not yet: {reason}' if reason else f'exercise {number}: right')
+    return int(reason is not None)
+
+
+def main(argv=None):
+    return exit_status('lab.course', lambda: run(sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -19,7 +19,7 @@ from lab.measure import MODELS, as_line, dated, held_out_rows, kept_rows, moment
 from model import PAD, Config, Reader, Transformer, compile_forward, load, require_that
 from specmini import DTYPES, Engine, check
 from verify import (METHODS, Autoregressive, Blocks, Draft, Exact, Session, decode, draft_model, no_draft,
-                    tokens_of)
+                    read_prompt, tokens_of)
 
 BUILD = {'eager': 0, 'compiled': 45, 'by hand': 8, 'burst': 0, 'flex dense': 10, 'flex sparse': 15}     # s
 CHANCES = 0.8, 0.87         # that a pretended draft token is right
@@ -106,12 +106,12 @@ def runner(model, form, rule=RULE):
     return None if form == 'eager' else ByHand(model, attends.get(form))
 
 
-def dialled(right, session, plan):
+def dialled(right, session, n, method):
     """A Draft of the counting network's own text; right: of each position whether its token is right."""
-    draft_model(session, plan)                          # for the time that it takes
+    draft_model(session, n, method)                     # for the time that it takes
     tokens = []
     token = session.tokens[-1]
-    for good in right[len(session.tokens):][:plan.n]:
+    for good in right[len(session.tokens):][:n]:
         token = (token + (1 if good else 2)) % session.target.model.vocab
         tokens.append(token)
     return Draft.points(tokens, session.target.model)
@@ -206,8 +206,8 @@ class Card:
         path = model.full
         if sparse and form == 'eager':
             layers = enumerate(sparse_layers(L, ANCHORS, rule))
-            heads = tuple((i, layer.keywords['anchor'], rule) for i, layer in layers)
-            path = path.sparsified(heads, (None,) * L, (None,) * L)
+            how = [(i, layer.keywords['anchor'], rule) for i, layer in layers]
+            path = path.sparsified(tuple((one, None, None) for one in how))
         if form == 'burst':
             rows = [reader.append(torch.tensor([token], device=self.device), path) for token in ids[-12:]]
         else:
@@ -224,7 +224,7 @@ class Card:
             reader.forget()
         session = Session(target, None if source is no_draft else draft, source, list(range(PROMPT)),
                           self.sizes.long, generator=torch.Generator().manual_seed(0))
-        session.read_prompt()
+        read_prompt(session)
         return session
 
     def text(self, form, chance=None):

@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, flex_attenti
 
 from kernels import group_queries, kept_blocks, mean_scores
 from model import Block, PassContext
-from verify import Autoregressive, Plan, sample_branches
+from verify import Autoregressive, sample_branches
 
 BURST = 8           # tokens that plain decoding writes before the host looks at one
 WIDE = 128          # keys of a block where all are read; query rows of one, more than a pass has
@@ -21,8 +21,8 @@ class Burst(Autoregressive):
     def accept(self, session, draft, score):
         reader = session.target
         path = reader.model.full
-        plan = Plan(min(BURST, session.tokens_left), session.probs)
-        (ids,) = sample_branches(session, reader, path, 1, plan).lines(session, 'target')
+        n = min(BURST, session.tokens_left)
+        (ids,) = sample_branches(session, reader, path, 1, n, session.probs).lines(session, 'target')
         reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
         return ids, ['target'] * len(ids), []
 

@@ -328,8 +328,8 @@ def area(scores, labels):
     won = numpy.zeros((size, size))         # pairs of a true one of one text and a false one of another
     for i, (row, true) in enumerate(zip(scores, labels)):
         good = numpy.sort(row[true])
-        behind = numpy.searchsorted(good, bad, 'left') + numpy.searchsorted(good, bad, 'right')
-        won[i] = numpy.bincount(owner, len(good) - behind / 2, minlength=size)
+        lower = numpy.searchsorted(good, bad, 'left') + numpy.searchsorted(good, bad, 'right')
+        won[i] = numpy.bincount(owner, len(good) - lower / 2, minlength=size)
     trues = numpy.array([true.sum() for true in labels])
     falses = numpy.bincount(owner, minlength=size)
 

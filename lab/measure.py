@@ -20,16 +20,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path as File
 from typing import NamedTuple
 
 import torch
 
 from lab import at_least, tasks
-from model import encode, require_that, fingerprint, same_vocabulary
-from specmini import (DTYPES, Engine, chat, exit_status, grade, pick_device, read_rows, ready,
-                      take_threads)
+from model import encode, fingerprint, require_that
+from specmini import DTYPES, Engine, chat, exit_status, grade, read_rows, ready, take_threads
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
                     tokens_of)
 
@@ -135,31 +134,25 @@ class Pair:
     def tokenizer(self):
         return network(self.target, self.device, self.dtype)[1]
 
-    def engine(self, **settings):
-        """An Engine of the pair; settings: other than the pair's, see Engine."""
-        usual = dict(max_new=self.max_new, device=self.device, dtype=self.dtype)
-        return SharingEngine(self.target, self.draft or 'lookup', **usual | settings)
+    def engine(self, kind=SharingEngine):
+        """An Engine of the pair, of this class."""
+        return kind(self.target, self.draft or 'lookup', max_new=self.max_new, device=self.device,
+                    dtype=self.dtype)
 
     def texts(self, usual, n, seed=SEED):
-        """The first n Prompts of each family; usual: the embedded pair's families, tasks of the lab."""
+        """The first n Prompts of each family that have `longest` tokens or fewer.
+
+        usual: the embedded pair's families, tasks of the lab.
+        """
         if self.is_embedded:
             rows = {family: tasks.rows(family, seed) for family in usual}
         else:
             rows = rows_by_family(self.prompts)
         found = []
         for family, theirs in rows.items():
-            found += self.short(family, theirs, n)
-        return found
-
-    def short(self, family, rows, n):
-        """The first n Prompts of these rows with `longest` tokens or fewer."""
-        found = []
-        for row in rows:
-            if len(found) == n:
-                break
-            ids = self.encode(row['prompt'])
-            if len(ids) <= self.longest:
-                found.append(Prompt(family, len(found), row, ids))
+            encoded = ((row, self.encode(row['prompt'])) for row in theirs)
+            short = itertools.islice(((row, ids) for row, ids in encoded if len(ids) <= self.longest), n)
+            found += [Prompt(family, place, row, ids) for place, (row, ids) in enumerate(short)]
         return found
 
     def encode(self, text):
@@ -216,15 +209,6 @@ def sd(gamma, proposer=None, **settings):
     return Setting(functools.partial(Exact, gamma, draft_temperature=0), proposer, **settings)
 
 
-def controlled(controller, **constants):
-    """The Setting of exact decoding with a controller that has these constants."""
-    def method():
-        found = Exact(controller=controller)
-        vars(found.control).update(constants)
-        return found
-    return Setting(method)
-
-
 def run_row(settings, pair, prompt):
     """A row {family, place, runs: {name: counts}} of one prompt; settings: {name: Setting}, or of a pair.
 
@@ -239,8 +223,7 @@ def run_row(settings, pair, prompt):
         engine = prepared(pair, setting)
         engine.reopen(prompt.ids)
         method = setting.method()
-        session = engine.start(prompt.ids, method)
-        runs[name] = counts_of(session, method, prompt, engine)
+        runs[name] = counts_of(engine, engine.start(prompt.ids, method), method, prompt.row)
     return prompt.name | dict(runs=runs)
 
 
@@ -264,28 +247,33 @@ def prepared(pair, setting):
     return engine
 
 
-def counts_of(session, method, prompt, engine):
+def counts_of(engine, session, method, row):
     """What one method does with one text: the counts of a run.
 
     tokens written; judged and accepted draft tokens; cycles; wrong: tokens that are not the target's
-    favourite after the same text; nats: -log p of the text by the target; right: 1, 0, or None where the
+    first choice after the same text; nats: -log p of the text by the target; right: 1, 0, or None where the
     row has no answer; seconds by the clock, without the prompt; passes {reader/path: {positions: passes}}.
     """
-    marks = session.mark()
+    marks = {role: len(reader.log) for role, reader in engine.readers.items()}
     begin = moment()
     cycles = list(decode(session, method))
     seconds = moment() - begin
     passes = {}                                         # positions count all rows
-    for role, reader in session.readers().items():
+    for role, reader in engine.readers.items():
         for path, positions, _, _ in reader.log[marks[role]:]:
-            passes.setdefault(f'{role}/{path}', Counter())[positions] += 1
-    written = tokens_of(cycles)
+            passes.setdefault(f'{role}/{path.name}', Counter())[positions] += 1
     judged = [verdict for cycle in cycles for verdict in cycle.judged]
-    wrong, nats = target_says(session, prompt.ids, written)
-    right = grade(prompt.row, engine.tokenizer.decode(written))
-    return dict(tokens=len(written), judged=len(judged), accepted=sum(row.kept for row in judged),
-                cycles=len(cycles), wrong=wrong, nats=nats, right=None if right is None else int(right),
-                seconds=seconds, passes=passes)
+    wrong, nats = audited(session)
+    right = graded(row, engine.tokenizer.decode(tokens_of(cycles)))
+    return dict(tokens=len(session.tokens) - session.begin, judged=sum(len(one.tokens) for one in judged),
+                accepted=sum(len(one.tokens) for one in judged if one.kept), cycles=len(cycles), wrong=wrong,
+                nats=nats, right=right, seconds=seconds, passes=passes)
+
+
+def graded(row, text):
+    """1 or 0: whether the text is right for its row; None where nothing tells. The lab grades its own."""
+    right = tasks.grade(row, text) if tasks.is_own(row) else grade(row, text)
+    return None if right is None else int(right)
 
 
 def moment():
@@ -295,15 +283,11 @@ def moment():
     return time.perf_counter()
 
 
-def target_says(session, ids, written):
-    """(tokens that are not the target's favourite after the same text, -log p of all) by one dense pass."""
-    if not written:
-        return 0, 0.0
-    reader = session.target
-    reader.forget()
-    logits = reader.read(list(ids) + written[:-1], reader.model.full, len(written)).float()
-    picks = logits.argmax(-1).tolist()
-    wrong = sum(pick != token for pick, token in zip(picks, written))
+def audited(session):
+    """(tokens that are not the target's first choice after the same text, -log p of all): a dense pass."""
+    written = session.tokens[session.begin:]
+    logits = session.target.read(session.tokens[:-1], session.target.model.full, len(written)).float()
+    wrong = sum(pick != token for pick, token in zip(logits.argmax(-1).tolist(), written))
     return wrong, -float(token_logps(logits, written).sum())
 
 
@@ -312,14 +296,14 @@ def target_says(session, ids, written):
 def token_row(pair, prompt):
     """A row of columns, one value for each token of the target's own greedy text.
 
-    hit: whether the draft's favourite is that token; signals: CM-ASD's three confidences [T, 3].
+    hit: whether the draft's first choice is that token; signals: CM-ASD's three confidences [T, 3].
     """
     engine = prepared(pair, sd(8, prompt_lookup))
     engine.open([prompt.ids])
     session = engine.start(prompt.ids, Exact())
     written = tokens_of(decode(session, Exact(8)))
-    draft = session.draft
-    q = draft.read(list(prompt.ids) + written[:-1], draft.model.full, len(written)).float()      # [T, V] raw
+    draft = session.drafter
+    q = draft.read(session.tokens[:-1], draft.model.full, len(written)).float()                  # [T, V] raw
     hits = [int(guess == token) for guess, token in zip(q.argmax(-1).tolist(), written)]
     return prompt.name | dict(tokens=len(written), hit=hits,
                               signals=[list(row) for row in confidence_signals(q)])
@@ -364,7 +348,7 @@ def pass_seconds(session, path, text, token, n):
 
 def draft_seconds(session, text, token, rows):
     """Seconds of a draft pass over one position of this many rows."""
-    reader = session.draft
+    reader = session.drafter
     reader.read(text[:-1], reader.model.full, 0)
     fork = reader.fork(rows)
     ids = torch.full((rows,), token, device=reader.model.device)
@@ -478,7 +462,8 @@ def measure(paper, pair, n, resume=False, only=None):
 def parse():
     parser = argparse.ArgumentParser(prog='python -m lab.measure', description=__doc__.split('\n')[0])
     add = parser.add_argument
-    add('papers', nargs='+', metavar='PAPER', help=f'of {", ".join(PAPERS)}, or costs: of the passes')
+    add('papers', nargs='+', metavar='PAPER', choices=(*PAPERS, 'costs'),
+        help=f'of {", ".join(PAPERS)}, or costs: of the passes')
     add('--n', type=at_least(2), help='prompts of each family')
     add('--only', metavar='RECORD', help='this record of a paper alone')
     add('--resume', action='store_true', help='keep the rows that an interrupted run has stored')
@@ -490,37 +475,27 @@ def parse():
     add('--longest', type=at_least(1), help='tokens of a prompt; longer ones are passed over (default: 1024)')
     add('--device', choices=('auto', 'cpu', 'cuda'), help='default: auto')
     add('--dtype', choices=('auto', *DTYPES), help='default: auto, as in specmini.py')
-    args = parser.parse_args()
-    unknown = [paper for paper in args.papers if paper not in (*PAPERS, 'costs')]
-    if unknown:
-        parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}, costs')
-    return args
+    return parser.parse_args()
 
 
 def pair_of(args):
     """The Pair that the flags ask for; ValueError in one line where it is no pair."""
-    given = {}
-    for name in ('target', 'draft', 'prompts', 'chat', 'max_new', 'longest', 'device', 'dtype'):
-        value = getattr(args, name)
-        if value is not None and value is not False:
-            given[name] = value
+    given = {option.name: getattr(args, option.name) for option in fields(Pair)}
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
     if not given.keys() - {'draft'}:
         return replace(EMBEDDED, **given)               # another draft for the embedded target
     require_that(args.target and args.prompts, 'another pair takes --target DIR and --prompts FILE, both')
-    pair = Pair(**OTHERS | given)
-    pair = replace(pair, prompts=tuple(pair.prompts), device=pick_device(pair.device))
+    pair = Pair(**OTHERS | given | dict(prompts=tuple(args.prompts)))
     rows_by_family(pair.prompts)                        # a file that cannot be read is told before a minute
-    target, _, _ = network(pair.target, pair.device, pair.dtype)
-    if pair.draft:
-        draft, _, _ = network(pair.draft, pair.device, pair.dtype)
-        same_vocabulary(target, draft, f'--draft {pair.draft}')
+    pair = replace(pair, device=pair.engine().device)   # which refuses models that do not fit
     require_that(len(pair.texts((), 2)) > 1,
                  f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
     return pair
 
 
-def run(args):
+def run():
     """Measures what the flags ask for; returns the exit status."""
+    args = parse()
     pair = pair_of(args)
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
     try:
@@ -537,8 +512,12 @@ def run(args):
     return 0
 
 
+def main():
+    """Runs the program; returns its exit status."""
+    return exit_status('lab.measure', run)
+
+
 if __name__ == '__main__':
     import lab.baselines                                # noqa: F401, enters the baselines in METHODS
     from lab import measure as module                   # so that records and this program share caches
-    args = module.parse()
-    sys.exit(exit_status('lab.measure', lambda: module.run(args)))
+    sys.exit(module.main())

@@ -7,30 +7,24 @@ import itertools
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from types import NoneType
 
 from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, variation, write
-from model import Calibration, require_that
-from specmini import Parser, check_settings, exit_status, import_file, make_method, method_for
-from verify import Controller, Ecsv
+from model import BadInput, Calibration, check_fields, knob, require_that
+from specmini import Parser, add_flags, exit_status, import_file, make_methods
+from verify import Ecsv, Exact
 
 SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
-LONGER = (2, 2), (2, 4)                             # where a controller cuts blocks: of 0 to 3 tokens
+LONGER = (2, 2), (2, 4)                             # of a method that ends its blocks: of 0 to 3 tokens
 UNSURE = 1.0    # deviation of the draft's logits there, so that it has reason to
 MOST = 700      # ways that the draws of a text may go, so that a proof takes seconds
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
 RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
-CALIBRATION = Calibration(dict(mask=dict(skip=[1]), signals=RANGES), '--target TABLE')     # of one layer
+CALIBRATION = Calibration(mask=dict(skip=[1]), signals=RANGES)      # of one layer
 
 
-class TooMany(ValueError):
+class TooMany(BadInput):
     """The draws of a text can go in more ways than are to be followed."""
-
-
-def letters(ids):
-    """A text for ids in which every fourth id ends a step."""
-    return ''.join('a\nbc'[i % 4] for i in ids)
 
 
 # ---------------------------------------------------------------------------------------------- counting out
@@ -38,7 +32,7 @@ def letters(ids):
 def prove(name, method, **sampling):
     """The Proof of a method on the largest tables where the draws can go in at most MOST ways.
 
-    ValueError where tables cannot run it. sampling: temperature, top_k, top_p.
+    BadInput where tables cannot run it. sampling: see Sampling.
     """
     proof = None
     try:
@@ -47,26 +41,27 @@ def prove(name, method, **sampling):
             sizes = [size for size in sizes if size[1] > 1]     # of one token it drafts nothing: no proof
         for vocab, horizon in sizes:
             proof = proof_of(name, method, vocab, horizon, sampling)
-    except ValueError as error:
+    except BadInput as error:
         if proof is None or not isinstance(error, TooMany):
-            raise ValueError(f'{name}: {error}') from None
+            raise BadInput(f'{name}: {error}') from None
     return proof
 
 
 def varies(method):
-    """Whether the method has a controller that makes blocks of several lengths."""
-    return type(getattr(method, 'control', None)) not in (Controller, NoneType)
+    """Whether the method ends its blocks itself, by what it drafts or by what it has learned."""
+    learns = type(method).learn is not Exact.learn
+    return learns or isinstance(method, Exact) and type(method).keep_drafting is not Exact.keep_drafting
 
 
 def proof_of(name, method, vocab, horizon, sampling):
     """The Proof by texts of `horizon` tokens, on tables of so many."""
     target = Table(1, vocab, weight=2.0)
     draft = Table(2, vocab, UNSURE) if varies(method) else Table(2, vocab)
+    letters = lambda ids: ''.join('a\nbc'[i % 4] for i in ids)      # every fourth id ends a step
     settings = dict(calibration=CALIBRATION, text=letters, **sampling)
     law = law_of(method, target, draft, horizon, settings)
     total = sum(law.values())
-    require_that(abs(total - 1) < SAME,
-                 f'the chances of its texts sum to {total:.6g}, expected 1: it draws from '
+    require_that(abs(total - 1) < SAME, f'the chances of its texts sum to {total:.6g}, not 1: it draws from '
                  'what is no distribution')
     wanted = exact_law(target, horizon, **sampling)
     drafted = exact_law(draft, horizon, **sampling)
@@ -122,10 +117,8 @@ class Proof:
         yield self.header
         yield f'{"text":12}  {self.name:>{width}}     target  difference  draft alone'
         for text in self.texts[:ROWS]:
-            own = self.law[text]
-            wanted = self.wanted[text]
+            own, wanted, drafted = self.law[text], self.wanted[text], self.drafted[text]
             apart = f'{own - wanted:+.5f}' if abs(own - wanted) > SAME else '0'
-            drafted = self.drafted[text]
             shown = ' '.join(map(str, text))
             yield f'{shown:12}  {own:{width}.5f}  {wanted:9.5f}  {apart:>10}  {drafted:11.5f}'
         if len(self.texts) > ROWS:
@@ -154,27 +147,34 @@ def counted(n, word):
 
 # --------------------------------------------------------------------------------------------- the program
 
+@dataclass
+class Sampling:
+    """How texts are sampled; the fields are flags."""
+    temperature: float = knob(1.0, 'at 0 a law is one text', 0, 1e6)
+    top_k: int = knob(0, 'sample from this many likeliest tokens; 0: from all', 0)
+    top_p: float = knob(1.0, 'sample from the likeliest tokens of this mass', 1e-9, 1)
+
+
 def parse():
     parser = Parser(prog='python -m lab.prove', description=__doc__.split('\n')[0])
     add = parser.add_argument
-    add('method', help='one of those that specmini.py --list shows')
+    add('method', help='one of those that specmini.py --list shows, or a baseline')
     add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
-    add('--temperature', type=float, default=1.0, help='default: 1, because a greedy law is one text')
-    add('--top-k', type=int, default=0)
-    add('--top-p', type=float, default=1.0)
-    add('--import', metavar='FILE.py', help='run a file of yours first, which enters methods or controllers')
+    add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
+        help='run these files first, which enter methods')
+    add_flags(parser, Sampling)
     return parser.parse_args()
 
 
 def run():
     """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
     args = parse()
-    import_file(getattr(args, 'import'))
-    method_for(args.method)
-    args.max_new, args.seed, args.dtype = 1, 0, 'auto'
-    check_settings(args)
-    method = make_method(args.method, args.set, [args.method])
-    proof = prove(args.method, method, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    for path in getattr(args, 'import'):
+        import_file(path)
+    sampling = Sampling(args.temperature, args.top_k, args.top_p)
+    check_fields(sampling)
+    (method,) = make_methods([args.method], args.set).values()
+    proof = prove(args.method, method, **vars(sampling))
     for line in proof.lines():
         print(line)
     return proof.status

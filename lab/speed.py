@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lab.measure import MODELS, held_out_rows, moment
 from model import require_that
-from specmini import DTYPES, Engine, read_rows
+from specmini import Engine, read_rows
 from verify import Autoregressive, Exact, tokens_of
 
 RATIOS = [('specmini ar', 'transformers generate'), ('specmini ar --compile', 'transformers generate'),
@@ -68,8 +68,8 @@ def their_contestants(homes, engine, gamma, compiled):
     transformers' static cache with a compiled pass of one token is gpt-fast's scheme.
     """
     transformers = quiet_transformers()
-    of = transformers.AutoModelForCausalLM.from_pretrained
-    target, draft = (of(home, dtype=DTYPES[engine.dtype]).to(engine.device).eval() for home in homes)
+    of, ours = transformers.AutoModelForCausalLM.from_pretrained, engine.models['target']
+    target, draft = (of(home, dtype=ours.dtype).to(ours.device).eval() for home in homes)
     # fixed length: no schedule, no confidence stop
     draft.generation_config.num_assistant_tokens = gamma
     draft.generation_config.num_assistant_tokens_schedule = 'constant'
@@ -178,7 +178,7 @@ def speed(args):
             engine.open(some)
         timings[group] = timed(contestants, some, args.rounds, texts)
     counts = ' + '.join(f'{len(some)} {group}' for group, some in prompts.items())
-    print(f'{args.pair or "embedded pair"}, {args.device}, {args.dtype}, {torch.get_num_threads()} threads, '
-          f'gamma {args.gamma}, {args.length} tokens at most; {counts} prompts, {args.rounds} rounds; torch '
-          f'{torch.__version__}, transformers {transformers.__version__}\n')
+    print(f'{args.pair or "embedded pair"}, {engines[0].device}, {args.dtype}, {torch.get_num_threads()} '
+          f'threads, gamma {args.gamma}, {args.length} tokens at most; {counts} prompts, {args.rounds} '
+          f'rounds; torch {torch.__version__}, transformers {transformers.__version__}\n')
     print('\n'.join([*speeds_of(timings, texts), '', *ratios_of(timings)]))

@@ -1,44 +1,98 @@
-"""Where the time of a run goes, as `python specmini.py --times` prints it: how to read it, see SPEED.md."""
-import math
+"""Where the time of a run goes: `python -m lab.times FLAGS` writes the texts that specmini's flags ask for.
+
+Then it prints tables of pass times and of acceptance by position, and the best gamma: see SPEED.md.
+"""
 import sys
 import time
+from dataclasses import replace
+from math import inf, nan
 from statistics import median
 
 import torch
 
-from model import rank_and_world_size
-from specmini import acceptance_by_place, cell
-from verify import Exact
+from model import require_that
+from specmini import acceptance_by_place, exit_status, parse, set_up, statistics, table, write_text
+from verify import Autoregressive, Exact, decode, readers_of
 
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes are timed
 TIMING = 2.0            # seconds after which no further round of them begins
 SURE = 30               # judged draft tokens from which a share of them is taken as it is
+STEPS = 8               # of plain decoding, of which the median is taken
 
 
-def times(engine, session, texts, step):
-    """Lines on specmini.Texts of one method; session: of the last one; step: see specmini.plain_step."""
+def parse_run(argv):
+    """specmini's flags; BadInput for those that print something else."""
+    args = parse(argv)
+    for name in ('check', 'json', 'list', 'show', 'trace'):
+        require_that(getattr(args, name) in (None, False), f'--{name}: only specmini.py has it; leave it out')
+    return args
+
+
+def run(argv):
+    """Writes the texts and prints the tables of each method; the exit status."""
+    args = parse_run(argv)
+    engine, rows, prompts = set_up(args)
+    for name, method in args.methods.items():
+        if args.compile:
+            engine.write(prompts[0], method)            # compiles
+        texts = []
+        weights = {}
+        for number, ids in enumerate(prompts):
+            texts.append(write_text(engine, rows[number], number, ids, name, method))
+            weights |= weights_of(texts[-1].session)
+            if texts[-1].finish == 'interrupted':
+                return 130
+        for line in times(engine, texts, weights):
+            print(line, flush=True)
+    return 0
+
+
+def times(engine, texts, weights):
+    """Lines on specmini.Texts of one method; weights: see weights_of."""
+    yield from table(engine, {texts[0].name: texts})
+    session = texts[-1].session
     cycles = [cycle for text in texts for cycle in text.cycles]
+    stats = statistics(cycles)
+    step = plain_step(session)
+    yield (f'a step of plain decoding takes {1000 * step:.3g} ms; {texts[0].name} was '
+           f'{stats["tokens_per_second"] * step:.2f} times as fast')
     if isinstance(texts[0].method, Exact):              # others judge no blocks
         drafted = {len(cycle.drafted) for cycle in cycles}
         verify, busy = time_passes(session, session.target_path(), drafted)
         yield from speed_tables(texts[0].name, cycles, verify, step)
         if busy:
             yield 'the machine is busy: equal passes took times that differ by more than a third'
-    stats = engine.statistics(cycles)
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
-    yield (f'tokens: {wrote}; {cell(stats["block_efficiency"], ".2f")} a target pass; '
-           f'{stats["bandwidth"]:.1f} GB of weights read a second; '
-           f'peak memory: {cell(peak_memory(engine.device), ".1f")} GB')
+    read = sum(n * weights[path] for path, n in stats['passes'].items())
+    yield (f'tokens: {wrote}; {read / 1e9 / stats["seconds"]:.1f} GB of weights read a second; '
+           f'peak memory: {peak_memory(engine.device):.1f} GB')
+
+
+def plain_step(session):
+    """Seconds of a step of plain decoding: the median of STEPS that end where the text does."""
+    tokens = session.tokens
+    begin = max(1, len(tokens) - STEPS)
+    again = replace(session, tokens=tokens[:begin], tokens_left=len(tokens) - begin, eos=frozenset())
+    return median(cycle.seconds for cycle in decode(again, Autoregressive()))
+
+
+def weights_of(session):
+    """{reader/path: weight bytes that one pass reads} of the paths in the logs of a session's readers."""
+    weights = {}
+    for role, reader in readers_of(session).items():
+        paths = dict(full=reader.model.full) | {path.name: path for path, *_ in reader.log}
+        weights |= {f'{role}/{name}': reader.model.read_bytes(path) for name, path in paths.items()}
+    return weights
 
 
 def peak_memory(device):
-    """GB that this process has held at most, of the GPU or of the machine; None where it is not known."""
+    """GB that this process has held at most, of the GPU or of the machine; nan where it is not known."""
     if device == 'cuda':
         return torch.cuda.max_memory_allocated() / 1e9
     try:
         import resource
     except ImportError:                                 # on Windows
-        return None
+        return nan
     unit = 1 if sys.platform == 'darwin' else 1024      # bytes on macOS, kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
@@ -58,18 +112,18 @@ def speed_tables(name, cycles, verify, step):
     drafts = [cycle.passes['draft/full'] for cycle in cycles if 'draft/full' in cycle.passes]
     if name == 'sd' and drafts:
         draft = sum(seconds for *_, seconds in drafts) / sum(n for n, *_ in drafts)
-        passes = [taken for cycle in cycles for taken in cycle.passes.values()]
+        passes = [row for cycle in cycles for row in cycle.passes.values()]
         rest = sum(cycle.seconds for cycle in cycles) - sum(seconds for *_, seconds in passes)
         rest /= sum(n for n, *_ in passes)              # a pass: draws, and what Python does
         v = {n: (seconds + rest) / step for n, seconds in verify.items()}
         speeds = speedups(places, (draft + rest) / step, v | {0: 1.0})
         yield table_line('  times ar at gamma n', verify, {n: f'{x:.2f}' for n, x in speeds.items()})
         best = min(n for n, speed in speeds.items() if speed >= 0.98 * max(speeds.values()))
-        said = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
+        advice = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
         kept, judged = map(sum, zip(*places))
         if judged < (SURE if kept else SURE // 3):      # 0 of 10: 26 % is the most that can be, by 95 %
-            said = 'too few tokens were judged to tell'
-        yield f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma: {said}'
+            advice = 'too few tokens were judged to tell'
+        yield f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma: {advice}'
 
 
 def table_line(name, columns, cells):
@@ -106,17 +160,25 @@ def time_passes(session, path, drafted):
     blocks = drafted | {0} if reader.compiled else drafted.union(BLOCKS)
     seconds = {n: [] for n in sorted(blocks) if n < len(session.tokens)}
     begin = time.perf_counter()
-    _, count = rank_and_world_size()
-    for turn in range(11 if count == 1 else 2):         # several ranks must make the same passes
-        if turn > 1 and count == 1 and time.perf_counter() - begin > TIMING:
+    for turn in range(11):
+        if turn > 1 and time.perf_counter() - begin > TIMING:
             break
         for n in seconds:
             mark = len(reader.log)
             reader.read(session.tokens, path, n + 1)
             seconds[n].append(reader.spent(mark)[path.name][-1])
     fastest = {}
-    best = math.inf
+    best = inf
     for n in reversed(seconds):
         best = fastest[n] = min(best, *seconds[n][1:])
     busy = any(median(some[1:]) > 4 / 3 * min(some[1:]) for some in seconds.values())
     return dict(sorted(fastest.items())), busy
+
+
+def main():
+    """Runs the program; returns its exit status."""
+    return exit_status('lab.times', lambda: run(sys.argv[1:]))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -163,7 +163,7 @@ def build(name, tokenizer):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
     model = Transformer(read_config(folder))
-    for key, (weight, _) in checkpoint_views(model).items():
+    for key, weight in checkpoint_views(model).items():
         if key.endswith(('o_proj.weight', 'down_proj.weight')):
             torch.nn.init.zeros_(weight)                # every layer starts as the identity
         elif weight.ndim == 2:

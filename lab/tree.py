@@ -17,9 +17,9 @@ from model import require_that, to_device
 class Tree:
     """Guesses after a Reader's text that branch: read in one pass, of which one branch is then kept.
 
-    A node turns by its depth and sees the text and its own ancestors alone. Its keys and values stay beside
-    the cache until `keep`, so that no broken-off cycle leaves a position there that is trusted and not right.
-    They cost a copy of the text's keys a pass: a lab's price, for one that needs no place after the text.
+    A node is rotated by its depth and sees the text and its own ancestors alone. Its keys and values stay
+    outside the cache until `keep`, so that an interrupted cycle leaves no wrong position there that counts as
+    valid. That takes a copy of the text's keys a pass, which is fast enough for a lab.
     Source: Miao et al. 2024 (SpecInfer), tree attention.
     """
 
@@ -46,7 +46,7 @@ class Tree:
         """Logits [T, V] after each node, read on this path: one pass in the ledger, never a compiled one."""
         require_that(not path.sparse, 'a tree of guesses is read densely: leave out --sparse')
         reader = self.reader
-        reader.read(self.text[:-1], path, 0)                # no pass, where all is trusted
+        reader.read(self.text[:-1], path, 0)                # no pass, where all is valid
         self.path = path
         attends = []
         for i, attend in enumerate(path.attends):
@@ -55,8 +55,7 @@ class Tree:
         begin = reader.now()
         hidden = reader.model(ids, self.depths, replace(path, attends=tuple(attends)))
         logits = reader.model.logits(hidden)[0]
-        reader.log.append((path.name, len(self.nodes), begin, reader.now()))
-        reader.paths[path.name] = path
+        reader.log.append((path, len(self.nodes), begin, reader.now()))
         return logits
 
     def attend(self, layer, q, k, v, mask, carry):
@@ -77,7 +76,7 @@ class Tree:
         cache = self.reader.cache
         begin = len(self.text) - 1
         line = self.text + [self.nodes[node] for node in branch]
-        cache.record(line[:begin], begin, self.path)            # an interrupted copy leaves nothing trusted
+        cache.record(line[:begin], begin, self.path)            # an interrupted copy leaves nothing valid
         chosen = to_device([0, *branch], self.depths.device)
         for layer, (k, v) in self.fresh.items():
             cache.stores[layer][:, :, begin:len(line)] = torch.cat([k, v], 1)[:, :, chosen]

@@ -78,7 +78,7 @@ def run_of(tokens, passes):
 def replayed(hits, gamma):
     """The run of sd with greedy drafts of gamma tokens along a text.
 
-    hits: of each token whether it is the draft's favourite; a guess is kept where all before it are right.
+    hits: of each token whether it is the draft's first choice; a guess is kept where all before it are right.
     The last block drafts a token more than a run that ends at its length, not at an end token.
     """
     drafts, targets = Counter(), Counter()

@@ -6,7 +6,9 @@ import functools
 from dataclasses import dataclass
 
 import lab.baselines                                    # noqa: F401, enters them in METHODS
-from lab.measure import Record, Setting, controlled, named, network, run_row, sd, token_row
+from lab.cmasd.baselines import Payoff
+from lab.ecsv.baselines import Hedge
+from lab.measure import Record, Setting, named, network, run_row, sd, token_row
 from lab.via.baselines import sublayers
 from model import read_calibration
 from verify import Exact, knob, prompt_lookup, lookup_then_draft
@@ -31,25 +33,30 @@ class Ratio(Exact):
     """Keeps a draft token from p(x) / max p = tau on: CM-ASD's rule with one tau, for any proposer. LOSSY."""
     tau: float = knob(0.5, 'ratio from which a draft token stays', 0, 1)
 
-    @property
-    def lossless(self):
-        return False
-
     def chance(self, score, i):
-        ratio = score.table[i].ratio
-        return float(ratio >= self.tau)
+        return float(score.table[i].ratio >= self.tau)
+
+
+@dataclass
+class HedgePayoff(Payoff, Hedge):
+    """`hedge` whose blocks end as those of `payoff`."""
+
+
+@dataclass
+class RatioPayoff(Payoff, Ratio):
+    """`ratio` whose blocks end as those of `payoff`. LOSSY."""
 
 
 def every_method(gamma, gammas, layers, calibration):
     """{name: Setting} of what the target is calibrated for; gammas: of plain sd, gamma: of the others."""
-    found = {name: named('ar') for name in ('ar', 'ar, again', 'ar, third')}
+    settings = {name: named('ar') for name in ('ar', 'ar, again', 'ar, third')}
     for length in gammas:
-        found[f'sd {length}'] = sd(length)
-    found |= {
+        settings[f'sd {length}'] = sd(length)
+    settings |= {
         f'look up {gamma}': sd(gamma, prompt_lookup),
         f'{LOOK_UP} {gamma}': sd(gamma, lookup_then_draft),
-        'payoff': named('sd', controller='payoff'),
-        'product': named('sd', controller='product'),
+        'payoff': named('payoff'),
+        'product': named('product'),
         'cmasd': named('cmasd'),
         'cmasd, tau 0.5': named('cmasd', tau_base=0.5, gamma_tau=0.0),
         'cmasd, strict': named('cmasd', tau_base=1.0),
@@ -59,14 +66,14 @@ def every_method(gamma, gammas, layers, calibration):
         'ecsv-lite': named('ecsv', gamma=gamma, branches=3, a_self=0),
         f'hedge {gamma}': named('hedge', gamma=gamma)}
     if 'mask' in calibration:
-        found['via'] = named('via', gamma=gamma)
+        settings['via'] = named('via', gamma=gamma)
     for count in BLOCKS:
         if layers // 6 + count < layers:
-            found[f'via, without {count}'] = via_without(count, layers, gamma)
+            settings[f'via, without {count}'] = via_without(count, layers, gamma)
     for k in 1, 4:
         if 'signals' in calibration:
-            found[f'specguard 4, k = {k}'] = named('specguard', k=k, gamma=4, delimiter='sentence')
-    return found
+            settings[f'specguard 4, k = {k}'] = named('specguard', k=k, gamma=4, delimiter='sentence')
+    return settings
 
 
 NOT_ELSEWHERE = 'ar, third', 'sd 5', 'cmasd, tau 0.5', 'cascade', 'via, without 12'
@@ -82,15 +89,12 @@ def left_out(count, layers):
     return range(layers // 6, layers // 6 + count)
 
 
-def compositions():
-    """{name: Setting} of payoff with a second idea, and with a third."""
-    relaxed = functools.partial(Ratio, controller='payoff')
-    return {
-        f'{LOOK_UP} payoff': named('sd', controller='payoff', proposer=lookup_then_draft),
-        'hedge, payoff': named('hedge', controller='payoff'),
-        f'{LOOK_UP} hedge, payoff': named('hedge', controller='payoff', proposer=lookup_then_draft),
-        'ratio 0.5, payoff': Setting(relaxed),
-        f'ratio 0.5, {LOOK_UP} payoff': Setting(relaxed, lookup_then_draft)}
+COMPOSITIONS = {        # Settings of payoff with a second idea, and with a third
+    f'{LOOK_UP} payoff': Setting(Payoff, lookup_then_draft),
+    'hedge, payoff': Setting(HedgePayoff),
+    f'{LOOK_UP} hedge, payoff': Setting(HedgePayoff, lookup_then_draft),
+    'ratio 0.5, payoff': Setting(RatioPayoff),
+    f'ratio 0.5, {LOOK_UP} payoff': Setting(RatioPayoff, lookup_then_draft)}
 
 
 def methods_of(pair):
@@ -98,44 +102,45 @@ def methods_of(pair):
     model, _, _ = network(pair.target, pair.device, pair.dtype)
     gamma, gammas = EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS
     calibration = read_calibration(pair.target, pair.draft)
-    found = every_method(gamma, gammas, model.config.num_hidden_layers, calibration)
+    settings = every_method(gamma, gammas, model.config.num_hidden_layers, calibration)
     if not pair.is_embedded:                            # a text takes ten seconds there
-        found = {name: setting for name, setting in found.items() if name not in NOT_ELSEWHERE}
-    return found
+        settings = {name: setting for name, setting in settings.items() if name not in NOT_ELSEWHERE}
+    return settings
 
 
 def composition_row(pair, prompt):
     """The runs of every method; of the embedded pair, of the compositions too."""
-    more = compositions() if pair.is_embedded else {}
+    more = COMPOSITIONS if pair.is_embedded else {}
     return run_row(methods_of(pair) | more, pair, prompt)
 
 
 def sampled_row(pair, prompt):
     """The runs at temperature 0.8 of the methods that are lossless, and of two that are not."""
     gamma, gammas = EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS
-    found = {name: setting for name, setting in methods_of(pair).items() if lossless([name]) or name == 'via'}
-    found['lenient'] = named('lenient', gamma=gamma)
+    settings = methods_of(pair) | dict(lenient=named('lenient', gamma=gamma))
     for length in gammas:
-        found[f'sd {length}'] = named('sd', gamma=length)           # its drafts are sampled too
-    return run_row({name: setting._replace(temperature=0.8) for name, setting in found.items()}, pair, prompt)
+        settings[f'sd {length}'] = named('sd', gamma=length)        # its drafts are sampled too
+    settings = {name: setting._replace(temperature=0.8) for name, setting in settings.items()
+                if lossless([name]) or name in ('via', 'lenient')}
+    return run_row(settings, pair, prompt)
 
 
 def counted_settings(layers):
     """{name: Setting} of methods at several lengths but sd, of which counted_row tells every length."""
-    found = {'product': named('sd', controller='product')}
+    settings = {'product': named('product')}
     for cost in COSTS:
-        found[f'payoff, c {cost:g}'] = controlled('payoff', cost=cost)
+        settings[f'payoff, c {cost:g}'] = named('payoff', cost=cost)
     for length in LENGTHS:
-        found[f'cmasd {length}'] = named('cmasd', k_max=length)
-        found[f'ratio 0.5, {length}'] = Setting(functools.partial(Ratio, length))
+        settings[f'cmasd {length}'] = named('cmasd', gamma=length)
+        settings[f'ratio 0.5, {length}'] = Setting(functools.partial(Ratio, length))
     for length in LENGTHS[:-1]:
-        found[f'via, without 4, {length}'] = via_without(4, layers, length)
-        found[f'ecsv-lite {length}'] = named('ecsv', gamma=length, a_self=0)
-    return found
+        settings[f'via, without 4, {length}'] = via_without(4, layers, length)
+        settings[f'ecsv-lite {length}'] = named('ecsv', gamma=length, a_self=0)
+    return settings
 
 
 def counted_row(pair, prompt):
-    """The runs of counted_settings, and of the target's own text where the draft's favourite is its token.
+    """The runs of counted_settings, and of the target's own text where the draft's first choice is its token.
 
     Without seconds, so a busy machine may record it. slim: the share of the weights that a slim pass reads.
     """

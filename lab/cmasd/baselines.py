@@ -1,8 +1,8 @@
-"""Baselines and ablations of CM-ASD: a lenient rule, length controllers, other readings of the paper."""
+"""Baselines and ablations of CM-ASD: a lenient rule, other ends of a block, other readings of the paper."""
 import math
 from dataclasses import dataclass
 
-from verify import CONTROLLERS, METHODS, CmAsd, Controller, Exact, knob, probs
+from verify import METHODS, CmAsd, Exact, knob, probs
 
 
 # ------------------------------------------------------------------------------------------- a lenient rule
@@ -20,102 +20,101 @@ class Lenient(Exact):
         return self.lenience == 1
 
     def chance(self, score, i):
-        token = score.table[i]
-        return min(1.0, token.p / (self.lenience * token.q))
+        row = score.table[i]
+        return min(1.0, row.p / (self.lenience * row.q))
 
 
-METHODS.update(lenient=Lenient)
+METHODS['lenient'] = Lenient
 
 
-# ---------------------------------------------------------------------------------------- length controllers
+# ------------------------------------------------------------------------------ other ends of a block
+# Exact decoding. Each ends the blocks of another method, too: class HedgePayoff(Payoff, Hedge).
 
-class Confident(Controller):
-    """At most 20 tokens; stops after one that the draft gives less than `limit`, 0.4.
+@dataclass
+class Confident(Exact):
+    """Exact decoding in which a block ends after a token that the draft gives less than `limit`, 0.4.
 
     Source: Hugging Face transformers, ConfidenceCriteria with the default settings.
     """
+    gamma: int = knob(20, 'tokens of the longest block', 0)
     limit = 0.4
-    most = 20
-    takes_gamma = False
 
-    def max_tokens(self, session):
-        return self.most
-
-    def signals(self, tokens, logits):
-        q = logits.softmax(-1)                                                          # [rows, V]
-        return dict(own=float(q.gather(-1, tokens[:, None]).mean()))
+    def signals(self, token, logits):
+        return super().signals(token, logits) | dict(own=float(logits.softmax(-1)[:, token]))
 
     def keep_drafting(self, session, signals):
         return signals[-1]['own'] >= self.limit
 
 
-class Product(Confident):
-    """Drafts on while the product of the draft's largest probabilities over the block stays above `limit`.
+@dataclass
+class Product(Exact):
+    """Exact decoding that drafts on while the product of the draft's largest probabilities is above `limit`.
 
-    It estimates whether all of the block is still right: one doubt is enough, which a mean would drown. Ours.
+    It estimates whether all of the block is still right: one doubt is enough, which a mean would hide. Ours.
     """
+    gamma: int = knob(40, 'tokens of the longest block', 0)
     limit = 0.5
-    most = 40
 
-    def signals(self, tokens, logits):
-        return dict(largest=float(logits.softmax(-1).amax(-1).mean()))
+    def signals(self, token, logits):
+        return super().signals(token, logits) | dict(largest=float(logits.softmax(-1).amax(-1)))
 
     def keep_drafting(self, session, signals):
-        return math.prod(said['largest'] for said in signals) > self.limit
+        return math.prod(noted['largest'] for noted in signals) > self.limit
 
-    def explain(self, cycle):
-        largest = ', '.join(f'{said["largest"]:.2f}' for said in cycle.signals)
-        return f"the draft's largest probabilities: {largest}" if largest else ''
+    def explain(self, cycle, word):
+        largest = ', '.join(f'{noted["largest"]:.2f}' for noted in cycle.signals)
+        why = f"the draft's largest probabilities: {largest}" if largest else ''
+        return '; '.join(filter(None, [why, super().explain(cycle, word)]))
 
 
+@dataclass
 class Payoff(Product):
-    """Drafts on while another token is expected to bring more tokens a second than the text has so far.
+    """Exact decoding that drafts on while another token should bring more tokens a second than the text has.
 
-    That is what maximises tokens over time where cycles renew each other, and it has no knob to tune. The
-    chance that a token is kept is learned by its largest probability m, in ten bins; each begins as if WORTH
-    tokens had said m. Time is counted in target passes by weight bytes, never by a clock. Ours.
+    That maximises tokens over time where cycles renew each other, and has nothing to tune. The chance that a
+    token is kept is learned by its largest probability m, in ten bins; each begins as if WORTH tokens had
+    been kept with chance m. Time is counted in target passes by weight bytes, never by a clock. Ours.
     """
-    cost = None             # of a draft pass, in target passes; None: by the bytes of their weights
+    cost: float = knob(None, 'of a draft pass, in target passes; None: by the bytes of their weights', 0)
     WORTH = 2
 
-    def __init__(self, method):
-        super().__init__(method)
-        self.kept = [0] * 10                # tokens of each bin that were kept
-        self.judged = [0] * 10              # of so many
-        self.tokens = 0                     # committed so far
-        self.time = 0.0                     # and their passes
+    def __post_init__(self):
+        super().__post_init__()
+        self.judged = [0] * 10              # draft tokens of each bin
+        self.kept = [0] * 10                # those that were kept
+        self.tokens = self.cycles = self.drafted = 0    # committed; passes of the target, of the draft
 
-    def max_tokens(self, session):
-        if self.cost is None:
-            reader = session.draft or session.target
-            path = reader.model.full if session.draft else session.slim_path
-            target = session.target.model
-            self.cost = reader.model.read_bytes(path) / target.read_bytes(target.full)
-        return super().max_tokens(session)
+    def propose(self, session):
+        draft = super().propose(session)
+        self.cycles += 1
+        self.drafted += len(draft.tokens)
+        return draft
 
-    def chance(self, largest):
+    def chance_kept(self, largest):
         """The chance that a token is kept, given that all before it are."""
         i = bin_of(largest)
         return (self.kept[i] + self.WORTH * largest) / (self.judged[i] + self.WORTH)
 
     def keep_drafting(self, session, signals):
+        if self.cost is None:
+            self.cost = draft_cost(session)
         all_kept = expected = 1.0           # the chance that all of the block is kept; tokens of the cycle
-        for said in signals:
-            all_kept *= self.chance(said['largest'])
+        for noted in signals:
+            all_kept *= self.chance_kept(noted['largest'])
             expected += all_kept
-        time = self.time + 1 + self.cost * len(signals)
+        time = self.cycles + 1 + self.cost * (self.drafted + len(signals))
         rate = (self.tokens + expected) / time          # with this block as expected
         another = (sum(self.kept) + 1) / (sum(self.judged) + 1)     # its probability is unknown
         return all_kept * another > rate * self.cost
 
     def learn(self, cycle):
+        super().learn(cycle)
         self.tokens += len(cycle.tokens)
-        self.time += 1 + self.cost * len(cycle.drafted)
-        for judged in cycle.judged:
-            largest = judged.signals.get('largest')     # methods with other signals teach nothing
-            if largest is not None:
-                self.judged[bin_of(largest)] += 1
-                self.kept[bin_of(largest)] += judged.kept
+        for row in cycle.judged:
+            if 'largest' in row.signals:                # a token that was looked up teaches nothing
+                i = bin_of(row.signals['largest'])
+                self.judged[i] += 1
+                self.kept[i] += row.kept
 
 
 def bin_of(largest):
@@ -123,8 +122,15 @@ def bin_of(largest):
     return min(9, int(10 * largest))
 
 
-CONTROLLERS.update({'hf-confidence': Confident, 'product': Product,
-                    'payoff': Payoff})
+def draft_cost(session):
+    """The weight bytes of a draft pass over those of a target pass; without a draft model slim drafts."""
+    target = session.target.model
+    drafter = session.drafter and session.drafter.model
+    read = drafter.read_bytes(drafter.full) if drafter else target.read_bytes(session.slim_path)
+    return read / target.read_bytes(target.full)
+
+
+METHODS.update({'hf-confidence': Confident, 'product': Product, 'payoff': Payoff})
 
 
 # ---------------------------------------------------- other readings of the paper's threshold
@@ -133,14 +139,9 @@ CONTROLLERS.update({'hf-confidence': Confident, 'product': Product,
 class CmAsdProb(CmAsd):
     """CM-ASD that compares tau with p(x) itself: where p is flat, its likeliest token fails, too. LOSSY."""
 
-    @property
-    def lossless(self):
-        return False
-
     def chance(self, score, i):
         p = probs(score.logits[i])
-        token = score.draft.tokens[i]
-        return float(p[token] >= self.threshold(score, i))
+        return float(p[score.block.tokens[i]] >= self.threshold(score, i))
 
     def recovery_distribution(self, p, q):
         return p
@@ -153,17 +154,17 @@ class CmAsdSpecDec(CmAsdProb):
     The tolerance, in nats, takes tau's place: only the block length adapts. Source: Xia et al. 2023.
     """
     top_beta: int = knob(5, 'rank that a token needs', 1)
-    tolerance: float = knob(3.0, 'how far a token may be behind the likeliest, nats', 0, math.inf)
+    tolerance: float = knob(3.0, 'how far below the likeliest a token may be, nats', 0, math.inf)
 
     def threshold(self, score, i):
         return math.exp(-self.tolerance)
 
     def chance(self, score, i):
         logits = score.logits[i]
-        own = logits[score.draft.tokens[i]]
+        own = logits[score.block.tokens[i]]
         better = int((logits > own).sum())
-        behind = float(logits.max() - own)              # nats
-        return float(better < self.top_beta and behind <= self.tolerance)
+        gap = float(logits.max() - own)                 # nats
+        return float(better < self.top_beta and gap <= self.tolerance)
 
 
 METHODS.update({'cmasd-prob': CmAsdProb, 'cmasd-specdec': CmAsdSpecDec})

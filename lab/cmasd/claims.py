@@ -112,10 +112,10 @@ def setting_rows(pair, records):
     for gain in GAINS:
         names = [f'gamma_tau {gain}, k_max {k_max}' for k_max in LONGEST]
         swept[f'gamma_tau {gain}; k_max {", ".join(map(str, LONGEST))}'] = names
-    found = records if pair == 'embedded' else {**Records('best', pair), **records}
-    for name in [name for name in ('relaxed', 'signals', 'compositions', 'lengths') if name in found]:
-        runs = Runs(found[name].rows, records.costs)
-        runs.sums['drafted'] = runs.array(found[name].rows, drafted)
+    stored = records if pair == 'embedded' else {**Records('best', pair), **records}
+    for name in [name for name in ('relaxed', 'signals', 'compositions', 'lengths') if name in stored]:
+        runs = Runs(stored[name].rows, records.costs)
+        runs.sums['drafted'] = runs.array(stored[name].rows, drafted)
         texts = numpy.arange(runs.size)
         for text, names in [item for item in swept.items() if {*item[1]} <= {*runs.names}]:
             if numpy.isfinite(runs.total('drafted', names, texts)).all():

@@ -11,7 +11,7 @@ from lab.measure import Record, answer_row, named, on_prompts, run_row, sd, toke
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
 ANSWERED = 'math', 'translate', 'summary'       # those with right answers that are compared
 SIGNALS = 'entropy', 'margin', 'softmax'
-GAINS = 0.1, 0.5, 1.0, 2.0                      # gamma_tau and k_max as the notes sweep them
+GAINS = 0.1, 0.5, 1.0, 2.0                      # gamma_tau and k_max, our gamma, as the notes sweep them
 LONGEST = 5, 10, 15, 25
 ALPHAS = 0.5, 1.0, 2.0
 TAUS = 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95       # constant thresholds
@@ -20,38 +20,38 @@ GAMMAS = range(1, 17)                           # of plain sd
 
 def length_settings(pair):
     """{name: Setting} of exact rules that differ in the length of their blocks."""
-    found = {f'sd {gamma}': sd(gamma) for gamma in (GAMMAS if pair.is_embedded else GAMMAS[:12])}
+    settings = {f'sd {gamma}': sd(gamma) for gamma in (GAMMAS if pair.is_embedded else GAMMAS[:12])}
     for alpha, k_max in itertools.product(ALPHAS, LONGEST if pair.is_embedded else LONGEST[:2]):
         name = f'window, alpha {alpha:g}, k_max {k_max}'
-        found[name] = named('cmasd', alpha=alpha, k_max=k_max, tau_base=1)
-    found['product, limit 0.5'] = named('sd', controller='product')
-    return found | {name: named('sd', controller=name) for name in ('hf-confidence', 'payoff')}
+        settings[name] = named('cmasd', alpha=alpha, gamma=k_max, tau_base=1)
+    settings['product, limit 0.5'] = named('product')
+    return settings | {name: named(name) for name in ('hf-confidence', 'payoff')}
 
 
 def relaxed_settings(pair):
     """{name: Setting} of relaxed rules: the default, constant thresholds, the notes' sweep, other rules."""
-    found = dict(ar=named('ar'), cmasd=named('cmasd'), strict=named('cmasd', tau_base=1))
+    settings = dict(ar=named('ar'), cmasd=named('cmasd'), strict=named('cmasd', tau_base=1))
     for gamma in ((4, 6, 8, 10, 12) if pair.is_embedded else GAMMAS[:12]):
-        found[f'sd {gamma}'] = sd(gamma)
+        settings[f'sd {gamma}'] = sd(gamma)
     for tau in TAUS if pair.is_embedded else TAUS[::2]:
-        found[f'tau {tau}'] = named('cmasd', tau_base=tau, gamma_tau=0)
+        settings[f'tau {tau}'] = named('cmasd', tau_base=tau, gamma_tau=0)
     if not pair.is_embedded:
-        return found
+        return settings
     for gain, k_max in itertools.product(GAINS, LONGEST):
-        found[f'gamma_tau {gain}, k_max {k_max}'] = named('cmasd', gamma_tau=gain, k_max=k_max)
-    found['cmasd-specdec, fixed 8'] = named('cmasd-specdec', controller='fixed', gamma=8)
-    return found | {name: named(name) for name in ('cmasd-prob', 'cmasd-specdec')}
+        settings[f'gamma_tau {gain}, k_max {k_max}'] = named('cmasd', gamma_tau=gain, gamma=k_max)
+    settings['cmasd-specdec, fixed 8'] = named('cmasd-specdec', gamma=8, k_min=8)
+    return settings | {name: named(name) for name in ('cmasd-prob', 'cmasd-specdec')}
 
 
 def signal_settings(pair):
     """{name: Setting} of C by the mean of its signals and by each alone: relaxed rules, and the exact one."""
-    found = {}
+    settings = {}
     for source in ('mean', *SIGNALS):
         weights = {f'lam_{signal}': float(source in ('mean', signal)) for signal in SIGNALS}
         for gain in GAINS[:3]:                          # the fast ones of the sweep
-            found[f'{source}, gamma_tau {gain}'] = named('cmasd', gamma_tau=gain, **weights)
-        found[f'{source}, strict'] = named('cmasd', tau_base=1, **weights)
-    return found
+            settings[f'{source}, gamma_tau {gain}'] = named('cmasd', gamma_tau=gain, **weights)
+        settings[f'{source}, strict'] = named('cmasd', tau_base=1, **weights)
+    return settings
 
 
 RECORDS = dict(

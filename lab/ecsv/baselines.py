@@ -17,17 +17,18 @@ class EcsvPrefix(Ecsv):
 
     Where no branch does, all of them vote.
     """
-    def fuse(self, ballot):
-        own = ballot.tokens[..., None] == ballot.candidates                         # [B, n, K]
-        scores = self.weights(ballot)[..., None] * (own + self.soft * ballot.q)
-        elected = []
-        for j in range(ballot.tokens.shape[1]):
-            agree = (ballot.tokens[:, :j] == torch.tensor(elected, dtype=torch.long)).all(1)     # [B]
+    def elected(self, tallies):
+        ballot = self.ballot
+        tokens = []
+        for j in range(len(tallies)):
+            agree = (ballot.tokens[:, :j] == torch.tensor(tokens, dtype=torch.long)).all(1)     # [B]
             voters = agree if agree.any() else ~agree
             q = ballot.q[voters, j:j + 1]                                           # [voters, 1, K]
-            here = replace(ballot, candidates=ballot.candidates[j:j + 1], tie_break=sums_of(q))
-            elected += here.elect(scores[voters, j:j + 1])
-        return elected
+            here = replace(ballot, tokens=ballot.tokens[voters, j:j + 1], q=q, tie_break=sums_of(q),
+                           candidates=ballot.candidates[j:j + 1])
+            tallies[j:j + 1] = here.tally(self.weights[voters, j:j + 1], self.soft)     # for the trace, too
+            tokens += super().elected(tallies[j:j + 1])
+        return tokens
 
 
 class TiesByTarget(EcsvSpot):
@@ -50,7 +51,7 @@ class OracleTop1(Ecsv):
         for tokens, logits in zip(branches.lines(session), branches.logits):
             draft = replace(Draft.points(tokens, session.target.model), logits=logits[:len(tokens)])
             score = self.score(session, draft)
-            expected = float(torch.tensor([token.p for token in score.table]).double().cumprod(0).sum())
+            expected = float(torch.tensor([row.p for row in score.table]).double().cumprod(0).sum())
             draft.known = score.logits
             if expected > most:
                 best, most = draft, expected
@@ -65,7 +66,7 @@ class SdMulti(Exact):
     row of the target, so a cycle takes at most two passes. Source: Miao et al. 2024 (SpecInfer), algorithm 2.
     """
     draft_temperature: float = knob(0.8, 'of the branches, as in ecsv', 0)
-    draft_top_p: float = knob(0.95, 'likewise', 1e-9, 1)
+    draft_top_p: float = knob(0.95, 'top-p of the branches, as in ecsv', 1e-9, 1)
     branches: int = knob(4, 'branches that are tried in turn', 1, 64)
     lossless = True
 
@@ -82,7 +83,7 @@ class SdMulti(Exact):
         check_finite(score.logits.amax(), 'target', len(session.tokens))
         option, left, judged = first_kept(session, self.options, score.p[0])
         if option is None:
-            draft.tokens = [row.token for row in judged] + draft.tokens[1:]
+            draft.tokens = [row.tokens[0] for row in judged] + draft.tokens[1:]
             return [int(session.draw(left))], ['target'], judged
         first = option.tokens[:1]
         rest = Draft(option.tokens[1:], option.q[1:])
@@ -90,12 +91,12 @@ class SdMulti(Exact):
             rest.known = score.logits[1:]           # the first branch is read already; another takes a pass
         tokens, labels, verdicts = [], [], []
         if first[0] not in session.eos:
-            behind = copy.copy(session)
-            behind.tokens = session.tokens + first
-            tokens, labels, verdicts = super().accept(session, rest, self.score(behind, rest))
+            longer = copy.copy(session)
+            longer.tokens = session.tokens + first
+            tokens, labels, verdicts = super().accept(session, rest, self.score(longer, rest))
             labels = labels if verdicts else ['bonus']
         judged += verdicts
-        draft.tokens = [row.token for row in judged] + rest.tokens[len(verdicts):]
+        draft.tokens = [row.tokens[0] for row in judged] + rest.tokens[len(verdicts):]
         return first + tokens, ['draft'] + labels, judged
 
 
@@ -108,7 +109,7 @@ def first_kept(session, options, p):
         own_p, own_q = to_host(torch.stack([p[token], q[token]]))[0].tolist()
         chance = min(1.0, own_p / own_q)
         kept = session.flip(chance)
-        judged.append(Judged(token, own_p, own_q, chance=chance, kept=kept))
+        judged.append(Judged([token], own_p, own_q, chance=chance, kept=kept))
         if kept:
             return option, p, judged
         p = residual(p, q)
@@ -147,18 +148,17 @@ class Hedge(Exact):
 
     def doubtful(self, confidence):
         """The places that get a second choice, of a block whose tokens have these confidences."""
-        found = []
+        places = []
         right = 1.0                         # the chance that all is right before this place
         for place, sure in enumerate(confidence):
             if right * (1 - sure) >= self.least:
-                found.append(place)
+                places.append(place)
             right *= sure
-        return found
+        return places
 
     def explain(self, cycle, word):
-        sides = ', '.join(f'{place + 1} {word(token)}' for place, (token, _) in self.sides.items())
-        said = [super().explain(cycle, word), f'second choices: {sides}' if sides else '']
-        return '; '.join(filter(None, said))
+        sides = ', '.join(f'{place + 1} {word([token])}' for place, (token, _) in self.sides.items())
+        return f'second choices: {sides}' if sides else ''
 
     def score(self, session, draft):
         score = super().score(session, draft)
@@ -174,7 +174,6 @@ class Hedge(Exact):
     def accept(self, session, draft, score):
         tokens, labels, judged = super().accept(session, draft, score)
         kept = labels.count('draft')
-        self.trunk = draft.tokens, kept, len(judged)
         branch = list(range(1, kept + 1))                       # nodes of what is kept
         unjudged = draft.tokens[len(judged):]
         if labels[-1] == 'target' and kept in self.sides:
@@ -182,24 +181,20 @@ class Hedge(Exact):
             left = residual(score.p[kept], draft.q[kept].to(score.p.dtype))
             chance = float(to_host(left[second])[0])
             mended = tokens[-1] == second
-            judged.append(Judged(second, chance, 1.0, chance=chance, kept=mended, signals=dict(second=True)))
+            signals = dict(second=True)
+            judged.append(Judged([second], chance, 1.0, chance=chance, kept=mended, signals=signals))
             if mended:
-                behind = no_draft(session)
-                behind.known = self.rows[node:node + 1]
-                later, _, _ = super().accept(session, behind, super().score(session, behind))
+                bonus = no_draft(session)
+                bonus.known = self.rows[node:node + 1]
+                later, _, _ = super().accept(session, bonus, super().score(session, bonus))
                 tokens += later
                 labels[-1:] = ['draft', 'bonus']
                 branch.append(node)
                 unjudged = []
         if self.tree:
             self.tree.keep(branch)
-            draft.tokens = [row.token for row in judged] + unjudged
+            draft.tokens = [row.tokens[0] for row in judged] + unjudged
         return tokens, labels, judged
-
-    def learn(self, cycle):
-        """The controller is told what became of the trunk."""
-        drafted, kept, seen = self.trunk
-        super().learn(replace(cycle, drafted=drafted, labels=cycle.labels[:kept], judged=cycle.judged[:seen]))
 
 
 METHODS.update({'ecsv-prefix': EcsvPrefix, 'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'hedge': Hedge})

@@ -160,15 +160,15 @@ def falsified(records):
 
 def swept(records):
     """{what: [speed over greedy sd, kept a pass over its rival, the same in blocks of DEPTH]} of a pair."""
-    found = {}
+    rows = {}
     for record, names, rival in SWEPT:
         for name in names:
             votes = Votes(records, record, name, GREEDY, rival)
             if len(votes.texts):
                 figures = (votes.over(name, GREEDY), votes.matched(kept, name, rival, rival),
                            votes.alike(kept, name, rival))
-                found[name] = [figure(votes.texts) for figure in figures]
-    return found
+                rows[name] = [figure(votes.texts) for figure in figures]
+    return rows
 
 
 def sweeps(pairs):

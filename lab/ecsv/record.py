@@ -8,7 +8,7 @@ from functools import partial
 
 from lab.ecsv.baselines import EcsvPrefix, Hedge, OracleTop1, TiesByTarget
 from lab.measure import SEED, Record, Setting, prepared
-from verify import Ecsv, EcsvSpot, Exact, decode, token_logps, tokens_of
+from verify import Ecsv, EcsvSpot, Exact, decode, token_logps
 
 FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks of short prompts
 DEPTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24   # tokens of a block; on another pair the first six
@@ -39,35 +39,31 @@ HELD_OUT = {            # of which the default of a_spot was chosen, on texts of
     f'a_spot {a:g}': Setting(partial(EcsvSpot, a_spot=a)) for a in (0.25, 0.5, 1, 2)}
 
 
-def note_surprise(method, draft, score, cycle):
-    """Notes -log p of a cycle's drafted tokens by the target, each after those before it."""
-    cycle.notes['nats'] = -float(token_logps(score.logits[:len(draft.tokens)], draft.tokens).sum())
+def counts(pair, prompt, setting, depth):
+    """What the text of a setting came to, with blocks of this depth.
 
-
-def cycles_of(pair, prompt, setting, method):
-    """The Cycles of a text that the method writes as the setting says."""
+    tokens written; kept, drafted: draft tokens; nats: -log p of these by the target, each after those before
+    it; positions, passes: the target's; drafts: draft passes, whatever their rows. Of the best of four
+    branches the passes over the others count nothing.
+    """
+    method = setting.method(depth)
     engine = prepared(pair, setting)
     engine.reopen(prompt.ids)
-    session = engine.start(prompt.ids, method)
-    session.observe = note_surprise
-    return list(decode(session, method))
+    totals = Counter()
+    accept = method.accept
 
-
-def counts(cycles, method):
-    """What a text's cycles came to.
-
-    kept, drafted: draft tokens; nats: see note_surprise; positions, passes: the target's; drafts: draft
-    passes, whatever their rows. Of the best of four branches the passes over the others count nothing.
-    """
-    found = Counter()
-    for cycle in cycles:
+    def noting(session, draft, score):
+        totals['nats'] -= float(token_logps(score.logits[:len(draft.tokens)], draft.tokens).sum())
+        return accept(session, draft, score)
+    method.accept = noting
+    for cycle in decode(engine.start(prompt.ids, method), method):
         drafts, _, _ = cycle.passes.get('draft/full', (0, 0, 0))
         passes, positions, _ = cycle.passes['target/full']
         if isinstance(method, OracleTop1):
             passes, positions = 1, len(cycle.drafted) + 1
-        found.update(kept=cycle.accepted, drafted=len(cycle.drafted), nats=cycle.notes['nats'], cycles=1,
-                     positions=positions, passes=passes, drafts=drafts)
-    return found
+        totals.update(tokens=len(cycle.tokens), kept=cycle.accepted, drafted=len(cycle.drafted), cycles=1,
+                      positions=positions, passes=passes, drafts=drafts)
+    return totals
 
 
 def block_row(pair, prompt, settings, depths=DEPTHS, **more):
@@ -75,11 +71,11 @@ def block_row(pair, prompt, settings, depths=DEPTHS, **more):
     depths = depths if pair.is_embedded else depths[:6]
     votes = {name: {} for name in settings}
     for name, depth in itertools.product(settings, depths):
-        method = settings[name].method(depth)
-        cycles = cycles_of(pair, prompt, settings[name], method)
-        for count, value in counts(cycles, method).items():
+        totals = counts(pair, prompt, settings[name], depth)
+        tokens = totals.pop('tokens')
+        for count, value in totals.items():
             votes[name].setdefault(count, []).append(value)
-    return prompt.name | more | dict(tokens=len(tokens_of(cycles)), depths=depths, votes=votes)
+    return prompt.name | more | dict(tokens=tokens, depths=depths, votes=votes)
 
 
 def on_some(part, settings, seed=SEED, only='', **more):

@@ -1,49 +1,94 @@
-"""The page of a traced run, `python specmini.py --prompt TEXT --trace run.html`: a file that opens from disk.
+"""The page of a traced run, `python -m lab.page --prompt TEXT run.html`: a file that opens from disk.
 
-The template is page.html; what it is given is the JSON trace itself. What a session notes for it: traced.py.
-`python -m lab.page` writes the screenshots beside this file.
+The template is page.html; it is given the trace as JSON. What a session notes for it: traced.py.
+`python -m lab.page.screenshots` writes the screenshots beside this file.
 """
-import json
+import sys
+from itertools import product
 from pathlib import Path as File
 from string import Template
 
-from lab.page.traced import Traced                      # noqa: F401, for the program
-from specmini import report, trace_lines
+from lab.page.traced import TracedEngine
+from lab.times import parse_run, plain_step, weights_of
+from model import knobs_of, naming, require_that
+from specmini import exit_status, json_line, set_up, statistics, write_text
 
 TEMPLATE = File(__file__).parent / 'page.html'
 
 
-def write_page(file, engine, texts, step):
-    """Writes the page of these specmini.Texts; step: seconds of a step of plain decoding, or None."""
-    shown = lanes_of(engine, texts)
-    weights = engine.weights()
+def main():
+    """Runs the program; returns its exit status."""
+    return exit_status('lab.page', lambda: run(sys.argv[1:]))
+
+
+def run(argv):
+    """Writes the page of a run: specmini's flags, then the name of the file; the exit status."""
+    flags, where = argv[:-1], (argv or [''])[-1]
+    require_that(where.endswith('.html'), "expected specmini's flags, then the page: --prompt TEXT run.html")
+    args = parse_run(flags)
+    with naming(where), open(where, 'a'):
+        pass                                            # before the work, and not after it
+    engine, rows, prompts = set_up(args, TracedEngine)
+    if args.compile or len(args.methods) > 1:           # a first text compiles, and warms up
+        for method in args.methods.values():
+            engine.write(prompts[0], method)
+    texts = []
+    weights = {}
+    for number, name in product(range(len(rows)), args.methods):
+        text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name])
+        texts.append(text)
+        weights |= weights_of(text.session)
+        if text.finish == 'interrupted':
+            break
+    interrupted = text.finish == 'interrupted'
+    step = None if interrupted else plain_step(text.session)
+    with open(where, 'w', encoding='utf-8') as file:
+        write_page(file, engine, texts, weights, step)
+    return 130 if interrupted else 0
+
+
+def write_page(file, engine, texts, weights, step):
+    """Writes the page of these specmini.Texts.
+
+    weights: {reader/path: bytes that a pass reads}; step: seconds of a step of plain decoding, or None.
+    """
+    shown = {}                                          # number of a prompt: its ids and lanes
+    for text in texts:
+        if text.cycles:                                 # else interrupted before its first token
+            prompt = text.session.tokens[:text.session.begin]
+            shown.setdefault(text.number, dict(prompt=prompt, lanes=[]))['lanes'].append(lane(engine, text))
     run = dict(
-        texts=shown,
-        words=words_of(shown, engine.tokenizer),
+        texts=list(shown.values()),
+        words=words_of(shown.values(), engine.tokenizer),
         shares={path: weight / weights['target/full'] for path, weight in weights.items()},
         step=step and 1000 * step,
         temperature=engine.temperature,
-        models={role: File(getattr(engine, role)).name for role in engine.models},
-        layers=engine.models['target'].config.num_hidden_layers)
+        models={role: File(getattr(engine, role)).name for role in engine.models})
     template = Template(TEMPLATE.read_text(encoding='utf-8'))
     # in a script element: in ASCII, and no `<` that might end it or open another
-    trace = json.dumps(run, separators=(',', ':')).replace('<', '\\u003c')
+    trace = json_line(run).replace('<', '\\u003c')
     file.write(template.substitute(trace=trace))
 
 
-def lanes_of(engine, texts):
-    """A dict for each prompt, its ids and a lane for each method; the same method again begins another."""
-    shown = []
-    for text in texts:
-        lines = trace_lines(text, engine.tokenizer)
-        if not lines:                                   # interrupted before its first token
-            continue
-        found = report(engine, text)
-        if not shown or any(lane['method'] == found['method'] for lane in shown[-1]['lanes']):
-            shown.append(dict(prompt=text.prompt, lanes=[]))
-        lane = {key: found[key] for key in ('method', 'lossless', 'knobs', 'stats', 'seed', 'finish')}
-        shown[-1]['lanes'].append(lane | dict(cycles=lines))
-    return shown
+def lane(engine, text):
+    """The dict of one text by one method."""
+    knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
+    cycles = [line(cycle) | notes for cycle, notes in zip(text.cycles, text.session.notes)]
+    return dict(method=text.name, lossless=engine.lossless(text.method), knobs=knobs,
+                stats=statistics(text.cycles), seed=engine.seed + text.number, cycles=cycles)
+
+
+def line(cycle):
+    """The dict of a Cycle: each draft token has a row with its verdict, or that of its whole step."""
+    judged = []
+    for verdict in cycle.judged:
+        row = vars(verdict) | verdict.signals
+        row = {name: value for name, value in row.items() if not isinstance(value, (list, dict))}
+        judged += [dict(token=token) | row for token in verdict.tokens]
+    passes = {path: dict(passes=n, positions=positions, ms=round(1000 * seconds, 3))
+              for path, (n, positions, seconds) in cycle.passes.items()}
+    return dict(drafted=cycle.drafted, judged=judged, tokens=cycle.tokens, labels=cycle.labels, passes=passes,
+                ms=round(1000 * cycle.seconds, 3))
 
 
 def words_of(shown, tokenizer):
@@ -51,9 +96,7 @@ def words_of(shown, tokenizer):
     tokens = set()
     for text in shown:
         tokens.update(text['prompt'])
-        for lane in text['lanes']:
-            for cycle in lane['cycles']:
-                tokens.update(cycle['drafted'], cycle['tokens'], [row['token'] for row in cycle['judged']])
-                places = [place['ids'] for place in cycle.get('places', [])]
-                tokens.update(*places, *cycle.get('branches', []), *cycle.get('candidates', []))
+        for cycle in [cycle for lane in text['lanes'] for cycle in lane['cycles']]:
+            tokens.update(cycle['drafted'], cycle['tokens'], *cycle.get('branches', []),
+                          *[place['ids'] for place in cycle.get('places', [])], *cycle.get('candidates', []))
     return {token: tokenizer.decode([token], skip_special_tokens=False) for token in sorted(tokens)}

@@ -8,16 +8,12 @@ from lab.pictures import charts, cycles, methods, points, style
 from specmini import take_threads
 
 
-def shown():
-    """{picture: what it shows} of all."""
-    found = dict(speedup=points.real_speeds(points.REAL), cost=points.speeds_by_cost(points.REAL))
-    return found | {name: cycle() for name, cycle in cycles.CYCLES.items()}
-
-
 def main():
     take_threads(embedded('target')[0])         # of one, as everywhere: equal figures on any machine
     draw = charts.DRAWN | methods.DRAWN
-    for name, figures in shown().items():
+    shown = dict(speedup=points.real_speeds(points.REAL), cost=points.speeds_by_cost(points.REAL))
+    shown |= {name: cycle() for name, cycle in cycles.CYCLES.items()}
+    for name, figures in shown.items():
         style.save(draw[name](figures), name, figures)
         print(style.HERE / f'{name}.svg')
 

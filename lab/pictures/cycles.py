@@ -5,14 +5,12 @@ Which text, and by what rule a cycle of it was taken, stands in each function. W
 import copy
 import itertools
 from collections import Counter
-from statistics import fmean
 
 from lab import tasks
 from lab.judge import Records
 from lab.page.traced import watched
 from lab.measure import EMBEDDED, cached_engine, held_out_rows
-from verify import (CmAsd, Draft, Ecsv, Exact, Score, Sparse, SpecGuard, ViaSd, block_length, decode,
-                    step_score)
+from verify import CmAsd, Draft, Ecsv, Exact, Score, Sparse, SpecGuard, ViaSd, decode
 
 FOX = 'One evening Mia the fox went to the market with a map.'
 CROW = 'Last winter Tom the crow went to the forest with a basket.'
@@ -46,36 +44,14 @@ def begun(text, method):
 def raced():
     """The first three cycles of sd, and what its passes take in plain steps, as stored for the pair."""
     method = Exact()
-    cycles = []
-    for cycle in itertools.islice(decode(begun(FOX, method), method), 3):
-        cycles.append(dict(drafted=words(cycle.drafted), accepted=cycle.accepted,
-                           committed=words(cycle.tokens)))
+    cycles = [dict(drafted=words(cycle.drafted), accepted=cycle.accepted, committed=words(cycle.tokens))
+              for cycle in itertools.islice(decode(begun(FOX, method), method), 3)]
     costs = Records('cmasd', 'embedded').costs
     return dict(prompt=FOX, cycles=cycles, c=costs.of_pass('draft/full', 1),
                 v=costs.of_pass('target/full', method.gamma + 1))
 
 
 # -------------------------------------------------------------------------------------------- CM-ASD, ECSV
-
-def observed(session, cycle):
-    """(cycle, the target's favourites, p / max p of the draft tokens) of the cycle that just ended."""
-    before = copy.copy(session)
-    before.tokens = session.tokens[:len(session.tokens) - len(cycle.tokens)]
-    model = session.target.model
-    score = Score(before, Draft.points(cycle.drafted, model), model.full)
-    return cycle, score.logits.argmax(-1).tolist(), column(score.table, 'ratio')
-
-
-def interest(seen):
-    """How much a cycle shows: first whether it keeps a token that the target would not write, then doubt."""
-    cycle, best, _ = seen
-    bent = False
-    for judged, favourite in zip(cycle.judged, best):
-        if judged.kept and judged.token != favourite:
-            bent = True
-    lowest = min(column(cycle.judged, 'confidence'), default=1.0)
-    return bent, -lowest
-
 
 def confident():
     """A cycle of cmasd: the one that keeps what the target would not have written, at the least confidence.
@@ -84,60 +60,44 @@ def confident():
     """
     method = CmAsd()
     session = begun(FOX, method)
-    seen = [observed(session, cycle) for cycle in decode(session, method)]
-    cycle, best, ratios = max(seen, key=interest)
-    confidence = column(cycle.judged, 'confidence')
-    window = []
-    for n in range(1, len(confidence) + 1):
-        window.append(block_length(fmean(confidence[:n]), method))
-    return dict(prompt=FOX, drafted=words(cycle.drafted), confidence=confidence, window=window,
-                most=method.k_max, ratio=ratios, threshold=column(cycle.judged, 'threshold'),
-                kept=column(cycle.judged, 'kept'), favourite=words(best), committed=words(cycle.tokens))
-
-
-class Voting(Ecsv):
-    """ecsv that notes the votes of a cycle: (Ballot, weights [B, n], the elected tokens)."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.votes = []
-
-    def fuse(self, ballot):
-        elected = super().fuse(ballot)
-        self.votes.append((ballot, self.weights(ballot), elected))
-        return elected
+    cycles = []
+    for cycle in decode(session, method):
+        before = copy.copy(session)
+        before.tokens = session.tokens[:-len(cycle.tokens)]
+        model = session.target.model
+        score = Score(before, Draft.points(cycle.drafted, model), model.full)
+        best = score.logits.argmax(-1).tolist()
+        bent = any(row.kept and row.tokens != [token] for row, token in zip(cycle.judged, best))
+        confidence = column(cycle.judged, 'confidence')
+        shown = dict(prompt=FOX, drafted=words(cycle.drafted), confidence=confidence,
+                     window=[method.window(cycle.signals[:n + 1]) for n in range(len(confidence))],
+                     most=method.gamma, ratio=column(score.table, 'ratio'),
+                     threshold=column(cycle.judged, 'threshold'), kept=column(cycle.judged, 'kept'),
+                     favourite=words(best), committed=words(cycle.tokens))
+        cycles.append((bent, -min(confidence, default=1.0), shown))
+    return max(cycles, key=lambda one: one[:2])[-1]
 
 
 def voted():
     """A cycle of ecsv: the one whose branches part into most different beginnings."""
-    method = Voting(5)
+    method = Ecsv(5)
     session = begun(CROW, method)
     widest = 0
     for cycle in decode(session, method):
-        ballot, weights, fused = method.votes.pop()
-        branches = ballot.tokens.tolist()
+        branches = method.ballot.tokens.tolist()
         nodes = len(beginnings(branches))
-        if cycle.accepted == len(fused) and nodes > widest:
+        if 0 < cycle.accepted == len(cycle.drafted) and nodes > widest:
             widest = nodes
-            found = dict(before=before(session, cycle), branches=[words(line) for line in branches],
-                         weights=weights.tolist(), elected=words(fused), committed=words(cycle.tokens),
-                         kept=column(cycle.judged, 'kept'))
+            before = EMBEDDED.tokenizer.decode(session.tokens[:-len(cycle.tokens)]).split()
+            found = dict(before=' '.join(['…', *before[-6:]]), branches=[words(ids) for ids in branches],
+                         weights=method.weights.tolist(), elected=words(cycle.drafted),
+                         committed=words(cycle.tokens), kept=column(cycle.judged, 'kept'))
     return found
-
-
-def before(session, cycle):
-    """The last words of the text after which a cycle, the latest, has written."""
-    text = EMBEDDED.tokenizer.decode(session.tokens[:-len(cycle.tokens)])
-    return ' '.join(['…', *text.split()[-6:]])
 
 
 def beginnings(lines):
     """{beginning: how many of the lines have it}, lists of anything, each beginning a tuple."""
-    found = Counter()
-    for line in lines:
-        for n in range(1, len(line) + 1):
-            found[tuple(line[:n])] += 1
-    return found
+    return Counter(tuple(line[:n]) for line in lines for n in range(1, len(line) + 1))
 
 
 def doubted():
@@ -148,7 +108,7 @@ def doubted():
     for number, cycle in enumerate(decode(session, method), 1):
         last = cycle.judged[-1]
         if not last.kept:
-            found.setdefault(last.by, dict(
+            found.setdefault(last.signals['by'], dict(
                 number=number, drafted=words(cycle.drafted), ratio=column(cycle.judged, 'ratio'),
                 by=column(cycle.judged, 'by'), kept=column(cycle.judged, 'kept'),
                 committed=words(cycle.tokens), read=sorted(cycle.passes)))
@@ -161,15 +121,12 @@ def guarded():
     row = held_out_rows('math', BELLS + 1)[BELLS]
     method = SpecGuard(k=1, draft_temperature=0.0)
     session = begun(row['prompt'], method)
-    known = session.calibration['signals']
-    ranges = known['draft_logp'], known['draft_grounding']
     steps = []
     for cycle in decode(session, method):
-        seen = [(verdict.logp, verdict.grounding) for verdict in cycle.judged]
-        first = cycle.judged[0]
-        steps.append(dict(text=text_of(cycle.drafted), confidence=step_score(seen, ranges, 1),
-                          grounding=step_score(seen, ranges, 0), score=first.score,
-                          kept=first.kept, committed=text_of(cycle.tokens)))
+        (step,) = cycle.judged
+        steps.append(dict(text=text_of(cycle.drafted), confidence=step.signals['scaled_L'],
+                          grounding=step.signals['scaled_G'], score=step.signals['score'],
+                          kept=step.kept, committed=text_of(cycle.tokens)))
     return dict(prompt=row['prompt'], tau=method.tau, steps=steps)
 
 

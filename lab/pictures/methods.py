@@ -130,21 +130,17 @@ def distinct(lines):
     """The lines, equal ones once, so ordered that those with a common beginning stand together."""
     found = {}
     for line in lines:
-        begun = []                                      # of each of its beginnings, the first line with it
-        for n in range(1, len(line) + 1):
-            begun.append([other[:n] for other in lines].index(line[:n]))
+        # of each of its beginnings, the first line with it
+        begun = [[other[:n] for other in lines].index(line[:n]) for n in range(1, len(line) + 1)]
         found[tuple(begun)] = line
     return [found[begun] for begun in sorted(found)]
 
 
 def vote_share(shown, i):
     """The share of the weights at a place that went to what was elected."""
-    won = whole = 0
-    for line, weights in zip(shown['branches'], shown['weights']):
-        whole += weights[i]
-        if line[i] == shown['elected'][i]:
-            won += weights[i]
-    return won / whole
+    weights = [row[i] for row in shown['weights']]
+    won = [weight for weight, line in zip(weights, shown['branches']) if line[i] == shown['elected'][i]]
+    return sum(won) / sum(weights)
 
 
 def via(shown):

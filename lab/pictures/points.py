@@ -34,10 +34,8 @@ def real_speeds(pair):
     v = [0.0] + [costs.of_pass('target/full', n) for n in range(1, LONGEST + 2)]
     runs = Records('best', pair).runs('compositions')
     texts = numpy.arange(runs.size)
-    timed = {}
-    for name in runs.names:
-        if name.startswith('sd '):
-            timed[int(name.removeprefix('sd '))] = float(over_plain(runs, name)(texts))
+    timed = {int(name.removeprefix('sd ')): float(over_plain(runs, name)(texts))
+             for name in runs.names if name.startswith('sd ')}
     alpha = float(runs.share('accepted', 'judged', 'sd 3', texts))
     return dict(c=costs.of_pass('draft/full', 1), v=v, alpha=alpha, timed=timed)
 
@@ -81,5 +79,4 @@ def clocked(pair, method):
     runs = records.runs('compositions')
     texts = numpy.arange(runs.size)
     speeds = [float(over_plain(runs, name)(texts)) for name in runs.names if name.startswith(method)]
-    found = [(records.costs.of_pass('draft/full', 1), max(speeds))] if speeds else []
-    return found
+    return [(records.costs.of_pass('draft/full', 1), max(speeds))] if speeds else []

@@ -82,17 +82,14 @@ def bar(axes, corner, size, color):
 
 def save(figure, name, shown):
     """Writes NAME.svg, with what it shows as JSON in its description: so is it compared, and read again."""
-    said = dict(Date=None, Creator='python -m lab.pictures', Title=name,
-                Description=json.dumps(for_json(shown), ensure_ascii=False))
+    metadata = dict(Date=None, Creator='python -m lab.pictures', Title=name,
+                    Description=json.dumps(for_json(shown), ensure_ascii=False))
     written = io.StringIO()
-    figure.savefig(written, format='svg', metadata=said)
+    figure.savefig(written, format='svg', metadata=metadata)
     pyplot.close(figure)
     (HERE / f'{name}.svg').write_text(lean(written.getvalue()), encoding='utf-8')
 
 
 def lean(svg):
     """The picture with the style of many equal marks on their group, where it is inherited, not on each."""
-    def grouped(found):
-        begin, marks, style = found.groups()
-        return f'{begin} style="{style}">' + marks.replace(f' style="{style}"', '')
-    return re.sub(MARKS, grouped, svg)
+    return re.sub(MARKS, lambda m: f'{m[1]} style="{m[3]}">' + m[2].replace(f' style="{m[3]}"', ''), svg)

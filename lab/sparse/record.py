@@ -14,12 +14,13 @@ import torch
 
 import lab.sparse.baselines              # noqa: F401, enters them in METHODS
 from lab import tasks
-from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, embedded, moment, named, prepared,
-                         rows_by_family, run_row, sd)
+from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, embedded, graded, moment, named,
+                         prepared, rows_by_family, run_row, sd)
 from model import Reader, encode, read_calibration
-from specmini import grade, ready
+from specmini import ready
 from train_mask import sparsity
-from verify import METHODS, Exact, Session, Sparse, decode, no_draft, prompt_lookup, tokens_of
+from verify import (METHODS, Exact, Session, Sparse, decode, log_marks, no_draft, passes_since, prompt_lookup,
+                    tokens_of)
 
 T = 5                               # positions of a reading pass
 OWN = 64                            # tokens of the target's own text that are read on a long context
@@ -113,16 +114,16 @@ class Prompted:
         verifying: the target's share of the passes' seconds.
         """
         session = self.start(knobs)
-        marks = session.mark()
+        marks = log_marks(session)
         begin = moment()
         cycles = list(decode(session, Exact()))
         seconds = moment() - begin
         tokens = tokens_of(cycles)
-        right = grade(self.row, self.tokenizer.decode(tokens).partition(NEXT)[0])
-        spent = {path: taken for path, (_, _, taken) in session.spent(marks).items()}
+        right = graded(self.row, self.tokenizer.decode(tokens).partition(NEXT)[0])
+        spent = {path: taken for path, (_, _, taken) in passes_since(session, marks).items()}
         verifying = sum(spent[path] for path in spent if path.startswith('target')) / sum(spent.values())
         return tokens, dict(tokens=len(tokens), cycles=len(cycles), seconds=seconds, verifying=verifying,
-                            right=None if right is None else int(right))
+                            right=right)
 
     def run(self, knobs):
         """What a setting reads and writes, as a dict."""

@@ -1,41 +1,19 @@
 """Baselines of SpecGuard: other gates on a step, and a target that has candidates, too. All are LOSSY.
 
-The gates ask `session.checker`, a function from ids to whether their last step is right, which the lab sets.
+Gates that grade steps ask `session.calibration['checker']`, a function from ids to whether their last step is
+right, which `python -m lab.measure specguard` puts there.
 """
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
-from model import require_that
-from verify import METHODS, Exact, SpecGuard, decode, knob, require_knob, step_score, tokens_of
-
-
-def continued_checker(session, right):
-    """Function from ids to the grade of the answer to which the target comes, going on greedily from there.
-
-    session: has read its prompt; right: function from an answer to its grade. So a wrong step that the target
-    would mend is right. A text on the way of an earlier continuation has its grade, and costs nothing.
-    Source: Wang et al. 2024 (Math-Shepherd), the hard estimate, with one greedy continuation.
-    """
-    room = session.begin + session.tokens_left
-    ways = []                               # (where a continuation began, all its ids, its grade)
-
-    def check(ids):
-        for start, way, verdict in ways:
-            if start <= len(ids) and way[:len(ids)] == ids:
-                return verdict
-        going = replace(session, tokens=ids, tokens_left=room - len(ids))
-        going.ended = len(ids) > session.begin and ids[-1] in session.eos
-        way = ids + tokens_of(decode(going, Exact(draft_temperature=0)))
-        verdict = right(session.text(way[session.begin:]))
-        ways.append((len(ids), way, verdict))
-        return verdict
-    return check
+from model import knob, require_that
+from verify import METHODS, Judged, SpecGuard
 
 
 def step_right(session, draft):
-    """1.0 if the session's checker finds this step right, else 0.0; ValueError where the task has none."""
-    checker = getattr(session, 'checker', None)
+    """1.0 if the session's checker finds this step right, else 0.0; BadInput where the task has none."""
+    checker = session.calibration.get('checker')
     require_that(checker, 'this gate grades steps: it needs a task with a step checker, '
                  'as python -m lab.measure specguard has it')
     return float(checker(session.tokens + draft.tokens))
@@ -43,10 +21,16 @@ def step_right(session, draft):
 
 @dataclass
 class Unseen(SpecGuard):
-    """Steps whose signals are not read. LOSSY."""
+    """A gate whose `reward` of a step has to reach tau; the signals are not read. LOSSY."""
 
     def score(self, session, draft):
-        return [(None, None)] * len(draft.tokens)
+        return None
+
+    def verdict(self, session, draft, pairs):
+        reward = self.reward(session, draft)
+        kept = reward >= self.tau
+        return Judged(draft.tokens, threshold=self.tau, chance=float(kept), kept=kept,
+                      signals=draft.signals[0] | dict(reward=reward))
 
 
 @dataclass
@@ -59,9 +43,10 @@ class RewardGuided(Unseen):
     k: int = knob(1, 'candidates of the draft', 1, 256)
     tau: float = knob(0.7, 'reward that a step needs')
 
-    def judge(self, session, draft, seen):
-        now = session.draft.now()
-        session.draft.log.append(('reward', len(draft.tokens), now, now))
+    def reward(self, session, draft):
+        reader = session.drafter
+        now = reader.now()
+        reader.log.append((replace(reader.model.full, name='reward'), len(draft.tokens), now, now))
         return step_right(session, draft)
 
 
@@ -70,7 +55,7 @@ class RandomGate(Unseen):
     """Keeps a step by a coin, so it shows what a gate of this rate is worth without any signal. LOSSY."""
     rate: float = knob(0.5, 'chance that a step stays', 0, 1)
 
-    def judge(self, session, draft, seen):
+    def reward(self, session, draft):
         return float(session.flip(self.rate))
 
 
@@ -78,7 +63,7 @@ class RandomGate(Unseen):
 class OracleGate(Unseen):
     """The upper bound of any gate: a task's checker judges steps (lab.measure specguard runs it). LOSSY."""
 
-    def judge(self, session, draft, seen):
+    def reward(self, session, draft):
         return step_right(session, draft)
 
 
@@ -86,9 +71,14 @@ class OracleGate(Unseen):
 class BothSignals(SpecGuard):
     """SpecGuard whose score is the lower signal, so both have to reach tau; beta has no effect. LOSSY."""
 
-    def judge(self, session, draft, seen):
-        super().judge(session, draft, seen)             # notes the ranges
-        return min(step_score(seen, self.ranges, beta) for beta in (1, 0))
+    def verdict(self, session, draft, pairs):
+        step = super().verdict(session, draft, pairs)
+        if pairs:
+            score = min(step.signals['scaled_L'], step.signals['scaled_G'])
+            step.signals['score'] = score
+            step.kept = score >= self.tau
+            step.chance = float(step.kept)
+        return step
 
 
 @dataclass
@@ -100,7 +90,8 @@ class TargetCandidates(SpecGuard):
 
     def __post_init__(self):
         super().__post_init__()
-        require_knob(self.target_k == 1 or not self.gamma, 'target_k', self.target_k, '1 with gamma above 0')
+        require_that(self.target_k == 1 or not self.gamma,
+                     f'target_k is {self.target_k}; expected 1 with gamma above 0')
 
     @property
     def lossless(self):

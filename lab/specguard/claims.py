@@ -5,7 +5,7 @@ from lab.judge import (CLOCK, MODELLED, Claim, PageTable, area, gap, interval, n
                        tuned_over)
 from lab.specguard.record import GAMMAS, LAYERS, SEEDS
 from train_mask import signal_ranges
-from verify import step_score
+from verify import scaled
 
 GAIN = 0.01             # of right answers: a hundredth of the texts
 FASTER = 1.05
@@ -76,7 +76,7 @@ def step_claims(rows):
     texts = numpy.arange(len(rows))
     steps = [(L, 1 - ungrounded) for row in rows for L, ungrounded in row['draft']]
     ranges = signal_ranges(steps)
-    score = [step_score([step], ranges, 0.5) for step in steps]
+    score = [(scaled(L, ranges[0]) + scaled(G, ranges[1])) / 2 for L, G in steps]
     sure, grounded, both = (within(rows, signal) for signal in (*zip(*steps), score))
     yield Claim('AUROC of L, drafted steps of one kind', 'ours', TELLS, texts, sure)
     yield Claim('AUROC of G, drafted steps of one kind', 'ours', TELLS, texts, grounded)

@@ -1,17 +1,18 @@
 """What is measured for SpecGuard: `python -m lab.measure specguard`; lab/specguard/claims.py judges it."""
 import functools
+import itertools
 import random
 import re
+from pathlib import Path as File
 
 import torch
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
 from lab.measure import EMBEDDED, SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
-from lab.specguard.gate import find_gate
 from model import encode, read_calibration
-from train_mask import Settings, calibration_rows
-from verify import Exact, Session, SpecGuard, token_logps
+from train_mask import signal_ranges
+from verify import Exact, SpecGuard, readers_of, token_logps
 
 TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
 HARD = 'math-hard',             # its target is right less often
@@ -21,7 +22,8 @@ SEEDS = 3                       # runs of the default preset, each with other dr
 SWEPT = 15                      # prompts of each task that the sweeps are run on
 KEPT = 'tokens', 'wrong', 'accepted', 'right', 'passes'         # figures of a run that are stored
 MOST_STEPS = 6                  # steps of an answer, evenly spaced, after which the draft writes another
-CALIBRATED = 60                 # prompts whose signals are measured, where another draft has none
+CALIBRATED = 20                 # training prompts of each task whose signals are measured, if none are stored
+GATES = dict(draft=dict(beta=1.0, tau=0.95), mid=dict(beta=0.75, tau=0.3))      # of drafts, from graded steps
 PAPER = dict(k=16, draft_top_p=0.8, beta=0.3, tau=0.7, target_k=16, target_temperature=0.7, target_top_p=0.8)
 LAB = "the lab's tasks, because their steps are graded one by one"
 
@@ -37,34 +39,37 @@ def step_checker(row, tokenizer, begin):
     return right
 
 
-def started(pair, prompt):
-    """A Session that has read a Prompt."""
+def started(pair, ids):
+    """A Session that has read a prompt (ids)."""
     engine = prepared(pair, sd(4))
-    engine.open([prompt.ids])
-    return engine.start(prompt.ids, Exact())
+    engine.open([ids])
+    return engine.start(ids, Exact())
 
 
 @functools.cache
 def signals_of(pair, n_roll=3):
-    """The section `signals` of a pair with its gate, from calibration.json, or measured."""
-    stored = read_calibration(pair.target, pair.draft).get('signals')
-    if stored and 'tau' in stored and n_roll == 3:
-        return stored
-    rows = [row for row in calibration_rows(Settings()) if row['task'] in TASKS][:CALIBRATED]
-    prompts = [pair.encode(row['prompt']) for row in rows]
-    return find_gate(pair.engine(), rows, prompts, SpecGuard(tau=torch.inf, n_roll=n_roll))
+    """The section `signals` of a pair: of calibration.json, or measured as train_mask.py --signals does."""
+    stored = read_calibration(pair.target, pair.draft)
+    if 'signals' in stored and n_roll == 3:
+        return stored['signals']
+    method = SpecGuard(n_roll=n_roll)
+    steps = []
+    for task in TASKS:
+        for row in itertools.islice(tasks.rows(task, 0, 'train'), CALIBRATED):
+            session = started(pair, pair.encode(row['prompt']))
+            while session.tokens_left and not session.ended:
+                draft = method.propose(session)
+                steps.append(list(map(min, zip(*method.score(session, draft)))))
+                session.commit(method.write(session))
+    logp, grounding = signal_ranges(steps)
+    return dict(draft_logp=logp, draft_grounding=grounding)
 
 
 def armed(pair, prompt, n_roll=3):
     """The pair's Engine, with the pair's scales of so many layers and the step checker of a prompt."""
+    checker = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
     engine = cached_engine(pair)
-    engine.calibration = dict(signals=signals_of(pair, n_roll))
-
-    def checked(**settings):
-        session = Session(**settings)
-        session.checker = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
-        return session
-    engine.session = checked
+    engine.calibration = dict(signals=signals_of(pair, n_roll), checker=checker)
     return engine
 
 
@@ -86,7 +91,7 @@ def run_row_of(pair, item):
     """{setting: run} of one prompt: of the contest, and of the first prompts of each task the sweeps."""
     prompt, rate = item
     armed(pair, prompt)
-    settings = contest(signals_of(pair), rate) | (sweeps() if prompt.place < SWEPT else {})
+    settings = contest(pair, rate) | (sweeps() if prompt.place < SWEPT else {})
     row = run_row(settings, pair, prompt)
     return row | dict(runs=figures(row['runs'], KEPT))
 
@@ -105,17 +110,17 @@ def hard_row(pair, item):
         armed(pair, prompt, n_roll)
         settings = {f'n_roll {n_roll}': named('specguard', n_roll=n_roll)}
         if n_roll == 3:
-            settings = contest(signals_of(pair), rate, GAMMAS[:1]) | gates
+            settings = contest(pair, rate, GAMMAS[:1]) | gates
         runs |= run_row(settings, pair, prompt)['runs']
     return prompt.name | dict(runs=figures(runs, ('tokens', 'accepted', 'right')))
 
 
-def contest(gate, rate, gammas=GAMMAS):
-    """{name: Setting} that claims compare; gate: has the calibrated beta and tau; rate: of the coin."""
+def contest(pair, rate, gammas=GAMMAS):
+    """{name: Setting} that claims compare; rate: of the coin."""
     found = {f'sd {gamma}': sd(gamma) for gamma in gammas}
     found |= {f'default, seed {seed}': named('specguard', seed=seed) for seed in range(SEEDS)}
     return found | {
-        'calibrated': named('specguard', beta=gate['beta'], tau=gate['tau'], gamma=4),
+        'calibrated': named('specguard', **GATES.get(File(pair.draft).name, {}), gamma=4),
         'rsd': named('rsd', gamma=4), 'random-gate': named('random-gate', rate=rate)}
 
 
@@ -134,7 +139,7 @@ def sweeps():
 
 def weakest(session, who, ids, n_roll=3):
     """[L, 1 - G] of a step (ids) by one model's last n_roll layers, as SpecGuard sees them."""
-    reader = session.readers()[who]
+    reader = readers_of(session)[who]
     path = reader.model.full.grounded(n_roll, len(session.tokens), 0.01)
     rows = reader.read(session.tokens + ids, path, len(ids) + 1)
     grounding = path.carry['rollout'][0].sum(-1)
@@ -149,7 +154,7 @@ def reference_steps(pair, prompt, session):
     steps = [[]]
     for token in ids[:pair.max_new]:
         steps[-1].append(token)
-        if method.is_ended(session, steps[-1]):
+        if method.has_ended(session, steps[-1]):
             steps.append([])
     return [step for step in steps if session.text(step).strip()]
 
@@ -159,7 +164,7 @@ def drafted_row(pair, prompt):
 
     kind; right; first: whether the first of the four is right; draft: [L, 1 - G]; layers: 1 - G by LAYERS.
     """
-    session = started(pair, prompt)
+    session = started(pair, prompt.ids)
     right = step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
     steps = reference_steps(pair, prompt, session)
     row = dict(kind=[], right=[], first=[], draft=[], layers=[])
@@ -170,7 +175,7 @@ def drafted_row(pair, prompt):
         ids = found.tokens
         row['kind'].append(kind_of(session.text(ids)))
         row['right'].append(int(right(session.tokens + ids)))
-        row['first'].append(int(right(session.tokens + found.options[0])))
+        row['first'].append(int(right(session.tokens + found.signals[0]['candidates'][0])))
         row['draft'].append(weakest(session, 'draft', ids))
         row['layers'].append([weakest(session, 'draft', ids, n_roll)[1] for n_roll in LAYERS])
     return prompt.name | row
@@ -187,7 +192,7 @@ def kind_of(text):
 
 def altered_row(pair, prompt):
     """By both models [[L, 1 - G] of an altered step, of the step itself], of the steps of a reference."""
-    session = started(pair, prompt)
+    session = started(pair, prompt.ids)
     row = dict(draft=[], target=[])
     for i, step in enumerate(reference_steps(pair, prompt, session)):
         changed = with_altered_digit(session.text(step), f'{SEED} {prompt.family} {prompt.place} {i}')

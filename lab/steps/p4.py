@@ -1,7 +1,7 @@
-"""p4: a controller. A block ends after a guess of which the draft is not sure: what follows is often lost.
+"""p4: a block ends early, after a guess that the draft is not sure of: what follows is often lost.
 
 New since p3: `propose` stops early. The text stays exact, because what was drawn is never dropped
-unverified. verify.py calls such a rule a Controller.
+unverified. In verify.py the method `keep_drafting` is such a rule.
 """
 import functools
 

@@ -1,52 +1,42 @@
-"""CM-ASD's baselines and ablations: controllers, relaxed rules; its claims by hand."""
+"""CM-ASD's baselines and ablations: ends of blocks, relaxed rules; its claims by hand."""
 import math
 
 import numpy
 import pytest
 import torch
 
-import lab.cmasd.baselines                              # noqa: F401, enters the baselines in METHODS
-import verify
+from lab.best.record import HedgePayoff, RatioPayoff
 from lab.cmasd import claims
+from lab.cmasd.baselines import Confident, Payoff, Product, draft_cost
 from lab.tests.helpers import case, law_gap
 from lab.toys import Table, enumerate_law, exact_law, network, session, variation, write
-from verify import CONTROLLERS, METHODS, CmAsd, Cycle, Draft, Exact
+from verify import METHODS, Cycle, Draft, Judged, Score, decode
 
 
-@pytest.mark.parametrize('name, learns, constant, value', [
-    ('hf-confidence', False, 'limit', 0.5), ('product', False, 'limit', 0.7), ('payoff', True, 'cost', 0.5)])
-def test_law_of_controllers(name, learns, constant, value, monkeypatch):
+@pytest.mark.parametrize('method, learns', [    # with limits that toys move
+    case('hf-confidence', type('Half', (Confident,), dict(limit=0.5))(), False),
+    case('product', type('Strict', (Product,), dict(limit=0.7))(), False),
+    case('payoff', Payoff(cost=0.5), True), case('hedge-payoff', HedgePayoff(cost=0.5), False)])
+def test_law_of_block_lengths(method, learns):
     """Every draw enumerated: the target's law, though blocks differ in length.
 
-    A controller that never changes its mind would fail: its law is that of a fixed length. One that learns
-    has to decide differently after the same tokens.
+    Not by blocks of a fixed length: each must go on or end, one that learns differently after equal tokens.
     """
-    monkeypatch.setattr(CONTROLLERS[name], constant, value)                 # so that toys move it
-    horizon = 5
-    method = Exact(2, controller=name)
     decisions = {}                                      # (text, block so far): whether it went on
 
     def run(s, method):
         tokens, cycles = write(s, method)
         place = 0
         for cycle in cycles:
-            tokens_left = len(tokens) - place - 1
-            for i in range(1, min(len(cycle.drafted) + 1, tokens_left)):
+            for i in range(1, min(len(cycle.signals) + 1, len(tokens) - place - 1)):
                 known = tuple(tokens[:place]), tuple(cycle.drafted[:i])
-                decisions.setdefault(known, set()).add(i < len(cycle.drafted))
+                decisions.setdefault(known, set()).add(i < len(cycle.signals))
             place += len(cycle.tokens)
         return tokens, cycles
-    target = Table(1, 2)
-    law = enumerate_law(target, Table(2, 2), method, horizon, run=run, temperature=1.0)
-    gap = variation(law, exact_law(target, horizon, temperature=1.0))
-    assert method.lossless and gap < 1e-9
+    law = enumerate_law(Table(1, 2), Table(2, 2), method, 5, run=run, temperature=1.0)
+    assert method.lossless and variation(law, exact_law(Table(1, 2), 5, temperature=1.0)) < 1e-9
     assert set().union(*decisions.values()) == {True, False}
-    if learns:
-        assert any(len(both) > 1 for both in decisions.values())
-
-
-def learner(name):
-    return CONTROLLERS[name](CmAsd())
+    assert not learns or any(len(both) > 1 for both in decisions.values())
 
 
 def noted(*largest):
@@ -56,25 +46,25 @@ def noted(*largest):
 
 def test_product_by_hand():
     """One doubt stops a block that a mean would let run on; several small ones do, too."""
-    controller = learner('product')
     asked = [noted(0.9, 0.9), noted(*[0.9] * 6), noted(*[0.9] * 7), noted(*[1.0] * 9, 0.45)]
-    assert [controller.keep_drafting(None, signals) for signals in asked] == [True, True, False, False]
+    assert [Product().keep_drafting(None, signals) for signals in asked] == [True, True, False, False]
 
 
 def test_payoff_by_hand():
     """A token is drafted if the chance that it is kept exceeds its cost at the rate so far."""
-    controller = learner('payoff')
-    controller.cost = 0.5
-    signals = noted(0.9, 0.6)
-    assert controller.keep_drafting(None, signals[:1])        # 0.9 > 0.5 (1 + 0.9) / 1.5
-    assert not controller.keep_drafting(None, signals)        # 0.54 < 0.5 (1 + 0.9 + 0.54) / 2
-    judged = [verify.Judged(5, 1.0, 1.0, kept=kept, signals=dict(largest=largest))
+    method = Payoff(cost=0.5)
+    assert method.keep_drafting(None, noted(0.9))             # 0.9 > 0.5 (1 + 0.9) / 1.5
+    assert not method.keep_drafting(None, noted(0.9, 0.6))    # 0.54 < 0.5 (1 + 0.9 + 0.54) / 2
+    judged = [Judged([5], kept=kept, signals=dict(largest=largest))
               for kept, largest in ((True, 0.95), (False, 0.75))]       # after a miss none is judged
-    cycle = Cycle([5, 5, 5], judged, [5, 6], ['draft', 'target'], {}, 0.0)
-    controller.learn(cycle)
-    assert (controller.tokens, controller.time) == (2, 2.5)
-    assert controller.chance(0.75) == pytest.approx((0 + 2 * 0.75) / 3)
-    assert controller.chance(0.95) == pytest.approx((1 + 2 * 0.95) / 3)
+    method.learn(Cycle([5, 5, 5], judged, [5, 6], ['draft', 'target'], {}, 0.0))
+    assert [method.chance_kept(q) for q in (0.75, 0.95)] == pytest.approx([1.5 / 3, (1 + 1.9) / 3])
+    method, s = RatioPayoff(), session(Table(1, weight=8.0), Table(2, weight=2.0), [0], 20)
+    cycles = list(decode(s, method))
+    assert (method.cost, method.tokens, method.cycles) == (0.25, 20, len(cycles)) and not method.lossless
+    assert method.drafted == sum(len(cycle.drafted) for cycle in cycles)
+    alone = session(network(), None, [0], 1, calibration=dict(mask=dict(skip=[2])))
+    assert 0.5 < draft_cost(alone) < 1                  # slim has three of the target's four sublayers
 
 
 @pytest.mark.parametrize('name, knobs, wanted', [
@@ -83,24 +73,23 @@ def test_payoff_by_hand():
 def test_rules_by_hand(name, knobs, wanted):
     """Four draft tokens with p of 0.38, 0.23, 0.38 and 0.02, where max p is 0.38."""
     draft = Draft([0, 1, 2, 3], torch.ones(4, 4), signals=[dict(confidence=1.0)] * 4)
-    score = verify.Score(session(network(), None, [1], 2), draft, None)
+    score = Score(session(network(), None, [1], 2), draft, None)
     score.logits = torch.tensor([[3.0, 3.0 + math.log(0.6), 3.0, 0.0]] * 5, dtype=torch.float64)
-    assert [METHODS[name](**knobs).chance(score, i) for i in range(4)] == wanted
+    method = METHODS[name](**knobs)
+    assert [method.chance(score, i) for i in range(4)] == wanted and not method.lossless
 
 
-@pytest.mark.parametrize('method, lossless', [
-    case('lenient-off', METHODS['lenient'](1, lenience=1.0), True),
-    case('lenient', METHODS['lenient'](1, lenience=0.5), False)])
-def test_law_of_lenient(method, lossless):
+@pytest.mark.parametrize('lenience', [0.5, 1.0])
+def test_law_of_lenient(lenience):
     """Lenience 1 is exact, below it q and p are mixed."""
-    found = law_gap(method, 3, 2)
-    assert method.lossless == lossless and (found < 1e-9 if lossless else found > 0.1)
+    method = METHODS['lenient'](1, lenience=lenience)
+    gap = law_gap(method, 3, 2)
+    assert method.lossless == (lenience == 1) and (gap < 1e-9 if method.lossless else gap > 0.1)
 
 
 def test_claims_by_hand():
     """Six tokens of one text: C orders hits before misses but for one pair below 0.9."""
-    signals = [[c] * 3 for c in (0.95, 0.99, 0.5, 0.6, 0.7, 0.2)]
-    rows = [dict(signals=signals, hit=[1, 1, 0, 1, 0, 0])]
+    rows = [dict(signals=[[c] * 3 for c in (0.95, 0.99, 0.5, 0.6, 0.7, 0.2)], hit=[1, 1, 0, 1, 0, 0])]
     areas = [claims.confidence_area(rows, *limit)(numpy.array([0])) for limit in ((), (0.9,))]
     assert areas == pytest.approx([8 / 9, 2 / 3])
     assert claims.drafted(dict(passes={'target/full': {'5': 6, '3': 1}})) == 26

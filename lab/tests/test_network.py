@@ -1,10 +1,9 @@
-"""model.py and kernels.py: forms of one computation, --compile, what a device is asked, ranks, memory.
+"""model.py and kernels.py: forms of one computation, --compile, memory, what a device is asked.
 
 An equal result by another form is the oracle here: packed by plain matrices, gathered by a loop, a compiled
 pass by an eager one. Parity with transformers and the cache's state machine: test_specmini.py.
 """
 import gc
-import json
 import math
 import weakref
 
@@ -13,19 +12,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import kernels
-import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import specmini
 import verify
 from lab import forms
-from lab.tests.helpers import (HOME, LINE, RANGES, needs_gloo, needs_half, program, refuses, subprogram,
-                               thin, tiny)
+from lab.tests.helpers import LINE, MIXED, MIXED_TWO, RANGES, case, needs_half, refuses, thin, tiny
 from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, seeded, session, write
-from model import (Half, Linear, Packed, Reader, Transformer, checkpoint_views, load, pack, shard,
-                   shard_config, to_host)
-from verify import METHODS, Session, draft_model, decode, tokens_of
-
-MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
-MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
+from model import Half, Linear, Packed, Reader, checkpoint_views, load, pack, to_host
+from verify import METHODS, Session, decode, draft_model, passes_since, read_prompt, readers_of, tokens_of
 
 
 # ------------------------------------------------------------------------------------ fused, packed, gathered
@@ -38,7 +31,7 @@ def test_fused_parameters_are_saved_as_they_are_read(shape):
     saved = checkpoint_tensors(model)
     assert sum(tensor.numel() for tensor in saved.values()) == sum(p.numel() for p in model.parameters())
     other = network(seed=1, **shape)
-    for name, (view, _) in checkpoint_views(other).items():
+    for name, view in checkpoint_views(other).items():
         view.copy_(saved[name])
     assert torch.equal(fresh(other, LINE), fresh(model, LINE))
 
@@ -56,18 +49,13 @@ def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
         assert apart(reader.read(LINE[:end], model.full, last), wanted[end - last:end]) < 1e-4
 
 
-def test_a_matrix_is_packed_only_where_the_cpu_can(monkeypatch):
+def test_a_matrix_is_packed_only_where_the_cpu_can(tmp_path, monkeypatch):
     """Without oneDNN an fp32 matrix stays as it is, and so does every matrix of a run in 16 bits."""
     monkeypatch.setattr('model.BIG', 1)
     monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: False)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        model = byte_network().to(dtype)
-        pack(model)
+    for dtype in specmini.DTYPES:
+        model, _, _ = specmini.ready(tiny(tmp_path), 'cpu', dtype)
         assert type(model.lm_head) is Linear
-
-
-def as_fp16(name, tensor):
-    return tensor.half()
 
 
 def large_or_tiny(name, tensor):
@@ -76,14 +64,12 @@ def large_or_tiny(name, tensor):
     return (factor * tensor).bfloat16()
 
 
-def mixed(name, tensor):
-    """Of a fused matrix one part has 32 bits."""
-    return tensor if 'k_proj' in name else tensor.bfloat16()
-
-
 @needs_half
 @pytest.mark.parametrize('form, plain', [
-    (as_fp16, []), (large_or_tiny, ['o_proj', 'down_proj']), (mixed, ['qkv_proj'])])
+    case('fp16', lambda name, tensor: tensor.half(), []),
+    case('large-or-tiny', large_or_tiny, ['o_proj', 'down_proj']),
+    case('a-part-has-32', lambda name, tensor: tensor if 'k_proj' in name else tensor.bfloat16(),
+         ['qkv_proj'])])
 def test_matrices_in_16_bits_are_multiplied_in_fp32(form, plain, tmp_path, monkeypatch):
     """In pieces, with biases, a tied head; `plain` are those that fp16 cannot hold. As fp32 computes it."""
     monkeypatch.setattr('model.BIG', 64)
@@ -150,8 +136,8 @@ def test_sparse_experts_gathered(renormalise, threshold, mixture):
     assert apart(kernels.gathered_experts(x, moe, weights, chosen, threshold), wanted) < 1e-12
 
 
-@pytest.mark.parametrize('gathered', [True, False])
-def test_sparse_experts_that_nobody_chose_are_not_read(gathered, mixture):
+@pytest.mark.parametrize('combine', [kernels.gathered_experts, kernels.combine_experts])
+def test_sparse_experts_that_nobody_chose_are_not_read(combine, mixture):
     """The others' weights are NaN, which would show."""
     moe, x, weights, chosen = mixture
     moe.renormalise = False
@@ -161,11 +147,7 @@ def test_sparse_experts_that_nobody_chose_are_not_read(gathered, mixture):
     assert unread
     moe.gate_up_proj[unread] = math.nan
     moe.down_proj[unread] = math.nan
-    if gathered:
-        got = kernels.gathered_experts(x, moe, weights, chosen)
-    else:
-        got = kernels.combine_experts(x, moe, weights, chosen)
-    assert apart(got, wanted) < 1e-12
+    assert apart(combine(x, moe, weights, chosen), wanted) < 1e-12
 
 
 # ------------------------------------------------------------------------------------ readers, forks, memory
@@ -196,16 +178,10 @@ def test_fork():
     assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 2
 
 
-def live_tensors():
-    """How many tensors Python can reach."""
-    gc.collect()
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['sd', 'ecsv', 'sparse'])
 def test_twenty_texts_leave_no_tensors_behind(name, tmp_path):
-    """Texts of different lengths in the same caches."""
+    """Texts of different lengths in the same caches; counts are of tensors that Python can reach."""
     target, draft = tiny(tmp_path / 'target', 0), tiny(tmp_path / 'draft', 1)
     engine = specmini.Engine(target, draft, max_new=6)
     engine.open([LINE])
@@ -213,11 +189,25 @@ def test_twenty_texts_leave_no_tensors_behind(name, tmp_path):
     for i in range(20):
         engine.write(LINE[:40 - i % 5], METHODS[name]())
         if i in (5, 19):
-            counts.append(live_tensors())
+            gc.collect()
+            counts.append(sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()))
     assert counts[0] == counts[1]
 
 
-# ------------------------------------------------------------------------------------------------- fewer bits
+# ------------------------------------------------------------------------------------- an Engine from Python
+
+def test_an_engine_leaves_the_process_as_it_is(tmp_path, monkeypatch):
+    """Folders may be Path objects. Threads, and a card's kernels, are set by programs alone."""
+    calls = []
+    monkeypatch.setattr(torch, 'set_num_threads', calls.append)
+    monkeypatch.setattr(torch.backends.cuda, 'enable_cudnn_sdp', calls.append)
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    engine = specmini.Engine(target=tiny(tmp_path / 'target'), draft=tiny(tmp_path / 'draft', 1))
+    engine.generate('ab', 'sd', max_new=2)
+    assert not calls
+    specmini.take_threads(engine.models['target'])
+    assert calls == [False, 1]
+
 
 def test_a_run_of_fewer_bits(tmp_path):
     """Weights and cache have the dtype that was asked for, and the text is complete."""
@@ -237,7 +227,7 @@ def test_plain_decoding_in_bursts_writes_the_same():
         for method in (METHODS['ar'](), forms.Burst()):
             going = session(model, None, LINE[:5], 21, seed=3, temperature=temperature)
             texts.append(tokens_of(decode(going, method)))
-            assert going.spent(dict(target=0))['target/full'][1] == 4 + 21      # no position is read twice
+            assert passes_since(going, dict(target=0))['target/full'][1] == 4 + 21      # none is read twice
         assert texts[0] == texts[1]
 
 
@@ -250,7 +240,7 @@ def test_passes_by_flex_attention(rule, monkeypatch):
     path, attends = model.full, [forms.flex_dense] * 2
     if rule:
         attends = forms.sparse_layers(2, 1, rule)
-        path = path.sparsified(((0, True, rule), (1, False, rule)), (None, None), (None, None))
+        path = path.sparsified((((0, True, rule), None, None), ((1, False, rule), None, None)))
     for length, last in ((30, 1), (31, 1), (36, 5), (39, 3)):
         found = []
         for compiled in (None, forms.ByHand(model, attends)):
@@ -313,7 +303,6 @@ def test_graphs(sizes, sparse, counter):
 def test_a_compiled_text_has_equal_tokens(counter):
     """Each path of via has graphs of its own, and a second text compiles nothing again."""
     pair = network(0, num_hidden_layers=4), network(10)
-    measured = dict(mask=dict(skip=[2, 3, 4]))
     found = []
     for compiled in (False, True):
         readers = [Reader(model, 20, compiled) for model in pair]
@@ -321,9 +310,8 @@ def test_a_compiled_text_has_equal_tokens(counter):
             for reader in readers:
                 reader.forget()
             s = Session(*readers, draft_model, [1, 2, 3], 14, generator=seeded(), temperature=1.0,
-                        calibration=measured)
-            tokens, _ = write(s, METHODS['via']())
-            found.append((tokens, counter.frame_count))
+                        calibration=dict(mask=dict(skip=[2, 3, 4])))
+            found.append((write(s, METHODS['via']())[0], counter.frame_count))
     texts, graphs = zip(*found)
     assert texts[0] == texts[1] == texts[2] == texts[3]
     assert graphs[1] == 0 < graphs[2] == graphs[3]
@@ -373,11 +361,9 @@ class Waits(TorchFunctionMode):
 
 def on_the_host(index):
     """True if an index of a tensor on FAR holds a list or a tensor of the host's, which is copied then."""
-    for part in index if isinstance(index, tuple) else (index,):
-        here = isinstance(part, torch.Tensor) and part.ndim and not isinstance(part, Far)
-        if here or isinstance(part, (list, range)):
-            return True
-    return False
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, (list, range)) or isinstance(part, torch.Tensor) and part.ndim
+               and not isinstance(part, Far) for part in parts)
 
 
 def test_fetch_keeps_what_it_carries():
@@ -400,12 +386,8 @@ def far_session(draft=None, **settings):
     measured = dict(mask=dict(skip=[3, 5]), signals=RANGES)
     s = session(*pair, [1, 2, 3], 15, text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),
                 calibration=measured, **settings)
-    s.read_prompt()
+    read_prompt(s)
     return s
-
-
-def passes_of(cycle, path):
-    return cycle.passes.get(path, [0])[0]
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.8])
@@ -414,8 +396,8 @@ def passes_of(cycle, path):
     ('sd', {}, lambda cycle: 3),            # the drafted ids, all that the rule reads, the next token
     ('ecsv', {}, lambda cycle: 3),
     ('cmasd', {}, lambda cycle: 3 + len(cycle.drafted)),            # also the confidence in each token
-    ('via', {}, lambda cycle: 3 + passes_of(cycle, 'target/full')),
-    ('specguard', dict(max_step=6), lambda cycle: 2 + sum(passes_of(cycle, path) for path in cycle.passes))])
+    ('via', {}, lambda cycle: 3 + cycle.passes.get('target/full', [0])[0]),
+    ('specguard', dict(max_step=6), lambda cycle: 2 + sum(n for n, *_ in cycle.passes.values()))])
 def test_waits_of_a_cycle(name, knobs, most, temperature):
     """The host waits for a device exactly so often in any cycle."""
     with Waits() as waits:
@@ -436,47 +418,6 @@ def test_a_device_is_not_believed_blindly(name, broken):
     knobs = dict(tau=math.inf) if name == 'specguard' else {}
     with Waits():
         s = far_session(temperature=1.0)
-        s.readers()[broken].model.lm_head.weight[3] = math.inf
+        readers_of(s)[broken].model.lm_head.weight[3] = math.inf
         refuses(broken, next, decode(s, METHODS[name](**knobs)))
     assert len(s.tokens) == 3
-
-
-# ---------------------------------------------------------------------------------- a target in two processes
-
-class Slice(torch.Tensor):
-    """A tensor as safetensors opens it: its shape can be asked for, and its parts."""
-
-    def get_shape(self):
-        return list(self.shape)
-
-
-@pytest.mark.parametrize('shape', [dict(qkv_bias=True, o_bias=True, mlp_bias=True), MIXED])
-def test_shards_of_a_network_add_up(shape):
-    """Side by side they are the whole tensor; a bias after a sum over the ranks is in the first alone."""
-    model = network(**shape)
-    refuses('3', shard_config, model.config, 3)
-    small = checkpoint_views(Transformer(shard_config(model.config, 2)))
-    for name, (view, axis) in checkpoint_views(model).items():
-        tensor = view.detach()
-        parts = [shard(tensor.as_subclass(Slice), axis, rank, 2) for rank in range(2)]
-        assert all(part.shape == small[name][0].shape for part in parts), name
-        if axis is None:
-            assert all(torch.equal(part, tensor) for part in parts)
-        elif axis == tensor.ndim:
-            assert torch.equal(sum(parts), tensor) and torch.equal(parts[0], tensor)
-        else:
-            assert torch.equal(torch.cat(parts, axis), tensor)
-
-
-@needs_gloo
-@pytest.mark.slow
-def test_two_processes_that_share_a_target_write_its_text(capsys):
-    """Started by torchrun, each with half of the heads and channels; the first one tells."""
-    flags = ['--method', 'via', '--sparse', '--set', 'ffn_quantile=0.4', '--temperature', '1',
-             '--max-new', '24', '--json', '--prompt', 'A story about a fox.']
-    _, alone, _ = program(capsys, *flags)
-    torchrun = '-m', 'torch.distributed.run', '--nproc-per-node', 2
-    status, out, err = subprogram(*torchrun, HOME / 'specmini.py', *flags)
-    assert status == 0, err
-    (line,) = out.splitlines()
-    assert json.loads(line)['text'] == json.loads(alone)['text']

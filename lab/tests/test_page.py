@@ -1,67 +1,48 @@
-"""lab/page: what a trace notes for the page, and what the page shows of it in a browser."""
+"""lab/page: what a session notes for the page, and what a browser shows of it."""
 import json
-import math
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
+import lab.page
 import specmini
 import verify
-from lab.page import write_page
-from lab.page.browser import open_browser, visit
-from lab.tests.helpers import EMBEDDED, interrupt, program, tiny_pair
-from lab.toys import byte_network
-from verify import METHODS
+from lab import times
+from lab.page.screenshots import open_browser, visit
+from lab.tests.helpers import interrupt, program, refused
 
-TOM = 'Last winter Tom the crow went to the forest with a basket.'
-VIEWED = dict(ar={}, sd={}, cmasd={}, ecsv={}, via={}, specguard=dict(tau=0.9),
-              sparse=dict(dense_below=8, block=4, locals=1))        # blocks are left out of short texts, too
-
-
-@pytest.fixture(scope='module')
-def pair(tmp_path_factory):
-    """The flags of a run on two random checkpoints."""
-    return tiny_pair(tmp_path_factory.mktemp('pair'))
+STORY = ['--prompt', 'Last winter Tom the crow went to the forest with a basket.', '--max-new', '28']
+FLAGS = [*STORY, '--temperature', '1', '--seed', '5', '--compare', 'sd,cmasd,ecsv,via,specguard,sparse',
+         '--set', 'tau=0.9', 'dense_below=8', 'block=4', 'locals=1']    # sparse leaves blocks out at once
 
 
 def run_of(file):
     """The JSON in a page, up to the first tag that would end it."""
-    text = file.read_text(encoding='utf-8')
-    return json.loads(text.split('id="trace">')[1].split('</script>')[0])
+    return json.loads(file.read_text(encoding='utf-8').split('id="trace">')[1].split('</script>')[0])
 
 
 @pytest.fixture(scope='module')
 def viewed(tmp_path_factory):
     """The page of one prompt by plain decoding and all methods, and its lanes by their names."""
-    engine = specmini.Engine(EMBEDDED / 'target', EMBEDDED / 'draft', max_new=28, temperature=1.0, seed=5)
-    ids = engine.tokenizer.encode(TOM).ids
-    engine.open([ids])
-    methods = {name: METHODS[name](**knobs) for name, knobs in VIEWED.items()}
     file = tmp_path_factory.mktemp('page') / 'run.html'
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(specmini, 'ROUNDS', 1)
-        specmini.compare(engine, [(dict(prompt=TOM), 0, ids)], methods, str(file))
-    run = run_of(file)
-    return SimpleNamespace(file=file, run=run, engine=engine, ids=ids, methods=methods,
-                           lanes={lane['method']: lane for lane in run['texts'][0]['lanes']})
+    assert lab.page.run([*FLAGS, str(file)]) == 0
+    lanes = {lane['method']: lane for lane in run_of(file)['texts'][0]['lanes']}
+    return SimpleNamespace(file=file, run=run_of(file), lanes=lanes)
 
 
 def judged_places(lane):
     """(verdict, what was noted of its position) of every judged token."""
     for cycle in lane['cycles']:
-        yield from zip(cycle['judged'], cycle.get('places', []))
+        yield from zip(cycle['judged'], cycle['places'])
 
-
-# ------------------------------------------------------------------------------------------ what is noted
 
 def test_notes_change_no_text(viewed):
     """Noting draws nothing and writes to no cache: the texts are those of sessions that note nothing."""
-    viewed.engine.session = verify.Session
-    for name, method in viewed.methods.items():
-        written = verify.tokens_of(viewed.engine.write(viewed.ids, method))
+    args = specmini.parse(FLAGS)
+    engine, _, (ids,) = specmini.set_up(args)
+    for name, method in args.methods.items():
         traced = [token for cycle in viewed.lanes[name]['cycles'] for token in cycle['tokens']]
-        assert traced == written, name
+        assert traced == verify.tokens_of(engine.write(ids, method)), name
 
 
 @pytest.mark.parametrize('name', ['sd', 'cmasd', 'ecsv', 'sparse'])
@@ -71,93 +52,89 @@ def test_noted_place_holds_its_verdict(viewed, name):
     assert len(pairs) == viewed.lanes[name]['stats']['judged'] > 10
     for row, place in pairs:
         i = place['ids'].index(row['token'])
-        assert place['p'][i] == pytest.approx(row['p'], abs=1e-5)
-        assert place['q'][i] == pytest.approx(row['q'], abs=1e-5)
+        assert (place['p'][i], place['q'][i]) == pytest.approx((row['p'], row['q']), abs=1e-5)
         assert 8 <= len(place['ids']) == len(set(place['ids'])) <= 10
-        if place['coin'] is None:
-            assert row['chance'] in (0, 1)
-        else:
-            assert (place['coin'] <= row['chance']) == row['kept']
+        certain = place['coin'] is None
+        assert row['chance'] in (0, 1) if certain else (place['coin'] <= row['chance']) == row['kept']
         assert ('residual' in place) == (not row['kept'])
-        if not row['kept']:
-            for p, q, rest in zip(place['p'], place['q'], place['residual']):
-                assert rest == pytest.approx(max(p - q, 0) / (1 - place['overlap']), abs=1e-3)
+        for p, q, rest in zip(place['p'], place['q'], place.get('residual', [])):
+            assert rest == pytest.approx(max(p - q, 0) / (1 - place['overlap']), abs=1e-3)
+
+
+def test_noted_tokens_are_the_likeliest(tmp_path, capsys):
+    """Greedily, too: by p or q at temperature 1, and where the draft gave no q by p alone."""
+    assert program(capsys, *STORY, tmp_path / 'run.html', main=lab.page.main) == (0, '', '')
+    (lane,) = run_of(tmp_path / 'run.html')['texts'][0]['lanes']
+    places = [place for cycle in lane['cycles'] for place in cycle['places']]
+    assert {'raw_q' in place for place in places} == {True, False}
+    for place in places:
+        largest = [max(both) for both in zip(place['raw_p'], place.get('raw_q', place['raw_p']))]
+        assert largest[:8] == sorted(largest, reverse=True)[:8]
 
 
 def test_noted_windows_are_cmasds_rule(viewed):
-    """floor(mean confidence so far k_max) within k_min and k_max; the block closes where it is reached."""
+    """floor(mean confidence so far gamma) within k_min and gamma; the block closes where it is reached."""
     for cycle in viewed.lanes['cmasd']['cycles']:
         confidence = cycle.get('confidence', [])
         assert len(confidence) == len(cycle['drafted'])
         for i, window in enumerate(cycle.get('window', []), 1):
-            assert window == min(10, max(1, math.floor(10 * sum(confidence[:i]) / i)))
+            assert window == min(10, max(1, int(10 * sum(confidence[:i]) / i)))
             assert i < window or i == len(confidence)
 
 
 def test_noted_votes_elect_the_block(viewed):
-    """At each position the token with the most weight behind it is the one that the target judged."""
+    """At each position the token with the highest sum of weights is the one that the target judged."""
     cycles = [cycle for cycle in viewed.lanes['ecsv']['cycles'] if 'branches' in cycle]
     assert any(len(set(column)) > 1 for cycle in cycles for column in zip(*cycle['branches']))
     for cycle in cycles:
-        votes = zip(*cycle['branches']), zip(*cycle['weights']), cycle['drafted']
-        for tokens, weights, elected in zip(*votes):
-            behind = Counter()
-            for token, weight in zip(tokens, weights):
-                behind[token] += weight
-            assert behind[elected] == pytest.approx(max(behind.values()), abs=1e-4)
+        for j, elected in enumerate(cycle['drafted']):
+            votes = [(ids[j], weights[j]) for ids, weights in zip(cycle['branches'], cycle['weights'])]
+            sums = {one: sum(weight for token, weight in votes if token == one) for one, _ in votes}
+            assert 0.01 < max(sums.values()) == pytest.approx(sums[elected], abs=1e-4)
 
 
 def test_notes_of_via(viewed):
     """The lag grows by what slim commits and ends with a full pass; s(x) / max s is the verdict's ratio."""
     assert all(cycle['lag'] == 0 for cycle in viewed.lanes['sd']['cycles'])
-    lag, lags = 0, []
+    lags = [0]
     for cycle in viewed.lanes['via']['cycles']:
-        lag = 0 if 'target/full' in cycle['passes'] else lag + len(cycle['tokens'])
-        lags.append(lag)
-    assert [cycle['lag'] for cycle in viewed.lanes['via']['cycles']] == lags and max(lags) > 5
-    checked = 0
+        lags.append(0 if 'target/full' in cycle['passes'] else lags[-1] + len(cycle['tokens']))
+        assert cycle['lag'] == lags[-1]
+    assert max(lags) > 5
     for row, place in judged_places(viewed.lanes['via']):
-        s = place['s'][place['ids'].index(row['token'])] if row['p'] is None else 0
-        if s > 0.01:
+        if row['p'] is None:
+            s = place['s'][place['ids'].index(row['token'])]
             assert s / max(place['s']) == pytest.approx(row['ratio'], abs=1e-3)
-            checked += 1
-    assert checked > 10
-
-
-def test_page_holds_the_json_trace(pair, tmp_path, capsys):
-    """The same run traced to JSON lines and to a page: the same cycles except for what the clock said."""
-    for name in ('run.jsonl', 'run.html'):
-        assert program(capsys, *pair, '--temperature', 1, '--trace', tmp_path / name)[0] == 0
-    traces = [[json.loads(line) for line in (tmp_path / 'run.jsonl').read_text().splitlines()],
-              run_of(tmp_path / 'run.html')['texts'][0]['lanes'][0]['cycles']]
-    for cycle in [*traces[0], *traces[1]]:
-        for timed in (cycle, *cycle['passes'].values()):
-            del timed['ms']
-    assert traces[0] == traces[1]
-    assert all(cycle['places'] for cycle in traces[0])
 
 
 @pytest.mark.parametrize('cycle', [1, 2])
-def test_page_of_an_interrupted_run(cycle, pair, tmp_path, monkeypatch, capsys):
+def test_page_of_an_interrupted_run(cycle, tmp_path, monkeypatch, capsys):
     """Ctrl-C in the second cycle: the page shows the first; in the first: it has no text."""
     interrupt(monkeypatch, verify.Session, 'commit', cycle)
-    assert program(capsys, *pair, '--trace', tmp_path / 'run.html')[0] == 130
-    texts = run_of(tmp_path / 'run.html')['texts']
-    assert [len(text['lanes'][0]['cycles']) for text in texts] == [1] * (cycle - 1)
+    assert program(capsys, *STORY, tmp_path / 'run.html', main=lab.page.main)[0] == 130
+    lanes = [lane for text in run_of(tmp_path / 'run.html')['texts'] for lane in text['lanes']]
+    assert [len(lane['cycles']) for lane in lanes] == [1] * (cycle - 1)
 
 
-# ------------------------------------------------------------------------------------------- in a browser
+@pytest.mark.parametrize('main, flags, named', [
+    (lab.page.main, '', 'run.html'), (lab.page.main, '--prompt a no/such/run.html', 'no/such/run.html'),
+    (lab.page.main, '--list run.html', '--list'), (lab.page.main, '--prompt a --gama 2 run.html', '--gama'),
+    (times.main, '--prompt a --show', '--show')])
+def test_bad_input_is_refused_in_a_line(main, flags, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, named, *flags.split(), main=main)
+    assert not list(tmp_path.iterdir())
+
 
 @pytest.fixture(scope='module')
 def browser(tmp_path_factory):
     """A headless Chromium with an empty profile; without one its tests are skipped."""
-    pytest.importorskip('selenium')
     try:
         opened = open_browser(tmp_path_factory.mktemp('profile'))
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         pytest.skip(str(error))
-    yield opened
-    opened.quit()
+    with opened:
+        yield opened
 
 
 def choose(browser, what, value):
@@ -168,80 +145,59 @@ def choose(browser, what, value):
 
 
 WALK = '''
-const found = [];
-for (let i = arguments[0]; i <= Number(document.getElementById('scrubber').max); i += 3) {
+return events().map((at, i) => {
   move(i);
-  const bars = [];
-  for (const bar of document.querySelectorAll('#picture [data-token]')) {
-    bars.push([bar.getAttribute('class').slice(4), Number(bar.dataset.token), Number(bar.dataset.value)]);
-  }
+  const all = (what, one) => Array.from(document.querySelectorAll(what), one);
   const values = {};
   for (const node of document.querySelectorAll('#picture .coin, #picture .chance, #view [data-value]')) {
     const name = node.getAttribute('class').split(' ')[0];
     (values[name] = values[name] || []).push(Number(node.dataset.value));
   }
-  const weights = Array.from(document.querySelectorAll('.vote'), cell => Number(cell.dataset.weight));
-  found.push({bars: bars, values: values, weights: weights, read: document.querySelectorAll('.read').length});
-}
-return found;
+  const bars = all('#picture [data-token]', bar => [
+    bar.getAttribute('class').slice(4), Number(bar.dataset.token), Number(bar.dataset.value)]);
+  return [at, bars, values, all('.vote', cell => Number(cell.dataset.weight)), all('.read', one => 1).length];
+});
 '''
-
-
-def steps_of(lane):
-    """(cycle, place, verdict or None) of each token that a page of this lane can stand at."""
-    found = []
-    for cycle in lane['cycles']:
-        written = 0
-        rejected = False
-        for place, row in enumerate(cycle['judged']):
-            rejected = not row['kept']
-            if rejected or written < len(cycle['tokens']):
-                found.append((cycle, place, row))
-                written += row['kept']
-        for _ in cycle['tokens'][written:]:
-            found.append((cycle, len(cycle['judged']) - rejected, None))
-    return found
 
 
 @pytest.mark.slow
 def test_page_shows_the_numbers_of_its_trace(browser, viewed):
-    """Every bar, chance, coin, vote, lag, score, ratio and confidence, at every third token of every lane."""
+    """Every bar, chance, coin, vote, lag, score, ratio and confidence, at every token of every lane."""
     visit(browser, viewed.file)
     for number, (name, lane) in enumerate(viewed.lanes.items()):
         choose(browser, 'choose-lane', number)
         cycles = lane['cycles']
-        seen = browser.execute_script(WALK, number % 3)
-        expected = steps_of(lane)[number % 3::3]
-        assert len(seen) == len(expected) > 7
-        for at, (cycle, place, row) in zip(seen, expected):
-            places = cycle.get('places', [])
-            noted = places[place] if place < len(places) else dict(ids=[])
-            bars = []
-            for letter in 'pqs':
-                bars += [[letter, *bar] for bar in zip(noted['ids'], noted.get(letter, []))]
-            assert sorted(at['bars']) == sorted(bars)
-            values = at['values']
-            if row and 'score' not in row:
+        walked = browser.execute_script(WALK)
+        written = [at['token'] for at, *_ in walked if at['kind'] != 'rejected']
+        assert written == [token for cycle in cycles for token in cycle['tokens']]
+        rejected = [row['token'] for cycle in cycles for row in cycle['judged'] if not row['kept']]
+        assert [at['token'] for at, *_ in walked if at['kind'] == 'rejected'] == rejected
+        for at, bars, values, weights, read in walked:
+            cycle, row = cycles[at['cycle']], at['row']
+            noted = dict(enumerate(cycle.get('places', []))).get(at['place'], {})
+            assert sorted(bars) == sorted([letter, *bar] for letter in 'pqs' if letter in noted
+                                          for bar in zip(noted['ids'], noted[letter]))
+            if row and name != 'specguard':
                 assert values['chance'] == [row['chance']]
                 assert values.get('coin', [None]) == [noted['coin']]
-            assert at['weights'] == [weight for line in cycle.get('weights', []) for weight in line]
+            assert weights == [weight for line in cycle.get('weights', []) for weight in line]
             assert values.get('confidence', []) == [c for one in cycles for c in one.get('confidence', [])]
             if name == 'via':
                 assert values['ratio'] == [row['ratio'] for one in cycles for row in one['judged']]
                 assert values['lag'] == [one['lag'] for one in cycles]
             if name == 'specguard':
                 assert values['score'] == [one['judged'][0]['score'] for one in cycles]
-                assert values['grounding'] == [row['grounding'] for row in cycle['judged']]
-            assert (at['read'] > 0) == ('blocks' in cycle)
+                assert [row['token'] for row in cycle['judged']] == cycle['drafted']
+                assert values['bar'] == [cycle['judged'][0][key] for key in ('scaled_L', 'scaled_G')]
+            assert (read > 0) == ('blocks' in cycle)
     assert browser.get_log('browser') == []
 
 
 @pytest.mark.slow
 def test_page_is_walked_by_keys_and_by_touch(browser, viewed):
     from selenium.webdriver import ActionChains, Keys
-    visit(browser, viewed.file)
-    choose(browser, 'choose-lane', 1)
-    n, cycles = len(steps_of(viewed.lanes['sd'])), len(viewed.lanes['sd']['cycles'])
+    visit(browser, viewed.file)                         # which shows its last lane
+    last, cycles = browser.execute_script('return [events().length, lane().cycles.length]')
 
     def press(*keys):
         """(token, cycle) of the place where these keys lead."""
@@ -251,7 +207,7 @@ def test_page_is_walked_by_keys_and_by_touch(browser, viewed):
     browser.execute_script('document.getElementById("strip").focus()')
     assert press(Keys.HOME) == (1, 1)
     assert press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)[0] == 3
-    assert press(Keys.END) == press(Keys.ARROW_RIGHT) == (n, cycles)
+    assert press(Keys.END) == press(Keys.ARROW_RIGHT) == (last, cycles)
     assert press(Keys.ARROW_UP)[1] == cycles - 1
     assert press(Keys.HOME, Keys.ARROW_DOWN, Keys.ARROW_DOWN)[1] == 3
     browser.find_element('id', 'event-7').click()
@@ -265,17 +221,18 @@ def test_page_reckons_the_clock(browser, viewed):
     choose(browser, 'choose-lane', 1)
     share, passes = viewed.run['shares']['draft/full'], viewed.lanes['sd']['stats']['passes']
 
-    def times():
-        found = [browser.find_element('css selector', f'.speed[data-name={name}]') for name in ('sd', 'ar')]
-        return [float(one.get_attribute('data-time')) for one in found]
-    plain = len(viewed.lanes['ar']['cycles'])
+    def taken():
+        return [float(browser.find_element('css selector', f'.speed[data-name={name}]').get_attribute(
+            'data-time')) for name in ('sd', 'ar')]
+    plain = viewed.lanes['ar']['cycles']
     spent = sum(cycle['ms'] for cycle in viewed.lanes['sd']['cycles'])
-    assert times()[0] * viewed.run['step'] == pytest.approx(spent, rel=1e-3)
+    assert 0.05 < viewed.run['step'] / plain[-1]['ms'] < 20     # both in ms
+    assert taken()[0] * viewed.run['step'] == pytest.approx(spent, rel=1e-3)
     choose(browser, 'unit', 'work')
-    assert times() == pytest.approx([passes['draft/full'] * share + passes['target/full'], plain])
+    assert taken() == pytest.approx([passes['draft/full'] * share + passes['target/full'], len(plain)])
     choose(browser, 'draft-cost', 0.5)
     choose(browser, 'verify-cost', 2)
-    assert times() == pytest.approx([passes['draft/full'] * 0.5 + passes['target/full'] * 2, plain])
+    assert taken() == pytest.approx([passes['draft/full'] * 0.5 + passes['target/full'] * 2, len(plain)])
 
 
 HOSTILE = ['</script><script>window.hacked = 1</script>', '<img src=x onerror="window.hacked = 1">',
@@ -283,20 +240,17 @@ HOSTILE = ['</script><script>window.hacked = 1</script>', '<img src=x onerror="w
            '\\u003c\n']
 
 
-def test_page_keeps_hostile_text_text(browser, tmp_path, monkeypatch):
+def test_page_keeps_hostile_text_text(browser, tmp_path):
     """Whatever a model or a prompt says is in the page letter by letter, and nothing of it runs."""
-    words = dict(enumerate(HOSTILE))
-    tokenizer = SimpleNamespace(decode=lambda ids, **how: ''.join(words[i] for i in ids))
-    engine = SimpleNamespace(tokenizer=tokenizer, weights=lambda: {'target/full': 1}, temperature=1.0,
-                             models=dict(target=byte_network(0)), target='a</script>b')
-    ids = list(words)
-    report = dict(method='sd', lossless=True, knobs={}, seed=0, finish='length',
-                  stats=dict(labels=dict(target=len(ids)), cycles=1, passes={'target/full': 1},
-                             acceptance_rate=None, tokens_per_second=1.0, acceptance_by_place=[]))
+    tokenizer = SimpleNamespace(decode=lambda ids, **how: ''.join(HOSTILE[i] for i in ids))
+    engine = SimpleNamespace(tokenizer=tokenizer, temperature=1.0, models=['target'], seed=0,
+                             target='a</script>b', lossless=lambda method: True)
+    ids = list(range(len(HOSTILE)))
     cycle = verify.Cycle([], [], ids, ['target'] * len(ids), {'target/full': [1, 1, 0.01]}, 0.01)
+    session = SimpleNamespace(tokens=ids, begin=len(ids), notes=[{}])
+    text = specmini.Text({}, 0, 'sd', verify.Exact(), session, [cycle])
     with open(tmp_path / 'run.html', 'w', encoding='utf-8') as file:
-        monkeypatch.setattr('lab.page.report', lambda engine, text: report)
-        write_page(file, engine, [specmini.Text({}, 0, ids, 'sd', None, [cycle])], None)
+        lab.page.write_page(file, engine, [text], {'target/full': 1}, None)
     visit(browser, tmp_path / 'run.html')
     shown = browser.execute_script('''
         return [window.hacked === undefined, document.scripts.length, document.images.length,

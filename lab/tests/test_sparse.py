@@ -10,12 +10,11 @@ from lab import tasks
 from lab.judge import Records, judge
 from lab.measure import EMBEDDED, Pair, Stored
 from lab.sparse import claims, record
-from lab.tests.helpers import LINE, SMALL, thin
+from lab.sparse.record import DENSE
+from lab.tests.helpers import LINE, thin
 from lab.toys import apart, network, seeded, session
 from train_mask import sparsity
-from verify import METHODS, no_draft
-
-KEEP = SMALL | dict(rho=0.1, moe_skip=0, anchors=0)
+from verify import Sparse, no_draft, read_prompt
 
 
 def test_recent_reads_the_sink_and_the_latest_blocks():
@@ -41,19 +40,6 @@ def test_quest_bounds_the_keys_of_a_block():
         assert abs(scores[row, head, block] - bound) < 1e-6 and (inside @ asked).max() <= bound
 
 
-def reads(name, blocks, sizes=None, found=None, **knobs):
-    """Logits of passes over these [[ids]] after LINE, a cycle each; found: the section `sparse`."""
-    model = network(0, **sizes or dict(num_hidden_layers=3))
-    s = session(model, None, LINE, 30, no_draft, sparse=METHODS[name](**KEEP | knobs))
-    s.calibration = dict(sparse=found)
-    s.read_prompt()
-    logits = []
-    for ids in blocks:
-        logits.append(s.target.read(s.tokens + ids, s.target_path(), len(ids) + 1))
-        s.commit(ids)
-    return torch.cat(logits)
-
-
 def test_a_look_up_asks_for_cells_of_the_first_half():
     row, ids = record.look_up(EMBEDDED, 1984, 0)
     *lines, _ = row['prompt'].split('\n')
@@ -73,14 +59,11 @@ def test_a_longer_look_up_has_one_answer():
     assert 5000 < len(ids) <= 8000 and len(cells) == 1 and f' {row["answer"]},' in cells[0]
 
 
-MIXTURES = dict(experts=(6,) * 3, num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=3)
-
-
 def test_channels_of_experts_are_left_out_as_calibrated(monkeypatch):
     """In a network of mixtures the quantile is the share of the chosen experts' channels that is left out."""
-    found = sparsity(network(**MIXTURES), [LINE], dense_below=8, block=4)
-    blocks = [LINE[:5], LINE[5:9]]
-    kept, shares = kernels.kept_channels, []
+    model = network(experts=(6,) * 3, num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=3)
+    calibration = dict(sparse=sparsity(model, [LINE], dense_below=8, block=4))
+    kept, shares, dense = kernels.kept_channels, [], None
 
     def counted(gate, threshold):
         h = kept(gate, threshold)
@@ -88,24 +71,24 @@ def test_channels_of_experts_are_left_out_as_calibrated(monkeypatch):
             shares.append(float((h == 0).double().mean()))
         return h
     monkeypatch.setattr(kernels, 'kept_channels', counted)
-    dense = reads('sparse', blocks, MIXTURES, found, rho=1.0)
-    assert not shares
-    for quantile in (0.2, 0.5, 0.8):
-        sparse = reads('sparse', blocks, MIXTURES, found, rho=1.0, ffn_quantile=quantile)
-        assert apart(sparse, dense) > 1e-3
-        assert statistics.mean(shares) == pytest.approx(quantile, abs=0.1)
+    for quantile in (0.0, 0.2, 0.5, 0.8):
+        sparse = Sparse(**DENSE, ffn_quantile=quantile)
+        s = session(model, None, LINE, 30, no_draft, sparse=sparse, calibration=calibration)
+        read_prompt(s)
+        logits = s.target.read(LINE + LINE[:9], s.target_path(), 10)
+        dense = logits if dense is None else dense
+        assert not quantile or statistics.mean(shares) == pytest.approx(quantile, abs=0.1)
+        assert bool(quantile) == bool(shares) == (apart(logits, dense) > 1e-3)
         shares.clear()
-
-
-def run(alike, right, seconds):
-    return dict(alike=alike, right=right, tokens=8, cycles=4, wrong=0, seconds=seconds) | {'pass': seconds}
 
 
 def test_claims_of_long_contexts_by_hand():
     """Two texts: chosen keys are right on one of them, the latest on none."""
     rows = []
     for place in (0, 1):
-        runs = {'dense': run(1, 1, 4), claims.KEYS: run(0.9, place, 2), claims.LATEST: run(0.6, 0, 2)}
+        runs = {'dense': (1, 1, 4), claims.KEYS: (0.9, place, 2), claims.LATEST: (0.6, 0, 2)}
+        runs = {name: dict(alike=alike, right=right, seconds=seconds, tokens=8, cycles=4) | {'pass': seconds}
+                for name, (alike, right, seconds) in runs.items()}
         rows.append(dict(family='look-up 8192', place=place, runs=runs))
     records = Records('sparse', 'of no pair')
     records['long'] = Stored({}, rows)
@@ -128,17 +111,10 @@ def test_claims_of_cycles_and_of_compiled_passes_by_hand():
 
 def test_a_pass_is_timed_by_each_form(monkeypatch):
     """Each form reads the same T positions four times, eager or compiled, sparse passes as sparse ones."""
-    sessions = {}
-
-    def opened(pair, compiled):
-        if compiled not in sessions:
-            sessions[compiled] = random_keys(pair, False)
-        return sessions[compiled]
-    random_keys = record.random_keys.__wrapped__
-    monkeypatch.setattr(record, 'random_keys', opened)
+    sessions = {compiled: record.random_keys.__wrapped__(EMBEDDED, False) for compiled in (False, True)}
+    monkeypatch.setattr(record, 'random_keys', lambda pair, compiled: sessions[compiled])
     row = record.pass_row(EMBEDDED, (2048, 1))
     assert row['runs'].keys() == record.FORMS.keys() and all(run['pass'] > 0 for run in row['runs'].values())
-    for compiled in (False, True):
-        log = sessions[compiled].target.log
-        assert sorted(path for path, *_ in log) == ['full'] * 4 + ['sparse'] * 4
+    for log in (one.target.log for one in sessions.values()):
+        assert sorted(path.name for path, *_ in log) == ['full'] * 4 + ['sparse'] * 4
         assert {positions for _, positions, *_ in log} == {record.T}

@@ -1,19 +1,15 @@
-"""SpecGuard's baselines, how steps are graded, its gate, its records, its claims by hand."""
+"""SpecGuard's baselines, how steps are graded, its records, its claims by hand."""
 import math
-from types import SimpleNamespace
 
 import numpy
 import pytest
-import scipy.stats
 
-import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
+import lab.specguard.baselines                          # noqa: F401, enters the baselines in METHODS
 from lab import judge, tasks
 from lab.measure import EMBEDDED
-from lab.specguard import claims, gate, record
-from lab.specguard.gate import continued_checker
+from lab.specguard import claims, record
 from lab.tests.helpers import RANGES, law_gap
-from lab.toys import (bytes_tokenizer, network, plain, session, write)
-from train_mask import signal_ranges
+from lab.toys import bytes_tokenizer, network, plain, session, write
 from verify import METHODS, SpecGuard
 
 PROMPT = [3, 2]
@@ -24,7 +20,7 @@ LINES = dict(text=lambda ids: ''.join('\n' if i in (1, 5) else 'abcdefghijkl'[i]
 def step_session(tokens_left=40, checker=None, **settings):
     """A Session of a random pair whose texts have lines."""
     s = session(network(0, 12), network(1, 12), PROMPT, tokens_left, **LINES | settings)
-    s.checker = checker
+    s.calibration = s.calibration | dict(checker=checker)
     return s
 
 
@@ -68,17 +64,6 @@ def test_step_checker_by_hand():
     for text, right in ((first + '\n', True), (row['solution'], True), ('\n1 + 1 = 3\n', False),
                         (first, False), (row['solution'] + '0', False)):
         assert check(bytes_tokenizer().encode(text).ids) is right
-
-
-def test_continued_checker_grades_the_targets_own_way_once():
-    """A text on the way of an earlier continuation has its verdict; any other is continued by the target."""
-    asked = []
-    check = continued_checker(step_session(12), lambda text: asked.append(text) or text[0] == 'd')
-    for step, verdict in (([6], False), ([3, 4], True)):
-        assert check(PROMPT + step) is verdict
-        way = PROMPT + step + plain(network(0, 12), PROMPT + step, 12 - len(step))
-        assert asked[-1] == LINES['text'](way[len(PROMPT):])
-    assert all(check(way[:end]) for end in range(len(PROMPT) + 2, len(way) + 1)) and len(asked) == 2
 
 
 def test_recorded_signals_are_those_of_a_run():
@@ -125,43 +110,3 @@ def test_claims_by_hand():
     right = {'sd 4': dict(right=1), 'default, seed 0': dict(right=0), 'default, seed 1': dict(right=1)}
     runs = judge.Runs([dict(family='math', place=0, runs=right)])
     assert claims.gain(runs, ['default, seed 0', 'default, seed 1'], 'sd 4').tolist() == [-0.5]
-
-
-def test_chosen_gate_by_hand():
-    """Confidence alone tells right from wrong; what counts is the lower bound, Wilson's."""
-    for right, n in ((0, 5), (1, 1), (19, 20), (250, 260), (3, 200)):
-        wanted = scipy.stats.binomtest(right, n).proportion_ci(method='wilson').low
-        assert gate.lower_bound(right, n) == pytest.approx(wanted, abs=1e-4)
-    steps = [(-i / 100, 0.5, i < 60) for i in range(110)]
-    ranges = signal_ranges(steps)
-    assert ranges == [[-1.08, -0.01], [0.5, 0.5]]
-    best = gate.choose_gate(steps, ranges, 0.9)
-    assert best['sure'] >= 0.9 and 0.4 < best['target'] < 0.55
-    assert gate.choose_gate(steps, ranges, 1.0) == best           # none is: the surest
-
-
-def test_drafted_steps_by_hand(monkeypatch):
-    """Steps after right ones: the target writes what the draft has wrong; grades are of whole answers."""
-    target, draft = network(0, 12), network(1, 12)
-    asked = []
-
-    def graded(row, text):
-        asked.append(text)
-        return len(text) > 8 and text[0] == row
-    monkeypatch.setattr(gate, 'grade', graded)
-
-    def start(ids, method):
-        s = session(target, draft, list(ids), 12, text=lambda ids: ''.join('abcdefghijkl'[i] for i in ids))
-        s.read_prompt()
-        return s
-    engine = SimpleNamespace(start=start)
-    first = start([3, 2], None).text(plain(target, [3, 2], 12))
-    method = SpecGuard(k=1, draft_temperature=0.0, max_step=4, tau=math.inf)
-    steps = gate.drafted_steps(engine, first[0], [3, 2], method)
-    assert asked[0] == first and all(isinstance(right, bool) for *_, right in steps)
-    begun = plain(draft, [3, 2], 4)
-    assert steps[0][2] == ('abcdefghijkl'[begun[0]] == first[0])
-    assert all(L <= 0 <= G <= 1 + 1e-9 for L, G, _ in steps)
-    asked.clear()
-    assert {right for *_, right in gate.drafted_steps(engine, 'z', [3, 2], method)} == {None}
-    assert len(asked) == 1                              # the target does not find this answer

@@ -2,35 +2,35 @@
 
 p is the target's distribution, q the draft's, s the slim verifier's. V vocabulary, n draft tokens of a block.
 """
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from lab.toys import overlap
-from model import Reader
-from verify import METHODS, Exact, Score, Session, ViaSd, knob
+from model import knob
+from verify import METHODS, Exact, Score, ViaSd
 
 
+@dataclass
 class Blended(Score):
-    """A Score whose p is the distribution that a deferral rule makes of q and p; its last row stays p."""
+    """A Score whose p is the distribution that a deferral rule makes of q and p; its last row stays p.
 
-    def __init__(self, session, draft, path, defer):
-        """defer: function (q, p of the raw logits, q, p that are sampled from; all [n, V]) -> [n, V]."""
-        super().__init__(session, draft, path)
-        self.defer = defer
+    defer: function (q, p of the raw logits, q, p that are sampled from; all [n, V]) -> [n, V].
+    """
+    defer: Callable = None
 
     @cached_property
     def p(self):
         p = self.session.probs(self.logits)                                             # [n + 1, V]
-        draft = self.draft
-        if draft.logits is None:                        # looked up: the draft has nothing but its q
-            raw_q = draft.q.to(p.dtype)
-        else:
-            raw_q = draft.logits.to(p.dtype).softmax(-1)
+        own = self.block.q.to(p.dtype)
+        raw_q = own                                     # looked up: the draft has nothing but its q
+        if self.block.logits is not None:
+            raw_q = self.block.logits.to(p.dtype).softmax(-1)
         raw_p = self.logits[:-1].to(p.dtype).softmax(-1)
-        blended = self.defer(raw_q, raw_p, draft.q.to(p.dtype), p[:-1])
-        return torch.cat([blended, p[-1:]])
+        return torch.cat([self.defer(raw_q, raw_p, own, p[:-1]), p[-1:]])
 
 
 @dataclass
@@ -42,12 +42,8 @@ class Cascade(Exact):
     """
     lam: float = knob(0.3, 'how much doubt is forgiven', 0, 1)
 
-    @property
-    def lossless(self):
-        return False
-
     def score(self, session, draft):
-        return Blended(session, draft, session.target_path(), self.defer)
+        return Blended(session, draft, session.target_path(), defer=self.defer)
 
     def defer(self, q, p, own, target):
         """The blend [n, V]; q, p: of the raw logits, which decide; own, target: what is sampled from."""
@@ -82,31 +78,16 @@ class CascadeTokenV3(Cascade):
 
 
 @dataclass
-class MiddleSession(Session):
-    """A Session with a third model between the two."""
-    mid: Reader = None
-
-    def readers(self):
-        return super().readers() | dict(mid=self.mid)
-
-
-class MiddleScore(Score):
-    """The middle model's view of a draft."""
-
-    def __init__(self, session, draft):
-        super().__init__(session, draft, session.mid.model.full, lambda s, q: s)
-        self.reader = session.mid
-
-
-@dataclass
 class ViaMid(ViaSd):
     """VIA-SD with a model of its own in the middle: other weights, another cache. LOSSY.
 
-    With a bigger draft model it is the paper's upscaled drafter. It needs a MiddleSession, so it is no method
-    of the program: lab/via/record.py and the tests alone run it.
+    With a bigger draft model it is the paper's upscaled drafter. It needs a `session.mid`, the model's
+    Reader, so it is no method of the program: lab/via/record.py and the tests alone run it.
     """
     def slim_score(self, session, draft):
-        return MiddleScore(session, draft)
+        middle = copy.copy(session)
+        middle.target = session.mid
+        return Score(middle, draft, session.mid.model.full, lambda s, q: s)
 
 
 @dataclass
@@ -119,7 +100,7 @@ class ViaLayers(ViaSd):
             return super().slim_score(session, draft)
         skip = sublayers(map(int, self.layers.split()))
         path = session.target_path(session.target.model.full.without(skip))
-        return Score(session, draft, path, recovery_distribution=lambda s, q: s)
+        return Score(session, draft, path, lambda s, q: s)
 
 
 def sublayers(layers):

@@ -3,11 +3,8 @@ import math
 
 import numpy
 
-import train_mask
 from lab.best.claims import over_plain
-from lab.judge import (CLOCK, EMBEDDED, MODELLED, Claim, PageTable, Records, gap, number, over, ratio,
-                       tuned_over)
-from verify import ViaSd
+from lab.judge import CLOCK, EMBEDDED, Claim, PageTable, Records, gap, number, over, ratio, tuned_over
 
 SPARED = 0.33                       # of sd's rejections; by the paper 0.48, 0.33 and 0.38 on three pairs
 OVER_SD = 1.5                       # by the notes 1.50 to 1.69
@@ -35,9 +32,9 @@ def claims(records):
         yield spared_claim(timed, 'sd 3') if is_timed else spared_claim(usual, 'sd')
     if 'tuned' in records:
         yield equal_claim(records.runs('tuned'))
-    told = records.get('worth', records.get('slim'))
-    if told:
-        yield from worth_claims(told.rows, records.cost)
+    judges = judges_of(records)
+    if judges:
+        yield from worth_claims(judges)
     if 'answers' in records:
         graded = [row for row in records['answers'].rows if row['plain'] is not None]
         if graded:
@@ -89,34 +86,29 @@ def equal_claim(runs):
                  figure, runs.kind)
 
 
-def worth_claims(rows, cost):
-    """Whether slim knows the target better than the draft does, the paper's criterion, the rule in passes.
+def judges_of(records):
+    """The rows that compare slim with the draft as judges, of the record `worth` or of an earlier one."""
+    stored = records.get('worth', records.get('slim'))
+    return stored.rows if stored else []
 
-    cost: of a draft pass, in full ones; None: by weight bytes.
-    """
+
+def worth_claims(rows):
+    """Whether slim knows the target better than the draft does, and the paper's criterion."""
     texts = numpy.arange(len(rows))
     positions = [row['positions'] for row in rows]
     better = [row['slim_right'] - row['draft_right'] for row in rows]
-    yield Claim("slim's agreement less the draft's", 'ours', 0, texts,
-                ratio(better, positions))
+    yield Claim("slim's agreement less the draft's", 'ours', 0, texts, ratio(better, positions))
     yield Claim('mean Delta by R, nats', 'paper', 0, texts, ratio([row['delta'] for row in rows], positions))
-
-    def over_sd(texts):
-        hits, ratios = ([x for i in texts for x in rows[i][column]] for column in ('hit', 'ratio'))
-        c = ViaSd.gamma * (cost or rows[0]['draft_cost'])
-        return train_mask.over_sd(hits, ratios, c, rows[0]['work'])[0]
-    if 'hit' in rows[0]:
-        yield Claim('rule in passes: `via` over `sd`, gamma 5', 'ours', 1, texts, over_sd, MODELLED)
 
 
 def sweeps(pairs):
     """Slim beside the draft, thresholds, baselines, skip shares, middle models, without verdicts."""
     rows = []
     for pair, records in pairs.items():
-        told = records.get('worth', records.get('slim'))
-        if told:
-            positions = sum(row['positions'] for row in told.rows)
-            right = [sum(row[f'{who}_right'] for row in told.rows) for who in ('slim', 'draft')]
+        judges = judges_of(records)
+        if judges:
+            positions = sum(row['positions'] for row in judges)
+            right = [sum(row[f'{who}_right'] for row in judges) for who in ('slim', 'draft')]
             shares = ', '.join(f'{share / positions:.1%}' for share in right)
             rows.append(("first choices: slim's, the draft's", pair, None, None, None, shares, None, None))
         timed = Records('best', pair)

@@ -3,15 +3,18 @@
 The target needs a mask in its calibration.json: python train_mask.py finds one.
 """
 import functools
+import math
 import random
 from dataclasses import dataclass, replace
 
+import torch
+
 import train_mask
-from lab.measure import (MODELS, Pair, Prompt, Record, Setting, answer_row, held_out_rows, named, network,
-                         prepared, run_row, sd)
-from lab.via.baselines import MiddleSession, ViaMid, sublayers
+from lab.measure import (MODELS, Pair, Prompt, Record, Setting, SharingEngine, answer_row, held_out_rows,
+                         named, network, prepared, run_row, sd)
+from lab.via.baselines import ViaMid, sublayers
 from specmini import Engine
-from verify import Exact, ViaSd, decode, tokens_of
+from verify import Exact, ViaSd, decode, tokens_of, violation
 
 GAMMA = ViaSd.gamma
 FAMILIES = dict(math={}, table=dict(high=20, columns=(1, 4)), code={}, story={}, qa={}, translate={},
@@ -58,18 +61,24 @@ def tuned_settings():
 
 # ------------------------------------------------------------------------- masks, middle models, --draft self
 
+class MiddleEngine(SharingEngine):
+    """An Engine with a third model, whose Reader is `mid` of its Sessions."""
+
+    def start(self, ids, method, row=0):
+        session = super().start(ids, method, row)
+        session.mid = self.readers['mid']
+        session.mid.read(ids[:-1], session.mid.model.full, 0)
+        return session
+
+
 @dataclass(frozen=True)
 class WithMiddle(Pair):
     """The pair and a model in the middle."""
     middle: str = ''
 
-    def engine(self, **settings):
-        engine = super().engine(**settings)
+    def engine(self, kind=MiddleEngine):
+        engine = super().engine(kind)
         engine.models['mid'], _, _ = network(self.middle, self.device, self.dtype)
-
-        def session(**fields):
-            return MiddleSession(mid=engine.readers['mid'], **fields)
-        engine.session = session
         return engine
 
 
@@ -80,14 +89,15 @@ def weighed_row(settings, pair, prompt):
         run = run_row({name: setting}, pair, prompt)['runs'][name]
         run['full'] = sum(run['passes'].get('target/full', {}).values())
         engine = prepared(pair, setting)
-        read = engine.weights()
-        run['steps'] = 0.0
-        for path, counts in run.pop('passes').items():
-            run['steps'] += sum(counts.values()) * read[path] / read['target/full']
+        read = {}                                       # {reader/path: bytes}
         tensors = []
-        for reader in engine.readers.values():
+        for role, reader in engine.readers.items():
+            for path, *_ in reader.log:
+                read[f'{role}/{path.name}'] = reader.model.read_bytes(path)
             tensors += [*reader.model.parameters(), *reader.cache.stores]
-        runs[name] = run | dict(memory=sum(tensor.nbytes for tensor in tensors))
+        passes = run.pop('passes').items()
+        steps = sum(sum(counts.values()) * read[path] / read['target/full'] for path, counts in passes)
+        runs[name] = run | dict(steps=steps, memory=sum(tensor.nbytes for tensor in tensors))
     return prompt.name | dict(runs=runs)
 
 
@@ -126,29 +136,36 @@ def drafting_row(pair, prompt):
 
 
 def worth_row(pair, prompt):
-    """What train_mask.py ends with, of the target's first WINDOW tokens, which slim reads in one pass.
+    """How slim and the draft agree with the target on its first WINDOW tokens, which slim reads in one pass.
 
     draft_right, slim_right: at how many the first choice is the target's; delta, strict: sums of Delta at
-    (1/2, 1/2) and (0, 1), to the target and to pi. hit: where the draft is right; ratio: r by slim of its
-    first choices. draft_cost, work: weight bytes of a draft and of a slim pass over those of a full one.
+    (1/2, 1/2) and (0, 1), to the target and, as delta_pi and strict_pi, to pi at 0.9.
     """
     engine = prepared(pair, sd(GAMMA))
     engine.open([prompt.ids])
     session = engine.start(prompt.ids, ViaSd())
     text = tokens_of(decode(session, Exact(GAMMA)))[:WINDOW]
-    model, draft = session.target.model, session.draft.model
     ids = prompt.ids + text[:-1]                        # whose last rows predict the text
-    read = train_mask.Windows(model, [ids], len(text))
-    (q,), (s,) = train_mask.Windows(draft, [ids], len(text)).p, read.logps(session.slim_path)
-    hit = read.agreed([q])
-    row = dict(positions=len(text), draft_right=sum(hit), slim_right=sum(read.agreed([s])),
-               hit=[int(right) for right in hit], ratio=train_mask.slim_ratios(q, s).tolist(),
-               draft_cost=draft.read_bytes(draft.full) / model.read_bytes(model.full),
-               work=model.read_bytes(session.slim_path) / model.read_bytes(model.full))
+    windows = train_mask.Windows(session.target.model, [ids], len(text))
+    p, s = *windows.p, *windows.logps(session.slim_path)
+    (q,) = train_mask.Windows(session.drafter.model, [ids], len(text)).p
+    right = [int((p.argmax(-1) == one.argmax(-1)).sum()) for one in (q, s)]
+    row = dict(positions=len(text), draft_right=right[0], slim_right=right[1])
     for end, delta in (('', 1.0), ('_pi', 0.9)):
         for name, *forgiven in (('delta', 0.5, 0.5), ('strict', 0.0, 1.0)):
-            row[name + end] = float(train_mask.shortcut(*read.p, q, s, *forgiven, delta).sum())
+            row[name + end] = float(shortcut(p, q, s, *forgiven, delta).sum())
     return prompt.name | row
+
+
+def shortcut(p, q, s, alpha, beta, delta=1.0):
+    """Delta(s | pi) [n] in nats: how much shorter the way from q to pi = (1 - delta) q + delta p is by s.
+
+    p, q, s: log-probabilities [n, V]. alpha, beta: see violation; at 1/2 they forgive any delta up to 1/2.
+    Source: VIA-SD (2026), Delta_KL; its p and q are our q and p.
+    """
+    R = functools.partial(violation, alpha=alpha, beta=beta)
+    pi = torch.logaddexp(q + torch.tensor(1 - delta).log(), p + math.log(delta))
+    return R(pi, q) - R(s, q) - R(pi, s)
 
 
 RECORDS = dict(

@@ -1,0 +1,70 @@
+"""A target that several processes share: its parts add up; two processes under torchrun write one's texts."""
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lab.parallel import Shard
+from lab.tests.helpers import (LEARNED, LINE, RANGES, case, needs_gloo, program, refuses, subprogram, tiny,
+                               tiny_pair)
+from lab.toys import apart, fresh
+from model import load, write_calibration
+
+TORCHRUN = '-m', 'torch.distributed.run', '--nproc-per-node', 2, '-m', 'lab.parallel'
+BIASES = dict(sizes=dict(qkv_bias=True, o_bias=True, mlp_bias=True), attention_bias=True)
+EXPERTS = dict(sizes=dict(experts=(6, 0), num_experts_per_tok=3, moe_intermediate_size=8, qk_norm=True),
+               model_type='qwen3_moe', num_experts=6, mlp_only_layers=[1])
+
+
+@pytest.mark.parametrize('options', [case('biases', BIASES), case('experts', EXPERTS)])
+def test_shards_compute_what_the_network_does(options, tmp_path):
+    """In two threads, which add up what their halves of each sublayer put out."""
+    folder = tiny(tmp_path, **options)
+    barrier, halves = Barrier(2, timeout=60), [None, None]
+
+    def all_reduce(rank, y):
+        halves[rank] = y
+        barrier.wait()
+        total = sum(halves)
+        barrier.wait()
+        return total
+
+    def logits_of(rank):
+        model, _, _ = load(folder, dtype=torch.float64, shard=Shard(rank, 2))
+        for layer in model.model.layers:
+            layer.all_reduce = partial(all_reduce, rank)
+        return fresh(model, LINE)
+    whole, _, _ = load(folder, dtype=torch.float64)
+    with ThreadPoolExecutor(2) as pool:
+        assert all(apart(logits, fresh(whole, LINE)) < 1e-9 for logits in pool.map(logits_of, range(2)))
+    refuses('num_key_value_heads', partial(load, folder, shard=Shard(0, 4)))
+    refuses('[9, 4]', Shard(0, 2).part, 'a.k_proj.weight', SimpleNamespace(get_shape=lambda: [9, 4]))
+
+
+@needs_gloo
+@pytest.mark.parametrize('temperature', [case('greedy', 0, slow=True), case('sampled', 1, slow=True)])
+def test_two_processes_write_the_texts_of_one_by_every_method(temperature, tmp_path, capsys):
+    flags = [*tiny_pair(tmp_path), '--compare', 'sd,cmasd,ecsv,via,specguard,sparse', '--set', 'block=4',
+             'dense_below=4', 'ffn_quantile=0.4', '--temperature', temperature, '--trace']
+    for name, section in dict(mask=dict(skip=[1]), signals=RANGES, sparse=LEARNED).items():
+        write_calibration(tmp_path / 'target', name, section)
+    program(capsys, *flags, tmp_path / 'one')
+    status, out, err = subprogram(*TORCHRUN, *flags, tmp_path / 'two')
+    assert status == 0 and out.count('\nspecguard ') == 1, err
+    one, two = [[[cycle[key] for key in ('method', 'tokens', 'labels')]
+                 for cycle in map(json.loads, (tmp_path / name).open())] for name in ('one', 'two')]
+    assert one == two
+
+
+@needs_gloo
+@pytest.mark.slow
+def test_a_nan_in_the_part_of_one_process_ends_all_with_one_line(tmp_path):
+    def spoil(stored):
+        stored['model.layers.0.self_attn.o_proj.weight'][0, -1] = torch.nan
+        return stored
+    status, out, err = subprogram(*TORCHRUN, '--target', tiny(tmp_path, weights=spoil), '--prompt', 'hello')
+    assert status and not out and err.count('lab.parallel: ') == err.count('another process') == 1

@@ -1,0 +1,70 @@
+"""lab.prove: its figures are those of the law tests, and no verdict contradicts a method."""
+from unittest.mock import patch
+
+import pytest
+
+import lab.baselines    # noqa: F401, enters the baselines in METHODS
+from lab import prove
+from lab.tests.helpers import case, program, put, refused
+from lab.toys import Table, WrongResidual, enumerate_law, exact_law, variation
+from model import BadInput
+from verify import METHODS, Exact
+
+
+class Liar(WrongResidual):
+    """Promises the target's distribution, and has another."""
+    lossless = True
+
+
+@pytest.fixture
+def short_proofs(monkeypatch):
+    """Proofs of two tokens at most, so that every method has one in no time."""
+    for name, value in dict(SIZES=((2, 1), (2, 2)), LONGER=((2, 2),), MOST=80).items():
+        monkeypatch.setattr(prove, name, value)
+
+
+@pytest.mark.slow
+def test_prove_judges_or_refuses_every_method(short_proofs):
+    unproven = set()
+    for name, kind in METHODS.items():
+        try:
+            proof = prove.prove(name, kind(), temperature=1.0, top_k=0, top_p=1.0)
+            assert proof.status == 0 and (proof.gap < 1e-9) >= proof.promised, name
+        except BadInput as error:
+            assert name in str(error)
+            unproven.add(name)
+    assert unproven == {'rsd', 'oracle-gate'}           # they grade steps
+
+
+@pytest.mark.parametrize('rule, status', [
+    case('lossless', Exact, 0), case('lossy', METHODS['lenient'], 0), case('wrong', Liar, 1)])
+def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
+    """A false promise gives status 1."""
+    monkeypatch.setattr(prove, 'SIZES', ((4, 2),))
+    monkeypatch.setitem(METHODS, 'told', rule)
+    found, out, _ = program(capsys, 'told', '--set', 'gamma=1', '--top-k', 4, main=prove.main)
+    assert found == status
+    wanted, drafted = [exact_law(Table(seed), 2, temperature=1.0) for seed in (1, 2)]
+    law = enumerate_law(Table(1), Table(2), rule(1), 2, temperature=1.0)
+    gap = variation(law, wanted)
+    assert (gap < 1e-9) == (rule is Exact) and (gap < 1e-9 or f'{gap:.3g}' in out)
+    text = max(wanted, key=wanted.get)
+    shown, = [line.split() for line in out.splitlines() if line.startswith('{} {} '.format(*text))]
+    assert [shown[i] for i in (2, 3, 5)] == [f'{of[text]:.5f}' for of in (law, wanted, drafted)]
+
+
+@pytest.mark.parametrize('named, flags', [
+    ('nope', ['nope']), ('temperature is -1', ['sd', '--temperature', -1]), ('rsd', ['rsd']),
+    ('--prompt', ['sd', '--prompt', 'x']), ('lenience', ['sd', '--set', 'lenience=1']),
+    ('gamma', ['ar', '--set', 'gamma=2']), ('80', ['specguard', '--set', 'k=9']),
+    ('sparse', ['sparse', '--set', 'ffn_quantile=0.5'])], ids=str)
+def test_prove_refuses_in_one_line(named, flags, short_proofs, capsys):
+    refused(capsys, named, *flags, main=prove.main)
+
+
+def test_prove_of_ones_own(short_proofs, tmp_path, capsys):
+    put(tmp_path, {'a.py': "from verify import METHODS, Exact\n"
+                           "METHODS['a'] = type('A', (Exact,), dict(chance=lambda *_: 1))"})
+    with patch.dict(METHODS):                           # it is forgotten after the test
+        status, out, _ = program(capsys, 'a', '--import', tmp_path / 'a.py', main=prove.main)
+    assert (status, out.splitlines()[-1][:6]) == (0, 'LOSSY:')
