@@ -203,9 +203,8 @@ class Transformer(Part):
             norm=nn.RMSNorm(config.hidden_size, config.rms_norm_eps)))
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
-        attends = (kernels.attend,) * config.num_hidden_layers
-        ffns = (kernels.feed_forward,) * config.num_hidden_layers
-        self.full = Path('full', attends, ffns)         # every sublayer, densely
+        L = config.num_hidden_layers
+        self.full = Path('full', (kernels.attend,) * L, (kernels.feed_forward,) * L)    # all of it, densely
         self.set_context(min(2048, config.max_position_embeddings))
 
     @property
@@ -261,23 +260,6 @@ class Transformer(Part):
         """hidden [..., C] -> logits [..., V], cut to the tokenizer's length (checkpoints pad the head)."""
         rows = self.lm_head(hidden.flatten(0, -2))                                      # [N, at least V]
         return rows[:, :self.vocab].unflatten(0, hidden.shape[:-1])
-
-    def read_bytes(self, path):
-        """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
-
-        A mixture is counted whole; how many of its experts a pass really reads depends on the tokens.
-        """
-        total = parameter_bytes(self.model.norm) + parameter_bytes(self.lm_head)
-        for layer, attend, ffn in zip(self.model.layers, path.attends, path.ffns):
-            if attend:
-                total += parameter_bytes(layer.input_layernorm) + parameter_bytes(layer.self_attn)
-            if ffn:
-                total += parameter_bytes(layer.post_attention_layernorm) + parameter_bytes(layer.mlp)
-        return total
-
-
-def parameter_bytes(module):
-    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 # ------------------------------------------------------------------------------------- how a pass is computed
@@ -368,10 +350,8 @@ def to_host(*tensors):
     if not on_gpu(tensors[0]):
         return tensors
     flat = torch.cat([x.flatten().double() for x in tensors]).cpu()
-    here = []
-    for x, numbers in zip(tensors, flat.split([x.numel() for x in tensors])):
-        here.append(numbers.view(x.shape).to(x.dtype))
-    return here
+    parts = flat.split([x.numel() for x in tensors])
+    return [numbers.view(x.shape).to(x.dtype) for x, numbers in zip(tensors, parts)]
 
 
 # -------------------------------------------------------------------------------------- caches and readers
@@ -424,11 +404,10 @@ class KVCache:
     def average(self, block, n):
         """[L] mean keys [B, G, S / block, D] of the cache's blocks, right for the first n / block."""
         if block != self.block:
-            self.block = 0                      # until all is ready, because this may be interrupted
             self.averaged = 0
             B, both, S, D = self.stores[0].shape
             self.means = [store.new_zeros(B, both // 2, S // block, D) for store in self.stores]
-            self.block = block
+            self.block = block                  # last, because this may be interrupted
         first = self.averaged // block
         end = n // block
         if first < end:
@@ -458,7 +437,7 @@ class Reader:
         self.capacity = -(-(capacity + PAD) // EVEN) * EVEN
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
-        self.log = []                                   # (Path, positions, begin, end) of each pass
+        self.log = []                                   # (Path, positions) of each pass
         self.compiled = compile_forward(model) if compiled else None
         self.cache = self.new_cache(1)
         self.forks = {}                                 # rows -> KVCache, see fork
@@ -497,7 +476,7 @@ class Reader:
 
     @torch.inference_mode()
     def feed(self, ids, start, path, last):
-        """One pass over ids [B, T] at positions start.. -> logits [B, last, V]; counted and timed."""
+        """One pass over ids [B, T] at positions start.. -> logits [B, last, V]; it is logged."""
         B, T = ids.shape
         forward = self.model
         kv_len = start + T
@@ -508,12 +487,11 @@ class Reader:
             power = 1 << (kv_len + pad - 1).bit_length()
             kv_len = min(self.capacity, max(SPAN, power))   # few numbers, because each needs a graph
             ids = functional.pad(ids, (0, pad))         # also by 0: graphs tell such tensors from others
-        begin = self.now()
         positions = torch.arange(start, start + T + pad, device=ids.device)
         carry = path.carry or (self.pass_info(start, path) if path.sparse else None)
         hidden = forward(ids, positions, path, self.cache.stores, kv_len, carry)        # [B, T + pad, C]
         logits = self.model.logits(hidden[:, T - last:T]) if last else None
-        self.log.append((path, B * T, begin, self.now()))
+        self.log.append((path, B * T))
         return logits
 
     def pass_info(self, start, path):
@@ -534,7 +512,6 @@ class Reader:
         twin = copy.copy(self)
         twin.cache = self.forks[rows]
         twin.cache.copy_of(self.cache)
-        twin.forks = {}
         return twin
 
     def forget(self):
@@ -542,25 +519,13 @@ class Reader:
         self.cache.record([], 0, self.model.full)
         self.log.clear()
 
-    def now(self):
-        """The time: seconds on a CPU, an event on CUDA (where a pass has not ended when its call returns)."""
-        if self.model.device.type != 'cuda':
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def spent(self, mark=0):
-        """{path name: [passes, positions, seconds]} of the log from index `mark` on; waits for a GPU."""
+        """{path name: [passes, positions]} of the log from index `mark` on."""
         totals = {}
-        passes = self.log[mark:]
-        if passes and self.model.device.type == 'cuda':
-            passes[-1][-1].synchronize()                # earlier passes have ended too
-        for path, positions, begin, end in passes:
-            row = totals.setdefault(path.name, [0, 0, 0.0])
+        for path, positions in self.log[mark:]:
+            row = totals.setdefault(path.name, [0, 0])
             row[0] += 1
             row[1] += positions
-            row[2] += end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1000
         return totals
 
 
@@ -576,12 +541,12 @@ class Half(Part):
 
     def __init__(self, linear):
         super().__init__()
-        rows = max(1, PIECE // linear.in_features)
-        self.pieces = []
-        for begin in range(0, linear.out_features, rows):
-            weight = linear.weight[begin:begin + rows].float()
-            bias = None if linear.bias is None else linear.bias[begin:begin + rows]
-            self.pieces.append(torch.ops.quantized.linear_prepack_fp16(weight, bias))
+        weights = linear.weight.split(max(1, PIECE // linear.in_features))
+        biases = [None] * len(weights)
+        if linear.bias is not None:
+            biases = linear.bias.split(len(weights[0]))
+        self.pieces = [torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+                       for weight, bias in zip(weights, biases)]
         # on the meta device: it has a shape and a size in bytes, and no numbers
         self.weight = nn.Parameter(linear.weight.to('meta'), requires_grad=False)
 
@@ -590,35 +555,37 @@ class Half(Part):
         return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-class Packed(Part):
-    """A Linear whose weight oneDNN has laid out for its fastest product; single rows can't be read."""
+class Rearranged(Part):
+    """A Linear whose weight is held as a faster product takes it; x [N, in] -> [N, out]."""
 
     def __init__(self, linear):
         super().__init__()
-        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.weight = nn.Parameter(self.rearrange(linear.weight.detach()), requires_grad=False)
         self.register_parameter('bias', linear.bias)
 
+
+class Packed(Rearranged):
+    """By oneDNN; single rows of the weight can't be read."""
+
+    def rearrange(self, weight):
+        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+
     def __call__(self, x):
-        weight = self._parameters['weight']
-        bias = self._parameters['bias']
+        weight, bias = self._parameters.values()
         n = len(x)
         if n < ROWS:
             x = functional.pad(x, (0, 0, 0, ROWS - n))
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')[:n]
 
 
-class Transposed(Part):
-    """A Linear that is not packed, its weight held as the product takes it; x [N, in] -> [N, out]."""
+class Transposed(Rearranged):
+    """For small matrices."""
 
-    def __init__(self, linear):
-        super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().t().contiguous(), requires_grad=False)
-        self.register_parameter('bias', linear.bias)
+    def rearrange(self, weight):
+        return weight.t().contiguous()
 
     def __call__(self, x):
-        weight = self._parameters['weight']
-        bias = self._parameters['bias']
+        weight, bias = self._parameters.values()
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
@@ -656,10 +623,9 @@ def faster(linear):
     """The module that computes what this Linear does, on a CPU in fp32 in the least time."""
     if linear.weight.numel() < BIG:
         return Transposed(linear)
-    if linear.weight.dtype != torch.float32:
-        if fits_half(linear.weight):
-            return Half(linear)
-        linear = linear.float()
+    if linear.weight.dtype != torch.float32 and fits_half(linear.weight):
+        return Half(linear)
+    linear = linear.float()
     return Packed(linear) if torch.backends.mkldnn.is_available() else linear
 
 
@@ -684,12 +650,11 @@ def pack_children(part):
 
 def compile_forward(model):
     """The network's forward through torch.compile, one graph for each padded length and path."""
-    cpu = model.device.type == 'cpu'
-    compiler = shutil.which(os.environ.get('CXX', 'g++'))
-    require_that(not cpu or compiler, '--compile needs g++, or what CXX names')
+    compiler = on_gpu(model) or shutil.which(os.environ.get('CXX', 'g++'))
+    require_that(compiler, '--compile needs g++, or what CXX names')
     torch._dynamo.config.recompile_limit = 256          # graphs of all lengths, spans, paths and models
     options = dict(cpp_wrapper=True)                    # without it a quarter of a pass is Python
-    if not cpu:
+    if on_gpu(model):
         options = {'triton.cudagraphs': True, 'coordinate_descent_tuning': True}
     return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
 
@@ -720,7 +685,7 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
     with naming(folder):
         config = read_config(folder)
         tokenizer = read_tokenizer(folder)
-        with torch.device('meta'):
+        with naming('config.json', RuntimeError), torch.device('meta'):     # sizes that overflow
             model = Transformer(shard.config(config) if shard else config)
         model = model.requires_grad_(False).to(dtype or torch.float32)
         tensors = find_tensors(model, folder)
@@ -732,23 +697,24 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
         model.set_context(min(2048, config.max_position_embeddings))
         model.token_texts = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
         model.vocab = max(model.token_texts, default=0) + 1
-        good = 1 < model.vocab <= config.vocab_size
-        require_that(good, f'tokenizer of {model.vocab} entries; expected 2 to {config.vocab_size}')
-        return model.eval(), tokenizer, read_eos(folder)
+        require_that(1 < model.vocab <= config.vocab_size,
+                     f'tokenizer of {model.vocab} entries; expected 2 to {config.vocab_size}')
+        return model, tokenizer, read_eos(folder)
 
 
 def fill(model, tensors, shard=None):
     """Copies a checkpoint's tensors into the network; ValueError for a wrong shape, NaN or infinity."""
     for name, view in checkpoint_views(model).items():
-        file, _ = tensors[name]
+        file, dtype = tensors[name]
+        require_that(dtype, f'{name} is stored in another type than fp32, fp16 or bf16')
         with safe_open(file, 'pt') as weights:          # one at a time, so that copied pages are let go
             stored = weights.get_slice(name)
             tensor = shard.part(name, stored) if shard else stored[:]
         require_that(tensor.shape == view.shape,
                      f'{name} has the shape {list(tensor.shape)}; expected {list(view.shape)}')
         view.copy_(tensor)
-        good = all(end.isfinite() for end in view.aminmax())
-        require_that(good, f'{name} holds NaN or infinity in {view.dtype}')
+        require_that(all(end.isfinite() for end in view.aminmax()),
+                     f'{name} holds NaN or infinity in {view.dtype}')
 
 
 def keep_16_bits(model, tensors):
@@ -768,12 +734,10 @@ def find_tensors(model, folder):
             for name in weights.keys():
                 tensors[name] = file, STORED.get(weights.get_slice(name).get_dtype())
     wanted = checkpoint_views(model).keys()
-    spare = {name for name in tensors if name.endswith('inv_freq')}     # tables that we compute
-    spare.add('lm_head.weight')                                         # of a tied head
+    # rotary tables, which we compute, and the copy of a tied head
+    spare = {name for name in tensors if name.endswith(('inv_freq', 'lm_head.weight'))}
     wrong = sorted(wanted - tensors.keys() | tensors.keys() - wanted - spare)
     require_that(not wrong, f'{len(wrong)} tensors are missing or unknown, first {wrong[:1]}')
-    for name in wanted:
-        require_that(tensors[name][1], f'{name} is stored in another type than fp32, fp16 or bf16')
     return tensors
 
 
@@ -837,8 +801,7 @@ def read_config(folder):
             value = rope.get(name, raw.get(name))
             require_that(value in allowed, f'{name} {value!r} is not supported, only {allowed}')
         kind = raw['model_type']
-        given = {option.name: raw.get(option.name) for option in fields(Config)}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: raw[name] for name in knobs_of(Config) if raw.get(name) is not None}
         config = Config(**dict(num_key_value_heads=1, head_dim=2) | given)      # in place of the usual ones
         check_fields(config)
         refuse_window(raw)
@@ -871,7 +834,7 @@ def refuse_window(raw):
 def mixtures(raw):
     """For each layer its number of experts, or 0."""
     E = raw.get('num_experts') or raw['num_local_experts']              # transformers 5's name
-    require_that(0 < E <= 1000, f'{E} experts: expected 1 to 1000')
+    require_that(type(E) is int and 0 < E <= 1000, f'{E} experts: expected 1 to 1000')
     step = raw.get('decoder_sparse_step') or 1
     dense = raw.get('mlp_only_layers') or []
     return tuple(0 if i in dense or (i + 1) % step else E for i in range(raw['num_hidden_layers']))
@@ -892,11 +855,11 @@ def read_rope(raw, given):
         needed['attention_factor'] = 0.001, None
     for name, (lowest, usual) in needed.items():
         rope[name] = rope.get(name) or usual            # 0 is absent
-        good = type(rope[name]) in (int, float) and lowest <= rope[name] <= 1e10
-        require_that(good, f'rope type {kind}: {name} is {rope[name]!r}; expected {lowest} to 1e10')
+        require_that(type(rope[name]) in (int, float) and lowest <= rope[name] <= 1e10,
+                     f'rope type {kind}: {name} is {rope[name]!r}; expected {lowest} to 1e10')
     for low, high in (('low_freq_factor', 'high_freq_factor'), ('beta_slow', 'beta_fast')):
-        good = high not in needed or rope[low] <= rope[high]
-        require_that(good, f'{low} is {rope.get(low)}; expected at most {high}, {rope.get(high)}')
+        require_that(high not in needed or rope[low] <= rope[high],
+                     f'{low} is {rope.get(low)}; expected at most {high}, {rope.get(high)}')
     return rope
 
 
@@ -908,7 +871,7 @@ def read_tokenizer(folder):
         tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
     tokenizer.no_truncation()                           # a file may ask for both
     tokenizer.no_padding()
-    if getattr(tokenizer.model, 'dropout', None):
+    with contextlib.suppress(AttributeError):
         tokenizer.model.dropout = None                  # of merges, in training: ids would be random
     return tokenizer
 
@@ -919,26 +882,13 @@ def encode(tokenizer, texts, special=True):
         return [tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
 
 
-class GrowingText:
-    """The text that follows a prompt (ids), in pieces that never hold half a character."""
+def text_stream(prompt):
+    """A decoder of what follows a prompt (ids): its step(tokenizer, id) is a piece of text, or None.
 
-    def __init__(self, tokenizer, prompt):
-        self.tokenizer = tokenizer
-        # some decoders drop the space before the first of their ids
-        self.stream = DecodeStream(ids=prompt[-4:], skip_special_tokens=True)
-        self.pending = []                               # ids of a character that is not whole yet
-
-    def add(self, token):
-        """The piece of text that this token completes."""
-        self.pending.append(token)
-        piece = self.stream.step(self.tokenizer, token)
-        if piece is not None:
-            self.pending.clear()
-        return piece or ''
-
-    def rest(self):
-        """The bytes, held back, of a character that never became whole."""
-        return self.tokenizer.decode(self.pending)
+    It holds back the bytes of a character that is not whole yet. Without ids of the prompt, some decoders
+    drop the space before the first word.
+    """
+    return DecodeStream(ids=prompt[-4:], skip_special_tokens=True)
 
 
 def chat(folder, text):
@@ -973,11 +923,11 @@ def sandbox(settings):
 
 def read_eos(folder):
     """The end-of-sequence ids, of config.json and of generation_config.json together."""
-    eos = {None}
+    eos = []
     for name in ('config.json', 'generation_config.json'):
         ids = read_json(folder / name, {}).get('eos_token_id')
-        eos.update(ids if isinstance(ids, list) else [ids])
-    eos.remove(None)
+        eos += ids if isinstance(ids, list) else [ids]
+    eos = [i for i in eos if i is not None]
     require_that(all(type(i) is int for i in eos), f'eos_token_id is {eos}; expected token ids')
     return frozenset(eos)
 

@@ -8,6 +8,7 @@ import copy
 import difflib
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import re
@@ -16,16 +17,16 @@ import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as File
-from statistics import median
+from statistics import fmean, median
 
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
 import torch
 from tqdm import tqdm
 
-from model import (MALFORMED, BadInput, GrowingText, Reader, chat, check_fields, encode, knob, knob_range,
+from model import (MALFORMED, BadInput, Reader, chat, check_fields, encode, knob, knob_range,
                    knobs_of, load, naming, pack, read_calibration, require_that, same_vocabulary,
-                   shared_length)
+                   shared_length, text_stream)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
 
@@ -91,19 +92,18 @@ class Engine:
     def open(self, prompts):
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
         for i, ids in enumerate(prompts, 1):
-            good = 0 < len(ids) < self.context and max(ids) < self.models['target'].vocab
-            require_that(good, f'prompt {i} has {len(ids)} tokens; expected 1 to {self.context - 1}, and '
-                         "only the tokenizer's")
+            require_that(0 < len(ids) < self.context and max(ids) < self.models['target'].vocab,
+                         f'prompt {i} has {len(ids)} tokens; expected 1 to {self.context - 1} known ones')
         capacity = min(self.context, max(map(len, prompts)) + self.max_new)
         self.readers = {role: Reader(model, capacity, self.compile) for role, model in self.models.items()}
 
     def start(self, ids, method, row=0):
         """A Session that has read this prompt (ids, opened before), without what earlier texts left."""
-        plain = isinstance(method, Autoregressive)
         for reader in self.readers.values():
             reader.forget()
         session = Session(
-            target=self.readers['target'], drafter=None if plain else self.readers.get('draft'),
+            target=self.readers['target'],
+            drafter=None if isinstance(method, Autoregressive) else self.readers.get('draft'),
             proposer=self.proposer, tokens=list(ids), tokens_left=min(self.max_new, self.context - len(ids)),
             eos=self.eos, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p,
             generator=torch.Generator().manual_seed(self.seed + row),       # equal prompts, other samples
@@ -122,19 +122,15 @@ class Engine:
         text: or its ids; method: a Method or its name; settings: of this text, those in PER_TEXT.
         """
         engine = copy.copy(self)
-        unknown = settings.keys() - PER_TEXT
-        require_that(not unknown, f'{", ".join(unknown)}: expected some of {", ".join(PER_TEXT)}')
+        require_that(settings.keys() <= PER_TEXT, f'{", ".join(settings)}: expected some of {PER_TEXT}')
         vars(engine).update(settings)
         check_fields(engine)
         ids = encode(self.tokenizer, [text])[0] if isinstance(text, str) else list(text)
         engine.open([ids])
         method = method_for(method)
-        session = engine.start(ids, method)
-        growing = GrowingText(self.tokenizer, ids)
-        for cycle in decode(session, method):
-            piece = ''.join(map(growing.add, cycle.tokens))
-            last = session.ended or not session.tokens_left
-            yield piece + growing.rest() if last else piece, cycle
+        decoder = text_stream(ids)
+        for cycle in decode(engine.start(ids, method), method):
+            yield ''.join(decoder.step(self.tokenizer, token) or '' for token in cycle.tokens), cycle
 
     def generate(self, text, method, **settings):
         """(the text that follows, its Cycles): all that `stream` yields."""
@@ -163,10 +159,10 @@ def ready(folder, device, dtype, compiled=False, shard=None):
     the 16 bits of their files, see model.Half.
     """
     packed = device == 'cpu' and not compiled and dtype in ('auto', 'fp32')
-    as_stored = packed and dtype == 'auto'
+    stored = None if packed and dtype == 'auto' else torch.float32
     if dtype == 'auto' and device == 'cuda':
         dtype = 'bf16' if torch.cuda.get_device_capability() >= (8, 0) else 'fp16'
-    loaded = load(folder, device, None if as_stored else DTYPES.get(dtype, torch.float32), shard)
+    loaded = load(folder, device, DTYPES.get(dtype, stored), shard)
     if packed:
         pack(loaded[0])
     return loaded
@@ -184,22 +180,13 @@ class Text:
     session: Session
     cycles: list = field(default_factory=list)
     finish: str = 'interrupted'         # eos, length (of --max-new or the context), or interrupted
-    audited: list = field(default_factory=list)     # of a lossy text, see `audit`
+    text: str = ''                      # what follows the prompt
+    audited: list = field(default_factory=list)     # of a lossy greedy text, see `audit`
 
     @property
     def tokens(self):
         """Ids after the prompt."""
         return tokens_of(self.cycles)
-
-    @property
-    def seconds(self):
-        """Of all cycles, without the prompt."""
-        return sum(cycle.seconds for cycle in self.cycles)
-
-    def decoded(self, tokenizer):
-        """What follows the prompt."""
-        growing = GrowingText(tokenizer, self.session.tokens[:self.session.begin])
-        return ''.join(map(growing.add, self.tokens)) + growing.rest()
 
 
 def write_text(engine, row, number, prompt, name, method, show=None):
@@ -212,23 +199,21 @@ def write_text(engine, row, number, prompt, name, method, show=None):
             if show:
                 show(cycle, method)
         text.finish = 'eos' if text.session.ended else 'length'
-    if not engine.lossless(method):
+    decoder = text_stream(prompt)
+    text.text = ''.join(decoder.step(engine.tokenizer, token) or '' for token in text.tokens)
+    if is_greedy(engine.temperature) and not engine.lossless(method):
         text.audited = audit(text.session)
     return text
 
 
 def audit(session):
-    """[[p(x), sum p^2]] of each token x that was written, by dense passes of the target after it.
-
-    p is what the run samples from; sum p^2 is the mean of p(x) over samples of the target's own.
-    """
+    """[p(x)] of each token x that was written, by dense passes of the target after it: 1 or 0 if greedy."""
     reader = session.target
     audited = []
     for begin in range(session.begin, len(session.tokens), AUDITED):        # so many a pass: memory
         tokens = session.tokens[begin:begin + AUDITED]
         p = session.probs(reader.read(session.tokens[:begin] + tokens[:-1], reader.model.full, len(tokens)))
-        own = p.gather(1, torch.tensor(tokens, device=p.device)[:, None])[:, 0]
-        audited += torch.stack([own, p.square().sum(1)], 1).tolist()
+        audited += p.gather(1, torch.tensor(tokens, device=p.device)[:, None])[:, 0].tolist()
     return audited
 
 
@@ -245,9 +230,8 @@ def run(args, kind=Engine):
         for method in args.methods.values():
             engine.write(prompts[0], method)
     texts = {name: [] for name in args.methods}         # of each method: round by round, prompt by prompt
-    work = [(number, name) for _ in range(ROUNDS if compare else 1) for number in range(len(rows))
-            for name in args.methods]
-    for number, name in tqdm(work, disable=None if len(work) > 1 else True):
+    work = list(itertools.product(range(ROUNDS if compare else 1), range(len(rows)), args.methods))
+    for _, number, name in tqdm(work, disable=None if len(work) > 1 else True):
         printer = Printer(engine.tokenizer, prompts[number], args.show, args.json or compare)
         text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name],
                           printer.add)
@@ -335,8 +319,8 @@ def parse(argv):
         names = ['ar', *args.compare.split(',')] if args.compare else [args.method]
         args.methods = make_methods(dict.fromkeys(names), args.set, args.sparse)
         args.sparse = args.methods.pop('--sparse', None)
-        if names == ['ar']:                             # nothing is drafted: no draft model is loaded
-            args.draft, args.lookup = 'none', False
+        if names == ['ar']:
+            args.draft = 'none'                         # so no draft model is loaded
     return args
 
 
@@ -346,14 +330,13 @@ def check_flags(args):
     require_that(not args.check or is_greedy(args.temperature),
                  '--check: texts agree only at --temperature 0')
     if args.trace:
-        with naming('--trace'), open(args.trace, 'a'):
-            pass                                        # before the work, and not after it
+        open(args.trace, 'a').close()                   # fails before the work, and not after it
 
 
 def import_file(path):
     """Runs a Python file of the user's, which enters methods; its errors keep their traceback."""
-    require_that(File(path).is_file(), f'--import {path}: no such file')
     spec = importlib.util.spec_from_file_location(f'imported {File(path).stem}', path)
+    require_that(spec, f'--import {path}: expected a Python file, .py')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                     # where dataclasses look for the types of fields
     spec.loader.exec_module(module)
@@ -378,7 +361,7 @@ def make_methods(names, settings, sparse=False):
 def read_value(value, kind):
     """A knob's value, a text, as its type; stays a text, which check_fields refuses, if it is none."""
     with contextlib.suppress(ValueError):
-        return dict(true=True, false=False).get(value.lower(), value) if kind is bool else kind(value)
+        return json.loads(value) if kind is bool else kind(value)
     return value
 
 
@@ -467,7 +450,9 @@ def grade(row, text):
 
 # ------------------------------------------------------------------------------------------- printing a text
 
-PAINT = dict(draft='32', target='31', bonus='36', slim='33', dim='2', strike='9;2')     # terminal codes
+STYLES = dict(          # terminal codes and marks, by who wrote a piece or what became of it
+    draft=('32', '{}'), target=('31', '[+{}+]'), bonus=('36', '[+{}+]'), slim=('33', '[~{}~]'),
+    rejected=('9;2', '[-{}-]'), dropped=('2', '({})'))
 
 
 class Printer:
@@ -479,16 +464,19 @@ class Printer:
         self.show = show
         self.silent = silent
         self.color = sys.stdout.isatty() and 'NO_COLOR' not in os.environ
-        self.growing = GrowingText(tokenizer, prompt)
+        self.decoder = text_stream(prompt)
         self.cycles = 0
 
     def paint(self, text, kind):
-        return f'\033[{PAINT.get(kind, "0")}m{text}\033[0m' if self.color and text else text
+        return f'\033[{STYLES[kind][0]}m{text}\033[0m' if self.color and text else text
 
-    def word(self, tokens, kind='', marks='{}'):
-        """The text of tokens between marks, in the colour of its kind."""
-        text = self.tokenizer.decode(tokens, skip_special_tokens=False).replace('\n', '\u23ce')
-        return self.paint(marks.format(text), kind) if kind else text
+    def word(self, tokens):
+        """The text of tokens in one line."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=False).replace('\n', '\u23ce')
+
+    def piece(self, tokens, kind):
+        """The same between the marks and in the colour of its kind."""
+        return self.paint(STYLES[kind][1].format(self.word(tokens)), kind)
 
     def add(self, cycle, method):
         """Prints what a cycle committed, and under --show what decided it."""
@@ -497,42 +485,37 @@ class Printer:
             print(cycle_line(self.cycles, cycle, self), flush=True)
             why = method.explain(cycle, lambda tokens: self.word(tokens).strip())
             if why:
-                print(self.paint(f'           {why}', 'dim'), flush=True)
+                print(self.paint(f'           {why}', 'dropped'), flush=True)
         elif not self.silent:
             for token, label in zip(cycle.tokens, cycle.labels):
-                print(self.paint(self.growing.add(token), label), end='', flush=True)
+                piece = self.decoder.step(self.tokenizer, token) or ''
+                print(self.paint(piece, label), end='', flush=True)
 
     def finish(self):
         """Ends the text."""
         if not (self.show or self.silent):
-            print(self.growing.rest(), flush=True)
+            print(flush=True)
 
 
 def cycle_line(number, cycle, printer):
     """One cycle as a line: kept tokens, [-rejected-], [+the next token+] ([~by slim~]), (not judged)."""
     kept = cycle.accepted
-    parts = []
-    for judged in cycle.judged:
-        kind, marks = ('draft', '{}') if judged.kept else ('strike', '[-{}-]')
-        parts.append(printer.word(judged.tokens, kind, marks))
+    parts = [printer.piece(row.tokens, 'draft' if row.kept else 'rejected') for row in cycle.judged]
     if cycle.tokens[kept:]:                             # a token, or a step that the target wrote
-        label = cycle.labels[kept]
-        parts.append(printer.word(cycle.tokens[kept:], label, '[~{}~]' if label == 'slim' else '[+{}+]'))
-    for token in cycle.drafted[sum(len(judged.tokens) for judged in cycle.judged):]:
-        parts.append(printer.word([token], 'dim', '({})'))
+        parts.append(printer.piece(cycle.tokens[kept:], cycle.labels[kept]))
+    judged = sum(len(row.tokens) for row in cycle.judged)
+    parts += [printer.piece([token], 'dropped') for token in cycle.drafted[judged:]]
     return f'{number:4d}  {kept}/{len(cycle.drafted)}  {" ".join(parts)}'
 
 
 def report(engine, text):
-    """The JSON object of a Text; `right` only where its row has an answer."""
-    written = text.decoded(engine.tokenizer)
+    """The JSON object of a Text."""
     knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
-    stats = statistics(text.cycles) | audit_figures([text]) | dict(prompt_seconds=text.session.prompt_seconds)
-    right = grade(text.row, written)
-    made = dict(text=written, tokens=text.tokens, prompt_tokens=text.session.begin, method=text.name,
+    stats = statistics(text.cycles) | dict(audited_wrong=audited_wrong([text]),
+                                           prompt_seconds=text.session.prompt_seconds)
+    return dict(text=text.text, tokens=text.tokens, prompt_tokens=text.session.begin, method=text.name,
                 lossless=engine.lossless(text.method), knobs=knobs, seed=engine.seed + text.number,
-                finish=text.finish, stats=stats)
-    return made if right is None else made | dict(right=right)
+                finish=text.finish, right=grade(text.row, text.text), stats=stats)
 
 
 def json_line(made):
@@ -543,11 +526,10 @@ def json_line(made):
 def write_trace(where, texts):
     """Writes a line for each Cycle of these Texts, {method: [Text]}."""
     with open(where, 'w', encoding='utf-8') as file:
-        for name, written in texts.items():
-            for text in written:
-                for number, cycle in enumerate(text.cycles):
-                    line = dict(method=name, prompt=text.number, cycle=number) | asdict(cycle)
-                    file.write(json_line(line) + '\n')
+        for text in sum(texts.values(), []):
+            for number, cycle in enumerate(text.cycles):
+                line = dict(method=text.name, prompt=text.number, cycle=number) | asdict(cycle)
+                file.write(json_line(line) + '\n')
 
 
 def check(engine, ids, tokens):
@@ -568,53 +550,32 @@ def check(engine, ids, tokens):
 def statistics(cycles):
     """The figures of a trace, each defined here once; a ratio without a denominator is None.
 
-    acceptance_rate: draft tokens kept over judged, of SpecGuard steps; drafted_share: committed tokens that
-    the draft wrote, over all; block_efficiency: tokens committed per target pass, full or sparse. All exclude
-    the prompt.
+    acceptance_rate: draft tokens kept over judged, of SpecGuard steps; block_efficiency: tokens committed per
+    target pass, full or sparse. All exclude the prompt.
     """
     passes = Counter()
     positions = Counter()
     labels = Counter()
     for cycle in cycles:
         labels.update(cycle.labels)
-        for path, (n, T, _) in cycle.passes.items():
+        for path, (n, T) in cycle.passes.items():
             passes[path] += n
             positions[path] += T
     kept = [judged.kept for cycle in cycles for judged in cycle.judged]
     seconds = sum(cycle.seconds for cycle in cycles)
-    tokens, accepted = labels.total(), labels['draft']
+    tokens = labels.total()
     return dict(
         cycles=len(cycles), passes=passes, positions=positions, labels=labels, seconds=seconds,
-        drafted=sum(len(cycle.drafted) for cycle in cycles), judged=len(kept), accepted=accepted,
-        acceptance_rate=ratio(sum(kept), len(kept)), acceptance_by_place=acceptance_by_place(cycles),
-        drafted_share=ratio(accepted, tokens), block_efficiency=ratio(tokens, whole_passes(passes)),
+        drafted=sum(len(cycle.drafted) for cycle in cycles), judged=len(kept), accepted=labels['draft'],
+        acceptance_rate=ratio(sum(kept), len(kept)),
+        block_efficiency=ratio(tokens, whole_passes(passes)),
         tokens_per_second=ratio(tokens, seconds))
 
 
-def audit_figures(texts):
-    """What the target says of tokens that a lossy method wrote: means of 1 - p(x), and of its own samples."""
-    audited = [row for text in texts for row in text.audited]
-    n = len(audited)
-    return dict(audited_wrong=ratio(sum(1 - p for p, _ in audited), n),
-                audited_expected=ratio(sum(1 - squares for _, squares in audited), n))
-
-
-def acceptance_by_place(cycles):
-    """[kept, judged] of the draft tokens at the first position of a block, at the second, ...
-
-    Conditional acceptance: counts only blocks that reached this position. A method that tries several tokens
-    at a position has them all there; of one that judges whole steps the first position is the step.
-    """
-    places = []
-    for cycle in cycles:
-        place = 0
-        for judged in cycle.judged:
-            if place == len(places):
-                places.append([0, 0])
-            places[place][0] += judged.kept
-            places[place][1] += 1
-            place += judged.kept
-    return places
+def audited_wrong(texts):
+    """The share of these texts' tokens that the target would not have written; None if none was audited."""
+    audited = [p for text in texts for p in text.audited]
+    return ratio(sum(1 - p for p in audited), len(audited))
 
 
 def ratio(a, b):
@@ -636,7 +597,7 @@ def table(engine, texts):
     for row in rows:
         yield '  '.join(f'{cell:>{width}}' for cell, width in zip(row.values(), widths) if width).rstrip()
     for name, written in texts.items():
-        if name != 'ar' and not any(cycle.drafted for text in written for cycle in text.cycles):
+        if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
             yield f'{name}: nothing was drafted (--draft {engine.draft}, --max-new and gamma leave nothing)'
         cut = sum(text.finish == 'length' for text in written[:size])
         if cut and not engine.ignore_eos:
@@ -646,19 +607,19 @@ def table(engine, texts):
 def figures(engine, name, texts, size):
     """{head: cell} of a method: counts of the first round; x ar: median, lowest and highest of all rounds."""
     written = texts[name][:size]
-    stats = statistics([cycle for text in written for cycle in text.cycles])
-    wrong, expected = audit_figures(written).values()
-    right = [grade(text.row, text.decoded(engine.tokenizer)) for text in written]
-    right = [good for good in right if good is not None]
+    stats = statistics(cycles_of(written))
+    right = [good for text in written if (good := grade(text.row, text.text)) is not None]
     speeds = rates(texts[name], size)
     faster = alike = ''
     if 'ar' in texts:
         ratios = [mine / plain for mine, plain in zip(speeds, rates(texts['ar'], size))]
         faster = f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
         if is_greedy(engine.temperature):               # samples differ by chance
-            pairs = [(text.tokens, plain.tokens) for text, plain in zip(written, texts['ar'])]
-            same = sum(a == b for mine, plain in pairs for a, b in zip(mine, plain))
-            alike = f'{same / sum(max(len(mine), len(plain)) for mine, plain in pairs):.1%}'
+            shares = []
+            for mine, plain in zip(written, texts['ar']):
+                same = sum(a == b for a, b in zip(mine.tokens, plain.tokens))
+                shares.append(same / max(len(mine.tokens), len(plain.tokens)))
+            alike = f'{fmean(shares):.1%}'
     return {f'{"method":15}': f'{name:15}',
             'tokens': str(stats['labels'].total()),
             'passes': str(whole_passes(stats['passes'])),
@@ -666,8 +627,7 @@ def figures(engine, name, texts, size):
             'kept': cell(stats['acceptance_rate'], '.1%'),
             'right': cell(ratio(sum(right), len(right)), '.1%'),
             'like ar': alike,
-            'audit': cell(None if wrong is None else 1 - wrong, '.1%'),
-            'samples': cell(1 - expected if expected else None, '.1%'),
+            'wrong': cell(audited_wrong(written), '.1%'),
             'tokens/s': f'{median(speeds):.1f}',
             'x ar': faster,
             ' ': 'lossless' if engine.lossless(written[0].method) else 'LOSSY'}
@@ -675,8 +635,13 @@ def figures(engine, name, texts, size):
 
 def rates(texts, size):
     """Tokens a second in each round of so many texts."""
-    rounds = [texts[i:i + size] for i in range(0, len(texts), size)]
-    return [sum(len(text.tokens) for text in some) / sum(text.seconds for text in some) for some in rounds]
+    rounds = [cycles_of(texts[i:i + size]) for i in range(0, len(texts), size)]
+    return [statistics(cycles)['tokens_per_second'] for cycles in rounds]
+
+
+def cycles_of(texts):
+    """The Cycles of these Texts."""
+    return [cycle for text in texts for cycle in text.cycles]
 
 
 if __name__ == '__main__':

@@ -13,9 +13,8 @@ m layers that may be skipped, k of them skipped, n masks tried, W tokens of a wi
 import argparse
 import functools
 import itertools
-import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
@@ -38,7 +37,6 @@ class Settings:
     tokens: int = knob(32, 'W, tokens scored of each text', 1)      # as the max_lag of via
     skip: float = knob(0.45, 'share of the layers to leave out', 0, 1)
     evaluations: int = knob(60, 'masks to try at most', 1)
-    seed: int = knob(0, 'of the proposals', 0, 2 ** 31)
 
     def __post_init__(self):
         check_fields(self)
@@ -66,15 +64,12 @@ def calibration_texts(engine, settings):
     W = settings.tokens
     texts = []
     rows = read_rows(None, settings.prompts or PROMPTS)
-    bar = tqdm(total=settings.texts, desc='calibration texts', disable=None)
-    for row in rows:
-        (ids,) = encoded(engine, [row], settings.chat)
+    for ids in tqdm(encoded(engine, rows, settings.chat), desc='prompts', disable=None):
         if len(ids) + W <= engine.context:
             _, cycles = engine.generate(ids, 'ar', max_new=W)
             written = tokens_of(cycles)
             if len(written) == W:
                 texts.append(ids + written)
-                bar.update()
         if len(texts) == settings.texts:
             return texts
     raise BadInput(f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens, expected '
@@ -139,14 +134,14 @@ def expected_improvement(tried, costs, masks):
     return deviation * (z * normal.cdf(z) + normal.log_prob(z).exp())
 
 
-def propose(tried, m, k, seed):
+def propose(tried, m, k):
     """k of m layers, a sorted tuple not in tried {mask: cost}: random, or of most expected improvement.
 
     The latter is chosen among RANDOM random ones and all swaps of one layer in the best 8. None where none of
     these is new.
     """
     i = len(tried)
-    generator = torch.Generator().manual_seed(seed * 100_003 + i)
+    generator = torch.Generator().manual_seed(i)
     many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist())) for _ in range(RANDOM)]
     bayes = i >= WARM_UP and i % PERIOD == 0
     if bayes:
@@ -180,24 +175,23 @@ def search(cost, m, k, settings):
     """
     tried = {}
     plain = list(plain_masks(m, k))
-    bar = tqdm(total=settings.evaluations, disable=None, desc='masks')
+    best = 0                                            # number of the best mask
     try:
-        for i in range(settings.evaluations):
-            mask = plain[i] if i < len(plain) else propose(tried, m, k, settings.seed)
-            best = max(len(plain), list(tried.values()).index(min(tried.values()))) if tried else 0
-            if mask is None or i - best > PATIENCE:
+        for i in tqdm(range(settings.evaluations), desc='masks', disable=None):
+            mask = plain[i] if i < len(plain) else propose(tried, m, k)
+            if mask is None or i - max(best, len(plain)) > PATIENCE:
                 break
             tried[mask] = cost(mask)
-            bar.update()
+            best = list(tried.values()).index(min(tried.values()))
     except KeyboardInterrupt:
         if not tried:
             raise
-        bar.write('interrupted: the best so far is kept', file=sys.stderr)
+        print('interrupted: the best so far is kept', file=sys.stderr)
     return tried
 
 
 def find_mask(model, windows, settings):
-    """The section `mask` of the calibration file; plain: the least cost of the masks without search."""
+    """The section `mask` of the calibration file."""
     layers = model.config.num_hidden_layers
     m = layers - 2                                      # the first and the last layer always stay
     k = int(settings.skip * layers)
@@ -207,10 +201,7 @@ def find_mask(model, windows, settings):
     def sublayers(mask):
         return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1
     tried = search(lambda mask: windows.cost(sublayers(mask)), m, k, settings)
-    skip = sublayers(min(tried, key=tried.get))
-    plain = min(tried[mask] for mask in plain_masks(m, k) if mask in tried)     # it tries them first
-    return dict(skip=skip, cost=min(tried.values()), plain=plain, masks=len(tried), settings=asdict(settings),
-                work=model.read_bytes(model.full.without(skip)) / model.read_bytes(model.full))
+    return dict(skip=sublayers(min(tried, key=tried.get)), cost=min(tried.values()), masks=len(tried))
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
@@ -235,7 +226,7 @@ def observed_experts(x, moe, carry, betas):
 def recording_path(model, rule, log):
     """The model's full path, on which every layer logs what its sparse attention and feed-forward choose.
 
-    rule: verify.Blocks. Thresholds are 0, so the sparse forms leave no channel and no expert out.
+    rule: a verify.Sparse. Thresholds are 0, so the sparse forms leave no channel and no expert out.
     """
     betas = [0.0] * max(model.config.num_experts_per_tok - 1, 0)
     attends = []
@@ -262,7 +253,7 @@ def sparsity(model, texts, T=5, **knobs):
     similar = [[] for _ in mixtures]        # Jaccard similarities of a layer's blocks to the layer before's
     sizes = [[] for _ in mixtures]          # [n, 1] channels' sizes
     shares = [[] for _ in mixtures]         # [n, k - 1] of the lowest experts
-    rule = Sparse(**dict(dense_below=32) | knobs).blocks
+    rule = Sparse(**dict(dense_below=32) | knobs)
     for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
         for end in range(T, len(ids) - T, T):
@@ -299,10 +290,9 @@ def quantiles(columns):
 # ------------------------------------------------------------------ --signals: what SpecGuard judges steps by
 
 def signal_ranges(steps):
-    """[[1st, 99th percentile] of L, the same of G] of steps (L, G, ...)."""
+    """[[1st, 99th percentile] of L, the same of G] of steps (L, G)."""
     ranges = []
-    for values in list(zip(*steps))[:2]:
-        ranked = sorted(values)
+    for ranked in map(sorted, zip(*steps)):
         ranges.append([ranked[round(share * (len(ranked) - 1))] for share in (0.01, 0.99)])
     return ranges
 
@@ -342,8 +332,8 @@ def measure_mask(engine, settings):
     windows = Windows(model, calibration_texts(engine, settings), settings.tokens)
     section = find_mask(model, windows, settings)
     slim = windows.agreement(windows.logps(model.full.without(section['skip'])))
-    print(f'R {section["cost"]:.2g} nats a token, of the best mask without search {section["plain"]:.2g}; '
-          f'{section["masks"]} masks; slim reads {section["work"]:.0%} of the weights\n'
+    print(f'skips {section["skip"]} of {2 * model.config.num_hidden_layers} sublayers: R '
+          f'{section["cost"]:.2g} nats a token, the lowest of {section["masks"]} masks\n'
           f"slim's first choice is the target's at {slim:.1%} of the tokens", end='')
     if engine.has_draft:
         draft = windows.agreement(Windows(engine.models['draft'], windows.texts, windows.W).p)
@@ -370,7 +360,7 @@ def run(argv):
     take_threads(engine.models['target'])
     measured = SECTIONS[section](engine, settings)
     write_calibration(settings.target, section, measured)
-    print(f'{section}:', json.dumps(measured)[:200])
+    print(f'the section {section!r} is in the calibration.json of {settings.target}')
 
 
 def main(argv=None):

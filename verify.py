@@ -13,7 +13,7 @@ import copy
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -38,8 +38,7 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if is_greedy(temperature):
-        best = z.argmax(-1, keepdim=True)
-        return torch.zeros_like(z).scatter_(-1, best, 1.0)
+        return torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
     z = (z - z.amax(-1, keepdim=True)) / temperature            # the largest is 0: nothing overflows
     if 0 < top_k < z.shape[-1]:
         lowest = z.topk(top_k).values[..., -1:]
@@ -91,7 +90,7 @@ def residual(p, q):
 class Draft:
     """Guessed tokens and the distributions they were drawn from (one-hot if they were not drawn)."""
     tokens: list                            # [n] ids
-    q: torch.Tensor                         # [n, V]
+    q: torch.Tensor                         # [n, V]; None for drafts that are not judged by it
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
     known: torch.Tensor = None              # [m, V] target logits of the first m positions, if computed
     signals: list = None                    # [n] dicts: what the method notes of each token, for the trace
@@ -158,8 +157,8 @@ class Score:
         ratios = (z[:-1].gather(1, ids) - highest[:-1]).exp()
         numbers = torch.cat([p[:-1].gather(1, ids), q.gather(1, ids), ratios], 1)       # [n, 3]
         numbers, highest = to_host(numbers, highest)
-        check_finite(highest, 'slim target' if self.path.skip else 'target', len(self.session.tokens))
-        signals = self.block.signals or [{} for _ in self.block.tokens]
+        check_finite(highest, 'slim target' if self.path.skip else 'target', self.session)
+        signals = self.block.signals or [{}] * len(self.block.tokens)
         rows = zip(self.block.tokens, numbers.tolist(), signals)
         return [Judged([token], *row, signals=dict(noted)) for token, row, noted in rows]
 
@@ -168,8 +167,7 @@ class Score:
         p = self.p[i]
         if i < len(self.table):
             p = self.recovery_distribution(p, self.block.q[i].to(p))
-        (token,) = to_host(self.session.draw(p))
-        return int(token)
+        return int(self.session.draw(p))
 
 
 @dataclass
@@ -179,7 +177,7 @@ class Cycle:
     judged: list            # a Judged for each draft token that was looked at
     tokens: list            # ids committed
     labels: list            # who wrote them: draft, slim, target (after a rejection, or alone), bonus
-    passes: dict            # reader/path -> [passes, positions, seconds]
+    passes: dict            # reader/path -> [passes, positions]
     seconds: float
     signals: list = field(default_factory=list)     # Draft.signals, of all that was drafted
 
@@ -206,7 +204,7 @@ def cut_at_eos(tokens, eos):
 class Session:
     """One text while it is written: its readers, its tokens, how it is sampled (always through draw)."""
     target: Reader
-    drafter: Reader | None                  # of the draft model
+    drafter: Reader                         # of the draft model, or None
     proposer: Callable                      # where drafts come from: function (session, n, method) -> Draft
     tokens: list                            # ids, prompt first
     tokens_left: int                        # tokens that may still be committed
@@ -218,11 +216,15 @@ class Session:
     text: Callable = None                   # function from ids to text, for methods that work by lines
     calibration: dict = field(default_factory=dict)     # sections of calibration.json, see model.py
     sparse: 'Sparse' = None                 # makes the target's passes sparse, or None
-    ended: bool = field(default=False, init=False)
     prompt_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self):
         self.begin = len(self.tokens)       # where the text that is written begins
+
+    @property
+    def ended(self):
+        """True if an end of sequence was written."""
+        return len(self.tokens) > self.begin and self.tokens[-1] in self.eos
 
     @cached_property
     def slim_path(self):
@@ -253,10 +255,8 @@ class Session:
     def commit(self, tokens):
         """Writes tokens, cut at the first end of sequence and at tokens_left; returns them."""
         tokens = cut_at_eos(tokens[:self.tokens_left], self.eos)
-        ended = bool(tokens) and tokens[-1] in self.eos
-        # in one statement, so an interrupt leaves all of it or nothing
-        left = self.tokens_left - len(tokens)
-        self.tokens, self.tokens_left, self.ended = self.tokens + tokens, left, ended
+        # in one statement, so an interrupt leaves both or neither
+        self.tokens, self.tokens_left = self.tokens + tokens, self.tokens_left - len(tokens)
         return tokens
 
 
@@ -291,19 +291,19 @@ class Method:
     """What decode calls in turn; a method object serves one text. Its fields are its knobs."""
     lossless = False        # whether the text follows the target's distribution exactly, at these knobs
 
-    def propose(self, session: Session) -> Draft:
+    def propose(self, session: Session):
         """The Draft of this cycle; it may be empty."""
 
-    def score(self, session: Session, draft: Draft) -> Score:
+    def score(self, session: Session, draft: Draft):
         """What the draft is judged by; a method that judges steps may return something else."""
 
-    def accept(self, session: Session, draft: Draft, score: Score) -> tuple:
+    def accept(self, session: Session, draft: Draft, score: Score):
         """(ids to commit, who wrote each, a Judged for each draft token that was looked at)."""
 
-    def learn(self, cycle: Cycle):
+    def learn(self, cycle):
         """Called with each finished cycle."""
 
-    def explain(self, cycle: Cycle, word: Callable):
+    def explain(self, cycle, word):
         """What decided the latest cycle, as a line, or nothing. word: ids -> their text."""
         return ''
 
@@ -321,7 +321,7 @@ class Autoregressive(Method):
 
     def accept(self, session, draft, score):
         token, highest = to_host(session.draw(score.p), score.logits.amax())
-        check_finite(highest, 'target', len(session.tokens))
+        check_finite(highest, 'target', session)
         return token.tolist(), ['target'], []
 
 
@@ -433,7 +433,7 @@ def draft_model(session, n, method, reader=None, path=None):
         logits = reader.append(token, path)
     tokens, q, logits = map(torch.cat, zip(*rows))              # [n], [n, V], [n, V]
     ids, highest = to_host(tokens, logits.amax())
-    check_finite(highest, 'draft', len(session.tokens))
+    check_finite(highest, 'draft', session)
     ids = cut_at_eos(ids.tolist(), session.eos)
     # the last token was not fed: the next read feeds it
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
@@ -578,14 +578,13 @@ METHODS['cmasd'] = CmAsd
 class Branches(NamedTuple):
     """Continuations of one text, sampled side by side."""
     tokens: torch.Tensor    # [B, n]
-    q: torch.Tensor         # [B, n, V]
     logits: torch.Tensor    # [B, n, V] raw
     ends: dict              # branch: how many of its tokens count, where it ended early
 
     def lines(self, session, who='draft'):
         """The ids of each branch, up to its end: one transfer. who: the model that wrote them."""
         tokens, highest = to_host(self.tokens, self.logits.amax())
-        check_finite(highest, who, len(session.tokens))
+        check_finite(highest, who, session)
         lines = [ids[:self.ends.get(row)] for row, ids in enumerate(tokens.tolist())]
         return [cut_at_eos(ids, session.eos) for ids in lines]
 
@@ -604,9 +603,8 @@ def sample_branches(session, reader, path, rows, n, to_probs,
     lines = [[] for _ in range(rows)]                   # ids of each branch, where they are looked at
     ends = {}
     while True:
-        q = to_probs(logits)
-        tokens = session.draw(q)                                            # [rows]
-        steps.append((tokens, q, logits))
+        tokens = session.draw(to_probs(logits))                             # [rows]
+        steps.append((tokens, logits))
         if has_ended or not on_gpu(tokens):
             for row, token in enumerate(tokens.tolist()):
                 lines[row].append(token)
@@ -701,11 +699,10 @@ class Ecsv(Exact):
         """The fused Draft: branches and their vote."""
         branches = self.draft_branches(session, n)
         self.ballot = Ballot.of(branches.tokens, branches.logits, self.soft > 0)
-        check_finite(self.ballot.entropy, 'draft', len(session.tokens))
+        check_finite(self.ballot.entropy, 'draft', session)
         fused, known = self.vote(session)
         draft = Draft.points(fused, session.target.model)
         draft.known = known
-        draft.logits = branches.logits.mean(0)[:len(fused)]
         columns = zip(self.ballot.tokens.T.tolist(), self.weights.T.tolist(), self.tallies)
         draft.signals = [dict(zip(('branches', 'weights', 'scores'), column)) for column in columns]
         draft.signals = draft.signals[:len(fused)]
@@ -765,8 +762,6 @@ class EcsvSpot(Ecsv):
     a_spot: float = knob(1.0, "weight of the target's logit margin in r, where it was asked", 0)
     budget: int = knob(None, 'target positions a cycle at most; None: those of the block', 2)
     is_left = False         # True if the last cycle left some of its budget
-    margins = 0.0           # [B, n] logit of a branch's token minus that of the best other one, by the target
-    unanimous = {}          # position where all branches agree: the target's first choice, if it was asked
 
     def guess(self, session, n):
         draft = super().guess(session, min(n, self.budget - 1) if self.budget else n)
@@ -777,8 +772,8 @@ class EcsvSpot(Ecsv):
 
     def vote(self, session):
         ballot = self.ballot
-        self.margins = 0.0
-        self.unanimous = {}
+        self.margins = 0.0      # [B, n] the target's logit of a branch's token minus its best other token's
+        self.unanimous = {}     # checked position where all branches agree: the target's first choice
         fused, known = super().vote(session)
         budget = self.budget or ballot.tokens.shape[1] + 1
         used = len(fused) + 1
@@ -788,7 +783,7 @@ class EcsvSpot(Ecsv):
             checked = fused[:chosen[-1]]
             known = Score(session, Draft(checked, None), session.target_path()).logits     # [m, V]
             self.ask(ballot, known, chosen)
-            check_finite(self.margins, 'target', len(session.tokens))
+            check_finite(self.margins, 'target', session)
             fused, _ = super().vote(session)
             same = shared_length(checked, fused)
             fused = fused[:budget - len(known) + same]
@@ -884,8 +879,8 @@ class ViaSd(Exact):
         return self.escalate > 1
 
     def propose(self, session):
-        own = session.proposer is draft_model and not session.drafter
-        require_that(not own, 'slim would judge its own drafts: give --draft DIR, or another method')
+        require_that(session.drafter or session.proposer is not draft_model,
+                     'slim would judge its own drafts: give --draft DIR, or another method')
         return super().propose(session)
 
     def slim_score(self, session, draft):
@@ -1001,8 +996,7 @@ class SpecGuard(Method):
         lines = branches.lines(session, 'draft' if reader is session.drafter else 'target')
         if k == 1:
             reader.cache.record(session.tokens + lines[0][:-1], len(session.tokens), path)
-        rows = zip(lines, branches.q, branches.logits)
-        return [Draft(ids, q[:len(ids)], logits[:len(ids)]) for ids, q, logits in rows]
+        return [Draft(ids, None, logits[:len(ids)]) for ids, logits in zip(lines, branches.logits)]
 
     def choose(self, drafts):
         """The Draft that the others are most like; its signals have the ids of all."""
@@ -1110,14 +1104,8 @@ METHODS['specguard'] = SpecGuard
 # Source: "Accelerate speculative decoding with sparse computation in verification" (2025). The paper's
 # "first draft token" is our root.
 
-class Blocks(NamedTuple):
-    """What sparse attention needs: knobs of Sparse."""
-    rho: float
-    dense_below: int
-    block: int
-    sinks: int
-    locals: int
-    scores: Callable = kernels.mean_scores      # function (query, keys, mean keys) -> scores of the blocks
+# what sparse attention needs: knobs of Sparse, in a form by which Path.sparsified can keep paths
+Blocks = namedtuple('Blocks', 'rho dense_below block sinks locals scores')
 
 
 @dataclass
@@ -1136,15 +1124,11 @@ class Sparse(Exact):
     ffn_quantile: float = knob(0.0, "share of channels left out by calibrated thresholds; experts' too", 0, 1)
     moe_skip: int = knob(1, 'experts that a token may skip, at most', 0)
     moe_quantile: float = knob(0.5, 'beta, of the calibrated shares of the lowest experts', 0, 1)
-    scores = staticmethod(kernels.mean_scores)          # by which layers choose blocks
+    scores = staticmethod(kernels.mean_scores)      # function (query, keys, mean keys) -> scores of blocks
 
     @property
     def lossless(self):
         return self.rho == 1 and not self.ffn_quantile and not self.moe_skip
-
-    @property
-    def blocks(self):
-        return Blocks(self.rho, self.dense_below, self.block, self.sinks, self.locals, self.scores)
 
     def propose(self, session):
         session.sparse = self           # for every pass of the target after the prompt
@@ -1152,17 +1136,20 @@ class Sparse(Exact):
         return super().propose(session)
 
     def explain(self, cycle, word):
-        return f'{self.keys_read(self.cached)} of {self.cached} cached keys are read in each layer'
+        kept = min(self.cached // self.block, int(kernels.kept_blocks(self.cached, self)))
+        keys = kept * self.block + self.cached % self.block     # kept blocks, the partial one after the last
+        return f'{keys} of {self.cached} cached keys are read in each layer'
 
     def sparse_path(self, path, session):
         """The path without what the knobs leave out."""
         mixtures = session.target.model.config.mixtures
         anchors = self.anchor_layers(session.calibration, len(mixtures))
+        blocks = Blocks(*(getattr(self, name) for name in Blocks._fields))
         rules = []
         for i, E in enumerate(mixtures):
             how = threshold = betas = None
             if self.rho < 1:
-                how = i, i in anchors, self.blocks
+                how = i, i in anchors, blocks
             if self.ffn_quantile:
                 threshold = at_quantile(session.calibration['sparse']['channels'][i], self.ffn_quantile)
             if E and (self.moe_skip or self.ffn_quantile):
@@ -1170,11 +1157,6 @@ class Sparse(Exact):
                 betas = tuple(at_quantile(table, self.moe_quantile) for table in tables)
             rules.append((how, threshold, betas))
         return path.sparsified(tuple(rules))
-
-    def keys_read(self, cached):
-        """How many of the cached keys a layer reads: kept blocks, and the partial one after the last."""
-        kept = min(cached // self.block, int(kernels.kept_blocks(cached, self.blocks)))
-        return kept * self.block + cached % self.block
 
     def anchor_layers(self, calibration, layers):
         """The layers that choose blocks; the layers after one reuse its choice.
@@ -1212,10 +1194,10 @@ def sort_head(p, mass):
     return p.sort(-1, descending=True)
 
 
-def check_finite(numbers, who, length):
+def check_finite(numbers, who, session):
     """ValueError for NaN or infinity among the largest logits, which would give silent wrong tokens."""
     require_that(math.isfinite(numbers.sum()),
-                 f'the {who} computed NaN or infinity after {length} tokens: its weights overflow')
+                 f'the {who} computed NaN or infinity after {len(session.tokens)} tokens: weights overflow')
 
 
 def readers_of(session):
@@ -1230,7 +1212,7 @@ def log_marks(session):
 
 
 def passes_since(session, marks):
-    """{reader/path: [passes, positions, seconds]} since these marks."""
+    """{reader/path: [passes, positions]} since these marks."""
     return {f'{role}/{path}': row for role, reader in readers_of(session).items()
             for path, row in reader.spent(marks[role]).items()}
 
@@ -1240,7 +1222,8 @@ def read_prompt(session):
     begin = time.perf_counter()
     for reader in readers_of(session).values():
         reader.read(session.tokens[:-1], reader.model.full, 0)
-        reader.spent()                                  # waits for a GPU
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     session.prompt_seconds = time.perf_counter() - begin
 
 

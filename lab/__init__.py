@@ -5,6 +5,21 @@ import warnings
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; see specmini.py
 
 
+def read_bytes(model, path):
+    """Weight bytes that a pass on this path streams: the kept sublayers, the last norm and the head.
+
+    A mixture is counted whole; how many of its experts a pass really reads depends on the tokens. A
+    toys.Table says itself what a pass reads.
+    """
+    if hasattr(model, 'pass_bytes'):
+        return model.pass_bytes
+    parts = [model.model.norm, model.lm_head]
+    for layer, attend, ffn in zip(model.model.layers, path.attends, path.ffns):
+        parts += [layer.input_layernorm, layer.self_attn] if attend else []
+        parts += [layer.post_attention_layernorm, layer.mlp] if ffn else []
+    return sum(p.numel() * p.element_size() for part in parts for p in part.parameters())
+
+
 def at_least(lowest, kind=int):
     """The argparse type of a number that is at least `lowest`."""
     def read(text):

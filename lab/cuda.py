@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels import attend, causal_mask
+from kernels import attend, causal_mask, mean_scores
+from lab import read_bytes
 from lab.forms import Burst, ByHand, compiled, flex_dense, recorded, sparse_layers
 from lab.measure import MODELS, as_line, dated, held_out_rows, kept_rows, moment
 from model import PAD, Config, Reader, Transformer, compile_forward, load, require_that
@@ -33,7 +34,7 @@ NAMES = 'ar', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'
 STEPS = 5                   # of plain decoding that are watched
 KERNELS = 8                 # that are named, those that take longest first
 ANCHORS = 4                 # layers of a sparse pass that choose blocks
-RULE = Blocks(rho=0.25, dense_below=128, block=64, sinks=1, locals=2)
+RULE = Blocks(rho=0.25, dense_below=128, block=64, sinks=1, locals=2, scores=mean_scores)
 SHAPES = {      # V, C, F, layers, H, G, D
     'small': (1024, 128, 256, 4, 8, 2, 32),
     'smaller': (1024, 64, 128, 2, 4, 2, 16),
@@ -198,7 +199,7 @@ class Card:
 
         Sparse passes read a fixed choice of blocks, sinks and locals, because rounding can change another.
         """
-        rule = Blocks(rho=0, dense_below=0, block=16, sinks=2, locals=2)
+        rule = Blocks(rho=0, dense_below=0, block=16, sinks=2, locals=2, scores=mean_scores)
         reader = Reader(model, 1024 - PAD, form == 'compiled' and self.on_card)
         reader.compiled = reader.compiled or runner(model, form, rule)
         n, L = len(ids), model.config.num_hidden_layers
@@ -249,7 +250,7 @@ class Card:
             kept = statistics.fmean(verdict.kept for cycle in cycles for verdict in cycle.judged)
             plain = figure(self.rows, f'ar, {form}', 'tokens/s')
             return {'tokens/s': speed, 'over ar': speed / plain, 'acceptance': kept}
-        rate = speed * model.read_bytes(model.full) / 1e9
+        rate = speed * read_bytes(model, model.full) / 1e9
         return {'tokens/s': speed, 'GB/s': rate, 'of copy': rate / figure(self.rows, 'copy', 'GB/s')}
 
     def profile(self):

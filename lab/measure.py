@@ -260,7 +260,7 @@ def counts_of(engine, session, method, row):
     seconds = moment() - begin
     passes = {}                                         # positions count all rows
     for role, reader in engine.readers.items():
-        for path, positions, _, _ in reader.log[marks[role]:]:
+        for path, positions in reader.log[marks[role]:]:
             passes.setdefault(f'{role}/{path.name}', Counter())[positions] += 1
     judged = [verdict for cycle in cycles for verdict in cycle.judged]
     wrong, nats = audited(session)

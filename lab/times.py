@@ -10,8 +10,9 @@ from statistics import median
 
 import torch
 
-from model import require_that
-from specmini import acceptance_by_place, exit_status, parse, set_up, statistics, table, write_text
+from lab import read_bytes
+from model import on_gpu, require_that
+from specmini import exit_status, parse, set_up, statistics, table, write_text
 from verify import Autoregressive, Exact, decode, readers_of
 
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes are timed
@@ -58,8 +59,12 @@ def times(engine, texts, weights):
            f'{stats["tokens_per_second"] * step:.2f} times as fast')
     if isinstance(texts[0].method, Exact):              # others judge no blocks
         drafted = {len(cycle.drafted) for cycle in cycles}
-        verify, busy = time_passes(session, session.target_path(), drafted)
-        yield from speed_tables(texts[0].name, cycles, verify, step)
+        verify, busy = time_passes(session.target, session.tokens, session.target_path(), drafted)
+        draft = 0.0
+        if session.drafter:
+            once, _ = time_passes(session.drafter, session.tokens, session.drafter.model.full, {0}, ())
+            draft = once[0]
+        yield from speed_tables(texts[0].name, cycles, verify, draft, step)
         if busy:
             yield 'the machine is busy: equal passes took times that differ by more than a third'
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
@@ -81,7 +86,7 @@ def weights_of(session):
     weights = {}
     for role, reader in readers_of(session).items():
         paths = dict(full=reader.model.full) | {path.name: path for path, *_ in reader.log}
-        weights |= {f'{role}/{name}': reader.model.read_bytes(path) for name, path in paths.items()}
+        weights |= {f'{role}/{name}': read_bytes(reader.model, path) for name, path in paths.items()}
     return weights
 
 
@@ -97,10 +102,28 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
-def speed_tables(name, cycles, verify, step):
+def acceptance_by_place(cycles):
+    """[kept, judged] of the draft tokens at the first position of a block, at the second, ...
+
+    Conditional acceptance: counts only blocks that reached this position. A method that tries several tokens
+    at a position has them all there; of one that judges whole steps the first position is the step.
+    """
+    places = []
+    for cycle in cycles:
+        place = 0
+        for judged in cycle.judged:
+            if place == len(places):
+                places.append([0, 0])
+            places[place][0] += judged.kept
+            places[place][1] += 1
+            place += judged.kept
+    return places
+
+
+def speed_tables(name, cycles, verify, draft, step):
     """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays.
 
-    verify: {n: seconds of the verifying pass over n draft tokens and the root}.
+    verify: {n: seconds of the verifying pass over n draft tokens and the root}; draft: of a draft pass.
     """
     places = acceptance_by_place(cycles)
     yield table_line('n draft tokens', verify, {n: n for n in verify})
@@ -109,12 +132,11 @@ def speed_tables(name, cycles, verify, step):
         return
     yield table_line('kept at position n', verify, {n: f'{a / b:.0%}' for n, (a, b) in enumerate(places, 1)})
     yield table_line('  of so many judged', verify, {n: b for n, (_, b) in enumerate(places, 1)})
-    drafts = [cycle.passes['draft/full'] for cycle in cycles if 'draft/full' in cycle.passes]
-    if name == 'sd' and drafts:
-        draft = sum(seconds for *_, seconds in drafts) / sum(n for n, *_ in drafts)
-        passes = [row for cycle in cycles for row in cycle.passes.values()]
-        rest = sum(cycle.seconds for cycle in cycles) - sum(seconds for *_, seconds in passes)
-        rest /= sum(n for n, *_ in passes)              # a pass: draws, and what Python does
+    if name == 'sd' and draft:
+        rest = sum(cycle.seconds - verify[len(cycle.drafted)] for cycle in cycles)
+        rest -= draft * sum(cycle.passes.get('draft/full', (0, 0))[0] for cycle in cycles)
+        rest /= sum(n for cycle in cycles for n, _ in cycle.passes.values())    # a pass: draws, and Python
+        rest = max(0.0, rest)
         v = {n: (seconds + rest) / step for n, seconds in verify.items()}
         speeds = speedups(places, (draft + rest) / step, v | {0: 1.0})
         yield table_line('  times ar at gamma n', verify, {n: f'{x:.2f}' for n, x in speeds.items()})
@@ -149,24 +171,25 @@ def speedups(places, c, v):
     return speeds
 
 
-def time_passes(session, path, drafted):
-    """({n: seconds of a target pass over the last n + 1 positions}, whether the machine is busy).
+def time_passes(reader, tokens, path, drafted, blocks=BLOCKS):
+    """({n: seconds of a pass over the last n + 1 of these tokens}, whether the machine is busy).
 
-    n of BLOCKS and drafted; of a compiled target drafted alone, because others would have to be compiled.
+    n of blocks and drafted; of a compiled reader drafted alone, because others would have to be compiled.
     After a round that warms up come ten, or as many as TIMING allows. The fastest one counts, and no pass is
     slower than a longer one. Busy: a median is a third above the fastest.
     """
-    reader = session.target
-    blocks = drafted | {0} if reader.compiled else drafted.union(BLOCKS)
-    seconds = {n: [] for n in sorted(blocks) if n < len(session.tokens)}
+    blocks = drafted | {0} if reader.compiled else drafted.union(blocks)
+    seconds = {n: [] for n in sorted(blocks) if n < len(tokens)}
     begin = time.perf_counter()
     for turn in range(11):
         if turn > 1 and time.perf_counter() - begin > TIMING:
             break
         for n in seconds:
-            mark = len(reader.log)
-            reader.read(session.tokens, path, n + 1)
-            seconds[n].append(reader.spent(mark)[path.name][-1])
+            start = time.perf_counter()
+            reader.read(tokens, path, n + 1)
+            if on_gpu(reader.model):
+                torch.cuda.synchronize()
+            seconds[n].append(time.perf_counter() - start)
     fastest = {}
     best = inf
     for n in reversed(seconds):

@@ -144,7 +144,7 @@ class Table:
         self.seed = seed
         self.vocab = vocab
         self.scale = scale      # deviation of the logits
-        self.weight = weight    # bytes that a pass is said to read, for methods that compare passes
+        self.pass_bytes = weight    # that a pass is said to read, for methods that compare passes
         self.rows = {}          # prefix -> logits
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
         self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
@@ -189,9 +189,6 @@ class Table:
 
     def logits(self, hidden):
         return hidden
-
-    def read_bytes(self, path):
-        return self.weight
 
 
 class Branch:
@@ -314,8 +311,10 @@ class WrongResidual(Wrong):
 class JudgedByQ(Wrong, METHODS['ecsv']):
     """Judges the fused token as if it had been drawn from the branches' q."""
 
+    def draft_branches(self, session, n):
+        self.drawn = super().draft_branches(session, n)
+        return self.drawn
+
     def guess(self, session, n):
         draft = super().guess(session, n)
-        if not draft.tokens:
-            return draft
-        return replace(draft, q=probs(draft.logits))
+        return replace(draft, q=probs(self.drawn.logits.mean(0)[:len(draft.tokens)]))

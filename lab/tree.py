@@ -52,10 +52,9 @@ class Tree:
         for i, attend in enumerate(path.attends):
             attends.append(attend and functools.partial(self.attend, i))
         ids = to_device([self.nodes], reader.model.device)
-        begin = reader.now()
         hidden = reader.model(ids, self.depths, replace(path, attends=tuple(attends)))
         logits = reader.model.logits(hidden)[0]
-        reader.log.append((path, len(self.nodes), begin, reader.now()))
+        reader.log.append((path, len(self.nodes)))
         return logits
 
     def attend(self, layer, q, k, v, mask, carry):

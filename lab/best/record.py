@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import lab.baselines                                    # noqa: F401, enters them in METHODS
 from lab.cmasd.baselines import Payoff
 from lab.ecsv.baselines import Hedge
+from lab import read_bytes
 from lab.measure import Record, Setting, named, network, run_row, sd, token_row
 from lab.via.baselines import sublayers
 from model import read_calibration
@@ -151,7 +152,7 @@ def counted_row(pair, prompt):
     for name, run in row['runs'].items():
         del run['seconds']
         if name.startswith('via'):
-            run['slim'] = model.read_bytes(slim) / model.read_bytes(model.full)
+            run['slim'] = read_bytes(model, slim) / read_bytes(model, model.full)
     tokens = token_row(pair, prompt)
     return row | dict(tokens=tokens['tokens'], hit=tokens['hit'])
 

@@ -2,6 +2,7 @@
 import math
 from dataclasses import dataclass
 
+from lab import read_bytes
 from verify import METHODS, CmAsd, Exact, knob, probs
 
 
@@ -126,8 +127,8 @@ def draft_cost(session):
     """The weight bytes of a draft pass over those of a target pass; without a draft model slim drafts."""
     target = session.target.model
     drafter = session.drafter and session.drafter.model
-    read = drafter.read_bytes(drafter.full) if drafter else target.read_bytes(session.slim_path)
-    return read / target.read_bytes(target.full)
+    read = read_bytes(drafter, drafter.full) if drafter else read_bytes(target, session.slim_path)
+    return read / read_bytes(target, target.full)
 
 
 METHODS.update({'hf-confidence': Confident, 'product': Product, 'payoff': Payoff})

@@ -73,14 +73,14 @@ class SdMulti(Exact):
     def guess(self, session, n):
         branches = Ecsv.draft_branches(self, session, n)
         self.options = []
-        for tokens, q in zip(branches.lines(session), branches.q):
+        for tokens, q in zip(branches.lines(session), self.draft_probs(session, branches.logits)):
             self.options.append(Draft(tokens, q[:len(tokens)]))
         return replace(self.options[0], logits=branches.logits[0])
 
     def accept(self, session, draft, score):
         if not draft.tokens:
             return super().accept(session, draft, score)
-        check_finite(score.logits.amax(), 'target', len(session.tokens))
+        check_finite(score.logits.amax(), 'target', session)
         option, left, judged = first_kept(session, self.options, score.p[0])
         if option is None:
             draft.tokens = [row.tokens[0] for row in judged] + draft.tokens[1:]

@@ -9,7 +9,7 @@ from pathlib import Path as File
 from string import Template
 
 from lab.page.traced import TracedEngine
-from lab.times import parse_run, plain_step, weights_of
+from lab.times import acceptance_by_place, parse_run, plain_step, weights_of
 from model import knobs_of, naming, require_that
 from specmini import exit_status, json_line, set_up, statistics, write_text
 
@@ -73,20 +73,26 @@ def write_page(file, engine, texts, weights, step):
 def lane(engine, text):
     """The dict of one text by one method."""
     knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
-    cycles = [line(cycle) | notes for cycle, notes in zip(text.cycles, text.session.notes)]
+    cycles = []
+    for cycle, notes in zip(text.cycles, text.session.notes):
+        cycles.append(line(cycle, notes.pop('pass_ms', {})) | notes)
+    stats = statistics(text.cycles) | dict(acceptance_by_place=acceptance_by_place(text.cycles))
     return dict(method=text.name, lossless=engine.lossless(text.method), knobs=knobs,
-                stats=statistics(text.cycles), seed=engine.seed + text.number, cycles=cycles)
+                stats=stats, seed=engine.seed + text.number, cycles=cycles)
 
 
-def line(cycle):
-    """The dict of a Cycle: each draft token has a row with its verdict, or that of its whole step."""
+def line(cycle, ms):
+    """The dict of a Cycle: each draft token has a row with its verdict, or that of its whole step.
+
+    ms: {reader/path: milliseconds of its passes}.
+    """
     judged = []
     for verdict in cycle.judged:
         row = vars(verdict) | verdict.signals
         row = {name: value for name, value in row.items() if not isinstance(value, (list, dict))}
         judged += [dict(token=token) | row for token in verdict.tokens]
-    passes = {path: dict(passes=n, positions=positions, ms=round(1000 * seconds, 3))
-              for path, (n, positions, seconds) in cycle.passes.items()}
+    passes = {path: dict(passes=n, positions=positions, ms=round(ms.get(path, 0.0), 3))
+              for path, (n, positions) in cycle.passes.items()}
     return dict(drafted=cycle.drafted, judged=judged, tokens=cycle.tokens, labels=cycle.labels, passes=passes,
                 ms=round(1000 * cycle.seconds, 3))
 

@@ -5,14 +5,16 @@ include looking up its random numbers and logging sparse layers; the notes are m
 holds: README.md.
 """
 import copy
+import time
+from collections import Counter
 from dataclasses import replace
 
 import torch
 
 import kernels
-from model import Reader
+from model import Reader, on_gpu
 from specmini import Engine
-from verify import CmAsd, Ecsv, Score, Session, SpecGuard, is_greedy
+from verify import CmAsd, Ecsv, Score, Session, SpecGuard, is_greedy, log_marks, readers_of
 
 LIKELIEST = 8       # tokens of a position whose probabilities are noted
 DECIMALS = 5        # of a noted number
@@ -26,14 +28,37 @@ def rounded(x):
     return list(map(rounded, x)) if isinstance(x, list) else round(x, DECIMALS)
 
 
-class WatchedReader(Reader):
+class TimedReader(Reader):
+    """A Reader that times its passes: `seconds` by their number in the log. It waits for a GPU."""
+    seconds = {}            # see timed
+
+    def feed(self, *args):
+        begin = time.perf_counter()
+        rows = super().feed(*args)
+        if on_gpu(self.model):
+            torch.cuda.synchronize()
+        self.seconds[len(self.log) - 1] = time.perf_counter() - begin
+        return rows
+
+
+def timed(reader, kind=TimedReader):
+    """The same reader, with the same cache and log, as one of this class."""
+    reader = copy.copy(reader)
+    reader.__class__ = kind
+    reader.seconds = {}
+    return reader
+
+
+class WatchedReader(TimedReader):
     """The target's Reader, which remembers its latest slim and sparse passes."""
     slim = [], []           # (ids, logits) of the latest pass of a slim verifier
     chosen = []             # of the latest sparse pass, see `watched`
+    block = 0               # its keys to a block
 
     def read(self, ids, path, last):
         if path.sparse and not self.compiled:
             self.chosen = []
+            self.block = path.block
             path = watched(path, self.chosen)
         rows = super().read(ids, path, last)
         if path.skip:
@@ -81,9 +106,10 @@ class Traced(Session):
 
     def watch(self, method):
         """Replaces two hooks of this object: accept tells what was judged, learn when the cycle is over."""
-        self.target = copy.copy(self.target)            # with the same cache and log
-        self.target.__class__ = WatchedReader
+        self.target = timed(self.target, WatchedReader)
+        self.drafter = self.drafter and timed(self.drafter)
         self.notes = []
+        self.marks = log_marks(self)
         self.coins = []         # of each verdict by chance the number drawn in 0..1; None of a certain one
         accept, learn = method.accept, method.learn
 
@@ -98,7 +124,13 @@ class Traced(Session):
 
     def note(self, method, draft, score, cycle):
         """The dict of one cycle."""
-        notes = {}
+        ms = Counter()                                  # {reader/path: of its passes in this cycle}
+        for role, reader in readers_of(self).items():
+            for number in range(self.marks[role], len(reader.log)):
+                path, _ = reader.log[number]
+                ms[f'{role}/{path.name}'] += 1000 * reader.seconds.get(number, 0.0)
+        self.marks = log_marks(self)
+        notes = dict(pass_ms=ms)
         path = self.target_path()
         if isinstance(score, Score):
             path = score.path
@@ -109,7 +141,7 @@ class Traced(Session):
         notes['lag'] = len(self.tokens) - 1 - self.target.cache.valid_prefix(self.tokens[:-1], path)
         if cycle.signals:
             notes |= draft_notes(self, method, cycle)
-        notes |= block_notes(self.target.chosen)
+        notes |= block_notes(self.target.chosen, self.target.block)
         self.target.slim, self.target.chosen, self.coins = ([], []), [], []
         return notes
 
@@ -229,7 +261,7 @@ def rollout_rows(model, line, method):
     return product
 
 
-def block_notes(log):
+def block_notes(log, block):
     """Sparse attention: `cached` keys, `block` keys to a block, and for each layer what it reads of them.
 
     For a layer that chose: the blocks of each key head; for one that reuses a choice: the layer that made it;
@@ -249,4 +281,4 @@ def block_notes(log):
             layers.append(carry['blocks'][0].sort().values.tolist())
     if not latest:
         return {}
-    return dict(blocks=dict(cached=int(latest['start']), block=latest['block'], layers=layers))
+    return dict(blocks=dict(cached=int(latest['start']), block=block, layers=layers))

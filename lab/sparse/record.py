@@ -79,7 +79,7 @@ class Prompted:
     def start(self, knobs):
         """The session after its prompt again, sparse with these knobs."""
         session = self.session
-        session.tokens, session.tokens_left, session.ended = list(self.ids), self.tokens_left, False
+        session.tokens, session.tokens_left = list(self.ids), self.tokens_left
         knobs = dict(knobs)
         session.sparse = METHODS[knobs.pop('method', 'sparse')](**knobs)
         session.target.cache.record(self.ids[:-1], len(self.ids) - 1, session.target.model.full)

@@ -45,8 +45,7 @@ class RewardGuided(Unseen):
 
     def reward(self, session, draft):
         reader = session.drafter
-        now = reader.now()
-        reader.log.append((replace(reader.model.full, name='reward'), len(draft.tokens), now, now))
+        reader.log.append((replace(reader.model.full, name='reward'), len(draft.tokens)))
         return step_right(session, draft)
 
 

@@ -13,12 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 import kernels
 import specmini
-import verify
-from lab import forms
+from lab import forms, read_bytes
 from lab.tests.helpers import LINE, MIXED, MIXED_TWO, RANGES, case, needs_half, refuses, thin, tiny
 from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, seeded, session, write
-from model import Half, Linear, Packed, Reader, checkpoint_views, load, pack, to_host
-from verify import METHODS, Session, decode, draft_model, passes_since, read_prompt, readers_of, tokens_of
+from model import Half, Linear, Packed, Reader, Transposed, checkpoint_views, load, pack, to_host
+from verify import (METHODS, Blocks, Session, decode, draft_model, passes_since, read_prompt, readers_of,
+                    tokens_of)
 
 
 # ------------------------------------------------------------------------------------ fused, packed, gathered
@@ -84,7 +84,7 @@ def test_matrices_in_16_bits_are_multiplied_in_fp32(form, plain, tmp_path, monke
     assert type(model.lm_head) is Half and model.model.embed_tokens.weight.element_size() == 2
     wanted, found = fresh(exact, LINE), fresh(model, LINE)
     assert found.dtype == torch.float32 and apart(found, wanted) < 1e-5 * float(wanted.abs().max())
-    assert model.read_bytes(model.full) < exact.read_bytes(exact.full)
+    assert read_bytes(model, model.full) < read_bytes(exact, exact.full)
     plain_model, _, _ = specmini.ready(folder, 'cpu', 'fp32')
     assert not any(isinstance(part, Half) for part in plain_model.modules())
     monkeypatch.setattr('model.has_half', lambda: False)            # a CPU without that product
@@ -103,14 +103,13 @@ def test_an_old_card_runs_in_fp16(capability, dtype, monkeypatch):
 
 def test_packing_lets_each_matrix_go(monkeypatch):
     """Else two copies of a model are held when the last one is packed."""
-    class Watched(Packed):
+    class Watched(Transposed):
         def __init__(self, linear):
             counts.append(sum(gone() is not None for gone in seen))
             seen.append(weakref.ref(linear))
             super().__init__(linear)
     counts, seen = [], []
-    monkeypatch.setattr('model.BIG', 1)
-    monkeypatch.setattr('model.Packed', Watched)
+    monkeypatch.setattr('model.Transposed', Watched)
     pack(byte_network())
     assert len(counts) > 4 and max(counts) <= 1
 
@@ -161,7 +160,7 @@ def test_a_long_text_is_read_in_chunks(monkeypatch):
         reader = Reader(model, 50)
         got = reader.read(LINE, model.full, last)
         assert got is None if last == 0 else apart(got, wanted[50 - last:]) < 1e-9
-        assert [positions for _, positions, _, _ in reader.log] == [8] * 6 + [2]
+        assert [positions for _, positions in reader.log] == [8] * 6 + [2]
 
 
 def test_fork():
@@ -232,7 +231,8 @@ def test_plain_decoding_in_bursts_writes_the_same():
 
 
 @pytest.mark.filterwarnings('ignore:flex_attention called without')
-@pytest.mark.parametrize('rule', [None, verify.Blocks(0.3, 8, 8, 1, 2), verify.Blocks(0.3, 99, 8, 1, 2)])
+@pytest.mark.parametrize('rule', [None, Blocks(0.3, 8, 8, 1, 2, kernels.mean_scores),
+                                  Blocks(0.3, 99, 8, 1, 2, kernels.mean_scores)])
 def test_passes_by_flex_attention(rule, monkeypatch):
     """As eager ones are, dense or over the blocks that the first of two layers lists, after any length."""
     monkeypatch.setattr(torch, 'compile', lambda function, **how: function)

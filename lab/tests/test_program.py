@@ -72,8 +72,8 @@ def table_in(printed):
     ('--prompt=', 'prompt 1'), ('--prompt \udcff', 'a prompt'), ('--prompt x --prompts y', '--prompts'),
     ('--prompts lab', '--prompts lab'), ('--prompts absent.jsonl', 'absent.jsonl'),
     ('--target no/such', 'no/such: no such folder'), ('--draft no/such', 'no/such: no such folder'),
-    ('--import no.py', '--import no.py: no such file'), ('--check --temperature 1', '--check'),
-    ('--trace no/such/file', 'no/such/file'), ('--trace lab', '--trace'), ('--sparse x', 'x'),
+    ('--import no.py', "'no.py'"), ('--import lab', '--import lab'), ('--check --temperature 1', '--check'),
+    ('--trace no/such/file', "'no/such/file'"), ('--trace lab', "'lab'"), ('--sparse x', 'x'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
     ('--compare sd,vai', 'did you mean via?'), ('--list payof', 'did you mean payoff?'),
     ('--set gama=3', 'did you mean gamma?'), ('--method hedge --set lest=0.2', 'did you mean least?'),
@@ -86,7 +86,7 @@ def table_in(printed):
     ('--method cmasd --set lam_entropy=0 lam_margin=0 lam_softmax=0', 'lam_entropy'),
     ('--method ecsv --set branches=65', 'branches is 65'), ('--sparse --set rho=2', 'rho is 2.0'),
     ('--method ecsv-spot --set by=chance', "by is 'chance'; expected a text disagreement, entropy"),
-    ('--method via --set slim_bonus=2', "slim_bonus is '2'; expected true or false"),
+    ('--method via --set slim_bonus=2', 'expected true or false'),
     ('--method specguard --set k=0', 'k is 0'), ('--method specguard --set tau=nan', 'tau is nan'),
     ('--method specguard-target-k --set target_k=2 gamma=1', 'target_k is 2'),
     ('--method sparse --set block=0', 'block is 0'), ('--draft self --method via', 'its own drafts'),
@@ -143,8 +143,6 @@ def test_json_trace_and_text_are_one_run(method, pair, tmp_path, capsys):
     judged = [row for cycle in cycles for row in cycle['judged']]
     kept = sum(row['kept'] for row in judged)
     assert kept == labels['draft'] == stats['accepted'] <= len(judged) == stats['judged'] <= stats['drafted']
-    places = [sum(column) for column in zip(*stats['acceptance_by_place'])]
-    assert (places, stats['drafted_share']) == ([kept, len(judged)] if judged else [], kept / n)
     assert stats['acceptance_rate'] == (kept / len(judged) if judged else None)
     for row in judged:
         if method == 'sd':

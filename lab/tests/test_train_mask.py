@@ -30,26 +30,26 @@ def test_search_finds_planted_layers(tmp_path, capsys, monkeypatch):
     _, out, _ = program(capsys, '--target', folder, *flags, main=train_mask.main)
     found = read_calibration(folder)['mask']
     assert "slim's first choice is the target's at 100.0% of the tokens" in out
-    assert found['skip'] == [4, 5, 8, 9] and found['cost'] < 1e-9 < found['plain'] and found['masks'] <= 90
+    assert found['skip'] == [4, 5, 8, 9] and found['cost'] < 1e-9 and found['masks'] <= 90
 
 
 @pytest.mark.slow
 def test_search_comes_near_the_best_and_bayes_beats_chance(monkeypatch):
     """Within 5 % of the best of all 70 masks of 4 of 8 units; on 16 units a tenth below random proposals."""
-    weights = torch.rand(16, generator=seeded())
-    pairs = 0.2 * torch.rand(16, 16, generator=seeded(1))
-
-    def cost(mask):                                     # of each unit and each pair of units in it
-        rows = list(mask)
-        return float((weights[rows].sum() + pairs[rows][:, rows].sum()).exp())
     monkeypatch.setattr(train_mask, 'PATIENCE', 999)
     monkeypatch.setattr(train_mask, 'plain_masks', lambda m, k: iter(()))
 
+    def cost(mask, seed):                               # of each unit and each pair of units in it
+        weights = torch.rand(16, generator=seeded(seed))[[*mask]]
+        pairs = 0.2 * torch.rand(16, 16, generator=seeded(seed + 1))[[*mask]][:, [*mask]]
+        return float((weights.sum() + pairs.sum()).exp())
+
     def best(units, skipped, period, seed):
         monkeypatch.setattr(train_mask, 'PERIOD', period)
-        return min(search(cost, units, skipped, Settings(seed=seed)).values())
-    optimum = min(map(cost, itertools.combinations(range(8), 4)))
-    assert all(best(8, 4, 2, seed) <= 1.05 * optimum for seed in range(3))
+        return min(search(lambda mask: cost(mask, seed), units, skipped, Settings()).values())
+    for seed in range(3):
+        optimum = min(cost(mask, seed) for mask in itertools.combinations(range(8), 4))
+        assert best(8, 4, 2, seed) <= 1.05 * optimum
     by_chance = sum(best(16, 7, 999, seed) for seed in range(3))
     assert sum(best(16, 7, 2, seed) for seed in range(3)) < 0.9 * by_chance
 
@@ -59,8 +59,8 @@ def test_search_begins_with_plain_masks_and_ends_without_progress(monkeypatch):
     tried = search(sum, 6, 3, Settings(evaluations=7))
     assert list(tried)[:5] == [(1, 3, 5), (0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 5)] and len(tried) == 7
     windows = SimpleNamespace(cost=lambda skip: float(sum((j - 5) ** 2 for j in skip)))
-    found = train_mask.find_mask(byte_network(3, num_hidden_layers=8), windows, Settings(evaluations=7))
-    assert found['plain'] == 19.0                       # of [2, 3, 4, 5, 6, 7]; evenly spaced 139
+    found = train_mask.find_mask(byte_network(3, num_hidden_layers=8), windows, Settings(evaluations=5))
+    assert found == dict(skip=[2, 3, 4, 5, 6, 7], cost=19.0, masks=5)
     assert 40 + PATIENCE <= len(search(lambda mask: 1.0, 40, 2, Settings(evaluations=200))) < 100
     assert Settings().evaluations > PATIENCE
     monkeypatch.setattr(train_mask, 'PATIENCE', 5)
@@ -124,7 +124,7 @@ def test_a_mask_is_measured_on_what_the_target_writes(asked, capsys, tmp_path):
     found = read_calibration(folder)['mask']
     slim = 'slim' + agreement(model.full.without(found['skip']), model)
     cost, shares, advice, *_ = out.splitlines()
-    assert cost.startswith(f'R {found["cost"]:.2g} nats a token') and found['settings']['chat']
+    assert cost.startswith(f'skips {found["skip"]} of 8 sublayers: R {found["cost"]:.2g} nats a token')
     assert shares == f"{slim}, the draft's at {agreement(draft.full, draft).split()[-4]}"
     assert advice.startswith('slim can pay only where it agrees more often than the draft; python spec')
     assert slim + '\n' in program(capsys, *flags, '--chat', main=train_mask.main)[1]
@@ -150,7 +150,7 @@ def test_anchors_from_the_program(asked, capsys):
     _, out, _ = program(capsys, '--anchors', *asked[1], '--tokens', 120, main=train_mask.main)
     found = read_calibration(folder)['sparse']
     layers = METHODS['sparse']().anchor_layers(dict(sparse=found), 4)
-    assert str(found['anchors']) in out and layers == sorted(found['anchors'][:2])
+    assert "'sparse'" in out and layers == sorted(found['anchors'][:2])
     run = '--target', folder, '--draft', 'none', '--prompt', 'hello', '--max-new', 4, '--method', 'sparse'
     assert program(capsys, *run, '--set', 'ffn_quantile=0.5', 'dense_below=2', 'block=2')[0] == 0
 
@@ -164,7 +164,7 @@ def test_signals_of_the_embedded_pair(tmp_path, capsys):
     refused(capsys, '--signals', *run)
     _, out, _ = program(capsys, '--signals', '--texts', 3, *pair, main=train_mask.main)
     found = read_calibration(*pair[1::2])['signals']
-    assert str(found['draft_logp']) in out and found['draft_logp'][0] < found['draft_logp'][1] <= 0
+    assert "'signals'" in out and found['draft_logp'][0] < found['draft_logp'][1] <= 0
     assert 0 < found['draft_grounding'][1] <= 1 and reported(capsys, *run)['text']
     text = reported(capsys, *run, '--set', 'tau=inf')['text']
     assert text == reported(capsys, *run, '--method', 'ar')['text']

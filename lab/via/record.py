@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import train_mask
+from lab import read_bytes
 from lab.measure import (MODELS, Pair, Prompt, Record, Setting, SharingEngine, answer_row, held_out_rows,
                          named, network, prepared, run_row, sd)
 from lab.via.baselines import ViaMid, sublayers
@@ -93,7 +94,7 @@ def weighed_row(settings, pair, prompt):
         tensors = []
         for role, reader in engine.readers.items():
             for path, *_ in reader.log:
-                read[f'{role}/{path.name}'] = reader.model.read_bytes(path)
+                read[f'{role}/{path.name}'] = read_bytes(reader.model, path)
             tensors += [*reader.model.parameters(), *reader.cache.stores]
         passes = run.pop('passes').items()
         steps = sum(sum(counts.values()) * read[path] / read['target/full'] for path, counts in passes)
