@@ -246,7 +246,7 @@ def test_page_keeps_hostile_text_text(browser, tmp_path):
     engine = SimpleNamespace(tokenizer=tokenizer, temperature=1.0, models=['target'], seed=0,
                              target='a</script>b', lossless=lambda method: True)
     ids = list(range(len(HOSTILE)))
-    cycle = verify.Cycle([], [], ids, ['target'] * len(ids), {'target/full': [1, 1, 0.01]}, 0.01)
+    cycle = verify.Cycle([], [], ids, ['target'] * len(ids), {'target/full': [1, 1]}, 0.01)
     session = SimpleNamespace(tokens=ids, begin=len(ids), notes=[{}])
     text = specmini.Text({}, 0, 'sd', verify.Exact(), session, [cycle])
     with open(tmp_path / 'run.html', 'w', encoding='utf-8') as file:
