@@ -318,7 +318,8 @@ class Path:
         if attends == list(self.attends) and ffns == list(self.ffns):
             return self
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
-        return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns), sparse=True, block=block)
+        return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns),
+                       sparse=True, block=block)
 
     def grounded(self, n, begin, sparsify):
         """This path, observed by kernels.grounded in the last n layers that it runs, for one pass."""
@@ -351,7 +352,8 @@ def to_host(*tensors):
         return tensors
     flat = torch.cat([x.flatten().double() for x in tensors]).cpu()
     parts = flat.split([x.numel() for x in tensors])
-    return [numbers.view(x.shape).to(x.dtype) for x, numbers in zip(tensors, parts)]
+    return [numbers.view(x.shape).to(x.dtype)
+            for x, numbers in zip(tensors, parts)]
 
 
 # -------------------------------------------------------------------------------------- caches and readers
@@ -406,7 +408,8 @@ class KVCache:
         if block != self.block:
             self.averaged = 0
             B, both, S, D = self.stores[0].shape
-            self.means = [store.new_zeros(B, both // 2, S // block, D) for store in self.stores]
+            self.means = [store.new_zeros(B, both // 2, S // block, D)
+                          for store in self.stores]
             self.block = block                  # last, because this may be interrupted
         first = self.averaged // block
         end = n // block
@@ -600,7 +603,8 @@ class FastNorm(Part):
 
     def __call__(self, x):
         size = torch.linalg.vector_norm(x, 2, -1, True)
-        return (x / torch.hypot(size, self._buffers['floor'])).mul_(self._parameters['weight'])
+        size = torch.hypot(size, self._buffers['floor'])
+        return (x / size).mul_(self._parameters['weight'])
 
 
 @functools.cache
@@ -635,7 +639,8 @@ def pack(model):
     Matrices that load has kept in 16 bits become Half. Experts stay as they are.
     """
     # not of all modules: such a list would hold every matrix until the last one is packed
-    parts = [part for part in model.modules() if not isinstance(part, (Linear, nn.RMSNorm))]
+    parts = [part for part in model.modules()
+             if not isinstance(part, (Linear, nn.RMSNorm))]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:           # FBGEMM packs with one thread
         list(pool.map(pack_children, parts))
 
@@ -757,7 +762,8 @@ def weight_files(folder):
 def parts_of(name):
     """The names in a checkpoint of what a parameter of this name holds."""
     *home, fused, kind = name.split('.')
-    return ['.'.join([*home, part, kind]) for part in FUSED.get(fused, (fused,))]
+    return ['.'.join([*home, part, kind])
+            for part in FUSED.get(fused, (fused,))]
 
 
 def checkpoint_views(model):
@@ -783,13 +789,14 @@ def checkpoint_views(model):
 KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
 ORIGINAL = 'original_max_position_embeddings'
 ONLY = dict(            # settings that may have these values alone
-    model_type=KINDS, hidden_act=(None, 'silu'), quantization_config=(None, {}), mscale=(None, 0),
-    mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
+    model_type=KINDS, hidden_act=(None, 'silu'), quantization_config=(None, {}),
+    mscale=(None, 0), mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
 ROPE = dict(            # rotary settings by type: (lowest value, default or None) of each
     default={}, linear={'factor': (1, None)},
     llama3={'factor': (1, None), 'low_freq_factor': (0.001, None), 'high_freq_factor': (0.001, None),
             ORIGINAL: (2, None)},
-    yarn={'factor': (1, None), 'beta_fast': (0.001, 32), 'beta_slow': (0.001, 1), ORIGINAL: (2, None)})
+    yarn={'factor': (1, None), 'beta_fast': (0.001, 32), 'beta_slow': (0.001, 1),
+          ORIGINAL: (2, None)})
 
 
 def read_config(folder):
@@ -801,7 +808,8 @@ def read_config(folder):
             value = rope.get(name, raw.get(name))
             require_that(value in allowed, f'{name} {value!r} is not supported, only {allowed}')
         kind = raw['model_type']
-        given = {name: raw[name] for name in knobs_of(Config) if raw.get(name) is not None}
+        given = {name: raw[name] for name in knobs_of(Config)
+                 if raw.get(name) is not None}
         config = Config(**dict(num_key_value_heads=1, head_dim=2) | given)      # in place of the usual ones
         check_fields(config)
         refuse_window(raw)
@@ -837,7 +845,8 @@ def mixtures(raw):
     require_that(type(E) is int and 0 < E <= 1000, f'{E} experts: expected 1 to 1000')
     step = raw.get('decoder_sparse_step') or 1
     dense = raw.get('mlp_only_layers') or []
-    return tuple(0 if i in dense or (i + 1) % step else E for i in range(raw['num_hidden_layers']))
+    return tuple(0 if i in dense or (i + 1) % step else E
+                 for i in range(raw['num_hidden_layers']))
 
 
 def read_rope(raw, given):
@@ -962,7 +971,8 @@ def read_calibration(target, draft=None):
         stored = {}
     drafts = None, draft and fingerprint(draft)
     with naming(f'{target}: calibration.json', MALFORMED):
-        calibration = Calibration({name: one for name, one in stored.items() if one.get('draft') in drafts})
+        calibration = Calibration({name: section for name, section in stored.items()
+                                   if section.get('draft') in drafts})
     calibration.models = f'--target {target}' + (f' --draft {draft}' if draft else '')
     return calibration
 
@@ -1052,7 +1062,8 @@ TYPES = {int: 'a whole number', float: 'a number', bool: 'true or false', str: '
 
 def knob(default, meaning, lowest=-inf, highest=1e9, words=()):
     """A field that users set: a number in a range, or one of these words. `meaning` says what None does."""
-    return field(default=default, metadata=dict(meaning=meaning, lowest=lowest, highest=highest, words=words))
+    return field(default=default,
+                 metadata=dict(meaning=meaning, lowest=lowest, highest=highest, words=words))
 
 
 @functools.cache

@@ -95,7 +95,8 @@ class Engine:
             require_that(0 < len(ids) < self.context and max(ids) < self.models['target'].vocab,
                          f'prompt {i} has {len(ids)} tokens; expected 1 to {self.context - 1} known ones')
         capacity = min(self.context, max(map(len, prompts)) + self.max_new)
-        self.readers = {role: Reader(model, capacity, self.compile) for role, model in self.models.items()}
+        self.readers = {role: Reader(model, capacity, self.compile)
+                        for role, model in self.models.items()}
 
     def start(self, ids, method, row=0):
         """A Session that has read this prompt (ids, opened before), without what earlier texts left."""
@@ -104,7 +105,9 @@ class Engine:
         session = Session(
             target=self.readers['target'],
             drafter=None if isinstance(method, Autoregressive) else self.readers.get('draft'),
-            proposer=self.proposer, tokens=list(ids), tokens_left=min(self.max_new, self.context - len(ids)),
+            proposer=self.proposer,
+            tokens=list(ids),
+            tokens_left=min(self.max_new, self.context - len(ids)),
             eos=self.eos, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p,
             generator=torch.Generator().manual_seed(self.seed + row),       # equal prompts, other samples
             text=self.tokenizer.decode, calibration=self.calibration, sparse=self.sparse)
@@ -451,8 +454,12 @@ def grade(row, text):
 # ------------------------------------------------------------------------------------------- printing a text
 
 STYLES = dict(          # terminal codes and marks, by who wrote a piece or what became of it
-    draft=('32', '{}'), target=('31', '[+{}+]'), bonus=('36', '[+{}+]'), slim=('33', '[~{}~]'),
-    rejected=('9;2', '[-{}-]'), dropped=('2', '({})'))
+    draft=('32', '{}'),
+    slim=('33', '[~{}~]'),
+    target=('31', '[+{}+]'),
+    bonus=('36', '[+{}+]'),
+    rejected=('9;2', '[-{}-]'),
+    dropped=('2', '({})'))
 
 
 class Printer:
@@ -513,9 +520,11 @@ def report(engine, text):
     knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
     stats = statistics(text.cycles) | dict(audited_wrong=audited_wrong([text]),
                                            prompt_seconds=text.session.prompt_seconds)
-    return dict(text=text.text, tokens=text.tokens, prompt_tokens=text.session.begin, method=text.name,
-                lossless=engine.lossless(text.method), knobs=knobs, seed=engine.seed + text.number,
-                finish=text.finish, right=grade(text.row, text.text), stats=stats)
+    return dict(
+        text=text.text, tokens=text.tokens, prompt_tokens=text.session.begin,
+        method=text.name, lossless=engine.lossless(text.method), knobs=knobs,
+        seed=engine.seed + text.number, finish=text.finish,
+        right=grade(text.row, text.text), stats=stats)
 
 
 def json_line(made):
@@ -540,7 +549,8 @@ def check(engine, ids, tokens):
         return f'check: equal to plain decoding for all {i} tokens.'
     reader = engine.readers['target']
     logits = reader.read(ids + tokens[:i], reader.model.full, 1)[0]
-    here, there = (engine.tokenizer.decode([one[i]], skip_special_tokens=False) for one in (tokens, wanted))
+    here, there = (engine.tokenizer.decode([one[i]], skip_special_tokens=False)
+                   for one in (tokens, wanted))
     return (f'check: differs from plain decoding at token {i}: {here!r} instead of {there!r}; logit gap '
             f'{float(logits[wanted[i]] - logits[tokens[i]]):.2g}.')
 
@@ -566,7 +576,9 @@ def statistics(cycles):
     tokens = labels.total()
     return dict(
         cycles=len(cycles), passes=passes, positions=positions, labels=labels, seconds=seconds,
-        drafted=sum(len(cycle.drafted) for cycle in cycles), judged=len(kept), accepted=labels['draft'],
+        drafted=sum(len(cycle.drafted) for cycle in cycles),
+        judged=len(kept),
+        accepted=labels['draft'],
         acceptance_rate=ratio(sum(kept), len(kept)),
         block_efficiency=ratio(tokens, whole_passes(passes)),
         tokens_per_second=ratio(tokens, seconds))
@@ -593,9 +605,11 @@ def table(engine, texts):
     size = 1 + max(text.number for written in texts.values() for text in written)       # texts of a round
     rows = [figures(engine, name, texts, size) for name in texts]
     rows.insert(0, {head: head * any(row[head] for row in rows) for head in rows[0]})   # no empty columns
-    widths = [max(map(len, column)) for column in zip(*(row.values() for row in rows))]
+    widths = [max(map(len, column))
+              for column in zip(*(row.values() for row in rows))]
     for row in rows:
-        yield '  '.join(f'{cell:>{width}}' for cell, width in zip(row.values(), widths) if width).rstrip()
+        yield '  '.join(f'{cell:>{width}}'
+                        for cell, width in zip(row.values(), widths) if width).rstrip()
     for name, written in texts.items():
         if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
             yield f'{name}: nothing was drafted (--draft {engine.draft}, --max-new and gamma leave nothing)'
@@ -635,7 +649,8 @@ def figures(engine, name, texts, size):
 
 def rates(texts, size):
     """Tokens a second in each round of so many texts."""
-    rounds = [cycles_of(texts[i:i + size]) for i in range(0, len(texts), size)]
+    rounds = [cycles_of(texts[i:i + size])
+              for i in range(0, len(texts), size)]
     return [statistics(cycles)['tokens_per_second'] for cycles in rounds]
 
 

@@ -91,12 +91,14 @@ class Windows:
 
     def logps(self, path):
         """Log-probabilities [W, V] of each text; whatever the cache holds, the window is read anew."""
-        rows = [reader.read(ids, path, self.W) for reader, ids in zip(self.readers, self.texts)]
+        rows = [reader.read(ids, path, self.W)
+                for reader, ids in zip(self.readers, self.texts)]
         return [logits.float().log_softmax(-1) for logits in rows]
 
     def agreement(self, logps):
         """The share of tokens at which the first choice by these log-probabilities is the target's."""
-        same = [p.argmax(-1) == others.argmax(-1) for p, others in zip(self.p, logps)]
+        same = [p.argmax(-1) == others.argmax(-1)
+                for p, others in zip(self.p, logps)]
         return float(torch.cat(same).double().mean())
 
     def cost(self, skip):
@@ -142,7 +144,8 @@ def propose(tried, m, k):
     """
     i = len(tried)
     generator = torch.Generator().manual_seed(i)
-    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist())) for _ in range(RANDOM)]
+    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist()))
+            for _ in range(RANDOM)]
     bayes = i >= WARM_UP and i % PERIOD == 0
     if bayes:
         for mask in sorted(tried, key=tried.get)[:8]:
@@ -201,7 +204,9 @@ def find_mask(model, windows, settings):
     def sublayers(mask):
         return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1
     tried = search(lambda mask: windows.cost(sublayers(mask)), m, k, settings)
-    return dict(skip=sublayers(min(tried, key=tried.get)), cost=min(tried.values()), masks=len(tried))
+    return dict(skip=sublayers(min(tried, key=tried.get)),
+                cost=min(tried.values()),
+                masks=len(tried))
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
@@ -238,7 +243,8 @@ def recording_path(model, rule, log):
             leave_out = functools.partial(observed_experts, betas=betas)
         attends.append(recorded(kernels.attend, choose, log))
         ffns.append(recorded(kernels.feed_forward, leave_out, log))
-    return replace(model.full, attends=tuple(attends), ffns=tuple(ffns), sparse=True, block=rule.block)
+    return replace(model.full, attends=tuple(attends), ffns=tuple(ffns),
+                   sparse=True, block=rule.block)
 
 
 def sparsity(model, texts, T=5, **knobs):
@@ -266,7 +272,8 @@ def sparsity(model, texts, T=5, **knobs):
                 heads = []
                 if 'blocks' in attention:                       # else the text is too short to choose from
                     heads = list(map(set, attention['blocks'][0].tolist()))
-                similar[layer] += [len(a & b) / len(a | b) for a, b in zip(heads, before)]
+                similar[layer] += [len(a & b) / len(a | b)
+                                   for a, b in zip(heads, before)]
                 before = heads
                 sizes[layer].append(feed_forward['channels'].reshape(-1, 1)[::EVERY].abs())
                 if E:
@@ -284,7 +291,8 @@ def quantiles(columns):
     """[[QUANTILES numbers] of each column] of columns [n, c], by the nearest rank."""
     ranked = columns.float().sort(0).values.T                               # [c, n]
     ranks = torch.linspace(0, 1, QUANTILES, dtype=torch.float64) * (ranked.shape[1] - 1)
-    return [[round(value, 5) for value in column[ranks.round().long()].tolist()] for column in ranked]
+    return [[round(value, 5) for value in column[ranks.round().long()].tolist()]
+            for column in ranked]
 
 
 # ------------------------------------------------------------------ --signals: what SpecGuard judges steps by
@@ -314,7 +322,10 @@ def measure_signals(engine, settings):
             steps.append(list(map(min, zip(*method.score(session, draft)))))
             session.commit(method.write(session))
     logp, grounding = signal_ranges(steps)
-    return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps), draft=fingerprint(engine.draft))
+    return dict(draft_logp=logp,
+                draft_grounding=grounding,
+                steps=len(steps),
+                draft=fingerprint(engine.draft))
 
 
 # --------------------------------------------------------------------------------------------- the program

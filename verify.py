@@ -138,7 +138,8 @@ class Score:
         unread = len(self.block.tokens) + 1 - (0 if known is None else len(known))
         if unread == 0:
             return known
-        rows = self.session.target.read(self.session.tokens + self.block.tokens, self.path, unread)
+        rows = self.session.target.read(
+            self.session.tokens + self.block.tokens, self.path, unread)
         return rows if known is None else torch.cat([known, rows])
 
     @cached_property
@@ -160,7 +161,8 @@ class Score:
         check_finite(highest, 'slim target' if self.path.skip else 'target', self.session)
         signals = self.block.signals or [{}] * len(self.block.tokens)
         rows = zip(self.block.tokens, numbers.tolist(), signals)
-        return [Judged([token], *row, signals=dict(noted)) for token, row, noted in rows]
+        return [Judged([token], *row, signals=dict(noted))
+                for token, row, noted in rows]
 
     def next_token(self, i):
         """Draws the id that ends a cycle at position i: recovered for draft token i, or the bonus."""
@@ -275,8 +277,9 @@ def decode(session: Session, method: 'Method'):
         score = method.score(session, draft)                    # a Score is lazy: it has not read yet
         tokens, labels, judged = method.accept(session, draft, score)
         tokens = session.commit(tokens)
-        cycle = Cycle(draft.tokens, judged, tokens, labels[:len(tokens)], passes_since(session, marks),
-                      time.perf_counter() - begin, draft.signals or [])
+        cycle = Cycle(draft.tokens, judged, tokens, labels[:len(tokens)],
+                      passes_since(session, marks), time.perf_counter() - begin,
+                      draft.signals or [])
         method.learn(cycle)
         yield cycle
 
@@ -585,7 +588,8 @@ class Branches(NamedTuple):
         """The ids of each branch, up to its end: one transfer. who: the model that wrote them."""
         tokens, highest = to_host(self.tokens, self.logits.amax())
         check_finite(highest, who, session)
-        lines = [ids[:self.ends.get(row)] for row, ids in enumerate(tokens.tolist())]
+        lines = [ids[:self.ends.get(row)]
+                 for row, ids in enumerate(tokens.tolist())]
         return [cut_at_eos(ids, session.eos) for ids in lines]
 
 
@@ -703,7 +707,9 @@ class Ecsv(Exact):
         fused, known = self.vote(session)
         draft = Draft.points(fused, session.target.model)
         draft.known = known
-        columns = zip(self.ballot.tokens.T.tolist(), self.weights.T.tolist(), self.tallies)
+        columns = zip(self.ballot.tokens.T.tolist(),
+                      self.weights.T.tolist(),
+                      self.tallies)
         draft.signals = [dict(zip(('branches', 'weights', 'scores'), column)) for column in columns]
         draft.signals = draft.signals[:len(fused)]
         return draft
@@ -996,7 +1002,8 @@ class SpecGuard(Method):
         lines = branches.lines(session, 'draft' if reader is session.drafter else 'target')
         if k == 1:
             reader.cache.record(session.tokens + lines[0][:-1], len(session.tokens), path)
-        return [Draft(ids, None, logits[:len(ids)]) for ids, logits in zip(lines, branches.logits)]
+        return [Draft(ids, None, logits[:len(ids)])
+                for ids, logits in zip(lines, branches.logits)]
 
     def choose(self, drafts):
         """The Draft that the others are most like; its signals have the ids of all."""
@@ -1032,7 +1039,8 @@ class SpecGuard(Method):
             score = self.beta * scaled_L + (1 - self.beta) * scaled_G
             signals |= dict(L=L, G=G, scaled_L=scaled_L, scaled_G=scaled_G, score=score)
             kept = score >= self.tau
-        return Judged(draft.tokens, threshold=self.tau, chance=float(kept), kept=kept, signals=signals)
+        return Judged(draft.tokens, threshold=self.tau, chance=float(kept), kept=kept,
+                      signals=signals)
 
     def accept(self, session, draft, pairs):
         """(tokens, labels, judged), one verdict for the step."""
@@ -1166,7 +1174,9 @@ class Sparse(Exact):
         count = self.anchors
         if count is None and 'sparse' in calibration:
             count = -(-layers // 2)                     # rounded up
-        return sorted(calibration['sparse']['anchors'][:count]) if count else list(range(0, layers, 2))
+        if count:
+            return sorted(calibration['sparse']['anchors'][:count])
+        return list(range(0, layers, 2))
 
 
 def at_quantile(table, share):
@@ -1213,7 +1223,8 @@ def log_marks(session):
 
 def passes_since(session, marks):
     """{reader/path: [passes, positions]} since these marks."""
-    return {f'{role}/{path}': row for role, reader in readers_of(session).items()
+    return {f'{role}/{path}': row
+            for role, reader in readers_of(session).items()
             for path, row in reader.spent(marks[role]).items()}
 
 
