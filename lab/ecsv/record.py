@@ -57,8 +57,8 @@ def counts(pair, prompt, setting, depth):
         return accept(session, draft, score)
     method.accept = noting
     for cycle in decode(engine.start(prompt.ids, method), method):
-        drafts, _, _ = cycle.passes.get('draft/full', (0, 0, 0))
-        passes, positions, _ = cycle.passes['target/full']
+        drafts, _ = cycle.passes.get('draft/full', (0, 0))
+        passes, positions = cycle.passes['target/full']
         if isinstance(method, OracleTop1):
             passes, positions = 1, len(cycle.drafted) + 1
         totals.update(tokens=len(cycle.tokens), kept=cycle.accepted, drafted=len(cycle.drafted), cycles=1,

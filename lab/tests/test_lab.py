@@ -186,14 +186,6 @@ def test_a_form_that_fails_is_not_timed(fewer_keys, tmp_path, monkeypatch, capsy
     assert rows['copy']['failed'] == 'RuntimeError: out of memory'
 
 
-@pytest.mark.parametrize('times, says', [
-    ({'ar': 1.05, 'sd': 1.04}, 'yes'), ({'ar': 1.05, 'sd': 1.02}, 'no'), ({'ar': math.nan}, 'undecided'),
-    ({1024: 1.1, 8192: 0.9}, 'does not pay'), ({1024: 0.9, 8192: 1.05, 32768: 1.2}, 'from 8192 keys on'),
-    ({1024: 1.1, 8192: 1.1, 32768: 1.2}, 'from 1024 keys on')])
-def test_what_a_card_decides(times, says):
-    assert cuda.decision('it', times, 1.03).startswith(f'it: {says} (')
-
-
 # ---------------------------------------------------------------------------------------------- lab/tree.py
 
 @pytest.mark.parametrize('sizes', [{}, dict(qk_norm=True, num_hidden_layers=3)])
@@ -233,13 +225,3 @@ def test_course_knows_its_solutions(number, old, new):
     text = SOLUTIONS[number - 1]
     assert course.check(number, text) is None
     assert old in text and course.check(number, text.replace(old, new, 1))
-
-
-@pytest.mark.parametrize('flags, status', [
-    ('9 x.py', 2), ('1', 2), ('1 nowhere.py', 2), ('3 empty.py', 1), ('3 bad.py', 1), ('3 right.py', 0)])
-def test_course_checks_a_file(flags, status, tmp_path, capsys, monkeypatch):
-    for name, text in dict(empty='', bad='def speed(:', right=SOLUTIONS[2]).items():
-        (tmp_path / f'{name}.py').write_text(text)
-    monkeypatch.chdir(tmp_path)
-    assert course.main(flags.split()) == status
-    assert ''.join(capsys.readouterr()).count('\n') == 1

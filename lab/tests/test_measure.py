@@ -203,28 +203,6 @@ def test_rows_are_kept_and_gone_on_with(tmp_path, pair):
     assert len(measure.read_stored(where).rows) == 1
 
 
-def test_names_and_numbers_of_a_record(pair):
-    """Five digits, and no NaN, which JSON does not have."""
-    assert EMBEDDED.name == 'embedded' and pair.name == 'tiny-large+small'
-    assert replace(pair, draft='').name == 'tiny-large'
-    row = json.loads(measure.as_line(dict(a=1 / 3, b=math.nan, c=[torch.pi], d={1: 2})))
-    assert row == dict(a=0.33333, b=None, c=[3.1416], d={'1': 2})
-
-
-@pytest.mark.parametrize('flags, main', [
-    ('best --max-new 0', measure.main), ('best --longest 0', measure.main), ('best --n 1', measure.main),
-    ('speed --threads 0', bench.main), ('speed --rounds -1', bench.main), ('speed --n 0', bench.main),
-    ('draft --minutes 0', train.main), ('math --n -1', tasks.main)])
-def test_numbers_that_are_too_small_are_refused(flags, main, capsys):
-    status, out, err = run(capsys, *flags.split(), main=main)
-    assert status == 2 and 'more expected' in err and not out
-
-
-@pytest.mark.parametrize('flag', ['--target', '--prompts'])
-def test_half_a_pair_is_refused(flag, capsys):
-    refused(capsys, '--target', 'best', flag, 'x', main=measure.main)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('paper', measure.PAPERS)
 def test_a_foreign_pair(paper, pair, home):

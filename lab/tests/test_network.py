@@ -13,49 +13,41 @@ from torch.overrides import TorchFunctionMode
 
 import kernels
 import specmini
-from lab import forms, read_bytes
+from lab import read_bytes
 from lab.tests.helpers import LINE, MIXED, MIXED_TWO, RANGES, case, needs_half, refuses, thin, tiny
-from lab.toys import apart, byte_network, checkpoint_tensors, fresh, network, seeded, session, write
-from model import Half, Linear, Packed, Reader, Transposed, checkpoint_views, load, pack, to_host
-from verify import (METHODS, Blocks, Session, decode, draft_model, passes_since, read_prompt, readers_of,
-                    tokens_of)
+from lab.toys import apart, byte_network, fresh, network, seeded, session, write
+from model import Half, Linear, Packed, Reader, faster, load, pack, to_host
+from verify import METHODS, Session, decode, draft_model, read_prompt, readers_of, tokens_of
 
 
-# ------------------------------------------------------------------------------------ fused, packed, gathered
+# ------------------------------------------------------------------------------------------ packed, gathered
 
-@pytest.mark.parametrize('shape', [dict(), dict(qkv_bias=True, o_bias=True, mlp_bias=True),
-                                   MIXED | dict(qk_norm=True)])
-def test_fused_parameters_are_saved_as_they_are_read(shape):
-    """A checkpoint's tensors cover every parameter once; writing to a view writes to its parameter."""
-    model = network(**shape)
-    saved = checkpoint_tensors(model)
-    assert sum(tensor.numel() for tensor in saved.values()) == sum(p.numel() for p in model.parameters())
-    other = network(seed=1, **shape)
-    for name, view in checkpoint_views(other).items():
-        view.copy_(saved[name])
-    assert torch.equal(fresh(other, LINE), fresh(model, LINE))
+def test_packed_matrices_compute_what_plain_ones_do(tmp_path, monkeypatch):
+    """At one to five positions; packing again changes nothing. Each matrix goes before the next one comes.
 
-
-def test_packed_matrices_compute_what_plain_ones_do(monkeypatch):
-    """At one to five positions; packing again changes nothing."""
+    Else two copies of a model are held when the last one is packed. Without oneDNN an fp32 matrix stays as it
+    is, and so does every matrix of a run in 16 bits.
+    """
+    def watched(linear):
+        alive.append(sum(gone() is not None for gone in seen))
+        seen.append(weakref.ref(linear))
+        return faster(linear)
+    alive, seen = [], []
     model = byte_network(qkv_bias=True)
     wanted = fresh(model, LINE)
     monkeypatch.setattr('model.BIG', 1)
+    monkeypatch.setattr('model.faster', watched)
     pack(model)
     pack(model)
+    assert len(alive) > 4 and max(alive) <= 1
     assert model.model.layers[0].self_attn.qkv_proj.weight.is_mkldnn
     reader = Reader(model, 50)
     for end, last in ((20, 20), (21, 1), (23, 2), (26, 3), (30, 4), (35, 5)):
         assert apart(reader.read(LINE[:end], model.full, last), wanted[end - last:end]) < 1e-4
-
-
-def test_a_matrix_is_packed_only_where_the_cpu_can(tmp_path, monkeypatch):
-    """Without oneDNN an fp32 matrix stays as it is, and so does every matrix of a run in 16 bits."""
-    monkeypatch.setattr('model.BIG', 1)
     monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: False)
     for dtype in specmini.DTYPES:
-        model, _, _ = specmini.ready(tiny(tmp_path), 'cpu', dtype)
-        assert type(model.lm_head) is Linear
+        without, _, _ = specmini.ready(tiny(tmp_path), 'cpu', dtype)
+        assert type(without.lm_head) is Linear
 
 
 def large_or_tiny(name, tensor):
@@ -101,44 +93,22 @@ def test_an_old_card_runs_in_fp16(capability, dtype, monkeypatch):
     assert [specmini.ready('', 'cuda', name)[0] for name in ('auto', 'fp32')] == [dtype, torch.float32]
 
 
-def test_packing_lets_each_matrix_go(monkeypatch):
-    """Else two copies of a model are held when the last one is packed."""
-    class Watched(Transposed):
-        def __init__(self, linear):
-            counts.append(sum(gone() is not None for gone in seen))
-            seen.append(weakref.ref(linear))
-            super().__init__(linear)
-    counts, seen = [], []
-    monkeypatch.setattr('model.Transposed', Watched)
-    pack(byte_network())
-    assert len(counts) > 4 and max(counts) <= 1
-
-
-@pytest.fixture
-def mixture():
-    """(a mixture of six experts, x [5, 16], its router's weights, the experts that it chose)."""
-    moe = network(**MIXED).model.layers[0].mlp
-    x = torch.randn(5, 16, dtype=torch.float64, generator=seeded())
-    return moe, x, *kernels.route(x, moe)
-
-
 @pytest.mark.parametrize('renormalise, threshold', [(True, 0), (False, 0), (True, 0.3)])
-def test_sparse_experts_gathered(renormalise, threshold, mixture):
-    """What few tokens on CUDA, or a compiled pass, compute is what a loop over experts gives."""
-    moe, x, weights, chosen = mixture
+def test_sparse_experts_gathered(renormalise, threshold):
+    """What few tokens on CUDA, or a compiled pass, compute is what a loop over experts gives.
+
+    Neither reads an expert that nobody chose: its weights are NaN in the end, which would show.
+    """
+    moe = network(**MIXED).model.layers[0].mlp          # six experts
     moe.renormalise = renormalise
+    x = torch.randn(5, 16, dtype=torch.float64, generator=seeded())
+    weights, chosen = kernels.route(x, moe)
     weights[2, 1:] = 0
     wanted = kernels.combine_experts(x, moe, weights, chosen, threshold)
     assert (apart(kernels.combine_experts(x, moe, weights, chosen), wanted) > 1e-3) == (threshold > 0)
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
     assert apart(kernels.gathered_experts(x, moe, weights, chosen, threshold), wanted) < 1e-12
-
-
-@pytest.mark.parametrize('combine', [kernels.gathered_experts, kernels.combine_experts])
-def test_sparse_experts_that_nobody_chose_are_not_read(combine, mixture):
-    """The others' weights are NaN, which would show."""
-    moe, x, weights, chosen = mixture
     moe.renormalise = False
     weights[:, 1:] = 0
     wanted = kernels.combine_experts(x, moe, weights, chosen)
@@ -146,7 +116,8 @@ def test_sparse_experts_that_nobody_chose_are_not_read(combine, mixture):
     assert unread
     moe.gate_up_proj[unread] = math.nan
     moe.down_proj[unread] = math.nan
-    assert apart(combine(x, moe, weights, chosen), wanted) < 1e-12
+    for combine in (kernels.gathered_experts, kernels.combine_experts):
+        assert apart(combine(x, moe, weights, chosen), wanted) < 1e-12
 
 
 # ------------------------------------------------------------------------------------ readers, forks, memory
@@ -196,59 +167,24 @@ def test_twenty_texts_leave_no_tensors_behind(name, tmp_path):
 # ------------------------------------------------------------------------------------- an Engine from Python
 
 def test_an_engine_leaves_the_process_as_it_is(tmp_path, monkeypatch):
-    """Folders may be Path objects. Threads, and a card's kernels, are set by programs alone."""
+    """Threads, and a card's kernels, are set by programs alone. Folders may be Path objects.
+
+    Weights and cache have the dtype that was asked for, and the text is complete.
+    """
     calls = []
     monkeypatch.setattr(torch, 'set_num_threads', calls.append)
     monkeypatch.setattr(torch.backends.cuda, 'enable_cudnn_sdp', calls.append)
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-    engine = specmini.Engine(target=tiny(tmp_path / 'target'), draft=tiny(tmp_path / 'draft', 1))
-    engine.generate('ab', 'sd', max_new=2)
-    assert not calls
-    specmini.take_threads(engine.models['target'])
-    assert calls == [False, 1]
-
-
-def test_a_run_of_fewer_bits(tmp_path):
-    """Weights and cache have the dtype that was asked for, and the text is complete."""
-    engine = specmini.Engine(tiny(tmp_path / 'target'), max_new=8, dtype='bf16', ignore_eos=True)
+    engine = specmini.Engine(target=tiny(tmp_path / 'target'), draft=tiny(tmp_path / 'draft', 1), max_new=8,
+                             dtype='bf16', ignore_eos=True)
     engine.open([LINE])
     store = engine.readers['target'].cache.stores[0]
     assert store.dtype == engine.models['target'].lm_head.weight.dtype == torch.bfloat16
-    assert len(tokens_of(engine.write(LINE, METHODS['ar']()))) == 8
-
-
-# ------------------------------------------------------------------------- forms that a card has yet to time
-
-def test_plain_decoding_in_bursts_writes_the_same():
-    model = network()
-    for temperature in (0.0, 0.8):
-        texts = []
-        for method in (METHODS['ar'](), forms.Burst()):
-            going = session(model, None, LINE[:5], 21, seed=3, temperature=temperature)
-            texts.append(tokens_of(decode(going, method)))
-            assert passes_since(going, dict(target=0))['target/full'][1] == 4 + 21      # none is read twice
-        assert texts[0] == texts[1]
-
-
-@pytest.mark.filterwarnings('ignore:flex_attention called without')
-@pytest.mark.parametrize('rule', [None, Blocks(0.3, 8, 8, 1, 2, kernels.mean_scores),
-                                  Blocks(0.3, 99, 8, 1, 2, kernels.mean_scores)])
-def test_passes_by_flex_attention(rule, monkeypatch):
-    """As eager ones are, dense or over the blocks that the first of two layers lists, after any length."""
-    monkeypatch.setattr(torch, 'compile', lambda function, **how: function)
-    model = network(num_hidden_layers=2)
-    path, attends = model.full, [forms.flex_dense] * 2
-    if rule:
-        attends = forms.sparse_layers(2, 1, rule)
-        path = path.sparsified((((0, True, rule), None, None), ((1, False, rule), None, None)))
-    for length, last in ((30, 1), (31, 1), (36, 5), (39, 3)):
-        found = []
-        for compiled in (None, forms.ByHand(model, attends)):
-            reader = Reader(model, 48)
-            reader.read(LINE[:length - last], model.full, 0)
-            reader.compiled = compiled
-            found.append(reader.read(LINE[:length], path if compiled is None else model.full, last))
-        assert apart(*found) < 1e-9
+    for method in ('ar', 'sd'):
+        assert len(tokens_of(engine.write(LINE, method))) == 8
+    assert not calls
+    specmini.take_threads(engine.models['target'])
+    assert calls == [False, 1]
 
 
 # -------------------------------------------------------------------------------------------------- --compile

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 from lab.toys import overlap
-from model import knob
+from model import knob, require_that
 from verify import METHODS, Exact, Score, ViaSd
 
 
@@ -94,6 +94,10 @@ class ViaMid(ViaSd):
 class ViaLayers(ViaSd):
     """VIA-SD whose slim skips other layers than the mask found: the control for the search. LOSSY."""
     layers: str = knob('', "that slim skips, as '3 4 5'; none: the calibrated mask")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_that(not self.layers.strip(' 0123456789'), f'layers is {self.layers!r}; expected numbers')
 
     def slim_score(self, session, draft):
         if not self.layers:
