@@ -1,7 +1,6 @@
 """The laboratory's own tools: generated tasks and graders, training, timing programs, trees, the course."""
 import itertools
 import json
-import math
 import re
 from functools import partial
 from types import SimpleNamespace

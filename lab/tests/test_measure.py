@@ -1,19 +1,16 @@
 """lab/measure.py and lab/judge.py: rows that are stored, figures by hand, verdicts, pages."""
 import importlib
 import itertools
-import json
 import math
-from dataclasses import replace
 
 import numpy
 import pytest
-import torch
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab import bench, judge, measure, tasks, train
+from lab import judge, measure, tasks
 from lab.judge import CLOCK, Claim, Costs, Runs
 from lab.measure import EMBEDDED, Pair, named, run_row, sd, token_row
-from lab.tests.helpers import case, program as run, refused, stored, tiny
+from lab.tests.helpers import case, program as run, stored, tiny
 from lab.best.claims import replayed
 from lab.toys import fresh
 from model import load, write_calibration

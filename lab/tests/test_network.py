@@ -13,11 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 import kernels
 import specmini
-from lab import read_bytes
+from lab import forms, read_bytes
 from lab.tests.helpers import LINE, MIXED, MIXED_TWO, RANGES, case, needs_half, refuses, thin, tiny
 from lab.toys import apart, byte_network, fresh, network, seeded, session, write
-from model import Half, Linear, Packed, Reader, faster, load, pack, to_host
-from verify import METHODS, Session, decode, draft_model, read_prompt, readers_of, tokens_of
+from model import Half, Linear, Packed, Reader, faster, load, pack
+from verify import (METHODS, Session, decode, draft_model, passes_since, read_prompt, readers_of,
+                    tokens_of)
 
 
 # ------------------------------------------------------------------------------------------ packed, gathered
@@ -146,6 +147,17 @@ def test_fork():
     assert copied.shape[0] == 3 and (copied[:, :, 3:] == 0).all()
     twin.append(torch.tensor([4, 5, 6]), model.full)
     assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 2
+
+
+def test_plain_decoding_in_bursts_writes_the_same():
+    model = network()
+    for temperature in (0.0, 0.8):
+        texts = []
+        for method in (METHODS['ar'](), forms.Burst()):
+            going = session(model, None, LINE[:5], 21, seed=3, temperature=temperature)
+            texts.append(tokens_of(decode(going, method)))
+            assert passes_since(going, dict(target=0))['target/full'][1] == 4 + 21      # none is read twice
+        assert texts[0] == texts[1]
 
 
 @pytest.mark.slow
@@ -300,17 +312,6 @@ def on_the_host(index):
     parts = index if isinstance(index, tuple) else (index,)
     return any(isinstance(part, (list, range)) or isinstance(part, torch.Tensor) and part.ndim
                and not isinstance(part, Far) for part in parts)
-
-
-def test_fetch_keeps_what_it_carries():
-    """Ids, flags and floats come back as they are, in their shapes; on a CPU nothing is copied."""
-    carried = [torch.tensor([[2 ** 40 + 1], [3]]), torch.tensor([True, False]), torch.rand(2, 1, 3),
-               torch.tensor(0.1)]
-    with Waits():
-        found = to_host(*[x.as_subclass(Far) for x in carried])
-    for x, here in zip(carried, found):
-        assert type(here) is torch.Tensor and here.dtype == x.dtype and torch.equal(here, x)
-    assert all(x is here for x, here in zip(carried, to_host(*carried)))
 
 
 def far_session(draft=None, **settings):

@@ -1,4 +1,4 @@
-"""The README and the lab's pages: what they show is printed, their commands exist, their links and sizes."""
+"""The README and the lab's pages: what they show is printed, their commands exist, their links and figures."""
 import importlib
 import importlib.util
 import re
@@ -11,7 +11,7 @@ import torch
 
 import specmini
 import verify
-from lab.tests.helpers import HOME, Coin
+from lab.tests.helpers import HOME, Coin, case
 from lab.toys import Table, enumerate_law, exact_law, overlap, variation
 
 PAPERS = 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', 'best'
@@ -91,32 +91,26 @@ def steps(line):
     return [step for step in found if not step.startswith(('pip ', 'TARGET=')) and 'pytest' not in step]
 
 
-BLOCKS = fences('README.md', 'bash')
-LINES = {line: None for page in PAGES[1:] for block in fences(page, 'bash') for line in block.splitlines()}
+COMMANDS = [case(f'{page}-{i}', page, block, slow=page == 'README.md')
+            for page in PAGES for i, block in enumerate(fences(page, 'bash'))]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.*found in sys.modules')
-@pytest.mark.parametrize('block', BLOCKS, ids=map(str, range(len(BLOCKS))))
-def test_commands_run(block, tmp_path, capsys, monkeypatch):
-    """Every command of the README runs as it stands; those marked as needing more name flags that exist."""
+@pytest.mark.parametrize('page, block', COMMANDS)
+def test_commands_run(page, block, tmp_path, capsys, monkeypatch):
+    """Every command of the README runs as it stands.
+
+    Those marked as needing more, and the lab's, which measure for minutes, name a program and its flags.
+    """
     mine, = [code for code in fences('README.md', 'python') if code.startswith('# mine.py')]
     (tmp_path / 'mine.py').write_text(mine)
     monkeypatch.setitem(verify.METHODS, 'mine', verify.Exact)       # what mine.py enters goes afterwards
     for line in block.splitlines():
         for step in steps(line):
-            if any(mark in line for mark in NOT_HERE):
+            if page != 'README.md' or any(mark in line for mark in NOT_HERE):
                 assert_flags_exist(step, monkeypatch, capsys)
             else:
                 run_command(step, tmp_path, monkeypatch, capsys)
-
-
-@pytest.mark.filterwarnings('ignore:.*found in sys.modules')
-@pytest.mark.parametrize('line', LINES)
-def test_commands_of_the_lab_exist(line, monkeypatch, capsys):
-    """What the lab's pages say to run is there, with these flags; it measures for minutes, and is not run."""
-    for step in steps(line):
-        assert_flags_exist(step, monkeypatch, capsys)
 
 
 def assert_flags_exist(command, monkeypatch, capsys):
@@ -151,21 +145,6 @@ def test_links_lead_somewhere(page):
         there = here.parent / file if file else here
         assert there.exists(), link
         assert not heading or heading in anchors(there), link
-
-
-@pytest.mark.parametrize('page', PAGES)
-def test_a_page_is_no_wall(page):
-    """The README has 222 lines and 15 KB, other pages 150 and 14 KB, all of 130 columns.
-
-    The scoreboard, a line for each claim of all papers, is not counted.
-    """
-    lines, size = (222, 15_000) if page == 'README.md' else (150, 14_000)
-    text = text_of(page)
-    if page == 'lab/README.md':
-        text = text.partition('<!-- begin')[0]
-    assert text.count('\n') <= lines and len(text.encode()) <= size
-    wide = '|', '![', '<img', '$ python '
-    assert all(len(line) <= 130 for line in text.splitlines() if not line.startswith(wide))
 
 
 REAL = 'qwen-1.5b+0.5b | '
