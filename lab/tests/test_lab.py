@@ -51,13 +51,6 @@ def test_steps_are_small_and_a_wrong_one_is_found(task):
         assert tasks.steps_right(row, row['solution'] + '\n1 + 1 = 2')[-1] is False      # one too many
 
 
-def test_facts_of_a_summary():
-    row = dict(task='summary', answer='Mia sells pens by the river.')
-    assert not tasks.grade(row, 'Mia sells cups by the river.')
-    assert tasks.grade(row, 'By the river, that is: by the river sells pens')
-    assert tasks.is_own(row) and not tasks.is_own(row | dict(answer='A man.'))
-
-
 @pytest.mark.parametrize('text, wanted', [
     ('def f(a, b): return max(a - b, 2) ** 2', [16, 4, 4, 4]),
     ('def f(a): return xs[0]', None), ('def f(a): return a % 0', None), ('def f(a): return a ** 9', None),

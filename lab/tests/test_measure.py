@@ -1,5 +1,4 @@
 """lab/measure.py and lab/judge.py: rows that are stored, figures by hand, verdicts, pages."""
-import importlib
 import itertools
 import math
 
@@ -180,9 +179,13 @@ def test_token_row(pair):
 
 
 def test_the_lab_grades_its_own_rows():
-    """By the task's grader, others by their answer; a story not at all."""
+    """By the task's grader, others by their answer; a story not at all. Facts may be in any order."""
     own = next(tasks.rows('math', 0))
     assert measure.graded(own, own['solution']) == 1 and measure.graded(own, str(own['answer'])) == 0
+    row = dict(task='summary', answer='Mia sells pens by the river.')
+    assert measure.graded(row, 'By the river, that is: by the river sells pens') == 1
+    assert measure.graded(row, 'Mia sells cups by the river.') == 0
+    assert not tasks.is_own(row | dict(answer='A man.'))
     assert measure.graded(dict(task='elsewhere', answer='7'), 'it is 7') == 1
     assert measure.graded(next(tasks.rows('story', 0)), 'text') is None
 
@@ -223,11 +226,3 @@ def test_pages_say_what_the_rows_say():
         assert judge.between_markers(page, judge.page_lines(paper, findings)) == page
     board = (judge.LAB / 'README.md').read_text()
     assert judge.between_markers(board, judge.scoreboard(found)) == board
-
-
-@pytest.mark.parametrize('paper', measure.PAPERS)
-def test_records_are_named_as_they_are_stored(paper):
-    """Each stored file is of a record that the paper still measures, or its head says that none does."""
-    records = importlib.import_module(f'lab.{paper}.record').RECORDS
-    for where in (measure.LAB / paper / 'results').glob('*/*.jsonl'):
-        assert where.stem in records or 'final' in measure.read_stored(where).head, where

@@ -344,7 +344,7 @@ def test_waits_of_a_cycle(name, knobs, most, temperature):
             allowed = most(cycle) if cycle.drafted else 1 + (name != 'ar')  # the last is not drafted
             assert waits.count - before == allowed
             before = waits.count
-    assert s.tokens_left == 0
+    assert s.tokens_left == 0 and all(type(token) is int for token in s.tokens)
 
 
 @pytest.mark.parametrize('name, broken', [

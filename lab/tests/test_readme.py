@@ -1,4 +1,4 @@
-"""The README and the lab's pages: what they show is printed, their commands exist, their links and figures."""
+"""The README and the lab's pages: what they show is printed, their commands, links and figures."""
 import importlib
 import importlib.util
 import re
@@ -145,6 +145,15 @@ def test_links_lead_somewhere(page):
         there = here.parent / file if file else here
         assert there.exists(), link
         assert not heading or heading in anchors(there), link
+
+
+def test_no_page_is_a_wall():
+    """The README has 222 lines, other pages 150, the scoreboard apart; all of 130 columns."""
+    for page in PAGES:
+        lines = text_of(page).partition('## The scoreboard')[0].splitlines()
+        assert len(lines) <= (222 if page == 'README.md' else 150), page
+        narrow = [line for line in lines if not line.startswith(('|', '![', '<img', '$ python '))]
+        assert all(len(line) <= 130 for line in narrow), page
 
 
 REAL = 'qwen-1.5b+0.5b | '
