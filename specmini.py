@@ -24,9 +24,9 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from model import (MALFORMED, BadInput, Reader, chat, check_fields, encode, knob, knob_range,
+from model import (MALFORMED, BadInput, Reader, TextStream, chat, check_fields, encode, knob, knob_range,
                    knobs_of, load, naming, pack, read_calibration, require_that, same_vocabulary,
-                   shared_length, text_stream)
+                   shared_length)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
 
@@ -131,9 +131,9 @@ class Engine:
         ids = encode(self.tokenizer, [text])[0] if isinstance(text, str) else list(text)
         engine.open([ids])
         method = method_for(method)
-        decoder = text_stream(ids)
+        stream = TextStream(self.tokenizer, ids)
         for cycle in decode(engine.start(ids, method), method):
-            yield ''.join(decoder.step(self.tokenizer, token) or '' for token in cycle.tokens), cycle
+            yield ''.join(map(stream.add, cycle.tokens)), cycle
 
     def generate(self, text, method, **settings):
         """(the text that follows, its Cycles): all that `stream` yields."""
@@ -201,11 +201,11 @@ def write_text(engine, row, number, prompt, name, method, show=None):
             text.cycles.append(cycle)
             if show:
                 show(cycle, method)
+        if is_greedy(engine.temperature) and not engine.lossless(method):
+            text.audited = audit(text.session)
         text.finish = 'eos' if text.session.ended else 'length'
-    decoder = text_stream(prompt)
-    text.text = ''.join(decoder.step(engine.tokenizer, token) or '' for token in text.tokens)
-    if is_greedy(engine.temperature) and not engine.lossless(method):
-        text.audited = audit(text.session)
+    stream = TextStream(engine.tokenizer, prompt)
+    text.text = ''.join(map(stream.add, text.tokens))
     return text
 
 
@@ -239,7 +239,7 @@ def run(args, kind=Engine):
         text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name],
                           printer.add)
         printer.finish()
-        if not (compare and text.finish == 'interrupted'):
+        if text.cycles and not (compare and text.finish == 'interrupted'):
             texts[name].append(text)
         if args.json:
             print(json_line(report(engine, text)), flush=True)
@@ -318,22 +318,18 @@ def parse(argv):
     for path in getattr(args, 'import'):
         import_file(path)
     if args.list is None:
-        check_flags(args)
+        require_that((args.prompt is None) != (args.prompts is None),
+                     'give one of --prompt TEXT, --prompts FILE')
+        require_that(not args.check or is_greedy(args.temperature),
+                     '--check: texts agree only at --temperature 0')
+        if args.trace:
+            open(args.trace, 'a').close()               # fails before the work, and not after it
         names = ['ar', *args.compare.split(',')] if args.compare else [args.method]
         args.methods = make_methods(dict.fromkeys(names), args.set, args.sparse)
         args.sparse = args.methods.pop('--sparse', None)
         if names == ['ar']:
             args.draft = 'none'                         # so no draft model is loaded
     return args
-
-
-def check_flags(args):
-    """BadInput for flags that do not go together, or a trace that cannot be written."""
-    require_that((args.prompt is None) != (args.prompts is None), 'give one of --prompt TEXT, --prompts FILE')
-    require_that(not args.check or is_greedy(args.temperature),
-                 '--check: texts agree only at --temperature 0')
-    if args.trace:
-        open(args.trace, 'a').close()                   # fails before the work, and not after it
 
 
 def import_file(path):
@@ -470,8 +466,8 @@ class Printer:
         self.tokenizer = tokenizer
         self.show = show
         self.silent = silent
-        self.color = sys.stdout.isatty() and 'NO_COLOR' not in os.environ
-        self.decoder = text_stream(prompt)
+        self.color = os.isatty(1) and 'NO_COLOR' not in os.environ
+        self.stream = TextStream(tokenizer, prompt)
         self.cycles = 0
 
     def paint(self, text, kind):
@@ -495,8 +491,7 @@ class Printer:
                 print(self.paint(f'           {why}', 'dropped'), flush=True)
         elif not self.silent:
             for token, label in zip(cycle.tokens, cycle.labels):
-                piece = self.decoder.step(self.tokenizer, token) or ''
-                print(self.paint(piece, label), end='', flush=True)
+                print(self.paint(self.stream.add(token), label), end='', flush=True)
 
     def finish(self):
         """Ends the text."""
@@ -518,8 +513,7 @@ def cycle_line(number, cycle, printer):
 def report(engine, text):
     """The JSON object of a Text."""
     knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
-    stats = statistics(text.cycles) | dict(audited_wrong=audited_wrong([text]),
-                                           prompt_seconds=text.session.prompt_seconds)
+    stats = statistics(text.cycles) | dict(audited_wrong=audited_wrong([text]))
     return dict(
         text=text.text, tokens=text.tokens, prompt_tokens=text.session.begin,
         method=text.name, lossless=engine.lossless(text.method), knobs=knobs,
@@ -612,7 +606,7 @@ def table(engine, texts):
                         for cell, width in zip(row.values(), widths) if width).rstrip()
     for name, written in texts.items():
         if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
-            yield f'{name}: nothing was drafted (--draft {engine.draft}, --max-new and gamma leave nothing)'
+            yield f'{name}: nothing was drafted (--draft {engine.draft})'
         cut = sum(text.finish == 'length' for text in written[:size])
         if cut and not engine.ignore_eos:
             yield f'{name}: {cut} of {size} texts cut at --max-new {engine.max_new} or the context'
@@ -625,7 +619,7 @@ def figures(engine, name, texts, size):
     right = [good for text in written if (good := grade(text.row, text.text)) is not None]
     speeds = rates(texts[name], size)
     faster = alike = ''
-    if 'ar' in texts:
+    if len(texts) > 1:
         ratios = [mine / plain for mine, plain in zip(speeds, rates(texts['ar'], size))]
         faster = f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
         if is_greedy(engine.temperature):               # samples differ by chance

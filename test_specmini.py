@@ -716,11 +716,11 @@ def test_cmasd_signals_by_formula():
     likeliest = q.topk(2).values
     wanted = torch.stack([1 + (q * q.log()).sum(-1) / math.log(9), ((first - second) / 2).tanh(),
                           likeliest[:, 0] - likeliest[:, 1]], 1)
-    found = torch.tensor(verify.confidence_signals(logits), dtype=torch.float64)
+    found = torch.tensor([verify.confidence_signals(row[None]) for row in logits], dtype=torch.float64)
     assert torch.allclose(found, wanted)
-    assert (torch.tensor(verify.confidence_signals(logits * 1.1)) > found).all()
-    assert verify.confidence_signals(torch.zeros(1, 9)) == [pytest.approx([0, 0, 0], abs=1e-6)]
-    assert verify.confidence_signals(torch.eye(9)[:1] * 1e4) == [pytest.approx([1, 1, 1])]
+    assert (torch.tensor([verify.confidence_signals(row[None] * 1.1) for row in logits]) > found).all()
+    assert verify.confidence_signals(torch.zeros(1, 9)) == pytest.approx([0, 0, 0], abs=1e-6)
+    assert verify.confidence_signals(torch.eye(9)[:1] * 1e4) == pytest.approx([1, 1, 1])
     uneven = [CmAsd(lam_entropy=2).signals(None, row[None])['confidence'] for row in logits]
     assert uneven == pytest.approx((wanted @ torch.tensor([0.5, 0.25, 0.25]).double()).tolist())
 

@@ -218,7 +218,6 @@ class Session:
     text: Callable = None                   # function from ids to text, for methods that work by lines
     calibration: dict = field(default_factory=dict)     # sections of calibration.json, see model.py
     sparse: 'Sparse' = None                 # makes the target's passes sparse, or None
-    prompt_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self):
         self.begin = len(self.tokens)       # where the text that is written begins
@@ -485,21 +484,19 @@ SURE = 0.95     # confidence from which --show is silent on a token
 
 
 def confidence_signals(logits):
-    """Three signs of confidence in 0..1, a tuple for each row of raw logits [n, V] at temperature 1.
+    """Three signs of confidence in 0..1, of one row of raw logits [1, V] at temperature 1.
 
     1 - H / log V; tanh(logit margin / 2), which is (q1 - q2) / (q1 + q2); q1 - q2. In plain Python once V is
     reduced, because a tensor operation on a few numbers costs as much as one on a thousand.
     Source: Sen et al. 2025 (CM-ASD) name the three; how the first two are scaled to 0..1 is ours.
     """
     logq = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
-    negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [n, 1] nats
+    negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [1, 1] nats
     (numbers,) = to_host(torch.cat([negentropy, logq.topk(2).values], -1))
-    signals = []
-    for nats, first, second in numbers.tolist():
-        certainty = min(1.0, max(0.0, 1 + nats / math.log(logits.shape[-1])))
-        margin = math.tanh((first - second) / 2)
-        signals.append((certainty, margin, math.exp(first) - math.exp(second)))
-    return signals
+    nats, first, second = numbers[0].tolist()
+    certainty = min(1.0, max(0.0, 1 + nats / math.log(logits.shape[-1])))
+    margin = math.tanh((first - second) / 2)
+    return certainty, margin, math.exp(first) - math.exp(second)
 
 
 @dataclass
@@ -533,10 +530,9 @@ class CmAsd(Exact):
         return super().propose(session)
 
     def signals(self, token, logits):
-        (signals,) = confidence_signals(logits)
         total = sum(self.weights)
-        C = sum(weight / total * signal for weight, signal in zip(self.weights, signals))
-        return dict(confidence=C)
+        parts = zip(self.weights, confidence_signals(logits))
+        return dict(confidence=sum(weight / total * signal for weight, signal in parts))
 
     def keep_drafting(self, session, signals):
         return len(signals) < self.window(signals)
@@ -1229,13 +1225,11 @@ def passes_since(session, marks):
 
 
 def read_prompt(session):
-    """Reads all of the prompt but its last token into every cache, counted apart as prompt_seconds."""
-    begin = time.perf_counter()
+    """Reads all of the prompt but its last token into every cache, before the time of a text begins."""
     for reader in readers_of(session).values():
         reader.read(session.tokens[:-1], reader.model.full, 0)
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-    session.prompt_seconds = time.perf_counter() - begin
 
 
 def whole_passes(passes):

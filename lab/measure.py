@@ -306,7 +306,7 @@ def token_row(pair, prompt):
     q = draft.read(session.tokens[:-1], draft.model.full, len(written)).float()                  # [T, V] raw
     hits = [int(guess == token) for guess, token in zip(q.argmax(-1).tolist(), written)]
     return prompt.name | dict(tokens=len(written), hit=hits,
-                              signals=[list(row) for row in confidence_signals(q)])
+                              signals=[list(confidence_signals(row[None])) for row in q])
 
 
 # ---------------------------------------------------------------------------------------------- pass costs

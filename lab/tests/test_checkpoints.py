@@ -52,7 +52,7 @@ ROTARY = [              # what the line names, the rotary settings of transforme
     ('mscale', YARN | dict(mscale=1)), ('mscale_all_dim', YARN | dict(mscale_all_dim=1)),
     ('truncate', YARN | dict(truncate=False)), ('factor', LINEAR | dict(factor=math.inf)),
     ('factor', LINEAR | dict(factor=True)), ('factor', LINEAR | dict(factor=0.5)),
-    (ORIGINAL, YARN | {ORIGINAL: 10 ** 400}), ('beta_slow', YARN | dict(beta_slow=40)),
+    (ORIGINAL, YARN | {ORIGINAL: 10 ** 400}),
     ('low_freq_factor', LLAMA3 | dict(type='llama3', low_freq_factor=5))]
 TOGETHER = [            # what settings ask for together is not here, or the weights are others
     ('config.json', dict(num_key_value_heads=3)),
@@ -123,7 +123,7 @@ def test_a_defect_of_ours_keeps_its_traceback(defect, tmp_path, monkeypatch):
     ('yarn', dict(factor=8, mscale=0, mscale_all_dim=None, truncate=True), {}),
     ('yarn', dict(factor=8, beta_fast=0, beta_slow=0, **{ORIGINAL: 90}), {}),           # 0 is absent
     ('yarn', dict(factor=8, beta_fast=9.5, beta_slow=2, attention_factor=0.7), {}),
-    ('yarn', dict(factor=8, beta_slow=30, **{ORIGINAL: 2}), {}),                        # all are slow,
+    ('yarn', dict(factor=8, beta_slow=40, **{ORIGINAL: 2}), {}),                        # all are slow,
     ('yarn', dict(factor=8, beta_fast=0.01, beta_slow=0.01, **{ORIGINAL: 9e9}), {}),    # fast,
     ('yarn', dict(factor=8, beta_fast=32, beta_slow=32, **{ORIGINAL: 201.0}), {})])     # or either
 def test_rotary_settings(kind, settings, around, tmp_path):

@@ -166,7 +166,7 @@ def test_streaming_takes_linear_time(capsys):
 
 def test_half_a_character_is_held_back(capsys):
     """Until the rest of it comes; where a text ends within a character, these bytes are not shown."""
-    words = ['<unk>', *[f'<0x{byte:02X}>' for byte in range(256)]]
+    words = ['<unk>', *[f'<0x{byte:02X}>' for byte in range(256)], 'C']
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     printer = specmini.Printer(tokenizer, [1], False, False)
@@ -176,6 +176,9 @@ def test_half_a_character_is_held_back(capsys):
         pieces.append(capsys.readouterr().out)
     printer.finish()
     assert [*pieces, capsys.readouterr().out] == ['A', '', '', '\u20ac', '', '', '\n']
+    stream = specmini.TextStream(tokenizer, [1])
+    broken = [stream.add(1 + byte) for byte in (0x41, 0xE2)] + [stream.add(tokenizer.token_to_id('C'))]
+    assert broken == ['A', '', '\ufffdC']               # a byte token that is none of a character
 
 
 @pytest.mark.parametrize('decoder', [decoders.Metaspace(), decoders.Sequence(
@@ -215,7 +218,7 @@ def test_marks_stay_beside_the_colours(pair, capsys, monkeypatch):
     """On a terminal; under NO_COLOR there are marks alone. What ASCII does not have is a question mark."""
     flags = *pair, '--ignore-eos', '--show', '--temperature', 1
     with monkeypatch.context() as terminal:
-        terminal.setattr(sys.stdout, 'isatty', lambda: True)
+        terminal.setattr(os, 'isatty', lambda number: True)
         terminal.setenv('NO_COLOR', '1')
         _, plain, _ = program(capsys, *flags)
         terminal.delenv('NO_COLOR')
@@ -352,6 +355,11 @@ def test_answers_are_graded(answered, tmp_path, capsys, monkeypatch):
     cycles = [json.loads(line) for line in (tmp_path / 'trace.jsonl').read_text().splitlines()]
     assert [cycle['prompt'] for cycle in cycles] == [0, 0, 0, 1, 1, 1, 2]
     assert (status, table_in(err)['sd']['tokens'], table_in(err)['sd']['right']) == (130, '7', '50.0%')
+
+
+def test_an_interrupt_before_the_first_token(answered, capsys, monkeypatch):
+    interrupt(monkeypatch, Exact, 'accept', 1)
+    assert program(capsys, *answered)[0] == 130
 
 
 @pytest.mark.parametrize('texts, kept', [(1, 0), (2 + 1, 0), (2 + 4, 1), (2 + 6 + 3, 4)])

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from lab import times
-from lab.toys import network, session
-from verify import Autoregressive, Cycle, Judged, decode
+from verify import Cycle, Judged
 
 
 def cycle(drafted, *kept, **passes):
@@ -55,13 +54,6 @@ def test_acceptance_by_place_is_of_those_that_were_reached():
     cycles = [cycle(2, True, True), cycle(2, True, False), cycle(1, False), cycle(0)]
     assert times.acceptance_by_place(cycles) == [[2, 3], [1, 2]]
     assert times.acceptance_by_place([cycle(2, False, True, False)]) == [[1, 2], [0, 1]]
-
-
-def test_a_plain_step_leaves_the_text():
-    s = session(network(), None, [1, 2, 3], 20)
-    list(decode(s, Autoregressive()))
-    written = list(s.tokens)
-    assert times.plain_step(s) > 0 and (s.tokens, s.tokens_left) == (written, 0)
 
 
 def test_speedups_by_hand():
