@@ -17,12 +17,13 @@ import sys
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+# first, because it silences a warning with which torch begins
+from specmini import EMBEDDED, Engine, Parser, add_flags, encoded, exit_status, read_rows, take_threads
 import torch
 from tqdm import tqdm
 
 import kernels
 from model import BadInput, Reader, check_fields, fingerprint, knob, require_that, write_calibration
-from specmini import EMBEDDED, Engine, Parser, add_flags, encoded, exit_status, read_rows, take_threads
 from verify import Sparse, SpecGuard, tokens_of, violation
 
 
