@@ -901,12 +901,12 @@ class TextStream:
         """The piece of text that this token completes."""
         self.ids.append(token)
         before = self.tokenizer.decode(self.ids[:self.shown])
-        text = self.tokenizer.decode(self.ids)
-        if text.endswith('\ufffd'):
+        piece = self.tokenizer.decode(self.ids)[len(before):]
+        if not piece or piece.endswith('\ufffd'):
             return ''
         self.ids = self.ids[self.shown:]
         self.shown = len(self.ids)
-        return text[len(before):]
+        return piece
 
 
 def chat(folder, text):

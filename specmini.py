@@ -496,7 +496,7 @@ class Printer:
     def finish(self):
         """Ends the text."""
         if not (self.show or self.silent):
-            print(flush=True)
+            print()
 
 
 def cycle_line(number, cycle, printer):
