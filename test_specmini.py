@@ -33,9 +33,9 @@ import verify
 from lab import tasks
 from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, LINE, MIXED, MIXED_TWO, RANGES, SMALL, Coin, case,
                                refuses, thin)
-from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, enumerate_law, exact_law,
-                      fresh, law_by_cycles, network, plain, seeded, session, slim_session, variation,
-                      write)
+from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongBonus, WrongResidual, WrongThird, apart,
+                      enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded, session,
+                      slim_session, variation, write)
 from model import KVCache, Reader, knob, load, read_calibration, shared_length
 from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, EcsvSpot, Exact, Judged, Sparse, SpecGuard,
                     ViaSd, decode, draft_model, lookup_then_draft, most_central, no_draft, probs,
@@ -211,6 +211,8 @@ CHECKED = TWO | dict(spots=2, a_spot=1.0)               # ECSV that checks posit
 ALWAYS = dict(keep=2.0, escalate=1.5)                   # VIA-SD escalates every token,
 NEVER = dict(keep=1.0, escalate=0.0, max_lag=99)        # and none
 STRICT = dict(alpha=2, tau_base=1)                      # CM-ASD judges exactly: only its window is its own
+FOUR = dict(vocab=2, horizon=5, by_cycles=True, text=letters,       # texts that begin with four guesses
+            calibration=SKIP | STEPS['calibration'])
 
 
 def law(name, method, slow=False, **settings):
@@ -233,6 +235,14 @@ LAWS = [
     law('sd-draft-self', Exact(2), draft=None, **MASK),
     law('sd-wrong-drops-unverified', DropsUnverified(2), **SHORT),
     law('sd-wrong-residual', WrongResidual(2), **SHORT),
+    law('sd-four', Exact(4), **FOUR),
+    law('sd-wrong-third', WrongThird(4), **FOUR),
+    law('sd-wrong-bonus', WrongBonus(4), **FOUR),
+    law('cmasd-four', CmAsd(4, k_min=4, **STRICT), **FOUR),
+    law('ecsv-four', Ecsv(**TWO | dict(gamma=4)), **FOUR),
+    law('ecsv-spot-four', EcsvSpot(**CHECKED | dict(gamma=4)), **FOUR),
+    law('via-four', ViaSd(4, **ALWAYS), **FOUR),
+    law('specguard-four', SpecGuard(4, tau=inf, **GREEDY), slow=True, **FOUR),
     law('cmasd-tau-1', CmAsd(2, **STRICT)),
     law('cmasd-tau-1-fixed', CmAsd(2, k_min=2, **STRICT)),
     law('cmasd-lossy', CmAsd(2)),
@@ -264,10 +274,10 @@ def test_law(method, settings):
     vocab, horizon = settings.pop('vocab', 4), settings.pop('horizon', 3)
     target, draft = Table(1, vocab), settings.pop('draft', Table(2, vocab))
     carries = getattr(method, 'budget', None)           # what is left of one, from cycle to cycle
-    enumerated = law_by_cycles if isinstance(method, Ecsv) and not carries else enumerate_law
+    by_cycles = settings.pop('by_cycles', isinstance(method, Ecsv) and not carries)
+    enumerated = law_by_cycles if by_cycles else enumerate_law
     found = enumerated(target, draft, method, horizon, **settings)
-    sampling = {name: settings[name] for name in ('temperature', 'top_k', 'top_p', 'eos') if name in settings}
-    gap = variation(found, exact_law(target, horizon, **sampling))
+    gap = variation(found, exact_law(target, horizon, **settings))
     assert gap < 1e-9 if method.lossless else gap > 0.01
 
 
@@ -1018,7 +1028,7 @@ def test_via_pays_for_its_lag(knobs):
 def test_via_tells_slims_nan_as_slims():
     """The target's weights are whole, so a user must not look there."""
     s = slim_session()
-    s.slim_path = replace(s.slim_path, ffns=(lambda x, mlp, carry: (x * math.nan, carry),) * 4)
+    s.slim_path = replace(s.slim_path, ffns=(lambda x, mlp, carry: (x * math.nan, {}),) * 4)
     refuses('the slim target computed NaN', next, decode(s, ViaSd()))
 
 
@@ -1205,10 +1215,10 @@ def test_sparse_attention_gathered_is_masked(block, start, T):
     wide_mask = kernels.causal_mask(T, start + T, q)
     wide_mask = torch.cat([wide_mask, torch.full((T, 50 - T), -inf)], 1)
     mask = wide_mask[:, :start + T]
-    carry = dict(start=torch.tensor(start), means=[block_means(wide_k, block)])
+    carry = dict(start=torch.tensor(start), means=block_means(wide_k, block))
     dense, _ = kernels.attend(q, k, v, mask, None)
-    got, chosen = kernels.sparse_attend(q, k, v, mask, carry, (0, True, rule))
-    wide, _ = kernels.sparse_attend(q, wide_k, wide_v, wide_mask, carry, (0, True, rule))
+    got, chosen = kernels.sparse_attend(q, k, v, mask, carry, (True, rule))
+    wide, _ = kernels.sparse_attend(q, wide_k, wide_v, wide_mask, carry, (True, rule))
     assert apart(wide, got) < 1e-12
     kept = math.ceil((8 + (start - 8) * 0.3 // 1) / block) + 2          # the budget, a sink and a local block
     whole = start // block
@@ -1286,9 +1296,9 @@ def test_sparse_layers_read_their_anchors_blocks(anchors, skip, equal):
 
     def watched(layer, attend):
         def run(*args):
-            out, carry = attend(*args)
-            chosen[layer] = carry['blocks'].sort().values
-            return out, carry
+            out, added = attend(*args)
+            chosen[layer] = (args[-1] | added)['blocks'].sort().values
+            return out, added
         return attend and run
     watches = tuple(watched(layer, attend) for layer, attend in enumerate(path.attends))
     reader.read(LINE + [1, 2], replace(path, attends=watches), 3)

@@ -1,26 +1,25 @@
 """Whether a method keeps the target's distribution, counted out and shown: `python -m lab.prove METHOD`.
 
 What the law tests assert, for a reader to see. Target and draft are tables, and every outcome of every draw
-of a short text is followed: the figures are probabilities, not shares of samples.
+of a short text is followed: the figures are probabilities, not shares of samples. Whole texts are followed,
+and longer blocks for one cycle, after which the target writes the rest of the text.
 """
 import itertools
 import sys
 from collections import Counter
 from dataclasses import dataclass
 
-from lab.toys import Table, enumerate_law, exact_law, first_cycle, law_by_cycles, variation, write
-from model import BadInput, Calibration, check_fields, knob, require_that
+from lab.toys import Table, enumerate_law, exact_law, law_by_cycles, variation, write
+from model import BadInput, Calibration, check_fields, knob
 from specmini import Parser, add_flags, exit_status, import_file, make_methods
-from verify import Ecsv, Exact
 
-SIZES = (2, 1), (2, 2), (2, 3), (3, 3), (4, 3)      # (vocabulary, tokens of a text)
-LONGER = (2, 2), (2, 4)                             # of a method that ends its blocks: of 0 to 3 tokens
-UNSURE = 1.0    # deviation of the draft's logits there, so that it has reason to
-MOST = 700      # ways that the draws of a text may go, so that a proof takes seconds
+# (vocabulary, tokens of a text, whether the method writes all of it: else its first cycle only)
+SIZES = ((2, 2, True), (2, 3, False), (2, 4, False), (2, 5, False), (2, 3, True), (2, 4, True), (4, 3, True))
+MOST = 1100     # ways that the draws of a text may go, so that a proof takes seconds
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
-RANGES = dict(draft_logp=[-4, 0], draft_grounding=[0, 1])
-CALIBRATION = Calibration(mask=dict(skip=[1]), signals=RANGES)      # of one layer
+# of a table, which has one layer
+CALIBRATION = Calibration(mask=dict(skip=[1]), signals=dict(draft_logp=[-4, 0], draft_grounding=[0, 1]))
 
 
 class TooMany(BadInput):
@@ -29,64 +28,57 @@ class TooMany(BadInput):
 
 # ---------------------------------------------------------------------------------------------- counting out
 
-def prove(name, method, **sampling):
+def prove(name, method, tokens=None, **sampling):
     """The Proof of a method on the largest tables where the draws can go in at most MOST ways.
 
-    BadInput where tables cannot run it. sampling: see Sampling.
+    If the laws differ on some tables, it is one of these. BadInput where tables cannot run it. tokens: of the
+    texts, None: as in SIZES. sampling: see Options.
     """
-    proof = None
+    lengths = range(tokens or 0, 1, -1)
+    sizes = [(2, n, False) for n in lengths] + [(2, tokens, True), (4, tokens, True)] if tokens else SIZES
+    proofs = []
     try:
-        sizes = LONGER if varies(method) else SIZES
-        if getattr(method, 'reserved', 0):
-            sizes = [size for size in sizes if size[1] > 1]     # of one token it drafts nothing: no proof
-        for vocab, horizon in sizes:
-            proof = proof_of(name, method, vocab, horizon, sampling)
+        for size in sizes:
+            proofs.append(proof_of(name, method, *size, sampling))
     except BadInput as error:
-        if proof is None or not isinstance(error, TooMany):
+        if not proofs or not isinstance(error, TooMany):
             raise BadInput(f'{name}: {error}') from None
+    proof = max(reversed(proofs), key=lambda proof: (proof.gap > SAME, proof.whole, len(proof.texts)))
+    proof.seen = set().union(*(proof.seen for proof in proofs))
     return proof
 
 
-def varies(method):
-    """Whether the method ends its blocks itself, by what it drafts or by what it has learned."""
-    learns = type(method).learn is not Exact.learn
-    return learns or isinstance(method, Exact) and type(method).keep_drafting is not Exact.keep_drafting
-
-
-def proof_of(name, method, vocab, horizon, sampling):
-    """The Proof by texts of `horizon` tokens, on tables of so many."""
-    target = Table(1, vocab, weight=2.0)
-    draft = Table(2, vocab, UNSURE) if varies(method) else Table(2, vocab)
+def proof_of(name, method, vocab, horizon, whole, sampling):
+    """The Proof by texts of `horizon` tokens, on tables of so many; whole: as in SIZES."""
+    target, draft = Table(1, vocab, weight=2.0), Table(2, vocab)
     letters = lambda ids: ''.join('a\nbc'[i % 4] for i in ids)      # every fourth id ends a step
     settings = dict(calibration=CALIBRATION, text=letters, **sampling)
-    law = law_of(method, target, draft, horizon, settings)
-    total = sum(law.values())
-    require_that(abs(total - 1) < SAME, f'the chances of its texts sum to {total:.6g}, not 1: it draws from '
-                 'what is no distribution')
+    seen = set()
+    enumerated = enumerate_law if whole else law_by_cycles
+    law = enumerated(target, draft, method, horizon, run=limited(seen), **settings)
     wanted = exact_law(target, horizon, **sampling)
     drafted = exact_law(draft, horizon, **sampling)
-    header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}, '
-              f'temperature {sampling["temperature"]:g}, every outcome of every draw')
-    return Proof(name, header, method.lossless, law, wanted, drafted)
+    begun = '' if whole else ', those after the first cycle by the target'
+    header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}'
+              f'{begun}, temperature {sampling["temperature"]:g}, every outcome of every draw')
+    return Proof(name, header, method.lossless, law, wanted, drafted, whole, seen)
 
 
-def law_of(method, target, draft, horizon, settings):
-    """{tokens: probability} of all texts that the method can write."""
-    if isinstance(method, Ecsv) and not getattr(method, 'budget', None):        # its cycles are independent
-        return law_by_cycles(target, draft, method, horizon, run=limited(first_cycle), **settings)
-    return enumerate_law(target, draft, method, horizon, run=limited(write), **settings)
+def limited(seen):
+    """toys.write, which raises TooMany when it is called more than MOST times.
 
-
-def limited(run):
-    """The same function, which raises TooMany when it is called more than MOST times."""
+    It adds the (drafted, accepted) of each cycle to `seen`.
+    """
     left = itertools.count(MOST, -1)
 
-    def limited_run(s, method):
+    def limited_write(s, method, **most):
         if next(left) == 0:
             raise TooMany(f'more than {MOST} ways to draw {counted(s.tokens_left, "token")}: set fewer '
-                          'branches or candidates')
-        return run(s, method)
-    return limited_run
+                          'branches or candidates, or --tokens')
+        tokens, cycles = write(s, method, **most)
+        seen.update((len(cycle.drafted), cycle.accepted) for cycle in cycles)
+        return tokens, cycles
+    return limited_write
 
 
 # --------------------------------------------------------------------------------------------------- showing
@@ -100,6 +92,8 @@ class Proof:
     law: Counter        # of the method
     wanted: Counter     # of the target alone
     drafted: Counter    # of the draft alone
+    whole: bool         # whether the method wrote all tokens of the texts, not the first cycle alone
+    seen: set           # (drafted, accepted) of the cycles that were followed
 
     def __post_init__(self):
         self.gap = variation(self.law, self.wanted)
@@ -125,10 +119,22 @@ class Proof:
             yield f'and {len(self.texts) - ROWS} more'
         away = variation(self.drafted, self.wanted)
         yield f'total variation from the target: {self.name} {self.gap:.3g}, draft alone {away:.3g}'
+        yield self.followed()
         yield self.sentence()
+
+    def followed(self):
+        """Which blocks were followed, on the smaller tables, too."""
+        longest = max(self.seen)[0]
+        places = [(n, kept) for n in range(1, longest + 1) for kept in range(n + 1)]
+        missing = [f'{kept} of {n} kept' for n, kept in places if (n, kept) not in self.seen]
+        missing[3:] = ['...'] * (len(missing) > 3)
+        where = f', but not {", ".join(missing)}' if missing else ', kept and cut at each place'
+        return f'followed: blocks of up to {longest} guess{"es" * (longest != 1)}{where if longest else ""}'
 
     def sentence(self):
         """What it comes to."""
+        if len(self.texts) == 1:
+            return f'nothing to prove at temperature 0 or top-k 1: {self.name} and the target write one text'
         found = f'{counted(len(self.texts), "text")} of {counted(len(self.texts[0]), "token")}'
         if self.gap <= SAME:
             found += f' agree to {max(self.gap, 1e-16):.0e}'    # the last digit of a number in fp64
@@ -148,8 +154,9 @@ def counted(n, word):
 # --------------------------------------------------------------------------------------------- the program
 
 @dataclass
-class Sampling:
-    """How texts are sampled; the fields are flags."""
+class Options:
+    """How long texts are, and how they are sampled; the fields are flags."""
+    tokens: int = knob(None, 'tokens of a text; None: 2 to 5', 1, 10)
     temperature: float = knob(1.0, 'at 0 a law is one text', 0, 1e6)
     top_k: int = knob(0, 'sample from this many likeliest tokens; 0: from all', 0)
     top_p: float = knob(1.0, 'sample from the likeliest tokens of this mass', 1e-9, 1)
@@ -162,7 +169,7 @@ def parse():
     add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
-    add_flags(parser, Sampling)
+    add_flags(parser, Options)
     return parser.parse_args()
 
 
@@ -171,12 +178,11 @@ def run():
     args = parse()
     for path in getattr(args, 'import'):
         import_file(path)
-    sampling = Sampling(args.temperature, args.top_k, args.top_p)
-    check_fields(sampling)
+    options = Options(args.tokens, args.temperature, args.top_k, args.top_p)
+    check_fields(options)
     (method,) = make_methods([args.method], args.set).values()
-    proof = prove(args.method, method, **vars(sampling))
-    for line in proof.lines():
-        print(line)
+    proof = prove(args.method, method, **vars(options))
+    print(*proof.lines(), sep='\n')
     return proof.status
 
 

@@ -8,13 +8,14 @@ The tests use these.
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import kernels
-from model import Config, Path, Reader, Transformer, checkpoint_views
+from model import Config, Path, Reader, Transformer, checkpoint_views, require_that
 from verify import (METHODS, Draft, Exact, Session, decode, draft_model, no_draft, probs, read_prompt,
                     tokens_of)
 
@@ -99,20 +100,30 @@ def session(target, draft, prompt, tokens_left, proposer=draft_model, seed=0, **
     return Session(*readers, proposer, list(prompt), tokens_left, generator=seeded(seed), **settings)
 
 
-def write(s, method):
-    """(tokens written, cycles) of a Session; what must hold of any trace is checked on the way."""
+def write(s, method, most=None):
+    """(tokens written, cycles) of a Session; checks what must hold of any trace. most: cycles, None: all."""
     begin = len(s.tokens)
     read_prompt(s)
-    cycles = list(decode(s, replace(method)))           # a method serves one text
-    emitted = tokens_of(cycles)
-    for cycle in cycles:
-        # a label a token; no more judged than drafted, no more kept than judged
-        judged = sum(len(row.tokens) for row in cycle.judged)
-        assert len(cycle.labels) == len(cycle.tokens) >= 1, cycle
-        assert cycle.accepted <= judged <= len(cycle.drafted), cycle
-    committed = s.tokens[begin:]
-    assert emitted == committed, f'emitted {emitted}, committed {committed}'
+    # a copy, because a method serves one text
+    cycles = [checked(cycle) for cycle in islice(decode(s, replace(method)), most)]
+    emitted, committed = tokens_of(cycles), s.tokens[begin:]
+    require_that(emitted == committed, f'accept returned {emitted}, the text has {committed}; expected the '
+                 'same, because decode alone writes the text')
     return committed, cycles
+
+
+def checked(cycle):
+    """The Cycle; BadInput where the values that its method's `accept` returned contradict each other."""
+    drafted, tokens, labels = map(len, (cycle.drafted, cycle.tokens, cycle.labels))
+    judged = sum(len(row.tokens) for row in cycle.judged)
+    require_that(labels == tokens > 0, f'accept returned {tokens} tokens with {labels} labels; expected at '
+                 'least one token, and a label for each')
+    require_that(cycle.accepted <= judged <= drafted, f'accept kept {cycle.accepted} guesses and judged '
+                 f'{judged} of {drafted}; expected accepted <= judged <= drafted')
+    for row in cycle.judged:
+        require_that(row.chance is None or 0 <= row.chance <= 1,
+                     f'the chance of a guess to be kept is {row.chance}; expected 0 to 1')
+    return cycle
 
 
 def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):
@@ -160,14 +171,15 @@ class Table:
             self.rows[prefix] = self.scale * noise
         return self.rows[prefix]
 
-    def __call__(self, ids, positions, path, stores=None, kv_len=None, carry=None):
+    def __call__(self, ids, positions, path, stores=None, kv_len=None, means=None):
         """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
         if stores is None:
             return self.on_tree(ids, path)
         if path.carry:                                  # Path.grounded: attention is flat over all in view
             flat = torch.zeros(1, 1, kv_len, 1)
             hidden = torch.arange(kv_len) > positions[:, None]                          # [T, kv_len]
-            path.attends[0](flat[:, :, :len(positions)], flat, flat, hidden * -1e9, path.carry)
+            _, added = path.attends[0](flat[:, :, :len(positions)], flat, flat, hidden * -1e9, path.carry)
+            path.carry.update(added)
         keys = stores[0][:, 0, :, 0]                    # [B, S], in the cache
         mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
         keys[:, positions] = ids.double() + mark
@@ -199,8 +211,8 @@ class Branch:
     """
 
     def __init__(self, script):
-        self.script = script    # tokens to draw first
-        self.taken = []         # tokens drawn so far
+        self.script = script    # draws to repeat first, (token, chance) each
+        self.taken = []         # draws so far
         self.chance = 1.0       # of all of them together
         self.others = []        # scripts of the branches that leave this one after its script
 
@@ -208,13 +220,16 @@ class Branch:
         """A token (0-dim) from p [V], or one from each row of p [n, V]."""
         if p.ndim == 2:
             return torch.stack([self.draw(row) for row in p])
+        possible = {token: chance for token, chance in enumerate(p.tolist()) if chance}
         if len(self.taken) < len(self.script):
-            token = self.script[len(self.taken)]
+            token, chance = self.script[len(self.taken)]
+            require_that(abs(possible.get(token, 0) - chance) < 1e-9, 'the same draws lead to other chances; '
+                         'expected no draws that do not go through session.draw, and no memory of texts')
         else:
-            token, *rest = p.nonzero()[:, 0].tolist()
+            (token, chance), *rest = possible.items()
             self.others += [self.taken + [other] for other in rest]
-        self.taken.append(token)
-        self.chance *= float(p[token])
+        self.taken.append((token, chance))
+        self.chance *= chance
         return torch.tensor(token)
 
 
@@ -229,43 +244,38 @@ def enumerate_law(target, draft, method, horizon, prompt=(0,), run=write, **sett
         branch = Branch(scripts.pop())
         s = session(target, draft, prompt, horizon, **settings)
         s.draw = branch.draw
+        s.generator = None      # so whoever draws from it does not draw the same numbers in each text
         tokens, _ = run(s, method)
         found[tuple(tokens)] += branch.chance
         scripts += branch.others
     return found
 
 
-def first_cycle(s, method):
-    """(tokens of the first cycle, None): what law_by_cycles runs."""
-    read_prompt(s)
-    cycle = next(decode(s, method))
-    return cycle.tokens, None
+def law_by_cycles(target, draft, method, horizon, run=write, **settings):
+    """{tokens: probability} of texts of which the method writes the first cycle, and the target the rest.
 
-
-def law_by_cycles(target, draft, method, horizon, prompt=(0,), run=first_cycle, **settings):
-    """enumerate_law, one cycle at a time: for methods that keep nothing from one cycle to the next."""
+    If this is the target's law and no cycle depends on earlier ones, the method is lossless. It follows
+    longer blocks than enumerate_law in the same time.
+    """
     found = Counter()
-    first = enumerate_law(target, draft, method, horizon, prompt, run, **settings)
-    for tokens, chance in first.items():
-        left = horizon - len(tokens)
-        rest = {(): 1.0}
-        ended = settings.get('eos', frozenset()).intersection(tokens)
-        if left and not ended:
-            rest = law_by_cycles(target, draft, method, left, prompt + tokens, run, **settings)
-        for later, share in rest.items():
-            found[tokens + later] += chance * share
+    one_cycle = lambda s, method: run(s, method, most=1)
+    for tokens, chance in enumerate_law(target, draft, method, horizon, run=one_cycle, **settings).items():
+        found.update(exact_law(target, horizon, tokens, chance, **settings))
     return found
 
 
-def exact_law(target, horizon, text=(), weight=1.0, eos=frozenset(), **settings):
-    """{tokens: probability} under the target alone, of all that begins with this text."""
-    if len(text) == horizon or eos.intersection(text):
-        return Counter({text: weight})
+def exact_law(target, horizon, prefix=(), weight=1.0, eos=frozenset(), **settings):
+    """{tokens: probability} under the target alone, of all that begins with this prefix.
+
+    settings: of a session; those that change the target's distribution count.
+    """
+    if len(prefix) == horizon or eos.intersection(prefix):
+        return Counter({prefix: weight})
     found = Counter()
-    row = target.row((0, *text))
-    for token, p in enumerate(probs(row, **settings).tolist()):
+    sampling = {name: settings[name] for name in ('temperature', 'top_k', 'top_p') if name in settings}
+    for token, p in enumerate(probs(target.row((0, *prefix)), **sampling).tolist()):
         if p > 0:
-            longer = (*text, token)
+            longer = (*prefix, token)
             found.update(exact_law(target, horizon, longer, weight * p, eos, **settings))
     return found
 
@@ -278,7 +288,9 @@ def overlap(p, q):
 def variation(a, b):
     """Total variation distance of two laws, each of them whole."""
     for law in (a, b):
-        assert abs(sum(law.values()) - 1) < 1e-9, law
+        total = sum(law.values())
+        require_that(abs(total - 1) < 1e-9, f'the chances of its texts sum to {total:.6g}; expected 1 by '
+                     'draws of session.draw from distributions that sum to 1')
     texts = a.keys() | b.keys()
     return sum(abs(a[text] - b[text]) for text in texts) / 2
 
@@ -306,6 +318,23 @@ class WrongResidual(Wrong):
 
     def recovery_distribution(self, p, q):
         return p
+
+
+class WrongThird(Wrong):
+    """Keeps every guess after the second."""
+
+    def chance(self, score, i):
+        return super().chance(score, i) if i < 2 else 1.0
+
+
+class WrongBonus(Wrong):
+    """Repeats the last guess instead of drawing the bonus token, after three guesses or more."""
+
+    def accept(self, session, draft, score):
+        tokens, labels, judged = super().accept(session, draft, score)
+        if len(draft.tokens) > 2 and labels[-1] == 'bonus':
+            tokens[-1] = tokens[-2]
+        return tokens, labels, judged
 
 
 class JudgedByQ(Wrong, METHODS['ecsv']):

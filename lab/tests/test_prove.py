@@ -2,24 +2,25 @@
 from unittest.mock import patch
 
 import pytest
+import torch
 
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
 from lab import prove
 from lab.tests.helpers import case, program, put, refused
-from lab.toys import Table, WrongResidual, enumerate_law, exact_law, variation
+from lab.toys import Table, WrongBonus, WrongResidual, WrongThird, enumerate_law, exact_law, variation
 from model import BadInput
 from verify import METHODS, Exact
 
 
-class Liar(WrongResidual):
-    """Promises the target's distribution, and has another."""
-    lossless = True
+def liar(kind=Exact, **parts):
+    """A method that promises the target's distribution, and has another or none."""
+    return type('Liar', (kind,), dict(lossless=True, **parts))
 
 
 @pytest.fixture
 def short_proofs(monkeypatch):
     """Proofs of two tokens at most, so that every method has one in no time."""
-    for name, value in dict(SIZES=((2, 1), (2, 2)), LONGER=((2, 2),), MOST=80).items():
+    for name, value in dict(SIZES=((2, 1, True), (2, 2, True)), MOST=80).items():
         monkeypatch.setattr(prove, name, value)
 
 
@@ -37,10 +38,10 @@ def test_prove_judges_or_refuses_every_method(short_proofs):
 
 
 @pytest.mark.parametrize('rule, status', [
-    case('lossless', Exact, 0), case('lossy', METHODS['lenient'], 0), case('wrong', Liar, 1)])
+    case('lossless', Exact, 0), case('lossy', METHODS['lenient'], 0), case('wrong', liar(WrongResidual), 1)])
 def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
     """A false promise gives status 1."""
-    monkeypatch.setattr(prove, 'SIZES', ((4, 2),))
+    monkeypatch.setattr(prove, 'SIZES', ((4, 2, True),))
     monkeypatch.setitem(METHODS, 'told', rule)
     found, out, _ = program(capsys, 'told', '--set', 'gamma=1', '--top-k', 4, main=prove.main)
     assert found == status
@@ -51,6 +52,30 @@ def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
     text = max(wanted, key=wanted.get)
     shown, = [line.split() for line in out.splitlines() if line.startswith('{} {} '.format(*text))]
     assert [shown[i] for i in (2, 3, 5)] == [f'{of[text]:.5f}' for of in (law, wanted, drafted)]
+
+
+@pytest.mark.parametrize('rule, status, said', [
+    case('sound', Exact, 0, 'followed: blocks of up to 4 guesses, kept and cut at each place', slow=True),
+    case('third-guess', liar(WrongThird), 1, '\nWRONG: ', slow=True),
+    case('bonus', liar(WrongBonus), 1, '\nWRONG: ', slow=True),
+    case('coin', liar(chance=lambda *_: float(torch.rand(1) < 0.5)), 2, 'through session.draw'),
+    case('generator', liar(chance=lambda _, s, i: float(torch.rand(1, generator=s.session.generator))), 2,
+         'through session.draw'),
+    *[case(f'chance-{value}', liar(chance=lambda *_, value=value: value), 2, f'{value}; expected 0 to 1')
+      for value in (1.5, -0.1, float('nan'))],
+    *[case(said, liar(accept=lambda *args, change=change: change(*Exact.accept(*args))), 2, said)
+      for said, change in {'a label for each': lambda ids, labels, rows: (ids, labels[1:], rows),
+                           '0 tokens': lambda *_: ([], [], []),
+                           'judged <= drafted': lambda ids, labels, rows: (ids, labels, 2 * rows)}.items()]])
+def test_prove_finds_what_is_wrong(rule, status, said, capsys, monkeypatch):
+    monkeypatch.setitem(METHODS, 'mine', rule)
+    found, out, err = program(capsys, 'mine', main=prove.main)
+    assert (found, err.count('\n')) == (status, status // 2) and said in out + err
+
+
+def test_prove_of_one_greedy_text(capsys):
+    _, out, _ = program(capsys, 'sd', '--temperature', 0, '--tokens', 2, main=prove.main)
+    assert 'up to 1 guess, kept' in out and 'nothing to prove at temperature 0' in out
 
 
 @pytest.mark.parametrize('named, flags', [
