@@ -1,6 +1,8 @@
 """Speculative decoding from Python and from the command line: the Engine, a run; then flags and figures.
 
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
+These models have 1.9 M and 0.2 M parameters and were trained on nine kinds of generated tasks: other prompts
+get nonsense. lab/models/README.md has a prompt for each kind.
 """
 import argparse
 import contextlib
@@ -24,9 +26,9 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
-from model import (MALFORMED, BadInput, Reader, TextStream, chat, check_fields, encode, knob, knob_range,
-                   knobs_of, load, naming, pack, read_calibration, require_that, same_vocabulary,
-                   shared_length)
+from model import (MALFORMED, BadInput, Reader, TextStream, chat, check_fields, encode, find_folder,
+                   knob, knob_range, knobs_of, load, naming, pack, read_calibration, read_json, require_that,
+                   same_vocabulary, shared_length)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
 
@@ -38,6 +40,8 @@ SMALL = 50_000_000      # parameters below which one CPU thread beats several: t
 PER_TEXT = {'temperature', 'top_k', 'top_p', 'max_new', 'seed'}     # settings that a text may have of its own
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
+# of generation_config.json: what changes the greedy texts of others
+IGNORED = 'repetition_penalty', 'no_repeat_ngram_size', 'num_beams', 'min_new_tokens', 'suppress_tokens'
 
 
 # --------------------------------------------------------------------------------------------- the Engine
@@ -60,7 +64,7 @@ class Engine:
     ignore_eos: bool = knob(False, 'write on past the end of sequence')
     device: str = knob('auto', 'auto: cuda where it is there', words=('auto', 'cpu', 'cuda'))
     dtype: str = knob('auto', 'auto: bf16 on CUDA; on a CPU fp32, 16-bit matrices', words=('auto', *DTYPES))
-    compile: bool = knob(False, 'torch.compile the passes: needs a C++ compiler')
+    compile: bool = knob(False, 'torch.compile short passes: of a card')
     sparse: Sparse = None           # makes the target's passes sparse, under any method but plain decoding
     readers: dict = field(default_factory=dict, init=False)     # {role: Reader}, see open
 
@@ -71,6 +75,8 @@ class Engine:
         there = torch.cuda.is_available()
         require_that(there or self.device != 'cuda', '--device cuda: this machine, or torch, has none')
         self.device = 'cuda' if there and self.device != 'cpu' else 'cpu'
+        require_that(self.device == 'cuda' or not self.compile,
+                     '--compile is for a card: on a CPU products take the time, and sd was slower with it')
         if self.draft is None:
             embedded = self.target == str(EMBEDDED / 'target')
             self.draft = str(EMBEDDED / 'draft') if embedded else 'lookup'
@@ -87,16 +93,18 @@ class Engine:
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        return ready(folder, self.device, self.dtype, self.compile)
+        return ready(folder, self.device, self.dtype)
 
     def open(self, prompts):
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
+        vocab = range(self.models['target'].vocab)
         for i, ids in enumerate(prompts, 1):
-            require_that(0 < len(ids) < self.context and max(ids) < self.models['target'].vocab,
-                         f'prompt {i} has {len(ids)} tokens; expected 1 to {self.context - 1} known ones')
+            known = isinstance(ids, list) and all(type(token) is int and token in vocab for token in ids)
+            require_that(known, f'prompt {i}: expected a list of token ids 0 to {vocab[-1]}')
+            require_that(0 < len(ids) < self.context,
+                         f'prompt {i} has {len(ids)} tokens; expected 1 to {self.context - 1}')
         capacity = min(self.context, max(map(len, prompts)) + self.max_new)
-        self.readers = {role: Reader(model, capacity, self.compile)
-                        for role, model in self.models.items()}
+        self.readers = {role: Reader(model, capacity, self.compile) for role, model in self.models.items()}
 
     def start(self, ids, method, row=0):
         """A Session that has read this prompt (ids, opened before), without what earlier texts left."""
@@ -105,8 +113,7 @@ class Engine:
         session = Session(
             target=self.readers['target'],
             drafter=None if isinstance(method, Autoregressive) else self.readers.get('draft'),
-            proposer=self.proposer,
-            tokens=list(ids),
+            proposer=self.proposer, tokens=list(ids),
             tokens_left=min(self.max_new, self.context - len(ids)),
             eos=self.eos, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p,
             generator=torch.Generator().manual_seed(self.seed + row),       # equal prompts, other samples
@@ -128,7 +135,7 @@ class Engine:
         require_that(settings.keys() <= PER_TEXT, f'{", ".join(settings)}: expected some of {PER_TEXT}')
         vars(engine).update(settings)
         check_fields(engine)
-        ids = encode(self.tokenizer, [text])[0] if isinstance(text, str) else list(text)
+        ids = encode(self.tokenizer, [text])[0] if isinstance(text, str) else text
         engine.open([ids])
         method = method_for(method)
         stream = TextStream(self.tokenizer, ids)
@@ -148,20 +155,26 @@ class Engine:
 
 def method_for(method):
     """The Method of one text: a copy of this one, or by its name with its default knobs."""
+    name = method
     if isinstance(method, str):
         require_that(method in METHODS, f'method {no_such(method, METHODS)}')
-        return METHODS[method]()
-    require_that(isinstance(method, Method), f'{method!r} is no method')
+        method = METHODS[method]
+    if isinstance(method, type):
+        method = method()
+    require_that(isinstance(method, Method), f'method {name!r} is {method!r}; expected a class of Method')
+    kind = type(method)
+    require_that('__dataclass_fields__' in vars(kind) or not inspect.get_annotations(kind),
+                 f'class {kind.__name__} has knobs; expected @dataclass before it')
     return replace(method)
 
 
-def ready(folder, device, dtype, compiled=False, shard=None):
+def ready(folder, device, dtype, shard=None):
     """model.load's three results, the network packed if that serves it; dtype: one of DTYPES, or auto.
 
     auto: bf16 on a card, or fp16 where that only emulates bf16 (say a T4); fp32 on a CPU, where matrices keep
     the 16 bits of their files, see model.Half.
     """
-    packed = device == 'cpu' and not compiled and dtype in ('auto', 'fp32')
+    packed = device == 'cpu' and dtype in ('auto', 'fp32')
     stored = None if packed and dtype == 'auto' else torch.float32
     if dtype == 'auto' and device == 'cuda':
         dtype = 'bf16' if torch.cuda.get_device_capability() >= (8, 0) else 'fp16'
@@ -234,26 +247,29 @@ def run(args, kind=Engine):
             engine.write(prompts[0], method)
     texts = {name: [] for name in args.methods}         # of each method: round by round, prompt by prompt
     work = list(itertools.product(range(ROUNDS if compare else 1), range(len(rows)), args.methods))
-    for _, number, name in tqdm(work, disable=None if len(work) > 1 else True):
-        printer = Printer(engine.tokenizer, prompts[number], args.show, args.json or compare)
-        text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name],
-                          printer.add)
-        printer.finish()
-        if text.cycles and not (compare and text.finish == 'interrupted'):
-            texts[name].append(text)
-        if args.json:
-            print(json_line(report(engine, text)), flush=True)
-        if args.check:
-            print(check(engine, prompts[number], text.tokens), file=sys.stderr)
-        if text.finish == 'interrupted':
-            break
+    status = 130
+    with contextlib.suppress(KeyboardInterrupt):
+        for _, number, name in tqdm(work, disable=None if len(work) > 1 else True):
+            printer = Printer(engine.tokenizer, prompts[number], args.show, args.json or compare)
+            text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name],
+                              printer.add)
+            printer.finish()
+            if text.cycles and not (compare and text.finish == 'interrupted'):
+                texts[name].append(text)
+            if args.json:
+                print(json_line(report(engine, text)), flush=True)
+            if args.check:
+                print(check(engine, prompts[number], text.tokens), file=sys.stderr)
+            if text.finish == 'interrupted':
+                raise KeyboardInterrupt
+        status = 0
     whole = min(map(len, texts.values()))               # texts that every method has written
     if whole:
         for line in table(engine, {name: written[:whole] for name, written in texts.items()}):
             print(line, file=sys.stdout if compare else sys.stderr)
     if args.trace:
         write_trace(args.trace, texts)
-    return 130 if text.finish == 'interrupted' else 0
+    return status
 
 
 def set_up(args, kind=Engine):
@@ -279,7 +295,9 @@ def take_threads(target):
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        raise BadInput(f'{message}; --help lists the flags')
+        flags = self._option_string_actions
+        unknown = [word for word in re.findall(r'(?<!\S)-[\w-]+', message) if word not in flags]
+        raise BadInput(f'{message}; ' + (no_such(unknown[0], flags) if unknown else '--help lists the flags'))
 
 
 def add_flags(parser, kind):
@@ -294,10 +312,10 @@ def add_flags(parser, kind):
 
 def parse(argv):
     """The flags, checked; BadInput in one line for what does not fit."""
-    p = Parser(description='Speculative decoding on Llama and Qwen checkpoints.', allow_abbrev=False)
+    p = Parser(description=__doc__, allow_abbrev=False)
     add = p.add_argument_group('prompts').add_argument
     add('--prompt', help='the text to continue')
-    add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question or turns (the first is used)')
+    add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question, messages or turns (the first)')
     add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
     add = p.add_argument_group('method').add_argument
     add('--method', default='sd', help='one of those that --list shows (default: sd)')
@@ -323,7 +341,10 @@ def parse(argv):
         require_that(not args.check or is_greedy(args.temperature),
                      '--check: texts agree only at --temperature 0')
         if args.trace:
-            open(args.trace, 'a').close()               # fails before the work, and not after it
+            require_that(not args.trace.endswith(('.htm', '.html')),
+                         '--trace writes JSON lines; python -m lab.page FLAGS run.html writes a page')
+            require_that(os.access(File(args.trace).parent, os.W_OK) and not File(args.trace).is_dir(),
+                         f'--trace {args.trace!r}: expected a file in a folder that can be written')
         names = ['ar', *args.compare.split(',')] if args.compare else [args.method]
         args.methods = make_methods(dict.fromkeys(names), args.set, args.sparse)
         args.sparse = args.methods.pop('--sparse', None)
@@ -334,11 +355,15 @@ def parse(argv):
 
 def import_file(path):
     """Runs a Python file of the user's, which enters methods; its errors keep their traceback."""
+    before = dict(METHODS)
     spec = importlib.util.spec_from_file_location(f'imported {File(path).stem}', path)
     require_that(spec, f'--import {path}: expected a Python file, .py')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                     # where dataclasses look for the types of fields
     spec.loader.exec_module(module)
+    for name, kind in before.items():
+        if METHODS.get(name) is not kind:
+            print(f'--import {path} replaces the method {name}', file=sys.stderr)
 
 
 def make_methods(names, settings, sparse=False):
@@ -359,7 +384,7 @@ def make_methods(names, settings, sparse=False):
 
 def read_value(value, kind):
     """A knob's value, a text, as its type; stays a text, which check_fields refuses, if it is none."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         return json.loads(value) if kind is bool else kind(value)
     return value
 
@@ -367,15 +392,14 @@ def read_value(value, kind):
 def no_such(name, names):
     """A sentence on a name that is none of these: the nearest, else all."""
     near = difflib.get_close_matches(name, names, 1)
-    return f'{name}: there is none of this name; ' + (f'did you mean {near[0]}?' if near
-                                                      else f'expected one of {", ".join(sorted(names))}')
+    known = f'expected one of {", ".join(sorted(names)) or "none"}'
+    return f'{name}: there is none of this name; ' + (f'did you mean {near[0]}?' if near else known)
 
 
 def list_methods(name):
     """Prints the methods, or of one what it does and its knobs: default, range, meaning."""
-    require_that(not name or name in METHODS, f'--list {no_such(name, METHODS)}')
     for one in [name] if name else METHODS:
-        text = inspect.getdoc(METHODS[one])
+        text = inspect.getdoc(type(method_for(one)))
         print(text if name else f'  {one:15} {text.partition(chr(10))[0]}')
     for own, option in knobs_of(METHODS[name]).items() if name else ():
         meaning = option.metadata.get('meaning', '')
@@ -410,7 +434,10 @@ def exit_status(program, work):
 # --------------------------------------------------------------------------------------------------- prompts
 
 def read_rows(prompt, file):
-    """The rows to run, dicts with a text under `prompt`: one of this text, or those of a JSON-lines file."""
+    """The rows to run, one of this text or those of a JSON-lines file.
+
+    They are dicts with a text, or a list of messages {role, content}, under `prompt`.
+    """
     if file is None:
         return [dict(prompt=prompt)]
     rows = []
@@ -419,8 +446,10 @@ def read_rows(prompt, file):
             if line.strip():
                 with naming(f'line {number}', (*MALFORMED, IndexError, RecursionError)):
                     row = json.loads(line)
-                    text = row.get('prompt') or row.get('question') or row['turns'][0]
-                    require_that(isinstance(text, str), 'expected a text under prompt, question or turns')
+                    text = row.get('prompt') or row.get('question') or row.get('messages') or row['turns'][0]
+                    chats = isinstance(text, list) and all('role' in message for message in text)
+                    require_that(chats or isinstance(text, str),
+                                 'expected a text under prompt, question or turns, or a list under messages')
                     rows.append(row | dict(prompt=text))
         require_that(rows, 'the file has no rows')
     return rows
@@ -429,6 +458,7 @@ def read_rows(prompt, file):
 def encoded(engine, rows, in_chat):
     """The ids of these rows' prompts, in the target's chat template where that is asked for."""
     texts = [chat(engine.target, row['prompt']) if in_chat else row['prompt'] for row in rows]
+    require_that(all(isinstance(text, str) for text in texts), 'a row has messages and no text: add --chat')
     return encode(engine.tokenizer, texts, not in_chat)
 
 
@@ -543,8 +573,7 @@ def check(engine, ids, tokens):
         return f'check: equal to plain decoding for all {i} tokens.'
     reader = engine.readers['target']
     logits = reader.read(ids + tokens[:i], reader.model.full, 1)[0]
-    here, there = (engine.tokenizer.decode([one[i]], skip_special_tokens=False)
-                   for one in (tokens, wanted))
+    here, there = (engine.tokenizer.decode([one[i]], skip_special_tokens=False) for one in (tokens, wanted))
     return (f'check: differs from plain decoding at token {i}: {here!r} instead of {there!r}; logit gap '
             f'{float(logits[wanted[i]] - logits[tokens[i]]):.2g}.')
 
@@ -559,9 +588,8 @@ def statistics(cycles):
     """
     passes = Counter()
     positions = Counter()
-    labels = Counter()
+    labels = Counter(label for cycle in cycles for label in cycle.labels)
     for cycle in cycles:
-        labels.update(cycle.labels)
         for path, (n, T) in cycle.passes.items():
             passes[path] += n
             positions[path] += T
@@ -595,21 +623,34 @@ def cell(value, form):
 
 
 def table(engine, texts):
-    """Lines of a table of {method: its Texts, round by round}, and notes on it."""
+    """Lines of a table of {method: its Texts, round by round}, and notes on the run."""
     size = 1 + max(text.number for written in texts.values() for text in written)       # texts of a round
     rows = [figures(engine, name, texts, size) for name in texts]
     rows.insert(0, {head: head * any(row[head] for row in rows) for head in rows[0]})   # no empty columns
-    widths = [max(map(len, column))
-              for column in zip(*(row.values() for row in rows))]
+    widths = [max(map(len, column)) for column in zip(*(row.values() for row in rows))]
     for row in rows:
         yield '  '.join(f'{cell:>{width}}'
                         for cell, width in zip(row.values(), widths) if width).rstrip()
+    yield from notes(engine, texts, size)
+
+
+def notes(engine, texts, size):
+    """Sentences on a run that its table does not tell; arguments as of `figures`."""
+    asked = read_json(find_folder(engine.target) / 'generation_config.json', {})
+    ignored = [name for name in IGNORED if asked.get(name) not in (None, 0, 1, [])]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in engine.models.values()]
+    narrowed = is_greedy(engine.temperature) and (engine.top_k or engine.top_p < 1)
+    found = [(narrowed, '--top-k and --top-p have no effect at temperature 0'),
+             (sizes[-1] > sizes[0], 'the draft model is larger than its target'),
+             (ignored, f'not applied, of generation_config.json: {", ".join(ignored)}')]
     for name, written in texts.items():
-        if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
-            yield f'{name}: nothing was drafted (--draft {engine.draft})'
-        cut = sum(text.finish == 'length' for text in written[:size])
-        if cut and not engine.ignore_eos:
-            yield f'{name}: {cut} of {size} texts cut at --max-new {engine.max_new} or the context'
+        drafts = name == 'ar' or any(cycle.drafted for cycle in cycles_of(written))
+        gamma = getattr(written[0].method, 'gamma', 0)
+        cut = not engine.ignore_eos and sum(text.finish == 'length' for text in written[:size])
+        found += [(not drafts, f'{name}: nothing was drafted (gamma {gamma}, --draft {engine.draft})'),
+                  (gamma >= engine.max_new, f'{name}: --max-new cuts blocks of gamma {gamma}'),
+                  (cut, f'{name}: {cut} of {size} texts cut at --max-new {engine.max_new} or the context')]
+    return [note for holds, note in found if holds]
 
 
 def figures(engine, name, texts, size):
@@ -643,8 +684,7 @@ def figures(engine, name, texts, size):
 
 def rates(texts, size):
     """Tokens a second in each round of so many texts."""
-    rounds = [cycles_of(texts[i:i + size])
-              for i in range(0, len(texts), size)]
+    rounds = [cycles_of(texts[i:i + size]) for i in range(0, len(texts), size)]
     return [statistics(cycles)['tokens_per_second'] for cycles in rounds]
 
 

@@ -20,7 +20,9 @@ from model import (chat, encode, fingerprint, load, read_calibration, read_confi
 
 ORIGINAL = 'original_max_position_embeddings'
 CONFIG, INDEX, WEIGHTS = 'tokenizer_config.json', 'model.safetensors.index.json', 'model.safetensors'
+MAPPED, HEAD, EMBEDDING = 'special_tokens_map.json', 'lm_head.weight', 'model.embed_tokens.weight'
 MOE = dict(model_type='qwen3_moe', num_experts=2, num_experts_per_tok=1, moe_intermediate_size=4)
+WINDOW = dict(model_type='qwen2', sliding_window=32, use_sliding_window=True)
 LINEAR, YARN = dict(type='linear'), dict(rope_type='yarn', factor=2)
 LLAMA3 = dict(factor=8, low_freq_factor=1, high_freq_factor=4)
 
@@ -44,7 +46,7 @@ VALUES = [              # a setting of config.json that is no value, or asks for
     ('model_type', 'gpt2'), ('hidden_size', None), ('num_attention_heads', 0),
     ('max_position_embeddings', '64'), ('rms_norm_eps', '1e-6'), ('tie_word_embeddings', 'no'),
     ('vocab_size', 10 ** 18), ('head_dim', 5), ('num_hidden_layers', 10 ** 9), ('hidden_act', 'gelu'),
-    ('eos_token_id', '</s>'), ('quantization_config', dict(bits=4)), ('partial_rotary_factor', 0.5),
+    ('eos_token_id', '</s>'), ('partial_rotary_factor', 0.5),
     ('rope_theta', 'x'), ('norm_topk_prob', 'x')]
 ROTARY = [              # what the line names, the rotary settings of transformers 4
     ('config.json', 'linear'), ("'longrope'", dict(type='longrope')), ("['yarn']", dict(type=['yarn'])),
@@ -55,16 +57,18 @@ ROTARY = [              # what the line names, the rotary settings of transforme
     (ORIGINAL, YARN | {ORIGINAL: 10 ** 400}),
     ('low_freq_factor', LLAMA3 | dict(type='llama3', low_freq_factor=5))]
 TOGETHER = [            # what settings ask for together is not here, or the weights are others
-    ('config.json', dict(num_key_value_heads=3)),
+    ('config.json', dict(num_key_value_heads=3)), ('hidden_size is None', dict(hidden_size=None)),
+    ('quantised by MLX', dict(quantization=dict(group_size=64, bits=4))),
+    ('quantised by gptq', dict(quantization_config=dict(quant_method='gptq', bits=4))),
     ('num_experts_per_tok', MOE | dict(num_experts_per_tok=3)),
     ('1000000000 experts', MOE | dict(num_experts=10 ** 9)),
     ('config.json', MOE | dict(num_experts='2')), ('config.json', MOE | dict(decoder_sparse_step='x')),
     ('config.json', MOE | dict(mlp_only_layers=1)),
     ('config.json', dict(model_type='mistral', sliding_window='x')),
     ('window of 32', dict(model_type='mistral', sliding_window=32)),
-    ('window of 32', dict(model_type='qwen2', sliding_window=32, use_sliding_window=True)),
+    *(('window of 32', WINDOW | by) for by in (
+        dict(max_window_layers=1), dict(model_type='qwen3_moe'), dict(layer_types=['sliding_attention']))),
     ('window of 4096', dict(model_type='mistral', max_position_embeddings=8192)),       # the usual one
-    ('sliding window', dict(layer_types=['sliding_attention'])),
     ('k_norm.weight', dict(model_type='qwen3', sliding_window=32, use_sliding_window=False)),   # window off
     ('layers.2.input_layernorm.weight', dict(num_hidden_layers=3)),
     ('layers.1.input_layernorm.weight', dict(num_hidden_layers=1)),
@@ -78,15 +82,15 @@ FILES = [
     ('stored in another type', stored(lambda x: x + 0j)),
     ('config.json', dict(files={'config.json': '{"model_type": '})),
     *[('tokenizer.json', dict(files={'tokenizer.json': content})) for content in (None, '{}')],
-    ('258', dict(tokenizer=bytes_tokenizer(['x2']))),                   # beyond the embedding
     *[(WEIGHTS, dict(files={WEIGHTS: content})) for content in (b'', b'\xff' * 99, bytes(99))],
     ('lm_head.weight', dict(files={WEIGHTS: b'\2' + bytes(7) + b'{}'})),        # a header of no tensors
+    ('GGUF', dict(files={WEIGHTS: None, 'model.gguf': b'GGUF'})),
     ('convert .bin', dict(files={WEIGHTS: None, 'pytorch_model.bin': 'x'})),
     (INDEX, dict(files={INDEX: '{}', WEIGHTS: None}))]
 ENDLESS = dict(type='Split', pattern=dict(Regex='(a|a)*$'), behavior='Isolated', invert=False)
 TORN = dict(type='BPE', vocab=dict(a=0, b=1, ab=2), merges=['a b'], continuing_subword_prefix='###')
 TOKENIZERS = [          # it raises where it encodes, or where it is read, perhaps by a panic of Rust
-    ('prompt 1', template_of('<s>', 999)),                              # beyond the embedding
+    *(('prompt 1', template_of(f'<{i}>', i)) for i in (257, 999)),      # beyond the embedding
     ('tokenizer', Tokenizer(models.WordLevel({f'w{i}': i for i in range(257)}, unk_token='absent'))),
     ('cannot encode', dict(pre_tokenizer=ENDLESS)), ('tokenizer.json', dict(model=TORN)),
     ('tokenizer of 1', Tokenizer(models.WordLevel(dict(a=0), unk_token='a'))),
@@ -144,6 +148,38 @@ def test_rotary_settings(kind, settings, around, tmp_path):
         assert torch.allclose(ours, theirs.inv_freq, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize('kind', ['llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'])
+def test_what_config_json_leaves_out(kind, tmp_path):
+    """It is what transformers' class of this type has."""
+    raw = dict(model_type=kind, vocab_size=64, hidden_size=256, intermediate_size=24, num_hidden_layers=2,
+               num_attention_heads=32)
+    known = dict(num_key_value_heads=16, head_dim=4, max_position_embeddings=64, rms_norm_eps=1e-5,
+                 tie_word_embeddings=True, sliding_window=None)
+    known |= MOE | dict(num_experts=16, norm_topk_prob=True) if kind == 'qwen3_moe' else {}
+    for name in known:
+        left = raw | {key: value for key, value in known.items() if key != name}
+        put(tmp_path, {'config.json': left})
+        ours, theirs = read_config(tmp_path), transformers.AutoConfig.for_model(**left)
+        usual = dict(head_dim=256 // 32) | theirs.to_dict()         # where transformers' network computes it
+        assert {key: usual.get(key, value) for key, value in vars(ours).items()} == vars(ours)
+        assert max(ours.mixtures) == getattr(theirs, 'num_experts', 0)
+
+
+@pytest.mark.parametrize('only', [{}, dict(max_window_layers=2), dict(layer_types=['full_attention'] * 2)])
+def test_a_window_of_no_layer(only, tmp_path):
+    assert load(tiny(tmp_path, sizes=dict(qkv_bias=True), **WINDOW | only))     # the first 28 have none
+
+
+@pytest.mark.parametrize('stored_names', [[HEAD], [EMBEDDING], [HEAD, EMBEDDING]])
+def test_tied_heads(stored_names, tmp_path):
+    """The one that is stored is both; a head that is stored beside the embedding counts."""
+    folder = tiny(tmp_path, tie_word_embeddings=True, weights=lambda tensors: {
+        name: x for name, x in tensors.items() if name in stored_names or name not in (HEAD, EMBEDDING)})
+    with torch.no_grad():
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([[1, 2]])).logits[0]
+    assert torch.allclose(fresh(load(folder)[0], [1, 2]), theirs.float(), atol=1e-4)
+
+
 def sharded(folder, *shards):
     """A checkpoint in two shards, one.safetensors and two.safetensors; its index names these files."""
     tensors = tensors_of((tiny(folder) / WEIGHTS).read_bytes())
@@ -199,11 +235,13 @@ def test_precisions(dtype, tmp_path, monkeypatch):
 
 
 def test_rows_beyond_the_tokenizer(tmp_path, capsys):
-    """Embeddings are padded by different amounts: the spare rows reach no distribution."""
+    """Embeddings are padded by different amounts; spare rows, or entries, reach no distribution."""
     target = tiny(tmp_path / 'target', 0, vocab=300)
     draft = tiny(tmp_path / 'draft', 1, vocab=280)
     assert fresh(load(target)[0], [1, 2]).shape == (2, 257)
     assert reported(capsys, '--target', target, '--draft', draft, '--prompt', 'x', '--max-new', 8)['tokens']
+    padded = tiny(tmp_path / 'padded', tokenizer=bytes_tokenizer(['[PAD]']))
+    assert fresh(load(padded)[0], [1, 2]).shape == (2, 257) and reported(capsys, *talk(padded))['tokens']
 
 
 def test_a_vocabulary_with_a_gap_goes_up_to_its_highest_id(tmp_path):
@@ -242,13 +280,15 @@ def talk(folder, *flags):
 
 
 def test_generation_config_ends_a_text(tmp_path, capsys):
-    """Its end tokens are added to those of config.json."""
+    """Its end tokens replace those of config.json, if it names any."""
     folder = tiny(tmp_path)
     first, _ = reported(capsys, *talk(folder))['tokens']
     put(folder, {'generation_config.json': dict(eos_token_id=[1, first])})
     ended = reported(capsys, *talk(folder))
     assert (ended['tokens'], ended['finish']) == ([first], 'eos')
-    assert load(folder)[2] == {1, first, 256}
+    assert load(folder)[2] == {1, first}
+    put(folder, {'generation_config.json': dict(temperature=0.6)})
+    assert load(folder)[2] == {256}
 
 
 @pytest.mark.parametrize('files, rendered', [
@@ -262,6 +302,26 @@ def test_chat_template(files, rendered, tmp_path, capsys):
     assert reported(capsys, *talk(folder, '--chat'))['prompt_tokens'] == len(rendered)
     assert reported(capsys, *talk(folder))['prompt_tokens'] == len('^hi')
     assert chat(folder, 'hi') == rendered
+
+
+WORDS = "{{ bos_token }}|{{ eos_token }}|{{ image_token }}|{{ pad_token }}|{{ add_bos_token }}"
+MAP = dict(bos_token='<s>', eos_token=dict(content='</s>'), extra_special_tokens=dict(image_token='<i>'))
+MESSAGES = [dict(role='user', content='a <é>', name=None), dict(role='assistant', content='b')]
+
+
+@pytest.mark.parametrize('template, files', [
+    ('{{ tools is none and documents is none }}{{ messages[0].name is defined }}', {}),
+    ("{% for m in messages %}{% generation %}{% set x = 1 %}<{{ m.content }}{{ loop.index }}>"
+     "{%- endgeneration %} {{ x }}{% if loop.first %}{% continue %}{% endif %}!{% endfor %}", {}),
+    ("{{ messages | tojson(indent=1, sort_keys=True) }}{{ messages | tojson(separators=(',', ':')) }}"
+     "{{ messages | tojson(ensure_ascii=True) }}{{ messages | tojson }}{{ strftime_now('%Y %Z') }}", {}),
+    (WORDS, {CONFIG: MAP | dict(eos_token='<>', add_bos_token=True)}),
+    (WORDS, {MAPPED: MAP, CONFIG: dict(bos_token='')}),
+    (WORDS, {MAPPED: MAP, CONFIG: dict(bos_token='', added_tokens_decoder={})})])
+def test_a_template_sees_what_transformers_gives(template, files, tmp_path):
+    folder = tiny(tmp_path, files={CONFIG: {}, 'chat_template.jinja': template} | files)
+    render = transformers.PreTrainedTokenizerFast.from_pretrained(folder).apply_chat_template
+    assert chat(folder, MESSAGES) == render(MESSAGES, tokenize=False, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize('template', [

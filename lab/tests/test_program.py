@@ -37,7 +37,9 @@ class Keeps(Exact):
     def chance(self, score, i): return 1.0
 METHODS['keeps'] = Keeps"""
 FAILS = """from verify import METHODS, Exact
-METHODS['fails'] = type('Fails', (Exact,), dict(chance=lambda *_: int('no number')))"""
+METHODS['fails'] = type('Fails', (Exact,), dict({}=lambda *_: {}))"""
+NONE = "from verify import METHODS, Exact\nMETHODS['x'] = 3"
+BARE = KEEPS.replace('@dataclass\n', '')
 
 
 @pytest.fixture(scope='module')
@@ -53,7 +55,7 @@ def pair(tmp_path_factory):
 
 def table_in(printed):
     """{method: {head: cell}} of the table that a run printed; under '' whether the text is lossless."""
-    head, *lines = re.search(r'^ *method .*\n(?: *\S+ .*\n)+', printed, re.MULTILINE)[0].splitlines()
+    head, *lines = re.search(r'^ *method .*\n(?:.* (?:lossless|LOSSY)\n)+', printed, re.M)[0].splitlines()
     heads = [*re.finditer(r'\S+( \S+)*', head)][1:]                     # columns end where their heads end
     rows = {}
     for name, line in [(line.split()[0], line) for line in lines]:
@@ -72,12 +74,15 @@ def table_in(printed):
     ('--prompt=', 'prompt 1'), ('--prompt \udcff', 'a prompt'), ('--prompt x --prompts y', '--prompts'),
     ('--prompts lab', '--prompts lab'), ('--prompts absent.jsonl', 'absent.jsonl'),
     ('--target no/such', 'no/such: no such folder'), ('--draft no/such', 'no/such: no such folder'),
+    ('--promt x', 'did you mean --prompt?'), ('--frob', 'expected one of --chat, '),
     ('--import no.py', 'no.py'), ('--import lab', '--import lab'), ('--check --temperature 1', '--check'),
-    ('--trace no/such/file', "'no/such/file'"), ('--trace lab', "'lab'"), ('--sparse x', 'x'),
+    ('--trace no/such/file', "'no/such/file'"), ('--trace lab', "'lab'"),
+    ('--trace run.htm', 'python -m lab.page'), ('--sparse x', 'x'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
     ('--compare sd,vai', 'did you mean via?'), ('--list payof', 'did you mean payoff?'),
     ('--set gama=3', 'did you mean gamma?'), ('--method hedge --set lest=0.2', 'did you mean least?'),
-    ('--method ar --gamma 3', 'gamma'), ('--set nothing', '--set nothing'),
+    ('--method ar --gamma 3', 'gamma: there is none of this name; expected one of none'),
+    ('--method via --set slim_bonus=' + '[' * 99999, 'slim_bonus is'), ('--set nothing', '--set nothing'),
     ('--set keep=0.4', 'keep: there is none of this name'), ('--set gamma=3 gamma=4', 'gamma=3 gamma=4'),
     ('--gamma 3 --set gamma=5', 'gamma=3 gamma=5'), ('--gamma -1', 'gamma is -1'),
     ('--set gamma=x', "gamma is 'x'; expected a whole number 0 or more"),
@@ -210,7 +215,7 @@ def test_streamed_pieces_make_the_text(pair):
     assert engine.generate(ids, 'sd')[0] == engine.generate('hello', Exact())[0]
     refuses('magic', lambda: engine.generate('x', 'sd', magic=1))
     refuses('max_new is 0', lambda: engine.generate('x', 'sd', max_new=0))
-    for wrong in 'magic', Exact, 7:
+    for wrong in 'magic', int, 7:
         refuses('method', engine.generate, 'x', wrong)
 
 
@@ -280,12 +285,21 @@ def test_compare_is_a_table_of_methods(pair, capsys):
 
 
 @pytest.mark.parametrize('flags, told', [
-    ('--gamma 0', True), ('--max-new 1', True), ('--draft none', True), ('', False), ('--method ar', False)])
-def test_a_run_without_drafts_is_told(flags, told, pair, capsys):
-    """It asks for no draft model where there is one."""
-    status, _, err = program(capsys, *pair, *flags.split())
-    assert (status, 'nothing was drafted' in err) == (0, told)
-    assert 'none' in flags or '--draft none' not in err
+    ('--gamma 0', 'sd: nothing was drafted (gamma 0'), ('--max-new 1', 'sd: nothing was drafted (gamma 4'),
+    ('--draft none', '--draft none'), ('', ''), ('--method ar', ''), ('--top-p 0.5 --temperature 1', ''),
+    ('--top-p 0.5', '--top-k and --top-p have no effect at temperature 0'), ('--top-k 3', 'have no effect'),
+    ('--gamma 500', 'sd: --max-new cuts blocks of gamma 500'),
+    ('--target DRAFT --draft TARGET', 'the draft model is larger than its target'),
+    ('--target PENALTY', 'not applied, of generation_config.json: repetition_penalty, suppress_tokens')])
+def test_notes(flags, told, pair, tmp_path, capsys):
+    """Below the table of a run stands what it does not tell."""
+    asked = dict(repetition_penalty=1.1, min_length=0, suppress_tokens=[3], temperature=0.7)
+    penalty = tiny(tmp_path, files={'generation_config.json': asked})
+    for word, folder in dict(TARGET=pair[1], DRAFT=pair[3], PENALTY=penalty).items():
+        flags = flags.replace(word, str(folder))
+    status, _, err = program(capsys, *pair, '--ignore-eos', *flags.split())
+    notes = err.partition('lossless\n')[2]
+    assert status == 0 and told in notes and bool(told) == bool(notes), err
 
 
 @pytest.mark.parametrize('flags', [
@@ -357,9 +371,45 @@ def test_answers_are_graded(answered, tmp_path, capsys, monkeypatch):
     assert (status, table_in(err)['sd']['tokens'], table_in(err)['sd']['right']) == (130, '7', '50.0%')
 
 
-def test_an_interrupt_before_the_first_token(answered, capsys, monkeypatch):
-    interrupt(monkeypatch, Exact, 'accept', 1)
-    assert program(capsys, *answered)[0] == 130
+@pytest.mark.parametrize('where, name', [(Exact, 'accept'), (specmini, 'read_prompt'), (specmini, 'load')])
+def test_an_interrupt_before_the_first_token(where, name, answered, capsys, monkeypatch):
+    interrupt(monkeypatch, where, name, 1)
+    status, _, err = program(capsys, *answered)
+    assert (status, 'method' in err) == (130, False)
+
+
+@pytest.mark.parametrize('name, flags', [
+    ('read_prompt', ''), ('report', ''), ('check', '--check'), ('audit', '--method cmasd')])
+def test_an_interrupt_between_texts(name, flags, answered, tmp_path, capsys, monkeypatch):
+    """While the second text begins, or after it: the first one is in all that is written."""
+    interrupt(monkeypatch, specmini, name, 2)
+    trace = tmp_path / 'trace.jsonl'
+    status, out, err = program(capsys, *answered, '--json', '--trace', trace, *flags.split())
+    assert status == 130 and json.loads(out.splitlines()[0])['finish'] == 'length'
+    assert json.loads(trace.read_text().splitlines()[0])['prompt'] == 0 and len(table_in(err)) == 1
+
+
+def test_rows_of_messages(pair, tmp_path, capsys):
+    """They go through the chat template; a run without --chat refuses them, and leaves no trace."""
+    template = '{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}'
+    folder = tiny(tmp_path / 'chat', files={'tokenizer_config.json': dict(chat_template=template)})
+    messages = [dict(role='system', content='s'), dict(role='user', content='hi')]
+    put(tmp_path, {'p.jsonl': json_lines([dict(prompt='hi'), dict(messages=messages)])})
+    flags = '--target', folder, '--prompts', tmp_path / 'p.jsonl', '--max-new', 1
+    assert reported(capsys, *flags, '--chat')['prompt_tokens'] == len('<system>s<user>hi')
+    trace = tmp_path / 'trace.jsonl'
+    refused(capsys, 'add --chat', *flags, '--trace', trace)
+    refused(capsys, '--draft DIR', *pair, '--draft', 'none', '--method', 'ecsv', '--trace', trace)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize('ids', [
+    None, 7, b'One', [], [-1], [257], [1.0], [True], ['1'], [[1]], torch.tensor([1]), [{}]], ids=repr)
+def test_ids_that_are_none(ids, pair):
+    """From Python; a list of ids of the target's vocabulary is a prompt."""
+    engine = specmini.Engine(pair[1], pair[3], max_new=1)
+    refuses('prompt 1', engine.generate, ids, 'sd')
+    assert engine.generate([0, 256], 'sd')[1]
 
 
 @pytest.mark.parametrize('texts, kept', [(1, 0), (2 + 1, 0), (2 + 4, 1), (2 + 6 + 3, 4)])
@@ -378,6 +428,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished(texts, kept, answered,
     case('no-prompt', '{"prompt": "a"}\n{"x": 1}', 'line 2'), case('no-turn', '{"turns": []}', 'line 1'),
     case('no-text', '{"prompt": 7}', 'line 1'), case('empty', '{"turns": [""]}', 'prompt 1'),
     case('half-a-character', '{"prompt": "\\ud800"}', 'a prompt'), case('deep', '[' * 99999, 'line 1'),
+    case('no-role', '{"messages": ["x"]}', 'messages'), case('no-list', '{"messages": 3}', 'messages'),
     case('a-long-number', '1' * 5000, 'line 1'), case('no-utf-8', b'\xff\xfe', '--prompts')])
 def test_bad_prompt_files(content, named, pair, capsys, tmp_path):
     file = tmp_path / 'p.jsonl'
@@ -464,7 +515,8 @@ def test_odd_knobs(pair):
 
 def test_methods_of_ones_own(pair, tmp_path, capsys):
     """A rule that is changed is LOSSY; an error in a file, or a rule's ValueError, keeps its traceback."""
-    put(tmp_path, {'keeps.py': KEEPS, 'fails.py': FAILS, 'bad.py': 'x = 1\ny = nothing'})
+    fails = FAILS.format('chance', "int('no number')")
+    put(tmp_path, {'keeps.py': KEEPS, 'fails.py': fails, 'bad.py': 'x = 1\ny = nothing'})
     keeps, fails, bad = [tmp_path / f'{name}.py' for name in ('keeps', 'fails', 'bad')]
     for flags in ('--import', keeps, fails), ('--import', keeps, '--import', fails):
         with patch.dict(METHODS):                       # they are forgotten after it
@@ -474,6 +526,7 @@ def test_methods_of_ones_own(pair, tmp_path, capsys):
             found = reported(capsys, *flags, 'often=2')
             assert (found['knobs']['often'], found['lossless']) == (2, False)
             assert found['stats']['acceptance_rate'] == 1 and found['stats']['audited_wrong'] > 0
+            flags = *pair, '--method', 'keeps', '--set'     # it is entered already
             refused(capsys, 'often is 0; expected a whole number 1 or more', *flags, 'often=0')
             refused(capsys, "often is '1.5'; expected a whole number", *flags, 'often=1.5')
             with pytest.raises(ValueError, match='no number') as value_error:
@@ -482,6 +535,28 @@ def test_methods_of_ones_own(pair, tmp_path, capsys):
         program(capsys, '--import', bad, '--list')
     for error, file in (name_error, bad), (value_error, fails):
         assert (error.traceback[-1].path, error.traceback[-1].lineno + 1) == (file, 2)
+
+
+@pytest.mark.parametrize('flag', ['--method', '--list'])
+@pytest.mark.parametrize('file, name, told', [
+    (NONE, 'x', "method 'x' is 3; expected a class of Method"),
+    (BARE, 'keeps', 'class Keeps has knobs; expected @dataclass before it')])
+def test_what_is_no_method(file, name, told, flag, pair, tmp_path, capsys):
+    """It is refused by name; a file that replaces a method is told."""
+    put(tmp_path, {'own.py': file, 'mine.py': "from verify import METHODS\nMETHODS['sd'] = METHODS['via']"})
+    with patch.dict(METHODS):
+        refused(capsys, told, *pair, '--import', tmp_path / 'own.py', flag, name)
+    with patch.dict(METHODS):
+        _, _, err = program(capsys, '--import', tmp_path / 'mine.py', '--list')
+    assert err.endswith('mine.py replaces the method sd\n')
+
+
+@pytest.mark.parametrize('name, body', [('accept', '[1, 2]'), ('accept', '7'), ('guess', '[].index(1)')])
+def test_errors_of_ones_own_keep_their_traceback(name, body, pair, tmp_path, capsys):
+    put(tmp_path, {'fails.py': FAILS.format(name, body)})
+    with patch.dict(METHODS), pytest.raises((ValueError, TypeError)) as error:
+        program(capsys, *pair, '--import', tmp_path / 'fails.py', '--method', 'fails')
+    assert not isinstance(error.value, BadInput)
 
 
 @pytest.mark.slow
