@@ -10,11 +10,11 @@ import copy
 import functools
 import hashlib
 import json
-import os
-import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from datetime import datetime
 from math import inf
 from pathlib import Path as File
 from typing import get_type_hints
@@ -106,9 +106,9 @@ class Attention(Part):
             self.k_norm = nn.RMSNorm(D, config.rms_norm_eps)
 
     def forward(self, x, attend, context, store, carry):
-        """x [N, C], N = B T -> ([N, C], carry). store: this layer's keys and values in the cache, or None.
+        """x [N, C], N = B T -> ([N, C], what it adds to the carry, see kernels.py).
 
-        carry: what a layer hands to the next one, see kernels.py.
+        store: this layer's keys and values in the cache, or None.
         """
         T = len(context.positions)
         H, G, D = self.sizes
@@ -122,8 +122,8 @@ class Attention(Part):
         if store is not None:
             kv = store.index_copy_(2, context.positions, kv)[:, :, :context.kv_len]     # [B, 2 G, kv_len, D]
         k, v = kv.chunk(2, 1)                                               # [B, G, kv_len, D] each
-        out, carry = attend(q, k, v, context.mask, carry)                   # [B, H, T, D]
-        return self.o_proj(out.transpose(1, 2).reshape(-1, H * D)), carry
+        out, added = attend(q, k, v, context.mask, carry)                   # [B, H, T, D]
+        return self.o_proj(out.transpose(1, 2).reshape(-1, H * D)), added
 
 
 class MLP(Part):
@@ -164,14 +164,16 @@ class Block(Part):
         self.mlp = MoE(config, E) if E else MLP(C, F, config.mlp_bias)
 
     def forward(self, x, attend, ffn, context, store, carry):
-        """x [N, C], N = B T -> ([N, C], carry). A sublayer whose function is None is skipped."""
+        """x [N, C], N = B T -> ([N, C], what it adds to the carry). A function None skips a sublayer."""
+        chosen = {}
+        left_out = {}
         if attend is not None:
-            y, carry = self.self_attn(self.input_layernorm(x), attend, context, store, carry)
+            y, chosen = self.self_attn(self.input_layernorm(x), attend, context, store, carry)
             x = x + self.all_reduce(y)
         if ffn is not None:
-            y, carry = ffn(self.post_attention_layernorm(x), self.mlp, carry)
+            y, left_out = ffn(self.post_attention_layernorm(x), self.mlp, carry)
             x = x + self.all_reduce(y)
-        return x, carry
+        return x, chosen | left_out
 
     def all_reduce(self, y):
         """A sublayer's output; their sum if each process has a part of the layer, see lab/parallel.py."""
@@ -225,20 +227,26 @@ class Transformer(Part):
         self.register_buffer('cos', cos.to(self.model.norm.weight), persistent=False)      # [S, D]
         self.register_buffer('sin', sin.to(self.model.norm.weight), persistent=False)
 
-    def forward(self, ids, positions, path, stores=None, kv_len=None, carry=None):
+    run_layer = staticmethod(Block.forward)     # Compiled has another
+
+    def forward(self, ids, positions, path, stores=None, kv_len=None, means=None):
         """ids [B, T] at absolute positions [T] -> hidden states [B, T, C] after the last norm.
 
-        stores: the cache's keys and values per layer, written in place; kv_len: how many keys are in view.
-        Without a cache the tokens see each other alone (training). carry: the first layer's.
+        stores: the cache's keys and values per layer, written in place; kv_len: how many keys are in view;
+        means: of each layer the mean keys of blocks, for sparse paths. Without a cache the tokens see each
+        other alone (training).
         """
         if stores is None:
             kv_len = ids.shape[1]
         mask = self.mask(positions, kv_len)
         context = PassContext(positions, self.cos[positions], self.sin[positions], mask, kv_len)
         x = self.model.embed_tokens(ids.flatten()).to(self.dtype)                       # [B T, C]
+        carry = dict(start=positions[0]) if path.carry is None else path.carry
         for i, layer in enumerate(self.model.layers):
             store = None if stores is None else stores[i]
-            x, carry = layer(x, path.attends[i], path.ffns[i], context, store, carry)
+            here = carry | dict(means=means[i]) if means else carry
+            x, added = self.run_layer(layer, x, path.attends[i], path.ffns[i], context, store, here)
+            carry.update(added)
         return self.model.norm(x).view(*ids.shape, -1)
 
     def mask(self, positions, kv_len):
@@ -247,7 +255,7 @@ class Transformer(Part):
         A compiled pass has more keys in view than are written, an eager one exactly those that it may see.
         """
         T = len(positions)
-        if torch.compiler.is_compiling():
+        if self.run_layer is not Block.forward:         # of a Compiled network
             later = torch.arange(kv_len, device=positions.device) > positions[:, None]      # [T, kv_len]
             return torch.zeros_like(later, dtype=self.dtype).masked_fill(later, -torch.inf)
         flash = self.cos.is_cuda and self.dtype != torch.float32
@@ -440,15 +448,12 @@ class Reader:
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
         self.log = []                                   # (Path, positions) of each pass
-        self.compiled = compile_forward(model) if compiled else None
+        self.compiled = Compiled(model) if compiled else None
         self.cache = self.new_cache(1)
         self.forks = {}                                 # rows -> KVCache, see fork
 
     def new_cache(self, rows):
-        cache = KVCache(self.model.config, self.capacity, self.model.cos, rows)
-        if self.compiled:
-            mark_static(cache.stores)
-        return cache
+        return KVCache(self.model.config, self.capacity, self.model.cos, rows)
 
     def read(self, ids, path, last):
         """Logits [last, V] of the last positions of these ids (a list), read on this path.
@@ -483,25 +488,18 @@ class Reader:
         forward = self.model
         kv_len = start + T
         pad = 0
-        if self.compiled and T <= PAD and path.carry is None:   # a path that observes is never compiled
+        if self.compiled and T <= PAD and path.carry is None:   # a path that observes serves one pass
             forward = self.compiled
             pad = (1 << (T - 1).bit_length()) - T
             power = 1 << (kv_len + pad - 1).bit_length()
             kv_len = min(self.capacity, max(SPAN, power))   # few numbers, because each needs a graph
-            ids = functional.pad(ids, (0, pad))         # also by 0: graphs tell such tensors from others
+            ids = functional.pad(ids, (0, pad))
         positions = torch.arange(start, start + T + pad, device=ids.device)
-        carry = path.carry or (self.pass_info(start, path) if path.sparse else None)
-        hidden = forward(ids, positions, path, self.cache.stores, kv_len, carry)        # [B, T + pad, C]
+        means = self.cache.average(path.block, start) if path.block else None
+        hidden = forward(ids, positions, path, self.cache.stores, kv_len, means)        # [B, T + pad, C]
         logits = self.model.logits(hidden[:, T - last:T]) if last else None
         self.log.append((path, B * T))
         return logits
-
-    def pass_info(self, start, path):
-        """The carry of a sparse pass that begins at this position, see kernels.py; tensors, for compiling."""
-        means = self.cache.average(path.block, start) if path.block else []
-        if self.compiled:
-            mark_static(means)
-        return dict(start=torch.full((), start, device=self.model.device), means=means)
 
     def fork(self, rows):
         """A reader of the same network and log over `rows` copies of this cache.
@@ -652,21 +650,43 @@ def pack_children(part):
             setattr(part, name, faster(child))
 
 
-def compile_forward(model):
-    """The network's forward through torch.compile, one graph for each padded length and path."""
-    compiler = on_gpu(model) or shutil.which(os.environ.get('CXX', 'g++'))
-    require_that(compiler, '--compile needs g++, or what CXX names')
-    torch._dynamo.config.recompile_limit = 256          # graphs of all lengths, spans, paths and models
-    options = dict(cpp_wrapper=True)                    # without it a quarter of a pass is Python
-    if on_gpu(model):
-        options = {'triton.cudagraphs': True, 'coordinate_descent_tuning': True}
-    return torch.compile(model.forward, fullgraph=True, dynamic=False, options=options)
+class Compiled:
+    """A network whose short passes a card computes without waiting for Python; called like a Transformer.
 
+    Layers are compiled, those of one kind once. Then a pass is recorded as a CUDA graph, for each path and
+    length and number of keys in view: replayed, it reads and writes the memory that it was recorded with.
+    """
 
-def mark_static(tensors):
-    """Tells CUDA graphs that these stay at their addresses: else they leave out passes that write to them."""
-    for tensor in tensors:
-        torch._dynamo.mark_static_address(tensor)
+    def __init__(self, model):
+        limits = torch._dynamo.config               # of graphs, for all paths, lengths and models
+        limits.recompile_limit = limits.accumulated_recompile_limit = 4096
+        self.model = copy.copy(model)
+        self.model.run_layer = torch.compile(Block.forward, fullgraph=True, dynamic=False,
+                                             options=dict(coordinate_descent_tuning=True))
+        self.passes = {}        # kind of pass: its ids and positions, its graph, its hidden states
+
+    def __call__(self, ids, positions, path, stores, kv_len, means):
+        kind = path, ids.shape, kv_len, stores[0].data_ptr(), means and means[0].data_ptr()
+        if kind not in self.passes:
+            begin = time.perf_counter()
+            self.passes[kind] = self.record(ids.clone(), positions.clone(), path, stores, kv_len, means)
+            if sys.stderr.isatty():
+                print(f'{path.name} pass over {ids.shape[1]} positions: compiled in '
+                      f'{time.perf_counter() - begin:.0f} s', file=sys.stderr)
+        own_ids, own_positions, graph, hidden = self.passes[kind]
+        own_ids.copy_(ids)
+        own_positions.copy_(positions)
+        graph.replay()
+        return hidden           # until the next pass of this kind
+
+    def record(self, *inputs):
+        """(ids, positions, a CUDA graph of the pass over them, its hidden states)."""
+        self.model(*inputs)                             # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            hidden = self.model(*inputs)
+        return *inputs[:2], graph, hidden
 
 
 # ------------------------------------------------------------------------------------- checkpoints
@@ -689,30 +709,35 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
     with naming(folder):
         config = read_config(folder)
         tokenizer = read_tokenizer(folder)
+        tensors = find_tensors(folder)
+        if config.tie_word_embeddings and 'lm_head.weight' in tensors:      # it counts, as in transformers
+            config = replace(config, tie_word_embeddings=False)
+            tensors.setdefault('model.embed_tokens.weight', tensors['lm_head.weight'])
         with naming('config.json', RuntimeError), torch.device('meta'):     # sizes that overflow
             model = Transformer(shard.config(config) if shard else config)
         model = model.requires_grad_(False).to(dtype or torch.float32)
-        tensors = find_tensors(model, folder)
+        wrong = sorted(checkpoint_views(model).keys() ^ tensors.keys())
+        require_that(not wrong, f'{len(wrong)} tensors are missing or unknown, first {wrong[:1]}')
         if dtype is None and has_half():
             keep_16_bits(model, tensors)
         model.to_empty(device=device)
         model.tie()
         fill(model, tensors, shard)
         model.set_context(min(2048, config.max_position_embeddings))
-        model.token_texts = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+        model.token_texts = {i: text for text, i in tokenizer.get_vocab(with_added_tokens=True).items()
+                             if i < config.vocab_size}      # the network cannot read or write the others
         model.vocab = max(model.token_texts, default=0) + 1
-        require_that(1 < model.vocab <= config.vocab_size,
-                     f'tokenizer of {model.vocab} entries; expected 2 to {config.vocab_size}')
+        require_that(model.vocab > 1, f'tokenizer of {model.vocab} entries; expected 2 or more')
         return model, tokenizer, read_eos(folder)
 
 
 def fill(model, tensors, shard=None):
     """Copies a checkpoint's tensors into the network; ValueError for a wrong shape, NaN or infinity."""
     for name, view in checkpoint_views(model).items():
-        file, dtype = tensors[name]
+        file, stored_name, dtype = tensors[name]
         require_that(dtype, f'{name} is stored in another type than fp32, fp16 or bf16')
         with safe_open(file, 'pt') as weights:          # one at a time, so that copied pages are let go
-            stored = weights.get_slice(name)
+            stored = weights.get_slice(stored_name)
             tensor = shard.part(name, stored) if shard else stored[:]
         require_that(tensor.shape == view.shape,
                      f'{name} has the shape {list(tensor.shape)}; expected {list(view.shape)}')
@@ -725,23 +750,19 @@ def keep_16_bits(model, tensors):
     """Gives big matrices, except experts, the dtype of their files if all of their parts have the same 16."""
     for name, weight in model.named_parameters():
         if weight.ndim == 2 and weight.numel() >= BIG:
-            dtypes = {tensors[part][1] for part in parts_of(name)}
+            dtypes = {tensors[part][-1] for part in parts_of(name)}
             if dtypes in ({torch.float16}, {torch.bfloat16}):
                 weight.data = weight.data.to(dtypes.pop())
 
 
-def find_tensors(model, folder):
-    """{name: (file, dtype)} of the tensors of a folder; ValueError unless they are those of the network."""
+def find_tensors(folder):
+    """{name: (file, name in the file, dtype)} of the tensors of a folder, without rotary tables."""
     tensors = {}
     for file in weight_files(folder):
         with naming(file.name), safe_open(file, 'pt') as weights:
             for name in weights.keys():
-                tensors[name] = file, STORED.get(weights.get_slice(name).get_dtype())
-    wanted = checkpoint_views(model).keys()
-    # rotary tables, which we compute, and the copy of a tied head
-    spare = {name for name in tensors if name.endswith(('inv_freq', 'lm_head.weight'))}
-    wrong = sorted(wanted - tensors.keys() | tensors.keys() - wanted - spare)
-    require_that(not wrong, f'{len(wrong)} tensors are missing or unknown, first {wrong[:1]}')
+                if not name.endswith('inv_freq'):       # a rotary table, which we compute
+                    tensors[name] = file, name, STORED.get(weights.get_slice(name).get_dtype())
     return tensors
 
 
@@ -785,10 +806,16 @@ def checkpoint_views(model):
 
 # ------------------------------------------------------------------------------------- config.json
 
-KINDS = 'llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'
+DEFAULTS = dict(        # what config.json may leave out, by model_type: the defaults of transformers' classes
+    llama=dict(max_position_embeddings=2048),
+    mistral=dict(max_position_embeddings=131072, num_key_value_heads=8),
+    qwen2=dict(max_position_embeddings=32768, num_key_value_heads=32),
+    qwen3=dict(max_position_embeddings=32768, num_key_value_heads=32, head_dim=128),
+    qwen3_moe=dict(max_position_embeddings=32768, num_key_value_heads=4, num_experts=128,
+                   num_experts_per_tok=8, moe_intermediate_size=768))
 ORIGINAL = 'original_max_position_embeddings'
 ONLY = dict(            # settings that may have these values alone
-    model_type=KINDS, hidden_act=(None, 'silu'), quantization_config=(None, {}),
+    model_type=(*DEFAULTS,), hidden_act=(None, 'silu', 'swish'),
     mscale=(None, 0), mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
 ROPE = dict(            # rotary settings by type: (lowest value, default or None) of each
     default={}, linear={'factor': (1, None)},
@@ -806,10 +833,13 @@ def read_config(folder):
         for name, allowed in ONLY.items():
             value = rope.get(name, raw.get(name))
             require_that(value in allowed, f'{name} {value!r} is not supported, only {allowed}')
+        packed = raw.get('quantization') or raw.get('quantization_config') or {}
+        require_that(not packed, f'quantised by {packed.get("quant_method", "MLX")}; take the 16-bit model')
         kind = raw['model_type']
-        given = {name: raw[name] for name in knobs_of(Config)
-                 if raw.get(name) is not None}
-        config = Config(**dict(num_key_value_heads=1, head_dim=2) | given)      # in place of the usual ones
+        raw = DEFAULTS[kind] | raw
+        given = {name: raw[name] for name in knobs_of(Config) if raw.get(name) is not None}
+        needed = {name: None for name, option in knobs_of(Config).items() if option.default is MISSING}
+        config = Config(**needed | dict(num_key_value_heads=1, head_dim=2) | given)   # null: by the others
         check_fields(config)
         refuse_window(raw)
         heads = config.num_attention_heads
@@ -829,18 +859,20 @@ def read_config(folder):
 
 
 def refuse_window(raw):
-    """ValueError for a sliding window, which this network would silently leave out."""
+    """BadInput for a sliding window, which this network would silently leave out."""
     kind = raw['model_type']
     window = raw.get('sliding_window', 4096)            # null: none
     used = kind == 'mistral' or kind != 'llama' and raw.get('use_sliding_window')
-    short = used and window and window < raw['max_position_embeddings']
-    slides = short or 'sliding_attention' in (raw.get('layer_types') or [])
-    require_that(not slides, f'a sliding window of {window} is on; only full attention is supported')
+    short = used and window is not None and window < raw['max_position_embeddings']
+    if short and kind in ('qwen2', 'qwen3'):            # they choose by layer
+        last = raw['num_hidden_layers'] > raw.get('max_window_layers', 28)
+        short = 'sliding_attention' in (raw.get('layer_types') or ['sliding_attention'] * last)
+    require_that(not short, f'a sliding window of {window} is on; only full attention is supported')
 
 
 def mixtures(raw):
     """For each layer its number of experts, or 0."""
-    E = raw.get('num_experts') or raw['num_local_experts']              # transformers 5's name
+    E = raw.get('num_local_experts') or raw['num_experts']              # transformers 5's name
     require_that(type(E) is int and 0 < E <= 1000, f'{E} experts: expected 1 to 1000')
     step = raw.get('decoder_sparse_step') or 1
     dense = raw.get('mlp_only_layers') or []
@@ -909,9 +941,10 @@ class TextStream:
         return piece
 
 
-def chat(folder, text):
-    """The text as the user's message in the checkpoint's own chat template, in jinja's immutable sandbox."""
+def chat(folder, messages):
+    """The messages, [{role, content}, ...], in the checkpoint's own chat template; a text: the user's one."""
     folder = find_folder(folder)
+    messages = messages if isinstance(messages, list) else [dict(role='user', content=messages)]
     settings = read_json(folder / 'tokenizer_config.json', {})
     file = folder / 'chat_template.jinja'
     with naming(f'--chat: the template of {folder}', Exception):        # whatever the template raises
@@ -919,33 +952,44 @@ def chat(folder, text):
         if isinstance(template, list):                  # of {name, template}
             template = {one['name']: one['template'] for one in template}.get('default')
         require_that(isinstance(template, str), 'there is none')
-        message = dict(role='user', content=text)
-        return sandbox(settings).from_string(template).render(messages=[message], add_generation_prompt=True)
+        messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
+        return jinja_world(folder, settings).from_string(template).render(
+            messages=messages, tools=None, documents=None, add_generation_prompt=True)
 
 
-def sandbox(settings):
-    """A jinja2 environment like the one that transformers gives to templates, special tokens included."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment    # it comes with torch
+def jinja_world(folder, settings):
+    """What transformers gives to templates, in jinja's immutable sandbox: tags, functions, special tokens."""
+    from jinja2 import ext, nodes, sandbox              # it comes with torch
 
-    def refuse(message):
-        raise BadInput(message)
-    world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                          extensions=['jinja2.ext.loopcontrols'])
-    world.filters['tojson'] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
-    world.globals.update(raise_exception=refuse, strftime_now=time.strftime)
-    for key, token in settings.items():
-        if key.endswith('_token') and token:
-            world.globals[key] = token.get('content') if isinstance(token, dict) else token
+    class Generation(ext.Extension):
+        """{% generation %} ... {% endgeneration %} marks an assistant's text, which is rendered as it is."""
+        tags = {'generation'}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(['name:endgeneration'], True), lineno=line)
+
+    world = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                  extensions=[Generation, ext.loopcontrols])
+    world.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
+    world.globals.update(raise_exception=functools.partial(require_that, False),
+                         strftime_now=lambda format: datetime.now().strftime(format))
+    # a tokenizer_config.json that has added_tokens_decoder counts alone
+    older = {} if 'added_tokens_decoder' in settings else read_json(folder / 'special_tokens_map.json', {})
+    for source in settings, settings.get('extra_special_tokens'), older, older.get('extra_special_tokens'):
+        for name, token in source.items() if isinstance(source, dict) else ():      # extra ones may be a list
+            text = token.get('content') if isinstance(token, dict) else token
+            if name.endswith('_token') and isinstance(text, str):
+                world.globals[name] = text
     return world
 
 
 def read_eos(folder):
-    """The end-of-sequence ids, of config.json and of generation_config.json together."""
-    eos = []
-    for name in ('config.json', 'generation_config.json'):
-        ids = read_json(folder / name, {}).get('eos_token_id')
-        eos += ids if isinstance(ids, list) else [ids]
-    eos = [i for i in eos if i is not None]
+    """The end-of-sequence ids: of generation_config.json where it names one, else of config.json."""
+    named = [read_json(folder / name, {}).get('eos_token_id')
+             for name in ('generation_config.json', 'config.json')]
+    eos = next((ids for ids in named if ids is not None), [])
+    eos = eos if isinstance(eos, list) else [eos]
     require_that(all(type(i) is int for i in eos), f'eos_token_id is {eos}; expected token ids')
     return frozenset(eos)
 
@@ -1042,6 +1086,9 @@ def naming(where, faults=FAULTS):
 
 def find_folder(name):
     """The folder of this name, or a snapshot of the Hugging Face repository owner/name, fetched if needed."""
+    kinds = {file.suffix for file in [File(name), *File(name).glob('*')]} & {'.gguf', '.safetensors'}
+    require_that(kinds != {'.gguf'}, f'{name}: convert GGUF by from_pretrained(FOLDER, gguf_file=NAME) and '
+                 'save_pretrained(NEW) of transformers, tokenizer and model with GgufConfig(dequantize=True)')
     return File(name) if File(name).is_dir() else snapshot(str(name))
 
 

@@ -214,7 +214,7 @@ def find_mask(model, windows, settings):
 # In dense verifying passes the sparse functions choose beside the dense ones, without effect.
 
 def recorded(dense, sparse_form, log):
-    """The dense function of a sublayer, which also appends to the log the carry of its sparse form."""
+    """The dense function of a sublayer, which also appends to the log what its sparse form chooses."""
     def run(*args):
         log.append(sparse_form(*args)[1])
         return dense(*args)
@@ -222,11 +222,11 @@ def recorded(dense, sparse_form, log):
 
 
 def observed_experts(x, moe, carry, betas):
-    """(None, the carry of sparse_moe_forward and silu(gate) of each token's chosen experts as `channels`)."""
-    _, carry = kernels.sparse_moe_forward(x, moe, carry, betas, 0)
+    """(None, what sparse_moe_forward adds and silu(gate) of each token's chosen experts as `channels`)."""
+    _, added = kernels.sparse_moe_forward(x, moe, carry, betas, 0)
     _, chosen = kernels.route(x, moe)                                       # [N, k]
     gate, _ = (moe.gate_up_proj[chosen] @ x[:, None, :, None]).chunk(2, 2)  # [N, k, F, 1]
-    return None, carry | dict(channels=torch.nn.functional.silu(gate))
+    return None, added | dict(channels=torch.nn.functional.silu(gate))
 
 
 def recording_path(model, rule, log):
@@ -237,8 +237,8 @@ def recording_path(model, rule, log):
     betas = [0.0] * max(model.config.num_experts_per_tok - 1, 0)
     attends = []
     ffns = []
-    for layer, E in enumerate(model.config.mixtures):
-        choose = functools.partial(kernels.sparse_attend, how=(layer, True, rule))
+    for E in model.config.mixtures:
+        choose = functools.partial(kernels.sparse_attend, how=(True, rule))
         leave_out = functools.partial(kernels.sparse_swiglu, threshold=0.0)
         if E:
             leave_out = functools.partial(observed_experts, betas=betas)

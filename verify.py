@@ -1153,7 +1153,7 @@ class Sparse(Exact):
         for i, E in enumerate(mixtures):
             how = threshold = betas = None
             if self.rho < 1:
-                how = i, i in anchors, blocks
+                how = i in anchors, blocks
             if self.ffn_quantile:
                 threshold = at_quantile(session.calibration['sparse']['channels'][i], self.ffn_quantile)
             if E and (self.moe_skip or self.ffn_quantile):

@@ -1,184 +1,252 @@
-"""Tokens a second of our engine and of transformers on the same weights: `python -m lab.bench speed`.
+"""Where time goes on this machine: `python -m lab.speed`, ten minutes of a graphics card, or a CPU.
 
-Every contestant writes a prompt before the next prompt comes. Every second round is in reverse order, because
-a noisy machine is then noisy for all. Calls are timed with their prompts. A round's ratio is the geometric
-mean over its prompts; shown are the median over rounds, and the lowest to the highest round.
+A copy's bandwidth; plain decoding, and speculative with a draft that is right by a given chance, transformers
+beside them; dense and sparse passes over five positions of long texts; whether the methods write what they
+should; on a card all of it compiled, too. There the networks have the shapes of Llama 3 8B and 1B and random
+weights, unless folders are named; else they are the embedded pair. What is compared runs in turn, and each
+line becomes a row of --out.
 """
+import argparse
 import functools
+import itertools
 import statistics
 import sys
-from pathlib import Path as File
 
 import torch
-from tqdm import tqdm
 
-from lab.measure import MODELS, held_out_rows, moment
-from model import require_that
-from specmini import Engine, read_rows
-from verify import Autoregressive, Exact, tokens_of
+from lab import at_least
+from lab.measure import MODELS, as_line, dated, held_out_rows, moment
+from model import EVEN, PAD, Calibration, Config, Reader, Transformer, checkpoint_views, require_that
+from specmini import DTYPES, Engine, exit_status, ready, take_threads
+from verify import (METHODS, Draft, Exact, Session, Sparse, decode, draft_model, no_draft, read_prompt,
+                    tokens_of)
 
-RATIOS = [('specmini ar', 'transformers generate'), ('specmini ar --compile', 'transformers generate'),
-          ('specmini ar --compile', 'transformers static'), ('specmini sd', 'transformers assisted'),
-          ('specmini sd', 'specmini ar'), ('specmini sd --compile', 'specmini ar --compile')]
-TASKS = 'math', 'table'         # of the lab, whose held-out rows are the prompts unless others are given
-
-
-def quiet_transformers():
-    """The package, without its bars and notices."""
-    import transformers
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
-
-
-def prompts_of(file, n, tokenizer):
-    """{name: prompts as lists of ids}: the first n rows of a file, or where it is None n of each of TASKS."""
-    if file is None:
-        rows = {task: held_out_rows(task, n, seed=7) for task in TASKS}
-    else:
-        rows = {File(file).stem: read_rows(None, file)[:n]}
-    return {name: [tokenizer.encode(row['prompt']).ids for row in some] for name, some in rows.items()}
+SHAPES = dict(          # V, C, F, layers, H, G, D
+    target=(128256, 4096, 14336, 32, 32, 8, 128), draft=(128256, 2048, 8192, 16, 32, 8, 64))
+FORMS = {'': False, ', compiled': True}      # a line's name: whether its passes are compiled
+CHANCES = 0.6, 0.8, 0.9     # that a pretended guess is right
+GAMMA = 4
+ROUNDS = 5              # in turn, after one that compiles and warms up
+KEYS = 2048, 8192, 32768
+PARTS = 'copy', 'texts', 'passes', 'methods'
+PROMPT, WRITTEN = 512, 256  # tokens
+RULE = Sparse(rho=0.25, block=64, dense_below=1024, moe_skip=0)     # of sparse passes
 
 
-# ------------------------------------------------------------------------------------------- contestants
+def counting(shape, context, device, dtype):
+    """A random network that counts: the token after i is i + 1 by a wide margin, whatever a pass rounds.
 
-def written(engine, method, ids):
-    """The ids that our engine writes after a prompt's."""
-    return tokens_of(engine.write(ids, method))
+    Its head is the embedding moved by one row, and what the layers add is small beside the embedding.
+    """
+    config = Config('llama', *SHAPES[shape], context)
+    with torch.device('meta'):
+        model = Transformer(config)
+    model = model.to(dtype).to_empty(device=device).requires_grad_(False)
+    for name, weight in model.named_parameters():
+        spread = 0.0002 if name.endswith(('o_proj.weight', 'down_proj.weight')) else 0.02
+        torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, spread)
+    embedding = model.model.embed_tokens.weight
+    embedding.mul_(50)
+    model.lm_head.weight.copy_(embedding.roll(1, 0))
+    model.set_context(context)
+    return model
+
+
+def pretended(text, right, session, n, method):
+    """A Draft of the text (ids) that plain decoding writes, wrong where right[position] is False."""
+    draft_model(session, n, method)                     # for the time that it takes
+    known = len(session.tokens)
+    tokens = [token if good else (token + 1) % session.target.model.vocab
+              for token, good in zip(text[known:known + n], right[known:])]
+    return Draft.points(tokens, session.target.model)
+
+
+# -------------------------------------------------------------------------------------------------- the lines
+
+class Machine:
+    """What is measured of one pair of networks; the functions of PARTS yield rows, dicts of numbers."""
+
+    def __init__(self, args):
+        dtype = args.dtype if args.dtype != 'auto' else 'bf16' if args.device == 'cuda' else 'auto'
+        self.device = args.device
+        self.forms = FORMS if args.device == 'cuda' else {'': False}
+        self.prompt = list(range(PROMPT))
+        self.home = None                                # the target's folder; None: random weights
+        if args.pair == 'random':
+            of = KEYS[-1] + EVEN + PAD, args.device, DTYPES.get(dtype, torch.float32)
+            self.models = {role: counting(role, *of) for role in SHAPES}
+        else:
+            homes = args.pair.split(',') if args.pair else [MODELS / 'target', MODELS / 'draft']
+            require_that(len(homes) == 2, f'--pair {args.pair}: expected two folders DIR,DIR')
+            loaded = [ready(home, args.device, dtype) for home in homes]
+            self.home = homes[0]
+            self.models = {role: model for role, (model, _, _) in zip(SHAPES, loaded)}
+            row, = held_out_rows('math', 1, seed=7)
+            self.prompt = loaded[0][1].encode(row['prompt']).ids
+        self.target = self.models['target']
+        take_threads(self.target)
+        self.context = self.target.config.max_position_embeddings
+        self.readers = {}                               # (role, form): a Reader for WRITTEN tokens
+
+    def copy(self):
+        """GB that a copy reads and writes a second; no cache holds as much."""
+        size = 2 ** (31 if self.device == 'cuda' else 27)               # bytes
+        source = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        times, _ = in_turn(dict(copy=functools.partial(torch.empty_like(source).copy_, source)))
+        yield {'line': 'copy', 'GB/s': 2e-9 * size / statistics.median(times['copy'])}
+
+    def session(self, form, source=no_draft):
+        """A Session after the prompt in this form; source: of drafts."""
+        for role, model in self.models.items():
+            if (role, form) not in self.readers:
+                self.readers[role, form] = Reader(model, len(self.prompt) + WRITTEN, self.forms[form])
+            self.readers[role, form].forget()
+        target, draft = (self.readers[role, form] for role in SHAPES)
+        return Session(target, None if source is no_draft else draft, source, list(self.prompt), WRITTEN,
+                       generator=torch.Generator().manual_seed(0))
+
+    def text(self, form, chance=None):
+        """Writes a text; returns its Cycles. chance: that a guess is right, None for plain decoding."""
+        if not chance:
+            session = self.session(form)
+            read_prompt(session)
+            return list(decode(session, METHODS['ar']()))
+        lots = torch.rand(len(self.plain), generator=torch.Generator().manual_seed(0))
+        session = self.session(form, functools.partial(pretended, self.plain, (lots < chance).tolist()))
+        read_prompt(session)
+        return list(decode(session, Exact(GAMMA)))
+
+    def texts(self):
+        """Plain and speculative decoding in all forms, transformers beside them."""
+        self.plain = self.prompt + tokens_of(self.text(''))
+        runs = {(f'sd {chance}' if chance else 'ar') + form: functools.partial(self.text, form, chance)
+                for chance, form in itertools.product((None, *CHANCES), self.forms)}
+        runs |= theirs(self.home, self.target, self.prompt)
+        times, made = in_turn(runs, 3)
+        for name, (first, *seconds) in times.items():
+            row = dict(line=name, first=first, **over(times, name, 'ar'))
+            row['tokens/s'] = WRITTEN / statistics.median(seconds)
+            if 'transformers' not in name:
+                row['a pass'] = WRITTEN / len(made[name])
+                row['as plain'] = tokens_of(made[name]) == self.plain[len(self.prompt):]
+            yield row
+
+    def passes(self):
+        """A pass over GAMMA + 1 positions after so many keys: dense and sparse, in all forms."""
+        for keys in KEYS:
+            if keys + PAD > self.context:
+                continue
+            ids = [i % self.target.vocab for i in range(1, keys + 1)]
+            runs = {}
+            for form, compiled in self.forms.items():
+                reader = Reader(self.target, keys, compiled)
+                session = Session(reader, None, no_draft, ids, 1, calibration=Calibration())
+                full = self.target.full
+                reader.read(ids, full, 1)
+                for name, path in dict(dense=full, sparse=RULE.sparse_path(full, session)).items():
+                    runs[name + form] = functools.partial(reader.read, ids, path, GAMMA + 1)
+            times, _ = in_turn(runs, 9)
+            for name, (first, *seconds) in times.items():
+                yield dict(line=f'pass {keys}, {name}', first=first, ms=1000 * statistics.median(seconds),
+                           **over(times, name, 'dense'))
+
+    def methods(self):
+        """Whether the embedded pair in fp32 writes by each method what it writes by plain decoding."""
+        row, = held_out_rows('math', 1, seed=7)
+        for form, compiled in self.forms.items():
+            engine = Engine(device=self.device, dtype='fp32', compile=compiled, max_new=64)
+            ids = engine.tokenizer.encode(row['prompt']).ids
+            engine.open([ids])
+            wanted = tokens_of(engine.write(ids, 'ar'))
+            for name in ('sd', 'cmasd', 'ecsv', 'ecsv-spot', 'via', 'specguard'):
+                found = tokens_of(engine.write(ids, name))
+                yield dict(line=name + form, same=found == wanted, lossless=engine.lossless(METHODS[name]()))
 
 
 @torch.inference_mode()
-def generated(network, settings, assistant, ids):
-    """The ids that a network of transformers writes after a prompt's; assistant: another one, or None."""
+def generated(network, ids):
     line = torch.tensor([ids], device=network.device)
-    text = network.generate(line, attention_mask=torch.ones_like(line), generation_config=settings,
-                            assistant_model=assistant)
-    return text[0, len(ids):].tolist()
+    return network.generate(line, attention_mask=torch.ones_like(line), do_sample=False, pad_token_id=0,
+                            max_new_tokens=WRITTEN, min_new_tokens=WRITTEN)
 
 
-def our_contestants(engine, gamma, suffix=''):
-    """{name: function ids -> ids} of plain and of speculative decoding."""
-    return {f'specmini ar{suffix}': functools.partial(written, engine, Autoregressive()),
-            f'specmini sd{suffix}': functools.partial(written, engine, Exact(gamma))}
+def theirs(home, model, ids):
+    """{name: function} of transformers' plain decoding of this folder, or where it is None of a random model.
 
-
-def their_contestants(homes, engine, gamma, compiled):
-    """{name: function ids -> ids} with the engine's device, dtype, end tokens and length.
-
-    transformers' static cache with a compiled pass of one token is gpt-fast's scheme.
+    {} without transformers.
     """
-    transformers = quiet_transformers()
-    of, ours = transformers.AutoModelForCausalLM.from_pretrained, engine.models['target']
-    target, draft = (of(home, dtype=ours.dtype).to(ours.device).eval() for home in homes)
-    # fixed length: no schedule, no confidence stop
-    draft.generation_config.num_assistant_tokens = gamma
-    draft.generation_config.num_assistant_tokens_schedule = 'constant'
-    draft.generation_config.assistant_confidence_threshold = 0.0
-    usual = dict(do_sample=False, max_new_tokens=engine.max_new, pad_token_id=0,
-                 eos_token_id=sorted(engine.eos) or None)
-    plain = transformers.GenerationConfig(**usual)
-    found = {'transformers generate': functools.partial(generated, target, plain, None),
-             'transformers assisted': functools.partial(generated, target, plain, draft)}
-    if compiled:
-        how = transformers.CompileConfig(fullgraph=True)
-        how._compile_all_devices = True                 # by itself it compiles on accelerators alone
-        static = transformers.GenerationConfig(cache_implementation='static', compile_config=how, **usual)
-        found['transformers static'] = functools.partial(generated, target, static, None)
-    return found
+    try:
+        import transformers
+    except ImportError:
+        return {}
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if home:
+        network = transformers.AutoModelForCausalLM.from_pretrained(home, dtype=model.dtype)
+    else:
+        sizes = {name: value for name, value in vars(model.config).items() if name not in ('rope', 'experts')}
+        with torch.device('meta'):
+            network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+        network.load_state_dict(checkpoint_views(model), assign=True)
+        network.model.rotary_emb = type(network.model.rotary_emb)(config=network.config)
+    network = network.to(model.device).eval()
+    return {'ar, transformers': functools.partial(generated, network, ids)}
 
 
-# ------------------------------------------------------------------------------------------------- timing
-
-def timed(contestants, prompts, rounds, texts):
-    """{name: [round][prompt] of (tokens, seconds)}; adds what each contestant writes to texts[name].
-
-    A round before them warms up: it compiles and is not timed.
-    """
-    found = {name: [] for name in contestants}
-    for i in tqdm(range(rounds + 1), file=sys.stderr, desc='rounds'):
-        names = list(contestants)
-        if i % 2:
-            names.reverse()
-        for calls in found.values():
-            calls.append([])
-        for ids in prompts:
-            for name in names:
-                begin = moment()
-                tokens = contestants[name](ids)
-                found[name][i].append((len(tokens), moment() - begin))
-                if i == 0:
-                    texts[name].append(tokens)
-    return {name: calls[1:] for name, calls in found.items()}
+def in_turn(runs, rounds=ROUNDS):
+    """({name: seconds of its first call, then of each round}, {name: what its last call returned})."""
+    times = {name: [] for name in runs}
+    made = {}
+    for _, (name, run) in itertools.product(range(rounds + 1), runs.items()):
+        begin = moment()
+        made[name] = run()
+        times[name].append(moment() - begin)
+    return times, made
 
 
-# --------------------------------------------------------------------------------------------- what is shown
-
-def spread(values, digits):
-    """Their median, and the lowest and the highest, as words."""
-    middle = statistics.median(values)
-    return f'{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})'
+def over(times, name, rival):
+    """How many times as fast as a rival: the median of rounds, the lowest and the highest."""
+    ratios = [theirs / mine for mine, theirs in zip(times[name][1:], times[rival][1:])]
+    return dict(over=[round(f(ratios), 3) for f in (statistics.median, min, max)])
 
 
-def rates(rounds):
-    """Tokens a second of each round; rounds: lists of (tokens, seconds)."""
-    found = []
-    for calls in rounds:
-        tokens, seconds = map(sum, zip(*calls))
-        found.append(tokens / seconds)
-    return found
+# ------------------------------------------------------------------------------------------------ the command
+
+def parse():
+    parser = argparse.ArgumentParser(prog='python -m lab.speed', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    there = torch.cuda.is_available()
+    add('--device', choices=('cpu', 'cuda'), default='cuda' if there else 'cpu')
+    add('--pair', metavar='DIR,DIR', default='random' if there else '',
+        help='target and draft; random: as above (the default on a card); else the embedded pair')
+    add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: as in specmini.py')
+    add('--only', nargs='+', choices=PARTS, default=PARTS)
+    add('--minutes', type=at_least(0, float), default=9, help='after which nothing more is begun (9)')
+    add('--out', metavar='FILE', default='rows.jsonl', help='to which rows are added (rows.jsonl)')
+    return parser.parse_args()
 
 
-def ratios(mine, theirs):
-    """How many times as fast, of each round: the geometric mean over prompts; given rounds as for rates."""
-    found = []
-    for my_calls, their_calls in zip(mine, theirs):
-        pairs = zip(rates([[call] for call in my_calls]), rates([[call] for call in their_calls]))
-        found.append(statistics.geometric_mean(a / b for a, b in pairs))
-    return found
+def run():
+    args = parse()
+    end = moment() + 60 * args.minutes
+    require_that(args.device == 'cpu' or torch.cuda.is_available(), 'no CUDA device; give --device cpu')
+    machine = Machine(args)
+    name = torch.cuda.get_device_name() if args.device == 'cuda' else 'cpu'
+    head = dated(dict(device=name, dtype=str(machine.target.dtype), pair=args.pair,
+                      threads=torch.get_num_threads(), torch=torch.__version__))
+    with open(args.out, 'a', encoding='utf-8') as file:
+        for row in itertools.chain([head], *(getattr(machine, part)() for part in args.only)):
+            print(as_line(row), end='', file=file, flush=True)
+            print(as_line(row), end='', flush=True)
+            if moment() > end:
+                print('the time is up: the rest is left out')
+                break
 
 
-def speeds_of(timings, texts):
-    """Lines of a table, a row a contestant: tokens a second in each group; how many texts are those of ar."""
-    yield f'| tokens/s | {" | ".join(timings)} | text as `ar` |'
-    yield '|---|' + '--:|' * (len(timings) + 1)
-    for name in texts:
-        cells = [spread(rates(group[name]), 0) for group in timings.values()]
-        same = sum(mine == plain for mine, plain in zip(texts[name], texts['specmini ar']))
-        yield f'| {name} | {" | ".join(cells)} | {same} of {len(texts[name])} |'
+def main():
+    return exit_status('lab.speed', run)
 
 
-def ratios_of(timings):
-    """Lines of a table, a row for each of the RATIOS that there is."""
-    names, *_ = timings.values()
-    yield f'| ratio | {" | ".join(timings)} |'
-    yield '|---|' + '--:|' * len(timings)
-    for name, other in RATIOS:
-        if name in names and other in names:
-            cells = [spread(ratios(group[name], group[other]), 2) for group in timings.values()]
-            yield f'| {name} / {other} | {" | ".join(cells)} |'
-
-
-def speed(args):
-    """Prints tokens a second and their ratios; args: the flags of lab.bench."""
-    homes = args.pair.split(',') if args.pair else [MODELS / 'target', MODELS / 'draft']
-    require_that(len(homes) == 2, f'--pair {args.pair}: expected two folders DIR,DIR')
-    transformers = quiet_transformers()
-    settings = dict(max_new=args.length, device=args.device, dtype=args.dtype)
-    engines = [Engine(*homes, **settings)]
-    contestants = our_contestants(engines[0], args.gamma)
-    if args.compile:
-        engines.append(Engine(*homes, compile=True, **settings))
-        contestants |= our_contestants(engines[1], args.gamma, ' --compile')
-    contestants |= their_contestants(homes, engines[0], args.gamma, args.compile)
-    prompts = prompts_of(args.prompts, args.n, engines[0].tokenizer)
-    timings = {}
-    texts = {name: [] for name in contestants}
-    for group, some in prompts.items():
-        for engine in engines:
-            engine.open(some)
-        timings[group] = timed(contestants, some, args.rounds, texts)
-    counts = ' + '.join(f'{len(some)} {group}' for group, some in prompts.items())
-    print(f'{args.pair or "embedded pair"}, {engines[0].device}, {args.dtype}, {torch.get_num_threads()} '
-          f'threads, gamma {args.gamma}, {args.length} tokens at most; {counts} prompts, {args.rounds} '
-          f'rounds; torch {torch.__version__}, transformers {transformers.__version__}\n')
-    print('\n'.join([*speeds_of(timings, texts), '', *ratios_of(timings)]))
+if __name__ == '__main__':
+    sys.exit(main())

@@ -64,7 +64,7 @@ class Tree:
         keys, values = self.reader.cache.stores[layer].chunk(2, 1)
         keys = torch.cat([keys[:, :, :known], k], 2)
         values = torch.cat([values[:, :, :known], v], 2)
-        return kernels.attend_grouped(q, keys, values, self.mask), carry
+        return kernels.attend_grouped(q, keys, values, self.mask), {}
 
     @torch.inference_mode()
     def keep(self, branch):

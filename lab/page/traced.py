@@ -73,9 +73,9 @@ def watched(path, log):
     """
     def logged(sublayer, number):
         def run(*args):
-            out, carry = sublayer(*args)
-            log.append((number, carry))
-            return out, carry
+            out, added = sublayer(*args)
+            log.append((number, args[-1] | added))
+            return out, added
         return sublayer and run                         # None where it is skipped
     attends = tuple(logged(attend, 2 * i) for i, attend in enumerate(path.attends))
     ffns = tuple(logged(ffn, 2 * i + 1) for i, ffn in enumerate(path.ffns))

@@ -152,9 +152,9 @@ def sparsified():
     reader.read(ids + draft, watched(path, log), len(draft) + 1)
     anchors, read = [], []
     for sublayer, carry in log[::2]:                    # the others are feed-forward
-        layer, chooses, _ = path.attends[sublayer // 2].keywords['how']
+        chooses, _ = path.attends[sublayer // 2].keywords['how']
         if chooses:
-            anchors.append(layer)
+            anchors.append(sublayer // 2)
         read.append([sorted(blocks) for blocks in carry['blocks'][0].tolist()])
     return dict(positions=len(draft) + 1, cached=len(ids) - 1, block=BLOCK, sinks=method.sinks,
                 locals=method.locals, anchors=anchors, read=read)

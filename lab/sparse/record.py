@@ -57,8 +57,7 @@ USUAL |= {f'quest, blocks of {block}': QUEST | dict(block=block) for block in (4
 PIECEWISE = {'dense': DENSE}        # as the paper and our notes on it have L0 and blocks
 for l0, block in itertools.product((128, 2048), (16, 64, 128, 256)):
     PIECEWISE[f'L0 {l0}, blocks of {block}'] = dict(moe_skip=0, dense_below=l0, block=block)
-FORMS = {'dense': (DENSE, False), 'sparse': (dict(moe_skip=0), False),      # (knobs, whether it is compiled)
-         'dense, compiled': (DENSE, True), 'sparse, compiled': (dict(moe_skip=0), True)}
+FORMS = {'dense': DENSE, 'sparse': dict(moe_skip=0)}
 
 
 # ------------------------------------------------------------------------------------------------- one prompt
@@ -201,7 +200,7 @@ def draft_row(pair, prompt):
     return run_row(settings, replace(pair, draft='self', max_new=OWN), prompt)
 
 
-# ----------------------------------------------------------------------------------------- eager and compiled
+# ------------------------------------------------------------------------------------ passes over random keys
 
 def pass_items(pair, n):
     """(tokens in view, round): n rounds of each length that fits the context, the longest first."""
@@ -210,10 +209,10 @@ def pass_items(pair, n):
 
 
 @functools.cache
-def random_keys(pair, compiled):
+def random_keys(pair):
     """A Session whose cache holds random keys and values, on which the time of a pass does not depend."""
-    model, _, _ = ready(pair.target, pair.device, pair.dtype, compiled)
-    reader = Reader(model, min(8192, model.config.max_position_embeddings), compiled)
+    model, _, _ = ready(pair.target, pair.device, pair.dtype)
+    reader = Reader(model, min(8192, model.config.max_position_embeddings))
     for store in reader.cache.stores:
         store.normal_()
     return Session(reader, None, no_draft, [], 0, calibration=read_calibration(pair.target))
@@ -222,15 +221,14 @@ def random_keys(pair, compiled):
 def pass_row(pair, item):
     """Seconds of a pass over T positions by each form, the median of three; a round has its own order."""
     length, place = item
-    line = [1] * (length - 3)               # compiled, T is padded to 8
+    line = [1] * length
     runs = {}
     for name in random.Random(f'{SEED} {place}').sample(list(FORMS), len(FORMS)):
-        knobs, compiled = FORMS[name]
-        session = random_keys(pair, compiled)
-        session.sparse = Sparse(**knobs)
+        session = random_keys(pair)
+        session.sparse = Sparse(**FORMS[name])
         session.target.cache.record(line, 0, session.target.model.full)
         times = []
-        for _ in range(4):                  # the first one compiles, or averages the keys
+        for _ in range(4):                  # the first one averages the keys
             start = moment()
             session.target.read(line, session.target_path(), T)
             times.append(moment() - start)

@@ -2,22 +2,34 @@
 import itertools
 import json
 import re
+import sys
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from lab import bench, course, cuda, speed, tasks, train
+from lab import course, speed, tasks, train
 from lab.tests.helpers import EMBEDDED, HOME, LINE, case, program
 from lab.toys import apart, fresh, network
 from lab.tree import Tree
 from model import Reader, load
+from specmini import Engine
 
 
 def rows_of(task, split='held-out', n=100):
     return list(itertools.islice(tasks.rows(task, 1, split), n))
+
+
+def test_a_prompt_for_each_kind():
+    """The models' page has one that the target answers as it says, and of long tables the command."""
+    page = (EMBEDDED / 'README.md').read_text(encoding='utf-8')
+    rows = re.findall(r'^\| `(\S+)` \| `\$?["\'](.+)["\']` \| `(.+)` \|$', page, re.M)
+    assert {kind for kind, *_ in rows} | {'table-long'} == {*tasks.TASKS} and 'lab.tasks table-long' in page
+    engine = Engine(max_new=120)
+    for kind, prompt, shown in rows:
+        text, _ = engine.generate(prompt.replace('\\|', '|').replace('\\n', '\n'), 'sd')
+        assert re.fullmatch(re.escape(shown).replace(r'\.\.\.\ ', r'(?s:.*)'), text.strip()), (kind, text)
 
 
 @pytest.mark.slow
@@ -102,80 +114,24 @@ def test_training_learns_and_goes_on(monkeypatch, tmp_path, capsys):
     assert sum(second[:9]) < sum(first[:9]) and sum(first[-9:]) < sum(first[:9])
 
 
-# ------------------------------------------------------------------------ speed, passes, memory, a card
+# -------------------------------------------------------------------------------------------- lab/speed.py
 
-def test_speed_ratios_by_hand():
-    """A round's ratio is the geometric mean over its prompts; tokens a second are of all its texts."""
-    mine = [[(10, 1.0), (10, 2.0)], [(10, 1.0), (10, 1.0)]]
-    theirs = [[(10, 2.0), (10, 16.0)], [(10, 1.0), (10, 1.0)]]
-    assert speed.ratios(mine, theirs) == pytest.approx([4.0, 1.0])
-    assert speed.rates(mine) == pytest.approx([20 / 3, 10.0])
-    assert speed.spread([3.0, 1.0, 2.0], 1) == '2.0 (1.0 to 3.0)'
-
-
-def test_speed_takes_turns():
-    """The first round warms up and is not counted; every second one is in reverse order."""
-    calls = []
-    contestants = {name: lambda ids, name=name: calls.append(name + ids) or [1, 2] for name in 'ab'}
-    texts = dict(a=[], b=[])
-    found = speed.timed(contestants, 'xy', 2, texts)
-    assert ' '.join(calls) == 'ax bx ay by bx ax by ay ax bx ay by'
-    assert all([len(some) for some in rounds] == [2, 2] for rounds in found.values())
-    assert texts == dict(a=[[1, 2], [1, 2]], b=[[1, 2], [1, 2]])
-
-
-@pytest.mark.slow
-def test_speed_times_the_same_texts(capsys):
-    """Ours and transformers' write equal greedy texts."""
-    status, out, err = program(capsys, 'speed', '--n', 1, '--rounds', 1, '--length', 8, main=bench.main)
-    assert status == 0, err
-    assert len(re.findall(r'^\| (?:specmini|transformers) .* 2 of 2 \|$', out, re.M)) == 4
-    assert '| specmini sd / specmini ar |' in out
-
-
-def card_of(tmp_path, capsys, *flags):
-    """(exit status, {line: row}, what was printed) of the card's command on a CPU."""
-    where = tmp_path / 'rows.jsonl'
-    status, out, _ = program(capsys, 'cuda', '--device', 'cpu', '--dtype', 'fp32', '--out', where, *flags,
-                             main=bench.main)
-    _, *rows = map(json.loads, where.read_text().splitlines())
-    return status, {row['line']: row for row in rows}, out
-
-
-@pytest.fixture
-def fewer_keys(monkeypatch):
-    monkeypatch.setattr(cuda, 'ON_CPU', cuda.ON_CPU._replace(contexts=(256, 1024), long=16))
-    monkeypatch.setattr(cuda, 'RUNS', 1)
-    yield
-    cuda.random_reader.cache_clear()
-    cuda.runner.cache_clear()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings('ignore:flex_attention called without')
-def test_a_card_in_one_command(fewer_keys, tmp_path, capsys):
-    """A line that would not end in time waits; all forms agree and are timed; nothing is measured again."""
-    status, rows, out = card_of(tmp_path, capsys, '--minutes', 0)
-    assert status == 0 and rows == {} and 'copy: left out, 3 s expected' in out
-    status, rows, out = card_of(tmp_path, capsys)
-    assert status == 0 and not any('failed' in row for row in rows.values()), out
-    assert sum(row.get('good', False) for row in rows.values()) == 5
-    assert {f'ar, {form}' for form in cuda.BUILD} - set(rows) == {'ar, flex sparse'}
-    assert rows['methods']['sd'].startswith('check: equal')
-    assert 'undecided' not in out and len(out.splitlines()) == 1 + len(rows) + 4
-    _, again, out = card_of(tmp_path, capsys)
-    assert again == rows and len(out.splitlines()) == 1 + 4
-
-
-def test_a_form_that_fails_is_not_timed(fewer_keys, tmp_path, monkeypatch, capsys):
-    """Whether it breaks or computes with positions that are off by one."""
-    monkeypatch.setattr(cuda.Card, 'copy', Mock(side_effect=RuntimeError('out of\nmemory')))
-    real = cuda.ByHand.forward
-    monkeypatch.setattr(cuda.ByHand, 'forward', lambda self, ids, at, *rest: real(self, ids, at + 1, *rest))
-    status, rows, _ = card_of(tmp_path, capsys)
-    assert status == 1 and rows['parity, compiled']['good']
-    assert rows['parity, by hand']['good'] is False and 'ar, by hand' not in rows
-    assert rows['copy']['failed'] == 'RuntimeError: out of memory'
+@pytest.mark.parametrize('pair, parts', [('random', ['copy', 'texts', 'passes']), ('', ['methods'])])
+def test_speed(pair, parts, monkeypatch, tmp_path, capsys):
+    """Small shapes on a CPU. Pretended guesses are right as often as their chance says; texts stay the same."""
+    shapes = dict(target=(97, 16, 32, 2, 4, 2, 8), draft=(97, 16, 32, 1, 4, 2, 8))
+    for name, value in dict(SHAPES=shapes, KEYS=(256,), PROMPT=8, WRITTEN=40, theirs=lambda *_: {}).items():
+        monkeypatch.setattr(speed, name, value)
+    flags = '--device', 'cpu', '--pair', pair, '--out', str(tmp_path / 'rows'), '--only', *parts
+    monkeypatch.setattr(sys, 'argv', ['speed', *flags])
+    assert speed.main() == 0
+    _, *rows = map(json.loads, (tmp_path / 'rows').read_text().splitlines())
+    names = [row['line'] for row in rows]
+    if pair:
+        assert names == ['copy', 'ar', 'sd 0.6', 'sd 0.8', 'sd 0.9', 'pass 256, dense', 'pass 256, sparse']
+        assert all(row['as plain'] for row in rows[1:5]) and 1.5 < rows[3]['a pass'] < rows[4]['a pass'] < 5
+    else:
+        assert names[0] == 'sd' and all(row['same'] for row in rows if row['lossless'])
 
 
 # ---------------------------------------------------------------------------------------------- lab/tree.py

@@ -6,6 +6,7 @@ pass by an eager one. Parity with transformers and the cache's state machine: te
 import gc
 import math
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 import kernels
 import specmini
-from lab import forms, read_bytes
+from lab import read_bytes
 from lab.tests.helpers import LINE, MIXED, MIXED_TWO, RANGES, case, needs_half, refuses, thin, tiny
 from lab.toys import apart, byte_network, fresh, network, seeded, session, write
-from model import Half, Linear, Packed, Reader, faster, load, pack
-from verify import (METHODS, Session, decode, draft_model, passes_since, read_prompt, readers_of,
-                    tokens_of)
+from model import Compiled, Half, Linear, Packed, Reader, faster, load, pack
+from verify import METHODS, Session, decode, draft_model, read_prompt, readers_of, tokens_of
 
 
 # ------------------------------------------------------------------------------------------ packed, gathered
@@ -149,17 +149,6 @@ def test_fork():
     assert reader.cache.ids == [1, 2, 3] and len(reader.log) == 2
 
 
-def test_plain_decoding_in_bursts_writes_the_same():
-    model = network()
-    for temperature in (0.0, 0.8):
-        texts = []
-        for method in (METHODS['ar'](), forms.Burst()):
-            going = session(model, None, LINE[:5], 21, seed=3, temperature=temperature)
-            texts.append(tokens_of(decode(going, method)))
-            assert passes_since(going, dict(target=0))['target/full'][1] == 4 + 21      # none is read twice
-        assert texts[0] == texts[1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['sd', 'ecsv', 'sparse'])
 def test_twenty_texts_leave_no_tensors_behind(name, tmp_path):
@@ -203,7 +192,7 @@ def test_an_engine_leaves_the_process_as_it_is(tmp_path, monkeypatch):
 
 @pytest.fixture
 def counter(monkeypatch):
-    """Counts the graphs that are compiled; no code is generated for them."""
+    """Counts the graphs of layers that are compiled; no code is made of them; a replay computes again."""
     from torch._dynamo.testing import CompileCounter
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -211,13 +200,17 @@ def counter(monkeypatch):
 
     def count_alone(function, options, **how):
         return compile_by(function, backend=counter, **how)
+
+    def record(self, *inputs):
+        hidden = self.model(*inputs)
+        return *inputs[:2], SimpleNamespace(replay=lambda: hidden.copy_(self.model(*inputs))), hidden
     monkeypatch.setattr(torch, 'compile', count_alone)
+    monkeypatch.setattr(Compiled, 'record', record)
     return counter
 
 
-@pytest.mark.slow
 def test_graphs_of_spans(counter, monkeypatch):
-    """A compiled pass has a power of two of keys in view, or the whole cache; each has a graph."""
+    """A compiled pass has a power of two of keys in view, or the whole cache; layers share a graph."""
     monkeypatch.setattr('model.SPAN', 8)
     monkeypatch.setattr('model.EVEN', 8)
     model = network()
@@ -228,10 +221,9 @@ def test_graphs_of_spans(counter, monkeypatch):
     assert counter.frame_count == 5         # feeds 3, 2, 3, 1, 3, 4, 4, 4: of 4 at 8, 16 and 32, of 2, of 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('sizes, sparse', [({}, False), (MIXED_TWO, True)])
-def test_graphs(sizes, sparse, counter):
-    """One graph per padded length, whatever the position; padding is harmless."""
+@pytest.mark.parametrize('sizes, sparse, kinds', [({}, False, 1), (MIXED_TWO, True, 2)])
+def test_graphs(sizes, sparse, kinds, counter):
+    """A pass for each padded length, whatever the position, a graph for each kind of layer."""
     model = network(**sizes)
     path = model.full
     if sparse:
@@ -244,7 +236,8 @@ def test_graphs(sizes, sparse, counter):
     for length, last in reads:
         got = compiled.read(LINE[:length], path, last)
         assert apart(got, exact.read(LINE[:length], path, last)) < 1e-9
-    assert counter.frame_count == 3                 # 1, 4 and 8 positions
+    assert len(compiled.compiled.passes) == 3       # 1, 4 and 8 positions
+    assert counter.frame_count == 3 * kinds
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_recent_reads_the_sink_and_the_latest_blocks():
     model = network()
     path = thin(model, 'sparse-recent', rho=0.1)
     assert path is thin(model, 'sparse-recent', rho=0.1)    # a compiled pass finds its graph again
-    _, _, rule = path.attends[0].keywords['how']
+    _, rule = path.attends[0].keywords['how']
     scores = rule.scores(None, None, torch.zeros(1, 2, 15, 6))
     blocks = kernels.choose(scores, torch.tensor(61), int(kernels.kept_blocks(61, rule)), rule)
     assert sorted(blocks[0, 0].tolist()) == [0, 10, 11, 12, 13, 14]
@@ -30,7 +30,7 @@ def test_recent_reads_the_sink_and_the_latest_blocks():
 
 def test_quest_bounds_the_keys_of_a_block():
     """By hand for each block; no key in it scores higher."""
-    _, _, rule = thin(network(), 'sparse-quest', rho=0.1).attends[0].keywords['how']
+    _, rule = thin(network(), 'sparse-quest', rho=0.1).attends[0].keywords['how']
     query, keys = torch.randn(2, 4, 6, generator=seeded()), torch.randn(2, 2, 12, 6, generator=seeded(1))
     scores = rule.scores(query, keys, torch.zeros(2, 2, 3, 6))
     for row, head, block in itertools.product(range(2), range(2), range(3)):
@@ -97,24 +97,24 @@ def test_claims_of_long_contexts_by_hand():
     assert [finding.verdict for finding in found][:2] == ['HOLDS', 'FAILS']
 
 
-def test_claims_of_cycles_and_of_compiled_passes_by_hand():
-    """All three have 4 tokens a cycle for 6; compiled, a sparse pass takes 2 of 3 seconds after 8k tokens."""
+def test_claims_of_cycles_and_of_passes_by_hand():
+    """All three have 4 tokens a cycle for 6; a sparse pass takes 2 of 3 seconds after 8k tokens."""
     records = Records('sparse', 'of no pair')
     counts = {'dense': (30, 5), claims.ALL: (40, 10), '3 experts': (30, 5)}
     runs = {name: dict(tokens=tokens, cycles=cycles, nll=1) for name, (tokens, cycles) in counts.items()}
     records['mixture'] = Stored({}, [dict(family='math', place=0, runs=runs)])
-    timed = {'dense, compiled': {'pass': 3}, 'sparse, compiled': {'pass': 2}}
+    timed = {'dense': {'pass': 3}, 'sparse': {'pass': 2}}
     rows = [dict(family=f'{length} tokens', place=0, runs=timed) for length in (2048, 8192)]
     records['passes'] = Stored({}, rows)
     assert [judge(claim).figure for claim in claims.claims(records)] == pytest.approx([4 / 6, 1, 1.5])
 
 
 def test_a_pass_is_timed_by_each_form(monkeypatch):
-    """Each form reads the same T positions four times, eager or compiled, sparse passes as sparse ones."""
-    sessions = {compiled: record.random_keys.__wrapped__(EMBEDDED, False) for compiled in (False, True)}
-    monkeypatch.setattr(record, 'random_keys', lambda pair, compiled: sessions[compiled])
+    """Each form reads the same T positions four times, sparse passes as sparse ones."""
+    session = record.random_keys.__wrapped__(EMBEDDED)
+    monkeypatch.setattr(record, 'random_keys', lambda pair: session)
     row = record.pass_row(EMBEDDED, (2048, 1))
     assert row['runs'].keys() == record.FORMS.keys() and all(run['pass'] > 0 for run in row['runs'].values())
-    for log in (one.target.log for one in sessions.values()):
-        assert sorted(path.name for path, *_ in log) == ['full'] * 4 + ['sparse'] * 4
-        assert {positions for _, positions, *_ in log} == {record.T}
+    log = session.target.log
+    assert sorted(path.name for path, _ in log) == ['full'] * 4 + ['sparse'] * 4
+    assert {positions for _, positions in log} == {record.T}
