@@ -10,6 +10,7 @@ import copy
 import functools
 import hashlib
 import json
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
+from tqdm import tqdm
 
 import kernels
 
@@ -34,6 +36,8 @@ EVEN = 128      # a cache's positions are a multiple of it: a card's kernels rea
 BIG = 2 ** 18   # elements of a matrix that is packed: smaller ones stay in a CPU's nearer caches
 PIECE = 2 ** 26     # elements of a matrix that are converted at a time: a head's copy would be a gigabyte
 ROWS = 4        # a packed matrix multiplies at least so many rows: fewer are padded, because 3 took longer
+
+bar = functools.partial(tqdm, disable=None, delay=2, leave=False)       # on a terminal, after two seconds
 
 
 # ------------------------------------------------------------------------------------------- the network
@@ -449,11 +453,8 @@ class Reader:
             model.set_context(self.capacity)
         self.log = []                                   # (Path, positions) of each pass
         self.compiled = Compiled(model) if compiled else None
-        self.cache = self.new_cache(1)
+        self.cache = KVCache(model.config, self.capacity, model.cos)
         self.forks = {}                                 # rows -> KVCache, see fork
-
-    def new_cache(self, rows):
-        return KVCache(self.model.config, self.capacity, self.model.cos, rows)
 
     def read(self, ids, path, last):
         """Logits [last, V] of the last positions of these ids (a list), read on this path.
@@ -508,7 +509,7 @@ class Reader:
         rows replaces this one.
         """
         if rows not in self.forks:
-            self.forks[rows] = self.new_cache(rows)
+            self.forks[rows] = KVCache(self.model.config, self.capacity, self.model.cos, rows)
         twin = copy.copy(self)
         twin.cache = self.forks[rows]
         twin.cache.copy_of(self.cache)
@@ -639,7 +640,7 @@ def pack(model):
     parts = [part for part in model.modules()
              if not isinstance(part, (Linear, nn.RMSNorm))]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:           # FBGEMM packs with one thread
-        list(pool.map(pack_children, parts))
+        list(bar(pool.map(pack_children, parts), 'packing', len(parts)))
 
 
 def pack_children(part):
@@ -666,7 +667,8 @@ class Compiled:
         self.passes = {}        # kind of pass: its ids and positions, its graph, its hidden states
 
     def __call__(self, ids, positions, path, stores, kv_len, means):
-        kind = path, ids.shape, kv_len, stores[0].data_ptr(), means and means[0].data_ptr()
+        memory = self.model.cos, stores[0], *(means or [])[:1]          # which a graph is bound to
+        kind = path, ids.shape, kv_len, *[tensor.data_ptr() for tensor in memory]
         if kind not in self.passes:
             begin = time.perf_counter()
             self.passes[kind] = self.record(ids.clone(), positions.clone(), path, stores, kv_len, means)
@@ -733,7 +735,7 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
 
 def fill(model, tensors, shard=None):
     """Copies a checkpoint's tensors into the network; ValueError for a wrong shape, NaN or infinity."""
-    for name, view in checkpoint_views(model).items():
+    for name, view in bar(checkpoint_views(model).items(), 'loading'):
         file, stored_name, dtype = tensors[name]
         require_that(dtype, f'{name} is stored in another type than fp32, fp16 or bf16')
         with safe_open(file, 'pt') as weights:          # one at a time, so that copied pages are let go
@@ -952,6 +954,8 @@ def chat(folder, messages):
         if isinstance(template, list):                  # of {name, template}
             template = {one['name']: one['template'] for one in template}.get('default')
         require_that(isinstance(template, str), 'there is none')
+        # a tag that marks an assistant's text, which is rendered as it is
+        template = re.sub(r'({%[-+]?\s*)(end)?generation\b', r'\1\2with', template)
         messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
         return jinja_world(folder, settings).from_string(template).render(
             messages=messages, tools=None, documents=None, add_generation_prompt=True)
@@ -959,18 +963,10 @@ def chat(folder, messages):
 
 def jinja_world(folder, settings):
     """What transformers gives to templates, in jinja's immutable sandbox: tags, functions, special tokens."""
-    from jinja2 import ext, nodes, sandbox              # it comes with torch
+    from jinja2.sandbox import ImmutableSandboxedEnvironment    # it comes with torch
 
-    class Generation(ext.Extension):
-        """{% generation %} ... {% endgeneration %} marks an assistant's text, which is rendered as it is."""
-        tags = {'generation'}
-
-        def parse(self, parser):
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(['name:endgeneration'], True), lineno=line)
-
-    world = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                  extensions=[Generation, ext.loopcontrols])
+    world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                          extensions=['jinja2.ext.loopcontrols'])
     world.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
     world.globals.update(raise_exception=functools.partial(require_that, False),
                          strftime_now=lambda format: datetime.now().strftime(format))

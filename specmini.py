@@ -241,6 +241,8 @@ def run(args, kind=Engine):
     if args.list is not None:
         return list_methods(args.list)
     engine, rows, prompts = set_up(args, kind)
+    if args.trace:
+        open(args.trace, 'a').close()                   # fails before the work, and not after it
     compare = len(args.methods) > 1
     if args.compile or compare:                         # a first text compiles, and warms up
         for method in args.methods.values():
@@ -340,11 +342,8 @@ def parse(argv):
                      'give one of --prompt TEXT, --prompts FILE')
         require_that(not args.check or is_greedy(args.temperature),
                      '--check: texts agree only at --temperature 0')
-        if args.trace:
-            require_that(not args.trace.endswith(('.htm', '.html')),
-                         '--trace writes JSON lines; python -m lab.page FLAGS run.html writes a page')
-            require_that(os.access(File(args.trace).parent, os.W_OK) and not File(args.trace).is_dir(),
-                         f'--trace {args.trace!r}: expected a file in a folder that can be written')
+        require_that(not str(args.trace).endswith(('.htm', '.html')),
+                     '--trace writes JSON lines; python -m lab.page FLAGS run.html writes a page')
         names = ['ar', *args.compare.split(',')] if args.compare else [args.method]
         args.methods = make_methods(dict.fromkeys(names), args.set, args.sparse)
         args.sparse = args.methods.pop('--sparse', None)
@@ -355,15 +354,14 @@ def parse(argv):
 
 def import_file(path):
     """Runs a Python file of the user's, which enters methods; its errors keep their traceback."""
-    before = dict(METHODS)
+    before = METHODS.items() | set()
     spec = importlib.util.spec_from_file_location(f'imported {File(path).stem}', path)
     require_that(spec, f'--import {path}: expected a Python file, .py')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                     # where dataclasses look for the types of fields
     spec.loader.exec_module(module)
-    for name, kind in before.items():
-        if METHODS.get(name) is not kind:
-            print(f'--import {path} replaces the method {name}', file=sys.stderr)
+    for name, _ in before - METHODS.items():
+        print(f'--import {path} replaces the method {name}', file=sys.stderr)
 
 
 def make_methods(names, settings, sparse=False):

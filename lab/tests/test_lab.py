@@ -118,7 +118,7 @@ def test_training_learns_and_goes_on(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize('pair, parts', [('random', ['copy', 'texts', 'passes']), ('', ['methods'])])
 def test_speed(pair, parts, monkeypatch, tmp_path, capsys):
-    """Small shapes on a CPU. Pretended guesses are right as often as their chance says; texts stay the same."""
+    """Small shapes on a CPU. Pretended guesses are right as often as their chance says; the text stays."""
     shapes = dict(target=(97, 16, 32, 2, 4, 2, 8), draft=(97, 16, 32, 1, 4, 2, 8))
     for name, value in dict(SHAPES=shapes, KEYS=(256,), PROMPT=8, WRITTEN=40, theirs=lambda *_: {}).items():
         monkeypatch.setattr(speed, name, value)

@@ -399,7 +399,6 @@ def test_rows_of_messages(pair, tmp_path, capsys):
     assert reported(capsys, *flags, '--chat')['prompt_tokens'] == len('<system>s<user>hi')
     trace = tmp_path / 'trace.jsonl'
     refused(capsys, 'add --chat', *flags, '--trace', trace)
-    refused(capsys, '--draft DIR', *pair, '--draft', 'none', '--method', 'ecsv', '--trace', trace)
     assert not trace.exists()
 
 

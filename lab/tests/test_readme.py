@@ -174,7 +174,7 @@ TIED = [                # words of the README, the page whose rows have their fi
      'math-hard: right'),
     ('1.12 | embedded 0.68; better, cheap 1.82', 'specguard/README', 'speed over best sd'),
     ('1.82 (1.03 to 2.42), 77.4 %', 'best/README', REAL + 'specguard 4, k = 1'),
-    ('SmolLM2 1.25 (1.16 to 1.34); compiled 1.51 | no', 'sparse/README', 'one pass after', 'compiled: one'),
+    ('SmolLM2 1.25 (1.16 to 1.34); again 1.19 | no', 'sparse/README', 'one pass after', '16 bits: one'),
     ('embedded -0.68 (-0.80 to -0.52) | no', 'sparse/README', 'look-up: right less dense')]
 
 
