@@ -162,9 +162,8 @@ def method_for(method):
     if isinstance(method, type):
         method = method()
     require_that(isinstance(method, Method), f'method {name!r} is {method!r}; expected a class of Method')
-    kind = type(method)
-    require_that('__dataclass_fields__' in vars(kind) or not inspect.get_annotations(kind),
-                 f'class {kind.__name__} has knobs; expected @dataclass before it')
+    require_that('__dataclass_fields__' in vars(type(method)) or not inspect.get_annotations(type(method)),
+                 f'method {name!r} has knobs; expected @dataclass before its class')
     return replace(method)
 
 

@@ -26,7 +26,6 @@ SHAPES = dict(          # V, C, F, layers, H, G, D
 FORMS = {'': False, ', compiled': True}      # a line's name: whether its passes are compiled
 CHANCES = 0.6, 0.8, 0.9     # that a pretended guess is right
 GAMMA = 4
-ROUNDS = 5              # in turn, after one that compiles and warms up
 KEYS = 2048, 8192, 32768
 PARTS = 'copy', 'texts', 'passes', 'methods'
 PROMPT, WRITTEN = 512, 256  # tokens
@@ -92,7 +91,7 @@ class Machine:
         """GB that a copy reads and writes a second; no cache holds as much."""
         size = 2 ** (31 if self.device == 'cuda' else 27)               # bytes
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        times, _ = in_turn(dict(copy=functools.partial(torch.empty_like(source).copy_, source)))
+        times, _ = in_turn(dict(copy=functools.partial(torch.empty_like(source).copy_, source)), 5)
         yield {'line': 'copy', 'GB/s': 2e-9 * size / statistics.median(times['copy'])}
 
     def session(self, form, source=no_draft):
@@ -140,8 +139,8 @@ class Machine:
             runs = {}
             for form, compiled in self.forms.items():
                 reader = Reader(self.target, keys, compiled)
-                session = Session(reader, None, no_draft, ids, 1, calibration=Calibration())
                 full = self.target.full
+                session = Session(reader, None, no_draft, ids, 1, calibration=Calibration())
                 reader.read(ids, full, 1)
                 for name, path in dict(dense=full, sparse=RULE.sparse_path(full, session)).items():
                     runs[name + form] = functools.partial(reader.read, ids, path, GAMMA + 1)
@@ -171,10 +170,7 @@ def generated(network, ids):
 
 
 def theirs(home, model, ids):
-    """{name: function} of transformers' plain decoding of this folder, or where it is None of a random model.
-
-    {} without transformers.
-    """
+    """{name: function} of transformers' plain decoding of this folder or random model, if it is installed."""
     try:
         import transformers
     except ImportError:
@@ -193,7 +189,7 @@ def theirs(home, model, ids):
     return {'ar, transformers': functools.partial(generated, network, ids)}
 
 
-def in_turn(runs, rounds=ROUNDS):
+def in_turn(runs, rounds):
     """({name: seconds of its first call, then of each round}, {name: what its last call returned})."""
     times = {name: [] for name in runs}
     made = {}

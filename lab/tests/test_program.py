@@ -539,7 +539,7 @@ def test_methods_of_ones_own(pair, tmp_path, capsys):
 @pytest.mark.parametrize('flag', ['--method', '--list'])
 @pytest.mark.parametrize('file, name, told', [
     (NONE, 'x', "method 'x' is 3; expected a class of Method"),
-    (BARE, 'keeps', 'class Keeps has knobs; expected @dataclass before it')])
+    (BARE, 'keeps', 'has knobs; expected @dataclass before its class')])
 def test_what_is_no_method(file, name, told, flag, pair, tmp_path, capsys):
     """It is refused by name; a file that replaces a method is told."""
     put(tmp_path, {'own.py': file, 'mine.py': "from verify import METHODS\nMETHODS['sd'] = METHODS['via']"})
