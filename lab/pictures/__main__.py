@@ -1,21 +1,209 @@
-"""Draws the README's pictures: `python -m lab.pictures` writes lab/pictures/*.svg anew, in some ten seconds.
+"""Draws the charts: `python -m lab.pictures` writes speedup.svg and cost.svg anew from stored rows.
 
-What they show comes from stored rows (points.py) and from real cycles (cycles.py) and stands as JSON in each
-file's description. flow.svg and cache.svg are by hand. Wants matplotlib (requirements-lab.txt).
+What they show stands as JSON in each file's description. The other pictures are kept as files: flow.svg and
+cache.svg are by hand, lanes.svg and those of the methods show real cycles of the embedded pair. The palette
+is Okabe and Ito's, which colour-blind readers tell apart. Wants matplotlib (requirements-lab.txt).
 """
-from lab.measure import embedded
-from lab.pictures import charts, cycles, methods, points, style
-from specmini import take_threads
+import io
+import json
+import re
+from pathlib import Path as File
+
+import matplotlib
+import numpy
+from matplotlib import pyplot
+
+from lab.best.claims import at_any_length, counted, over_plain
+from lab.best.record import COSTS, lossless
+from lab.judge import MODELLED, POSITION, Records
+from lab.measure import for_json
+
+HERE = File(__file__).parent
+MARKS = r'(<g clip-path="[^"]*")>((?:\s*<use [^>]* style="([^"]*)"/>)+)'      # of one kind
+WIDTH = 73                  # of a canvas: 700 pixels on a page
+BLACK, ORANGE, SKY, GREEN = '#000000', '#E69F00', '#56B4E9', '#009E73'
+BLUE, VERMILLION = '#0072B2', '#D55E00'
+GREY = '#666666'
+SETTINGS = {
+    'svg.hashsalt': 'specmini', 'svg.fonttype': 'none', 'font.size': 8.5, 'figure.facecolor': 'white',
+    'font.sans-serif': ['DejaVu Sans', 'Verdana', 'Arial', 'sans-serif'], 'axes.spines.top': False,
+    'axes.spines.right': False, 'axes.linewidth': 0.6, 'axes.edgecolor': GREY, 'xtick.color': GREY,
+    'ytick.color': GREY, 'axes.labelcolor': BLACK, 'xtick.major.width': 0.6, 'ytick.major.width': 0.6,
+    'legend.frameon': False}
+REAL = 'qwen-1.5b+0.5b'     # the pair of real models
+LONGEST = 12                # block that the formula is drawn for
+GAMMAS = range(1, LONGEST + 1)
+ALPHAS = {0.9: '-', 0.8: '--', 0.7: '-.', 0.5: ':'}     # acceptance rate: its line
+CHEAP = 0.05                # of a plain step: a draft pass where drafting costs next to nothing
+METHOD_COLORS = {'sd': BLACK, 'payoff': BLUE, 'cmasd': VERMILLION, 'via, without 4': ORANGE,
+                 'ecsv-lite': GREEN}
+PAPERS = 0.02, 0.1          # costs of a draft pass of the papers' pairs
+CHEAPEST, DEAREST, STEPS = 0.02, 0.5, 41        # costs that are drawn, evenly spaced in their logarithms
+
+
+# ---------------------------------------------------------------------------------------------- the formula
+
+def speedup(alpha, gamma, c, v):
+    """The speed of blocks of gamma over plain decoding, if each guess is kept with chance alpha.
+
+    c: the cost of a draft pass, v[n]: of a target pass over n positions, both in plain steps. The sum is
+    (1 - alpha^(gamma + 1)) / (1 - alpha), tokens a cycle.
+    Source: Leviathan et al. 2023, equation 1 and theorem 3.8, where v is 1.
+    """
+    tokens = sum(alpha ** i for i in range(gamma + 1))
+    return tokens / (gamma * c + v[gamma + 1])
+
+
+def real_speeds(pair):
+    """What the timed texts of the real pair took and kept.
+
+    c, v: costs of its passes; alpha: the share of the draft tokens that `sd 3` kept; timed: {gamma: speed}.
+    """
+    costs = Records('cmasd', pair).costs
+    v = [0.0] + [costs.of_pass('target/full', n) for n in range(1, LONGEST + 2)]
+    runs = Records('best', pair).runs('compositions')
+    texts = numpy.arange(runs.size)
+    timed = {int(name.removeprefix('sd ')): float(over_plain(runs, name)(texts))
+             for name in runs.names if name.startswith('sd ')}
+    alpha = float(runs.share('accepted', 'judged', 'sd 3', texts))
+    return dict(c=costs.of_pass('draft/full', 1), v=v, alpha=alpha, timed=timed)
+
+
+def speedup_chart(shown):
+    """Curves of the formula at a cheap draft, and at what the real pair's passes take, with its points."""
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(WIDTH / 10, 3.5))
+    figure.subplots_adjust(left=0.065, right=0.975, top=0.85, bottom=0.13, wspace=0.2)
+    curves(left, CHEAP, [1.0] * (LONGEST + 2))
+    title(left, f'c = {CHEAP:g}: a cheap draft', 'v = 1: five positions take as long as one')
+    left.text(1.6, 0.58, '(1 − α^(γ+1)) / (1 − α) tokens a cycle')
+    left.text(1.6, 0.2, 'in the time of γ c + v plain steps')
+    curves(right, shown['c'], shown['v'])
+    title(right, f'c = {shown["c"]:.2f}: the real pair on a CPU',
+          f'v as measured: {shown["v"][5]:.2f} for five positions')
+    measured_curve(right, shown)
+    for axes in (left, right):
+        axes.axhline(1, color=GREY, linewidth=0.6)
+        axes.set(xlim=(0.5, 13.6), xticks=[1, 2, 4, 6, 8, 10, 12])
+        axes.set_xlabel('γ, tokens drafted a cycle')
+    left.set(ylim=(0, 5))
+    left.set_ylabel('times the speed of plain decoding')
+    right.set(ylim=(0, 1.9))
+    return figure
+
+
+def title(axes, text, below):
+    """Two lines above the axes, the second in grey."""
+    first = axes.annotate(text, (0, 1), (0, 23), 'axes fraction', 'offset points')
+    first.set(fontsize=9.5, fontweight='bold')
+    axes.annotate(below, (0, 1), (0, 9), 'axes fraction', 'offset points', color=GREY)
+
+
+def curves(axes, c, v):
+    """The formula's curve for each of ALPHAS, with its name at its end."""
+    for alpha, style in ALPHAS.items():
+        speeds = [speedup(alpha, gamma, c, v) for gamma in GAMMAS]
+        axes.plot(GAMMAS, speeds, color=SKY, linestyle=style, linewidth=1.4)
+        name = f'α = {alpha:g}' if alpha == 0.5 else f'{alpha:g}'
+        axes.annotate(name, (12.15, speeds[-1]), color=GREY, va='center_baseline')
+
+
+def measured_curve(axes, shown):
+    """The curve at the pair's own acceptance, and what the clock says."""
+    alpha = shown['alpha']
+    speeds = [speedup(alpha, gamma, shown['c'], shown['v']) for gamma in GAMMAS]
+    axes.plot(GAMMAS, speeds, color=BLACK, linewidth=1, label=f'α = {alpha:.2f}, its own')
+    timed = shown['timed']
+    axes.plot(timed.keys(), timed.values(), 'X', color=VERMILLION, markersize=7,
+              label='its runs by the clock')
+    axes.legend(loc='lower left', handletextpad=0.2, borderaxespad=0.2)
+
+
+# ---------------------------------------------------------------------------------- the cost of a draft pass
+
+def speeds_by_cost(pair):
+    """{method: dict(agreement, line, clock)} of a pair with counted runs.
+
+    line: [(c, speed)] at the method's best length for each cost c of a draft pass; clock: the same where it
+    was timed. agreement: the lowest of them; None: it is lossless.
+    """
+    costs = numpy.geomspace(CHEAPEST, DEAREST, STEPS)
+    found = {}
+    for method in METHOD_COLORS:
+        line, agreements = [], []
+        for c in COSTS if method == 'payoff' else numpy.union1d(COSTS, costs):
+            runs, names = runs_at(pair, method, c)
+            texts = numpy.arange(runs.size)
+            paces = runs.pace(names, texts, MODELLED)
+            line.append((float(c), float(paces.max())))
+            agreements.append(float(runs.agreement(names[paces.argmax()], texts)))
+        agreement = None if lossless([method]) else min(agreements)
+        found[method] = dict(agreement=agreement, line=line, clock=clocked(pair, method))
+    return found
+
+
+def runs_at(pair, method, c):
+    """(Runs at this cost of a draft pass, the method's settings)."""
+    runs = counted(pair, c, POSITION)
+    return runs, runs.starting('sd ') if method == 'sd' else at_any_length(runs.names, method, c)
+
+
+def clocked(pair, method):
+    """[(cost of a draft pass, speed)] of a method's fastest timed setting, if it has one."""
+    records = Records('best', pair)
+    runs = records.runs('compositions')
+    texts = numpy.arange(runs.size)
+    speeds = [float(over_plain(runs, name)(texts)) for name in runs.names if name.startswith(method)]
+    return [(records.costs.of_pass('draft/full', 1), max(speeds))] if speeds else []
+
+
+def cost_chart(shown):
+    """A line a method over the cost of a draft pass, dashed where it is lossy, with what the clock says."""
+    figure, axes = pyplot.subplots(figsize=(WIDTH / 10, 4))
+    figure.subplots_adjust(left=0.065, right=0.985, top=0.88, bottom=0.115)
+    axes.axvspan(*PAPERS, color='#F2F2F2', linewidth=0)
+    axes.axhline(1, color=GREY, linewidth=0.6)
+    for method, what in shown.items():
+        color = METHOD_COLORS[method]
+        lossy = what['agreement'] is not None
+        name = f'{method}: {what["agreement"]:.0%} agreement' if lossy else method
+        axes.plot(*zip(*what['line']), '--' if lossy else '-', color=color, linewidth=1.4, label=name)
+        if what['clock']:
+            axes.plot(*zip(*what['clock']), 'X', color=color, markersize=6, markeredgecolor='white')
+    axes.set(xscale='log', xlim=(CHEAPEST, DEAREST), ylim=(0, None), xticks=[0.02, 0.05, 0.1, 0.2, 0.36, 0.5])
+    axes.set_xticklabels(['0.02', '0.05', '0.1', '0.2', '0.36', '0.5'])
+    axes.minorticks_off()
+    axes.set_xlabel("c, cost of a draft pass in the target's passes")
+    axes.set_ylabel('times the speed of plain decoding')
+    title(axes, "Qwen2.5-Coder 1.5B with 0.5B: each method at its best length for each c",
+          "by counts of passes; crosses: by the clock; dashed: lossy; grey: the papers' pairs")
+    axes.legend(loc='upper right')
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ the files
+
+def save(figure, name, shown):
+    """Writes NAME.svg, with what it shows as JSON in its description: so is it compared, and read again."""
+    metadata = dict(Date=None, Creator='python -m lab.pictures', Title=name,
+                    Description=json.dumps(for_json(shown), ensure_ascii=False))
+    written = io.StringIO()
+    figure.savefig(written, format='svg', metadata=metadata)
+    pyplot.close(figure)
+    (HERE / f'{name}.svg').write_text(lean(written.getvalue()), encoding='utf-8')
+
+
+def lean(svg):
+    """The picture with the style of many equal marks on their group, where it is inherited, not on each."""
+    return re.sub(MARKS, lambda m: f'{m[1]} style="{m[3]}">' + m[2].replace(f' style="{m[3]}"', ''), svg)
 
 
 def main():
-    take_threads(embedded('target')[0])         # of one, as everywhere: equal figures on any machine
-    draw = charts.DRAWN | methods.DRAWN
-    shown = dict(speedup=points.real_speeds(points.REAL), cost=points.speeds_by_cost(points.REAL))
-    shown |= {name: cycle() for name, cycle in cycles.CYCLES.items()}
-    for name, figures in shown.items():
-        style.save(draw[name](figures), name, figures)
-        print(style.HERE / f'{name}.svg')
+    matplotlib.use('svg')
+    matplotlib.rcParams.update(SETTINGS)
+    for name, draw, points in ('speedup', speedup_chart, real_speeds), ('cost', cost_chart, speeds_by_cost):
+        shown = points(REAL)
+        save(draw(shown), name, shown)
+        print(HERE / f'{name}.svg')
 
 
 if __name__ == '__main__':
