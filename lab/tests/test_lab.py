@@ -169,7 +169,12 @@ SOLUTIONS = re.findall(r'Solution</summary>\s+```python\n(.*?)```', COURSE, re.S
     case('5', 5, '2 * self.gamma', '3 * self.gamma', slow=True),
     case('6', 6, '# it says nothing', 'lossless = True  #', slow=True),
     case('7', 7, 'session.target, path)', 'session.target, whole)')])
-def test_course_knows_its_solutions(number, old, new):
+def test_course_knows_its_solutions(number, old, new, tmp_path, capsys):
+    """A solution is right, one that was changed is not; and one without its first name is told so."""
     text = SOLUTIONS[number - 1]
-    assert course.check(number, text) is None
-    assert old in text and course.check(number, text.replace(old, new, 1))
+    answer = tmp_path / 'answer.py'
+    wrong = text.replace(old, new, 1)
+    for changed, says in (text, 'right'), (wrong, 'not yet'), ('', 'your file defines no'):
+        answer.write_text(changed)
+        status, out, _ = program(capsys, number, answer, main=course.main)
+        assert status == (says != 'right') and says in out
