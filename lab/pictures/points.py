@@ -4,8 +4,7 @@ Speeds are over plain decoding, by the clock; over the cost of a draft by counts
 """
 import numpy
 
-from lab.best.claims import at_any_length, counted, over_plain
-from lab.best.record import COSTS, lossless
+from lab.best.claims import COSTS, at_any_length, counted, lossless, over_plain
 from lab.judge import MODELLED, POSITION, Records
 
 REAL = 'qwen-1.5b+0.5b'     # the pair of real models
