@@ -1,6 +1,306 @@
-"""Enters the baselines of every method in METHODS, so that a run can name them."""
-import lab.cmasd.baselines
-import lab.ecsv.baselines
-import lab.sparse.baselines
-import lab.specguard.baselines
-import lab.via.baselines                                # noqa: F401
+"""Baselines and ablations of every method, entered in METHODS: `--import lab/baselines.py` loads them.
+
+p is the target's distribution, q the draft's. V vocabulary, n draft tokens of a block.
+"""
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from lab import read_bytes
+from model import knob, require_that
+from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd, sums_of
+
+
+# ------------------------------------------------------------------------------------------- lenient rules
+
+@dataclass
+class Lenient(Exact):
+    """Speculative decoding that keeps a draft token with min(1, p / (lenience q)); 1 is exact, less is LOSSY.
+
+    The replacement is drawn from the exact residual. Source: Leviathan et al. 2023, appendix A.5.
+    """
+    lenience: float = knob(0.5, 'what p(x) / q(x) is divided by; 1: exact', 1e-6, 1)
+
+    @property
+    def lossless(self):
+        return self.lenience == 1
+
+    def chance(self, score, i):
+        row = score.table[i]
+        return min(1.0, row.p / (self.lenience * row.q))
+
+
+@dataclass
+class Ratio(Exact):
+    """Keeps a draft token from p(x) / max p = tau on: CM-ASD's rule with one tau, for any proposer. LOSSY."""
+    tau: float = knob(0.5, 'ratio from which a draft token stays', 0, 1)
+
+    def chance(self, score, i):
+        return float(score.table[i].ratio >= self.tau)
+
+
+# ------------------------------------------------------------------------------ other ends of a block
+# Exact decoding. Each ends the blocks of another method, too: class RatioPayoff(Payoff, Ratio).
+
+@dataclass
+class Confident(Exact):
+    """Exact decoding in which a block ends after a token that the draft gives less than `limit`, 0.4.
+
+    Source: Hugging Face transformers, ConfidenceCriteria with the default settings.
+    """
+    gamma: int = knob(20, 'tokens of the longest block', 0)
+    limit = 0.4
+
+    def signals(self, token, logits):
+        return super().signals(token, logits) | dict(own=float(logits.softmax(-1)[:, token]))
+
+    def keep_drafting(self, session, signals):
+        return signals[-1]['own'] >= self.limit
+
+
+@dataclass
+class Product(Exact):
+    """Exact decoding that drafts on while the product of the draft's largest probabilities is above `limit`.
+
+    It estimates whether all of the block is still right: one doubt is enough, which a mean would hide. Ours.
+    """
+    gamma: int = knob(40, 'tokens of the longest block', 0)
+    limit = 0.5
+
+    def signals(self, token, logits):
+        return super().signals(token, logits) | dict(largest=float(logits.softmax(-1).amax(-1)))
+
+    def keep_drafting(self, session, signals):
+        return math.prod(noted['largest'] for noted in signals) > self.limit
+
+    def explain(self, cycle, word):
+        largest = ', '.join(f'{noted["largest"]:.2f}' for noted in cycle.signals)
+        why = f"the draft's largest probabilities: {largest}" if largest else ''
+        return '; '.join(filter(None, [why, super().explain(cycle, word)]))
+
+
+@dataclass
+class Payoff(Product):
+    """Exact decoding that drafts on while another token should bring more tokens a second than the text has.
+
+    That maximises tokens over time where cycles renew each other, and has nothing to tune. The chance that a
+    token is kept is learned by its largest probability m, in ten bins; each begins as if WORTH tokens had
+    been kept with chance m. Time is counted in target passes by weight bytes, never by a clock. Ours.
+    """
+    cost: float = knob(None, 'of a draft pass, in target passes; None: by the bytes of their weights', 0)
+    WORTH = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.judged = [0] * 10              # draft tokens of each bin
+        self.kept = [0] * 10                # those that were kept
+        self.tokens = self.cycles = self.drafted = 0    # committed; passes of the target, of the draft
+
+    def propose(self, session):
+        draft = super().propose(session)
+        self.cycles += 1
+        self.drafted += len(draft.tokens)
+        return draft
+
+    def chance_kept(self, largest):
+        """The chance that a token is kept, given that all before it are."""
+        i = bin_of(largest)
+        return (self.kept[i] + self.WORTH * largest) / (self.judged[i] + self.WORTH)
+
+    def keep_drafting(self, session, signals):
+        if self.cost is None:
+            self.cost = draft_cost(session)
+        all_kept = expected = 1.0           # the chance that all of the block is kept; tokens of the cycle
+        for noted in signals:
+            all_kept *= self.chance_kept(noted['largest'])
+            expected += all_kept
+        time = self.cycles + 1 + self.cost * (self.drafted + len(signals))
+        rate = (self.tokens + expected) / time          # with this block as expected
+        another = (sum(self.kept) + 1) / (sum(self.judged) + 1)     # its probability is unknown
+        return all_kept * another > rate * self.cost
+
+    def learn(self, cycle):
+        super().learn(cycle)
+        self.tokens += len(cycle.tokens)
+        for row in cycle.judged:
+            if 'largest' in row.signals:                # a token that was looked up teaches nothing
+                i = bin_of(row.signals['largest'])
+                self.judged[i] += 1
+                self.kept[i] += row.kept
+
+
+def bin_of(largest):
+    """In which of ten bins, 0 to 9, the largest probability of a step is."""
+    return min(9, int(10 * largest))
+
+
+def draft_cost(session):
+    """The weight bytes of a draft pass over those of a target pass; without a draft model slim drafts."""
+    target = session.target.model
+    drafter = session.drafter and session.drafter.model
+    read = read_bytes(drafter, drafter.full) if drafter else read_bytes(target, session.slim_path)
+    return read / read_bytes(target, target.full)
+
+
+# ------------------------------------------------------- ECSV: a vote by prefix, and the best of the branches
+
+@dataclass
+class EcsvPrefix(Ecsv):
+    """ECSV in which only the branches that begin as the fused text does vote on its next token. Ours.
+
+    Where no branch does, all of them vote.
+    """
+    def elected(self, tallies):
+        ballot = self.ballot
+        tokens = []
+        for j in range(len(tallies)):
+            agree = (ballot.tokens[:, :j] == torch.tensor(tokens, dtype=torch.long)).all(1)     # [B]
+            voters = agree if agree.any() else ~agree
+            q = ballot.q[voters, j:j + 1]                                           # [voters, 1, K]
+            here = replace(ballot, tokens=ballot.tokens[voters, j:j + 1], q=q, tie_break=sums_of(q),
+                           candidates=ballot.candidates[j:j + 1])
+            tallies[j:j + 1] = here.tally(self.weights[voters, j:j + 1], self.soft)     # for the trace, too
+            tokens += super().elected(tallies[j:j + 1])
+        return tokens
+
+
+@dataclass
+class OracleTop1(Ecsv):
+    """Oracle-Top1: the target reads every branch, and the one expected to be kept longest is proposed.
+
+    An upper bound for any choice between the branches. All B target passes are in the ledger.
+    """
+
+    def guess(self, session, n):
+        best, most = None, -1.0                     # tokens that are expected to be kept
+        branches = self.draft_branches(session, n)
+        for tokens, logits in zip(branches.lines(session), branches.logits):
+            draft = replace(Draft.points(tokens, session.target.model), logits=logits[:len(tokens)])
+            score = self.score(session, draft)
+            expected = float(torch.tensor([row.p for row in score.table]).double().cumprod(0).sum())
+            draft.known = score.logits
+            if expected > most:
+                best, most = draft, expected
+        return best
+
+
+# -------------------------------------------------------- VIA-SD: a speculative cascade, other layers to skip
+
+@dataclass
+class Blended(Score):
+    """A Score whose p is q itself where the draft is sure by its raw logits; its last row stays p."""
+    lam: float = 0.0
+
+    @cached_property
+    def p(self):
+        p = self.session.probs(self.logits)                                             # [n + 1, V]
+        own = self.block.q.to(p.dtype)
+        raw = own                                       # looked up: the draft has nothing but its q
+        if self.block.logits is not None:
+            raw = self.block.logits.to(p.dtype).softmax(-1)
+        certain = raw.amax(-1, keepdim=True) >= 1 - self.lam
+        return torch.cat([torch.where(certain, own, p[:-1]), p[-1:]])
+
+
+@dataclass
+class Cascade(Exact):
+    """Speculative cascade by Chow's rule: q itself where the draft is sure (max q >= 1 - lam). LOSSY.
+
+    It decodes exactly towards a blend of q and p: it costs the passes of sd and accepts more tokens.
+    Source: Narasimhan et al. 2024 (Faster Cascades), SpecCascade [Chow].
+    """
+    lam: float = knob(0.3, 'how much doubt is forgiven', 0, 1)
+
+    def score(self, session, draft):
+        return Blended(session, draft, session.target_path(), lam=self.lam)
+
+
+@dataclass
+class ViaLayers(ViaSd):
+    """VIA-SD whose slim skips other layers than the mask found: the control for the search. LOSSY."""
+    layers: str = knob('', "that slim skips, as '3 4 5'; none: the calibrated mask")
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_that(not self.layers.strip(' 0123456789'), f'layers is {self.layers!r}; expected numbers')
+
+    def slim_score(self, session, draft):
+        if not self.layers:
+            return super().slim_score(session, draft)
+        skip = sublayers(map(int, self.layers.split()))
+        path = session.target_path(session.target.model.full.without(skip))
+        return Score(session, draft, path, lambda s, q: s)
+
+
+def sublayers(layers):
+    """The sublayers of these layers: 2i is the attention of layer i, 2i + 1 its feed-forward."""
+    return tuple(unit for i in layers for unit in (2 * i, 2 * i + 1))
+
+
+# --------------------------------------------------------------------------- SpecGuard: other gates on a step
+
+@dataclass
+class Unseen(SpecGuard):
+    """A gate whose `reward` of a step has to reach tau; the signals are not read. LOSSY."""
+
+    def score(self, session, draft):
+        return None
+
+    def verdict(self, session, draft, pairs):
+        reward = self.reward(session, draft)
+        kept = reward >= self.tau
+        return Judged(draft.tokens, threshold=self.tau, chance=float(kept), kept=kept,
+                      signals=draft.signals[0] | dict(reward=reward))
+
+
+@dataclass
+class RewardGuided(Unseen):
+    """RSD: a reward model judges steps, here a task's checker (lab.measure specguard runs it). LOSSY.
+
+    A reward model as large as the draft is charged: the draft's log has a pass over the step.
+    Source: Liao et al. 2025 (reward-guided speculative decoding), threshold 0.7, one candidate.
+    """
+    k: int = knob(1, 'candidates of the draft', 1, 256)
+    tau: float = knob(0.7, 'reward that a step needs')
+
+    def reward(self, session, draft):
+        reader = session.drafter
+        reader.log.append((replace(reader.model.full, name='reward'), len(draft.tokens)))
+        checker = session.calibration.get('checker')    # from ids to whether their last step is right
+        require_that(checker, 'this gate grades steps: it needs a task with a step checker, '
+                     'as python -m lab.measure specguard has it')
+        return float(checker(session.tokens + draft.tokens))
+
+
+@dataclass
+class RandomGate(Unseen):
+    """Keeps a step by a coin, so it shows what a gate of this rate is worth without any signal. LOSSY."""
+    rate: float = knob(0.5, 'chance that a step stays', 0, 1)
+
+    def reward(self, session, draft):
+        return float(session.flip(self.rate))
+
+
+# --------------------------------------------------------------------------- sparse: another choice of blocks
+
+def recent_scores(query, k, means):
+    """Control: sinks and the latest blocks, whatever the query. Source: Xiao et al. 2024 (StreamingLLM).
+
+    means [B, G, N, D]: mean keys of N blocks -> scores [B, G, N].
+    """
+    later_is_better = torch.arange(means.shape[2], device=means.device)
+    return later_is_better.expand(means.shape[:3]).to(means)
+
+
+@dataclass
+class SparseRecent(Sparse):
+    """Sparse verification that reads the latest blocks, the control of any choice. LOSSY."""
+    scores = staticmethod(recent_scores)
+
+
+METHODS.update({
+    'lenient': Lenient, 'ratio': Ratio, 'hf-confidence': Confident, 'product': Product, 'payoff': Payoff,
+    'ecsv-prefix': EcsvPrefix, 'oracle-top1': OracleTop1, 'cascade': Cascade, 'via-layers': ViaLayers,
+    'rsd': RewardGuided, 'random-gate': RandomGate, 'sparse-recent': SparseRecent})

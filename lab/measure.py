@@ -1,6 +1,6 @@
 """Records what the papers' claims rest on: `python -m lab.measure via` stores rows that lab/judge.py judges.
 
-Each paper has a module `record` with RECORDS {name: Record}. A record is a file of JSON lines: a header
+Each paper has a module `claims` with RECORDS {name: Record}. A record is a file of JSON lines: a header
 (models, versions, device, date), then one row for each item. With --target, --draft and --prompts the same
 records are made of any other pair; --resume goes on from the rows that an interrupted run has stored.
 """
@@ -444,7 +444,7 @@ def read_stored(where):
 
 def measure(paper, pair, n, resume=False, only=None):
     """Measures and stores the records of a paper, or the one named `only`; n: prompts of each family."""
-    records = importlib.import_module(f'lab.{paper}.record').RECORDS
+    records = importlib.import_module(f'lab.{paper}.claims').RECORDS
     require_that(not only or only in records, f'--only {only}: {paper} has the records {", ".join(records)}')
     for name, record in records.items():
         if only and name != only:

@@ -173,8 +173,6 @@ class Table:
 
     def __call__(self, ids, positions, path, stores=None, kv_len=None, means=None):
         """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
-        if stores is None:
-            return self.on_tree(ids, path)
         if path.carry:                                  # Path.grounded: attention is flat over all in view
             flat = torch.zeros(1, 1, kv_len, 1)
             hidden = torch.arange(kv_len) > positions[:, None]                          # [T, kv_len]
@@ -188,16 +186,6 @@ class Table:
             prefixes = [tuple(line[:place + 1]) for place in positions.tolist()]
             logits.append(torch.stack([self.row(prefix) for prefix in prefixes]))
         return torch.stack(logits)
-
-    def on_tree(self, ids, path):
-        """As called, by a lab.tree.Tree: its attention is handed the ids as keys, its mask tells prefixes."""
-        tree = path.attends[0].func.__self__
-        k = ids.double()[:, None, :, None]              # [1, 1, T, 1]
-        path.attends[0](k, k, k, None, None)            # which remembers them
-        keys = tree.reader.cache.stores[0]
-        line = torch.cat([keys[0, 0, :len(tree.text) - 1, 0], k[0, 0, :, 0]])
-        logits = [self.row(tuple(line[seen].tolist())) for seen in tree.mask == 0]
-        return torch.stack(logits)[None]
 
     def logits(self, hidden):
         return hidden

@@ -1,6 +1,6 @@
 """Train the embedded models and their tokenizer from the generated tasks alone.
 
-`python -m lab.train target --minutes 90`, then `draft`, `mid`, `up`, `moe`. A run goes on from the weights
+`python -m lab.train target --minutes 90`, then `draft`, `mid`, `moe`. A run goes on from the weights
 in lab/models/, where there are some, and writes Hugging Face folders in bf16. After it, train_mask.py
 measures them anew (lab/models/README.md, which also says how the stored models were trained otherwise).
 """
@@ -49,7 +49,7 @@ SHAPES = dict(
     draft=dict(model_type='qwen3', hidden_size=80, intermediate_size=208, num_hidden_layers=2,
                num_attention_heads=4, num_key_value_heads=2, head_dim=20))
 SHAPES |= dict(
-    mid=SHAPES['target'] | dict(num_hidden_layers=5), up=SHAPES['draft'] | dict(num_hidden_layers=8),
+    mid=SHAPES['target'] | dict(num_hidden_layers=5),
     moe=SHAPES['target'] | dict(model_type='qwen3_moe', num_experts=8, num_experts_per_tok=4,
                                 moe_intermediate_size=84, norm_topk_prob=True, decoder_sparse_step=1,
                                 mlp_only_layers=[]))

@@ -1,12 +1,95 @@
-"""ECSV's claims, by what lab/ecsv/record.py stored: acceptance lengths, then speeds.
+"""ECSV: what `python -m lab.measure ecsv` stores, and the claims that it must show: lengths, then speeds.
 
+At temperature 0 every method here writes the target's own text, so its cycles and passes tell its speed.
 Acceptance length is in the proposal's unit: draft tokens kept a target pass, checks included, where a vote
-reads as many target positions a token as tuned SD-1. Speeds at temperature 0 are modelled by pass costs.
+reads as many target positions a token as tuned SD-1. Speeds are modelled by pass costs.
 """
+import itertools
+from collections import Counter
+from functools import partial
+
 import numpy
 
-from lab.ecsv.record import DEPTHS, GREEDY, MATCHED, PREFIX, SD
+from lab.baselines import EcsvPrefix, OracleTop1
 from lab.judge import EMBEDDED, MODELLED, Claim, PageTable, number, short
+from lab.measure import Record, Setting, prepared
+from verify import Ecsv, EcsvSpot, Exact, decode, token_logps
+
+FAMILIES = 'math', 'table', 'story', 'qa', 'translate', 'summary'       # tasks of short prompts
+DEPTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24   # tokens of a block; on another pair the first six
+FEW_DEPTHS = 2, 4, 6, 8, 10, 12         # of the falsification test
+GREEDY = 'sd, greedy draft'
+SD = 'sd, sampled draft'                # the proposal's SD-1
+
+BLOCKS = {              # Settings whose method takes a depth
+    GREEDY: Setting(partial(Exact, draft_temperature=0)),
+    SD: Setting(partial(Ecsv, branches=1)),
+    'ecsv-lite': Setting(partial(Ecsv, a_self=0)),
+    'ecsv': Setting(Ecsv),
+    'unweighted': Setting(partial(Ecsv, gamma_r=0)),
+    'prefix': Setting(EcsvPrefix),
+    'best of four': Setting(OracleTop1),
+    'ecsv-soft': Setting(partial(Ecsv, soft=0.5)),
+    'ecsv-lite, B = 2': Setting(partial(Ecsv, a_self=0, branches=2)),
+    'ecsv-lite, B = 8': Setting(partial(Ecsv, a_self=0, branches=8))}
+MATCHED = {             # of the falsification test
+    **{name: BLOCKS[name] for name in (GREEDY, SD, 'ecsv-lite', 'ecsv', 'unweighted')},
+    'ecsv, B = 2': Setting(partial(Ecsv, branches=2)),
+    **{f'spot, R = {R}, by {by}': Setting(partial(EcsvSpot, spots=R, by=by))
+       for by in ('disagreement', 'entropy') for R in (1, 2, 4)}}
+
+
+def counts(pair, prompt, setting, depth):
+    """What the text of a setting came to, with blocks of this depth.
+
+    tokens written; kept, drafted: draft tokens; nats: -log p of these by the target, each after those before
+    it; positions, passes: the target's; drafts: draft passes, whatever their rows. Of the best of four
+    branches the passes over the others count nothing.
+    """
+    method = setting.method(depth)
+    engine = prepared(pair, setting)
+    engine.reopen(prompt.ids)
+    totals = Counter()
+    accept = method.accept
+
+    def noting(session, draft, score):
+        totals['nats'] -= float(token_logps(score.logits[:len(draft.tokens)], draft.tokens).sum())
+        return accept(session, draft, score)
+    method.accept = noting
+    for cycle in decode(engine.start(prompt.ids, method), method):
+        drafts, _ = cycle.passes.get('draft/full', (0, 0))
+        passes, positions = cycle.passes['target/full']
+        if isinstance(method, OracleTop1):
+            passes, positions = 1, len(cycle.drafted) + 1
+        totals.update(tokens=len(cycle.tokens), kept=cycle.accepted, drafted=len(cycle.drafted), cycles=1,
+                      positions=positions, passes=passes, drafts=drafts)
+    return totals
+
+
+def block_row(settings, depths, pair, prompt):
+    """A row {family, place, tokens, depths, votes: {name: {count: a number a depth}}} of one prompt."""
+    depths = depths if pair.is_embedded else depths[:6]
+    votes = {name: {} for name in settings}
+    for name, depth in itertools.product(settings, depths):
+        totals = counts(pair, prompt, settings[name], depth)
+        tokens = totals.pop('tokens')
+        for count, value in totals.items():
+            votes[name].setdefault(count, []).append(value)
+    return prompt.name | dict(tokens=tokens, depths=depths, votes=votes)
+
+
+def on_some(part, settings, depths, only=''):
+    """The Record of one prompt in `part`, because every vote writes every text at every depth."""
+    return Record(lambda pair, n: pair.texts(FAMILIES, max(2, n // part)),
+                  partial(block_row, settings, depths), only=only)
+
+
+RECORDS = dict(
+    blocks=on_some(5, BLOCKS, DEPTHS),
+    matched=on_some(4, MATCHED, FEW_DEPTHS, only='cheap passes'))
+
+
+# ------------------------------------------------------------------------------------------ what it must show
 
 DEPTH = 4               # tokens of the blocks that are compared at equal length
 CLAIMS = [              # claim, whose, line, record, vote, its rival, which figure of claims()
@@ -26,9 +109,6 @@ CLAIMS = [              # claim, whose, line, record, vote, its rival, which fig
 SWEPT = [               # rows of the table of sweeps: record, votes, their rival
     ('blocks', (GREEDY, SD, 'ecsv-lite', 'ecsv-lite, B = 2', 'ecsv-lite, B = 8', 'ecsv', 'ecsv-soft',
                 'unweighted', 'prefix', 'best of four'), SD),
-    ('blocks', ('ecsv, hotter draft',), 'sd, hotter sampled draft'),
-    ('blocks', ('ecsv, 4-bit draft',), 'sd, 4-bit sampled draft'),
-    ('ablations', ('entropy alone', 'agreement alone', 'own q alone'), 'ecsv'),
     ('hedged', ('hedge',), GREEDY)]
 
 
@@ -149,12 +229,11 @@ def tested(votes, name, vote, way, rival=SD):
 
 def falsified(records):
     """The PageTable of the falsification test, over SD-1's figures; of SD-1 its own."""
-    votes, prefix = Votes(records, 'matched', *MATCHED), Votes(records, 'matched_prefix', *PREFIX)
+    votes = Votes(records, 'matched', *MATCHED)
     rows = []
     if len(votes.texts):
         rows = [tested(votes, vote, vote, votes.matched, SD if vote != SD else None) for vote in MATCHED]
         rows += [tested(votes, 'ecsv, B = 2, both k = 4', 'ecsv, B = 2', votes.alike)]
-        rows += [tested(prefix, 'prefix', 'prefix', prefix.matched) for _ in prefix.texts[:1]]
     return PageTable(('kept a pass, perplexity', 'passes a cycle', *votes.member, 'all'), rows)
 
 

@@ -13,8 +13,7 @@ import matplotlib
 import numpy
 from matplotlib import pyplot
 
-from lab.best.claims import at_any_length, counted, over_plain
-from lab.best.record import COSTS, lossless
+from lab.best.claims import COSTS, at_any_length, counted, lossless, over_plain
 from lab.judge import MODELLED, POSITION, Records
 from lab.measure import for_json
 

@@ -1,15 +1,15 @@
-"""ECSV: its variants' laws and limits, SD-multi, hedge, and its claims computed by hand."""
+"""ECSV: the laws of its baselines, their votes, and its claims computed by hand."""
 import numpy
 import pytest
 import torch
 
-from lab.ecsv import claims, record
-from lab.ecsv.baselines import EcsvPrefix, Hedge, OracleTop1, SdMulti, TiesByTarget
+from lab.baselines import EcsvPrefix, OracleTop1
+from lab.ecsv import claims
 from lab.judge import Costs, Records, judge
 from lab.measure import EMBEDDED, Stored
 from lab.tests.helpers import case, law_gap
-from lab.toys import network, plain, session, write
-from verify import Ballot, Ecsv, decode
+from lab.toys import network, session
+from verify import Ballot, Ecsv
 
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
 EOS = dict(eos=frozenset([1]))
@@ -17,16 +17,9 @@ EOS = dict(eos=frozenset([1]))
 
 @pytest.mark.parametrize('method, settings', [
     case('prefix', EcsvPrefix(**TWO), {}), case('prefix-soft', EcsvPrefix(**TWO, soft=0.5), EOS),
-    case('oracle', OracleTop1(**TWO), EOS), case('multi', SdMulti(**TWO), EOS),
-    case('hedge', Hedge(2, least=0.05, draft_temperature=0), {}),
-    case('hedge-cool', Hedge(1, least=0), dict(temperature=0.7, top_p=0.9, **EOS))])
+    case('oracle', OracleTop1(**TWO), EOS)])
 def test_law(method, settings):
     assert method.lossless and law_gap(method, **settings) < 1e-9
-
-
-def pair(**settings):
-    """A Session of a random pair that writes forty tokens."""
-    return session(network(0, 5), network(1, 5), [1, 2, 3], 40, **settings)
 
 
 def test_votes_by_hand():
@@ -34,31 +27,11 @@ def test_votes_by_hand():
     def elected(method, **knobs):
         vote = method(**knobs)
         vote.ballot = Ballot.of(branches, logits, soft=True)
-        return vote.vote(pair())[0]
+        return vote.vote(session(network(0, 5), network(1, 5), [1], 9))[0]
     branches = torch.tensor([[0, 1, 5], [0, 1, 5], [0, 2, 3], [4, 2, 3], [4, 2, 3]])
     logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(1)).expand(5, -1, -1)
     assert elected(Ecsv, gamma_r=0) == [0, 2, 3] and elected(EcsvPrefix, gamma_r=0) == [0, 1, 5]
     assert elected(Ecsv, soft=1e6) == elected(EcsvPrefix, soft=1e6) == logits[0].argmax(-1).tolist()
-    four = Ballot.of(branches[:4], logits[:4], soft=False)         # ties at the second position and the third
-    assert [TiesByTarget().doubtful(four, count, 3) for count in (1, 4)] == [[1], [1, 2]]
-
-
-def test_sd_multi_takes_two_passes_at_most():
-    """The second one for another branch than the first. The last cycle has no room for a draft."""
-    _, cycles = write(pair(temperature=1.0), SdMulti(3, branches=3, draft_temperature=1.0))
-    passes = {(cycle.passes['target/full'][0], cycle.judged[0].kept, cycle.accepted > 0)
-              for cycle in cycles[:-1]}
-    assert passes == {(1, True, True), (2, False, True), (1, False, False)}
-
-
-def test_hedge_mends_and_leaves_the_cache_right():
-    """Greedy: after any cycle the target lacks the last token alone, also where a side branch was moved."""
-    s, mended = pair(), 0
-    for cycle in decode(s, Hedge(3, least=0)):
-        assert s.target.cache.valid_prefix(s.tokens, s.target.model.full) == len(s.tokens) - 1
-        mended += any(verdict.signals.get('second') and verdict.kept for verdict in cycle.judged)
-    assert s.tokens[3:] == plain(s.target.model, [1, 2, 3], 40) and mended > 2
-    assert Hedge(least=0.099).doubtful([0.9, 0.5, 0.8, 0.0]) == [0, 1, 3]       # 0.1, 0.45, 0.09, 0.36
 
 
 def test_claims_by_hand():
@@ -67,16 +40,16 @@ def test_claims_by_hand():
     Greedy sd takes 20 x 3 + 20 s or 10 x 6 + 40 s, the vote 15 x 3 + 15 x 2 s at its first depth.
     SD-1 reads 2 positions a token where it is faster, the vote 1.5 or 3: a third of its texts are the latter.
     """
-    votes = {record.GREEDY: dict(kept=[20, 30], cycles=[20, 10], positions=[40, 50]),
-             record.SD: dict(kept=[10, 20], cycles=[20, 15], positions=[40, 45], drafted=[1, 1], nats=[3, 1]),
+    votes = {claims.GREEDY: dict(kept=[20, 30], cycles=[20, 10], positions=[40, 50]),
+             claims.SD: dict(kept=[10, 20], cycles=[20, 15], positions=[40, 45], drafted=[1, 1], nats=[3, 1]),
              'prefix': dict(kept=[25, 30], cycles=[15, 10], positions=[30, 60], drafted=[1, 1], nats=[1, 1])}
     stored = Records('ecsv', 'another pair')
     stored['blocks'] = Stored({}, [dict(family='story', place=i, tokens=20, votes=votes) for i in range(2)])
     stored.costs = Costs({'target/full': [0, 2, 3, 4, 5, 6], 'draft/full': [0, 1, 1, 1, 2]})
-    compared = claims.Votes(stored, 'blocks', 'prefix', record.GREEDY, record.SD)
-    assert compared.counts[record.GREEDY]['steps'].tolist() == [[40, 50]] * 2      # in steps of 2 s
-    assert compared.over('prefix', record.GREEDY)(compared.texts) == pytest.approx(40 / 37.5)
-    kept, perplexity = (compared.matched(figure, 'prefix', record.SD)(compared.texts)
+    compared = claims.Votes(stored, 'blocks', 'prefix', claims.GREEDY, claims.SD)
+    assert compared.counts[claims.GREEDY]['steps'].tolist() == [[40, 50]] * 2      # in steps of 2 s
+    assert compared.over('prefix', claims.GREEDY)(compared.texts) == pytest.approx(40 / 37.5)
+    kept, perplexity = (compared.matched(figure, 'prefix', claims.SD)(compared.texts)
                         for figure in (claims.kept, claims.perplexity))
     assert (kept, perplexity) == pytest.approx(((80 / 3) / (40 / 3) / (10 / 20), numpy.exp(1 - 3)))
     assert numpy.isnan(compared.at_budget('prefix', compared.texts, 1.4)['kept'])
@@ -86,10 +59,10 @@ def test_claims_by_hand():
 
 @pytest.mark.slow
 def test_measured_rows():
-    """The best of four keeps more than one sample, the winner's passes alone counted; hedge more than sd."""
+    """The best of four keeps more than one sample, the winner's passes alone counted."""
     prompt = EMBEDDED.texts(('translate',), 1)[0]
-    one, best = (record.BLOCKS[name] for name in (record.SD, 'best of four'))
-    row = record.block_row(EMBEDDED, prompt, record.HEDGES | dict(one=one, best=best), depths=(2, 4))
-    greedy, hedged, one, best = row['votes'].values()
-    assert best['passes'] == best['cycles'] < one['cycles'] and hedged['cycles'] < greedy['cycles']
+    one, best = (claims.BLOCKS[name] for name in (claims.SD, 'best of four'))
+    row = claims.block_row(dict(one=one, best=best), (2, 4), EMBEDDED, prompt)
+    one, best = row['votes'].values()
+    assert best['passes'] == best['cycles'] < one['cycles']
     assert 0 < best['nats'][1] < one['nats'][1] and best['drafted'] > best['kept']

@@ -1,4 +1,4 @@
-"""The laboratory's own tools: generated tasks and graders, training, timing programs, trees, the course."""
+"""The laboratory's own tools: generated tasks and graders, training, timing programs, the course."""
 import itertools
 import json
 import re
@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from lab import course, speed, tasks, train
-from lab.tests.helpers import EMBEDDED, HOME, LINE, case, program
-from lab.toys import apart, fresh, network
-from lab.tree import Tree
-from model import Reader, load
+from lab.tests.helpers import EMBEDDED, HOME, case, program
+from lab.toys import apart, fresh
+from model import load
 from specmini import Engine
 
 
@@ -76,11 +75,11 @@ def test_outputs_of_code(text, wanted):
 # -------------------------------------------------------------------------------- embedded models, training
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['target', 'draft', 'mid', 'moe', 'up'])
+@pytest.mark.parametrize('name', ['target', 'draft', 'mid', 'moe'])
 def test_transformers_loads_the_embedded_models(name):
-    """With logits as ours, and all five weigh less than 20 MB."""
+    """With logits as ours, and all four weigh less than 20 MB."""
     model, tokenizer, _ = load(EMBEDDED / name)
-    of = speed.quiet_transformers().AutoModelForCausalLM.from_pretrained
+    of = pytest.importorskip('transformers').AutoModelForCausalLM.from_pretrained
     theirs = of(EMBEDDED / name, dtype=torch.float32).eval()
     ids = tokenizer.encode('Tom has 9 pens. Tom loses 5.').ids
     with torch.no_grad():
@@ -132,29 +131,6 @@ def test_speed(pair, parts, monkeypatch, tmp_path, capsys):
         assert all(row['as plain'] for row in rows[1:5]) and 1.5 < rows[3]['a pass'] < rows[4]['a pass'] < 5
     else:
         assert names[0] == 'sd' and all(row['same'] for row in rows if row['lossless'])
-
-
-# ---------------------------------------------------------------------------------------------- lab/tree.py
-
-@pytest.mark.parametrize('sizes', [{}, dict(qk_norm=True, num_hidden_layers=3)])
-def test_a_tree_is_read_as_a_pass_a_branch(sizes):
-    """Five guesses on two levels. The cache then holds the branch that is kept, and before `keep` none."""
-    model = network(**sizes)
-    reader = Reader(model, 50)
-    guesses, parents = [1, 2, 3, 4, 5], [0, 0, 1, 1, 2]
-    tree = Tree(reader, LINE[:20], guesses, parents)
-    logits = tree.read(model.full)
-    lines = {0: LINE[:20]}
-    for node, (token, parent) in enumerate(zip(guesses, parents), 1):
-        lines[node] = lines[parent] + [token]
-    for node, line in lines.items():
-        assert apart(logits[node], fresh(model, line, 1)[0]) < 1e-9
-    assert len(reader.log) == 2                         # the text's first tokens, then the tree
-    line = LINE[:20] + [2, 5, 7]
-    assert reader.cache.valid_prefix(line, model.full) <= 20
-    tree.keep([2, 5])
-    assert reader.cache.valid_prefix(line, model.full) == 22
-    assert apart(reader.read(line, model.full, 1), fresh(model, line, 1)) < 1e-9
 
 
 # ---------------------------------------------------------------------------------------- lab/course.md

@@ -152,7 +152,7 @@ def test_interval_covers():
 def test_run_row(pair):
     """Counts of real runs: a lossless setting agrees, lossy counts are those of a fresh dense pass."""
     prompt, *_ = pair.texts((), 1)
-    settings = dict(ar=named('ar'), sd=sd(3), draft=named('cascade-tokenv3', gamma=3, lam=0.9),
+    settings = dict(ar=named('ar'), sd=sd(3), draft=named('ratio', gamma=3, tau=0.1),
                     hot=named('sd', temperature=1.0, seed=3))
     runs = run_row(settings, pair, prompt)['runs']
     n = runs['ar']['tokens']

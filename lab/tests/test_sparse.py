@@ -1,5 +1,4 @@
 """lab/sparse: other choices of blocks, contexts, claims. Sparse passes are in test_specmini.py."""
-import itertools
 import statistics
 
 import pytest
@@ -9,10 +8,10 @@ import kernels
 from lab import tasks
 from lab.judge import Records, judge
 from lab.measure import EMBEDDED, Pair, Stored
-from lab.sparse import claims, record
-from lab.sparse.record import DENSE
+from lab.sparse import claims
+from lab.sparse.claims import DENSE
 from lab.tests.helpers import LINE, thin
-from lab.toys import apart, network, seeded, session
+from lab.toys import apart, network, session
 from train_mask import sparsity
 from verify import Sparse, no_draft, read_prompt
 
@@ -28,20 +27,8 @@ def test_recent_reads_the_sink_and_the_latest_blocks():
     assert sorted(blocks[0, 0].tolist()) == [0, 10, 11, 12, 13, 14]
 
 
-def test_quest_bounds_the_keys_of_a_block():
-    """By hand for each block; no key in it scores higher."""
-    _, rule = thin(network(), 'sparse-quest', rho=0.1).attends[0].keywords['how']
-    query, keys = torch.randn(2, 4, 6, generator=seeded()), torch.randn(2, 2, 12, 6, generator=seeded(1))
-    scores = rule.scores(query, keys, torch.zeros(2, 2, 3, 6))
-    for row, head, block in itertools.product(range(2), range(2), range(3)):
-        asked = query[row, 2 * head:2 * head + 2].mean(0)
-        inside = keys[row, head, 4 * block:4 * block + 4]
-        bound = torch.maximum(asked * inside.min(0).values, asked * inside.max(0).values).sum()
-        assert abs(scores[row, head, block] - bound) < 1e-6 and (inside @ asked).max() <= bound
-
-
 def test_a_look_up_asks_for_cells_of_the_first_half():
-    row, ids = record.look_up(EMBEDDED, 1984, 0)
+    row, ids = claims.look_up(EMBEDDED, 1984, 0)
     *lines, _ = row['prompt'].split('\n')
     cells = [step[2:].replace(' of ', ' ').split() for step in row['solution'].split('\n') if step[:1] == '|']
     for column, item, value in cells:
@@ -52,7 +39,7 @@ def test_a_look_up_asks_for_cells_of_the_first_half():
 def test_a_longer_look_up_has_one_answer():
     """Of another pair: a single cell is asked for, and no table after the first has its item."""
     pair = Pair(prompts=('none.jsonl',))
-    row, ids = record.look_up(pair, 8000, 0)
+    row, ids = claims.look_up(pair, 8000, 0)
     text = EMBEDDED.tokenizer.decode(ids)
     item = text.split(' of ')[-1].split('?')[0]
     cells = [line for line in text.split('\n') if line.startswith(f'| {item}:')]
@@ -111,10 +98,10 @@ def test_claims_of_cycles_and_of_passes_by_hand():
 
 def test_a_pass_is_timed_by_each_form(monkeypatch):
     """Each form reads the same T positions four times, sparse passes as sparse ones."""
-    session = record.random_keys.__wrapped__(EMBEDDED)
-    monkeypatch.setattr(record, 'random_keys', lambda pair: session)
-    row = record.pass_row(EMBEDDED, (2048, 1))
-    assert row['runs'].keys() == record.FORMS.keys() and all(run['pass'] > 0 for run in row['runs'].values())
+    session = claims.random_keys.__wrapped__(EMBEDDED)
+    monkeypatch.setattr(claims, 'random_keys', lambda pair: session)
+    row = claims.pass_row(EMBEDDED, (2048, 1))
+    assert row['runs'].keys() == claims.FORMS.keys() and all(run['pass'] > 0 for run in row['runs'].values())
     log = session.target.log
     assert sorted(path.name for path, _ in log) == ['full'] * 4 + ['sparse'] * 4
-    assert {positions for _, positions in log} == {record.T}
+    assert {positions for _, positions in log} == {claims.T}

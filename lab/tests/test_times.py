@@ -50,7 +50,7 @@ def test_the_forecast_is_of_whole_cycles():
 
 
 def test_acceptance_by_place_is_of_those_that_were_reached():
-    """One block kept whole, one rejected at its second place, one at its first; then sd-multi's two tries."""
+    """One block kept whole, one rejected at its second place, one at its first; then two tries at a place."""
     cycles = [cycle(2, True, True), cycle(2, True, False), cycle(1, False), cycle(0)]
     assert times.acceptance_by_place(cycles) == [[2, 3], [1, 2]]
     assert times.acceptance_by_place([cycle(2, False, True, False)]) == [[1, 2], [0, 1]]

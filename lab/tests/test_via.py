@@ -1,55 +1,32 @@
-"""VIA-SD's baselines: their distributions and limits; its records on small networks; its claims by hand."""
+"""VIA-SD's baselines: their distributions and limits; a record measured anew; its claims by hand."""
 import numpy
 import pytest
 
-import lab.via.baselines                                # noqa: F401, enters the baselines in METHODS
+import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab.judge import Records, Runs
 from lab.measure import EMBEDDED
-from lab.toys import Table, enumerate_law, network, overlap, plain, session, slim_session, write
-from lab.via import claims, record
-from lab.via.baselines import ViaMid
-from model import Reader
+from lab.toys import Table, enumerate_law, slim_session, write
+from lab.via import claims
 from verify import METHODS, draft_model, probs
 
 
-def by_token(p, q, lam):
-    inside = q * (p >= (1 - lam) * p.max())
-    return inside + (1 - inside.sum()) * p
+def test_law_of_the_cascade():
+    """The first of two tokens follows q where q is sure, else p; the second the target's p.
 
-
-@pytest.mark.parametrize('name, blend, lams', [
-    ('cascade', lambda p, q, lam: q if q.max() >= 1 - lam else p, (0.3, 0.7)),
-    ('cascade-opt', lambda p, q, lam: q if q.max() >= p.max() - lam * (1 - overlap(p, q)) else p, (0.3, 0.6)),
-    ('cascade-tokenv3', by_token, (0.3, 0.9))])
-def test_law_of_cascades(name, blend, lams):
-    """The first of two tokens follows the rule's own blend of p and q, the second the target's p.
-
-    The blend has to differ between two lam, else the rule's condition would not be tested.
+    The law has to differ between two lam, else the condition would not be tested.
     """
     target, draft = Table(2), Table(4)
     p, q = (probs(table.row((0,))) for table in (target, draft))
     blends = set()
-    for lam in lams:
-        wanted = blend(p, q, lam)
+    for lam in (0.3, 0.7):
+        wanted = q if q.max() >= 1 - lam else p
         blends.add(tuple(wanted.tolist()))
-        method = METHODS[name](1, lam=lam)
+        method = METHODS['cascade'](1, lam=lam)
         assert not method.lossless
         for (first, second), chance in enumerate_law(target, draft, method, 2, temperature=1.0).items():
             after = probs(target.row((0, first)))
             assert chance == pytest.approx(float(wanted[first] * after[second]))
     assert len(blends) > 1
-
-
-def test_middle_model_that_is_the_target():
-    """ViaMid writes the middle model's text where it is never escalated: here the target's, or another."""
-    target = network(0, num_hidden_layers=4)
-    texts = []
-    for middle in (target, network(5, num_hidden_layers=2)):
-        s = session(target, network(10), [1, 2, 3], 24)
-        s.mid = Reader(middle, 27)
-        texts.append(write(s, ViaMid(5, keep=1.0, escalate=0.0, max_lag=99))[0])
-        assert texts[-1] == plain(middle, [1, 2, 3], 24)
-    assert texts[0] == plain(target, [1, 2, 3], 24) != texts[1]
 
 
 def test_layers_that_slim_skips():
@@ -65,11 +42,11 @@ def test_layers_that_slim_skips():
 def test_worth_row_is_the_stored_one():
     """A row that is measured anew; a slim that is the draft or the target makes no way shorter."""
     stored = next(row for row in Records('via', 'embedded')['worth'].rows if row['family'] == 'table')
-    row = record.worth_row(EMBEDDED, record.texts(EMBEDDED, 1)[1])
+    row = claims.worth_row(EMBEDDED, claims.texts(EMBEDDED, 1)[1])
     assert row.pop('family') == stored.pop('family') and row['draft_right'] < row['slim_right']
     assert row == pytest.approx(stored, rel=1e-3)
     p, q = (probs(Table(seed).row((0,))).log()[None] for seed in (2, 4))
-    assert float(record.shortcut(p, q, p, 0, 1)) == float(record.shortcut(p, q, q, 0, 1)) == 0
+    assert float(claims.shortcut(p, q, p, 0, 1)) == float(claims.shortcut(p, q, q, 0, 1)) == 0
 
 
 def test_claims_by_hand():
@@ -79,7 +56,7 @@ def test_claims_by_hand():
                  for name, (wrong, steps, kept) in counts.items()}
         return Runs([dict(family='qa', place=place, runs=found) for place in range(2)])
     usual = runs(plain=(0, 10, 0), sd=(0, 5, 6), via=(0, 4, 8))
-    tuned = runs(**{claims.USUAL: (1, 5, 0), 'via 5, 0 0': (3, 1, 0), 'sd 5': (0, 8, 0),
+    tuned = runs(**{claims.DEFAULT: (1, 5, 0), 'via 5, 0 0': (3, 1, 0), 'sd 5': (0, 8, 0),
                     'cascade 5, 0.1': (1, 4, 0), 'cascade 5, 0.3': (2, 2, 0)})
     found = [*claims.speed_claims(usual), claims.spared_claim(usual, 'sd'), claims.equal_claim(tuned),
              *claims.worth_claims([dict(positions=4, slim_right=3, draft_right=1, delta=0.5)] * 2)]
