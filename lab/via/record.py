@@ -125,7 +125,7 @@ def mask_row(pair, prompt):
         settings[f'skip {size}'] = named('via-layers', layers=plain_layers(size))
     row = weighed_row(settings, pair, prompt)
     for role in ('mid', 'up'):                          # of its own, the upscaled drafter
-        middle = WithMiddle(pair.target, pair.draft, middle=str(MODELS / role))
+        middle = WithMiddle(**vars(pair), middle=str(MODELS / role))
         row['runs'] |= weighed_row({role: Setting(ViaMid)}, middle, prompt)['runs']
     return row
 
