@@ -245,30 +245,29 @@ def tuned_over(runs, names, baselines, kind, agreement=0.0, rival_agreement=0.0)
         there = weights.any(1)
         # where a resample has nothing to choose on, all texts of that half stand in
         chosen_on = numpy.where(there[:, None], weights, halves)
-        mine = chosen_pace(runs, names, kind, agreement, weights, chosen_on)
-        rival = chosen_pace(runs, baselines, kind, rival_agreement, weights, chosen_on)
-        with numpy.errstate(invalid='ignore'):
-            return math.exp(numpy.average(numpy.log(mine / rival)[there], weights=weights.sum(1)[there]))
+        counts = [numpy.nan_to_num(runs.sums[count]) for count in ('tokens', UNITS[kind], 'wrong')]
+        mine, theirs = ([count[:, runs.columns(some)] for count in counts] for some in (names, baselines))
+        with numpy.errstate(invalid='ignore', divide='ignore'):
+            ratios = (chosen_pace(mine, agreement, weights, chosen_on)
+                      / chosen_pace(theirs, rival_agreement, weights, chosen_on))
+            return math.exp(numpy.average(numpy.log(ratios)[there], weights=weights.sum(1)[there]))
     return figure
 
 
-def chosen_pace(runs, names, kind, agreement, weights, chosen_on):
+def chosen_pace(counts, agreement, weights, chosen_on):
     """[H] the pace on each half of the setting that is the fastest on the other half of its family.
 
-    weights, chosen_on [H, R]: how often each text is in a half. If no setting agrees so far, the most
-    agreeing one is chosen. Scores are rounded, because the last bit of a matrix product, which differs
-    between CPUs, would settle a tie.
+    counts: tokens, time, wrong [R, S]; weights, chosen_on [H, R]: how often each text is in a half. If no
+    setting agrees so far, the most agreeing one is chosen. Scores are rounded, because the last bit of a
+    matrix product, which differs between CPUs, would settle a tie.
     """
-    counts = [numpy.nan_to_num(runs.sums[figure][:, runs.columns(names)])
-              for figure in ('tokens', UNITS[kind], 'wrong')]
-    with numpy.errstate(invalid='ignore', divide='ignore'):
-        tokens, time, wrong = (chosen_on @ count for count in counts)                           # [H, S]
-        score, agrees = tokens / time, 1 - wrong / tokens
-        pace = (weights @ counts[0]) / (weights @ counts[1])
+    tokens, time, wrong = (chosen_on @ count for count in counts)                               # [H, S]
+    score, agrees = tokens / time, 1 - wrong / tokens
     if agreement:
         score = numpy.where(agrees >= agreement, score, agrees - 1)
     half = numpy.arange(len(weights))
-    return pace[half, score[half ^ 1].round(9).argmax(1)]       # halves of a family are neighbours
+    chosen = score[half ^ 1].round(9).argmax(1)                 # halves of a family are neighbours
+    return ((weights @ counts[0]) / (weights @ counts[1]))[half, chosen]
 
 
 def at_equal(runs, name, baselines, kind):
