@@ -78,8 +78,7 @@ class Finding:
 def judge(claim):
     """The Finding of a Claim."""
     texts = numpy.asarray(claim.texts)
-    figure = float(claim.figure(texts))
-    return Finding(claim, figure, *interval(texts, claim.figure))
+    return Finding(claim, float(claim.figure(texts)), *interval(texts, claim.figure))
 
 
 def interval(texts, figure):
@@ -132,9 +131,7 @@ class Costs:
         """
         reader, _, name = path.partition('/')
         full = self.curves['target/full']
-        curve = self.curves.get(path)
-        if curve is None:
-            curve = self.curves[f'{reader}/slim' if 'slim' in name else f'{reader}/full']
+        curve = self.curves.get(path) or self.curves[f'{reader}/slim' if 'slim' in name else f'{reader}/full']
         timed = min(positions, len(curve) - 1)
         longest = min(positions, len(full) - 1)
         return curve[timed] * full[longest] / full[timed] * positions / longest / self.step
@@ -330,20 +327,16 @@ class Records(dict):
 
     def __init__(self, paper, pair, cost=None, position=POSITION):
         """cost, position: see Costs.at; without them passes cost what was measured."""
-        super().__init__()
-        self.paper, self.pair = paper, pair
-        self.cost, self.position = cost, position
-        for where in sorted((LAB / paper / 'results' / pair).glob('*.jsonl')):
-            self[where.stem] = read_stored(where)
+        files = sorted((LAB / paper / 'results' / pair).glob('*.jsonl'))
+        super().__init__({where.stem: read_stored(where) for where in files})
+        self.pair, self.cost, self.position = pair, cost, position
 
     @functools.cached_property
     def costs(self):
         """The Costs of the pair's passes, one record for all papers; None where they were not measured."""
         where = file_of('', self.pair, 'costs')
-        if not where.exists():
-            return None
-        costs = Costs(read_stored(where).rows[0])
-        return costs.at(self.cost, self.position) if self.cost else costs
+        costs = Costs(read_stored(where).rows[0]) if where.exists() else None
+        return costs.at(self.cost, self.position) if costs and self.cost else costs
 
     def runs(self, name):
         """The Runs of a record of settings on texts."""
@@ -451,28 +444,24 @@ def page_lines(paper, findings, cheap):
     return lines
 
 
-def scoreboard(found):
-    """Lines of a table of all claims; found: {paper: (findings, cheap)}."""
-    rows = [(f'[{paper}]({paper}/README.md)', *row)
-            for paper, both in found.items() for row in claim_rows(*both)]
-    return table_lines(('paper', *CLAIM_HEAD), rows)
-
-
-def between_markers(where, lines):
-    """The text of a page with these lines between its two markers; ValueError if it does not have both."""
-    before, begin, rest = where.read_text(encoding='utf-8').partition(BEGIN)
-    _, end, after = rest.partition(END)
-    require_that(begin and end, f'{where} lacks the lines {BEGIN} and {END}')
-    return '\n'.join([before + begin, '', *lines]) + end + after
-
-
 def pages(found):
-    """{file: its text} of the pages of {paper: (findings, cheap)}; of all papers with the scoreboard."""
+    """{file: its text} of the pages of {paper: (findings, cheap)}; of all papers with the scoreboard.
+
+    What stands between a page's two markers is written anew; ValueError if it does not have both.
+    """
     lines = {paper: page_lines(paper, *both) for paper, both in found.items()}
     if found.keys() == PAPERS.keys():
-        lines[''] = scoreboard(found)
-    files = {LAB / paper / 'README.md': those for paper, those in lines.items()}
-    return {where: between_markers(where, those) for where, those in files.items()}
+        rows = [(f'[{paper}]({paper}/README.md)', *row)
+                for paper, both in found.items() for row in claim_rows(*both)]
+        lines[''] = table_lines(('paper', *CLAIM_HEAD), rows)
+    texts = {}
+    for paper, those in lines.items():
+        where = LAB / paper / 'README.md'
+        before, begin, rest = where.read_text(encoding='utf-8').partition(BEGIN)
+        _, end, after = rest.partition(END)
+        require_that(begin and end, f'{where} lacks the lines {BEGIN} and {END}')
+        texts[where] = '\n'.join([before + begin, '', *those]) + end + after
+    return texts
 
 
 def main():

@@ -193,10 +193,9 @@ def run_row(settings, pair, prompt):
     another place of a fixed order.
     """
     settings = settings(pair) if callable(settings) else settings
-    runs = dict.fromkeys(settings)
-    for name in random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings)):
-        runs[name] = counts_of(pair, settings[name], prompt)
-    return prompt.name | dict(runs=runs)
+    order = random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings))
+    runs = {name: counts_of(pair, settings[name], prompt) for name in order}
+    return prompt.name | dict(runs={name: runs[name] for name in settings})
 
 
 def answer_row(settings, pair, prompt):
@@ -371,9 +370,7 @@ def write_rows(where, head, rows):
 
 def read_stored(where):
     """The Stored record of a file."""
-    lines = where.read_text(encoding='utf-8').splitlines()
-    require_that(lines, f'{where}: an empty file; python -m lab.measure records it')
-    head, *rows = map(json.loads, lines)
+    head, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines())
     return Stored(head, rows)
 
 
