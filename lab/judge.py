@@ -78,8 +78,7 @@ class Finding:
 def judge(claim):
     """The Finding of a Claim."""
     texts = numpy.asarray(claim.texts)
-    figure = float(claim.figure(texts))
-    return Finding(claim, figure, *interval(texts, claim.figure))
+    return Finding(claim, float(claim.figure(texts)), *interval(texts, claim.figure))
 
 
 def interval(texts, figure):
@@ -122,10 +121,8 @@ class Costs:
         """Costs as if a draft pass took `cost` of a target pass, a slim one its share; see POSITION."""
         slim = self.curves['target/slim'][1] / self.step
         bases = {'target/full': 1.0, 'target/slim': slim, 'draft/full': cost, 'mid/full': 1.0}
-        row = {}
-        for path, base in bases.items():
-            row[path] = [0.0] + [base * (1 + position * n) for n in range(LONGEST)]
-        return Costs(row, cost)
+        return Costs({path: [0.0] + [base * (1 + position * n) for n in range(LONGEST)]
+                      for path, base in bases.items()}, cost)
 
     def of_pass(self, path, positions):
         """Steps that a pass takes; a path that was not timed costs what its reader's full path does.
@@ -134,9 +131,7 @@ class Costs:
         """
         reader, _, name = path.partition('/')
         full = self.curves['target/full']
-        curve = self.curves.get(path)
-        if curve is None:
-            curve = self.curves[f'{reader}/slim' if 'slim' in name else f'{reader}/full']
+        curve = self.curves.get(path) or self.curves[f'{reader}/slim' if 'slim' in name else f'{reader}/full']
         timed = min(positions, len(curve) - 1)
         longest = min(positions, len(full) - 1)
         return curve[timed] * full[longest] / full[timed] * positions / longest / self.step
@@ -168,12 +163,9 @@ class Runs:
         self.families = numpy.array([row['family'] for row in rows])
         self.places = numpy.array([row['place'] for row in rows])
         self.size = len(rows)
-        self.sums = {}
-        figures = dict.fromkeys(key for row in rows for run in row['runs'].values() for key in run)
-        for figure in figures:
-            if figure != 'passes':
-                self.sums[figure] = self.array(rows, lambda run, key=figure: run.get(key))
-        if 'passes' in figures:                         # full passes of the target
+        stored = {key for row in rows for run in row['runs'].values() for key in run}
+        self.sums = {key: self.array(rows, lambda run, key=key: run.get(key)) for key in stored - {'passes'}}
+        if 'passes' in stored:                          # full passes of the target
             self.sums['full'] = self.array(
                 rows, lambda run: sum(run['passes'].get('target/full', {}).values()))
         if costs:
@@ -192,8 +184,7 @@ class Runs:
         for i, row in enumerate(rows):
             for name, run in row['runs'].items():
                 value = figure_of(run)
-                if value is not None:
-                    found[i, self.number[name]] = value
+                found[i, self.number[name]] = math.nan if value is None else value
         return found
 
     def having(self, *names, figure='tokens'):
@@ -241,47 +232,39 @@ def tuned_over(runs, names, baselines, kind, agreement=0.0, rival_agreement=0.0)
     has less than CHOSEN_ON texts, all families are one.
     """
     odd = runs.places % 2 == 1
-    halves = []
-    for family in dict.fromkeys(runs.families):
-        halves += [(runs.families == family) & ~odd, (runs.families == family) & odd]
-    if min(half.sum() for half in halves) < CHOSEN_ON:
-        halves = [~odd, odd]
-    halves = numpy.array(halves)                                                                # [H, R]
+    families = [runs.families == family for family in dict.fromkeys(runs.families)]
+    halves = numpy.array([family & half for family in families for half in (~odd, odd)])        # [H, R]
+    if halves.sum(1).min() < CHOSEN_ON:
+        halves = numpy.array([~odd, odd])
 
     def figure(texts):
         weights = numpy.bincount(texts, minlength=runs.size) * halves
         there = weights.any(1)
-        mine = judged_pace(runs, names, kind, agreement, weights, halves)
-        rival = judged_pace(runs, baselines, kind, rival_agreement, weights, halves)
-        with numpy.errstate(invalid='ignore'):
-            return math.exp(numpy.average(numpy.log(mine / rival)[there], weights=weights.sum(1)[there]))
+        # where a resample has nothing to choose on, all texts of that half stand in
+        chosen_on = numpy.where(there[:, None], weights, halves)
+        counts = [numpy.nan_to_num(runs.sums[count]) for count in ('tokens', UNITS[kind], 'wrong')]
+        mine, theirs = ([count[:, runs.columns(some)] for count in counts] for some in (names, baselines))
+        with numpy.errstate(invalid='ignore', divide='ignore'):
+            ratios = (chosen_pace(mine, agreement, weights, chosen_on)
+                      / chosen_pace(theirs, rival_agreement, weights, chosen_on))
+            return math.exp(numpy.average(numpy.log(ratios)[there], weights=weights.sum(1)[there]))
     return figure
 
 
-def judged_pace(runs, names, kind, agreement, weights, halves):
+def chosen_pace(counts, agreement, weights, chosen_on):
     """[H] the pace on each half of the setting that is the fastest on the other half of its family.
 
-    weights [H, R]: how often each text is in a half of the resample. Where a resample has nothing to choose
-    on, all texts of that half stand in. If no setting agrees so far, the most agreeing one is chosen. Scores
-    are rounded, because the last bit of a matrix product, which differs between CPUs, would settle a tie.
+    counts: tokens, time, wrong [R, S]; weights, chosen_on [H, R]: how often each text is in a half. If no
+    setting agrees so far, the most agreeing one is chosen. Scores are rounded, because the last bit of a
+    matrix product, which differs between CPUs, would settle a tie.
     """
-    pace, _ = paces(runs, names, kind, weights)
-    chosen_on = numpy.where(weights.any(1, keepdims=True), weights, halves)
-    score, agreement_there = paces(runs, names, kind, chosen_on)                                # [H, S]
+    tokens, time, wrong = (chosen_on @ count for count in counts)                               # [H, S]
+    score, agrees = tokens / time, 1 - wrong / tokens
     if agreement:
-        score = numpy.where(agreement_there >= agreement, score, agreement_there - 1)
-    other = numpy.arange(len(halves)) ^ 1
-    return pace[numpy.arange(len(halves)), score[other].round(9).argmax(1)]
-
-
-def paces(runs, names, kind, weights):
-    """(tokens a unit of time, agreement) [H, S] of texts with these weights [H, R]."""
-    sums = []
-    for figure in ('tokens', UNITS[kind], 'wrong'):
-        sums.append(weights @ numpy.nan_to_num(runs.sums[figure][:, runs.columns(names)]))
-    tokens, time, wrong = sums
-    with numpy.errstate(invalid='ignore', divide='ignore'):
-        return tokens / time, 1 - wrong / tokens
+        score = numpy.where(agrees >= agreement, score, agrees - 1)
+    half = numpy.arange(len(weights))
+    chosen = score[half ^ 1].round(9).argmax(1)                 # halves of a family are neighbours
+    return ((weights @ counts[0]) / (weights @ counts[1]))[half, chosen]
 
 
 def at_equal(runs, name, baselines, kind):
@@ -296,12 +279,9 @@ def at_equal(runs, name, baselines, kind):
 
 def gap(values):
     """The figure: the mean of a value a text, as of a difference between two settings; nan is left out."""
-    values = numpy.array([math.nan if value is None else value for value in values], float)
-
-    def figure(texts):
-        there = values[texts][numpy.isfinite(values[texts])]
-        return there.mean() if len(there) else math.nan
-    return figure
+    values = numpy.array(values, float)                 # None becomes nan
+    there = numpy.isfinite(values)
+    return ratio(numpy.where(there, values, 0), there)
 
 
 def ratio(parts, wholes):
@@ -347,20 +327,16 @@ class Records(dict):
 
     def __init__(self, paper, pair, cost=None, position=POSITION):
         """cost, position: see Costs.at; without them passes cost what was measured."""
-        super().__init__()
-        self.paper, self.pair = paper, pair
-        self.cost, self.position = cost, position
-        for where in sorted((LAB / paper / 'results' / pair).glob('*.jsonl')):
-            self[where.stem] = read_stored(where)
+        files = sorted((LAB / paper / 'results' / pair).glob('*.jsonl'))
+        super().__init__({where.stem: read_stored(where) for where in files})
+        self.pair, self.cost, self.position = pair, cost, position
 
     @functools.cached_property
     def costs(self):
         """The Costs of the pair's passes, one record for all papers; None where they were not measured."""
-        where = file_of(None, self.pair, 'costs')
-        if not where.exists():
-            return None
-        costs = Costs(read_stored(where).rows[0])
-        return costs.at(self.cost, self.position) if self.cost else costs
+        where = file_of('', self.pair, 'costs')
+        costs = Costs(read_stored(where).rows[0]) if where.exists() else None
+        return costs.at(self.cost, self.position) if costs and self.cost else costs
 
     def runs(self, name):
         """The Runs of a record of settings on texts."""
@@ -371,10 +347,11 @@ class Records(dict):
         return self.runs(name) if name in self else None
 
 
-def measured_pairs(paper):
-    """The names of the pairs that a paper has results of, the embedded one first."""
+def measured_pairs(paper, *how):
+    """{pair: Records} of a paper, the embedded pair first; how: see Records."""
     names = {where.parent.name for where in (LAB / paper / 'results').glob('*/*.jsonl')}
-    return sorted(names, key=lambda name: (not name.startswith(EMBEDDED), name))
+    names = sorted(names, key=lambda name: (not name.startswith(EMBEDDED), name))
+    return {name: Records(paper, name, *how) for name in names}
 
 
 def claims_of(paper):
@@ -384,13 +361,14 @@ def claims_of(paper):
 
 def findings_of(paper, cost=None, position=POSITION):
     """{claim's text: {pair: Finding}} of a paper on all its pairs; at a cost, of speeds alone."""
+    best = claims_of('best')
     found = {}
-    for pair in measured_pairs(paper):
-        for claim in claims_of(paper).claims(Records(paper, pair, cost, position)):
+    for pair, records in measured_pairs(paper, cost, position).items():
+        for claim in claims_of(paper).claims(records):
             if cost is None:
-                claim = claims_of('best').by_clock(claim, pair)
+                claim = best.by_clock(claim, pair)
             else:
-                claim = claims_of('best').by_counts(claim, pair, cost, position)
+                claim = best.by_counts(claim, pair, cost, position)
                 if claim.kind != MODELLED or not math.isfinite(claim.figure(numpy.asarray(claim.texts))):
                     continue
             found.setdefault(claim.text, {})[pair] = judge(claim)
@@ -412,18 +390,13 @@ def number(x):
     return f'{x:.3f}' if 0.9 <= x < 1.1 else f'{x:.2f}'
 
 
-def cell_text(cell):
-    if isinstance(cell, float):
-        return number(cell)
-    return '-' if cell is None else str(cell)
-
-
-def table_lines(table):
+def table_lines(head, rows):
     """Lines of a Markdown table."""
-    def line(cells):
-        return f'| {" | ".join(map(cell_text, cells))} |'
-    head, rows = table
-    return [line(head), line(['---'] * len(head)), *map(line, rows), '']
+    lines = []
+    for cells in (head, ['---'] * len(head), *rows):
+        cells = ['-' if x is None else number(x) if isinstance(x, float) else str(x) for x in cells]
+        lines.append(f'| {" | ".join(cells)} |')
+    return [*lines, '']
 
 
 def short(pair):
@@ -440,74 +413,55 @@ def claim_rows(findings, cheap):
         claim = next(iter(by_pair.values())).claim
         own, real = cells_of(by_pair)
         own_cheap, real_cheap = cells_of(cheap.get(text, {}))
-        yield (text, claim.whose, f'{claim.line:g}', '; '.join(own) or '-', '; '.join(real) or '-',
-               '; '.join(real_cheap or own_cheap) or '-')
+        yield text, claim.whose, f'{claim.line:g}', own, real, real_cheap or own_cheap
 
 
 def cells_of(by_pair):
-    """(cells of the embedded pairs, cells of the real ones) of {pair: Finding}."""
-    own, real = [], []
+    """(cell of the embedded pairs, cell of the real ones) of {pair: Finding}; None for none."""
+    cells = {True: [], False: []}
     for pair, finding in by_pair.items():
-        cells = own if pair.startswith(EMBEDDED) else real
-        cells.append(finding.cell if pair == EMBEDDED else f'{short(pair)}: {finding.cell}')
-    return own, real
+        who = '' if pair == EMBEDDED else f'{short(pair)}: '
+        cells[pair.startswith(EMBEDDED)].append(who + finding.cell)
+    return ['; '.join(cells[embedded]) or None for embedded in (True, False)]
 
 
 CLAIM_HEAD = 'claim', 'whose', 'at least', 'embedded pair', 'real models', f'at c = {PAPERS_COST:g}'
 
 
-def page_lines(paper, findings):
-    """Lines of a paper's page: what was measured, the verdicts, one table or a list without verdicts."""
-    pairs = {pair: Records(paper, pair) for pair in measured_pairs(paper)}
+def page_lines(paper, findings, cheap):
+    """Lines of a paper's page: what was measured, the verdicts, tables without verdicts; see claim_rows."""
+    pairs = measured_pairs(paper)
     lines = []
     for pair, records in pairs.items():
         dates = sorted({stored.head.get('date', '') for stored in records.values()})
         n = max(len(stored.rows) for stored in records.values())
         lines.append(f'* {pair}: {len(records)} records of up to {n} rows, {" and ".join(dates)}')
-    lines.append('* words and kinds of speed: [how claims are judged](../README.md#measure-then-judge)')
-    cheap = findings_of(paper, PAPERS_COST)
-    lines += ['', *table_lines(PageTable(CLAIM_HEAD, list(claim_rows(findings, cheap))))]
+    lines += ['* words and kinds of speed: [how claims are judged](../README.md#measure-then-judge)', '']
+    lines += table_lines(CLAIM_HEAD, claim_rows(findings, cheap))
     tables = claims_of(paper).sweeps(pairs)
-    return lines + sum(map(table_lines, tables if isinstance(tables, list) else [tables]), [])
+    for head, rows in tables if isinstance(tables, list) else [tables]:
+        lines += table_lines(head, rows)
+    return lines
 
 
-def between_markers(text, lines):
-    """The page's text with these lines between its two markers; ValueError if it does not have both."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    require_that(begin and end, f'the page lacks the lines {BEGIN} and {END}')
-    return '\n'.join([before + begin, '', *lines]) + end + after
+def pages(found):
+    """{file: its text} of the pages of {paper: (findings, cheap)}; of all papers with the scoreboard.
 
-
-def rewrite(where, lines):
-    """Puts these lines between the markers of a page."""
-    where.write_text(between_markers(where.read_text(encoding='utf-8'), lines), encoding='utf-8')
-
-
-def scoreboard(papers):
-    """Lines of a table of the claims of {paper: findings}."""
-    rows = []
-    for paper, findings in papers.items():
-        cheap = findings_of(paper, PAPERS_COST)
-        rows += [(f'[{paper}]({paper}/README.md)', *row) for row in claim_rows(findings, cheap)]
-    return table_lines(PageTable(('paper', *CLAIM_HEAD), rows))
-
-
-def print_verdicts(paper, findings):
-    """Prints the table of a paper's findings, without the column of another cost."""
-    rows = [row[:-1] for row in claim_rows(findings, {})]
-    print(f'\n{paper}\n' + '\n'.join(table_lines(PageTable(CLAIM_HEAD[:-1], rows))))
-
-
-def report(papers, write):
-    """Prints the verdicts of these papers; write: into the pages, and the scoreboard where all are judged."""
-    found = {paper: findings_of(paper) for paper in papers}
-    for paper, findings in found.items():
-        print_verdicts(paper, findings)
-        if write:
-            rewrite(LAB / paper / 'README.md', page_lines(paper, findings))
-    if write and found.keys() == PAPERS.keys():
-        rewrite(LAB / 'README.md', scoreboard(found))
+    What stands between a page's two markers is written anew; ValueError if it does not have both.
+    """
+    lines = {paper: page_lines(paper, *both) for paper, both in found.items()}
+    if found.keys() == PAPERS.keys():
+        rows = [(f'[{paper}]({paper}/README.md)', *row)
+                for paper, both in found.items() for row in claim_rows(*both)]
+        lines[''] = table_lines(('paper', *CLAIM_HEAD), rows)
+    texts = {}
+    for paper, those in lines.items():
+        where = LAB / paper / 'README.md'
+        before, begin, rest = where.read_text(encoding='utf-8').partition(BEGIN)
+        _, end, after = rest.partition(END)
+        require_that(begin and end, f'{where} lacks the lines {BEGIN} and {END}')
+        texts[where] = '\n'.join([before + begin, '', *those]) + end + after
+    return texts
 
 
 def main():
@@ -523,16 +477,15 @@ def main():
     unknown = [paper for paper in args.papers if paper not in PAPERS]
     if unknown:
         parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}')
-    papers = args.papers or list(PAPERS)
-    if args.cost is None:
-        report(papers, args.report)
-    else:
-        for paper in papers:
-            findings = findings_of(paper, args.cost, args.verify)
-            if findings:
-                print_verdicts(paper, findings)
-            else:
-                print(f'\n{paper}: no claim of its own was counted in passes at this cost')
+    found = {}
+    for paper in args.papers or PAPERS:
+        findings = findings_of(paper, args.cost, args.verify)
+        rows = [row[:-1] for row in claim_rows(findings, {})]
+        print(f'\n{paper}', *table_lines(CLAIM_HEAD[:-1], rows), sep='\n')
+        if args.report and args.cost is None:
+            found[paper] = findings, findings_of(paper, PAPERS_COST)
+    for where, text in pages(found).items():
+        where.write_text(text, encoding='utf-8')
     return 0
 
 

@@ -1,8 +1,8 @@
 """Records what the papers' claims rest on: `python -m lab.measure via` stores rows that lab/judge.py judges.
 
 Each paper has a module `claims` with RECORDS {name: Record}. A record is a file of JSON lines: a header
-(models, versions, device, date), then one row for each item. With --target, --draft and --prompts the same
-records are made of any other pair; --resume goes on from the rows that an interrupted run has stored.
+(models, versions, device, date), then one row for each item, written as it is measured. With --target,
+--draft and --prompts the same records are made of any other pair.
 """
 import argparse
 import datetime
@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import itertools
 import json
-import math
 import os
 import platform
 import random
@@ -20,15 +19,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import NamedTuple
 
 import torch
 
 from lab import at_least, tasks
-from model import encode, fingerprint, require_that
-from specmini import DTYPES, Engine, chat, exit_status, grade, read_rows, ready, take_threads
+from model import check_fields, encode, fingerprint, knob, knobs_of, require_that
+from specmini import DTYPES, Engine, add_flags, chat, exit_status, grade, read_rows, ready, take_threads
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
                     tokens_of)
 
@@ -38,11 +37,8 @@ MODELS = LAB / 'models'
 PAPERS = dict(cmasd=100, ecsv=50, via=20, specguard=50, sparse=50, best=8)      # prompts of each task
 ELSEWHERE = 12          # prompts of each family, of any other pair
 DIGITS = 5              # significant digits of a stored number
-ROUNDS = 80             # in which the cost of every pass is measured once
-FEW_ROUNDS = 7          # the same, of a pair whose passes take a tenth of a second
 MOST_POSITIONS = 32     # the longest pass whose cost is measured
 MOST_ROWS = 6           # the most draft rows whose pass is measured
-OTHERS = dict(draft='', max_new=256, longest=1024, device='auto', dtype='auto')     # of another pair
 
 
 # ------------------------------------------------------------------------------------------------- the models
@@ -69,22 +65,6 @@ class SharingEngine(Engine):
     def network(self, folder):
         return network(folder, self.device, self.dtype)
 
-    def reopen(self, ids):
-        """As open([ids]), but a prompt that the caches hold already is not read again."""
-        reader = self.readers.get('target')
-        if reader is None or reader.cache.ids[:len(ids) - 1] != ids[:-1] or len(ids) < 2:
-            self.open([ids])
-            for reader in self.readers.values():
-                reader.forget = functools.partial(keep_prompt, reader, ids[:-1])
-
-
-def keep_prompt(reader, prompt):
-    """As Reader.forget, but the cache keeps a prompt that it holds."""
-    path = reader.model.full
-    n = min(len(prompt), reader.cache.valid_prefix(prompt, path))
-    reader.cache.record(prompt[:n], n, path)
-    reader.log.clear()
-
 
 # --------------------------------------------------------------------------------------------- pairs, prompts
 
@@ -103,15 +83,18 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models, how they run, and their prompts; without arguments the embedded pair."""
-    target: str = str(MODELS / 'target')
-    draft: str = str(MODELS / 'draft')          # '': none, drafts are looked up in the text
+    """Two models, how they run, and their prompts. The options are flags, too."""
+    target: str = knob(str(MODELS / 'target'), 'a Hugging Face folder')
+    draft: str = knob('', 'a smaller model of the same vocabulary; drafts are looked up without one')
     prompts: tuple = ()         # files of JSON lines; none: held-out rows of the lab's tasks
-    chat: bool = False          # whether a prompt is put into the target's chat template
-    max_new: int = 160          # tokens that a text has at most
-    longest: int = 300          # tokens of a prompt; longer ones are passed over
-    device: str = 'cpu'
-    dtype: str = 'fp32'
+    chat: bool = knob(False, "put prompts into the target's chat template")
+    max_new: int = knob(256, 'tokens that a text has at most', 1)
+    longest: int = knob(1024, 'tokens of a prompt; longer ones are passed over', 1)
+    device: str = knob('cpu', 'or cuda', words=('cpu', 'cuda'))
+    dtype: str = knob('auto', 'as in specmini.py', words=('auto', *DTYPES))
+
+    def __post_init__(self):
+        check_fields(self)
 
     @property
     def is_embedded(self):
@@ -144,10 +127,9 @@ class Pair:
 
         usual: the embedded pair's families, tasks of the lab.
         """
+        rows = rows_by_family(self.prompts)
         if self.is_embedded:
             rows = {family: tasks.rows(family, seed) for family in usual}
-        else:
-            rows = rows_by_family(self.prompts)
         found = []
         for family, theirs in rows.items():
             encoded = ((row, self.encode(row['prompt'])) for row in theirs)
@@ -157,24 +139,19 @@ class Pair:
 
     def encode(self, text):
         """The ids of a prompt, in the chat template where that is wanted."""
-        if self.chat:
-            text = chat(self.target, text)
-        (ids,) = encode(self.tokenizer, [text], not self.chat)
+        (ids,) = encode(self.tokenizer, [chat(self.target, text) if self.chat else text], not self.chat)
         return ids
 
     def head(self, record, n):
-        """The first line of a record: what is measured, and on what."""
+        """The first line of a record: what is measured, on what, by which versions, and when."""
         models = {File(folder).resolve().name: fingerprint(folder) for folder in self.folders}
-        head = dict(record=record, n=n, seed=SEED, models=models, device=self.device, dtype=self.dtype)
-        if not self.is_embedded:
-            files = {}
-            for file in self.prompts:
-                files[File(file).name] = hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
-            head |= dict(prompts=files, chat=self.chat, max_new=self.max_new, longest=self.longest)
-        return head
+        files = {File(file).name: hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
+                 for file in self.prompts}
+        return dated(dict(record=record, n=n, seed=SEED, models=models, device=self.device, dtype=self.dtype,
+                          prompts=files, chat=self.chat, max_new=self.max_new, longest=self.longest))
 
 
-EMBEDDED = Pair()
+EMBEDDED = Pair(draft=str(MODELS / 'draft'), max_new=160, longest=300, dtype='fp32')
 
 
 @functools.cache
@@ -216,15 +193,9 @@ def run_row(settings, pair, prompt):
     another place of a fixed order.
     """
     settings = settings(pair) if callable(settings) else settings
-    runs = dict.fromkeys(settings)
     order = random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings))
-    for name in order:
-        setting = settings[name]
-        engine = prepared(pair, setting)
-        engine.reopen(prompt.ids)
-        method = setting.method()
-        runs[name] = counts_of(engine, engine.start(prompt.ids, method), method, prompt.row)
-    return prompt.name | dict(runs=runs)
+    runs = {name: counts_of(pair, settings[name], prompt) for name in order}
+    return prompt.name | dict(runs={name: runs[name] for name in settings})
 
 
 def answer_row(settings, pair, prompt):
@@ -247,13 +218,17 @@ def prepared(pair, setting):
     return engine
 
 
-def counts_of(engine, session, method, row):
-    """What one method does with one text: the counts of a run.
+def counts_of(pair, setting, prompt):
+    """What one Setting does with one text: the counts of a run.
 
     tokens written; judged and accepted draft tokens; cycles; wrong: tokens that are not the target's
     first choice after the same text; nats: -log p of the text by the target; right: 1, 0, or None where the
     row has no answer; seconds by the clock, without the prompt; passes {reader/path: {positions: passes}}.
     """
+    engine = prepared(pair, setting)
+    engine.open([prompt.ids])
+    method = setting.method()
+    session = engine.start(prompt.ids, method)
     marks = {role: len(reader.log) for role, reader in engine.readers.items()}
     begin = moment()
     cycles = list(decode(session, method))
@@ -263,11 +238,14 @@ def counts_of(engine, session, method, row):
         for path, positions in reader.log[marks[role]:]:
             passes.setdefault(f'{role}/{path.name}', Counter())[positions] += 1
     judged = [verdict for cycle in cycles for verdict in cycle.judged]
-    wrong, nats = audited(session)
-    right = graded(row, engine.tokenizer.decode(tokens_of(cycles)))
-    return dict(tokens=len(session.tokens) - session.begin, judged=sum(len(one.tokens) for one in judged),
-                accepted=sum(len(one.tokens) for one in judged if one.kept), cycles=len(cycles), wrong=wrong,
-                nats=nats, right=right, seconds=seconds, passes=passes)
+    written = session.tokens[session.begin:]
+    logits = session.target.read(session.tokens[:-1], session.target.model.full, len(written)).float()
+    return dict(
+        tokens=len(written), judged=sum(len(one.tokens) for one in judged),
+        accepted=sum(len(one.tokens) for one in judged if one.kept), cycles=len(cycles),
+        wrong=sum(pick != token for pick, token in zip(logits.argmax(-1).tolist(), written)),
+        nats=-float(token_logps(logits, written).sum()),
+        right=graded(prompt.row, engine.tokenizer.decode(tokens_of(cycles))), seconds=seconds, passes=passes)
 
 
 def graded(row, text):
@@ -281,14 +259,6 @@ def moment():
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def audited(session):
-    """(tokens that are not the target's first choice after the same text, -log p of all): a dense pass."""
-    written = session.tokens[session.begin:]
-    logits = session.target.read(session.tokens[:-1], session.target.model.full, len(written)).float()
-    wrong = sum(pick != token for pick, token in zip(logits.argmax(-1).tolist(), written))
-    return wrong, -float(token_logps(logits, written).sum())
 
 
 # ------------------------------------------------------------------------------------- the target's own text
@@ -311,7 +281,7 @@ def token_row(pair, prompt):
 
 # ---------------------------------------------------------------------------------------------- pass costs
 
-def cost_row(pair):
+def cost_row(pair, _):
     """{reader/path: [0, seconds of a pass over 1, 2, ... positions]}: of draft, target and slim passes.
 
     The draft's are over that many rows of one position. Medians over rounds through all sizes, because a
@@ -321,41 +291,28 @@ def cost_row(pair):
     text = [1] * min(100, engine.context // 2)
     engine.open([text])
     session = engine.start(text, METHODS['via']())
-    tokens = itertools.cycle(range(2, session.target.model.vocab))
-    full = session.target.model.full
+    target, draft = session.target, session.drafter
+    tokens = itertools.cycle(range(2, target.model.vocab))      # each pass reads one that no cache holds
     times = {}
-    for _ in range(ROUNDS if pair.is_embedded else FEW_ROUNDS):
+    for _ in range(80 if pair.is_embedded else 7):              # where a pass takes a tenth of a second
         for n in range(1, MOST_POSITIONS + 1):
-            for name, path in (('target/full', full), ('target/slim', session.slim_path)):
-                times.setdefault((name, n), []).append(pass_seconds(session, path, text, next(tokens), n))
+            for name, path in (('target/full', target.model.full), ('target/slim', session.slim_path)):
+                target.read(text[:-1], path, 0)
+                begin = moment()
+                target.read(text[:-1] + [next(tokens)] + [1] * (n - 1), path, n)
+                times.setdefault((name, n), []).append(moment() - begin)
         for rows in range(1, MOST_ROWS + 1):
-            seconds = draft_seconds(session, text, next(tokens), rows)
-            times.setdefault(('draft/full', rows), []).append(seconds)
+            draft.read(text[:-1], draft.model.full, 0)
+            fork = draft.fork(rows)
+            ids = torch.full((rows,), next(tokens), device=draft.model.device)
+            fork.append(ids, draft.model.full)                  # the first has just copied a cache
+            begin = moment()
+            fork.append(ids, draft.model.full)
+            times.setdefault(('draft/full', rows), []).append(moment() - begin)
     found = {}
     for (name, _), seconds in times.items():
         found.setdefault(name, [0.0]).append(statistics.median(seconds))
     return found
-
-
-def pass_seconds(session, path, text, token, n):
-    """Seconds of a target pass over n positions after the text; token: one that the cache does not hold."""
-    reader = session.target
-    reader.read(text[:-1], path, 0)
-    begin = moment()
-    reader.read(text[:-1] + [token] + [1] * (n - 1), path, n)
-    return moment() - begin
-
-
-def draft_seconds(session, text, token, rows):
-    """Seconds of a draft pass over one position of this many rows."""
-    reader = session.drafter
-    reader.read(text[:-1], reader.model.full, 0)
-    fork = reader.fork(rows)
-    ids = torch.full((rows,), token, device=reader.model.device)
-    fork.append(ids, reader.model.full)                 # the first has just copied a cache
-    begin = moment()
-    fork.append(ids, reader.model.full)
-    return moment() - begin
 
 
 # ----------------------------------------------------------------------------------------------- stored rows
@@ -373,6 +330,9 @@ def on_prompts(families, row, **kind):
     return Record(lambda pair, n: pair.texts(families, n), row, **kind)
 
 
+COSTS = dict(costs=Record(lambda pair, n: [pair], cost_row))       # one record for all papers
+
+
 class Stored(NamedTuple):
     """A record as it was stored."""
     head: dict          # see Pair.head
@@ -380,14 +340,9 @@ class Stored(NamedTuple):
 
 
 def for_json(value):
-    """The value with its floats cut to DIGITS significant digits; nan becomes None, which JSON has."""
-    if isinstance(value, dict):
-        return {str(key): for_json(x) for key, x in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [for_json(x) for x in value]
-    if isinstance(value, float):
-        return float(f'{value:.{DIGITS}g}') if math.isfinite(value) else None
-    return value
+    """The value as JSON gives it back: floats cut to DIGITS significant digits; nan is None."""
+    return json.loads(json.dumps(value), parse_float=lambda text: float(f'{float(text):.{DIGITS}g}'),
+                      parse_constant=lambda _: None)
 
 
 def as_line(row):
@@ -395,9 +350,8 @@ def as_line(row):
 
 
 def file_of(paper, pair, name):
-    """The file of a record; pair: the name of a Pair. Costs of passes are one record for all papers."""
-    home = LAB if paper is None else LAB / paper
-    return home / 'results' / pair / f'{name}.jsonl'
+    """The file of a record; pair: the name of a Pair; paper: '' for the costs of passes."""
+    return LAB / paper / 'results' / pair / f'{name}.jsonl'
 
 
 def dated(head):
@@ -406,110 +360,78 @@ def dated(head):
     return head | dict(versions=versions, date=datetime.date.today().isoformat())
 
 
-def write_rows(where, head, items, row_of, resume=False):
-    """Writes a head, then row_of(item) as each is measured; resume: goes on after rows of this head."""
+def write_rows(where, head, rows, there=()):
+    """Writes a head, or the lines that are there, then each row as it is measured."""
     where.parent.mkdir(parents=True, exist_ok=True)
-    there = kept_rows(where, head) if resume else 0
-    with open(where, 'a' if there else 'w', encoding='utf-8') as file:
-        if not there:
-            file.write(as_line(dated(head)))
-            file.flush()
-        for item in items[max(0, there - 1):]:
-            file.write(as_line(row_of(item)))
-            file.flush()
+    with open(where, 'w', encoding='utf-8') as file:
+        file.writelines(there or [as_line(head)])
+        for row in rows:
+            print(as_line(row), end='', file=file, flush=True)
 
 
-def kept_rows(where, head):
-    """Whole lines of a file that begins with this head, whatever its date; 0 where it is another's."""
-    if not where.exists():
-        return 0
-    lines = where.read_text(encoding='utf-8').splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith('\n')]
-    if not whole or not for_json(head).items() <= json.loads(whole[0]).items():
-        return 0
-    where.write_text(''.join(whole), encoding='utf-8')          # a line that was broken off goes
-    return len(whole)
+def whole_lines(where, head):
+    """Those of a file that begins with this head, whatever its date and versions; [] where it has another."""
+    lines = where.read_text(encoding='utf-8').splitlines(keepends=True) if where.exists() else []
+    whole = [line for line in lines if line.endswith('\n')]          # an interrupt may break one off
+    changing = dict(date=None, versions=None)
+    same = whole and json.loads(whole[0]) | changing == for_json(head) | changing
+    return whole if same else []
 
 
 def read_stored(where):
-    """The Stored record of a file; ValueError if it was not measured."""
-    require_that(where.exists(), f'{where}: not measured yet; python -m lab.measure does')
-    lines = where.read_text(encoding='utf-8').splitlines()
-    require_that(lines, f'{where}: an empty file; python -m lab.measure records it')
-    head, *rows = map(json.loads, lines)
+    """The Stored record of a file."""
+    head, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines())
     return Stored(head, rows)
 
 
 # ----------------------------------------------------------------------------------------------- the program
 
-def measure(paper, pair, n, resume=False, only=None):
+def measure(paper, pair, n, only=None, resume=False):
     """Measures and stores the records of a paper, or the one named `only`; n: prompts of each family."""
-    records = importlib.import_module(f'lab.{paper}.claims').RECORDS
+    records = COSTS if paper == 'costs' else importlib.import_module(f'lab.{paper}.claims').RECORDS
     require_that(not only or only in records, f'--only {only}: {paper} has the records {", ".join(records)}')
     for name, record in records.items():
         if only and name != only:
             continue
-        if record.drafts and not pair.draft:
-            print(f'{paper} {name}: left out, it needs a draft model (--draft DIR)', file=sys.stderr)
-        elif record.only and not pair.is_embedded:
-            print(f'{paper} {name}: left out, it needs {record.only}', file=sys.stderr)
+        lacking = 'a draft model (--draft DIR)' if record.drafts and not pair.draft else ''
+        if lacking or record.only and not pair.is_embedded:
+            print(f'{paper} {name}: left out, it needs {lacking or record.only}', file=sys.stderr)
         else:
-            where = file_of(paper, pair.name, name)
-            row_of = functools.partial(record.row, pair)
-            write_rows(where, pair.head(name, n), record.items(pair, n), row_of, resume)
-
-
-def parse():
-    parser = argparse.ArgumentParser(prog='python -m lab.measure', description=__doc__.split('\n')[0])
-    add = parser.add_argument
-    add('papers', nargs='+', metavar='PAPER', choices=(*PAPERS, 'costs'),
-        help=f'of {", ".join(PAPERS)}, or costs: of the passes')
-    add('--n', type=at_least(2), help='prompts of each family')
-    add('--only', metavar='RECORD', help='this record of a paper alone')
-    add('--resume', action='store_true', help='keep the rows that an interrupted run has stored')
-    add('--target', metavar='DIR', help='a Hugging Face folder (default: the embedded pair)')
-    add('--draft', metavar='DIR', help='a smaller model of the same vocabulary (default: none)')
-    add('--prompts', metavar='FILE', nargs='+', help='JSON lines with a prompt, question or turns')
-    add('--chat', action='store_true', help="put prompts into the target's chat template")
-    add('--max-new', type=at_least(1), help='tokens that a text has at most (default: 256)')
-    add('--longest', type=at_least(1), help='tokens of a prompt; longer ones are passed over (default: 1024)')
-    add('--device', choices=('auto', 'cpu', 'cuda'), help='default: auto')
-    add('--dtype', choices=('auto', *DTYPES), help='default: auto, as in specmini.py')
-    return parser.parse_args()
+            where = file_of('' if paper == 'costs' else paper, pair.name, name)
+            head = pair.head(name, n)
+            there = whole_lines(where, head) if resume else []
+            items = itertools.islice(record.items(pair, n), max(0, len(there) - 1), None)
+            write_rows(where, head, (record.row(pair, item) for item in items), there)
 
 
 def pair_of(args):
     """The Pair that the flags ask for; ValueError in one line where it is no pair."""
-    given = {option.name: getattr(args, option.name) for option in fields(Pair)}
-    given = {name: value for name, value in given.items() if value is not None and value is not False}
-    if not given.keys() - {'draft'}:
-        return replace(EMBEDDED, **given)               # another draft for the embedded target
-    require_that(args.target and args.prompts, 'another pair takes --target DIR and --prompts FILE, both')
-    pair = Pair(**OTHERS | given | dict(prompts=tuple(args.prompts)))
-    rows_by_family(pair.prompts)                        # a file that cannot be read is told before a minute
-    pair = replace(pair, device=pair.engine().device)   # which refuses models that do not fit
+    pair = Pair(**{name: getattr(args, name) for name in knobs_of(Pair)} | dict(prompts=tuple(args.prompts)))
+    if not pair.prompts:
+        require_that(pair == Pair(draft=pair.draft), 'another pair takes --target DIR and --prompts FILE')
+        return replace(EMBEDDED, draft=pair.draft or EMBEDDED.draft)    # the embedded target, another draft
+    pair.engine()                                       # which refuses models that do not fit
     require_that(len(pair.texts((), 2)) > 1,
                  f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
     return pair
 
 
 def run():
-    """Measures what the flags ask for; returns the exit status."""
-    args = parse()
+    """Measures what the flags ask for."""
+    parser = argparse.ArgumentParser(prog='python -m lab.measure', description=__doc__.split('\n')[0])
+    parser.add_argument('papers', nargs='+', metavar='PAPER', choices=(*PAPERS, 'costs'),
+                        help=f'of {", ".join(PAPERS)}, or costs: of the passes')
+    parser.add_argument('--n', type=at_least(2), help='prompts of each family')
+    parser.add_argument('--only', metavar='RECORD', help='this record of a paper alone')
+    parser.add_argument('--resume', action='store_true', help='keep the rows of an interrupted run')
+    parser.add_argument('--prompts', metavar='FILE', nargs='+', default=(), help='JSON lines; another pair')
+    add_flags(parser, Pair)
+    args = parser.parse_args()
     pair = pair_of(args)
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
-    try:
-        for paper in args.papers:
-            if paper == 'costs':
-                where = file_of(None, pair.name, 'costs')
-                write_rows(where, pair.head('costs', 1), [pair], cost_row)
-            else:
-                n = args.n or (PAPERS[paper] if pair.is_embedded else ELSEWHERE)
-                measure(paper, pair, n, args.resume, args.only)
-    except KeyboardInterrupt:
-        print('interrupted: the same command with --resume goes on', file=sys.stderr)
-        return 130
-    return 0
+    for paper in args.papers:
+        n = PAPERS.get(paper, 1) if pair.is_embedded else ELSEWHERE
+        measure(paper, pair, args.n or n, args.only, args.resume)
 
 
 def main():

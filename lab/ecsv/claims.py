@@ -48,7 +48,7 @@ def counts(pair, prompt, setting, depth):
     """
     method = setting.method(depth)
     engine = prepared(pair, setting)
-    engine.reopen(prompt.ids)
+    engine.open([prompt.ids])
     totals = Counter()
     accept = method.accept
 

@@ -1,5 +1,4 @@
 """lab/measure.py and lab/judge.py: rows that are stored, figures by hand, verdicts, pages."""
-import itertools
 import math
 
 import numpy
@@ -9,7 +8,7 @@ import lab.baselines                                    # noqa: F401, enters the
 from lab import judge, measure, tasks
 from lab.judge import CLOCK, Claim, Costs, Runs
 from lab.measure import EMBEDDED, Pair, named, run_row, sd, token_row
-from lab.tests.helpers import case, program as run, stored, tiny
+from lab.tests.helpers import case, program as run, refused, stored, tiny
 from lab.best.claims import replayed
 from lab.toys import fresh
 from model import load, write_calibration
@@ -26,7 +25,7 @@ def pair(tmp_path_factory):
         dict(prompt='and so on', category='greet'), dict(prompt='once more', category='tell')])
     target, draft = tiny(home / 'tiny-large', 0, dict(num_hidden_layers=4)), tiny(home / 'tiny-small', 1)
     write_calibration(target, 'mask', dict(skip=[2, 3, 4]))
-    return Pair(str(target), str(draft), (str(file),), max_new=12, longest=50)
+    return Pair(str(target), str(draft), (str(file),), max_new=12, longest=50, dtype='fp32')
 
 
 @pytest.fixture
@@ -112,15 +111,15 @@ def test_sd_is_replayed_from_where_its_guesses_are_right():
 
 def test_each_cost_has_its_own_verdicts(home, capsys):
     """Drafts of 8 kept tokens are four times plain decoding where a draft pass is cheap, not where dear."""
-    measure.write_rows(measure.file_of(None, 'a', 'costs'), {}, [0], lambda _: {
-        'target/full': [0.0, 1.0], 'target/slim': [0.0, 0.5], 'draft/full': [0.0, 0.4]})
+    measure.write_rows(measure.file_of('', 'a', 'costs'), {}, [
+        {'target/full': [0.0, 1.0], 'target/slim': [0.0, 0.5], 'draft/full': [0.0, 0.4]}])
     cmasd = dict(tokens=90, wrong=1, right=None, passes={'target/full': {9: 10}, 'draft/full': {1: 80}})
     ar = dict(cmasd, passes={'target/full': {1: 90}})
     row = dict(family='qa', tokens=90, hit=[1, 0] * 45)
     for paper, name, runs in (('best', 'counts', {'cmasd 8': cmasd}),
                               ('cmasd', 'relaxed', dict(ar=ar, cmasd=cmasd, strict=cmasd))):
         rows = [row | dict(runs=runs, place=place) for place in range(12)]
-        measure.write_rows(measure.file_of(paper, 'a', name), {}, rows, dict)
+        measure.write_rows(measure.file_of(paper, 'a', name), {}, rows)
     for cost, verdict in ((0.05, 'HOLDS'), (0.4, 'FAILS')):
         status, out, _ = run(capsys, 'cmasd', '--cost', cost, main=judge.main)
         row = next(line for line in out.splitlines() if 'default (lossy) over plain decoding' in line)
@@ -190,25 +189,44 @@ def test_the_lab_grades_its_own_rows():
     assert measure.graded(next(tasks.rows('story', 0)), 'text') is None
 
 
-def test_rows_are_kept_and_gone_on_with(tmp_path, pair):
-    """A line that was broken off goes, whole ones stay; another head begins anew."""
+def test_rows_are_stored_as_they_are_measured(tmp_path):
+    """Whoever interrupts keeps them; floats have five digits, and JSON has no nan."""
     where = tmp_path / 'results' / 'rows.jsonl'
-    head = pair.head('rows', 2)
-    numbers = itertools.count()
-    measure.write_rows(where, head, range(3), lambda item: dict(item=item, call=next(numbers)))
-    where.write_text(where.read_text()[:-3])
-    measure.write_rows(where, head, range(3), lambda item: dict(item=item, call=next(numbers)), resume=True)
-    assert [(row['item'], row['call']) for row in measure.read_stored(where).rows] == [(0, 0), (1, 1), (2, 3)]
-    measure.write_rows(where, head | dict(n=3), [0], lambda item: dict(item=item), resume=True)
-    assert len(measure.read_stored(where).rows) == 1
+    with pytest.raises(ZeroDivisionError):
+        measure.write_rows(where, dict(n=3), (dict(item={1: 2 / item}, none=math.nan) for item in (3, 0)))
+    assert measure.read_stored(where) == (dict(n=3), [dict(item={'1': 0.66667}, none=None)])
+
+
+def test_a_run_goes_on_after_whole_rows_of_its_head(tmp_path):
+    where = tmp_path / 'rows.jsonl'
+    measure.write_rows(where, dict(n=3, date='1'), [dict(item=0), dict(item=1)])
+    where.write_text(where.read_text()[:-3])            # the last row is broken off
+    there = measure.whole_lines(where, dict(n=3, date='2'))
+    measure.write_rows(where, dict(n=3, date='2'), [dict(item=2)], there)
+    assert measure.read_stored(where) == (dict(n=3, date='1'), [dict(item=0), dict(item=2)])
+    assert measure.whole_lines(where, dict(n=4, date='1')) == []
+
+
+def test_flags_of_a_pair(pair, monkeypatch, capsys):
+    """Without files the embedded target is measured, with another draft at most."""
+    asked = []
+    monkeypatch.setattr(measure, 'measure', lambda *args: asked.append(args))
+    mid = str(EMBEDDED.target).replace('target', 'mid')
+    assert run(capsys, 'via', 'costs', '--draft', mid, main=measure.main)[0] == 0
+    assert [(paper, of.name, n) for paper, of, n, *_ in asked] == [
+        ('via', 'embedded+mid', 20), ('costs', 'embedded+mid', 1)]
+    run(capsys, 'via', '--target', pair.target, '--draft', pair.draft, '--prompts', *pair.prompts,
+        '--max-new', 12, '--longest', 50, '--dtype', 'fp32', '--n', 3, main=measure.main)
+    assert asked[-1] == ('via', pair, 3, None, False)
+    refused(capsys, '--prompts', 'via', '--max-new', 12, main=measure.main)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('paper', measure.PAPERS)
-def test_a_foreign_pair(paper, pair, home):
+def test_a_foreign_pair(paper, pair, home, monkeypatch):
     """Each paper measures any pair, and judges two texts of it without a warning."""
-    measure.write_rows(measure.file_of(None, pair.name, 'costs'), {}, [0], lambda _: {
-        'target/full': [0.0, 1.0, 1.1], 'target/slim': [0.0, 0.6, 0.7], 'draft/full': [0.0, 0.2]})
+    monkeypatch.setattr(measure, 'MOST_POSITIONS', 4)
+    measure.measure('costs', pair, 1)
     measure.measure(paper, pair, 2)
     assert judge.findings_of(paper) or paper == 'sparse'        # which measures longer contexts
 
@@ -217,12 +235,11 @@ def test_a_foreign_pair(paper, pair, home):
 @pytest.mark.filterwarnings('error')
 def test_pages_say_what_the_rows_say():
     """The committed pages are what --report writes from the stored rows; each interval has its figure."""
-    found = {paper: judge.findings_of(paper) for paper in judge.PAPERS}
-    for paper, findings in found.items():
-        assert 0 < len(findings) <= 12
-        for by_pair in findings.values():
+    found = {}
+    for paper in judge.PAPERS:
+        found[paper] = judge.findings_of(paper), judge.findings_of(paper, judge.PAPERS_COST)
+        assert 0 < len(found[paper][0]) <= 12
+        for by_pair in found[paper][0].values():
             assert all(finding.low <= finding.figure <= finding.high for finding in by_pair.values())
-        page = (judge.LAB / paper / 'README.md').read_text()
-        assert judge.between_markers(page, judge.page_lines(paper, findings)) == page
-    board = (judge.LAB / 'README.md').read_text()
-    assert judge.between_markers(board, judge.scoreboard(found)) == board
+    for where, text in judge.pages(found).items():
+        assert where.read_text() == text
