@@ -831,7 +831,8 @@ def read_config(folder):
             value = rope.get(name, raw.get(name))
             require_that(value in allowed, f'{name} {value!r} is not supported, only {allowed}')
         packed = raw.get('quantization') or raw.get('quantization_config') or {}
-        require_that(not packed, f'quantised by {packed.get("quant_method", "MLX")}; take the 16-bit model')
+        by = packed.get('quant_method', 'MLX') if isinstance(packed, dict) else packed
+        require_that(not packed, f'quantised by {by}; take the 16-bit model')
         kind = raw['model_type']
         raw = DEFAULTS[kind] | raw
         given = {name: raw[name] for name in knobs_of(Config) if raw.get(name) is not None}
@@ -923,14 +924,17 @@ class TextStream:
 
     def __init__(self, tokenizer, prompt):
         self.tokenizer = tokenizer
-        self.ids = prompt[-4:]          # the latest; alone, an id may lose its leading space
+        self.ids = list(prompt)         # then the latest; alone, an id may lose its leading space
         self.shown = len(self.ids)      # of them, those whose text was returned
 
     def add(self, token):
         """The piece of text that this token completes."""
         self.ids.append(token)
         before = self.tokenizer.decode(self.ids[:self.shown])
-        piece = self.tokenizer.decode(self.ids)[len(before):]
+        text = self.tokenizer.decode(self.ids)
+        if not text.startswith(before):
+            before = before.rstrip('\ufffd')            # of a prompt that ends within a character
+        piece = text[len(before):]
         if not piece or piece.endswith('\ufffd'):
             return ''
         self.ids = self.ids[self.shown:]
@@ -956,13 +960,18 @@ def chat(folder, messages):
             messages=messages, tools=None, documents=None, add_generation_prompt=True)
 
 
+def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent,
+                      separators=separators, sort_keys=sort_keys)
+
+
 def jinja_world(folder, settings):
     """What transformers gives to templates, in jinja's immutable sandbox: tags, functions, special tokens."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment    # it comes with torch
 
     world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                           extensions=['jinja2.ext.loopcontrols'])
-    world.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
+    world.filters['tojson'] = to_json
     world.globals.update(raise_exception=functools.partial(require_that, False),
                          strftime_now=lambda format: datetime.now().strftime(format))
     # a tokenizer_config.json that has added_tokens_decoder counts alone
@@ -1077,7 +1086,7 @@ def naming(where, faults=FAULTS):
 
 def find_folder(name):
     """The folder of this name, or a snapshot of the Hugging Face repository owner/name, fetched if needed."""
-    kinds = {file.suffix for file in [File(name), *File(name).glob('*')]} & {'.gguf', '.safetensors'}
+    kinds = {file.suffix.lower() for file in [File(name), *File(name).glob('*')]} & {'.gguf', '.safetensors'}
     require_that(kinds != {'.gguf'}, f'{name}: convert GGUF by from_pretrained(FOLDER, gguf_file=NAME) and '
                  'save_pretrained(NEW) of transformers, tokenizer and model with GgufConfig(dequantize=True)')
     return File(name) if File(name).is_dir() else snapshot(str(name))

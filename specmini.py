@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import warnings
 from collections import Counter
@@ -41,7 +42,9 @@ PER_TEXT = {'temperature', 'top_k', 'top_p', 'max_new', 'seed'}     # settings t
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
 # of generation_config.json: what changes the greedy texts of others
-IGNORED = 'repetition_penalty', 'no_repeat_ngram_size', 'num_beams', 'min_new_tokens', 'suppress_tokens'
+IGNORED = ('repetition_penalty', 'no_repeat_ngram_size', 'num_beams', 'min_length', 'min_new_tokens',
+           'bad_words_ids', 'sequence_bias', 'suppress_tokens', 'begin_suppress_tokens',
+           'forced_eos_token_id', 'guidance_scale')
 
 
 # --------------------------------------------------------------------------------------------- the Engine
@@ -99,8 +102,11 @@ class Engine:
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
         vocab = range(self.models['target'].vocab)
         for i, ids in enumerate(prompts, 1):
-            known = isinstance(ids, list) and all(type(token) is int and token in vocab for token in ids)
-            require_that(known, f'prompt {i}: expected a list of token ids 0 to {vocab[-1]}')
+            wrong = [ids]
+            if isinstance(ids, list):
+                wrong = [token for token in ids if type(token) is not int or token not in vocab]
+            require_that(not wrong,
+                         f'prompt {i}: expected a list of token ids 0 to {vocab[-1]}, found {wrong[:1]}')
             require_that(0 < len(ids) < self.context,
                          f'prompt {i} has {len(ids)} tokens; expected 1 to {self.context - 1}')
         capacity = min(self.context, max(map(len, prompts)) + self.max_new)
@@ -264,12 +270,14 @@ def run(args, kind=Engine):
             if text.finish == 'interrupted':
                 raise KeyboardInterrupt
         status = 0
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)     # figures and trace are written whole
     whole = min(map(len, texts.values()))               # texts that every method has written
     if whole:
         for line in table(engine, {name: written[:whole] for name, written in texts.items()}):
             print(line, file=sys.stdout if compare else sys.stderr)
     if args.trace:
         write_trace(args.trace, texts)
+    signal.signal(signal.SIGINT, previous)
     return status
 
 
@@ -341,7 +349,7 @@ def parse(argv):
                      'give one of --prompt TEXT, --prompts FILE')
         require_that(not args.check or is_greedy(args.temperature),
                      '--check: texts agree only at --temperature 0')
-        require_that(not str(args.trace).endswith(('.htm', '.html')),
+        require_that(not str(args.trace).lower().endswith(('.htm', '.html')),
                      '--trace writes JSON lines; python -m lab.page FLAGS run.html writes a page')
         names = ['ar', *args.compare.split(',')] if args.compare else [args.method]
         args.methods = make_methods(dict.fromkeys(names), args.set, args.sparse)
@@ -353,14 +361,15 @@ def parse(argv):
 
 def import_file(path):
     """Runs a Python file of the user's, which enters methods; its errors keep their traceback."""
-    before = METHODS.items() | set()
+    before = dict(METHODS)
     spec = importlib.util.spec_from_file_location(f'imported {File(path).stem}', path)
     require_that(spec, f'--import {path}: expected a Python file, .py')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                     # where dataclasses look for the types of fields
     spec.loader.exec_module(module)
-    for name, _ in before - METHODS.items():
-        print(f'--import {path} replaces the method {name}', file=sys.stderr)
+    for name, kind in before.items():
+        if METHODS.get(name, kind) is not kind:
+            print(f'--import {path} replaces the method {name}', file=sys.stderr)
 
 
 def make_methods(names, settings, sparse=False):
@@ -443,8 +452,9 @@ def read_rows(prompt, file):
             if line.strip():
                 with naming(f'line {number}', (*MALFORMED, IndexError, RecursionError)):
                     row = json.loads(line)
-                    text = row.get('prompt') or row.get('question') or row.get('messages') or row['turns'][0]
-                    chats = isinstance(text, list) and all('role' in message for message in text)
+                    first, *_ = row.get('turns') or [None]
+                    text = row.get('prompt') or row.get('question') or row.get('messages') or first
+                    chats = isinstance(text, list) and all(isinstance(one, dict) for one in text)
                     require_that(chats or isinstance(text, str),
                                  'expected a text under prompt, question or turns, or a list under messages')
                     rows.append(row | dict(prompt=text))
@@ -493,7 +503,7 @@ class Printer:
         self.tokenizer = tokenizer
         self.show = show
         self.silent = silent
-        self.color = os.isatty(1) and 'NO_COLOR' not in os.environ
+        self.color = os.isatty(1) and not os.environ.get('NO_COLOR')
         self.stream = TextStream(tokenizer, prompt)
         self.cycles = 0
 
@@ -637,7 +647,7 @@ def notes(engine, texts, size):
     ignored = [name for name in IGNORED if asked.get(name) not in (None, 0, 1, [])]
     sizes = [sum(p.numel() for p in model.parameters()) for model in engine.models.values()]
     narrowed = is_greedy(engine.temperature) and (engine.top_k or engine.top_p < 1)
-    found = [(narrowed, '--top-k and --top-p have no effect at temperature 0'),
+    found = [(narrowed, '--top-k and --top-p change no text at temperature 0'),
              (sizes[-1] > sizes[0], 'the draft model is larger than its target'),
              (ignored, f'not applied, of generation_config.json: {", ".join(ignored)}')]
     for name, written in texts.items():

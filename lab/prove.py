@@ -44,6 +44,7 @@ def prove(name, method, tokens=None, **sampling):
         if not proofs or not isinstance(error, TooMany):
             raise BadInput(f'{name}: {error}') from None
     proof = max(reversed(proofs), key=lambda proof: (proof.gap > SAME, proof.whole, len(proof.texts)))
+    proof.through = max((n for one in proofs if one.whole for n, _ in one.seen), default=0)
     proof.seen = set().union(*(proof.seen for proof in proofs))
     return proof
 
@@ -129,7 +130,8 @@ class Proof:
         missing = [f'{kept} of {n} kept' for n, kept in places if (n, kept) not in self.seen]
         missing[3:] = ['...'] * (len(missing) > 3)
         where = f', but not {", ".join(missing)}' if missing else ', kept and cut at each place'
-        return f'followed: blocks of up to {longest} guess{"es" * (longest != 1)}{where if longest else ""}'
+        blocks = f'blocks of up to {longest} guess{"es" * (longest != 1)}{where if longest else ""}'
+        return f'followed: {blocks}; through whole texts of up to {self.through}'
 
     def sentence(self):
         """What it comes to."""

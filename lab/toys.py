@@ -114,15 +114,15 @@ def write(s, method, most=None):
 
 def checked(cycle):
     """The Cycle; BadInput where the values that its method's `accept` returned contradict each other."""
-    drafted, tokens, labels = map(len, (cycle.drafted, cycle.tokens, cycle.labels))
+    drafted = len(cycle.drafted)
     judged = sum(len(row.tokens) for row in cycle.judged)
-    require_that(labels == tokens > 0, f'accept returned {tokens} tokens with {labels} labels; expected at '
-                 'least one token, and a label for each')
     require_that(cycle.accepted <= judged <= drafted, f'accept kept {cycle.accepted} guesses and judged '
                  f'{judged} of {drafted}; expected accepted <= judged <= drafted')
+    require_that(all(type(token) is int for token in cycle.tokens),
+                 f'accept returned the tokens {cycle.tokens}; expected whole numbers')
     for row in cycle.judged:
-        require_that(row.chance is None or 0 <= row.chance <= 1,
-                     f'the chance of a guess to be kept is {row.chance}; expected 0 to 1')
+        known = row.chance is None or type(row.chance) in (int, float) and 0 <= row.chance <= 1
+        require_that(known, f'the chance of a guess to be kept is {row.chance}; expected 0 to 1, a float')
     return cycle
 
 

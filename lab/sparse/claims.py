@@ -21,7 +21,7 @@ from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, embedd
 from model import Reader, encode, read_calibration
 from specmini import ready
 from train_mask import sparsity
-from verify import METHODS, Exact, Session, Sparse, decode, log_marks, no_draft, passes_since, tokens_of
+from verify import METHODS, Exact, Session, Sparse, decode, no_draft, tokens_of
 
 T = 5                               # positions of a reading pass
 OWN = 64                            # tokens of the target's own text that are read on a long context
@@ -106,21 +106,14 @@ class Prompted:
         return {'kl': float(kl), 'alike': float(alike), 'nll': float(nll), 'pass': seconds}
 
     def write(self, knobs):
-        """(ids of the greedy text of `sd`, its counts); a next question ends the answer.
-
-        verifying: the target's share of the passes' seconds.
-        """
+        """(ids of the greedy text of `sd`, its counts); a next question ends the answer."""
         session = self.start(knobs)
-        marks = log_marks(session)
         begin = moment()
         cycles = list(decode(session, Exact()))
         seconds = moment() - begin
         tokens = tokens_of(cycles)
         right = graded(self.row, self.tokenizer.decode(tokens).partition(NEXT)[0])
-        spent = {path: taken for path, (_, _, taken) in passes_since(session, marks).items()}
-        verifying = sum(spent[path] for path in spent if path.startswith('target')) / sum(spent.values())
-        return tokens, dict(tokens=len(tokens), cycles=len(cycles), seconds=seconds, verifying=verifying,
-                            right=right)
+        return tokens, dict(tokens=len(tokens), cycles=len(cycles), seconds=seconds, right=right)
 
     def run(self, knobs):
         """What a setting reads and writes, as a dict."""
@@ -370,7 +363,6 @@ EXPERTS = '3 experts', '2 experts', '1 experts'
 SIZES = [f'L0 {l0}, blocks of {block}' for l0 in (128, 2048) for block in (16, 64, 128, 256)]
 MIXED = 'dense', KEYS, CHANNELS, '3 experts', f'{KEYS}, 3 experts', ALL
 SWEEPS = [      # what, record, part of the families' names, figure, settings
-    ("profile: the target's share of sd's passes", 'tasks', '', 'verifying', ['dense']),
     ('one pass over dense, 2k tokens', 'long', ' 2048', 'faster', [KEYS]),
     ('one pass over dense, 4k', 'long', ' 4096', 'faster', [KEYS]),
     ('one pass over dense, matrices in 16 bits: 8k', 'passes', '8192', 'faster', ['sparse']),

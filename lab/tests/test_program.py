@@ -180,6 +180,8 @@ def test_half_a_character_is_held_back(capsys):
     printer.finish()
     assert [*pieces, capsys.readouterr().out] == ['A', '', '', '\u20ac', '', '', '\n']
     assert [*map(specmini.TextStream(tokenizer, [1]).add, (0x42, 0xE3, 257))] == ['A', '', '\ufffdC']
+    line = [1 + byte for byte in 'a\u3400\u3401\u3402C'.encode()]      # any four of its ids cut a character
+    assert ''.join(map(specmini.TextStream(tokenizer, line[:7]).add, line[7:])) == '\u3402C'
 
 
 @pytest.mark.parametrize('decoder', [decoders.Metaspace(), decoders.Sequence(
@@ -285,7 +287,7 @@ def test_compare_is_a_table_of_methods(pair, capsys):
 @pytest.mark.parametrize('flags, told', [
     ('--gamma 0', 'sd: nothing was drafted (gamma 0'), ('--max-new 1', 'sd: nothing was drafted (gamma 4'),
     ('--draft none', '--draft none'), ('', ''), ('--method ar', ''), ('--top-p 0.5 --temperature 1', ''),
-    ('--top-p 0.5', '--top-k and --top-p have no effect at temperature 0'), ('--top-k 3', 'have no effect'),
+    ('--top-p 0.5', '--top-k and --top-p change no text at temperature 0'), ('--top-k 3', 'change no text'),
     ('--gamma 500', 'sd: --max-new cuts blocks of gamma 500'),
     ('--target DRAFT --draft TARGET', 'the draft model is larger than its target'),
     ('--target PENALTY', 'not applied, of generation_config.json: repetition_penalty, suppress_tokens')])
