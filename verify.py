@@ -3,7 +3,7 @@
 propose -> score -> accept -> commit is one cycle, and `decode` is the loop. A method is a dataclass whose
 fields are its knobs; it overrides only what differs. To read one method, read up to the drafts, and its
 section. Not here: the network (model.py), the baselines that the methods are compared with
-(lab/*/baselines.py).
+(lab/baselines.py).
 
 p is the target's distribution and q the draft's; both are what is really sampled from, after temperature,
 top-k and top-p. Temperature 0 gives a one-hot distribution, so the exact rule needs no greedy branch.
