@@ -662,7 +662,7 @@ class Compiled:
         self.passes = {}        # kind of pass: its ids and positions, its graph, its hidden states
 
     def __call__(self, ids, positions, path, stores, kv_len, means):
-        memory = self.model.cos, stores[0], *(means or [])[:1]          # which a graph is bound to
+        memory = self.model.cos, stores[0], *(means or [])              # which a graph is bound to
         kind = path, ids.shape, kv_len, *[tensor.data_ptr() for tensor in memory]
         if kind not in self.passes:
             begin = time.perf_counter()

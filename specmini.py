@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import sys
 import warnings
 from collections import Counter
@@ -270,14 +269,12 @@ def run(args, kind=Engine):
             if text.finish == 'interrupted':
                 raise KeyboardInterrupt
         status = 0
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)     # figures and trace are written whole
+    if args.trace:
+        write_trace(args.trace, texts)
     whole = min(map(len, texts.values()))               # texts that every method has written
     if whole:
         for line in table(engine, {name: written[:whole] for name, written in texts.items()}):
             print(line, file=sys.stdout if compare else sys.stderr)
-    if args.trace:
-        write_trace(args.trace, texts)
-    signal.signal(signal.SIGINT, previous)
     return status
 
 
@@ -450,7 +447,7 @@ def read_rows(prompt, file):
     with naming(f'--prompts {file}'):
         for number, line in enumerate(File(file).read_text(encoding='utf-8-sig').split('\n'), 1):
             if line.strip():
-                with naming(f'line {number}', (*MALFORMED, IndexError, RecursionError)):
+                with naming(f'line {number}', (*MALFORMED, RecursionError)):
                     row = json.loads(line)
                     first, *_ = row.get('turns') or [None]
                     text = row.get('prompt') or row.get('question') or row.get('messages') or first

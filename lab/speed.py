@@ -230,7 +230,7 @@ def run():
     machine = Machine(args)
     name = torch.cuda.get_device_name() if args.device == 'cuda' else 'cpu'
     head = dated(dict(device=name, dtype=str(machine.target.dtype), pair=args.pair,
-                      threads=torch.get_num_threads(), torch=torch.__version__))
+                      threads=torch.get_num_threads()))
     with open(args.out, 'a', encoding='utf-8') as file:
         for row in itertools.chain([head], *(getattr(machine, part)() for part in args.only)):
             print(as_line(row), end='', file=file, flush=True)
