@@ -2,9 +2,10 @@
 
 `--cost 0.05` judges speeds by the stored counts of passes, as if a draft pass took 0.05 of a target pass.
 
-A paper's module `claims` has `claims(records)`, which yields Claims, and `sweeps(pairs)`, a table of figures
-without verdicts. A Claim HOLDS if its whole 95 % interval over texts reaches its line, FAILS if none of the
-interval does, and is else UNDECIDED.
+A paper's module `claims` has SOURCE, the text that the method is known from; CLAIMS, the claims as words;
+`figures(records)`, which yields what becomes of them on a pair; and `sweeps(pairs)`, tables without verdicts.
+A Claim HOLDS if its whole 95 % interval over texts reaches its line, FAILS if none of it does, and is else
+UNDECIDED.
 """
 import argparse
 import functools
@@ -12,6 +13,7 @@ import importlib
 import math
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,14 +30,15 @@ from model import require_that
 
 FEW = 12                # below so many texts the range of single texts stands in place of an interval
 MANY = 30               # below so many the interval is as much wider as Student's t is than the normal
-CHOSEN_ON = 4           # texts that a setting is chosen on, at least
 RESAMPLES = 500
 CLOCK, MODELLED = 'clock', 'modelled'       # kinds of speed; a page says which beside the figure
 UNITS = {CLOCK: 'seconds', MODELLED: 'steps'}       # figure of a run that a kind of speed counts
 EMBEDDED = 'embedded'
 PAPERS_COST = 0.05      # of a draft pass, in target passes: about that of the papers' pairs
-POSITION = 0.016        # what each further position adds to a pass, of the pass
+SLOPES = 0.016, 0.07    # what a further position adds to a pass, of the pass; sources: lab/README.md
 LONGEST = 512           # positions of the longest pass whose cost is given
+GAMMAS = range(1, 17)   # of sd, whose passes follow from where the draft's guesses are right
+PLAIN, BEST_SD = 'plain decoding', '`sd`, greedy drafts, the fastest gamma'
 BEGIN, END = '<!-- begin: written by `python -m lab.judge --report` -->', '<!-- end -->'
 
 
@@ -45,7 +48,8 @@ BEGIN, END = '<!-- begin: written by `python -m lab.judge --report` -->', '<!-- 
 class Claim:
     """A sentence of somebody as a figure of stored rows that has to reach a line."""
     text: str           # the same words on every pair: pairs are columns of one row
-    whose: str          # paper, notes (on the paper) or ours; with the paper's own figure, if it has one
+    whose: str          # ours, or the source's with its own words, twelve at most
+    rival: str          # what the figure compares with, and how that was tuned; '' where there is none
     line: float         # the claim says that the figure is at least this
     texts: object       # numbers of the texts that are resampled
     figure: Callable    # function of such numbers -> float; nan where a resample has no such figure
@@ -68,11 +72,11 @@ class Finding:
 
     @property
     def cell(self):
-        """The cell of a page: verdict, figure, kind of speed, interval, and n where there are few texts."""
+        """The cell of a page: verdict, figure, kind of speed, interval or range, number of texts."""
         n = len(self.claim.texts)
-        few = f'n {n}: ' if n < FEW else ''
-        kind = f' {self.claim.kind}' if self.claim.kind else ''
-        return f'{self.verdict} {number(self.figure)}{kind} ({few}{number(self.low)} to {number(self.high)})'
+        words = [self.verdict, number(self.figure), self.claim.kind]
+        interval = f'{"range " * (n < FEW)}{number(self.low)} to {number(self.high)}'
+        return f'{" ".join(filter(None, words))} ({interval}, n {n})'
 
 
 def judge(claim):
@@ -120,7 +124,7 @@ class Costs:
     def at(self, cost, position):
         """Costs as if a draft pass took `cost` of a target pass, a slim one its share; see POSITION."""
         slim = self.curves['target/slim'][1] / self.step
-        bases = {'target/full': 1.0, 'target/slim': slim, 'draft/full': cost, 'mid/full': 1.0}
+        bases = {'target/full': 1.0, 'target/slim': slim, 'draft/full': cost}
         return Costs({path: [0.0] + [base * (1 + position * n) for n in range(LONGEST)]
                       for path, base in bases.items()}, cost)
 
@@ -137,12 +141,12 @@ class Costs:
         return curve[timed] * full[longest] / full[timed] * positions / longest / self.step
 
     def steps_of(self, run):
-        """Steps that the passes of a run take; those that it was stored with, if its passes were not.
+        """Steps that the passes of a run take; None where its passes were not stored.
 
         A run may be stored with the share `slim` of the weights that its own slim path reads.
         """
         if 'passes' not in run:
-            return None if self.given else run.get('steps')
+            return None
         total = 0.0
         for path, counts in run['passes'].items():
             share = 1.0
@@ -163,6 +167,7 @@ class Runs:
         self.families = numpy.array([row['family'] for row in rows])
         self.places = numpy.array([row['place'] for row in rows])
         self.size = len(rows)
+        self.every = numpy.arange(self.size)
         stored = {key for row in rows for run in row['runs'].values() for key in run}
         self.sums = {key: self.array(rows, lambda run, key=key: run.get(key)) for key in stored - {'passes'}}
         if 'passes' in stored:                          # full passes of the target
@@ -219,62 +224,53 @@ class Runs:
 
 # -------------------------------------------------------------------------------- figures: functions of texts
 
-def over(runs, name, rival, kind):
-    """The figure: a setting's tokens a unit of time over its rival's, of the same texts."""
-    return lambda texts: runs.pace(name, texts, kind) / runs.pace(rival, texts, kind)
+def over(runs, name, rivals, kind, what='tokens'):
+    """The figure: a setting's tokens (or `what`) a unit over its rival's, of the same texts.
+
+    kind: CLOCK or MODELLED, or a count such as `cycles`. rivals: a setting, or several runs of one, which are
+    added up.
+    """
+    unit = UNITS.get(kind, kind)
+    rivals = [rivals] if isinstance(rivals, str) else rivals
+
+    def figure(texts):
+        whats, units = (runs.total(count, rivals, texts).sum() for count in (what, unit))
+        rival = whats / units if units else math.nan
+        return runs.share(what, unit, name, texts) / rival if rival else math.nan
+    return figure
 
 
-def tuned_over(runs, names, baselines, kind, agreement=0.0, rival_agreement=0.0):
+def tuned_over(runs, names, rivals, kind, agreement=0.0):
     """The figure: the fastest of some settings over the fastest of others.
 
-    Both are chosen on one half of each family's texts (even or odd places) and judged on the other half, both
-    ways round; the geometric mean, in which each half counts as often as its texts. Where a half of a family
-    has less than CHOSEN_ON texts, all families are one.
+    Both are chosen on the texts of even places and judged on those of odd ones, and the other way round; the
+    geometric mean, in which each half counts as often as its texts. agreement: see fastest.
     """
     odd = runs.places % 2 == 1
-    families = [runs.families == family for family in dict.fromkeys(runs.families)]
-    halves = numpy.array([family & half for family in families for half in (~odd, odd)])        # [H, R]
-    if halves.sum(1).min() < CHOSEN_ON:
-        halves = numpy.array([~odd, odd])
 
     def figure(texts):
-        weights = numpy.bincount(texts, minlength=runs.size) * halves
-        there = weights.any(1)
-        # where a resample has nothing to choose on, all texts of that half stand in
-        chosen_on = numpy.where(there[:, None], weights, halves)
-        counts = [numpy.nan_to_num(runs.sums[count]) for count in ('tokens', UNITS[kind], 'wrong')]
-        mine, theirs = ([count[:, runs.columns(some)] for count in counts] for some in (names, baselines))
-        with numpy.errstate(invalid='ignore', divide='ignore'):
-            ratios = (chosen_pace(mine, agreement, weights, chosen_on)
-                      / chosen_pace(theirs, rival_agreement, weights, chosen_on))
-            return math.exp(numpy.average(numpy.log(ratios)[there], weights=weights.sum(1)[there]))
+        total = 0.0
+        for half in (odd, ~odd):
+            judged_on, chosen_on = texts[half[texts]], texts[~half[texts]]
+            if not len(chosen_on):                      # a resample without any: all texts of that half
+                chosen_on = numpy.flatnonzero(~half)
+            if len(judged_on):
+                mine, rival = (runs.pace(fastest(runs, some, chosen_on, kind, agreement), judged_on, kind)
+                               for some in (names, rivals))
+                total += len(judged_on) * math.log(mine / rival)
+        return math.exp(total / len(texts))
     return figure
 
 
-def chosen_pace(counts, agreement, weights, chosen_on):
-    """[H] the pace on each half of the setting that is the fastest on the other half of its family.
+def fastest(runs, names, texts, kind, agreement):
+    """The fastest setting on these texts of those that agree so often; if none does, the most agreeing one.
 
-    counts: tokens, time, wrong [R, S]; weights, chosen_on [H, R]: how often each text is in a half. If no
-    setting agrees so far, the most agreeing one is chosen. Scores are rounded, because the last bit of a
-    matrix product, which differs between CPUs, would settle a tie.
+    Scores are rounded, because the last bit of a matrix product, which differs between CPUs, would settle a
+    tie.
     """
-    tokens, time, wrong = (chosen_on @ count for count in counts)                               # [H, S]
-    score, agrees = tokens / time, 1 - wrong / tokens
-    if agreement:
-        score = numpy.where(agrees >= agreement, score, agrees - 1)
-    half = numpy.arange(len(weights))
-    chosen = score[half ^ 1].round(9).argmax(1)                 # halves of a family are neighbours
-    return ((weights @ counts[0]) / (weights @ counts[1]))[half, chosen]
-
-
-def at_equal(runs, name, baselines, kind):
-    """The figure: a setting's speed over a method's, interpolated to where that agrees as often."""
-    def figure(texts):
-        points = [(runs.agreement(rival, texts), runs.pace(rival, texts, kind)) for rival in baselines]
-        agreements, paces = zip(*sorted(points))
-        rival = numpy.interp(runs.agreement(name, texts), agreements, paces)
-        return runs.pace(name, texts, kind) / rival
-    return figure
+    agrees = runs.agreement(names, texts)
+    score = numpy.where(agrees >= agreement, runs.pace(names, texts, kind), agrees - 1)
+    return names[numpy.nan_to_num(score, nan=-1).round(9).argmax()]
 
 
 def gap(values):
@@ -294,29 +290,25 @@ def ratio(parts, wholes):
     return figure
 
 
-def area(scores, labels):
-    """The figure: the chance that a true one scores above a false one, ties half.
+def area(scores, labels, kinds=None):
+    """The figure: the chance that a true one scores above a false one, ties half (AUROC).
 
-    scores, labels: a list for each text. nan where either kind is absent. The pairs of all texts are counted
-    once, because a resample is then a few sums.
+    scores, labels: a list for each text. kinds: another, if only those of one kind are compared; each pair
+    counts the same. nan where there is no pair.
     """
-    scores = [numpy.asarray(row, float) for row in scores]
     labels = [numpy.asarray(row, bool) for row in labels]
-    size = len(scores)
-    bad = numpy.concatenate([row[~true] for row, true in zip(scores, labels)])
-    owner = numpy.repeat(numpy.arange(size), [(~true).sum() for true in labels])
-    won = numpy.zeros((size, size))         # pairs of a true one of one text and a false one of another
-    for i, (row, true) in enumerate(zip(scores, labels)):
-        good = numpy.sort(row[true])
-        lower = numpy.searchsorted(good, bad, 'left') + numpy.searchsorted(good, bad, 'right')
-        won[i] = numpy.bincount(owner, len(good) - lower / 2, minlength=size)
-    trues = numpy.array([true.sum() for true in labels])
-    falses = numpy.bincount(owner, minlength=size)
+    kinds = kinds or [[''] * len(row) for row in labels]
 
     def figure(texts):
-        weights = numpy.bincount(texts, minlength=size)
-        pairs = (weights @ trues) * (weights @ falses)
-        return weights @ won @ weights / pairs if pairs else math.nan
+        score, true, kind = (numpy.concatenate([of[i] for i in texts]) for of in (scores, labels, kinds))
+        won = pairs = 0
+        for one in numpy.unique(kind):
+            right = true[kind == one]
+            trues = right.sum()
+            ranks = scipy.stats.rankdata(score[kind == one])
+            won += ranks[right].sum() - trues * (trues + 1) / 2         # Mann and Whitney's U
+            pairs += trues * (len(right) - trues)
+        return float(won / pairs) if pairs else math.nan
     return figure
 
 
@@ -325,7 +317,7 @@ def area(scores, labels):
 class Records(dict):
     """{name: Stored} of a paper on one pair, and what it needs to judge them."""
 
-    def __init__(self, paper, pair, cost=None, position=POSITION):
+    def __init__(self, paper, pair, cost=None, position=SLOPES[0]):
         """cost, position: see Costs.at; without them passes cost what was measured."""
         files = sorted((LAB / paper / 'results' / pair).glob('*.jsonl'))
         super().__init__({where.stem: read_stored(where) for where in files})
@@ -346,6 +338,72 @@ class Records(dict):
         """The Runs of a record, or None where the pair has none."""
         return self.runs(name) if name in self else None
 
+    @functools.cached_property
+    def best(self):
+        """The Runs of lab/best that verdicts on speeds rest on; None where the pair has none.
+
+        Those of `compositions`, by the clock; at a cost those that are `counted`.
+        """
+        stored = Records('best', self.pair)
+        return self.counted if self.cost else stored.runs_if('compositions')
+
+    @functools.cached_property
+    def counted(self):
+        """The Runs of lab/best's record `counts`, with plain decoding and sd; None without that."""
+        stored = Records('best', self.pair, self.cost, self.position)
+        if 'counts' not in stored:
+            return None
+        rows = []
+        for row in stored['counts'].rows:
+            runs = dict(row['runs'], ar=run_of(row['tokens'], {'target/full': {1: row['tokens']}}))
+            runs |= {f'sd {gamma}': replayed(row['hit'], gamma) for gamma in GAMMAS}
+            rows.append(row | dict(runs=runs))
+        return Runs(rows, stored.costs)
+
+    def speeds(self, settings):
+        """Yields (text, texts, figure, kind) of {text: (setting, how its rivals begin)} on `best`.
+
+        By the clock the setting is as named; at a cost each side has its best length.
+        """
+        runs = self.best
+        kind = MODELLED if self.cost else CLOCK
+        for text, (name, rivals) in settings.items() if runs else ():
+            names = at_any_length(runs.names, name, self.cost) if self.cost else [name]
+            if {*names} & {*runs.names}:
+                yield text, runs.every, tuned_over(runs, names, runs.starting(rivals), kind), kind
+
+
+def at_any_length(names, method, cost):
+    """The settings of a method in the counted runs; of payoff the one that was told this cost."""
+    if method == 'payoff':
+        method = f'payoff, c {cost:g}'
+    return [name for name in names if name == method or name.startswith((f'{method} ', f'{method}, '))]
+
+
+def run_of(tokens, passes):
+    """A run of a lossless setting, from its passes {reader/path: {positions: passes}}."""
+    cycles = sum(passes['target/full'].values())
+    return dict(tokens=tokens, wrong=0, cycles=cycles, accepted=tokens - cycles, passes=passes)
+
+
+def replayed(hits, gamma):
+    """The run of sd with greedy drafts of gamma tokens along a text.
+
+    hits: of each token whether it is the draft's first choice; a guess is kept where all before it are right.
+    The last block drafts a token more than a run that ends at its length, not at an end token.
+    """
+    drafts, targets = Counter(), Counter()
+    place = 0
+    while place < len(hits):
+        n = min(gamma, len(hits) - place)
+        kept = 0
+        while kept < n and hits[place + kept]:
+            kept += 1
+        place += kept + 1
+        drafts[1] += n
+        targets[n + 1] += 1
+    return run_of(len(hits), {'draft/full': drafts, 'target/full': targets})
+
 
 def measured_pairs(paper, *how):
     """{pair: Records} of a paper, the embedded pair first; how: see Records."""
@@ -359,19 +417,14 @@ def claims_of(paper):
     return importlib.import_module(f'lab.{paper}.claims')
 
 
-def findings_of(paper, cost=None, position=POSITION):
-    """{claim's text: {pair: Finding}} of a paper on all its pairs; at a cost, of speeds alone."""
-    best = claims_of('best')
-    found = {}
-    for pair, records in measured_pairs(paper, cost, position).items():
-        for claim in claims_of(paper).claims(records):
-            if cost is None:
-                claim = best.by_clock(claim, pair)
-            else:
-                claim = best.by_counts(claim, pair, cost, position)
-                if claim.kind != MODELLED or not math.isfinite(claim.figure(numpy.asarray(claim.texts))):
-                    continue
-            found.setdefault(claim.text, {})[pair] = judge(claim)
+def findings_of(paper, *cost):
+    """{claim's text: {pair: Finding}} of a paper on all its pairs; cost: (c, v), then of speeds alone."""
+    module, found = claims_of(paper), {}
+    for pair, records in measured_pairs(paper, *cost).items():
+        for text, texts, figure, kind in module.figures(records):
+            if not cost or kind == MODELLED and math.isfinite(figure(texts)):
+                claim = Claim(text, *module.CLAIMS[text], texts, figure, kind)
+                found.setdefault(text, {})[pair] = judge(claim)
     return found
 
 
@@ -394,7 +447,7 @@ def table_lines(head, rows):
     """Lines of a Markdown table."""
     lines = []
     for cells in (head, ['---'] * len(head), *rows):
-        cells = ['-' if x is None else number(x) if isinstance(x, float) else str(x) for x in cells]
+        cells = ['-' if x in (None, '') else number(x) if isinstance(x, float) else str(x) for x in cells]
         lines.append(f'| {" | ".join(cells)} |')
     return [*lines, '']
 
@@ -404,63 +457,78 @@ def short(pair):
     return pair.removeprefix(f'{EMBEDDED}+').split('-')[0]
 
 
-def claim_rows(findings, cheap):
-    """Rows with the columns CLAIM_HEAD of {claim's text: {pair: Finding}}.
-
-    cheap: the same at PAPERS_COST; of a real pair, or of the embedded one where it alone has counts.
-    """
-    for text, by_pair in findings.items():
-        claim = next(iter(by_pair.values())).claim
-        own, real = cells_of(by_pair)
-        own_cheap, real_cheap = cells_of(cheap.get(text, {}))
-        yield text, claim.whose, f'{claim.line:g}', own, real, real_cheap or own_cheap
-
-
 def cells_of(by_pair):
-    """(cell of the embedded pairs, cell of the real ones) of {pair: Finding}; None for none."""
+    """[cell of the embedded pairs, cell of the real ones] of {pair: Finding}."""
     cells = {True: [], False: []}
     for pair, finding in by_pair.items():
         who = '' if pair == EMBEDDED else f'{short(pair)}: '
         cells[pair.startswith(EMBEDDED)].append(who + finding.cell)
-    return ['; '.join(cells[embedded]) or None for embedded in (True, False)]
+    return ['; '.join(cells[embedded]) for embedded in (True, False)]
 
 
-CLAIM_HEAD = 'claim', 'whose', 'at least', 'embedded pair', 'real models', f'at c = {PAPERS_COST:g}'
+CLAIM_HEAD = 'claim', 'whose', 'rival', 'at least', 'embedded pair', 'real models'
 
 
-def page_lines(paper, findings, cheap):
-    """Lines of a paper's page: what was measured, the verdicts, tables without verdicts; see claim_rows."""
-    pairs = measured_pairs(paper)
-    lines = []
-    for pair, records in pairs.items():
-        dates = sorted({stored.head.get('date', '') for stored in records.values()})
-        n = max(len(stored.rows) for stored in records.values())
-        lines.append(f'* {pair}: {len(records)} records of up to {n} rows, {" and ".join(dates)}')
-    lines += ['* words and kinds of speed: [how claims are judged](../README.md#measure-then-judge)', '']
-    lines += table_lines(CLAIM_HEAD, claim_rows(findings, cheap))
-    tables = claims_of(paper).sweeps(pairs)
-    for head, rows in tables if isinstance(tables, list) else [tables]:
-        lines += table_lines(head, rows)
+def claim_rows(findings):
+    """Rows with the columns CLAIM_HEAD of {claim's text: {pair: Finding}}."""
+    for text, by_pair in findings.items():
+        claim = next(iter(by_pair.values())).claim
+        yield text, claim.whose, claim.rival, f'{claim.line:g}', *cells_of(by_pair)
+
+
+def cheap_table(paper):
+    """The PageTable of a paper's speeds where a draft pass takes PAPERS_COST of a target pass, by SLOPES."""
+    found = [findings_of(paper, PAPERS_COST, slope) for slope in SLOPES]
+    titles = [f'{who}, v = {slope:g}' for slope in SLOPES for who in ('embedded pair', 'real models')]
+    rows = [(text, *[cell for by_text in found for cell in cells_of(by_text.get(text, {}))])
+            for text in found[0]]
+    return PageTable((f'at c = {PAPERS_COST:g}', *titles), rows)
+
+
+def page_lines(paper):
+    """Lines of a paper's page: the source, the verdicts, tables without verdicts."""
+    module = claims_of(paper)
+    lines = [f'Source of the method: {module.SOURCE}. [How claims are judged, what records were measured on]'
+             '(../README.md#measure-then-judge).', '']
+    tables = [PageTable(CLAIM_HEAD, claim_rows(findings_of(paper))), cheap_table(paper),
+              *module.sweeps(measured_pairs(paper))]
+    for head, rows in tables:
+        rows = list(rows)
+        lines += table_lines(head, rows) if rows else []
     return lines
 
 
-def pages(found):
-    """{file: its text} of the pages of {paper: (findings, cheap)}; of all papers with the scoreboard.
+RECORD_HEAD = 'record', 'rows', 'weights', 'slim skips', 'CPU, threads', 'dtype', 'by', 'commit, date'
+
+
+def record_lines():
+    """Lines of the table of all records: a row a file, of what its head says; `?` where it does not say."""
+    rows = []
+    for where in sorted(LAB.glob('**/results/*/*.jsonl')):
+        head, stored = read_stored(where)
+        paper, pair = where.relative_to(LAB).parts[0], where.parent.name
+        weights = ', '.join(f'{name} {found[:6]}' for name, found in head['models'].items())
+        made = head.get('made')
+        cpu = f'{head["cpu"]}, {head["threads"]}' if 'cpu' in head else '?'
+        dated = f'{head.get("commit", "?")}, {head["date"]}'
+        rows.append((f'{paper} {pair} {where.stem}'.removeprefix('results '), len(stored),
+                     f'{weights}; {made}' if made else weights, head.get('skip', '?'), cpu,
+                     head.get('dtype', '?'), head.get('by', '?'), dated))
+    return table_lines(RECORD_HEAD, rows)
+
+
+def pages(papers):
+    """{file: its text} of the pages of these papers, and of the laboratory's own.
 
     What stands between a page's two markers is written anew; ValueError if it does not have both.
     """
-    lines = {paper: page_lines(paper, *both) for paper, both in found.items()}
-    if found.keys() == PAPERS.keys():
-        rows = [(f'[{paper}]({paper}/README.md)', *row)
-                for paper, both in found.items() for row in claim_rows(*both)]
-        lines[''] = table_lines(('paper', *CLAIM_HEAD), rows)
     texts = {}
-    for paper, those in lines.items():
+    for paper, lines in {**{paper: page_lines(paper) for paper in papers}, '': record_lines()}.items():
         where = LAB / paper / 'README.md'
         before, begin, rest = where.read_text(encoding='utf-8').partition(BEGIN)
         _, end, after = rest.partition(END)
         require_that(begin and end, f'{where} lacks the lines {BEGIN} and {END}')
-        texts[where] = '\n'.join([before + begin, '', *those]) + end + after
+        texts[where] = '\n'.join([before + begin, '', *lines]) + end + after
     return texts
 
 
@@ -471,21 +539,21 @@ def main():
     parser.add_argument('--report', action='store_true', help='write the pages')
     parser.add_argument('--cost', type=at_least(0.001, float), metavar='C',
                         help='judge speeds as if a draft pass took C target passes, by counts of passes')
-    parser.add_argument('--verify', type=at_least(0, float), default=POSITION, metavar='V',
-                        help=f'with --cost: what each further position adds to a pass (default: {POSITION})')
+    parser.add_argument('--verify', type=at_least(0, float), default=SLOPES[0], metavar='V',
+                        help=f'with --cost: what each further position adds to a pass (default: {SLOPES[0]})')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in PAPERS]
     if unknown:
         parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}')
-    found = {}
-    for paper in args.papers or PAPERS:
-        findings = findings_of(paper, args.cost, args.verify)
-        rows = [row[:-1] for row in claim_rows(findings, {})]
-        print(f'\n{paper}', *table_lines(CLAIM_HEAD[:-1], rows), sep='\n')
-        if args.report and args.cost is None:
-            found[paper] = findings, findings_of(paper, PAPERS_COST)
-    for where, text in pages(found).items():
-        where.write_text(text, encoding='utf-8')
+    papers = args.papers or PAPERS
+    if args.report:
+        for where, text in pages(papers).items():
+            where.write_text(text, encoding='utf-8')
+            print(where)
+        return 0
+    for paper in papers:
+        findings = findings_of(paper, *[args.cost, args.verify] if args.cost else [])
+        print(f'\n{paper}', *table_lines(CLAIM_HEAD, claim_rows(findings)), sep='\n')
     return 0
 
 

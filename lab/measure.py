@@ -1,8 +1,8 @@
 """Records what the papers' claims rest on: `python -m lab.measure via` stores rows that lab/judge.py judges.
 
-Each paper has a module `claims` with RECORDS {name: Record}. A record is a file of JSON lines: a header
-(models, versions, device, date), then one row for each item, written as it is measured. With --target,
---draft and --prompts the same records are made of any other pair.
+Each paper has a module `claims` with RECORDS {name: Record}. A record is a file of JSON lines: a head that
+says what it was measured on (Pair.head), then one row for each item, written as it is measured. With
+--target, --draft and --prompts the same records are made of any other pair.
 """
 import argparse
 import datetime
@@ -14,7 +14,9 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from lab import at_least, tasks
-from model import check_fields, encode, fingerprint, knob, knobs_of, require_that
+from model import check_fields, encode, fingerprint, knob, knobs_of, read_calibration, require_that
 from specmini import DTYPES, Engine, add_flags, chat, exit_status, grade, read_rows, ready, take_threads
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
                     tokens_of)
@@ -34,7 +36,7 @@ from verify import (METHODS, Exact, confidence_signals, decode, draft_model, pro
 SEED = 11               # of the held-out rows that are measured on
 LAB = File(__file__).parent
 MODELS = LAB / 'models'
-PAPERS = dict(cmasd=100, ecsv=50, via=20, specguard=50, sparse=50, best=8)      # prompts of each task
+PAPERS = dict(cmasd=60, ecsv=50, via=20, specguard=50, sparse=50, best=8)      # prompts of each task
 ELSEWHERE = 12          # prompts of each family, of any other pair
 DIGITS = 5              # significant digits of a stored number
 MOST_POSITIONS = 32     # the longest pass whose cost is measured
@@ -47,11 +49,6 @@ MOST_ROWS = 6           # the most draft rows whose pass is measured
 def network(folder, device, dtype):
     """(Transformer, tokenizer, end ids) of a folder, held once."""
     return ready(folder, device, dtype)
-
-
-def embedded(name):
-    """(Transformer, tokenizer, end ids) of a model in lab/models."""
-    return network(str(MODELS / name), 'cpu', 'fp32')
 
 
 def held_out_rows(task, n, seed=SEED, **knobs):
@@ -92,6 +89,7 @@ class Pair:
     longest: int = knob(1024, 'tokens of a prompt; longer ones are passed over', 1)
     device: str = knob('cpu', 'or cuda', words=('cpu', 'cuda'))
     dtype: str = knob('auto', 'as in specmini.py', words=('auto', *DTYPES))
+    made: str = knob('', 'how the weights were made, as words for the head of a record')
 
     def __post_init__(self):
         check_fields(self)
@@ -142,16 +140,18 @@ class Pair:
         (ids,) = encode(self.tokenizer, [chat(self.target, text) if self.chat else text], not self.chat)
         return ids
 
-    def head(self, record, n):
-        """The first line of a record: what is measured, on what, by which versions, and when."""
+    def head(self, name, record, n):
+        """The first line of a record: what is measured, on what, how, by which commit, where and when."""
         models = {File(folder).resolve().name: fingerprint(folder) for folder in self.folders}
         files = {File(file).name: hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
                  for file in self.prompts}
-        return dated(dict(record=record, n=n, seed=SEED, models=models, device=self.device, dtype=self.dtype,
-                          prompts=files, chat=self.chat, max_new=self.max_new, longest=self.longest))
+        mask = read_calibration(self.target, self.draft).get('mask', {})
+        return dated(dict(record=name, n=n, seed=SEED, models=models, made=self.made, skip=mask.get('skip'),
+                          device=self.device, dtype=self.dtype, prompts=files, chat=self.chat,
+                          max_new=self.max_new, longest=self.longest, by=record.by))
 
 
-EMBEDDED = Pair(draft=str(MODELS / 'draft'), max_new=160, longest=300, dtype='fp32')
+EMBEDDED = Pair(draft=str(MODELS / 'draft'), max_new=160, longest=300, dtype='fp32', made='lab.train')
 
 
 @functools.cache
@@ -186,8 +186,10 @@ def sd(gamma, proposer=None, **settings):
     return Setting(functools.partial(Exact, gamma, draft_temperature=0), proposer, **settings)
 
 
-def run_row(settings, pair, prompt):
+def run_row(settings, pair, prompt, timed=False):
     """A row {family, place, runs: {name: counts}} of one prompt; settings: {name: Setting}, or of a pair.
+
+    Only rows that are `timed`, of a machine that does nothing else, keep the seconds.
 
     Settings are run in turn, in another order for each text, because the same setting took 8 % longer at
     another place of a fixed order.
@@ -195,6 +197,9 @@ def run_row(settings, pair, prompt):
     settings = settings(pair) if callable(settings) else settings
     order = random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings))
     runs = {name: counts_of(pair, settings[name], prompt) for name in order}
+    for run in runs.values():
+        if not timed:
+            del run['seconds']
     return prompt.name | dict(runs={name: runs[name] for name in settings})
 
 
@@ -221,7 +226,7 @@ def prepared(pair, setting):
 def counts_of(pair, setting, prompt):
     """What one Setting does with one text: the counts of a run.
 
-    tokens written; judged and accepted draft tokens; cycles; wrong: tokens that are not the target's
+    tokens written; drafted, judged and accepted draft tokens; cycles; wrong: tokens that are not the target's
     first choice after the same text; nats: -log p of the text by the target; right: 1, 0, or None where the
     row has no answer; seconds by the clock, without the prompt; passes {reader/path: {positions: passes}}.
     """
@@ -241,7 +246,8 @@ def counts_of(pair, setting, prompt):
     written = session.tokens[session.begin:]
     logits = session.target.read(session.tokens[:-1], session.target.model.full, len(written)).float()
     return dict(
-        tokens=len(written), judged=sum(len(one.tokens) for one in judged),
+        tokens=len(written), drafted=sum(len(cycle.drafted) for cycle in cycles),
+        judged=sum(len(one.tokens) for one in judged),
         accepted=sum(len(one.tokens) for one in judged if one.kept), cycles=len(cycles),
         wrong=sum(pick != token for pick, token in zip(logits.argmax(-1).tolist(), written)),
         nats=-float(token_logps(logits, written).sum()),
@@ -323,6 +329,7 @@ class Record(NamedTuple):
     row: Callable           # function (pair, item) -> dict
     drafts: bool = True     # whether it needs a draft model
     only: str = ''          # why it is of the embedded pair alone, as words; '': of any pair
+    by: str = 'counts'      # of passes, tokens, answers; or the clock, which wants an idle machine
 
 
 def on_prompts(families, row, **kind):
@@ -330,7 +337,7 @@ def on_prompts(families, row, **kind):
     return Record(lambda pair, n: pair.texts(families, n), row, **kind)
 
 
-COSTS = dict(costs=Record(lambda pair, n: [pair], cost_row))       # one record for all papers
+COSTS = dict(costs=Record(lambda pair, n: [pair], cost_row, by='clock'))        # one record for all papers
 
 
 class Stored(NamedTuple):
@@ -355,9 +362,28 @@ def file_of(paper, pair, name):
 
 
 def dated(head):
-    """The head with the versions and the date of today."""
+    """The head with what may differ when it is measured again: versions, machine, commit, today's date."""
     versions = dict(python=platform.python_version(), torch=torch.__version__)
-    return head | dict(versions=versions, date=datetime.date.today().isoformat())
+    return head | dict(versions=versions, cpu=cpu(), threads=torch.get_num_threads(), commit=commit(),
+                       date=datetime.date.today().isoformat())
+
+
+def cpu():
+    """The name of this machine's CPU, and the widest vectors that torch uses on it."""
+    about = File('/proc/cpuinfo')
+    name = re.search(r'model name\s*: (.*)', about.read_text()) if about.exists() else None
+    return f'{name[1] if name else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}'
+
+
+def commit():
+    """The last commit that changed code, with a + if code differs from it; '' where there is no git."""
+    def git(*words):
+        return subprocess.run(['git', *words, '--', '*.py'], cwd=LAB.parent, capture_output=True, text=True)
+    try:
+        last = git('log', '-1', '--format=%h').stdout.strip()
+        return last + '+' if last and git('diff', '--quiet', 'HEAD').returncode else last
+    except OSError:
+        return ''
 
 
 def write_rows(where, head, rows, there=()):
@@ -373,7 +399,7 @@ def whole_lines(where, head):
     """Those of a file that begins with this head, whatever its date and versions; [] where it has another."""
     lines = where.read_text(encoding='utf-8').splitlines(keepends=True) if where.exists() else []
     whole = [line for line in lines if line.endswith('\n')]          # an interrupt may break one off
-    changing = dict(date=None, versions=None)
+    changing = dict.fromkeys(dated({}))
     same = whole and json.loads(whole[0]) | changing == for_json(head) | changing
     return whole if same else []
 
@@ -398,7 +424,7 @@ def measure(paper, pair, n, only=None, resume=False):
             print(f'{paper} {name}: left out, it needs {lacking or record.only}', file=sys.stderr)
         else:
             where = file_of('' if paper == 'costs' else paper, pair.name, name)
-            head = pair.head(name, n)
+            head = pair.head(name, record, n)
             there = whole_lines(where, head) if resume else []
             items = itertools.islice(record.items(pair, n), max(0, len(there) - 1), None)
             write_rows(where, head, (record.row(pair, item) for item in items), there)

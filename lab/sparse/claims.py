@@ -15,14 +15,15 @@ import torch
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
-from lab.judge import CLOCK, UNITS, Claim, PageTable, Runs, gap, number, over, ratio
-from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, embedded, graded, moment, prepared,
+from lab.judge import CLOCK, PageTable, gap, number, over, ratio
+from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, graded, moment, network, prepared,
                          rows_by_family)
 from model import Reader, encode, read_calibration
 from specmini import ready
 from train_mask import sparsity
 from verify import METHODS, Exact, Session, Sparse, decode, no_draft, tokens_of
 
+SOURCE = 'notes on the paper'
 T = 5                               # positions of a reading pass
 OWN = 64                            # tokens of the target's own text that are read on a long context
 NEXT = '\n\nQuestion: '             # begins a question in a context; in an answer it begins another one
@@ -115,9 +116,10 @@ class Prompted:
         right = graded(self.row, self.tokenizer.decode(tokens).partition(NEXT)[0])
         return tokens, dict(tokens=len(tokens), cycles=len(cycles), seconds=seconds, right=right)
 
-    def run(self, knobs):
-        """What a setting reads and writes, as a dict."""
-        return self.read(knobs) | self.write(knobs)[1]
+    def run(self, knobs, timed=False):
+        """What a setting reads and writes, as a dict; its times only if they are wanted."""
+        run = self.read(knobs) | self.write(knobs)[1]
+        return run if timed else {key: value for key, value in run.items() if key not in ('pass', 'seconds')}
 
 
 # ---------------------------------------------------------------------------------------------- long contexts
@@ -178,9 +180,9 @@ def filled(pair, first, texts, last, between, tokens):
 
 
 def long_row(settings, pair, prompt):
-    """What settings read and write of a long context."""
+    """What settings read and write of a long context; by the clock but for the embedded pair."""
     there = Prompted(pair, prompt, OWN if prompt.family.startswith(LOOK_UP) else pair.max_new)
-    runs = {name: there.run(knobs) for name, knobs in settings.items()}
+    runs = {name: there.run(knobs, timed=not pair.is_embedded) for name, knobs in settings.items()}
     return prompt.name | dict(tokens=len(prompt.ids), runs=runs)
 
 
@@ -238,7 +240,8 @@ def calibrated(model, task, seed):
     """The section `sparse` of a model of the lab, measured on 4 tables or 16 other training rows."""
     found = prompts(task, 4 if task == 'table' else 16, 'train', SEED + seed)
     texts = [EMBEDDED.encode(row['prompt'] + row['solution']) for _, _, row, _ in found]
-    return sparsity(embedded(model)[0], texts, dense_below=0, block=4, locals=1)
+    net, _, _ = network(str(MODELS / model), EMBEDDED.device, EMBEDDED.dtype)
+    return sparsity(net, texts, dense_below=0, block=4, locals=1)
 
 
 def task_row(model, settings, pair, prompt):
@@ -268,10 +271,10 @@ def of_tasks(model, settings, *families):
                   functools.partial(task_row, model, settings), only="the lab's tasks and models")
 
 
-RECORDS = dict(long=Record(long_items, functools.partial(long_row, USUAL), drafts=False),
+RECORDS = dict(long=Record(long_items, functools.partial(long_row, USUAL), drafts=False, by='clock'),
                piecewise=Record(lambda pair, n: long_items(pair, n, (8192,)),
-                                functools.partial(long_row, PIECEWISE), drafts=False),
-               passes=Record(pass_items, pass_row, drafts=False),
+                                functools.partial(long_row, PIECEWISE), drafts=False, by='clock'),
+               passes=Record(pass_items, pass_row, drafts=False, by='clock'),
                tasks=of_tasks('target', GRID, 'math', 'table', 'story'),
                mixture=of_tasks('moe', MIXTURE, 'math'))
 
@@ -281,6 +284,23 @@ RECORDS = dict(long=Record(long_items, functools.partial(long_row, USUAL), draft
 KEYS, LATEST = 'keys 25 %', 'latest keys 25 %'
 CHANNELS = 'channels 40 %'
 ALL = f'{KEYS}, 3 experts, {CHANNELS}'
+STABLE = 'notes: "stable performance across summarization, QA, and mathematical reasoning tasks"'
+TWICE = 'notes: "Sparse verification techniques achieve 2-3x efficiency gains"'
+CLAIMS = {              # text: whose, rival, line; drafts are of the draft model, on long contexts looked up
+    'long: same choice': ('notes: "minimal accuracy loss across multiple tasks"', 'dense', 0.95),
+    'long: same choice less the latest keys': ('ours', 'the latest quarter of the keys', 0.01),
+    'look-up: right answers': (STABLE, 'dense', -0.01),
+    'look-up: right answers less the latest keys': ('ours', 'the latest quarter of the keys', 0.02),
+    'long, looked-up drafts: tokens a cycle': (STABLE, 'dense', 0.95),
+    'long: whole texts, speed over sd': ('ours', '`sd`, dense', 1),
+    'one pass after 8k tokens: speed': (TWICE, 'dense', 2),
+    'one pass after 8k random keys, weights in 16 bits: speed': (TWICE, 'dense', 2),
+    'KL to dense by random layers, less by anchors (tasks; L0 0, blocks of 4)': (
+        'notes: "inter-layer retrieval reuse"', 'anchors as calibrated', 0),
+    'math: tokens a cycle (L0 0, blocks of 4)': (STABLE, 'dense', 0.95),
+    'mixture, all three: tokens a cycle (math; L0 0, blocks of 4)': (STABLE, 'dense', 0.95),
+    'an expert of four skipped by the median: perplexity kept': (
+        'notes: "adaptive expert skipping"', 'dense', 0.98)}
 
 
 def column(runs, figure, name):
@@ -293,124 +313,96 @@ def less(runs, figure, name, other):
     return column(runs, figure, name) - column(runs, figure, other)
 
 
-def cycles(runs, name):
-    """The figure: a setting's tokens a cycle over those of dense passes."""
-    def figure(texts):
-        return runs.share('tokens', 'cycles', name, texts) / runs.share('tokens', 'cycles', 'dense', texts)
-    return figure
-
-
-def claims(records):
-    """Yields every Claim that the records of a pair allow."""
+def figures(records):
+    """Yields (text of a claim, its texts, its figure, its kind) of what the records of a pair allow."""
     if 'long' in records and records['long'].rows:      # a short context has none
-        yield from long_claims(records.runs('long'))
+        yield from long_figures(records.runs('long'))
     if 'tasks' in records:
-        yield from task_claims(Runs(records['tasks'].rows))
+        runs = records.runs('tasks')
+        yield ('KL to dense by random layers, less by anchors (tasks; L0 0, blocks of 4)', runs.every,
+               gap(less(runs, 'kl', 'random layers', KEYS)), '')
+        yield ('math: tokens a cycle (L0 0, blocks of 4)', numpy.flatnonzero(runs.families == 'math'),
+               over(runs, KEYS, 'dense', 'cycles'), '')
     if 'mixture' in records:
-        runs = Runs(records['mixture'].rows)
-        every = range(runs.size)
-        yield Claim('mixture, all three: tokens a cycle over dense', 'paper', 0.95, every, cycles(runs, ALL))
-        yield Claim('an expert of four skipped by the median: perplexity kept', 'paper', 0.98, every,
-                    gap(numpy.exp(less(runs, 'nll', 'dense', '3 experts'))))
-    if 'passes' in records:
-        runs = Runs(records['passes'].rows)
-        at_8k = [i for i in range(runs.size) if runs.families[i].startswith('8192')]
-        if at_8k:
+        runs = records.runs('mixture')
+        yield ('mixture, all three: tokens a cycle (math; L0 0, blocks of 4)', runs.every,
+               over(runs, ALL, 'dense', 'cycles'), '')
+        yield ('an expert of four skipped by the median: perplexity kept', runs.every,
+               gap(numpy.exp(less(runs, 'nll', 'dense', '3 experts'))), '')
+    if 'passes' in records and records['passes'].rows:
+        runs = records.runs('passes')
+        at_8k = numpy.flatnonzero(numpy.char.startswith(runs.families, '8192'))
+        if len(at_8k):
             faster = ratio(column(runs, 'pass', 'dense'), column(runs, 'pass', 'sparse'))
-            yield Claim('16 bits: one pass after 8k tokens over dense', 'paper: 2 to 3x', 2, at_8k, faster,
-                        CLOCK)
+            yield 'one pass after 8k random keys, weights in 16 bits: speed', at_8k, faster, CLOCK
 
 
-def long_claims(runs):
+def long_figures(runs):
     """Of long contexts: a quarter of the keys beside dense, and beside the latest keys alone."""
-    every = range(runs.size)
-    at_8k = [i for i in every if runs.families[i].endswith('8192')]
-    look_ups = [i for i in every if runs.families[i].startswith(LOOK_UP)]
-    if 'pass' in runs.sums and at_8k:
+    at_8k = numpy.flatnonzero(numpy.char.endswith(runs.families, '8192'))
+    look_ups = numpy.flatnonzero(numpy.char.startswith(runs.families, LOOK_UP))
+    if 'pass' in runs.sums and len(at_8k):
         faster = ratio(column(runs, 'pass', 'dense'), column(runs, 'pass', KEYS))
-        yield Claim('one pass after 8k tokens over dense', 'paper: 2 to 3x', 2, at_8k, faster, CLOCK)
-    yield Claim('long: same choice as dense', 'paper', 0.95, every, gap(column(runs, 'alike', KEYS)))
-    yield Claim('long: same choice less the latest keys', 'ours', 0, every,
-                gap(less(runs, 'alike', KEYS, LATEST)))
-    if look_ups and column(runs, 'right', 'dense')[look_ups].any():     # else nothing can be lost
-        yield Claim('look-up: right less dense', 'paper', -0.01, look_ups,
-                    gap(less(runs, 'right', KEYS, 'dense')))
-        yield Claim('look-up: right less the latest keys', 'ours', 0.02, look_ups,
-                    gap(less(runs, 'right', KEYS, LATEST)))
-    yield Claim('long: tokens a cycle over dense', 'paper', 0.95, every, cycles(runs, KEYS))
-    kind = runs.kind
-    yield Claim('long: end to end over sd', 'ours', 1, every, over(runs, KEYS, 'dense', kind), kind)
-
-
-def task_claims(runs):
-    """Of the lab's tasks: which layers choose, channels, the hybrid."""
-    every = range(runs.size)
-    yield Claim('KL: random layers less calibrated anchors', 'paper', 0, every,
-                gap(less(runs, 'kl', 'random layers', KEYS)))
-    yield Claim('math: tokens a cycle over dense', 'paper', 0.95, numpy.flatnonzero(runs.families == 'math'),
-                cycles(runs, KEYS))
+        yield 'one pass after 8k tokens: speed', at_8k, faster, CLOCK
+    yield 'long: same choice', runs.every, gap(column(runs, 'alike', KEYS)), ''
+    yield 'long: same choice less the latest keys', runs.every, gap(less(runs, 'alike', KEYS, LATEST)), ''
+    if len(look_ups) and column(runs, 'right', 'dense')[look_ups].any():        # else nothing can be lost
+        yield 'look-up: right answers', look_ups, gap(less(runs, 'right', KEYS, 'dense')), ''
+        yield ('look-up: right answers less the latest keys', look_ups,
+               gap(less(runs, 'right', KEYS, LATEST)), '')
+    yield 'long, looked-up drafts: tokens a cycle', runs.every, over(runs, KEYS, 'dense', 'cycles'), ''
+    if 'seconds' in runs.sums:
+        yield 'long: whole texts, speed over sd', runs.every, over(runs, KEYS, 'dense', CLOCK), CLOCK
 
 
 # ----------------------------------------------------------------------------------------------------- sweeps
 
-BUDGETS = 'keys 50 %', KEYS, 'keys 10 %'
-BLOCKS = KEYS, 'blocks of 8', 'blocks of 16', 'blocks of 32', 'blocks of 64', 'blocks of 128'
-LAYERS = KEYS, 'random layers', 'every second layer'
-STORIES = 'anchors of stories'
-QUEST = [f'quest, {blocks}' for blocks in ('blocks of 4', *BLOCKS[1:])]
-LOOK_UPS = 'quest, blocks of 16', 'blocks of 4', 'quest, blocks of 4'
-EXPERTS = '3 experts', '2 experts', '1 experts'
 SIZES = [f'L0 {l0}, blocks of {block}' for l0 in (128, 2048) for block in (16, 64, 128, 256)]
 MIXED = 'dense', KEYS, CHANNELS, '3 experts', f'{KEYS}, 3 experts', ALL
 SWEEPS = [      # what, record, part of the families' names, figure, settings
-    ('one pass over dense, 2k tokens', 'long', ' 2048', 'faster', [KEYS]),
-    ('one pass over dense, 4k', 'long', ' 4096', 'faster', [KEYS]),
-    ('one pass over dense, matrices in 16 bits: 8k', 'passes', '8192', 'faster', ['sparse']),
+    ('one pass over dense, 2k tokens (median)', 'long', ' 2048', 'faster', [KEYS]),
+    ('the same, 4k', 'long', ' 4096', 'faster', [KEYS]),
+    ('one pass over dense, weights in 16 bits, 8k (median)', 'passes', '8192', 'faster', ['sparse']),
     ('the same, 4k', 'passes', '4096', 'faster', ['sparse']),
     ('the same, 2k', 'passes', '2048', 'faster', ['sparse']),
     ('same first choice, 8k: chosen, latest keys', 'long', ' 8192', 'alike', [KEYS, LATEST]),
     ('same first choice, 8k: blocks of 16, 64, 128, 256; with L0 2048', 'piecewise', '', 'alike', SIZES),
     ('tokens a cycle, 8k: dense; the same', 'piecewise', '', 'efficiency', ['dense', *SIZES]),
-    ('look-up, right: dense, chosen, latest keys', 'long', LOOK_UP, 'right', ['dense', KEYS, LATEST]),
-    ('look-up, right: Quest; in blocks of 4: chosen, Quest', 'long', LOOK_UP, 'right', LOOK_UPS),
-    ('tables, right: dense, 50, 25, 10 % of keys', 'tasks', 'table', 'right', ['dense', *BUDGETS]),
-    ('tables, tokens a cycle: the same', 'tasks', 'table', 'efficiency', ['dense', *BUDGETS]),
-    ('tables, right: 25 %, blocks of 4, 8, ... 128', 'tasks', 'table', 'right', BLOCKS),
-    ('tables, right: the same by bounds (Quest)', 'tasks', 'table', 'right', QUEST),
-    ("tables: the root's share of later rows' blocks; paper: 0.8", 'tasks', 'table', 'overlap', [KEYS]),
-    ('math, KL: calibrated, random, every second layer', 'tasks', 'math', 'kl', LAYERS),
+    ('look-up, right: dense, chosen, latest keys; in blocks of 4', 'long', LOOK_UP, 'right',
+     ['dense', KEYS, LATEST, 'blocks of 4']),
+    ('tables, right: dense, 50, 25, 10 % of keys (L0 0, blocks of 4)', 'tasks', 'table', 'right',
+     ['dense', 'keys 50 %', KEYS, 'keys 10 %']),
+    ('tables, right: 25 %, blocks of 4, 8, ... 128', 'tasks', 'table', 'right',
+     [KEYS, *(f'blocks of {block}' for block in (8, 16, 32, 64, 128))]),
+    ('math, KL: calibrated, random, every second layer', 'tasks', 'math', 'kl',
+     [KEYS, 'random layers', 'every second layer']),
     ('tables, same choice: anchors of tables, stories', 'tasks', 'table', 'alike',
-     [f'{KEYS}, {CHANNELS}', STORIES]),
-    ('reasoning, right: dense, 10 % of keys, hybrid', 'tasks', 'math', 'right',
+     [f'{KEYS}, {CHANNELS}', 'anchors of stories']),
+    ('math, right: dense, 10 % of keys, hybrid', 'tasks', 'math', 'right',
      ['dense', 'keys 10 %', f'keys 10 %, {CHANNELS}']),
     ('same choice: 40 % of channels', 'tasks', '', 'alike', [CHANNELS]),
-    ('perplexity: 3, 2, 1 of 4 experts', 'mixture', '', 'perplexity', EXPERTS),
+    ('perplexity: 3, 2, 1 of 4 experts', 'mixture', '', 'perplexity',
+     ['3 experts', '2 experts', '1 experts']),
     ('right: dense; keys, channels, 3 experts; keys and experts, all', 'mixture', '', 'right', MIXED),
     ('KL: the same', 'mixture', '', 'kl', MIXED),
-    ('tokens a cycle: the same', 'mixture', '', 'efficiency', MIXED),
-    ('one pass over dense: the same', 'mixture', '', 'faster', MIXED),
-    ('tokens a second over dense: the same', 'mixture', '', 'speed', MIXED)]
+    ('tokens a cycle: the same', 'mixture', '', 'efficiency', MIXED)]
 
 
 def sweeps(pairs):
-    """The PageTable of SWEEPS: means over texts, without verdicts."""
+    """The PageTable of SWEEPS: means over texts (medians of times), without verdicts."""
     lines = [[what] for what, *_ in SWEEPS]
     for records in pairs.values():
-        runs = {name: with_ratios(stored.rows) for name, stored in records.items()}
+        runs = {name: with_ratios(records.runs(name)) for name in records}
         for line, (_, record, part, figure, settings) in zip(lines, SWEEPS):
             line.append(means(runs.get(record), part, figure, settings))
-    return PageTable(('sweep, ablation or next check', *pairs), lines)
+    return [PageTable(('sweep, ablation or next check', *pairs), lines)]
 
 
-def with_ratios(rows):
-    """The Runs of a record, with figures that are ratios: efficiency, speed, faster, perplexity."""
-    runs = Runs(rows)
+def with_ratios(runs):
+    """Runs with figures that are ratios: efficiency, faster, perplexity."""
     sums = runs.sums
     if 'tokens' in sums:
         sums['efficiency'] = sums['tokens'] / sums['cycles']
-    if UNITS[runs.kind] in sums:
-        pace = sums['tokens'] / sums[UNITS[runs.kind]]
-        sums['speed'] = pace / pace[:, runs.number['dense']][:, None]
     if 'pass' in sums:
         sums['faster'] = column(runs, 'pass', 'dense')[:, None] / sums['pass']
     if 'nll' in sums:
@@ -419,8 +411,9 @@ def with_ratios(rows):
 
 
 def means(runs, part, figure, settings):
-    """The means of a figure over texts, one for each setting, as a cell; None if it was not measured."""
+    """The figure of each setting over texts, as a cell; None if it was not measured."""
     texts = [i for i, family in enumerate(runs.families) if part in family] if runs else []
     if not texts or figure not in runs.sums or not runs.number.keys() >= set(settings):
         return None
-    return ', '.join(number(gap(column(runs, figure, name))(texts)) for name in settings)
+    middle = numpy.nanmedian if figure == 'faster' else numpy.nanmean
+    return ', '.join(number(float(middle(column(runs, figure, name)[texts]))) for name in settings)

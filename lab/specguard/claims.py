@@ -9,13 +9,13 @@ import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
-from lab.judge import (CLOCK, MODELLED, Claim, PageTable, area, gap, interval, number, over, ratio,
-                       tuned_over)
+from lab.judge import EMBEDDED, MODELLED, PageTable, area, gap, interval, number, over, ratio, tuned_over
 from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
 from model import encode, read_calibration
 from train_mask import signal_ranges
-from verify import Exact, SpecGuard, readers_of, scaled, token_logps
+from verify import Exact, SpecGuard, scaled, token_logps
 
+SOURCE = 'notes on the paper, a review that gives more settings than it'
 TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
 HARD = 'math-hard',             # its target is right less often
 GAMMAS = 4, 8, 12               # of plain sd
@@ -74,44 +74,37 @@ def armed(pair, prompt):
 
 
 def run_items(families, pair, n):
-    """[(prompt, rate of the coin)]; the rate: the share of its task's steps that the default preset keeps."""
+    """[(prompt, rate of the coin)]; the rate: the share of its task's tokens that the default gate keeps.
+
+    So the target writes about as much where a coin judges.
+    """
     items = []
     for task in families:
         prompts = pair.texts([task], n)
-        kept = []
+        kept = written = 0
         for prompt in prompts:
             engine = armed(pair, prompt)
             engine.open([prompt.ids])
-            kept += [cycle.judged[0].kept for cycle in engine.write(prompt.ids, SpecGuard())]
-        items += [(prompt, sum(kept) / len(kept)) for prompt in prompts]
+            for cycle in engine.write(prompt.ids, SpecGuard()):
+                written += len(cycle.tokens)
+                kept += cycle.accepted
+        items += [(prompt, kept / written) for prompt in prompts]
     return items
 
 
 def run_row_of(pair, item):
-    """{setting: run} of one prompt: of the contest, and of the first prompts of each task the sweeps."""
+    """{setting: run} of one prompt: of the contest, and of the first prompts of TASKS the sweeps."""
     prompt, rate = item
     armed(pair, prompt)
-    settings = contest(pair, rate) | (swept_settings() if prompt.place < SWEPT else {})
-    row = run_row(settings, pair, prompt)
-    return row | dict(runs=figures(row['runs'], KEPT))
+    swept = prompt.place < SWEPT and prompt.family in TASKS
+    row = run_row(contest(pair, rate) | (swept_settings() if swept else {}), pair, prompt)
+    runs = {name: {key: run[key] for key in KEPT} for name, run in row['runs'].items()}
+    return row | dict(runs=runs)
 
 
-def figures(runs, keys):
-    """{setting: run} with these figures alone."""
-    return {name: {key: run[key] for key in keys} for name, run in runs.items()}
-
-
-def hard_row(pair, item):
-    """{setting: run} of a HARD prompt: the contest."""
-    prompt, rate = item
-    armed(pair, prompt)
-    row = run_row(contest(pair, rate, GAMMAS[:1]), pair, prompt)
-    return row | dict(runs=figures(row['runs'], ('tokens', 'accepted', 'right')))
-
-
-def contest(pair, rate, gammas=GAMMAS):
+def contest(pair, rate):
     """{name: Setting} that claims compare; rate: of the coin."""
-    found = {f'sd {gamma}': sd(gamma) for gamma in gammas}
+    found = {f'sd {gamma}': sd(gamma) for gamma in GAMMAS}
     found |= {f'default, seed {seed}': named('specguard', seed=seed) for seed in range(SEEDS)}
     return found | {
         'calibrated': named('specguard', **GATES.get(File(pair.draft).name, {}), gamma=4),
@@ -125,9 +118,10 @@ def swept_settings():
         found |= {f'{knob} {value:g}': named('specguard', **{knob: value}) for value in values}
     return found
 
-def weakest(session, who, ids):
-    """[L, 1 - G] of a step (ids) by one model, as SpecGuard sees them."""
-    reader = readers_of(session)[who]
+
+def weakest(session, ids):
+    """[L, 1 - G] of a step (ids) by the draft, as SpecGuard sees them."""
+    reader = session.drafter
     path = reader.model.full.grounded(3, len(session.tokens), 0.01)
     rows = reader.read(session.tokens + ids, path, len(ids) + 1)
     grounding = path.carry['rollout'][0].sum(-1)
@@ -164,7 +158,7 @@ def drafted_row(pair, prompt):
         row['kind'].append(kind_of(session.text(ids)))
         row['right'].append(int(right(session.tokens + ids)))
         row['first'].append(int(right(session.tokens + found.signals[0]['candidates'][0])))
-        row['draft'].append(weakest(session, 'draft', ids))
+        row['draft'].append(weakest(session, ids))
     return prompt.name | row
 
 
@@ -178,15 +172,14 @@ def kind_of(text):
 
 
 def altered_row(pair, prompt):
-    """By both models [[L, 1 - G] of an altered step, of the step itself], of the steps of a reference."""
+    """[[L, 1 - G] of an altered step, of the step itself] by the draft, of the steps of a reference."""
     session = started(pair, prompt.ids)
-    row = dict(draft=[], target=[])
+    row = dict(draft=[])
     for i, step in enumerate(reference_steps(pair, prompt, session)):
         changed = with_altered_digit(session.text(step), f'{SEED} {prompt.family} {prompt.place} {i}')
         if changed:
             (altered,) = encode(pair.tokenizer, [changed], special=False)
-            for who in ('draft', 'target'):
-                row[who].append([weakest(session, who, ids) for ids in (altered, step)])
+            row['draft'].append([weakest(session, ids) for ids in (altered, step)])
         session.tokens = session.tokens + step
     return prompt.name | row
 
@@ -205,7 +198,7 @@ def with_altered_digit(step, seed):
 
 RECORDS = dict(
     runs=Record(functools.partial(run_items, TASKS), run_row_of, only=LAB),
-    hard=Record(functools.partial(run_items, HARD), hard_row, only=LAB),
+    hard=Record(functools.partial(run_items, HARD), run_row_of, only=LAB),
     drafted=on_prompts(TASKS, drafted_row, only=LAB),
     altered=on_prompts(TASKS, altered_row))
 
@@ -219,35 +212,56 @@ ADDS = 0.02             # and what a second signal has to add to the first one's
 EXACT = [f'sd {gamma}' for gamma in GAMMAS]
 USUAL = 'sd 4'
 DEFAULT = [f'default, seed {seed}' for seed in range(SEEDS)]
+MORE_RIGHT = 'notes: "3.6% average accuracy improvement over baseline SD"'
+OVER_RSD = 'notes: "Performance exceeds reward-guided SD while being faster"'
+CLAIMS = {              # text: whose, rival, line
+    'right answers over sd': (MORE_RIGHT, '`sd`', GAIN),
+    'calibrated gate: right answers over sd': (MORE_RIGHT, '`sd`', GAIN),
+    'math-hard: right answers over sd': (MORE_RIGHT, '`sd`', GAIN),
+    'right answers over rsd': (OVER_RSD, "`rsd`: the task's checker", GAIN),
+    'right answers over a coin': ('ours', 'a coin that leaves the target as many tokens', GAIN),
+    'calibrated gate: speed over sd': (
+        'notes: "Latency improvement is consistent across domains (~11%)"', '`sd`, gamma 4, 8 or 12', FASTER),
+    'calibrated gate: speed over rsd': (OVER_RSD, "`rsd`: the task's checker", FASTER),
+    'AUROC of L, drafted steps of one kind': (
+        'notes: "Erroneous or hallucinated steps often involve tokens ... low confidence"', '', TELLS),
+    'AUROC of G, drafted steps of one kind': (
+        'notes: "Hallucinated content tends to have low attention to the input"', '', TELLS),
+    "AUROC of both less L's": (
+        'notes: "Equal weighting works best; neither signal dominates"', 'L alone', ADDS),
+    'right steps of k = 4 over k = 1': ('notes: "k=4: Best trade-off (... ~2% gain)"', 'one candidate', GAIN),
+    'an altered digit is less grounded, share of pairs': ('ours', 'the step as it was', TELLS)}
 SHOWN = {               # setting: points of right answers, speed over sd in the notes on the paper
-    'default, seed 0': '+3.6, 1.11', 'calibrated': '', 'as the paper': '', 'rsd': '+1.5', 'oracle-gate': '',
-    'and': '', 'target_k 1': '', 'target_k 16': '', 'k 1': 'as sd', 'k 2': '+0.5', 'k 8': '+2.2',
-    'tau 0.1': '+0.8, 1.15', 'tau 0.3': '+2.1, 1.14', 'tau 0.7': '+3.8, 1.08', 'tau 0.9': '+4.2, 1.02',
-    'beta 0': '+2.8, 1.10', 'beta 0.3': '+3.2, 1.11', 'beta 0.7': '+3.1, 1.10', 'beta 1': '+2.2, 1.08'}
-SHOWN_HARD = {          # settings on math-hard, their points in the notes; n_roll: less those of 3
-    'default, seed 0': '+3.6', 'calibrated': '', 'rsd': '+1.5', 'oracle-gate': '', 'random-gate': '',
-    'and': '', 'n_roll 1': '-1.2', 'n_roll 2': '-0.5', 'n_roll 6': '+0.1'}
+    'default, seed 0': '+3.6, 1.11', 'calibrated': '', 'rsd': '+1.5', 'random-gate': '', 'k 1': 'as sd',
+    'k 2': '+0.5', 'k 8': '+2.2', 'tau 0.1': '+0.8, 1.15', 'tau 0.3': '+2.1, 1.14', 'tau 0.7': '+3.8, 1.08',
+    'tau 0.9': '+4.2, 1.02', 'beta 0': '+2.8, 1.10', 'beta 0.3': '+3.2, 1.11', 'beta 0.7': '+3.1, 1.10',
+    'beta 1': '+2.2, 1.08'}
+SHOWN_HARD = 'default, seed 0', 'calibrated', 'rsd', 'random-gate'      # on math-hard
 
 
-def claims(records):
-    """The Claims of one pair's Records."""
+def figures(records):
+    """Yields (text of a claim, its texts, its figure, its kind) of what the records of a pair allow."""
     if 'runs' in records:
-        yield from run_claims(records.runs('runs'))
+        runs = records.runs('runs')
+        for text, names, rival in (('right answers over sd', DEFAULT, USUAL),
+                                   ('calibrated gate: right answers over sd', ['calibrated'], USUAL),
+                                   ('right answers over rsd', DEFAULT, 'rsd'),
+                                   ('right answers over a coin', DEFAULT, 'random-gate')):
+            yield text, runs.every, gap(gain(runs, names, rival)), ''
+        if not (records.cost and records.pair != EMBEDDED):     # no draft of half the target costs so little
+            figure = tuned_over(runs, ['calibrated'], EXACT, MODELLED)
+            yield 'calibrated gate: speed over sd', runs.every, figure, MODELLED
+            figure = over(runs, 'calibrated', 'rsd', MODELLED)
+            yield 'calibrated gate: speed over rsd', runs.every, figure, MODELLED
     if 'hard' in records:
         runs = records.runs('hard')
-        yield Claim('math-hard: right answers over sd', 'paper: +0.036', GAIN, numpy.arange(runs.size),
-                    gap(gain(runs, DEFAULT, USUAL)))
+        yield 'math-hard: right answers over sd', runs.every, gap(gain(runs, DEFAULT, USUAL)), ''
     if 'drafted' in records:
-        yield from step_claims(with_steps(records['drafted'], 'right'))
-    if 'overhead' in records:                           # measured no more
-        rows = records['overhead'].rows
-        texts = numpy.arange(len(rows))
-        yield Claim('a step of the target over judging a step', 'notes: 10 to 20', 10, texts,
-                    ratio([row['writing'] for row in rows], [row['judging'] for row in rows]), CLOCK)
+        yield from step_figures(with_steps(records['drafted'], 'right'))
     if 'altered' in records:
         rows = with_steps(records['altered'], 'draft')
-        yield Claim('altered digit is less grounded (draft), paired', 'ours', TELLS, numpy.arange(len(rows)),
-                    weaker(rows, 'draft', 1))
+        yield ('an altered digit is less grounded, share of pairs', numpy.arange(len(rows)),
+               less_grounded(rows), '')
 
 
 def gain(runs, names, other):
@@ -256,91 +270,62 @@ def gain(runs, names, other):
     return right[:, runs.columns(names)].mean(1) - right[:, runs.number[other]]
 
 
-def run_claims(runs):
-    """Right answers and speed of texts that were written end to end."""
-    texts = runs.having(*DEFAULT, USUAL)
-    yield Claim('right answers over sd, default gate', 'paper: +0.036', GAIN, texts,
-                gap(gain(runs, DEFAULT, USUAL)))
-    yield Claim('right answers over rsd, default gate', 'notes: +0.03', GAIN, texts,
-                gap(gain(runs, DEFAULT, 'rsd')))
-    yield Claim('speed over best sd, calibrated', 'paper: 1.12', FASTER, texts,
-                tuned_over(runs, ['calibrated'], EXACT, MODELLED), MODELLED)
-    yield Claim('speed over rsd, calibrated', 'paper: faster', FASTER, texts,
-                over(runs, 'calibrated', 'rsd', MODELLED), MODELLED)
-    yield Claim('right answers over a coin of equal rate', 'ours', GAIN, texts,
-                gap(gain(runs, DEFAULT, 'random-gate')))
-
-
 def with_steps(record, key):
     """The rows of a Record that have steps."""
     return [row for row in record.rows if row.get(key)]
 
 
-def step_claims(rows):
+def step_figures(rows):
     """How well the signals of a drafted step tell whether it is right; what the selector brings."""
     texts = numpy.arange(len(rows))
-    steps = [(L, 1 - ungrounded) for row in rows for L, ungrounded in row['draft']]
-    ranges = signal_ranges(steps)
-    score = [(scaled(L, ranges[0]) + scaled(G, ranges[1])) / 2 for L, G in steps]
-    sure, grounded, both = (within(rows, signal) for signal in (*zip(*steps), score))
-    yield Claim('AUROC of L, drafted steps of one kind', 'ours', TELLS, texts, sure)
-    yield Claim('AUROC of G, drafted steps of one kind', 'ours', TELLS, texts, grounded)
-    yield Claim("AUROC of both less L's", 'paper', ADDS, texts, lambda texts: both(texts) - sure(texts))
+    sure, grounded, both = (told(rows, signal) for signal in signals_in(rows))
+    yield 'AUROC of L, drafted steps of one kind', texts, sure, ''
+    yield 'AUROC of G, drafted steps of one kind', texts, grounded, ''
+    yield "AUROC of both less L's", texts, lambda texts: both(texts) - sure(texts), ''
     gains = [numpy.mean(row['right']) - numpy.mean(row['first']) for row in rows]
-    yield Claim('right steps of k = 4 over k = 1', 'notes: +0.02', GAIN, texts, gap(gains))
+    yield 'right steps of k = 4 over k = 1', texts, gap(gains), ''
 
 
-def within(rows, signal):
-    """The figure: the AUROC of a signal [steps] among those of one family and kind, weighted by their pairs.
+def signals_in(rows):
+    """Three lists with a list of steps for each row: L, G, and their mean as SpecGuard scales them."""
+    steps = [[(L, 1 - ungrounded) for L, ungrounded in row['draft']] for row in rows]
+    ranges = signal_ranges([step for row in steps for step in row])
+    return [[[L for L, _ in row] for row in steps], [[G for _, G in row] for row in steps],
+            [[scaled(L, ranges[0]) + scaled(G, ranges[1]) for L, G in row] for row in steps]]
+
+
+def told(rows, signal):
+    """The figure: the AUROC of a signal among the steps of one family and kind, weighted by their pairs.
 
     Over all kinds together it would tell kinds apart, because look-ups are both the best grounded steps and
     the most often wrong (Simpson's paradox).
     """
-    owner = numpy.repeat(numpy.arange(len(rows)), [len(row['right']) for row in rows])
-    right = numpy.concatenate([row['right'] for row in rows]).astype(bool)
-    kinds = numpy.array([f'{row["family"]}, {kind}' for row in rows for kind in row['kind']])
-    parts = []                      # of each kind: figure, place of each text in it or -1, right, wrong steps
-    for kind in numpy.unique(kinds):
-        texts = numpy.unique(owner[kinds == kind])      # only these, because area compares all with all
-        places = numpy.full(len(rows), -1)
-        places[texts] = numpy.arange(len(texts))
-        chosen = [(owner == text) & (kinds == kind) for text in texts]
-        figure = area([numpy.array(signal)[mine] for mine in chosen], [right[mine] for mine in chosen])
-        trues = numpy.array([right[mine].sum() for mine in chosen])
-        parts.append((figure, places, trues, numpy.array([mine.sum() for mine in chosen]) - trues))
-
-    def mean(texts):
-        weighted, pairs = 0.0, 0
-        for figure, places, trues, falses in parts:
-            there = places[texts][places[texts] >= 0]
-            weight = trues[there].sum() * falses[there].sum()
-            weighted += weight * figure(there) if weight else 0
-            pairs += weight
-        return weighted / pairs if pairs else numpy.nan
-    return mean
+    kinds = [[f'{row["family"]} {kind}' for kind in row['kind']] for row in rows]
+    return area(signal, [row['right'] for row in rows], kinds)
 
 
-def weaker(rows, who, signal):
-    """The figure: the share of pairs in which the altered step has the lower L (0) or G (1), ties half."""
+def less_grounded(rows, signal=1):
+    """The figure: the share of pairs whose altered step has the lower G, or L (signal 0), ties half."""
     won = []
     for row in rows:
-        gaps = [altered[signal] - own[signal] for altered, own in row[who]]
+        gaps = [altered[signal] - own[signal] for altered, own in row['draft']]
         won.append(sum(0.5 + (0.5 if signal else -0.5) * numpy.sign(gaps)))
-    return ratio(won, [len(row[who]) for row in rows])
+    return ratio(won, [len(row['draft']) for row in rows])
 
 
 def sweeps(pairs):
-    """The notes' sweeps and ablations by pair, then of math-hard; altered digits."""
+    """The notes' sweeps and ablations by pair, then of math-hard; signals by family; altered digits."""
     rows = []
-    for record, words, swept in (('runs', '', SHOWN), ('hard', 'math-hard: ', SHOWN_HARD)):
+    for record, words, names in (('runs', '', SHOWN), ('hard', 'math-hard: ', SHOWN_HARD)):
         runs = [records.runs_if(record) for records in pairs.values()]
         rows.append((f'{words}{USUAL}', '', *[right_cell(one) for one in runs]))
-        rows += [(words + name, notes, *[run_cell(one, name, swept) for one in runs])
-                 for name, notes in swept.items()]
-    for who in ('draft', 'target'):
-        cells = [altered_cell(records, who) for records in pairs.values()]
-        rows.append((f'altered digit, {who}', '', *cells))
-    return PageTable(('setting', 'notes', *pairs), rows)
+        rows += [(words + name, SHOWN[name], *[run_cell(one, name) for one in runs]) for name in names]
+    for family in TASKS:
+        cells = [told_cell(records, family) for records in pairs.values()]
+        rows.append((f'AUROC of L, G: {family}', '', *cells))
+    cells = [altered_cell(records) for records in pairs.values()]
+    rows.append(('altered digit: lower G, lower L', '', *cells))
+    return [PageTable(('setting', 'notes', *pairs), rows)]
 
 
 def right_cell(runs):
@@ -348,29 +333,35 @@ def right_cell(runs):
     return f'{runs.sums["right"][:, runs.number[USUAL]].mean():.0%} right, n {runs.size}' if runs else ''
 
 
-def run_cell(runs, name, swept):
-    """Points of right answers over exact decoding; share of tokens by the target; modelled speed over it.
+def run_cell(runs, name):
+    """Points of right answers over exact decoding, with their interval; share of tokens by the target.
 
-    Without passes there is no speed, and the points have their interval.
+    Where passes are stored also the modelled speed over exact decoding.
     """
     if not runs or name not in runs.number:
         return ''
-    texts = runs.having(*[name for name in swept if name in runs.number])       # the same for all settings
-    points = gap(100 * gain(runs, [name], USUAL))
-    target = f'{1 - runs.share("accepted", "tokens", name, texts):.0%}'
-    if 'full' not in runs.sums:
-        return f'{with_interval(texts, points, "+.1f")}, {target}'
-    return f'{points(texts):+.0f}, {target}, {number(over(runs, name, USUAL, MODELLED)(texts))}'
+    texts = runs.having(name)
+    points = with_interval(texts, gap(100 * gain(runs, [name], USUAL)), '+.0f')
+    cell = f'{points}, {1 - runs.share("accepted", "tokens", name, texts):.0%}'
+    return f'{cell}, {number(over(runs, name, USUAL, MODELLED)(texts))}' if 'full' in runs.sums else cell
 
 
-def altered_cell(records, who):
-    """Share of pairs in which the altered step has the lower G, and the lower L."""
+def told_cell(records, family):
+    """The AUROCs of L and G among the drafted steps of one family."""
+    if 'drafted' not in records:
+        return ''
+    rows = [row for row in with_steps(records['drafted'], 'right') if row['family'] == family]
+    sure, grounded, _ = (told(rows, signal)(numpy.arange(len(rows))) for signal in signals_in(rows))
+    return f'{sure:.2f}, {grounded:.2f}'
+
+
+def altered_cell(records):
+    """Shares of pairs in which the altered step has the lower G, and the lower L."""
     if 'altered' not in records:
         return ''
-    rows = with_steps(records['altered'], who)
+    rows = with_steps(records['altered'], 'draft')
     texts = numpy.arange(len(rows))
-    sure = weaker(rows, who, 0)(texts)
-    return f'G {with_interval(texts, weaker(rows, who, 1), ".2f")}, L {sure:.2f}, n {len(rows)}'
+    return f'{with_interval(texts, less_grounded(rows), ".2f")}, {less_grounded(rows, 0)(texts):.2f}'
 
 
 def with_interval(texts, figure, digits):
