@@ -77,4 +77,3 @@ def test_claims_by_hand():
     rows = [dict(signals=[[c] * 3 for c in (0.95, 0.99, 0.5, 0.6, 0.7, 0.2)], hit=[1, 1, 0, 1, 0, 0])]
     areas = [claims.confidence_area(rows, *limit)(numpy.array([0])) for limit in ((), (0.9,))]
     assert areas == pytest.approx([8 / 9, 2 / 3])
-    assert claims.drafted(dict(passes={'target/full': {'5': 6, '3': 1}})) == 26

@@ -1,5 +1,6 @@
 """lab/measure.py and lab/judge.py: rows that are stored, figures by hand, verdicts, pages."""
 import math
+import random
 import re
 
 import numpy
@@ -134,6 +135,43 @@ def test_verdict(values, line, verdict):
     if len(values) < judge.FEW:
         assert (finding.low, finding.high) == (min(values), max(values))
         assert f'n {len(values)}' in finding.cell
+
+
+def shuffled(row):
+    """The row with its confidences in another order, so that they tell nothing."""
+    random.Random(0).shuffle(row['signals'])
+
+
+def as_other(key, mine, other):
+    """A change of a row: what some settings did is what another one did."""
+    def change(row):
+        row[key] |= {name: row[key][other] for name in mine}
+    return change
+
+
+SEEDS = 'default, seed 0', 'default, seed 1', 'default, seed 2'
+LATEST = as_other('runs', ['keys 25 %'], 'latest keys 25 %')
+
+
+@pytest.mark.parametrize('paper, text, change', [
+    case('coin', 'specguard', 'right answers over a coin', as_other('runs', SEEDS, 'random-gate')),
+    case('latest-keys', 'sparse', 'long: same choice less the latest keys', LATEST),
+    case('latest-keys-answers', 'sparse', 'look-up: right answers less the latest keys', LATEST),
+    case('no-weights', 'ecsv', 'weights: length over a vote without',
+         as_other('votes', ['ecsv'], 'unweighted')),
+    case('shuffled-confidence', 'cmasd', 'AUROC of C for acceptance, all tokens', shuffled)])
+def test_a_gate_that_knows_nothing_does_not_hold(paper, text, change):
+    """Negative controls, on the stored rows: a coin judges, the latest keys are chosen, and so on."""
+    records, module = judge.Records(paper, 'embedded'), judge.claims_of(paper)
+    for record in records.values():
+        for row in record.rows:
+            try:
+                change(row)
+            except KeyError:                            # a row of another record
+                pass
+    texts, figure, kind = next(found for name, *found in module.figures(records) if name == text)
+    finding = judge.judge(Claim(text, *module.CLAIMS[text], texts, figure, kind))
+    assert finding.verdict == 'FAILS', finding
 
 
 @pytest.mark.slow

@@ -1,13 +1,14 @@
 """VIA-SD's baselines: their distributions and limits; a record measured anew; its claims by hand."""
-import numpy
+from dataclasses import replace
+
 import pytest
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab.judge import Records, Runs
-from lab.measure import EMBEDDED
+from lab.judge import Claim, Costs, Records, judge
+from lab.measure import EMBEDDED, Stored
 from lab.toys import Table, enumerate_law, slim_session, write
 from lab.via import claims
-from verify import METHODS, draft_model, probs
+from verify import METHODS, Session, draft_model, probs
 
 
 def test_law_of_the_cascade():
@@ -39,29 +40,34 @@ def test_layers_that_slim_skips():
     assert texts[''] == texts['1 2'] != texts['0 3']
 
 
-def test_worth_row_is_the_stored_one():
-    """A row that is measured anew; a slim that is the draft or the target makes no way shorter."""
-    stored = next(row for row in Records('via', 'embedded')['worth'].rows if row['family'] == 'table')
-    row = claims.worth_row(EMBEDDED, claims.texts(EMBEDDED, 1)[1])
-    assert row.pop('family') == stored.pop('family') and row['draft_right'] < row['slim_right']
-    assert row == pytest.approx(stored, rel=1e-3)
-    p, q = (probs(Table(seed).row((0,))).log()[None] for seed in (2, 4))
-    assert float(claims.shortcut(p, q, p, 0, 1)) == float(claims.shortcut(p, q, q, 0, 1)) == 0
+def test_a_judge_is_worth_what_it_adds(monkeypatch):
+    """Controls of the claim about slim: one that is the draft does not hold, one that is the target does."""
+    stored = next(row for row in Records('via', 'embedded')['judges'].rows if row['family'] == 'table')
+    prompts = EMBEDDED.texts(('table',), 14)
+    assert claims.judges_row(EMBEDDED, prompts[0]) == stored and stored['draft_right'] < stored['slim_right']
+    text = "slim's agreement with the target, less the draft's"
+
+    def verdict(rows):
+        return judge(Claim(text, *claims.CLAIMS[text], *claims.better_judge(rows))).verdict
+    alone = replace(EMBEDDED, draft='self')             # which drafts with its slim path
+    assert verdict([claims.judges_row(alone, prompt) for prompt in prompts]) == 'FAILS'
+    monkeypatch.setattr(Session, 'slim_path', property(lambda session: session.target.model.full))
+    rows = [claims.judges_row(EMBEDDED, prompt) for prompt in prompts]
+    assert all(row['slim_right'] == row['positions'] for row in rows) and verdict(rows) == 'HOLDS'
 
 
 def test_claims_by_hand():
-    """Two texts: speeds, rejections; who errs oftener than via is left out; slim beside the draft."""
-    def runs(**counts):             # of two texts that went alike; {name: (wrong, steps, draft tokens kept)}
-        found = {name: dict(tokens=10, judged=10, wrong=wrong, steps=steps, accepted=kept)
-                 for name, (wrong, steps, kept) in counts.items()}
-        return Runs([dict(family='qa', place=place, runs=found) for place in range(2)])
-    usual = runs(plain=(0, 10, 0), sd=(0, 5, 6), via=(0, 4, 8))
-    tuned = runs(**{claims.DEFAULT: (1, 5, 0), 'via 5, 0 0': (3, 1, 0), 'sd 5': (0, 8, 0),
-                    'cascade 5, 0.1': (1, 4, 0), 'cascade 5, 0.3': (2, 2, 0)})
-    found = [*claims.speed_claims(usual), claims.spared_claim(usual, 'sd'), claims.equal_claim(tuned),
-             *claims.worth_claims([dict(positions=4, slim_right=3, draft_right=1, delta=0.5)] * 2)]
-    figures = [claim.figure(numpy.arange(2)) for claim in found]
-    assert figures == pytest.approx([2.5, 1.25, 0.5, 0.8, 0.5, 0.125])
+    """Two texts: whoever errs oftener than via is left out; slim beside the draft."""
+    counts = {claims.DEFAULT: (1, 5), 'via 5, 0 0': (3, 1), 'sd 5': (0, 8), 'cascade 5, 0.1': (1, 4),
+              'cascade 5, 0.3': (2, 2)}
+    found = {name: dict(tokens=10, wrong=wrong, passes={'target/full': {1: steps}})
+             for name, (wrong, steps) in counts.items()}
+    records = Records('via', 'of no pair')
+    records.costs = Costs({'target/full': [0, 1]})
+    records['tuned'] = Stored({}, [dict(family='qa', place=place, runs=found) for place in range(2)])
+    records['judges'] = Stored({}, [dict(positions=4, slim_right=3, draft_right=1)] * 2)
+    figures = [figure(texts) for _, texts, figure, _ in claims.figures(records)]
+    assert figures == pytest.approx([0.8, 0.5])
 
 
 def test_slims_first_choice_is_not_in_doubt():
