@@ -3,7 +3,8 @@
 `--cost 0.05` judges speeds by the stored counts of passes, as if a draft pass took 0.05 of a target pass.
 
 A paper's module `claims` has SOURCE, the text that the method is known from; CLAIMS, the claims as words;
-`figures(records)`, which yields what becomes of them on a pair; and `sweeps(pairs)`, tables without verdicts.
+`figures(records)`, which yields what becomes of them on a pair; `sweeps(pairs)`, tables without verdicts,
+each (titles of columns, rows of cells).
 A Claim HOLDS if its whole 95 % interval over texts reaches its line, FAILS if none of it does, and is else
 UNDECIDED.
 """
@@ -16,7 +17,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 try:
     import numpy
@@ -116,17 +116,16 @@ def interval(texts, figure):
 class Costs:
     """Times of passes, in plain decoding's steps."""
 
-    def __init__(self, row, given=None):
+    def __init__(self, row):
         self.curves = row               # {reader/path: [0, seconds of a pass over 1, 2, ... positions]}
         self.step = row['target/full'][1]
-        self.given = given              # the cost of a draft pass, where it was not measured
 
     def at(self, cost, position):
-        """Costs as if a draft pass took `cost` of a target pass, a slim one its share; see POSITION."""
+        """Costs as if a draft pass took `cost` of a target pass, a slim one its share; see SLOPES."""
         slim = self.curves['target/slim'][1] / self.step
         bases = {'target/full': 1.0, 'target/slim': slim, 'draft/full': cost}
         return Costs({path: [0.0] + [base * (1 + position * n) for n in range(LONGEST)]
-                      for path, base in bases.items()}, cost)
+                      for path, base in bases.items()})
 
     def of_pass(self, path, positions):
         """Steps that a pass takes; a path that was not timed costs what its reader's full path does.
@@ -175,13 +174,6 @@ class Runs:
                 rows, lambda run: sum(run['passes'].get('target/full', {}).values()))
         if costs:
             self.sums['steps'] = self.array(rows, costs.steps_of)
-            if costs.given:
-                self.sums.pop('seconds', None)
-
-    @property
-    def kind(self):
-        """CLOCK where the runs were timed, else MODELLED."""
-        return CLOCK if 'seconds' in self.sums else MODELLED
 
     def array(self, rows, figure_of):
         """[R, S] of a function of a run."""
@@ -430,12 +422,6 @@ def findings_of(paper, *cost):
 
 # ------------------------------------------------------------------------------------------------------ pages
 
-class PageTable(NamedTuple):
-    """A table of a page."""
-    head: tuple         # titles of the columns
-    rows: list          # of cells: texts and numbers
-
-
 def number(x):
     """A figure with two digits after the point, three where it is near 1."""
     if not math.isfinite(x):
@@ -477,12 +463,12 @@ def claim_rows(findings):
 
 
 def cheap_table(paper):
-    """The PageTable of a paper's speeds where a draft pass takes PAPERS_COST of a target pass, by SLOPES."""
+    """(head, rows) of a paper's speeds where a draft pass takes PAPERS_COST of a target pass, by SLOPES."""
     found = [findings_of(paper, PAPERS_COST, slope) for slope in SLOPES]
     titles = [f'{who}, v = {slope:g}' for slope in SLOPES for who in ('embedded pair', 'real models')]
     rows = [(text, *[cell for by_text in found for cell in cells_of(by_text.get(text, {}))])
             for text in found[0]]
-    return PageTable((f'at c = {PAPERS_COST:g}', *titles), rows)
+    return (f'at c = {PAPERS_COST:g}', *titles), rows
 
 
 def page_lines(paper):
@@ -490,7 +476,7 @@ def page_lines(paper):
     module = claims_of(paper)
     lines = [f'Source of the method: {module.SOURCE}. [How claims are judged, what records were measured on]'
              '(../README.md#measure-then-judge).', '']
-    tables = [PageTable(CLAIM_HEAD, claim_rows(findings_of(paper))), cheap_table(paper),
+    tables = [(CLAIM_HEAD, claim_rows(findings_of(paper))), cheap_table(paper),
               *module.sweeps(measured_pairs(paper))]
     for head, rows in tables:
         rows = list(rows)

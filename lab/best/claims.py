@@ -9,7 +9,7 @@ import numpy
 
 from lab import read_bytes
 from lab.baselines import Payoff, Ratio, sublayers
-from lab.judge import BEST_SD, CLOCK, PageTable, interval, over, tuned_over
+from lab.judge import BEST_SD, CLOCK, interval, over, tuned_over
 from lab.measure import Record, Setting, named, network, run_row, sd, token_row
 from model import read_calibration
 from verify import lookup_then_draft, prompt_lookup
@@ -188,4 +188,4 @@ def sweeps(pairs):
                          runs.share('tokens', 'full', name, texts), agreement, warm))
     head = ('pair', 'setting', 'over plain', 'from, to', 'by family', 'tokens a full pass', 'agreement',
             'over plain, T = 0.8')
-    return [PageTable(head, rows)]
+    return [(head, rows)]

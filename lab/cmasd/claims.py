@@ -5,7 +5,7 @@ from functools import partial
 import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab.judge import BEST_SD, MODELLED, PLAIN, PageTable, area, gap, number, over, tuned_over
+from lab.judge import BEST_SD, MODELLED, PLAIN, area, gap, number, over, tuned_over
 from lab.measure import Record, answer_row, named, run_row, sd, token_row
 
 SOURCE = 'notes on the paper, which themselves quote its tables'
@@ -156,7 +156,7 @@ def sweeps(pairs):
             if name in records:
                 rows += [(pair, *row) for row in setting_rows(records.runs(name))]
     head = 'pair', 'setting', 'tokens a step, modelled', 'agreement', 'accepted a cycle', 'dropped'
-    return [PageTable(head, rows)]
+    return [(head, rows)]
 
 
 def confidence_rows(rows):
@@ -173,7 +173,7 @@ def setting_rows(runs):
     """Rows of SHOWN, a figure for each setting; then of the sweep tuned on `translate`, used on `summary`."""
     texts = runs.every
     for text, names in SHOWN.items():
-        if {*names} <= {*runs.names}:
+        if {*names} <= {*runs.names} and 'drafted' in runs.sums:
             columns = (runs.pace(names, texts, MODELLED), runs.agreement(names, texts),
                        runs.share('accepted', 'cycles', names, texts),
                        1 - runs.share('accepted', 'drafted', names, texts))

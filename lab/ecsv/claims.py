@@ -11,7 +11,7 @@ from functools import partial
 import numpy
 
 from lab.baselines import EcsvPrefix, OracleTop1
-from lab.judge import BEST_SD, EMBEDDED, MODELLED, PageTable, interval, number, over
+from lab.judge import BEST_SD, EMBEDDED, MODELLED, interval, number, over
 from lab.measure import Record, Setting, prepared
 from verify import Ecsv, EcsvSpot, Exact, decode, token_logps
 
@@ -246,7 +246,7 @@ def better_tasks(votes, texts):
 
 
 def falsified(votes):
-    """The PageTable of the falsification test, over greedy SD-1, in each task and in all."""
+    """The table of the falsification test, over greedy SD-1, in each task and in all."""
     rows = []
     for vote in votes.counts:
         passes = votes.sums(vote, votes.texts)
@@ -254,11 +254,11 @@ def falsified(votes):
         cells = [', '.join(number(votes.matched(figure, vote, GREEDY)(part)) for figure in (kept, perplexity))
                  for part in parts]
         rows.append((vote, float((passes['passes'] / passes['cycles']).mean()), *cells))
-    return PageTable(('kept a pass, perplexity', 'passes a cycle', *votes.member, 'all'), rows)
+    return ('kept a pass, perplexity', 'passes a cycle', *votes.member, 'all'), rows
 
 
 def sweeps(pairs):
-    """The PageTables of the falsification test; of each vote's length over both drafts; of texts at T = 1."""
+    """The tables of the falsification test; of each vote's length over both drafts; of texts at T = 1."""
     rows = []
     for pair, records in pairs.items():
         votes = Votes(records, 'blocks')
@@ -277,4 +277,4 @@ def sweeps(pairs):
                 rows.append((pair, f'{name}, T = 1: tokens a cycle over `sd`', None, None, cell, None))
     head = ('pair', 'vote', 'length over a greedy draft', 'over a sampled one', 'that in blocks of 2, 4, 8',
             'speed over greedy `sd`, modelled')
-    return [falsified(Votes(pairs[EMBEDDED], 'matched')), PageTable(head, rows)]
+    return [falsified(Votes(pairs[EMBEDDED], 'matched'))(head, rows)]

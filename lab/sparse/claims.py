@@ -15,7 +15,7 @@ import torch
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
-from lab.judge import CLOCK, PageTable, gap, number, over, ratio
+from lab.judge import CLOCK, gap, number, over, ratio
 from lab.measure import (EMBEDDED, MODELS, SEED, Prompt, Record, Setting, graded, moment, network, prepared,
                          rows_by_family)
 from model import Reader, encode, read_calibration
@@ -389,13 +389,13 @@ SWEEPS = [      # what, record, part of the families' names, figure, settings
 
 
 def sweeps(pairs):
-    """The PageTable of SWEEPS: means over texts (medians of times), without verdicts."""
+    """The table of SWEEPS: means over texts (medians of times), without verdicts."""
     lines = [[what] for what, *_ in SWEEPS]
     for records in pairs.values():
         runs = {name: with_ratios(records.runs(name)) for name in records}
         for line, (_, record, part, figure, settings) in zip(lines, SWEEPS):
             line.append(means(runs.get(record), part, figure, settings))
-    return [PageTable(('sweep, ablation or next check', *pairs), lines)]
+    return [(('sweep, ablation or next check', *pairs), lines)]
 
 
 def with_ratios(runs):

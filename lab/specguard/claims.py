@@ -9,7 +9,7 @@ import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
-from lab.judge import EMBEDDED, MODELLED, PageTable, area, gap, interval, number, over, ratio, tuned_over
+from lab.judge import EMBEDDED, MODELLED, area, gap, interval, number, over, ratio, tuned_over
 from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
 from model import encode, read_calibration
 from train_mask import signal_ranges
@@ -325,7 +325,7 @@ def sweeps(pairs):
         rows.append((f'AUROC of L, G: {family}', '', *cells))
     cells = [altered_cell(records) for records in pairs.values()]
     rows.append(('altered digit: lower G, lower L', '', *cells))
-    return [PageTable(('setting', 'notes', *pairs), rows)]
+    return [(('setting', 'notes', *pairs), rows)]
 
 
 def right_cell(runs):

@@ -9,7 +9,7 @@ import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import train_mask
-from lab.judge import BEST_SD, CLOCK, MODELLED, PLAIN, PageTable, gap, over, ratio, tuned_over
+from lab.judge import BEST_SD, CLOCK, MODELLED, PLAIN, gap, over, ratio, tuned_over
 from lab.measure import Record, answer_row, named, on_prompts, prepared, run_row, sd
 from verify import Exact, ViaSd, decode, tokens_of
 
@@ -157,4 +157,4 @@ def sweeps(pairs):
                                  runs.share('full', 'cycles', name, runs.every),
                                  f'{runs.agreement(name, runs.every):.1%}'))
     head = 'pair', 'what', 'over plain', 'rejected', 'full passes a cycle', 'agreement'
-    return [PageTable(head, rows)]
+    return [(head, rows)]
