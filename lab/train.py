@@ -61,18 +61,16 @@ def drills(seed, high, columns):
     """Endless rows of practice that can give away no held-out text: bare steps, or cells looked up."""
     rng = random.Random(f'drill {seed}')
     while True:
-        prompt = ''
-        lines = []
+        prompt, lines = '', []
         if rng.random() < 0.15:
             while len(lines) < 8:
                 n = tasks.number(rng, 900)
                 _, _, steps, _ = tasks.event(rng, n, 2)
                 lines += steps
         else:
-            prompt, values = tasks.cells(rng, 2, high, columns)
+            prompt, column, values = tasks.cells(rng, 2, high, columns)
             cells = rng.sample(sorted(values.items()), min(32, len(values)))
-            for (item, column), n in cells:
-                lines.append(f'| {column} of {item} {n}')
+            lines = [f'| {column} of {item} {n}' for item, n in cells]
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
 
@@ -88,12 +86,10 @@ def gists(seed, high):
 def mixture(seed, phase=LONG):
     """Endless training rows of all tasks of a phase, in their shares."""
     rng = random.Random(f'mixture {seed}')
-    sources = []
-    shares = []
-    for task, knobs, share in phase:
-        own = dict(drill=drills, gist=gists).get(task)
-        sources.append(own(seed, **knobs) if own else tasks.rows(task, seed, 'train', **knobs))
-        shares.append(share)
+    practice = dict(drill=drills, gist=gists)
+    sources = [practice[task](seed, **knobs) if task in practice else tasks.rows(task, seed, 'train', **knobs)
+               for task, knobs, _ in phase]
+    shares = [share for _, _, share in phase]
     while True:
         yield next(rng.choices(sources, shares)[0])
 
@@ -108,8 +104,7 @@ def train_tokenizer(n=20_000):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=[EOS], show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    rows = itertools.islice(mixture(0), n)
-    texts = (row['prompt'] + row['solution'] for row in rows)
+    texts = (row['prompt'] + row['solution'] for row in itertools.islice(mixture(0), n))
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -127,29 +122,23 @@ def encode(tokenizer, rows):
 
 
 def batches(tokenizer, source, tokens, seed):
-    """Endless (ids [B, T], labels [B, T]) of about `tokens` tokens; rows of like length, to pad little."""
+    """Endless (ids, labels) [B, T] of about `tokens` tokens, rows of like length; -100 is no label."""
     rng = random.Random(seed)
     while True:
         examples = encode(tokenizer, list(itertools.islice(source, 1024)))
         examples.sort(key=lambda example: -len(example[0]))
         groups = []
         while examples:
-            longest, _ = examples[0]
-            n = max(1, tokens // len(longest))
+            n = max(1, tokens // len(examples[0][0]))   # the longest of what is left
             groups.append(examples[:n])
             del examples[:n]
         rng.shuffle(groups)
         for group in groups:
-            yield padded(group)
-
-
-def padded(group):
-    """Examples (ids, start) -> (ids [B, T], labels [B, T]); -100 is no label."""
-    ids = [torch.tensor(line) for line, _ in group]
-    labels = []
-    for line, start in group:                           # position i predicts token i + 1
-        labels.append(torch.tensor([-100] * (start - 1) + line[start:] + [-100]))
-    return pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=-100)
+            ids = [torch.tensor(line) for line, _ in group]
+            labels = [torch.tensor([-100] * (start - 1) + line[start:] + [-100])    # i predicts token i + 1
+                      for line, start in group]
+            yield pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True,
+                                                                    padding_value=-100)
 
 
 def build(name, tokenizer):
