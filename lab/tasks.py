@@ -423,12 +423,6 @@ TASKS = {
 WORKED = 'math', 'math-hard', 'table', 'table-long'    # the tasks whose texts end in 'Answer: n'
 
 
-def is_held_out(row):
-    """Whether this text belongs to the held-out eighth of all texts."""
-    text = row['prompt'] + row['solution']
-    return zlib.crc32(text.encode()) % 8 == 0
-
-
 def rows(task, seed, split='held-out', **knobs):
     """Endless rows of one task and one split ('train' or 'held-out'); the same seed gives the same rows."""
     if task not in TASKS:
@@ -436,7 +430,9 @@ def rows(task, seed, split='held-out', **knobs):
     rng = random.Random(f'{task} {seed} {split}')
     while True:
         row = TASKS[task](rng, **knobs)
-        if is_held_out(row) == (split == 'held-out'):
+        text = row['prompt'] + row['solution']
+        held_out = zlib.crc32(text.encode()) % 8 == 0
+        if held_out == (split == 'held-out'):
             yield row
 
 
@@ -449,11 +445,9 @@ def is_own(row):
 
 def grade(row, text):
     """Whether the text is right for a row of these tasks; None for a story, where much is right."""
-    task = row['task']
-    answer = row['answer']
+    task, answer = row['task'], row['answer']
     if task in WORKED:
-        found = re.findall(r'^Answer: (\d+)\s*$', text, re.M)
-        return bool(found) and found[-1] == str(answer)
+        return re.findall(r'^Answer: (\d+)\s*$', text, re.M)[-1:] == [str(answer)]
     if task == 'code':
         values = outputs(text)
         return values is not None and values == outputs(str(answer))
