@@ -53,12 +53,11 @@ def proof_of(name, method, vocab, horizon, whole, sampling):
     """The Proof by texts of `horizon` tokens, on tables of so many; whole: as in SIZES."""
     target, draft = Table(1, vocab, weight=2.0), Table(2, vocab)
     letters = lambda ids: ''.join('a\nbc'[i % 4] for i in ids)      # every fourth id ends a step
-    settings = dict(calibration=CALIBRATION, text=letters, **sampling)
     seen = set()
     enumerated = enumerate_law if whole else law_by_cycles
-    law = enumerated(target, draft, method, horizon, run=limited(seen), **settings)
-    wanted = exact_law(target, horizon, **sampling)
-    drafted = exact_law(draft, horizon, **sampling)
+    law = enumerated(target, draft, method, horizon, run=limited(seen), calibration=CALIBRATION, text=letters,
+                     **sampling)
+    wanted, drafted = [exact_law(table, horizon, **sampling) for table in (target, draft)]
     begun = '' if whole else ', those after the first cycle by the target'
     header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}'
               f'{begun}, temperature {sampling["temperature"]:g}, every outcome of every draw')
@@ -126,8 +125,8 @@ class Proof:
     def followed(self):
         """Which blocks were followed, on the smaller tables, too."""
         longest = max(self.seen)[0]
-        places = [(n, kept) for n in range(1, longest + 1) for kept in range(n + 1)]
-        missing = [f'{kept} of {n} kept' for n, kept in places if (n, kept) not in self.seen]
+        missing = [f'{kept} of {n} kept' for n in range(1, longest + 1) for kept in range(n + 1)
+                   if (n, kept) not in self.seen]
         missing[3:] = ['...'] * (len(missing) > 3)
         where = f', but not {", ".join(missing)}' if missing else ', kept and cut at each place'
         blocks = f'blocks of up to {longest} guess{"es" * (longest != 1)}{where if longest else ""}'
@@ -164,7 +163,8 @@ class Options:
     top_p: float = knob(1.0, 'sample from the likeliest tokens of this mass', 1e-9, 1)
 
 
-def parse():
+def run():
+    """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
     parser = Parser(prog='python -m lab.prove', description=__doc__.split('\n')[0])
     add = parser.add_argument
     add('method', help='one of those that specmini.py --list shows, or a baseline')
@@ -172,12 +172,7 @@ def parse():
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
     add_flags(parser, Options)
-    return parser.parse_args()
-
-
-def run():
-    """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
-    args = parse()
+    args = parser.parse_args()
     for path in getattr(args, 'import'):
         import_file(path)
     options = Options(args.tokens, args.temperature, args.top_k, args.top_p)
