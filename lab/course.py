@@ -45,11 +45,11 @@ def first_token(target, draft, method, temperature=1.0):
     return found
 
 
-def check_test(test, what, mistake):
-    """AssertionError unless the answer's test passes, and fails under this mistake, a patch."""
+def check_test(test, what, *mistake):
+    """AssertionError unless the test passes, and fails under a mistake (arguments of patch.object)."""
     test()
     try:
-        with mistake:
+        with patch.object(*mistake):
             test()
     except Exception:                                   # whatever it is, pytest would call it a failure
         return
@@ -107,9 +107,8 @@ def check_4(sd_notices, test_ids, test_writers):
         law = enumerate_law(Table(1, 2), Table(2, 2), Exact(2), 4, temperature=1.0)
     notices = variation(law, exact_law(Table(1, 2), 4, temperature=1.0)) > 1e-9
     assert sd_notices is notices, f"sd_notices is {sd_notices}; the law of sd's texts says otherwise"
-    check_test(test_ids, 'ids are not compared', patch.object(KVCache, 'valid_prefix', any_id))
-    check_test(test_writers, 'nobody asks who wrote a position',
-               patch.object(KVCache, 'valid_prefix', any_writer))
+    check_test(test_ids, 'ids are not compared', KVCache, 'valid_prefix', any_id)
+    check_test(test_writers, 'nobody asks who wrote a position', KVCache, 'valid_prefix', any_writer)
 
 
 def check_5(test_doubling):
@@ -127,9 +126,9 @@ def check_5(test_doubling):
     deaf = {'doubled': lambda self, cycle: cycle.accepted == len(cycle.drafted) or learn(self, cycle),
             'halved': lambda self, cycle: cycle.accepted < len(cycle.drafted) or learn(self, cycle)}
     for what, partly in deaf.items():
-        check_test(test_doubling, f'no block is ever {what}', patch.object(kind, 'learn', partly))
-    wrong = patch.object(Exact, 'recovery_distribution', WrongResidual.recovery_distribution)
-    check_test(test_doubling, 'the residual is wrong', wrong)
+        check_test(test_doubling, f'no block is ever {what}', kind, 'learn', partly)
+    check_test(test_doubling, 'the residual is wrong', Exact, 'recovery_distribution',
+               WrongResidual.recovery_distribution)
 
 
 def check_6(test_likeliest):
@@ -146,7 +145,7 @@ def check_6(test_likeliest):
             assert torch.allclose(found, wanted), (
                 f'k={k}, temperature {temperature}: its first token has the law {found.tolist()}, not '
                 f'{wanted.tolist()} (k likeliest by raw logits, the rest as in sd)')
-    check_test(test_likeliest, 'every guess is kept', patch.object(kind, 'chance', lambda *_: 1.0))
+    check_test(test_likeliest, 'every guess is kept', kind, 'chance', lambda *_: 1.0)
 
 
 def check_7(test_early):
@@ -158,7 +157,7 @@ def check_7(test_early):
     skips = [set(path.skip) for path, _ in s.target.log]
     assert {4, 5, 6, 7} in skips, f'of 4 layers depth=0.5 leaves out sublayers 4 to 7; yours: {skips}'
     lazy = lambda self, session, draft: Score(session, draft, session.target.model.full.without([1]))
-    check_test(test_early, 'the early path verifies, too', patch.object(kind, 'score', lazy))
+    check_test(test_early, 'the early path verifies, too', kind, 'score', lazy)
 
 
 CHECKS = dict(zip('1234567', (check_1, check_2, check_3, check_4, check_5, check_6, check_7)))
@@ -171,6 +170,7 @@ def run():
                  f'found {argv}; expected NUMBER FILE, say 1 answer.py; lab/course.md has exercises 1 to 7')
     number, path = argv
     names = inspect.signature(CHECKS[number]).parameters
+    reason = None
     with patch.dict(METHODS):
         answer = runpy.run_path(path)
         try:
@@ -178,10 +178,9 @@ def run():
                 assert name in answer, f'your file defines no {name}'
             CHECKS[number](*[answer[name] for name in names])
         except AssertionError as error:
-            print(f'exercise {number}: not yet: {str(error) or "a test fails on your own code"}')
-            return 1
-    print(f'exercise {number}: right')
-    return 0
+            reason = str(error) or 'your test fails on your own code'
+    print(f'exercise {number}:', f'not yet: {reason}' if reason else 'right')
+    return int(reason is not None)
 
 
 def main():

@@ -97,13 +97,9 @@ class Proof:
 
     def __post_init__(self):
         self.gap = variation(self.law, self.wanted)
+        self.status = int(self.promised and self.gap > SAME)    # 1: a broken promise
         texts = self.law.keys() | self.wanted.keys()
         self.texts = sorted(texts, key=lambda text: (-self.wanted[text], text))     # likeliest first
-
-    @property
-    def status(self):
-        """1 where the method promises the target's distribution and has another, else 0."""
-        return int(self.promised and self.gap > SAME)
 
     def lines(self):
         """What is printed."""
@@ -136,20 +132,20 @@ class Proof:
         """What it comes to."""
         if len(self.texts) == 1:
             return f'nothing to prove at temperature 0 or top-k 1: {self.name} and the target write one text'
-        found = f'{counted(len(self.texts), "text")} of {counted(len(self.texts[0]), "token")}'
-        if self.gap <= SAME:
-            found += f' agree to {max(self.gap, 1e-16):.0e}'    # the last digit of a number in fp64
-            if self.promised:
-                return f'lossless: {found}'
-            return f'no difference found: {found}, which {self.name} does not promise at these knobs'
-        found += f' have total variation {self.gap:.3g}'
+        texts = f'{counted(len(self.texts), "text")} of {counted(len(self.texts[0]), "token")}'
+        same = f'{texts} agree to {max(self.gap, 1e-16):.0e}'   # the last digit of a number in fp64
+        other = f'{texts} have total variation {self.gap:.3g}'
+        if self.status:
+            return f'WRONG: {self.name} calls itself lossless at these knobs, and is not: {other}'
+        if self.gap > SAME:
+            return f'LOSSY: {other}'
         if self.promised:
-            return f'WRONG: {self.name} calls itself lossless at these knobs, and is not: {found}'
-        return f'LOSSY: {found}'
+            return f'lossless: {same}'
+        return f'no difference found: {same}, which {self.name} does not promise at these knobs'
 
 
 def counted(n, word):
-    return f'{n} {word}' if n == 1 else f'{n} {word}s'
+    return f'{n} {word}' + 's' * (n != 1)
 
 
 # --------------------------------------------------------------------------------------------- the program
