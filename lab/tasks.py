@@ -77,8 +77,7 @@ def event(rng, n, left):
 def math(rng, low=2, high=4, task='math'):
     """A word problem of low to high steps. Stands for GSM8K."""
     wanted = rng.randint(low, high)
-    name = rng.choice(NAMES)
-    item = rng.choice(ITEMS)
+    name, item = rng.choice(NAMES), rng.choice(ITEMS)
     n = number(rng, 400)
     text = [f'{name} has {n} {item}.']
     steps = []
@@ -355,9 +354,8 @@ def qa(rng):
     """A closed-book fact; wordings are held out, never facts. Stands for TriviaQA, WebQuestions, NQ."""
     (relation, town), value = rng.choice(list(FACTS.items()))
     questions, _ = RELATIONS[relation]
-    opening = rng.choice(OPENINGS)
-    question = rng.choice(questions).format(town)
-    return dict(task='qa', prompt=opening + question, answer=value, solution='\nA: ' + value)
+    prompt = rng.choice(OPENINGS) + rng.choice(questions).format(town)
+    return dict(task='qa', prompt=prompt, answer=value, solution='\nA: ' + value)
 
 
 # -------------------------------------------------------------------------------- story: WikiText, The Pile
@@ -395,10 +393,7 @@ def fill(rng, template, known):
 def story(rng):
     """A story of a grammar with real choice. Stands for WikiText and The Pile."""
     a, b = rng.sample(NAMES, 2)
-    thing = rng.choice(THINGS)
-    when = rng.choice(WHEN)
-    animal = rng.choice(ANIMALS)
-    place = rng.choice(PLACES)
+    thing, when, animal, place = map(rng.choice, (THINGS, WHEN, ANIMALS, PLACES))
     prompt = f'{when} {a} the {animal} went to {place} with a {thing}.'
 
     known = dict(a=a, b=b, thing=thing)
@@ -474,7 +469,7 @@ def step_right(line, wanted):
     reference = STEP.fullmatch(wanted)
     if not found or not reference:
         return line == wanted
-    a, b, c = (int(found[i]) for i in (1, 3, 4))
+    a, b, c = map(int, found.group(1, 3, 4))
     holds = {'+': a + b == c, '-': a - b == c, '*': a * b == c, '/': b > 0 and a == b * c}
     return holds[found[2]] and found[4] == reference[4]
 
