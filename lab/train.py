@@ -136,8 +136,8 @@ def batches(tokenizer, source, tokens, seed):
             ids = [torch.tensor(line) for line, _ in group]
             labels = [torch.tensor([-100] * (start - 1) + line[start:] + [-100])    # i predicts token i + 1
                       for line, start in group]
-            yield pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True,
-                                                                    padding_value=-100)
+            yield (pad_sequence(ids, batch_first=True),
+                   pad_sequence(labels, batch_first=True, padding_value=-100))
 
 
 def build(name, tokenizer):
