@@ -53,12 +53,11 @@ def proof_of(name, method, vocab, horizon, whole, sampling):
     """The Proof by texts of `horizon` tokens, on tables of so many; whole: as in SIZES."""
     target, draft = Table(1, vocab, weight=2.0), Table(2, vocab)
     letters = lambda ids: ''.join('a\nbc'[i % 4] for i in ids)      # every fourth id ends a step
-    settings = dict(calibration=CALIBRATION, text=letters, **sampling)
     seen = set()
     enumerated = enumerate_law if whole else law_by_cycles
-    law = enumerated(target, draft, method, horizon, run=limited(seen), **settings)
-    wanted = exact_law(target, horizon, **sampling)
-    drafted = exact_law(draft, horizon, **sampling)
+    law = enumerated(target, draft, method, horizon, run=limited(seen), calibration=CALIBRATION, text=letters,
+                     **sampling)
+    wanted, drafted = [exact_law(table, horizon, **sampling) for table in (target, draft)]
     begun = '' if whole else ', those after the first cycle by the target'
     header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}'
               f'{begun}, temperature {sampling["temperature"]:g}, every outcome of every draw')
@@ -98,13 +97,9 @@ class Proof:
 
     def __post_init__(self):
         self.gap = variation(self.law, self.wanted)
+        self.status = int(self.promised and self.gap > SAME)    # 1: a broken promise
         texts = self.law.keys() | self.wanted.keys()
         self.texts = sorted(texts, key=lambda text: (-self.wanted[text], text))     # likeliest first
-
-    @property
-    def status(self):
-        """1 where the method promises the target's distribution and has another, else 0."""
-        return int(self.promised and self.gap > SAME)
 
     def lines(self):
         """What is printed."""
@@ -126,8 +121,8 @@ class Proof:
     def followed(self):
         """Which blocks were followed, on the smaller tables, too."""
         longest = max(self.seen)[0]
-        places = [(n, kept) for n in range(1, longest + 1) for kept in range(n + 1)]
-        missing = [f'{kept} of {n} kept' for n, kept in places if (n, kept) not in self.seen]
+        missing = [f'{kept} of {n} kept' for n in range(1, longest + 1) for kept in range(n + 1)
+                   if (n, kept) not in self.seen]
         missing[3:] = ['...'] * (len(missing) > 3)
         where = f', but not {", ".join(missing)}' if missing else ', kept and cut at each place'
         blocks = f'blocks of up to {longest} guess{"es" * (longest != 1)}{where if longest else ""}'
@@ -137,20 +132,20 @@ class Proof:
         """What it comes to."""
         if len(self.texts) == 1:
             return f'nothing to prove at temperature 0 or top-k 1: {self.name} and the target write one text'
-        found = f'{counted(len(self.texts), "text")} of {counted(len(self.texts[0]), "token")}'
-        if self.gap <= SAME:
-            found += f' agree to {max(self.gap, 1e-16):.0e}'    # the last digit of a number in fp64
-            if self.promised:
-                return f'lossless: {found}'
-            return f'no difference found: {found}, which {self.name} does not promise at these knobs'
-        found += f' have total variation {self.gap:.3g}'
+        texts = f'{counted(len(self.texts), "text")} of {counted(len(self.texts[0]), "token")}'
+        same = f'{texts} agree to {max(self.gap, 1e-16):.0e}'   # the last digit of a number in fp64
+        other = f'{texts} have total variation {self.gap:.3g}'
+        if self.status:
+            return f'WRONG: {self.name} calls itself lossless at these knobs, and is not: {other}'
+        if self.gap > SAME:
+            return f'LOSSY: {other}'
         if self.promised:
-            return f'WRONG: {self.name} calls itself lossless at these knobs, and is not: {found}'
-        return f'LOSSY: {found}'
+            return f'lossless: {same}'
+        return f'no difference found: {same}, which {self.name} does not promise at these knobs'
 
 
 def counted(n, word):
-    return f'{n} {word}' if n == 1 else f'{n} {word}s'
+    return f'{n} {word}' + 's' * (n != 1)
 
 
 # --------------------------------------------------------------------------------------------- the program
@@ -164,7 +159,8 @@ class Options:
     top_p: float = knob(1.0, 'sample from the likeliest tokens of this mass', 1e-9, 1)
 
 
-def parse():
+def run():
+    """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
     parser = Parser(prog='python -m lab.prove', description=__doc__.split('\n')[0])
     add = parser.add_argument
     add('method', help='one of those that specmini.py --list shows, or a baseline')
@@ -172,12 +168,7 @@ def parse():
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
     add_flags(parser, Options)
-    return parser.parse_args()
-
-
-def run():
-    """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
-    args = parse()
+    args = parser.parse_args()
     for path in getattr(args, 'import'):
         import_file(path)
     options = Options(args.tokens, args.temperature, args.top_k, args.top_p)

@@ -27,17 +27,20 @@ ITEMS = ('pens cups books coins apples cards shells stamps eggs keys plums brick
 JOBS = 'baker farmer teacher painter sailor doctor singer miller'.split()
 HOMES = 'by the river;on the hill;near the forest;by the harbour;in the old mill;near the bridge'.split(';')
 WISHES = 'lantern key map drum kite ring basket flute boat horse'.split()
+ANIMALS = 'fox bear mouse owl cat rabbit frog duck goat crow'.split()
 COLUMNS = 'price stock sold weight cost size made'.split()
 GOODS = 'wool salt glass honey iron wine silk rope paper cheese'.split()
 STEP = re.compile(r'(\d+) ([-+*/]) (\d+) = (\d+)')
 
 # ---------------------------------------------------------------------------------------- math: GSM8K, MATH
 
-GAIN = ['buys {k} more', 'finds {k} more', 'gets {k} from a friend', 'wins {k}']
-LOSE = ['loses {k}', 'gives {k} away', 'sells {k}', 'breaks {k}']
-BOXES = ['buys {d} boxes of {k} {item} each', 'packs {d} bags of {k} {item} each and adds them']
-TIMES = ['works hard and now has {d} times as many', 'trades well and now has {d} times as many']
-SHARE = ['shares them equally among {d} friends and keeps one share', 'makes {d} equal piles and keeps one']
+EVENTS = dict(
+    gain=['buys {k} more', 'finds {k} more', 'gets {k} from a friend', 'wins {k}'],
+    lose=['loses {k}', 'gives {k} away', 'sells {k}', 'breaks {k}'],
+    boxes=['buys {d} boxes of {k} {item} each', 'packs {d} bags of {k} {item} each and adds them'],
+    times=['works hard and now has {d} times as many', 'trades well and now has {d} times as many'],
+    share=['shares them equally among {d} friends and keeps one share',
+           'makes {d} equal piles and keeps one'])
 
 
 def number(rng, top):
@@ -48,53 +51,39 @@ def number(rng, top):
 
 
 def event(rng, n, left):
-    """An event that changes count n in at most `left` steps 'a op b = c': (phrases, values, steps, new n)."""
-    kinds = []
-    if n <= 900:
-        kinds += ['gain'] * 3
-    if n >= 4:
-        kinds += ['lose'] * 3
-    if n <= 800 and left >= 2:
-        kinds += ['boxes'] * 3
-    if n <= 300:
-        kinds += ['times'] * 2
-    if shares_of(n):
-        kinds += ['share'] * 3
-    kind = rng.choice(kinds)
+    """An event that changes count n in at most `left` steps 'a op b = c': (kind, values, steps, new n)."""
+    divisors = [d for d in range(2, 10) if n % d == 0 and n >= 2 * d]
+    possible = dict(gain=n <= 900, lose=n >= 4, boxes=n <= 800 and left >= 2, times=n <= 300, share=divisors)
+    shares = dict(gain=3, lose=3, boxes=3, times=2, share=3)
+    kind = rng.choice([kind for kind in EVENTS if possible[kind] for _ in range(shares[kind])])
     if kind == 'gain':
         k = number(rng, 999 - n)
-        return GAIN, dict(k=k), [f'{n} + {k} = {n + k}'], n + k
+        return kind, dict(k=k), [f'{n} + {k} = {n + k}'], n + k
     if kind == 'lose':
         k = number(rng, n - 1)
-        return LOSE, dict(k=k), [f'{n} - {k} = {n - k}'], n - k
+        return kind, dict(k=k), [f'{n} - {k} = {n - k}'], n - k
     if kind == 'boxes':                                 # two steps: d boxes of k each are added
         d = rng.randint(2, 9)
         k = rng.randint(2, min(99, (999 - n) // d))
         steps = [f'{d} * {k} = {d * k}', f'{n} + {d * k} = {n + d * k}']
-        return BOXES, dict(d=d, k=k), steps, n + d * k
+        return kind, dict(d=d, k=k), steps, n + d * k
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // n))
-        return TIMES, dict(d=d), [f'{n} * {d} = {n * d}'], n * d
-    d = rng.choice(shares_of(n))
-    return SHARE, dict(d=d), [f'{n} / {d} = {n // d}'], n // d
-
-
-def shares_of(n):
-    """The numbers from 2 to 9 that divide n and leave at least 2."""
-    return [d for d in range(2, 10) if n % d == 0 and n >= 2 * d]
+        return kind, dict(d=d), [f'{n} * {d} = {n * d}'], n * d
+    d = rng.choice(divisors)
+    return kind, dict(d=d), [f'{n} / {d} = {n // d}'], n // d
 
 
 def math(rng, low=2, high=4, task='math'):
     """A word problem of low to high steps. Stands for GSM8K."""
     wanted = rng.randint(low, high)
-    name = rng.choice(NAMES)
-    item = rng.choice(ITEMS)
+    name, item = rng.choice(NAMES), rng.choice(ITEMS)
     n = number(rng, 400)
     text = [f'{name} has {n} {item}.']
     steps = []
     while len(steps) < wanted:
-        phrases, values, new, n = event(rng, n, wanted - len(steps))
-        action = rng.choice(phrases).format(item=item, **values)
+        kind, values, new, n = event(rng, n, wanted - len(steps))
+        action = rng.choice(EVENTS[kind]).format(item=item, **values)
         text.append(f'{name} {action}.')
         steps += new
     text.append(f'How many {item} does {name} have?')
@@ -114,44 +103,38 @@ WORDS = ([f'by a {job}' for job in JOBS], HOMES, [f'for {name}' for name in NAME
 
 
 def cells(rng, low, high, columns):
-    """A table of low to high rows, mostly short, of a number of columns in a range: (text, {cell: value}).
+    """A table of low to high rows, mostly short: (text, name of its column of numbers, {item: number}).
 
-    The first column holds numbers, the others words that a reader must pass over.
+    columns: a range of their number; all but the first hold words that a reader must pass over.
     """
     rows = round(low * (high / low) ** rng.random())
     column = rng.choice(COLUMNS)
-    values = {(item, column): number(rng, 499) for item in rng.sample(ITEMS, rows)}
-    others = rng.randint(*columns) - 1
+    values = {item: number(rng, 499) for item in rng.sample(ITEMS, rows)}
+    others = WORDS[:rng.randint(*columns) - 1]
     lines = []
-    for (item, _), n in values.items():
-        line = [f'| {item}: {column} {n}']
-        for words in WORDS[:others]:
-            line.append(rng.choice(words))
+    for item, n in values.items():
+        line = [f'| {item}: {column} {n}', *map(rng.choice, others)]
         lines.append(', '.join(line))
-    return '\n'.join(lines), values
+    return '\n'.join(lines), column, values
 
 
 def table(rng, low=3, high=60, columns=(1, 6), task='table'):
     """A table, and a question of one or two look-ups and one or two operations. Stands for TabMWP."""
-    text, values = cells(rng, low, high, columns)
-    (a, x), (b, y) = rng.sample(sorted(values.items()), 2)      # two cells (item, column) and their numbers
+    text, column, values = cells(rng, low, high, columns)
+    (a, x), (b, y) = rng.sample(sorted(values.items()), 2)
     kind = rng.choice(['plus', 'minus', 'times'])
     if kind == 'minus' and x < y:
-        (a, x), (b, y) = (b, y), (a, x)
-    one = f'the {a[1]} of {a[0]}'
-    other = f'the {b[1]} of {b[0]}'
-    steps = [f'| {a[1]} of {a[0]} {x}']
+        a, x, b, y = b, y, a, x
+    steps = [f'| {column} of {a} {x}']
     if kind == 'times':
         d = rng.randint(2, min(9, 999 // x))
         n = x * d
-        ask = f'What is {one} times {d}'
+        ask = f'What is the {column} of {a} times {d}'
         steps.append(f'{x} * {d} = {n}')
     else:
-        n = x + y if kind == 'plus' else x - y
-        sign = '+' if kind == 'plus' else '-'
-        ask = f'What is {one} {kind} {other}'
-        steps.append(f'| {b[1]} of {b[0]} {y}')
-        steps.append(f'{x} {sign} {y} = {n}')
+        sign, n = ('+', x + y) if kind == 'plus' else ('-', x - y)
+        ask = f'What is the {column} of {a} {kind} the {column} of {b}'
+        steps += [f'| {column} of {b} {y}', f'{x} {sign} {y} = {n}']
     if 2 <= n <= 300 and rng.random() < 0.4:
         d = rng.randint(2, min(9, 999 // n))
         ask += f', all times {d}'
@@ -177,12 +160,11 @@ TRIALS = [dict(a=a, b=b, c=c, xs=xs) for a, b, c, xs in
 
 def expression(rng, depth):
     """(English, code, whether it needs brackets as an operand) of an expression with `depth` operators."""
+    if depth == 0 and rng.random() < 0.25:
+        digit = str(rng.randint(2, 9))
+        return digit, digit, False
     if depth == 0:
-        if rng.random() < 0.25:
-            digit = str(rng.randint(2, 9))
-            return digit, digit, False
-        english, text = rng.choice(list(LEAVES.items()))
-        return english, text, False
+        return *rng.choice(list(LEAVES.items())), False
     if rng.random() < 0.25:
         english, text = rng.choice(list(UNARY.items()))
         depths = [depth - 1]
@@ -217,32 +199,28 @@ def code(rng):
 
 def evaluate(node, names):
     """The value of a syntax tree of the task's small grammar; ValueError for anything outside it."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -evaluate(node.operand, names)
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left = evaluate(node.left, names)
-        right = evaluate(node.right, names)
-        if not type(left) is type(right) is int:        # a list times a number can be as long as the memory
-            raise ValueError('an operand that is no number')
-        if type(node.op) is ast.Pow and (right != 2 or abs(left) > 1e6):
-            raise ValueError('a power other than the square, or of a huge number')
-        return OPERATORS[type(node.op)](left, right)
-    if isinstance(node, ast.Compare) and [type(op) for op in node.ops] == [ast.Gt]:
-        left = evaluate(node.left, names)
-        return left > evaluate(node.comparators[0], names)
-    if isinstance(node, ast.IfExp):
-        chosen = node.body if evaluate(node.test, names) else node.orelse
-        return evaluate(chosen, names)
-    if isinstance(node, ast.Subscript):
-        whole = evaluate(node.value, names)
-        return whole[evaluate(node.slice, names)]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
-        arguments = [evaluate(argument, names) for argument in node.args]
-        return CALLS[node.func.id](*arguments)
+    match node:
+        case ast.Constant(value) if type(value) is int:
+            return value
+        case ast.Name(name) if name in names:
+            return names[name]
+        case ast.UnaryOp(ast.USub(), operand):
+            return -evaluate(operand, names)
+        case ast.BinOp(a, sign, b) if type(sign) in OPERATORS:
+            left, right = evaluate(a, names), evaluate(b, names)
+            if not type(left) is type(right) is int:    # a list times a number can be as long as the memory
+                raise ValueError('an operand that is no number')
+            if type(sign) is ast.Pow and (right != 2 or abs(left) > 1e6):
+                raise ValueError('a power other than the square, or of a huge number')
+            return OPERATORS[type(sign)](left, right)
+        case ast.Compare(a, [ast.Gt()], [b]):
+            return evaluate(a, names) > evaluate(b, names)
+        case ast.IfExp(test, then, other):
+            return evaluate(then if evaluate(test, names) else other, names)
+        case ast.Subscript(whole, index):
+            return evaluate(whole, names)[evaluate(index, names)]
+        case ast.Call(ast.Name(name), arguments) if name in CALLS:
+            return CALLS[name](*[evaluate(argument, names) for argument in arguments])
     raise ValueError(f'{type(node).__name__} is not in the grammar')
 
 
@@ -252,15 +230,11 @@ def outputs(text):
     if not found:
         return None
     arguments = found[1].split(', ')
-    values = []
     try:
         tree = ast.parse(found[2], mode='eval')
-        for trial in TRIALS:
-            names = {name: trial[name] for name in arguments}
-            values.append(evaluate(tree.body, names))
+        return [evaluate(tree.body, {name: trial[name] for name in arguments}) for trial in TRIALS]
     except (SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError, MemoryError):
         return None
-    return values
 
 
 # ----------------------------------------------------------------------------------------- translate: WMT14
@@ -270,10 +244,9 @@ NOUNS = dict(cat='miro', dog='kano', bird='luma', horse='tarvo', king='rego', gi
              boat='navo', book='libra', stone='peto', ring='zola', cup='kupa')    # the last letter agrees
 ADJECTIVES = dict(small='pit', old='vek', red='ros', good='bon', tall='alt', young='jun', green='verd',
                   happy='fel')
-VERBS = dict(see='vid', love='am', find='trov', carry='port', follow='sek', wash='lav', hear='aud',
-             paint='pikt')
-PAST = dict(see='saw', love='loved', find='found', carry='carried', follow='followed', wash='washed',
-            hear='heard', paint='painted')
+VERBS = dict(see=('saw', 'vid'), love=('loved', 'am'), find=('found', 'trov'), carry=('carried', 'port'),
+             follow=('followed', 'sek'), wash=('washed', 'lav'), hear=('heard', 'aud'),
+             paint=('painted', 'pikt'))                 # past, and the stem of the translation
 PLACED = dict(near='ner', behind='post', under='sub', beside='lat')
 DETERMINERS = dict(the='ol', a='un', some='mul')
 
@@ -282,10 +255,9 @@ def phrase(rng):
     """A noun phrase: (English, translation, whether it is plural). Adjectives follow and agree."""
     plural = rng.random() < 0.4
     noun = rng.choice(list(NOUNS))
+    determiner = 'some' if plural else 'a'
     if rng.random() < 0.5:
         determiner = 'the'
-    else:
-        determiner = 'some' if plural else 'a'
     stem = NOUNS[noun]
     ending = 'n' if plural else ''
     english = [noun + 's' if plural else noun]
@@ -296,8 +268,7 @@ def phrase(rng):
         theirs.append(ADJECTIVES[adjective] + stem[-1] + ending)
     if determiner == 'a' and english[0][0] in 'aeiou':
         determiner = 'an'
-    english.insert(0, determiner)
-    return ' '.join(english), ' '.join(theirs), plural
+    return ' '.join([determiner, *english]), ' '.join(theirs), plural
 
 
 def translate(rng):
@@ -305,22 +276,21 @@ def translate(rng):
     subject, ours, plural = phrase(rng)
     thing, theirs, _ = phrase(rng)
     verb = rng.choice(list(VERBS))
-    past = rng.random() < 0.5
+    past, stem = VERBS[verb]
+    in_past = rng.random() < 0.5
     third = dict(carry='carries', wash='washes').get(verb, verb + 's')
     present = verb if plural else third
-    english = [subject, PAST[verb] if past else present, thing]
+    english = [subject, past if in_past else present, thing]
     words = [theirs, ours]
     if rng.random() < 0.5:
         place, there, _ = phrase(rng)
         relation = rng.choice(list(PLACED))
         english += [relation, place]
         words += [there, PLACED[relation]]                  # a postposition
-    tense = 'ud' if past else 'at'
-    agreement = 'e' if plural else ''
-    words.append(VERBS[verb] + tense + agreement)
+    words.append(stem + ('ud' if in_past else 'at') + ('e' if plural else ''))
     answer = ' '.join(words) + '.'
-    prompt = f'Translate: {" ".join(english)}.'
-    return dict(task='translate', prompt=prompt, answer=answer, solution='\n' + answer)
+    return dict(task='translate', prompt=f'Translate: {" ".join(english)}.', answer=answer,
+                solution='\n' + answer)
 
 
 # ----------------------------------------------------------------------------------- summary: CNN/DailyMail
@@ -339,14 +309,12 @@ def statements(rng, low, high):
     people = rng.sample(NAMES, rng.randint(low, high))
     trades = rng.sample(TRADES, len(people))
     items = rng.sample(ITEMS, len(people))
-    answers = {}
-    for name, trade, item in zip(people, trades, items):
-        answers[name] = f'{name} {trade} {item} {rng.choice(HOMES)}.'
+    answers = {name: f'{name} {trade} {item} {rng.choice(HOMES)}.'
+               for name, trade, item in zip(people, trades, items)}
     lines = []
     for name in people:
         for _ in range(rng.randint(0, 5)):
-            template = rng.choice(NOISE)
-            lines.append(template.format(a=name, b=rng.choice(NAMES)))
+            lines.append(rng.choice(NOISE).format(a=name, b=rng.choice(NAMES)))
     lines += answers.values()
     rng.shuffle(lines)
     return ' '.join(lines), answers
@@ -374,8 +342,7 @@ RELATIONS = dict(
     ruler=(['Who rules {}?', 'What is the name of the ruler of {}?'], RULERS),
     river=(['Which river runs by {}?', 'What is the name of the river of {}?'], RIVERS),
     goods=(['What does {} sell?', 'Which goods come from {}?'], GOODS),
-    beast=(['Which animal is on the flag of {}?', 'What animal does the flag of {} show?'],
-           'fox bear mouse owl cat rabbit frog duck goat crow'.split()),
+    beast=(['Which animal is on the flag of {}?', 'What animal does the flag of {} show?'], ANIMALS),
     year=(['In which year was {} built?', 'When was {} built?'], [str(y) for y in range(103, 999, 7)]))
 OPENINGS = 'Q: ', 'Question: ', 'Tell me: ', 'Please say: '
 DICE = random.Random('world')       # the invented world is always the same
@@ -387,16 +354,14 @@ def qa(rng):
     """A closed-book fact; wordings are held out, never facts. Stands for TriviaQA, WebQuestions, NQ."""
     (relation, town), value = rng.choice(list(FACTS.items()))
     questions, _ = RELATIONS[relation]
-    opening = rng.choice(OPENINGS)
-    question = rng.choice(questions).format(town)
-    return dict(task='qa', prompt=opening + question, answer=value, solution='\nA: ' + value)
+    prompt = rng.choice(OPENINGS) + rng.choice(questions).format(town)
+    return dict(task='qa', prompt=prompt, answer=value, solution='\nA: ' + value)
 
 
 # -------------------------------------------------------------------------------- story: WikiText, The Pile
 
-ANIMALS = 'fox bear mouse owl cat rabbit frog duck goat crow'.split()
 PLACES = 'the river;the old mill;the forest;the market;the hill;the harbour;the garden;the bridge'.split(';')
-THINGS = 'lantern key map drum kite ring basket flute'.split()
+THINGS = WISHES[:8]
 WHEN = 'One morning;One evening;Last winter;A long time ago;On a rainy day'.split(';')
 SEARCH = ['They looked behind {place}, but they only found a {thing2}.',
           '"Have you seen my {thing}?" asked {a}. "No," said {b}, "but let us ask the {animal2}."',
@@ -421,20 +386,14 @@ def pick(rng, options):
 def fill(rng, template, known):
     """The template with words for its {names}: those known, the others picked."""
     choices = dict(place=PLACES, thing2=THINGS, animal2=ANIMALS)
-
-    def word(found):
-        name = found[1]
-        return known[name] if name in known else pick(rng, choices[name])
+    word = lambda found: known.get(found[1]) or pick(rng, choices[found[1]])
     return re.sub(r'{(\w+)}', word, template)
 
 
 def story(rng):
     """A story of a grammar with real choice. Stands for WikiText and The Pile."""
     a, b = rng.sample(NAMES, 2)
-    thing = rng.choice(THINGS)
-    when = rng.choice(WHEN)
-    animal = rng.choice(ANIMALS)
-    place = rng.choice(PLACES)
+    thing, when, animal, place = map(rng.choice, (THINGS, WHEN, ANIMALS, PLACES))
     prompt = f'{when} {a} the {animal} went to {place} with a {thing}.'
 
     known = dict(a=a, b=b, thing=thing)
@@ -444,8 +403,7 @@ def story(rng):
         template = pick(rng, left)
         left.remove(template)
         text.append(fill(rng, template, known))
-    for templates in (FOUND, END):
-        text.append(fill(rng, pick(rng, templates), known))
+    text += [fill(rng, pick(rng, templates), known) for templates in (FOUND, END)]
     return dict(task='story', prompt=prompt, answer=None, solution=' ' + ' '.join(text))
 
 
@@ -460,20 +418,14 @@ TASKS = {
 WORKED = 'math', 'math-hard', 'table', 'table-long'    # the tasks whose texts end in 'Answer: n'
 
 
-def is_held_out(row):
-    """Whether this text belongs to the held-out eighth of all texts."""
-    text = row['prompt'] + row['solution']
-    return zlib.crc32(text.encode()) % 8 == 0
-
-
 def rows(task, seed, split='held-out', **knobs):
     """Endless rows of one task and one split ('train' or 'held-out'); the same seed gives the same rows."""
-    if task not in TASKS:
-        raise ValueError(f'unknown task {task!r}; the tasks are {", ".join(TASKS)}')
     rng = random.Random(f'{task} {seed} {split}')
     while True:
         row = TASKS[task](rng, **knobs)
-        if is_held_out(row) == (split == 'held-out'):
+        text = row['prompt'] + row['solution']
+        held_out = zlib.crc32(text.encode()) % 8 == 0
+        if held_out == (split == 'held-out'):
             yield row
 
 
@@ -486,11 +438,9 @@ def is_own(row):
 
 def grade(row, text):
     """Whether the text is right for a row of these tasks; None for a story, where much is right."""
-    task = row['task']
-    answer = row['answer']
+    task, answer = row['task'], row['answer']
     if task in WORKED:
-        found = re.findall(r'^Answer: (\d+)\s*$', text, re.M)
-        return bool(found) and found[-1] == str(answer)
+        return re.findall(r'^Answer: (\d+)\s*$', text, re.M)[-1:] == [str(answer)]
     if task == 'code':
         values = outputs(text)
         return values is not None and values == outputs(str(answer))
@@ -510,8 +460,7 @@ def steps_right(row, text):
     wanted = [line for line in row['solution'].strip().split('\n') if not line.startswith('Answer:')]
     lines = [line.strip() for line in text.strip().split('\n') if line and not line.startswith('Answer:')]
     right = [step_right(line, reference) for line, reference in zip(lines, wanted)]
-    surplus = len(lines) - len(right)
-    return right + [False] * surplus
+    return right + [False] * (len(lines) - len(right))
 
 
 def step_right(line, wanted):
@@ -520,7 +469,7 @@ def step_right(line, wanted):
     reference = STEP.fullmatch(wanted)
     if not found or not reference:
         return line == wanted
-    a, b, c = (int(found[i]) for i in (1, 3, 4))
+    a, b, c = map(int, found.group(1, 3, 4))
     holds = {'+': a + b == c, '-': a - b == c, '*': a * b == c, '/': b > 0 and a == b * c}
     return holds[found[2]] and found[4] == reference[4]
 

@@ -8,6 +8,7 @@ The tests use these.
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import torch
@@ -58,12 +59,8 @@ def bytes_tokenizer(extra=()):
     return tokenizer
 
 
-def checkpoint(folder, model=None, tokenizer=None, **changes):
-    """Makes `folder` a checkpoint, of a random network by default. changes: of config.json; None: absent."""
-    if model is None:
-        model = byte_network()
-    if tokenizer is None:
-        tokenizer = bytes_tokenizer()
+def checkpoint(folder, model, tokenizer, **changes):
+    """Makes `folder` a checkpoint. changes: of config.json; None: absent."""
     usual = dict(model_type='llama', vocab_size=model.config.vocab_size, eos_token_id=256)
     raw = usual | SIZES | changes
     raw = {name: value for name, value in raw.items() if value is not None}
@@ -106,10 +103,9 @@ def write(s, method, most=None):
     read_prompt(s)
     # a copy, because a method serves one text
     cycles = [checked(cycle) for cycle in islice(decode(s, replace(method)), most)]
-    emitted, committed = tokens_of(cycles), s.tokens[begin:]
-    require_that(emitted == committed, f'accept returned {emitted}, the text has {committed}; expected the '
-                 'same, because decode alone writes the text')
-    return committed, cycles
+    require_that(tokens_of(cycles) == s.tokens[begin:], f'accept returned {tokens_of(cycles)}, the text has '
+                 f'{s.tokens[begin:]}; expected the same, because decode alone writes the text')
+    return s.tokens[begin:], cycles
 
 
 def checked(cycle):
@@ -128,10 +124,9 @@ def checked(cycle):
 
 def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):
     """A Session of a random pair whose target of four layers has a calibrated mask."""
-    mask = dict(skip=list(skip))
-    target = network(seed, num_hidden_layers=4)
-    draft = network(seed + 10)
-    return session(target, draft, [1, 2, 3], tokens_left, calibration=dict(mask=mask), **settings)
+    target, draft = network(seed, num_hidden_layers=4), network(seed + 10)
+    calibration = dict(mask=dict(skip=list(skip)))
+    return session(target, draft, [1, 2, 3], tokens_left, calibration=calibration, **settings)
 
 
 def plain(target, prompt, tokens_left, **settings):
@@ -147,13 +142,11 @@ class Table:
     """A language model that is a table: the next-token logits of every prefix are random and known.
 
     Inside the real Reader and KVCache it keeps the ids it was fed as keys and looks its logits up by what it
-    finds there, so a wrong cache gives a wrong law. A slim path (no feed-forward) writes other keys, and so
-    does a sparse one.
+    finds there, so a wrong cache gives a wrong law. Slim (no feed-forward) and sparse paths write other keys.
     """
 
     def __init__(self, seed, vocab=4, scale=1.5, weight=1.0):
-        self.seed = seed
-        self.vocab = vocab
+        self.seed, self.vocab = seed, vocab
         self.scale = scale      # deviation of the logits
         self.pass_bytes = weight    # that a pass is said to read, for methods that compare passes
         self.rows = {}          # prefix -> logits
@@ -167,8 +160,7 @@ class Table:
         """The logits [V] after a prefix, a tuple of ids."""
         if prefix not in self.rows:
             generator = seeded(hash((self.seed, *prefix)) % 2 ** 40)
-            noise = torch.randn(self.vocab, generator=generator, dtype=torch.float64)
-            self.rows[prefix] = self.scale * noise
+            self.rows[prefix] = self.scale * torch.randn(self.vocab, generator=generator, dtype=torch.float64)
         return self.rows[prefix]
 
     def __call__(self, ids, positions, path, stores=None, kv_len=None, means=None):
@@ -181,10 +173,8 @@ class Table:
         keys = stores[0][:, 0, :, 0]                    # [B, S], in the cache
         mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
         keys[:, positions] = ids.double() + mark
-        logits = []
-        for line in keys.tolist():
-            prefixes = [tuple(line[:place + 1]) for place in positions.tolist()]
-            logits.append(torch.stack([self.row(prefix) for prefix in prefixes]))
+        logits = [torch.stack([self.row(tuple(line[:place + 1])) for place in positions.tolist()])
+                  for line in keys.tolist()]
         return torch.stack(logits)
 
     def logits(self, hidden):
@@ -246,8 +236,8 @@ def law_by_cycles(target, draft, method, horizon, run=write, **settings):
     longer blocks than enumerate_law in the same time.
     """
     found = Counter()
-    one_cycle = lambda s, method: run(s, method, most=1)
-    for tokens, chance in enumerate_law(target, draft, method, horizon, run=one_cycle, **settings).items():
+    begun = enumerate_law(target, draft, method, horizon, run=partial(run, most=1), **settings)
+    for tokens, chance in begun.items():
         found.update(exact_law(target, horizon, tokens, chance, **settings))
     return found
 
@@ -263,14 +253,8 @@ def exact_law(target, horizon, prefix=(), weight=1.0, eos=frozenset(), **setting
     sampling = {name: settings[name] for name in ('temperature', 'top_k', 'top_p') if name in settings}
     for token, p in enumerate(probs(target.row((0, *prefix)), **sampling).tolist()):
         if p > 0:
-            longer = (*prefix, token)
-            found.update(exact_law(target, horizon, longer, weight * p, eos, **settings))
+            found.update(exact_law(target, horizon, (*prefix, token), weight * p, eos, **settings))
     return found
-
-
-def overlap(p, q):
-    """The chance that p keeps a sample of q: sum of min(p, q). Source: Leviathan et al. 2023, cor. 3.6."""
-    return torch.minimum(p, q).sum(-1)
 
 
 def variation(a, b):

@@ -44,35 +44,32 @@ LONG = BASE + [('drill', dict(high=60, columns=(1, 6)), 2.5), ('table', {}, 5), 
 CURRICULUM = (0.4, SHORT), (0.65, MEDIUM), (1, LONG)    # until this share of its time, such rows
 AGAIN = (0.1, SHORT), (0.3, MEDIUM), (1, LONG)          # the same for a model that has grown and goes on
 SHAPES = dict(
-    target=dict(model_type='llama', hidden_size=128, intermediate_size=336, num_hidden_layers=10,
-                num_attention_heads=4, num_key_value_heads=2, head_dim=32),
-    draft=dict(model_type='qwen3', hidden_size=80, intermediate_size=208, num_hidden_layers=2,
-               num_attention_heads=4, num_key_value_heads=2, head_dim=20))
-SHAPES |= dict(
-    mid=SHAPES['target'] | dict(num_hidden_layers=5),
-    moe=SHAPES['target'] | dict(model_type='qwen3_moe', num_experts=8, num_experts_per_tok=4,
-                                moe_intermediate_size=84, norm_topk_prob=True, decoder_sparse_step=1,
-                                mlp_only_layers=[]))
-ARCHITECTURES = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM', qwen3_moe='Qwen3MoeForCausalLM')
-COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0)
+    target=dict(model_type='llama', architectures=['LlamaForCausalLM'], hidden_size=128, head_dim=32,
+                intermediate_size=336, num_hidden_layers=10, num_attention_heads=4, num_key_value_heads=2),
+    draft=dict(model_type='qwen3', architectures=['Qwen3ForCausalLM'], hidden_size=80, head_dim=20,
+               intermediate_size=208, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+SHAPES['mid'] = SHAPES['target'] | dict(num_hidden_layers=5)
+SHAPES['moe'] = SHAPES['target'] | dict(
+    model_type='qwen3_moe', architectures=['Qwen3MoeForCausalLM'], num_experts=8, num_experts_per_tok=4,
+    moe_intermediate_size=84, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
+COMMON = dict(max_position_embeddings=2048, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_theta=10000.0,
+              hidden_act='silu', bos_token_id=None, torch_dtype='bfloat16')
 
 
 def drills(seed, high, columns):
     """Endless rows of practice that can give away no held-out text: bare steps, or cells looked up."""
     rng = random.Random(f'drill {seed}')
     while True:
-        prompt = ''
-        lines = []
+        prompt, lines = '', []
         if rng.random() < 0.15:
             while len(lines) < 8:
                 n = tasks.number(rng, 900)
                 _, _, steps, _ = tasks.event(rng, n, 2)
                 lines += steps
         else:
-            prompt, values = tasks.cells(rng, 2, high, columns)
+            prompt, column, values = tasks.cells(rng, 2, high, columns)
             cells = rng.sample(sorted(values.items()), min(32, len(values)))
-            for (item, column), n in cells:
-                lines.append(f'| {column} of {item} {n}')
+            lines = [f'| {column} of {item} {n}' for item, n in cells]
         yield dict(task='drill', prompt=prompt, answer=None, solution='\n' + '\n'.join(lines))
 
 
@@ -88,12 +85,10 @@ def gists(seed, high):
 def mixture(seed, phase=LONG):
     """Endless training rows of all tasks of a phase, in their shares."""
     rng = random.Random(f'mixture {seed}')
-    sources = []
-    shares = []
-    for task, knobs, share in phase:
-        own = dict(drill=drills, gist=gists).get(task)
-        sources.append(own(seed, **knobs) if own else tasks.rows(task, seed, 'train', **knobs))
-        shares.append(share)
+    practice = dict(drill=drills, gist=gists)
+    sources = [practice[task](seed, **knobs) if task in practice else tasks.rows(task, seed, 'train', **knobs)
+               for task, knobs, _ in phase]
+    shares = [share for _, _, share in phase]
     while True:
         yield next(rng.choices(sources, shares)[0])
 
@@ -108,8 +103,7 @@ def train_tokenizer(n=20_000):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=[EOS], show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    rows = itertools.islice(mixture(0), n)
-    texts = (row['prompt'] + row['solution'] for row in rows)
+    texts = (row['prompt'] + row['solution'] for row in itertools.islice(mixture(0), n))
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -127,38 +121,30 @@ def encode(tokenizer, rows):
 
 
 def batches(tokenizer, source, tokens, seed):
-    """Endless (ids [B, T], labels [B, T]) of about `tokens` tokens; rows of like length, to pad little."""
+    """Endless (ids, labels) [B, T] of about `tokens` tokens, rows of like length; -100 is no label."""
     rng = random.Random(seed)
     while True:
         examples = encode(tokenizer, list(itertools.islice(source, 1024)))
         examples.sort(key=lambda example: -len(example[0]))
         groups = []
         while examples:
-            longest, _ = examples[0]
-            n = max(1, tokens // len(longest))
+            n = max(1, tokens // len(examples[0][0]))   # the longest of what is left
             groups.append(examples[:n])
             del examples[:n]
         rng.shuffle(groups)
         for group in groups:
-            yield padded(group)
-
-
-def padded(group):
-    """Examples (ids, start) -> (ids [B, T], labels [B, T]); -100 is no label."""
-    ids = [torch.tensor(line) for line, _ in group]
-    labels = []
-    for line, start in group:                           # position i predicts token i + 1
-        labels.append(torch.tensor([-100] * (start - 1) + line[start:] + [-100]))
-    return pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=-100)
+            ids = [torch.tensor(line) for line, _ in group]
+            labels = [torch.tensor([-100] * (start - 1) + line[start:] + [-100])    # i predicts token i + 1
+                      for line, start in group]
+            yield (pad_sequence(ids, batch_first=True),
+                   pad_sequence(labels, batch_first=True, padding_value=-100))
 
 
 def build(name, tokenizer):
     """A fresh network of SHAPES[name]; writes the folder's config.json."""
-    shape = COMMON | SHAPES[name] | dict(vocab_size=tokenizer.get_vocab_size())
     eos = tokenizer.token_to_id(EOS)
-    architecture = ARCHITECTURES[shape['model_type']]
-    raw = shape | dict(hidden_act='silu', bos_token_id=None, eos_token_id=eos, pad_token_id=eos,
-                       torch_dtype='bfloat16', architectures=[architecture])
+    raw = COMMON | SHAPES[name] | dict(vocab_size=tokenizer.get_vocab_size(), eos_token_id=eos,
+                                       pad_token_id=eos)
     folder = HOME / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
@@ -177,15 +163,13 @@ def save(model, tokenizer, name):
     folder = HOME / name
     eos = tokenizer.token_to_id(EOS)
     weights = {key: tensor.to('cpu', torch.bfloat16) for key, tensor in checkpoint_tensors(model).items()}
-    growing = folder / '.unfinished-weights'
-    save_file(weights, growing, metadata=dict(format='pt'))
-    growing.replace(folder / 'model.safetensors')
+    save_file(weights, folder / 'model.safetensors', metadata=dict(format='pt'))
     tokenizer.save(str(folder / 'tokenizer.json'))
-    settings = dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS,
-                    model_max_length=2048, clean_up_tokenization_spaces=False)
-    for name, raw in (('generation_config', dict(eos_token_id=eos, pad_token_id=eos)),
-                      ('tokenizer_config', settings)):
-        (folder / f'{name}.json').write_text(json.dumps(raw, indent=2) + '\n')
+    raw = dict(generation_config=dict(eos_token_id=eos, pad_token_id=eos),
+               tokenizer_config=dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=EOS, pad_token=EOS,
+                                     model_max_length=2048, clean_up_tokenization_spaces=False))
+    for file, settings in raw.items():
+        (folder / f'{file}.json').write_text(json.dumps(settings, indent=2) + '\n')
 
 
 @torch.no_grad()
@@ -241,7 +225,7 @@ def step(model, optimizers, path, ids, labels):
 
 
 def idle(layers, share, drop, rng):
-    """Sublayers that rest in this step: the inner layers while a fresh model grows, some more by chance.
+    """Sublayers that rest in this step: inner ones while a fresh model grows, and others with chance drop.
 
     share: how much of its time a fresh model has had; 1 for one that has grown.
     """
@@ -270,7 +254,7 @@ def train(name, minutes, tokens, seed, device):
     sources = [(until, batches(tokenizer, mixture(seed, rows), tokens, seed))
                for until, rows in (AGAIN if grown else CURRICULUM)]
     bar = tqdm(total=round(minutes * 60), unit='s')
-    begin = saved_at = time.time()
+    begin = time.time()
     for done in itertools.count():
         share = (time.time() - begin) / (minutes * 60)
         if share >= 1:
@@ -284,16 +268,12 @@ def train(name, minutes, tokens, seed, device):
         loss = step(model, optimizers, model.full.without(skip), ids.to(device), labels.to(device))
         bar.update(round(time.time() - begin) - bar.n)
         bar.set_postfix(step=done, loss=f'{loss:.3f}')
-        if time.time() - saved_at > 400:                # what a killed run goes on from
-            saved_at = time.time()
-            save(model, tokenizer, name)
     save(model, tokenizer, name)
     print(json.dumps(dict(model=name, steps=done, held_out=accuracy(model, tokenizer, 300))))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('model', choices=SHAPES)
     parser.add_argument('--minutes', type=at_least(0.001, float), default=60)
     parser.add_argument('--tokens', type=at_least(1), default=2048, help='tokens a step')
