@@ -1,7 +1,6 @@
 """The page of a traced run, `python -m lab.page --prompt TEXT run.html`: a file that opens from disk.
 
 The template is page.html; it is given the trace as JSON. What a session notes for it: traced.py.
-`python -m lab.page.screenshots` writes the screenshots beside this file.
 """
 import sys
 from itertools import product
