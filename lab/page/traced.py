@@ -8,7 +8,6 @@ from itertools import starmap
 
 import torch
 
-import kernels
 from lab.measure import moment
 from model import Reader
 from specmini import Engine
@@ -16,9 +15,6 @@ from verify import CmAsd, Ecsv, Score, Session, SpecGuard, is_greedy, readers_of
 
 LIKELIEST = 8       # tokens of a position whose probabilities are noted
 DECIMALS = 5        # of a noted number
-SHARES = 24         # positions of the text, at most, that a token is said to lean on
-LOWEST = 0.004      # the lowest share that is noted
-MOST_ROLLOUT = 1024     # tokens of a text up to which whole rows of the rollout are computed
 
 
 def rounded(x):
@@ -124,7 +120,7 @@ class Traced(Session):
                     place['coin'] = coin
         notes['lag'] = len(self.tokens) - 1 - self.target.cache.valid_prefix(self.tokens[:-1], path)
         if cycle.signals:
-            notes |= draft_notes(self, method, cycle)
+            notes |= draft_notes(method, cycle)
         return notes | block_notes(self.target.chosen)
 
 
@@ -185,8 +181,8 @@ def place_of(laws, used):
 
 # ------------------------------------------------------------------------------- what single methods note
 
-def draft_notes(session, method, cycle):
-    """Of CM-ASD confidences and windows, of ECSV the latest vote, of SpecGuard candidates and attention."""
+def draft_notes(method, cycle):
+    """Of CM-ASD confidences and windows, of ECSV the latest vote, of SpecGuard the candidates."""
     if isinstance(method, CmAsd):
         windows = [method.window(cycle.signals[:i]) for i in range(1, len(cycle.signals) + 1)]
         return dict(confidence=rounded([noted['confidence'] for noted in cycle.signals]), window=windows)
@@ -194,40 +190,8 @@ def draft_notes(session, method, cycle):
         return dict(branches=method.ballot.tokens.tolist(), weights=rounded(method.weights.tolist()))
     if isinstance(method, SpecGuard):
         candidates = cycle.signals[0]['candidates']
-        notes = dict(candidates=candidates) if len(candidates) > 1 else {}
-        return notes | grounding_notes(session, method, cycle)
+        return dict(candidates=candidates) if len(candidates) > 1 else {}
     return {}
-
-
-def grounding_notes(session, method, cycle):
-    """For each token of the judged step the positions that it leans on most, [position, share] each."""
-    begin = len(session.tokens) - len(cycle.tokens)
-    line = session.tokens[:begin] + cycle.drafted
-    if len(line) > MOST_ROLLOUT:
-        return {}
-    rows = rollout_rows(session.drafter.model, line, method)[begin:, :begin]
-    shares, positions = rows.topk(min(SHARES, begin))
-    return dict(grounded=[[[position, rounded(share)] for position, share in zip(*row) if share >= LOWEST]
-                          for row in zip(positions.tolist(), shares.tolist())])
-
-
-def rollout_rows(model, line, method):
-    """[N, N] attention rollout over a text (ids): how far each token leans on each.
-
-    By whole matrices: kernels.rollout_layer, by which steps are judged, has a row's sum and not its spread.
-    """
-    N = len(line)
-    product = torch.eye(N, dtype=torch.float64, device=model.device)
-
-    def watch(q, k, v, mask, carry):
-        nonlocal product
-        matrix = kernels.attention_rows(q, k, kernels.full_mask(mask, q, k), method.sparsify)[0]
-        product = matrix.double() @ product
-        return kernels.attend(q, k, v, mask, carry)
-    observed = model.full.grounded(method.n_roll, 0, method.sparsify).attends
-    attends = [watch if attend is kernels.grounded else attend for attend in observed]
-    Reader(model, N).read(line, replace(model.full, attends=tuple(attends)), 0)
-    return product
 
 
 def block_notes(chosen):
