@@ -10,8 +10,6 @@ from model import knob, require_that
 from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd, sums_of
 
 
-# ------------------------------------------------------------------------------------------- lenient rules
-
 @dataclass
 class Lenient(Exact):
     """Speculative decoding that keeps a draft token with min(1, p / (lenience q)); 1 is exact, less is LOSSY.
@@ -130,15 +128,14 @@ def draft_cost(session):
     return read / read_bytes(target, target.full)
 
 
-# ------------------------------------------------------- ECSV: a vote by prefix, and the best of the branches
+# ----------------------------------------------------------------------------------------------------- ECSV
 
 @dataclass
 class EcsvPrefix(Ecsv):
     """ECSV in which only branches that begin as the fused text does vote; where none does, all. Ours."""
 
     def elected(self, tallies):
-        ballot = self.ballot
-        tokens = []
+        ballot, tokens = self.ballot, []
         for j in range(len(tallies)):
             agree = (ballot.tokens[:, :j] == torch.tensor(tokens, dtype=torch.long)).all(1)     # [B]
             voters = agree if agree.any() else ~agree
@@ -169,7 +166,7 @@ class OracleTop1(Ecsv):
         return best
 
 
-# -------------------------------------------------------- VIA-SD: a speculative cascade, other layers to skip
+# --------------------------------------------------------------------------------------------------- VIA-SD
 
 @dataclass
 class Blended(Score):
@@ -220,7 +217,7 @@ def sublayers(layers):
     return tuple(unit for i in layers for unit in (2 * i, 2 * i + 1))
 
 
-# --------------------------------------------------------------------------- SpecGuard: other gates on a step
+# ------------------------------------------------------------------------------------ SpecGuard, and sparse
 
 @dataclass
 class Unseen(SpecGuard):
@@ -255,14 +252,12 @@ class RewardGuided(Unseen):
 
 @dataclass
 class RandomGate(Unseen):
-    """Keeps a step by a coin, so it shows what a gate of this rate is worth without any signal. LOSSY."""
+    """Keeps a step by a coin: what a gate of this rate is worth without any signal. LOSSY."""
     rate: float = knob(0.5, 'chance that a step stays', 0, 1)
 
     def reward(self, session, draft):
         return float(session.flip(self.rate))
 
-
-# --------------------------------------------------------------------------- sparse: another choice of blocks
 
 @dataclass
 class SparseRecent(Sparse):

@@ -153,13 +153,6 @@ class Machine:
                 yield dict(line=name + form, same=found == wanted, lossless=engine.lossless(METHODS[name]()))
 
 
-@torch.inference_mode()
-def generated(network, ids):
-    line = torch.tensor([ids], device=network.device)
-    return network.generate(line, attention_mask=torch.ones_like(line), do_sample=False, pad_token_id=0,
-                            max_new_tokens=WRITTEN, min_new_tokens=WRITTEN)
-
-
 def theirs(home, model, ids):
     """{name: function} of transformers' plain decoding of this folder or random model, if it is installed."""
     try:
@@ -177,7 +170,10 @@ def theirs(home, model, ids):
         network.load_state_dict(checkpoint_views(model), assign=True)
         network.model.rotary_emb = type(network.model.rotary_emb)(config=network.config)
     network = network.to(model.device).eval()
-    return {'ar, transformers': functools.partial(generated, network, ids)}
+    line = torch.tensor([ids], device=model.device)
+    return {'ar, transformers': functools.partial(
+        network.generate, line, attention_mask=torch.ones_like(line), do_sample=False, pad_token_id=0,
+        max_new_tokens=WRITTEN, min_new_tokens=WRITTEN)}
 
 
 def in_turn(runs, rounds):
@@ -219,8 +215,8 @@ def run():
                       threads=torch.get_num_threads()))
     with open(args.out, 'a', encoding='utf-8') as file:
         for row in itertools.chain([head], *(getattr(machine, part)() for part in args.only)):
-            print(as_line(row), end='', file=file, flush=True)
-            print(as_line(row), end='', flush=True)
+            for where in file, sys.stdout:
+                print(as_line(row), end='', file=where, flush=True)
             if moment() > end:
                 print('the time is up: the rest is left out')
                 break

@@ -4,7 +4,7 @@ Then it prints tables of pass times and of acceptance by position, and the best 
 """
 import sys
 from dataclasses import replace
-from math import inf, nan
+from math import inf
 from statistics import median
 
 import torch
@@ -88,13 +88,10 @@ def weights_of(session):
 
 
 def peak_memory(device):
-    """GB that this process has held at most, of the GPU or of the machine; nan where it is not known."""
+    """GB that this process has held at most, of the GPU or of the machine."""
     if device == 'cuda':
         return torch.cuda.max_memory_allocated() / 1e9
-    try:
-        import resource
-    except ImportError:                                 # on Windows
-        return nan
+    import resource                                     # not on Windows
     unit = 1 if sys.platform == 'darwin' else 1024      # bytes on macOS, kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 

@@ -14,12 +14,11 @@ from specmini import Engine
 from verify import CmAsd, Ecsv, Score, Session, SpecGuard, is_greedy, readers_of
 
 LIKELIEST = 8       # tokens of a position whose probabilities are noted
-DECIMALS = 5        # of a noted number
 
 
 def rounded(x):
-    """A number, or nested lists of numbers, to DECIMALS."""
-    return list(map(rounded, x)) if isinstance(x, list) else round(x, DECIMALS)
+    """A number, or nested lists of numbers, to five decimals."""
+    return list(map(rounded, x)) if isinstance(x, list) else round(x, 5)
 
 
 class WatchedReader(Reader):
@@ -48,11 +47,11 @@ class WatchedReader(Reader):
 
 
 def watched(path, chosen):
-    """The same path, of which each layer's attention enters its carry in {layer: carry}."""
+    """The same path, of which each attention enters {layer: (its carry, what it adds)} in `chosen`."""
     def logged(layer, attend):
         def run(q, k, v, mask, carry):
             out, added = attend(q, k, v, mask, carry)
-            chosen[layer] = carry | added | dict(block=path.block)
+            chosen[layer] = carry | dict(block=path.block), added
             return out, added
         return attend and run                           # None where it is skipped
     return replace(path, attends=tuple(starmap(logged, enumerate(path.attends))))
@@ -79,11 +78,9 @@ class Traced(Session):
 
     def flip(self, chance):
         """As decided; the number drawn is looked up in a twin of the generator; kept: it is <= chance."""
-        coin = None
-        if 0 < chance < 1:
-            twin = self.generator.clone_state()
-            coin = 1 - float(torch.rand(1, generator=twin, dtype=torch.float64))
-        self.coins.append(coin)
+        twin = self.generator.clone_state()
+        coin = 1 - float(torch.rand(1, generator=twin, dtype=torch.float64))
+        self.coins.append(coin if 0 < chance < 1 else None)
         return super().flip(chance)
 
     def watch(self, method):
@@ -198,19 +195,17 @@ def block_notes(chosen):
     """Sparse attention: `cached` keys, `block` keys to a block, and for each layer what it reads of them.
 
     For a layer that chose: the blocks of each key head; for one that reuses a choice: the layer that made it;
-    None where all keys are read. chosen: {layer: its carry} of one pass, see `watched`.
+    None where all keys are read. chosen: of one pass, see `watched`.
     """
     layers = []
-    anchor = latest = None      # the layer whose choice is handed on, and its carry
+    anchor = None               # the layer whose choice is handed on
     for layer in range(max(chosen, default=-1) + 1):
-        carry = chosen.get(layer, {})                   # a skipped layer has none
-        if 'blocks' not in carry:
-            layers.append(None)
-        elif latest and carry['blocks'] is latest['blocks']:
-            layers.append(anchor)
+        carry, added = chosen.get(layer, ({}, {}))      # a skipped layer has none
+        if 'blocks' in added:
+            anchor = layer
+            layers.append(added['blocks'][0].sort().values.tolist())
         else:
-            anchor, latest = layer, carry
-            layers.append(carry['blocks'][0].sort().values.tolist())
-    if not latest:
+            layers.append(anchor if 'blocks' in carry else None)
+    if anchor is None:
         return {}
-    return dict(blocks=dict(cached=int(latest['start']), block=latest['block'], layers=layers))
+    return dict(blocks=dict(cached=int(carry['start']), block=carry['block'], layers=layers))
