@@ -1,7 +1,4 @@
-"""Baselines and ablations of every method, entered in METHODS: `--import lab/baselines.py` loads them.
-
-p is the target's distribution, q the draft's. V vocabulary, n draft tokens of a block.
-"""
+"""Baselines and ablations of every method, entered in METHODS: `--import lab/baselines.py` loads them."""
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,8 +9,6 @@ from lab import read_bytes
 from model import knob, require_that
 from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd, sums_of
 
-
-# ------------------------------------------------------------------------------------------- lenient rules
 
 @dataclass
 class Lenient(Exact):
@@ -42,11 +37,11 @@ class Ratio(Exact):
 
 
 # ------------------------------------------------------------------------------ other ends of a block
-# Exact decoding. Each ends the blocks of another method, too: class RatioPayoff(Payoff, Ratio).
+# Each ends the blocks of another method, too: class RatioPayoff(Payoff, Ratio).
 
 @dataclass
 class Confident(Exact):
-    """Exact decoding in which a block ends after a token that the draft gives less than `limit`, 0.4.
+    """Exact decoding in which a block ends after a token that the draft gives less than `limit`.
 
     Source: Hugging Face transformers, ConfidenceCriteria with the default settings.
     """
@@ -64,7 +59,7 @@ class Confident(Exact):
 class Product(Exact):
     """Exact decoding that drafts on while the product of the draft's largest probabilities is above `limit`.
 
-    It estimates whether all of the block is still right: one doubt is enough, which a mean would hide. Ours.
+    One doubt is enough to end a block, which a mean would hide. Ours.
     """
     gamma: int = knob(40, 'tokens of the longest block', 0)
     limit = 0.5
@@ -75,34 +70,21 @@ class Product(Exact):
     def keep_drafting(self, session, signals):
         return math.prod(noted['largest'] for noted in signals) > self.limit
 
-    def explain(self, cycle, word):
-        largest = ', '.join(f'{noted["largest"]:.2f}' for noted in cycle.signals)
-        why = f"the draft's largest probabilities: {largest}" if largest else ''
-        return '; '.join(filter(None, [why, super().explain(cycle, word)]))
-
 
 @dataclass
 class Payoff(Product):
     """Exact decoding that drafts on while another token should bring more tokens a second than the text has.
 
-    That maximises tokens over time where cycles renew each other, and has nothing to tune. The chance that a
-    token is kept is learned by its largest probability m, in ten bins; each begins as if WORTH tokens had
-    been kept with chance m. Time is counted in target passes by weight bytes, never by a clock. Ours.
+    The chance that a token is kept is learned by its largest probability m, in ten bins; each begins as if
+    WORTH tokens had been kept with chance m. Time is counted in target passes, never by a clock. Ours.
     """
     cost: float = knob(None, 'of a draft pass, in target passes; None: by the bytes of their weights', 0)
     WORTH = 2
 
     def __post_init__(self):
         super().__post_init__()
-        self.judged = [0] * 10              # draft tokens of each bin
-        self.kept = [0] * 10                # those that were kept
+        self.judged, self.kept = [0] * 10, [0] * 10     # draft tokens of each bin, those that were kept
         self.tokens = self.cycles = self.drafted = 0    # committed; passes of the target, of the draft
-
-    def propose(self, session):
-        draft = super().propose(session)
-        self.cycles += 1
-        self.drafted += len(draft.tokens)
-        return draft
 
     def chance_kept(self, largest):
         """The chance that a token is kept, given that all before it are."""
@@ -124,6 +106,8 @@ class Payoff(Product):
     def learn(self, cycle):
         super().learn(cycle)
         self.tokens += len(cycle.tokens)
+        self.cycles += 1
+        self.drafted += len(cycle.drafted)
         for row in cycle.judged:
             if 'largest' in row.signals:                # a token that was looked up teaches nothing
                 i = bin_of(row.signals['largest'])
@@ -132,7 +116,7 @@ class Payoff(Product):
 
 
 def bin_of(largest):
-    """In which of ten bins, 0 to 9, the largest probability of a step is."""
+    """The bin, 0 to 9, of a largest probability."""
     return min(9, int(10 * largest))
 
 
@@ -144,17 +128,14 @@ def draft_cost(session):
     return read / read_bytes(target, target.full)
 
 
-# ------------------------------------------------------- ECSV: a vote by prefix, and the best of the branches
+# ----------------------------------------------------------------------------------------------------- ECSV
 
 @dataclass
 class EcsvPrefix(Ecsv):
-    """ECSV in which only the branches that begin as the fused text does vote on its next token. Ours.
+    """ECSV in which only branches that begin as the fused text does vote; where none does, all. Ours."""
 
-    Where no branch does, all of them vote.
-    """
     def elected(self, tallies):
-        ballot = self.ballot
-        tokens = []
+        ballot, tokens = self.ballot, []
         for j in range(len(tallies)):
             agree = (ballot.tokens[:, :j] == torch.tensor(tokens, dtype=torch.long)).all(1)     # [B]
             voters = agree if agree.any() else ~agree
@@ -170,9 +151,8 @@ class EcsvPrefix(Ecsv):
 class OracleTop1(Ecsv):
     """Oracle-Top1: the target reads every branch, and the one expected to be kept longest is proposed.
 
-    An upper bound for any choice between the branches. All B target passes are in the ledger.
+    An upper bound for any choice between the branches; all its target passes are counted.
     """
-
     def guess(self, session, n):
         best, most = None, -1.0                     # tokens that are expected to be kept
         branches = self.draft_branches(session, n)
@@ -186,7 +166,7 @@ class OracleTop1(Ecsv):
         return best
 
 
-# -------------------------------------------------------- VIA-SD: a speculative cascade, other layers to skip
+# --------------------------------------------------------------------------------------------------- VIA-SD
 
 @dataclass
 class Blended(Score):
@@ -196,19 +176,17 @@ class Blended(Score):
     @cached_property
     def p(self):
         p = self.session.probs(self.logits)                                             # [n + 1, V]
-        own = self.block.q.to(p.dtype)
-        raw = own                                       # looked up: the draft has nothing but its q
+        q = raw = self.block.q.to(p.dtype)              # [n, V]; looked up: there are no logits
         if self.block.logits is not None:
             raw = self.block.logits.to(p.dtype).softmax(-1)
         certain = raw.amax(-1, keepdim=True) >= 1 - self.lam
-        return torch.cat([torch.where(certain, own, p[:-1]), p[-1:]])
+        return torch.cat([torch.where(certain, q, p[:-1]), p[-1:]])
 
 
 @dataclass
 class Cascade(Exact):
     """Speculative cascade by Chow's rule: q itself where the draft is sure (max q >= 1 - lam). LOSSY.
 
-    It decodes exactly towards a blend of q and p: it costs the passes of sd and accepts more tokens.
     Source: Narasimhan et al. 2024 (Faster Cascades), SpecCascade [Chow].
     """
     lam: float = knob(0.3, 'how much doubt is forgiven', 0, 1)
@@ -239,7 +217,7 @@ def sublayers(layers):
     return tuple(unit for i in layers for unit in (2 * i, 2 * i + 1))
 
 
-# --------------------------------------------------------------------------- SpecGuard: other gates on a step
+# ------------------------------------------------------------------------------------ SpecGuard, and sparse
 
 @dataclass
 class Unseen(SpecGuard):
@@ -257,9 +235,8 @@ class Unseen(SpecGuard):
 
 @dataclass
 class RewardGuided(Unseen):
-    """RSD: a reward model judges steps, here a task's checker (lab.measure specguard runs it). LOSSY.
+    """RSD: a reward model judges steps, here a task's checker, at the cost of a draft pass. LOSSY.
 
-    A reward model as large as the draft is charged: the draft's log has a pass over the step.
     Source: Liao et al. 2025 (reward-guided speculative decoding), threshold 0.7, one candidate.
     """
     k: int = knob(1, 'candidates of the draft', 1, 256)
@@ -269,35 +246,29 @@ class RewardGuided(Unseen):
         reader = session.drafter
         reader.log.append((replace(reader.model.full, name='reward'), len(draft.tokens)))
         checker = session.calibration.get('checker')    # from ids to whether their last step is right
-        require_that(checker, 'this gate grades steps: it needs a task with a step checker, '
-                     'as python -m lab.measure specguard has it')
+        require_that(checker, 'rsd needs a task with a step checker, as python -m lab.measure specguard has')
         return float(checker(session.tokens + draft.tokens))
 
 
 @dataclass
 class RandomGate(Unseen):
-    """Keeps a step by a coin, so it shows what a gate of this rate is worth without any signal. LOSSY."""
+    """Keeps a step by a coin: what a gate of this rate is worth without any signal. LOSSY."""
     rate: float = knob(0.5, 'chance that a step stays', 0, 1)
 
     def reward(self, session, draft):
         return float(session.flip(self.rate))
 
 
-# --------------------------------------------------------------------------- sparse: another choice of blocks
-
-def recent_scores(query, k, means):
-    """Control: sinks and the latest blocks, whatever the query. Source: Xiao et al. 2024 (StreamingLLM).
-
-    means [B, G, N, D]: mean keys of N blocks -> scores [B, G, N].
-    """
-    later_is_better = torch.arange(means.shape[2], device=means.device)
-    return later_is_better.expand(means.shape[:3]).to(means)
-
-
 @dataclass
 class SparseRecent(Sparse):
-    """Sparse verification that reads the latest blocks, the control of any choice. LOSSY."""
-    scores = staticmethod(recent_scores)
+    """Sparse verification of sinks and the latest blocks, a control. LOSSY.
+
+    Source: Xiao et al. 2024 (StreamingLLM).
+    """
+    @staticmethod
+    def scores(query, k, means):
+        """Scores [B, G, N] of N blocks, later ones higher; means [B, G, N, D]: their mean keys."""
+        return torch.arange(means.shape[2], device=means.device).expand(means.shape[:3]).to(means)
 
 
 METHODS.update({

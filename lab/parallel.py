@@ -2,9 +2,8 @@
 
 `torchrun --nproc-per-node 2 -m lab.parallel --target DIR --prompt "..."`. The processes, the ranks, run the
 same program with the same seeds. Each holds a shard of every target layer, by rows where it reads, by columns
-where it writes; all else, and the draft, whole. Two sums over the ranks a layer make them agree. Each has one
-CPU thread, by torchrun, unless OMP_NUM_THREADS says more. By hand, because DTensor's parallelize_module works
-by hooks, which model.Part does without. Source: Shoeybi et al. 2019 (Megatron-LM), section 3.
+where it writes; all else, and the draft, whole. Two sums over the ranks a layer make them agree. torchrun
+gives each one CPU thread, unless OMP_NUM_THREADS says more. Source: Shoeybi et al. 2019 (Megatron-LM), 3.
 """
 import os
 import sys
@@ -22,12 +21,12 @@ SHARED = 'num_attention_heads', 'num_key_value_heads', 'intermediate_size', 'moe
 
 @dataclass(frozen=True)
 class Shard:
-    """What one process of several holds of a network, for model.load."""
+    """What one process of several holds of a network, for model.load; BadInput if a size does not divide."""
     rank: int
     count: int
 
     def config(self, config):
-        """The Config of the shard; BadInput where a size does not divide."""
+        """The Config of the shard."""
         return replace(config, **{name: self.share(name, getattr(config, name)) for name in SHARED})
 
     def share(self, name, size):

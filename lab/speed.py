@@ -1,10 +1,9 @@
 """Where time goes on this machine: `python -m lab.speed`, ten minutes of a graphics card, or a CPU.
 
 A copy's bandwidth; plain decoding, and speculative with a draft that is right by a given chance, transformers
-beside them; dense and sparse passes over five positions of long texts; whether the methods write what they
-should; on a card all of it compiled, too. There the networks have the shapes of Llama 3 8B and 1B and random
-weights, unless folders are named; else they are the embedded pair. What is compared runs in turn, and each
-line becomes a row of --out.
+beside them; dense and sparse passes after long texts; whether the methods write what they should; on a card
+all of it compiled, too, of random networks in the shapes of Llama 3 8B and 1B. What is compared runs in turn,
+and each line becomes a row of --out.
 """
 import argparse
 import functools
@@ -17,13 +16,12 @@ import torch
 from lab import at_least
 from lab.measure import MODELS, as_line, dated, held_out_rows, moment
 from model import EVEN, PAD, Calibration, Config, Reader, Transformer, checkpoint_views, require_that
-from specmini import DTYPES, Engine, exit_status, ready, take_threads
+from specmini import Engine, exit_status, ready, take_threads
 from verify import (METHODS, Draft, Exact, Session, Sparse, decode, draft_model, no_draft, read_prompt,
                     tokens_of)
 
 SHAPES = dict(          # V, C, F, layers, H, G, D
     target=(128256, 4096, 14336, 32, 32, 8, 128), draft=(128256, 2048, 8192, 16, 32, 8, 64))
-FORMS = {'': False, ', compiled': True}      # a line's name: whether its passes are compiled
 CHANCES = 0.6, 0.8, 0.9     # that a pretended guess is right
 GAMMA = 4
 KEYS = 2048, 8192, 32768
@@ -66,26 +64,26 @@ class Machine:
     """What is measured of one pair of networks; the functions of PARTS yield rows, dicts of numbers."""
 
     def __init__(self, args):
-        dtype = args.dtype if args.dtype != 'auto' else 'bf16' if args.device == 'cuda' else 'auto'
         self.device = args.device
-        self.forms = FORMS if args.device == 'cuda' else {'': False}
+        card = args.device == 'cuda'
+        self.forms = {'': False} | ({', compiled': True} if card else {})   # a line's name: compiled or not
         self.prompt = list(range(PROMPT))
         self.home = None                                # the target's folder; None: random weights
         if args.pair == 'random':
-            of = KEYS[-1] + EVEN + PAD, args.device, DTYPES.get(dtype, torch.float32)
+            of = KEYS[-1] + EVEN + PAD, args.device, torch.bfloat16 if card else torch.float32
             self.models = {role: counting(role, *of) for role in SHAPES}
         else:
             homes = args.pair.split(',') if args.pair else [MODELS / 'target', MODELS / 'draft']
             require_that(len(homes) == 2, f'--pair {args.pair}: expected two folders DIR,DIR')
-            loaded = [ready(home, args.device, dtype) for home in homes]
+            loaded = [ready(home, args.device, 'auto') for home in homes]
             self.home = homes[0]
             self.models = {role: model for role, (model, _, _) in zip(SHAPES, loaded)}
             row, = held_out_rows('math', 1, seed=7)
             self.prompt = loaded[0][1].encode(row['prompt']).ids
         self.target = self.models['target']
         take_threads(self.target)
-        self.context = self.target.config.max_position_embeddings
-        self.readers = {}                               # (role, form): a Reader for WRITTEN tokens
+        self.readers = {(role, form): Reader(model, len(self.prompt) + WRITTEN, compiled)
+                        for role, model in self.models.items() for form, compiled in self.forms.items()}
 
     def copy(self):
         """GB that a copy reads and writes a second; no cache holds as much."""
@@ -94,26 +92,19 @@ class Machine:
         times, _ = in_turn(dict(copy=functools.partial(torch.empty_like(source).copy_, source)), 5)
         yield {'line': 'copy', 'GB/s': 2e-9 * size / statistics.median(times['copy'])}
 
-    def session(self, form, source=no_draft):
-        """A Session after the prompt in this form; source: of drafts."""
-        for role, model in self.models.items():
-            if (role, form) not in self.readers:
-                self.readers[role, form] = Reader(model, len(self.prompt) + WRITTEN, self.forms[form])
-            self.readers[role, form].forget()
-        target, draft = (self.readers[role, form] for role in SHAPES)
-        return Session(target, None if source is no_draft else draft, source, list(self.prompt), WRITTEN,
-                       generator=torch.Generator().manual_seed(0))
-
     def text(self, form, chance=None):
         """Writes a text; returns its Cycles. chance: that a guess is right, None for plain decoding."""
-        if not chance:
-            session = self.session(form)
-            read_prompt(session)
-            return list(decode(session, METHODS['ar']()))
-        lots = torch.rand(len(self.plain), generator=torch.Generator().manual_seed(0))
-        session = self.session(form, functools.partial(pretended, self.plain, (lots < chance).tolist()))
+        target, draft = (self.readers[role, form] for role in SHAPES)
+        target.forget()
+        draft.forget()
+        method, source = METHODS['ar'](), no_draft
+        if chance:
+            lots = torch.rand(len(self.plain), generator=torch.Generator().manual_seed(0))
+            method, source = Exact(GAMMA), functools.partial(pretended, self.plain, (lots < chance).tolist())
+        session = Session(target, draft if chance else None, source, list(self.prompt), WRITTEN,
+                          generator=torch.Generator().manual_seed(0))
         read_prompt(session)
-        return list(decode(session, Exact(GAMMA)))
+        return list(decode(session, method))
 
     def texts(self):
         """Plain and speculative decoding in all forms, transformers beside them."""
@@ -123,7 +114,7 @@ class Machine:
         runs |= theirs(self.home, self.target, self.prompt)
         times, made = in_turn(runs, 3)
         for name, (first, *seconds) in times.items():
-            row = dict(line=name, first=first, **over(times, name, 'ar'))
+            row = dict(line=name, first=first, over=over(times, name, 'ar'))
             row['tokens/s'] = WRITTEN / statistics.median(seconds)
             if 'transformers' not in name:
                 row['a pass'] = WRITTEN / len(made[name])
@@ -133,21 +124,21 @@ class Machine:
     def passes(self):
         """A pass over GAMMA + 1 positions after so many keys: dense and sparse, in all forms."""
         for keys in KEYS:
-            if keys + PAD > self.context:
+            if keys + PAD > self.target.config.max_position_embeddings:
                 continue
             ids = [i % self.target.vocab for i in range(1, keys + 1)]
             runs = {}
             for form, compiled in self.forms.items():
                 reader = Reader(self.target, keys, compiled)
-                full = self.target.full
                 session = Session(reader, None, no_draft, ids, 1, calibration=Calibration())
+                full = self.target.full
                 reader.read(ids, full, 1)
                 for name, path in dict(dense=full, sparse=RULE.sparse_path(full, session)).items():
                     runs[name + form] = functools.partial(reader.read, ids, path, GAMMA + 1)
             times, _ = in_turn(runs, 9)
             for name, (first, *seconds) in times.items():
                 yield dict(line=f'pass {keys}, {name}', first=first, ms=1000 * statistics.median(seconds),
-                           **over(times, name, 'dense'))
+                           over=over(times, name, 'dense'))
 
     def methods(self):
         """Whether the embedded pair in fp32 writes by each method what it writes by plain decoding."""
@@ -160,13 +151,6 @@ class Machine:
             for name in ('sd', 'cmasd', 'ecsv', 'ecsv-spot', 'via', 'specguard'):
                 found = tokens_of(engine.write(ids, name))
                 yield dict(line=name + form, same=found == wanted, lossless=engine.lossless(METHODS[name]()))
-
-
-@torch.inference_mode()
-def generated(network, ids):
-    line = torch.tensor([ids], device=network.device)
-    return network.generate(line, attention_mask=torch.ones_like(line), do_sample=False, pad_token_id=0,
-                            max_new_tokens=WRITTEN, min_new_tokens=WRITTEN)
 
 
 def theirs(home, model, ids):
@@ -186,7 +170,10 @@ def theirs(home, model, ids):
         network.load_state_dict(checkpoint_views(model), assign=True)
         network.model.rotary_emb = type(network.model.rotary_emb)(config=network.config)
     network = network.to(model.device).eval()
-    return {'ar, transformers': functools.partial(generated, network, ids)}
+    line = torch.tensor([ids], device=model.device)
+    return {'ar, transformers': functools.partial(
+        network.generate, line, attention_mask=torch.ones_like(line), do_sample=False, pad_token_id=0,
+        max_new_tokens=WRITTEN, min_new_tokens=WRITTEN)}
 
 
 def in_turn(runs, rounds):
@@ -203,12 +190,12 @@ def in_turn(runs, rounds):
 def over(times, name, rival):
     """How many times as fast as a rival: the median of rounds, the lowest and the highest."""
     ratios = [theirs / mine for mine, theirs in zip(times[name][1:], times[rival][1:])]
-    return dict(over=[round(f(ratios), 3) for f in (statistics.median, min, max)])
+    return [round(f(ratios), 3) for f in (statistics.median, min, max)]
 
 
 # ------------------------------------------------------------------------------------------------ the command
 
-def parse():
+def run():
     parser = argparse.ArgumentParser(prog='python -m lab.speed', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -216,15 +203,10 @@ def parse():
     add('--device', choices=('cpu', 'cuda'), default='cuda' if there else 'cpu')
     add('--pair', metavar='DIR,DIR', default='random' if there else '',
         help='target and draft; random: as above (the default on a card); else the embedded pair')
-    add('--dtype', choices=('auto', *DTYPES), default='auto', help='auto: as in specmini.py')
     add('--only', nargs='+', choices=PARTS, default=PARTS)
     add('--minutes', type=at_least(0, float), default=9, help='after which nothing more is begun (9)')
     add('--out', metavar='FILE', default='rows.jsonl', help='to which rows are added (rows.jsonl)')
-    return parser.parse_args()
-
-
-def run():
-    args = parse()
+    args = parser.parse_args()
     end = moment() + 60 * args.minutes
     require_that(args.device == 'cpu' or torch.cuda.is_available(), 'no CUDA device; give --device cpu')
     machine = Machine(args)
@@ -233,8 +215,8 @@ def run():
                       threads=torch.get_num_threads()))
     with open(args.out, 'a', encoding='utf-8') as file:
         for row in itertools.chain([head], *(getattr(machine, part)() for part in args.only)):
-            print(as_line(row), end='', file=file, flush=True)
-            print(as_line(row), end='', flush=True)
+            for where in file, sys.stdout:
+                print(as_line(row), end='', file=where, flush=True)
             if moment() > end:
                 print('the time is up: the rest is left out')
                 break

@@ -3,15 +3,15 @@
 Then it prints tables of pass times and of acceptance by position, and the best gamma: see SPEED.md.
 """
 import sys
-import time
 from dataclasses import replace
-from math import inf, nan
+from math import inf
 from statistics import median
 
 import torch
 
 from lab import read_bytes
-from model import on_gpu, require_that
+from lab.measure import moment
+from model import require_that
 from specmini import exit_status, parse, set_up, statistics, table, write_text
 from verify import Autoregressive, Exact, decode, readers_of
 
@@ -36,8 +36,7 @@ def run(argv):
     for name, method in args.methods.items():
         if args.compile:
             engine.write(prompts[0], method)            # compiles
-        texts = []
-        weights = {}
+        texts, weights = [], {}
         for number, ids in enumerate(prompts):
             texts.append(write_text(engine, rows[number], number, ids, name, method))
             weights |= weights_of(texts[-1].session)
@@ -49,7 +48,7 @@ def run(argv):
 
 
 def times(engine, texts, weights):
-    """Lines on specmini.Texts of one method; weights: see weights_of."""
+    """Lines on the specmini.Texts of one method; weights: see weights_of."""
     yield from table(engine, {texts[0].name: texts})
     session = texts[-1].session
     cycles = [cycle for text in texts for cycle in text.cycles]
@@ -60,11 +59,10 @@ def times(engine, texts, weights):
     if isinstance(texts[0].method, Exact):              # others judge no blocks
         drafted = {len(cycle.drafted) for cycle in cycles}
         verify, busy = time_passes(session.target, session.tokens, session.target_path(), drafted)
-        draft = 0.0
+        draft = {0: 0.0}
         if session.drafter:
-            once, _ = time_passes(session.drafter, session.tokens, session.drafter.model.full, {0}, ())
-            draft = once[0]
-        yield from speed_tables(texts[0].name, cycles, verify, draft, step)
+            draft, _ = time_passes(session.drafter, session.tokens, session.drafter.model.full, {0}, ())
+        yield from speed_tables(texts[0].name, cycles, verify, draft[0], step)
         if busy:
             yield 'the machine is busy: equal passes took times that differ by more than a third'
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
@@ -75,9 +73,8 @@ def times(engine, texts, weights):
 
 def plain_step(session):
     """Seconds of a step of plain decoding: the median of STEPS that end where the text does."""
-    tokens = session.tokens
-    begin = max(1, len(tokens) - STEPS)
-    again = replace(session, tokens=tokens[:begin], tokens_left=len(tokens) - begin, eos=frozenset())
+    n = min(STEPS, len(session.tokens) - 1)
+    again = replace(session, tokens=session.tokens[:-n], tokens_left=n, eos=frozenset())
     return median(cycle.seconds for cycle in decode(again, Autoregressive()))
 
 
@@ -91,13 +88,10 @@ def weights_of(session):
 
 
 def peak_memory(device):
-    """GB that this process has held at most, of the GPU or of the machine; nan where it is not known."""
+    """GB that this process has held at most, of the GPU or of the machine."""
     if device == 'cuda':
         return torch.cuda.max_memory_allocated() / 1e9
-    try:
-        import resource
-    except ImportError:                                 # on Windows
-        return nan
+    import resource                                     # not on Windows
     unit = 1 if sys.platform == 'darwin' else 1024      # bytes on macOS, kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
@@ -105,8 +99,7 @@ def peak_memory(device):
 def acceptance_by_place(cycles):
     """[kept, judged] of the draft tokens at the first position of a block, at the second, ...
 
-    Conditional acceptance: counts only blocks that reached this position. A method that tries several tokens
-    at a position has them all there; of one that judges whole steps the first position is the step.
+    Conditional acceptance: counts only blocks that reached this position. A judged step has one position.
     """
     places = []
     for cycle in cycles:
@@ -123,23 +116,26 @@ def acceptance_by_place(cycles):
 def speed_tables(name, cycles, verify, draft, step):
     """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays.
 
-    verify: {n: seconds of the verifying pass over n draft tokens and the root}; draft: of a draft pass.
+    verify: {n: seconds of a target pass over n draft tokens and the root}; draft: of a draft pass.
     """
     places = acceptance_by_place(cycles)
-    yield table_line('n draft tokens', verify, {n: n for n in verify})
-    yield table_line('pass over n + 1, ms', verify, {n: f'{1000 * t:.3g}' for n, t in verify.items()})
+
+    def line(head, cells):
+        return f'{head:27}' + ''.join(f'{cells.get(n, ""):>6}' for n in verify).rstrip()
+    yield line('n draft tokens', {n: n for n in verify})
+    yield line('pass over n + 1, ms', {n: f'{1000 * t:.3g}' for n, t in verify.items()})
     if not places:
         return
-    yield table_line('kept at position n', verify, {n: f'{a / b:.0%}' for n, (a, b) in enumerate(places, 1)})
-    yield table_line('  of so many judged', verify, {n: b for n, (_, b) in enumerate(places, 1)})
+    yield line('kept at position n', {n: f'{a / b:.0%}' for n, (a, b) in enumerate(places, 1)})
+    yield line('  of so many judged', {n: b for n, (_, b) in enumerate(places, 1)})
     if name == 'sd' and draft:
         rest = sum(cycle.seconds - verify[len(cycle.drafted)] for cycle in cycles)
         rest -= draft * sum(cycle.passes.get('draft/full', (0, 0))[0] for cycle in cycles)
-        rest /= sum(n for cycle in cycles for n, _ in cycle.passes.values())    # a pass: draws, and Python
-        rest = max(0.0, rest)
+        passes = sum(n for cycle in cycles for n, _ in cycle.passes.values())
+        rest = max(0.0, rest / passes)                  # of a pass: draws, and Python
         v = {n: (seconds + rest) / step for n, seconds in verify.items()}
         speeds = speedups(places, (draft + rest) / step, v | {0: 1.0})
-        yield table_line('  times ar at gamma n', verify, {n: f'{x:.2f}' for n, x in speeds.items()})
+        yield line('  times ar at gamma n', {n: f'{x:.2f}' for n, x in speeds.items()})
         best = min(n for n, speed in speeds.items() if speed >= 0.98 * max(speeds.values()))
         advice = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
         kept, judged = map(sum, zip(*places))
@@ -148,16 +144,11 @@ def speed_tables(name, cycles, verify, draft, step):
         yield f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma: {advice}'
 
 
-def table_line(name, columns, cells):
-    return f'{name:27}' + ''.join(f'{cells.get(n, ""):>6}' for n in columns).rstrip()
-
-
 def speedups(places, c, v):
-    """{gamma: speed over plain decoding}, position by position: expected tokens over expected time.
+    """{gamma: speed over plain decoding}: expected tokens over expected time, position by position.
 
-    places: see acceptance_by_place; c: a draft pass, v {gamma: the rest of a cycle}, in steps of plain
-    decoding. A position that was judged less than SURE times has the share of all. Source: Leviathan et al.
-    2023, equation 1 and theorem 3.8, where every position has the same chance.
+    places: see acceptance_by_place, with the share of all where fewer than SURE were judged; c: a draft pass,
+    v {gamma: the rest of a cycle}, in plain steps. After Leviathan et al. 2023, equation 1 and theorem 3.8.
     """
     usual = sum(kept for kept, _ in places) / sum(judged for _, judged in places)
     speeds = {}
@@ -180,16 +171,14 @@ def time_passes(reader, tokens, path, drafted, blocks=BLOCKS):
     """
     blocks = drafted | {0} if reader.compiled else drafted.union(blocks)
     seconds = {n: [] for n in sorted(blocks) if n < len(tokens)}
-    begin = time.perf_counter()
+    begin = moment()
     for turn in range(11):
-        if turn > 1 and time.perf_counter() - begin > TIMING:
+        if turn > 1 and moment() - begin > TIMING:
             break
         for n in seconds:
-            start = time.perf_counter()
+            start = moment()
             reader.read(tokens, path, n + 1)
-            if on_gpu(reader.model):
-                torch.cuda.synchronize()
-            seconds[n].append(time.perf_counter() - start)
+            seconds[n].append(moment() - start)
     fastest = {}
     best = inf
     for n in reversed(seconds):

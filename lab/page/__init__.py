@@ -1,12 +1,10 @@
 """The page of a traced run, `python -m lab.page --prompt TEXT run.html`: a file that opens from disk.
 
 The template is page.html; it is given the trace as JSON. What a session notes for it: traced.py.
-`python -m lab.page.screenshots` writes the screenshots beside this file.
 """
 import sys
 from itertools import product
 from pathlib import Path as File
-from string import Template
 
 from lab.page.traced import TracedEngine
 from lab.times import acceptance_by_place, parse_run, plain_step, weights_of
@@ -32,15 +30,14 @@ def run(argv):
     if args.compile or len(args.methods) > 1:           # a first text compiles, and warms up
         for method in args.methods.values():
             engine.write(prompts[0], method)
-    texts = []
-    weights = {}
+    texts, weights = [], {}
     for number, name in product(range(len(rows)), args.methods):
         text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name])
         texts.append(text)
         weights |= weights_of(text.session)
-        if text.finish == 'interrupted':
+        interrupted = text.finish == 'interrupted'
+        if interrupted:
             break
-    interrupted = text.finish == 'interrupted'
     step = None if interrupted else plain_step(text.session)
     with open(where, 'w', encoding='utf-8') as file:
         write_page(file, engine, texts, weights, step)
@@ -64,37 +61,31 @@ def write_page(file, engine, texts, weights, step):
         step=step and 1000 * step,
         temperature=engine.temperature,
         models={role: File(getattr(engine, role)).name for role in engine.models})
-    template = Template(TEMPLATE.read_text(encoding='utf-8'))
     # in a script element: in ASCII, and no `<` that might end it or open another
     trace = json_line(run).replace('<', '\\u003c')
-    file.write(template.substitute(trace=trace))
+    file.write(TEMPLATE.read_text(encoding='utf-8').replace('TRACE', trace, 1))
 
 
 def lane(engine, text):
     """The dict of one text by one method."""
-    knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
-    cycles = []
-    for cycle, notes in zip(text.cycles, text.session.notes):
-        cycles.append(line(cycle, notes.pop('pass_ms', {})) | notes)
     stats = statistics(text.cycles) | dict(acceptance_by_place=acceptance_by_place(text.cycles))
-    return dict(method=text.name, lossless=engine.lossless(text.method), knobs=knobs,
-                stats=stats, seed=engine.seed + text.number, cycles=cycles)
+    return dict(method=text.name, lossless=engine.lossless(text.method), stats=stats,
+                knobs={knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))},
+                seed=engine.seed + text.number, cycles=list(map(line, text.cycles, text.session.notes)))
 
 
-def line(cycle, ms):
-    """The dict of a Cycle: each draft token has a row with its verdict, or that of its whole step.
-
-    ms: {reader/path: milliseconds of its passes}.
-    """
+def line(cycle, notes):
+    """The dict of a Cycle: each draft token has a row with its verdict, or that of its whole step."""
     judged = []
     for verdict in cycle.judged:
         row = vars(verdict) | verdict.signals
         row = {name: value for name, value in row.items() if not isinstance(value, (list, dict))}
         judged += [dict(token=token) | row for token in verdict.tokens]
+    ms = notes.pop('pass_ms', {})                       # {reader/path: milliseconds of its passes}
     passes = {path: dict(passes=n, positions=positions, ms=round(ms.get(path, 0.0), 3))
               for path, (n, positions) in cycle.passes.items()}
     return dict(drafted=cycle.drafted, judged=judged, tokens=cycle.tokens, labels=cycle.labels, passes=passes,
-                ms=round(1000 * cycle.seconds, 3))
+                ms=round(1000 * cycle.seconds, 3)) | notes
 
 
 def words_of(shown, tokenizer):

@@ -1,8 +1,7 @@
 """Draws the charts: `python -m lab.pictures` writes speedup.svg and cost.svg anew from stored rows.
 
-What they show stands as JSON in each file's description. The other pictures are kept as files: flow.svg and
-cache.svg are by hand, lanes.svg and those of the methods show real cycles of the embedded pair. The palette
-is Okabe and Ito's, which colour-blind readers tell apart. Wants matplotlib (requirements-lab.txt).
+What they show stands as JSON in each file's description. The other pictures are kept as files. The palette is
+Okabe and Ito's, which colour-blind readers tell apart. Wants matplotlib (requirements-lab.txt).
 """
 import io
 import json
@@ -19,10 +18,9 @@ from lab.measure import for_json
 
 HERE = File(__file__).parent
 MARKS = r'(<g clip-path="[^"]*")>((?:\s*<use [^>]* style="([^"]*)"/>)+)'      # of one kind
-WIDTH = 73                  # of a canvas: 700 pixels on a page
+WIDTH = 7.3                 # inches of a canvas: 700 pixels on a page
 BLACK, ORANGE, SKY, GREEN = '#000000', '#E69F00', '#56B4E9', '#009E73'
-BLUE, VERMILLION = '#0072B2', '#D55E00'
-GREY = '#666666'
+BLUE, VERMILLION, GREY = '#0072B2', '#D55E00', '#666666'
 SETTINGS = {
     'svg.hashsalt': 'specmini', 'svg.fonttype': 'none', 'font.size': 8.5, 'figure.facecolor': 'white',
     'font.sans-serif': ['DejaVu Sans', 'Verdana', 'Arial', 'sans-serif'], 'axes.spines.top': False,
@@ -45,11 +43,10 @@ CHEAPEST, DEAREST, STEPS = 0.02, 0.5, 41        # costs that are drawn, evenly s
 def speedup(alpha, gamma, c, v):
     """The speed of blocks of gamma over plain decoding, if each guess is kept with chance alpha.
 
-    c: the cost of a draft pass, v[n]: of a target pass over n positions, both in plain steps. The sum is
-    (1 - alpha^(gamma + 1)) / (1 - alpha), tokens a cycle.
+    c: the cost of a draft pass, v[n]: of a target pass over n positions, both in plain steps.
     Source: Leviathan et al. 2023, equation 1 and theorem 3.8, where v is 1.
     """
-    tokens = sum(alpha ** i for i in range(gamma + 1))
+    tokens = sum(alpha ** i for i in range(gamma + 1))      # a cycle
     return tokens / (gamma * c + v[gamma + 1])
 
 
@@ -61,16 +58,21 @@ def real_speeds(pair):
     costs = Records('cmasd', pair).costs
     v = [0.0] + [costs.of_pass('target/full', n) for n in range(1, LONGEST + 2)]
     runs = Records('best', pair).runs('compositions')
-    texts = numpy.arange(runs.size)
-    timed = {int(name.removeprefix('sd ')): float(over_plain(runs, name)(texts))
-             for name in runs.names if name.startswith('sd ')}
-    alpha = float(runs.share('accepted', 'judged', 'sd 3', texts))
+    timed = {int(name.removeprefix('sd ')): speed for name, speed in speeds_of(runs).items()
+             if name.startswith('sd ')}
+    alpha = float(runs.share('accepted', 'judged', 'sd 3', numpy.arange(runs.size)))
     return dict(c=costs.of_pass('draft/full', 1), v=v, alpha=alpha, timed=timed)
+
+
+def speeds_of(runs):
+    """{setting: its speed over plain decoding, by the clock}."""
+    texts = numpy.arange(runs.size)
+    return {name: float(over_plain(runs, name)(texts)) for name in runs.names}
 
 
 def speedup_chart(shown):
     """Curves of the formula at a cheap draft, and at what the real pair's passes take, with its points."""
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(WIDTH / 10, 3.5))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(WIDTH, 3.5))
     figure.subplots_adjust(left=0.065, right=0.975, top=0.85, bottom=0.13, wspace=0.2)
     curves(left, CHEAP, [1.0] * (LONGEST + 2))
     title(left, f'c = {CHEAP:g}: a cheap draft', 'v = 1: five positions take as long as one')
@@ -79,21 +81,22 @@ def speedup_chart(shown):
     curves(right, shown['c'], shown['v'])
     title(right, f'c = {shown["c"]:.2f}: the real pair on a CPU',
           f'v as measured: {shown["v"][5]:.2f} for five positions')
-    measured_curve(right, shown)
+    own = [speedup(shown['alpha'], gamma, shown['c'], shown['v']) for gamma in GAMMAS]
+    right.plot(GAMMAS, own, color=BLACK, linewidth=1, label=f'α = {shown["alpha"]:.2f}, its own')
+    timed = zip(*shown['timed'].items())
+    right.plot(*timed, 'X', color=VERMILLION, markersize=7, label='its runs by the clock')
+    right.legend(loc='lower left', handletextpad=0.2, borderaxespad=0.2)
     for axes in (left, right):
         axes.axhline(1, color=GREY, linewidth=0.6)
-        axes.set(xlim=(0.5, 13.6), xticks=[1, 2, 4, 6, 8, 10, 12])
-        axes.set_xlabel('γ, tokens drafted a cycle')
-    left.set(ylim=(0, 5))
-    left.set_ylabel('times the speed of plain decoding')
+        axes.set(xlim=(0.5, 13.6), xticks=[1, 2, 4, 6, 8, 10, 12], xlabel='γ, tokens drafted a cycle')
+    left.set(ylim=(0, 5), ylabel='times the speed of plain decoding')
     right.set(ylim=(0, 1.9))
     return figure
 
 
 def title(axes, text, below):
     """Two lines above the axes, the second in grey."""
-    first = axes.annotate(text, (0, 1), (0, 23), 'axes fraction', 'offset points')
-    first.set(fontsize=9.5, fontweight='bold')
+    axes.annotate(text, (0, 1), (0, 23), 'axes fraction', 'offset points', fontsize=9.5, fontweight='bold')
     axes.annotate(below, (0, 1), (0, 9), 'axes fraction', 'offset points', color=GREY)
 
 
@@ -106,58 +109,37 @@ def curves(axes, c, v):
         axes.annotate(name, (12.15, speeds[-1]), color=GREY, va='center_baseline')
 
 
-def measured_curve(axes, shown):
-    """The curve at the pair's own acceptance, and what the clock says."""
-    alpha = shown['alpha']
-    speeds = [speedup(alpha, gamma, shown['c'], shown['v']) for gamma in GAMMAS]
-    axes.plot(GAMMAS, speeds, color=BLACK, linewidth=1, label=f'α = {alpha:.2f}, its own')
-    timed = shown['timed']
-    axes.plot(timed.keys(), timed.values(), 'X', color=VERMILLION, markersize=7,
-              label='its runs by the clock')
-    axes.legend(loc='lower left', handletextpad=0.2, borderaxespad=0.2)
-
-
 # ---------------------------------------------------------------------------------- the cost of a draft pass
 
 def speeds_by_cost(pair):
     """{method: dict(agreement, line, clock)} of a pair with counted runs.
 
-    line: [(c, speed)] at the method's best length for each cost c of a draft pass; clock: the same where it
-    was timed. agreement: the lowest of them; None: it is lossless.
+    line: [(c, speed)] at the method's best length for each cost c of a draft pass; clock: that of its fastest
+    timed setting. agreement: the lowest of the line; None: it is lossless.
     """
+    records = Records('best', pair)
+    timed = records.runs('compositions')
     costs = numpy.geomspace(CHEAPEST, DEAREST, STEPS)
     found = {}
     for method in METHOD_COLORS:
         line, agreements = [], []
         for c in COSTS if method == 'payoff' else numpy.union1d(COSTS, costs):
-            runs, names = runs_at(pair, method, c)
+            runs = counted(pair, c, POSITION)
+            names = runs.starting('sd ') if method == 'sd' else at_any_length(runs.names, method, c)
             texts = numpy.arange(runs.size)
             paces = runs.pace(names, texts, MODELLED)
             line.append((float(c), float(paces.max())))
             agreements.append(float(runs.agreement(names[paces.argmax()], texts)))
         agreement = None if lossless([method]) else min(agreements)
-        found[method] = dict(agreement=agreement, line=line, clock=clocked(pair, method))
+        speeds = [speed for name, speed in speeds_of(timed).items() if name.startswith(method)]
+        clock = [(records.costs.of_pass('draft/full', 1), max(speeds))] if speeds else []
+        found[method] = dict(agreement=agreement, line=line, clock=clock)
     return found
-
-
-def runs_at(pair, method, c):
-    """(Runs at this cost of a draft pass, the method's settings)."""
-    runs = counted(pair, c, POSITION)
-    return runs, runs.starting('sd ') if method == 'sd' else at_any_length(runs.names, method, c)
-
-
-def clocked(pair, method):
-    """[(cost of a draft pass, speed)] of a method's fastest timed setting, if it has one."""
-    records = Records('best', pair)
-    runs = records.runs('compositions')
-    texts = numpy.arange(runs.size)
-    speeds = [float(over_plain(runs, name)(texts)) for name in runs.names if name.startswith(method)]
-    return [(records.costs.of_pass('draft/full', 1), max(speeds))] if speeds else []
 
 
 def cost_chart(shown):
     """A line a method over the cost of a draft pass, dashed where it is lossy, with what the clock says."""
-    figure, axes = pyplot.subplots(figsize=(WIDTH / 10, 4))
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 4))
     figure.subplots_adjust(left=0.065, right=0.985, top=0.88, bottom=0.115)
     axes.axvspan(*PAPERS, color='#F2F2F2', linewidth=0)
     axes.axhline(1, color=GREY, linewidth=0.6)
@@ -168,8 +150,9 @@ def cost_chart(shown):
         axes.plot(*zip(*what['line']), '--' if lossy else '-', color=color, linewidth=1.4, label=name)
         if what['clock']:
             axes.plot(*zip(*what['clock']), 'X', color=color, markersize=6, markeredgecolor='white')
-    axes.set(xscale='log', xlim=(CHEAPEST, DEAREST), ylim=(0, None), xticks=[0.02, 0.05, 0.1, 0.2, 0.36, 0.5])
-    axes.set_xticklabels(['0.02', '0.05', '0.1', '0.2', '0.36', '0.5'])
+    ticks = 0.02, 0.05, 0.1, 0.2, 0.36, 0.5
+    axes.set(xscale='log', xlim=(CHEAPEST, DEAREST), ylim=(0, None), xticks=ticks)
+    axes.set_xticklabels(map(str, ticks))
     axes.minorticks_off()
     axes.set_xlabel("c, cost of a draft pass in the target's passes")
     axes.set_ylabel('times the speed of plain decoding')

@@ -1,5 +1,6 @@
 """lab/page: what a session notes for the page, and what a browser shows of it."""
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,6 @@ import lab.page
 import specmini
 import verify
 from lab import times
-from lab.page.screenshots import open_browser, visit
 from lab.tests.helpers import interrupt, program, refused
 
 STORY = ['--prompt', 'Last winter Tom the crow went to the forest with a basket.', '--max-new', '28']
@@ -129,12 +129,28 @@ def test_bad_input_is_refused_in_a_line(main, flags, named, tmp_path, monkeypatc
 @pytest.fixture(scope='module')
 def browser(tmp_path_factory):
     """A headless Chromium with an empty profile; without one its tests are skipped."""
-    try:
-        opened = open_browser(tmp_path_factory.mktemp('profile'))
-    except (ValueError, ImportError) as error:
-        pytest.skip(str(error))
-    with opened:
+    webdriver = pytest.importorskip('selenium.webdriver')
+    chromium = shutil.which('chromium') or shutil.which('google-chrome')
+    driver = shutil.which('chromedriver')
+    if not (chromium and driver):
+        pytest.skip('no browser here: apt-get install chromium chromium-driver')
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    profile = tmp_path_factory.mktemp('profile')
+    for flag in ('headless=new', 'no-sandbox', 'disable-gpu', 'disable-quic', 'no-first-run',
+                 'disable-background-networking', 'disable-component-update', 'disable-sync',
+                 'disable-dev-shm-usage', 'hide-scrollbars', f'user-data-dir={profile}'):
+        options.add_argument(f'--{flag}')
+    options.set_capability('goog:loggingPrefs', dict(browser='ALL'))
+    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as opened:
         yield opened
+
+
+def visit(browser, file, width=1000):
+    """Opens a page from disk, this many pixels wide."""
+    metrics = dict(width=width, height=900, deviceScaleFactor=1, mobile=False)
+    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', metrics)
+    browser.get(file.as_uri())
 
 
 def choose(browser, what, value):

@@ -2,7 +2,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from lab import times
 from verify import Cycle, Judged
@@ -25,8 +24,8 @@ def test_timed_passes_are_the_fastest_and_grow(monkeypatch):
 
         def read(*_):
             clock.now += next(seconds, 1.0)
-        monkeypatch.setattr(times.time, 'perf_counter', lambda: clock.now)
-        reader = SimpleNamespace(compiled=None, model=torch.zeros(1), read=read)
+        monkeypatch.setattr(times, 'moment', lambda: clock.now)
+        reader = SimpleNamespace(compiled=None, read=read)
         return times.time_passes(reader, [0] * 9, None, {2}, (0, 1))
     monkeypatch.setattr(times, 'TIMING', 0.0)
     assert timed(rounds[:2]) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
