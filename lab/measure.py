@@ -140,15 +140,15 @@ class Pair:
         (ids,) = encode(self.tokenizer, [chat(self.target, text) if self.chat else text], not self.chat)
         return ids
 
-    def head(self, name, record, n):
-        """The first line of a record: what is measured, on what, how, by which commit, where and when."""
+    def head(self, record, n, by):
+        """The first line of a record: what is measured, on what, by the clock or by counts, where and when."""
         models = {File(folder).resolve().name: fingerprint(folder) for folder in self.folders}
         files = {File(file).name: hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
                  for file in self.prompts}
         mask = read_calibration(self.target, self.draft).get('mask', {})
-        return dated(dict(record=name, n=n, seed=SEED, models=models, made=self.made, skip=mask.get('skip'),
+        return dated(dict(record=record, n=n, seed=SEED, models=models, made=self.made, skip=mask.get('skip'),
                           device=self.device, dtype=self.dtype, prompts=files, chat=self.chat,
-                          max_new=self.max_new, longest=self.longest, by=record.by))
+                          max_new=self.max_new, longest=self.longest, by=by))
 
 
 EMBEDDED = Pair(draft=str(MODELS / 'draft'), max_new=160, longest=300, dtype='fp32', made='lab.train')
@@ -424,7 +424,7 @@ def measure(paper, pair, n, only=None, resume=False):
             print(f'{paper} {name}: left out, it needs {lacking or record.only}', file=sys.stderr)
         else:
             where = file_of('' if paper == 'costs' else paper, pair.name, name)
-            head = pair.head(name, record, n)
+            head = pair.head(name, n, record.by)
             there = whole_lines(where, head) if resume else []
             items = itertools.islice(record.items(pair, n), max(0, len(there) - 1), None)
             write_rows(where, head, (record.row(pair, item) for item in items), there)

@@ -149,7 +149,7 @@ def run():
     for write in runs.values():
         write(short, few)                               # what is done for the first time takes longer
     where = file_of('', pair.name, 'others')
-    head = pair.head('others', args.n) | dict(rivals=rivals, threads=torch.get_num_threads())
+    head = pair.head('others', args.n, 'clock') | dict(rivals=rivals)
     write_rows(where, head, (row_of(runs, pair.max_new, prompt) for prompt in prompts))
     print(*table(read_stored(where).rows), sep='\n')
 
