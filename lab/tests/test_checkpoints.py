@@ -1,12 +1,15 @@
 """What a checkpoint's folder may hold, and what is refused: exit status 2, one line that names the fault."""
 import copy
+import functools
 import json
 import math
 import shutil
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save
 from tokenizers import Tokenizer, models, processors
@@ -15,7 +18,7 @@ import kernels
 import specmini
 from lab.tests.helpers import put, refused, refuses, reported, tiny
 from lab.toys import byte_network, bytes_tokenizer, fresh
-from model import (chat, encode, fingerprint, load, read_calibration, read_config, read_tokenizer,
+from model import (chat, encode, fingerprint, load, read_calibration, read_config, read_tokenizer, snapshot,
                    write_calibration)
 
 ORIGINAL = 'original_max_position_embeddings'
@@ -220,18 +223,6 @@ def test_a_fingerprint_samples_all_of_the_weights(tmp_path):
     assert len(prints | {fingerprint(folder)}) == 5
 
 
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_precisions(dtype, tmp_path, monkeypatch):
-    """All are read as fp32, or big matrices keep their 16 bits, whatever config.json says of them."""
-    monkeypatch.setattr('model.BIG', 1)
-    monkeypatch.setattr('model.has_half', lambda: True)
-    says = 'float32' if dtype.itemsize == 2 else 'bfloat16'
-    folder = tiny(tmp_path, **stored(lambda x: x.to(dtype)), torch_dtype=says, dtype=says)
-    assert load(folder)[0].lm_head.weight.dtype == torch.float32
-    kept = dtype if dtype.itemsize == 2 else torch.float32
-    assert load(folder, dtype=None)[0].lm_head.weight.dtype == kept
-
-
 def test_rows_beyond_the_tokenizer(tmp_path, capsys):
     """Embeddings are padded by different amounts; spare rows, or entries, reach no distribution.
 
@@ -301,7 +292,7 @@ MESSAGES = [dict(role='user', content='a <é>', name=None), dict(role='assistant
 
 
 @pytest.mark.parametrize('template, files', [
-    (None, {CONFIG: dict(chat_template=TEMPLATE, bos_token=dict(content='^'))}),
+    (None, {CONFIG: dict(chat_template=TEMPLATE, bos_token='^')}),
     (None, {CONFIG: dict(chat_template=SEVERAL)}), ('a file', {CONFIG: dict(chat_template='is first')}),
     ('{{ tools is none and documents is none }}{{ messages[0].name is defined }}', {}),
     ("{% for m in messages %}{% generation %}{% set x = 1 %}<{{ m.content }}{{ loop.index }}>"
@@ -326,7 +317,31 @@ def test_refused_template(template, tmp_path, capsys):
     assert len(refused(capsys, '--chat', *talk(folder, '--chat'))) < 1100
 
 
-# --------------------------------------------------------------------------------------- calibration.json
+# ------------------------------------------------------------------------ names of repositories, calibration
+
+NAMES = ['config.json', 'tokenizer.json', 'chat_template.jinja', WEIGHTS, 'model-00001-of-00002.safetensors',
+         'original/params.json', 'pytorch_model.bin', 'consolidated.safetensors', 'README.md']
+
+
+@pytest.mark.parametrize('weights, said', [
+    (WEIGHTS, ''), ('pytorch_model.bin', 'convert .bin'),
+    (None, 'us/tiny: no such folder, and as a repository of the hub: Access to it is restricted')])
+def test_a_repository_of_the_hub(weights, said, tmp_path, monkeypatch, capsys):
+    """Once the files that are read are fetched, none of subfolders; a line for what cannot be had."""
+    folder, asked = tiny(tmp_path), []
+
+    def snapshot_download(name, **patterns):
+        if not weights:
+            raise OSError('Access to it is restricted.\nVisit its page')
+        asked.append((name, list(filter_repo_objects(NAMES, **patterns))))
+        (folder / WEIGHTS).rename(folder / weights)
+        return str(folder)
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+    monkeypatch.setattr('model.snapshot', functools.cache(snapshot.__wrapped__))
+    flags = '--target', 'us/tiny', '--draft', 'lookup', '--prompt', 'hello', '--max-new', 4
+    assert refused(capsys, said, *flags) if said else reported(capsys, *flags)
+    assert asked == ([('us/tiny', NAMES[:5])] if weights else [])
+
 
 def test_calibration_of_others(tmp_path):
     """What was measured on another draft or target counts as absent; a line says how to measure it."""

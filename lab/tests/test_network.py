@@ -80,7 +80,7 @@ def test_matrices_in_16_bits_are_multiplied_in_fp32(form, plain, tmp_path, monke
 def test_sparse_experts_gathered(renormalise, threshold):
     """What few tokens on CUDA, or a compiled pass, compute is what a loop over experts gives.
 
-    Neither reads an expert that nobody chose: its weights are NaN in the end, which would show.
+    Neither reads an expert that nobody chose: NaN in its weights would show.
     """
     moe = network(**MIXED).model.layers[0].mlp          # six experts
     moe.renormalise = renormalise
@@ -97,8 +97,7 @@ def test_sparse_experts_gathered(renormalise, threshold):
     wanted = kernels.combine_experts(x, moe, weights, chosen)
     unread = list(set(range(6)) - set(chosen[:, 0].tolist()))
     assert unread
-    moe.gate_up_proj[unread] = math.nan
-    moe.down_proj[unread] = math.nan
+    moe.gate_up_proj[unread] = moe.down_proj[unread] = math.nan
     for combine in (kernels.gathered_experts, kernels.combine_experts):
         assert apart(combine(x, moe, weights, chosen), wanted) < 1e-12
 
@@ -154,35 +153,34 @@ def counter(monkeypatch):
     return counter
 
 
-def test_graphs_of_spans(counter, monkeypatch):
-    """A compiled pass has a power of two of keys in view, or the whole cache; layers share a graph."""
-    monkeypatch.setattr('model.SPAN', 8)
-    monkeypatch.setattr('model.EVEN', 8)
-    model = network()
-    compiled = Reader(model, 24, compiled=True)         # 16 more for padding: 40
-    for length in (3, 5, 8, 9, 12, 16, 20, 24):
-        got = compiled.read(LINE[:length], model.full, 1)
-        assert apart(got, fresh(model, LINE[:length], 1)) < 1e-9
-    assert counter.frame_count == 5         # feeds 3, 2, 3, 1, 3, 4, 4, 4: of 4 at 8, 16 and 32, of 2, of 1
+READS = (17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)            # feeds 17, 1, 3, 3, 3, 5
+SPANS = [(length, 1) for length in (3, 5, 8, 9, 12, 16, 20, 24)]        # feeds 3, 2, 3, 1, 3, 4, 4, 4
 
 
-@pytest.mark.parametrize('sizes, sparse, kinds', [({}, False, 1), (MIXED_TWO, True, 2)])
-def test_graphs(sizes, sparse, kinds, counter):
-    """A pass for each padded length, whatever the position, a graph for each kind of layer."""
+@pytest.mark.parametrize('sizes, sparse, span, reads, graphs', [
+    case('dense', {}, False, None, READS, 3),           # passes of 1, 4 and 8 positions
+    case('sparse-mixture', MIXED_TWO, True, None, READS, 3 * 2),
+    case('spans', {}, False, 8, SPANS, 5)])             # of 4 positions at 8, 16 and 32 keys, of 2, of 1
+def test_graphs(sizes, sparse, span, reads, graphs, counter, monkeypatch):
+    """A pass for each padded length, whatever the position, a graph for each kind of layer.
+
+    It has a power of two of keys in view, or the whole cache.
+    """
+    if span:
+        monkeypatch.setattr('model.SPAN', span)
+        monkeypatch.setattr('model.EVEN', span)
     model = network(**sizes)
     path = model.full
     if sparse:
         path = thin(model, dense_below=2, block=1, rho=0.3, ffn_quantile=1.0, moe_quantile=1.0)
-    compiled = Reader(model, 40, compiled=True)
+    compiled = Reader(model, 24 if span else 40, compiled=True)         # 16 more for padding
     exact = Reader(model, 40)
     for store in compiled.cache.stores:
-        store.normal_(0, 50)                        # what a padded pass must not look at
-    reads = (17, 1), (18, 1), (21, 3), (22, 3), (25, 1), (30, 1)        # feeds 17, 1, 3, 3, 3, 5
+        store.normal_(0, 50)                            # what a padded pass must not look at
     for length, last in reads:
         got = compiled.read(LINE[:length], path, last)
         assert apart(got, exact.read(LINE[:length], path, last)) < 1e-9
-    assert len(compiled.compiled.passes) == 3       # 1, 4 and 8 positions
-    assert counter.frame_count == 3 * kinds
+    assert counter.frame_count == graphs
 
 
 # ------------------------------------------------------------------------------------- what a device is asked

@@ -61,17 +61,6 @@ def test_noted_place_holds_its_verdict(viewed, name):
             assert rest == pytest.approx(max(p - q, 0) / (1 - place['overlap']), abs=1e-3)
 
 
-def test_noted_votes_elect_the_block(viewed):
-    """At each position the token with the highest sum of weights is the one that the target judged."""
-    cycles = [cycle for cycle in viewed.lanes['ecsv']['cycles'] if 'branches' in cycle]
-    assert any(len(set(column)) > 1 for cycle in cycles for column in zip(*cycle['branches']))
-    for cycle in cycles:
-        for j, elected in enumerate(cycle['drafted']):
-            votes = [(ids[j], weights[j]) for ids, weights in zip(cycle['branches'], cycle['weights'])]
-            sums = {one: sum(weight for token, weight in votes if token == one) for one, _ in votes}
-            assert 0.01 < max(sums.values()) == pytest.approx(sums[elected], abs=1e-4)
-
-
 def test_notes_of_via(viewed):
     """The lag grows by what slim commits and ends with a full pass; s(x) / max s is the verdict's ratio."""
     assert all(cycle['lag'] == 0 for cycle in viewed.lanes['sd']['cycles'])
@@ -171,27 +160,6 @@ def test_page_shows_the_numbers_of_its_trace(browser, viewed):
             elif row:
                 assert (values['chance'], values.get('coin', [None])) == ([row['chance']], [place['coin']])
     assert browser.get_log('browser') == []
-
-
-@pytest.mark.slow
-def test_page_is_walked_by_keys_and_by_touch(browser, viewed):
-    """Left and right lead to the next token, up and down to the next cycle, and a touch to its token."""
-    from selenium.webdriver import ActionChains, Keys
-    visit(browser, viewed.file)                         # which shows its last lane
-
-    def press(*keys):
-        """(token, cycle) of the place where these keys lead."""
-        ActionChains(browser).send_keys(*keys).perform()
-        words = browser.find_element('id', 'where').text.replace(',', '').split()
-        return int(words[1]), int(words[-1])
-    browser.execute_script('document.getElementById("strip").focus()')
-    assert press(Keys.HOME) == (1, 1) and press(Keys.END) == press(Keys.ARROW_RIGHT)
-    last_cycle = press()[1]
-    assert press(Keys.ARROW_UP)[1] == last_cycle - 1
-    assert press(Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)[0] == 2
-    assert press(Keys.HOME, Keys.ARROW_DOWN, Keys.ARROW_DOWN)[1] == 3
-    browser.find_element('id', 'event-7').click()
-    assert press()[0] == 8
 
 
 @pytest.mark.slow

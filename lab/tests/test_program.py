@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -40,6 +39,9 @@ FAILS = """from verify import METHODS, Exact
 METHODS['fails'] = type('Fails', (Exact,), dict({}=lambda *_: {}))"""
 NONE = "from verify import METHODS, Exact\nMETHODS['x'] = 3"
 BARE = KEEPS.replace('@dataclass\n', '')
+ALONE = """import sys, specmini
+assert specmini.main(['--prompt', 'hello']) == 2
+sys.exit(specmini.main(sys.argv[1:]))"""
 
 
 @pytest.fixture(scope='module')
@@ -101,8 +103,7 @@ def test_flags_that_do_not_fit(flags, named, capsys):
 
 @pytest.mark.parametrize('kind, named, setting', [
     ('sd', 'gamma', '4'), ('sd', 'gamma', None), ('sd', 'gamma', True), ('ecsv', 'branches', 2.5),
-    ('via', 'slim_bonus', 1), ('cmasd', 'alpha', '1'), ('specguard', 'delimiter', 7),
-    ('specguard', 'max_step', 2.0), ('engine', 'temperature', '4'), ('engine', 'seed', 4.0)])
+    ('via', 'slim_bonus', 1), ('specguard', 'delimiter', 7), ('engine', 'temperature', '4')])
 def test_settings_of_another_type(kind, named, setting):
     """Also if they are set from Python; a whole number is a number, and None what it is by default."""
     make = (METHODS | dict(engine=specmini.Engine))[kind]
@@ -111,7 +112,6 @@ def test_settings_of_another_type(kind, named, setting):
 
 
 def test_list_names_every_method_and_its_knobs(capsys):
-    """Of one method its knobs with default, range and meaning."""
     assert [line.split()[0] for line in program(capsys, '--list')[1].splitlines()] == [*METHODS]
     for name, kind in METHODS.items():
         _, listed, _ = program(capsys, '--list', name)
@@ -134,19 +134,16 @@ def test_json_trace_and_text_are_one_run(method, pair, tmp_path, capsys):
     assert [token for cycle in cycles for token in cycle['tokens']] == tokens
     labels = Counter(label for cycle in cycles for label in cycle['labels'])
     passes = sum(cycle['passes']['target/full'][0] for cycle in cycles)
-    assert (stats['labels'], stats['passes']['target/full']) == (labels, passes)
-    assert (labels.total(), stats['block_efficiency']) == (n, n / passes)
+    assert (stats['labels'], stats['passes']['target/full'], labels.total()) == (labels, passes, n)
     assert stats['positions']['target/full'] == stats['drafted'] + stats['cycles']
+    assert stats['block_efficiency'] == n / passes
     assert stats['tokens_per_second'] == pytest.approx(n / stats['seconds'])
     judged = [row for cycle in cycles for row in cycle['judged']]
     kept = sum(row['kept'] for row in judged)
     assert kept == labels['draft'] == stats['accepted'] <= len(judged) == stats['judged'] <= stats['drafted']
     assert stats['acceptance_rate'] == (kept / len(judged) if judged else None)
-    for row in judged:
-        if method == 'sd':
-            assert row['chance'] == min(1, row['p'] / row['q'])
-        else:
-            assert row['signals']['confidence'] <= 1 and 0.01 <= row['threshold'] <= 1
+    if method == 'sd':
+        assert all(row['chance'] == min(1, row['p'] / row['q']) for row in judged)
 
 
 def test_streaming_takes_linear_time(capsys):
@@ -273,10 +270,8 @@ def test_compare_is_a_table_of_methods(pair, capsys):
     assert [ar[''], sd[''], lenient['']] == ['lossless', 'lossless', 'LOSSY']
     assert [ar[head] for head in ('tokens', 'passes', 'a pass', 'kept')] == ['20', '20', '1.00', '']
     assert (ar['x ar'][:4], sd['like ar'], sd['kept'][-1], 'right' in sd) == ('1.00', '100.0%', '%', False)
-    _, out, _ = program(capsys, *flags, '--compare', 'sd', '--sparse')
-    assert [row[''] for row in table_in(out).values()] == ['lossless', 'LOSSY']
-    single = table_in(program(capsys, *flags)[2])
-    assert [*single] == ['sd'] and not {'x ar', 'like ar'} & {*single['sd']}
+    single = table_in(program(capsys, *flags, '--sparse')[2])
+    assert single['sd'][''] == 'LOSSY' and not {'x ar', 'like ar'} & {*single['sd']}
 
 
 @pytest.mark.parametrize('flags, told', [
@@ -306,13 +301,13 @@ def test_audit_is_what_a_fresh_target_says(flags, pair, capsys, monkeypatch):
     unparted = reported(capsys, *flags)
     monkeypatch.setattr(specmini, 'AUDITED', 3)
     found = reported(capsys, *flags)
-    assert found['stats']['passes'] == unparted['stats']['passes']
     model, tokenizer, _ = load(pair[1])
     tokens = found['tokens']
     rows = fresh(model, tokenizer.encode('hello').ids + tokens[:-1], len(tokens))
-    wanted = float((rows.argmax(1) != torch.tensor(tokens)).double().mean())
+    wrong = [token != best for token, best in zip(tokens, rows.argmax(1).tolist())]
     for stats in found['stats'], unparted['stats']:
-        assert stats['audited_wrong'] == pytest.approx(wanted) and wanted > 0
+        assert stats['audited_wrong'] == pytest.approx(sum(wrong) / len(wrong)) and any(wrong)
+        assert stats['passes'] == found['stats']['passes']
     for more in ((), ('--method', 'via', '--temperature', 1)):
         assert reported(capsys, *pair, *more)['stats']['audited_wrong'] is None
 
@@ -544,9 +539,8 @@ def test_the_source_files_stand_alone(pair, tmp_path):
     """Without the laboratory: every paper's method. The embedded models are refused by name."""
     for name in ('kernels.py', 'model.py', 'verify.py', 'specmini.py', 'train_mask.py'):
         shutil.copy(HOME / name, tmp_path)
-    alone = partial(subprogram, 'specmini.py', '--prompt', 'hello', folder=tmp_path, PYTHONPATH='')
     papers = 'via', 'cmasd', 'ecsv', 'sparse', 'specguard'
-    status, out, err = alone(*pair[:4], '--compare', ','.join(papers))
+    status, out, err = subprogram('-c', ALONE, *pair[:4], '--prompt', 'hello', '--compare', ','.join(papers),
+                                  folder=tmp_path, PYTHONPATH='')
     assert status == 0 and {*papers} < {*table_in(out)}, err
-    status, _, err = alone()
-    assert status == 2 and 'lab/models/target: no such folder' in err
+    assert 'lab/models/target: no such folder' in err
