@@ -44,9 +44,9 @@ def case(name, *values, slow=False):
 def tiny(folder, seed=0, sizes=None, weights=None, tokenizer=None, files=None, vocab=257, **config):
     """Makes the path `folder` a checkpoint of a small random network, and returns it.
 
-    sizes: of the network, which config.json repeats. config: further values of config.json, which may
-    contradict the network; None leaves a name out. weights: function {name: tensor} -> the tensors to store.
-    tokenizer: a Tokenizer, or changes of bytes_tokenizer's JSON. files: {name: content}, see `put`.
+    sizes: of the network, which config.json repeats. config: further values of config.json; None leaves one
+    out. weights: function {name: tensor} -> those to store. tokenizer: one, or changes of bytes_tokenizer's
+    JSON. files: {name: content}, see `put`.
     """
     sizes = sizes or {}
     changes = tokenizer if isinstance(tokenizer, dict) else {}
@@ -63,20 +63,16 @@ def tiny(folder, seed=0, sizes=None, weights=None, tokenizer=None, files=None, v
 
 
 def put(folder, files):
-    """Writes files {name: content} into a folder; a content is bytes, a text, an object of JSON or None.
-
-    None deletes the file.
-    """
+    """Writes files {name: content} into a folder; a content is bytes, a text or JSON; None deletes it."""
     for name, content in files.items():
         file = folder / name
         if content is None:
             file.unlink()
         elif isinstance(content, bytes):
             file.write_bytes(content)
-        elif isinstance(content, str):
-            file.write_text(content, encoding='utf-8')
         else:
-            file.write_text(json.dumps(content), encoding='utf-8')
+            text = content if isinstance(content, str) else json.dumps(content)
+            file.write_text(text, encoding='utf-8')
 
 
 def tiny_pair(home):
@@ -124,14 +120,10 @@ def subprogram(*command, folder=HOME, timeout=100, **environment):
 
 
 def refused(capsys, named, *flags, main=specmini.main):
-    """The line of a run that is asserted to end with status 2 and this line on stderr, and to print nothing.
-
-    named: what the line has to name.
-    """
+    """The line of a run that ends with status 2 and this line on stderr, which names this; nothing else."""
     status, out, err = program(capsys, *flags, main=main)
-    assert status == 2, (flags, out, err)
-    assert str(named) in err and err.count('\n') == 1 and err.endswith('\n'), (flags, err)
-    assert not out
+    assert (status, out) == (2, '') and err.endswith('\n'), (flags, out, err)
+    assert str(named) in err and err.count('\n') == 1, (flags, err)
     return err
 
 

@@ -1,12 +1,15 @@
 """What a checkpoint's folder may hold, and what is refused: exit status 2, one line that names the fault."""
 import copy
+import functools
 import json
 import math
 import shutil
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save
 from tokenizers import Tokenizer, models, processors
@@ -15,7 +18,7 @@ import kernels
 import specmini
 from lab.tests.helpers import put, refused, refuses, reported, tiny
 from lab.toys import byte_network, bytes_tokenizer, fresh
-from model import (chat, encode, fingerprint, load, read_calibration, read_config, read_tokenizer,
+from model import (chat, encode, fingerprint, load, read_calibration, read_config, read_tokenizer, snapshot,
                    write_calibration)
 
 ORIGINAL = 'original_max_position_embeddings'
@@ -43,11 +46,9 @@ def template_of(word, i):
 # -------------------------------------------------------------------------------------------- what is refused
 
 VALUES = [              # a setting of config.json that is no value, or asks for what is not here
-    ('model_type', 'gpt2'), ('hidden_size', None), ('num_attention_heads', 0),
-    ('max_position_embeddings', '64'), ('rms_norm_eps', '1e-6'), ('tie_word_embeddings', 'no'),
-    ('vocab_size', 10 ** 18), ('head_dim', 5), ('num_hidden_layers', 10 ** 9), ('hidden_act', 'gelu'),
-    ('eos_token_id', '</s>'), ('partial_rotary_factor', 0.5),
-    ('rope_theta', 'x'), ('norm_topk_prob', 'x')]
+    ('model_type', 'gpt2'), ('hidden_size', None), ('num_attention_heads', 0), ('rms_norm_eps', '1e-6'),
+    ('tie_word_embeddings', 'no'), ('vocab_size', 10 ** 18), ('head_dim', 5), ('num_hidden_layers', 10 ** 9),
+    ('hidden_act', 'gelu'), ('eos_token_id', '</s>'), ('partial_rotary_factor', 0.5), ('rope_theta', 'x')]
 ROTARY = [              # what the line names, the rotary settings of transformers 4
     ('config.json', 'linear'), ("'longrope'", dict(type='longrope')), ("['yarn']", dict(type=['yarn'])),
     ('beta_fast', YARN | dict(beta_fast='x')), ('attention_factor', YARN | dict(attention_factor=0)),
@@ -57,7 +58,7 @@ ROTARY = [              # what the line names, the rotary settings of transforme
     (ORIGINAL, YARN | {ORIGINAL: 10 ** 400}),
     ('low_freq_factor', LLAMA3 | dict(type='llama3', low_freq_factor=5))]
 TOGETHER = [            # what settings ask for together is not here, or the weights are others
-    ('config.json', dict(num_key_value_heads=3)), ('hidden_size is None', dict(hidden_size=None)),
+    ('config.json', dict(num_key_value_heads=3)),
     ('quantised by MLX', dict(quantization=dict(group_size=64, bits=4))),
     ('quantised by gptq', dict(quantization_config=dict(quant_method='gptq', bits=4))),
     ('num_experts_per_tok', MOE | dict(num_experts_per_tok=3)),
@@ -72,7 +73,7 @@ TOGETHER = [            # what settings ask for together is not here, or the wei
     ('k_norm.weight', dict(model_type='qwen3', sliding_window=32, use_sliding_window=False)),   # window off
     ('layers.2.input_layernorm.weight', dict(num_hidden_layers=3)),
     ('layers.1.input_layernorm.weight', dict(num_hidden_layers=1)),
-    ('[25, 16]', dict(intermediate_size=25)), ('9999', dict(num_hidden_layers=9999)),
+    ('[25, 16]', dict(intermediate_size=25)),
     ('config.json', dict(rope_parameters=dict(full_attention=dict(rope_type='yarn')))),
     ('rope_theta', dict(rope_scaling=YARN, rope_theta=1))]
 FILES = [
@@ -222,35 +223,21 @@ def test_a_fingerprint_samples_all_of_the_weights(tmp_path):
     assert len(prints | {fingerprint(folder)}) == 5
 
 
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_precisions(dtype, tmp_path, monkeypatch):
-    """All are read as fp32, or big matrices keep their 16 bits, whatever config.json says of them."""
-    monkeypatch.setattr('model.BIG', 1)
-    monkeypatch.setattr('model.has_half', lambda: True)
-    says = 'float32' if dtype.itemsize == 2 else 'bfloat16'
-    folder = tiny(tmp_path, **stored(lambda x: x.to(dtype)), torch_dtype=says, dtype=says)
-    assert load(folder)[0].lm_head.weight.dtype == torch.float32
-    kept = dtype if dtype.itemsize == 2 else torch.float32
-    assert load(folder, dtype=None)[0].lm_head.weight.dtype == kept
-
-
 def test_rows_beyond_the_tokenizer(tmp_path, capsys):
-    """Embeddings are padded by different amounts; spare rows, or entries, reach no distribution."""
+    """Embeddings are padded by different amounts; spare rows, or entries, reach no distribution.
+
+    Ids that are nobody's do: the network writes up to the highest id, not up to the number of words.
+    """
     target = tiny(tmp_path / 'target', 0, vocab=300)
     draft = tiny(tmp_path / 'draft', 1, vocab=280)
     assert fresh(load(target)[0], [1, 2]).shape == (2, 257)
     assert reported(capsys, '--target', target, '--draft', draft, '--prompt', 'x', '--max-new', 8)['tokens']
     padded = tiny(tmp_path / 'padded', tokenizer=bytes_tokenizer(['[PAD]']))
     assert fresh(load(padded)[0], [1, 2]).shape == (2, 257) and reported(capsys, *talk(padded))['tokens']
-
-
-def test_a_vocabulary_with_a_gap_goes_up_to_its_highest_id(tmp_path):
-    """The ids 256 to 299 are nobody's: the network writes up to 300, not up to the number of words."""
     raw = json.loads(bytes_tokenizer().to_str())
     raw['model']['vocab']['<eos>'] = raw['added_tokens'][0]['id'] = 300
-    tokenizer = Tokenizer.from_str(json.dumps(raw))
-    folder = tiny(tmp_path / 'gap', vocab=301, tokenizer=tokenizer, eos_token_id=300)
-    assert load(folder)[0].vocab == 301
+    gap = tiny(tmp_path / 'gap', vocab=301, tokenizer=Tokenizer.from_str(json.dumps(raw)), eos_token_id=300)
+    assert load(gap)[0].vocab == 301
 
 
 def test_vocabularies_must_agree(tmp_path, capsys):
@@ -291,17 +278,12 @@ def test_generation_config_ends_a_text(tmp_path, capsys):
     assert load(folder)[2] == {256}
 
 
-@pytest.mark.parametrize('files, rendered', [
-    ({CONFIG: dict(chat_template=TEMPLATE, bos_token=dict(content='^'))}, '^user:hi!'),
-    # a file of its own comes first
-    ({CONFIG: dict(chat_template=''), 'chat_template.jinja': "<{{ messages[0]['content'] }}>"}, '<hi>'),
-    ({CONFIG: dict(chat_template=SEVERAL)}, '1')])
-def test_chat_template(files, rendered, tmp_path, capsys):
-    """A template writes its special tokens itself: the tokenizer's <eos> goes before a bare prompt alone."""
+def test_a_template_writes_its_special_tokens_itself(tmp_path, capsys):
+    """The tokenizer's <eos> goes before a bare prompt alone."""
+    files = {CONFIG: dict(chat_template=TEMPLATE, bos_token=dict(content='^'))}
     folder = tiny(tmp_path, tokenizer=template_of('<eos>', 256), files=files)
-    assert reported(capsys, *talk(folder, '--chat'))['prompt_tokens'] == len(rendered)
+    assert reported(capsys, *talk(folder, '--chat'))['prompt_tokens'] == len('^user:hi!')
     assert reported(capsys, *talk(folder))['prompt_tokens'] == len('^hi')
-    assert chat(folder, 'hi') == rendered
 
 
 WORDS = "{{ bos_token }}|{{ eos_token }}|{{ image_token }}|{{ pad_token }}|{{ add_bos_token }}"
@@ -310,6 +292,8 @@ MESSAGES = [dict(role='user', content='a <é>', name=None), dict(role='assistant
 
 
 @pytest.mark.parametrize('template, files', [
+    (None, {CONFIG: dict(chat_template=TEMPLATE, bos_token='^')}),
+    (None, {CONFIG: dict(chat_template=SEVERAL)}), ('a file', {CONFIG: dict(chat_template='is first')}),
     ('{{ tools is none and documents is none }}{{ messages[0].name is defined }}', {}),
     ("{% for m in messages %}{% generation %}{% set x = 1 %}<{{ m.content }}{{ loop.index }}>"
      "{%- endgeneration %} {{ x }}{% if loop.first %}{% continue %}{% endif %}!{% endfor %}", {}),
@@ -319,7 +303,8 @@ MESSAGES = [dict(role='user', content='a <é>', name=None), dict(role='assistant
     (WORDS, {MAPPED: MAP, CONFIG: dict(bos_token='')}),
     (WORDS, {MAPPED: MAP, CONFIG: dict(bos_token='', added_tokens_decoder={})})])
 def test_a_template_sees_what_transformers_gives(template, files, tmp_path):
-    folder = tiny(tmp_path, files={CONFIG: {}, 'chat_template.jinja': template} | files)
+    template = {'chat_template.jinja': template} if template else {}
+    folder = tiny(tmp_path, files={CONFIG: {}} | template | files)
     render = transformers.PreTrainedTokenizerFast.from_pretrained(folder).apply_chat_template
     assert chat(folder, MESSAGES) == render(MESSAGES, tokenize=False, add_generation_prompt=True)
 
@@ -332,7 +317,31 @@ def test_refused_template(template, tmp_path, capsys):
     assert len(refused(capsys, '--chat', *talk(folder, '--chat'))) < 1100
 
 
-# --------------------------------------------------------------------------------------- calibration.json
+# ------------------------------------------------------------------------ names of repositories, calibration
+
+NAMES = ['config.json', 'tokenizer.json', 'chat_template.jinja', WEIGHTS, 'model-00001-of-00002.safetensors',
+         'original/params.json', 'pytorch_model.bin', 'consolidated.safetensors', 'README.md']
+
+
+@pytest.mark.parametrize('weights, said', [
+    (WEIGHTS, ''), ('pytorch_model.bin', 'convert .bin'),
+    (None, 'us/tiny: no such folder, and as a repository of the hub: Access to it is restricted')])
+def test_a_repository_of_the_hub(weights, said, tmp_path, monkeypatch, capsys):
+    """Once the files that are read are fetched, none of subfolders; a line for what cannot be had."""
+    folder, asked = tiny(tmp_path), []
+
+    def snapshot_download(name, **patterns):
+        if not weights:
+            raise OSError('Access to it is restricted.\nVisit its page')
+        asked.append((name, list(filter_repo_objects(NAMES, **patterns))))
+        (folder / WEIGHTS).rename(folder / weights)
+        return str(folder)
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+    monkeypatch.setattr('model.snapshot', functools.cache(snapshot.__wrapped__))
+    flags = '--target', 'us/tiny', '--draft', 'lookup', '--prompt', 'hello', '--max-new', 4
+    assert refused(capsys, said, *flags) if said else reported(capsys, *flags)
+    assert asked == ([('us/tiny', NAMES[:5])] if weights else [])
+
 
 def test_calibration_of_others(tmp_path):
     """What was measured on another draft or target counts as absent; a line says how to measure it."""

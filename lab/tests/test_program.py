@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -40,6 +39,9 @@ FAILS = """from verify import METHODS, Exact
 METHODS['fails'] = type('Fails', (Exact,), dict({}=lambda *_: {}))"""
 NONE = "from verify import METHODS, Exact\nMETHODS['x'] = 3"
 BARE = KEEPS.replace('@dataclass\n', '')
+ALONE = """import sys, specmini
+assert specmini.main(['--prompt', 'hello']) == 2
+sys.exit(specmini.main(sys.argv[1:]))"""
 
 
 @pytest.fixture(scope='module')
@@ -67,10 +69,8 @@ def table_in(printed):
 
 @pytest.mark.parametrize('flags, named', [
     ('--max-new 0', 'max_new is 0; expected a whole number 1 or more'), ('--max-new many', '--max-new'),
-    ('--top-p 0', 'top_p is 0.0; expected a number 1e-09 to 1'), ('--top-k -2', 'top_k is -2'),
-    ('--temperature -1', 'temperature is -1'), ('--temperature nan', 'temperature is nan'),
-    ('--seed -1', 'seed is -1'), ('--device tpu', "device is 'tpu'; expected a text auto, cpu, cuda"),
-    ('--dtype x', "dtype is 'x'"), ('--nonsense', '--nonsense'), ('--prompt', '--prompt'),
+    ('--top-p 0', 'top_p is 0.0; expected a number 1e-09 to 1'), ('--temperature nan', 'temperature is nan'),
+    ('--device tpu', "device is 'tpu'; expected a text auto, cpu, cuda"), ('--prompt', '--prompt'),
     ('--prompt=', 'prompt 1'), ('--prompt \udcff', 'a prompt'), ('--prompt x --prompts y', '--prompts'),
     ('--prompts lab', '--prompts lab'), ('--prompts absent.jsonl', 'absent.jsonl'),
     ('--target no/such', 'no/such: no such folder'), ('--draft no/such', 'no/such: no such folder'),
@@ -79,20 +79,17 @@ def table_in(printed):
     ('--trace no/such/file', "'no/such/file'"), ('--trace lab', "'lab'"),
     ('--trace run.htm', 'python -m lab.page'), ('--sparse x', 'x'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
-    ('--compare sd,vai', 'did you mean via?'), ('--list payof', 'did you mean payoff?'),
-    ('--set gama=3', 'did you mean gamma?'), ('--method ratio --set tua=0.2', 'did you mean tau?'),
+    ('--list payof', 'did you mean payoff?'), ('--set gama=3', 'did you mean gamma?'),
     ('--method ar --gamma 3', 'gamma: there is none of this name; expected one of none'),
     ('--method via --set slim_bonus=' + '[' * 99999, 'slim_bonus is'), ('--set nothing', '--set nothing'),
     ('--set keep=0.4', 'keep: there is none of this name'), ('--set gamma=3 gamma=4', 'gamma=3 gamma=4'),
-    ('--gamma 3 --set gamma=5', 'gamma=3 gamma=5'), ('--gamma -1', 'gamma is -1'),
+    ('--gamma 3 --set gamma=5', 'gamma=3 gamma=5'),
     ('--set gamma=x', "gamma is 'x'; expected a whole number 0 or more"),
-    ('--method lenient --set lenience=0', 'lenience is 0'), ('--method cmasd --set alpha=-1', 'alpha is -1'),
     ('--method cmasd --set lam_entropy=0 lam_margin=0 lam_softmax=0', 'lam_entropy'),
     ('--method ecsv --set branches=65', 'branches is 65'), ('--sparse --set rho=2', 'rho is 2.0'),
     ('--method ecsv-spot --set by=chance', "by is 'chance'; expected a text disagreement, entropy"),
     ('--method via --set slim_bonus=2', 'expected true or false'),
-    ('--method specguard --set k=0', 'k is 0'), ('--method specguard --set tau=nan', 'tau is nan'),
-    ('--method sparse --set block=0', 'block is 0'), ('--draft self --method via', 'its own drafts'),
+    ('--method specguard --set tau=nan', 'tau is nan'), ('--draft self --method via', 'its own drafts'),
     *[(f'--method {name} {source}', '--draft DIR, without --lookup')
       for name in ('cmasd', 'ecsv', 'specguard') for source in ('--draft none', '--lookup')],
     ('--target MODELS/draft --sparse --set ffn_quantile=0.5', 'python train_mask.py --anchors --target'),
@@ -106,8 +103,7 @@ def test_flags_that_do_not_fit(flags, named, capsys):
 
 @pytest.mark.parametrize('kind, named, setting', [
     ('sd', 'gamma', '4'), ('sd', 'gamma', None), ('sd', 'gamma', True), ('ecsv', 'branches', 2.5),
-    ('via', 'slim_bonus', 1), ('cmasd', 'alpha', '1'), ('specguard', 'delimiter', 7),
-    ('specguard', 'max_step', 2.0), ('engine', 'temperature', '4'), ('engine', 'seed', 4.0)])
+    ('via', 'slim_bonus', 1), ('specguard', 'delimiter', 7), ('engine', 'temperature', '4')])
 def test_settings_of_another_type(kind, named, setting):
     """Also if they are set from Python; a whole number is a number, and None what it is by default."""
     make = (METHODS | dict(engine=specmini.Engine))[kind]
@@ -116,7 +112,6 @@ def test_settings_of_another_type(kind, named, setting):
 
 
 def test_list_names_every_method_and_its_knobs(capsys):
-    """Of one method its knobs with default, range and meaning."""
     assert [line.split()[0] for line in program(capsys, '--list')[1].splitlines()] == [*METHODS]
     for name, kind in METHODS.items():
         _, listed, _ = program(capsys, '--list', name)
@@ -139,19 +134,16 @@ def test_json_trace_and_text_are_one_run(method, pair, tmp_path, capsys):
     assert [token for cycle in cycles for token in cycle['tokens']] == tokens
     labels = Counter(label for cycle in cycles for label in cycle['labels'])
     passes = sum(cycle['passes']['target/full'][0] for cycle in cycles)
-    assert (stats['labels'], stats['passes']['target/full']) == (labels, passes)
-    assert (labels.total(), stats['block_efficiency']) == (n, n / passes)
+    assert (stats['labels'], stats['passes']['target/full'], labels.total()) == (labels, passes, n)
     assert stats['positions']['target/full'] == stats['drafted'] + stats['cycles']
+    assert stats['block_efficiency'] == n / passes
     assert stats['tokens_per_second'] == pytest.approx(n / stats['seconds'])
     judged = [row for cycle in cycles for row in cycle['judged']]
     kept = sum(row['kept'] for row in judged)
     assert kept == labels['draft'] == stats['accepted'] <= len(judged) == stats['judged'] <= stats['drafted']
     assert stats['acceptance_rate'] == (kept / len(judged) if judged else None)
-    for row in judged:
-        if method == 'sd':
-            assert row['chance'] == min(1, row['p'] / row['q'])
-        else:
-            assert row['signals']['confidence'] <= 1 and 0.01 <= row['threshold'] <= 1
+    if method == 'sd':
+        assert all(row['chance'] == min(1, row['p'] / row['q']) for row in judged)
 
 
 def test_streaming_takes_linear_time(capsys):
@@ -278,10 +270,8 @@ def test_compare_is_a_table_of_methods(pair, capsys):
     assert [ar[''], sd[''], lenient['']] == ['lossless', 'lossless', 'LOSSY']
     assert [ar[head] for head in ('tokens', 'passes', 'a pass', 'kept')] == ['20', '20', '1.00', '']
     assert (ar['x ar'][:4], sd['like ar'], sd['kept'][-1], 'right' in sd) == ('1.00', '100.0%', '%', False)
-    _, out, _ = program(capsys, *flags, '--compare', 'sd', '--sparse')
-    assert [row[''] for row in table_in(out).values()] == ['lossless', 'LOSSY']
-    single = table_in(program(capsys, *flags)[2])
-    assert [*single] == ['sd'] and not {'x ar', 'like ar'} & {*single['sd']}
+    single = table_in(program(capsys, *flags, '--sparse')[2])
+    assert single['sd'][''] == 'LOSSY' and not {'x ar', 'like ar'} & {*single['sd']}
 
 
 @pytest.mark.parametrize('flags, told', [
@@ -311,13 +301,13 @@ def test_audit_is_what_a_fresh_target_says(flags, pair, capsys, monkeypatch):
     unparted = reported(capsys, *flags)
     monkeypatch.setattr(specmini, 'AUDITED', 3)
     found = reported(capsys, *flags)
-    assert found['stats']['passes'] == unparted['stats']['passes']
     model, tokenizer, _ = load(pair[1])
     tokens = found['tokens']
     rows = fresh(model, tokenizer.encode('hello').ids + tokens[:-1], len(tokens))
-    wanted = float((rows.argmax(1) != torch.tensor(tokens)).double().mean())
+    wrong = [token != best for token, best in zip(tokens, rows.argmax(1).tolist())]
     for stats in found['stats'], unparted['stats']:
-        assert stats['audited_wrong'] == pytest.approx(wanted) and wanted > 0
+        assert stats['audited_wrong'] == pytest.approx(sum(wrong) / len(wrong)) and any(wrong)
+        assert stats['passes'] == found['stats']['passes']
     for more in ((), ('--method', 'via', '--temperature', 1)):
         assert reported(capsys, *pair, *more)['stats']['audited_wrong'] is None
 
@@ -371,22 +361,19 @@ def test_answers_are_graded(answered, tmp_path, capsys, monkeypatch):
     assert (status, table_in(err)['sd']['tokens'], table_in(err)['sd']['right']) == (130, '7', '50.0%')
 
 
-@pytest.mark.parametrize('where, name', [(Exact, 'accept'), (specmini, 'read_prompt'), (specmini, 'load')])
-def test_an_interrupt_before_the_first_token(where, name, answered, capsys, monkeypatch):
-    interrupt(monkeypatch, where, name, 1)
-    status, _, err = program(capsys, *answered)
-    assert (status, 'method' in err) == (130, False)
-
-
-@pytest.mark.parametrize('name, flags', [
-    ('read_prompt', ''), ('report', ''), ('check', '--check'), ('audit', '--method cmasd')])
-def test_an_interrupt_between_texts(name, flags, answered, tmp_path, capsys, monkeypatch):
-    """While the second text begins, or after it: the first one is in all that is written."""
-    interrupt(monkeypatch, specmini, name, 2)
+@pytest.mark.parametrize('where, name, n, flags', [
+    (specmini, 'load', 1, ''), (specmini, 'read_prompt', 1, ''), (Exact, 'accept', 1, ''),
+    (specmini, 'read_prompt', 2, ''), (specmini, 'report', 2, ''), (specmini, 'check', 2, '--check'),
+    (specmini, 'audit', 2, '--method cmasd')])
+def test_an_interrupt(where, name, n, flags, answered, tmp_path, capsys, monkeypatch):
+    """Before the first token nothing is written; while or after the second text, the first one is whole."""
+    interrupt(monkeypatch, where, name, n)
     trace = tmp_path / 'trace.jsonl'
     status, out, err = program(capsys, *answered, '--json', '--trace', trace, *flags.split())
-    assert status == 130 and json.loads(out.splitlines()[0])['finish'] == 'length'
-    assert json.loads(trace.read_text().splitlines()[0])['prompt'] == 0 and len(table_in(err)) == 1
+    assert (status, 'method' in err) == (130, n == 2)
+    if n == 2:
+        assert json.loads(out.splitlines()[0])['finish'] == 'length' and len(table_in(err)) == 1
+        assert json.loads(trace.read_text().splitlines()[0])['prompt'] == 0
 
 
 def test_rows_of_messages(pair, tmp_path, capsys):
@@ -474,23 +461,13 @@ def test_every_method_runs(name, pair, capsys):
     assert program(capsys, *flags, '--show')[0] == 0
 
 
-def test_a_slim_draft_of_sparse_passes_reads_each_token_once(pair, capsys):
-    """What sparse passes wrote serves the slim path, which is sparse, too: no answer is read again."""
-    flags = *pair, '--ignore-eos', '--draft', 'self', '--sparse'
-    stats = reported(capsys, *flags, '--set', 'rho=0.1', 'dense_below=2', 'block=2')['stats']
-    assert stats['positions'].keys() == {'target/sparse', 'target/sparse slim'}
-    assert max(stats['positions'].values()) <= stats['drafted'] + stats['cycles']
-
-
-@pytest.mark.parametrize('draft', ['lookup', 'self', 'none', 'first'])
-def test_sd_has_other_drafts(draft, pair, capsys):
-    """Its greedy text is plain decoding's; --lookup looks up first, and asks the draft model else."""
-    flags = *pair[:2], '--prompt', 'aabaab', '--max-new', 20
-    other = (*pair[2:4], '--lookup') if draft == 'first' else ('--draft', draft)
-    drafted = reported(capsys, *flags, *other)
-    assert drafted['tokens'] == reported(capsys, *flags, '--method', 'ar')['tokens']
-    stats = drafted['stats']
-    assert [stats['drafted'] > 0, 'draft/full' in stats['passes']] == [draft != 'none', draft == 'first']
+def test_sd_has_other_drafts(pair, capsys):
+    """--lookup looks up first, and asks the draft model else. What they write: test_specmini.py."""
+    for flags, passes in (
+            (('--draft', 'lookup'), {'target/full'}), (('--draft', 'self'), {'target/full', 'target/slim'}),
+            ((*pair[2:4], '--lookup'), {'target/full', 'draft/full'})):
+        stats = reported(capsys, *pair[:2], *flags, '--prompt', 'aabaab', '--max-new', 20)['stats']
+        assert stats['drafted'] and stats['passes'].keys() == passes
 
 
 @pytest.mark.slow
@@ -513,10 +490,9 @@ def test_odd_knobs(pair):
 
 
 def test_methods_of_ones_own(pair, tmp_path, capsys):
-    """A rule that is changed is LOSSY; an error in a file, or a rule's ValueError, keeps its traceback."""
-    fails = FAILS.format('chance', "int('no number')")
-    put(tmp_path, {'keeps.py': KEEPS, 'fails.py': fails, 'bad.py': 'x = 1\ny = nothing'})
-    keeps, fails, bad = [tmp_path / f'{name}.py' for name in ('keeps', 'fails', 'bad')]
+    """A rule that is changed is LOSSY, and its knobs are checked."""
+    put(tmp_path, {'keeps.py': KEEPS, 'fails.py': FAILS.format('chance', 1)})
+    keeps, fails = tmp_path / 'keeps.py', tmp_path / 'fails.py'
     for flags in ('--import', keeps, fails), ('--import', keeps, '--import', fails):
         with patch.dict(METHODS):                       # they are forgotten after it
             _, listed, _ = program(capsys, *flags, '--list')
@@ -528,12 +504,6 @@ def test_methods_of_ones_own(pair, tmp_path, capsys):
             flags = *pair, '--method', 'keeps', '--set'     # it is entered already
             refused(capsys, 'often is 0; expected a whole number 1 or more', *flags, 'often=0')
             refused(capsys, "often is '1.5'; expected a whole number", *flags, 'often=1.5')
-            with pytest.raises(ValueError, match='no number') as value_error:
-                program(capsys, *pair, '--method', 'fails')
-    with pytest.raises(NameError) as name_error:
-        program(capsys, '--import', bad, '--list')
-    for error, file in (name_error, bad), (value_error, fails):
-        assert (error.traceback[-1].path, error.traceback[-1].lineno + 1) == (file, 2)
 
 
 @pytest.mark.parametrize('flag', ['--method', '--list'])
@@ -550,12 +520,18 @@ def test_what_is_no_method(file, name, told, flag, pair, tmp_path, capsys):
     assert err.endswith('mine.py replaces the method sd\n')
 
 
-@pytest.mark.parametrize('name, body', [('accept', '[1, 2]'), ('accept', '7'), ('guess', '[].index(1)')])
-def test_errors_of_ones_own_keep_their_traceback(name, body, pair, tmp_path, capsys):
-    put(tmp_path, {'fails.py': FAILS.format(name, body)})
-    with patch.dict(METHODS), pytest.raises((ValueError, TypeError)) as error:
+@pytest.mark.parametrize('content, ours', [
+    ('x = 1\ny = nothing', False), (FAILS.format('chance', "int('no number')"), False),
+    (FAILS.format('guess', '[].index(1)'), False), (FAILS.format('accept', '[1, 2]'), True),
+    (FAILS.format('accept', '7'), True)])
+def test_errors_of_ones_own_keep_their_traceback(content, ours, pair, tmp_path, capsys):
+    """It ends in their line, or in ours that takes what they return."""
+    put(tmp_path, {'fails.py': content})
+    with patch.dict(METHODS), pytest.raises((NameError, ValueError, TypeError)) as error:
         program(capsys, *pair, '--import', tmp_path / 'fails.py', '--method', 'fails')
+    last = error.traceback[-1]
     assert not isinstance(error.value, BadInput)
+    assert ours or (last.path, last.lineno + 1) == (tmp_path / 'fails.py', 2)
 
 
 @pytest.mark.slow
@@ -563,9 +539,8 @@ def test_the_source_files_stand_alone(pair, tmp_path):
     """Without the laboratory: every paper's method. The embedded models are refused by name."""
     for name in ('kernels.py', 'model.py', 'verify.py', 'specmini.py', 'train_mask.py'):
         shutil.copy(HOME / name, tmp_path)
-    alone = partial(subprogram, 'specmini.py', '--prompt', 'hello', folder=tmp_path, PYTHONPATH='')
     papers = 'via', 'cmasd', 'ecsv', 'sparse', 'specguard'
-    status, out, err = alone(*pair[:4], '--compare', ','.join(papers))
+    status, out, err = subprogram('-c', ALONE, *pair[:4], '--prompt', 'hello', '--compare', ','.join(papers),
+                                  folder=tmp_path, PYTHONPATH='')
     assert status == 0 and {*papers} < {*table_in(out)}, err
-    status, _, err = alone()
-    assert status == 2 and 'lab/models/target: no such folder' in err
+    assert 'lab/models/target: no such folder' in err

@@ -16,22 +16,20 @@ def cycle(drafted, *kept, **passes):
 
 def test_timed_passes_are_the_fastest_and_grow(monkeypatch):
     """The first round warms up, also where time allows one more alone; a longer pass bounds a shorter one."""
-    rounds = [[9.0, 9.0, 9.0], [1.0, 3.0, 2.0], [1.1, 2.5, 2.1]]
+    warm, fast = [9.0, 9.0, 9.0], [1.0, 3.0, 2.0]
 
-    def timed(rounds):
-        seconds = iter(sum(rounds, []))
-        clock = SimpleNamespace(now=0.0)
+    def timed(seconds, most):
+        seconds, clock = iter(seconds), SimpleNamespace(now=0.0)
 
         def read(*_):
             clock.now += next(seconds, 1.0)
         monkeypatch.setattr(times, 'moment', lambda: clock.now)
+        monkeypatch.setattr(times, 'TIMING', most)
         reader = SimpleNamespace(compiled=None, read=read)
         return times.time_passes(reader, [0] * 9, None, {2}, (0, 1))
-    monkeypatch.setattr(times, 'TIMING', 0.0)
-    assert timed(rounds[:2]) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
-    monkeypatch.setattr(times, 'TIMING', 999.0)
-    assert timed([rounds[0]] + rounds[1:] * 5) == ({0: 1.0, 1: 2.0, 2: 2.0}, False)
-    assert timed([rounds[0], rounds[1], *[[1.4, 3.0, 2.0]] * 9])[1]
+    wanted = {0: 1.0, 1: 2.0, 2: 2.0}
+    assert timed(warm + fast, 0.0) == timed(warm + (fast + [1.1, 2.5, 2.1]) * 5, 999.0) == (wanted, False)
+    assert timed(warm + fast + [1.4, 3.0, 2.0] * 9, 999.0)[1]
 
 
 @pytest.mark.parametrize('kept, judged, advice', [

@@ -9,7 +9,7 @@ import torch
 import train_mask
 from lab.tests.helpers import (EMBEDDED, LINE, MIXED, interrupt, json_lines, program, refused, refuses,
                                reported, tiny)
-from lab.toys import byte_network, bytes_tokenizer, network, seeded, session, write
+from lab.toys import byte_network, bytes_tokenizer, network, session, write
 from model import Reader, read_calibration
 from specmini import Engine
 from train_mask import PATIENCE, Settings, search
@@ -33,34 +33,10 @@ def test_search_finds_planted_layers(tmp_path, capsys, monkeypatch):
     assert found['skip'] == [4, 5, 8, 9] and found['cost'] < 1e-9 and found['masks'] <= 90
 
 
-@pytest.mark.slow
-def test_search_comes_near_the_best_and_bayes_beats_chance(monkeypatch):
-    """Within 5 % of the best of all 70 masks of 4 of 8 units; on 16 units a tenth below random proposals."""
-    monkeypatch.setattr(train_mask, 'PATIENCE', 999)
-    monkeypatch.setattr(train_mask, 'plain_masks', lambda m, k: iter(()))
-
-    def cost(mask, seed):                               # of each unit and each pair of units in it
-        weights = torch.rand(16, generator=seeded(seed))[[*mask]]
-        pairs = 0.2 * torch.rand(16, 16, generator=seeded(seed + 1))[[*mask]][:, [*mask]]
-        return float((weights.sum() + pairs.sum()).exp())
-
-    def best(units, skipped, period, seed):
-        monkeypatch.setattr(train_mask, 'PERIOD', period)
-        return min(search(lambda mask: cost(mask, seed), units, skipped, Settings()).values())
-    for seed in range(3):
-        optimum = min(cost(mask, seed) for mask in itertools.combinations(range(8), 4))
-        assert best(8, 4, 2, seed) <= 1.05 * optimum
-    by_chance = sum(best(16, 7, 999, seed) for seed in range(3))
-    assert sum(best(16, 7, 2, seed) for seed in range(3)) < 0.9 * by_chance
-
-
 def test_search_begins_with_plain_masks_and_ends_without_progress(monkeypatch):
     """Evenly spaced units, every contiguous block, then others. Patience counts these alone."""
     tried = search(sum, 6, 3, Settings(evaluations=7))
     assert list(tried)[:5] == [(1, 3, 5), (0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 5)] and len(tried) == 7
-    windows = SimpleNamespace(cost=lambda skip: float(sum((j - 5) ** 2 for j in skip)))
-    found = train_mask.find_mask(byte_network(3, num_hidden_layers=8), windows, Settings(evaluations=5))
-    assert found == dict(skip=[2, 3, 4, 5, 6, 7], cost=19.0, masks=5)
     assert 40 + PATIENCE <= len(search(lambda mask: 1.0, 40, 2, Settings(evaluations=200))) < 100
     assert Settings().evaluations > PATIENCE
     monkeypatch.setattr(train_mask, 'PATIENCE', 5)
@@ -119,15 +95,14 @@ def test_a_mask_is_measured_on_what_the_target_writes(asked, capsys, tmp_path):
             s = (reader if twin is model else Reader(twin, 64)).read(ids, path, 8)
             same += (p.argmax(-1) == s.argmax(-1)).tolist()
         assert 2 < sum(same) < 14
-        return f"'s first choice is the target's at {sum(same) / 16:.1%} of the tokens"
+        return f'{sum(same) / 16:.1%}'
     _, out, _ = program(capsys, *flags, '--chat', '--draft', other, main=train_mask.main)
     found = read_calibration(folder)['mask']
-    slim = 'slim' + agreement(model.full.without(found['skip']), model)
+    slims, drafts = agreement(model.full.without(found['skip']), model), agreement(draft.full, draft)
     cost, shares, advice, *_ = out.splitlines()
     assert cost.startswith(f'skips {found["skip"]} of 8 sublayers: R {found["cost"]:.2g} nats a token')
-    assert shares == f"{slim}, the draft's at {agreement(draft.full, draft).split()[-4]}"
+    assert shares == f"slim's first choice is the target's at {slims} of the tokens, the draft's at {drafts}"
     assert advice.startswith('slim can pay only where it agrees more often than the draft; python spec')
-    assert slim + '\n' in program(capsys, *flags, '--chat', main=train_mask.main)[1]
 
 
 def test_sparse_calibration():
@@ -157,14 +132,12 @@ def test_anchors_from_the_program(asked, capsys):
 
 @pytest.mark.slow
 def test_signals_of_the_embedded_pair(tmp_path, capsys):
-    """specguard asks for what --signals writes; at tau inf its text is the target's."""
+    """specguard asks for what --signals writes."""
     home = shutil.copytree(EMBEDDED, tmp_path / 'models', ignore=lambda *_: ['calibration.json', 'moe'])
     pair = '--target', home / 'target', '--draft', home / 'draft'
-    run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens. Tom loses 5. How many pens are left?'
+    run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens.'
     refused(capsys, '--signals', *run)
     _, out, _ = program(capsys, '--signals', '--texts', 3, *pair, main=train_mask.main)
     found = read_calibration(*pair[1::2])['signals']
     assert "'signals'" in out and found['draft_logp'][0] < found['draft_logp'][1] <= 0
     assert 0 < found['draft_grounding'][1] <= 1 and reported(capsys, *run)['text']
-    text = reported(capsys, *run, '--set', 'tau=inf')['text']
-    assert text == reported(capsys, *run, '--method', 'ar')['text']
