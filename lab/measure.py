@@ -51,11 +51,6 @@ def network(folder, device, dtype):
     return ready(folder, device, dtype)
 
 
-def held_out_rows(task, n, seed=SEED, **knobs):
-    """n held-out rows of a task."""
-    return list(itertools.islice(tasks.rows(task, seed, **knobs), n))
-
-
 class SharingEngine(Engine):
     """An Engine that takes networks which are loaded already, so that none is held twice."""
 
@@ -141,7 +136,7 @@ class Pair:
         return ids
 
     def head(self, record, n, by):
-        """The first line of a record: what is measured, on what, by the clock or by counts, where and when."""
+        """The first line of a record: what is measured, on what, by clock or counts, where and when."""
         models = {File(folder).resolve().name: fingerprint(folder) for folder in self.folders}
         files = {File(file).name: hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
                  for file in self.prompts}

@@ -12,8 +12,8 @@ import matplotlib
 import numpy
 from matplotlib import pyplot
 
-from lab.best.claims import COSTS, at_any_length, counted, lossless, over_plain
-from lab.judge import MODELLED, POSITION, Records
+from lab.best.claims import COSTS, lossless
+from lab.judge import CLOCK, MODELLED, Records, at_any_length, over
 from lab.measure import for_json
 
 HERE = File(__file__).parent
@@ -60,14 +60,15 @@ def real_speeds(pair):
     runs = Records('best', pair).runs('compositions')
     timed = {int(name.removeprefix('sd ')): speed for name, speed in speeds_of(runs).items()
              if name.startswith('sd ')}
-    alpha = float(runs.share('accepted', 'judged', 'sd 3', numpy.arange(runs.size)))
+    alpha = float(runs.share('accepted', 'judged', 'sd 3', runs.every))
     return dict(c=costs.of_pass('draft/full', 1), v=v, alpha=alpha, timed=timed)
 
 
 def speeds_of(runs):
     """{setting: its speed over plain decoding, by the clock}."""
-    texts = numpy.arange(runs.size)
-    return {name: float(over_plain(runs, name)(texts)) for name in runs.names}
+    texts = runs.every
+    plain = runs.starting('ar')
+    return {name: float(over(runs, name, plain, CLOCK)(texts)) for name in runs.names}
 
 
 def speedup_chart(shown):
@@ -124,9 +125,9 @@ def speeds_by_cost(pair):
     for method in METHOD_COLORS:
         line, agreements = [], []
         for c in COSTS if method == 'payoff' else numpy.union1d(COSTS, costs):
-            runs = counted(pair, c, POSITION)
+            runs = Records('best', pair, c).counted
             names = runs.starting('sd ') if method == 'sd' else at_any_length(runs.names, method, c)
-            texts = numpy.arange(runs.size)
+            texts = runs.every
             paces = runs.pace(names, texts, MODELLED)
             line.append((float(c), float(paces.max())))
             agreements.append(float(runs.agreement(names[paces.argmax()], texts)))
