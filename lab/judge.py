@@ -484,23 +484,25 @@ def page_lines(paper):
     return lines
 
 
-RECORD_HEAD = 'record', 'rows', 'weights', 'slim skips', 'CPU, threads', 'dtype', 'by', 'commit, date'
+RECORD_HEAD = 'records (rows)', 'weights', 'slim skips', 'CPU, threads', 'dtype', 'by', 'commit, date'
 
 
 def record_lines():
-    """Lines of the table of all records: a row a file, of what its head says; `?` where it does not say."""
-    rows = []
+    """Lines of the table of all records: what their heads say, those of which it is the same in one row.
+
+    `?` stands where a head does not say.
+    """
+    rows = {}
     for where in sorted(LAB.glob('**/results/*/*.jsonl')):
         head, stored = read_stored(where)
-        paper, pair = where.relative_to(LAB).parts[0], where.parent.name
+        paper, pair = where.relative_to(LAB).parts[0].replace('results', ''), where.parent.name
         weights = ', '.join(f'{name} {found[:6]}' for name, found in head['models'].items())
-        made = head.get('made')
         cpu = f'{head["cpu"]}, {head["threads"]}' if 'cpu' in head else '?'
-        dated = f'{head.get("commit", "?")}, {head["date"]}'
-        rows.append((f'{paper} {pair} {where.stem}'.removeprefix('results '), len(stored),
-                     f'{weights}; {made}' if made else weights, head.get('skip', '?'), cpu,
-                     head.get('dtype', '?'), head.get('by', '?'), dated))
-    return table_lines(RECORD_HEAD, rows)
+        same = (f'{paper} {pair}'.strip(), f'{weights}; {head["made"]}', str(head.get('skip', '?')), cpu,
+                head.get('dtype', '?'), head['by'], f'{head["commit"]}, {head["date"]}')
+        rows.setdefault(same, []).append(f'{where.stem} ({len(stored)})')
+    return table_lines(RECORD_HEAD, [(f'{name}: {", ".join(records)}', *said)
+                                     for (name, *said), records in rows.items()])
 
 
 def pages(papers):
