@@ -320,9 +320,9 @@ def statements(rng, low, high):
     return ' '.join(lines), answers
 
 
-def summary(rng, low=2, high=8):
+def summary(rng, high=8):
     """Statements about several people; what one does, with what and where. Stands for CNN/DailyMail."""
-    text, answers = statements(rng, low, high)
+    text, answers = statements(rng, 2, high)
     name = rng.choice(list(answers))
     prompt = f'{text}\nWhat matters about {name}?\nSummary:'
     return dict(task='summary', prompt=prompt, answer=answers[name], solution=' ' + answers[name])

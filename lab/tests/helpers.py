@@ -7,12 +7,12 @@ from pathlib import Path as File
 
 import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import specmini
-from lab.toys import (Table, byte_network, bytes_tokenizer, checkpoint, enumerate_law, exact_law,
-                      law_by_cycles, session, variation)
-from model import BadInput, has_half
+from lab.toys import SIZES, Table, enumerate_law, exact_law, law_by_cycles, network, session, variation
+from model import BadInput, checkpoint_views, has_half
 from verify import METHODS, Ecsv
 
 HOME = File(specmini.__file__).parent
@@ -41,6 +41,22 @@ def case(name, *values, slow=False):
 
 # ------------------------------------------------------------------------------------------ tiny checkpoints
 
+def byte_network(seed=0, vocab=257, **sizes):
+    """A random network in fp32 for the tokens of bytes_tokenizer."""
+    return network(seed, vocab, torch.float32, **sizes)
+
+
+def bytes_tokenizer(extra=()):
+    """A byte-level tokenizer without merges: 256 bytes, <eos>, and whatever is extra."""
+    words = sorted(pre_tokenizers.ByteLevel.alphabet()) + ['<eos>', *extra]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(['<eos>'])
+    return tokenizer
+
+
 def tiny(folder, seed=0, sizes=None, weights=None, tokenizer=None, files=None, vocab=257, **config):
     """Makes the path `folder` a checkpoint of a small random network, and returns it.
 
@@ -49,15 +65,16 @@ def tiny(folder, seed=0, sizes=None, weights=None, tokenizer=None, files=None, v
     JSON. files: {name: content}, see `put`.
     """
     sizes = sizes or {}
+    views = checkpoint_views(byte_network(seed, vocab, **sizes))
+    tensors = {name: view.contiguous() for name, view in views.items()}
     changes = tokenizer if isinstance(tokenizer, dict) else {}
     tokenizer = tokenizer if tokenizer and not changes else bytes_tokenizer()
-    checkpoint(folder, byte_network(seed, vocab, **sizes), tokenizer, **sizes | config)
-    if weights:
-        file = folder / 'model.safetensors'
-        file.write_bytes(save(weights(load(file.read_bytes()))))
-    if changes:
-        raw = json.loads((folder / 'tokenizer.json').read_text())
-        put(folder, {'tokenizer.json': raw | changes})
+    usual = dict(model_type='llama', vocab_size=vocab, eos_token_id=256)
+    raw = usual | SIZES | sizes | config
+    folder.mkdir(parents=True, exist_ok=True)
+    put(folder, {'config.json': {name: value for name, value in raw.items() if value is not None},
+                 'model.safetensors': save(weights(tensors) if weights else tensors),
+                 'tokenizer.json': json.loads(tokenizer.to_str()) | changes})
     put(folder, files or {})
     return folder
 

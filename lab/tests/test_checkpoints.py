@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, processors
 
 import kernels
 import specmini
-from lab.tests.helpers import put, refused, refuses, reported, tiny
-from lab.toys import byte_network, bytes_tokenizer, fresh
+from lab.tests.helpers import byte_network, bytes_tokenizer, put, refused, refuses, reported, tiny
+from lab.toys import fresh
 from model import (chat, encode, fingerprint, load, read_calibration, read_config, read_tokenizer, snapshot,
                    write_calibration)
 

@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 import kernels
 import specmini
 from lab import read_bytes
-from lab.tests.helpers import LINE, MIXED, MIXED_TWO, RANGES, case, needs_half, refuses, thin, tiny
-from lab.toys import apart, byte_network, fresh, network, seeded, session
+from lab.tests.helpers import (LINE, MIXED, MIXED_TWO, RANGES, byte_network, case, needs_half, refuses, thin,
+                               tiny)
+from lab.toys import apart, fresh, network, seeded, session
 from model import Compiled, Half, Linear, Packed, Reader, load, pack
 from verify import METHODS, decode, read_prompt, readers_of, tokens_of
 

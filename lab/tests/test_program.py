@@ -18,9 +18,9 @@ import lab.baselines    # noqa: F401, enters the baselines in METHODS
 import specmini
 import verify
 from lab import times
-from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines, program, put,
-                               refused, refuses, reported, subprogram, tiny, tiny_pair)
-from lab.toys import bytes_tokenizer, fresh
+from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, bytes_tokenizer, case, interrupt, json_lines,
+                               program, put, refused, refuses, reported, subprogram, tiny, tiny_pair)
+from lab.toys import fresh
 from model import BadInput, knobs_of, load, write_calibration
 from verify import METHODS, Exact
 

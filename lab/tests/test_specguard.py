@@ -6,8 +6,8 @@ import lab.baselines                                    # noqa: F401, enters the
 from lab import judge, tasks
 from lab.measure import EMBEDDED
 from lab.specguard import claims
-from lab.tests.helpers import RANGES, law_gap
-from lab.toys import bytes_tokenizer, network, plain, session, write
+from lab.tests.helpers import RANGES, bytes_tokenizer, law_gap
+from lab.toys import network, plain, session, write
 from verify import METHODS, SpecGuard
 
 PROMPT = [3, 2]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import train_mask
-from lab.tests.helpers import (EMBEDDED, LINE, MIXED, interrupt, json_lines, program, refused, refuses,
-                               reported, tiny)
-from lab.toys import byte_network, bytes_tokenizer, network, session, write
+from lab.tests.helpers import (EMBEDDED, LINE, MIXED, byte_network, bytes_tokenizer, interrupt, json_lines,
+                               program, refused, refuses, reported, tiny)
+from lab.toys import network, session, write
 from model import Reader, read_calibration
 from specmini import Engine
 from train_mask import PATIENCE, Settings, search
