@@ -33,9 +33,9 @@ import verify
 from lab import tasks
 from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, LINE, MIXED, MIXED_TWO, RANGES, SMALL, Coin, case,
                                refuses, thin)
-from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongBonus, WrongResidual, apart, enumerate_law,
-                      exact_law, fresh, law_by_cycles, network, plain, seeded, session, slim_session,
-                      variation, write)
+from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongBonus, WrongResidual, WrongThird, apart,
+                      enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded, session,
+                      slim_session, variation, write)
 from model import KVCache, Reader, knob, load, read_calibration, shared_length
 from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, EcsvSpot, Exact, Judged, Sparse, SpecGuard,
                     ViaSd, decode, draft_model, lookup_then_draft, most_central, no_draft, probs,
@@ -236,6 +236,7 @@ LAWS = [
     law('sd-wrong-drops-unverified', DropsUnverified(2), **SHORT),
     law('sd-wrong-residual', WrongResidual(2), **SHORT),
     law('sd-four', Exact(4), **FOUR),
+    law('sd-wrong-third', WrongThird(4), **FOUR),
     law('sd-wrong-bonus', WrongBonus(4), **FOUR),
     law('cmasd-four', CmAsd(4, k_min=4, **STRICT), **FOUR),
     law('ecsv-four', Ecsv(**TWO | dict(gamma=4)), **FOUR),

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from lab.toys import Table, enumerate_law, exact_law, law_by_cycles, variation, write
-from model import BadInput, Calibration
-from specmini import Parser, exit_status, import_file, make_methods
+from model import BadInput, Calibration, check_fields, knob
+from specmini import Parser, add_flags, exit_status, import_file, make_methods
 
 # (vocabulary, tokens of a text, whether the method writes all of it: else its first cycle only)
 SIZES = ((2, 2, True), (2, 3, False), (2, 4, False), (2, 5, False), (2, 3, True), (2, 4, True), (4, 3, True))
@@ -28,15 +28,18 @@ class TooMany(BadInput):
 
 # ---------------------------------------------------------------------------------------------- counting out
 
-def prove(name, method):
+def prove(name, method, tokens=None, **sampling):
     """The Proof of a method on the largest tables where the draws can go in at most MOST ways.
 
-    If the laws differ on some tables, it is one of these. BadInput where tables cannot run it.
+    If the laws differ on some tables, it is one of these. BadInput where tables cannot run it. tokens: of the
+    texts, None: as in SIZES. sampling: see Options.
     """
+    lengths = range(tokens or 0, 1, -1)
+    sizes = [(2, n, False) for n in lengths] + [(2, tokens, True), (4, tokens, True)] if tokens else SIZES
     proofs = []
     try:
-        for size in SIZES:
-            proofs.append(proof_of(name, method, *size))
+        for size in sizes:
+            proofs.append(proof_of(name, method, *size, sampling))
     except BadInput as error:
         if not proofs or not isinstance(error, TooMany):
             raise BadInput(f'{name}: {error}') from None
@@ -46,27 +49,36 @@ def prove(name, method):
     return proof
 
 
-def proof_of(name, method, vocab, horizon, whole):
+def proof_of(name, method, vocab, horizon, whole, sampling):
     """The Proof by texts of `horizon` tokens, on tables of so many; whole: as in SIZES."""
     target, draft = Table(1, vocab, weight=2.0), Table(2, vocab)
     letters = lambda ids: ''.join('a\nbc'[i % 4] for i in ids)      # every fourth id ends a step
-    left = itertools.count(MOST, -1)
     seen = set()
+    enumerated = enumerate_law if whole else law_by_cycles
+    law = enumerated(target, draft, method, horizon, run=limited(seen), calibration=CALIBRATION, text=letters,
+                     **sampling)
+    wanted, drafted = [exact_law(table, horizon, **sampling) for table in (target, draft)]
+    begun = '' if whole else ', those after the first cycle by the target'
+    header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}'
+              f'{begun}, temperature {sampling["temperature"]:g}, every outcome of every draw')
+    return Proof(name, header, method.lossless, law, wanted, drafted, whole, seen)
 
-    def run(s, method, **most):
+
+def limited(seen):
+    """toys.write, which raises TooMany when it is called more than MOST times.
+
+    It adds the (drafted, accepted) of each cycle to `seen`.
+    """
+    left = itertools.count(MOST, -1)
+
+    def limited_write(s, method, **most):
         if next(left) == 0:
-            raise TooMany(f'more than {MOST} ways to draw {horizon} tokens: set fewer branches or candidates')
+            raise TooMany(f'more than {MOST} ways to draw {counted(s.tokens_left, "token")}: set fewer '
+                          'branches or candidates, or --tokens')
         tokens, cycles = write(s, method, **most)
         seen.update((len(cycle.drafted), cycle.accepted) for cycle in cycles)
         return tokens, cycles
-    enumerated = enumerate_law if whole else law_by_cycles
-    law = enumerated(target, draft, method, horizon, run=run, calibration=CALIBRATION, text=letters,
-                     temperature=1.0)
-    wanted, drafted = [exact_law(table, horizon, temperature=1.0) for table in (target, draft)]
-    begun = '' if whole else ', those after the first cycle by the target'
-    header = (f'{name} on two tables, target and draft: texts of {horizon} tokens out of {vocab}{begun}, '
-              'temperature 1, every outcome of every draw')
-    return Proof(name, header, method.lossless, law, wanted, drafted, whole, seen)
+    return limited_write
 
 
 # --------------------------------------------------------------------------------------------------- showing
@@ -111,13 +123,16 @@ class Proof:
         longest = max(self.seen)[0]
         missing = [f'{kept} of {n} kept' for n in range(1, longest + 1) for kept in range(n + 1)
                    if (n, kept) not in self.seen]
-        where = f'but not {", ".join(missing)}' if missing else 'kept and cut at each place'
-        return (f'followed: blocks of up to {longest} guess{"es" * (longest != 1)}, {where}; '
-                f'through whole texts of up to {self.through}')
+        missing[3:] = ['...'] * (len(missing) > 3)
+        where = f', but not {", ".join(missing)}' if missing else ', kept and cut at each place'
+        blocks = f'blocks of up to {longest} guess{"es" * (longest != 1)}{where if longest else ""}'
+        return f'followed: {blocks}; through whole texts of up to {self.through}'
 
     def sentence(self):
         """What it comes to."""
-        texts = f'{len(self.texts)} texts of {len(self.texts[0])} tokens'
+        if len(self.texts) == 1:
+            return f'nothing to prove at temperature 0 or top-k 1: {self.name} and the target write one text'
+        texts = f'{counted(len(self.texts), "text")} of {counted(len(self.texts[0]), "token")}'
         same = f'{texts} agree to {max(self.gap, 1e-16):.0e}'   # the last digit of a number in fp64
         other = f'{texts} have total variation {self.gap:.3g}'
         if self.status:
@@ -129,7 +144,20 @@ class Proof:
         return f'no difference found: {same}, which {self.name} does not promise at these knobs'
 
 
+def counted(n, word):
+    return f'{n} {word}' + 's' * (n != 1)
+
+
 # --------------------------------------------------------------------------------------------- the program
+
+@dataclass
+class Options:
+    """How long texts are, and how they are sampled; the fields are flags."""
+    tokens: int = knob(None, 'tokens of a text; None: 2 to 5', 1, 10)
+    temperature: float = knob(1.0, 'at 0 a law is one text', 0, 1e6)
+    top_k: int = knob(0, 'sample from this many likeliest tokens; 0: from all', 0)
+    top_p: float = knob(1.0, 'sample from the likeliest tokens of this mass', 1e-9, 1)
+
 
 def run():
     """Prints a method's law beside the target's; returns 1 where it promises what is not so, else 0."""
@@ -139,11 +167,14 @@ def run():
     add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
+    add_flags(parser, Options)
     args = parser.parse_args()
     for path in getattr(args, 'import'):
         import_file(path)
+    options = Options(args.tokens, args.temperature, args.top_k, args.top_p)
+    check_fields(options)
     (method,) = make_methods([args.method], args.set).values()
-    proof = prove(args.method, method)
+    proof = prove(args.method, method, **vars(options))
     print(*proof.lines(), sep='\n')
     return proof.status
 

@@ -65,16 +65,25 @@ def write(s, method, most=None):
     """(tokens written, cycles) of a Session; checks what must hold of any trace. most: cycles, None: all."""
     begin = len(s.tokens)
     read_prompt(s)
-    cycles = []
-    for cycle in islice(decode(s, replace(method)), most):      # a copy, because a method serves one text
-        judged = sum(len(row.tokens) for row in cycle.judged)
-        drafted = len(cycle.drafted)
-        require_that(cycle.accepted <= judged <= drafted, f'accept kept {cycle.accepted} guesses and judged '
-                     f'{judged} of {drafted}; expected accepted <= judged <= drafted')
-        cycles.append(cycle)
+    # a copy, because a method serves one text
+    cycles = [checked(cycle) for cycle in islice(decode(s, replace(method)), most)]
     require_that(tokens_of(cycles) == s.tokens[begin:], f'accept returned {tokens_of(cycles)}, the text has '
                  f'{s.tokens[begin:]}; expected the same, because decode alone writes the text')
     return s.tokens[begin:], cycles
+
+
+def checked(cycle):
+    """The Cycle; BadInput where the values that its method's `accept` returned contradict each other."""
+    drafted = len(cycle.drafted)
+    judged = sum(len(row.tokens) for row in cycle.judged)
+    require_that(cycle.accepted <= judged <= drafted, f'accept kept {cycle.accepted} guesses and judged '
+                 f'{judged} of {drafted}; expected accepted <= judged <= drafted')
+    require_that(all(type(token) is int for token in cycle.tokens),
+                 f'accept returned the tokens {cycle.tokens}; expected whole numbers')
+    for row in cycle.judged:
+        known = row.chance is None or type(row.chance) in (int, float) and 0 <= row.chance <= 1
+        require_that(known, f'the chance of a guess to be kept is {row.chance}; expected 0 to 1, a float')
+    return cycle
 
 
 def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):
@@ -212,7 +221,11 @@ def exact_law(target, horizon, prefix=(), chance=1.0, eos=frozenset(), **setting
 
 
 def variation(a, b):
-    """Total variation distance of two laws."""
+    """Total variation distance of two laws, each of them whole."""
+    for law in (a, b):
+        total = sum(law.values())
+        require_that(abs(total - 1) < 1e-9, f'the chances of its texts sum to {total:.6g}; expected 1 by '
+                     'draws of session.draw from distributions that sum to 1')
     texts = a.keys() | b.keys()
     return sum(abs(a[text] - b[text]) for text in texts) / 2
 
@@ -240,6 +253,13 @@ class WrongResidual(Wrong):
 
     def recovery_distribution(self, p, q):
         return p
+
+
+class WrongThird(Wrong):
+    """Keeps every guess after the second."""
+
+    def chance(self, score, i):
+        return super().chance(score, i) if i < 2 else 1.0
 
 
 class WrongBonus(Wrong):

@@ -7,7 +7,7 @@ import torch
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
 from lab import prove
 from lab.tests.helpers import case, program, put, refused
-from lab.toys import Table, WrongBonus, WrongResidual, enumerate_law, exact_law, variation
+from lab.toys import Table, WrongBonus, WrongResidual, WrongThird, enumerate_law, exact_law, variation
 from model import BadInput
 from verify import METHODS, Exact
 
@@ -29,7 +29,7 @@ def test_prove_judges_or_refuses_every_method(short_proofs):
     unproven = set()
     for name, kind in METHODS.items():
         try:
-            proof = prove.prove(name, kind())
+            proof = prove.prove(name, kind(), temperature=1.0, top_k=0, top_p=1.0)
             assert proof.status == 0 and (proof.gap < 1e-9) >= proof.promised, name
         except BadInput as error:
             assert name in str(error)
@@ -43,7 +43,7 @@ def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
     """A false promise gives status 1."""
     monkeypatch.setattr(prove, 'SIZES', ((4, 2, True),))
     monkeypatch.setitem(METHODS, 'told', rule)
-    found, out, _ = program(capsys, 'told', '--set', 'gamma=1', main=prove.main)
+    found, out, _ = program(capsys, 'told', '--set', 'gamma=1', '--top-k', 4, main=prove.main)
     assert found == status
     wanted, drafted = [exact_law(Table(seed), 2, temperature=1.0) for seed in (1, 2)]
     law = enumerate_law(Table(1), Table(2), rule(1), 2, temperature=1.0)
@@ -56,10 +56,13 @@ def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
 
 @pytest.mark.parametrize('rule, status, said', [
     case('sound', Exact, 0, 'followed: blocks of up to 4 guesses, kept and cut at each place', slow=True),
+    case('third-guess', liar(WrongThird), 1, '\nWRONG: ', slow=True),
     case('bonus', liar(WrongBonus), 1, '\nWRONG: ', slow=True),
     case('coin', liar(chance=lambda *_: float(torch.rand(1) < 0.5)), 2, 'through session.draw'),
     case('generator', liar(chance=lambda _, s, i: float(torch.rand(1, generator=s.session.generator))), 2,
          'through session.draw'),
+    *[case(f'chance-{value}', liar(chance=lambda *_, value=value: value), 2, f'{value}; expected 0 to 1')
+      for value in (1.5, -0.1, float('nan'))],
     *[case(said, liar(accept=lambda *args, change=change: change(*Exact.accept(*args))), 2, said)
       for said, change in {'a label for each': lambda ids, labels, rows: (ids, labels[1:], rows),
                            '0 tokens': lambda *_: ([], [], []),
@@ -70,7 +73,9 @@ def test_prove_finds_what_is_wrong(rule, status, said, capsys, monkeypatch):
     assert (found, err.count('\n')) == (status, status // 2) and said in out + err
 
 
-def test_prove_of_ones_own(short_proofs, tmp_path, capsys):
+def test_prove_of_a_greedy_text_and_of_ones_own(short_proofs, tmp_path, capsys):
+    _, out, _ = program(capsys, 'sd', '--temperature', 0, '--tokens', 2, main=prove.main)
+    assert 'up to 1 guess, kept' in out and 'nothing to prove at temperature 0' in out
     put(tmp_path, {'a.py': "from verify import METHODS, Exact\n"
                            "METHODS['a'] = type('A', (Exact,), dict(chance=lambda *_: 1))"})
     with patch.dict(METHODS):                           # it is forgotten after the test
@@ -79,7 +84,8 @@ def test_prove_of_ones_own(short_proofs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('named, flags', [
-    ('nope', 'nope'), ('rsd', 'rsd'), ('--prompt', 'sd --prompt x'), ('gamma', 'ar --set gamma=2'),
-    ('80', 'specguard --set k=9'), ('sparse', 'sparse --set ffn_quantile=0.5')])
+    ('nope', 'nope'), ('temperature is -1', 'sd --temperature -1'), ('rsd', 'rsd'),
+    ('--prompt', 'sd --prompt x'), ('gamma', 'ar --set gamma=2'), ('80', 'specguard --set k=9'),
+    ('sparse', 'sparse --set ffn_quantile=0.5')])
 def test_prove_refuses_in_one_line(named, flags, short_proofs, capsys):
     refused(capsys, named, *flags.split(), main=prove.main)
