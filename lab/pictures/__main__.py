@@ -15,6 +15,7 @@ from matplotlib import pyplot
 from lab.best.claims import COSTS, lossless
 from lab.judge import CLOCK, MODELLED, Records, at_any_length, over
 from lab.measure import for_json
+from lab.times import speedup
 
 HERE = File(__file__).parent
 MARKS = r'(<g clip-path="[^"]*")>((?:\s*<use [^>]* style="([^"]*)"/>)+)'      # of one kind
@@ -40,20 +41,11 @@ CHEAPEST, DEAREST, STEPS = 0.02, 0.5, 41        # costs that are drawn, evenly s
 
 # ---------------------------------------------------------------------------------------------- the formula
 
-def speedup(alpha, gamma, c, v):
-    """The speed of blocks of gamma over plain decoding, if each guess is kept with chance alpha.
-
-    c: the cost of a draft pass, v[n]: of a target pass over n positions, both in plain steps.
-    Source: Leviathan et al. 2023, equation 1 and theorem 3.8, where v is 1.
-    """
-    tokens = sum(alpha ** i for i in range(gamma + 1))      # a cycle
-    return tokens / (gamma * c + v[gamma + 1])
-
-
 def real_speeds(pair):
     """What the timed texts of the real pair took and kept.
 
-    c, v: costs of its passes; alpha: the share of the draft tokens that `sd 3` kept; timed: {gamma: speed}.
+    c, v[n]: of its draft pass, and of its target's over n positions, in plain steps; alpha: the share of the
+    draft tokens that `sd 3` kept; timed: {gamma: speed}.
     """
     costs = Records('cmasd', pair).costs
     v = [0.0] + [costs.of_pass('target/full', n) for n in range(1, LONGEST + 2)]
@@ -82,7 +74,7 @@ def speedup_chart(shown):
     curves(right, shown['c'], shown['v'])
     title(right, f'c = {shown["c"]:.2f}: the real pair on a CPU',
           f'v as measured: {shown["v"][5]:.2f} for five positions')
-    own = [speedup(shown['alpha'], gamma, shown['c'], shown['v']) for gamma in GAMMAS]
+    own = [speedup(shown['alpha'], gamma, shown['c'], shown['v'][gamma + 1]) for gamma in GAMMAS]
     right.plot(GAMMAS, own, color=BLACK, linewidth=1, label=f'α = {shown["alpha"]:.2f}, its own')
     timed = zip(*shown['timed'].items())
     right.plot(*timed, 'X', color=VERMILLION, markersize=7, label='its runs by the clock')
@@ -104,7 +96,7 @@ def title(axes, text, below):
 def curves(axes, c, v):
     """The formula's curve for each of ALPHAS, with its name at its end."""
     for alpha, style in ALPHAS.items():
-        speeds = [speedup(alpha, gamma, c, v) for gamma in GAMMAS]
+        speeds = [speedup(alpha, gamma, c, v[gamma + 1]) for gamma in GAMMAS]
         axes.plot(GAMMAS, speeds, color=SKY, linestyle=style, linewidth=1.4)
         name = f'α = {alpha:g}' if alpha == 0.5 else f'{alpha:g}'
         axes.annotate(name, (12.15, speeds[-1]), color=GREY, va='center_baseline')
