@@ -3,9 +3,7 @@
 What they show stands as JSON in each file's description. The other pictures are kept as files. The palette is
 Okabe and Ito's, which colour-blind readers tell apart. Wants matplotlib (requirements-lab.txt).
 """
-import io
 import json
-import re
 from pathlib import Path as File
 
 import matplotlib
@@ -18,7 +16,6 @@ from lab.measure import for_json
 from lab.times import speedup
 
 HERE = File(__file__).parent
-MARKS = r'(<g clip-path="[^"]*")>((?:\s*<use [^>]* style="([^"]*)"/>)+)'      # of one kind
 WIDTH = 7.3                 # inches of a canvas: 700 pixels on a page
 BLACK, ORANGE, SKY, GREEN = '#000000', '#E69F00', '#56B4E9', '#009E73'
 BLUE, VERMILLION, GREY = '#0072B2', '#D55E00', '#666666'
@@ -161,15 +158,8 @@ def save(figure, name, shown):
     """Writes NAME.svg, with what it shows as JSON in its description: so is it compared, and read again."""
     metadata = dict(Date=None, Creator='python -m lab.pictures', Title=name,
                     Description=json.dumps(for_json(shown), ensure_ascii=False))
-    written = io.StringIO()
-    figure.savefig(written, format='svg', metadata=metadata)
+    figure.savefig(HERE / f'{name}.svg', format='svg', metadata=metadata)
     pyplot.close(figure)
-    (HERE / f'{name}.svg').write_text(lean(written.getvalue()), encoding='utf-8')
-
-
-def lean(svg):
-    """The picture with the style of many equal marks on their group, where it is inherited, not on each."""
-    return re.sub(MARKS, lambda m: f'{m[1]} style="{m[3]}">' + m[2].replace(f' style="{m[3]}"', ''), svg)
 
 
 def main():
