@@ -2,12 +2,10 @@
 
 By `ar` and `sd`; by transformers, plain and assisted; by llama.cpp, if --gguf names copies of the models. All
 write on a CPU after the same prompts, which are not timed, as many tokens, ends ignored, in turn. A row a
-prompt goes to lab/results/PAIR/others.jsonl. A setting is named `WHO GAMMA`, gamma 0 for plain decoding.
+prompt, in tokens/s, goes to lab/results/PAIR/others.jsonl, and ratios to the terminal. A setting is named
+`WHO GAMMA`, gamma 0 for plain decoding.
 """
 import argparse
-import itertools
-import os
-import random
 import sys
 from functools import partial
 from importlib import metadata
@@ -19,21 +17,16 @@ from lab import at_least
 from lab.measure import ELSEWHERE, Pair, file_of, moment, network, pair_of, read_stored, write_rows
 from model import naming, require_that
 from specmini import DTYPES, add_flags, exit_status, take_threads
-from verify import Autoregressive, Exact, decode, tokens_of
-
-RIVALS = 'transformers', 'xllamacpp'        # packages; the second has llama.cpp
+from verify import Autoregressive, Exact, tokens_of
 
 
-# --------------- who writes n tokens after a prompt (ids): how many of them are timed, and how long they took
+# ------------------------------------------------- who writes n tokens after a prompt (ids), in tokens/s
 
 def ours(engine, gamma, ids, n):
-    method = Exact(gamma, draft_temperature=0) if gamma else Autoregressive()
     engine.max_new = n
     engine.open([ids])
-    session = engine.start(ids, method)
-    begin = moment()
-    tokens = tokens_of(decode(session, method))
-    return dict(tokens=len(tokens), seconds=moment() - begin)
+    cycles = engine.write(ids, Exact(gamma, draft_temperature=0) if gamma else Autoregressive())
+    return len(tokens_of(cycles)) / sum(cycle.seconds for cycle in cycles)
 
 
 @torch.inference_mode()
@@ -45,12 +38,12 @@ def by_transformers(target, draft, gamma, ids, n):
         marks.append((line.shape[1], moment()))
         return False                                    # it goes on
 
-    prompt = torch.tensor([ids])
+    prompt = torch.tensor([ids], device=target.device)
     draft.generation_config.num_assistant_tokens = gamma
     target.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n,
                     stopping_criteria=[mark], assistant_model=draft if gamma else None)
     (first, begin), *_, (last, end) = marks
-    return dict(tokens=last - first, seconds=end - begin)
+    return (last - first) / (end - begin)
 
 
 def load_transformers(folder, dtype):
@@ -67,10 +60,10 @@ def by_llama(server, ids, n):
     times = server.handle_completions(dict(
         prompt=ids, n_predict=n, temperature=0, samplers=['top_k'], top_k=1, ignore_eos=True,
         cache_prompt=False))['timings']
-    return dict(tokens=times['predicted_n'] - 1, seconds=times['predicted_ms'] / 1000)
+    return 1000 * (times['predicted_n'] - 1) / times['predicted_ms']
 
 
-def load_llama(pair, target, draft='', gamma=0):
+def load_llama(pair, target, draft, gamma):
     """A server of llama.cpp in this process; target, draft: GGUF files."""
     import xllamacpp
     params = xllamacpp.CommonParams()
@@ -85,79 +78,47 @@ def load_llama(pair, target, draft='', gamma=0):
     return xllamacpp.Server(params)
 
 
-# ----------------------------------------------------------------------------------------- rows and the table
-
-def row_of(runs, n, prompt):
-    """The row of a prompt, whose order of the settings is its own."""
-    order = random.Random(f'{prompt.family} {prompt.place}').sample(list(runs), len(runs))
-    made = {name: runs[name](prompt.ids, n) for name in order}
-    return prompt.name | dict(runs={name: made[name] for name in runs})
-
-
-def table(rows):
-    """Its lines: tokens/s of ours over those of each rival with the same gamma, `ar` where that is 0."""
-    yield '| tokens/s over those of | median | lowest to highest |\n|---|--:|--:|'
-    for name in rows[0]['runs']:
-        own = 'ours ' + name.split()[-1]
-        pairs = [(row['runs'][own], row['runs'][name]) for row in rows]
-        ratios = [a['tokens'] / a['seconds'] / (b['tokens'] / b['seconds']) for a, b in pairs]
-        if name != own:
-            yield f'| {name} | {median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |'
-
-
 def run():
-    """Measures what the flags ask for."""
     parser = argparse.ArgumentParser(prog='python -m lab.others', description=__doc__.split('\n')[0])
     add = parser.add_argument
     add('--n', type=at_least(1), default=ELSEWHERE, help=f'prompts of each family ({ELSEWHERE})')
-    add('--prompts', metavar='FILE', nargs='+', default=(), help='JSON lines; none: of the embedded pair')
+    add('--prompts', metavar='FILE', nargs='+', required=True, help='JSON lines')
     add('--gamma', type=at_least(1), nargs='+', default=[3, 5], help='lengths of the blocks (3 5)')
-    add('--gguf', metavar='FILE', nargs='+', default=(), help='the target, then drafts, for llama.cpp')
+    add('--theirs', choices=DTYPES, default='bf16', help='in which transformers computes (bf16)')
+    add('--gguf', metavar=('TARGET', 'DRAFT'), nargs=2, help='files of the two models for llama.cpp')
     add_flags(parser, Pair)
     args = parser.parse_args()
     with naming('pip install it', ImportError):
-        rivals = {name: metadata.version(name) for name in RIVALS[:2 if args.gguf else 1]}
+        rivals = {name: metadata.version(name) for name in ['transformers'] + ['xllamacpp'] * bool(args.gguf)}
     pair = pair_of(args)
-    few = max(args.gamma) + 2                           # tokens of a text that takes every rival two steps
-    there = all(map(os.path.isfile, args.gguf))
-    require_that(pair.device == 'cpu' and pair.draft and pair.max_new >= few and there,
-                 f'expected --device cpu, --draft DIR, --max-new {few} or more, and files after --gguf')
+    require_that(pair.device == 'cpu' and pair.draft and pair.max_new > max(args.gamma) + 1,
+                 'expected --device cpu, --draft DIR, and --max-new above gamma + 1')     # so, two steps
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
-    prompts = pair.texts(('math',), args.n)
-    short = prompts[0].ids[:8]
     engine = pair.engine()
-    engine.eos = frozenset()
-
-    def seconds(dtype):
-        target = load_transformers(pair.target, dtype)
-        return by_transformers(target, target, 0, short, few)['seconds']
-
-    dtype = min('bf16', 'fp32', key=seconds)
-    theirs = [load_transformers(folder, dtype) for folder in pair.folders]
+    engine.eos = frozenset()                            # ends are ignored
+    theirs = [load_transformers(folder, args.theirs) for folder in pair.folders]
     runs = {}
     for gamma in 0, *args.gamma:
         runs[f'ours {gamma}'] = partial(ours, engine, gamma)
-        runs[f'transformers in {dtype} {gamma}'] = partial(by_transformers, *theirs, gamma)
-    if args.gguf:
-        target, *drafts = args.gguf
-        runs['llama.cpp 0'] = partial(by_llama, load_llama(pair, target))
-        for draft, gamma in itertools.product(drafts, args.gamma):
-            server = load_llama(pair, target, draft, gamma)
-            runs[f'llama.cpp, {os.path.basename(draft)} {gamma}'] = partial(by_llama, server)
-    else:
-        print('llama.cpp is left out: it needs --gguf TARGET.gguf DRAFT.gguf ...', file=sys.stderr)
+        runs[f'transformers in {args.theirs} {gamma}'] = partial(by_transformers, *theirs, gamma)
+        if args.gguf:
+            runs[f'llama.cpp {gamma}'] = partial(by_llama, load_llama(pair, *args.gguf, gamma))
+    prompts = pair.texts((), args.n)
     for write in runs.values():
-        write(short, few)                               # what is done for the first time takes longer
+        write(prompts[0].ids[:8], pair.max_new)         # what is done for the first time takes longer
     where = file_of('', pair.name, 'others')
-    head = pair.head('others', args.n, 'clock') | dict(rivals=rivals)
-    write_rows(where, head, (row_of(runs, pair.max_new, prompt) for prompt in prompts))
-    print(*table(read_stored(where).rows), sep='\n')
+    write_rows(where, pair.head('others', args.n, 'clock') | dict(rivals=rivals), (
+        prompt.name | dict(runs={name: write(prompt.ids, pair.max_new) for name, write in runs.items()})
+        for prompt in prompts))
+    rows = read_stored(where).rows
+    print('| tokens/s over those of | median | lowest to highest |\n|---|--:|--:|')
+    for name in runs:
+        ratios = [row['runs']['ours ' + name.split()[-1]] / row['runs'][name] for row in rows]
+        if not name.startswith('ours'):                 # `ar` beside plain decoding, `sd` beside the others
+            print(f'| {name} | {median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |')
 
 
-def main():
-    """Runs the program; returns its exit status."""
-    return exit_status('lab.others', run)
-
+main = partial(exit_status, 'lab.others', run)          # returns the exit status
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -17,7 +17,7 @@ from verify import Autoregressive, Exact, decode, readers_of
 
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes are timed
 TIMING = 2.0            # seconds after which no further round of them begins
-SURE = 30               # judged draft tokens from which a share of them is taken as it is
+SURE = 30               # judged draft tokens from which a gamma is advised
 STEPS = 8               # of plain decoding, of which the median is taken
 
 
@@ -133,33 +133,24 @@ def speed_tables(name, cycles, verify, draft, step):
         rest -= draft * sum(cycle.passes.get('draft/full', (0, 0))[0] for cycle in cycles)
         passes = sum(n for cycle in cycles for n, _ in cycle.passes.values())
         rest = max(0.0, rest / passes)                  # of a pass: draws, and Python
-        v = {n: (seconds + rest) / step for n, seconds in verify.items()}
-        speeds = speedups(places, (draft + rest) / step, v | {0: 1.0})
+        v = {n: (seconds + rest) / step for n, seconds in verify.items()} | {0: 1.0}
+        kept, judged = map(sum, zip(*places))
+        speeds = {n: speedup(kept / judged, n, (draft + rest) / step, v[n]) for n in v}
         yield line('  times ar at gamma n', {n: f'{x:.2f}' for n, x in speeds.items()})
         best = min(n for n, speed in speeds.items() if speed >= 0.98 * max(speeds.values()))
         advice = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
-        kept, judged = map(sum, zip(*places))
         if judged < (SURE if kept else SURE // 3):      # 0 of 10: 26 % is the most that can be, by 95 %
             advice = 'too few tokens were judged to tell'
         yield f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma: {advice}'
 
 
-def speedups(places, c, v):
-    """{gamma: speed over plain decoding}: expected tokens over expected time, position by position.
+def speedup(alpha, gamma, c, v):
+    """The speed of blocks of gamma over plain decoding, if each guess is kept with chance alpha.
 
-    places: see acceptance_by_place, with the share of all where fewer than SURE were judged; c: a draft pass,
-    v {gamma: the rest of a cycle}, in plain steps. After Leviathan et al. 2023, equation 1 and theorem 3.8.
+    c: a draft pass, v: the rest of a cycle, both in plain steps.
+    Source: Leviathan et al. 2023, equation 1 and theorem 3.8, where v is 1.
     """
-    usual = sum(kept for kept, _ in places) / sum(judged for _, judged in places)
-    speeds = {}
-    for gamma in v:
-        tokens = reached = 1.0                          # reached: the chance that all before it are kept
-        for i in range(gamma):
-            kept, judged = places[i] if i < len(places) else (0, 0)
-            reached *= kept / judged if judged >= SURE else usual
-            tokens += reached
-        speeds[gamma] = tokens / (gamma * c + v[gamma])
-    return speeds
+    return sum(alpha ** i for i in range(gamma + 1)) / (gamma * c + v)
 
 
 def time_passes(reader, tokens, path, drafted, blocks=BLOCKS):

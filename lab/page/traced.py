@@ -3,8 +3,6 @@
 Noting changes no text: it draws nothing, and writes to no cache. What a note holds: README.md.
 """
 from collections import Counter
-from dataclasses import replace
-from itertools import starmap
 
 import torch
 
@@ -22,13 +20,12 @@ def rounded(x):
 
 
 class WatchedReader(Reader):
-    """A Reader that times its passes, and remembers its latest slim and sparse ones."""
+    """A Reader that times its passes, and remembers the latest one of a slim verifier."""
 
     def watch(self):
         """Begins a cycle: forgets the one before."""
         self.ms = Counter()     # {path: milliseconds of its passes}
         self.slim = [], []      # (ids, logits) of the latest pass of a slim verifier
-        self.chosen = {}        # of the latest sparse pass, see `watched`
 
     def feed(self, ids, start, path, last):
         begin = moment()
@@ -37,24 +34,10 @@ class WatchedReader(Reader):
         return rows
 
     def read(self, ids, path, last):
-        if path.sparse and not self.compiled:
-            self.chosen = {}
-            path = watched(path, self.chosen)
         rows = super().read(ids, path, last)
         if path.skip:
             self.slim = ids, rows
         return rows
-
-
-def watched(path, chosen):
-    """The same path, of which each attention enters {layer: (its carry, what it adds)} in `chosen`."""
-    def logged(layer, attend):
-        def run(q, k, v, mask, carry):
-            out, added = attend(q, k, v, mask, carry)
-            chosen[layer] = carry | dict(block=path.block), added
-            return out, added
-        return attend and run                           # None where it is skipped
-    return replace(path, attends=tuple(starmap(logged, enumerate(path.attends))))
 
 
 class TracedEngine(Engine):
@@ -118,7 +101,7 @@ class Traced(Session):
         notes['lag'] = len(self.tokens) - 1 - self.target.cache.valid_prefix(self.tokens[:-1], path)
         if cycle.signals:
             notes |= draft_notes(method, cycle)
-        return notes | block_notes(self.target.chosen)
+        return notes
 
 
 # ------------------------------------------------------------------- the distributions at judged positions
@@ -189,23 +172,3 @@ def draft_notes(method, cycle):
         candidates = cycle.signals[0]['candidates']
         return dict(candidates=candidates) if len(candidates) > 1 else {}
     return {}
-
-
-def block_notes(chosen):
-    """Sparse attention: `cached` keys, `block` keys to a block, and for each layer what it reads of them.
-
-    For a layer that chose: the blocks of each key head; for one that reuses a choice: the layer that made it;
-    None where all keys are read. chosen: of one pass, see `watched`.
-    """
-    layers = []
-    anchor = None               # the layer whose choice is handed on
-    for layer in range(max(chosen, default=-1) + 1):
-        carry, added = chosen.get(layer, ({}, {}))      # a skipped layer has none
-        if 'blocks' in added:
-            anchor = layer
-            layers.append(added['blocks'][0].sort().values.tolist())
-        else:
-            layers.append(anchor if 'blocks' in carry else None)
-    if anchor is None:
-        return {}
-    return dict(blocks=dict(cached=int(carry['start']), block=carry['block'], layers=layers))

@@ -3,9 +3,7 @@
 What they show stands as JSON in each file's description. The other pictures are kept as files. The palette is
 Okabe and Ito's, which colour-blind readers tell apart. Wants matplotlib (requirements-lab.txt).
 """
-import io
 import json
-import re
 from pathlib import Path as File
 
 import matplotlib
@@ -15,9 +13,9 @@ from matplotlib import pyplot
 from lab.best.claims import COSTS, lossless
 from lab.judge import CLOCK, MODELLED, Records, at_any_length, over
 from lab.measure import for_json
+from lab.times import speedup
 
 HERE = File(__file__).parent
-MARKS = r'(<g clip-path="[^"]*")>((?:\s*<use [^>]* style="([^"]*)"/>)+)'      # of one kind
 WIDTH = 7.3                 # inches of a canvas: 700 pixels on a page
 BLACK, ORANGE, SKY, GREEN = '#000000', '#E69F00', '#56B4E9', '#009E73'
 BLUE, VERMILLION, GREY = '#0072B2', '#D55E00', '#666666'
@@ -40,20 +38,11 @@ CHEAPEST, DEAREST, STEPS = 0.02, 0.5, 41        # costs that are drawn, evenly s
 
 # ---------------------------------------------------------------------------------------------- the formula
 
-def speedup(alpha, gamma, c, v):
-    """The speed of blocks of gamma over plain decoding, if each guess is kept with chance alpha.
-
-    c: the cost of a draft pass, v[n]: of a target pass over n positions, both in plain steps.
-    Source: Leviathan et al. 2023, equation 1 and theorem 3.8, where v is 1.
-    """
-    tokens = sum(alpha ** i for i in range(gamma + 1))      # a cycle
-    return tokens / (gamma * c + v[gamma + 1])
-
-
 def real_speeds(pair):
     """What the timed texts of the real pair took and kept.
 
-    c, v: costs of its passes; alpha: the share of the draft tokens that `sd 3` kept; timed: {gamma: speed}.
+    c, v[n]: of its draft pass, and of its target's over n positions, in plain steps; alpha: the share of the
+    draft tokens that `sd 3` kept; timed: {gamma: speed}.
     """
     costs = Records('cmasd', pair).costs
     v = [0.0] + [costs.of_pass('target/full', n) for n in range(1, LONGEST + 2)]
@@ -82,7 +71,7 @@ def speedup_chart(shown):
     curves(right, shown['c'], shown['v'])
     title(right, f'c = {shown["c"]:.2f}: the real pair on a CPU',
           f'v as measured: {shown["v"][5]:.2f} for five positions')
-    own = [speedup(shown['alpha'], gamma, shown['c'], shown['v']) for gamma in GAMMAS]
+    own = [speedup(shown['alpha'], gamma, shown['c'], shown['v'][gamma + 1]) for gamma in GAMMAS]
     right.plot(GAMMAS, own, color=BLACK, linewidth=1, label=f'α = {shown["alpha"]:.2f}, its own')
     timed = zip(*shown['timed'].items())
     right.plot(*timed, 'X', color=VERMILLION, markersize=7, label='its runs by the clock')
@@ -104,7 +93,7 @@ def title(axes, text, below):
 def curves(axes, c, v):
     """The formula's curve for each of ALPHAS, with its name at its end."""
     for alpha, style in ALPHAS.items():
-        speeds = [speedup(alpha, gamma, c, v) for gamma in GAMMAS]
+        speeds = [speedup(alpha, gamma, c, v[gamma + 1]) for gamma in GAMMAS]
         axes.plot(GAMMAS, speeds, color=SKY, linestyle=style, linewidth=1.4)
         name = f'α = {alpha:g}' if alpha == 0.5 else f'{alpha:g}'
         axes.annotate(name, (12.15, speeds[-1]), color=GREY, va='center_baseline')
@@ -169,15 +158,8 @@ def save(figure, name, shown):
     """Writes NAME.svg, with what it shows as JSON in its description: so is it compared, and read again."""
     metadata = dict(Date=None, Creator='python -m lab.pictures', Title=name,
                     Description=json.dumps(for_json(shown), ensure_ascii=False))
-    written = io.StringIO()
-    figure.savefig(written, format='svg', metadata=metadata)
+    figure.savefig(HERE / f'{name}.svg', format='svg', metadata=metadata)
     pyplot.close(figure)
-    (HERE / f'{name}.svg').write_text(lean(written.getvalue()), encoding='utf-8')
-
-
-def lean(svg):
-    """The picture with the style of many equal marks on their group, where it is inherited, not on each."""
-    return re.sub(MARKS, lambda m: f'{m[1]} style="{m[3]}">' + m[2].replace(f' style="{m[3]}"', ''), svg)
 
 
 def main():

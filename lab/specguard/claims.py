@@ -1,7 +1,6 @@
 """SpecGuard: what `python -m lab.measure specguard` stores, and the claims that it must show."""
 import functools
 import itertools
-import random
 import re
 from pathlib import Path as File
 
@@ -9,8 +8,8 @@ import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
-from lab.judge import EMBEDDED, MODELLED, area, gap, interval, number, over, ratio, tuned_over
-from lab.measure import SEED, Record, cached_engine, named, on_prompts, prepared, run_row, sd
+from lab.judge import EMBEDDED, MODELLED, area, gap, interval, number, over, tuned_over
+from lab.measure import Record, cached_engine, named, on_prompts, prepared, run_row, sd
 from model import encode, read_calibration
 from train_mask import signal_ranges
 from verify import Exact, SpecGuard, scaled, token_logps
@@ -171,36 +170,10 @@ def kind_of(text):
     return 'work' if '=' in text else 'words'
 
 
-def altered_row(pair, prompt):
-    """[[L, 1 - G] of an altered step, of the step itself] by the draft, of the steps of a reference."""
-    session = started(pair, prompt.ids)
-    row = dict(draft=[])
-    for i, step in enumerate(reference_steps(pair, prompt, session)):
-        changed = with_altered_digit(session.text(step), f'{SEED} {prompt.family} {prompt.place} {i}')
-        if changed:
-            (altered,) = encode(pair.tokenizer, [changed], special=False)
-            row['draft'].append([weakest(session, ids) for ids in (altered, step)])
-        session.tokens = session.tokens + step
-    return prompt.name | row
-
-
-def with_altered_digit(step, seed):
-    """The step with one digit changed by the seed, but for a list's numbers; None where there is none."""
-    numbers = [found for found in re.finditer(r'(?m)^\s*\d+[.)]\s|(\d+)', step) if found[1]]
-    if not numbers:
-        return None
-    draw = random.Random(seed)
-    number = draw.choice(numbers)
-    at = draw.randrange(number.start(), number.end())
-    digit = draw.choice([digit for digit in '123456789' if digit != step[at]])
-    return step[:at] + digit + step[at + 1:]
-
-
 RECORDS = dict(
     runs=Record(functools.partial(run_items, TASKS), run_row_of, only=LAB),
     hard=Record(functools.partial(run_items, HARD), run_row_of, only=LAB),
-    drafted=on_prompts(TASKS, drafted_row, only=LAB),
-    altered=on_prompts(TASKS, altered_row))
+    drafted=on_prompts(TASKS, drafted_row, only=LAB))
 
 
 # ------------------------------------------------------------------------------------------ what it must show
@@ -229,8 +202,7 @@ CLAIMS = {              # text: whose, rival, line
         'notes: "Hallucinated content tends to have low attention to the input"', '', TELLS),
     "AUROC of both less L's": (
         'notes: "Equal weighting works best; neither signal dominates"', 'L alone', ADDS),
-    'right steps of k = 4 over k = 1': ('notes: "k=4: Best trade-off (... ~2% gain)"', 'one candidate', GAIN),
-    'an altered digit is less grounded, share of pairs': ('ours', 'the step as it was', TELLS)}
+    'right steps of k = 4 over k = 1': ('notes: "k=4: Best trade-off (... ~2% gain)"', 'one candidate', GAIN)}
 SHOWN = {               # setting: points of right answers, speed over sd in the notes on the paper
     'default, seed 0': '+3.6, 1.11', 'calibrated': '', 'rsd': '+1.5', 'random-gate': '', 'k 1': 'as sd',
     'k 2': '+0.5', 'k 8': '+2.2', 'tau 0.1': '+0.8, 1.15', 'tau 0.3': '+2.1, 1.14', 'tau 0.7': '+3.8, 1.08',
@@ -258,10 +230,6 @@ def figures(records):
         yield 'math-hard: right answers over sd', runs.every, gap(gain(runs, DEFAULT, USUAL)), ''
     if 'drafted' in records:
         yield from step_figures(with_steps(records['drafted'], 'right'))
-    if 'altered' in records:
-        rows = with_steps(records['altered'], 'draft')
-        yield ('an altered digit is less grounded, share of pairs', numpy.arange(len(rows)),
-               less_grounded(rows), '')
 
 
 def gain(runs, names, other):
@@ -304,17 +272,8 @@ def told(rows, signal):
     return area(signal, [row['right'] for row in rows], kinds)
 
 
-def less_grounded(rows, signal=1):
-    """The figure: the share of pairs whose altered step has the lower G, or L (signal 0), ties half."""
-    won = []
-    for row in rows:
-        gaps = [altered[signal] - own[signal] for altered, own in row['draft']]
-        won.append(sum(0.5 + (0.5 if signal else -0.5) * numpy.sign(gaps)))
-    return ratio(won, [len(row['draft']) for row in rows])
-
-
 def sweeps(pairs):
-    """The notes' sweeps and ablations by pair, then of math-hard; signals by family; altered digits."""
+    """The notes' sweeps and ablations by pair, then of math-hard; signals by family."""
     rows = []
     for record, words, names in (('runs', '', SHOWN), ('hard', 'math-hard: ', SHOWN_HARD)):
         runs = [records.runs_if(record) for records in pairs.values()]
@@ -323,8 +282,6 @@ def sweeps(pairs):
     for family in TASKS:
         cells = [told_cell(records, family) for records in pairs.values()]
         rows.append((f'AUROC of L, G: {family}', '', *cells))
-    cells = [altered_cell(records) for records in pairs.values()]
-    rows.append(('altered digit: lower G, lower L', '', *cells))
     return [(('setting', 'notes', *pairs), rows)]
 
 
@@ -353,15 +310,6 @@ def told_cell(records, family):
     rows = [row for row in with_steps(records['drafted'], 'right') if row['family'] == family]
     sure, grounded, _ = (told(rows, signal)(numpy.arange(len(rows))) for signal in signals_in(rows))
     return f'{sure:.2f}, {grounded:.2f}'
-
-
-def altered_cell(records):
-    """Shares of pairs in which the altered step has the lower G, and the lower L."""
-    if 'altered' not in records:
-        return ''
-    rows = with_steps(records['altered'], 'draft')
-    texts = numpy.arange(len(rows))
-    return f'{with_interval(texts, less_grounded(rows), ".2f")}, {less_grounded(rows, 0)(texts):.2f}'
 
 
 def with_interval(texts, figure, digits):

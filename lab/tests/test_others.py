@@ -14,15 +14,13 @@ def test_others(monkeypatch, tmp_path, capsys):
     prompts = stored(tmp_path / 'prompts.jsonl', dict(prompt='hello'), [dict(prompt='and so on')])
     flags = '--target', tiny(tmp_path / 'a', 0), '--draft', tiny(tmp_path / 'b', 1), '--prompts', prompts
     status, out, err = program(capsys, *flags, '--n', 2, '--max-new', 12, '--gamma', 2, main=others.main)
-    assert status == 0 and 'llama.cpp is left out' in err, err
+    assert status == 0, err
     head, *rows = map(json.loads, (tmp_path / 'results/a+b/others.jsonl').read_text().splitlines())
     assert head['record'] == 'others' and list(head['rivals']) == ['transformers']
     assert [row['place'] for row in rows] == [0, 1]
     for row in rows:
         assert [who for who, *_ in map(str.split, row['runs'])] == ['ours', 'transformers'] * 2
-        assert [run['tokens'] for run in row['runs'].values()][:2] == [12, 11]
     for theirs in [name for name in rows[0]['runs'] if 'ours' not in name]:
-        pairs = [(row['runs']['ours ' + theirs[-1]], row['runs'][theirs]) for row in rows]
-        ratios = [a['tokens'] * b['seconds'] / a['seconds'] / b['tokens'] for a, b in pairs]
+        ratios = [row['runs']['ours ' + theirs[-1]] / row['runs'][theirs] for row in rows]
         shown = f'{sum(ratios) / 2:.2f} | {min(ratios):.2f} to {max(ratios):.2f}'
         assert f'| {theirs} | {shown} |' in out

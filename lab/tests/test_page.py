@@ -139,7 +139,7 @@ return events().map((at, i) => {
   }
   const bars = all('#picture [data-token]', bar => [
     bar.getAttribute('class').slice(4), Number(bar.dataset.token), Number(bar.dataset.value)]);
-  return [at, bars, values, all('.vote', cell => Number(cell.dataset.weight)), all('.read', one => 1).length];
+  return [at, bars, values, all('.vote', cell => Number(cell.dataset.weight))];
 });
 '''
 
@@ -162,14 +162,13 @@ def test_page_shows_the_numbers_of_its_trace(browser, viewed):
             noted |= dict(ratio=[row['ratio'] for row in sum(rows, [])], lag=[one['lag'] for one in cycles])
         if name == 'specguard':
             noted |= dict(score=[judged[0]['score'] for judged in rows])
-        for at, bars, values, weights, read in walked:
+        for at, bars, values, weights in walked:
             cycle, row = cycles[at['cycle']], at['row']
             place = dict(enumerate(cycle.get('places', []))).get(at['place'], {})
             assert sorted(bars) == sorted([letter, *bar] for letter in 'pqs' if letter in place
                                           for bar in zip(place['ids'], place[letter]))
             assert {key: values.get(key, []) for key in noted} == noted
             assert weights == [weight for line in cycle.get('weights', []) for weight in line]
-            assert (read > 0) == ('blocks' in cycle)
             if name == 'specguard':
                 assert [row['token'] for row in cycle['judged']] == cycle['drafted']
                 assert values['bar'] == [cycle['judged'][0][key] for key in ('scaled_L', 'scaled_G')]

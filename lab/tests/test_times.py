@@ -53,12 +53,8 @@ def test_acceptance_by_place_is_of_those_that_were_reached():
     assert times.acceptance_by_place([cycle(2, False, True, False)]) == [[1, 2], [0, 1]]
 
 
-def test_speedups_by_hand():
-    """(1 + c1 + c1 c2 + ...) / (gamma c + v); a position with few verdicts has the share of all."""
-    places = [[40, 50], [15, 30]]                       # 0.8, 0.5, and 55 of 80 after them
-    found = times.speedups(places, 0.25, {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5})
-    assert found == pytest.approx({0: 1, 1: 1.8 / 1.25, 2: 2.2 / 2, 3: (2.2 + 0.4 * 55 / 80) / 2.25})
-    few = times.speedups([[9, 10], [1, 10]], 0.0, {0: 1.0, 2: 1.0})
-    assert few[2] == pytest.approx(1 + 0.5 + 0.25)
+def test_speedup_by_hand():
+    """(1 + alpha + ... + alpha^gamma) / (gamma c + v)."""
+    assert times.speedup(0.5, 2, 0.25, 1.5) == pytest.approx((1 + 0.5 + 0.25) / 2)
     by_formula = (1 - 0.8 ** 4) / ((1 - 0.8) * (3 * 0.25 + 1.5))
-    assert times.speedups([[80, 100]] * 3, 0.25, {3: 1.5})[3] == pytest.approx(by_formula)
+    assert times.speedup(0.8, 3, 0.25, 1.5) == pytest.approx(by_formula)
