@@ -2,12 +2,10 @@
 import io
 import json
 import os
-import random
 import re
 import shutil
 import sys
 from collections import Counter
-from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import pytest
@@ -17,14 +15,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
 import specmini
 import verify
-from lab import times
-from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, bytes_tokenizer, case, interrupt, json_lines,
+from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines,
                                program, put, refused, refuses, reported, subprogram, tiny, tiny_pair)
 from lab.toys import fresh
 from model import BadInput, knobs_of, load, write_calibration
 from verify import METHODS, Exact
 
-ODD = '|nan|inf|-inf|-1|0|1|3|0.5|1e400|99999999999|x|true|None|\udcff|1e-320'.split('|') + ['1' * 5000]
 KEEPS = """from __future__ import annotations
 from dataclasses import dataclass
 from model import knob
@@ -144,19 +140,6 @@ def test_json_trace_and_text_are_one_run(method, pair, tmp_path, capsys):
     assert stats['acceptance_rate'] == (kept / len(judged) if judged else None)
     if method == 'sd':
         assert all(row['chance'] == min(1, row['p'] / row['q']) for row in judged)
-
-
-def test_streaming_takes_linear_time(capsys):
-    """A token is decoded a few times, however long the text is."""
-    counts = []
-    tokenizer = bytes_tokenizer()
-    tokenizer.decoder = decoders.Decoder.custom(SimpleNamespace(
-        decode_chain=lambda words: counts.append(len(words)) or words))
-    printer = specmini.Printer(tokenizer, [1, 2, 3], False, False)
-    for token in range(4000):
-        printer.add(verify.Cycle([], [], [token % 200], ['target'], {}, 0.0), None)
-    assert 4000 <= sum(counts) < 40_000
-    assert capsys.readouterr().out == tokenizer.decode([token % 200 for token in range(4000)])
 
 
 def test_half_a_character_is_held_back(capsys):
@@ -312,16 +295,6 @@ def test_audit_is_what_a_fresh_target_says(flags, pair, capsys, monkeypatch):
         assert reported(capsys, *pair, *more)['stats']['audited_wrong'] is None
 
 
-def test_times_of_a_run(pair, capsys, monkeypatch):
-    """`python -m lab.times` takes the flags of a run: a column for each length of a block that was timed."""
-    monkeypatch.setattr(times, 'TIMING', 0.0)
-    _, out, _ = program(capsys, *pair, '--max-new', 40, '--ignore-eos', main=times.main)
-    rows = {line[:27].strip(): line[27:].split() for line in out.splitlines()}
-    assert rows['n draft tokens'] == [str(n) for n in times.BLOCKS]
-    assert len(rows['pass over n + 1, ms']) == len(rows['times ar at gamma n']) == len(times.BLOCKS)
-    assert 'break-even: a draft pass takes ' in out and 'peak memory' in out and table_in(out)['sd']
-
-
 @pytest.fixture
 def answered(pair, tmp_path, capsys):
     """Flags of a run on three rows: the target writes the first one's answer, not the second's."""
@@ -468,25 +441,6 @@ def test_sd_has_other_drafts(pair, capsys):
             ((*pair[2:4], '--lookup'), {'target/full', 'draft/full'})):
         stats = reported(capsys, *pair[:2], *flags, '--prompt', 'aabaab', '--max-new', 20)['stats']
         assert stats['drafted'] and stats['passes'].keys() == passes
-
-
-@pytest.mark.slow
-def test_odd_knobs(pair):
-    """Every method at odd values of any knobs writes three tokens, or a BadInput says why not."""
-    engine = specmini.Engine(pair[1], pair[3], max_new=3)
-    engine.open([[97, 98, 10, 103]])
-    rng, runs = random.Random(1), 0
-    for _ in range(500):
-        name = rng.choice(sorted(METHODS))
-        knobs = sorted(knobs_of(METHODS[name]))
-        words = [f'{knob}={rng.choice(ODD)}' for knob in rng.sample(knobs, min(len(knobs), rng.randrange(3)))]
-        engine.temperature = rng.choice([0.0, 1.0])
-        try:
-            methods = specmini.make_methods([name], words)
-            runs += len(engine.write([97, 98, 10, 103], methods[name])) > 0
-        except BadInput as error:
-            assert str(error), (name, words)
-    assert 100 < runs < 400
 
 
 def test_methods_of_ones_own(pair, tmp_path, capsys):

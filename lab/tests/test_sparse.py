@@ -7,7 +7,7 @@ import torch
 import kernels
 from lab import tasks
 from lab.judge import Records
-from lab.measure import EMBEDDED, Pair, Stored
+from lab.measure import EMBEDDED, Stored
 from lab.sparse import claims
 from lab.sparse.claims import DENSE
 from lab.tests.helpers import LINE, thin
@@ -34,16 +34,6 @@ def test_a_look_up_asks_for_cells_of_the_first_half():
     for column, item, value in cells:
         assert any(line.startswith(f'| {item}: {column} {value}') for line in lines[:len(lines) // 2])
     assert cells and len(ids) <= 1984 and tasks.grade(row, row['solution'])
-
-
-def test_a_longer_look_up_has_one_answer():
-    """Of another pair: a single cell is asked for, and no table after the first has its item."""
-    pair = Pair(prompts=('none.jsonl',))
-    row, ids = claims.look_up(pair, 8000, 0)
-    text = EMBEDDED.tokenizer.decode(ids)
-    item = text.split(' of ')[-1].split('?')[0]
-    cells = [line for line in text.split('\n') if line.startswith(f'| {item}:')]
-    assert 5000 < len(ids) <= 8000 and len(cells) == 1 and f' {row["answer"]},' in cells[0]
 
 
 def test_channels_of_experts_are_left_out_as_calibrated(monkeypatch):
@@ -94,14 +84,3 @@ def test_claims_of_cycles_and_of_passes_by_hand():
     records['passes'] = Stored({}, rows)
     found = [figure(texts) for _, texts, figure, _ in claims.figures(records)]
     assert found == pytest.approx([4 / 6, 1, 1.5])
-
-
-def test_a_pass_is_timed_by_each_form(monkeypatch):
-    """Each form reads the same T positions four times, sparse passes as sparse ones."""
-    session = claims.random_keys.__wrapped__(EMBEDDED)
-    monkeypatch.setattr(claims, 'random_keys', lambda pair: session)
-    row = claims.pass_row(EMBEDDED, (2048, 1))
-    assert row['runs'].keys() == claims.FORMS.keys() and all(run['pass'] > 0 for run in row['runs'].values())
-    log = session.target.log
-    assert sorted(path.name for path, _ in log) == ['full'] * 4 + ['sparse'] * 4
-    assert {positions for _, positions in log} == {claims.T}
