@@ -7,7 +7,7 @@ import torch
 
 from lab import read_bytes
 from model import knob, require_that
-from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd, sums_of
+from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd
 
 
 @dataclass
@@ -129,23 +129,6 @@ def draft_cost(session):
 
 
 # ----------------------------------------------------------------------------------------------------- ECSV
-
-@dataclass
-class EcsvPrefix(Ecsv):
-    """ECSV in which only branches that begin as the fused text does vote; where none does, all. Ours."""
-
-    def elected(self, tallies):
-        ballot, tokens = self.ballot, []
-        for j in range(len(tallies)):
-            agree = (ballot.tokens[:, :j] == torch.tensor(tokens, dtype=torch.long)).all(1)     # [B]
-            voters = agree if agree.any() else ~agree
-            q = ballot.q[voters, j:j + 1]                                           # [voters, 1, K]
-            here = replace(ballot, tokens=ballot.tokens[voters, j:j + 1], q=q, tie_break=sums_of(q),
-                           candidates=ballot.candidates[j:j + 1])
-            tallies[j:j + 1] = here.tally(self.weights[voters, j:j + 1], self.soft)     # for the trace, too
-            tokens += super().elected(tallies[j:j + 1])
-        return tokens
-
 
 @dataclass
 class OracleTop1(Ecsv):
@@ -273,5 +256,5 @@ class SparseRecent(Sparse):
 
 METHODS.update({
     'lenient': Lenient, 'ratio': Ratio, 'hf-confidence': Confident, 'product': Product, 'payoff': Payoff,
-    'ecsv-prefix': EcsvPrefix, 'oracle-top1': OracleTop1, 'cascade': Cascade, 'via-layers': ViaLayers,
+    'oracle-top1': OracleTop1, 'cascade': Cascade, 'via-layers': ViaLayers,
     'rsd': RewardGuided, 'random-gate': RandomGate, 'sparse-recent': SparseRecent})

@@ -51,7 +51,6 @@ def methods_of(pair):
         'cmasd': named('cmasd'),
         'cmasd, strict': named('cmasd', tau_base=1.0),
         f'ratio 0.5, {gamma}': named('ratio', gamma=gamma),
-        'ecsv-prefix': named('ecsv-prefix', gamma=gamma, branches=3),
         'ecsv-lite': named('ecsv', gamma=gamma, branches=3, a_self=0),
         'ratio 0.5, payoff': Setting(RatioPayoff),
         f'{LOOK_UP} payoff': Setting(Payoff, lookup_then_draft),

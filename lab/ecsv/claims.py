@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy
 
-from lab.baselines import EcsvPrefix, OracleTop1
+from lab.baselines import OracleTop1
 from lab.judge import BEST_SD, EMBEDDED, MODELLED, interval, number, over
 from lab.measure import Record, Setting, prepared
 from verify import Ecsv, EcsvSpot, Exact, decode, token_logps
@@ -28,7 +28,6 @@ BLOCKS = {              # Settings whose method takes a depth
     'ecsv-lite': Setting(partial(Ecsv, a_self=0)),
     'ecsv': Setting(Ecsv),
     'unweighted': Setting(partial(Ecsv, gamma_r=0)),
-    'prefix': Setting(EcsvPrefix),
     'best of four': Setting(OracleTop1),
     'ecsv-soft': Setting(partial(Ecsv, soft=0.5)),
     'ecsv-lite, B = 2': Setting(partial(Ecsv, a_self=0, branches=2)),

@@ -1,37 +1,20 @@
 """ECSV: the laws of its baselines, their votes, and its claims computed by hand."""
 import numpy
 import pytest
-import torch
 
-from lab.baselines import EcsvPrefix, OracleTop1
+from lab.baselines import OracleTop1
 from lab.ecsv import claims
 from lab.judge import Costs, Records
 from lab.measure import EMBEDDED, Stored
-from lab.tests.helpers import case, law_gap
-from lab.toys import network, session
-from verify import Ballot, Ecsv
+from lab.tests.helpers import law_gap
 
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
 EOS = dict(eos=frozenset([1]))
 
 
-@pytest.mark.parametrize('method, settings', [
-    case('prefix', EcsvPrefix(**TWO), {}), case('prefix-soft', EcsvPrefix(**TWO, soft=0.5), EOS),
-    case('oracle', OracleTop1(**TWO), EOS)])
-def test_law(method, settings):
-    assert method.lossless and law_gap(method, **settings) < 1e-9
-
-
-def test_votes_by_hand():
-    """Every vote counts the same; by prefix a branch that has left the fused text has none."""
-    def elected(method, **knobs):
-        vote = method(**knobs)
-        vote.ballot = Ballot.of(branches, logits, soft=True)
-        return vote.vote(session(network(0, 5), network(1, 5), [1], 9))[0]
-    branches = torch.tensor([[0, 1, 5], [0, 1, 5], [0, 2, 3], [4, 2, 3], [4, 2, 3]])
-    logits = torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(1)).expand(5, -1, -1)
-    assert elected(Ecsv, gamma_r=0) == [0, 2, 3] and elected(EcsvPrefix, gamma_r=0) == [0, 1, 5]
-    assert elected(Ecsv, soft=1e6) == elected(EcsvPrefix, soft=1e6) == logits[0].argmax(-1).tolist()
+def test_law_of_the_best_branch():
+    method = OracleTop1(**TWO)
+    assert method.lossless and law_gap(method, eos=frozenset([1])) < 1e-9
 
 
 def test_claims_by_hand():
@@ -42,7 +25,7 @@ def test_claims_by_hand():
     """
     votes = {claims.GREEDY: dict(kept=[20, 30], cycles=[20, 10], positions=[40, 50]),
              claims.SD: dict(kept=[10, 20], cycles=[20, 15], positions=[40, 45], drafted=[1, 1], nats=[3, 1]),
-             'prefix': dict(kept=[25, 30], cycles=[15, 10], positions=[30, 60], drafted=[1, 1], nats=[1, 1])}
+             'vote': dict(kept=[25, 30], cycles=[15, 10], positions=[30, 60], drafted=[1, 1], nats=[1, 1])}
     for counts in votes.values():
         drafts = [read - cycles for read, cycles in zip(counts['positions'], counts['cycles'])]
         counts |= dict(passes=counts['cycles'], drafts=drafts)
@@ -52,11 +35,11 @@ def test_claims_by_hand():
     stored.costs = Costs({'target/full': [0, 2, 3, 4, 5, 6], 'draft/full': [0, 1, 1, 1, 2]})
     compared = claims.Votes(stored, 'blocks')
     assert compared.counts[claims.GREEDY]['steps'].tolist() == [[40, 50]] * 2      # in steps of 2 s
-    assert compared.over('prefix', claims.GREEDY)(compared.texts) == pytest.approx(40 / 37.5)
-    kept, perplexity = (compared.matched(figure, 'prefix', claims.SD)(compared.texts)
+    assert compared.over('vote', claims.GREEDY)(compared.texts) == pytest.approx(40 / 37.5)
+    kept, perplexity = (compared.matched(figure, 'vote', claims.SD)(compared.texts)
                         for figure in (claims.kept, claims.perplexity))
     assert (kept, perplexity) == pytest.approx(((80 / 3) / (40 / 3) / (10 / 20), numpy.exp(1 - 3)))
-    assert numpy.isnan(compared.at_budget('prefix', compared.texts, 1.4)['kept'])
+    assert numpy.isnan(compared.at_budget('vote', compared.texts, 1.4)['kept'])
     assert not list(claims.figures(stored))             # none of the claims is about these votes
 
 
