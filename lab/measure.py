@@ -28,7 +28,8 @@ from typing import NamedTuple
 import torch
 
 from lab import at_least, tasks
-from model import check_fields, encode, fingerprint, knob, knobs_of, read_calibration, require_that
+from model import (Block, Half, check_fields, encode, fingerprint, knob, knobs_of, pack_children,
+                   read_calibration, require_that)
 from specmini import DTYPES, Engine, add_flags, chat, exit_status, grade, read_rows, ready, take_threads
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
                     tokens_of)
@@ -49,6 +50,47 @@ MOST_ROWS = 6           # the most draft rows whose pass is measured
 def network(folder, device, dtype):
     """(Transformer, tokenizer, end ids) of a folder, held once."""
     return ready(folder, device, dtype)
+
+
+class Costly(torch.nn.Module):
+    """A sublayer's last product, and after it the products of others like it, of which nothing is kept.
+
+    So a pass reads the weights of a larger model and writes the same text, bit for bit. Left out are the
+    others' attention, norms and activations, on a CPU 8 % of a layer's time.
+    """
+
+    def __init__(self, last, others):
+        """others: pairs of a sublayer's first and last product."""
+        super().__init__()
+        self.last = last
+        self.others = torch.nn.ModuleList(map(torch.nn.ModuleList, others))
+
+    def forward(self, x):
+        y = self.last(x)
+        for first, last in self.others:
+            y = y + 0 * last(first(y)[:, :x.shape[1]])
+        return y
+
+
+def make_costly(model, layers):
+    """Lets each layer of a packed network run so many others. They are as many sets of random weights.
+
+    All layers share the sets, each of which has left a CPU's caches when its turn comes again.
+    """
+    torch.manual_seed(0)
+    others = [Block(model.config, 0).requires_grad_(False) for _ in range(layers)]
+    for block in others:
+        for weight in block.parameters():
+            weight.data = 0.02 * torch.randn_like(weight)
+            if weight.ndim == 2 and isinstance(model.lm_head, Half):
+                weight.data = weight.data.bfloat16()
+        pack_children(block.self_attn)
+        pack_children(block.mlp)
+    for layer in model.model.layers:
+        attention = [(block.self_attn.qkv_proj, block.self_attn.o_proj) for block in others]
+        layer.self_attn.o_proj = Costly(layer.self_attn.o_proj, attention)
+        channels = [(block.mlp.gate_up_proj, block.mlp.down_proj) for block in others]
+        layer.mlp.down_proj = Costly(layer.mlp.down_proj, channels)
 
 
 class SharingEngine(Engine):
@@ -85,6 +127,7 @@ class Pair:
     device: str = knob('cpu', 'or cuda', words=('cpu', 'cuda'))
     dtype: str = knob('auto', 'as in specmini.py', words=('auto', *DTYPES))
     made: str = knob('', 'how the weights were made, as words for the head of a record')
+    costly: int = knob(0, 'layers that each layer of the target runs besides, for nothing', 0, 16)
 
     def __post_init__(self):
         check_fields(self)
@@ -97,6 +140,7 @@ class Pair:
     def name(self):
         """The folder of its results: `embedded`, or of the models' names, as `qwen-1.5b+0.5b`."""
         names = [File(folder).resolve().name for folder in self.folders]
+        names[0] += f'x{1 + self.costly}' if self.costly else ''
         if self.is_embedded:
             return 'embedded' if self == EMBEDDED else 'embedded+' + names[-1]
         shared = os.path.commonprefix(names) if len(names) > 1 else ''
@@ -143,6 +187,7 @@ class Pair:
         mask = read_calibration(self.target, self.draft).get('mask', {})
         return dated(dict(record=record, n=n, seed=SEED, models=models, made=self.made, skip=mask.get('skip'),
                           device=self.device, dtype=self.dtype, prompts=files, chat=self.chat,
+                          costly=self.costly,
                           max_new=self.max_new, longest=self.longest, by=by))
 
 
@@ -449,7 +494,10 @@ def run():
     add_flags(parser, Pair)
     args = parser.parse_args()
     pair = pair_of(args)
-    take_threads(network(pair.target, pair.device, pair.dtype)[0])
+    target, _, _ = network(pair.target, pair.device, pair.dtype)
+    take_threads(target)
+    if pair.costly:
+        make_costly(target, pair.costly)
     for paper in args.papers:
         n = PAPERS.get(paper, 1) if pair.is_embedded else ELSEWHERE
         measure(paper, pair, args.n or n, args.only, args.resume)
