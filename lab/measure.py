@@ -186,9 +186,8 @@ class Pair:
                  for file in self.prompts}
         mask = read_calibration(self.target, self.draft).get('mask', {})
         return dated(dict(record=record, n=n, seed=SEED, models=models, made=self.made, skip=mask.get('skip'),
-                          device=self.device, dtype=self.dtype, prompts=files, chat=self.chat,
-                          costly=self.costly,
-                          max_new=self.max_new, longest=self.longest, by=by))
+                          costly=self.costly, device=self.device, dtype=self.dtype, prompts=files,
+                          chat=self.chat, max_new=self.max_new, longest=self.longest, by=by))
 
 
 EMBEDDED = Pair(draft=str(MODELS / 'draft'), max_new=160, longest=300, dtype='fp32', made='lab.train')

@@ -5,14 +5,16 @@ import re
 
 import numpy
 import pytest
+import torch
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab import judge, measure, tasks
+from lab import judge, measure, read_bytes, tasks
 from lab.judge import CLOCK, Claim, Costs, Runs, replayed
 from lab.measure import EMBEDDED, Pair, named, run_row, sd, token_row
 from lab.tests.helpers import case, program as run, refused, stored, tiny
 from lab.toys import fresh
 from model import load, write_calibration
+from specmini import ready
 
 TEXTS = numpy.arange(4)
 FAST, USUAL, SLOW = (10, 0, 1.0), (10, 0, 2.0), (10, 0, 4.0)        # tokens, wrong, seconds
@@ -198,6 +200,16 @@ def test_run_row(pair):
     assert sum(runs['sd']['passes']['target/full'].values()) == runs['sd']['cycles']
     assert n <= runs['sd']['accepted'] + runs['sd']['cycles']
     assert runs['draft']['wrong'] > 0 and runs['hot']['nats'] > runs['ar']['nats']
+
+
+def test_a_costly_target_writes_the_same_text():
+    """Bit for bit, although a pass reads five times the weights of all layers."""
+    ids = EMBEDDED.encode('Tom has 9 pens. Tom loses 5.')
+    plain, costly = [ready(EMBEDDED.target, 'cpu', 'fp32')[0] for _ in range(2)]
+    measure.make_costly(costly, 4)
+    assert torch.equal(fresh(plain, ids), fresh(costly, ids))
+    head = plain.lm_head.weight.numel() * 4
+    assert read_bytes(costly, costly.full) - head > 4.9 * (read_bytes(plain, plain.full) - head)
 
 
 def test_token_row(pair):
