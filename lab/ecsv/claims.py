@@ -276,4 +276,4 @@ def sweeps(pairs):
                 rows.append((pair, f'{name}, T = 1: tokens a cycle over `sd`', None, None, cell, None))
     head = ('pair', 'vote', 'length over a greedy draft', 'over a sampled one', 'that in blocks of 2, 4, 8',
             'speed over greedy `sd`, modelled')
-    return [falsified(Votes(pairs[EMBEDDED], 'matched'))(head, rows)]
+    return [falsified(Votes(pairs[EMBEDDED], 'matched')), (head, rows)]
