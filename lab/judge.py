@@ -474,8 +474,8 @@ def cheap_table(paper):
 def page_lines(paper):
     """Lines of a paper's page: the source, the verdicts, tables without verdicts."""
     module = claims_of(paper)
-    lines = [f'Source of the method: {module.SOURCE}. [How claims are judged, what records were measured on]'
-             '(../README.md#measure-then-judge).', '']
+    lines = [f'Source of the method: {module.SOURCE}.',
+             '[How claims are judged, what records were measured on](../README.md#measure-then-judge).', '']
     tables = [(CLAIM_HEAD, claim_rows(findings_of(paper))), cheap_table(paper),
               *module.sweeps(measured_pairs(paper))]
     for head, rows in tables:
