@@ -97,16 +97,6 @@ def test_flags_that_do_not_fit(flags, named, capsys):
     refused(capsys, named, *prompt, *words)
 
 
-@pytest.mark.parametrize('kind, named, setting', [
-    ('sd', 'gamma', '4'), ('sd', 'gamma', None), ('sd', 'gamma', True), ('ecsv', 'branches', 2.5),
-    ('via', 'slim_bonus', 1), ('specguard', 'delimiter', 7), ('engine', 'temperature', '4')])
-def test_settings_of_another_type(kind, named, setting):
-    """Also if they are set from Python; a whole number is a number, and None what it is by default."""
-    make = (METHODS | dict(engine=specmini.Engine))[kind]
-    refuses(f'{named} is {setting!r}; expected ', lambda: make(**{named: setting}))
-    assert METHODS['via'](keep=1).keep == 1 and METHODS['sd'](draft_temperature=None)
-
-
 def test_list_names_every_method_and_its_knobs(capsys):
     assert [line.split()[0] for line in program(capsys, '--list')[1].splitlines()] == [*METHODS]
     for name, kind in METHODS.items():

@@ -1,5 +1,4 @@
 """train_mask.py: the search for a mask, anchors and thresholds of sparse passes, SpecGuard's signals."""
-import itertools
 import shutil
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from lab.tests.helpers import (EMBEDDED, LINE, MIXED, byte_network, bytes_tokeni
 from lab.toys import network, session, write
 from model import Reader, read_calibration
 from specmini import Engine
-from train_mask import PATIENCE, Settings, search
+from train_mask import Settings
 from verify import METHODS
 
 
@@ -31,17 +30,6 @@ def test_search_finds_planted_layers(tmp_path, capsys, monkeypatch):
     found = read_calibration(folder)['mask']
     assert "slim's first choice is the target's at 100.0% of the tokens" in out
     assert found['skip'] == [4, 5, 8, 9] and found['cost'] < 1e-9 and found['masks'] <= 90
-
-
-def test_search_begins_with_plain_masks_and_ends_without_progress(monkeypatch):
-    """Evenly spaced units, every contiguous block, then others. Patience counts these alone."""
-    tried = search(sum, 6, 3, Settings(evaluations=7))
-    assert list(tried)[:5] == [(1, 3, 5), (0, 1, 2), (1, 2, 3), (2, 3, 4), (3, 4, 5)] and len(tried) == 7
-    assert 40 + PATIENCE <= len(search(lambda mask: 1.0, 40, 2, Settings(evaluations=200))) < 100
-    assert Settings().evaluations > PATIENCE
-    monkeypatch.setattr(train_mask, 'PATIENCE', 5)
-    worse = itertools.count()
-    assert len(search(lambda mask: next(worse), 8, 4, Settings())) == 6 + 6     # six of them are plain
 
 
 @pytest.mark.parametrize('last, tried', [(4, 3), (99, 10)])
