@@ -112,7 +112,7 @@ def test_training_learns(monkeypatch, tmp_path, capsys):
 
 def test_speed(monkeypatch):
     """Small shapes on a CPU. Pretended guesses are right as often as their chance says; the text stays."""
-    shapes = dict(target=(97, 16, 32, 2, 4, 2, 8), draft=(97, 16, 32, 1, 4, 2, 8))
+    shapes = dict(target=(97, 64, 32, 2, 4, 2, 16), draft=(97, 64, 32, 1, 4, 2, 16))
     for name, value in dict(SHAPES=shapes, FORMS={'': False}, KEYS=(256,), PROMPT=8, WRITTEN=40,
                             COPIED=2 ** 20).items():
         monkeypatch.setattr(speed, name, value)
