@@ -18,6 +18,8 @@ SOURCE = 'ours'
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
 GAMMAS = 3, (2, 3, 4, 5)            # of all methods but plain sd; of plain sd
 EMBEDDED_GAMMAS = 8, (4, 6, 8, 12)  # where a draft pass is cheap
+COSTLY_GAMMAS = 5, (3, 5, 8)        # over a costly target, a text of which takes a minute: see Pair.costly
+COSTLY = 'ar', 'look up, else 5', 'payoff', 'cmasd', 'via, without 4', 'ecsv-lite'      # beside sd
 LOSSY = 'ratio', 'cmasd', 'via', 'cascade', 'specguard', 'lenient'      # settings, by their first word
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing
 COSTS = 0.02, 0.05, 0.1, 0.2, 0.36  # of a draft pass, in target passes, that payoff is told
@@ -38,7 +40,7 @@ class RatioPayoff(Payoff, Ratio):
 def methods_of(pair):
     """{name: Setting} of every method for the models of a pair, as far as the target is calibrated."""
     model, _, _ = network(pair.target, pair.device, pair.dtype)
-    gamma, gammas = EMBEDDED_GAMMAS if pair.is_embedded else GAMMAS
+    gamma, gammas = EMBEDDED_GAMMAS if pair.is_embedded else COSTLY_GAMMAS if pair.costly else GAMMAS
     calibration = read_calibration(pair.target, pair.draft)
     settings = {name: named('ar') for name in ('ar', 'ar, again', 'ar, third')}
     for length in gammas:
@@ -62,6 +64,8 @@ def methods_of(pair):
             settings[f'via, without {count}'] = via_without(count, model, gamma)
     for k in (1, 4) if 'signals' in calibration else ():
         settings[f'specguard 4, k = {k}'] = named('specguard', k=k, gamma=4, delimiter='sentence')
+    if pair.costly:
+        settings = {name: settings[name] for name in settings if name in COSTLY or name.startswith('sd ')}
     return settings
 
 
