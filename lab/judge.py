@@ -12,6 +12,7 @@ import argparse
 import functools
 import importlib
 import math
+import re
 import sys
 import warnings
 from collections import Counter
@@ -439,8 +440,9 @@ def table_lines(head, rows):
 
 
 def short(pair):
-    """A pair's name for a narrow column: `qwen` of `qwen-1.5b+0.5b`, `mid` of `embedded+mid`."""
-    return pair.removeprefix(f'{EMBEDDED}+').split('-')[0]
+    """A pair's name for a narrow column: `qwen` of `qwen-1.5b+0.5b`, `mid` of `embedded+mid`, `qwenx5`."""
+    costly = re.search(r'x\d+(?=\+)', pair)
+    return pair.removeprefix(f'{EMBEDDED}+').split('-')[0] + (costly[0] if costly else '')
 
 
 def cells_of(by_pair):
@@ -498,7 +500,8 @@ def record_lines():
         paper, pair = where.relative_to(LAB).parts[0].replace('results', ''), where.parent.name
         weights = ', '.join(f'{name} {found[:6]}' for name, found in head['models'].items())
         cpu = f'{head["cpu"]}, {head["threads"]}' if 'cpu' in head else '?'
-        same = (f'{paper} {pair}'.strip(), f'{weights}; {head["made"]}', str(head.get('skip', '?')), cpu,
+        skip = str(head.get('skip', '?') or '-')
+        same = (f'{paper} {pair}'.strip(), f'{weights}; {head["made"]}', skip, cpu,
                 head.get('dtype', '?'), head['by'], f'{head["commit"]}, {head["date"]}')
         rows.setdefault(same, []).append(f'{where.stem} ({len(stored)})')
     return table_lines(RECORD_HEAD, [(f'{name}: {", ".join(records)}', *said)

@@ -157,8 +157,8 @@ def figures(records):
     for text, level in zip(CLAIMS, LEVELS):
         names = lossless(runs.names) if level == 1 else runs.names
         yield text, runs.every, tuned_over(runs, names, runs.starting('sd '), CLOCK, level), CLOCK
-    gamma = next(name for name in runs.names if name.startswith('look up ')).removeprefix('look up ')
-    ahead = over(runs, f'{LOOK_UP} {gamma}', f'sd {gamma}', CLOCK)
+    first, *_ = runs.starting(LOOK_UP)
+    ahead = over(runs, first, first.replace(LOOK_UP, 'sd'), CLOCK)
     yield AHEAD, runs.every, lambda texts: numpy.mean([ahead([i]) > 1 for i in texts]), ''
 
 
