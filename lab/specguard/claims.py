@@ -82,7 +82,8 @@ def run_items(families, pair, n):
         prompts = pair.texts([task], n)
         wanted = share_of_target(pair, prompts, 'specguard')
         found = share_of_target(pair, prompts, 'random-gate', rate=1 - wanted)
-        items += [(prompt, 1 - wanted * wanted / found) for prompt in prompts]
+        rate = 1 - wanted * wanted / found if found else 1.0
+        items += [(prompt, max(0.0, rate)) for prompt in prompts]
     return items
 
 
