@@ -198,7 +198,7 @@ CLAIMS = {              # text: whose, rival, line
     'calibrated gate: right answers over sd': (MORE_RIGHT, '`sd`', GAIN),
     'math-hard: right answers over sd': (MORE_RIGHT, '`sd`', GAIN),
     'right answers over rsd': (OVER_RSD, "`rsd`: the task's checker", GAIN),
-    'right answers over a coin': ('ours', 'a coin that leaves the target as many tokens', GAIN),
+    'right answers over a coin': ('ours', 'a coin that leaves the target as many tokens or more', GAIN),
     'calibrated gate: speed over sd': (
         'notes: "Latency improvement is consistent across domains (~11%)"', '`sd`, gamma 4, 8 or 12', FASTER),
     'calibrated gate: speed over rsd': (OVER_RSD, "`rsd`: the task's checker", FASTER),

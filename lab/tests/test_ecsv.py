@@ -9,7 +9,6 @@ from lab.measure import EMBEDDED, Stored
 from lab.tests.helpers import law_gap
 
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
-EOS = dict(eos=frozenset([1]))
 
 
 def test_law_of_the_best_branch():
