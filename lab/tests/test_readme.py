@@ -179,10 +179,7 @@ def decimals(text):
 
 
 def test_figures_of_the_readme_are_stored():
-    """Each figure of sections 4 and 6 stands, rounded, in a row that they name, and so does its verdict.
-
-    The costs and claims that they are beside are left out.
-    """
+    """Each figure of sections 4 and 6 but costs and claims stands, rounded, in a row; so does its verdict."""
     text = text_of('README.md')
     text = ''.join(text.partition(f'## {n}. ')[2].partition('\n## ')[0] for n in (4, 6))
     for words, page, begins in TIED:
