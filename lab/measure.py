@@ -478,6 +478,11 @@ def pair_of(args):
     pair.engine()                                       # which refuses models that do not fit
     require_that(len(pair.texts((), 2)) > 1,
                  f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
+    if pair.costly:
+        target, _, _ = network(pair.target, pair.device, pair.dtype)
+        require_that(pair.device == 'cpu' and not any(target.config.mixtures),
+                     '--costly: expected --device cpu and a target without mixtures')
+        make_costly(target, pair.costly)
     return pair
 
 
@@ -493,10 +498,7 @@ def run():
     add_flags(parser, Pair)
     args = parser.parse_args()
     pair = pair_of(args)
-    target, _, _ = network(pair.target, pair.device, pair.dtype)
-    take_threads(target)
-    if pair.costly:
-        make_costly(target, pair.costly)
+    take_threads(network(pair.target, pair.device, pair.dtype)[0])
     for paper in args.papers:
         n = PAPERS.get(paper, 1) if pair.is_embedded else ELSEWHERE
         measure(paper, pair, args.n or n, args.only, args.resume)

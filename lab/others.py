@@ -91,8 +91,9 @@ def run():
     with naming('pip install it', ImportError):
         rivals = {name: metadata.version(name) for name in ['transformers'] + ['xllamacpp'] * bool(args.gguf)}
     pair = pair_of(args)
-    require_that(pair.device == 'cpu' and pair.draft and pair.max_new > max(args.gamma) + 1,
-                 'expected --device cpu, --draft DIR, and --max-new above gamma + 1')     # so, two steps
+    two_steps = pair.max_new > max(args.gamma) + 1
+    require_that(pair.device == 'cpu' and pair.draft and two_steps and not pair.costly,
+                 'expected --device cpu, --draft DIR, --max-new above gamma + 1, and no --costly')
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
     engine = pair.engine()
     engine.eos = frozenset()                            # ends are ignored

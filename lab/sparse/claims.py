@@ -180,9 +180,9 @@ def filled(pair, first, texts, last, between, tokens):
 
 
 def long_row(settings, pair, prompt):
-    """What settings read and write of a long context; by the clock but for the embedded pair."""
+    """What settings read and write of a long context, by the clock."""
     there = Prompted(pair, prompt, OWN if prompt.family.startswith(LOOK_UP) else pair.max_new)
-    runs = {name: there.run(knobs, timed=not pair.is_embedded) for name, knobs in settings.items()}
+    runs = {name: there.run(knobs, timed=True) for name, knobs in settings.items()}
     return prompt.name | dict(tokens=len(prompt.ids), runs=runs)
 
 
