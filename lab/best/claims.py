@@ -16,10 +16,13 @@ from verify import lookup_then_draft, prompt_lookup
 
 SOURCE = 'ours'
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
-GAMMAS = 3, (2, 3, 4, 5)            # of all methods but plain sd; of plain sd
+GAMMAS = 3, (2, 3, 4)               # of all methods but plain sd; of plain sd
 EMBEDDED_GAMMAS = 8, (4, 6, 8, 12)  # where a draft pass is cheap
 COSTLY_GAMMAS = 5, (3, 5, 8)        # over a costly target, a text of which takes a minute: see Pair.costly
-COSTLY = 'ar', 'look up, else 5', 'payoff', 'cmasd', 'via, without 4', 'ecsv-lite'      # beside sd
+COSTLY = 'ar', 'look up, else 5', 'payoff', 'cmasd', 'via', 'specguard 4, k = 4', 'ecsv-lite'    # beside sd
+REAL = (                            # likewise, of any pair but the embedded one
+    'ar', 'look up, else 3', 'payoff', 'ratio 0.5, 3', 'cmasd', 'via', 'via, without 4', 'specguard 4, k = 4',
+    'ecsv-lite')
 LOSSY = 'ratio', 'cmasd', 'via', 'cascade', 'specguard', 'lenient'      # settings, by their first word
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing
 COSTS = 0.02, 0.05, 0.1, 0.2, 0.36  # of a draft pass, in target passes, that payoff is told
@@ -64,9 +67,10 @@ def methods_of(pair):
             settings[f'via, without {count}'] = via_without(count, model, gamma)
     for k in (1, 4) if 'signals' in calibration else ():
         settings[f'specguard 4, k = {k}'] = named('specguard', k=k, gamma=4, delimiter='sentence')
-    if pair.costly:
-        settings = {name: settings[name] for name in settings if name in COSTLY or name.startswith('sd ')}
-    return settings
+    if pair.is_embedded:
+        return settings
+    wanted = COSTLY if pair.costly else REAL
+    return {name: settings[name] for name in settings if name in wanted or name.startswith('sd ')}
 
 
 def via_without(count, model, gamma):
