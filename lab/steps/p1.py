@@ -1,20 +1,50 @@
-"""p1: plain decoding with a cache. A step reads one token, because keys and values of the others are kept.
+"""p1: plain decoding with a cache. A pass reads one token, because keys and values of the others are kept.
 
-New since p0: the Reader of model.py. It is given the whole text each time, compares it with what its cache
-holds, and feeds the network what is missing.
+New since p0: in each layer a token looks at the keys and values of the tokens before it, and these never
+change. So they are written down once, at their position, and a pass reads only what is not written yet.
 """
+import torch
+
 from lab.steps.p0 import demo
-from model import Reader
+
+
+class Cached:
+    """A model and its cache. It is given the whole text each time, and reads what the cache lacks."""
+
+    def __init__(self, model, size):
+        """size: tokens of the longest text."""
+        config = model.config
+        shape = 1, 2 * config.num_key_value_heads, size, config.head_dim
+        self.model = model
+        self.stores = [torch.zeros(shape, dtype=model.dtype)    # of a layer: keys, then values
+                       for _ in range(config.num_hidden_layers)]
+        self.ids = []           # the tokens whose keys and values are in the stores
+        self.passes = 0
+
+    def logits(self, ids, n):
+        """Logits [n, V] after each of the last n of these ids, by one pass.
+
+        A cached token that is not the text's any more (a rejected guess) and all after it are read again.
+        """
+        valid = 0
+        while valid < min(len(self.ids), len(ids) - n) and self.ids[valid] == ids[valid]:
+            valid += 1
+        new = torch.tensor([ids[valid:]])                                               # [1, T]
+        positions = torch.arange(valid, len(ids))
+        hidden = self.model(new, positions, self.model.full, self.stores, len(ids))     # [1, T, C]
+        self.ids = list(ids)
+        self.passes += 1
+        return self.model.logits(hidden[0, -n:])
 
 
 def generate(target, draft, ids, n):
     """(the ids and n more, passes of the target)."""
     ids = list(ids)
-    reader = Reader(target, len(ids) + n)
+    target = Cached(target, len(ids) + n)
     for _ in range(n):
-        logits = reader.read(ids, target.full, 1)           # [1, V], after the last id
+        logits = target.logits(ids, 1)                      # [1, V], after the last id
         ids.append(int(logits[0].argmax()))
-    return ids, len(reader.log)
+    return ids, target.passes
 
 
 if __name__ == '__main__':

@@ -6,7 +6,7 @@ q gave too rarely, max(p - q, 0). Source: Leviathan et al. 2023, algorithm 1.
 import torch
 
 from lab.steps.p0 import demo
-from model import Reader
+from lab.steps.p1 import Cached
 
 GAMMA = 4
 ROOM = 16       # tokens that a block may have at most
@@ -21,7 +21,7 @@ def propose(draft, ids):
     """(GAMMA guesses, the distributions q [V] that they were drawn from)."""
     guesses, qs = [], []
     for _ in range(GAMMA):
-        q = draft.read(ids + guesses, draft.model.full, 1)[0].softmax(-1)
+        q = draft.logits(ids + guesses, 1)[0].softmax(-1)
         qs.append(q)
         guesses.append(draw(q))
     return guesses, qs
@@ -36,16 +36,16 @@ def accept(guesses, qs, ps):
     return guesses + [draw(ps[-1])]
 
 
-def generate(target, draft, ids, n, propose=propose, accept=accept):
+def generate(target, draft, ids, n, propose=propose):
     """(the ids and n more, passes of the target)."""
     ids = list(ids)
     end = len(ids) + n
-    target, draft = [Reader(model, end + ROOM) for model in (target, draft)]
+    target, draft = [Cached(model, end + ROOM) for model in (target, draft)]
     while len(ids) < end:
         guesses, qs = propose(draft, ids)
-        ps = target.read(ids + guesses, target.model.full, len(guesses) + 1).softmax(-1)
+        ps = target.logits(ids + guesses, len(guesses) + 1).softmax(-1)
         ids += accept(guesses, qs, ps)
-    return ids[:end], len(target.log)
+    return ids[:end], target.passes
 
 
 if __name__ == '__main__':

@@ -6,7 +6,7 @@ unverified. In verify.py the method `keep_drafting` is such a rule.
 import functools
 
 from lab.steps.p0 import demo
-from lab.steps.p3 import draw, generate
+from lab.steps.p3 import draw, generate as generate_exactly
 
 LONGEST = 10    # tokens of a block at most
 SURE = 0.4      # the largest q from which drafting goes on
@@ -16,7 +16,7 @@ def propose(draft, ids):
     """(up to LONGEST guesses, the distributions q [V] that they were drawn from)."""
     guesses, qs = [], []
     while len(guesses) < LONGEST:
-        q = draft.read(ids + guesses, draft.model.full, 1)[0].softmax(-1)
+        q = draft.logits(ids + guesses, 1)[0].softmax(-1)
         qs.append(q)
         guesses.append(draw(q))
         if q.max() < SURE:
@@ -24,5 +24,7 @@ def propose(draft, ids):
     return guesses, qs
 
 
+generate = functools.partial(generate_exactly, propose=propose)     # by p3's rule
+
 if __name__ == '__main__':
-    demo(functools.partial(generate, propose=propose))
+    demo(generate)

@@ -235,20 +235,19 @@ def test_steps_run(step, capsys):
         assert 'Mia met Eva the fox there.' in text
 
 
-@pytest.mark.parametrize('proposer, rule, lossless',
-                         [('p3', 'p3', True), ('p4', 'p3', True), ('p4', 'p5', False)])
-def test_law_of_steps(proposer, rule, lossless, monkeypatch):
+@pytest.mark.parametrize('name, longest, lossless', [('p3', 'GAMMA', True), ('p4', 'LONGEST', True),
+                                                     ('p5', 'LONGEST', False)])
+def test_law_of_steps(name, longest, lossless, monkeypatch):
     """p3 and p4 have the target's law whatever the draft is, p5 has not: every outcome of every draw."""
-    monkeypatch.setattr('lab.steps.p3.GAMMA', 1)
-    monkeypatch.setattr('lab.steps.p4.LONGEST', 1)
+    step = importlib.import_module(f'lab.steps.{name}')
+    monkeypatch.setattr(step, longest, 1)
     target, draft = Table(1, 3), Table(2, 3)
-    p3, proposer, rule = [importlib.import_module(f'lab.steps.{name}') for name in ('p3', proposer, rule)]
 
     def run(s, method):
         with monkeypatch.context() as patch:
             patch.setattr(torch, 'rand', lambda *_: Coin(s.draw))
             patch.setattr(torch, 'multinomial', lambda p, _: s.draw(p))
-            ids, _ = p3.generate(target, draft, [0], 2, proposer.propose, rule.accept)
+            ids, _ = step.generate(target, draft, [0], 2)
         return ids[1:], None
     gap = variation(enumerate_law(target, draft, None, 2, run=run), exact_law(target, 2, temperature=1.0))
     assert gap < 1e-9 if lossless else gap > 0.01
