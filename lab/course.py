@@ -15,7 +15,7 @@ import torch
 from lab.toys import Table, WrongResidual, enumerate_law, exact_law, network, session, variation, write
 from model import KVCache, require_that, shared_length
 from specmini import exit_status
-from verify import METHODS, Cycle, Exact, Score, probs, residual
+from verify import METHODS, Cycle, Exact, Score, Session, probs, residual
 
 P = 0.5, 0.2, 0.2, 0.1      # the four tokens of exercises 1 and 2: the target's distribution
 Q = 0.2, 0.5, 0.1, 0.2      # and the draft's
@@ -152,14 +152,35 @@ def check_7(test_early):
     check_test(test_early, 'the early path verifies, too', kind, 'score', lazy)
 
 
-CHECKS = dict(zip('1234567', (check_1, check_2, check_3, check_4, check_5, check_6, check_7)))
+def check_8(test_two):
+    """Two guesses for one position, judged by one pass over a tree."""
+    kind = entered('two')
+    assert kind().lossless, 'it may promise to be lossless: say so, because accept is overridden'
+    target, draft = Table(1), Table(2)
+    p, q = (probs(model.row((0,))).double() for model in (target, draft))
+    rejected = 1 - torch.minimum(p, q).sum()
+    rejected *= 1 - torch.minimum(residual(p, q), q).sum()
+    one_cycle = partial(write, most=1)
+    texts = enumerate_law(target, draft, kind(), 4, run=one_cycle, temperature=1.0)
+    found = sum(chance for text, chance in texts.items() if len(text) == 1)
+    assert abs(found - rejected) < 1e-6, (
+        f'both guesses are rejected with the chance {found:.4f}, not {rejected:.4f}: a cycle then writes '
+        'one token, else two; the second guess is kept with min(1, p2(x) / q(x)), p2 the residual')
+    s = session(target, draft, [0], 9, temperature=1.0)
+    _, cycles = write(s, kind())
+    passes = [cycle.passes.get('target/full', [0])[0] for cycle in cycles]
+    assert set(passes) == {1}, f'the target passes of its cycles are {passes}; one tree is one pass'
+    check_test(test_two, 'every guess is kept', Session, 'flip', lambda *_: True)
+
+
+CHECKS = {f.__name__[-1]: f for f in (check_1, check_2, check_3, check_4, check_5, check_6, check_7, check_8)}
 
 
 def run():
     """The exit status; what the answer enters in METHODS is forgotten."""
     argv = sys.argv[1:]
     require_that(len(argv) == 2 and argv[0] in CHECKS,
-                 f'found {argv}; expected NUMBER FILE, say 1 answer.py; lab/course.md has exercises 1 to 7')
+                 f'found {argv}; expected NUMBER FILE, say 1 answer.py; lab/course.md has exercises 1 to 8')
     number, path = argv
     names = inspect.signature(CHECKS[number]).parameters
     reason = None

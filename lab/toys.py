@@ -93,6 +93,24 @@ def slim_session(seed=0, tokens_left=24, skip=(2, 3, 4), **settings):
     return session(target, draft, [1, 2, 3], tokens_left, calibration=calibration, **settings)
 
 
+def read_tree(reader, text, candidates):
+    """Logits [1 + K, V] after a text (ids), and after it with each of K candidates: one pass, a tree.
+
+    Each candidate is a row of its own, behind what the cache does not hold of the text: so none sees another.
+    Tree attention has them in one row, under a mask, and reads the rest of the text once.
+    """
+    path, cache = reader.model.full, reader.cache
+    start = min(cache.valid_prefix(text, path), len(text) - 1)
+    cache.record(text[:start], start, path)
+    twin = reader.fork(len(candidates))
+    rows = torch.tensor([text[start:] + [token] for token in candidates])           # [K, T + 1]
+    logits = twin.feed(rows, start, path, 2)                                        # [K, 2, V]
+    for mine, theirs in zip(cache.stores, twin.cache.stores):                       # the text's keys are kept
+        mine[:, :, start:len(text)] = theirs[:1, :, start:len(text)]
+    cache.record(text, start, path)
+    return torch.cat([logits[:1, 0], logits[:, 1]])
+
+
 def plain(target, prompt, tokens_left, **settings):
     """The tokens that plain decoding writes."""
     alone = session(target, None, prompt, tokens_left, no_draft, **settings)

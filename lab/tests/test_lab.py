@@ -133,7 +133,8 @@ SOLUTIONS = re.findall(r'Solution</summary>\s+```python\n(.*?)```', COURSE, re.S
     case('3', 3, 'gamma * cost', 'gamma + cost'), case('4', 4, 'False', 'True'),
     case('5', 5, '2 * self.gamma', '3 * self.gamma', slow=True),
     case('6', 6, '# it says nothing', 'lossless = True  #', slow=True),
-    case('7', 7, 'session.target, path)', 'session.target, whole)')])
+    case('7', 7, 'session.target, path)', 'session.target, whole)'),
+    case('8', 8, 'rest = residual(rest, q)', 'pass')])
 def test_course_knows_its_solutions(number, old, new, tmp_path, capsys):
     """A solution is right, one that was changed is not; and one without its first name is told so."""
     text = SOLUTIONS[number - 1]
