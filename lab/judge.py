@@ -486,7 +486,7 @@ def page_lines(paper):
     return lines
 
 
-RECORD_HEAD = 'records (rows)', 'weights', 'slim skips', 'CPU, threads', 'dtype', 'by', 'commit, date'
+RECORD_HEAD = 'pair', 'weights', 'slim skips', 'CPU, threads', 'dtype', 'by', 'commit, date', 'records (rows)'
 
 
 def record_lines():
@@ -501,11 +501,10 @@ def record_lines():
         weights = ', '.join(f'{name} {found[:6]}' for name, found in head['models'].items())
         cpu = f'{head["cpu"]}, {head["threads"]}' if 'cpu' in head else '?'
         skip = str(head.get('skip', '?') or '-')
-        same = (f'{paper} {pair}'.strip(), f'{weights}; {head["made"]}', skip, cpu,
-                head.get('dtype', '?'), head['by'], f'{head["commit"]}, {head["date"]}')
-        rows.setdefault(same, []).append(f'{where.stem} ({len(stored)})')
-    return table_lines(RECORD_HEAD, [(f'{name}: {", ".join(records)}', *said)
-                                     for (name, *said), records in rows.items()])
+        same = (pair, f'{weights}; {head["made"]}', skip, cpu, head.get('dtype', '?'), head['by'],
+                f'{head["commit"]}, {head["date"]}')
+        rows.setdefault(same, []).append(f'{paper} {where.stem} ({len(stored)})'.strip())
+    return table_lines(RECORD_HEAD, [(*said, ', '.join(records)) for said, records in sorted(rows.items())])
 
 
 def pages(papers):
