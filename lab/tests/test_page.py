@@ -177,6 +177,13 @@ def test_page_shows_the_numbers_of_its_trace(browser, viewed):
     assert browser.get_log('browser') == []
 
 
+def test_page_opens_on_a_lossy_method(browser, viewed):
+    """The first of the run; the widest thing that it shows fits a telephone."""
+    visit(browser, viewed.file, width=390)
+    method, wide = browser.execute_script('return [lane().method, document.documentElement.scrollWidth]')
+    assert (method, wide) == ('cmasd', 390)
+
+
 @pytest.mark.slow
 def test_page_reckons_the_clock(browser, viewed):
     """A lane's time by hand: first by the clock, then in work with other costs of passes."""
