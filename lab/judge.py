@@ -37,6 +37,7 @@ UNITS = {CLOCK: 'seconds', MODELLED: 'steps'}       # figure of a run that a kin
 EMBEDDED = 'embedded'
 PAPERS_COST = 0.05      # of a draft pass, in target passes: about that of the papers' pairs
 SLOPES = 0.016, 0.07    # what a further position adds to a pass, of the pass; sources: lab/README.md
+USUAL = 'sd 3'          # whose answers are the target's, on the record `answers`
 LONGEST = 512           # positions of the longest pass whose cost is given
 GAMMAS = range(1, 17)   # of sd, whose passes follow from where the draft's guesses are right
 PLAIN, BEST_SD = 'plain decoding', '`sd`, greedy drafts, the fastest gamma'
@@ -273,6 +274,12 @@ def gap(values):
     return ratio(numpy.where(there, values, 0), there)
 
 
+def won(runs, name):
+    """The figure: right answers of a setting less those of exact decoding, a text."""
+    right = runs.sums['right']
+    return gap(right[:, runs.number[name]] - right[:, runs.number[USUAL]])
+
+
 def ratio(parts, wholes):
     """The figure: the sum of one value a text over the sum of another."""
     parts, wholes = numpy.asarray(parts, float), numpy.asarray(wholes, float)
@@ -364,6 +371,13 @@ class Records(dict):
             names = at_any_length(runs.names, name, self.cost) if self.cost else [name]
             if {*names} & {*runs.names}:
                 yield text, runs.every, tuned_over(runs, names, runs.starting(rivals), kind), kind
+
+
+def answers(records, text, setting):
+    """Yields (text, texts, figure, kind) of the right answers of a setting, on lab/best's record of them."""
+    runs = Records('best', records.pair).runs_if('answers')
+    if runs and setting in runs.names:
+        yield text, runs.every, won(runs, setting), ''
 
 
 def at_any_length(names, method, cost):

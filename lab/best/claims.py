@@ -4,12 +4,13 @@ Every method once, each with the same gamma where it has one; plain sd with four
 speeds are judged on these rows, too (lab.judge.Records.best).
 """
 from dataclasses import dataclass
+from functools import partial
 
 import numpy
 
 from lab import read_bytes
 from lab.baselines import Payoff, Ratio, sublayers
-from lab.judge import BEST_SD, CLOCK, interval, over, tuned_over
+from lab.judge import BEST_SD, CLOCK, MODELLED, USUAL, interval, over, tuned_over, won
 from lab.measure import Record, Setting, named, network, run_row, sd, token_row
 from model import read_calibration
 from verify import lookup_then_draft, prompt_lookup
@@ -27,6 +28,7 @@ LOSSY = 'ratio', 'cmasd', 'via', 'cascade', 'specguard', 'lenient'      # settin
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing
 COSTS = 0.02, 0.05, 0.1, 0.2, 0.36  # of a draft pass, in target passes, that payoff is told
 LENGTHS = 2, 4, 8, 12               # of blocks whose passes are counted
+GATES = {'specguard': {}, 'specguard, strict': dict(beta=1.0, tau=0.8)}     # of settings that answer problems
 BLOCKS = 4, 8                       # layers in a row that slim leaves out, after the first sixth of all
 
 
@@ -133,13 +135,27 @@ def counted_row(pair, prompt):
     return row | dict(tokens=tokens['tokens'], hit=tokens['hit'])
 
 
+def answer_settings(pair):
+    """{name: Setting} of the methods whose right answers are counted; without a draft, plain decoding."""
+    if not pair.draft:
+        return dict(ar=named('ar'))
+    calibration = read_calibration(pair.target, pair.draft)
+    settings = {USUAL: sd(3), 'cmasd': named('cmasd')}
+    if 'mask' in calibration:
+        settings['via'] = named('via', gamma=3)
+    for name, knobs in GATES.items() if 'signals' in calibration else ():
+        settings[name] = named('specguard', gamma=4, delimiter='sentence', **knobs)
+    return settings
+
+
 def in_turn(pair, n):
     """The prompts of all families in turn, so that what is interrupted has some of each."""
     return sorted(pair.texts(FAMILIES, n), key=lambda prompt: prompt.place)
 
 
 RECORDS = dict(compositions=Record(in_turn, composition_row, by='clock'),
-               sampled=Record(in_turn, sampled_row, by='clock'), counts=Record(in_turn, counted_row))
+               sampled=Record(in_turn, sampled_row, by='clock'), counts=Record(in_turn, counted_row),
+               answers=Record(in_turn, partial(run_row, answer_settings), drafts=False))
 
 
 # ------------------------------------------------------------------------------------------ what it must show
@@ -176,6 +192,21 @@ def by_family(runs, name):
     return f'{slowest} {speeds[slowest]:.2f}, {fastest} {speeds[fastest]:.2f}'
 
 
+def answer_rows(pairs):
+    """Of each pair and setting: right answers, those won over USUAL, modelled speed over it, agreement."""
+    for pair, records in pairs.items():
+        runs = records.runs_if('answers')
+        for name in runs.names if runs else ():
+            right = f'{runs.total("right", name, runs.every) / runs.size:.0%} of {runs.size}'
+            row = [pair, name, right, None, None, f'{runs.agreement(name, runs.every):.1%}']
+            if USUAL in runs.names:
+                points = won(runs, name)
+                low, high = interval(runs.every, points)
+                row[3:5] = (f'{points(runs.every):+.2f} ({low:+.2f} to {high:+.2f})',
+                            over(runs, name, USUAL, MODELLED)(runs.every))
+            yield row
+
+
 def sweeps(pairs):
     """Of each pair the settings by their speed over plain decoding; sampled, where they were run so."""
     rows = []
@@ -195,4 +226,6 @@ def sweeps(pairs):
                          runs.share('tokens', 'full', name, texts), agreement, warm))
     head = ('pair', 'setting', 'over plain', 'from, to', 'by family', 'tokens a full pass', 'agreement',
             'over plain, T = 0.8')
-    return [(head, rows)]
+    answers = ('pair', 'setting', 'right answers', f'won over {USUAL}, a text', f'over {USUAL}, modelled',
+               'agreement')
+    return [(head, rows), (answers, answer_rows(pairs))]

@@ -8,7 +8,7 @@ import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
-from lab.judge import EMBEDDED, MODELLED, area, gap, interval, number, over, tuned_over
+from lab.judge import EMBEDDED, MODELLED, answers, area, gap, interval, number, over, tuned_over
 from lab.measure import Record, cached_engine, named, on_prompts, prepared, run_row, sd
 from model import encode, read_calibration
 from train_mask import signal_ranges
@@ -230,6 +230,7 @@ def figures(records):
             yield 'calibrated gate: speed over sd', runs.every, figure, MODELLED
             figure = over(runs, 'calibrated', 'rsd', MODELLED)
             yield 'calibrated gate: speed over rsd', runs.every, figure, MODELLED
+    yield from answers(records, 'right answers over sd', 'specguard')
     if 'hard' in records:
         runs = records.runs('hard')
         yield 'math-hard: right answers over sd', runs.every, gap(gain(runs, DEFAULT, USUAL)), ''

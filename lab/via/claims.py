@@ -9,7 +9,7 @@ import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import train_mask
-from lab.judge import BEST_SD, CLOCK, MODELLED, PLAIN, gap, over, ratio, tuned_over
+from lab.judge import BEST_SD, CLOCK, MODELLED, PLAIN, answers, gap, over, ratio, tuned_over
 from lab.measure import Record, answer_row, named, on_prompts, prepared, run_row, sd
 from verify import Exact, ViaSd, decode, tokens_of
 
@@ -123,6 +123,7 @@ def figures(records):
         yield 'speed over tuned cascades and lenient sd', runs.every, figure, MODELLED
     if 'judges' in records:
         yield "slim's agreement with the target, less the draft's", *better_judge(records['judges'].rows), ''
+    yield from answers(records, 'right answers won or lost, a text', 'via')
     if 'answers' in records:
         lost = [row['via'] - row['plain'] for row in records['answers'].rows if row['plain'] is not None]
         if lost:
