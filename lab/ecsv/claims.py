@@ -11,7 +11,7 @@ from functools import partial
 import numpy
 
 from lab.baselines import OracleTop1
-from lab.judge import BEST_SD, EMBEDDED, MODELLED, interval, number, over
+from lab.judge import BEST_SD, EMBEDDED, MODELLED, number
 from lab.measure import Record, Setting, prepared
 from verify import Ecsv, EcsvSpot, Exact, decode, token_logps
 
@@ -92,7 +92,6 @@ RECORDS = dict(
 # ------------------------------------------------------------------------------------------ what it must show
 
 DEPTH = 4               # tokens of the blocks that are compared at equal length
-WARM = 'sampled'        # a record that is measured no more: texts at temperature 1, blocks of DEPTH
 CLAIMS = {              # text: whose, rival, line
     'ecsv-lite: length over a greedy draft': (
         'proposal: "ECSV-lite > SD-1 in acceptance length by 5–15% with equal budget"',
@@ -257,7 +256,7 @@ def falsified(votes):
 
 
 def sweeps(pairs):
-    """The tables of the falsification test; of each vote's length over both drafts; of texts at T = 1."""
+    """The tables of the falsification test; of each vote's length over both drafts."""
     rows = []
     for pair, records in pairs.items():
         votes = Votes(records, 'blocks')
@@ -267,15 +266,6 @@ def sweeps(pairs):
             alike = ', '.join(number(mine / other) for k, mine, other in zip(votes.depths, sums, rival)
                               if k in (2, 4, 8))
             rows.append((pair, vote, *lengths, alike, votes.over(vote, GREEDY)(votes.texts)))
-        if WARM in records:
-            runs = records.runs(WARM)
-            cells = []
-            for name in 'sd-multi', 'ecsv':
-                longer = over(runs, f'{name} {DEPTH}', f'sd {DEPTH}', 'cycles')
-                low, high = interval(runs.every, longer)
-                cells.append(f'{longer(runs.every):.3f} ({low:.2f} to {high:.2f})')
-            text = f'sd-multi; ecsv, T = 1, blocks of {DEPTH}: tokens a cycle over `sd`'
-            rows.append((pair, text, None, None, '; '.join(cells), None))
     head = ('pair', 'vote', 'length over a greedy draft', 'over a sampled one', 'that in blocks of 2, 4, 8',
             'speed over greedy `sd`, modelled')
     return [falsified(Votes(pairs[EMBEDDED], 'matched')), (head, rows)]
