@@ -370,7 +370,11 @@ class Records(dict):
         for text, (name, rivals) in settings.items() if runs else ():
             names = at_any_length(runs.names, name, self.cost) if self.cost else [name]
             if {*names} & {*runs.names}:
-                yield text, runs.every, tuned_over(runs, names, runs.starting(rivals), kind), kind
+                rivals = runs.starting(rivals)
+                if kind == CLOCK and rivals == runs.starting('ar'):     # runs of one setting: nothing to tune
+                    yield text, runs.every, over(runs, name, rivals, kind), kind
+                else:
+                    yield text, runs.every, tuned_over(runs, names, rivals, kind), kind
 
 
 def answers(records, text, setting):

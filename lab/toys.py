@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 
 import kernels
-from model import Config, Path, Reader, Transformer, require_that
+from model import Config, Path, Reader, Transformer, require_that, to_device
 from verify import (METHODS, Draft, Exact, Session, decode, draft_model, no_draft, probs, read_prompt,
                     tokens_of)
 
@@ -103,7 +103,7 @@ def read_tree(reader, text, candidates):
     start = min(cache.valid_prefix(text, path), len(text) - 1)
     cache.record(text[:start], start, path)
     twin = reader.fork(len(candidates))
-    rows = torch.tensor([text[start:] + [token] for token in candidates])           # [K, T + 1]
+    rows = to_device([text[start:] + [token] for token in candidates], reader.model.device)  # [K, T + 1]
     logits = twin.feed(rows, start, path, 2)                                        # [K, 2, V]
     for mine, theirs in zip(cache.stores, twin.cache.stores):                       # the text's keys are kept
         mine[:, :, start:len(text)] = theirs[:1, :, start:len(text)]

@@ -11,7 +11,7 @@ N = 80          # tokens to write
 def logits_of(model, ids):
     """Logits [T, V]: row i tells what comes after ids[:i + 1]."""
     positions = torch.arange(len(ids))
-    hidden = model(torch.tensor([ids]), positions, model.full)              # [1, T, C]
+    hidden = model(torch.tensor([ids]), positions, model.full)      # [1, T, C]; full: all layers run
     return model.logits(hidden)[0]
 
 

@@ -31,6 +31,7 @@ class Cached:
             valid += 1
         new = torch.tensor([ids[valid:]])                                               # [1, T]
         positions = torch.arange(valid, len(ids))
+        # the pass writes its own keys into the stores, and sees the first len(ids) of them
         hidden = self.model(new, positions, self.model.full, self.stores, len(ids))     # [1, T, C]
         self.ids = list(ids)
         self.passes += 1

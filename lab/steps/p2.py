@@ -1,7 +1,7 @@
 """p2: draft and verify. The draft guesses a block; one pass of the target says how much of it was right.
 
 New since p1: fewer target passes for the same text. A pass over five tokens takes hardly longer than a pass
-over one: on a big model because both read all weights once, here because both call as many functions.
+over one: on a big model because both read all weights once, here because Python takes most of the time.
 A rejected guess needs no clean-up: the cache finds that its token is not the text's, and reads on from there.
 """
 from lab.steps.p0 import demo

@@ -1,7 +1,7 @@
 """p3: sampling. What is drawn follows the target's distribution exactly, whatever the draft is.
 
-New since p2: a guess x is kept with the chance min(1, p(x) / q(x)). One that is not is drawn again from what
-q gave too rarely, max(p - q, 0). Source: Leviathan et al. 2023, algorithm 1.
+New since p2: temperature 1. A guess x is kept with the chance min(1, p(x) / q(x)). One that is not is drawn
+again from what q gave too rarely, max(p - q, 0). Source: Leviathan et al. 2023, algorithm 1.
 """
 import torch
 
@@ -9,7 +9,7 @@ from lab.steps.p0 import demo
 from lab.steps.p1 import Cached
 
 GAMMA = 4
-ROOM = 16       # tokens that a block may have at most
+ROOM = 16       # tokens of the longest block of any step; p4's have 10
 
 
 def draw(p):

@@ -1,7 +1,7 @@
 """p4: a block ends early, after a guess that the draft is not sure of: what follows is often lost.
 
 New since p3: `propose` stops early. The text stays exact, because what was drawn is never dropped
-unverified. In verify.py the method `keep_drafting` is such a rule.
+unverified. In verify.py `CmAsd.keep_drafting` is such a rule.
 """
 import functools
 
@@ -9,7 +9,7 @@ from lab.steps.p0 import demo
 from lab.steps.p3 import draw, generate as generate_exactly
 
 LONGEST = 10    # tokens of a block at most
-SURE = 0.4      # the largest q from which drafting goes on
+SURE = 0.4      # drafting goes on while the largest q is at least this
 
 
 def propose(draft, ids):

@@ -15,7 +15,7 @@ from specmini import EMBEDDED
 PROMPT = 'One evening Mia the fox went to the market with a map.'
 N = 80                      # tokens to write
 LONGEST = 10                # guesses of a block at most
-SURE = 0.4                  # the largest q from which drafting goes on
+SURE = 0.4                  # drafting goes on while the largest q is at least this
 BASE, SLOPE = 0.3, 0.5      # tau is 0.3 if the draft is certain, 0.8 if it knows nothing
 
 
@@ -39,6 +39,7 @@ class Cached:
             valid += 1
         new = torch.tensor([ids[valid:]])                                               # [1, T]
         positions = torch.arange(valid, len(ids))
+        # the pass writes its own keys into the stores, and sees the first len(ids) of them
         hidden = self.model(new, positions, self.model.full, self.stores, len(ids))     # [1, T, C]
         self.ids = list(ids)
         self.passes += 1
