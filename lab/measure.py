@@ -94,10 +94,18 @@ def make_costly(model, layers):
 
 
 class SharingEngine(Engine):
-    """An Engine that takes networks which are loaded already, so that none is held twice."""
+    """An Engine that takes networks which are loaded already, and reads a prompt once for all settings."""
+    opened = None           # (prompts, max_new) of its caches
 
     def network(self, folder):
         return network(folder, self.device, self.dtype)
+
+    def open(self, prompts):
+        if self.opened != (prompts, self.max_new):
+            super().open(prompts)
+            self.opened = prompts, self.max_new
+            for reader in self.readers.values():
+                reader.forget = lambda: None            # a cache knows itself what a text may build on
 
 
 # --------------------------------------------------------------------------------------------- pairs, prompts
