@@ -17,12 +17,12 @@ from verify import lookup_then_draft, prompt_lookup
 
 SOURCE = 'ours'
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
-GAMMAS = 4, (2, 3, 4)               # of all methods but plain sd; of plain sd
+GAMMAS = 3, (2, 3, 4)               # of all methods but plain sd; of plain sd
 EMBEDDED_GAMMAS = 8, (4, 6, 8, 12)  # where a draft pass is cheap
 COSTLY_GAMMAS = 4, (3, 4, 5)        # over a costly target, a text of which takes a minute: see Pair.costly
 COSTLY = 'ar', 'look up, else 4', 'payoff', 'cmasd', 'via', 'specguard 4, k = 4', 'ecsv-lite'    # beside sd
 REAL = (                            # likewise, of any pair but the embedded one
-    'ar', 'look up, else 4', 'payoff', 'ratio 0.5, 4', 'cmasd', 'via', 'via, without 4', 'specguard 4, k = 4',
+    'ar', 'look up, else 3', 'payoff', 'ratio 0.5, 3', 'cmasd', 'via', 'via, without 4', 'specguard 4, k = 4',
     'ecsv-lite')
 LOSSY = 'ratio', 'cmasd', 'via', 'cascade', 'specguard', 'lenient'      # settings, by their first word
 LOOK_UP = 'look up, else'           # a setting: the look-up comes first, the draft model where it has nothing

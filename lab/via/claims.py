@@ -109,7 +109,8 @@ def figures(records):
         if 'via' in best.names:
             if 'cascade' in best.names:
                 yield 'speed over Cascade SD', best.every, over(best, 'via', 'cascade', CLOCK), CLOCK
-            name = 'sd 8' if 'sd 8' in best.names else 'sd 4'           # via's gamma there
+            look_up, *_ = best.starting('look up, else')                # has via's gamma there
+            name = look_up.replace('look up, else', 'sd')
 
             def spared(texts):
                 via, rival = 1 - best.share('accepted', 'judged', ['via', name], texts)
