@@ -416,9 +416,10 @@ def replayed(hits, gamma):
     return run_of(len(hits), {'draft/full': drafts, 'target/full': targets})
 
 
-def measured_pairs(paper, *how):
-    """{pair: Records} of a paper, the embedded pair first; how: see Records."""
-    names = {where.parent.name for where in (LAB / paper / 'results').glob('*/*.jsonl')}
+def measured_pairs(paper, *how, beside=()):
+    """{pair: Records} of a paper, and of the pairs of others beside it, embedded first; how: see Records."""
+    files = [where for one in (paper, *beside) for where in (LAB / one / 'results').glob('*/*.jsonl')]
+    names = {where.parent.name for where in files}
     names = sorted(names, key=lambda name: (not name.startswith(EMBEDDED), name))
     return {name: Records(paper, name, *how) for name in names}
 
@@ -431,7 +432,7 @@ def claims_of(paper):
 def findings_of(paper, *cost):
     """{claim's text: {pair: Finding}} of a paper on all its pairs; cost: (c, v), then of speeds alone."""
     module, found = claims_of(paper), {}
-    for pair, records in measured_pairs(paper, *cost).items():
+    for pair, records in measured_pairs(paper, *cost, beside=['best']).items():     # whose speeds all have
         for text, texts, figure, kind in module.figures(records):
             if not cost or kind == MODELLED and math.isfinite(figure(texts)):
                 claim = Claim(text, *module.CLAIMS[text], texts, figure, kind)
