@@ -40,7 +40,7 @@ MODELS = LAB / 'models'
 PAPERS = dict(cmasd=60, ecsv=50, via=20, specguard=50, sparse=50, best=8)      # prompts of each task
 ELSEWHERE = 12          # prompts of each family, of any other pair
 DIGITS = 5              # significant digits of a stored number
-MOST_POSITIONS = 32     # the longest pass whose cost is measured
+MOST_POSITIONS = 32     # the longest pass whose cost is measured; over a costly target a fourth of that
 MOST_ROWS = 6           # the most draft rows whose pass is measured
 
 
@@ -348,7 +348,7 @@ def cost_row(pair, _):
     tokens = itertools.cycle(range(2, target.model.vocab))      # each pass reads one that no cache holds
     times = {}
     for _ in range(80 if pair.is_embedded else 7):              # where a pass takes a tenth of a second
-        for n in range(1, MOST_POSITIONS + 1):
+        for n in range(1, MOST_POSITIONS // (4 if pair.costly else 1) + 1):
             for name, path in (('target/full', target.model.full), ('target/slim', session.slim_path)):
                 target.read(text[:-1], path, 0)
                 begin = moment()
