@@ -219,8 +219,6 @@ def test_worked_example_adds_up():
     assert torch.equal(verify.residual(p, p), p)        # where nothing is left: p, and not 0 / 0
 
 
-# ----------------------------------------------------------------------------------------- lab/steps
-
 @pytest.mark.parametrize('step', range(6))
 def test_steps_run(step, capsys):
     """The greedy ones write one text; from p2 on in fewer passes than tokens."""
@@ -233,9 +231,8 @@ def test_steps_run(step, capsys):
         assert 'Mia met Eva the fox there.' in text
 
 
-@pytest.mark.parametrize('name, longest, lossless', [('p3', 'GAMMA', True), ('p4', 'LONGEST', True),
-                                                     ('p5', 'LONGEST', False)])
-def test_law_of_steps(name, longest, lossless, monkeypatch):
+@pytest.mark.parametrize('name, longest', [('p3', 'GAMMA'), ('p4', 'LONGEST'), ('p5', 'LONGEST')])
+def test_law_of_steps(name, longest, monkeypatch):
     """p3 and p4 have the target's law whatever the draft is, p5 has not: every outcome of every draw."""
     step = importlib.import_module(f'lab.steps.{name}')
     monkeypatch.setattr(step, longest, 1)
@@ -248,4 +245,4 @@ def test_law_of_steps(name, longest, lossless, monkeypatch):
             ids, _ = step.generate(target, draft, [0], 2)
         return ids[1:], None
     gap = variation(enumerate_law(target, draft, None, 2, run=run), exact_law(target, 2, temperature=1.0))
-    assert gap < 1e-9 if lossless else gap > 0.01
+    assert gap > 0.01 if name == 'p5' else gap < 1e-9
