@@ -380,8 +380,8 @@ class Records(dict):
 def answers(records, text, setting):
     """Yields (text, texts, figure, kind) of the right answers of a setting, on lab/best's record of them."""
     runs = Records('best', records.pair).runs_if('answers')
-    if runs and setting in runs.names:
-        yield text, runs.every, won(runs, setting), ''
+    if runs and setting in runs.names and len(texts := runs.having(setting, figure='right')):
+        yield text, texts, won(runs, setting), ''
 
 
 def at_any_length(names, method, cost):

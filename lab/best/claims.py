@@ -153,9 +153,14 @@ def in_turn(pair, n):
     return sorted(pair.texts(FAMILIES, n), key=lambda prompt: prompt.place)
 
 
+def elsewhere(pair, n):
+    """The same of any pair but the embedded one, whose answers the papers' own records have."""
+    return [] if pair.is_embedded else in_turn(pair, n)
+
+
 RECORDS = dict(compositions=Record(in_turn, composition_row, by='clock'),
                sampled=Record(in_turn, sampled_row, by='clock'), counts=Record(in_turn, counted_row),
-               answers=Record(in_turn, partial(run_row, answer_settings), drafts=False))
+               answers=Record(elsewhere, partial(run_row, answer_settings), drafts=False))
 
 
 # ------------------------------------------------------------------------------------------ what it must show
@@ -197,13 +202,16 @@ def answer_rows(pairs):
     for pair, records in pairs.items():
         runs = records.runs_if('answers')
         for name in runs.names if runs else ():
-            right = f'{runs.total("right", name, runs.every) / runs.size:.0%} of {runs.size}'
-            row = [pair, name, right, None, None, f'{runs.agreement(name, runs.every):.1%}']
+            texts = runs.having(name, figure='right')
+            if not len(texts):                          # prompts without answers
+                continue
+            right = f'{runs.total("right", name, texts) / len(texts):.0%} of {len(texts)}'
+            row = [pair, name, right, None, None, f'{runs.agreement(name, texts):.1%}']
             if USUAL in runs.names:
                 points = won(runs, name)
-                low, high = interval(runs.every, points)
-                row[3:5] = (f'{points(runs.every):+.2f} ({low:+.2f} to {high:+.2f})',
-                            over(runs, name, USUAL, MODELLED)(runs.every))
+                low, high = interval(texts, points)
+                row[3:5] = (f'{points(texts):+.2f} ({low:+.2f} to {high:+.2f})',
+                            over(runs, name, USUAL, MODELLED)(texts))
             yield row
 
 
