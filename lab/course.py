@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 import torch
 
-from lab.toys import Table, WrongResidual, enumerate_law, exact_law, network, session, variation, write
+from lab.toys import (Table, WrongResidual, apart, enumerate_law, exact_law, fresh, network, session,
+                      variation, write)
 from model import KVCache, require_that, shared_length
 from specmini import exit_status
 from verify import METHODS, Cycle, Exact, Score, Session, probs, residual
@@ -170,6 +171,8 @@ def check_8(test_two):
     _, cycles = write(s, kind())
     passes = [cycle.passes.get('target/full', [0])[0] for cycle in cycles]
     assert set(passes) == {1}, f'the target passes of its cycles are {passes}; one tree is one pass'
+    cached = s.target.read(s.tokens, s.target.model.full, 1)
+    assert apart(cached, fresh(target, s.tokens, 1)) < 1e-9, 'the cache does not hold the text that it wrote'
     check_test(test_two, 'every guess is kept', Session, 'flip', lambda *_: True)
 
 

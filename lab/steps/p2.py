@@ -2,7 +2,7 @@
 
 New since p1: fewer target passes for the same text. A pass over five tokens takes hardly longer than a pass
 over one: on a big model because both read all weights once, here because Python takes most of the time.
-A rejected guess needs no clean-up: the cache finds that its token is not the text's, and reads on from there.
+A rejected guess needs no clean-up: the token in its place is the last of the text, which is always read.
 """
 from lab.steps.p0 import demo
 from lab.steps.p1 import Cached

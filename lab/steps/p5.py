@@ -29,19 +29,17 @@ class Cached:
         self.model = model
         self.stores = [torch.zeros(shape, dtype=model.dtype)    # of a layer: keys, then values
                        for _ in range(config.num_hidden_layers)]
-        self.ids = []           # the tokens whose keys and values are in the stores
+        self.length = 0         # tokens whose keys and values are in the stores
         self.passes = 0
 
     def probs(self, ids, n):
         """The distributions [n, V] of the tokens after the last n of these ids, by one pass."""
-        valid = 0
-        while valid < min(len(self.ids), len(ids) - n) and self.ids[valid] == ids[valid]:
-            valid += 1
-        new = torch.tensor([ids[valid:]])                                               # [1, T]
-        positions = torch.arange(valid, len(ids))
+        start = min(self.length, len(ids) - n)
+        new = torch.tensor([ids[start:]])                                               # [1, T]
+        positions = torch.arange(start, len(ids))
         # the pass writes its own keys into the stores, and sees the first len(ids) of them
         hidden = self.model(new, positions, self.model.full, self.stores, len(ids))     # [1, T, C]
-        self.ids = list(ids)
+        self.length = len(ids)
         self.passes += 1
         return self.model.logits(hidden[0, -n:]).softmax(-1)
 
