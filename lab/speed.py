@@ -1,4 +1,4 @@
-"""What a graphics card does in ten minutes: `python -m lab.speed > rows.jsonl`.
+"""What a graphics card does in five minutes: `python -m lab.speed > rows.jsonl`.
 
 A copy's bandwidth; plain decoding, and speculative with a draft that is right by a given chance, transformers
 beside them; dense and sparse passes after long texts. All of it eager and compiled, of random networks in the
@@ -156,7 +156,8 @@ def rows(device):
 def run():
     argparse.ArgumentParser(prog='python -m lab.speed', description=__doc__).parse_args()
     require_that(torch.cuda.is_available(), 'no CUDA device here; on a CPU take lab.others and lab.times')
-    head = dated(dict(device=torch.cuda.get_device_name(), dtype='bf16'))
+    head = dated(dict(record='speed', models={}, made='random weights', by='clock',
+                      device=torch.cuda.get_device_name(), dtype='bf16'))
     for row in itertools.chain([head], rows('cuda')):
         print(as_line(row), end='', flush=True)
 
