@@ -1,7 +1,5 @@
 """Judges what lab/measure.py stored: `python -m lab.judge via` prints verdicts, `--report` writes all pages.
 
-`--cost 0.05` judges speeds by the stored counts of passes, as if a draft pass took 0.05 of a target pass.
-
 A paper's module `claims` has SOURCE, the text that the method is known from; CLAIMS, the claims as words;
 `figures(records)`, which yields what becomes of them on a pair; `sweeps(pairs)`, tables without verdicts,
 each (titles of columns, rows of cells).
@@ -25,7 +23,6 @@ try:
 except ImportError as missing:
     sys.exit(f'lab.judge: {missing.name} is not installed: pip install -r requirements-test.txt')
 
-from lab import at_least
 from lab.measure import LAB, PAPERS, file_of, read_stored
 from model import require_that
 
@@ -35,9 +32,8 @@ RESAMPLES = 500
 CLOCK, MODELLED = 'clock', 'modelled'       # kinds of speed; a page says which beside the figure
 UNITS = {CLOCK: 'seconds', MODELLED: 'steps'}       # figure of a run that a kind of speed counts
 EMBEDDED = 'embedded'
-PAPERS_COST = 0.05      # of a draft pass, in target passes: about that of the papers' pairs
-SLOPES = 0.016, 0.07    # what a further position adds to a pass, of the pass; sources: lab/README.md
-USUAL = 'sd 3'          # whose answers are the target's, on the record `answers`
+SLOPE = 0.016           # what a further position adds to a pass, of the pass: about that of a card
+USUAL = 'sd 3'          # whose answers are plain decoding's, on lab/best's record of them
 LONGEST = 512           # positions of the longest pass whose cost is given
 GAMMAS = range(1, 17)   # of sd, whose passes follow from where the draft's guesses are right
 PLAIN, BEST_SD = 'plain decoding', '`sd`, greedy drafts, the fastest gamma'
@@ -122,11 +118,11 @@ class Costs:
         self.curves = row               # {reader/path: [0, seconds of a pass over 1, 2, ... positions]}
         self.step = row['target/full'][1]
 
-    def at(self, cost, position):
-        """Costs as if a draft pass took `cost` of a target pass, a slim one its share; see SLOPES."""
+    def at(self, cost):
+        """Costs as if a draft pass took `cost` of a target pass, a slim one its share; see SLOPE."""
         slim = self.curves['target/slim'][1] / self.step
         bases = {'target/full': 1.0, 'target/slim': slim, 'draft/full': cost}
-        return Costs({path: [0.0] + [base * (1 + position * n) for n in range(LONGEST)]
+        return Costs({path: [0.0] + [base * (1 + SLOPE * n) for n in range(LONGEST)]
                       for path, base in bases.items()})
 
     def of_pass(self, path, positions):
@@ -274,12 +270,6 @@ def gap(values):
     return ratio(numpy.where(there, values, 0), there)
 
 
-def won(runs, name):
-    """The figure: right answers of a setting less those of exact decoding, a text."""
-    right = runs.sums['right']
-    return gap(right[:, runs.number[name]] - right[:, runs.number[USUAL]])
-
-
 def ratio(parts, wholes):
     """The figure: the sum of one value a text over the sum of another."""
     parts, wholes = numpy.asarray(parts, float), numpy.asarray(wholes, float)
@@ -317,18 +307,16 @@ def area(scores, labels, kinds=None):
 class Records(dict):
     """{name: Stored} of a paper on one pair, and what it needs to judge them."""
 
-    def __init__(self, paper, pair, cost=None, position=SLOPES[0]):
-        """cost, position: see Costs.at; without them passes cost what was measured."""
+    def __init__(self, paper, pair):
         files = sorted((LAB / paper / 'results' / pair).glob('*.jsonl'))
         super().__init__({where.stem: read_stored(where) for where in files})
-        self.pair, self.cost, self.position = pair, cost, position
+        self.pair = pair
 
     @functools.cached_property
     def costs(self):
         """The Costs of the pair's passes, one record for all papers; None where they were not measured."""
         where = file_of('', self.pair, 'costs')
-        costs = Costs(read_stored(where).rows[0]) if where.exists() else None
-        return costs.at(self.cost, self.position) if costs and self.cost else costs
+        return Costs(read_stored(where).rows[0]) if where.exists() else None
 
     def runs(self, name):
         """The Runs of a record of settings on texts."""
@@ -340,17 +328,15 @@ class Records(dict):
 
     @functools.cached_property
     def best(self):
-        """The Runs of lab/best that verdicts on speeds rest on; None where the pair has none.
+        """The Runs of lab/best that verdicts on speeds rest on, by the clock; None where there are none."""
+        return Records('best', self.pair).runs_if('compositions')
 
-        Those of `compositions`, by the clock; at a cost those that are `counted`.
+    def counted(self, cost=None):
+        """The Runs of lab/best's record `counts`, with plain decoding and sd; None without that.
+
+        cost: see Costs.at; without it passes cost what was measured.
         """
         stored = Records('best', self.pair)
-        return self.counted if self.cost else stored.runs_if('compositions')
-
-    @functools.cached_property
-    def counted(self):
-        """The Runs of lab/best's record `counts`, with plain decoding and sd; None without that."""
-        stored = Records('best', self.pair, self.cost, self.position)
         if 'counts' not in stored:
             return None
         rows = []
@@ -358,37 +344,30 @@ class Records(dict):
             runs = dict(row['runs'], ar=run_of(row['tokens'], {'target/full': {1: row['tokens']}}))
             runs |= {f'sd {gamma}': replayed(row['hit'], gamma) for gamma in GAMMAS}
             rows.append(row | dict(runs=runs))
-        return Runs(rows, stored.costs)
+        return Runs(rows, stored.costs.at(cost) if cost else stored.costs)
 
     def speeds(self, settings):
-        """Yields (text, texts, figure, kind) of {text: (setting, how its rivals begin)} on `best`.
-
-        By the clock the setting is as named; at a cost each side has its best length.
-        """
+        """Yields (text, texts, figure, kind) of {text: (setting, how its rivals begin)} on `best`."""
         runs = self.best
-        kind = MODELLED if self.cost else CLOCK
         for text, (name, rivals) in settings.items() if runs else ():
-            names = at_any_length(runs.names, name, self.cost) if self.cost else [name]
-            if {*names} & {*runs.names}:
+            if name in runs.names:
                 rivals = runs.starting(rivals)
-                if kind == CLOCK and rivals == runs.starting('ar'):     # runs of one setting: nothing to tune
-                    yield text, runs.every, over(runs, name, rivals, kind), kind
-                else:
-                    yield text, runs.every, tuned_over(runs, names, rivals, kind), kind
+                tuned = rivals != runs.starting('ar')           # which are runs of one setting
+                figure = tuned_over(runs, [name], rivals, CLOCK) if tuned else over(runs, name, rivals, CLOCK)
+                yield text, runs.every, figure, CLOCK
 
 
-def answers(records, text, setting):
-    """Yields (text, texts, figure, kind) of the right answers of a setting, on lab/best's record of them."""
-    runs = Records('best', records.pair).runs_if('answers')
-    if runs and setting in runs.names and len(texts := runs.having(setting, figure='right')):
-        yield text, texts, won(runs, setting), ''
+def answers(records, text, setting, plain=USUAL):
+    """Yields (text, texts, figure, kind) of a setting's right answers less those of plain decoding.
 
-
-def at_any_length(names, method, cost):
-    """The settings of a method in the counted runs; of payoff the one that was told this cost."""
-    if method == 'payoff':
-        method = f'payoff, c {cost:g}'
-    return [name for name in names if name == method or name.startswith((f'{method} ', f'{method}, '))]
+    Of the paper's own record of answers, where `plain` is that, or of lab/best's, where USUAL is.
+    """
+    stored = records.get('answers') or Records('best', records.pair).get('answers')
+    rival = plain if 'answers' in records else USUAL
+    rows = [row for row in stored.rows if row.get(setting) is not None] if stored else []
+    won = [row[setting] - row[rival] for row in rows]
+    if won:
+        yield text, numpy.arange(len(won)), gap(won), ''
 
 
 def run_of(tokens, passes):
@@ -416,12 +395,12 @@ def replayed(hits, gamma):
     return run_of(len(hits), {'draft/full': drafts, 'target/full': targets})
 
 
-def measured_pairs(paper, *how, beside=()):
-    """{pair: Records} of a paper, and of the pairs of others beside it, embedded first; how: see Records."""
+def measured_pairs(paper, beside=()):
+    """{pair: Records} of a paper, and of the pairs of others beside it, embedded first."""
     files = [where for one in (paper, *beside) for where in (LAB / one / 'results').glob('*/*.jsonl')]
     names = {where.parent.name for where in files}
     names = sorted(names, key=lambda name: (not name.startswith(EMBEDDED), name))
-    return {name: Records(paper, name, *how) for name in names}
+    return {name: Records(paper, name) for name in names}
 
 
 def claims_of(paper):
@@ -429,14 +408,13 @@ def claims_of(paper):
     return importlib.import_module(f'lab.{paper}.claims')
 
 
-def findings_of(paper, *cost):
-    """{claim's text: {pair: Finding}} of a paper on all its pairs; cost: (c, v), then of speeds alone."""
+def findings_of(paper):
+    """{claim's text: {pair: Finding}} of a paper on all its pairs."""
     module, found = claims_of(paper), {}
-    for pair, records in measured_pairs(paper, *cost, beside=['best']).items():     # whose speeds all have
+    for pair, records in measured_pairs(paper, ['best']).items():       # whose speeds all have
         for text, texts, figure, kind in module.figures(records):
-            if not cost or kind == MODELLED and math.isfinite(figure(texts)):
-                claim = Claim(text, *module.CLAIMS[text], texts, figure, kind)
-                found.setdefault(text, {})[pair] = judge(claim)
+            claim = Claim(text, *module.CLAIMS[text], texts, figure, kind)
+            found.setdefault(text, {})[pair] = judge(claim)
     return found
 
 
@@ -477,19 +455,13 @@ CLAIM_HEAD = 'claim', 'whose', 'rival', 'at least', 'embedded pair', 'real model
 
 
 def claim_rows(findings):
-    """Rows with the columns CLAIM_HEAD of {claim's text: {pair: Finding}}."""
+    """Rows with the columns CLAIM_HEAD of {claim's text: {pair: Finding}}, a quote once."""
+    quoted = ''
     for text, by_pair in findings.items():
         claim = next(iter(by_pair.values())).claim
-        yield text, claim.whose, claim.rival, f'{claim.line:g}', *cells_of(by_pair)
-
-
-def cheap_table(paper):
-    """(head, rows) of a paper's speeds where a draft pass takes PAPERS_COST of a target pass, by SLOPES."""
-    found = [findings_of(paper, PAPERS_COST, slope) for slope in SLOPES]
-    titles = [f'{who}, v = {slope:g}' for slope in SLOPES for who in ('embedded pair', 'real models')]
-    rows = [(text, *[cell for by_text in found for cell in cells_of(by_text.get(text, {}))])
-            for text in found[0]]
-    return (f'at c = {PAPERS_COST:g}', *titles), rows
+        whose = 'as above' if claim.whose == quoted != 'ours' else claim.whose
+        quoted = claim.whose
+        yield text, whose, claim.rival, f'{claim.line:g}', *cells_of(by_pair)
 
 
 def page_lines(paper):
@@ -497,15 +469,21 @@ def page_lines(paper):
     module = claims_of(paper)
     lines = [f'Source of the method: {module.SOURCE}.',
              '[How claims are judged, what records were measured on](../README.md#measure-then-judge).', '']
-    tables = [(CLAIM_HEAD, claim_rows(findings_of(paper))), cheap_table(paper),
-              *module.sweeps(measured_pairs(paper))]
+    tables = [(CLAIM_HEAD, claim_rows(findings_of(paper))), *module.sweeps(measured_pairs(paper))]
     for head, rows in tables:
         rows = list(rows)
         lines += table_lines(head, rows) if rows else []
     return lines
 
 
-RECORD_HEAD = 'pair', 'weights', 'slim skips', 'CPU, threads', 'dtype', 'by', 'commit, date', 'records (rows)'
+RECORD_HEAD = 'pair', 'weights', 'slim skips', 'machine', 'dtype', 'by', 'commit, date', 'records (rows)'
+
+
+def ranges(numbers):
+    """`8-11, 14` of 8, 9, 10, 11, 14."""
+    first = [n for n in numbers if n - 1 not in numbers]
+    last = [n for n in numbers if n + 1 not in numbers]
+    return ', '.join(f'{a}-{b}' if a < b else f'{a}' for a, b in zip(first, last))
 
 
 def record_lines():
@@ -519,7 +497,8 @@ def record_lines():
         paper, pair = where.relative_to(LAB).parts[0].replace('results', ''), where.parent.name
         weights = ', '.join(f'{name} {found[:6]}' for name, found in head['models'].items())
         cpu = f'{head["cpu"]}, {head["threads"]}' if 'cpu' in head else '?'
-        skip = str(head.get('skip', '?') or '-')
+        cpu = cpu if head.get('device', 'cpu') == 'cpu' else f'{head["device"]}; {cpu}'
+        skip = ranges(head['skip'] or []) if 'skip' in head else '?'
         same = (pair, f'{weights}; {head["made"]}', skip, cpu, head.get('dtype', '?'), head['by'],
                 f'{head["commit"]}, {head["date"]}')
         rows.setdefault(same, []).append(f'{paper} {where.stem} ({len(stored)})'.strip())
@@ -546,10 +525,6 @@ def main():
     parser = argparse.ArgumentParser(prog='python -m lab.judge', description=__doc__.split('\n')[0])
     parser.add_argument('papers', nargs='*', metavar='PAPER', help=f'of {", ".join(PAPERS)} (default: all)')
     parser.add_argument('--report', action='store_true', help='write the pages')
-    parser.add_argument('--cost', type=at_least(0.001, float), metavar='C',
-                        help='judge speeds as if a draft pass took C target passes, by counts of passes')
-    parser.add_argument('--verify', type=at_least(0, float), default=SLOPES[0], metavar='V',
-                        help=f'with --cost: what each further position adds to a pass (default: {SLOPES[0]})')
     args = parser.parse_args()
     unknown = [paper for paper in args.papers if paper not in PAPERS]
     if unknown:
@@ -561,7 +536,7 @@ def main():
             print(where)
         return 0
     for paper in papers:
-        findings = findings_of(paper, *[args.cost, args.verify] if args.cost else [])
+        findings = findings_of(paper)
         print(f'\n{paper}', *table_lines(CLAIM_HEAD, claim_rows(findings)), sep='\n')
     return 0
 

@@ -438,6 +438,7 @@ def write_rows(where, head, rows, there=()):
     where.parent.mkdir(parents=True, exist_ok=True)
     with open(where, 'w', encoding='utf-8') as file:
         file.writelines(there or [as_line(head)])
+        file.flush()                                    # an interrupt before the next row loses none
         for row in rows:
             print(as_line(row), end='', file=file, flush=True)
 

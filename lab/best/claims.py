@@ -10,8 +10,8 @@ import numpy
 
 from lab import read_bytes
 from lab.baselines import Payoff, Ratio, sublayers
-from lab.judge import BEST_SD, CLOCK, MODELLED, USUAL, interval, over, tuned_over, won
-from lab.measure import Record, Setting, named, network, run_row, sd, token_row
+from lab.judge import BEST_SD, CLOCK, USUAL, gap, interval, over, tuned_over
+from lab.measure import Record, Setting, answer_row, named, network, run_row, sd, token_row
 from model import read_calibration
 from verify import lookup_then_draft, prompt_lookup
 
@@ -160,7 +160,7 @@ def elsewhere(pair, n):
 
 RECORDS = dict(compositions=Record(in_turn, composition_row, by='clock'),
                sampled=Record(in_turn, sampled_row, by='clock'), counts=Record(in_turn, counted_row),
-               answers=Record(elsewhere, partial(run_row, answer_settings), drafts=False))
+               answers=Record(elsewhere, partial(answer_row, answer_settings), drafts=False))
 
 
 # ------------------------------------------------------------------------------------------ what it must show
@@ -175,7 +175,7 @@ CLAIMS[AHEAD] = 'ours', '`sd` of the same gamma', 0.75
 def figures(records):
     """Yields (text of a claim, its texts, its figure, its kind) of what the records of a pair allow."""
     runs = records.best
-    if not runs or records.cost:
+    if not runs:
         return
     for name in lossless(runs.names):                   # a tie in bf16 is no error
         runs.sums['wrong'][:, runs.number[name]] = 0
@@ -198,30 +198,26 @@ def by_family(runs, name):
 
 
 def answer_rows(pairs):
-    """Of each pair and setting: right answers, those won over USUAL, modelled speed over it, agreement."""
+    """Of each pair and setting: right answers, and those won over USUAL."""
     for pair, records in pairs.items():
-        runs = records.runs_if('answers')
-        for name in runs.names if runs else ():
-            texts = runs.having(name, figure='right')
-            if not len(texts):                          # prompts without answers
-                continue
-            right = f'{runs.total("right", name, texts) / len(texts):.0%} of {len(texts)}'
-            row = [pair, name, right, None, None, f'{runs.agreement(name, texts):.1%}']
-            if USUAL in runs.names:
-                points = won(runs, name)
-                low, high = interval(texts, points)
-                row[3:5] = (f'{points(texts):+.2f} ({low:+.2f} to {high:+.2f})',
-                            over(runs, name, USUAL, MODELLED)(texts))
-            yield row
+        rows = records['answers'].rows if 'answers' in records else []
+        rows = [row for row in rows if None not in row.values()]        # prompts without answers
+        for name in list(rows[0])[2:] if rows else ():
+            won = None
+            if USUAL in rows[0]:
+                figure, texts = gap([row[name] - row[USUAL] for row in rows]), numpy.arange(len(rows))
+                low, high = interval(texts, figure)
+                won = f'{figure(texts):+.2f} ({low:+.2f} to {high:+.2f})'
+            yield pair, name, f'{sum(row[name] for row in rows)} of {len(rows)}', won
 
 
 def sweeps(pairs):
     """Of each pair the settings by their speed over plain decoding; sampled, where they were run so."""
     rows = []
     for pair, records in pairs.items():
-        runs, sampled = records.runs('compositions'), records.runs_if('sampled')
-        texts = numpy.arange(runs.size)
-        for name in sorted(runs.names, key=lambda name: -runs.pace(name, texts, CLOCK)):
+        runs, sampled = records.best, records.runs_if('sampled')
+        texts = runs.every if runs else ()
+        for name in sorted(runs.names if runs else (), key=lambda name: -runs.pace(name, texts, CLOCK)):
             if name.startswith('ar'):
                 continue
             agreement = 'lossless' if lossless([name]) else f'{runs.agreement(name, texts):.1%}'
@@ -234,6 +230,5 @@ def sweeps(pairs):
                          runs.share('tokens', 'full', name, texts), agreement, warm))
     head = ('pair', 'setting', 'over plain', 'from, to', 'by family', 'tokens a full pass', 'agreement',
             'over plain, T = 0.8')
-    answers = ('pair', 'setting', 'right answers', f'won over {USUAL}, a text', f'over {USUAL}, modelled',
-               'agreement')
+    answers = 'pair', 'setting', 'right answers', f'won over {USUAL}, a text'
     return [(head, rows), (answers, answer_rows(pairs))]

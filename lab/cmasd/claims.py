@@ -5,7 +5,7 @@ from functools import partial
 import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab.judge import BEST_SD, MODELLED, PLAIN, answers, area, gap, number, over, tuned_over
+from lab.judge import BEST_SD, MODELLED, PLAIN, answers, area, number, over, tuned_over
 from lab.measure import Record, answer_row, named, run_row, sd, token_row
 
 SOURCE = 'notes on the paper, which themselves quote its tables'
@@ -109,8 +109,8 @@ for rule in 'gamma_tau 0.5', 'strict':
 def figures(records):
     """Yields (text of a claim, its texts, its figure, its kind) of what the records of a pair allow."""
     yield from records.speeds(SPEEDS)
-    best, counted = records.best, records.counted
-    if best and not records.cost:
+    best, counted = records.best, records.counted()
+    if best:
         yield ("default: its tokens that are the target's choice", best.every,
                partial(best.agreement, 'cmasd'), '')
     if counted:
@@ -133,11 +133,7 @@ def figures(records):
         alone = runs.starting(*[f'{signal}, gamma_tau' for signal in SIGNALS])
         figure = tuned_over(runs, runs.starting('mean, gamma_tau'), alone, MODELLED, 0.99)
         yield 'mean of three signals: speed over one alone', runs.every, figure, MODELLED
-    yield from answers(records, 'default: right answers won or lost, a text', 'cmasd')
-    if 'answers' in records:
-        lost = [row['cmasd'] - row['ar'] for row in records['answers'].rows if None not in row.values()]
-        if lost:
-            yield 'default: right answers won or lost, a text', numpy.arange(len(lost)), gap(lost), ''
+    yield from answers(records, 'default: right answers won or lost, a text', 'cmasd', 'ar')
 
 
 def confidence_area(rows, below=2):

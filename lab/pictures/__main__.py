@@ -11,7 +11,7 @@ import numpy
 from matplotlib import pyplot
 
 from lab.best.claims import COSTS, lossless
-from lab.judge import CLOCK, MODELLED, Records, at_any_length, over
+from lab.judge import CLOCK, MODELLED, Records, over
 from lab.measure import for_json
 from lab.times import speedup
 
@@ -113,7 +113,7 @@ def speeds_by_cost(pair):
     for method in METHOD_COLORS:
         line, agreements = [], []
         for c in COSTS if method == 'payoff' else numpy.union1d(COSTS, costs):
-            runs = Records('best', pair, c).counted
+            runs = Records('best', pair).counted(c)
             names = runs.starting('sd ') if method == 'sd' else at_any_length(runs.names, method, c)
             texts = runs.every
             paces = runs.pace(names, texts, MODELLED)
@@ -123,6 +123,13 @@ def speeds_by_cost(pair):
         clock = [cross for timed in (pair, COSTLY) for cross in by_clock(timed, method)]
         found[method] = dict(agreement=agreement, line=line, clock=clock)
     return found
+
+
+def at_any_length(names, method, cost):
+    """The settings of a method in the counted runs; of payoff the one that was told this cost."""
+    if method == 'payoff':
+        method = f'payoff, c {cost:g}'
+    return [name for name in names if name == method or name.startswith((f'{method} ', f'{method}, '))]
 
 
 def by_clock(pair, method):

@@ -8,7 +8,7 @@ import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import tasks
-from lab.judge import EMBEDDED, MODELLED, answers, area, gap, interval, number, over, tuned_over
+from lab.judge import MODELLED, answers, area, gap, interval, number, over, tuned_over
 from lab.measure import Record, cached_engine, named, on_prompts, prepared, run_row, sd
 from model import encode, read_calibration
 from train_mask import signal_ranges
@@ -225,11 +225,10 @@ def figures(records):
                                    ('right answers over rsd', DEFAULT, 'rsd'),
                                    ('right answers over a coin', DEFAULT, 'random-gate')):
             yield text, runs.every, gap(gain(runs, names, rival)), ''
-        if not (records.cost and records.pair != EMBEDDED):     # no draft of half the target costs so little
-            figure = tuned_over(runs, ['calibrated'], EXACT, MODELLED)
-            yield 'calibrated gate: speed over sd', runs.every, figure, MODELLED
-            figure = over(runs, 'calibrated', 'rsd', MODELLED)
-            yield 'calibrated gate: speed over rsd', runs.every, figure, MODELLED
+        figure = tuned_over(runs, ['calibrated'], EXACT, MODELLED)
+        yield 'calibrated gate: speed over sd', runs.every, figure, MODELLED
+        figure = over(runs, 'calibrated', 'rsd', MODELLED)
+        yield 'calibrated gate: speed over rsd', runs.every, figure, MODELLED
     yield from answers(records, 'right answers over sd', 'specguard')
     if 'hard' in records:
         runs = records.runs('hard')

@@ -84,10 +84,11 @@ def test_gap_ratio_and_area_by_hand():
     assert math.isnan(judge.area([[1, 2]], [[1, 1]])(numpy.array([0])))
 
 
-def test_costs_of_passes():
+def test_costs_of_passes(monkeypatch):
     """Timed lengths as they are, longer ones in proportion; then at another cost of a draft pass."""
+    monkeypatch.setattr(judge, 'SLOPE', 0.1)
     curves = {'target/full': [0, 2.0, 3.0, 4.0], 'draft/full': [0, 1.0], 'target/slim': [0, 1.0, 2.0]}
-    measured, given = Costs(curves), Costs(curves).at(0.05, 0.1)
+    measured, given = Costs(curves), Costs(curves).at(0.05)
     for costs, steps in (
             (measured, {('target/full', 2): 1.5, ('target/full', 6): 4, ('target/sparse', 3): 2,
                         ('target/slim', 3): 2 * (4 / 3) / 2, ('draft/grounded', 3): 1}),
@@ -110,21 +111,18 @@ def test_sd_is_replayed_from_where_its_guesses_are_right():
     assert found == wanted
 
 
-def test_each_cost_has_its_own_verdicts(home, capsys):
-    """Drafts of 8 kept tokens are four times plain decoding where a draft pass is cheap, not where dear."""
+def test_counted_runs_at_another_cost(home):
+    """Drafts of 8 kept tokens, by hand; beside them plain decoding, and sd of every length."""
     measure.write_rows(measure.file_of('', 'a', 'costs'), {}, [
         {'target/full': [0.0, 1.0], 'target/slim': [0.0, 0.5], 'draft/full': [0.0, 0.4]}])
     cmasd = dict(tokens=90, wrong=1, right=None, passes={'target/full': {9: 10}, 'draft/full': {1: 80}})
-    ar = dict(cmasd, passes={'target/full': {1: 90}})
-    row = dict(family='qa', tokens=90, hit=[1, 0] * 45)
-    for paper, name, runs in (('best', 'counts', {'cmasd 8': cmasd}),
-                              ('cmasd', 'relaxed', dict(ar=ar, cmasd=cmasd, strict=cmasd))):
-        rows = [row | dict(runs=runs, place=place) for place in range(12)]
-        measure.write_rows(measure.file_of(paper, 'a', name), {}, rows)
-    for cost, verdict in ((0.05, 'HOLDS'), (0.4, 'FAILS')):
-        status, out, _ = run(capsys, 'cmasd', '--cost', cost, main=judge.main)
-        row = next(line for line in out.splitlines() if 'default (lossy): speed over plain' in line)
-        assert status == 0 and f'{verdict} {9 / (1 + 8 * 0.016 + 8 * cost):.2f} modelled' in row
+    row = dict(family='qa', place=0, tokens=90, hit=[1, 0] * 45, runs={'cmasd 8': cmasd})
+    measure.write_rows(measure.file_of('best', 'a', 'counts'), {}, [row])
+    for cost, passes in ((0.05, 1 + 8 * 0.016 + 8 * 0.05), (None, 9 + 8 * 0.4)):        # as measured
+        runs = judge.Records('cmasd', 'a').counted(cost)
+        paces = runs.pace(['cmasd 8', 'ar', 'sd 1'], runs.every, judge.MODELLED)
+        one = (1 + 0.016 if cost else 2) + (cost or 0.4)
+        assert paces == pytest.approx([9 / passes, 1, 2 / one])
 
 
 @pytest.mark.parametrize('values, line, verdict', [
@@ -250,7 +248,8 @@ def test_a_run_goes_on_after_whole_rows_of_its_head(tmp_path):
     measure.write_rows(where, dict(n=3, date='1'), [dict(item=0), dict(item=1)])
     where.write_text(where.read_text()[:-3])            # the last row is broken off
     there = measure.whole_lines(where, dict(n=3, date='2'))
-    measure.write_rows(where, dict(n=3, date='2'), [dict(item=2)], there)
+    lines = (len(where.read_text().splitlines()) for _ in range(1))         # on the disk by then
+    measure.write_rows(where, dict(n=3, date='2'), (dict(item=n) for n in lines), there)
     assert measure.read_stored(where) == (dict(n=3, date='1'), [dict(item=0), dict(item=2)])
     assert measure.whole_lines(where, dict(n=4, date='1')) == []
 

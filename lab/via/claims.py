@@ -9,7 +9,7 @@ import numpy
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import train_mask
-from lab.judge import BEST_SD, CLOCK, MODELLED, PLAIN, answers, gap, over, ratio, tuned_over
+from lab.judge import BEST_SD, CLOCK, MODELLED, PLAIN, answers, over, ratio, tuned_over
 from lab.measure import Record, answer_row, named, on_prompts, prepared, run_row, sd
 from verify import Exact, ViaSd, decode, tokens_of
 
@@ -105,17 +105,16 @@ def figures(records):
     """Yields (text of a claim, its texts, its figure, its kind) of what the records of a pair allow."""
     yield from records.speeds(SPEEDS)
     best = records.best
-    if best and not records.cost:
-        if 'via' in best.names:
-            if 'cascade' in best.names:
-                yield 'speed over Cascade SD', best.every, over(best, 'via', 'cascade', CLOCK), CLOCK
-            look_up, *_ = best.starting('look up, else')                # has via's gamma there
-            name = look_up.replace('look up, else', 'sd')
+    if best and 'via' in best.names:
+        if 'cascade' in best.names:
+            yield 'speed over Cascade SD', best.every, over(best, 'via', 'cascade', CLOCK), CLOCK
+        look_up, *_ = best.starting('look up, else')                # has via's gamma there
+        name = look_up.replace('look up, else', 'sd')
 
-            def spared(texts):
-                via, rival = 1 - best.share('accepted', 'judged', ['via', name], texts)
-                return 1 - via / rival if rival else numpy.nan
-            yield 'rejections of sd that via spares, share', best.every, spared, ''
+        def spared(texts):
+            via, rival = 1 - best.share('accepted', 'judged', ['via', name], texts)
+            return 1 - via / rival if rival else numpy.nan
+        yield 'rejections of sd that via spares, share', best.every, spared, ''
     if 'tuned' in records:
         # all families together, because four texts seldom have a wrong token
         runs = records.runs('tuned')
@@ -124,11 +123,7 @@ def figures(records):
         yield 'speed over tuned cascades and lenient sd', runs.every, figure, MODELLED
     if 'judges' in records:
         yield "slim's agreement with the target, less the draft's", *better_judge(records['judges'].rows), ''
-    yield from answers(records, 'right answers won or lost, a text', 'via')
-    if 'answers' in records:
-        lost = [row['via'] - row['plain'] for row in records['answers'].rows if row['plain'] is not None]
-        if lost:
-            yield 'right answers won or lost, a text', numpy.arange(len(lost)), gap(lost), ''
+    yield from answers(records, 'right answers won or lost, a text', 'via', 'plain')
     if 'drafting' in records:
         runs = records.runs('drafting')
         yield '`--draft self`: speed over plain', runs.every, over(runs, 'self 2', 'plain', CLOCK), CLOCK
