@@ -13,8 +13,10 @@ from lab.toys import Table, enumerate_law, exact_law, law_by_cycles, variation, 
 from model import BadInput, Calibration, check_fields, knob
 from specmini import Parser, add_flags, exit_status, import_file, make_methods
 
-# (vocabulary, tokens of a text, whether the method writes all of it: else its first cycle only)
-SIZES = ((2, 2, True), (2, 3, False), (2, 4, False), (2, 5, False), (2, 3, True), (2, 4, True), (4, 3, True))
+# (vocabulary, tokens of a text, whether the method writes all of it: else its first cycle only); out of two
+# tokens a residual has one left, so more are needed to see how it is shared out
+SIZES = ((4, 2, True), (3, 2, True), (2, 2, True), (2, 3, False), (2, 4, False), (2, 5, False), (2, 3, True),
+         (2, 4, True), (4, 3, True))
 MOST = 1100     # ways that the draws of a text may go, so that a proof takes seconds
 SAME = 1e-9     # total variation up to which two laws differ by rounding alone
 ROWS = 8        # texts that are shown
@@ -36,13 +38,20 @@ def prove(name, method, tokens=None, **sampling):
     """
     lengths = range(tokens or 0, 1, -1)
     sizes = [(2, n, False) for n in lengths] + [(2, tokens, True), (4, tokens, True)] if tokens else SIZES
+    if tokens and tokens > 2:
+        sizes = [*SIZES[:2], *sizes]
     proofs = []
-    try:
-        for size in sizes:
+    for size in sizes:
+        try:
             proofs.append(proof_of(name, method, *size, sampling))
-    except BadInput as error:
-        if not proofs or not isinstance(error, TooMany):
+        except TooMany as error:
+            refused = error
+            if proofs and size[0] == 2:
+                break                                   # the next have more
+        except BadInput as error:
             raise BadInput(f'{name}: {error}') from None
+    if not proofs:
+        raise BadInput(f'{name}: {refused}')
     proof = max(reversed(proofs), key=lambda proof: (proof.gap > SAME, proof.whole, len(proof.texts)))
     proof.through = max((n for one in proofs if one.whole for n, _ in one.seen), default=0)
     proof.seen = set().union(*(proof.seen for proof in proofs))
@@ -59,8 +68,8 @@ def proof_of(name, method, vocab, horizon, whole, sampling):
                      **sampling)
     wanted, drafted = [exact_law(table, horizon, **sampling) for table in (target, draft)]
     begun = '' if whole else ', those after the first cycle by the target'
-    header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")} out of {vocab}'
-              f'{begun}, temperature {sampling["temperature"]:g}, every outcome of every draw')
+    header = (f'{name} on two tables, target and draft: texts of {counted(horizon, "token")}, a vocabulary '
+              f'of {vocab}{begun}, temperature {sampling["temperature"]:g}, every outcome of every draw')
     return Proof(name, header, method.lossless, law, wanted, drafted, whole, seen)
 
 
@@ -124,7 +133,7 @@ class Proof:
         missing = [f'{kept} of {n} kept' for n in range(1, longest + 1) for kept in range(n + 1)
                    if (n, kept) not in self.seen]
         missing[3:] = ['...'] * (len(missing) > 3)
-        where = f', but not {", ".join(missing)}' if missing else ', kept and cut at each place'
+        where = f' (none with {", ".join(missing)})' if missing else ', kept and cut at each place'
         blocks = f'blocks of up to {longest} guess{"es" * (longest != 1)}{where if longest else ""}'
         return f'followed: {blocks}; through whole texts of up to {self.through}'
 

@@ -121,8 +121,7 @@ def test_counted_runs_at_another_cost(home):
     for cost, passes in ((0.05, 1 + 8 * 0.016 + 8 * 0.05), (None, 9 + 8 * 0.4)):        # as measured
         runs = judge.Records('cmasd', 'a').counted(cost)
         paces = runs.pace(['cmasd 8', 'ar', 'sd 1'], runs.every, judge.MODELLED)
-        one = (1 + 0.016 if cost else 2) + (cost or 0.4)
-        assert paces == pytest.approx([9 / passes, 1, 2 / one])
+        assert paces == pytest.approx([9 / passes, 1, 2 / ((1.016 if cost else 2) + (cost or 0.4))])
 
 
 @pytest.mark.parametrize('values, line, verdict', [
@@ -248,8 +247,8 @@ def test_a_run_goes_on_after_whole_rows_of_its_head(tmp_path):
     measure.write_rows(where, dict(n=3, date='1'), [dict(item=0), dict(item=1)])
     where.write_text(where.read_text()[:-3])            # the last row is broken off
     there = measure.whole_lines(where, dict(n=3, date='2'))
-    lines = (len(where.read_text().splitlines()) for _ in range(1))         # on the disk by then
-    measure.write_rows(where, dict(n=3, date='2'), (dict(item=n) for n in lines), there)
+    stored = (dict(item=len(where.read_text().splitlines())) for _ in there[1:])    # on the disk by then
+    measure.write_rows(where, dict(n=3, date='2'), stored, there)
     assert measure.read_stored(where) == (dict(n=3, date='1'), [dict(item=0), dict(item=2)])
     assert measure.whole_lines(where, dict(n=4, date='1')) == []
 

@@ -9,7 +9,7 @@ from lab import prove
 from lab.tests.helpers import case, program, put, refused
 from lab.toys import Table, WrongBonus, WrongResidual, WrongThird, enumerate_law, exact_law, variation
 from model import BadInput
-from verify import METHODS, Exact
+from verify import METHODS, Exact, residual
 
 
 def liar(kind=Exact, **parts):
@@ -58,6 +58,8 @@ def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
     case('sound', Exact, 0, 'followed: blocks of up to 4 guesses, kept and cut at each place', slow=True),
     case('third-guess', liar(WrongThird), 1, '\nWRONG: ', slow=True),
     case('bonus', liar(WrongBonus), 1, '\nWRONG: ', slow=True),
+    case('shares', liar(METHODS['ecsv'], recovery_distribution=lambda _, p, q: (residual(p, q) ** 2)
+                        / (residual(p, q) ** 2).sum()), 1, '\nWRONG: '),
     case('coin', liar(chance=lambda *_: float(torch.rand(1) < 0.5)), 2, 'through session.draw'),
     case('generator', liar(chance=lambda _, s, i: float(torch.rand(1, generator=s.session.generator))), 2,
          'through session.draw'),
