@@ -179,7 +179,7 @@ TIED = [                # words of the README, the page whose rows have their fi
     ('an acceptance | no | 0.78 | 14', 'ecsv', 'ecsv-lite: length over a greedy'),
     ('of 6 | no | 0 tasks | 72', 'ecsv', 'ecsv: tasks with'),
     ('decoding | no | 1.19, 1.66 | 12', 'via', 'speed over plain'),
-    ('problems) | no | -15 points | 50', 'specguard', 'math-hard: right answers over sd'),
+    ('undecided) | no | -15 points | 50', 'specguard', 'math-hard: right answers over sd'),
     ('as fast | no | 1.30 | 12', 'sparse', 'one pass after 8k random keys'),
     ('the text) | no | 0.68 lost | 50', 'sparse', 'look-up: right answers |')]
 
