@@ -495,11 +495,11 @@ def record_lines():
     for where in sorted(LAB.glob('**/results/*/*.jsonl')):
         head, stored = read_stored(where)
         paper, pair = where.relative_to(LAB).parts[0].replace('results', ''), where.parent.name
-        weights = ', '.join(f'{name} {found[:6]}' for name, found in head['models'].items())
+        weights = ''.join(f'{name} {found[:6]}; ' for name, found in head['models'].items())
         cpu = f'{head["cpu"]}, {head["threads"]}' if 'cpu' in head else '?'
         cpu = cpu if head.get('device', 'cpu') == 'cpu' else f'{head["device"]}; {cpu}'
         skip = ranges(head['skip'] or []) if 'skip' in head else '?'
-        same = (pair, f'{weights}; {head["made"]}', skip, cpu, head.get('dtype', '?'), head['by'],
+        same = (pair, weights + head['made'], skip, cpu, head.get('dtype', '?'), head['by'],
                 f'{head["commit"]}, {head["date"]}')
         rows.setdefault(same, []).append(f'{paper} {where.stem} ({len(stored)})'.strip())
     return table_lines(RECORD_HEAD, [(*said, ', '.join(records)) for said, records in sorted(rows.items())])

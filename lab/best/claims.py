@@ -204,7 +204,7 @@ def answer_rows(pairs):
         rows = [row for row in rows if None not in row.values()]        # prompts without answers
         for name in list(rows[0])[2:] if rows else ():
             won = None
-            if USUAL in rows[0]:
+            if USUAL in rows[0] and name != USUAL:
                 figure, texts = gap([row[name] - row[USUAL] for row in rows]), numpy.arange(len(rows))
                 low, high = interval(texts, figure)
                 won = f'{figure(texts):+.2f} ({low:+.2f} to {high:+.2f})'
