@@ -12,8 +12,6 @@ import hashlib
 import json
 import re
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime
 from math import inf
@@ -25,7 +23,6 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
-from tqdm import tqdm
 
 import kernels
 
@@ -33,11 +30,6 @@ CHUNK = 2048    # positions of a long prompt that one pass reads, so that the ma
 PAD = 16        # compiled passes of up to this many positions are padded to a power of two: few graphs
 SPAN = 1024     # keys in view of a compiled pass, at least; beyond, the next power of two
 EVEN = 128      # a cache's positions are a multiple of it: a card's kernels read keys in such blocks
-BIG = 2 ** 18   # elements of a matrix that is packed: smaller ones stay in a CPU's nearer caches
-PIECE = 2 ** 26     # elements of a matrix that are converted at a time: a head's copy would be a gigabyte
-ROWS = 4        # a packed matrix multiplies at least so many rows: fewer are padded, because 3 took longer
-
-bar = functools.partial(tqdm, disable=None, delay=2, leave=False)       # on a terminal, after two seconds
 
 
 # ------------------------------------------------------------------------------------------- the network
@@ -179,6 +171,10 @@ class Block(Part):
             x = x + self.all_reduce(y)
         return x, chosen | left_out
 
+    def sublayers(self):
+        """The modules of the attention and those of the feed-forward, norms included."""
+        return (self.input_layernorm, self.self_attn), (self.post_attention_layernorm, self.mlp)
+
     def all_reduce(self, y):
         """A sublayer's output; their sum if each process has a part of the layer, see lab/parallel.py."""
         return y
@@ -231,21 +227,23 @@ class Transformer(Part):
         self.register_buffer('cos', cos.to(self.model.norm.weight), persistent=False)      # [S, D]
         self.register_buffer('sin', sin.to(self.model.norm.weight), persistent=False)
 
-    run_layer = staticmethod(Block.forward)     # Compiled has another
+    compiled = False                            # Compiled sets both
+    run_layer = staticmethod(Block.forward)
 
-    def forward(self, ids, positions, path, stores=None, kv_len=None, means=None):
+    def forward(self, ids, positions, path, stores=None, kv_len=None, means=None, carry=None):
         """ids [B, T] at absolute positions [T] -> hidden states [B, T, C] after the last norm.
 
         stores: the cache's keys and values per layer, written in place; kv_len: how many keys are in view;
-        means: of each layer the mean keys of blocks, for sparse paths. Without a cache the tokens see each
-        other alone (training).
+        means: of each layer the mean keys of blocks, for sparse paths; carry: a dict that takes what layers
+        add (kernels.py). Without a cache the tokens see each other alone (training).
         """
         if stores is None:
             kv_len = ids.shape[1]
         mask = self.mask(positions, kv_len)
         context = PassContext(positions, self.cos[positions], self.sin[positions], mask, kv_len)
         x = self.model.embed_tokens(ids.flatten()).to(self.dtype)                       # [B T, C]
-        carry = dict(start=positions[0]) if path.carry is None else path.carry
+        carry = {} if carry is None else carry
+        carry['start'] = positions[0]
         for i, layer in enumerate(self.model.layers):
             store = None if stores is None else stores[i]
             here = carry | dict(means=means[i]) if means else carry
@@ -259,7 +257,7 @@ class Transformer(Part):
         A compiled pass has more keys in view than are written, an eager one exactly those that it may see.
         """
         T = len(positions)
-        if self.run_layer is not Block.forward:         # of a Compiled network
+        if self.compiled:
             later = torch.arange(kv_len, device=positions.device) > positions[:, None]      # [T, kv_len]
             return torch.zeros_like(later, dtype=self.dtype).masked_fill(later, -torch.inf)
         flash = self.cos.is_cuda and self.dtype != torch.float32
@@ -287,7 +285,7 @@ class Path:
     skip: frozenset = frozenset()   # sublayers left out: 2i is layer i's attention, 2i + 1 its feed-forward
     sparse: bool = False            # whether a sublayer that runs leaves something out
     block: int = 0                  # keys of a block, where layers choose blocks by mean keys
-    carry: object = None            # the first layer's; a path that observes (grounded) sets it
+    observes: bool = False          # whether layers note what they attend to, in Reader.carry
 
     @functools.cached_property
     def written_as(self):
@@ -305,39 +303,21 @@ class Path:
         skip = self.skip.union(skip)
         attends = tuple(None if 2 * i in skip else f for i, f in enumerate(self.attends))
         ffns = tuple(None if 2 * i + 1 in skip else f for i, f in enumerate(self.ffns))
-        return replace(self, name=name, attends=attends, ffns=ffns, skip=skip, carry=None)
+        return replace(self, name=name, attends=attends, ffns=ffns, skip=skip)
 
-    @functools.cache
-    def sparsified(self, rules):
-        """This path made sparse; skipped sublayers stay skipped.
-
-        rules [L]: of each layer (`how` of sparse_attend, `threshold` of channels, `betas` of
-        sparse_moe_forward), None where that part stays dense; betas are None for a layer that is no mixture.
-        Cached, because a compiled pass then finds its graph.
-        """
-        attends = list(self.attends)
-        ffns = list(self.ffns)
-        block = 0
-        for i, (how, threshold, betas) in enumerate(rules):
-            if attends[i] and how:
-                attends[i] = functools.partial(kernels.sparse_attend, how=how)
-                block = how[-1].block                   # one for all layers
-            if ffns[i] and betas is not None:
-                ffns[i] = functools.partial(kernels.sparse_moe_forward, betas=betas, threshold=threshold)
-            elif ffns[i] and threshold:
-                ffns[i] = functools.partial(kernels.sparse_swiglu, threshold=threshold)
-        if attends == list(self.attends) and ffns == list(self.ffns):
+    def sparsified(self, attends, ffns, block):
+        """This path with these functions, of which some leave something out; itself if none does."""
+        if (attends, ffns) == (self.attends, self.ffns):
             return self
         name = 'sparse' if self.name == 'full' else f'sparse {self.name}'
-        return replace(self, name=name, attends=tuple(attends), ffns=tuple(ffns),
-                       sparse=True, block=block)
+        return replace(self, name=name, attends=attends, ffns=ffns, sparse=True, block=block)
 
     def grounded(self, n, begin, sparsify):
-        """This path, observed by kernels.grounded in the last n layers that it runs, for one pass."""
-        observed = [i for i, attend in enumerate(self.attends) if attend][-n:]
-        attends = tuple(kernels.grounded if i in observed else f for i, f in enumerate(self.attends))
-        carry = dict(rollout=None, begin=begin, sparsify=sparsify)
-        return replace(self, name='grounded', attends=attends, carry=carry)
+        """This path, observed by kernels.grounded in the last n layers that it runs."""
+        observe = functools.partial(kernels.grounded, begin=begin, sparsify=sparsify)
+        last = [i for i, attend in enumerate(self.attends) if attend][-n:]
+        attends = tuple(observe if i in last else f for i, f in enumerate(self.attends))
+        return replace(self, name='grounded', attends=attends, observes=True)
 
 
 # ------------------------------------------------------------------------------------- host and device
@@ -489,7 +469,7 @@ class Reader:
         forward = self.model
         kv_len = start + T
         pad = 0
-        if self.compiled and T <= PAD and path.carry is None:   # a path that observes serves one pass
+        if self.compiled and T <= PAD and not path.observes:    # such a path serves one pass
             forward = self.compiled
             pad = (1 << (T - 1).bit_length()) - T
             power = 1 << (kv_len + pad - 1).bit_length()
@@ -497,7 +477,8 @@ class Reader:
             ids = functional.pad(ids, (0, pad))
         positions = torch.arange(start, start + T + pad, device=ids.device)
         means = self.cache.average(path.block, start) if path.block else None
-        hidden = forward(ids, positions, path, self.cache.stores, kv_len, means)        # [B, T + pad, C]
+        self.carry = {}                                 # what the layers of the latest pass have added
+        hidden = forward(ids, positions, path, self.cache.stores, kv_len, means, self.carry)
         logits = self.model.logits(hidden[:, T - last:T]) if last else None
         self.log.append((path, B * T))
         return logits
@@ -520,131 +501,9 @@ class Reader:
         self.cache.record([], 0, self.model.full)
         self.log.clear()
 
-    def spent(self, mark=0):
-        """{path name: [passes, positions]} of the log from index `mark` on."""
-        totals = {}
-        for path, positions in self.log[mark:]:
-            row = totals.setdefault(path.name, [0, 0])
-            row[0] += 1
-            row[1] += positions
-        return totals
-
 
 # You may stop here: what follows makes the same network faster, and loads it.
-# ----------------------------------------------------------------------------------- packed and compiled
-
-class Half(Part):
-    """A Linear with its weight in fp16 and all else in fp32 (FBGEMM): as exact as fp32, twice as fast.
-
-    x [N, in] -> [N, out]. A weight of a bf16 checkpoint is an fp16 number if its size is 6e-5 to 65504; a
-    smaller one is rounded by 3e-8 at most.
-    """
-
-    def __init__(self, linear):
-        super().__init__()
-        weights = linear.weight.split(max(1, PIECE // linear.in_features))
-        biases = [None] * len(weights)
-        if linear.bias is not None:
-            biases = linear.bias.split(len(weights[0]))
-        self.pieces = [torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
-                       for weight, bias in zip(weights, biases)]
-        # on the meta device: it has a shape and a size in bytes, and no numbers
-        self.weight = nn.Parameter(linear.weight.to('meta'), requires_grad=False)
-
-    def __call__(self, x):
-        outs = [torch.ops.quantized.linear_dynamic_fp16(x, piece) for piece in self.pieces]
-        return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
-
-
-class Rearranged(Part):
-    """A Linear whose weight is held as a faster product takes it; x [N, in] -> [N, out]."""
-
-    def __init__(self, linear):
-        super().__init__()
-        self.weight = nn.Parameter(self.rearrange(linear.weight.detach()), requires_grad=False)
-        self.register_parameter('bias', linear.bias)
-
-
-class Packed(Rearranged):
-    """By oneDNN; single rows of the weight can't be read."""
-
-    def rearrange(self, weight):
-        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-
-    def __call__(self, x):
-        weight, bias = self._parameters.values()
-        n = len(x)
-        if n < ROWS:
-            x = functional.pad(x, (0, 0, 0, ROWS - n))
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')[:n]
-
-
-class Transposed(Rearranged):
-    """For small matrices."""
-
-    def rearrange(self, weight):
-        return weight.t().contiguous()
-
-    def __call__(self, x):
-        weight, bias = self._parameters.values()
-        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-
-
-class FastNorm(Part):
-    """RMSNorm in four operations, not seven, which take a fifth of a small network's time on a CPU; fp32."""
-
-    def __init__(self, norm):
-        super().__init__()
-        C = norm.weight.numel()
-        self.weight = nn.Parameter(norm.weight * C ** 0.5, requires_grad=False)
-        self.register_buffer('floor', torch.tensor((norm.eps * C) ** 0.5))
-
-    def __call__(self, x):
-        size = torch.linalg.vector_norm(x, 2, -1, True)
-        size = torch.hypot(size, self._buffers['floor'])
-        return (x / size).mul_(self._parameters['weight'])
-
-
-def has_half():
-    """Whether this CPU has the product of Half: it needs x86 with AVX2."""
-    return 'fbgemm' in torch.backends.quantized.supported_engines
-
-
-def fits_half(weight):
-    """Whether fp16 holds a matrix: nothing above 65504, rounding at most 2^-12 of its largest entry."""
-    lowest, highest = weight.aminmax()
-    return 2 ** -13 <= max(-lowest, highest) <= torch.finfo(torch.float16).max
-
-
-def faster(linear):
-    """The module that computes what this Linear does, on a CPU in fp32 in the least time."""
-    if linear.weight.numel() < BIG:
-        return Transposed(linear)
-    if linear.weight.dtype != torch.float32 and fits_half(linear.weight):
-        return Half(linear)
-    linear = linear.float()
-    return Packed(linear) if torch.backends.mkldnn.is_available() else linear
-
-
-def pack(model):
-    """Swaps the modules of an fp32 network for faster ones on a CPU. A tied head is then held twice.
-
-    Matrices that load has kept in 16 bits become Half. Experts stay as they are.
-    """
-    # not of all modules: such a list would hold every matrix until the last one is packed
-    parts = [part for part in model.modules()
-             if not isinstance(part, (Linear, nn.RMSNorm))]
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:           # FBGEMM packs with one thread
-        list(bar(pool.map(pack_children, parts), 'packing', len(parts)))
-
-
-def pack_children(part):
-    for name, child in part.named_children():
-        if isinstance(child, nn.RMSNorm):
-            setattr(part, name, FastNorm(child))
-        elif isinstance(child, Linear):
-            setattr(part, name, faster(child))
-
+# -------------------------------------------------------------------------------------------- compiled
 
 class Compiled:
     """A network whose short passes a card computes without waiting for Python; called like a Transformer.
@@ -657,19 +516,18 @@ class Compiled:
         limits = torch._dynamo.config               # of graphs, for all paths, lengths and models
         limits.recompile_limit = limits.accumulated_recompile_limit = 4096
         self.model = copy.copy(model)
+        self.model.compiled = True
         self.model.run_layer = torch.compile(Block.forward, fullgraph=True, dynamic=False,
                                              options=dict(coordinate_descent_tuning=True))
         self.passes = {}        # kind of pass: its ids and positions, its graph, its hidden states
 
-    def __call__(self, ids, positions, path, stores, kv_len, means):
+    def __call__(self, ids, positions, path, stores, kv_len, means, carry):
         memory = self.model.cos, stores[0], *(means or [])              # which a graph is bound to
         kind = path, ids.shape, kv_len, *[tensor.data_ptr() for tensor in memory]
         if kind not in self.passes:
-            begin = time.perf_counter()
-            self.passes[kind] = self.record(ids.clone(), positions.clone(), path, stores, kv_len, means)
             if sys.stderr.isatty():
-                print(f'{path.name} pass over {ids.shape[1]} positions: compiled in '
-                      f'{time.perf_counter() - begin:.0f} s', file=sys.stderr)
+                print(f'compiling a {path.name} pass over {ids.shape[1]} positions', file=sys.stderr)
+            self.passes[kind] = self.record(ids.clone(), positions.clone(), path, stores, kv_len, means)
         own_ids, own_positions, graph, hidden = self.passes[kind]
         own_ids.copy_(ids)
         own_positions.copy_(positions)
@@ -700,7 +558,7 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
     """(Transformer, Tokenizer, end-of-sequence ids) of a Hugging Face folder, or of a repository's name.
 
     dtype None: fp32, in which big matrices keep the 16 bits of their files where this CPU can multiply them
-    so, see pack. shard: what one process of several holds, see lab/parallel.py.
+    so, see kernels.pack. shard: what one process of several holds, see lab/parallel.py.
     """
     folder = find_folder(folder)
     with naming(folder):
@@ -715,7 +573,7 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
         model = model.requires_grad_(False).to(dtype or torch.float32)
         wrong = sorted(checkpoint_views(model).keys() ^ tensors.keys())
         require_that(not wrong, f'{len(wrong)} tensors are missing or unknown, first {wrong[:1]}')
-        if dtype is None and has_half():
+        if dtype is None and kernels.has_half():
             keep_16_bits(model, tensors)
         model.to_empty(device=device)
         model.tie()
@@ -730,7 +588,7 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
 
 def fill(model, tensors, shard=None):
     """Copies a checkpoint's tensors into the network; ValueError for a wrong shape, NaN or infinity."""
-    for name, view in bar(checkpoint_views(model).items(), 'loading'):
+    for name, view in kernels.bar(checkpoint_views(model).items(), 'loading'):
         file, stored_name, dtype = tensors[name]
         require_that(dtype, f'{name} is stored in another type than fp32, fp16 or bf16')
         with safe_open(file, 'pt') as weights:          # one at a time, so that copied pages are let go
@@ -746,7 +604,7 @@ def fill(model, tensors, shard=None):
 def keep_16_bits(model, tensors):
     """Gives big matrices, except experts, the dtype of their files if all of their parts have the same 16."""
     for name, weight in model.named_parameters():
-        if weight.ndim == 2 and weight.numel() >= BIG:
+        if weight.ndim == 2 and weight.numel() >= kernels.BIG:
             dtypes = {tensors[part][-1] for part in parts_of(name)}
             if dtypes in ({torch.float16}, {torch.bfloat16}):
                 weight.data = weight.data.to(dtypes.pop())
@@ -960,9 +818,9 @@ def chat(folder, messages):
             messages=messages, tools=None, documents=None, add_generation_prompt=True)
 
 
-def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent,
-                      separators=separators, sort_keys=sort_keys)
+def raise_exception(message):
+    """What a template calls where it refuses the messages."""
+    raise BadInput(message)
 
 
 def jinja_world(folder, settings):
@@ -971,8 +829,8 @@ def jinja_world(folder, settings):
 
     world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                           extensions=['jinja2.ext.loopcontrols'])
-    world.filters['tojson'] = to_json
-    world.globals.update(raise_exception=functools.partial(require_that, False),
+    world.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
+    world.globals.update(raise_exception=raise_exception,
                          strftime_now=lambda format: datetime.now().strftime(format))
     # a tokenizer_config.json that has added_tokens_decoder counts alone
     older = {} if 'added_tokens_decoder' in settings else read_json(folder / 'special_tokens_map.json', {})
@@ -1005,7 +863,9 @@ def same_vocabulary(target, other, whose):
 # What train_mask.py measured on a target: {"target": fingerprint, section: {...}, ...}. A section of a pair
 # names the draft's fingerprint under "draft".
 
-FLAGS = dict(mask='', signals='--signals ', sparse='--anchors ')    # of train_mask.py, by section
+MEASURE = dict(         # the command that measures a section
+    mask='python train_mask.py', sparse='python train_mask.py --anchors',
+    signals='python train_mask.py --signals')
 
 
 class Calibration(dict):
@@ -1013,8 +873,8 @@ class Calibration(dict):
     models = ''             # flags of train_mask.py that name them
 
     def __missing__(self, name):
-        raise BadInput(f'calibration.json has no section {name!r} of these models; make it with python '
-                       f'train_mask.py {FLAGS[name]}{self.models}')
+        raise BadInput(f'calibration.json has no section {name!r} of these models; make it with '
+                       f'{MEASURE[name]} {self.models}')
 
 
 def read_calibration(target, draft=None):

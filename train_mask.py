@@ -11,20 +11,22 @@ how confident and how grounded a draft's steps are, for specguard.
 m layers that may be skipped, k of them skipped, n masks tried, W tokens of a window, V vocabulary.
 """
 import argparse
-import functools
 import itertools
+import math
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 # first, because it silences a warning with which torch begins
 from specmini import EMBEDDED, Engine, Parser, add_flags, encoded, exit_status, read_rows, take_threads
 import torch
+from torch.nn import functional
 from tqdm import tqdm
 
 import kernels
-from model import BadInput, Reader, check_fields, fingerprint, knob, require_that, write_calibration
-from verify import Sparse, SpecGuard, tokens_of, violation
+from model import BadInput, MoE, Reader, check_fields, fingerprint, knob, require_that, write_calibration
+from verify import Sparse, SpecGuard, tokens_of
 
 
 @dataclass
@@ -44,7 +46,6 @@ class Settings:
 
 
 PROMPTS = EMBEDDED / 'prompts.jsonl'    # of the tasks that the embedded models were trained on
-PATIENCE = 30           # searched masks without a better one that end a search
 PERIOD = 2              # every second proposal is a Bayesian one
 WARM_UP = 8             # masks tried before the Gaussian process is asked
 RANDOM = 500            # random masks among which a proposal is chosen
@@ -75,6 +76,20 @@ def calibration_texts(engine, settings):
             return texts
     raise BadInput(f'{len(texts)} of {len(rows)} prompts have answers of {W} tokens, expected '
                    f'{settings.texts}: give other --prompts, or a smaller --texts or --tokens')
+
+
+def violation(b, a, alpha=0.5, beta=0.5):
+    """R(b|a) [...] in nats: the divergence of a draft a from a verifier b, beyond what b tolerates.
+
+    a, b: log-probabilities [..., V] of the raw logits. The first term counts tokens that b accepts too
+    rarely, the second tokens that its residual lacks. alpha 0, beta 1 tolerate nothing; 1/2 and 1/2 tolerate
+    probabilities that differ by a factor of 2.
+    Source: VIA-SD (2026), R_KL^{alpha,beta}, as its public reimplementations write it.
+    """
+    d = a - b
+    refused = a.exp() * (d + math.log1p(-alpha)).clamp(min=0)
+    starved = b.exp() * (d + math.log(beta)).clamp(min=0)
+    return (refused + starved).sum(-1)
 
 
 class Windows:
@@ -162,7 +177,7 @@ def propose(tried, m, k):
 
 def as_rows(masks, m):
     """[N, m] 0/1 rows of masks, tuples of layers."""
-    return torch.nn.functional.one_hot(torch.tensor(masks), m).sum(1).double()
+    return functional.one_hot(torch.tensor(masks), m).sum(1).double()
 
 
 def plain_masks(m, k):
@@ -179,14 +194,12 @@ def search(cost, m, k, settings):
     """
     tried = {}
     plain = list(plain_masks(m, k))
-    best = 0                                            # number of the best mask
     try:
         for i in tqdm(range(settings.evaluations), desc='masks', disable=None):
             mask = plain[i] if i < len(plain) else propose(tried, m, k)
-            if mask is None or i - max(best, len(plain)) > PATIENCE:
+            if mask is None:
                 break
             tried[mask] = cost(mask)
-            best = list(tried.values()).index(min(tried.values()))
     except KeyboardInterrupt:
         if not tried:
             raise
@@ -211,41 +224,30 @@ def find_mask(model, windows, settings):
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
-# In dense verifying passes the sparse functions choose beside the dense ones, without effect.
+# A dense verifying pass is watched: every sublayer also logs what its sparse form would choose.
 
-def recorded(dense, sparse_form, log):
-    """The dense function of a sublayer, which also appends to the log what its sparse form chooses."""
-    def run(*args):
-        log.append(sparse_form(*args)[1])
-        return dense(*args)
-    return run
-
-
-def observed_experts(x, moe, carry, betas):
-    """(None, what sparse_moe_forward adds and silu(gate) of each token's chosen experts as `channels`)."""
-    _, added = kernels.sparse_moe_forward(x, moe, carry, betas, 0)
-    _, chosen = kernels.route(x, moe)                                       # [N, k]
-    gate, _ = (moe.gate_up_proj[chosen] @ x[:, None, :, None]).chunk(2, 2)  # [N, k, F, 1]
-    return None, added | dict(channels=torch.nn.functional.silu(gate))
+def watched_attend(q, k, v, mask, carry, log, rule):
+    """kernels.attend, which logs the blocks [B, G, count] that an anchor would choose here, or None."""
+    _, added = kernels.sparse_attend(q, k, v, mask, carry, True, rule)
+    log.append(added.get('blocks'))
+    return kernels.attend(q, k, v, mask, carry)
 
 
-def recording_path(model, rule, log):
-    """The model's full path, on which every layer logs what its sparse attention and feed-forward choose.
+def watched_feed_forward(x, mlp, carry, log):
+    """kernels.feed_forward, which logs (silu(gate), the shares [N, k - 1] of the lowest experts or None).
 
-    rule: a verify.Sparse. Thresholds are 0, so the sparse forms leave no channel and no expert out.
+    In a mixture the gates are those of each token's chosen experts.
     """
-    betas = [0.0] * max(model.config.num_experts_per_tok - 1, 0)
-    attends = []
-    ffns = []
-    for E in model.config.mixtures:
-        choose = functools.partial(kernels.sparse_attend, how=(True, rule))
-        leave_out = functools.partial(kernels.sparse_swiglu, threshold=0.0)
-        if E:
-            leave_out = functools.partial(observed_experts, betas=betas)
-        attends.append(recorded(kernels.attend, choose, log))
-        ffns.append(recorded(kernels.feed_forward, leave_out, log))
-    return replace(model.full, attends=tuple(attends), ffns=tuple(ffns),
-                   sparse=True, block=rule.block)
+    lowest = None
+    if isinstance(mlp, MoE):
+        _, chosen = kernels.route(x, mlp)                                       # [N, k]
+        gate, _ = (mlp.gate_up_proj[chosen] @ x[:, None, :, None]).chunk(2, 2)  # [N, k, F, 1]
+        _, added = kernels.sparse_moe_forward(x, mlp, carry, [0.0] * (mlp.top_k - 1), 0)
+        lowest = added['lowest']
+    else:
+        gate, _ = mlp.gate_up_proj(x).chunk(2, -1)                              # [N, F]
+    log.append((functional.silu(gate), lowest))
+    return kernels.feed_forward(x, mlp, carry)
 
 
 def sparsity(model, texts, T=5, **knobs):
@@ -256,33 +258,37 @@ def sparsity(model, texts, T=5, **knobs):
     chosen experts, and of the share of the weight that a token's m lowest experts have, m = 1, 2, ...
     Source: as verify.Sparse (anchor layers).
     """
-    mixtures = model.config.mixtures
-    similar = [[] for _ in mixtures]        # Jaccard similarities of a layer's blocks to the layer before's
-    sizes = [[] for _ in mixtures]          # [n, 1] channels' sizes
-    shares = [[] for _ in mixtures]         # [n, k - 1] of the lowest experts
+    L = model.config.num_hidden_layers
+    similar = [[] for _ in range(L)]        # Jaccard similarities of a layer's blocks to the layer before's
+    sizes = [[] for _ in range(L)]          # [n, 1] channels' sizes
+    shares = [[] for _ in range(L)]         # [n, k - 1] of the lowest experts
     rule = Sparse(**dict(dense_below=32) | knobs)
+    log = []                                # of a pass: two entries a layer
+    attend = partial(watched_attend, log=log, rule=rule)
+    ffn = partial(watched_feed_forward, log=log)
+    path = replace(model.full, attends=(attend,) * L, ffns=(ffn,) * L, sparse=True, block=rule.block)
     for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
         for end in range(T, len(ids) - T, T):
             reader.read(ids[:end], model.full, 0)
-            log = []
-            reader.read(ids[:end + T], recording_path(model, rule, log), T)
+            log.clear()
+            reader.read(ids[:end + T], path, T)
             before = []
-            for layer, E in enumerate(mixtures):
-                attention, feed_forward = log[2 * layer:2 * layer + 2]
+            for layer in range(L):
+                blocks, (gates, lowest) = log[2 * layer:2 * layer + 2]
                 heads = []
-                if 'blocks' in attention:                       # else the text is too short to choose from
-                    heads = list(map(set, attention['blocks'][0].tolist()))
+                if blocks is not None:                          # else the text is too short to choose from
+                    heads = list(map(set, blocks[0].tolist()))
                 similar[layer] += [len(a & b) / len(a | b)
                                    for a, b in zip(heads, before)]
                 before = heads
-                sizes[layer].append(feed_forward['channels'].reshape(-1, 1)[::EVERY].abs())
-                if E:
-                    shares[layer].append(feed_forward['lowest'])
+                sizes[layer].append(gates.reshape(-1, 1)[::EVERY].abs())
+                if lowest is not None:
+                    shares[layer].append(lowest)
     require_that(similar[-1],
                  f'calibration texts of {max(map(len, texts))} tokens at most: too short for blocks')
     jaccard = [round(fmean(values), 4) for values in similar[1:]]
-    order = sorted(range(1, len(mixtures)), key=lambda layer: jaccard[layer - 1])
+    order = sorted(range(1, L), key=lambda layer: jaccard[layer - 1])
     channels = [quantiles(torch.cat(one))[0] for one in sizes]
     experts = [quantiles(torch.cat(one)) if one else [] for one in shares]
     return dict(anchors=[0, *order], jaccard=jaccard, channels=channels, experts=experts)
@@ -351,7 +357,7 @@ def measure_mask(engine, settings):
         draft = windows.agreement(Windows(engine.models['draft'], windows.texts, windows.W).p)
         print(f", the draft's at {draft:.1%}", end='')
     print('\nslim can pay only where it agrees more often than the draft; '
-          'python specmini.py --compare sd,via measures whether it does')
+          'python specmini.py --compare sd via measures whether it does')
     return section
 
 

@@ -1,9 +1,9 @@
 """How proposed tokens are verified: maths, nouns, the loop, exact speculative decoding, the five methods.
 
 propose -> score -> accept -> commit is one cycle, and `decode` is the loop. A method is a dataclass whose
-fields are its knobs; it overrides only what differs. To read one method, read up to the drafts, and its
-section. Not here: the network (model.py), the baselines that the methods are compared with
-(lab/baselines.py).
+fields are its knobs; it overrides only what differs. To read one method, read down to `need_draft_model`,
+then the method's own section. Not here: the network (model.py), the baselines that the methods are compared
+with (lab/baselines.py).
 
 p is the target's distribution and q the draft's; both are what is really sampled from, after temperature,
 top-k and top-p. Temperature 0 gives a one-hot distribution, so the exact rule needs no greedy branch.
@@ -16,7 +16,7 @@ import time
 from collections import Counter, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import inf
 from statistics import fmean
 from typing import NamedTuple
@@ -92,7 +92,6 @@ class Draft:
     tokens: list                            # [n] ids
     q: torch.Tensor                         # [n, V]; None for drafts that are not judged by it
     logits: torch.Tensor = None             # [n, V] raw, for rules that look at confidence
-    known: torch.Tensor = None              # [m, V] target logits of the first m positions, if computed
     signals: list = None                    # [n] dicts: what the method notes of each token, for the trace
 
     @classmethod
@@ -131,16 +130,16 @@ class Score:
     def logits(self):
         """[n + 1, V] raw: row i judges draft token i, the last row gives the bonus token.
 
-        Of n + 1 positions: the root (the last committed token, not read yet) and the draft. `known` has the
-        first m rows, so the pass reads n + 1 - m, and before them what the cache does not hold for this path.
+        Reads n + 1 positions, the root (the last committed token, not read yet) and the draft, and what the
+        cache does not hold of the text before them for this path.
         """
-        known = self.block.known
-        unread = len(self.block.tokens) + 1 - (0 if known is None else len(known))
-        if unread == 0:
-            return known
-        rows = self.session.target.read(
-            self.session.tokens + self.block.tokens, self.path, unread)
-        return rows if known is None else torch.cat([known, rows])
+        line = self.session.tokens + self.block.tokens
+        return self.session.target.read(line, self.path, len(self.block.tokens) + 1)
+
+    @property
+    def has_run(self):
+        """True if its pass has run."""
+        return 'logits' in vars(self)
 
     @cached_property
     def p(self):
@@ -161,8 +160,8 @@ class Score:
         check_finite(highest, 'slim target' if self.path.skip else 'target', self.session)
         signals = self.block.signals or [{}] * len(self.block.tokens)
         rows = zip(self.block.tokens, numbers.tolist(), signals)
-        return [Judged([token], *row, signals=dict(noted))
-                for token, row, noted in rows]
+        return [Judged([token], p=p, q=q, ratio=ratio, signals=dict(noted))
+                for token, (p, q, ratio), noted in rows]
 
     def next_token(self, i):
         """Draws the id that ends a cycle at position i: recovered for draft token i, or the bonus."""
@@ -174,7 +173,11 @@ class Score:
 
 @dataclass
 class Cycle:
-    """What one cycle did. The trace is the list of these; every figure and picture is computed from it."""
+    """What one cycle did. The trace is the list of these; every figure and picture is computed from it.
+
+    Until the next cycle begins `score` is the Score whose pass judged it: score.p [n + 1, V], score.block.q
+    [n, V]. It is None where no pass has run, and no part of a trace.
+    """
     drafted: list           # ids
     judged: list            # a Judged for each draft token that was looked at
     tokens: list            # ids committed
@@ -182,6 +185,7 @@ class Cycle:
     passes: dict            # reader/path -> [passes, positions]
     seconds: float
     signals: list = field(default_factory=list)     # Draft.signals, of all that was drafted
+    score = None            # no field, so asdict leaves it out
 
     @property
     def accepted(self):
@@ -282,8 +286,11 @@ def decode(session: Session, method: 'Method'):
         cycle = Cycle(draft.tokens, judged, tokens, labels[:len(tokens)],
                       passes_since(session, marks), time.perf_counter() - begin,
                       draft.signals or [])
+        if isinstance(score, Score) and score.has_run:
+            cycle.score = score
         method.learn(cycle)
         yield cycle
+        vars(cycle).pop('score', None)                          # or a long text would hold every p
 
 
 # ------------------------------------------------------------------------------------------------ methods
@@ -293,7 +300,10 @@ METHODS = {}            # name: class, entered where it stands
 
 @dataclass
 class Method:
-    """What decode calls in turn; a method object serves one text. Its fields are its knobs."""
+    """What decode calls in turn. Its fields are its knobs.
+
+    A method object serves one text, and may keep what it notes of it: an Engine makes a copy for each.
+    """
     lossless = False        # whether the text follows the target's distribution exactly, at these knobs
 
     def propose(self, session: Session):
@@ -343,14 +353,17 @@ class Exact(Method):
     """
     gamma: int = knob(4, 'draft tokens a cycle', 0)
     draft_temperature: float = knob(None, "of the draft model; None: the run's, 0: greedy drafting", 0)
-    draft_top_p = None      # the run's; ECSV makes a knob of it
     lossless = True
-    reserved = 1            # of tokens_left, kept free for the token after the block
+    reserved = 1            # policy: how many of tokens_left no block may use, here the token after it
 
     def __init_subclass__(cls):
-        """A subclass that changes the rule is lossy, unless it says itself when it is lossless."""
-        rule = {'chance', 'recovery_distribution', 'score', 'accept'}
-        if rule & vars(cls).keys() and 'lossless' not in vars(cls):
+        """A subclass that changes the rule or the draft, or has two bases, is lossy unless it says otherwise.
+
+        draft_probs, signals and keep_drafting are free: they are asked before a token is drawn.
+        """
+        rule = {'propose', 'guess', 'score', 'chance', 'recovery_distribution', 'accept'}
+        changed = rule & vars(cls).keys() or len(cls.__bases__) > 1
+        if changed and 'lossless' not in vars(cls):
             cls.lossless = False
 
     def __post_init__(self):
@@ -368,7 +381,7 @@ class Exact(Method):
 
     def draft_probs(self, session, logits):
         """The distribution [..., V] that draft tokens are sampled from."""
-        return session.probs(logits, self.draft_temperature, self.draft_top_p)
+        return session.probs(logits, self.draft_temperature)
 
     def signals(self, token, logits):
         """A dict for keep_drafting and the trace, of one draft token [1] and its raw logits [1, V]."""
@@ -386,10 +399,6 @@ class Exact(Method):
         row = score.table[i]
         return min(1.0, row.p / row.q)
 
-    def threshold(self, score, i):
-        """What the rule compares draft token i with, for the trace; None where it has no threshold."""
-        return None
-
     def recovery_distribution(self, p, q):
         """The distribution [..., V] of the recovered token; p, q [..., V]: of its position."""
         return residual(p, q)
@@ -399,7 +408,6 @@ class Exact(Method):
         judged = []
         for i, token in enumerate(draft.tokens):
             row = score.table[i]
-            row.threshold = self.threshold(score, i)
             row.chance = self.chance(score, i)
             row.kept = session.flip(row.chance)
             judged.append(row)
@@ -440,7 +448,7 @@ def draft_model(session, n, method, reader=None, path=None):
     ids, highest = to_host(tokens, logits.amax())
     check_finite(highest, 'draft', session)
     ids = cut_at_eos(ids.tolist(), session.eos)
-    # the last token was not fed: the next read feeds it
+    # by hand, because a GPU has not told append its ids; without the last one, which was not fed
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
     n = len(ids)
     return Draft(ids, q[:n], logits[:n], signals=signals[:n])
@@ -480,7 +488,7 @@ def need_draft_model(session, what):
 #     block length = floor(alpha mean(C) k_max), within k_min to k_max
 #     tau = tau_base + gamma_tau (1 - C), within 0.01 to 1
 # A token is kept if p(x) / max p >= tau at temperature 0, else with the chance min(1, p / (tau q)).
-# Overrides threshold and chance, signals and keep_drafting.
+# Overrides chance, signals and keep_drafting.
 # Source: Sen et al. 2025 (arXiv 2508.15371), window and threshold; Xia et al. 2023 (SpecDec), the ratio.
 
 SURE = 0.95     # confidence from which --show is silent on a token
@@ -521,8 +529,9 @@ class CmAsd(Exact):
 
     def __post_init__(self):
         super().__post_init__()
-        self.weights = self.lam_entropy, self.lam_margin, self.lam_softmax
-        require_that(sum(self.weights) > 0, 'lam_entropy, lam_margin, lam_softmax: expected one above 0')
+        weights = self.lam_entropy, self.lam_margin, self.lam_softmax
+        require_that(sum(weights) > 0, 'lam_entropy, lam_margin, lam_softmax: expected one above 0')
+        self.weights = [weight / sum(weights) for weight in weights]
 
     @property
     def lossless(self):
@@ -533,9 +542,8 @@ class CmAsd(Exact):
         return super().propose(session)
 
     def signals(self, token, logits):
-        total = sum(self.weights)
         parts = zip(self.weights, confidence_signals(logits))
-        return dict(confidence=sum(weight / total * signal for weight, signal in parts))
+        return dict(confidence=sum(weight * signal for weight, signal in parts))
 
     def keep_drafting(self, session, signals):
         return len(signals) < self.window(signals)
@@ -552,8 +560,8 @@ class CmAsd(Exact):
         return min(1.0, max(0.01, tau))
 
     def chance(self, score, i):
-        tau = self.threshold(score, i)
         row = score.table[i]
+        tau = row.threshold = self.threshold(score, i)
         if not is_greedy(score.session.temperature):
             return min(1.0, row.p / (tau * row.q))
         matched = tau < 1 or row.p > 0          # of two equally likely tokens only one is the target's choice
@@ -623,7 +631,8 @@ def sample_branches(session, reader, path, rows, n, to_probs,
 # B branches are sampled side by side, and each position elects a token by a vote of weighted branches:
 #     r = -a_entropy H(q) / log V + a_agree (share of other branches with this token) + a_self log q(x)
 #     w = exp(gamma_r r);  score of token t = sum over branches of w (1[t is the branch's] + soft q(t))
-# The fused block is a point mass, q = 1: the exact rule then samples from p and compares.
+# Branches vote by position, also after they have parted: a vote for position 3 counts whatever its branch has
+# at 2. The fused block is a point mass, q = 1: the exact rule then samples from p and compares.
 # ecsv overrides guess. ecsv-spot adds a second vote, after the target has been asked at some positions.
 # Source: "Error-Correcting Speculative Decoding via Branch Voting", a model-written proposal
 # (github.com/keithballinger/dialectica, 2025) without code.
@@ -639,7 +648,7 @@ class Ballot:
     logq: torch.Tensor                      # [B, n] of the branch's own token, nats
     candidates: torch.Tensor                # [n, K] ids: the branches' tokens, then the likeliest
     q: torch.Tensor                         # [B, n, K] q of the candidates
-    tie_break: list     # [n][K] the higher wins if sums of votes are equal: sum of q, or the target's logit
+    tie_break: list     # [n][K] of equal scores the one with more wins: the sum of q, or the target's logit
 
     @classmethod
     def of(cls, tokens, logits, soft):
@@ -678,7 +687,10 @@ class Ballot:
 
 
 def sums_of(table):
-    """[n][K] sums over the branches of a table [B, n, K], by size, so that their order does not matter."""
+    """[n][K] sums over the branches of a table [B, n, K].
+
+    Sorted first, because a float sum depends on its order: renumbered branches elect the same token.
+    """
     return table.sort(0).values.sum(0).tolist()
 
 
@@ -697,20 +709,17 @@ class Ecsv(Exact):
     a_self: float = knob(0.5, "weight of the branch's own log q in r", 0)
     gamma_r: float = knob(1.0, 'w = exp(gamma_r r); 0: every vote counts the same', 0)
     soft: float = knob(0.0, 'weight of a vote by the whole q', 0)
+    lossless = True         # q is the point mass that was proposed
 
     def guess(self, session, n):
         """The fused Draft: branches and their vote."""
         branches = self.draft_branches(session, n)
         self.ballot = Ballot.of(branches.tokens, branches.logits, self.soft > 0)
         check_finite(self.ballot.entropy, 'draft', session)
-        fused, known = self.vote(session)
-        draft = Draft.points(fused, session.target.model)
-        draft.known = known
-        columns = zip(self.ballot.tokens.T.tolist(),
-                      self.weights.T.tolist(),
-                      self.tallies)
-        draft.signals = [dict(zip(('branches', 'weights', 'scores'), column)) for column in columns]
-        draft.signals = draft.signals[:len(fused)]
+        draft = Draft.points(self.vote(session), session.target.model)
+        positions = zip(draft.tokens, self.ballot.tokens.T.tolist(), self.weights.T.tolist(), self.tallies)
+        draft.signals = [dict(branches=tokens, weights=weights, scores=scores)
+                         for _, tokens, weights, scores in positions]
         return draft
 
     def draft_branches(self, session, n):
@@ -720,11 +729,14 @@ class Ecsv(Exact):
         to_probs = partial(self.draft_probs, session)
         return sample_branches(session, reader, reader.model.full, self.branches, n, to_probs)
 
+    def draft_probs(self, session, logits):
+        return session.probs(logits, self.draft_temperature, self.draft_top_p)
+
     def vote(self, session):
-        """(the fused tokens up to an end of sequence, the target's rows that are known of them or None)."""
+        """The fused tokens, up to an end of sequence."""
         self.weights = (self.gamma_r * self.reliability(self.ballot)).clamp(-20, 20).exp()      # w [B, n]
         self.tallies = self.ballot.tally(self.weights, self.soft)
-        return cut_at_eos(self.elected(self.tallies), session.eos), None
+        return cut_at_eos(self.elected(self.tallies), session.eos)
 
     def elected(self, tallies):
         """The tokens [n] with the highest scores."""
@@ -766,7 +778,8 @@ class EcsvSpot(Ecsv):
                    words=('disagreement', 'entropy'))
     a_spot: float = knob(1.0, "weight of the target's logit margin in r, where it was asked", 0)
     budget: int = knob(None, 'target positions a cycle at most; None: those of the block', 2)
-    is_left = False         # True if the last cycle left some of its budget
+    lossless = True         # `score` has what the target gives, read in two passes
+    is_left = False         # state: whether the last cycle read fewer positions than its budget
 
     def guess(self, session, n):
         draft = super().guess(session, min(n, self.budget - 1) if self.budget else n)
@@ -779,7 +792,8 @@ class EcsvSpot(Ecsv):
         ballot = self.ballot
         self.margins = 0.0      # [B, n] the target's logit of a branch's token minus its best other token's
         self.unanimous = {}     # checked position where all branches agree: the target's first choice
-        fused, known = super().vote(session)
+        self.known = None       # [m, V] the target's logits of the first m positions, where it was asked
+        fused = super().vote(session)
         budget = self.budget or ballot.tokens.shape[1] + 1
         used = len(fused) + 1
         chosen = self.doubtful(ballot, self.spots + self.is_left, min(len(fused), budget - 1))
@@ -789,13 +803,24 @@ class EcsvSpot(Ecsv):
             known = Score(session, Draft(checked, None), session.target_path()).logits     # [m, V]
             self.ask(ballot, known, chosen)
             check_finite(self.margins, 'target', session)
-            fused, _ = super().vote(session)
+            fused = super().vote(session)
             same = shared_length(checked, fused)
             fused = fused[:budget - len(known) + same]
             used = len(known) + len(fused) - same
-            known = known[:same + 1]
+            self.known = known[:same + 1]
         self.is_left = used < budget
-        return fused, known
+        return fused
+
+    def score(self, session, draft):
+        """Of which the rows that the check has read are not read again."""
+        score = super().score(session, draft)
+        if draft.tokens and self.known is not None:
+            unread = len(draft.tokens) + 1 - len(self.known)
+            score.logits = self.known
+            if unread:
+                rows = session.target.read(session.tokens + draft.tokens, score.path, unread)
+                score.logits = torch.cat([self.known, rows])
+        return score
 
     def doubtful(self, ballot, count, reach):
         """At most `count` positions below `reach` where branches disagree most, or doubt most; ascending."""
@@ -850,20 +875,6 @@ METHODS['ecsv-spot'] = EcsvSpot
 # Overrides accept.
 # Source: VIA-SD (2026); its p, q', q are our q, s, p, its alpha_1 and alpha_2 keep and escalate.
 
-def violation(b, a, alpha=0.5, beta=0.5):
-    """R(b|a) [...] in nats: the divergence of a draft a from a verifier b, beyond what b tolerates.
-
-    a, b: log-probabilities [..., V] of the raw logits. The first term counts tokens that b accepts too
-    rarely, the second tokens that its residual lacks. alpha 0, beta 1 tolerate nothing; 1/2 and 1/2 tolerate
-    probabilities that differ by a factor of 2.
-    Source: VIA-SD (2026), R_KL^{alpha,beta}, as its public reimplementations write it.
-    """
-    d = a - b
-    refused = a.exp() * (d + math.log1p(-alpha)).clamp(min=0)
-    starved = b.exp() * (d + math.log(beta)).clamp(min=0)
-    return (refused + starved).sum(-1)
-
-
 @dataclass
 class ViaSd(Exact):
     """VIA-SD: slim, the target without some sublayers, judges first; the target below `escalate`. LOSSY.
@@ -899,17 +910,23 @@ class ViaSd(Exact):
         reader = session.target
         if len(committed) - reader.cache.valid_prefix(committed, score.path) > self.max_lag:
             reader.read(committed, score.path, 0)           # slim is too far ahead
-        slim = self.slim_score(session, draft)
-        judge, by = slim, 'slim'                # the target, from the first token on that slim doubts
+        self.slim = slim = self.slim_score(session, draft)
+        judge = slim                            # the target, from the first token on that slim doubts
         judged = []
         for i, token in enumerate(draft.tokens):
             row = slim.table[i]                 # its ratio is slim's; its p is the target's, if it was asked
             judged.append(row)
             if row.ratio < self.escalate:
-                judge, by = score, 'target'
-            row.p = None if judge is slim else score.table[i].p
-            row.threshold = self.keep if judge is slim else None
-            row.chance = float(row.ratio >= self.keep) if judge is slim else self.chance(score, i)
+                judge = score
+            if judge is slim:
+                by = 'slim'
+                row.p = None
+                row.threshold = self.keep
+                row.chance = float(row.ratio >= self.keep)
+            else:
+                by = 'target'
+                row.p = score.table[i].p
+                row.chance = self.chance(score, i)
             chosen = token if session.flip(row.chance) else judge.next_token(i)
             row.kept = chosen == token          # slim may draw the same token again
             row.signals['by'] = by
@@ -1023,7 +1040,7 @@ class SpecGuard(Method):
         rows = reader.read(session.tokens + draft.tokens, path, len(draft.tokens))
         rows = torch.cat([draft.logits[:1], rows[:-1]])     # row t predicts token t
         logp = token_logps(rows, draft.tokens)
-        grounding = path.carry['rollout'][0].sum(-1)        # [T]
+        grounding = reader.carry['rollout'][0].sum(-1)      # [T]
         (pairs,) = to_host(torch.stack([logp, grounding.to(logp)], 1))
         return pairs.tolist()
 
@@ -1111,8 +1128,8 @@ METHODS['specguard'] = SpecGuard
 # Source: "Accelerate speculative decoding with sparse computation in verification" (2025). The paper's
 # "first draft token" is our root.
 
-# what sparse attention needs: knobs of Sparse, in a form by which Path.sparsified can keep paths
-Blocks = namedtuple('Blocks', 'rho dense_below block sinks locals scores')
+Blocks = namedtuple('Blocks', 'rho dense_below block sinks locals scores')      # knobs of sparse attention
+layer_function = cache(partial)     # one object for equal knobs, by which a recorded pass is found again
 
 
 @dataclass
@@ -1148,22 +1165,27 @@ class Sparse(Exact):
         return f'{keys} of {self.cached} cached keys are read in each layer'
 
     def sparse_path(self, path, session):
-        """The path without what the knobs leave out."""
+        """The path without what the knobs leave out; sublayers that it skips stay skipped."""
         mixtures = session.target.model.config.mixtures
         anchors = self.anchor_layers(session.calibration, len(mixtures))
-        blocks = Blocks(*(getattr(self, name) for name in Blocks._fields))
-        rules = []
-        for i, E in enumerate(mixtures):
-            how = threshold = betas = None
-            if self.rho < 1:
-                how = i in anchors, blocks
+        rule = Blocks(*(getattr(self, name) for name in Blocks._fields))
+        attends = []
+        ffns = []
+        for i, (attend, ffn, E) in enumerate(zip(path.attends, path.ffns, mixtures)):
+            if attend and self.rho < 1:
+                attend = layer_function(kernels.sparse_attend, anchor=i in anchors, rule=rule)
+            threshold = 0
             if self.ffn_quantile:
                 threshold = at_quantile(session.calibration['sparse']['channels'][i], self.ffn_quantile)
-            if E and (self.moe_skip or self.ffn_quantile):
+            if ffn and E and (self.moe_skip or self.ffn_quantile):
                 tables = session.calibration['sparse']['experts'][i][:self.moe_skip]
                 betas = tuple(at_quantile(table, self.moe_quantile) for table in tables)
-            rules.append((how, threshold, betas))
-        return path.sparsified(tuple(rules))
+                ffn = layer_function(kernels.sparse_moe_forward, betas=betas, threshold=threshold)
+            elif ffn and threshold:
+                ffn = layer_function(kernels.sparse_swiglu, threshold=threshold)
+            attends.append(attend)
+            ffns.append(ffn)
+        return path.sparsified(tuple(attends), tuple(ffns), self.block if self.rho < 1 else 0)
 
     def anchor_layers(self, calibration, layers):
         """The layers that choose blocks; the layers after one reuse its choice.
@@ -1222,9 +1244,13 @@ def log_marks(session):
 
 def passes_since(session, marks):
     """{reader/path: [passes, positions]} since these marks."""
-    return {f'{role}/{path}': row
-            for role, reader in readers_of(session).items()
-            for path, row in reader.spent(marks[role]).items()}
+    totals = {}
+    for role, reader in readers_of(session).items():
+        for path, positions in reader.log[marks[role]:]:
+            total = totals.setdefault(f'{role}/{path.name}', [0, 0])
+            total[0] += 1
+            total[1] += positions
+    return totals
 
 
 def read_prompt(session):

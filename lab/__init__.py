@@ -14,9 +14,9 @@ def read_bytes(model, path):
     if hasattr(model, 'pass_bytes'):
         return model.pass_bytes
     parts = [model.model.norm, model.lm_head]
-    for layer, attend, ffn in zip(model.model.layers, path.attends, path.ffns):
-        parts += [layer.input_layernorm, layer.self_attn] if attend else []
-        parts += [layer.post_attention_layernorm, layer.mlp] if ffn else []
+    for layer, *functions in zip(model.model.layers, path.attends, path.ffns):
+        for modules, function in zip(layer.sublayers(), functions):
+            parts += modules if function else ()
     return sum(p.numel() * p.element_size() for part in parts for p in part.parameters())
 
 

@@ -136,17 +136,23 @@ class OracleTop1(Ecsv):
 
     An upper bound for any choice between the branches; all its target passes are counted.
     """
+    lossless = True
+
     def guess(self, session, n):
         best, most = None, -1.0                     # tokens that are expected to be kept
         branches = self.draft_branches(session, n)
         for tokens, logits in zip(branches.lines(session), branches.logits):
             draft = replace(Draft.points(tokens, session.target.model), logits=logits[:len(tokens)])
-            score = self.score(session, draft)
+            score = super().score(session, draft)
             expected = float(torch.tensor([row.p for row in score.table]).double().cumprod(0).sum())
-            draft.known = score.logits
             if expected > most:
                 best, most = draft, expected
+                self.best_score = score
         return best
+
+    def score(self, session, draft):
+        """Where branches were drafted, that of the pass which has read the proposed one."""
+        return self.best_score if draft.tokens else super().score(session, draft)
 
 
 # --------------------------------------------------------------------------------------------------- VIA-SD

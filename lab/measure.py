@@ -27,9 +27,10 @@ from typing import NamedTuple
 
 import torch
 
+from kernels import Half, pack_children
 from lab import at_least, tasks
-from model import (Block, Half, check_fields, encode, fingerprint, knob, knobs_of, pack_children,
-                   read_calibration, require_that)
+from model import (Block, check_fields, encode, fingerprint, knob, knobs_of, read_calibration,
+                   require_that)
 from specmini import DTYPES, Engine, add_flags, chat, exit_status, grade, read_rows, ready, take_threads
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
                     tokens_of)

@@ -144,13 +144,13 @@ class Table:
             self.rows[prefix] = 1.5 * torch.randn(self.vocab, generator=generator, dtype=torch.float64)
         return self.rows[prefix]
 
-    def __call__(self, ids, positions, path, stores=None, kv_len=None, means=None):
+    def __call__(self, ids, positions, path, stores=None, kv_len=None, means=None, carry=None):
         """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
-        if path.carry:                                  # Path.grounded: attention is flat over all in view
+        if path.observes:                               # Path.grounded: attention is flat over all in view
             flat = torch.zeros(1, 1, kv_len, 1)
             hidden = torch.arange(kv_len) > positions[:, None]                          # [T, kv_len]
-            _, added = path.attends[0](flat[:, :, :len(positions)], flat, flat, hidden * -1e9, path.carry)
-            path.carry.update(added)
+            _, added = path.attends[0](flat[:, :, :len(positions)], flat, flat, hidden * -1e9, carry)
+            carry.update(added)
         keys = stores[0][:, 0, :, 0]                    # [B, S], in the cache
         mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
         keys[:, positions] = ids.double() + mark

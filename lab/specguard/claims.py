@@ -129,7 +129,7 @@ def weakest(session, ids):
     reader = session.drafter
     path = reader.model.full.grounded(3, len(session.tokens), 0.01)
     rows = reader.read(session.tokens + ids, path, len(ids) + 1)
-    grounding = path.carry['rollout'][0].sum(-1)
+    grounding = reader.carry['rollout'][0].sum(-1)
     return [float(token_logps(rows[:-1], ids).min()), 1 - float(grounding.min())]
 
 
