@@ -26,8 +26,9 @@ warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks
 import torch
 from tqdm import tqdm
 
+import kernels
 from model import (MALFORMED, BadInput, Reader, TextStream, chat, check_fields, encode, find_folder,
-                   knob, knob_range, knobs_of, load, naming, pack, read_calibration, read_json, require_that,
+                   knob, knob_range, knobs_of, load, naming, read_calibration, read_json, require_that,
                    same_vocabulary, shared_length)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
@@ -176,7 +177,7 @@ def ready(folder, device, dtype, shard=None):
     """model.load's three results, the network packed if that serves it; dtype: one of DTYPES, or auto.
 
     auto: bf16 on a card, or fp16 where that only emulates bf16 (say a T4); fp32 on a CPU, where matrices keep
-    the 16 bits of their files, see model.Half.
+    the 16 bits of their files, see kernels.Half.
     """
     packed = device == 'cpu' and dtype in ('auto', 'fp32')
     stored = None if packed and dtype == 'auto' else torch.float32
@@ -184,7 +185,7 @@ def ready(folder, device, dtype, shard=None):
         dtype = 'bf16' if torch.cuda.get_device_capability() >= (8, 0) else 'fp16'
     loaded = load(folder, device, DTYPES.get(dtype, stored), shard)
     if packed:
-        pack(loaded[0])
+        kernels.pack(loaded[0])
     return loaded
 
 
@@ -193,9 +194,11 @@ def ready(folder, device, dtype, shard=None):
 @dataclass
 class Text:
     """One text by one method: the record from which its figures, its JSON and its trace are computed."""
+    engine: Engine
     row: dict                           # of the file of prompts
     number: int                         # of this row, from 0
-    name: str                           # of the method
+    round: int                          # of a comparison, from 0
+    name: str                           # of the method, with the knobs that a setting gives it
     method: Method
     session: Session
     cycles: list = field(default_factory=list)
@@ -209,21 +212,36 @@ class Text:
         return tokens_of(self.cycles)
 
 
-def write_text(engine, row, number, prompt, name, method, show=None):
-    """The Text of a prompt (ids); Ctrl-C ends it early. show: called with each Cycle and the method."""
-    method = method_for(method)
-    text = Text(row, number, name, method, engine.start(prompt, method, number))
-    with contextlib.suppress(KeyboardInterrupt):
-        for cycle in decode(text.session, method):
-            text.cycles.append(cycle)
-            if show:
-                show(cycle, method)
-        if is_greedy(engine.temperature) and not engine.lossless(method):
-            text.audited = audit(text.session)
-        text.finish = 'eos' if text.session.ended else 'length'
-    stream = TextStream(engine.tokenizer, prompt)
-    text.text = ''.join(map(stream.add, text.tokens))
-    return text
+def write_texts(args, kind=Engine, rounds=1, show=None):
+    """Yields the Text of every prompt by every method, in turn, so that noise falls on all alike.
+
+    kind: the Engine's class; show: function (text, cycle), called with each Cycle. A text that Ctrl-C ends is
+    the last one, and KeyboardInterrupt follows it.
+    """
+    engine, rows, prompts = set_up(args, kind)
+    if args.trace:
+        open(args.trace, 'a').close()                   # fails before the work, and not after it
+    if args.compile or len(args.methods) > 1:           # a first text compiles, and warms up
+        for method in args.methods.values():
+            engine.write(prompts[0], method)
+    work = list(itertools.product(range(rounds), range(len(rows)), args.methods))
+    for turn, number, name in tqdm(work, disable=None if len(work) > 1 else True):
+        method = method_for(args.methods[name])
+        session = engine.start(prompts[number], method, number)
+        text = Text(engine, rows[number], number, turn, name, method, session)
+        with contextlib.suppress(KeyboardInterrupt):
+            for cycle in decode(session, method):
+                text.cycles.append(cycle)
+                if show:
+                    show(text, cycle)
+            if is_greedy(engine.temperature) and not engine.lossless(method):
+                text.audited = audit(session)
+            text.finish = 'eos' if session.ended else 'length'
+        stream = TextStream(engine.tokenizer, prompts[number])
+        text.text = ''.join(map(stream.add, text.tokens))
+        yield text
+        if text.finish == 'interrupted':
+            raise KeyboardInterrupt
 
 
 def audit(session):
@@ -238,42 +256,28 @@ def audit(session):
 
 
 def run(args, kind=Engine):
-    """Writes every prompt by every method, in turn, so that noise falls on all alike; the exit status.
-
-    kind: the Engine's class.
-    """
+    """Writes the texts that the flags ask for, and a table; the exit status. kind: the Engine's class."""
     if args.list is not None:
         return list_methods(args.list)
-    engine, rows, prompts = set_up(args, kind)
-    if args.trace:
-        open(args.trace, 'a').close()                   # fails before the work, and not after it
     compare = len(args.methods) > 1
-    if args.compile or compare:                         # a first text compiles, and warms up
-        for method in args.methods.values():
-            engine.write(prompts[0], method)
-    texts = {name: [] for name in args.methods}         # of each method: round by round, prompt by prompt
-    work = list(itertools.product(range(ROUNDS if compare else 1), range(len(rows)), args.methods))
+    printer = Printer(args.show, args.json or compare)
+    texts = []
     status = 130
     with contextlib.suppress(KeyboardInterrupt):
-        for _, number, name in tqdm(work, disable=None if len(work) > 1 else True):
-            printer = Printer(engine.tokenizer, prompts[number], args.show, args.json or compare)
-            text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name],
-                              printer.add)
+        for text in write_texts(args, kind, ROUNDS if compare else 1, printer.add):
             printer.finish()
             if text.cycles and not (compare and text.finish == 'interrupted'):
-                texts[name].append(text)
+                texts.append(text)
             if args.json:
-                print(json_line(report(engine, text)), flush=True)
+                print(json_line(report(text)), flush=True)
             if args.check:
-                print(check(engine, prompts[number], text.tokens), file=sys.stderr)
-            if text.finish == 'interrupted':
-                raise KeyboardInterrupt
+                print(check(text), file=sys.stderr)
         status = 0
     if args.trace:
         write_trace(args.trace, texts)
-    whole = min(map(len, texts.values()))               # texts that every method has written
+    whole = len(texts) - len(texts) % len(args.methods)     # texts that every method has written
     if whole:
-        for line in table(engine, {name: written[:whole] for name, written in texts.items()}):
+        for line in table(texts[:whole]):
             print(line, file=sys.stdout if compare else sys.stderr)
     return status
 
@@ -330,7 +334,7 @@ def parse(argv):
     add('--gamma', metavar='N', type='gamma={}'.format, action='append', dest='set', help='as --set gamma=N')
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
-    add('--compare', metavar='M1,M2,...', help='these methods and ar, in a table')
+    add('--compare', nargs='+', metavar='SETTING', help='settings and ar, in a table: sd "via keep=0.7"')
     add('--list', metavar='NAME', nargs='?', const='', help='the methods; NAME: the knobs of one')
     add = p.add_argument_group('output').add_argument
     add('--show', action='store_true', help='cycle by cycle: what was drafted, rejected, put in its place')
@@ -346,43 +350,55 @@ def parse(argv):
                      'give one of --prompt TEXT, --prompts FILE')
         require_that(not args.check or is_greedy(args.temperature),
                      '--check: texts agree only at --temperature 0')
-        require_that(not str(args.trace).lower().endswith(('.htm', '.html')),
-                     '--trace writes JSON lines; python -m lab.page FLAGS run.html writes a page')
-        names = ['ar', *args.compare.split(',')] if args.compare else [args.method]
-        args.methods = make_methods(dict.fromkeys(names), args.set, args.sparse)
-        args.sparse = args.methods.pop('--sparse', None)
-        if names == ['ar']:
+        settings = ['ar', *args.compare] if args.compare else [args.method]
+        made = make_methods(settings + ['sparse'] * args.sparse, args.set)
+        args.sparse = made['sparse'] if args.sparse else None
+        args.methods = {setting: made[setting] for setting in settings}
+        if settings == ['ar']:
             args.draft = 'none'                         # so no draft model is loaded
     return args
 
 
 def import_file(path):
     """Runs a Python file of the user's, which enters methods; its errors keep their traceback."""
-    before = dict(METHODS)
     spec = importlib.util.spec_from_file_location(f'imported {File(path).stem}', path)
     require_that(spec, f'--import {path}: expected a Python file, .py')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                     # where dataclasses look for the types of fields
     spec.loader.exec_module(module)
-    for name, kind in before.items():
-        if METHODS.get(name, kind) is not kind:
-            print(f'--import {path} replaces the method {name}', file=sys.stderr)
 
 
-def make_methods(names, settings, sparse=False):
-    """{name: Method}, and --sparse: a Sparse; each takes those knobs of --set, `knob=value`, that it has."""
-    values = dict(item.split('=', 1) for item in settings if '=' in item)
-    require_that(len(values) == len(settings), f'--set {" ".join(settings)}: expected knob=value, once each')
-    classes = {name: type(method_for(name)) for name in names} | ({'--sparse': Sparse} if sparse else {})
-    every = {name for kind in classes.values() for name in knobs_of(kind)}
-    for name in values:
-        require_that(name in every, f'--set: knob of {", ".join(classes)} {no_such(name, every)}')
+def make_methods(settings, shared=()):
+    """{setting: Method} of settings, a method's name and its knobs, as in "via keep=0.7".
+
+    shared: knobs of --set, `knob=value`; each method takes those that it has, and that its setting lacks.
+    """
+    shared = split_knobs(shared, '--set')
     made = {}
-    for name, kind in classes.items():
-        own = {knob: read_value(values[knob], option.type)
-               for knob, option in knobs_of(kind).items() if knob in values}
-        made[name] = kind(**own)
+    unknown = set(shared)
+    for setting in settings:
+        require_that(',' not in setting.partition('=')[0],
+                     f'{setting}: expected a space between settings, as in --compare sd "via keep=0.7"')
+        name, *words = re.split(r'\s+(?=\w+=)', setting.strip())
+        kind = type(method_for(name))
+        options = knobs_of(kind)
+        own = split_knobs(words, setting)
+        for wrong in own.keys() - options.keys():
+            raise BadInput(f'{setting}: knob {no_such(wrong, options)}')
+        texts = {one: value for one, value in shared.items() if one in options} | own
+        made[setting] = kind(**{one: read_value(text, options[one].type) for one, text in texts.items()})
+        unknown -= options.keys()
+    for wrong in unknown:
+        known = {one for method in made.values() for one in knobs_of(type(method))}
+        raise BadInput(f'--set: knob of {", ".join(settings)} {no_such(wrong, known)}')
     return made
+
+
+def split_knobs(words, where):
+    """{knob: value} of words, each knob=value."""
+    values = dict(word.split('=', 1) for word in words if '=' in word)
+    require_that(len(values) == len(words), f'{where} {" ".join(words)}: expected knob=value, once each')
+    return values
 
 
 def read_value(value, kind):
@@ -493,16 +509,13 @@ STYLES = dict(          # terminal codes and marks, by who wrote a piece or what
 
 
 class Printer:
-    """Shows a text as it is committed, each piece in the colour of who wrote it."""
+    """Shows texts as they are committed, each piece in the colour of who wrote it."""
 
-    def __init__(self, tokenizer, prompt, show, silent):
-        """show: a line a cycle (cycle_line) instead of the bare text."""
-        self.tokenizer = tokenizer
+    def __init__(self, show, silent):
+        """show: a line a cycle instead of the bare text."""
         self.show = show
         self.silent = silent
         self.color = os.isatty(1) and not os.environ.get('NO_COLOR')
-        self.stream = TextStream(tokenizer, prompt)
-        self.cycles = 0
 
     def paint(self, text, kind):
         return f'\033[{STYLES[kind][0]}m{text}\033[0m' if self.color and text else text
@@ -515,43 +528,44 @@ class Printer:
         """The same between the marks and in the colour of its kind."""
         return self.paint(STYLES[kind][1].format(self.word(tokens)), kind)
 
-    def add(self, cycle, method):
-        """Prints what a cycle committed, and under --show what decided it."""
-        self.cycles += 1
+    def add(self, text, cycle):
+        """Prints what the latest Cycle of a Text committed, and under --show what decided it."""
+        if len(text.cycles) == 1:
+            self.tokenizer = text.engine.tokenizer
+            self.stream = TextStream(self.tokenizer, text.session.tokens[:text.session.begin])
         if self.show:
-            print(cycle_line(self.cycles, cycle, self), flush=True)
-            why = method.explain(cycle, lambda tokens: self.word(tokens).strip())
+            print(f'{len(text.cycles):4d}  {self.line(cycle)}', flush=True)
+            why = text.method.explain(cycle, lambda tokens: self.word(tokens).strip())
             if why:
                 print(self.paint(f'           {why}', 'dropped'), flush=True)
         elif not self.silent:
             for token, label in zip(cycle.tokens, cycle.labels):
                 print(self.paint(self.stream.add(token), label), end='', flush=True)
 
+    def line(self, cycle):
+        """One cycle: kept tokens, [-rejected-], [+the next token+] ([~by slim~]), (not judged)."""
+        kept = cycle.accepted
+        parts = [self.piece(row.tokens, 'draft' if row.kept else 'rejected') for row in cycle.judged]
+        if cycle.tokens[kept:]:                         # a token, or a step that the target wrote
+            parts.append(self.piece(cycle.tokens[kept:], cycle.labels[kept]))
+        judged = sum(len(row.tokens) for row in cycle.judged)
+        parts += [self.piece([token], 'dropped') for token in cycle.drafted[judged:]]
+        return f'{kept}/{len(cycle.drafted)}  {" ".join(parts)}'
+
     def finish(self):
-        """Ends the text."""
+        """Ends a text."""
         if not (self.show or self.silent):
             print()
 
 
-def cycle_line(number, cycle, printer):
-    """One cycle as a line: kept tokens, [-rejected-], [+the next token+] ([~by slim~]), (not judged)."""
-    kept = cycle.accepted
-    parts = [printer.piece(row.tokens, 'draft' if row.kept else 'rejected') for row in cycle.judged]
-    if cycle.tokens[kept:]:                             # a token, or a step that the target wrote
-        parts.append(printer.piece(cycle.tokens[kept:], cycle.labels[kept]))
-    judged = sum(len(row.tokens) for row in cycle.judged)
-    parts += [printer.piece([token], 'dropped') for token in cycle.drafted[judged:]]
-    return f'{number:4d}  {kept}/{len(cycle.drafted)}  {" ".join(parts)}'
-
-
-def report(engine, text):
+def report(text):
     """The JSON object of a Text."""
     knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
     stats = statistics(text.cycles) | dict(audited_wrong=audited_wrong([text]))
     return dict(
         text=text.text, tokens=text.tokens, prompt_tokens=text.session.begin,
-        method=text.name, lossless=engine.lossless(text.method), knobs=knobs,
-        seed=engine.seed + text.number, finish=text.finish,
+        method=text.name, lossless=text.engine.lossless(text.method), knobs=knobs,
+        seed=text.engine.seed + text.number, finish=text.finish,
         right=grade(text.row, text.text), stats=stats)
 
 
@@ -561,16 +575,17 @@ def json_line(made):
 
 
 def write_trace(where, texts):
-    """Writes a line for each Cycle of these Texts, {method: [Text]}."""
+    """Writes a line for each Cycle of these Texts."""
     with open(where, 'w', encoding='utf-8') as file:
-        for text in sum(texts.values(), []):
+        for text in texts:
             for number, cycle in enumerate(text.cycles):
-                line = dict(method=text.name, prompt=text.number, cycle=number) | asdict(cycle)
-                file.write(json_line(line) + '\n')
+                line = dict(method=text.name, prompt=text.number, round=text.round, cycle=number)
+                file.write(json_line(line | asdict(cycle)) + '\n')
 
 
-def check(engine, ids, tokens):
-    """A sentence that names the first of these tokens that plain decoding would not have written, if any."""
+def check(text):
+    """A sentence that names the first token of a Text that plain decoding would not have written, if any."""
+    engine, tokens, ids = text.engine, text.tokens, text.session.tokens[:text.session.begin]
     wanted = tokens_of(engine.write(ids, 'ar'))
     i = shared_length(tokens, wanted)
     if i == min(len(tokens), len(wanted)):
@@ -626,54 +641,70 @@ def cell(value, form):
     return '' if value is None else format(value, form)
 
 
-def table(engine, texts):
-    """Lines of a table of {method: its Texts, round by round}, and notes on the run."""
-    size = 1 + max(text.number for written in texts.values() for text in written)       # texts of a round
-    rows = [figures(engine, name, texts, size) for name in texts]
-    rows.insert(0, {head: head * any(row[head] for row in rows) for head in rows[0]})   # no empty columns
-    widths = [max(map(len, column)) for column in zip(*(row.values() for row in rows))]
+def table(texts):
+    """Lines of a table of Texts, a row for each method, and notes on the run."""
+    methods = {}                                        # name: its Texts
+    for text in texts:
+        methods.setdefault(text.name, []).append(text)
+    plain = methods['ar'] if len(methods) > 1 else None
+    rows = [figures(written, plain) for written in methods.values()]
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]        # no empty columns
+    rows.insert(0, {head: head for head in heads})
+    widths = {head: max(len(row[head]) for row in rows) for head in heads}
+    sides = dict.fromkeys(heads, '>') | dict(method='<')
     for row in rows:
-        yield '  '.join(f'{cell:>{width}}'
-                        for cell, width in zip(row.values(), widths) if width).rstrip()
-    yield from notes(engine, texts, size)
+        yield '  '.join(f'{row[head]:{sides[head]}{widths[head]}}' for head in heads).rstrip()
+    yield from notes(methods)
 
 
-def notes(engine, texts, size):
-    """Sentences on a run that its table does not tell; arguments as of `figures`."""
+def first_round(texts):
+    """Those that counts are of; later rounds repeat them."""
+    return [text for text in texts if text.round == 0]
+
+
+def notes(methods):
+    """Sentences on a run that its table does not tell; methods: {name: its Texts}."""
+    engine = methods[min(methods)][0].engine
     asked = read_json(find_folder(engine.target) / 'generation_config.json', {})
     ignored = [name for name in IGNORED if asked.get(name) not in (None, 0, 1, [])]
     sizes = [sum(p.numel() for p in model.parameters()) for model in engine.models.values()]
-    narrowed = is_greedy(engine.temperature) and (engine.top_k or engine.top_p < 1)
-    found = [(narrowed, '--top-k and --top-p change no text at temperature 0'),
-             (sizes[-1] > sizes[0], 'the draft model is larger than its target'),
-             (ignored, f'not applied, of generation_config.json: {", ".join(ignored)}')]
-    for name, written in texts.items():
-        drafts = name == 'ar' or any(cycle.drafted for cycle in cycles_of(written))
-        gamma = getattr(written[0].method, 'gamma', 0)
-        cut = not engine.ignore_eos and sum(text.finish == 'length' for text in written[:size])
-        found += [(not drafts, f'{name}: nothing was drafted (gamma {gamma}, --draft {engine.draft})'),
-                  (gamma >= engine.max_new, f'{name}: --max-new cuts blocks of gamma {gamma}'),
-                  (cut, f'{name}: {cut} of {size} texts cut at --max-new {engine.max_new} or the context')]
-    return [note for holds, note in found if holds]
+    if sizes[-1] > sizes[0]:
+        yield 'the draft model is larger than its target'
+    if is_greedy(engine.temperature) and (engine.top_k or engine.top_p < 1):
+        yield '--top-k and --top-p change no text at temperature 0'
+    if ignored:
+        yield f'not applied, of generation_config.json: {", ".join(ignored)}'
+    for name, texts in methods.items():
+        written = first_round(texts)
+        cut = sum(text.finish == 'length' for text in written)
+        if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
+            gamma = getattr(texts[0].method, 'gamma', 0)
+            yield f'{name}: nothing was drafted (gamma {gamma}, --draft {engine.draft})'
+        if cut and not engine.ignore_eos:
+            yield f'{name}: {cut} of {len(written)} texts cut at --max-new {engine.max_new} or the context'
 
 
-def figures(engine, name, texts, size):
-    """{head: cell} of a method: counts of the first round; x ar: median, lowest and highest of all rounds."""
-    written = texts[name][:size]
+def figures(texts, plain=None):
+    """{head: cell} of a method: counts of its first round; x ar: median, lowest and highest of all rounds.
+
+    plain: the Texts of plain decoding in a comparison.
+    """
+    written = first_round(texts)
+    engine = texts[0].engine
     stats = statistics(cycles_of(written))
     right = [good for text in written if (good := grade(text.row, text.text)) is not None]
-    speeds = rates(texts[name], size)
+    speeds = rates(texts)
     faster = alike = ''
-    if len(texts) > 1:
-        ratios = [mine / plain for mine, plain in zip(speeds, rates(texts['ar'], size))]
+    if plain:
+        ratios = [mine / theirs for mine, theirs in zip(speeds, rates(plain))]
         faster = f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
         if is_greedy(engine.temperature):               # samples differ by chance
             shares = []
-            for mine, plain in zip(written, texts['ar']):
-                same = sum(a == b for a, b in zip(mine.tokens, plain.tokens))
-                shares.append(same / max(len(mine.tokens), len(plain.tokens)))
+            for mine, theirs in zip(written, plain):
+                same = sum(a == b for a, b in zip(mine.tokens, theirs.tokens))
+                shares.append(same / max(len(mine.tokens), len(theirs.tokens)))
             alike = f'{fmean(shares):.1%}'
-    return {f'{"method":15}': f'{name:15}',
+    return {'method': f'{texts[0].name:15}',
             'tokens': str(stats['labels'].total()),
             'passes': str(whole_passes(stats['passes'])),
             'a pass': cell(stats['block_efficiency'], '.2f'),
@@ -683,13 +714,15 @@ def figures(engine, name, texts, size):
             'wrong': cell(audited_wrong(written), '.1%'),
             'tokens/s': f'{median(speeds):.1f}',
             'x ar': faster,
-            ' ': 'lossless' if engine.lossless(written[0].method) else 'LOSSY'}
+            ' ': 'lossless' if engine.lossless(texts[0].method) else 'LOSSY'}
 
 
-def rates(texts, size):
-    """Tokens a second in each round of so many texts."""
-    rounds = [cycles_of(texts[i:i + size]) for i in range(0, len(texts), size)]
-    return [statistics(cycles)['tokens_per_second'] for cycles in rounds]
+def rates(texts):
+    """Tokens a second in each round of these Texts."""
+    rounds = {}
+    for text in texts:
+        rounds.setdefault(text.round, []).extend(text.cycles)
+    return [statistics(cycles)['tokens_per_second'] for cycles in rounds.values()]
 
 
 def cycles_of(texts):

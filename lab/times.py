@@ -12,7 +12,7 @@ import torch
 from lab import read_bytes
 from lab.measure import moment
 from model import require_that
-from specmini import exit_status, parse, set_up, statistics, table, write_text
+from specmini import exit_status, parse, statistics, table, write_texts
 from verify import Autoregressive, Exact, decode, readers_of
 
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes are timed
@@ -30,26 +30,19 @@ def parse_run(argv):
 
 
 def run(argv):
-    """Writes the texts and prints the tables of each method; the exit status."""
-    args = parse_run(argv)
-    engine, rows, prompts = set_up(args)
-    for name, method in args.methods.items():
-        if args.compile:
-            engine.write(prompts[0], method)            # compiles
-        texts, weights = [], {}
-        for number, ids in enumerate(prompts):
-            texts.append(write_text(engine, rows[number], number, ids, name, method))
-            weights |= weights_of(texts[-1].session)
-            if texts[-1].finish == 'interrupted':
-                return 130
-        for line in times(engine, texts, weights):
+    """Writes the texts and prints the tables of each method."""
+    methods, weights = {}, {}
+    for text in write_texts(parse_run(argv)):
+        methods.setdefault(text.name, []).append(text)
+        weights |= weights_of(text.session)
+    for texts in methods.values():
+        for line in times(texts, weights):
             print(line, flush=True)
-    return 0
 
 
-def times(engine, texts, weights):
+def times(texts, weights):
     """Lines on the specmini.Texts of one method; weights: see weights_of."""
-    yield from table(engine, {texts[0].name: texts})
+    yield from table(texts)
     session = texts[-1].session
     cycles = [cycle for text in texts for cycle in text.cycles]
     stats = statistics(cycles)
@@ -68,7 +61,7 @@ def times(engine, texts, weights):
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
     read = sum(n * weights[path] for path, n in stats['passes'].items())
     yield (f'tokens: {wrote}; {read / 1e9 / stats["seconds"]:.1f} GB of weights read a second; '
-           f'peak memory: {peak_memory(engine.device):.1f} GB')
+           f'peak memory: {peak_memory(texts[0].engine.device):.1f} GB')
 
 
 def plain_step(session):

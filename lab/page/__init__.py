@@ -1,15 +1,15 @@
 """The page of a traced run, `python -m lab.page --prompt TEXT run.html`: a file that opens from disk.
 
-The template is page.html; it is given the trace as JSON. What a session notes for it: traced.py.
+The template is page.html; it is given the trace as JSON. What is noted for it: traced.py.
 """
+import contextlib
 import sys
-from itertools import product
 from pathlib import Path as File
 
-from lab.page.traced import TracedEngine
+from lab.page.traced import TracedEngine, note
 from lab.times import acceptance_by_place, parse_run, plain_step, weights_of
 from model import knobs_of, naming, require_that
-from specmini import exit_status, json_line, set_up, statistics, write_text
+from specmini import exit_status, json_line, statistics, write_texts
 
 TEMPLATE = File(__file__).parent / 'page.html'
 
@@ -26,34 +26,30 @@ def run(argv):
     args = parse_run(flags)
     with naming(where), open(where, 'a'):
         pass                                            # before the work, and not after it
-    engine, rows, prompts = set_up(args, TracedEngine)
-    if args.compile or len(args.methods) > 1:           # a first text compiles, and warms up
-        for method in args.methods.values():
-            engine.write(prompts[0], method)
     texts, weights = [], {}
-    for number, name in product(range(len(rows)), args.methods):
-        text = write_text(engine, rows[number], number, prompts[number], name, args.methods[name])
-        texts.append(text)
-        weights |= weights_of(text.session)
-        interrupted = text.finish == 'interrupted'
-        if interrupted:
-            break
-    step = None if interrupted else plain_step(text.session)
-    with open(where, 'w', encoding='utf-8') as file:
-        write_page(file, engine, texts, weights, step)
-    return 130 if interrupted else 0
+    step = None
+    with contextlib.suppress(KeyboardInterrupt):
+        for text in write_texts(args, TracedEngine, show=note):
+            texts.append(text)
+            weights |= weights_of(text.session)
+        step = plain_step(text.session)
+    if texts:
+        with open(where, 'w', encoding='utf-8') as file:
+            write_page(file, texts, weights, step)
+    return 0 if step else 130
 
 
-def write_page(file, engine, texts, weights, step):
+def write_page(file, texts, weights, step):
     """Writes the page of these specmini.Texts.
 
     weights: {reader/path: bytes that a pass reads}; step: seconds of a step of plain decoding, or None.
     """
+    engine = texts[0].engine
     shown = {}                                          # number of a prompt: its ids and lanes
     for text in texts:
         if text.cycles:                                 # else interrupted before its first token
             prompt = text.session.tokens[:text.session.begin]
-            shown.setdefault(text.number, dict(prompt=prompt, lanes=[]))['lanes'].append(lane(engine, text))
+            shown.setdefault(text.number, dict(prompt=prompt, lanes=[]))['lanes'].append(lane(text))
     run = dict(
         texts=list(shown.values()),
         words=words_of(shown.values(), engine.tokenizer),
@@ -66,12 +62,12 @@ def write_page(file, engine, texts, weights, step):
     file.write(TEMPLATE.read_text(encoding='utf-8').replace('TRACE', trace, 1))
 
 
-def lane(engine, text):
+def lane(text):
     """The dict of one text by one method."""
     stats = statistics(text.cycles) | dict(acceptance_by_place=acceptance_by_place(text.cycles))
-    return dict(method=text.name, lossless=engine.lossless(text.method), stats=stats,
+    return dict(method=text.name, lossless=text.engine.lossless(text.method), stats=stats,
                 knobs={knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))},
-                seed=engine.seed + text.number, cycles=list(map(line, text.cycles, text.session.notes)))
+                seed=text.engine.seed + text.number, cycles=list(map(line, text.cycles, text.session.notes)))
 
 
 def line(cycle, notes):
