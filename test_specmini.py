@@ -10,45 +10,35 @@ tested in lab/tests/.
 import itertools
 import json
 import math
-import random
 import re
-import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from types import SimpleNamespace
 
-import hypothesis
 import pytest
 import torch
 import transformers
-from hypothesis import stateful
-from hypothesis import strategies as some
 from tokenizers import Tokenizer, models
 
 import kernels
 import specmini
+import train_mask
 import verify
 from lab import tasks
-from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, LINE, MIXED, MIXED_TWO, RANGES, SMALL, Coin, case,
+from lab.tests.helpers import (EMBEDDED, HOME, LINE, MIXED, RANGES, SMALL, Coin, case, full_session, letters,
                                refuses, thin)
 from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongBonus, WrongResidual, WrongThird, apart,
                       enumerate_law, exact_law, fresh, law_by_cycles, network, plain, seeded, session,
                       slim_session, variation, write)
-from model import KVCache, Reader, knob, load, read_calibration, shared_length
+from model import Reader, knob, load, read_calibration, shared_length
 from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, EcsvSpot, Exact, Judged, Sparse, SpecGuard,
-                    ViaSd, decode, draft_model, lookup_then_draft, most_central, no_draft, probs,
-                    prompt_lookup, read_prompt, residual, sample_branches, token_logps)
+                    ViaSd, decode, lookup_then_draft, no_draft, probs, prompt_lookup, read_prompt, residual,
+                    token_logps)
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-
-
-def letters(ids):
-    """A text for ids in which every fourth id ends a line, and so a step."""
-    return ''.join('a\nbc'[i % 4] for i in ids)
-
 
 STEPS = dict(text=letters, calibration=dict(signals=RANGES))        # what a Session of SpecGuard needs
 
@@ -64,141 +54,24 @@ def valid_prefix(reader, tokens):
     return count
 
 
-# ----------------------------------------------------------------------- the network: as transformers has it
+# ----------------------------------------------------------- a law, counted out; then the laws of all methods
 
-BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, bos_token_id=None,
-            eos_token_id=1)
-MOE = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16)
-ORIGINAL = 'original_max_position_embeddings'
+def test_a_law_is_counted_out():
+    """A target is a table: a known distribution p after each text. So is a draft. Then all can be counted.
 
-
-def rope(kind, theta=10000.0, **more):
-    return dict(rope_parameters=dict(rope_type=kind, rope_theta=theta, **more))
-
-
-LLAMA3 = rope('llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, **{ORIGINAL: 32})
-YARN = rope('yarn', factor=4.0, **{ORIGINAL: 16})
-YARN_KNOBS = rope('yarn', factor=4.0, attention_factor=0.7, beta_fast=16, beta_slow=2, **{ORIGINAL: 16})
-NETWORKS = [
-    case('llama', 'Llama', {}),
-    case('llama-tied-linear-rope', 'Llama',
-         dict(tie_word_embeddings=True, num_key_value_heads=4, **rope('linear', factor=4.0))),
-    case('llama-biases', 'Llama',
-         dict(attention_bias=True, mlp_bias=True, rms_norm_eps=0.1, **rope('default', 500.0))),
-    case('llama-llama3-rope', 'Llama', dict(head_dim=16, **LLAMA3)),
-    case('mistral', 'Mistral', dict(sliding_window=None)),
-    case('qwen2', 'Qwen2', {}),
-    case('qwen2-yarn', 'Qwen2', YARN),
-    case('qwen3', 'Qwen3', dict(head_dim=16)),
-    case('qwen3-biases', 'Qwen3', dict(head_dim=24, attention_bias=True)),
-    case('qwen3-yarn-knobs', 'Qwen3', YARN_KNOBS),
-    case('qwen3moe', 'Qwen3Moe', MOE),
-    case('qwen3moe-renormalised', 'Qwen3Moe', dict(norm_topk_prob=True, **MOE)),
-    case('qwen3moe-every-second-layer', 'Qwen3Moe', dict(decoder_sparse_step=2, **MOE)),
-    case('qwen3moe-a-dense-layer', 'Qwen3Moe', dict(mlp_only_layers=[1], **MOE))]
-
-
-@pytest.mark.parametrize('kind, changes', NETWORKS)
-def test_parity(kind, changes, tmp_path):
-    """Our logits are those of transformers, in one pass, a token at a time, and up to rounding in bf16.
-
-    Norms and biases are random. transformers begins with ones and zeros, which would hide one that is left
-    out.
+    The law of texts of two tokens is p(x) p(y | x). Every outcome of every draw of `sd` is followed: its
+    texts have this law. Those of two rules that look right have another one: a rule that drops an unlikely
+    guess unseen, and one that replaces a rejected guess by a draw from p, not from the residual.
     """
-    torch.manual_seed(len(str(changes)))
-    settings = getattr(transformers, f'{kind}Config')(**BASE | changes)
-    theirs = transformers.AutoModelForCausalLM.from_config(settings).float().eval()
-    for name, weight in theirs.named_parameters():
-        if weight.ndim == 1:
-            torch.nn.init.normal_(weight, 1.0 if 'norm' in name else 0.0, 0.3)
-    theirs.save_pretrained(tmp_path, max_shard_size='20KB')
-    words = {f't{i}': i for i in range(64)}
-    Tokenizer(models.WordLevel(words, unk_token='t0')).save(str(tmp_path / 'tokenizer.json'))
-    ids = torch.randint(0, 64, (40,)).tolist()
-    with torch.no_grad():
-        wanted = theirs(torch.tensor([ids])).logits[0]
-    assert wanted.std() > 0.5                           # logits that are all alike would prove nothing
+    target, draft = Table(1), Table(2)
+    p = probs(target.row((0,)))                                     # after the prompt, which is token 0
+    law = exact_law(target, 2, temperature=1.0)
+    for (x, y), chance in law.items():
+        assert chance == pytest.approx(float(p[x] * probs(target.row((0, x)))[y]))
+    assert variation(enumerate_law(target, draft, Exact(2), 2, temperature=1.0), law) < 1e-12
+    for wrong in DropsUnverified(2), WrongResidual(2):
+        assert variation(enumerate_law(target, draft, wrong, 2, temperature=1.0), law) > 0.01
 
-    model, _, _ = load(tmp_path)
-    assert apart(fresh(model, ids), wanted) < 1e-4
-    rounded, _, _ = load(tmp_path, dtype=torch.bfloat16)
-    assert (fresh(rounded, ids) - wanted).std() < 0.1 * wanted.std()
-    precise, _, _ = load(tmp_path, dtype=torch.float64)
-    reader = Reader(precise, 40)
-    rows = [reader.read(ids[:end], precise.full, 1)[0] for end in range(1, 41)]
-    assert apart(torch.stack(rows), fresh(precise, ids)) < 1e-9
-
-
-@pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
-def test_attention_without_a_mask_is_causal(T, S):
-    """The T queries are of the last T keys, in every form that attention takes."""
-    shapes = (2, 4, T, 8), (2, 2, S, 8), (2, 2, S, 8)
-    q, k, v = [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
-    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
-    scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
-    wanted = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
-    mask = kernels.causal_mask(T, S, q)
-    assert torch.equal(mask == 0, ~hidden)
-    for given in (None, mask):
-        out, _ = kernels.attend(q, k, v, given, None)
-        assert apart(out, wanted) < 1e-12
-    assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
-
-
-# ------------------------------------------------------------------------------------------------- the maths
-
-@pytest.mark.parametrize('temperature', [0.5, 1.3])
-@pytest.mark.parametrize('top_k', [0, 5])
-@pytest.mark.parametrize('top_p', [1.0, 0.8, 0.3])
-def test_probs_are_transformers(temperature, top_k, top_p):
-    """Temperature comes first, then top-k, then top-p, as in transformers' warpers."""
-    from transformers.generation import logits_process as theirs
-    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
-    warped = theirs.TemperatureLogitsWarper(temperature)(None, logits)
-    if top_k:
-        warped = theirs.TopKLogitsWarper(top_k)(None, warped)
-    if top_p < 1:
-        warped = theirs.TopPLogitsWarper(top_p)(None, warped)
-    assert apart(probs(logits, temperature, top_k, top_p), warped.softmax(-1)) < 1e-12
-
-
-def test_top_p_looks_at_the_likeliest_first(monkeypatch):
-    """The same distribution, whether a few tokens have the mass (temperature 0.2) or nearly all (5)."""
-    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
-    wanted = [probs(logits, temperature, top_p=0.9) for temperature in (0.2, 5)]
-    monkeypatch.setattr(verify, 'HEAD', 8)
-    for temperature, whole in zip((0.2, 5), wanted):
-        assert apart(probs(logits, temperature, top_p=0.9), whole) < 1e-12
-
-
-def test_probs_at_the_limits():
-    """Temperature 0 is a one-hot distribution, and so is top-p near 0, because the likeliest always stays."""
-    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
-    greedy = torch.nn.functional.one_hot(logits.argmax(-1), 30).double()
-    assert torch.equal(probs(logits, 0), greedy)
-    assert torch.allclose(probs(logits, 1, top_p=1e-9), greedy)
-    assert torch.allclose(probs(logits, 1e-6), greedy)
-    assert probs(logits.bfloat16(), 0.7).dtype == torch.float32
-
-
-@pytest.mark.parametrize('p', [
-    case('first-and-last', [0.0, 0.3, 0.0, 0.7, 0.0]),
-    case('one-hot', [0.0, 0.0, 1.0]),
-    case('less-than-1', [0.0, 0.1, 0.0, 0.2, 0.0]),
-    case('more-than-1', [0.0, 0.9, 0.0, 0.9, 0.0]),
-    case('one-is-tiny', [0.0, 1e-15, 0.0, 1.0, 0.0])])
-def test_sample_at_its_ends(p, monkeypatch):
-    """The smallest uniform number draws the first token that has a chance, the largest draws the last."""
-    p = torch.tensor(p, dtype=torch.float64)
-    possible = p.nonzero()[:, 0].tolist()
-    for uniform, wanted in ((0.0, possible[0]), (1 - 2 ** -53, possible[-1])):
-        number = torch.tensor([uniform], dtype=torch.float64)
-        monkeypatch.setattr(torch, 'rand', lambda *_, number=number, **__: number)
-        assert int(verify.sample(p)) == wanted
-
-
-# -------------------------------------------------------------------- the laws: every random draw enumerated
 
 SKIP = dict(mask=dict(skip=[1]))                        # of a Table: its feed-forward
 MASK = dict(calibration=SKIP, vocab=3, horizon=2)
@@ -233,8 +106,6 @@ LAWS = [
     law('sd-cool-draft', Exact(2, draft_temperature=0.5), slow=True),
     law('sd-greedy-draft', Exact(2, draft_temperature=0)),
     law('sd-draft-self', Exact(2), draft=None, **MASK),
-    law('sd-wrong-drops-unverified', DropsUnverified(2), **SHORT),
-    law('sd-wrong-residual', WrongResidual(2), **SHORT),
     law('sd-four', Exact(4), **FOUR),
     law('sd-wrong-third', WrongThird(4), **FOUR),
     law('sd-wrong-bonus', WrongBonus(4), **FOUR),
@@ -282,11 +153,37 @@ def test_law(method, settings):
 
 
 def test_a_changed_rule_is_not_called_lossless():
-    """A subclass that overrides a part of the rule is lossy unless it says itself when it is lossless."""
-    for part in 'chance', 'recovery_distribution', 'score', 'accept':
+    """A subclass that overrides a part of the rule, or drafts, is lossy unless it says when it is lossless.
+
+    So is one of two classes. What is asked before a token is drawn is free.
+    """
+    for part in 'propose', 'guess', 'score', 'chance', 'recovery_distribution', 'accept':
         assert not type('Bad', (Exact,), {part: lambda *_: 1.0})().lossless
-    assert type('Guesses', (Exact,), dict(guess=no_draft))().lossless
+    for part in 'draft_probs', 'signals', 'keep_drafting', 'learn':
+        assert type('Free', (Exact,), {part: lambda *_: 1.0})().lossless
     assert type('Kept', (Exact,), dict(accept=Exact.accept, lossless=True))().lossless
+    assert not type('Both', (Ecsv, type('Other', (Exact,), dict(chance=None))), {})().lossless
+
+
+@pytest.mark.parametrize('method', [Exact(3), ViaSd(3), SpecGuard(k=1, tau=0.5), Autoregressive()], ids=str)
+def test_a_cycle_has_its_distributions_until_the_next_one(method):
+    """p and q of a block, as the rule had them; None where no target pass has run; never in a trace."""
+    s = full_session(16, temperature=1.0)
+    read_prompt(s)
+    before = []
+    for cycle in decode(s, method):
+        assert not any(vars(old).get('score') for old in before) and 'score' not in asdict(cycle)
+        before.append(cycle)
+        asked = not isinstance(method, SpecGuard) and bool({'target/full'} & cycle.passes.keys())
+        assert (cycle.score is not None) == asked
+        if asked:
+            n = len(cycle.drafted)
+            assert len(cycle.score.p) == n + 1 and len(cycle.score.block.tokens) == n
+            for i, row in enumerate(cycle.judged):
+                x = cycle.drafted[i]
+                assert row.p in (None, float(cycle.score.p[i, x]))
+                assert row.q == float(cycle.score.block.q[i, x])
+    assert before[-1].score is None and len(before) > 2
 
 
 def test_knobs_of_a_users_method_are_checked(monkeypatch):
@@ -389,6 +286,131 @@ def test_law_by_chi_square(method, right, n):
     assert (upper_tail(observed, expected) > 1e-4 / 5) == right
 
 
+# ----------------------------------------------------------------------- the network: as transformers has it
+
+BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, bos_token_id=None,
+            eos_token_id=1)
+MOE = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, head_dim=16)
+ORIGINAL = 'original_max_position_embeddings'
+
+
+def rope(kind, theta=10000.0, **more):
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=theta, **more))
+
+
+LLAMA3 = rope('llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, **{ORIGINAL: 32})
+YARN = rope('yarn', factor=4.0, **{ORIGINAL: 16})
+YARN_KNOBS = rope('yarn', factor=4.0, attention_factor=0.7, beta_fast=16, beta_slow=2, **{ORIGINAL: 16})
+NETWORKS = [
+    case('llama', 'Llama', {}),
+    case('llama-tied-linear-rope', 'Llama',
+         dict(tie_word_embeddings=True, num_key_value_heads=4, **rope('linear', factor=4.0))),
+    case('llama-biases', 'Llama',
+         dict(attention_bias=True, mlp_bias=True, rms_norm_eps=0.1, **rope('default', 500.0))),
+    case('llama-llama3-rope', 'Llama', dict(head_dim=16, **LLAMA3)),
+    case('mistral', 'Mistral', dict(sliding_window=None)),
+    case('qwen2', 'Qwen2', {}),
+    case('qwen2-yarn', 'Qwen2', YARN),
+    case('qwen3', 'Qwen3', dict(head_dim=16)),
+    case('qwen3-biases', 'Qwen3', dict(head_dim=24, attention_bias=True)),
+    case('qwen3-yarn-knobs', 'Qwen3', YARN_KNOBS),
+    case('qwen3moe', 'Qwen3Moe', MOE),
+    case('qwen3moe-renormalised', 'Qwen3Moe', dict(norm_topk_prob=True, **MOE)),
+    case('qwen3moe-every-second-layer', 'Qwen3Moe', dict(decoder_sparse_step=2, **MOE)),
+    case('qwen3moe-a-dense-layer', 'Qwen3Moe', dict(mlp_only_layers=[1], **MOE))]
+
+
+@pytest.mark.parametrize('kind, changes', NETWORKS)
+def test_parity(kind, changes, tmp_path):
+    """Our logits are those of transformers, in one pass, a token at a time, and up to rounding in bf16.
+
+    Norms and biases are random. transformers begins with ones and zeros, which would hide one that is left
+    out.
+    """
+    torch.manual_seed(len(str(changes)))
+    settings = getattr(transformers, f'{kind}Config')(**BASE | changes)
+    theirs = transformers.AutoModelForCausalLM.from_config(settings).float().eval()
+    for name, weight in theirs.named_parameters():
+        if weight.ndim == 1:
+            torch.nn.init.normal_(weight, 1.0 if 'norm' in name else 0.0, 0.3)
+    theirs.save_pretrained(tmp_path, max_shard_size='20KB')
+    words = {f't{i}': i for i in range(64)}
+    Tokenizer(models.WordLevel(words, unk_token='t0')).save(str(tmp_path / 'tokenizer.json'))
+    ids = torch.randint(0, 64, (40,)).tolist()
+    with torch.no_grad():
+        wanted = theirs(torch.tensor([ids])).logits[0]
+    assert wanted.std() > 0.5                           # logits that are all alike would prove nothing
+
+    model, _, _ = load(tmp_path)
+    assert apart(fresh(model, ids), wanted) < 1e-4
+    rounded, _, _ = load(tmp_path, dtype=torch.bfloat16)
+    assert (fresh(rounded, ids) - wanted).std() < 0.1 * wanted.std()
+    precise, _, _ = load(tmp_path, dtype=torch.float64)
+    reader = Reader(precise, 40)
+    rows = [reader.read(ids[:end], precise.full, 1)[0] for end in range(1, 41)]
+    assert apart(torch.stack(rows), fresh(precise, ids)) < 1e-9
+
+
+@pytest.mark.parametrize('T, S', [(1, 9), (3, 9), (9, 9), (1, 1030), (3, 1030)])
+def test_attention_without_a_mask_is_causal(T, S):
+    """The T queries are of the last T keys, in every form that attention takes."""
+    shapes = (2, 4, T, 8), (2, 2, S, 8), (2, 2, S, 8)
+    q, k, v = [torch.randn(shape, dtype=torch.float64, generator=seeded(i)) for i, shape in enumerate(shapes)]
+    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
+    scores = q @ k.repeat_interleave(2, 1).mT / 8 ** 0.5
+    wanted = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v.repeat_interleave(2, 1)
+    mask = kernels.causal_mask(T, S, q)
+    assert torch.equal(mask == 0, ~hidden)
+    for given in (None, mask):
+        out, _ = kernels.attend(q, k, v, given, None)
+        assert apart(out, wanted) < 1e-12
+    assert apart(kernels.attend_grouped(q, k, v, mask), wanted) < 1e-12
+
+
+# ------------------------------------------------------------------------------------------------- the maths
+
+@pytest.mark.parametrize('temperature', [0.5, 1.3])
+@pytest.mark.parametrize('top_k', [0, 5])
+@pytest.mark.parametrize('top_p', [1.0, 0.8, 0.3])
+def test_probs_are_transformers(temperature, top_k, top_p):
+    """Temperature comes first, then top-k, then top-p, as in transformers' warpers."""
+    from transformers.generation import logits_process as theirs
+    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
+    warped = theirs.TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k:
+        warped = theirs.TopKLogitsWarper(top_k)(None, warped)
+    if top_p < 1:
+        warped = theirs.TopPLogitsWarper(top_p)(None, warped)
+    assert apart(probs(logits, temperature, top_k, top_p), warped.softmax(-1)) < 1e-12
+
+
+def test_probs_at_the_limits():
+    """Temperature 0 is a one-hot distribution, and so is top-p near 0, because the likeliest always stays."""
+    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
+    greedy = torch.nn.functional.one_hot(logits.argmax(-1), 30).double()
+    assert torch.equal(probs(logits, 0), greedy)
+    assert torch.allclose(probs(logits, 1, top_p=1e-9), greedy)
+    assert torch.allclose(probs(logits, 1e-6), greedy)
+    assert probs(logits.bfloat16(), 0.7).dtype == torch.float32
+
+
+@pytest.mark.parametrize('p', [
+    case('first-and-last', [0.0, 0.3, 0.0, 0.7, 0.0]),
+    case('one-hot', [0.0, 0.0, 1.0]),
+    case('less-than-1', [0.0, 0.1, 0.0, 0.2, 0.0]),
+    case('more-than-1', [0.0, 0.9, 0.0, 0.9, 0.0]),
+    case('one-is-tiny', [0.0, 1e-15, 0.0, 1.0, 0.0])])
+def test_sample_at_its_ends(p, monkeypatch):
+    """The smallest uniform number draws the first token that has a chance, the largest draws the last."""
+    p = torch.tensor(p, dtype=torch.float64)
+    possible = p.nonzero()[:, 0].tolist()
+    for uniform, wanted in ((0.0, possible[0]), (1 - 2 ** -53, possible[-1])):
+        number = torch.tensor([uniform], dtype=torch.float64)
+        monkeypatch.setattr(torch, 'rand', lambda *_, number=number, **__: number)
+        assert int(verify.sample(p)) == wanted
+
+
 # ----------------------------------------------------------- greedy text: plain decoding's, wherever it ends
 
 IDENTICAL = [       # methods and settings whose greedy text has to be plain decoding's
@@ -408,15 +430,6 @@ IDENTICAL = [       # methods and settings whose greedy text has to be plain dec
     case('specguard', SpecGuard(tau=inf, k=2), {}),
     case('specguard-sd', SpecGuard(4, tau=inf, k=1), {}),
     case('sparse-off', Sparse(3, **SMALL | OFF), {})]
-
-
-def full_session(tokens_left, eos=(), length=23, **settings):
-    """A greedy Session of a random pair with every calibration, on a prompt of this length."""
-    s = slim_session(3, tokens_left, text=letters, eos=frozenset(eos))
-    s.calibration |= dict(signals=RANGES, sparse=LEARNED)
-    s.tokens = [1, 2, 3, *LINE][:length]
-    readers = dict(target=Reader(s.target.model, 64), drafter=Reader(s.drafter.model, 64))
-    return replace(s, **readers | settings)
 
 
 @pytest.mark.parametrize('method, settings', IDENTICAL)
@@ -513,209 +526,6 @@ def test_a_fork_averages_its_own_keys():
         assert apart(means, keys.unflatten(2, (3, 4)).mean(3)) < 1e-12
 
 
-CACHE_CODE = {KVCache.record.__code__.co_filename}
-BOOKS = {'read', 'record', 'average'}                   # functions that keep a cache's books,
-PASSES = BOOKS | {'append', 'feed', 'fork', 'pass_info', 'copy_of', 'forward'}       # those that fill it too,
-DECODING = PASSES - {'forward'} | {verify.__file__}     # and the loop with its verbs, all of one file
-
-
-def interrupted(n, function, places):
-    """(what the function returns, whether Ctrl-C came): ahead of the n-th line of these places; 0: never."""
-    if n < 1:
-        return function(), False
-    left = n
-
-    def trace(frame, event, arg):
-        nonlocal left
-        code = frame.f_code
-        named = code.co_filename in CACHE_CODE and code.co_name in places
-        if not named and code.co_filename not in places:
-            return None
-        left -= event == 'line'
-        if left < 1:
-            left = inf
-            raise KeyboardInterrupt
-        return trace
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        return function(), False
-    except KeyboardInterrupt:
-        return None, True
-    finally:
-        sys.settrace(before)
-
-
-READS_FROM = {      # by the design: a path may read the keys that these paths have written
-    'full': {'full'}, 'slim': {'full', 'slim'}, 'other slim': {'full', 'other slim'},
-    'sparse': {'full', 'sparse'}, 'sparse slim': {'full', 'sparse', 'sparse slim'}}
-IDS = some.lists(some.integers(0, 10), max_size=6)
-PATHS = some.sampled_from(sorted(READS_FROM))
-MOMENTS = some.integers(-100, 100)          # lines; from 1 on, something is interrupted there
-
-
-class CacheMachine(stateful.RuleBasedStateMachine):
-    """Everything that is done to a cache, in any order: its logits are a fresh one's, or it was interrupted.
-
-    `held` models it: of each position the token, the path that wrote it, and where that pass began.
-    The model knows READS_FROM, and nothing of how the cache keeps its books.
-    """
-    network = network(**MIXED_TWO)
-
-    def __init__(self):
-        super().__init__()
-        model = self.network
-        slim = model.full.without({1})
-        choices = Sparse(dense_below=2, block=2, locals=1, ffn_quantile=1.0, moe_quantile=1.0)
-        learned = {name: tables[:2] for name, tables in LEARNED.items()}         # of two layers
-        s = session(model, None, [0], 1, sparse=choices, calibration=dict(sparse=learned))
-        self.paths = {'full': model.full, 'slim': slim, 'other slim': model.full.without({2}),
-                      'sparse': s.target_path(), 'sparse slim': s.target_path(slim)}
-        self.reader = Reader(model, 40)
-        self.line = [1]
-        self.places = PASSES    # where moments are counted
-        self.held = []
-
-    def after_read(self, name, last):
-        """(models of the cache before, in and after a read of the line; the position where it begins)."""
-        valid = 0
-        for token, (known, writer, _) in zip(self.line, self.held):
-            if token != known or writer not in READS_FROM[name]:
-                break
-            valid += 1
-        start = min(valid, len(self.line) - last)
-        cut = self.held[:start]
-        return [self.held, cut, cut + [(token, name, start) for token in self.line[start:]]], start
-
-    def attempt(self, moment, models, function):
-        """What the function returns, or None if interrupted. `held` becomes the model that fits."""
-        passes = len(self.reader.log)
-        result, self.broken = interrupted(moment, function, self.places)
-        believed = list(zip(self.reader.cache.ids, self.reader.cache.writers))
-        fitting = [held for held in models if believed == [
-            (token, self.paths[name].written_as) for token, name, _ in held]]
-        assert fitting, f'{believed} is none of {models}'
-        self.held = fitting[-1] if len(self.reader.log) > passes else fitting[0]
-        assert self.broken or self.held == models[-1]
-        return result
-
-    def fresh_reader(self, held):
-        """A reader that has read nothing but these positions, each by the path that wrote it."""
-        reader = Reader(self.reader.model, 40)
-        ids = torch.tensor([[token for token, *_ in held]])
-        end = 0
-        for (name, begin), group in itertools.groupby(held, lambda row: row[1:]):
-            end += len(list(group))
-            reader.feed(ids[:, begin:end], begin, self.paths[name], 0)
-        return reader
-
-    def right_after(self, rows, held, name, ids):
-        """Asserts that these are the logits of a rollout after what is held."""
-        reader = self.fresh_reader(held)
-        begin = held[-1][2]
-        last = torch.tensor([[token for token, *_ in held[begin:]]])
-        wanted = [reader.feed(last, begin, self.paths[name], 1)]
-        for position, token in enumerate(ids[:-1], len(held)):
-            wanted.append(reader.feed(torch.tensor([[token]]), position, self.paths[name], 1))
-        assert apart(rows, torch.cat(wanted, 1)[0]) < 1e-9
-
-    @stateful.rule(cut=some.integers(0, 30), more=IDS, name=PATHS, last=some.integers(0, 4), moment=MOMENTS)
-    def read(self, cut, more, name, last, moment):
-        """The text becomes a shorter or a longer one and is read on any path."""
-        self.line = (self.line[:max(1, len(self.line) - cut)] + more)[:30]
-        line, path = self.line, self.paths[name]
-        last = min(last, len(line))
-        models, start = self.after_read(name, last)
-        logits = self.attempt(moment, models, lambda: self.reader.read(line, path, last))
-        if logits is not None:
-            other = self.fresh_reader(self.held[:start])
-            wanted = other.feed(torch.tensor([line[start:]]), start, path, last)
-            assert apart(logits, wanted[0]) < 1e-9
-            assert name != 'full' or apart(logits, fresh(self.reader.model, line, last)) < 1e-9
-
-    @stateful.rule(name=PATHS, rows=some.lists(some.lists(some.integers(0, 10), min_size=3, max_size=3),
-                                               min_size=1, max_size=3), moment=MOMENTS)
-    def draft(self, name, rows, moment):
-        """One rollout is recorded in the cache, but for its last token; several go to a fork."""
-        path = self.paths[name]
-        columns = [torch.tensor(column) for column in zip(*rows)]
-        s = SimpleNamespace(tokens=self.line, eos=frozenset(), draw=lambda q: columns.pop(0),
-                            probs=lambda logits, *_: logits.softmax(-1))
-        models, _ = self.after_read(name, 1)
-        read = models[-1]
-        if len(rows) == 1:
-            models.append(read + [(token, name, len(self.line) + i) for i, token in enumerate(rows[0][:-1])])
-            found = self.attempt(moment, models, lambda: draft_model(s, 3, Exact(), self.reader, path))
-            every = [found.logits] if found else []
-        else:
-            found = self.attempt(
-                moment, models, lambda: sample_branches(s, self.reader, path, len(rows), 3, s.probs))
-            every = found.logits if found else []
-        for ids, logits in zip(rows, every):
-            self.right_after(logits, read, name, ids)
-
-    @stateful.rule()
-    def forget(self):
-        self.reader.forget()
-        self.held = []
-
-
-@pytest.mark.slow
-def test_whatever_is_done_to_a_cache():
-    """30 lives of up to 20 events each. To search longer, raise max_examples and set derandomize=False."""
-    lives = hypothesis.settings(
-        derandomize=True, database=None, deadline=None, max_examples=30, stateful_step_count=20,
-        suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate])
-    stateful.run_state_machine_as_test(CacheMachine, settings=lives)
-
-
-@pytest.mark.parametrize('event', [
-    case('read', lambda life, n: life.read(0, [1, 2], 'slim', 5, n)),
-    case('draft', lambda life, n: life.draft('sparse', [[1, 2, 3]], n), slow=True)])
-def test_a_cache_that_is_interrupted_anywhere(event):
-    """Ctrl-C comes before each line in turn that keeps its books; what is read next is right all the same."""
-    n = 0
-    broken = True
-    while broken:
-        n += 1
-        life = CacheMachine()
-        life.places = BOOKS
-        life.read(0, LINE[:12], 'full', 1, 0)
-        life.read(2, [9], 'other slim', 1, 0)
-        event(life, n)
-        broken = life.broken
-        life.read(0, [], 'sparse' if n % 2 else 'full', 1, 0)
-    assert n > 10
-
-
-# ------------------------------------------------------------------------- a text that is broken off goes on
-
-@pytest.mark.parametrize('method, settings', [      # methods whose greedy text depends on no draw
-    case('ar', Autoregressive(), {}),
-    case('sd-eos', Exact(3), dict(eos=frozenset([8]))),
-    case('sd-draft-self', Exact(3), dict(drafter=None)),
-    case('ecsv-spot', EcsvSpot(3, draft_temperature=0.0, by='entropy', budget=3), {}),
-    case('via', ViaSd(3, max_lag=3), {}),
-    case('specguard', SpecGuard(2, k=1, draft_temperature=0.0, tau=0.72, max_step=4), {}),
-    case('sparse', Exact(3), dict(sparse=Sparse(**SMALL, rho=0.2)))])
-def test_a_text_that_is_broken_off_anywhere_goes_on(method, settings):
-    """Wherever Ctrl-C comes, and however often, the text is the same."""
-    whole = full_session(12, **settings)
-    read_prompt(whole)
-    list(decode(whole, replace(method)))
-    s = full_session(12, **settings)
-    read_prompt(s)
-    own = replace(method)
-    rng = random.Random(1)
-    breaks = 0
-    while s.tokens_left and not s.ended:
-        moment = rng.randint(1, 300 + 100 * breaks)             # later and later: a cycle has to fit in
-        _, broken = interrupted(moment, lambda: list(decode(s, own)), DECODING)
-        breaks += broken
-    assert s.tokens == whole.tokens and s.tokens_left == whole.tokens_left and s.ended == whole.ended
-    assert breaks > 3
-
-
 # ------------------------------------------------------------ CM-ASD: confidence, window, threshold, by hand
 
 def test_cmasd_signals_by_formula():
@@ -805,8 +615,7 @@ def hand_ballot():
 def fused(method, votes):
     """The tokens that a ballot elects; method.weights are those of its votes."""
     method.ballot = votes
-    tokens, _ = Ecsv.vote(method, SimpleNamespace(eos=frozenset()))
-    return tokens
+    return Ecsv.vote(method, SimpleNamespace(eos=frozenset()))
 
 
 def test_ecsv_vote_by_hand():
@@ -1035,10 +844,10 @@ def test_via_tells_slims_nan_as_slims():
 def test_via_violation_by_hand():
     """R is 0 for equal distributions and, at 1/2 and 1/2, within a factor of 2; it is never below 0."""
     q, p = torch.randn(2, 50, 6, generator=seeded()).double().log_softmax(-1)
-    assert (verify.violation(p, p) == 0).all() and (verify.violation(p, q) >= 0).all()
+    assert (train_mask.violation(p, p) == 0).all() and (train_mask.violation(p, q) >= 0).all()
     a, b = torch.tensor([0.7, 0.3]).log(), torch.tensor([0.4, 0.6]).log()
-    assert verify.violation(b, a) == 0
-    assert float(verify.violation(b, a, 0, 1)) == pytest.approx(1.1 * math.log(1.75))   # (0.7 + 0.4) log 7/4
+    assert train_mask.violation(b, a) == 0
+    assert float(train_mask.violation(b, a, 0, 1)) == pytest.approx(1.1 * math.log(1.75))  # (.7 + .4) log 7/4
 
 
 # ------------------------------------------------------------------ SpecGuard: rollout, score, steps, limits
@@ -1081,7 +890,7 @@ def test_specguard_rollout_is_the_product_of_whole_matrices(n, chosen, sparsify)
     path = model.full.grounded(n, begin, sparsify)
     reader = Reader(model, 64)
     logits = reader.read(line, path, 16)
-    grounding = path.carry['rollout'][0].sum(-1)
+    grounding = reader.carry['rollout'][0].sum(-1)
     wanted = whole_rollout(model, line, chosen, sparsify)[begin:, :begin].sum(-1)
     assert apart(grounding, wanted) < 1e-9 and grounding.std() > 0.01 and grounding.max() < 1 + 1e-9
     assert apart(logits, fresh(model, line, 16)) < 1e-12 and valid_prefix(reader, line) == 20
@@ -1121,14 +930,6 @@ def test_specguard_score_by_hand():
         seen[2] = -0.1, low
         assert SpecGuard(beta=beta).verdict(s, draft, seen).signals['score'] == pytest.approx(score)
     assert SpecGuard().verdict(s, draft, [(-9.0, 0.4)]).signals['score'] == pytest.approx(0.25)
-
-
-def test_specguard_most_central_by_hand():
-    """Steps are alike by the pairs of tokens that they share; ties go to the surer, then to the first."""
-    assert most_central([[3, 2, 1], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1
-    assert most_central([[4], [5], [5]], [0, -9, -9]) == 1
-    assert most_central([[1], [2], [3]], [-2, -1, -1]) == 1
-    assert most_central([[7, 7]], [0]) == 0
 
 
 @pytest.mark.parametrize('tau', [-inf, 0.5, inf])
@@ -1217,8 +1018,8 @@ def test_sparse_attention_gathered_is_masked(block, start, T):
     mask = wide_mask[:, :start + T]
     carry = dict(start=torch.tensor(start), means=block_means(wide_k, block))
     dense, _ = kernels.attend(q, k, v, mask, None)
-    got, chosen = kernels.sparse_attend(q, k, v, mask, carry, (True, rule))
-    wide, _ = kernels.sparse_attend(q, wide_k, wide_v, wide_mask, carry, (True, rule))
+    got, chosen = kernels.sparse_attend(q, k, v, mask, carry, True, rule)
+    wide, _ = kernels.sparse_attend(q, wide_k, wide_v, wide_mask, carry, True, rule)
     assert apart(wide, got) < 1e-12
     kept = math.ceil((8 + (start - 8) * 0.3 // 1) / block) + 2          # the budget, a sink and a local block
     whole = start // block

@@ -144,7 +144,7 @@ def check_6(test_likeliest):
 def check_7(test_early):
     """A path of the target's first layers, and the method that drafts on it."""
     kind = entered('early')
-    assert kind(2).lossless, 'it drafts, and sd verifies: it may promise to be lossless'
+    assert kind(2).lossless, 'it drafts, and sd verifies: it may say lossless = True'
     s = session(network(0, num_hidden_layers=4), None, [1, 2, 3], 20)
     write(s, kind(2, depth=0.5))
     skips = [set(path.skip) for path, _ in s.target.log]

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path as File
 
 import pytest
@@ -11,8 +12,10 @@ from safetensors.torch import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import specmini
-from lab.toys import SIZES, Table, enumerate_law, exact_law, law_by_cycles, network, session, variation
-from model import BadInput, checkpoint_views, has_half
+from kernels import has_half
+from lab.toys import (SIZES, Table, enumerate_law, exact_law, law_by_cycles, network, session, slim_session,
+                      variation)
+from model import BadInput, Reader, checkpoint_views
 from verify import METHODS, Ecsv
 
 HOME = File(specmini.__file__).parent
@@ -191,6 +194,20 @@ def law_gap(method, vocab=3, horizon=3, **settings):
     for name in ('text', 'calibration'):                # of SpecGuard's steps
         settings.pop(name, None)
     return variation(law, exact_law(Table(1, vocab), horizon, **settings))
+
+
+def letters(ids):
+    """A text for ids in which every fourth id ends a line, and so a step."""
+    return ''.join('a\nbc'[i % 4] for i in ids)
+
+
+def full_session(tokens_left, eos=(), length=23, **settings):
+    """A greedy Session of a random pair with every calibration, on a prompt of this length."""
+    s = slim_session(3, tokens_left, text=letters, eos=frozenset(eos))
+    s.calibration |= dict(signals=RANGES, sparse=LEARNED)
+    s.tokens = [1, 2, 3, *LINE][:length]
+    readers = dict(target=Reader(s.target.model, 64), drafter=Reader(s.drafter.model, 64))
+    return replace(s, **readers | settings)
 
 
 class Coin:

@@ -12,12 +12,14 @@ from torch.overrides import TorchFunctionMode
 
 import kernels
 import specmini
+import verify
+from kernels import Half, Packed, pack
 from lab import read_bytes
 from lab.tests.helpers import (LINE, MIXED, MIXED_TWO, RANGES, byte_network, case, needs_half, refuses, thin,
                                tiny)
 from lab.toys import apart, fresh, network, seeded, session
-from model import Compiled, Half, Linear, Packed, Reader, load, pack
-from verify import METHODS, decode, read_prompt, readers_of, tokens_of
+from model import Compiled, Linear, Reader, load
+from verify import METHODS, decode, probs, read_prompt, readers_of, tokens_of
 
 
 # ------------------------------------------------------------------------------------------ packed, gathered
@@ -29,7 +31,7 @@ def test_packed_matrices_compute_what_plain_ones_do(tmp_path, monkeypatch):
     """
     model = byte_network(qkv_bias=True)
     wanted = fresh(model, LINE)
-    monkeypatch.setattr('model.BIG', 1)
+    monkeypatch.setattr('kernels.BIG', 1)
     pack(model)
     pack(model)
     assert model.model.layers[0].self_attn.qkv_proj.weight.is_mkldnn
@@ -40,6 +42,15 @@ def test_packed_matrices_compute_what_plain_ones_do(tmp_path, monkeypatch):
     for dtype in specmini.DTYPES:
         without, _, _ = specmini.ready(tiny(tmp_path), 'cpu', dtype)
         assert type(without.lm_head) is Linear
+
+
+def test_top_p_looks_at_the_likeliest_first(monkeypatch):
+    """The same distribution, whether a few tokens have the mass (temperature 0.2) or nearly all (5)."""
+    logits = torch.randn(50, 30, generator=seeded(), dtype=torch.float64)
+    wanted = [probs(logits, temperature, top_p=0.9) for temperature in (0.2, 5)]
+    monkeypatch.setattr(verify, 'HEAD', 8)
+    for temperature, whole in zip((0.2, 5), wanted):
+        assert apart(probs(logits, temperature, top_p=0.9), whole) < 1e-12
 
 
 def large_or_tiny(name, tensor):
@@ -56,8 +67,8 @@ def large_or_tiny(name, tensor):
          ['qkv_proj'])])
 def test_matrices_in_16_bits_are_multiplied_in_fp32(form, plain, tmp_path, monkeypatch):
     """In pieces, with biases, a tied head; `plain` are those that fp16 cannot hold. As fp32 computes it."""
-    monkeypatch.setattr('model.BIG', 64)
-    monkeypatch.setattr('model.PIECE', 100)
+    monkeypatch.setattr('kernels.BIG', 64)
+    monkeypatch.setattr('kernels.PIECE', 100)
     sizes = dict(qkv_bias=True, o_bias=True, tie_word_embeddings=True)
     folder = tiny(tmp_path, sizes=sizes, attention_bias=True, weights=lambda stored: {
         name: form(name, tensor) for name, tensor in stored.items() if name != 'lm_head.weight'})
@@ -71,7 +82,7 @@ def test_matrices_in_16_bits_are_multiplied_in_fp32(form, plain, tmp_path, monke
     assert read_bytes(model, model.full) < read_bytes(exact, exact.full)
     plain_model, _, _ = specmini.ready(folder, 'cpu', 'fp32')
     assert not any(isinstance(part, Half) for part in plain_model.modules())
-    monkeypatch.setattr('model.has_half', lambda: False)            # a CPU without that product
+    monkeypatch.setattr('kernels.has_half', lambda: False)          # a CPU without that product
     without, _, _ = specmini.ready(folder, 'cpu', 'auto')
     assert not any(isinstance(part, Half) for part in without.modules())
     assert apart(fresh(without, LINE), wanted) < 1e-5 * float(wanted.abs().max())

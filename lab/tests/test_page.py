@@ -12,8 +12,8 @@ from lab import times
 from lab.tests.helpers import interrupt, program, refused
 
 STORY = ['--prompt', 'Last winter Tom the crow went to the forest with a basket.', '--max-new', '28']
-FLAGS = [*STORY, '--temperature', '1', '--seed', '5', '--compare', 'sd,cmasd,ecsv,via,specguard,sparse',
-         '--set', 'tau=0.9', 'dense_below=8', 'block=4', 'locals=1']    # sparse leaves blocks out at once
+FLAGS = [*STORY, '--temperature', '1', '--seed', '5', '--compare', 'sd', 'cmasd', 'ecsv', 'via', 'specguard',
+         'sparse', '--set', 'tau=0.9', 'dense_below=8', 'block=4', 'locals=1']  # it leaves blocks out at once
 
 
 def run_of(file):
@@ -218,9 +218,9 @@ def test_page_keeps_hostile_text_text(browser, tmp_path):
     ids = list(range(len(HOSTILE)))
     cycle = verify.Cycle([], [], ids, ['target'] * len(ids), {'target/full': [1, 1]}, 0.01)
     session = SimpleNamespace(tokens=ids, begin=len(ids), notes=[{}])
-    text = specmini.Text({}, 0, 'sd', verify.Exact(), session, [cycle])
+    text = specmini.Text(engine, {}, 0, 0, 'sd', verify.Exact(), session, [cycle])
     with open(tmp_path / 'run.html', 'w', encoding='utf-8') as file:
-        lab.page.write_page(file, engine, [text], {'target/full': 1}, None)
+        lab.page.write_page(file, [text], {'target/full': 1}, None)
     visit(browser, tmp_path / 'run.html')
     shown = browser.execute_script('''
         return [window.hacked === undefined, document.scripts.length, document.images.length,

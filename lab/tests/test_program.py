@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import pytest
@@ -56,7 +57,7 @@ def table_in(printed):
     head, *lines = re.search(r'^ *method .*\n(?:.* (?:lossless|LOSSY)\n)+', printed, re.M)[0].splitlines()
     heads = [*re.finditer(r'\S+( \S+)*', head)][1:]                     # columns end where their heads end
     rows = {}
-    for name, line in [(line.split()[0], line) for line in lines]:
+    for name, line in [(line.split('  ')[0], line) for line in lines]:
         ends = [line.index(name) + len(name), *(head.end() for head in heads), None]
         cells = [line[a:b].strip() for a, b in zip(ends, ends[1:])]
         rows[name] = dict(zip([head[0] for head in heads] + [''], cells))
@@ -73,7 +74,7 @@ def table_in(printed):
     ('--promt x', 'did you mean --prompt?'), ('--frob', 'expected one of --chat, '),
     ('--import no.py', 'no.py'), ('--import lab', '--import lab'), ('--check --temperature 1', '--check'),
     ('--trace no/such/file', "'no/such/file'"), ('--trace lab', "'lab'"),
-    ('--trace run.htm', 'python -m lab.page'), ('--sparse x', 'x'),
+    ('--sparse x', 'x'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
     ('--list payof', 'did you mean payoff?'), ('--set gama=3', 'did you mean gamma?'),
     ('--method ar --gamma 3', 'gamma: there is none of this name; expected one of none'),
@@ -137,10 +138,13 @@ def test_half_a_character_is_held_back(capsys):
     words = ['<unk>', *[f'<0x{byte:02X}>' for byte in range(256)], 'C']
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    printer = specmini.Printer(tokenizer, [1], False, False)
+    printer = specmini.Printer(False, False)
+    text = SimpleNamespace(engine=SimpleNamespace(tokenizer=tokenizer), cycles=[],
+                           session=SimpleNamespace(tokens=[1], begin=1))
     pieces = []
     for byte in 'A\u20ac\u20ac'.encode()[:6]:
-        printer.add(verify.Cycle([], [], [1 + byte], ['target'], {}, 0.0), None)
+        text.cycles.append(verify.Cycle([], [], [1 + byte], ['target'], {}, 0.0))
+        printer.add(text, text.cycles[-1])
         pieces.append(capsys.readouterr().out)
     printer.finish()
     assert [*pieces, capsys.readouterr().out] == ['A', '', '', '\u20ac', '', '', '\n']
@@ -235,9 +239,7 @@ def test_check_names_the_first_difference(pair, capsys):
 def test_compare_is_a_table_of_methods(pair, capsys):
     """A line a method, each marked as what it is; plain decoding is the unit. A single run has one line."""
     flags = *pair, '--ignore-eos'
-    made = specmini.parse('--prompt x --compare cmasd,via --gamma 2 --set keep=0.7'.split()).methods
-    assert (made['cmasd'].gamma, made['via'].gamma, made['via'].keep) == (2, 2, 0.7)
-    status, out, _ = program(capsys, *flags, '--compare', 'sd,lenient', '--set', 'lenience=0.1', 'gamma=2')
+    status, out, _ = program(capsys, *flags, '--compare', 'sd', 'lenient', '--set', 'lenience=0.1', 'gamma=2')
     assert status == 0 and max(map(len, out.splitlines())) <= 110
     ar, sd, lenient = [table_in(out)[name] for name in ('ar', 'sd', 'lenient')]
     assert [ar[''], sd[''], lenient['']] == ['lossless', 'lossless', 'LOSSY']
@@ -247,11 +249,35 @@ def test_compare_is_a_table_of_methods(pair, capsys):
     assert single['sd'][''] == 'LOSSY' and not {'x ar', 'like ar'} & {*single['sd']}
 
 
+@pytest.mark.parametrize('settings, told', [
+    (['sd gama=2'], 'sd gama=2: knob gama: there is none of this name; did you mean gamma?'),
+    (['sd 2'], 'method sd 2: there is none'), (['sd', 'via keep=2 keep=3'], 'via keep=2 keep=3 keep=2'),
+    (['sd,via'], 'expected a space between settings'), (['via keep=-1'], 'keep is -1.0'),
+    (['sd', 'ar gamma=2'], 'ar gamma=2: knob gamma'), ([''], 'method ')])
+def test_settings_that_are_none(settings, told, pair, capsys):
+    refused(capsys, told, *pair, '--compare', *settings)
+
+
+def test_compare_takes_settings(pair, capsys):
+    """A method's name and knobs, named as written; --set and --gamma are for those that lack a knob."""
+    made = specmini.parse(['--prompt', 'x', '--compare', 'sd gamma=8', 'via', 'via keep=0.7  gamma=3',
+                           'specguard delimiter=. tau=0.5', '--gamma', '2', '--set', 'keep=0.2']).methods
+    assert list(made) == ['ar', 'sd gamma=8', 'via', 'via keep=0.7  gamma=3', 'specguard delimiter=. tau=0.5']
+    _, sd, via, own, steps = made.values()
+    assert (sd.gamma, via.gamma, via.keep, own.gamma, own.keep) == (8, 2, 0.2, 3, 0.7)
+    assert (steps.delimiter, steps.tau, steps.gamma) == ('.', 0.5, 2)
+    layers = specmini.make_methods(['via-layers layers=3 4 5 keep=0.9'])['via-layers layers=3 4 5 keep=0.9']
+    assert (layers.layers, layers.keep) == ('3 4 5', 0.9)
+    status, out, _ = program(capsys, *pair, '--ignore-eos', '--compare', 'sd gamma=1', 'sd gamma=6', 'ar')
+    rows = table_in(out)
+    assert status == 0 and list(rows) == ['ar', 'sd gamma=1', 'sd gamma=6']
+    assert reported(capsys, *pair, '--method', 'sd gamma=1')['method'] == 'sd gamma=1'
+
+
 @pytest.mark.parametrize('flags, told', [
     ('--gamma 0', 'sd: nothing was drafted (gamma 0'), ('--max-new 1', 'sd: nothing was drafted (gamma 4'),
     ('--draft none', '--draft none'), ('', ''), ('--method ar', ''), ('--top-p 0.5 --temperature 1', ''),
     ('--top-p 0.5', '--top-k and --top-p change no text at temperature 0'), ('--top-k 3', 'change no text'),
-    ('--gamma 500', 'sd: --max-new cuts blocks of gamma 500'),
     ('--target DRAFT --draft TARGET', 'the draft model is larger than its target'),
     ('--target PENALTY', 'not applied, of generation_config.json: repetition_penalty, suppress_tokens')])
 def test_notes(flags, told, pair, tmp_path, capsys):
@@ -365,11 +391,11 @@ def test_ids_that_are_none(ids, pair):
 def test_an_interrupted_comparison_keeps_what_is_finished(texts, kept, answered, capsys, monkeypatch):
     """Ctrl-C after so many texts: two that warm up, then two of each row, in three rounds; `kept` pairs."""
     real, found = specmini.table, []
-    monkeypatch.setattr(specmini, 'table', lambda *args: found.append(args[-1]) or real(*args))
+    monkeypatch.setattr(specmini, 'table', lambda texts: found.extend(texts) or real(texts))
     interrupt(monkeypatch, verify.Method, 'learn', 3 * texts)           # plain decoding takes three cycles
     status, out, _ = program(capsys, *answered, '--compare', 'sd', '--draft', 'none')
     assert (status, bool(out)) == (130, bool(kept))
-    assert [[*map(len, of.values())] for of in found] == ([[kept, kept]] if kept else [])
+    assert Counter(text.name for text in found) == Counter(dict(ar=kept, sd=kept))
 
 
 @pytest.mark.parametrize('content, named', [
@@ -404,8 +430,8 @@ def test_each_text_pays_for_its_prompt():
     engine.open([ids])
     for reader in verify.readers_of(engine.start(ids, Exact())).values():
         reader.log.clear()                              # what is found was read for the second text
-    readers = verify.readers_of(engine.start(ids, Exact())).values()
-    assert [reader.spent()['full'][:2] for reader in readers] == [[1, len(ids) - 1]] * 2
+    passes = verify.passes_since(engine.start(ids, Exact()), dict(target=0, draft=0))
+    assert passes == {'target/full': [1, len(ids) - 1], 'draft/full': [1, len(ids) - 1]}
 
 
 @pytest.mark.parametrize('name', [case(name, name, slow=name not in (
@@ -455,13 +481,10 @@ def test_methods_of_ones_own(pair, tmp_path, capsys):
     (NONE, 'x', "method 'x' is 3; expected a class of Method"),
     (BARE, 'keeps', 'has knobs; expected @dataclass before its class')])
 def test_what_is_no_method(file, name, told, flag, pair, tmp_path, capsys):
-    """It is refused by name; a file that replaces a method is told."""
-    put(tmp_path, {'own.py': file, 'mine.py': "from verify import METHODS\nMETHODS['sd'] = METHODS['via']"})
+    """It is refused by name."""
+    put(tmp_path, {'own.py': file})
     with patch.dict(METHODS):
         refused(capsys, told, *pair, '--import', tmp_path / 'own.py', flag, name)
-    with patch.dict(METHODS):
-        _, _, err = program(capsys, '--import', tmp_path / 'mine.py', '--list')
-    assert err.endswith('mine.py replaces the method sd\n')
 
 
 @pytest.mark.parametrize('content, ours', [
@@ -484,7 +507,7 @@ def test_the_source_files_stand_alone(pair, tmp_path):
     for name in ('kernels.py', 'model.py', 'verify.py', 'specmini.py', 'train_mask.py'):
         shutil.copy(HOME / name, tmp_path)
     papers = 'via', 'cmasd', 'ecsv', 'sparse', 'specguard'
-    status, out, err = subprogram('-c', ALONE, *pair[:4], '--prompt', 'hello', '--compare', ','.join(papers),
+    status, out, err = subprogram('-c', ALONE, *pair[:4], '--prompt', 'hello', '--compare', *papers,
                                   folder=tmp_path, PYTHONPATH='')
     assert status == 0 and {*papers} < {*table_in(out)}, err
     assert 'lab/models/target: no such folder' in err

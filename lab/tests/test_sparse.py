@@ -20,8 +20,8 @@ def test_recent_reads_the_sink_and_the_latest_blocks():
     """Four blocks of the budget, floor(8 + 53 / 10) tokens, a sink and a local."""
     model = network()
     path = thin(model, 'sparse-recent', rho=0.1)
-    assert path is thin(model, 'sparse-recent', rho=0.1)    # a compiled pass finds its graph again
-    _, rule = path.attends[0].keywords['how']
+    assert path == thin(model, 'sparse-recent', rho=0.1)    # a compiled pass finds its graph again
+    rule = path.attends[0].keywords['rule']
     scores = rule.scores(None, None, torch.zeros(1, 2, 15, 6))
     blocks = kernels.choose(scores, torch.tensor(61), int(kernels.kept_blocks(61, rule)), rule)
     assert sorted(blocks[0, 0].tolist()) == [0, 10, 11, 12, 13, 14]

@@ -6,7 +6,7 @@ from lab import judge, tasks
 from lab.specguard import claims
 from lab.tests.helpers import RANGES, bytes_tokenizer, law_gap
 from lab.toys import network, plain, session, write
-from verify import METHODS, SpecGuard
+from verify import METHODS, SpecGuard, most_central
 
 PROMPT = [3, 2]
 LINES = dict(text=lambda ids: ''.join('\n' if i in (1, 5) else 'abcdefghijkl'[i] for i in ids),
@@ -70,3 +70,11 @@ def test_claims_by_hand():
     right = {'sd 4': dict(right=1), 'default, seed 0': dict(right=0), 'default, seed 1': dict(right=1)}
     runs = judge.Runs([dict(family='math', place=0, runs=right)])
     assert claims.gain(runs, ['default, seed 0', 'default, seed 1'], 'sd 4').tolist() == [-0.5]
+
+
+def test_specguard_most_central_by_hand():
+    """Steps are alike by the pairs of tokens that they share; ties go to the surer, then to the first."""
+    assert most_central([[3, 2, 1], [1, 2, 3], [1, 2, 4], [1, 2, 3, 5]], [0, -9, -9, -9]) == 1
+    assert most_central([[4], [5], [5]], [0, -9, -9]) == 1
+    assert most_central([[1], [2], [3]], [-2, -1, -1]) == 1
+    assert most_central([[7, 7]], [0]) == 0
