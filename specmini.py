@@ -273,7 +273,7 @@ def run(args, kind=Engine):
             if args.check:
                 print(check(text), file=sys.stderr)
         status = 0
-    if args.trace:
+    if args.trace and texts:
         write_trace(args.trace, texts)
     whole = len(texts) - len(texts) % len(args.methods)     # texts that every method has written
     if whole:
@@ -351,7 +351,7 @@ def parse(argv):
         require_that(not args.check or is_greedy(args.temperature),
                      '--check: texts agree only at --temperature 0')
         settings = ['ar', *args.compare] if args.compare else [args.method]
-        made = make_methods(settings + ['sparse'] * args.sparse, args.set)
+        made = make_methods([*settings, 'sparse'] if args.sparse else settings, args.set)
         args.sparse = made['sparse'] if args.sparse else None
         args.methods = {setting: made[setting] for setting in settings}
         if settings == ['ar']:
@@ -375,7 +375,6 @@ def make_methods(settings, shared=()):
     """
     shared = split_knobs(shared, '--set')
     made = {}
-    unknown = set(shared)
     for setting in settings:
         require_that(',' not in setting.partition('=')[0],
                      f'{setting}: expected a space between settings, as in --compare sd "via keep=0.7"')
@@ -387,9 +386,8 @@ def make_methods(settings, shared=()):
             raise BadInput(f'{setting}: knob {no_such(wrong, options)}')
         texts = {one: value for one, value in shared.items() if one in options} | own
         made[setting] = kind(**{one: read_value(text, options[one].type) for one, text in texts.items()})
-        unknown -= options.keys()
-    for wrong in unknown:
-        known = {one for method in made.values() for one in knobs_of(type(method))}
+    known = {one for method in made.values() for one in knobs_of(type(method))}
+    for wrong in shared.keys() - known:
         raise BadInput(f'--set: knob of {", ".join(settings)} {no_such(wrong, known)}')
     return made
 
@@ -643,28 +641,23 @@ def cell(value, form):
 
 def table(texts):
     """Lines of a table of Texts, a row for each method, and notes on the run."""
-    methods = {}                                        # name: its Texts
+    methods = {}                                        # name: {round: its Texts}
     for text in texts:
-        methods.setdefault(text.name, []).append(text)
+        methods.setdefault(text.name, {}).setdefault(text.round, []).append(text)
     plain = methods['ar'] if len(methods) > 1 else None
-    rows = [figures(written, plain) for written in methods.values()]
+    rows = [figures(rounds, plain) for rounds in methods.values()]
     heads = [head for head in rows[0] if any(row[head] for row in rows)]        # no empty columns
     rows.insert(0, {head: head for head in heads})
     widths = {head: max(len(row[head]) for row in rows) for head in heads}
     sides = dict.fromkeys(heads, '>') | dict(method='<')
     for row in rows:
         yield '  '.join(f'{row[head]:{sides[head]}{widths[head]}}' for head in heads).rstrip()
-    yield from notes(methods)
+    yield from notes([text for text in texts if text.round == 0])
 
 
-def first_round(texts):
-    """Those that counts are of; later rounds repeat them."""
-    return [text for text in texts if text.round == 0]
-
-
-def notes(methods):
-    """Sentences on a run that its table does not tell; methods: {name: its Texts}."""
-    engine = methods[min(methods)][0].engine
+def notes(texts):
+    """Sentences on a run that its table does not tell; texts: of its first round."""
+    engine = texts[0].engine
     asked = read_json(find_folder(engine.target) / 'generation_config.json', {})
     ignored = [name for name in IGNORED if asked.get(name) not in (None, 0, 1, [])]
     sizes = [sum(p.numel() for p in model.parameters()) for model in engine.models.values()]
@@ -674,37 +667,37 @@ def notes(methods):
         yield '--top-k and --top-p change no text at temperature 0'
     if ignored:
         yield f'not applied, of generation_config.json: {", ".join(ignored)}'
-    for name, texts in methods.items():
-        written = first_round(texts)
+    for name in dict.fromkeys(text.name for text in texts):
+        written = [text for text in texts if text.name == name]
         cut = sum(text.finish == 'length' for text in written)
         if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
-            gamma = getattr(texts[0].method, 'gamma', 0)
+            gamma = getattr(written[0].method, 'gamma', 0)
             yield f'{name}: nothing was drafted (gamma {gamma}, --draft {engine.draft})'
         if cut and not engine.ignore_eos:
             yield f'{name}: {cut} of {len(written)} texts cut at --max-new {engine.max_new} or the context'
 
 
-def figures(texts, plain=None):
+def figures(rounds, plain=None):
     """{head: cell} of a method: counts of its first round; x ar: median, lowest and highest of all rounds.
 
-    plain: the Texts of plain decoding in a comparison.
+    rounds: {round: its Texts}; plain: those of plain decoding in a comparison.
     """
-    written = first_round(texts)
-    engine = texts[0].engine
+    written = rounds[0]
+    engine = written[0].engine
     stats = statistics(cycles_of(written))
     right = [good for text in written if (good := grade(text.row, text.text)) is not None]
-    speeds = rates(texts)
+    speeds = rates(rounds)
     faster = alike = ''
     if plain:
         ratios = [mine / theirs for mine, theirs in zip(speeds, rates(plain))]
         faster = f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
         if is_greedy(engine.temperature):               # samples differ by chance
             shares = []
-            for mine, theirs in zip(written, plain):
+            for mine, theirs in zip(written, plain[0]):
                 same = sum(a == b for a, b in zip(mine.tokens, theirs.tokens))
                 shares.append(same / max(len(mine.tokens), len(theirs.tokens)))
             alike = f'{fmean(shares):.1%}'
-    return {'method': f'{texts[0].name:15}',
+    return {'method': f'{written[0].name:15}',
             'tokens': str(stats['labels'].total()),
             'passes': str(whole_passes(stats['passes'])),
             'a pass': cell(stats['block_efficiency'], '.2f'),
@@ -714,15 +707,12 @@ def figures(texts, plain=None):
             'wrong': cell(audited_wrong(written), '.1%'),
             'tokens/s': f'{median(speeds):.1f}',
             'x ar': faster,
-            ' ': 'lossless' if engine.lossless(texts[0].method) else 'LOSSY'}
+            ' ': 'lossless' if engine.lossless(written[0].method) else 'LOSSY'}
 
 
-def rates(texts):
-    """Tokens a second in each round of these Texts."""
-    rounds = {}
-    for text in texts:
-        rounds.setdefault(text.round, []).extend(text.cycles)
-    return [statistics(cycles)['tokens_per_second'] for cycles in rounds.values()]
+def rates(rounds):
+    """Tokens a second in each round."""
+    return [statistics(cycles_of(texts))['tokens_per_second'] for texts in rounds.values()]
 
 
 def cycles_of(texts):

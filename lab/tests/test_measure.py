@@ -157,8 +157,8 @@ LATEST = as_other('runs', ['keys 25 %'], 'latest keys 25 %')
     case('latest-keys', 'sparse', 'long: same choice less the latest keys', LATEST),
     case('latest-keys-answers', 'sparse', 'look-up: right answers less the latest keys', LATEST),
     case('no-weights', 'ecsv', 'weights: length over a vote without',
-         as_other('votes', ['ecsv'], 'unweighted')),
-    case('shuffled-confidence', 'cmasd', 'AUROC of C for acceptance, all tokens', shuffled)])
+         as_other('votes', ['ecsv'], 'unweighted'), slow=True),
+    case('shuffled-confidence', 'cmasd', 'AUROC of C for acceptance, all tokens', shuffled, slow=True)])
 def test_a_gate_that_knows_nothing_does_not_hold(paper, text, change):
     """Negative controls, on the stored rows: a coin judges, the latest keys are chosen, and so on."""
     records, module = judge.Records(paper, 'embedded'), judge.claims_of(paper)

@@ -170,8 +170,8 @@ SPANS = [(length, 1) for length in (3, 5, 8, 9, 12, 16, 20, 24)]        # feeds 
 
 
 @pytest.mark.parametrize('sizes, sparse, span, reads, graphs', [
-    case('dense', {}, False, None, READS, 3),           # passes of 1, 4 and 8 positions
-    case('sparse-mixture', MIXED_TWO, True, None, READS, 3 * 2),
+    case('dense', {}, False, None, READS, 3, slow=True),            # passes of 1, 4 and 8 positions
+    case('sparse-mixture', MIXED_TWO, True, None, READS, 3 * 2, slow=True),
     case('spans', {}, False, 8, SPANS, 5)])             # of 4 positions at 8, 16 and 32 keys, of 2, of 1
 def test_graphs(sizes, sparse, span, reads, graphs, counter, monkeypatch):
     """A pass for each padded length, whatever the position, a graph for each kind of layer.

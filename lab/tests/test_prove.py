@@ -59,7 +59,7 @@ def test_prove_prints_distributions(rule, status, capsys, monkeypatch):
     case('third-guess', liar(WrongThird), 1, '\nWRONG: ', slow=True),
     case('bonus', liar(WrongBonus), 1, '\nWRONG: ', slow=True),
     case('shares', liar(METHODS['ecsv'], recovery_distribution=lambda _, p, q: (residual(p, q) ** 2)
-                        / (residual(p, q) ** 2).sum()), 1, '\nWRONG: '),
+                        / (residual(p, q) ** 2).sum()), 1, '\nWRONG: ', slow=True),
     case('coin', liar(chance=lambda *_: float(torch.rand(1) < 0.5)), 2, 'through session.draw'),
     case('generator', liar(chance=lambda _, s, i: float(torch.rand(1, generator=s.session.generator))), 2,
          'through session.draw'),

@@ -40,6 +40,7 @@ def test_layers_that_slim_skips():
     assert texts[''] == texts['1 2'] != texts['0 3']
 
 
+@pytest.mark.slow
 def test_a_judge_is_worth_what_it_adds(monkeypatch):
     """Controls of the claim about slim: one that is the draft does not hold, one that is the target does."""
     stored = next(row for row in Records('via', 'embedded')['judges'].rows if row['family'] == 'table')
