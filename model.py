@@ -432,6 +432,7 @@ class Reader:
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
         self.log = []                                   # (Path, positions) of each pass
+        self.carry = {}                                 # what the layers of the latest pass have added
         self.compiled = Compiled(model) if compiled else None
         self.cache = KVCache(model.config, self.capacity, model.cos)
         self.forks = {}                                 # rows -> KVCache, see fork
@@ -477,7 +478,7 @@ class Reader:
             ids = functional.pad(ids, (0, pad))
         positions = torch.arange(start, start + T + pad, device=ids.device)
         means = self.cache.average(path.block, start) if path.block else None
-        self.carry = {}                                 # what the layers of the latest pass have added
+        self.carry = {}
         hidden = forward(ids, positions, path, self.cache.stores, kv_len, means, self.carry)
         logits = self.model.logits(hidden[:, T - last:T]) if last else None
         self.log.append((path, B * T))

@@ -648,7 +648,7 @@ class Ballot:
     logq: torch.Tensor                      # [B, n] of the branch's own token, nats
     candidates: torch.Tensor                # [n, K] ids: the branches' tokens, then the likeliest
     q: torch.Tensor                         # [B, n, K] q of the candidates
-    tie_break: list     # [n][K] of equal scores the one with more wins: the sum of q, or the target's logit
+    tie_break: list     # [n][K] the higher wins where scores are equal: the sum of q, or the target's logit
 
     @classmethod
     def of(cls, tokens, logits, soft):
@@ -812,7 +812,7 @@ class EcsvSpot(Ecsv):
         return fused
 
     def score(self, session, draft):
-        """Of which the rows that the check has read are not read again."""
+        """The Score of the block; rows that the check has read are not read again."""
         score = super().score(session, draft)
         if draft.tokens and self.known is not None:
             unread = len(draft.tokens) + 1 - len(self.known)
