@@ -985,40 +985,35 @@ def knob(default, meaning, lowest=-inf, highest=1e9, words=()):
 
 @functools.cache
 def knobs_of(kind):
-    """{name: field} of a dataclass, of a method its knobs; types that are written as texts are resolved."""
+    """{name: field} of a dataclass, of a method its knobs; types that are written as texts are resolved.
+
+    A number that says no more than its type is a size of a network: 1 or more, a float 0 or more.
+    """
     types = get_type_hints(kind)
     for option in fields(kind):
         option.type = types[option.name]
+        lowest = 0 if option.default == 0 or option.type is float else 1
+        option.metadata = dict(meaning='', lowest=lowest, highest=1e10, words=()) | option.metadata
     return {option.name: option for option in fields(kind) if option.init}
 
 
 def knob_range(option):
     """The values that a field may have, in words; '' if any of its type will do."""
-    allowed = option.metadata
-    if allowed.get('words'):
-        return ', '.join(allowed['words'])
-    lowest, highest = range_of(option)
+    lowest, highest = option.metadata['lowest'], option.metadata['highest']
     if option.type not in (int, float) or lowest == -inf:
-        return ''
+        return ', '.join(option.metadata['words'])
     return f'{lowest:g} or more' if highest >= 1e9 else f'{lowest:g} to {highest:g}'
-
-
-def range_of(option):
-    """(lowest, highest) of a number; a field without a range is a size of a network."""
-    usual = 0 if option.default == 0 or option.type is float else 1
-    return option.metadata.get('lowest', usual), option.metadata.get('highest', 1e10)
 
 
 def check_fields(made):
     """BadInput for the first field of a dataclass of another type than it says, or out of its range."""
     for name, option in knobs_of(type(made)).items():
-        value, kind, words = getattr(made, name), option.type, option.metadata.get('words')
+        value, kind, allowed = getattr(made, name), option.type, option.metadata
         if kind not in TYPES or value is None and option.default is None:
             continue
         fits = type(value) in (kind, int if kind is float else kind)
-        if fits and words:
-            fits = value in words
-        elif fits and kind in (int, float):
-            lowest, highest = range_of(option)
-            fits = lowest <= value <= highest
+        if fits and kind in (int, float):
+            fits = allowed['lowest'] <= value <= allowed['highest']
+        elif fits and allowed['words']:
+            fits = value in allowed['words']
         require_that(fits, f'{name} is {value!r}; expected {TYPES[kind]} {knob_range(option)}'.rstrip())

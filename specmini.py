@@ -313,7 +313,7 @@ class Parser(argparse.ArgumentParser):
 def add_flags(parser, kind):
     """A flag for every option of a dataclass."""
     for name, option in knobs_of(kind).items():
-        if not option.metadata:
+        if not option.metadata['meaning']:
             continue
         how = dict(action='store_true') if option.type is bool else dict(type=option.type, metavar='X')
         text = f'{option.metadata["meaning"]} (default: {option.default})'.replace('%', '%%')
@@ -419,8 +419,7 @@ def list_methods(name):
         text = inspect.getdoc(type(method_for(one)))
         print(text if name else f'  {one:15} {text.partition(chr(10))[0]}')
     for own, option in knobs_of(METHODS[name]).items() if name else ():
-        meaning = option.metadata.get('meaning', '')
-        print(f'  {own:18} {option.default!s:8} {knob_range(option):16}  {meaning}')
+        print(f'  {own:18} {option.default!s:8} {knob_range(option):16}  {option.metadata["meaning"]}')
 
 
 def main(argv=None):
