@@ -432,7 +432,7 @@ class Reader:
         if self.capacity > model.cos.shape[0]:
             model.set_context(self.capacity)
         self.log = []                                   # (Path, positions) of each pass
-        self.carry = {}                                 # what the layers of the latest pass have added
+        self.carry = {}                                 # of the latest pass, what its layers have added
         self.compiled = Compiled(model) if compiled else None
         self.cache = KVCache(model.config, self.capacity, model.cos)
         self.forks = {}                                 # rows -> KVCache, see fork

@@ -237,6 +237,7 @@ def write_texts(args, kind=Engine, rounds=1, show=None):
             if is_greedy(engine.temperature) and not engine.lossless(method):
                 text.audited = audit(session)
             text.finish = 'eos' if session.ended else 'length'
+        text.method = args.methods[name]                # its knobs alone, without what it noted of the text
         stream = TextStream(engine.tokenizer, prompts[number])
         text.text = ''.join(map(stream.add, text.tokens))
         yield text
@@ -328,13 +329,13 @@ def parse(argv):
     add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question, messages or turns (the first)')
     add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
     add = p.add_argument_group('method').add_argument
-    add('--method', default='sd', help='one of those that --list shows (default: sd)')
+    add('--method', default='sd', help='a method of --list, and knobs: "via keep=0.7" (default: sd)')
     add('--sparse', action='store_true', help='sparse verification under any method; --set takes its knobs')
     add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
-    add('--gamma', metavar='N', type='gamma={}'.format, action='append', dest='set', help='as --set gamma=N')
+    add('--gamma', metavar='N', type='gamma={}'.format, action='append', dest='set', help='--set gamma=N')
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
-    add('--compare', nargs='+', metavar='SETTING', help='settings and ar, in a table: sd "via keep=0.7"')
+    add('--compare', nargs='+', metavar='SETTING', help='in a table with ar: "sd gamma=2" "sd gamma=8" via')
     add('--list', metavar='NAME', nargs='?', const='', help='the methods; NAME: the knobs of one')
     add = p.add_argument_group('output').add_argument
     add('--show', action='store_true', help='cycle by cycle: what was drafted, rejected, put in its place')
@@ -350,7 +351,9 @@ def parse(argv):
                      'give one of --prompt TEXT, --prompts FILE')
         require_that(not args.check or is_greedy(args.temperature),
                      '--check: texts agree only at --temperature 0')
-        settings = ['ar', *args.compare] if args.compare else [args.method]
+        require_that(not str(args.trace).lower().endswith(('.htm', '.html')),
+                     '--trace writes JSON lines; python -m lab.page writes the page of a run')
+        settings = [one.strip() for one in (['ar', *args.compare] if args.compare else [args.method])]
         made = make_methods([*settings, 'sparse'] if args.sparse else settings, args.set)
         args.sparse = made['sparse'] if args.sparse else None
         args.methods = {setting: made[setting] for setting in settings}
@@ -376,19 +379,20 @@ def make_methods(settings, shared=()):
     shared = split_knobs(shared, '--set')
     made = {}
     for setting in settings:
-        require_that(',' not in setting.partition('=')[0],
-                     f'{setting}: expected a space between settings, as in --compare sd "via keep=0.7"')
-        name, *words = re.split(r'\s+(?=\w+=)', setting.strip())
+        name, _, rest = setting.partition(' ')
+        require_that(not {',', '='} & set(name),
+                     f'{setting}: expected settings in quotes, as in --compare sd "via keep=0.7"')
+        words = re.split(r'\s+(?=\S+=)', rest.strip()) if rest else []
         kind = type(method_for(name))
         options = knobs_of(kind)
-        own = split_knobs(words, setting)
+        own = split_knobs(words, name)
         for wrong in own.keys() - options.keys():
             raise BadInput(f'{setting}: knob {no_such(wrong, options)}')
         texts = {one: value for one, value in shared.items() if one in options} | own
         made[setting] = kind(**{one: read_value(text, options[one].type) for one, text in texts.items()})
     known = {one for method in made.values() for one in knobs_of(type(method))}
     for wrong in shared.keys() - known:
-        raise BadInput(f'--set: knob of {", ".join(settings)} {no_such(wrong, known)}')
+        raise BadInput(f'--set: knob {no_such(wrong, known)}')
     return made
 
 

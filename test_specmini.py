@@ -576,10 +576,9 @@ def test_cmasd_rule_by_hand(tau, wanted):
     score = verify.Score(session(network(), None, [1], 2), draft, network().full)
     score.logits = torch.tensor([[3.0, 3.0 + math.log(0.6), 3.0, 0.0]] * 5, dtype=torch.float64)
     assert [CmAsd(tau_base=tau).chance(score, i) for i in range(4)] == wanted
-    draft.signals[1:3] = dict(confidence=0.75), dict(confidence=0.0)
-    taus = [CmAsd(tau_base=0.2, gamma_tau=2.0).threshold(score, i) for i in range(3)]
+    taus = [CmAsd(tau_base=0.2, gamma_tau=2.0).threshold(C) for C in (1.0, 0.75, 0.0)]
     assert taus == pytest.approx([0.2, 0.7, 1.0])       # tau_base + gamma_tau (1 - C), at most 1,
-    assert CmAsd(tau_base=0.0).threshold(score, 0) == 0.01                      # and at least 0.01
+    assert CmAsd(tau_base=0.0).threshold(1.0) == 0.01                           # and at least 0.01
 
 
 def test_cmasd_means_one_thing_by_greedy():
@@ -1116,8 +1115,8 @@ def test_sparse_channels_by_hand(bias):
     gate, up = mlp.gate_up_proj(x).chunk(2, -1)
     hidden = torch.nn.functional.silu(gate)
     wanted = mlp.down_proj(torch.where(hidden.abs() < 0.1, 0, hidden) * up)
-    got, carry = kernels.sparse_swiglu(x, mlp, {}, 0.1)
-    assert apart(got, wanted) < 1e-12 and 0 < (carry['channels'] == 0).sum() < hidden.numel()
+    got, added = kernels.sparse_swiglu(x, mlp, {}, 0.1)
+    assert apart(got, wanted) < 1e-12 and 0 < (hidden.abs() < 0.1).sum() < hidden.numel() and not added
 
 
 @pytest.mark.parametrize('renormalise', [True, False])

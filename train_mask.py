@@ -14,7 +14,7 @@ import argparse
 import itertools
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
@@ -46,6 +46,7 @@ class Settings:
 
 
 PROMPTS = EMBEDDED / 'prompts.jsonl'    # of the tasks that the embedded models were trained on
+PATIENCE = 30           # searched masks without a better one that end a search
 PERIOD = 2              # every second proposal is a Bayesian one
 WARM_UP = 8             # masks tried before the Gaussian process is asked
 RANDOM = 500            # random masks among which a proposal is chosen
@@ -194,12 +195,14 @@ def search(cost, m, k, settings):
     """
     tried = {}
     plain = list(plain_masks(m, k))
+    best = 0                                            # number of the best mask
     try:
         for i in tqdm(range(settings.evaluations), desc='masks', disable=None):
             mask = plain[i] if i < len(plain) else propose(tried, m, k)
-            if mask is None:
+            if mask is None or i - max(best, len(plain)) > PATIENCE:
                 break
             tried[mask] = cost(mask)
+            best = list(tried.values()).index(min(tried.values()))
     except KeyboardInterrupt:
         if not tried:
             raise
@@ -240,10 +243,9 @@ def watched_feed_forward(x, mlp, carry, log):
     """
     lowest = None
     if isinstance(mlp, MoE):
-        _, chosen = kernels.route(x, mlp)                                       # [N, k]
+        weights, chosen = kernels.route(x, mlp)                                 # [N, k] each
         gate, _ = (mlp.gate_up_proj[chosen] @ x[:, None, :, None]).chunk(2, 2)  # [N, k, F, 1]
-        _, added = kernels.sparse_moe_forward(x, mlp, carry, [0.0] * (mlp.top_k - 1), 0)
-        lowest = added['lowest']
+        lowest = weights.flip(-1).cumsum(-1)[:, :-1] / weights.sum(-1, keepdim=True)
     else:
         gate, _ = mlp.gate_up_proj(x).chunk(2, -1)                              # [N, F]
     log.append((functional.silu(gate), lowest))
@@ -266,7 +268,7 @@ def sparsity(model, texts, T=5, **knobs):
     log = []                                # of a pass: two entries a layer
     attend = partial(watched_attend, log=log, rule=rule)
     ffn = partial(watched_feed_forward, log=log)
-    path = replace(model.full, attends=(attend,) * L, ffns=(ffn,) * L, sparse=True, block=rule.block)
+    path = model.full.sparsified((attend,) * L, (ffn,) * L, rule.block)
     for ids in tqdm(texts, desc='texts', disable=None):
         reader = Reader(model, len(ids))
         for end in range(T, len(ids) - T, T):

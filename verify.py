@@ -130,16 +130,11 @@ class Score:
     def logits(self):
         """[n + 1, V] raw: row i judges draft token i, the last row gives the bonus token.
 
-        Reads n + 1 positions, the root (the last committed token, not read yet) and the draft, and what the
-        cache does not hold of the text before them for this path.
+        Reads n + 1 positions: the root (the last committed token, not read yet) and the draft. Before them it
+        reads what the cache lacks for this path.
         """
         line = self.session.tokens + self.block.tokens
         return self.session.target.read(line, self.path, len(self.block.tokens) + 1)
-
-    @property
-    def has_run(self):
-        """True if its pass has run."""
-        return 'logits' in vars(self)
 
     @cached_property
     def p(self):
@@ -175,8 +170,8 @@ class Score:
 class Cycle:
     """What one cycle did. The trace is the list of these; every figure and picture is computed from it.
 
-    Until the next cycle begins `score` is the Score whose pass judged it: score.p [n + 1, V], score.block.q
-    [n, V]. It is None where no pass has run, and no part of a trace.
+    Until the next cycle begins, `score` is the target's Score: score.p [n + 1, V], score.block.q [n, V]. It
+    is None if the target has judged no token. It is no part of a trace.
     """
     drafted: list           # ids
     judged: list            # a Judged for each draft token that was looked at
@@ -286,11 +281,11 @@ def decode(session: Session, method: 'Method'):
         cycle = Cycle(draft.tokens, judged, tokens, labels[:len(tokens)],
                       passes_since(session, marks), time.perf_counter() - begin,
                       draft.signals or [])
-        if isinstance(score, Score) and score.has_run:
+        if isinstance(score, Score) and 'logits' in vars(score):        # its pass has run
             cycle.score = score
         method.learn(cycle)
         yield cycle
-        vars(cycle).pop('score', None)                          # or a long text would hold every p
+        cycle.score = None                                      # or a long text would hold every p
 
 
 # ------------------------------------------------------------------------------------------------ methods
@@ -354,12 +349,12 @@ class Exact(Method):
     gamma: int = knob(4, 'draft tokens a cycle', 0)
     draft_temperature: float = knob(None, "of the draft model; None: the run's, 0: greedy drafting", 0)
     lossless = True
-    reserved = 1            # policy: how many of tokens_left no block may use, here the token after it
+    reserved = 1            # policy: tokens of tokens_left that a block leaves free, here for the next token
 
     def __init_subclass__(cls):
         """A subclass that changes the rule or the draft, or has two bases, is lossy unless it says otherwise.
 
-        draft_probs, signals and keep_drafting are free: they are asked before a token is drawn.
+        draft_probs, signals and keep_drafting are free: they decide on a token before it is drawn.
         """
         rule = {'propose', 'guess', 'score', 'chance', 'recovery_distribution', 'accept'}
         changed = rule & vars(cls).keys() or len(cls.__bases__) > 1
@@ -448,7 +443,7 @@ def draft_model(session, n, method, reader=None, path=None):
     ids, highest = to_host(tokens, logits.amax())
     check_finite(highest, 'draft', session)
     ids = cut_at_eos(ids.tolist(), session.eos)
-    # by hand, because a GPU has not told append its ids; without the last one, which was not fed
+    # append records nothing, because on a GPU the host did not know the ids; the last token was not fed
     reader.cache.record(session.tokens + ids[:-1], len(session.tokens), path)
     n = len(ids)
     return Draft(ids, q[:n], logits[:n], signals=signals[:n])
@@ -554,14 +549,13 @@ class CmAsd(Exact):
         require_that(not math.isnan(C), 'the draft computed NaN or infinity: its weights overflow')
         return min(self.gamma, max(self.k_min, math.floor(self.alpha * C * self.gamma)))
 
-    def threshold(self, score, i):
-        """tau of draft token i: the surer the draft, the more is forgiven."""
-        tau = self.tau_base + self.gamma_tau * (1 - score.block.signals[i]['confidence'])
-        return min(1.0, max(0.01, tau))
+    def threshold(self, C):
+        """tau of a draft token of confidence C: the surer the draft, the more is forgiven."""
+        return min(1.0, max(0.01, self.tau_base + self.gamma_tau * (1 - C)))
 
     def chance(self, score, i):
         row = score.table[i]
-        tau = row.threshold = self.threshold(score, i)
+        tau = row.threshold = self.threshold(row.signals['confidence'])
         if not is_greedy(score.session.temperature):
             return min(1.0, row.p / (tau * row.q))
         matched = tau < 1 or row.p > 0          # of two equally likely tokens only one is the target's choice
@@ -574,7 +568,7 @@ class CmAsd(Exact):
         for row in cycle.judged:
             C = row.signals['confidence']
             if C < SURE or not row.kept:
-                doubts.append(f'{word(row.tokens)} {C:.2f} {row.threshold:.2f} {row.ratio:.2f}')
+                doubts.append(f'{word(row.tokens)} {C:.2f} {self.threshold(C):.2f} {row.ratio:.2f}')
         why = f'C, tau, p/max p: {", ".join(doubts)}' if doubts else f'every C at least {SURE}'
         C = fmean(noted['confidence'] for noted in cycle.signals)
         return f'{why}; mean C {C:.2f} allows {self.window(cycle.signals)} tokens'
@@ -631,8 +625,8 @@ def sample_branches(session, reader, path, rows, n, to_probs,
 # B branches are sampled side by side, and each position elects a token by a vote of weighted branches:
 #     r = -a_entropy H(q) / log V + a_agree (share of other branches with this token) + a_self log q(x)
 #     w = exp(gamma_r r);  score of token t = sum over branches of w (1[t is the branch's] + soft q(t))
-# Branches vote by position, also after they have parted: a vote for position 3 counts whatever its branch has
-# at 2. The fused block is a point mass, q = 1: the exact rule then samples from p and compares.
+# Branches vote by position, also after they have parted: the vote of a branch at position 3 counts even if it
+# lost at 2. The fused block is a point mass, q = 1: the exact rule then samples from p and compares.
 # ecsv overrides guess. ecsv-spot adds a second vote, after the target has been asked at some positions.
 # Source: "Error-Correcting Speculative Decoding via Branch Voting", a model-written proposal
 # (github.com/keithballinger/dialectica, 2025) without code.
@@ -717,9 +711,10 @@ class Ecsv(Exact):
         self.ballot = Ballot.of(branches.tokens, branches.logits, self.soft > 0)
         check_finite(self.ballot.entropy, 'draft', session)
         draft = Draft.points(self.vote(session), session.target.model)
-        positions = zip(draft.tokens, self.ballot.tokens.T.tolist(), self.weights.T.tolist(), self.tallies)
-        draft.signals = [dict(branches=tokens, weights=weights, scores=scores)
-                         for _, tokens, weights, scores in positions]
+        columns = zip(self.ballot.tokens.T.tolist(), self.weights.T.tolist(), self.tallies)
+        signals = [dict(branches=tokens, weights=weights, scores=scores)
+                   for tokens, weights, scores in columns]
+        draft.signals = signals[:len(draft.tokens)]
         return draft
 
     def draft_branches(self, session, n):
@@ -778,7 +773,7 @@ class EcsvSpot(Ecsv):
                    words=('disagreement', 'entropy'))
     a_spot: float = knob(1.0, "weight of the target's logit margin in r, where it was asked", 0)
     budget: int = knob(None, 'target positions a cycle at most; None: those of the block', 2)
-    lossless = True         # `score` has what the target gives, read in two passes
+    lossless = True         # the rows of its score are the target's own, though read in two passes
     is_left = False         # state: whether the last cycle read fewer positions than its budget
 
     def guess(self, session, n):
@@ -1129,7 +1124,7 @@ METHODS['specguard'] = SpecGuard
 # "first draft token" is our root.
 
 Blocks = namedtuple('Blocks', 'rho dense_below block sinks locals scores')      # knobs of sparse attention
-layer_function = cache(partial)     # one object for equal knobs, by which a recorded pass is found again
+layer_function = cache(partial)     # one object for equal knobs, so equal Paths compare equal: see Compiled
 
 
 @dataclass

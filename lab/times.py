@@ -2,6 +2,7 @@
 
 Then it prints tables of pass times and of acceptance by position, and the best gamma: see SPEED.md.
 """
+import contextlib
 import sys
 from dataclasses import replace
 from math import inf
@@ -12,7 +13,7 @@ import torch
 from lab import read_bytes
 from lab.measure import moment
 from model import require_that
-from specmini import exit_status, parse, statistics, table, write_texts
+from specmini import cycles_of, exit_status, parse, statistics, table, write_texts
 from verify import Autoregressive, Exact, decode, readers_of
 
 BLOCKS = 0, 1, 2, 3, 4, 5, 7, 9, 11, 16     # draft tokens of the blocks whose passes are timed
@@ -30,21 +31,26 @@ def parse_run(argv):
 
 
 def run(argv):
-    """Writes the texts and prints the tables of each method."""
+    """Writes the texts and prints the tables of each method, after Ctrl-C of those texts that are whole."""
     methods, weights = {}, {}
-    for text in write_texts(parse_run(argv)):
-        methods.setdefault(text.name, []).append(text)
-        weights |= weights_of(text.session)
+    status = 130
+    with contextlib.suppress(KeyboardInterrupt):
+        for text in write_texts(parse_run(argv)):
+            weights |= weights_of(text.session)
+            if text.finish != 'interrupted':
+                methods.setdefault(text.name, []).append(text)
+        status = 0
     for texts in methods.values():
         for line in times(texts, weights):
             print(line, flush=True)
+    return status
 
 
 def times(texts, weights):
     """Lines on the specmini.Texts of one method; weights: see weights_of."""
     yield from table(texts)
     session = texts[-1].session
-    cycles = [cycle for text in texts for cycle in text.cycles]
+    cycles = cycles_of(texts)
     stats = statistics(cycles)
     step = plain_step(session)
     yield (f'a step of plain decoding takes {1000 * step:.3g} ms; {texts[0].name} was '
@@ -55,7 +61,8 @@ def times(texts, weights):
         draft = {0: 0.0}
         if session.drafter:
             draft, _ = time_passes(session.drafter, session.tokens, session.drafter.model.full, {0}, ())
-        yield from speed_tables(texts[0].name, cycles, verify, draft[0], step)
+        plain_sd = type(texts[0].method) is Exact
+        yield from speed_tables(plain_sd, cycles, verify, draft[0], step)
         if busy:
             yield 'the machine is busy: equal passes took times that differ by more than a third'
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
@@ -106,8 +113,8 @@ def acceptance_by_place(cycles):
     return places
 
 
-def speed_tables(name, cycles, verify, draft, step):
-    """Lines of two tables, pass times and acceptance by position, and for `sd` the gamma that pays.
+def speed_tables(plain_sd, cycles, verify, draft, step):
+    """Lines of two tables, pass times and acceptance by position, and of plain `sd` the gamma that pays.
 
     verify: {n: seconds of a target pass over n draft tokens and the root}; draft: of a draft pass.
     """
@@ -121,7 +128,7 @@ def speed_tables(name, cycles, verify, draft, step):
         return
     yield line('kept at position n', {n: f'{a / b:.0%}' for n, (a, b) in enumerate(places, 1)})
     yield line('  of so many judged', {n: b for n, (_, b) in enumerate(places, 1)})
-    if name == 'sd' and draft:
+    if plain_sd and draft:
         rest = sum(cycle.seconds - verify[len(cycle.drafted)] for cycle in cycles)
         rest -= draft * sum(cycle.passes.get('draft/full', (0, 0))[0] for cycle in cycles)
         passes = sum(n for cycle in cycles for n, _ in cycle.passes.values())

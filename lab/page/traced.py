@@ -83,8 +83,8 @@ def note(text, cycle):
 def places(session, method, cycle):
     """What the models gave at each position of the block, a dict each: see place_of.
 
-    A position for each judged token, and one more where the cycle's last token stands after them all. None
-    where steps are judged.
+    A position for each judged token, and one more where the cycle's last token stands after them all. An
+    empty list where steps are judged.
     """
     scores = dict(p=cycle.score, s=method.slim if isinstance(method, ViaSd) and cycle.judged else None)
     scores = {name: score for name, score in scores.items() if score}

@@ -74,7 +74,7 @@ def table_in(printed):
     ('--promt x', 'did you mean --prompt?'), ('--frob', 'expected one of --chat, '),
     ('--import no.py', 'no.py'), ('--import lab', '--import lab'), ('--check --temperature 1', '--check'),
     ('--trace no/such/file', "'no/such/file'"), ('--trace lab', "'lab'"),
-    ('--sparse x', 'x'),
+    ('--trace run.htm', 'python -m lab.page'), ('--sparse x', 'x'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
     ('--list payof', 'did you mean payoff?'), ('--set gama=3', 'did you mean gamma?'),
     ('--method ar --gamma 3', 'gamma: there is none of this name; expected one of none'),
@@ -251,8 +251,9 @@ def test_compare_is_a_table_of_methods(pair, capsys):
 
 @pytest.mark.parametrize('settings, told', [
     (['sd gama=2'], 'sd gama=2: knob gama: there is none of this name; did you mean gamma?'),
-    (['sd 2'], 'method sd 2: there is none'), (['sd', 'via keep=2 keep=3'], 'via keep=2 keep=3 keep=2'),
-    (['sd,via'], 'expected a space between settings'), (['via keep=-1'], 'keep is -1.0'),
+    (['sd 2'], 'sd 2: expected knob=value'), (['sd', 'via keep=2 keep=3'], 'via keep=2 keep=3: expected'),
+    (['sd,via'], 'expected settings in quotes'), (['sd', 'gamma=2'], 'gamma=2: expected settings in quotes'),
+    (['via keep=-1'], 'keep is -1.0'), (['sd draft-temperature=1'], 'did you mean draft_temperature?'),
     (['sd', 'ar gamma=2'], 'ar gamma=2: knob gamma'), ([''], 'method ')])
 def test_settings_that_are_none(settings, told, pair, capsys):
     refused(capsys, told, *pair, '--compare', *settings)
@@ -261,7 +262,7 @@ def test_settings_that_are_none(settings, told, pair, capsys):
 def test_compare_takes_settings(pair, capsys):
     """A method's name and knobs, named as written; --set and --gamma are for those that lack a knob."""
     made = specmini.parse(['--prompt', 'x', '--compare', 'sd gamma=8', 'via', 'via keep=0.7  gamma=3',
-                           'specguard delimiter=. tau=0.5', '--gamma', '2', '--set', 'keep=0.2']).methods
+                           ' specguard delimiter=. tau=0.5 ', '--gamma', '2', '--set', 'keep=0.2']).methods
     assert list(made) == ['ar', 'sd gamma=8', 'via', 'via keep=0.7  gamma=3', 'specguard delimiter=. tau=0.5']
     _, sd, via, own, steps = made.values()
     assert (sd.gamma, via.gamma, via.keep, own.gamma, own.keep) == (8, 2, 0.2, 3, 0.7)
@@ -474,6 +475,21 @@ def test_methods_of_ones_own(pair, tmp_path, capsys):
             flags = *pair, '--method', 'keeps', '--set'     # it is entered already
             refused(capsys, 'often is 0; expected a whole number 1 or more', *flags, 'often=0')
             refused(capsys, "often is '1.5'; expected a whole number", *flags, 'often=1.5')
+
+
+def test_a_text_keeps_its_knobs_and_no_vocabulary(pair, tmp_path, capsys, monkeypatch):
+    """A subclass of cmasd that judges otherwise explains itself; what methods noted of a text is let go."""
+    class Half(METHODS['cmasd']):
+        def chance(self, score, i):
+            return float(score.table[i].ratio >= 0.5)
+    monkeypatch.setitem(METHODS, 'half', Half)
+    assert 'C, tau, p/max p' in program(capsys, *pair, '--method', 'half', '--show')[1]
+    args = specmini.parse([*map(str, pair), '--compare', 'via', 'ecsv-spot'])
+    texts = list(specmini.write_texts(args))
+    assert [text.name for text in texts] == ['ar', 'via', 'ecsv-spot']
+    for text in texts:
+        assert {*vars(text.method)} <= {*knobs_of(type(text.method))}
+        assert not any(cycle.score for cycle in text.cycles)
 
 
 @pytest.mark.parametrize('flag', ['--method', '--list'])

@@ -36,13 +36,13 @@ def test_timed_passes_are_the_fastest_and_grow(monkeypatch):
     (0, 29, 'does not pay'), (0, 9, 'too few'), (1, 29, 'too few')])
 def test_a_draft_whose_guesses_all_fail_does_not_pay(kept, judged, advice):
     cycles = [cycle(1, i < kept, **{'draft/full': [1, 1]}) for i in range(judged)]
-    assert advice in list(times.speed_tables('sd', cycles, {0: 1.0, 1: 1.0}, 0.2, 1.0))[-1]
+    assert advice in list(times.speed_tables(True, cycles, {0: 1.0, 1: 1.0}, 0.2, 1.0))[-1]
 
 
 def test_the_forecast_is_of_whole_cycles():
     """A cycle's two passes take 0.2 and 0.6 s of its second, so 0.1 besides each; a plain step takes 0.7."""
     passes = {'draft/full': [1, 1], 'target/full': [1, 2]}
-    lines = list(times.speed_tables('sd', [cycle(1, True, **passes)] * 30, {0: 0.4, 1: 0.6}, 0.2, 0.7))
+    lines = list(times.speed_tables(True, [cycle(1, True, **passes)] * 30, {0: 0.4, 1: 0.6}, 0.2, 0.7))
     assert lines[-2].split()[-2:] == ['1.00', f'{2 * 0.7 / (0.2 + 0.6 + 2 * 0.1):.2f}']
 
 

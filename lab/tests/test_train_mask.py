@@ -22,6 +22,7 @@ def test_search_finds_planted_layers(tmp_path, capsys, monkeypatch):
 
     def planted(weights):
         return {name: weight * (name not in useless) for name, weight in weights.items()}
+    monkeypatch.setattr(train_mask, 'PATIENCE', 999)
     rows = json_lines([dict(prompt='To be, or not to be'), dict(prompt='that is the question')] * 4)
     folder = tiny(tmp_path, 3, dict(num_hidden_layers=8), planted, files=dict(rows=rows))
     flags = '--prompts', folder / 'rows', '--texts', 2, '--evaluations', 90, '--skip', 0.26
