@@ -237,8 +237,7 @@ class Transformer(Part):
         means: of each layer the mean keys of blocks, for sparse paths; carry: a dict that takes what layers
         add (kernels.py). Without a cache the tokens see each other alone (training).
         """
-        if stores is None:
-            kv_len = ids.shape[1]
+        kv_len = kv_len or ids.shape[1]
         mask = self.mask(positions, kv_len)
         context = PassContext(positions, self.cos[positions], self.sin[positions], mask, kv_len)
         x = self.model.embed_tokens(ids.flatten()).to(self.dtype)                       # [B T, C]
@@ -645,18 +644,16 @@ def parts_of(name):
 def checkpoint_views(model):
     """{name in a checkpoint: a parameter of the network, or its part}."""
     H, G, D = model.config.num_attention_heads, model.config.num_key_value_heads, model.config.head_dim
-    whole = {}
+    views = {}
     for name, weight in model.named_parameters():
+        tensors = {name: weight}
         if weight.ndim == 3:                            # a stack of experts
             home, part = name.rsplit('.', 1)
-            whole |= {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
-        else:
-            whole[name] = weight
-    views = {}
-    for name, weight in whole.items():
-        parts = parts_of(name)
-        rows = [H * D, G * D, G * D] if '.qkv_proj.' in name else len(weight) // len(parts)
-        views |= zip(parts, weight.split(rows))
+            tensors = {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
+        for one, tensor in tensors.items():
+            parts = parts_of(one)
+            rows = [H * D, G * D, G * D] if '.qkv_proj.' in one else len(tensor) // len(parts)
+            views |= zip(parts, tensor.split(rows))
     return views
 
 
@@ -878,11 +875,15 @@ class Calibration(dict):
                        f'{MEASURE[name]} {self.models}')
 
 
+def sections_of(target):
+    """{section: dict} that calibration.json has of a target's present weights."""
+    stored = read_json(find_folder(target) / 'calibration.json', {})
+    return stored if stored.pop('target', None) == fingerprint(target) else {}
+
+
 def read_calibration(target, draft=None):
     """The Calibration of a target folder; what was measured on other weights, or another draft, is absent."""
-    stored = read_json(find_folder(target) / 'calibration.json', {})
-    if stored.pop('target', None) != fingerprint(target):
-        stored = {}
+    stored = sections_of(target)
     drafts = None, draft and fingerprint(draft)
     with naming(f'{target}: calibration.json', MALFORMED):
         calibration = Calibration({name: section for name, section in stored.items()
@@ -893,11 +894,8 @@ def read_calibration(target, draft=None):
 
 def write_calibration(target, name, section):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
+    stored = {'target': fingerprint(target)} | sections_of(target) | {name: section}
     where = find_folder(target) / 'calibration.json'
-    stored = read_json(where, {})
-    if stored.get('target') != fingerprint(target):
-        stored = dict(target=fingerprint(target))
-    stored[name] = section
     where.write_text(json.dumps(stored), encoding='utf-8')
 
 

@@ -83,15 +83,14 @@ class Engine:
         if self.draft is None:
             embedded = self.target == str(EMBEDDED / 'target')
             self.draft = str(EMBEDDED / 'draft') if embedded else 'lookup'
-        self.has_draft = self.draft not in ('lookup', 'none', 'self')
         self.proposer = SOURCES.get(self.draft, lookup_then_draft if self.lookup else draft_model)
         target, self.tokenizer, eos = self.network(self.target)
         self.eos = frozenset() if self.ignore_eos else eos
         self.models = dict(target=target)                               # by role
-        if self.has_draft:
+        if self.draft not in ('lookup', 'none', 'self'):
             self.models['draft'], _, _ = self.network(self.draft)
             same_vocabulary(target, self.models['draft'], f'--draft {self.draft}')
-        self.calibration = read_calibration(self.target, self.draft if self.has_draft else None)
+        self.calibration = read_calibration(self.target, self.draft if 'draft' in self.models else None)
         self.context = min(model.config.max_position_embeddings for model in self.models.values())
 
     def network(self, folder):
@@ -180,10 +179,9 @@ def ready(folder, device, dtype, shard=None):
     the 16 bits of their files, see kernels.Half.
     """
     packed = device == 'cpu' and dtype in ('auto', 'fp32')
-    stored = None if packed and dtype == 'auto' else torch.float32
     if dtype == 'auto' and device == 'cuda':
         dtype = 'bf16' if torch.cuda.get_device_capability() >= (8, 0) else 'fp16'
-    loaded = load(folder, device, DTYPES.get(dtype, stored), shard)
+    loaded = load(folder, device, DTYPES.get(dtype), shard)
     if packed:
         kernels.pack(loaded[0])
     return loaded
@@ -655,12 +653,11 @@ def table(texts):
     sides = dict.fromkeys(heads, '>') | dict(method='<')
     for row in rows:
         yield '  '.join(f'{row[head]:{sides[head]}{widths[head]}}' for head in heads).rstrip()
-    yield from notes([text for text in texts if text.round == 0])
+    yield from notes(texts[0].engine, methods)
 
 
-def notes(texts):
-    """Sentences on a run that its table does not tell; texts: of its first round."""
-    engine = texts[0].engine
+def notes(engine, methods):
+    """Sentences on a run that its table does not tell; methods: as in `table`."""
     asked = read_json(find_folder(engine.target) / 'generation_config.json', {})
     ignored = [name for name in IGNORED if asked.get(name) not in (None, 0, 1, [])]
     sizes = [sum(p.numel() for p in model.parameters()) for model in engine.models.values()]
@@ -670,8 +667,8 @@ def notes(texts):
         yield '--top-k and --top-p change no text at temperature 0'
     if ignored:
         yield f'not applied, of generation_config.json: {", ".join(ignored)}'
-    for name in dict.fromkeys(text.name for text in texts):
-        written = [text for text in texts if text.name == name]
+    for name, rounds in methods.items():
+        written = rounds[0]
         cut = sum(text.finish == 'length' for text in written)
         if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
             gamma = getattr(written[0].method, 'gamma', 0)

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 import kernels
 from model import BadInput, MoE, Reader, check_fields, fingerprint, knob, require_that, write_calibration
-from verify import Sparse, SpecGuard, tokens_of
+from verify import Sparse, SpecGuard, at_quantile, tokens_of
 
 
 @dataclass
@@ -108,9 +108,8 @@ class Windows:
 
     def logps(self, path):
         """Log-probabilities [W, V] of each text; whatever the cache holds, the window is read anew."""
-        rows = [reader.read(ids, path, self.W)
+        return [reader.read(ids, path, self.W).float().log_softmax(-1)
                 for reader, ids in zip(self.readers, self.texts)]
-        return [logits.float().log_softmax(-1) for logits in rows]
 
     def agreement(self, logps):
         """The share of tokens at which the first choice by these log-probabilities is the target's."""
@@ -181,37 +180,11 @@ def as_rows(masks, m):
     return functional.one_hot(torch.tensor(masks), m).sum(1).double()
 
 
-def plain_masks(m, k):
-    """Masks of k of m layers that need no search: the evenly spaced one, then every contiguous block."""
-    yield tuple(int((i + 0.5) * m / k) for i in range(k))
-    for begin in range(m - k + 1):
-        yield tuple(range(begin, begin + k))
-
-
-def search(cost, m, k, settings):
-    """{mask: cost} of masks of k of m layers, in the order in which they were tried; Ctrl-C ends it early.
-
-    cost: function of a mask. Source: VIA-SD (2026), DIMR.
-    """
-    tried = {}
-    plain = list(plain_masks(m, k))
-    best = 0                                            # number of the best mask
-    try:
-        for i in tqdm(range(settings.evaluations), desc='masks', disable=None):
-            mask = plain[i] if i < len(plain) else propose(tried, m, k)
-            if mask is None or i - max(best, len(plain)) > PATIENCE:
-                break
-            tried[mask] = cost(mask)
-            best = list(tried.values()).index(min(tried.values()))
-    except KeyboardInterrupt:
-        if not tried:
-            raise
-        print('interrupted: the best so far is kept', file=sys.stderr)
-    return tried
-
-
 def find_mask(model, windows, settings):
-    """The section `mask` of the calibration file."""
+    """The section `mask` of the calibration file, by masks that are tried in turn; Ctrl-C ends it early.
+
+    Source: VIA-SD (2026), DIMR.
+    """
     layers = model.config.num_hidden_layers
     m = layers - 2                                      # the first and the last layer always stay
     k = int(settings.skip * layers)
@@ -220,19 +193,34 @@ def find_mask(model, windows, settings):
 
     def sublayers(mask):
         return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1
-    tried = search(lambda mask: windows.cost(sublayers(mask)), m, k, settings)
-    return dict(skip=sublayers(min(tried, key=tried.get)),
-                cost=min(tried.values()),
-                masks=len(tried))
+    # masks that need no search: the evenly spaced one, then every contiguous block
+    plain = [tuple(int((i + 0.5) * m / k) for i in range(k))]
+    plain += [tuple(range(begin, begin + k)) for begin in range(m - k + 1)]
+    tried = {}                                          # {mask: cost}
+    best = 0                                            # number of the best mask
+    try:
+        for i in tqdm(range(settings.evaluations), desc='masks', disable=None):
+            mask = plain[i] if i < len(plain) else propose(tried, m, k)
+            if mask is None or i - max(best, len(plain)) > PATIENCE:
+                break
+            tried[mask] = windows.cost(sublayers(mask))
+            best = list(tried.values()).index(min(tried.values()))
+    except KeyboardInterrupt:
+        if not tried:
+            raise
+        print('interrupted: the best so far is kept', file=sys.stderr)
+    found = min(tried, key=tried.get)
+    return dict(skip=sublayers(found), cost=tried[found], masks=len(tried))
 
 
 # ------------------------------------------------------------------- --anchors: what sparse passes choose by
 # A dense verifying pass is watched: every sublayer also logs what its sparse form would choose.
 
 def watched_attend(q, k, v, mask, carry, log, rule):
-    """kernels.attend, which logs the blocks [B, G, count] that an anchor would choose here, or None."""
+    """kernels.attend, which logs the blocks that an anchor would choose here, a set for each key head."""
     _, added = kernels.sparse_attend(q, k, v, mask, carry, True, rule)
-    log.append(added.get('blocks'))
+    blocks = added['blocks'][0].tolist() if added else []       # none where the text is too short to choose
+    log.append([set(head) for head in blocks])
     return kernels.attend(q, k, v, mask, carry)
 
 
@@ -277,10 +265,7 @@ def sparsity(model, texts, T=5, **knobs):
             reader.read(ids[:end + T], path, T)
             before = []
             for layer in range(L):
-                blocks, (gates, lowest) = log[2 * layer:2 * layer + 2]
-                heads = []
-                if blocks is not None:                          # else the text is too short to choose from
-                    heads = list(map(set, blocks[0].tolist()))
+                heads, (gates, lowest) = log[2 * layer:2 * layer + 2]
                 similar[layer] += [len(a & b) / len(a | b)
                                    for a, b in zip(heads, before)]
                 before = heads
@@ -308,10 +293,8 @@ def quantiles(columns):
 
 def signal_ranges(steps):
     """[[1st, 99th percentile] of L, the same of G] of steps (L, G)."""
-    ranges = []
-    for ranked in map(sorted, zip(*steps)):
-        ranges.append([ranked[round(share * (len(ranked) - 1))] for share in (0.01, 0.99)])
-    return ranges
+    return [[at_quantile(sorted(column), share) for share in (0.01, 0.99)]
+            for column in zip(*steps)]
 
 
 def measure_signals(engine, settings):
@@ -355,7 +338,7 @@ def measure_mask(engine, settings):
     print(f'skips {section["skip"]} of {2 * model.config.num_hidden_layers} sublayers: R '
           f'{section["cost"]:.2g} nats a token, the lowest of {section["masks"]} masks\n'
           f"slim's first choice is the target's at {slim:.1%} of the tokens", end='')
-    if engine.has_draft:
+    if 'draft' in engine.models:
         draft = windows.agreement(Windows(engine.models['draft'], windows.texts, windows.W).p)
         print(f", the draft's at {draft:.1%}", end='')
     print('\nslim can pay only where it agrees more often than the draft; '

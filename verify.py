@@ -270,7 +270,7 @@ def decode(session: Session, method: 'Method'):
     """
     while session.tokens_left and not session.ended:
         begin = time.perf_counter()
-        marks = log_marks(session)
+        marks = {role: len(reader.log) for role, reader in readers_of(session).items()}
         draft = method.propose(session)
         score = method.score(session, draft)                    # a Score is lazy: it has not read yet
         tokens, labels, judged = method.accept(session, draft, score)
@@ -498,8 +498,7 @@ def confidence_signals(logits):
     """
     logq = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
     negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [1, 1] nats
-    (numbers,) = to_host(torch.cat([negentropy, logq.topk(2).values], -1))
-    nats, first, second = numbers[0].tolist()
+    nats, first, second = torch.cat([negentropy, logq.topk(2).values], -1)[0].tolist()
     certainty = min(1.0, max(0.0, 1 + nats / math.log(logits.shape[-1])))
     margin = math.tanh((first - second) / 2)
     return certainty, margin, math.exp(first) - math.exp(second)
@@ -589,9 +588,8 @@ class Branches(NamedTuple):
         """The ids of each branch, up to its end: one transfer. who: the model that wrote them."""
         tokens, highest = to_host(self.tokens, self.logits.amax())
         check_finite(highest, who, session)
-        lines = [ids[:self.ends.get(row)]
-                 for row, ids in enumerate(tokens.tolist())]
-        return [cut_at_eos(ids, session.eos) for ids in lines]
+        return [cut_at_eos(ids[:self.ends.get(row)], session.eos)
+                for row, ids in enumerate(tokens.tolist())]
 
 
 def sample_branches(session, reader, path, rows, n, to_probs,
@@ -778,9 +776,8 @@ class EcsvSpot(Ecsv):
 
     def guess(self, session, n):
         draft = super().guess(session, min(n, self.budget - 1) if self.budget else n)
-        for place, noted in enumerate(draft.signals):
-            if place in self.checked:
-                noted['checked'] = self.checked[place]
+        for place in self.checked.keys() & range(len(draft.tokens)):
+            draft.signals[place]['checked'] = self.checked[place]
         return draft
 
     def vote(self, session):
@@ -913,18 +910,16 @@ class ViaSd(Exact):
             judged.append(row)
             if row.ratio < self.escalate:
                 judge = score
+            by = row.signals['by'] = 'slim' if judge is slim else 'target'
             if judge is slim:
-                by = 'slim'
                 row.p = None
                 row.threshold = self.keep
                 row.chance = float(row.ratio >= self.keep)
             else:
-                by = 'target'
                 row.p = score.table[i].p
                 row.chance = self.chance(score, i)
             chosen = token if session.flip(row.chance) else judge.next_token(i)
             row.kept = chosen == token          # slim may draw the same token again
-            row.signals['by'] = by
             if not row.kept:
                 return draft.tokens[:i] + [chosen], ['draft'] * i + [by], judged
             if token in session.eos:
@@ -1020,8 +1015,7 @@ class SpecGuard(Method):
         """The Draft that the others are most like; its signals have the ids of all."""
         texts = [draft.tokens for draft in drafts]
         logps = [token_logps(draft.logits, draft.tokens).mean() for draft in drafts]
-        (logps,) = to_host(torch.stack(logps))
-        number = most_central(texts, logps.tolist())
+        number = most_central(texts, torch.stack(logps).tolist())
         chosen = drafts[number]
         chosen.signals = [dict(candidate=number + 1, candidates=texts)] * len(chosen.tokens)
         return chosen
@@ -1036,8 +1030,7 @@ class SpecGuard(Method):
         rows = torch.cat([draft.logits[:1], rows[:-1]])     # row t predicts token t
         logp = token_logps(rows, draft.tokens)
         grounding = reader.carry['rollout'][0].sum(-1)      # [T]
-        (pairs,) = to_host(torch.stack([logp, grounding.to(logp)], 1))
-        return pairs.tolist()
+        return torch.stack([logp, grounding.to(logp)], 1).tolist()
 
     def verdict(self, session, draft, pairs):
         """The Judged of the step by its weakest tokens; pairs: as score has them."""
@@ -1232,13 +1225,8 @@ def readers_of(session):
     return {role: reader for role, reader in readers.items() if reader}
 
 
-def log_marks(session):
-    """{role: passes so far} of the readers' logs."""
-    return {role: len(reader.log) for role, reader in readers_of(session).items()}
-
-
 def passes_since(session, marks):
-    """{reader/path: [passes, positions]} since these marks."""
+    """{reader/path: [passes, positions]} since these marks, {role: passes so far}."""
     totals = {}
     for role, reader in readers_of(session).items():
         for path, positions in reader.log[marks[role]:]:
