@@ -351,7 +351,8 @@ def parse(argv):
                      '--check: texts agree only at --temperature 0')
         require_that(not str(args.trace).lower().endswith(('.htm', '.html')),
                      '--trace writes JSON lines; python -m lab.page writes the page of a run')
-        settings = [one.strip() for one in (['ar', *args.compare] if args.compare else [args.method])]
+        settings = ['ar', *args.compare] if args.compare else [args.method]
+        settings = [setting.strip() for setting in settings]
         made = make_methods([*settings, 'sparse'] if args.sparse else settings, args.set)
         args.sparse = made['sparse'] if args.sparse else None
         args.methods = {setting: made[setting] for setting in settings}
@@ -677,10 +678,10 @@ def notes(engine, methods):
             yield f'{name}: {cut} of {len(written)} texts cut at --max-new {engine.max_new} or the context'
 
 
-def figures(rounds, plain=None):
+def figures(rounds, plain):
     """{head: cell} of a method: counts of its first round; x ar: median, lowest and highest of all rounds.
 
-    rounds: {round: its Texts}; plain: those of plain decoding in a comparison.
+    rounds: {round: its Texts}; plain: those of plain decoding in a comparison, else None.
     """
     written = rounds[0]
     engine = written[0].engine
