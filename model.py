@@ -10,17 +10,18 @@ import copy
 import functools
 import hashlib
 import json
+import os
 import re
 import sys
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime
 from math import inf
 from pathlib import Path as File
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from torch import nn
 from torch.nn import functional
 
@@ -562,6 +563,7 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
     """
     folder = find_folder(folder)
     with naming(folder):
+        refuse_stand_ins(folder)
         config = read_config(folder)
         tokenizer = read_tokenizer(folder)
         tensors = find_tensors(folder)
@@ -571,8 +573,13 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
         with naming('config.json', RuntimeError), torch.device('meta'):     # sizes that overflow
             model = Transformer(shard.config(config) if shard else config)
         model = model.requires_grad_(False).to(dtype or torch.float32)
-        wrong = sorted(checkpoint_views(model).keys() ^ tensors.keys())
-        require_that(not wrong, f'{len(wrong)} tensors are missing or unknown, first {wrong[:1]}')
+        names = checkpoint_views(model, tensors).keys()
+        told = ''
+        for what, some in ('missing', names - tensors.keys()), ('unknown', tensors.keys() - names):
+            if some:
+                shared = os.path.commonprefix([*some])
+                told += f'{len(some)} tensors are {what}, first {min(some)}, all named {shared}...; '
+        require_that(not told, told)
         if dtype is None and kernels.has_half():
             keep_16_bits(model, tensors)
         model.to_empty(device=device)
@@ -586,9 +593,21 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
         return model, tokenizer, read_eos(folder)
 
 
+def refuse_stand_ins(folder):
+    """BadInput for what may be in a folder in place of a whole model, its tokenizer or its weights."""
+    require_that(not (folder / 'adapter_config.json').exists(),
+                 'an adapter (adapter_config.json); save what merge_and_unload of peft gives, and take that')
+    require_that((folder / 'tokenizer.json').exists(), 'there is no tokenizer.json; transformers makes one: '
+                 'AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)')
+    for file in [folder / 'tokenizer.json', *weight_files(folder)]:
+        with open(file, 'rb') as content:
+            require_that(not content.read(40).startswith(b'version https://git-lfs'),
+                         f'{file.name} is a git-LFS pointer, not the file itself; run `git lfs pull` there')
+
+
 def fill(model, tensors, shard=None):
     """Copies a checkpoint's tensors into the network; ValueError for a wrong shape, NaN or infinity."""
-    for name, view in kernels.bar(checkpoint_views(model).items(), 'loading'):
+    for name, view in kernels.bar(checkpoint_views(model, tensors).items(), 'loading'):
         file, stored_name, dtype = tensors[name]
         require_that(dtype, f'{name} is stored in another type than fp32, fp16 or bf16')
         with safe_open(file, 'pt') as weights:          # one at a time, so that copied pages are let go
@@ -598,7 +617,7 @@ def fill(model, tensors, shard=None):
                      f'{name} has the shape {list(tensor.shape)}; expected {list(view.shape)}')
         view.copy_(tensor)
         require_that(all(end.isfinite() for end in view.aminmax()),
-                     f'{name} holds NaN or infinity in {view.dtype}')
+                     f'{name} holds NaN or infinity in {view.dtype}; the widest range has --dtype fp32')
 
 
 def keep_16_bits(model, tensors):
@@ -641,15 +660,20 @@ def parts_of(name):
             for part in FUSED.get(fused, (fused,))]
 
 
-def checkpoint_views(model):
-    """{name in a checkpoint: a parameter of the network, or its part}."""
+def checkpoint_views(model, stored=()):
+    """{name in a checkpoint: a parameter of the network, or its part}.
+
+    Experts are single matrices, or as transformers 5 has them in memory where `stored`, names, has those.
+    """
     H, G, D = model.config.num_attention_heads, model.config.num_key_value_heads, model.config.head_dim
     views = {}
     for name, weight in model.named_parameters():
         tensors = {name: weight}
         if weight.ndim == 3:                            # a stack of experts
             home, part = name.rsplit('.', 1)
-            tensors = {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
+            tensors = {f'{home}.experts.{part}': weight}                    # gates, then ups: [E, 2 F, C]
+            if not tensors.keys() <= set(stored):
+                tensors = {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
         for one, tensor in tensors.items():
             parts = parts_of(one)
             rows = [H * D, G * D, G * D] if '.qkv_proj.' in one else len(tensor) // len(parts)
@@ -671,7 +695,7 @@ ONLY = dict(            # settings that may have these values alone
     model_type=(*DEFAULTS,), hidden_act=(None, 'silu', 'swish'),
     mscale=(None, 0), mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
 ROPE = dict(            # rotary settings by type: (lowest value, default or None) of each
-    default={}, linear={'factor': (1, None)},
+    default={}, linear={'factor': (1, None), ORIGINAL: (1, None)},
     llama3={'factor': (1, None), 'low_freq_factor': (0.001, None), 'high_freq_factor': (0.001, None),
             ORIGINAL: (2, None)},
     yarn={'factor': (1, None), 'beta_fast': (0.001, 32), 'beta_slow': (0.001, 1),
@@ -683,6 +707,7 @@ def read_config(folder):
     raw = read_json(folder / 'config.json')
     with naming('config.json', MALFORMED):
         rope = raw.get('rope_scaling') or raw.get('rope_parameters') or {}      # as transformers looks
+        require_that(isinstance(rope, dict), f'rope_scaling is {rope!r}; expected an object, or null')
         for name, allowed in ONLY.items():
             value = rope.get(name, raw.get(name))
             require_that(value in allowed, f'{name} {value!r} is not supported, only {allowed}')
@@ -695,11 +720,15 @@ def read_config(folder):
         needed = {name: None for name, option in knobs_of(Config).items() if option.default is MISSING}
         config = Config(**needed | dict(num_key_value_heads=1, head_dim=2) | given)   # null: by the others
         check_fields(config)
-        refuse_window(raw)
+        rope = read_rope(raw, rope)
+        context = config.max_position_embeddings
+        if rope['rope_type'] in ('linear', 'yarn'):     # llama3's context is the extended one
+            context = max(context, int(rope['factor'] * rope[ORIGINAL]))
+        refuse_window(raw, context)
         heads = config.num_attention_heads
         bias = bool(raw.get('attention_bias')) and kind not in ('mistral', 'qwen2')
         config = replace(
-            config, rope=read_rope(raw, rope),
+            config, rope=rope, max_position_embeddings=context,
             num_key_value_heads=given.get('num_key_value_heads', heads),
             head_dim=given.get('head_dim', config.hidden_size // heads),
             qk_norm=kind.startswith('qwen3'), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
@@ -708,16 +737,17 @@ def read_config(folder):
         groups, D = config.num_key_value_heads, config.head_dim
         require_that(heads % groups == 0, f'{heads} query heads cannot share {groups} key heads')
         require_that(D > 0 and D % 2 == 0, f'head_dim is {D}; expected an even number')
-        require_that(config.num_experts_per_tok <= max(config.mixtures), 'num_experts_per_tok: too many')
+        E = max(config.mixtures)
+        require_that(not E or config.num_experts_per_tok <= E, 'num_experts_per_tok: too many')
         return config
 
 
-def refuse_window(raw):
+def refuse_window(raw, context):
     """BadInput for a sliding window, which this network would silently leave out."""
     kind = raw['model_type']
     window = raw.get('sliding_window', 4096)            # null: none
     used = kind == 'mistral' or kind != 'llama' and raw.get('use_sliding_window')
-    short = used and window is not None and window < raw['max_position_embeddings']
+    short = used and window is not None and window < context
     if short and kind in ('qwen2', 'qwen3'):            # they choose by layer
         last = raw['num_hidden_layers'] > raw.get('max_window_layers', 28)
         short = 'sliding_attention' in (raw.get('layer_types') or ['sliding_attention'] * last)
@@ -727,7 +757,7 @@ def refuse_window(raw):
 def mixtures(raw):
     """For each layer its number of experts, or 0."""
     E = raw.get('num_local_experts') or raw['num_experts']              # transformers 5's name
-    require_that(type(E) is int and 0 < E <= 1000, f'{E} experts: expected 1 to 1000')
+    require_that(type(E) is int and 0 <= E <= 10_000, f'{E} experts: expected 0 to 10000')
     step = raw.get('decoder_sparse_step') or 1
     dense = raw.get('mlp_only_layers') or []
     return tuple(0 if i in dense or (i + 1) % step else E
@@ -741,7 +771,7 @@ def read_rope(raw, given):
     kind = given.get('rope_type', given.get('type', 'default'))
     require_that(str(kind) in ROPE, f'rope type {kind!r} is not one of {", ".join(ROPE)}')
     rope = {'rope_theta': raw.get('rope_theta') or 10000.0, ORIGINAL: raw['max_position_embeddings']}
-    rope.update(given, rope_type=kind)
+    rope.update({name: value for name, value in given.items() if value is not None}, rope_type=kind)
     if raw.get(ORIGINAL) is not None:
         rope[ORIGINAL] = raw[ORIGINAL]                  # at the top level it takes precedence
     needed = {'rope_theta': (1.001, None), **ROPE[kind]}
@@ -749,8 +779,8 @@ def read_rope(raw, given):
         needed['attention_factor'] = 0.001, None
     for name, (lowest, usual) in needed.items():
         rope[name] = rope.get(name) or usual            # 0 is absent
-        require_that(type(rope[name]) in (int, float) and lowest <= rope[name] <= 1e10,
-                     f'rope type {kind}: {name} is {rope[name]!r}; expected {lowest} to 1e10')
+        require_that(type(rope[name]) in (int, float) and lowest <= rope[name] <= 1e100,
+                     f'rope type {kind}: {name} is {rope[name]!r}; expected {lowest} to 1e100')
     require_that(kind != 'llama3' or rope['low_freq_factor'] <= rope['high_freq_factor'],
                  'low_freq_factor: expected at most high_freq_factor')
     return rope
@@ -758,15 +788,66 @@ def read_rope(raw, given):
 
 # ------------------------------------------------------------------------------------- tokenizer
 
+NAMED = 'bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token', 'cls_token', 'mask_token'
+
+
 def read_tokenizer(folder):
     """The Tokenizer of a folder, which neither cuts nor pads nor draws."""
     with naming('tokenizer.json', BaseException):       # tokenizers is Rust: a panic is no Exception
         tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
+    with naming('tokenizer_config.json or added_tokens.json', MALFORMED):
+        tokenizer.add_tokens(tokens_beside(folder, tokenizer))
     tokenizer.no_truncation()                           # a file may ask for both
     tokenizer.no_padding()
     with contextlib.suppress(AttributeError):
         tokenizer.model.dropout = None                  # of merges, in training: ids would be random
     return tokenizer
+
+
+def special_tokens(folder):
+    """({name: AddedToken}, [AddedToken]) that a folder's settings name: bos_token, ..., and extra ones."""
+    settings = read_json(folder / 'tokenizer_config.json', {})
+    # a tokenizer_config.json that has added_tokens_decoder counts alone
+    older = {} if 'added_tokens_decoder' in settings else read_json(folder / 'special_tokens_map.json', {})
+    named = {}
+    extra = []
+    for source in settings, older:
+        more = source.get('extra_special_tokens') or source.get('additional_special_tokens') or {}
+        if isinstance(more, list):
+            extra = extra or [as_token(token, special=True) for token in more]
+            more = {}
+        own = {name: token for name, token in source.items() if name.endswith('_token')}
+        for name, token in (own | more).items():
+            if isinstance(token, (str, dict)):          # and no flag, as add_bos_token
+                named[name] = as_token(token, special=True)
+    return named, extra
+
+
+def as_token(stored, **flags):
+    """The AddedToken of a text, or of a dict of its content and flags; `flags` count more."""
+    flags = (dict(content=stored) if isinstance(stored, str) else stored) | flags
+    return AddedToken(**{name: value for name, value in flags.items() if name != '__type'})
+
+
+def tokens_beside(folder, tokenizer):
+    """AddedTokens that files beside tokenizer.json name; a new one gets the next id, as in transformers."""
+    named, extra = special_tokens(folder)
+    special = {token.content for token in named.values()}
+    there = tokenizer.get_added_tokens_decoder()
+    by_id = read_json(folder / 'tokenizer_config.json', {}).get('added_tokens_decoder')
+    if by_id is None:
+        texts = read_json(folder / 'added_tokens.json', {})
+        listed = special | {token.content for token in extra}
+        tokens = {i: as_token(text, special=text in listed) for text, i in texts.items()} | there
+    else:
+        tokens = {int(i): as_token(token) for i, token in by_id.items()}
+    tokens = [token for _, token in sorted(tokens.items())]
+    for token in tokens:
+        token.special |= token.content in special
+    known = {token.content for token in [*there.values(), *tokens]}
+    usual = sorted(named, key=lambda name: NAMED.index(name) if name in NAMED else len(NAMED))
+    others = [named[name] for name in usual] + extra
+    return tokens + [token for token in others if token.content not in known]
 
 
 def encode(tokenizer, texts, special=True):
@@ -798,8 +879,11 @@ class TextStream:
         return piece
 
 
-def chat(folder, messages):
-    """The messages, [{role, content}, ...], in the checkpoint's own chat template; a text: the user's one."""
+def chat(folder, messages, tools=None):
+    """The messages, [{role, content}, ...], in the checkpoint's own chat template; a text: the user's one.
+
+    tools: a list of JSON schemas, for templates that tell the model of them.
+    """
     folder = find_folder(folder)
     messages = messages if isinstance(messages, list) else [dict(role='user', content=messages)]
     settings = read_json(folder / 'tokenizer_config.json', {})
@@ -812,8 +896,13 @@ def chat(folder, messages):
         # a tag that marks an assistant's text, which is rendered as it is
         template = re.sub(r'({%[-+]?\s*)(end)?generation\b', r'\1\2with', template)
         messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
-        return jinja_world(folder, settings).from_string(template).render(
-            messages=messages, tools=None, documents=None, add_generation_prompt=True)
+        for one in messages:
+            if isinstance(one.get('content'), list):    # of {type: text, text}
+                texts = [part.get('text') for part in one['content']]
+                require_that(all(isinstance(text, str) for text in texts), 'content: expected parts of text')
+                one['content'] = ''.join(texts)
+        return jinja_world(folder).from_string(template).render(
+            messages=messages, tools=tools or None, documents=None, add_generation_prompt=True)
 
 
 def raise_exception(message):
@@ -821,7 +910,7 @@ def raise_exception(message):
     raise BadInput(message)
 
 
-def jinja_world(folder, settings):
+def jinja_world(folder):
     """What transformers gives to templates, in jinja's immutable sandbox: tags, functions, special tokens."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment    # it comes with torch
 
@@ -830,13 +919,8 @@ def jinja_world(folder, settings):
     world.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
     world.globals.update(raise_exception=raise_exception,
                          strftime_now=lambda format: datetime.now().strftime(format))
-    # a tokenizer_config.json that has added_tokens_decoder counts alone
-    older = {} if 'added_tokens_decoder' in settings else read_json(folder / 'special_tokens_map.json', {})
-    for source in settings, settings.get('extra_special_tokens'), older, older.get('extra_special_tokens'):
-        for name, token in source.items() if isinstance(source, dict) else ():      # extra ones may be a list
-            text = token.get('content') if isinstance(token, dict) else token
-            if name.endswith('_token') and isinstance(text, str):
-                world.globals[name] = text
+    named, _ = special_tokens(folder)
+    world.globals.update({name: token.content for name, token in named.items()})
     return world
 
 
@@ -866,6 +950,9 @@ MEASURE = dict(         # the command that measures a section
     signals='python train_mask.py --signals')
 
 
+QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table of the section 'sparse'
+
+
 class Calibration(dict):
     """{section: dict} of a target; a section that is absent is told with the command that measures it."""
     models = ''             # flags of train_mask.py that name them
@@ -877,15 +964,37 @@ class Calibration(dict):
 
 def sections_of(target):
     """{section: dict} that calibration.json has of a target's present weights."""
-    stored = read_json(find_folder(target) / 'calibration.json', {})
+    file = find_folder(target) / 'calibration.json'
+    with naming(f'{file.parent}; delete its calibration.json, and measure anew with {MEASURE["mask"]}'):
+        stored = read_json(file, {})
     return stored if stored.pop('target', None) == fingerprint(target) else {}
+
+
+def has_form(value, lengths, most=1e9):
+    """Whether it is lists of lists of these lengths (None: of any) of numbers of this size at most."""
+    if not lengths:
+        return type(value) in (int, float) and abs(value) <= most       # NaN is not
+    return (isinstance(value, list) and lengths[0] in (None, len(value))
+            and all(has_form(one, lengths[1:], most) for one in value))
+
+
+def check_form(name, section, L):
+    """BadInput for a section that train_mask.py does not write so for a target of L layers."""
+    forms = dict(
+        mask=dict(skip=([None], 2 * L - 1)), signals=dict(draft_logp=([2],), draft_grounding=([2],)),
+        sparse=dict(anchors=([L], L - 1), channels=([L, QUANTILES],), experts=([L, None, QUANTILES],)))
+    for key, form in forms.get(name, {}).items():
+        require_that(has_form(section.get(key), *form), f'{name}: {key} is {str(section.get(key))[:40]}; '
+                     f'delete the file and measure anew with {MEASURE[name]}')
 
 
 def read_calibration(target, draft=None):
     """The Calibration of a target folder; what was measured on other weights, or another draft, is absent."""
     stored = sections_of(target)
     drafts = None, draft and fingerprint(draft)
-    with naming(f'{target}: calibration.json', MALFORMED):
+    with naming(f'{find_folder(target)}: calibration.json', MALFORMED):
+        for name, section in stored.items():
+            check_form(name, section, read_config(find_folder(target)).num_hidden_layers)
         calibration = Calibration({name: section for name, section in stored.items()
                                    if section.get('draft') in drafts})
     calibration.models = f'--target {target}' + (f' --draft {draft}' if draft else '')
@@ -895,8 +1004,8 @@ def read_calibration(target, draft=None):
 def write_calibration(target, name, section):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
     stored = {'target': fingerprint(target)} | sections_of(target) | {name: section}
-    where = find_folder(target) / 'calibration.json'
-    where.write_text(json.dumps(stored), encoding='utf-8')
+    with new_file(find_folder(target) / 'calibration.json') as file:
+        json.dump(stored, file)
 
 
 def fingerprint(folder):
@@ -937,10 +1046,10 @@ def naming(where, faults=FAULTS):
     try:
         yield
     except faults as error:
-        if isinstance(error, (KeyboardInterrupt, MemoryError)):
+        if isinstance(error, KeyboardInterrupt):
             raise
         what = '' if isinstance(error, (ValueError, OSError)) else f'{type(error).__name__}: '
-        raise BadInput(f'{where}: {what}{error}') from None
+        raise BadInput(f'{where}: {what}{error}'.rstrip(': ')) from None
 
 
 def find_folder(name):
@@ -951,12 +1060,43 @@ def find_folder(name):
     return File(name) if File(name).is_dir() else snapshot(str(name))
 
 
+PATTERNS = '*.json', 'model*.safetensors', '*.jinja'       # what is fetched of a repository
+
+
 @functools.cache
 def snapshot(name):
-    from huggingface_hub import snapshot_download       # it comes with tokenizers; slow
+    from huggingface_hub import errors, snapshot_download, try_to_load_from_cache    # slow; with tokenizers
     with naming(f'{name}: no such folder, and as a repository of the hub', Exception):
-        return File(snapshot_download(name, allow_patterns=['*.json', 'model*.safetensors', '*.jinja'],
-                                      ignore_patterns=['*/*']))
+        try:
+            return File(snapshot_download(name, allow_patterns=PATTERNS, ignore_patterns=['*/*']))
+        except errors.LocalEntryNotFoundError:          # offline: the cache may have all that is needed
+            config = try_to_load_from_cache(name, 'config.json')
+            if not isinstance(config, str):
+                raise
+            return File(config).parent
+
+
+@contextlib.contextmanager
+def new_file(where):
+    """A text file to write, which takes the place of `where` when it is whole; until then that is kept."""
+    where = File(where)
+    kept = where.is_file() or not where.exists()        # and no pipe or device
+    home = where.resolve()                              # of a link: what it leads to
+    fresh = home.with_name(f'.{home.name}.{os.getpid()}') if kept else where
+    try:
+        with open(fresh, 'w', encoding='utf-8') as file:
+            yield file
+        if kept:
+            fresh.replace(home)
+    finally:
+        if kept:
+            fresh.unlink(missing_ok=True)
+
+
+def check_writable(where):
+    """BadInput, before the work, where new_file could not write this file."""
+    with contextlib.suppress(EOFError), naming(f'{where} cannot be written'), new_file(where):
+        raise EOFError                                  # so that nothing is replaced
 
 
 def read_json(path, absent=None):
@@ -989,7 +1129,8 @@ def knobs_of(kind):
     """
     types = get_type_hints(kind)
     for option in fields(kind):
-        option.type = types[option.name]
+        kinds = get_args(types[option.name])            # of int | None
+        option.type = kinds[0] if kinds[1:] == (type(None),) else types[option.name]
         lowest = 0 if option.default == 0 or option.type is float else 1
         option.metadata = dict(meaning='', lowest=lowest, highest=1e10, words=()) | option.metadata
     return {option.name: option for option in fields(kind) if option.init}
@@ -1014,4 +1155,7 @@ def check_fields(made):
             fits = allowed['lowest'] <= value <= allowed['highest']
         elif fits and allowed['words']:
             fits = value in allowed['words']
-        require_that(fits, f'{name} is {value!r}; expected {TYPES[kind]} {knob_range(option)}'.rstrip())
+        expected = f'{TYPES[kind]} {knob_range(option)}'.rstrip()
+        if type(value) in (int, float) and value > allowed['highest']:
+            expected += f', {allowed["highest"]:g} at most'
+        require_that(fits, f'{name} is {value!r}; expected {expected}')

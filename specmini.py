@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
@@ -27,9 +28,9 @@ import torch
 from tqdm import tqdm
 
 import kernels
-from model import (MALFORMED, BadInput, Reader, TextStream, chat, check_fields, encode, find_folder,
-                   knob, knob_range, knobs_of, load, naming, read_calibration, read_json, require_that,
-                   same_vocabulary, shared_length)
+from model import (MALFORMED, TYPES, BadInput, Reader, TextStream, chat, check_fields, check_writable,
+                   encode, find_folder, knob, knob_range, knobs_of, load, naming, new_file, read_calibration,
+                   read_json, require_that, same_vocabulary, shared_length)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
 
@@ -41,10 +42,14 @@ SMALL = 50_000_000      # parameters below which one CPU thread beats several: t
 PER_TEXT = {'temperature', 'top_k', 'top_p', 'max_new', 'seed'}     # settings that a text may have of its own
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
-# of generation_config.json: what changes the greedy texts of others
-IGNORED = ('repetition_penalty', 'no_repeat_ngram_size', 'num_beams', 'min_length', 'min_new_tokens',
-           'bad_words_ids', 'sequence_bias', 'suppress_tokens', 'begin_suppress_tokens',
-           'forced_eos_token_id', 'guidance_scale')
+# of generation_config.json: what changes the greedy texts of others, unless it is this, or None
+IGNORED = dict(
+    repetition_penalty=1, encoder_repetition_penalty=1, num_beams=1, guidance_scale=1, penalty_alpha=0,
+    no_repeat_ngram_size=0, encoder_no_repeat_ngram_size=0, min_length=0, min_new_tokens=0, token_healing=0,
+    **dict.fromkeys(('exponential_decay_length_penalty', 'stop_strings', 'bad_words_ids', 'force_words_ids',
+                     'sequence_bias', 'suppress_tokens', 'begin_suppress_tokens', 'forced_bos_token_id',
+                     'forced_eos_token_id', 'dola_layers', 'watermarking_config')))
+NICKNAMES = dict.fromkeys(('plain', 'greedy', 'autoregressive', 'none'), 'ar')
 
 
 # --------------------------------------------------------------------------------------------- the Engine
@@ -68,12 +73,16 @@ class Engine:
     device: str = knob('auto', 'auto: cuda where it is there', words=('auto', 'cpu', 'cuda'))
     dtype: str = knob('auto', 'auto: bf16 on CUDA; on a CPU fp32, 16-bit matrices', words=('auto', *DTYPES))
     compile: bool = knob(False, 'torch.compile short passes: of a card')
-    sparse: Sparse = None           # makes the target's passes sparse, under any method but plain decoding
+    sparse: Sparse = None           # makes the target's passes sparse, but not plain decoding; True: Sparse()
     readers: dict = field(default_factory=dict, init=False)     # {role: Reader}, see open
 
     def __post_init__(self):
-        self.target = os.fspath(self.target)
-        self.draft = self.draft and os.fspath(self.draft)
+        with naming('target, draft', TypeError):
+            self.target = os.fspath(self.target)
+            self.draft = self.draft and os.fspath(self.draft)
+        self.sparse = Sparse() if self.sparse is True else self.sparse or None
+        require_that(self.sparse is None or isinstance(self.sparse, Sparse),
+                     f'sparse is {self.sparse!r}; expected a Sparse, or True')
         check_fields(self)
         there = torch.cuda.is_available()
         require_that(there or self.device != 'cuda', '--device cuda: this machine, or torch, has none')
@@ -91,7 +100,7 @@ class Engine:
             self.models['draft'], _, _ = self.network(self.draft)
             same_vocabulary(target, self.models['draft'], f'--draft {self.draft}')
         self.calibration = read_calibration(self.target, self.draft if 'draft' in self.models else None)
-        self.context = min(model.config.max_position_embeddings for model in self.models.values())
+        self.context = target.config.max_position_embeddings
 
     def network(self, folder):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
@@ -107,7 +116,7 @@ class Engine:
             require_that(not wrong,
                          f'prompt {i}: expected a list of token ids 0 to {vocab[-1]}, found {wrong[:1]}')
             require_that(0 < len(ids) < self.context,
-                         f'prompt {i} has {len(ids)} tokens; expected 1 to {self.context - 1}')
+                         f'prompt {i} has {len(ids)} tokens; the target takes 1 to {self.context - 1}')
         capacity = min(self.context, max(map(len, prompts)) + self.max_new)
         self.readers = {role: Reader(model, capacity, self.compile) for role, model in self.models.items()}
 
@@ -131,7 +140,7 @@ class Engine:
         method = method_for(method)
         return list(decode(self.start(ids, method, row), method))
 
-    def stream(self, text, method, **settings):
+    def stream(self, text, method='sd', **settings):
         """Yields (a piece of the text that follows, its Cycle) as it is written.
 
         text: or its ids; method: a Method or its name; settings: of this text, those in PER_TEXT.
@@ -147,7 +156,7 @@ class Engine:
         for cycle in decode(engine.start(ids, method), method):
             yield ''.join(map(stream.add, cycle.tokens)), cycle
 
-    def generate(self, text, method, **settings):
+    def generate(self, text, method='sd', **settings):
         """(the text that follows, its Cycles): all that `stream` yields."""
         pieces, cycles = zip(*self.stream(text, method, **settings))
         return ''.join(pieces), list(cycles)
@@ -218,7 +227,7 @@ def write_texts(args, kind=Engine, rounds=1, show=None):
     """
     engine, rows, prompts = set_up(args, kind)
     if args.trace:
-        open(args.trace, 'a').close()                   # fails before the work, and not after it
+        check_writable(args.trace)
     if args.compile or len(args.methods) > 1:           # a first text compiles, and warms up
         for method in args.methods.values():
             engine.write(prompts[0], method)
@@ -351,6 +360,11 @@ def parse(argv):
                      '--check: texts agree only at --temperature 0')
         require_that(not str(args.trace).lower().endswith(('.htm', '.html')),
                      '--trace writes JSON lines; python -m lab.page writes the page of a run')
+        read = [args.prompts, *getattr(args, 'import'), *File(args.target).glob('*.*s*n*')]
+        for file in read if args.trace else ():
+            require_that(File(file or '').resolve() != File(args.trace).resolve(),
+                         f'--trace {args.trace}: this run reads that file; give another name')
+        require_that(not (args.show and args.json), 'give one of --show, --json')
         settings = ['ar', *args.compare] if args.compare else [args.method]
         settings = [setting.strip() for setting in settings]
         made = make_methods([*settings, 'sparse'] if args.sparse else settings, args.set)
@@ -363,11 +377,14 @@ def parse(argv):
 
 def import_file(path):
     """Runs a Python file of the user's, which enters methods; its errors keep their traceback."""
-    spec = importlib.util.spec_from_file_location(f'imported {File(path).stem}', path)
+    spec = importlib.util.spec_from_file_location(f'imported {File(path).resolve()}', path)
     require_that(spec, f'--import {path}: expected a Python file, .py')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                     # where dataclasses look for the types of fields
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise BadInput(f'--import {path}: {error.filename}, line {error.lineno}: {error.msg}') from None
 
 
 def make_methods(settings, shared=()):
@@ -404,6 +421,7 @@ def split_knobs(words, where):
 
 def read_value(value, kind):
     """A knob's value, a text, as its type; stays a text, which check_fields refuses, if it is none."""
+    require_that(kind in TYPES, f'{value}: a knob of the type {kind} is set from Python alone')
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(value) if kind is bool else kind(value)
     return value
@@ -411,7 +429,9 @@ def read_value(value, kind):
 
 def no_such(name, names):
     """A sentence on a name that is none of these: the nearest, else all."""
-    near = difflib.get_close_matches(name, names, 1)
+    longer = [one for one in names if one.startswith(name)]
+    alias = [NICKNAMES[name]] if NICKNAMES.get(name) in names else []
+    near = alias or longer or difflib.get_close_matches(name, names, 1)
     known = f'expected one of {", ".join(sorted(names)) or "none"}'
     return f'{name}: there is none of this name; ' + (f'did you mean {near[0]}?' if near else known)
 
@@ -419,7 +439,11 @@ def no_such(name, names):
 def list_methods(name):
     """Prints the methods, or of one what it does and its knobs: default, range, meaning."""
     for one in [name] if name else METHODS:
-        text = inspect.getdoc(type(method_for(one)))
+        try:
+            text = inspect.getdoc(type(method_for(one)))
+        except BadInput as error:                       # of one's own that is none
+            require_that(not name, error)
+            text = str(error)
         print(text if name else f'  {one:15} {text.partition(chr(10))[0]}')
     for own, option in knobs_of(METHODS[name]).items() if name else ():
         print(f'  {own:18} {option.default!s:8} {knob_range(option):16}  {option.metadata["meaning"]}')
@@ -443,10 +467,13 @@ def exit_status(program, work):
         return 0
     except KeyboardInterrupt:
         return 130
-    except (BadInput, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and 'alloc' not in str(error):
-            raise                                       # a defect, and no lack of memory
-        print(f'{program}:', ' '.join(str(error).split())[:1000], file=sys.stderr)
+    except (BadInput, OSError, RuntimeError, MemoryError) as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        users = any(frame.f_globals['__name__'].startswith('imported ') for frame in frames)
+        defect = isinstance(error, RuntimeError) and 'alloc' not in str(error)      # and no lack of memory
+        if defect or users and not isinstance(error, BadInput):
+            raise
+        print(f'{program}:', ' '.join(str(error).split())[:1000] or 'not enough memory', file=sys.stderr)
         return 2
 
 
@@ -460,26 +487,41 @@ def read_rows(prompt, file):
     if file is None:
         return [dict(prompt=prompt)]
     rows = []
-    with naming(f'--prompts {file}'):
-        for number, line in enumerate(File(file).read_text(encoding='utf-8-sig').split('\n'), 1):
+    with naming(f'--prompts {file}'), open(0 if file == '-' else file, encoding='utf-8-sig') as lines:
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 with naming(f'line {number}', (*MALFORMED, RecursionError)):
-                    row = json.loads(line)
-                    first, *_ = row.get('turns') or [None]
-                    text = row.get('prompt') or row.get('question') or row.get('messages') or first
-                    chats = isinstance(text, list) and all(isinstance(one, dict) for one in text)
-                    require_that(chats or isinstance(text, str),
-                                 'expected a text under prompt, question or turns, or a list under messages')
-                    rows.append(row | dict(prompt=text))
+                    rows.append(read_row(line))
         require_that(rows, 'the file has no rows')
     return rows
 
 
+def read_row(line):
+    """The row, a dict, that a line of JSON holds."""
+    with naming('expected one JSON object a line', (ValueError, RecursionError)):
+        row = json.loads(line)
+        require_that(isinstance(row, dict), f'found {line.strip()[:40]}')
+    first, *_ = row.get('turns') or [None]
+    text = row.get('prompt') or row.get('question') or row.get('messages') or first
+    chats = isinstance(text, list) and all(isinstance(one, dict) for one in text)
+    require_that(chats or isinstance(text, str),
+                 'expected a text under prompt, question or turns, or a list under messages')
+    return row | dict(prompt=text)
+
+
 def encoded(engine, rows, in_chat):
     """The ids of these rows' prompts, in the target's chat template where that is asked for."""
-    texts = [chat(engine.target, row['prompt']) if in_chat else row['prompt'] for row in rows]
-    require_that(all(isinstance(text, str) for text in texts), 'a row has messages and no text: add --chat')
-    return encode(engine.tokenizer, texts, not in_chat)
+    prompts = []
+    for number, row in enumerate(rows, 1):
+        text, tools = row['prompt'], row.get('tools')
+        with naming(f'prompt {number}'):
+            if in_chat:
+                text = chat(engine.target, row['prompt'], tools)
+            require_that(isinstance(text, str), 'it has messages and no text: add --chat')
+            prompts += encode(engine.tokenizer, [text], not in_chat)
+        if tools and (not in_chat or text == chat(engine.target, row['prompt'])):
+            print(f'prompt {number}: its tools are not used', file=sys.stderr)
+    return prompts
 
 
 def grade(row, text):
@@ -576,7 +618,7 @@ def json_line(made):
 
 def write_trace(where, texts):
     """Writes a line for each Cycle of these Texts."""
-    with open(where, 'w', encoding='utf-8') as file:
+    with new_file(where) as file:
         for text in texts:
             for number, cycle in enumerate(text.cycles):
                 line = dict(method=text.name, prompt=text.number, round=text.round, cycle=number)
@@ -660,12 +702,15 @@ def table(texts):
 def notes(engine, methods):
     """Sentences on a run that its table does not tell; methods: as in `table`."""
     asked = read_json(find_folder(engine.target) / 'generation_config.json', {})
-    ignored = [name for name in IGNORED if asked.get(name) not in (None, 0, 1, [])]
+    ignored = [name for name, usual in IGNORED.items() if asked.get(name) not in (None, usual, [], {})]
+    endless = sorted(engine.eos - engine.models['target'].token_texts.keys())
     sizes = [sum(p.numel() for p in model.parameters()) for model in engine.models.values()]
     if sizes[-1] > sizes[0]:
         yield 'the draft model is larger than its target'
     if is_greedy(engine.temperature) and (engine.top_k or engine.top_p < 1):
         yield '--top-k and --top-p change no text at temperature 0'
+    if endless:
+        yield f'no token of the tokenizer has the end-of-sequence id {endless[0]}'
     if ignored:
         yield f'not applied, of generation_config.json: {", ".join(ignored)}'
     for name, rounds in methods.items():
@@ -674,6 +719,8 @@ def notes(engine, methods):
         if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
             gamma = getattr(written[0].method, 'gamma', 0)
             yield f'{name}: nothing was drafted (gamma {gamma}, --draft {engine.draft})'
+        if any(text.session.room < 0 for text in written):
+            yield f"{name}: where the draft model's context ended, the target wrote on alone"
         if cut and not engine.ignore_eos:
             yield f'{name}: {cut} of {len(written)} texts cut at --max-new {engine.max_new} or the context'
 
@@ -686,6 +733,8 @@ def figures(rounds, plain):
     written = rounds[0]
     engine = written[0].engine
     stats = statistics(cycles_of(written))
+    passes = whole_passes(stats['passes'])
+    slim = sum(n for path, n in stats['passes'].items() if path.startswith('target/')) - passes
     right = [good for text in written if (good := grade(text.row, text.text)) is not None]
     speeds = rates(rounds)
     faster = alike = ''
@@ -700,7 +749,8 @@ def figures(rounds, plain):
             alike = f'{fmean(shares):.1%}'
     return {'method': f'{written[0].name:15}',
             'tokens': str(stats['labels'].total()),
-            'passes': str(whole_passes(stats['passes'])),
+            'passes': str(passes),
+            'slim': str(slim or ''),
             'a pass': cell(stats['block_efficiency'], '.2f'),
             'kept': cell(stats['acceptance_rate'], '.1%'),
             'right': cell(ratio(sum(right), len(right)), '.1%'),

@@ -25,7 +25,8 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import kernels
-from model import BadInput, MoE, Reader, check_fields, fingerprint, knob, require_that, write_calibration
+from model import (QUANTILES, BadInput, MoE, Reader, check_fields, check_writable, find_folder, fingerprint,
+                   knob, require_that, write_calibration)
 from verify import Sparse, SpecGuard, at_quantile, tokens_of
 
 
@@ -52,7 +53,6 @@ WARM_UP = 8             # masks tried before the Gaussian process is asked
 RANDOM = 500            # random masks among which a proposal is chosen
 LENGTH = 8              # layers in which two masks differ, over which their costs lose likeness
 NOISE = 1e-2            # unexplained variance of a cost's logarithm, over the explained
-QUANTILES = 21          # 0 to 1 in steps of 0.05, of every table that --anchors writes
 EVERY = 17              # of a pass's channel activations, every 17th is kept: enough for quantiles
 
 
@@ -359,6 +359,7 @@ def run(argv):
     flags = vars(p.parse_args(argv))
     section = flags.pop('section')
     settings = Settings(**flags)
+    check_writable(find_folder(settings.target) / 'calibration.json')
     engine = Engine(settings.target, settings.draft)
     take_threads(engine.models['target'])
     measured = SECTIONS[section](engine, settings)

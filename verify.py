@@ -222,6 +222,12 @@ class Session:
         self.begin = len(self.tokens)       # where the text that is written begins
 
     @property
+    def room(self):
+        """Tokens that may still be committed and that the draft model's context has room for."""
+        context = self.drafter.model.config.max_position_embeddings if self.drafter else inf
+        return min(self.tokens_left, context - len(self.tokens))
+
+    @property
     def ended(self):
         """True if an end of sequence was written."""
         return len(self.tokens) > self.begin and self.tokens[-1] in self.eos
@@ -266,11 +272,14 @@ def decode(session: Session, method: 'Method'):
     """Yields one Cycle after the other until no tokens are left or the text ends; their list is the trace.
 
     A method may call it on a copy of the session; each cycle counts its own passes only. After an interrupt
-    it can be called again with the same session and method: session.tokens is the text.
+    it can be called again with the same session and method: session.tokens is the text. Where the draft
+    model's context ends, the target writes on alone.
     """
     while session.tokens_left and not session.ended:
         begin = time.perf_counter()
         marks = {role: len(reader.log) for role, reader in readers_of(session).items()}
+        if session.room <= 0:
+            method = Autoregressive()
         draft = method.propose(session)
         score = method.score(session, draft)                    # a Score is lazy: it has not read yet
         tokens, labels, judged = method.accept(session, draft, score)
@@ -367,7 +376,7 @@ class Exact(Method):
 
     def propose(self, session):
         """The Draft of this cycle, of at most gamma tokens."""
-        n = min(self.gamma, session.tokens_left - self.reserved)
+        n = min(self.gamma, session.room - self.reserved)
         return self.guess(session, n) if n > 0 else no_draft(session)
 
     def guess(self, session, n):
@@ -545,7 +554,7 @@ class CmAsd(Exact):
     def window(self, signals):
         """The block length that the mean confidence so far allows; ValueError if it is NaN."""
         C = fmean(noted['confidence'] for noted in signals)
-        require_that(not math.isnan(C), 'the draft computed NaN or infinity: its weights overflow')
+        require_that(not math.isnan(C), f'the draft computed NaN or infinity: {OVERFLOW}')
         return min(self.gamma, max(self.k_min, math.floor(self.alpha * C * self.gamma)))
 
     def threshold(self, C):
@@ -985,7 +994,7 @@ class SpecGuard(Method):
 
     def longest(self, session):
         """The most tokens that a step may have here."""
-        return min(self.max_step or self.most, session.tokens_left)
+        return min(self.max_step or self.most, session.room)
 
     def has_ended(self, session, ids):
         """True if ids, after the committed text, are a whole step; leading blanks belong to it.
@@ -1053,6 +1062,8 @@ class SpecGuard(Method):
         return tokens, ['draft' if step.kept else 'target'] * len(tokens), [step]
 
     def explain(self, cycle, word):
+        if not cycle.judged:
+            return ''
         (step,) = cycle.judged
         why = 'kept' if step.kept else 'the target writes it'
         signals = step.signals
@@ -1148,6 +1159,8 @@ class Sparse(Exact):
         return super().propose(session)
 
     def explain(self, cycle, word):
+        if 'target/sparse' not in cycle.passes:
+            return ''
         kept = min(self.cached // self.block, int(kernels.kept_blocks(self.cached, self)))
         keys = kept * self.block + self.cached % self.block     # kept blocks, the partial one after the last
         return f'{keys} of {self.cached} cached keys are read in each layer'
@@ -1199,6 +1212,7 @@ METHODS['sparse'] = Sparse
 # ------------------------------------------------------------------------------------------------ plumbing
 
 HEAD = 1024     # likeliest tokens among which top-p is looked for first
+OVERFLOW = 'in 16 bits try --dtype fp32; else weights overflow'
 
 
 def sort_head(p, mass):
@@ -1216,7 +1230,7 @@ def sort_head(p, mass):
 def check_finite(numbers, who, session):
     """ValueError for NaN or infinity among the largest logits, which would give silent wrong tokens."""
     require_that(math.isfinite(numbers.sum()),
-                 f'the {who} computed NaN or infinity after {len(session.tokens)} tokens: weights overflow')
+                 f'the {who} computed NaN or infinity after {len(session.tokens)} tokens: {OVERFLOW}')
 
 
 def readers_of(session):
@@ -1238,7 +1252,10 @@ def passes_since(session, marks):
 
 def read_prompt(session):
     """Reads all of the prompt but its last token into every cache, before the time of a text begins."""
-    for reader in readers_of(session).values():
+    readers = readers_of(session)
+    if session.room <= 0:
+        readers.pop('draft', None)                      # it is not asked
+    for reader in readers.values():
         reader.read(session.tokens[:-1], reader.model.full, 0)
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, processors
 
 import kernels
 import specmini
-from lab.tests.helpers import byte_network, bytes_tokenizer, put, refused, refuses, reported, tiny
+from lab.tests.helpers import RANGES, byte_network, bytes_tokenizer, put, refused, refuses, reported, tiny
 from lab.toys import fresh
 from model import (chat, encode, fingerprint, load, read_calibration, read_config, read_tokenizer, snapshot,
                    write_calibration)
@@ -346,7 +346,7 @@ def test_a_repository_of_the_hub(weights, said, tmp_path, monkeypatch, capsys):
 def test_calibration_of_others(tmp_path):
     """What was measured on another draft or target counts as absent; a line says how to measure it."""
     target, draft = tiny(tmp_path / 'target', 0), tiny(tmp_path / 'draft', 1)
-    mask, signals = dict(skip=[1, 2]), dict(draft=fingerprint(draft), draft_logp=[-2.5, 0.5])
+    mask, signals = dict(skip=[1, 2]), RANGES | dict(draft=fingerprint(draft))
     write_calibration(target, 'signals', signals)
     write_calibration(target, 'mask', mask)
     assert read_calibration(target, draft) == dict(signals=signals, mask=mask)

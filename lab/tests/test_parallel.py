@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lab.parallel import Shard
-from lab.tests.helpers import (LEARNED, LINE, RANGES, case, needs_gloo, program, refuses, subprogram, tiny,
+from lab.tests.helpers import (LEARNED_TWO, LINE, RANGES, case, needs_gloo, program, refuses, subprogram,
+                               tiny,
                                tiny_pair)
 from lab.toys import apart, fresh
 from model import load, write_calibration
@@ -50,7 +51,7 @@ def test_shards_compute_what_the_network_does(options, tmp_path):
 def test_two_processes_write_the_texts_of_one_by_every_method(tmp_path, capsys):
     flags = [*tiny_pair(tmp_path), '--compare', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse',
              '--set', 'block=4', 'dense_below=4', 'ffn_quantile=0.4', '--temperature', 1, '--trace']
-    for name, section in dict(mask=dict(skip=[1]), signals=RANGES, sparse=LEARNED).items():
+    for name, section in dict(mask=dict(skip=[1]), signals=RANGES, sparse=LEARNED_TWO).items():
         write_calibration(tmp_path / 'target', name, section)
     program(capsys, *flags, tmp_path / 'one')
     status, out, err = subprogram(*TORCHRUN, *flags, tmp_path / 'two')

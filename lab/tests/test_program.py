@@ -19,7 +19,7 @@ import verify
 from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines,
                                program, put, refused, refuses, reported, subprogram, tiny, tiny_pair)
 from lab.toys import fresh
-from model import BadInput, knobs_of, load, write_calibration
+from model import BadInput, fingerprint, knobs_of, load, write_calibration
 from verify import METHODS, Exact
 
 KEEPS = """from __future__ import annotations
@@ -73,7 +73,7 @@ def table_in(printed):
     ('--target no/such', 'no/such: no such folder'), ('--draft no/such', 'no/such: no such folder'),
     ('--promt x', 'did you mean --prompt?'), ('--frob', 'expected one of --chat, '),
     ('--import no.py', 'no.py'), ('--import lab', '--import lab'), ('--check --temperature 1', '--check'),
-    ('--trace no/such/file', "'no/such/file'"), ('--trace lab', "'lab'"),
+    ('--trace no/such/file', 'no/such/file cannot be written'), ('--trace lab', "'lab'"),
     ('--trace run.htm', 'python -m lab.page'), ('--sparse x', 'x'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
     ('--list payof', 'did you mean payoff?'), ('--set gama=3', 'did you mean gamma?'),
@@ -412,16 +412,35 @@ def test_bad_prompt_files(content, named, pair, capsys, tmp_path):
     refused(capsys, named, *pair[:4], '--prompts', file)
 
 
-@pytest.mark.parametrize('prompt, max_new, length, short', [
-    ('y' * 63, 60, 1, False), ('y' * 5, 60, 11, True), ('x' * 54, 10, 10, False)])
-def test_a_context_that_is_full_ends_a_text(prompt, max_new, length, short, pair, capsys, tmp_path):
-    """The shorter one of target and draft; a line says that the text was cut, if it was (after x it ends)."""
-    draft = tiny(tmp_path, max_position_embeddings=16) if short else pair[3]
-    flags = *pair[:2], '--draft', draft, '--prompt', prompt, '--max-new', max_new
+@pytest.mark.parametrize('prompt, max_new, length', [('y' * 63, 60, 1), ('x' * 54, 10, 10)])
+def test_a_context_that_is_full_ends_a_text(prompt, max_new, length, pair, capsys):
+    """The target's; a line says that the text was cut, if it was (after x it ends)."""
+    flags = *pair[:4], '--prompt', prompt, '--max-new', max_new
     assert len(reported(capsys, *flags, '--ignore-eos')['tokens']) == length
     assert ('1 of 1 texts cut at --max-new' in program(capsys, *flags)[2]) == ('y' in prompt)
     assert reported(capsys, *flags)['finish'] == ('length' if 'y' in prompt else 'eos')
-    refused(capsys, '1 to 63', *pair[:4], '--prompt', 'x' * 64)
+    refused(capsys, 'the target takes 1 to 63', *pair[:4], '--prompt', 'x' * 64)
+
+
+@pytest.mark.parametrize('prompt', ['y' * 5, 'y' * 16, 'y' * 40])
+@pytest.mark.parametrize('method', ['sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'])
+def test_where_the_drafts_context_ends_the_target_writes_on(prompt, method, pair, capsys, tmp_path):
+    """As long a text as without a draft, by a lossless method the same; the draft reads no position beyond."""
+    draft = tiny(tmp_path / 'draft', 1, max_position_embeddings=16)
+    target = shutil.copytree(pair[1], tmp_path / 'target')
+    write_calibration(target, 'signals', RANGES | dict(draft=fingerprint(draft)))
+    flags = '--target', target, '--draft', draft, '--prompt', prompt, '--max-new', 20, '--ignore-eos'
+    told = 'the target wrote on alone'
+    assert told in program(capsys, *flags, '--method', method, '--show')[2]
+    written = reported(capsys, *flags, '--method', method)
+    plain = reported(capsys, *flags, '--method', 'ar')
+    assert len(written['tokens']) == 20 and (written['tokens'] == plain['tokens'] or not written['lossless'])
+    assert told not in program(capsys, *flags, '--method', 'ar')[2]
+    engine = specmini.Engine(target, draft, max_new=20, ignore_eos=True)
+    ids = engine.tokenizer.encode(prompt).ids
+    engine.open([ids])
+    engine.write(ids, method)
+    assert len(engine.readers['draft'].cache.ids) <= 16
 
 
 def test_each_text_pays_for_its_prompt():
