@@ -46,7 +46,7 @@ AUDITED = 256           # positions whose logits an audit holds at once
 IGNORED = dict(
     repetition_penalty=1, encoder_repetition_penalty=1, num_beams=1, guidance_scale=1, penalty_alpha=0,
     no_repeat_ngram_size=0, encoder_no_repeat_ngram_size=0, min_length=0, min_new_tokens=0, token_healing=0,
-    **dict.fromkeys(('exponential_decay_length_penalty', 'stop_strings', 'bad_words_ids', 'force_words_ids',
+    **dict.fromkeys(('exponential_decay_length_penalty', 'stop_strings', 'bad_words_ids',
                      'sequence_bias', 'suppress_tokens', 'begin_suppress_tokens', 'forced_bos_token_id',
                      'forced_eos_token_id', 'dola_layers', 'watermarking_config')))
 NICKNAMES = dict.fromkeys(('plain', 'greedy', 'autoregressive', 'none'), 'ar')
@@ -360,10 +360,12 @@ def parse(argv):
                      '--check: texts agree only at --temperature 0')
         require_that(not str(args.trace).lower().endswith(('.htm', '.html')),
                      '--trace writes JSON lines; python -m lab.page writes the page of a run')
-        read = [args.prompts, *getattr(args, 'import'), *File(args.target).glob('*.*s*n*')]
-        for file in read if args.trace else ():
-            require_that(File(file or '').resolve() != File(args.trace).resolve(),
-                         f'--trace {args.trace}: this run reads that file; give another name')
+        where = File(args.trace or '').resolve()
+        read = [File(file).resolve() for file in (args.prompts, *getattr(args, 'import')) if file]
+        folders = [File(folder).resolve() for folder in (args.target, args.draft) if folder]
+        in_a_model = where.parent in folders and where.suffix != '.jsonl'
+        require_that(not args.trace or where not in read and not in_a_model,
+                     f'--trace {args.trace}: this run reads that file; give another name')
         require_that(not (args.show and args.json), 'give one of --show, --json')
         settings = ['ar', *args.compare] if args.compare else [args.method]
         settings = [setting.strip() for setting in settings]

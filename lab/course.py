@@ -182,6 +182,7 @@ CHECKS = {f.__name__[-1]: f for f in (check_1, check_2, check_3, check_4, check_
 def run():
     """The exit status; what the answer enters in METHODS is forgotten."""
     argv = sys.argv[1:]
+    require_that(__debug__, 'its checks are asserts, which -O leaves out; run it without')
     require_that(len(argv) == 2 and argv[0] in CHECKS,
                  f'found {argv}; expected NUMBER FILE, say 1 answer.py; lab/course.md has exercises 1 to 8')
     number, path = argv

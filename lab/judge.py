@@ -24,7 +24,7 @@ except ImportError as missing:
     sys.exit(f'lab.judge: {missing.name} is not installed: pip install -r requirements-test.txt')
 
 from lab.measure import LAB, PAPERS, file_of, read_stored
-from model import require_that
+from model import new_file, require_that
 
 FEW = 12                # below so many texts the range of single texts stands in place of an interval
 MANY = 30               # below so many the interval is as much wider as Student's t is than the normal
@@ -532,7 +532,8 @@ def main():
     papers = args.papers or PAPERS
     if args.report:
         for where, text in pages(papers).items():
-            where.write_text(text, encoding='utf-8')
+            with new_file(where) as file:
+                file.write(text)
             print(where)
         return 0
     for paper in papers:

@@ -29,7 +29,7 @@ import torch
 
 from kernels import Half, pack_children
 from lab import at_least, tasks
-from model import (Block, check_fields, encode, fingerprint, knob, knobs_of, read_calibration,
+from model import (Block, check_fields, encode, fingerprint, knob, knobs_of, new_file, read_calibration,
                    require_that)
 from specmini import DTYPES, Engine, add_flags, chat, exit_status, grade, read_rows, ready, take_threads
 from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
@@ -434,23 +434,31 @@ def commit():
         return ''
 
 
+def begun(where):
+    """The file in which a record grows until it is whole: an earlier one is kept till then."""
+    return where.with_name(where.name + '.part')
+
+
 def write_rows(where, head, rows, there=()):
     """Writes a head, or the lines that are there, then each row as it is measured."""
     where.parent.mkdir(parents=True, exist_ok=True)
-    with open(where, 'w', encoding='utf-8') as file:
+    with new_file(begun(where)) as file:
         file.writelines(there or [as_line(head)])
-        file.flush()                                    # an interrupt before the next row loses none
+    with open(begun(where), 'a', encoding='utf-8') as file:
         for row in rows:
             print(as_line(row), end='', file=file, flush=True)
+    begun(where).replace(where)
 
 
 def whole_lines(where, head):
-    """Those of a file that begins with this head, whatever its date and versions; [] where it has another."""
-    lines = where.read_text(encoding='utf-8').splitlines(keepends=True) if where.exists() else []
-    whole = [line for line in lines if line.endswith('\n')]          # an interrupt may break one off
+    """Those of a record of this head, begun or whole, whatever its date and versions; [] of another."""
     changing = dict.fromkeys(dated({}))
-    same = whole and json.loads(whole[0]) | changing == for_json(head) | changing
-    return whole if same else []
+    for file in begun(where), where:
+        lines = file.read_text(encoding='utf-8').splitlines(keepends=True) if file.exists() else []
+        whole = [line for line in lines if line.endswith('\n')]      # an interrupt may break one off
+        if whole and json.loads(whole[0]) | changing == for_json(head) | changing:
+            return whole
+    return []
 
 
 def read_stored(where):

@@ -12,14 +12,15 @@ import time
 from pathlib import Path as File
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialised
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from lab import at_least, tasks
-from model import Transformer, checkpoint_views, read_config
+from model import (Transformer, check_writable, checkpoint_views, new_file, read_config,
+                   require_that)
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -142,8 +143,10 @@ def save(model, tokenizer, folder):
     """Writes the weights, in bf16, and the tokenizer into a folder."""
     weights = {key: view.detach().to('cpu', torch.bfloat16).contiguous()
                for key, view in checkpoint_views(model).items()}
-    save_file(weights, folder / 'model.safetensors', metadata=dict(format='pt'))
-    tokenizer.save(str(folder / 'tokenizer.json'))
+    with new_file(folder / 'model.safetensors') as file:
+        file.buffer.write(serialised(weights, metadata=dict(format='pt')))
+    with new_file(folder / 'tokenizer.json') as file:
+        file.write(tokenizer.to_str(pretty=True))
 
 
 def optimizers_for(model):
@@ -223,8 +226,11 @@ def main():
     parser.add_argument('model', choices=['target', 'draft', 'mid', 'moe'])
     parser.add_argument('--minutes', type=at_least(0.001, float), default=60)
     parser.add_argument('--tokens', type=at_least(1), default=2048, help='tokens a step')
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    there = torch.cuda.is_available()
+    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cuda' if there else 'cpu')
     args = parser.parse_args()
+    require_that(there or args.device == 'cpu', '--device cuda: this machine, or torch, has none')
+    check_writable(HOME / args.model / 'model.safetensors')
     train(args.model, args.minutes, args.tokens, args.device)
 
 

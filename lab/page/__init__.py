@@ -8,7 +8,7 @@ from pathlib import Path as File
 
 from lab.page.traced import TracedEngine, note
 from lab.times import acceptance_by_place, parse_run, plain_step, weights_of
-from model import knobs_of, naming, require_that
+from model import check_writable, knobs_of, new_file, require_that
 from specmini import exit_status, json_line, statistics, write_texts
 
 TEMPLATE = File(__file__).parent / 'page.html'
@@ -24,8 +24,7 @@ def run(argv):
     flags, where = argv[:-1], (argv or [''])[-1]
     require_that(where.endswith('.html'), "expected specmini's flags, then the page: --prompt TEXT run.html")
     args = parse_run(flags)
-    with naming(where), open(where, 'a'):
-        pass                                            # before the work, and not after it
+    check_writable(where)
     texts, weights = [], {}
     step = None
     with contextlib.suppress(KeyboardInterrupt):
@@ -34,7 +33,7 @@ def run(argv):
             weights |= weights_of(text.session)
         step = plain_step(text.session)
     if texts:
-        with open(where, 'w', encoding='utf-8') as file:
+        with new_file(where) as file:
             write_page(file, texts, weights, step)
     return 0 if step else 130
 

@@ -1,9 +1,11 @@
 """What a checkpoint's folder may hold, and what is refused: exit status 2, one line that names the fault."""
+import contextlib
 import copy
 import functools
 import json
 import math
 import shutil
+from pathlib import Path as File
 
 import huggingface_hub
 import pytest
@@ -16,10 +18,11 @@ from tokenizers import Tokenizer, models, processors
 
 import kernels
 import specmini
-from lab.tests.helpers import RANGES, byte_network, bytes_tokenizer, put, refused, refuses, reported, tiny
-from lab.toys import fresh
-from model import (chat, encode, fingerprint, load, read_calibration, read_config, read_tokenizer, snapshot,
-                   write_calibration)
+from lab.tests.helpers import (LEARNED_TWO, RANGES, byte_network, bytes_tokenizer, program, put, refused,
+                               refuses, reported, tiny)
+from lab.toys import SIZES, fresh
+from model import (BadInput, chat, check_writable, encode, fingerprint, load, new_file, read_calibration,
+                   read_config, read_tokenizer, snapshot, write_calibration)
 
 ORIGINAL = 'original_max_position_embeddings'
 CONFIG, INDEX, WEIGHTS = 'tokenizer_config.json', 'model.safetensors.index.json', 'model.safetensors'
@@ -50,7 +53,7 @@ VALUES = [              # a setting of config.json that is no value, or asks for
     ('tie_word_embeddings', 'no'), ('vocab_size', 10 ** 18), ('head_dim', 5), ('num_hidden_layers', 10 ** 9),
     ('hidden_act', 'gelu'), ('eos_token_id', '</s>'), ('partial_rotary_factor', 0.5), ('rope_theta', 'x')]
 ROTARY = [              # what the line names, the rotary settings of transformers 4
-    ('config.json', 'linear'), ("'longrope'", dict(type='longrope')), ("['yarn']", dict(type=['yarn'])),
+    ("'longrope'", dict(type='longrope')), ("['yarn']", dict(type=['yarn'])),
     ('beta_fast', YARN | dict(beta_fast='x')), ('attention_factor', YARN | dict(attention_factor=0)),
     ('mscale', YARN | dict(mscale=1)), ('mscale_all_dim', YARN | dict(mscale_all_dim=1)),
     ('truncate', YARN | dict(truncate=False)), ('factor', LINEAR | dict(factor=math.inf)),
@@ -70,19 +73,32 @@ TOGETHER = [            # what settings ask for together is not here, or the wei
     *(('window of 32', WINDOW | by) for by in (
         dict(max_window_layers=1), dict(model_type='qwen3_moe'), dict(layer_types=['sliding_attention']))),
     ('window of 4096', dict(model_type='mistral', max_position_embeddings=8192)),       # the usual one
+    ('window of 100', dict(model_type='mistral', sliding_window=100, max_position_embeddings=64,
+                           rope_scaling=YARN)),         # less than the scaled context
     ('k_norm.weight', dict(model_type='qwen3', sliding_window=32, use_sliding_window=False)),   # window off
     ('layers.2.input_layernorm.weight', dict(num_hidden_layers=3)),
     ('layers.1.input_layernorm.weight', dict(num_hidden_layers=1)),
     ('[25, 16]', dict(intermediate_size=25)),
     ('config.json', dict(rope_parameters=dict(full_attention=dict(rope_type='yarn')))),
+    ('expected an object', dict(rope_scaling='linear')),
     ('rope_theta', dict(rope_scaling=YARN, rope_theta=1))]
+POINTER = 'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 5\n'
 FILES = [
+    *[(f'{name} is a git-LFS pointer', dict(files={name: POINTER})) for name in (WEIGHTS, 'tokenizer.json')],
+    ('merge_and_unload', dict(files={'adapter_config.json': {}, WEIGHTS: None})),
+    ('AutoTokenizer', dict(files={'tokenizer.json': None, 'tokenizer.model': 'x'})),
+    ('all named _orig_mod.', dict(weights=lambda tensors: {
+        f'_orig_mod.{name}': x for name, x in tensors.items()})),
+    ('1 tensors are missing, first lm_head.weight', dict(weights=lambda tensors: {
+        name: x for name, x in tensors.items() if name != HEAD})),
+    ('1 tensors are unknown, first extra', dict(weights=lambda tensors: tensors | dict(
+        extra=1 * tensors[HEAD]))),
     ('lm_head.weight', stored(lambda x: x * math.nan, 'head')),
     ('NaN', stored(lambda x: x * 1e38, 'down')),                  # beyond fp32
     ('stored in another type', stored(torch.Tensor.char)),
     ('stored in another type', stored(lambda x: x + 0j)),
     ('config.json', dict(files={'config.json': '{"model_type": '})),
-    *[('tokenizer.json', dict(files={'tokenizer.json': content})) for content in (None, '{}')],
+    ('tokenizer.json', dict(files={'tokenizer.json': '{}'})),
     *[(WEIGHTS, dict(files={WEIGHTS: content})) for content in (b'', b'\xff' * 99, bytes(99))],
     ('lm_head.weight', dict(files={WEIGHTS: b'\2' + bytes(7) + b'{}'})),        # a header of no tensors
     ('GGUF', dict(files={WEIGHTS: None, 'model.gguf': b'GGUF'})),
@@ -164,6 +180,41 @@ def test_what_config_json_leaves_out(kind, tmp_path):
         usual = dict(head_dim=256 // 32) | theirs.to_dict()         # where transformers' network computes it
         assert {key: usual.get(key, value) for key, value in vars(ours).items()} == vars(ours)
         assert max(ours.mixtures) == getattr(theirs, 'num_experts', 0)
+
+
+@pytest.mark.parametrize('settings, context', [
+    (dict(type='linear', factor=4), 256), (dict(rope_type='yarn', factor=2.5), 160),
+    (dict(type='yarn', factor=4, **{ORIGINAL: 32}), 128), (dict(type='yarn', factor=2, **{ORIGINAL: 16}), 64),
+    (LLAMA3 | dict(type='llama3', **{ORIGINAL: 16}), 64), ({}, 64)])
+def test_a_scaled_context(settings, context, tmp_path):
+    """The original one times the factor, at least; llama3's number is of the extended one."""
+    assert read_config(tiny(tmp_path, rope_scaling=settings)).max_position_embeddings == context
+
+
+@pytest.mark.parametrize('changes', [
+    dict(rope_theta=1e12), dict(num_experts_per_tok=8), MOE | dict(num_experts=0),
+    MOE | dict(num_experts_per_tok=8, mlp_only_layers=[0, 1])])
+def test_settings_of_real_models_are_not_refused(changes, tmp_path):
+    """A large rotary base; experts a token where no layer is a mixture."""
+    assert not any(read_config(tiny(tmp_path, **changes)).mixtures)
+
+
+@pytest.mark.parametrize('dense', [[], [1]])
+def test_experts_of_transformers_5(dense, tmp_path):
+    """Stacked, as it has them in memory: the same network as from single matrices."""
+    moe = MOE | dict(num_experts=4, num_experts_per_tok=2, mlp_only_layers=dense)
+    config = transformers.Qwen3MoeConfig(vocab_size=257, **SIZES | moe)
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    logits = []
+    for original in (True, False):
+        folder = tiny(tmp_path / str(original))
+        model.save_pretrained(folder, save_original_format=original)
+        logits.append(fresh(load(folder)[0], [1, 2, 3]))
+    stored_names = tensors_of((folder / WEIGHTS).read_bytes()).keys()
+    assert 'model.layers.0.mlp.experts.gate_up_proj' in stored_names and logits[0].equal(logits[1])
+    with torch.no_grad():
+        assert torch.allclose(logits[0], model(torch.tensor([[1, 2, 3]])).logits[0], atol=1e-5)
 
 
 @pytest.mark.parametrize('only', [{}, dict(max_window_layers=2), dict(layer_types=['full_attention'] * 2)])
@@ -252,6 +303,38 @@ def test_a_tokenizer_draws_nothing(tmp_path):
     merging = dict(type='BPE', dropout=0.5, vocab=dict(a=0, b=1, ab=2), merges=['a b'])
     folder = tiny(tmp_path, tokenizer=dict(model=merging, added_tokens=[]))
     assert encode(read_tokenizer(folder), ['ab'] * 20) == [[2]] * 20
+
+
+WORD = dict(content='<a>', special=False, lstrip=False, rstrip=True, normalized=False, single_word=False)
+
+
+@pytest.mark.parametrize('files', [
+    {CONFIG: dict(added_tokens_decoder={'258': WORD | dict(content='<b>'), '257': WORD})},
+    {CONFIG: dict(added_tokens_decoder={'257': WORD}, eos_token='<b>', pad_token='<eos>'),
+     MAPPED: dict(unk_token='<c>')},                    # not read then
+    {CONFIG: {}, 'added_tokens.json': {'<b>': 258, '<a>': 257}, MAPPED: dict(eos_token='<a>')},
+    {CONFIG: dict(image_token='<b>', bos_token='<a>', add_bos_token=True, eos_token=None)},
+    {CONFIG: dict(additional_special_tokens=['<b>', '<c>'], mask_token=WORD | dict(__type='AddedToken'))},
+    {MAPPED: dict(pad_token=WORD, additional_special_tokens=['<b>', '<a>'])},
+    {CONFIG: dict(extra_special_tokens=dict(boi='<a>', eoi_token='<b>'))}])
+def test_tokens_beside_tokenizer_json(files, tmp_path):
+    """They have transformers' ids and flags, and the network can write them."""
+    folder = tiny(tmp_path, vocab=262, files=files)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    model, ours, _ = load(folder)
+    text = 'x<a> <b>y <c><eos> <a>'
+    assert ours.get_vocab() == theirs.get_vocab() and model.vocab == len(theirs) > 257
+    ids = ours.encode(text).ids
+    assert ids == theirs.encode(text) and '<' not in ours.decode(theirs.all_special_ids)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_an_end_that_no_token_has(tmp_path, capsys):
+    """Such a text goes on; a note says why."""
+    told = 'no token of the tokenizer has the end-of-sequence id 300'
+    folder = tiny(tmp_path, vocab=301, eos_token_id=300)
+    assert told in program(capsys, *talk(folder))[2]
+    assert told not in program(capsys, *talk(folder, '--ignore-eos'))[2]
 
 
 # --------------------------------------------------------------------------------- end tokens, chat templates
@@ -343,6 +426,25 @@ def test_a_repository_of_the_hub(weights, said, tmp_path, monkeypatch, capsys):
     assert asked == ([('us/tiny', NAMES[:5])] if weights else [])
 
 
+@pytest.mark.parametrize('held, said', [
+    (['config.json', 'tokenizer.json', WEIGHTS], ''),
+    (['config.json', 'tokenizer.json'], 'no model.safetensors'),
+    (['tokenizer.json'], 'us/tiny: no such folder, and as a repository of the hub: offline')])
+def test_an_offline_cache_that_has_what_is_read_is_complete(held, said, tmp_path, monkeypatch, capsys):
+    """Whatever else the repository has."""
+    folder = tiny(tmp_path)
+    put(folder, {name: None for name in ('config.json', 'tokenizer.json', WEIGHTS) if name not in held})
+
+    def snapshot_download(*_, **__):
+        raise huggingface_hub.errors.LocalEntryNotFoundError('offline')
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda _, name: (
+        str(folder / name) if name in held else None))
+    monkeypatch.setattr('model.snapshot', functools.cache(snapshot.__wrapped__))
+    flags = '--target', 'us/tiny', '--draft', 'lookup', '--prompt', 'hello', '--max-new', 4
+    assert refused(capsys, said, *flags) if said else reported(capsys, *flags)
+
+
 def test_calibration_of_others(tmp_path):
     """What was measured on another draft or target counts as absent; a line says how to measure it."""
     target, draft = tiny(tmp_path / 'target', 0), tiny(tmp_path / 'draft', 1)
@@ -367,3 +469,55 @@ def test_calibration_that_is_none(content, tmp_path):
         content = dict(target=fingerprint(folder)) | content
     put(folder, {'calibration.json': content})
     refuses('calibration.json', read_calibration, folder)
+    refuses(folder, read_calibration, folder)
+
+
+SECTIONS = dict(mask=dict(skip=[1, 2]), signals=RANGES, sparse=LEARNED_TWO)
+ODD = [None, 5, 'x', True, {}, [], [1], [1, 2, 3], [[1]], [None, 1], [True, 1], [math.nan, 0], [1e400, 0],
+       [0, 10 ** 400], [[], []], [[[]], []], [[0.5] * 21], [[0.5] * 21] * 3, ['a', 'b'], [99, 0]]
+
+
+@pytest.mark.parametrize('name, key', [(name, key) for name in SECTIONS for key in SECTIONS[name]])
+def test_calibration_of_another_form(name, key, tmp_path):
+    """A line names section and knob, how to mend it, and never a traceback; what is taken can be used."""
+    folder = tiny(tmp_path)
+    write_calibration(folder, name, SECTIONS[name])
+    right = json.loads((folder / 'calibration.json').read_text())
+    assert read_calibration(folder)[name] == SECTIONS[name]
+    taken = []
+    for odd in ODD:
+        put(folder, {'calibration.json': right | {name: SECTIONS[name] | {key: odd}}})
+        try:
+            taken += [read_calibration(folder)[name][key]]
+        except BadInput as error:
+            assert all(word in str(error) for word in (f'{name}: {key} is', 'train_mask.py', str(folder)))
+    forms = dict(skip=[[], [1], [1, 2, 3]], experts=[[[], []]])
+    assert taken == forms.get(key, [[99, 0]] if name == 'signals' else [])
+    put(folder, {'calibration.json': right | {name: {}}})
+    refuses(f'{name}: ', read_calibration, folder)
+
+
+# ------------------------------------------------------------------------------- files that are written
+
+def test_a_file_is_replaced_when_it_is_whole(tmp_path):
+    """Until then, and if that never comes, what it held stays; a link stays one, a pipe is written to."""
+    file, link = tmp_path / 'file', tmp_path / 'link'
+    file.write_text('old')
+    link.symlink_to(file)
+    with contextlib.suppress(KeyboardInterrupt), new_file(link) as half:
+        half.write('half')
+        half.flush()
+        assert file.read_text() == 'old'
+        raise KeyboardInterrupt
+    check_writable(link)
+    assert file.read_text() == 'old' and {*tmp_path.iterdir()} == {file, link}
+    with new_file(link) as new:
+        new.write('new')
+    assert file.read_text() == 'new' and link.is_symlink() and {*tmp_path.iterdir()} == {file, link}
+    for where in ('/dev/null', tmp_path / 'later'):
+        check_writable(where)
+        with new_file(where) as new:
+            new.write('x')
+    assert not File('/dev/null').is_file() and (tmp_path / 'later').read_text() == 'x'
+    for where in (tmp_path, tmp_path / 'no' / 'file', file / 'file'):
+        refuses(f'{where} cannot be written', check_writable, where)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lab import course, speed, tasks, train
-from lab.tests.helpers import EMBEDDED, HOME, case, program, put
+from lab.tests.helpers import EMBEDDED, HOME, case, program, put, subprogram
 from lab.toys import apart, fresh
 from model import load
 from specmini import Engine
@@ -126,6 +126,13 @@ def test_speed(monkeypatch):
 
 COURSE = (HOME / 'lab/course.md').read_text(encoding='utf-8')
 SOLUTIONS = re.findall(r'Solution</summary>\s+```python\n(.*?)```', COURSE, re.S)
+
+
+def test_course_needs_its_asserts(tmp_path):
+    """-O leaves them out, and would call a wrong answer right."""
+    (tmp_path / 'answer.py').write_text('keep = 0')
+    status, out, err = subprogram('-O', '-m', 'lab.course', 1, tmp_path / 'answer.py')
+    assert (status, out) == (2, '') and 'run it without' in err
 
 
 @pytest.mark.parametrize('number, old, new', [          # an exercise, and how its solution becomes wrong

@@ -235,11 +235,17 @@ def test_the_lab_grades_its_own_rows():
 
 
 def test_rows_are_stored_as_they_are_measured(tmp_path):
-    """Whoever interrupts keeps them; floats have five digits, and JSON has no nan."""
+    """Whoever interrupts keeps them, and the earlier record; floats have five digits, JSON has no nan."""
     where = tmp_path / 'results' / 'rows.jsonl'
+    earlier = dict(n=2), [dict(item=1)]
+    measure.write_rows(where, *earlier)
     with pytest.raises(ZeroDivisionError):
         measure.write_rows(where, dict(n=3), (dict(item={1: 2 / item}, none=math.nan) for item in (3, 0)))
-    assert measure.read_stored(where) == (dict(n=3), [dict(item={'1': 0.66667}, none=None)])
+    rows = [dict(item={'1': 0.66667}, none=None)]
+    assert measure.read_stored(where) == earlier
+    assert measure.read_stored(measure.begun(where)) == (dict(n=3), rows)
+    measure.write_rows(where, dict(n=3), [], measure.whole_lines(where, dict(n=3)))
+    assert measure.read_stored(where) == (dict(n=3), rows) and not measure.begun(where).exists()
 
 
 def test_a_run_goes_on_after_whole_rows_of_its_head(tmp_path):
@@ -247,7 +253,8 @@ def test_a_run_goes_on_after_whole_rows_of_its_head(tmp_path):
     measure.write_rows(where, dict(n=3, date='1'), [dict(item=0), dict(item=1)])
     where.write_text(where.read_text()[:-3])            # the last row is broken off
     there = measure.whole_lines(where, dict(n=3, date='2'))
-    stored = (dict(item=len(where.read_text().splitlines())) for _ in there[1:])    # on the disk by then
+    part = measure.begun(where)
+    stored = (dict(item=len(part.read_text().splitlines())) for _ in there[1:])     # on the disk by then
     measure.write_rows(where, dict(n=3, date='2'), stored, there)
     assert measure.read_stored(where) == (dict(n=3, date='1'), [dict(item=0), dict(item=2)])
     assert measure.whole_lines(where, dict(n=4, date='1')) == []

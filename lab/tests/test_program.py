@@ -4,13 +4,16 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
@@ -76,6 +79,9 @@ def table_in(printed):
     ('--trace no/such/file', 'no/such/file cannot be written'), ('--trace lab', "'lab'"),
     ('--trace run.htm', 'python -m lab.page'), ('--sparse x', 'x'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
+    ('--method plain', 'did you mean ar?'), ('--compare greedy', 'did you mean ar?'),
+    ('--temp 1', 'did you mean --temperature?'), ('--show --json', '--show, --json'),
+    ('--top-k 2147483648', 'top_k is 2147483648; expected a whole number 0 or more, 1e+09 at most'),
     ('--list payof', 'did you mean payoff?'), ('--set gama=3', 'did you mean gamma?'),
     ('--method ar --gamma 3', 'gamma: there is none of this name; expected one of none'),
     ('--method via --set slim_bonus=' + '[' * 99999, 'slim_bonus is'), ('--set nothing', '--set nothing'),
@@ -280,16 +286,33 @@ def test_compare_takes_settings(pair, capsys):
     ('--draft none', '--draft none'), ('', ''), ('--method ar', ''), ('--top-p 0.5 --temperature 1', ''),
     ('--top-p 0.5', '--top-k and --top-p change no text at temperature 0'), ('--top-k 3', 'change no text'),
     ('--target DRAFT --draft TARGET', 'the draft model is larger than its target'),
-    ('--target PENALTY', 'not applied, of generation_config.json: repetition_penalty, suppress_tokens')])
+    ('--target PENALTY', 'not applied, of generation_config.json: repetition_penalty, stop_strings')])
 def test_notes(flags, told, pair, tmp_path, capsys):
     """Below the table of a run stands what it does not tell."""
-    asked = dict(repetition_penalty=1.1, min_length=0, suppress_tokens=[3], temperature=0.7)
+    asked = dict(repetition_penalty=1.1, min_length=0, suppress_tokens=[3], temperature=0.7, num_beams=1,
+                 stop_strings=['x'], forced_eos_token_id=None, watermarking_config={})
     penalty = tiny(tmp_path, files={'generation_config.json': asked})
     for word, folder in dict(TARGET=pair[1], DRAFT=pair[3], PENALTY=penalty).items():
         flags = flags.replace(word, str(folder))
     status, _, err = program(capsys, *pair, '--ignore-eos', *flags.split())
     notes = err.partition('lossless\n')[2]
     assert status == 0 and told in notes and bool(told) == bool(notes), err
+
+
+HARMLESS = {            # what changes no greedy text but its length, or several beams alone
+    'max_length', 'max_new_tokens', 'max_time', 'do_sample', 'temperature', 'top_k', 'top_p', 'min_p',
+    'top_h', 'typical_p', 'epsilon_cutoff', 'eta_cutoff', 'early_stopping', 'length_penalty', 'renormalize_logits',
+    'remove_invalid_values', 'num_return_sequences', 'decoder_start_token_id', 'use_mtp', 'speculation_type',
+    'return_dict_in_generate', 'transformers_version', 'num_beam_groups', 'diversity_penalty', 'constraints',
+    'force_words_ids', 'low_memory', 'prefill_chunk_size'}
+
+
+def test_settings_that_are_not_applied_are_all_that_transformers_has():
+    """Each of its generation settings is told, or known to be harmless; of some kinds all are."""
+    kinds = re.compile('output_|.*(cache|assistant|lookbehind|compile|batching)|(bos|eos|pad)_token_id|'
+                       'prompt_lookup|max_matching|is_|_')
+    theirs = {name for name in vars(transformers.GenerationConfig()) if not kinds.match(name)}
+    assert theirs - HARMLESS <= {*specmini.IGNORED} and not HARMLESS & {*specmini.IGNORED}
 
 
 @pytest.mark.parametrize('flags', [
@@ -400,16 +423,81 @@ def test_an_interrupted_comparison_keeps_what_is_finished(texts, kept, answered,
 
 
 @pytest.mark.parametrize('content, named', [
-    case('no-row', '', '--prompts'), case('no-json', 'x', 'line 1'), case('no-object', '[1]', 'line 1'),
+    case('no-row', '', '--prompts'), case('no-json', 'x', 'line 1: expected one JSON object a line'),
+    *[case(f'no-object-{odd[:4]}', '{"prompt": "a"}\n' + odd, 'line 2: expected one JSON object a line')
+      for odd in ('[1]', '"a text"', 'null', '7', '[\n{"prompt": "a"}]', '{"prompt":\n"a"}')],
     case('no-prompt', '{"prompt": "a"}\n{"x": 1}', 'line 2'), case('no-turn', '{"turns": []}', 'line 1'),
     case('no-text', '{"prompt": 7}', 'line 1'), case('empty', '{"turns": [""]}', 'prompt 1'),
-    case('half-a-character', '{"prompt": "\\ud800"}', 'a prompt'), case('deep', '[' * 99999, 'line 1'),
+    case('half-a-character', '{"prompt": "a"}\n\n{"prompt": "\\ud800"}', 'prompt 2'),
+    case('deep', '[' * 99999, 'line 1'),
     case('no-role', '{"messages": ["x"]}', 'messages'), case('no-list', '{"messages": 3}', 'messages'),
     case('a-long-number', '1' * 5000, 'line 1'), case('no-utf-8', b'\xff\xfe', '--prompts')])
 def test_bad_prompt_files(content, named, pair, capsys, tmp_path):
     file = tmp_path / 'p.jsonl'
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     refused(capsys, named, *pair[:4], '--prompts', file)
+
+
+TALK = ("{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "{{ call.function.arguments.items() | list }}{% endfor %}{% endfor %}{{ tools | tojson if tools }}")
+CALL = dict(role='assistant', content='', tool_calls=[dict(function=dict(name='f', arguments='{"a": 1}'))])
+PARTS = [dict(type='text', text='he'), dict(type='text', text='llo')]
+
+
+@pytest.fixture
+def talking(tmp_path):
+    """Flags of a run in a chat template that tells of tools, on the file p.jsonl; and that file."""
+    folder = tiny(tmp_path / 'talks', files={'chat_template.jinja': TALK})
+    file = tmp_path / 'p.jsonl'
+    return ['--target', folder, '--draft', 'none', '--max-new', 2, '--chat', '--prompts', file], file
+
+
+IMAGE = dict(role='user', content=[*PARTS, dict(type='image_url')])
+
+
+@pytest.mark.parametrize('message, named', [(CALL, "has no attribute 'items'"), (IMAGE, 'parts of text')])
+def test_a_row_that_a_template_refuses_is_named(message, named, talking, capsys):
+    flags, file = talking
+    file.write_text(json_lines([dict(prompt='fine'), dict(messages=[message])]))
+    assert named in refused(capsys, 'prompt 2: --chat', *flags)
+
+
+def test_content_in_parts_is_one_text(talking, capsys):
+    flags, file = talking
+    file.write_text(json_lines([dict(messages=[dict(role='user', content=PARTS)])]))
+    assert reported(capsys, *flags)['prompt_tokens'] == len('hello')
+
+
+def test_tools_go_to_the_template(talking, capsys):
+    """A line says so where they do not."""
+    flags, file = talking
+    file.write_text(json_lines([dict(prompt='hi', tools=[dict(name='f')])]))
+    assert reported(capsys, *flags)['prompt_tokens'] == len('hi[{"name": "f"}]')
+    assert 'tools are not used' not in program(capsys, *flags)[2]
+    without = [flag for flag in flags if flag != '--chat']
+    assert 'prompt 1: its tools are not used' in program(capsys, *without)[2]
+    put(flags[1], {'chat_template.jinja': '{{ messages[0].content }}'})
+    assert 'prompt 1: its tools are not used' in program(capsys, *flags)[2]
+
+
+def test_prompts_of_standard_input(pair):
+    flags = pair[:4] + ('--prompts', '-', '--max-new', '2', '--json')
+    done = subprocess.run([sys.executable, HOME / 'specmini.py', *flags], capture_output=True, text=True,
+                          input='{"prompt": "hello"}\n{"prompt": "you"}\n')
+    assert [json.loads(line)['prompt_tokens'] for line in done.stdout.splitlines()] == [5, 3], done.stderr
+
+
+@pytest.mark.parametrize('template', ["{{ 'a' * 10 ** 13 }}", "{{ range(10 ** 9) | map('string') | join }}"])
+def test_a_template_that_takes_too_much(template, talking, capsys):
+    flags, file = talking
+    file.write_text(json_lines([dict(prompt='hi')]))
+    put(flags[1], {'chat_template.jinja': template})
+    refused(capsys, 'prompt 1: --chat', *flags)
+
+
+def test_memory_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setattr(specmini, 'read_rows', Mock(side_effect=MemoryError))
+    refused(capsys, 'not enough memory', '--prompt', 'x')
 
 
 @pytest.mark.parametrize('prompt, max_new, length', [('y' * 63, 60, 1), ('x' * 54, 10, 10)])
@@ -425,7 +513,7 @@ def test_a_context_that_is_full_ends_a_text(prompt, max_new, length, pair, capsy
 @pytest.mark.parametrize('prompt', ['y' * 5, 'y' * 16, 'y' * 40])
 @pytest.mark.parametrize('method', ['sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'])
 def test_where_the_drafts_context_ends_the_target_writes_on(prompt, method, pair, capsys, tmp_path):
-    """As long a text as without a draft, by a lossless method the same; the draft reads no position beyond."""
+    """As long a text as without a draft, by a lossless method the same; the draft reads up to there."""
     draft = tiny(tmp_path / 'draft', 1, max_position_embeddings=16)
     target = shutil.copytree(pair[1], tmp_path / 'target')
     write_calibration(target, 'signals', RANGES | dict(draft=fingerprint(draft)))
@@ -496,6 +584,49 @@ def test_methods_of_ones_own(pair, tmp_path, capsys):
             refused(capsys, "often is '1.5'; expected a whole number", *flags, 'often=1.5')
 
 
+@pytest.mark.parametrize('spelling', [
+    'rows.jsonl', 'home/../rows.jsonl', 'link', 'own.py', 'home/config.json', 'home/model.safetensors',
+    'home/tokenizer.json', 'home/calibration.json', 'home/chat_template.jinja'])
+def test_a_trace_takes_the_place_of_nothing_that_is_read(spelling, tmp_path, capsys):
+    home = tiny(tmp_path / 'home', files={'chat_template.jinja': 'x', 'calibration.json': {}})
+    put(tmp_path, {'rows.jsonl': '{"prompt": "my only copy"}', 'own.py': 'x = 1'})
+    (tmp_path / 'link').symlink_to(tmp_path / 'rows.jsonl')
+    where = tmp_path / spelling
+    before = where.read_bytes()
+    flags = '--target', home, '--prompts', tmp_path / 'rows.jsonl', '--import', tmp_path / 'own.py', '--trace'
+    refused(capsys, 'this run reads that file', *flags, where)
+    assert where.read_bytes() == before
+    for _ in range(2):
+        assert program(capsys, *flags, home / 'trace.jsonl')[0] == 0 and (home / 'trace.jsonl').read_text()
+
+
+def test_a_trace_stays_where_a_run_is_refused(pair, tmp_path, capsys):
+    put(tmp_path, {'trace.jsonl': 'an earlier one'})
+    flags = *pair[:2], '--draft', 'self', '--method', 'via', '--prompt', 'x'
+    refused(capsys, 'its own drafts', *flags, '--trace', tmp_path / 'trace.jsonl')
+    assert (tmp_path / 'trace.jsonl').read_text() == 'an earlier one'
+
+
+def test_settings_of_an_engine(pair):
+    """A setting that is none is told in a line; True is the usual Sparse, and sd the usual method."""
+    target, draft = pair[1], pair[3]
+    for name, wrong in ('target', 4.0), ('target', None), ('draft', 4.0), ('sparse', 'attn'), ('sparse', 7):
+        settings = dict(target=target, draft=draft) | {name: wrong}
+        refuses(name, partial(specmini.Engine, **settings))
+    assert specmini.Engine(target, draft, sparse=True).sparse == METHODS['sparse']()
+    assert specmini.Engine(target, draft, sparse=False).sparse is None
+    engine = specmini.Engine(target, draft, max_new=8)
+    (text, cycles), (same, _) = engine.generate('hello'), engine.generate('hello', 'sd')
+    assert text == same and any(cycle.drafted for cycle in cycles)
+
+
+def test_a_table_counts_slims_passes_apart(pair, capsys):
+    stats = reported(capsys, *pair, '--method', 'via')['stats']['passes']
+    row = table_in(program(capsys, *pair, '--method', 'via')[2])['via']
+    assert stats['target/slim'] == int(row['slim']) > 0 and stats.get('target/full', 0) == int(row['passes'])
+    assert 'slim' not in table_in(program(capsys, *pair)[2])['sd']
+
+
 def test_a_text_keeps_its_knobs_and_no_vocabulary(pair, tmp_path, capsys, monkeypatch):
     """A subclass of cmasd that judges otherwise explains itself; what methods noted of a text is let go."""
     class Half(METHODS['cmasd']):
@@ -509,6 +640,50 @@ def test_a_text_keeps_its_knobs_and_no_vocabulary(pair, tmp_path, capsys, monkey
     for text in texts:
         assert {*vars(text.method)} <= {*knobs_of(type(text.method))}
         assert not any(cycle.score for cycle in text.cycles)
+
+
+KNOB = """from __future__ import annotations
+from dataclasses import dataclass
+from model import knob
+from verify import METHODS, Exact
+Kind = {kind}
+@dataclass
+class Mine(Exact):
+    x: Kind = knob({default!r}, 'x')
+METHODS[{name!r}] = Mine
+"""
+
+
+def test_two_files_of_one_name(pair, tmp_path, capsys):
+    """Are two modules: the types of a knob are looked up in its own."""
+    files = []
+    for name, kind, default in ('one', 'int | None', None), ('two', 'str', 'a'), ('three', 'list[int]', None):
+        (tmp_path / name).mkdir()
+        put(tmp_path / name, {'m.py': KNOB.format(name=name, kind=kind, default=default)})
+        files.append(tmp_path / name / 'm.py')
+    with patch.dict(METHODS):
+        flags = *pair, '--import', *files, '--method'
+        assert reported(capsys, *flags, 'one', '--set', 'x=5')['knobs']['x'] == 5
+        assert reported(capsys, *pair, '--method', 'one')['knobs']['x'] is None
+        assert reported(capsys, *pair, '--method', 'two', '--set', 'x=5')['knobs']['x'] == '5'
+        refused(capsys, "x is 'a'; expected a whole number", *pair, '--method', 'one', '--set', 'x=a')
+        refused(capsys, 'list[int] is set from Python', *pair, '--method', 'three', '--set', 'x=5')
+
+
+def test_a_list_goes_on_after_what_is_no_method(capsys):
+    with patch.dict(METHODS, odd=3, last=Exact):
+        status, out, _ = program(capsys, '--list')
+    *_, odd, last = out.splitlines()
+    assert status == 0 and "method 'odd' is 3; expected" in odd and last.startswith('  last ')
+
+
+def test_a_syntax_error_of_ones_own(pair, tmp_path, capsys):
+    """A line with its file and line, also if that is imported by the file."""
+    put(tmp_path, {'own.py': 'x = 1\nif x\n    y', 'other.py': 'import runpy\nrunpy.run_path({!r})'.format(
+        str(tmp_path / 'own.py'))})
+    for name in ('own.py', 'other.py'):
+        line = refused(capsys, "own.py, line 2: expected ':'", *pair, '--import', tmp_path / name)
+        assert str(tmp_path / name) in line
 
 
 @pytest.mark.parametrize('flag', ['--method', '--list'])
@@ -525,11 +700,12 @@ def test_what_is_no_method(file, name, told, flag, pair, tmp_path, capsys):
 @pytest.mark.parametrize('content, ours', [
     ('x = 1\ny = nothing', False), (FAILS.format('chance', "int('no number')"), False),
     (FAILS.format('guess', '[].index(1)'), False), (FAILS.format('accept', '[1, 2]'), True),
-    (FAILS.format('accept', '7'), True)])
+    (FAILS.format('accept', '7'), True), ("x = 1\nopen('no/such')", False),
+    (FAILS.format('propose', "open('no/such')"), False)])
 def test_errors_of_ones_own_keep_their_traceback(content, ours, pair, tmp_path, capsys):
     """It ends in their line, or in ours that takes what they return."""
     put(tmp_path, {'fails.py': content})
-    with patch.dict(METHODS), pytest.raises((NameError, ValueError, TypeError)) as error:
+    with patch.dict(METHODS), pytest.raises((NameError, ValueError, TypeError, OSError)) as error:
         program(capsys, *pair, '--import', tmp_path / 'fails.py', '--method', 'fails')
     last = error.traceback[-1]
     assert not isinstance(error.value, BadInput)

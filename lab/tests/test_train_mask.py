@@ -65,6 +65,13 @@ def test_refused_flags(named, more, asked, capsys):
     refused(capsys, named, *asked[1], *more.split(), main=train_mask.main)
 
 
+def test_what_cannot_be_written_is_not_measured(asked, capsys, monkeypatch):
+    folder, flags = asked
+    (folder / 'calibration.json').symlink_to(folder / 'no' / 'such')
+    monkeypatch.setattr(train_mask, 'SECTIONS', {})
+    refused(capsys, 'calibration.json cannot be written', *flags, main=train_mask.main)
+
+
 def test_a_mask_is_measured_on_what_the_target_writes(asked, capsys, tmp_path):
     """After prompts, in the template; printed: its cost, and how often slim and the draft agree with it."""
     folder, flags = asked
