@@ -221,7 +221,7 @@ def train(name, minutes, tokens, device):
     print(f'{name}: {done} steps, loss {loss:.3f}')
 
 
-def main():
+def run():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('model', choices=['target', 'draft', 'mid', 'moe'])
     parser.add_argument('--minutes', type=at_least(0.001, float), default=60)
@@ -234,5 +234,10 @@ def main():
     train(args.model, args.minutes, args.tokens, args.device)
 
 
+def main():
+    """Runs the program; returns its exit status."""
+    return exit_status('lab.train', run)
+
+
 if __name__ == '__main__':
-    sys.exit(exit_status('lab.train', main))
+    sys.exit(main())

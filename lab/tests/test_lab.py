@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lab import course, speed, tasks, train
-from lab.tests.helpers import EMBEDDED, HOME, case, program, put, subprogram
+from lab.tests.helpers import EMBEDDED, HOME, case, program, put, refused, subprogram
 from lab.toys import apart, fresh
 from model import load
 from specmini import Engine
@@ -106,6 +106,8 @@ def test_training_learns(monkeypatch, tmp_path, capsys):
     _, tokenizer, eos = load(tmp_path / 'draft')
     assert eos == {tokenizer.token_to_id(train.EOS)}
     assert f'{len(losses)} steps' in out and len(losses) > 30 and sum(losses[-9:]) < sum(losses[:9])
+    if not torch.cuda.is_available():
+        refused(capsys, '--device cuda', *flags[:-1], 'cuda', main=train.main)
 
 
 # -------------------------------------------------------------------------------------------- lab/speed.py

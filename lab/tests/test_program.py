@@ -301,9 +301,10 @@ def test_notes(flags, told, pair, tmp_path, capsys):
 
 HARMLESS = {            # what changes no greedy text but its length, or several beams alone
     'max_length', 'max_new_tokens', 'max_time', 'do_sample', 'temperature', 'top_k', 'top_p', 'min_p',
-    'top_h', 'typical_p', 'epsilon_cutoff', 'eta_cutoff', 'early_stopping', 'length_penalty', 'renormalize_logits',
-    'remove_invalid_values', 'num_return_sequences', 'decoder_start_token_id', 'use_mtp', 'speculation_type',
-    'return_dict_in_generate', 'transformers_version', 'num_beam_groups', 'diversity_penalty', 'constraints',
+    'top_h', 'typical_p', 'epsilon_cutoff', 'eta_cutoff', 'early_stopping', 'length_penalty',
+    'renormalize_logits', 'remove_invalid_values', 'num_return_sequences', 'decoder_start_token_id',
+    'use_mtp', 'speculation_type', 'return_dict_in_generate', 'transformers_version', 'num_beam_groups',
+    'diversity_penalty', 'constraints',
     'force_words_ids', 'low_memory', 'prefill_chunk_size'}
 
 
