@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime
@@ -563,8 +564,10 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
     """
     folder = find_folder(folder)
     with naming(folder):
-        refuse_stand_ins(folder)
+        adapter = (folder / 'adapter_config.json').exists() and not [*folder.glob('model*.safetensors')]
+        require_that(not adapter, 'an adapter alone; save what merge_and_unload of peft gives, and take that')
         config = read_config(folder)
+        refuse_stand_ins(folder)
         tokenizer = read_tokenizer(folder)
         tensors = find_tensors(folder)
         if config.tie_word_embeddings and 'lm_head.weight' in tensors:      # it counts, as in transformers
@@ -574,12 +577,12 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
             model = Transformer(shard.config(config) if shard else config)
         model = model.requires_grad_(False).to(dtype or torch.float32)
         names = checkpoint_views(model, tensors).keys()
-        told = ''
-        for what, some in ('missing', names - tensors.keys()), ('unknown', tensors.keys() - names):
-            if some:
-                shared = os.path.commonprefix([*some])
-                told += f'{len(some)} tensors are {what}, first {min(some)}, all named {shared}...; '
-        require_that(not told, told)
+        missing, unknown = names - tensors.keys(), tensors.keys() - names
+        told = f'{len(missing)} tensors are missing' + (f', first {min(missing)}' if missing else '')
+        if unknown:
+            prefix = os.path.commonprefix([*unknown])
+            told += f'; {len(unknown)} are unknown, first {min(unknown)}, all begin with {prefix!r}'
+        require_that(not missing | unknown, told)
         if dtype is None and kernels.has_half():
             keep_16_bits(model, tensors)
         model.to_empty(device=device)
@@ -594,9 +597,7 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
 
 
 def refuse_stand_ins(folder):
-    """BadInput for what may be in a folder in place of a whole model, its tokenizer or its weights."""
-    require_that(not (folder / 'adapter_config.json').exists(),
-                 'an adapter (adapter_config.json); save what merge_and_unload of peft gives, and take that')
+    """BadInput for what may be in a folder in place of its tokenizer or its weights."""
     require_that((folder / 'tokenizer.json').exists(), 'there is no tokenizer.json; transformers makes one: '
                  'AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)')
     for file in [folder / 'tokenizer.json', *weight_files(folder)]:
@@ -770,10 +771,9 @@ def read_rope(raw, given):
     require_that(flat, f'rotary settings {given!r}: expected one flat object for all layers')
     kind = given.get('rope_type', given.get('type', 'default'))
     require_that(str(kind) in ROPE, f'rope type {kind!r} is not one of {", ".join(ROPE)}')
-    rope = {'rope_theta': raw.get('rope_theta') or 10000.0, ORIGINAL: raw['max_position_embeddings']}
-    rope.update({name: value for name, value in given.items() if value is not None}, rope_type=kind)
-    if raw.get(ORIGINAL) is not None:
-        rope[ORIGINAL] = raw[ORIGINAL]                  # at the top level it takes precedence
+    rope = {'rope_theta': raw.get('rope_theta') or 10000.0} | given | {'rope_type': kind}
+    # at the top level it takes precedence
+    rope[ORIGINAL] = raw.get(ORIGINAL) or given.get(ORIGINAL) or raw['max_position_embeddings']
     needed = {'rope_theta': (1.001, None), **ROPE[kind]}
     if kind == 'yarn' and rope.get('attention_factor') is not None:     # 0 is no factor
         needed['attention_factor'] = 0.001, None
@@ -795,7 +795,7 @@ def read_tokenizer(folder):
     """The Tokenizer of a folder, which neither cuts nor pads nor draws."""
     with naming('tokenizer.json', BaseException):       # tokenizers is Rust: a panic is no Exception
         tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
-    with naming('tokenizer_config.json or added_tokens.json', MALFORMED):
+    with naming('tokens beside tokenizer.json', MALFORMED):
         tokenizer.add_tokens(tokens_beside(folder, tokenizer))
     tokenizer.no_truncation()                           # a file may ask for both
     tokenizer.no_padding()
@@ -810,17 +810,17 @@ def special_tokens(folder):
     # a tokenizer_config.json that has added_tokens_decoder counts alone
     older = {} if 'added_tokens_decoder' in settings else read_json(folder / 'special_tokens_map.json', {})
     named = {}
-    extra = []
+    extra = None
     for source in settings, older:
-        more = source.get('extra_special_tokens') or source.get('additional_special_tokens') or {}
+        more = source.get('extra_special_tokens', source.get('additional_special_tokens', {}))
         if isinstance(more, list):
-            extra = extra or [as_token(token, special=True) for token in more]
+            extra = more if extra is None else extra
             more = {}
         own = {name: token for name, token in source.items() if name.endswith('_token')}
         for name, token in (own | more).items():
             if isinstance(token, (str, dict)):          # and no flag, as add_bos_token
                 named[name] = as_token(token, special=True)
-    return named, extra
+    return named, [as_token(token, special=True) for token in extra or []]
 
 
 def as_token(stored, **flags):
@@ -886,23 +886,28 @@ def chat(folder, messages, tools=None):
     """
     folder = find_folder(folder)
     messages = messages if isinstance(messages, list) else [dict(role='user', content=messages)]
+    with naming(f'--chat: the template of {folder}', Exception):        # whatever the template raises
+        template = jinja_world(folder).from_string(read_template(folder))
+        settings = dict(tools=tools or None, documents=None, add_generation_prompt=True)
+        messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
+        text = template.render(messages=messages, **settings)
+        for one in messages:
+            content = one.get('content')                # a text, or a list of parts {type: text, text},
+            if isinstance(content, list) and str(content) in text:      # which the template does not take apart
+                one['content'] = ''.join(part['text'] for part in content)
+        return template.render(messages=messages, **settings)
+
+
+def read_template(folder):
+    """The text of a folder's chat template."""
     settings = read_json(folder / 'tokenizer_config.json', {})
     file = folder / 'chat_template.jinja'
-    with naming(f'--chat: the template of {folder}', Exception):        # whatever the template raises
-        template = file.read_text(encoding='utf-8') if file.exists() else settings.get('chat_template')
-        if isinstance(template, list):                  # of {name, template}
-            template = {one['name']: one['template'] for one in template}.get('default')
-        require_that(isinstance(template, str), 'there is none')
-        # a tag that marks an assistant's text, which is rendered as it is
-        template = re.sub(r'({%[-+]?\s*)(end)?generation\b', r'\1\2with', template)
-        messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
-        for one in messages:
-            if isinstance(one.get('content'), list):    # of {type: text, text}
-                texts = [part.get('text') for part in one['content']]
-                require_that(all(isinstance(text, str) for text in texts), 'content: expected parts of text')
-                one['content'] = ''.join(texts)
-        return jinja_world(folder).from_string(template).render(
-            messages=messages, tools=tools or None, documents=None, add_generation_prompt=True)
+    template = file.read_text(encoding='utf-8') if file.exists() else settings.get('chat_template')
+    if isinstance(template, list):                      # of {name, template}
+        template = {one['name']: one['template'] for one in template}.get('default')
+    require_that(isinstance(template, str), 'there is none')
+    # a tag that marks an assistant's text, which is rendered as it is
+    return re.sub(r'({%[-+]?\s*)(end)?generation\b', r'\1\2with', template)
 
 
 def raise_exception(message):
@@ -964,9 +969,7 @@ class Calibration(dict):
 
 def sections_of(target):
     """{section: dict} that calibration.json has of a target's present weights."""
-    file = find_folder(target) / 'calibration.json'
-    with naming(f'{file.parent}; delete its calibration.json, and measure anew with {MEASURE["mask"]}'):
-        stored = read_json(file, {})
+    stored = read_json(find_folder(target) / 'calibration.json', {})
     return stored if stored.pop('target', None) == fingerprint(target) else {}
 
 
@@ -984,19 +987,18 @@ def check_form(name, section, L):
         mask=dict(skip=([None], 2 * L - 1)), signals=dict(draft_logp=([2],), draft_grounding=([2],)),
         sparse=dict(anchors=([L], L - 1), channels=([L, QUANTILES],), experts=([L, None, QUANTILES],)))
     for key, form in forms.get(name, {}).items():
-        require_that(has_form(section.get(key), *form), f'{name}: {key} is {str(section.get(key))[:40]}; '
-                     f'delete the file and measure anew with {MEASURE[name]}')
+        require_that(has_form(section.get(key), *form), f'{name}: {key} is {str(section.get(key))[:40]}')
 
 
 def read_calibration(target, draft=None):
     """The Calibration of a target folder; what was measured on other weights, or another draft, is absent."""
-    stored = sections_of(target)
     drafts = None, draft and fingerprint(draft)
-    with naming(f'{find_folder(target)}: calibration.json', MALFORMED):
-        for name, section in stored.items():
-            check_form(name, section, read_config(find_folder(target)).num_hidden_layers)
-        calibration = Calibration({name: section for name, section in stored.items()
+    folder = find_folder(target)
+    with naming(f'{folder}: delete its calibration.json, and measure anew by train_mask.py', MALFORMED):
+        calibration = Calibration({name: section for name, section in sections_of(target).items()
                                    if section.get('draft') in drafts})
+        for name, section in calibration.items():
+            check_form(name, section, read_config(folder).num_hidden_layers)
     calibration.models = f'--target {target}' + (f' --draft {draft}' if draft else '')
     return calibration
 
@@ -1079,13 +1081,16 @@ def snapshot(name):
 @contextlib.contextmanager
 def new_file(where):
     """A text file to write, which takes the place of `where` when it is whole; until then that is kept."""
-    where = File(where)
-    kept = where.is_file() or not where.exists()        # and no pipe or device
-    home = where.resolve()                              # of a link: what it leads to
-    fresh = home.with_name(f'.{home.name}.{os.getpid()}') if kept else where
+    home = File(os.path.realpath(where))                # of a link: what it leads to
+    kept = os.path.isfile(where) or not os.path.exists(where)       # and no pipe or device
+    fresh = home.with_name(f'.{os.getpid()}.new') if kept else where
+    if os.path.isfile(where):
+        open(where, 'a').close()                        # fails if it is read-only
     try:
         with open(fresh, 'w', encoding='utf-8') as file:
             yield file
+        if os.path.isfile(where):
+            shutil.copymode(home, fresh)
         if kept:
             fresh.replace(home)
     finally:
@@ -1129,8 +1134,9 @@ def knobs_of(kind):
     """
     types = get_type_hints(kind)
     for option in fields(kind):
-        kinds = get_args(types[option.name])            # of int | None
-        option.type = kinds[0] if kinds[1:] == (type(None),) else types[option.name]
+        kinds = {*get_args(types[option.name])} - {type(None)}      # of int | None
+        optional = len(kinds) == 1 and type(None) in get_args(types[option.name])
+        option.type = kinds.pop() if optional else types[option.name]
         lowest = 0 if option.default == 0 or option.type is float else 1
         option.metadata = dict(meaning='', lowest=lowest, highest=1e10, words=()) | option.metadata
     return {option.name: option for option in fields(kind) if option.init}
@@ -1156,6 +1162,6 @@ def check_fields(made):
         elif fits and allowed['words']:
             fits = value in allowed['words']
         expected = f'{TYPES[kind]} {knob_range(option)}'.rstrip()
-        if type(value) in (int, float) and value > allowed['highest']:
+        if type(value) in (int, float) and value > allowed['highest'] >= 1e9:
             expected += f', {allowed["highest"]:g} at most'
         require_that(fits, f'{name} is {value!r}; expected {expected}')

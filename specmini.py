@@ -30,7 +30,7 @@ from tqdm import tqdm
 import kernels
 from model import (MALFORMED, TYPES, BadInput, Reader, TextStream, chat, check_fields, check_writable,
                    encode, find_folder, knob, knob_range, knobs_of, load, naming, new_file, read_calibration,
-                   read_json, require_that, same_vocabulary, shared_length)
+                   read_json, read_template, require_that, same_vocabulary, shared_length)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
 
@@ -227,6 +227,11 @@ def write_texts(args, kind=Engine, rounds=1, show=None):
     """
     engine, rows, prompts = set_up(args, kind)
     if args.trace:
+        read = [args.prompts, *getattr(args, 'import')]
+        for role in engine.models:
+            read += [file for file in find_folder(getattr(engine, role)).iterdir() if file.suffix != '.jsonl']
+        require_that(os.path.realpath(args.trace) not in [os.path.realpath(file) for file in read if file],
+                     f'--trace {args.trace}: this run reads that file; give another name')
         check_writable(args.trace)
     if args.compile or len(args.methods) > 1:           # a first text compiles, and warms up
         for method in args.methods.values():
@@ -360,12 +365,6 @@ def parse(argv):
                      '--check: texts agree only at --temperature 0')
         require_that(not str(args.trace).lower().endswith(('.htm', '.html')),
                      '--trace writes JSON lines; python -m lab.page writes the page of a run')
-        where = File(args.trace or '').resolve()
-        read = [File(file).resolve() for file in (args.prompts, *getattr(args, 'import')) if file]
-        folders = [File(folder).resolve() for folder in (args.target, args.draft) if folder]
-        in_a_model = where.parent in folders and where.suffix != '.jsonl'
-        require_that(not args.trace or where not in read and not in_a_model,
-                     f'--trace {args.trace}: this run reads that file; give another name')
         require_that(not (args.show and args.json), 'give one of --show, --json')
         settings = ['ar', *args.compare] if args.compare else [args.method]
         settings = [setting.strip() for setting in settings]
@@ -386,6 +385,8 @@ def import_file(path):
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
+        if not os.path.isfile(error.filename or ''):    # of a text that it evaluates
+            raise
         raise BadInput(f'--import {path}: {error.filename}, line {error.lineno}: {error.msg}') from None
 
 
@@ -443,11 +444,12 @@ def list_methods(name):
     for one in [name] if name else METHODS:
         try:
             text = inspect.getdoc(type(method_for(one)))
-        except BadInput as error:                       # of one's own that is none
-            require_that(not name, error)
+        except Exception as error:                      # of one's own that is none
+            if name:
+                raise
             text = str(error)
         print(text if name else f'  {one:15} {text.partition(chr(10))[0]}')
-    for own, option in knobs_of(METHODS[name]).items() if name else ():
+    for own, option in knobs_of(type(method_for(name))).items() if name else ():
         print(f'  {own:18} {option.default!s:8} {knob_range(option):16}  {option.metadata["meaning"]}')
 
 
@@ -471,7 +473,7 @@ def exit_status(program, work):
         return 130
     except (BadInput, OSError, RuntimeError, MemoryError) as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        users = any(frame.f_globals['__name__'].startswith('imported ') for frame in frames)
+        users = any(frame.f_globals.get('__name__', '').startswith('imported ') for frame in frames)
         defect = isinstance(error, RuntimeError) and 'alloc' not in str(error)      # and no lack of memory
         if defect or users and not isinstance(error, BadInput):
             raise
@@ -503,7 +505,8 @@ def read_row(line):
     with naming('expected one JSON object a line', (ValueError, RecursionError)):
         row = json.loads(line)
         require_that(isinstance(row, dict), f'found {line.strip()[:40]}')
-    first, *_ = row.get('turns') or [None]
+    turns = row.get('turns')
+    first = turns[0] if turns and isinstance(turns, list) else None
     text = row.get('prompt') or row.get('question') or row.get('messages') or first
     chats = isinstance(text, list) and all(isinstance(one, dict) for one in text)
     require_that(chats or isinstance(text, str),
@@ -515,14 +518,13 @@ def encoded(engine, rows, in_chat):
     """The ids of these rows' prompts, in the target's chat template where that is asked for."""
     prompts = []
     for number, row in enumerate(rows, 1):
-        text, tools = row['prompt'], row.get('tools')
         with naming(f'prompt {number}'):
-            if in_chat:
-                text = chat(engine.target, row['prompt'], tools)
+            text = chat(engine.target, row['prompt'], row.get('tools')) if in_chat else row['prompt']
             require_that(isinstance(text, str), 'it has messages and no text: add --chat')
             prompts += encode(engine.tokenizer, [text], not in_chat)
-        if tools and (not in_chat or text == chat(engine.target, row['prompt'])):
-            print(f'prompt {number}: its tools are not used', file=sys.stderr)
+    used = in_chat and 'tools' in read_template(find_folder(engine.target))
+    if not used and any(row.get('tools') for row in rows):
+        print('the tools of rows are not used: without --chat, or the template has none', file=sys.stderr)
     return prompts
 
 
@@ -704,7 +706,7 @@ def table(texts):
 def notes(engine, methods):
     """Sentences on a run that its table does not tell; methods: as in `table`."""
     asked = read_json(find_folder(engine.target) / 'generation_config.json', {})
-    ignored = [name for name, usual in IGNORED.items() if asked.get(name) not in (None, usual, [], {})]
+    ignored = [name for name, usual in IGNORED.items() if asked.get(name) not in (None, usual, [], {}, '')]
     endless = sorted(engine.eos - engine.models['target'].token_texts.keys())
     sizes = [sum(p.numel() for p in model.parameters()) for model in engine.models.values()]
     if sizes[-1] > sizes[0]:

@@ -309,10 +309,11 @@ def measure_signals(engine, settings):
     steps = []
     for ids in tqdm(prompts, desc='signals', disable=None):
         session = engine.start(ids, method)
-        while session.tokens_left and not session.ended:
+        while session.room > 0 and not session.ended:
             draft = method.propose(session)
             steps.append(list(map(min, zip(*method.score(session, draft)))))
             session.commit(method.write(session))
+    require_that(steps, "no prompt leaves room for a step in the draft's context; give other --prompts")
     logp, grounding = signal_ranges(steps)
     return dict(draft_logp=logp,
                 draft_grounding=grounding,

@@ -87,11 +87,11 @@ FILES = [
     *[(f'{name} is a git-LFS pointer', dict(files={name: POINTER})) for name in (WEIGHTS, 'tokenizer.json')],
     ('merge_and_unload', dict(files={'adapter_config.json': {}, WEIGHTS: None})),
     ('AutoTokenizer', dict(files={'tokenizer.json': None, 'tokenizer.model': 'x'})),
-    ('all named _orig_mod.', dict(weights=lambda tensors: {
+    ("all begin with '_orig_mod.", dict(weights=lambda tensors: {
         f'_orig_mod.{name}': x for name, x in tensors.items()})),
     ('1 tensors are missing, first lm_head.weight', dict(weights=lambda tensors: {
         name: x for name, x in tensors.items() if name != HEAD})),
-    ('1 tensors are unknown, first extra', dict(weights=lambda tensors: tensors | dict(
+    ('1 are unknown, first extra', dict(weights=lambda tensors: tensors | dict(
         extra=1 * tensors[HEAD]))),
     ('lm_head.weight', stored(lambda x: x * math.nan, 'head')),
     ('NaN', stored(lambda x: x * 1e38, 'down')),                  # beyond fp32
@@ -519,5 +519,9 @@ def test_a_file_is_replaced_when_it_is_whole(tmp_path):
         with new_file(where) as new:
             new.write('x')
     assert not File('/dev/null').is_file() and (tmp_path / 'later').read_text() == 'x'
+    file.chmod(0o640)
+    with new_file(file):
+        pass
+    assert file.stat().st_mode & 0o777 == 0o640
     for where in (tmp_path, tmp_path / 'no' / 'file', file / 'file'):
         refuses(f'{where} cannot be written', check_writable, where)

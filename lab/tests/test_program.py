@@ -456,17 +456,23 @@ def talking(tmp_path):
 IMAGE = dict(role='user', content=[*PARTS, dict(type='image_url')])
 
 
-@pytest.mark.parametrize('message, named', [(CALL, "has no attribute 'items'"), (IMAGE, 'parts of text')])
+@pytest.mark.parametrize('message, named', [(CALL, "has no attribute 'items'"), (IMAGE, 'text')])
 def test_a_row_that_a_template_refuses_is_named(message, named, talking, capsys):
     flags, file = talking
     file.write_text(json_lines([dict(prompt='fine'), dict(messages=[message])]))
     assert named in refused(capsys, 'prompt 2: --chat', *flags)
 
 
-def test_content_in_parts_is_one_text(talking, capsys):
+@pytest.mark.parametrize('template, text', [
+    ('{{ messages[0].content }}', 'hello'), ('{{ messages[0].content | trim }}!', 'hello!'),
+    ("{% for part in messages[0].content %}{{ part.text }}, {% endfor %}", 'he, llo, '),
+    ("{{ messages[0].content[1].text }}", 'llo')])
+def test_content_in_parts(template, text, talking, capsys):
+    """One text, unless the template takes it apart itself."""
     flags, file = talking
+    put(flags[1], {'chat_template.jinja': template})
     file.write_text(json_lines([dict(messages=[dict(role='user', content=PARTS)])]))
-    assert reported(capsys, *flags)['prompt_tokens'] == len('hello')
+    assert reported(capsys, *flags)['prompt_tokens'] == len(text)
 
 
 def test_tools_go_to_the_template(talking, capsys):
@@ -474,11 +480,11 @@ def test_tools_go_to_the_template(talking, capsys):
     flags, file = talking
     file.write_text(json_lines([dict(prompt='hi', tools=[dict(name='f')])]))
     assert reported(capsys, *flags)['prompt_tokens'] == len('hi[{"name": "f"}]')
-    assert 'tools are not used' not in program(capsys, *flags)[2]
+    assert 'tools of rows' not in program(capsys, *flags)[2]
     without = [flag for flag in flags if flag != '--chat']
-    assert 'prompt 1: its tools are not used' in program(capsys, *without)[2]
+    assert 'the tools of rows are not used' in program(capsys, *without)[2]
     put(flags[1], {'chat_template.jinja': '{{ messages[0].content }}'})
-    assert 'prompt 1: its tools are not used' in program(capsys, *flags)[2]
+    assert 'the tools of rows are not used' in program(capsys, *flags)[2]
 
 
 def test_prompts_of_standard_input(pair):
