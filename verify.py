@@ -36,7 +36,7 @@ def probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     top_k 0 keeps all; top_p keeps the likeliest tokens up to and including the one that reaches this mass.
     Source: Fan et al. 2018 (top-k), Holtzman et al. 2020 (top-p).
     """
-    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = kernels.precise(logits)
     if is_greedy(temperature):
         return torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
     z = (z - z.amax(-1, keepdim=True)) / temperature            # the largest is 0: nothing overflows
@@ -505,7 +505,7 @@ def confidence_signals(logits):
     reduced, because a tensor operation on a few numbers costs as much as one on a thousand.
     Source: Sen et al. 2025 (CM-ASD) name the three; how the first two are scaled to 0..1 is ours.
     """
-    logq = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
+    logq = kernels.precise(logits).log_softmax(-1)
     negentropy = (logq.exp() * logq).sum(-1, keepdim=True)                              # [1, 1] nats
     nats, first, second = torch.cat([negentropy, logq.topk(2).values], -1)[0].tolist()
     certainty = min(1.0, max(0.0, 1 + nats / math.log(logits.shape[-1])))
@@ -655,9 +655,8 @@ class Ballot:
     def of(cls, tokens, logits, soft):
         """From tokens [B, n] and raw logits [B, n, V]; soft: whether there are other candidates."""
         B, n, V = logits.shape
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        q = logits.softmax(-1, dtype)
-        logq = logits.log_softmax(-1, dtype)
+        logq = kernels.precise(logits).log_softmax(-1)
+        q = logq.exp()
         entropy = -(q * logq).sum(-1) / math.log(V)                                 # [B, n]
         candidates = tokens.T                                                       # [n, B]
         if soft:
@@ -1088,9 +1087,8 @@ class SpecGuard(Method):
 
 def token_logps(logits, tokens):
     """log p of each token [T] in nats, of the full vocabulary at temperature 1; logits [T, V]."""
-    dtype = torch.promote_types(logits.dtype, torch.float32)
     ids = to_device(tokens, logits.device)[:, None]                                     # [T, 1]
-    return logits.log_softmax(-1, dtype).gather(1, ids)[:, 0]
+    return kernels.precise(logits).log_softmax(-1).gather(1, ids)[:, 0]
 
 
 def most_central(steps, logps):
