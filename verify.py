@@ -593,10 +593,10 @@ class Branches(NamedTuple):
     logits: torch.Tensor    # [B, n, V] raw
     ends: dict              # branch: how many of its tokens count, where it ended early
 
-    def lines(self, session, who='draft'):
-        """The ids of each branch, up to its end: one transfer. who: the model that wrote them."""
+    def lines(self, session):
+        """The ids of each branch, up to its end: one transfer."""
         tokens, highest = to_host(self.tokens, self.logits.amax())
-        check_finite(highest, who, session)
+        check_finite(highest, 'draft', session)
         return [cut_at_eos(ids[:self.ends.get(row)], session.eos)
                 for row, ids in enumerate(tokens.tolist())]
 
@@ -1004,29 +1004,21 @@ class SpecGuard(Method):
         return ids[-1] in session.eos or re.search(self.pattern, session.text(ids)) is not None
 
     def propose(self, session):
+        """The Draft of a step, of k sampled ones the most central; its signals have the ids of all."""
         need_draft_model(session, 'steps')
         to_probs = partial(session.probs, temperature=self.draft_temperature, top_p=self.draft_top_p)
-        path = session.drafter.model.full
-        return self.choose(self.write_steps(session, session.drafter, path, to_probs, self.k))
-
-    def write_steps(self, session, reader, path, to_probs, k):
-        """k Drafts of one step each, sampled by `reader`; to_probs: as sample_branches has it."""
         ends = partial(self.has_ended, session)
-        branches = sample_branches(session, reader, path, k, self.longest(session), to_probs, ends)
-        lines = branches.lines(session, 'draft' if reader is session.drafter else 'target')
-        if k == 1:
-            reader.cache.record(session.tokens + lines[0][:-1], len(session.tokens), path)
-        return [Draft(ids, None, logits[:len(ids)])
-                for ids, logits in zip(lines, branches.logits)]
-
-    def choose(self, drafts):
-        """The Draft that the others are most like; its signals have the ids of all."""
-        texts = [draft.tokens for draft in drafts]
-        logps = [token_logps(draft.logits, draft.tokens).mean() for draft in drafts]
-        number = most_central(texts, torch.stack(logps).tolist())
-        chosen = drafts[number]
-        chosen.signals = [dict(candidate=number + 1, candidates=texts)] * len(chosen.tokens)
-        return chosen
+        reader = session.drafter
+        path = reader.model.full
+        branches = sample_branches(session, reader, path, self.k, self.longest(session), to_probs, ends)
+        steps = branches.lines(session)
+        if self.k == 1:                                 # its keys are in the reader's own cache
+            reader.cache.record(session.tokens + steps[0][:-1], len(session.tokens), path)
+        logps = [token_logps(logits[:len(ids)], ids).mean() for ids, logits in zip(steps, branches.logits)]
+        number = most_central(steps, torch.stack(logps).tolist())
+        ids = steps[number]
+        signals = [dict(candidate=number + 1, candidates=steps)] * len(ids)
+        return Draft(ids, None, branches.logits[number, :len(ids)], signals)
 
     def score(self, session, draft):
         """[log-probability, grounding] of each token, from one pass of the draft; None if tau is infinite."""
@@ -1074,9 +1066,6 @@ class SpecGuard(Method):
 
     def write(self, session):
         """The ids of the step as the target writes it, from the same committed text."""
-        if not self.gamma:
-            (step,) = self.write_steps(session, session.target, session.target_path(), session.probs, 1)
-            return step.tokens
         written = []
         for cycle in decode(copy.copy(session), Exact(self.gamma)):
             for token in cycle.tokens:
