@@ -163,15 +163,14 @@ class Block(Part):
 
     def forward(self, x, attend, ffn, context, store, carry):
         """x [N, C], N = B T -> ([N, C], what it adds to the carry). A function None skips a sublayer."""
-        chosen = {}
-        left_out = {}
+        added = {}
         if attend is not None:
-            y, chosen = self.self_attn(self.input_layernorm(x), attend, context, store, carry)
+            y, added = self.self_attn(self.input_layernorm(x), attend, context, store, carry)
             x = x + self.all_reduce(y)
         if ffn is not None:
-            y, left_out = ffn(self.post_attention_layernorm(x), self.mlp, carry)
+            y = ffn(self.post_attention_layernorm(x), self.mlp)
             x = x + self.all_reduce(y)
-        return x, chosen | left_out
+        return x, added
 
     def sublayers(self):
         """The modules of the attention and those of the feed-forward, norms included."""

@@ -224,7 +224,7 @@ def watched_attend(q, k, v, mask, carry, log, rule):
     return kernels.attend(q, k, v, mask, carry)
 
 
-def watched_feed_forward(x, mlp, carry, log):
+def watched_feed_forward(x, mlp, log):
     """kernels.feed_forward, which logs (silu(gate), the shares [N, k - 1] of the lowest experts or None).
 
     In a mixture the gates are those of each token's chosen experts.
@@ -237,7 +237,7 @@ def watched_feed_forward(x, mlp, carry, log):
     else:
         gate, _ = mlp.gate_up_proj(x).chunk(2, -1)                              # [N, F]
     log.append((functional.silu(gate), lowest))
-    return kernels.feed_forward(x, mlp, carry)
+    return kernels.feed_forward(x, mlp)
 
 
 def sparsity(model, texts, T=5, **knobs):
