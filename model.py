@@ -669,11 +669,11 @@ def checkpoint_views(model, stored=()):
     views = {}
     for name, weight in model.named_parameters():
         tensors = {name: weight}
-        if weight.ndim == 3:                            # a stack of experts
+        if weight.ndim == 3:                            # a stack of experts: gates, then ups [E, 2 F, C]
             home, part = name.rsplit('.', 1)
-            tensors = {f'{home}.experts.{part}': weight}                    # gates, then ups: [E, 2 F, C]
-            if not tensors.keys() <= set(stored):
-                tensors = {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
+            tensors = {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
+            if f'{home}.experts.{part}' in stored:
+                tensors = {f'{home}.experts.{part}': weight}
         for one, tensor in tensors.items():
             parts = parts_of(one)
             rows = [H * D, G * D, G * D] if '.qkv_proj.' in one else len(tensor) // len(parts)
@@ -806,20 +806,18 @@ def read_tokenizer(folder):
 def special_tokens(folder):
     """({name: AddedToken}, [AddedToken]) that a folder's settings name: bos_token, ..., and extra ones."""
     settings = read_json(folder / 'tokenizer_config.json', {})
-    # a tokenizer_config.json that has added_tokens_decoder counts alone
-    older = {} if 'added_tokens_decoder' in settings else read_json(folder / 'special_tokens_map.json', {})
-    named = {}
-    extra = None
-    for source in settings, older:
-        more = source.get('extra_special_tokens', source.get('additional_special_tokens', {}))
-        if isinstance(more, list):
-            extra = more if extra is None else extra
-            more = {}
-        own = {name: token for name, token in source.items() if name.endswith('_token')}
-        for name, token in (own | more).items():
-            if isinstance(token, (str, dict)):          # and no flag, as add_bos_token
-                named[name] = as_token(token, special=True)
-    return named, [as_token(token, special=True) for token in extra or []]
+    settings.setdefault('extra_special_tokens', settings.get('additional_special_tokens'))
+    if 'added_tokens_decoder' not in settings:          # it counts alone
+        settings |= read_json(folder / 'special_tokens_map.json', {})
+    extra = settings['extra_special_tokens']
+    extra = settings.get('additional_special_tokens') or [] if extra is None else extra
+    named = {name: token for name, token in settings.items() if name.endswith('_token')}
+    if isinstance(extra, dict):
+        named |= extra
+        extra = []
+    named = {name: as_token(token, special=True) for name, token in named.items()
+             if isinstance(token, (str, dict))}         # and no flag, as add_bos_token
+    return named, [as_token(token, special=True) for token in extra]
 
 
 def as_token(stored, **flags):
@@ -844,9 +842,8 @@ def tokens_beside(folder, tokenizer):
     for token in tokens:
         token.special |= token.content in special
     known = {token.content for token in [*there.values(), *tokens]}
-    usual = sorted(named, key=lambda name: NAMED.index(name) if name in NAMED else len(NAMED))
-    others = [named[name] for name in usual] + extra
-    return tokens + [token for token in others if token.content not in known]
+    others = [*(dict.fromkeys(NAMED) | named).values(), *extra]             # the usual names first
+    return tokens + [token for token in others if token and token.content not in known]
 
 
 def encode(tokenizer, texts, special=True):
@@ -891,8 +888,8 @@ def chat(folder, messages, tools=None):
         messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
         text = template.render(messages=messages, **settings)
         for one in messages:
-            content = one.get('content')                # a text, or a list of parts {type: text, text},
-            if isinstance(content, list) and str(content) in text:      # which the template does not take apart
+            content = one.get('content')                # a text, or a list of parts {type: text, text}
+            if isinstance(content, list) and str(content) in text:      # that the template does not open
                 one['content'] = ''.join(part['text'] for part in content)
         return template.render(messages=messages, **settings)
 
@@ -1156,10 +1153,9 @@ def check_fields(made):
         if kind not in TYPES or value is None and option.default is None:
             continue
         fits = type(value) in (kind, int if kind is float else kind)
+        fits = fits and value in (allowed['words'] or [value])
         if fits and kind in (int, float):
             fits = allowed['lowest'] <= value <= allowed['highest']
-        elif fits and allowed['words']:
-            fits = value in allowed['words']
         expected = f'{TYPES[kind]} {knob_range(option)}'.rstrip()
         if type(value) in (int, float) and value > allowed['highest'] >= 1e9:
             expected += f', {allowed["highest"]:g} at most'

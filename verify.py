@@ -410,8 +410,7 @@ class Exact(Method):
     def accept(self, session, draft, score):
         """(tokens, labels, judged) of this cycle, left to right up to a rejection or the end of sequence."""
         judged = []
-        for i, token in enumerate(draft.tokens):
-            row = score.table[i]
+        for i, (token, row) in enumerate(zip(draft.tokens, score.table)):
             row.chance = self.chance(score, i)
             row.kept = session.flip(row.chance)
             judged.append(row)
@@ -717,10 +716,9 @@ class Ecsv(Exact):
         self.ballot = Ballot.of(branches.tokens, branches.logits, self.soft > 0)
         check_finite(self.ballot.entropy, 'draft', session)
         draft = Draft.points(self.vote(session), session.target.model)
-        columns = zip(self.ballot.tokens.T.tolist(), self.weights.T.tolist(), self.tallies)
-        signals = [dict(branches=tokens, weights=weights, scores=scores)
-                   for tokens, weights, scores in columns]
-        draft.signals = signals[:len(draft.tokens)]
+        columns = zip(draft.tokens, self.ballot.tokens.T.tolist(), self.weights.T.tolist(), self.tallies)
+        draft.signals = [dict(branches=tokens, weights=weights, scores=scores)
+                         for _, tokens, weights, scores in columns]
         return draft
 
     def draft_branches(self, session, n):
@@ -913,9 +911,8 @@ class ViaSd(Exact):
         self.slim = slim = self.slim_score(session, draft)
         judge = slim                            # the target, from the first token on that slim doubts
         judged = []
-        for i, token in enumerate(draft.tokens):
-            row = slim.table[i]                 # its ratio is slim's; its p is the target's, if it was asked
-            judged.append(row)
+        for i, (token, row) in enumerate(zip(draft.tokens, slim.table)):
+            judged.append(row)                  # its ratio is slim's; its p is the target's, if it was asked
             if row.ratio < self.escalate:
                 judge = score
             by = row.signals['by'] = 'slim' if judge is slim else 'target'
