@@ -338,7 +338,7 @@ def parse(argv):
     p = Parser(description=__doc__, allow_abbrev=False)
     add = p.add_argument_group('prompts').add_argument
     add('--prompt', help='the text to continue')
-    add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question, messages or turns (the first)')
+    add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question, messages or turns (the first); -: stdin')
     add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
     add = p.add_argument_group('method').add_argument
     add('--method', default='sd', help='a method of --list, and knobs: "via keep=0.7" (default: sd)')
@@ -432,9 +432,8 @@ def read_value(value, kind):
 
 def no_such(name, names):
     """A sentence on a name that is none of these: the nearest, else all."""
-    longer = [one for one in names if one.startswith(name)]
-    alias = [NICKNAMES[name]] if NICKNAMES.get(name) in names else []
-    near = alias or longer or difflib.get_close_matches(name, names, 1)
+    wanted = NICKNAMES.get(name, name)
+    near = [one for one in names if one.startswith(wanted)] or difflib.get_close_matches(wanted, names, 1)
     known = f'expected one of {", ".join(sorted(names)) or "none"}'
     return f'{name}: there is none of this name; ' + (f'did you mean {near[0]}?' if near else known)
 
@@ -737,8 +736,6 @@ def figures(rounds, plain):
     written = rounds[0]
     engine = written[0].engine
     stats = statistics(cycles_of(written))
-    passes = whole_passes(stats['passes'])
-    slim = sum(n for path, n in stats['passes'].items() if path.startswith('target/')) - passes
     right = [good for text in written if (good := grade(text.row, text.text)) is not None]
     speeds = rates(rounds)
     faster = alike = ''
@@ -753,8 +750,8 @@ def figures(rounds, plain):
             alike = f'{fmean(shares):.1%}'
     return {'method': f'{written[0].name:15}',
             'tokens': str(stats['labels'].total()),
-            'passes': str(passes),
-            'slim': str(slim or ''),
+            'passes': str(whole_passes(stats['passes'])),
+            'slim': str(sum(n for path, n in stats['passes'].items() if 'slim' in path) or ''),
             'a pass': cell(stats['block_efficiency'], '.2f'),
             'kept': cell(stats['acceptance_rate'], '.1%'),
             'right': cell(ratio(sum(right), len(right)), '.1%'),
