@@ -172,10 +172,6 @@ class Block(Part):
             x = x + self.all_reduce(y)
         return x, added
 
-    def sublayers(self):
-        """The modules of the attention and those of the feed-forward, norms included."""
-        return (self.input_layernorm, self.self_attn), (self.post_attention_layernorm, self.mlp)
-
     def all_reduce(self, y):
         """A sublayer's output; their sum if each process has a part of the layer, see lab/parallel.py."""
         return y

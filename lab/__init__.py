@@ -15,7 +15,8 @@ def read_bytes(model, path):
         return model.pass_bytes
     parts = [model.model.norm, model.lm_head]
     for layer, *functions in zip(model.model.layers, path.attends, path.ffns):
-        for modules, function in zip(layer.sublayers(), functions):
+        sublayers = (layer.input_layernorm, layer.self_attn), (layer.post_attention_layernorm, layer.mlp)
+        for modules, function in zip(sublayers, functions):
             parts += modules if function else ()
     return sum(p.numel() * p.element_size() for part in parts for p in part.parameters())
 
