@@ -339,8 +339,7 @@ def to_host(*tensors):
         return tensors
     flat = torch.cat([x.flatten().double() for x in tensors]).cpu()
     parts = flat.split([x.numel() for x in tensors])
-    return [numbers.view(x.shape).to(x.dtype)
-            for x, numbers in zip(tensors, parts)]
+    return [numbers.view(x.shape).to(x.dtype) for x, numbers in zip(tensors, parts)]
 
 
 # -------------------------------------------------------------------------------------- caches and readers
@@ -395,8 +394,7 @@ class KVCache:
         if block != self.block:
             self.averaged = 0
             B, both, S, D = self.stores[0].shape
-            self.means = [store.new_zeros(B, both // 2, S // block, D)
-                          for store in self.stores]
+            self.means = [store.new_zeros(B, both // 2, S // block, D) for store in self.stores]
             self.block = block                  # last, because this may be interrupted
         first = self.averaged // block
         end = n // block
@@ -652,8 +650,7 @@ def weight_files(folder):
 def parts_of(name):
     """The names in a checkpoint of what a parameter of this name holds."""
     *home, fused, kind = name.split('.')
-    return ['.'.join([*home, part, kind])
-            for part in FUSED.get(fused, (fused,))]
+    return ['.'.join([*home, part, kind]) for part in FUSED.get(fused, (fused,))]
 
 
 def checkpoint_views(model, stored=()):
@@ -690,12 +687,10 @@ ORIGINAL = 'original_max_position_embeddings'
 ONLY = dict(            # settings that may have these values alone
     model_type=(*DEFAULTS,), hidden_act=(None, 'silu', 'swish'),
     mscale=(None, 0), mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
-ROPE = dict(            # rotary settings by type: (lowest value, default or None) of each
-    default={}, linear={'factor': (1, None), ORIGINAL: (1, None)},
-    llama3={'factor': (1, None), 'low_freq_factor': (0.001, None), 'high_freq_factor': (0.001, None),
-            ORIGINAL: (2, None)},
-    yarn={'factor': (1, None), 'beta_fast': (0.001, 32), 'beta_slow': (0.001, 1),
-          ORIGINAL: (2, None)})
+ROPE = dict(            # rotary settings by type, beside SCALED: (lowest value, default or None) of each
+    default={}, linear={}, llama3=dict(low_freq_factor=(0.001, None), high_freq_factor=(0.001, None)),
+    yarn=dict(beta_fast=(0.001, 32), beta_slow=(0.001, 1)))
+SCALED = {'factor': (1, None), ORIGINAL: (1, None)}     # of every type but `default`
 
 
 def read_config(folder):
@@ -769,7 +764,7 @@ def read_rope(raw, given):
     rope = {'rope_theta': raw.get('rope_theta') or 10000.0} | given | {'rope_type': kind}
     # at the top level it takes precedence
     rope[ORIGINAL] = raw.get(ORIGINAL) or given.get(ORIGINAL) or raw['max_position_embeddings']
-    needed = {'rope_theta': (1.001, None), **ROPE[kind]}
+    needed = dict(rope_theta=(1.001, None)) | ROPE[kind] | ({} if kind == 'default' else SCALED)
     if kind == 'yarn' and rope.get('attention_factor') is not None:     # 0 is no factor
         needed['attention_factor'] = 0.001, None
     for name, (lowest, usual) in needed.items():
@@ -1114,8 +1109,7 @@ TYPES = {int: 'a whole number', float: 'a number', bool: 'true or false', str: '
 
 def knob(default, meaning, lowest=-inf, highest=1e9, words=()):
     """A field that users set: a number in a range, or one of these words. `meaning` says what None does."""
-    return field(default=default,
-                 metadata=dict(meaning=meaning, lowest=lowest, highest=highest, words=words))
+    return field(default=default, metadata=dict(meaning=meaning, lowest=lowest, highest=highest, words=words))
 
 
 @functools.cache

@@ -338,7 +338,7 @@ def parse(argv):
     p = Parser(description=__doc__, allow_abbrev=False)
     add = p.add_argument_group('prompts').add_argument
     add('--prompt', help='the text to continue')
-    add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question, messages or turns (the first); -: stdin')
+    add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question, messages or turns; -: stdin')
     add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
     add = p.add_argument_group('method').add_argument
     add('--method', default='sd', help='a method of --list, and knobs: "via keep=0.7" (default: sd)')
@@ -440,15 +440,13 @@ def no_such(name, names):
 
 def list_methods(name):
     """Prints the methods, or of one what it does and its knobs: default, range, meaning."""
-    for one in [name] if name else METHODS:
-        try:
-            text = inspect.getdoc(type(method_for(one)))
-        except Exception as error:                      # of one's own that is none
-            if name:
-                raise
-            text = str(error)
-        print(text if name else f'  {one:15} {text.partition(chr(10))[0]}')
-    for own, option in knobs_of(type(method_for(name))).items() if name else ():
+    if not name:
+        for one, kind in METHODS.items():
+            print(f'  {one:15} {str(inspect.getdoc(kind)).partition(chr(10))[0]}')
+        return
+    kind = type(method_for(name))
+    print(inspect.getdoc(kind))
+    for own, option in knobs_of(kind).items():
         print(f'  {own:18} {option.default!s:8} {knob_range(option):16}  {option.metadata["meaning"]}')
 
 
@@ -493,7 +491,7 @@ def read_rows(prompt, file):
     with naming(f'--prompts {file}'), open(0 if file == '-' else file, encoding='utf-8-sig') as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                with naming(f'line {number}', (*MALFORMED, RecursionError)):
+                with naming(f'line {number}', MALFORMED):
                     rows.append(read_row(line))
         require_that(rows, 'the file has no rows')
     return rows

@@ -113,8 +113,7 @@ class Windows:
 
     def agreement(self, logps):
         """The share of tokens at which the first choice by these log-probabilities is the target's."""
-        same = [p.argmax(-1) == others.argmax(-1)
-                for p, others in zip(self.p, logps)]
+        same = [p.argmax(-1) == others.argmax(-1) for p, others in zip(self.p, logps)]
         return float(torch.cat(same).double().mean())
 
     def cost(self, skip):
@@ -160,8 +159,7 @@ def propose(tried, m, k):
     """
     i = len(tried)
     generator = torch.Generator().manual_seed(i)
-    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist()))
-            for _ in range(RANDOM)]
+    many = [tuple(sorted(torch.randperm(m, generator=generator)[:k].tolist())) for _ in range(RANDOM)]
     bayes = i >= WARM_UP and i % PERIOD == 0
     if bayes:
         for mask in sorted(tried, key=tried.get)[:8]:
@@ -266,8 +264,7 @@ def sparsity(model, texts, T=5, **knobs):
             before = []
             for layer in range(L):
                 heads, (gates, lowest) = log[2 * layer:2 * layer + 2]
-                similar[layer] += [len(a & b) / len(a | b)
-                                   for a, b in zip(heads, before)]
+                similar[layer] += [len(a & b) / len(a | b) for a, b in zip(heads, before)]
                 before = heads
                 sizes[layer].append(gates.reshape(-1, 1)[::EVERY].abs())
                 if lowest is not None:
@@ -315,10 +312,7 @@ def measure_signals(engine, settings):
             session.commit(method.write(session))
     require_that(steps, "no prompt leaves room for a step in the draft's context; give other --prompts")
     logp, grounding = signal_ranges(steps)
-    return dict(draft_logp=logp,
-                draft_grounding=grounding,
-                steps=len(steps),
-                draft=fingerprint(engine.draft))
+    return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps), draft=fingerprint(engine.draft))
 
 
 # --------------------------------------------------------------------------------------------- the program

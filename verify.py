@@ -596,12 +596,10 @@ class Branches(NamedTuple):
         """The ids of each branch, up to its end: one transfer."""
         tokens, highest = to_host(self.tokens, self.logits.amax())
         check_finite(highest, 'draft', session)
-        return [cut_at_eos(ids[:self.ends.get(row)], session.eos)
-                for row, ids in enumerate(tokens.tolist())]
+        return [cut_at_eos(ids[:self.ends.get(row)], session.eos) for row, ids in enumerate(tokens.tolist())]
 
 
-def sample_branches(session, reader, path, rows, n, to_probs,
-                    has_ended=None):
+def sample_branches(session, reader, path, rows, n, to_probs, has_ended=None):
     """Continuations of the text, `rows` of them, of n tokens, or until all of them have ended.
 
     to_probs: function from raw logits [rows, V] to the distributions that are sampled. has_ended: function of
@@ -1040,8 +1038,7 @@ class SpecGuard(Method):
             score = self.beta * scaled_L + (1 - self.beta) * scaled_G
             signals |= dict(L=L, G=G, scaled_L=scaled_L, scaled_G=scaled_G, score=score)
             kept = score >= self.tau
-        return Judged(draft.tokens, threshold=self.tau, chance=float(kept), kept=kept,
-                      signals=signals)
+        return Judged(draft.tokens, threshold=self.tau, chance=float(kept), kept=kept, signals=signals)
 
     def accept(self, session, draft, pairs):
         """(tokens, labels, judged), one verdict for the step."""
