@@ -125,6 +125,13 @@ def test_refused(named, changes, tmp_path, capsys):
     assert named in line.replace(str(folder), '')       # pytest names the folder after the case
 
 
+def test_weights_beyond_fp16(tmp_path, capsys):
+    """The line says with which dtype they can be used."""
+    flags = *talk(tiny(tmp_path, **stored(lambda x: x * 1e6, 'down'))), '--dtype'
+    refused(capsys, 'holds NaN or infinity in torch.float16; the widest range has --dtype fp32', *flags, 'fp16')
+    assert reported(capsys, *flags, 'fp32')['tokens']
+
+
 @pytest.mark.parametrize('defect', [TypeError, NameError, RuntimeError])
 def test_a_defect_of_ours_keeps_its_traceback(defect, tmp_path, monkeypatch):
     """No file is to blame for it."""
