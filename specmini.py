@@ -470,7 +470,7 @@ def exit_status(program, work):
         return 130
     except (BadInput, OSError, RuntimeError, MemoryError) as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        users = any(frame.f_globals.get('__name__', '').startswith('imported ') for frame in frames)
+        users = any(str(frame.f_globals.get('__name__')).startswith('imported ') for frame in frames)
         defect = isinstance(error, RuntimeError) and 'alloc' not in str(error)      # and no lack of memory
         if defect or users and not isinstance(error, BadInput):
             raise
