@@ -307,6 +307,7 @@ class Method:
     """What decode calls in turn. Its fields are its knobs.
 
     A method object serves one text, and may keep what it notes of it: an Engine makes a copy for each.
+    lab/prove.py holds `lossless` in the states that random walks reach, and in no others.
     """
     lossless = False        # whether the text follows the target's distribution exactly, at these knobs
 

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 
+from lab.prove import SAME, Proof
 from lab.toys import (Table, WrongResidual, apart, enumerate_law, exact_law, fresh, network, session,
                       variation, write)
 from model import KVCache, require_that, shared_length
@@ -176,7 +177,19 @@ def check_8(test_two):
     check_test(test_two, 'every guess is kept', Session, 'flip', lambda *_: True)
 
 
-CHECKS = {f.__name__[-1]: f for f in (check_1, check_2, check_3, check_4, check_5, check_6, check_7, check_8)}
+def check_9(Hidden):
+    """A rule that is wrong only after a block that was kept whole."""
+    kind = entered('hidden')
+    assert kind().lossless, 'it has to promise what it does not keep: lossless = True'
+    law = enumerate_law(Table(1, 2), Table(2, 2), kind(2), 3, temperature=1.0)
+    gap = variation(law, exact_law(Table(1, 2), 3, temperature=1.0))
+    assert gap < 1e-9, f'its first blocks are wrong already: texts of three tokens are {gap:.3g} off'
+    proof = Proof('hidden', kind(), range(50))
+    assert proof.gap > SAME, f'walks find no fault: {proof.sentence()}'
+
+
+CHECKS = {f.__name__[-1]: f for f in (check_1, check_2, check_3, check_4, check_5, check_6, check_7, check_8,
+                                      check_9)}
 
 
 def run():
@@ -184,7 +197,7 @@ def run():
     argv = sys.argv[1:]
     require_that(__debug__, 'its checks are asserts, which -O leaves out; run it without')
     require_that(len(argv) == 2 and argv[0] in CHECKS,
-                 f'found {argv}; expected NUMBER FILE, say 1 answer.py; lab/course.md has exercises 1 to 8')
+                 f'found {argv}; expected NUMBER FILE, say 1 answer.py; lab/course.md has exercises 1 to 9')
     number, path = argv
     names = inspect.signature(CHECKS[number]).parameters
     reason = None

@@ -7,7 +7,6 @@ The tests use these.
 """
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 import torch
@@ -127,12 +126,12 @@ class Table:
     finds there, so a wrong cache gives a wrong law. Slim (no feed-forward) and sparse paths write other keys.
     """
 
-    def __init__(self, seed, vocab=4, weight=1.0):
+    def __init__(self, seed, vocab=4, weight=1.0, dtype=torch.float64):
         self.seed, self.vocab = seed, vocab
         self.pass_bytes = weight    # that a pass is said to read, for methods that compare passes
         self.rows = {}              # prefix -> logits
         self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
-        self.cos = torch.zeros(10_000, 1, dtype=torch.float64)
+        self.cos = torch.zeros(10_000, 1, dtype=dtype)
         self.device, self.dtype = self.cos.device, self.cos.dtype
         self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
         self.full = Path('full', (kernels.attend,), (kernels.feed_forward,))
@@ -153,13 +152,24 @@ class Table:
             carry.update(added)
         keys = stores[0][:, 0, :, 0]                    # [B, S], in the cache
         mark = 0.5 * (None in path.ffns) + 0.25 * path.sparse       # what these write is no token
-        keys[:, positions] = ids.double() + mark
+        keys[:, positions] = (ids + mark).to(keys)
         logits = [torch.stack([self.row(tuple(line[:place + 1])) for place in positions.tolist()])
                   for line in keys.tolist()]
-        return torch.stack(logits)
+        return torch.stack(logits).to(self.dtype)
 
     def logits(self, hidden):
         return hidden
+
+
+class Near(Table):
+    """A draft that is near its target: blocks are kept whole. noise: of its logits; sharp: how sure it is."""
+
+    def __init__(self, seed, target, noise, sharp):
+        super().__init__(seed, target.vocab, dtype=target.dtype)
+        self.target, self.noise, self.sharp = target, noise, sharp
+
+    def row(self, prefix):
+        return self.sharp * (self.target.row(prefix) + self.noise * super().row(prefix))
 
 
 class Branch:
@@ -210,31 +220,18 @@ def enumerate_law(target, draft, method, horizon, prompt=(0,), run=write, **sett
     return found
 
 
-def law_by_cycles(target, draft, method, horizon, run=write, **settings):
-    """{tokens: probability} of texts of which the method writes the first cycle, and the target the rest.
-
-    If this is the target's law and no cycle depends on earlier ones, the method is lossless. It follows
-    longer blocks than enumerate_law in the same time.
-    """
-    found = Counter()
-    begun = enumerate_law(target, draft, method, horizon, run=partial(run, most=1), **settings)
-    for tokens, chance in begun.items():
-        found.update(exact_law(target, horizon, tokens, chance, **settings))
-    return found
-
-
-def exact_law(target, horizon, prefix=(), chance=1.0, eos=frozenset(), **settings):
-    """{tokens: probability} under the target alone, of all that begins with this prefix.
+def exact_law(target, horizon, prefix=(), chance=1.0, eos=frozenset(), prompt=(0,), **settings):
+    """{tokens: probability} under the target alone, of all that begins with this prefix after the prompt.
 
     settings: of a session; those that change the target's distribution count.
     """
-    if len(prefix) == horizon or eos.intersection(prefix):
-        return Counter({prefix: chance})
+    if len(prefix) >= horizon or eos.intersection(prefix):
+        return Counter({prefix[:horizon]: chance})
     found = Counter()
     sampling = {name: settings[name] for name in ('temperature', 'top_k', 'top_p') if name in settings}
-    for token, p in enumerate(probs(target.row((0, *prefix)), **sampling).tolist()):
+    for token, p in enumerate(probs(target.row((*prompt, *prefix)), **sampling).tolist()):
         if p > 0:
-            found.update(exact_law(target, horizon, (*prefix, token), chance * p, eos, **settings))
+            found.update(exact_law(target, horizon, (*prefix, token), chance * p, eos, prompt, **settings))
     return found
 
 
@@ -242,7 +239,7 @@ def variation(a, b):
     """Total variation distance of two laws, each of them whole."""
     for law in (a, b):
         total = sum(law.values())
-        require_that(abs(total - 1) < 1e-9, f'the chances of its texts sum to {total:.6g}; expected 1 by '
+        require_that(abs(total - 1) < 1e-6, f'the chances of its texts sum to {total:.6g}; expected 1 by '
                      'draws of session.draw from distributions that sum to 1')
     texts = a.keys() | b.keys()
     return sum(abs(a[text] - b[text]) for text in texts) / 2

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import specmini
 from kernels import has_half
-from lab.toys import (SIZES, Table, enumerate_law, exact_law, law_by_cycles, network, session, slim_session,
+from lab.toys import (SIZES, Table, enumerate_law, exact_law, network, session, slim_session,
                       variation)
 from model import BadInput, Reader, checkpoint_views
-from verify import METHODS, Ecsv
+from verify import METHODS
 
 HOME = File(specmini.__file__).parent
 EMBEDDED = HOME / 'lab/models'
@@ -191,8 +191,7 @@ def thin(model, name='sparse', **knobs):
 def law_gap(method, vocab=3, horizon=3, **settings):
     """The total variation between a method's law of texts and the target's, every draw enumerated."""
     settings = dict(temperature=1.0) | settings
-    enumerated = law_by_cycles if isinstance(method, Ecsv) else enumerate_law
-    law = enumerated(Table(1, vocab), Table(2, vocab), method, horizon, **settings)
+    law = enumerate_law(Table(1, vocab), Table(2, vocab), method, horizon, **settings)
     for name in ('text', 'calibration'):                # of SpecGuard's steps
         settings.pop(name, None)
     return variation(law, exact_law(Table(1, vocab), horizon, **settings))

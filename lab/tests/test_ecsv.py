@@ -3,17 +3,17 @@ import numpy
 import pytest
 
 from lab.baselines import OracleTop1
+from lab import prove
 from lab.ecsv import claims
 from lab.judge import Costs, Records
 from lab.measure import EMBEDDED, Stored
-from lab.tests.helpers import law_gap
 
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
 
 
 def test_law_of_the_best_branch():
     method = OracleTop1(**TWO)
-    assert method.lossless and law_gap(method, eos=frozenset([1])) < 1e-9
+    assert method.lossless and prove.Proof('best', method, range(6)).gap < prove.SAME
 
 
 def test_claims_by_hand():

@@ -143,7 +143,8 @@ def test_course_needs_its_asserts(tmp_path):
     case('5', 5, '2 * self.gamma', '3 * self.gamma', slow=True),
     case('6', 6, '# it says nothing', 'lossless = True  #', slow=True),
     case('7', 7, 'session.target, path)', 'session.target, whole)'),
-    case('8', 8, 'rest = residual(rest, q)', 'pass')])
+    case('8', 8, 'rest = residual(rest, q)', 'pass'),
+    case('9', 9, 'self.whole and', 'False and', slow=True)])
 def test_course_knows_its_solutions(number, old, new, tmp_path, capsys):
     """A solution is right, one that was changed is not; and one without its first name is told so."""
     text = SOLUTIONS[number - 1]

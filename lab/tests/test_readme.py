@@ -148,10 +148,10 @@ def test_links_lead_somewhere(page):
 
 
 def test_no_page_is_a_wall():
-    """The README has 180 lines at most, other pages 120; all of 130 columns."""
+    """The README has 190 lines at most, other pages 120; all of 130 columns."""
     for page in [*PAGES, 'lab/LOG.md', 'lab/models/README.md', 'lab/page/README.md']:
         lines = text_of(page).splitlines()
-        assert len(lines) <= (180 if page == 'README.md' else 120), page
+        assert len(lines) <= (190 if page == 'README.md' else 120), page
         narrow = [line for line in lines if not line.startswith(('|', '![', '<img', '$ python '))]
         assert all(len(line) <= 130 for line in narrow), page
 
