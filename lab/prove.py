@@ -31,7 +31,7 @@ CALIBRATION = Calibration(              # of a table, which has one layer
 PARTS = {'propose', 'guess', 'draft_probs', 'keep_drafting', 'score', 'chance', 'recovery_distribution',
          'accept'}
 SAMPLING = 'temperature', 'top_k', 'top_p'
-KEPT = *SAMPLING, 'eos', 'proposer', 'begin'            # of a session, by any method
+KEPT = *SAMPLING, 'eos', 'proposer', 'begin', 'generator'       # of a session, by any method
 
 
 # ------------------------------------------------------------------------------------- where a walk begins
@@ -99,9 +99,8 @@ def next_cycle(s, method, left):
         own = copy.deepcopy(method, {id(s): mine})
         mine.tokens_left, mine.draw, mine.generator = left, branch.draw, None
         cycle = checked(next(decode(mine, own)))
-        same = all(getattr(mine, name) == getattr(s, name) for name in KEPT)
-        same = same and (mine.tokens, mine.tokens_left) == (s.tokens + cycle.tokens, left - len(cycle.tokens))
-        require_that(same, 'it changes the session, which decode alone may do')
+        written = s.tokens + cycle.tokens, left - len(cycle.tokens)
+        require_that((mine.tokens, mine.tokens_left) == written, "it changes the session's text")
         law[tuple(cycle.tokens)] += branch.chance
         met.update([(len(cycle.drafted), cycle.accepted)], ['an end'] * mine.ended)
         chances = [prod(chance for _, chance in script) for script in branch.others]
@@ -153,6 +152,7 @@ class Proof:
         """numbers: of walks, up to the first that meets a difference; fixed: see setting_of."""
         self.name, self.method, self.seed, self.fixed = name, method, seed, fixed
         self.gap, self.walks, self.states, self.drafted = -1.0, 0, 0, 0
+        self.fp64 = 1e-16                               # the largest gap in fp64
         self.met = Counter()                            # {(drafted, accepted) or words: states}
         self.refused = {}                               # {drafts: why}
         kind = type(method)
@@ -195,6 +195,7 @@ class Proof:
             made['drafts'] = 'draft'
             s, method = begun(made, self.method, number, met)
         self.walks += 1
+        kept = [getattr(s, name) for name in KEPT]
         top, stop = max(made['gamma'], 2) + 1, r.randrange(CYCLES)
         for cycles in range(stop + 1):
             if s.ended or not s.tokens_left or self.gap > SAME:
@@ -208,12 +209,15 @@ class Proof:
                     kinds = dict(greedy=not made['temperature'], sparse=made['sparse'], fp32=made['fp32'])
                     met |= {kind for kind, holds in kinds.items() if holds} | {f'by {made["drafts"]}'}
                     self.met.update(met | found[2])
-            self.drafted = max(self.drafted, len(next(decode(s, method)).drafted) if made['gamma'] else 0)
+            drafted = next(decode(s, method)).drafted
+            require_that([getattr(s, name) for name in KEPT] == kept, 'it changes a setting of the session')
+            self.drafted = max(self.drafted, len(drafted) if made['gamma'] else 0)
 
     def judge(self, where, made, s, law, lost):
         """Counts a state, and keeps that in which the laws differ most, by the fewest tokens that show it."""
         self.states += 1
         apart = max(0.0, gap(law, s) - lost)
+        self.fp64 = max(self.fp64, 0 if made['fp32'] else apart)
         if apart > self.gap:
             setting = ', '.join(f'{key} {value}' for key, value in made.items())
             self.gap, self.where = apart, f'{where} ({setting})'
@@ -250,8 +254,8 @@ class Proof:
         counts = [f'{n} {word}' for word, n in self.met.most_common() if isinstance(word, str)]
         never = [word for word in ('a look-up', 'an end') if not self.met[word]]
         never += ['a block that was kept whole'] * (not any(n == kept > 0 for n, kept in blocks))
-        holds = (f'in all {self.states} states of {self.walks} walks, to {max(self.gap, 1e-16):.0e} '
-                 f'(blocks of up to {longest} guesses, of up to {whole} kept and cut at each place; '
+        holds = (f'in all {self.states} states of {self.walks} walks, in fp64 to {self.fp64:.0e}, all to '
+                 f'{max(self.gap, 1e-16):.0e} (blocks of up to {longest} guesses, of up to {whole} kept and cut at each place; '
                  f'{", ".join(counts)})')
         holds += f'; never met: {", ".join(never)}' * bool(never)
         lacking = f'no state asks its {", ".join(sorted(self.own - self.asked))}' * (self.asked < self.own)

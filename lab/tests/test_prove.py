@@ -50,6 +50,17 @@ def shortened(self, session):
     return Exact.propose(self, session)
 
 
+def endless(self, session):
+    session.eos = frozenset() if len(session.tokens) > session.begin + 5 else session.eos
+    return Exact.propose(self, session)
+
+
+def late_steps(self, session, draft, pairs):
+    tokens, labels, judged = METHODS['specguard'].accept(self, session, draft, pairs)
+    return (draft.tokens, ['draft'] * len(draft.tokens), judged) if len(session.tokens) > 10 else (
+        tokens, labels, judged)
+
+
 WRONG = dict(
     third=liar(WrongThird), bonus=liar(WrongBonus), residual=liar(WrongResidual),
     after_whole=liar(AfterWhole), greedy=only(lambda s, i: is_greedy(s.temperature)),
@@ -63,18 +74,20 @@ WRONG = dict(
 
 @pytest.mark.parametrize('wrong, status', [
     *[case(name, wrong, [1]) for name, wrong in WRONG.items()],
-    case('shortened', liar(propose=shortened), [2]),
+    case('shortened', liar(propose=shortened), [2]), case('endless', liar(propose=endless), [2]),
+    case('steps', liar(METHODS['specguard'], accept=late_steps), [1]),
     case('coin', liar(chance=lambda *_: float(torch.rand(1) < 0.5)), [1, 2]),
     case('own', liar(chance=lambda _, score, i: float(
         torch.rand(1, generator=score.session.generator))), [2])])
 def test_what_is_wrong_in_some_states_alone_is_found(wrong, status, capsys, monkeypatch):
     """In a line, which a single walk repeats."""
     monkeypatch.setitem(METHODS, 'mine', wrong)
-    found, out, err = program(capsys, 'mine', '--set', 'gamma=4', main=prove.main)
+    flags = 'mine', '--set', 'tau=inf' if issubclass(wrong, METHODS['specguard']) else 'gamma=4'
+    found, out, err = program(capsys, *flags, main=prove.main)
     assert found in status and ('\nWRONG: ' in out or 'lab.prove: mine: ' in err), out + err
     if status == [1]:
         number = out.split('--walk ')[1].split()[0]
-        _, again, _ = program(capsys, 'mine', '--set', 'gamma=4', '--walk', number, main=prove.main)
+        _, again, _ = program(capsys, *flags, '--walk', number, main=prove.main)
         assert [line for line in again.splitlines() if not line.startswith('not walked')] == [
             line for line in out.splitlines() if not line.startswith('not walked')]
 
