@@ -255,8 +255,8 @@ class Proof:
         never = [word for word in ('a look-up', 'an end') if not self.met[word]]
         never += ['a block that was kept whole'] * (not any(n == kept > 0 for n, kept in blocks))
         holds = (f'in all {self.states} states of {self.walks} walks, in fp64 to {self.fp64:.0e}, all to '
-                 f'{max(self.gap, 1e-16):.0e} (blocks of up to {longest} guesses, of up to {whole} kept and cut at each place; '
-                 f'{", ".join(counts)})')
+                 f'{max(self.gap, 1e-16):.0e} (blocks of up to {longest} guesses, of {whole} kept and cut '
+                 f'at each place; {", ".join(counts)})')
         holds += f'; never met: {", ".join(never)}' * bool(never)
         lacking = f'no state asks its {", ".join(sorted(self.own - self.asked))}' * (self.asked < self.own)
         if self.drafted > longest:
