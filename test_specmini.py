@@ -98,7 +98,7 @@ SKIP = dict(mask=dict(skip=[1]))                        # of a Table: its feed-f
     case('cmasd-tau-1-fixed', CmAsd(4, k_min=4, **STRICT), 9),
     case('cmasd-lossy', CmAsd(4), 9),
     case('ecsv', Ecsv(**TWO), 6),
-    case('ecsv-four-branches', Ecsv(), 12, slow=True),
+    case('ecsv-four-branches', Ecsv(), 9, slow=True),
     case('ecsv-soft', Ecsv(**TWO, soft=0.5), 4, slow=True),
     case('ecsv-spot', EcsvSpot(**TWO, **CHECKED), 4),
     case('ecsv-spot-four', EcsvSpot(**FOUR, **CHECKED), 6, slow=True),
