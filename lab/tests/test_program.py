@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from functools import partial
@@ -487,11 +486,17 @@ def test_tools_go_to_the_template(talking, capsys):
     assert 'the tools of rows are not used' in program(capsys, *flags)[2]
 
 
-def test_prompts_of_standard_input(pair):
-    flags = pair[:4] + ('--prompts', '-', '--max-new', '2', '--json')
-    done = subprocess.run([sys.executable, HOME / 'specmini.py', *flags], capture_output=True, text=True,
-                          input='{"prompt": "hello"}\n{"prompt": "you"}\n')
-    assert [json.loads(line)['prompt_tokens'] for line in done.stdout.splitlines()] == [5, 3], done.stderr
+def test_prompts_of_standard_input(pair, capsys):
+    read, write = os.pipe()
+    os.write(write, b'{"prompt": "hello"}\n{"prompt": "you"}\n')
+    os.close(write)
+    before = os.dup(0)
+    try:
+        os.dup2(read, 0)
+        _, out, err = program(capsys, *pair[:4], '--prompts', '-', '--max-new', 2, '--json')
+    finally:
+        os.dup2(before, 0)
+    assert [json.loads(line)['prompt_tokens'] for line in out.splitlines()] == [5, 3], err
 
 
 @pytest.mark.parametrize('template', ["{{ 'a' * 10 ** 13 }}", "{{ range(10 ** 9) | map('string') | join }}"])
@@ -517,7 +522,7 @@ def test_a_context_that_is_full_ends_a_text(prompt, max_new, length, pair, capsy
     refused(capsys, 'the target takes 1 to 63', *pair[:4], '--prompt', 'x' * 64)
 
 
-@pytest.mark.parametrize('prompt', ['y' * 5, 'y' * 16, 'y' * 40])
+@pytest.mark.parametrize('prompt', ['y' * 5, 'y' * 16])
 @pytest.mark.parametrize('method', ['sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse'])
 def test_where_the_drafts_context_ends_the_target_writes_on(prompt, method, pair, capsys, tmp_path):
     """As long a text as without a draft, by a lossless method the same; the draft reads up to there."""
