@@ -124,15 +124,15 @@ def test_a_gap_is_the_total_variation_of_whole_texts(rule):
 
 
 @pytest.mark.parametrize('kind, flags, status, said', [
-    case('right', Exact, '--walks 12', 0, 'lossless in all '),
+    case('right', Exact, '--walks 7', 0, 'lossless in all '),
     case('lossy', METHODS['lenient'], '', 0, 'LOSSY: off by '),
-    case('unpromised', type('Own', (Exact,), dict(guess=Exact.guess)), '--walks 9', 0, 'no difference '),
+    case('unpromised', type('Own', (Exact,), dict(guess=Exact.guess)), '--walks 5', 0, 'no difference '),
     case('never-met', Exact, '--walks 2', 0, 'never met: '),
     case('greedy', Exact, '--temperature 0 --walks 9', 0, 'greedy'),
     case('prompt', Exact, '--walks 3 --top-k 2 --top-p 0.9', 0, 'top_k 2, top_p 0.9, prompt [2, 0, 1],'),
     case('unasked', liar(accept=lambda self, session, draft, score: (
         [score.next_token(len(draft.tokens))] if not draft.tokens else [int(session.draw(score.p[0]))],
-        ['target'], []), chance=lambda *_: 1.0), '--walks 9', 0, 'NOT PROVED: no state asks its chance.')])
+        ['target'], []), chance=lambda *_: 1.0), '--walks 5', 0, 'NOT PROVED: no state asks its chance.')])
 def test_what_is_said(kind, flags, status, said, capsys, monkeypatch):
     monkeypatch.setitem(METHODS, 'mine', kind)
     found, out, err = program(capsys, 'mine', '--prompt', '2 0 1', *flags.split(), main=prove.main)
