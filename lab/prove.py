@@ -222,11 +222,12 @@ class Proof:
             setting = ', '.join(f'{key} {value}' for key, value in made.items())
             self.gap, self.where = apart, f'{where} ({setting})'
             rest = dict(eos=s.eos, prompt=s.tokens) | {name: made[name] for name in SAMPLING}
-            for n in range(1, 4):
+            for n in range(1, 9):
                 self.wanted, self.law = exact_law(s.target.model, n, **rest), Counter()
                 for tokens, chance in law.items():
                     self.law.update(exact_law(s.target.model, n, tokens, chance, **rest))
-                if len(self.wanted) > ROWS or variation(self.law, self.wanted) > SAME:
+                enough = 999 if apart > SAME else ROWS
+                if len(self.wanted) > enough or variation(self.law, self.wanted) > SAME:
                     break
 
     def lines(self):

@@ -138,6 +138,7 @@ def test_what_is_said(kind, flags, status, said, capsys, monkeypatch):
     found, out, err = program(capsys, 'mine', '--prompt', '2 0 1', *flags.split(), main=prove.main)
     assert found == status and said in out, out + err
     shown = [line.split() for line in out.splitlines() if line[:1].isdigit()]
+    assert ('LOSSY' in out) == any(line[-1] != '0' for line in shown)
     assert sum(float(line[-2]) for line in shown) <= 1.00001 and 0 < len(shown) <= prove.ROWS
 
 
