@@ -878,11 +878,11 @@ def chat(folder, messages, tools=None):
         settings = dict(tools=tools or None, documents=None, add_generation_prompt=True)
         messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
         text = template.render(messages=messages, **settings)
-        for one in messages:
-            content = one.get('content')                # a text, or a list of parts {type: text, text}
-            if isinstance(content, list) and str(content) in text:      # that the template does not open
-                one['content'] = ''.join(part['text'] for part in content)
-        return template.render(messages=messages, **settings)
+        parted = [one for one in messages if isinstance(one.get('content'), list)]
+        closed = [one for one in parted if str(one['content']) in text]     # written as they are, unopened
+        for one in closed:
+            one['content'] = ''.join(part['text'] for part in one['content'])
+        return template.render(messages=messages, **settings) if closed else text
 
 
 def read_template(folder):
@@ -1049,15 +1049,13 @@ def find_folder(name):
     return File(name) if File(name).is_dir() else snapshot(str(name))
 
 
-PATTERNS = '*.json', 'model*.safetensors', '*.jinja'       # what is fetched of a repository
-
-
 @functools.cache
 def snapshot(name):
     from huggingface_hub import errors, snapshot_download, try_to_load_from_cache    # slow; with tokenizers
     with naming(f'{name}: no such folder, and as a repository of the hub', Exception):
         try:
-            return File(snapshot_download(name, allow_patterns=PATTERNS, ignore_patterns=['*/*']))
+            return File(snapshot_download(name, allow_patterns=['*.json', 'model*.safetensors', '*.jinja'],
+                                          ignore_patterns=['*/*']))
         except errors.LocalEntryNotFoundError:          # offline: the cache may have all that is needed
             config = try_to_load_from_cache(name, 'config.json')
             if not isinstance(config, str):

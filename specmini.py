@@ -49,7 +49,7 @@ IGNORED = dict(
     **dict.fromkeys(('exponential_decay_length_penalty', 'stop_strings', 'bad_words_ids',
                      'sequence_bias', 'suppress_tokens', 'begin_suppress_tokens', 'forced_bos_token_id',
                      'forced_eos_token_id', 'dola_layers', 'watermarking_config')))
-NICKNAMES = dict.fromkeys(('plain', 'greedy', 'autoregressive', 'none'), 'ar')
+NICKNAMES = dict(plain='ar', greedy='ar')
 
 
 # --------------------------------------------------------------------------------------------- the Engine

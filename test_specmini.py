@@ -1,8 +1,9 @@
 """What must hold of the network, of exact decoding and of the five methods, and why. Read it from the top.
 
 transformers says what a network computes, exact enumeration how a rule's texts are distributed, plain
-decoding what a greedy text is, and a fresh cache what a cache should hold. A *law test* compares the
-distributions of whole texts: it follows every outcome of every random draw, so rounding is its only error.
+decoding what a greedy text is, and a fresh cache what a cache should hold. A *law test* compares
+distributions: in states that random walks reach (lab/prove.py) it follows every outcome of every draw of the
+next cycle, so rounding is its only error.
 Ids begin with the method: `pytest -k "law and cmasd"` selects the laws of CM-ASD. `-m "not slow"` leaves out
 what takes more than about a second. The rest of what the project promises (checkpoints, flags, pages) is
 tested in lab/tests/.

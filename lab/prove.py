@@ -202,8 +202,8 @@ class Proof:
                 break
             if cycles == stop or r.random() < (0.2 if made['temperature'] else 0.6):
                 met.clear()
-                short = top if r.random() < 0.7 else r.randint(1, top)
-                found = longest_cycle(s, method, short, made['whole'] and made['gamma'])
+                left = top if r.random() < 0.7 else r.randint(1, top)
+                found = longest_cycle(s, method, left, made['whole'] and made['gamma'])
                 if found:
                     self.judge(f'walk {number} after {cycles} cycles, text {s.tokens}', made, s, *found[:2])
                     kinds = dict(greedy=not made['temperature'], sparse=made['sparse'], fp32=made['fp32'])

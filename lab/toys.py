@@ -3,7 +3,7 @@
 Whether a method is lossless can be counted out. The law of its texts is
 `enumerate_law(Table(1), Table(2), method, 3, temperature=1.0)`, the target's own is
 `exact_law(Table(1), 3, temperature=1.0)`: if it is lossless, their `variation` is 0, but for rounding.
-The tests use these.
+lab/prove.py goes further than such beginnings.
 """
 from collections import Counter
 from dataclasses import replace
