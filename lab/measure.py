@@ -1,8 +1,8 @@
-"""Records what the papers' claims rest on: `python -m lab.measure via` stores rows that lab/judge.py judges.
+"""Runs lists of settings on texts, a row a run: `python -m lab.measure lab/cmasd/knobs.txt`.
 
-Each paper has a module `claims` with RECORDS {name: Record}. A record is a file of JSON lines: a head that
-says what it was measured on (Pair.head), then one row for each item, written as it is measured. With
---target, --draft and --prompts the same records are made of any other pair.
+A list is a file: a head of `key: value` lines, an empty line, then settings, one a line, as `specmini.py
+--compare` takes them; its first one runs beside all others. LAB PAPERS name their own lists and records. With
+--target, --draft and --prompts the same rows are made of any other pair.
 """
 import argparse
 import datetime
@@ -27,22 +27,23 @@ from typing import NamedTuple
 
 import torch
 
-from kernels import Half, pack_children
+import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import at_least, tasks
-from model import (Block, check_fields, encode, fingerprint, knob, knobs_of, new_file, read_calibration,
+from model import (check_fields, encode, fingerprint, knob, knobs_of, new_file, read_calibration,
                    require_that)
-from specmini import DTYPES, Engine, add_flags, chat, exit_status, grade, read_rows, ready, take_threads
-from verify import (METHODS, Exact, confidence_signals, decode, draft_model, prompt_lookup, token_logps,
-                    tokens_of)
+from specmini import (DTYPES, Engine, add_flags, chat, exit_status, grade, make_methods, read_rows, read_value,
+                      ready, take_threads)
+from train_mask import Settings, measure_signals
+from verify import decode, draft_model, lookup_then_draft, prompt_lookup, token_logps, tokens_of
 
 SEED = 11               # of the held-out rows that are measured on
 LAB = File(__file__).parent
 MODELS = LAB / 'models'
-PAPERS = dict(cmasd=60, ecsv=50, via=20, specguard=50, sparse=50, best=8)      # prompts of each task
-ELSEWHERE = 12          # prompts of each family, of any other pair
+PAPERS = 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', 'best'
 DIGITS = 5              # significant digits of a stored number
-MOST_POSITIONS = 32     # the longest pass whose cost is measured; over a costly target a fourth of that
-MOST_ROWS = 6           # the most draft rows whose pass is measured
+COSTED = 16             # positions of the longest pass whose time is recorded
+ROWS = 8                # the most draft rows whose pass is timed
+OF_ENGINE = dict(temperature=float, seed=int, draft=str, lookup=bool)     # what a setting may say besides knobs
 
 
 # ------------------------------------------------------------------------------------------------- the models
@@ -51,47 +52,6 @@ MOST_ROWS = 6           # the most draft rows whose pass is measured
 def network(folder, device, dtype):
     """(Transformer, tokenizer, end ids) of a folder, held once."""
     return ready(folder, device, dtype)
-
-
-class Costly(torch.nn.Module):
-    """A sublayer's last product, and after it the products of others like it, of which nothing is kept.
-
-    So a pass reads the weights of a larger model and writes the same text, bit for bit. Left out are the
-    others' attention, norms and activations, on a CPU 8 % of a layer's time.
-    """
-
-    def __init__(self, last, others):
-        """others: pairs of a sublayer's first and last product."""
-        super().__init__()
-        self.last = last
-        self.others = torch.nn.ModuleList(map(torch.nn.ModuleList, others))
-
-    def forward(self, x):
-        y = self.last(x)
-        for first, last in self.others:
-            y = y + 0 * last(first(y)[:, :x.shape[1]])
-        return y
-
-
-def make_costly(model, layers):
-    """Lets each layer of a packed network run so many others. They are as many sets of random weights.
-
-    All layers share the sets, each of which has left a CPU's caches when its turn comes again.
-    """
-    torch.manual_seed(0)
-    others = [Block(model.config, 0).requires_grad_(False) for _ in range(layers)]
-    for block in others:
-        for weight in block.parameters():
-            weight.data = 0.02 * torch.randn_like(weight)
-            if weight.ndim == 2 and isinstance(model.lm_head, Half):
-                weight.data = weight.data.bfloat16()
-        pack_children(block.self_attn)
-        pack_children(block.mlp)
-    for layer in model.model.layers:
-        attention = [(block.self_attn.qkv_proj, block.self_attn.o_proj) for block in others]
-        layer.self_attn.o_proj = Costly(layer.self_attn.o_proj, attention)
-        channels = [(block.mlp.gate_up_proj, block.mlp.down_proj) for block in others]
-        layer.mlp.down_proj = Costly(layer.mlp.down_proj, channels)
 
 
 class SharingEngine(Engine):
@@ -133,10 +93,11 @@ class Pair:
     chat: bool = knob(False, "put prompts into the target's chat template")
     max_new: int = knob(256, 'tokens that a text has at most', 1)
     longest: int = knob(1024, 'tokens of a prompt; longer ones are passed over', 1)
+    ignore_eos: bool = knob(False, 'write on past the end of sequence')
     device: str = knob('cpu', 'or cuda', words=('cpu', 'cuda'))
     dtype: str = knob('auto', 'as in specmini.py', words=('auto', *DTYPES))
+    compile: bool = knob(False, 'torch.compile short passes: of a card')
     made: str = knob('', 'how the weights were made, as words for the head of a record')
-    costly: int = knob(0, 'layers that each layer of the target runs besides, for nothing', 0, 16)
 
     def __post_init__(self):
         check_fields(self)
@@ -149,11 +110,11 @@ class Pair:
     def name(self):
         """The folder of its results: `embedded`, or of the models' names, as `qwen-1.5b+0.5b`."""
         names = [File(folder).resolve().name for folder in self.folders]
-        names[0] += f'x{1 + self.costly}' if self.costly else ''
         if self.is_embedded:
             return 'embedded' if self == EMBEDDED else 'embedded+' + names[-1]
         shared = os.path.commonprefix(names) if len(names) > 1 else ''
-        return shared + '+'.join(name[len(shared):] for name in names).replace(' ', '-')
+        where = ' on cuda' * (self.device == 'cuda') + ' compiled' * self.compile
+        return (shared + '+'.join(name[len(shared):] for name in names) + where).replace(' ', '-')
 
     @property
     def folders(self):
@@ -163,13 +124,8 @@ class Pair:
     def tokenizer(self):
         return network(self.target, self.device, self.dtype)[1]
 
-    def engine(self, kind=SharingEngine):
-        """An Engine of the pair, of this class."""
-        return kind(self.target, self.draft or 'lookup', max_new=self.max_new, device=self.device,
-                    dtype=self.dtype)
-
     def texts(self, usual, n, seed=SEED):
-        """The first n Prompts of each family that have `longest` tokens or fewer.
+        """The first n Prompts of each family that have `longest` tokens or fewer, the families in turn.
 
         usual: the embedded pair's families, tasks of the lab.
         """
@@ -181,22 +137,21 @@ class Pair:
             encoded = ((row, self.encode(row['prompt'])) for row in theirs)
             short = itertools.islice(((row, ids) for row, ids in encoded if len(ids) <= self.longest), n)
             found += [Prompt(family, place, row, ids) for place, (row, ids) in enumerate(short)]
-        return found
+        return sorted(found, key=lambda prompt: prompt.place)       # what is interrupted has some of each
 
     def encode(self, text):
         """The ids of a prompt, in the chat template where that is wanted."""
         (ids,) = encode(self.tokenizer, [chat(self.target, text) if self.chat else text], not self.chat)
         return ids
 
-    def head(self, record, n, by):
-        """The first line of a record: what is measured, on what, by clock or counts, where and when."""
+    def head(self, **more):
+        """The first line of a record: what is measured, on what, where and when."""
         models = {File(folder).resolve().name: fingerprint(folder) for folder in self.folders}
         files = {File(file).name: hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
                  for file in self.prompts}
         mask = read_calibration(self.target, self.draft).get('mask', {})
-        return dated(dict(record=record, n=n, seed=SEED, models=models, made=self.made, skip=mask.get('skip'),
-                          costly=self.costly, device=self.device, dtype=self.dtype, prompts=files,
-                          chat=self.chat, max_new=self.max_new, longest=self.longest, by=by))
+        flags = {name: getattr(self, name) for name in knobs_of(Pair) if name not in ('target', 'draft')}
+        return dated(more | dict(seed=SEED, models=models, skip=mask.get('skip'), prompts=files) | flags)
 
 
 EMBEDDED = Pair(draft=str(MODELS / 'draft'), max_new=160, longest=300, dtype='fp32', made='lab.train')
@@ -213,93 +168,79 @@ def rows_by_family(files):
     return found
 
 
-# ----------------------------------------------------------------------------------------- settings on texts
-
-class Setting(NamedTuple):
-    """One way to write a text."""
-    method: Callable            # makes a Method: a method serves one text
-    proposer: Callable = None   # where drafts come from; None: the pair's own
-    temperature: float = 0.0
-    seed: int = 0
-
-
-def named(method, **knobs):
-    """A Setting of a method by its name; settings of Setting itself are taken out of the knobs."""
-    own = {key: knobs.pop(key) for key in Setting._fields if key in knobs}
-    return Setting(functools.partial(METHODS[method], **knobs), **own)
-
-
-def sd(gamma, proposer=None, **settings):
-    """The Setting of exact speculative decoding with greedy drafts of gamma tokens."""
-    return Setting(functools.partial(Exact, gamma, draft_temperature=0), proposer, **settings)
-
-
-def run_row(settings, pair, prompt, timed=False):
-    """A row {family, place, runs: {name: counts}} of one prompt; settings: {name: Setting}, or of a pair.
-
-    Only rows that are `timed`, of a machine that does nothing else, keep the seconds.
-
-    Settings are run in turn, in another order for each text, because the same setting took 8 % longer at
-    another place of a fixed order.
-    """
-    settings = settings(pair) if callable(settings) else settings
-    order = random.Random(f'{prompt.family} {prompt.place}').sample(list(settings), len(settings))
-    runs = {name: counts_of(pair, settings[name], prompt) for name in order}
-    for run in runs.values():
-        if not timed:
-            del run['seconds']
-    return prompt.name | dict(runs={name: runs[name] for name in settings})
-
-
-def answer_row(settings, pair, prompt):
-    """Whether each setting's answer is right; None where the prompt has no answer."""
-    runs = run_row(settings, pair, prompt)['runs']
-    return prompt.name | {name: run['right'] for name, run in runs.items()}
-
+# ------------------------------------------------------------------------------------------------ one run
 
 @functools.cache
-def cached_engine(pair):
-    return pair.engine()
-
-
-def prepared(pair, setting):
-    """An Engine of the pair that writes as the setting says."""
-    engine = cached_engine(pair)
-    engine.proposer = setting.proposer or (draft_model if pair.draft else prompt_lookup)
-    engine.temperature = setting.temperature
-    engine.seed = setting.seed
+def cached_engine(pair, draft):
+    """An Engine of the pair that drafts as `draft` says: the pair's own model, lookup, none, self."""
+    options = {name: getattr(pair, name) for name in ('max_new', 'ignore_eos', 'device', 'dtype', 'compile')}
+    engine = SharingEngine(pair.target, draft, **options)
+    if pair.is_embedded and draft == pair.draft and 'signals' not in engine.calibration:
+        engine.calibration['signals'] = measure_signals(engine, Settings())     # the lab's other draft
     return engine
 
 
-def counts_of(pair, setting, prompt):
-    """What one Setting does with one text: the counts of a run.
+def parts_of(setting):
+    """(a Method, {what the setting says of the Engine}) of `sd gamma=3 lookup=true seed=1`."""
+    words = re.split(r'\s+(?=\S+=)', setting)
+    own = [word for word in words if word.partition('=')[0] in OF_ENGINE]
+    rest = ' '.join(word for word in words if word not in own)
+    pairs = (word.split('=') for word in own)
+    return make_methods([rest])[rest], {name: read_value(value, OF_ENGINE[name]) for name, value in pairs}
 
-    tokens written; drafted, judged and accepted draft tokens; cycles; wrong: tokens that are not the target's
-    first choice after the same text; nats: -log p of the text by the target; right: 1, 0, or None where the
-    row has no answer; seconds by the clock, without the prompt; passes {reader/path: {positions: passes}}.
-    """
-    engine = prepared(pair, setting)
+
+def prepared(pair, setting='sd'):
+    """(an Engine of the pair, a Method of one text) as the setting says."""
+    method, own = parts_of(setting)
+    engine = cached_engine(pair, own.get('draft') or pair.draft or 'lookup')
+    engine.temperature = own.get('temperature', 0.0)
+    engine.seed = own.get('seed', 0)
+    engine.proposer = prompt_lookup if engine.draft == 'lookup' else draft_model
+    if own.get('lookup'):
+        engine.proposer = lookup_then_draft
+    return engine, method
+
+
+def run_once(pair, setting, prompt):
+    """(Session, Cycles, Engine, seconds, passes) of one run; the prompt is not timed."""
+    engine, method = prepared(pair, setting)
     engine.open([prompt.ids])
-    method = setting.method()
+    if tasks.is_own(prompt.row):
+        engine.calibration['checker'] = tasks.step_checker(prompt.row, engine.tokenizer, len(prompt.ids))
     session = engine.start(prompt.ids, method)
     marks = {role: len(reader.log) for role, reader in engine.readers.items()}
     begin = moment()
     cycles = list(decode(session, method))
     seconds = moment() - begin
-    passes = {}                                         # positions count all rows
+    passes = {}
     for role, reader in engine.readers.items():
         for path, positions in reader.log[marks[role]:]:
             passes.setdefault(f'{role}/{path.name}', Counter())[positions] += 1
-    judged = [verdict for cycle in cycles for verdict in cycle.judged]
+    return session, cycles, engine, seconds, passes
+
+
+def run_row(pair, setting, prompt):
+    """A row of one run.
+
+    tokens written; end: eos or length; wrong: tokens that are not the target's first choice after the same
+    text; nats: -log p of the text by the target at temperature 1; right: 1, 0, or None where nothing tells;
+    cycles: {`drafted judged kept`: cycles} in tokens; passes: {reader/path: {positions of all rows: passes}};
+    seconds: of each turn, without the prompt.
+    """
+    session, cycles, engine, seconds, passes = run_once(pair, setting, prompt)
     written = session.tokens[session.begin:]
     logits = session.target.read(session.tokens[:-1], session.target.model.full, len(written)).float()
-    return dict(
-        tokens=len(written), drafted=sum(len(cycle.drafted) for cycle in cycles),
-        judged=sum(len(one.tokens) for one in judged),
-        accepted=sum(len(one.tokens) for one in judged if one.kept), cycles=len(cycles),
+    counts = Counter()
+    for cycle in cycles:
+        judged = sum(len(one.tokens) for one in cycle.judged)
+        counts[f'{len(cycle.drafted)} {judged} {cycle.accepted}'] += 1
+    return prompt.name | dict(
+        setting=setting, temperature=engine.temperature, allowed=engine.max_new, tokens=len(written),
+        end='eos' if session.ended else 'length',
         wrong=sum(pick != token for pick, token in zip(logits.argmax(-1).tolist(), written)),
         nats=-float(token_logps(logits, written).sum()),
-        right=graded(prompt.row, engine.tokenizer.decode(tokens_of(cycles))), seconds=seconds, passes=passes)
+        right=graded(prompt.row, engine.tokenizer.decode(tokens_of(cycles))),
+        cycles=counts, passes=passes, seconds=[seconds])
 
 
 def graded(row, text):
@@ -315,47 +256,77 @@ def moment():
     return time.perf_counter()
 
 
-# ------------------------------------------------------------------------------------- the target's own text
+def text_rows(settings, turns, pair, prompt):
+    """The rows of one text. A turn has an order of its own, and plain decoding, the first, three times.
 
-def token_row(pair, prompt):
-    """A row of columns, one value for each token of the target's own greedy text.
-
-    hit: whether the draft's first choice is that token; signals: CM-ASD's three confidences [T, 3].
+    That is at its beginning, middle and end, because the same setting takes longer at another moment.
     """
-    engine = prepared(pair, sd(8, prompt_lookup))
-    engine.open([prompt.ids])
-    session = engine.start(prompt.ids, Exact())
-    written = tokens_of(decode(session, Exact(8)))
-    draft = session.drafter
-    q = draft.read(session.tokens[:-1], draft.model.full, len(written)).float()                  # [T, V] raw
-    hits = [int(guess == token) for guess, token in zip(q.argmax(-1).tolist(), written)]
-    return prompt.name | dict(tokens=len(written), hit=hits,
-                              signals=[list(confidence_signals(row[None])) for row in q])
+    first, *others = settings
+    rows = {}
+    if pair.compile:                                    # a first run compiles
+        for setting in settings:
+            run_once(pair, setting, prompt)
+    for turn in range(turns):
+        random.Random(f'{prompt.family} {prompt.place} {turn}').shuffle(others)
+        half = len(others) // 2
+        for setting in (first, *others[:half], first, *others[half:], first):
+            if setting in rows:
+                rows[setting]['seconds'].append(run_once(pair, setting, prompt)[3])
+            else:
+                rows[setting] = run_row(pair, setting, prompt)
+    return [rows[setting] for setting in settings]
 
 
-# ---------------------------------------------------------------------------------------------- pass costs
+# ------------------------------------------------------------------------------------- lists and other records
 
-def cost_row(pair, _):
-    """{reader/path: [0, seconds of a pass over 1, 2, ... positions]}: of draft, target and slim passes.
+class Record(NamedTuple):
+    """What is measured item by item, always in the same order."""
+    items: Callable         # function (pair, n) -> list
+    rows: Callable          # function (pair, item) -> list of dicts
+    n: int = 2              # items of each family that the embedded pair has
+    about: dict = {}        # for the head
+    drafts: bool = True     # whether it needs a draft model
+    only: str = ''          # why it is of the embedded pair alone, as words; '': of any pair
+
+
+def read_list(where):
+    """The Record of a list of settings."""
+    with open(where, encoding='utf-8') as file:
+        head, _, settings = file.read().strip().partition('\n\n')
+    about = dict(line.split(':', 1) for line in head.splitlines() if ':' in line and line[0] != '#')
+    wrong = about.keys() - {'families', 'n', 'turns'}
+    require_that(not wrong, f'{where}: found {", ".join(wrong)}; a head has families, n, turns')
+    settings = [line for line in settings.splitlines() if line.strip()]
+    require_that(len(settings) > 1 and len({*settings}) == len(settings),
+                 f'{where}: expected a head, an empty line, and two settings or more, each once')
+    families, n, turns = about.get('families', '').split(), int(about.get('n', 2)), int(about.get('turns', 1))
+    for setting in settings:
+        parts_of(setting)                               # a wrong one is told before hours of measuring
+    return Record(lambda pair, n: pair.texts(families, n), functools.partial(text_rows, settings, turns), n,
+                  dict(settings=settings, turns=turns))
+
+
+def cost_rows(pair, _):
+    """[{reader/path: [0, seconds of a pass over 1, 2, ... positions]}]: of draft, target and slim passes.
 
     The draft's are over that many rows of one position. Medians over rounds through all sizes, because a
     busy moment then spoils one round of each size and not all rounds of one.
     """
-    engine = prepared(pair, sd(4))
+    engine, method = prepared(pair, 'via')
     text = [1] * min(100, engine.context // 2)
     engine.open([text])
-    session = engine.start(text, METHODS['via']())
+    session = engine.start(text, method)
     target, draft = session.target, session.drafter
     tokens = itertools.cycle(range(2, target.model.vocab))      # each pass reads one that no cache holds
     times = {}
     for _ in range(80 if pair.is_embedded else 7):              # where a pass takes a tenth of a second
-        for n in range(1, MOST_POSITIONS // (4 if pair.costly else 1) + 1):
+        for n in range(1, COSTED + 1):
             for name, path in (('target/full', target.model.full), ('target/slim', session.slim_path)):
                 target.read(text[:-1], path, 0)
                 begin = moment()
                 target.read(text[:-1] + [next(tokens)] + [1] * (n - 1), path, n)
                 times.setdefault((name, n), []).append(moment() - begin)
-        for rows in range(1, MOST_ROWS + 1):
+        for rows in range(1, ROWS + 1):
             draft.read(text[:-1], draft.model.full, 0)
             fork = draft.fork(rows)
             ids = torch.full((rows,), next(tokens), device=draft.model.device)
@@ -366,27 +337,19 @@ def cost_row(pair, _):
     found = {}
     for (name, _), seconds in times.items():
         found.setdefault(name, [0.0]).append(statistics.median(seconds))
-    return found
+    return [found]
+
+
+COSTS = Record(lambda pair, n: [pair], cost_rows)
+
+
+def records_of(paper):
+    """{name: Record} of a paper: its lists, and what is no run."""
+    lists = {where.stem: read_list(where) for where in sorted((LAB / paper).glob('*.txt'))}
+    return lists | getattr(importlib.import_module(f'lab.{paper}.claims'), 'RECORDS', {})
 
 
 # ----------------------------------------------------------------------------------------------- stored rows
-
-class Record(NamedTuple):
-    """What is measured row by row, each row of one item, always in the same order."""
-    items: Callable         # function (pair, n) -> list
-    row: Callable           # function (pair, item) -> dict
-    drafts: bool = True     # whether it needs a draft model
-    only: str = ''          # why it is of the embedded pair alone, as words; '': of any pair
-    by: str = 'counts'      # of passes, tokens, answers; or the clock, which wants an idle machine
-
-
-def on_prompts(families, row, **kind):
-    """The Record of a row for each prompt of these families (or of a pair's files)."""
-    return Record(lambda pair, n: pair.texts(families, n), row, **kind)
-
-
-COSTS = dict(costs=Record(lambda pair, n: [pair], cost_row, by='clock'))        # one record for all papers
-
 
 class Stored(NamedTuple):
     """A record as it was stored."""
@@ -404,16 +367,12 @@ def as_line(row):
     return json.dumps(for_json(row), separators=(',', ':')) + '\n'
 
 
-def file_of(paper, pair, name):
-    """The file of a record; pair: the name of a Pair; paper: '' for the costs of passes."""
-    return LAB / paper / 'results' / pair / f'{name}.jsonl'
-
-
 def dated(head):
     """The head with what may differ when it is measured again: versions, machine, commit, today's date."""
     versions = dict(python=platform.python_version(), torch=torch.__version__)
+    device = dict(card=torch.cuda.get_device_name()) if torch.cuda.is_available() else {}
     return head | dict(versions=versions, cpu=cpu(), threads=torch.get_num_threads(), commit=commit(),
-                       date=datetime.date.today().isoformat())
+                       date=datetime.date.today().isoformat()) | device
 
 
 def cpu():
@@ -439,14 +398,14 @@ def begun(where):
     return where.with_name(where.name + '.part')
 
 
-def write_rows(where, head, rows, there=()):
-    """Writes a head, or the lines that are there, then each row as it is measured."""
+def write_rows(where, head, texts, there=()):
+    """Writes a head, or the lines that are there, then the rows of each text as they are measured."""
     where.parent.mkdir(parents=True, exist_ok=True)
     with new_file(begun(where)) as file:
         file.writelines(there or [as_line(head)])
     with open(begun(where), 'a', encoding='utf-8') as file:
-        for row in rows:
-            print(as_line(row), end='', file=file, flush=True)
+        for rows in texts:
+            print(''.join(map(as_line, rows)), end='', file=file, flush=True)
     begun(where).replace(where)
 
 
@@ -469,22 +428,14 @@ def read_stored(where):
 
 # ----------------------------------------------------------------------------------------------- the program
 
-def measure(paper, pair, n, only=None, resume=False):
-    """Measures and stores the records of a paper, or the one named `only`; n: prompts of each family."""
-    records = COSTS if paper == 'costs' else importlib.import_module(f'lab.{paper}.claims').RECORDS
-    require_that(not only or only in records, f'--only {only}: {paper} has the records {", ".join(records)}')
-    for name, record in records.items():
-        if only and name != only:
-            continue
-        lacking = 'a draft model (--draft DIR)' if record.drafts and not pair.draft else ''
-        if lacking or record.only and not pair.is_embedded:
-            print(f'{paper} {name}: left out, it needs {lacking or record.only}', file=sys.stderr)
-        else:
-            where = file_of('' if paper == 'costs' else paper, pair.name, name)
-            head = pair.head(name, n, record.by)
-            there = whole_lines(where, head) if resume else []
-            items = itertools.islice(record.items(pair, n), max(0, len(there) - 1), None)
-            write_rows(where, head, (record.row(pair, item) for item in items), there)
+def measure(record, where, pair, n, resume=False):
+    """Measures and stores a Record in this file; n: prompts of each family."""
+    head = pair.head(n=n, **record.about)
+    there = whole_lines(where, head) if resume else []
+    each = len(record.about.get('settings', [0]))       # rows of a text
+    done = max(0, len(there) - 1) // each
+    texts = itertools.islice(record.items(pair, n), done, None)
+    write_rows(where, head, (record.rows(pair, item) for item in texts), there[:1 + done * each])
 
 
 def pair_of(args):
@@ -493,33 +444,49 @@ def pair_of(args):
     if not pair.prompts:
         require_that(pair == Pair(draft=pair.draft), 'another pair takes --target DIR and --prompts FILE')
         return replace(EMBEDDED, draft=pair.draft or EMBEDDED.draft)    # the embedded target, another draft
-    pair.engine()                                       # which refuses models that do not fit
+    cached_engine(pair, pair.draft or 'lookup')         # which refuses models that do not fit
     require_that(len(pair.texts((), 2)) > 1,
                  f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
-    if pair.costly:
-        target, _, _ = network(pair.target, pair.device, pair.dtype)
-        require_that(pair.device == 'cpu' and not any(target.config.mixtures),
-                     '--costly: expected --device cpu and a target without mixtures')
-        make_costly(target, pair.costly)
     return pair
+
+
+def work_of(args):
+    """Yields (Record, the folder of its results, its name) of all that is named."""
+    for one in args.work:
+        if one == 'costs':
+            yield COSTS, LAB, one
+        elif one in PAPERS:
+            records = records_of(one)
+            require_that(not args.only or args.only in records,
+                         f'--only {args.only}: {one} has {", ".join(records)}')
+            for name, record in records.items():
+                if args.only in (None, name):
+                    yield record, LAB / one, name
+        else:
+            yield read_list(one), File(one).resolve().parent, File(one).stem
 
 
 def run():
     """Measures what the flags ask for."""
     parser = argparse.ArgumentParser(prog='python -m lab.measure', description=__doc__.split('\n')[0])
-    parser.add_argument('papers', nargs='+', metavar='PAPER', choices=(*PAPERS, 'costs'),
-                        help=f'of {", ".join(PAPERS)}, or costs: of the passes')
+    parser.add_argument('work', nargs='+', metavar='LIST',
+                        help=f'a list of settings, or one of {", ".join(PAPERS)}, or costs: of the passes')
     parser.add_argument('--n', type=at_least(2), help='prompts of each family')
     parser.add_argument('--only', metavar='RECORD', help='this record of a paper alone')
     parser.add_argument('--resume', action='store_true', help='keep the rows of an interrupted run')
     parser.add_argument('--prompts', metavar='FILE', nargs='+', default=(), help='JSON lines; another pair')
     add_flags(parser, Pair)
     args = parser.parse_args()
+    work = list(work_of(args))
     pair = pair_of(args)
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
-    for paper in args.papers:
-        n = PAPERS.get(paper, 1) if pair.is_embedded else ELSEWHERE
-        measure(paper, pair, args.n or n, args.only, args.resume)
+    for record, folder, name in work:
+        lacking = 'a draft model (--draft DIR)' if record.drafts and not pair.draft else ''
+        if lacking or record.only and not pair.is_embedded:
+            print(f'{name}: left out, it needs {lacking or record.only}', file=sys.stderr)
+        else:
+            where = folder / 'results' / pair.name / f'{name}.jsonl'
+            measure(record, where, pair, args.n or (record.n if pair.is_embedded else 2), args.resume)
 
 
 def main():
@@ -528,6 +495,5 @@ def main():
 
 
 if __name__ == '__main__':
-    import lab.baselines                                # noqa: F401, enters the baselines in METHODS
     from lab import measure as module                   # so that records and this program share caches
     sys.exit(module.main())

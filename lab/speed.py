@@ -124,10 +124,25 @@ def passes(target):
             reader.read(ids, target.full, 1)
             for name, path in dict(dense=target.full, sparse=RULE.sparse_path(target.full, session)).items():
                 runs[name + form] = functools.partial(reader.read, ids, path, GAMMA + 1)
-        times, _ = in_turn(runs, 9)
+        times, _ = in_turn(runs | attention_alone(target, keys), 7)
         for name, (first, *seconds) in times.items():
+            rival = 'dense, compiled' if 'compiled' in name else 'dense'
             yield dict(line=f'pass {keys}, {name}', first=first, ms=1000 * statistics.median(seconds),
-                       over=over(times, name, 'dense'))
+                       over=over(times, name, rival))
+
+
+def attention_alone(target, keys):
+    """{name: function} of the attention of all layers of a pass, by torch's kernel without anything else."""
+    config = target.config
+    layers, heads, groups, size = (config.num_hidden_layers, config.num_attention_heads,
+                                   config.num_key_value_heads, config.head_dim)
+    q = torch.randn(1, heads, GAMMA + 1, size, dtype=torch.bfloat16, device=target.device)
+    stores = torch.randn(layers, 2, 1, groups, keys, size, dtype=torch.bfloat16, device=target.device)
+
+    def attend():
+        for k, v in stores:
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    return {'attention alone': attend}
 
 
 def in_turn(runs, rounds):
@@ -147,18 +162,21 @@ def over(times, name, rival):
     return [round(f(ratios), 3) for f in (statistics.median, min, max)]
 
 
-def rows(device):
-    """The rows of all lines."""
+def rows(device, only=None):
+    """The rows of all lines, or those of one part."""
     target, draft = (counting(shape, device) for shape in SHAPES)
-    return itertools.chain(copy(device), texts(target, draft), passes(target))
+    parts = dict(copy=copy(device), texts=texts(target, draft), passes=passes(target))
+    return itertools.chain(*([parts[only]] if only else parts.values()))
 
 
 def run():
-    argparse.ArgumentParser(prog='python -m lab.speed', description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog='python -m lab.speed', description=__doc__)
+    parser.add_argument('--only', choices=('copy', 'texts', 'passes'), help='a part')
+    args = parser.parse_args()
     require_that(torch.cuda.is_available(), 'no CUDA device here; on a CPU take lab.others and lab.times')
     head = dated(dict(record='speed', models={}, made='random weights', by='clock',
                       device=torch.cuda.get_device_name(), dtype='bf16'))
-    for row in itertools.chain([head], rows('cuda')):
+    for row in itertools.chain([head], rows('cuda', args.only)):
         print(as_line(row), end='', flush=True)
 
 

@@ -474,6 +474,17 @@ def step_right(line, wanted):
     return holds[found[2]] and found[4] == reference[4]
 
 
+def step_checker(row, tokenizer, begin):
+    """Function from ids to whether their last line is right and whole; begin: where the answer begins."""
+    def right(ids):
+        text = tokenizer.decode(ids[begin:])
+        last = text.strip().split('\n')[-1]
+        if 'Answer:' not in row['solution'] or last.startswith('Answer:'):
+            return bool(grade(row, text))
+        return text.endswith('\n') and steps_right(row, text)[-1:] == [True]
+    return right
+
+
 def main():
     parser = argparse.ArgumentParser(description='print held-out rows of a task as JSON lines')
     parser.add_argument('task', choices=TASKS)

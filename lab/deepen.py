@@ -1,0 +1,75 @@
+"""A checkpoint that costs several times as much and writes the same text: `python -m lab.deepen FOLDER OUT 5`.
+
+Each layer is followed by copies of it whose norms and biases are 0: a copy multiplies and attends as the
+layer does, and adds 0. So any program that loads the folder computes a network of so many times the layers,
+and writes the text of the one that it was made of.
+"""
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path as File
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from lab import at_least
+from model import naming, read_json, require_that, weight_files
+from specmini import exit_status
+
+
+def deepen(folder, out, times):
+    """Writes the folder `out`, a file of weights for each layer."""
+    folder, out = File(folder), File(out)
+    config = read_json(folder / 'config.json')
+    layers = config['num_hidden_layers']
+    out.mkdir(parents=True)
+    for file in folder.iterdir():
+        if file.suffix in ('.json', '.jinja') and 'index' not in file.name and file.name != 'calibration.json':
+            shutil.copy(file, out)
+    if config.get('layer_types'):
+        config['layer_types'] = [kind for kind in config['layer_types'] for _ in range(times)]
+    config |= dict(num_hidden_layers=layers * times, max_window_layers=layers * times)
+    (out / 'config.json').write_text(json.dumps(config, indent=1))
+    opened = [safe_open(file, 'pt') for file in weight_files(folder)]
+    source = {name: weights for weights in opened for name in weights.keys()}
+    files = {}                                          # {file: {name there: name in the source}}
+    for name in source:
+        before, found, after = name.partition('.layers.')
+        number, _, rest = after.partition('.')
+        if not found:
+            files.setdefault('model-rest.safetensors', {})[name] = name
+        for i in range(times if found else 0):
+            deep = times * int(number) + i
+            files.setdefault(f'model-{deep:05}.safetensors', {})[f'{before}.layers.{deep}.{rest}'] = name
+    index = {}
+    for file, names in files.items():
+        tensors = {name: source[old].get_tensor(old) for name, old in names.items()}
+        if file != 'model-rest.safetensors' and int(file[6:11]) % times:
+            for name, x in tensors.items():
+                if x.ndim == 1:                         # of norms, and biases
+                    tensors[name] = torch.zeros_like(x)
+        save_file(tensors, out / file, metadata=dict(format='pt'))
+        index |= dict.fromkeys(names, file)
+    (out / 'model.safetensors.index.json').write_text(json.dumps(dict(metadata={}, weight_map=index)))
+
+
+def run():
+    parser = argparse.ArgumentParser(prog='python -m lab.deepen', description=__doc__.split('\n')[0])
+    parser.add_argument('folder', help='a Hugging Face folder')
+    parser.add_argument('out', help='the folder to write')
+    parser.add_argument('times', type=at_least(2), help='how many times as many layers')
+    args = parser.parse_args()
+    require_that(not File(args.out).exists(), f'{args.out} is there; give the name of a new folder')
+    with naming(args.folder, (KeyError, ValueError, OSError)):
+        deepen(args.folder, args.out, args.times)
+
+
+def main():
+    """Runs the program; returns its exit status."""
+    return exit_status('lab.deepen', run)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
