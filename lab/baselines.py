@@ -37,7 +37,7 @@ class Ratio(Exact):
 
 
 # ------------------------------------------------------------------------------ other ends of a block
-# Each ends the blocks of another method, too: class RatioPayoff(Payoff, Ratio).
+# Each ends the blocks of another method, too, as RatioPayoff shows.
 
 @dataclass
 class Confident(Exact):
@@ -113,6 +113,11 @@ class Payoff(Product):
                 i = bin_of(row.signals['largest'])
                 self.judged[i] += 1
                 self.kept[i] += row.kept
+
+
+@dataclass
+class RatioPayoff(Payoff, Ratio):
+    """`ratio` whose blocks end as those of `payoff`. LOSSY."""
 
 
 def bin_of(largest):
@@ -262,5 +267,5 @@ class SparseRecent(Sparse):
 
 METHODS.update({
     'lenient': Lenient, 'ratio': Ratio, 'hf-confidence': Confident, 'product': Product, 'payoff': Payoff,
-    'oracle-top1': OracleTop1, 'cascade': Cascade, 'via-layers': ViaLayers,
+    'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1, 'cascade': Cascade, 'via-layers': ViaLayers,
     'rsd': RewardGuided, 'random-gate': RandomGate, 'sparse-recent': SparseRecent})
