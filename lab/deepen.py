@@ -1,4 +1,4 @@
-"""A checkpoint that costs several times as much and writes the same text: `python -m lab.deepen FOLDER OUT 5`.
+"""A checkpoint of several times the cost that writes the same text: `python -m lab.deepen FOLDER OUT 5`.
 
 Each layer is followed by copies of it whose norms and biases are 0: a copy multiplies and attends as the
 layer does, and adds 0. So any program that loads the folder computes a network of so many times the layers,
@@ -26,7 +26,8 @@ def deepen(folder, out, times):
     layers = config['num_hidden_layers']
     out.mkdir(parents=True)
     for file in folder.iterdir():
-        if file.suffix in ('.json', '.jinja') and 'index' not in file.name and file.name != 'calibration.json':
+        own = file.name == 'calibration.json' or 'index' in file.name
+        if file.suffix in ('.json', '.jinja') and not own:
             shutil.copy(file, out)
     if config.get('layer_types'):
         config['layer_types'] = [kind for kind in config['layer_types'] for _ in range(times)]

@@ -36,7 +36,7 @@ BEGIN, END = '<!-- begin: written by `python -m lab.judge --report` -->', '<!-- 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of texts, with 95 % of its resamples; below FEW texts the lowest and highest of single ones."""
+    """A figure of texts, with 95 % of its resamples; below FEW texts the range of single ones."""
     figure: float
     low: float
     high: float
@@ -230,7 +230,7 @@ def fastest(frame, names, unit='second', what='tokens', least=0.0):
 
 
 def over(frame, mine, rivals, unit='second', what='tokens', least=0.0, ceiling=math.inf):
-    """The Estimate of the fastest of some settings over the fastest of others, both chosen in each resample."""
+    """The Estimate of the fastest of some settings over the fastest of others, chosen in each resample."""
     mine, rivals = ([names] if isinstance(names, str) else names for names in (mine, rivals))
     best, rival = fastest(frame, mine, unit, what, least), fastest(frame, rivals, unit, what)
     return estimate(lambda texts: best(texts) / rival(texts), frame.text.nunique(),
@@ -251,8 +251,9 @@ def gap(frame, mine, rival, column='right'):
 
 def pairs_of(paper):
     """[Pair] of a paper, embedded first; speeds are lab/best's."""
-    folders = {where.parent.name for one in (paper, 'best') for where in (LAB / one / 'results').glob('*/*')}
-    return [Pair(paper, name) for name in sorted(folders, key=lambda name: (not name.startswith(EMBEDDED), name))]
+    files = [where for one in (paper, 'best') for where in (LAB / one / 'results').glob('*/*')]
+    names = sorted({where.parent.name for where in files})
+    return [Pair(paper, name) for name in sorted(names, key=lambda name: not name.startswith(EMBEDDED))]
 
 
 # ---------------------------------------------------------------------------------------------------- tables

@@ -31,8 +31,8 @@ import lab.baselines                                    # noqa: F401, enters the
 from lab import at_least, tasks
 from model import (check_fields, encode, fingerprint, knob, knobs_of, new_file, read_calibration,
                    require_that)
-from specmini import (DTYPES, Engine, add_flags, chat, exit_status, grade, make_methods, read_rows, read_value,
-                      ready, take_threads)
+from specmini import (DTYPES, Engine, add_flags, chat, exit_status, grade, make_methods, read_rows,
+                      read_value, ready, take_threads)
 from train_mask import Settings, measure_signals
 from verify import decode, draft_model, lookup_then_draft, prompt_lookup, token_logps, tokens_of
 
@@ -43,7 +43,7 @@ PAPERS = 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', 'best'
 DIGITS = 5              # significant digits of a stored number
 COSTED = 16             # positions of the longest pass whose time is recorded
 ROWS = 8                # the most draft rows whose pass is timed
-OF_ENGINE = dict(temperature=float, seed=int, draft=str, lookup=bool)     # what a setting may say besides knobs
+OF_ENGINE = dict(temperature=float, seed=int, draft=str, lookup=bool)     # may stand among a setting's knobs
 
 
 # ------------------------------------------------------------------------------------------------- the models
@@ -277,7 +277,7 @@ def text_rows(settings, turns, pair, prompt):
     return [rows[setting] for setting in settings]
 
 
-# ------------------------------------------------------------------------------------- lists and other records
+# ------------------------------------------------------------------------------------ lists and other records
 
 class Record(NamedTuple):
     """What is measured item by item, always in the same order."""

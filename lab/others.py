@@ -2,7 +2,7 @@
 
 By `ar` and `sd`; by transformers, plain and assisted; by llama.cpp, if --gguf names copies of the models. All
 write on a CPU after the same prompts, which are not timed, as many tokens, ends ignored, in turn. A row a
-prompt, in tokens/s, goes to lab/results/PAIR/others.jsonl, and ratios to the terminal. A setting is named
+run, in tokens/s, goes to lab/results/PAIR/others.jsonl, and ratios to the terminal. A setting is named
 `WHO GAMMA`, gamma 0 for plain decoding.
 """
 import argparse
@@ -14,9 +14,9 @@ from statistics import median
 import torch
 
 from lab import at_least
-from lab.measure import ELSEWHERE, Pair, file_of, moment, network, pair_of, read_stored, write_rows
+from lab.measure import LAB, Pair, moment, network, pair_of, read_stored, write_rows
 from model import naming, require_that
-from specmini import DTYPES, add_flags, exit_status, take_threads
+from specmini import DTYPES, Engine, add_flags, exit_status, take_threads
 from verify import Autoregressive, Exact, tokens_of
 
 
@@ -81,7 +81,7 @@ def load_llama(pair, target, draft, gamma):
 def run():
     parser = argparse.ArgumentParser(prog='python -m lab.others', description=__doc__.split('\n')[0])
     add = parser.add_argument
-    add('--n', type=at_least(1), default=ELSEWHERE, help=f'prompts of each family ({ELSEWHERE})')
+    add('--n', type=at_least(1), default=2, help='prompts of each family (2)')
     add('--prompts', metavar='FILE', nargs='+', required=True, help='JSON lines')
     add('--gamma', type=at_least(1), nargs='+', default=[3, 5], help='lengths of the blocks (3 5)')
     add('--theirs', choices=DTYPES, default='bf16', help='in which transformers computes (bf16)')
@@ -92,11 +92,10 @@ def run():
         rivals = {name: metadata.version(name) for name in ['transformers'] + ['xllamacpp'] * bool(args.gguf)}
     pair = pair_of(args)
     two_steps = pair.max_new > max(args.gamma) + 1
-    require_that(pair.device == 'cpu' and pair.draft and two_steps and not pair.costly,
-                 'expected --device cpu, --draft DIR, --max-new above gamma + 1, and no --costly')
+    require_that(pair.device == 'cpu' and pair.draft and two_steps,
+                 'expected --device cpu, --draft DIR and --max-new above gamma + 1')
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
-    engine = pair.engine()
-    engine.eos = frozenset()                            # ends are ignored
+    engine = Engine(pair.target, pair.draft, ignore_eos=True, dtype=pair.dtype, device='cpu')
     theirs = [load_transformers(folder, args.theirs) for folder in pair.folders]
     runs = {}
     for gamma in 0, *args.gamma:
@@ -107,14 +106,16 @@ def run():
     prompts = pair.texts((), args.n)
     for write in runs.values():
         write(prompts[0].ids[:8], pair.max_new)         # what is done for the first time takes longer
-    where = file_of('', pair.name, 'others')
-    write_rows(where, pair.head('others', args.n, 'clock') | dict(rivals=rivals), (
-        prompt.name | dict(runs={name: write(prompt.ids, pair.max_new) for name, write in runs.items()})
-        for prompt in prompts))
-    rows = read_stored(where).rows
+    where = LAB / 'results' / pair.name / 'others.jsonl'
+    write_rows(where, pair.head(n=args.n, rivals=rivals), (
+        [prompt.name | dict(setting=name, rate=write(prompt.ids, pair.max_new))
+         for name, write in runs.items()] for prompt in prompts))
+    rates = {}
+    for row in read_stored(where).rows:
+        rates.setdefault(row['setting'], []).append(row['rate'])
     print('| tokens/s over those of | median | lowest to highest |\n|---|--:|--:|')
-    for name in runs:
-        ratios = [row['runs']['ours ' + name.split()[-1]] / row['runs'][name] for row in rows]
+    for name, theirs in rates.items():
+        ratios = [a / b for a, b in zip(rates['ours ' + name.split()[-1]], theirs)]
         if not name.startswith('ours'):                 # `ar` beside plain decoding, `sd` beside the others
             print(f'| {name} | {median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |')
 
