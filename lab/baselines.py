@@ -1,12 +1,13 @@
 """Baselines and ablations of every method, entered in METHODS: `--import lab/baselines.py` loads them."""
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
 from lab import read_bytes
-from model import knob, require_that
+from model import Reader, knob, require_that
+from specmini import ready
 from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd
 
 
@@ -206,6 +207,28 @@ class ViaLayers(ViaSd):
         return Score(session, draft, path, lambda s, q: s)
 
 
+@dataclass
+class ViaModel(ViaSd):
+    """VIA-SD whose middle judge is a model of its own, as the paper's independent verifier. LOSSY."""
+    judge: str = knob('', 'its folder, the vocabulary the same; none: slim')
+
+    def slim_score(self, session, draft):
+        if not self.judge:
+            return super().slim_score(session, draft)
+        reader = judge_reader(self.judge, session.target.model.device.type)
+        require_that(reader.model.vocab == session.target.model.vocab, f'{self.judge} has another vocabulary')
+        reader.log = session.target.log                 # so that its passes are counted, as `target/judge`
+        path = replace(reader.model.full, name='judge')
+        return Score(replace(session, target=reader), draft, path, lambda s, q: s)
+
+
+@cache
+def judge_reader(folder, device):
+    """The Reader of a judge for all texts: its cache knows itself what a text may build on."""
+    model, _, _ = ready(folder, device, 'auto')
+    return Reader(model, model.config.max_position_embeddings)
+
+
 def sublayers(layers):
     """The sublayers of these layers: 2i is the attention of layer i, 2i + 1 its feed-forward."""
     return tuple(unit for i in layers for unit in (2 * i, 2 * i + 1))
@@ -268,4 +291,5 @@ class SparseRecent(Sparse):
 METHODS.update({
     'lenient': Lenient, 'ratio': Ratio, 'hf-confidence': Confident, 'product': Product, 'payoff': Payoff,
     'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1, 'cascade': Cascade, 'via-layers': ViaLayers,
-    'rsd': RewardGuided, 'random-gate': RandomGate, 'sparse-recent': SparseRecent})
+    'via-model': ViaModel, 'rsd': RewardGuided, 'random-gate': RandomGate,
+    'sparse-recent': SparseRecent})
