@@ -154,11 +154,32 @@ class OracleTop1(Ecsv):
             if expected > most:
                 best, most = draft, expected
                 self.best_score = score
+            if self.is_enough(score):
+                break
         return best
+
+    def is_enough(self, score):
+        """Whether the target reads no further branch."""
+        return False
 
     def score(self, session, draft):
         """Where branches were drafted, that of the pass which has read the proposed one."""
         return self.best_score if draft.tokens else super().score(session, draft)
+
+
+@dataclass
+class SdMulti(OracleTop1):
+    """SD-multi: the target reads one branch after another, until one is its own first choice throughout.
+
+    If none is, the one expected to be kept longest is proposed. The chosen branch is verified as a point mass.
+    The proposal says no more than "accept-first-that-passes (no fusion)".
+    """
+    branches: int = knob(2, 'branches that the target reads at most', 1, 64)
+    lossless = True
+
+    def is_enough(self, score):
+        tokens = score.block.tokens
+        return score.logits[:len(tokens)].argmax(-1).tolist() == tokens
 
 
 # --------------------------------------------------------------------------------------------------- VIA-SD
@@ -288,8 +309,23 @@ class SparseRecent(Sparse):
         return torch.arange(means.shape[2], device=means.device).expand(means.shape[:3]).to(means)
 
 
+@dataclass
+class SparseRandom(Sparse):
+    """Sparse verification of blocks that are as good as drawn by lot, a control. LOSSY."""
+    @staticmethod
+    def scores(query, k, means):
+        """Scores [B, G, N] of N blocks: the sine of large numbers, which tells nothing of what is sought.
+
+        They are of the mean keys [B, G, N, D] and the query, so layers, heads and passes choose differently
+        and a run can be repeated.
+        """
+        return (1e3 * (means.sum(-1) + query.sum((1, 2))[:, None, None])).sin()
+
+
 METHODS.update({
     'lenient': Lenient, 'ratio': Ratio, 'hf-confidence': Confident, 'product': Product, 'payoff': Payoff,
-    'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1, 'cascade': Cascade, 'via-layers': ViaLayers,
+    'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'cascade': Cascade,
+    'via-layers': ViaLayers,
     'via-model': ViaModel, 'rsd': RewardGuided, 'random-gate': RandomGate,
-    'sparse-recent': SparseRecent})
+    'sparse-recent': SparseRecent,
+    'sparse-random': SparseRandom})
