@@ -171,8 +171,8 @@ class OracleTop1(Ecsv):
 class SdMulti(OracleTop1):
     """SD-multi: the target reads one branch after another, until one is its own first choice throughout.
 
-    If none is, the one expected to be kept longest is proposed. The chosen branch is verified as a point mass.
-    The proposal says no more than "accept-first-that-passes (no fusion)".
+    If none is, the one expected to be kept longest is proposed. The chosen branch is verified as a point
+    mass. The proposal says no more than "accept-first-that-passes (no fusion)".
     """
     branches: int = knob(2, 'branches that the target reads at most', 1, 64)
     lossless = True
