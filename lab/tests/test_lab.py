@@ -120,7 +120,8 @@ def test_speed(monkeypatch):
         monkeypatch.setattr(speed, name, value)
     rows = [row for row in speed.rows('cpu') if row['line'] != 'ar, transformers']
     assert [row['line'] for row in rows] == [
-        'copy', 'ar', 'sd 0.6', 'sd 0.8', 'sd 0.9', 'pass 256, dense', 'pass 256, sparse']
+        'copy', 'ar', 'sd 0.6', 'sd 0.8', 'sd 0.9', 'pass 256, dense', 'pass 256, sparse',
+        'pass 256, attention alone']
     assert all(row['counts'] for row in rows[1:5]) and 1.5 < rows[3]['a pass'] < rows[4]['a pass'] < 5
 
 

@@ -7,22 +7,20 @@ import numpy
 import pytest
 import torch
 
-import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab import judge, measure, read_bytes, tasks
-from lab.judge import CLOCK, Claim, Costs, Runs, replayed
-from lab.measure import EMBEDDED, Pair, named, run_row, sd, token_row
+from lab import deepen, judge, measure, tasks
+from lab.judge import Estimate
+from lab.measure import EMBEDDED, Pair, run_row, text_rows
 from lab.tests.helpers import case, program as run, refused, stored, tiny
 from lab.toys import fresh
 from model import load, write_calibration
-from specmini import ready
 
 TEXTS = numpy.arange(4)
-FAST, USUAL, SLOW = (10, 0, 1.0), (10, 0, 2.0), (10, 0, 4.0)        # tokens, wrong, seconds
+FAST, USUAL, SLOW = (10, 0, 1.0), (10, 0, 2.0), (10, 0, 4.0)        # tokens, wrong ones, seconds
 
 
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
-    """A Pair of tiny checkpoints with three prompts in two families."""
+    """Two tiny models of one vocabulary, three prompts in two families, and a mask."""
     home = tmp_path_factory.mktemp('measured')
     file = stored(home / 'prompts.jsonl', dict(prompt='hello', category='greet', answer='7'), [
         dict(prompt='and so on', category='greet'), dict(prompt='once more', category='tell')])
@@ -39,89 +37,67 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def runs_of(**settings):
-    """Runs of four texts, two families; settings: {name: [(tokens, wrong, seconds) a text]}."""
+def frame_of(tmp_path, **settings):
+    """The frame of four texts, two families; settings: {name: [(tokens, wrong, seconds) a text]}."""
     rows = []
-    for i in range(4):
-        runs = {name: dict(zip(('tokens', 'wrong', 'seconds'), counts[i]), passes={})
-                for name, counts in settings.items() if counts[i]}
-        rows.append(dict(family='ab'[i // 2], place=i % 2, runs=runs))
-    return Runs(rows)
+    for name, counts in settings.items():
+        for i, (tokens, wrong, seconds) in enumerate(counts):
+            rows.append(dict(family='ab'[i // 2], place=i % 2, setting=name, tokens=tokens, wrong=wrong,
+                             seconds=[seconds, 9.0, seconds / 2], passes={'target/full': {'1': 2, '3': 4}},
+                             cycles={'4 3 2': 2, '1 1 0': 1}, right=None))
+    where = tmp_path / 'rows.jsonl'
+    measure.write_rows(where, {}, [rows])
+    return judge.framed(where)
 
 
-def tuned(names, rival='rival', agreement=0.0):
-    return lambda runs: judge.tuned_over(runs, names, [rival], CLOCK, agreement)
+# ------------------------------------------------------------------------------------------ figures by hand
+
+def test_a_frame_by_hand(tmp_path):
+    """The median of turns, sums over passes and cycles."""
+    row = frame_of(tmp_path, mine=[(10, 3, 4.0)] * 2).iloc[0]
+    assert (row.text, row.second, row.agreed, row.full, row.positions) == ('a 0', 4.0, 7, 6, 14)
+    assert (row.cycles, row.drafted, row.judged, row.kept) == (3, 9, 7, 4)
 
 
 ERRING = dict(lossy=[(10, 2, 1.0)] * 4, exact=[USUAL] * 4)
-HALVES = dict(even=[FAST, SLOW] * 2, odd=[SLOW, FAST] * 2, rival=[USUAL] * 4)
+HALVES = dict(early=[FAST, FAST, SLOW, SLOW], late=[SLOW, SLOW, FAST, FAST], rival=[USUAL] * 4)
 
 
-@pytest.mark.parametrize('settings, figure, wanted', [
-    case('ratio-of-sums', dict(mine=[FAST] * 3 + [USUAL], rival=[USUAL] * 4),
-         lambda runs: judge.over(runs, 'mine', 'rival', CLOCK), (40 / 5) / (40 / 8)),
-    case('judged-where-it-was-not-chosen', HALVES, tuned(['even', 'odd']), 0.5),
-    case('chosen-on-the-other-half', HALVES,
-         lambda runs: lambda texts: tuned(['even', 'odd'])(runs)(texts[:1]), 0.5),
-    case('agrees-as-far-as-asked', ERRING, tuned(['lossy', 'exact'], 'exact', 0.9), 1),
-    case('asked-for-less', ERRING, tuned(['lossy', 'exact'], 'exact', 0.8), 2),
-    *[case(f'tie{noise}', dict(first=[FAST, USUAL] * 2, second=[(10, 0, 1 + noise), SLOW] * 2,
-                               rival=[USUAL] * 4), tuned(['first', 'second']), 2 ** 0.5)
-      for noise in (-1e-13, 1e-13)]])
-def test_speeds_by_hand(settings, figure, wanted):
-    """Of all texts together; a tie, which the last bits of a sum would settle, goes to the first setting."""
-    assert figure(runs_of(**settings))(TEXTS) == pytest.approx(wanted)
+@pytest.mark.parametrize('settings, mine, rivals, least, texts, wanted', [
+    case('ratio-of-sums', dict(mine=[FAST] * 3 + [USUAL], rival=[USUAL] * 4), ['mine'], ['rival'], 0, TEXTS,
+         (40 / 5) / (40 / 8)),
+    case('chosen-anew', HALVES, ['early', 'late'], ['rival'], 0, TEXTS[:2], 2.0),
+    case('chosen-on-all', HALVES, ['early', 'late'], ['rival'], 0, TEXTS, 0.8),
+    case('the-rival-too', HALVES, ['rival'], ['early', 'late'], 0, TEXTS[2:], 0.5),
+    case('agrees-as-far-as-asked', ERRING, ['lossy', 'exact'], ['exact'], 0.9, TEXTS, 1),
+    case('asked-for-less', ERRING, ['lossy', 'exact'], ['exact'], 0.8, TEXTS, 2)])
+def test_speeds_by_hand(settings, mine, rivals, least, texts, wanted, tmp_path):
+    """Of all texts together, each side at the fastest of its settings on the texts in hand."""
+    frame = frame_of(tmp_path, **settings)
+    best, rival = judge.fastest(frame, mine, least=least), judge.fastest(frame, rivals)
+    assert best(texts) / rival(texts) == pytest.approx(wanted)
+    both = numpy.stack([texts, texts])                  # many resamples at once
+    assert (best(both) / rival(both)).tolist() == pytest.approx([wanted] * 2)
 
 
-def test_gap_ratio_and_area_by_hand():
+def test_mean_share_and_area_by_hand():
     """Of area scores 3 and 1 are true, 2 and 1 false: of four pairs 2 are in order and one is a tie."""
-    assert runs_of(mine=[FAST, None] * 2, rival=[USUAL] * 4).having('mine', 'rival').tolist() == [0, 2]
-    assert judge.gap([1, None, 3, 5])(TEXTS) == pytest.approx(3)
-    assert math.isnan(judge.gap([None, 1])(numpy.array([0])))
-    assert judge.ratio([1, 2, 3, 4], [2, 2, 2, 2])(TEXTS) == pytest.approx(10 / 8)
+    assert judge.mean([1, None, 3, 5]).figure == pytest.approx(3) and judge.mean([1, None]).n == 1
+    assert judge.share([1, 2, 3, 4], [2, 2, 2, 2]).figure == pytest.approx(10 / 8)
     figure = judge.area([[3, 2], [1, 1]], [[1, 0], [1, 0]])
     assert figure(numpy.arange(2)) == pytest.approx((2 + 0.5) / 4)
     assert math.isnan(judge.area([[1, 2]], [[1, 1]])(numpy.array([0])))
 
 
-def test_costs_of_passes(monkeypatch):
-    """Timed lengths as they are, longer ones in proportion; then at another cost of a draft pass."""
-    monkeypatch.setattr(judge, 'SLOPE', 0.1)
-    curves = {'target/full': [0, 2.0, 3.0, 4.0], 'draft/full': [0, 1.0], 'target/slim': [0, 1.0, 2.0]}
-    measured, given = Costs(curves), Costs(curves).at(0.05)
-    for costs, steps in (
-            (measured, {('target/full', 2): 1.5, ('target/full', 6): 4, ('target/sparse', 3): 2,
-                        ('target/slim', 3): 2 * (4 / 3) / 2, ('draft/grounded', 3): 1}),
-            (given, {('draft/full', 1): 0.05, ('draft/full', 3): 0.06, ('target/full', 5): 1.4,
-                     ('target/slim', 1): 0.5})):
-        assert {one: costs.of_pass(*one) for one in steps} == pytest.approx(steps)
-    run = dict(passes={'target/full': {'1': 3, '2': 2}, 'draft/full': {'1': 4}})
-    assert measured.steps_of(run) == pytest.approx(3 * 1 + 2 * 1.5 + 4 * 0.5)
-    assert given.steps_of(dict(passes={'target/slim': {'5': 2}}, slim=0.25)) == pytest.approx(2 * 0.25 * 1.4)
-    assert measured.steps_of(dict(steps=7.0)) is None
-
-
-def test_sd_is_replayed_from_where_its_guesses_are_right():
-    """By hand; and as the real run on a text of the embedded pair."""
-    assert replayed([1, 1, 0, 1, 1], 2)['passes'] == {'draft/full': {1: 4}, 'target/full': {3: 2}}
-    prompt, = EMBEDDED.texts(['math'], 1)
-    real = run_row(dict(sd=sd(4)), EMBEDDED, prompt)['runs']['sd']['passes']
-    again = replayed(token_row(EMBEDDED, prompt)['hit'], 4)['passes']
-    found, wanted = ((passes['target/full'], passes['draft/full'].total()) for passes in (again, real))
-    assert found == wanted
-
-
-def test_counted_runs_at_another_cost(home):
-    """Drafts of 8 kept tokens, by hand; beside them plain decoding, and sd of every length."""
-    measure.write_rows(measure.file_of('', 'a', 'costs'), {}, [
-        {'target/full': [0.0, 1.0], 'target/slim': [0.0, 0.5], 'draft/full': [0.0, 0.4]}])
-    cmasd = dict(tokens=90, wrong=1, right=None, passes={'target/full': {9: 10}, 'draft/full': {1: 80}})
-    row = dict(family='qa', place=0, tokens=90, hit=[1, 0] * 45, runs={'cmasd 8': cmasd})
-    measure.write_rows(measure.file_of('best', 'a', 'counts'), {}, [row])
-    for cost, passes in ((0.05, 1 + 8 * 0.016 + 8 * 0.05), (None, 9 + 8 * 0.4)):        # as measured
-        runs = judge.Records('cmasd', 'a').counted(cost)
-        paces = runs.pace(['cmasd 8', 'ar', 'sd 1'], runs.every, judge.MODELLED)
-        assert paces == pytest.approx([9 / passes, 1, 2 / ((1.016 if cost else 2) + (cost or 0.4))])
+def test_ceiling_by_hand(home):
+    """Eight guesses always kept, at the times of passes; longer ones than were timed in proportion."""
+    measure.write_rows(home / 'results/a/costs.jsonl', {}, [[
+        {'target/full': [0.0, 2.0, 2.4, 3.0], 'target/slim': [0.0, 1.0, 1.2, 1.5], 'draft/full': [0, 0.5]}]])
+    pair = judge.Pair('cmasd', 'a')
+    assert pair.ceiling(8) == pytest.approx(9 / (8 * 0.25 + 1.5 * 9 / 3))
+    slim = pair.ceiling(2, judge='target/slim', every=6)
+    assert slim == pytest.approx(3 / (2 * 0.25 + 0.75 + 3 / 6 * 1.5 * 6 / 3))
+    assert judge.Pair('cmasd', 'b').ceiling(8) == math.inf
 
 
 @pytest.mark.parametrize('values, line, verdict', [
@@ -129,11 +105,17 @@ def test_counted_runs_at_another_cost(home):
     ([3.0] * 20, 3.0, 'HOLDS'), ([1.0, 3.0], 2.0, 'UNDECIDED'), ([1.0, 3.0], 1.0, 'HOLDS')])
 def test_verdict(values, line, verdict):
     """The whole interval has to be on one side; below twelve texts the range of single texts."""
-    finding = judge.judge(Claim('', 'ours', '', line, numpy.arange(len(values)), judge.gap(values)))
-    assert finding.verdict == verdict
+    found = judge.mean(values)
+    assert found.verdict(line) == verdict
     if len(values) < judge.FEW:
-        assert (finding.low, finding.high) == (min(values), max(values))
-        assert f'n {len(values)}' in finding.cell
+        assert (found.low, found.high) == (min(values), max(values)) and 'range' in str(found)
+
+
+def test_no_verdict_where_there_can_be_none():
+    """A line above the ceiling is out of reach; a blind test tells nothing, even if it holds."""
+    assert Estimate(1.3, 1.2, 1.4, 12, ceiling=1.8).verdict(4) == 'OUT OF REACH HERE (at most 1.80)'
+    assert Estimate(1.3, 1.2, 1.4, 12, ceiling=4.5).verdict(4) == 'FAILS'
+    assert Estimate(1.3, 1.2, 1.4, 12, blind='why').verdict(1) == 'NO VERDICT (why)'
 
 
 def shuffled(row):
@@ -141,36 +123,7 @@ def shuffled(row):
     random.Random(0).shuffle(row['signals'])
 
 
-def as_other(key, mine, other):
-    """A change of a row: what some settings did is what another one did."""
-    def change(row):
-        row[key] |= {name: row[key][other] for name in mine}
-    return change
-
-
-SEEDS = 'default, seed 0', 'default, seed 1', 'default, seed 2'
-LATEST = as_other('runs', ['keys 25 %'], 'latest keys 25 %')
-
-
-@pytest.mark.parametrize('paper, text, change', [
-    case('coin', 'specguard', 'right answers over a coin', as_other('runs', SEEDS, 'random-gate')),
-    case('latest-keys', 'sparse', 'long: same choice less the latest keys', LATEST),
-    case('latest-keys-answers', 'sparse', 'look-up: right answers less the latest keys', LATEST),
-    case('no-weights', 'ecsv', 'weights: length over a vote without',
-         as_other('votes', ['ecsv'], 'unweighted'), slow=True),
-    case('shuffled-confidence', 'cmasd', 'AUROC of C for acceptance, all tokens', shuffled, slow=True)])
-def test_a_gate_that_knows_nothing_does_not_hold(paper, text, change):
-    """Negative controls, on the stored rows: a coin judges, the latest keys are chosen, and so on."""
-    records, module = judge.Records(paper, 'embedded'), judge.claims_of(paper)
-    for record in records.values():
-        for row in record.rows:
-            try:
-                change(row)
-            except KeyError:                            # a row of another record
-                pass
-    texts, figure, kind = next(found for name, *found in module.figures(records) if name == text)
-    finding = judge.judge(Claim(text, *module.CLAIMS[text], texts, figure, kind))
-    assert finding.verdict == 'FAILS', finding
+# NEGATIVE CONTROLS
 
 
 @pytest.mark.slow
@@ -178,48 +131,71 @@ def test_interval_covers():
     """Of 200 samples of 30 normal numbers about 95 % of the intervals hold the true mean."""
     held = 0
     for sample in numpy.random.default_rng(0).normal(size=(200, 30)):
-        finding = judge.judge(Claim('', 'ours', '', 0, numpy.arange(30), judge.gap(sample)))
-        held += finding.low <= 0 <= finding.high
+        found = judge.mean(sample)
+        held += found.low <= 0 <= found.high
     assert 180 <= held <= 198
 
+
+# --------------------------------------------------------------------------------------------------- the rows
 
 def test_run_row(pair):
     """Counts of real runs: a lossless setting agrees, lossy counts are those of a fresh dense pass."""
     prompt, *_ = pair.texts((), 1)
-    settings = dict(ar=named('ar'), sd=sd(3), draft=named('ratio', gamma=3, tau=0.1),
-                    hot=named('sd', temperature=1.0, seed=3))
-    runs = run_row(settings, pair, prompt)['runs']
-    n = runs['ar']['tokens']
-    assert runs['ar']['passes'] == {'target/full': {1: n}} and runs['ar']['right'] == 0
-    assert list(runs) == list(settings) and n == runs['sd']['tokens'] > 4
-    assert runs['ar']['wrong'] == runs['sd']['wrong'] == 0
-    assert runs['sd']['nats'] == pytest.approx(runs['ar']['nats'])
-    assert sum(runs['sd']['passes']['target/full'].values()) == runs['sd']['cycles']
-    assert n <= runs['sd']['accepted'] + runs['sd']['cycles']
-    assert runs['draft']['wrong'] > 0 and runs['hot']['nats'] > runs['ar']['nats']
+    plain, sd, lossy, hot = (run_row(pair, setting, prompt) for setting in (
+        'ar', 'sd gamma=3', 'ratio gamma=3 tau=0.1', 'sd temperature=1.0 seed=3'))
+    n = plain['tokens']
+    assert plain['passes'] == {'target/full': {1: n}} and plain['cycles'] == {'0 0 0': n}
+    assert plain['right'] == 0 and n == sd['tokens'] > 4 and plain['end'] == ('length' if n == 12 else 'eos')
+    assert plain['wrong'] == sd['wrong'] == 0 and sd['nats'] == pytest.approx(plain['nats'])
+    kept = sum(int(key.split()[2]) * times for key, times in sd['cycles'].items())
+    cycles = sum(sd['cycles'].values())
+    assert sum(sd['passes']['target/full'].values()) == cycles and n <= kept + cycles
+    assert lossy['wrong'] > 0 and hot['nats'] > plain['nats']
 
 
-def test_a_costly_target_writes_the_same_text():
-    """Bit for bit, although a pass reads five times the weights of all layers."""
-    ids = EMBEDDED.encode('Tom has 9 pens. Tom loses 5.')
-    plain, costly = [ready(EMBEDDED.target, 'cpu', 'fp32')[0] for _ in range(2)]
-    measure.make_costly(costly, 4)
-    assert torch.equal(fresh(plain, ids), fresh(costly, ids))
-    head = plain.lm_head.weight.numel() * 4
-    assert read_bytes(costly, costly.full) - head > 4.9 * (read_bytes(plain, plain.full) - head)
-
-
-def test_token_row(pair):
-    """Against full passes without a cache."""
+def test_a_setting_may_say_where_drafts_come_from(pair):
     prompt, *_ = pair.texts((), 1)
-    row = token_row(pair, prompt)
-    ids = list(prompt.ids)
-    models = [load(folder)[0] for folder in pair.folders]
-    for hit in row['hit']:
-        first, guess = (int(fresh(model, ids, 1)[0].argmax()) for model in models)
-        assert hit == (guess == first)
-        ids.append(first)
-    assert len(row['hit']) == len(row['signals']) == row['tokens'] > 4
+    paths = [run_row(pair, f'sd gamma=2 {words}'.strip(), prompt)['passes'].keys()
+             for words in ('', 'draft=lookup', 'draft=self', 'lookup=true')]
+    assert [path for found in paths for path in found if not path.startswith('target/full')] == [
+        'draft/full', 'target/slim', 'draft/full']
+
+
+def test_plain_decoding_runs_beside_the_others(pair, monkeypatch):
+    """At the beginning, the middle and the end of each turn; a turn has its own order."""
+    asked = []
+
+    def note(pair, setting, prompt):
+        asked.append(setting)
+        return dict(seconds=[0])
+    monkeypatch.setattr(measure, 'run_row', note)
+    monkeypatch.setattr(measure, 'run_once', lambda *args: (note(*args), 0, 0, 1, 0))
+    prompt, *_ = pair.texts((), 1)
+    names = ['ar', *(f'sd gamma={n}' for n in range(1, 7))]
+    rows = text_rows(names, 2, pair, prompt)
+    assert len(asked) == 18 and [i for i, name in enumerate(asked) if name == 'ar'] == [0, 4, 8, 9, 13, 17]
+    assert asked[:9] != asked[9:] and sorted(asked[:9]) == sorted(asked[9:])
+    assert [len(row['seconds']) for row in rows] == [6] + [2] * 6
+
+
+@pytest.mark.parametrize('text, says', [
+    ('families: math\n\nar', 'two settings'), ('familie: math\n\nar\nsd', 'familie'),
+    ('n: 2\n\nar\nsd\nsd', 'each once'), ('n: 2\n\nar\nsd gama=3', 'gama'), ('n: 2\n\nar\nds', 'ds')])
+def test_a_list_that_is_none(text, says, tmp_path, capsys):
+    """In one line, before anything is loaded."""
+    (tmp_path / 'mine.txt').write_text(text)
+    refused(capsys, says, tmp_path / 'mine.txt', main=measure.main)
+
+
+def test_a_deepened_checkpoint_writes_the_same_text(tmp_path, capsys):
+    """Through our own loader: as many times as many layers, and logits equal to the last bit."""
+    folder = tiny(tmp_path / 'one', 0, dict(num_hidden_layers=3))
+    assert run(capsys, folder, tmp_path / 'deep', 4, main=deepen.main)[0] == 0
+    refused(capsys, 'is there', folder, tmp_path / 'deep', 4, main=deepen.main)
+    one, deep = load(folder)[0], load(tmp_path / 'deep')[0]
+    assert len(deep.model.layers) == 12
+    ids = [5, 9, 2, 7, 7, 1]
+    assert torch.equal(fresh(one, ids), fresh(deep, ids))
 
 
 def test_the_lab_grades_its_own_rows():
@@ -238,9 +214,9 @@ def test_rows_are_stored_as_they_are_measured(tmp_path):
     """Whoever interrupts keeps them, and the earlier record; floats have five digits, JSON has no nan."""
     where = tmp_path / 'results' / 'rows.jsonl'
     earlier = dict(n=2), [dict(item=1)]
-    measure.write_rows(where, *earlier)
+    measure.write_rows(where, earlier[0], [earlier[1]])
     with pytest.raises(ZeroDivisionError):
-        measure.write_rows(where, dict(n=3), (dict(item={1: 2 / item}, none=math.nan) for item in (3, 0)))
+        measure.write_rows(where, dict(n=3), ([dict(item={1: 2 / item}, none=math.nan)] for item in (3, 0)))
     rows = [dict(item={'1': 0.66667}, none=None)]
     assert measure.read_stored(where) == earlier
     assert measure.read_stored(measure.begun(where)) == (dict(n=3), rows)
@@ -248,56 +224,61 @@ def test_rows_are_stored_as_they_are_measured(tmp_path):
     assert measure.read_stored(where) == (dict(n=3), rows) and not measure.begun(where).exists()
 
 
-def test_a_run_goes_on_after_whole_rows_of_its_head(tmp_path):
+def test_a_run_goes_on_after_whole_texts_of_its_head(pair, tmp_path):
+    """A text whose rows are not all there is measured again; a record of another head is begun anew."""
     where = tmp_path / 'rows.jsonl'
-    measure.write_rows(where, dict(n=3, date='1'), [dict(item=0), dict(item=1)])
-    where.write_text(where.read_text()[:-3])            # the last row is broken off
-    there = measure.whole_lines(where, dict(n=3, date='2'))
-    part = measure.begun(where)
-    stored = (dict(item=len(part.read_text().splitlines())) for _ in there[1:])     # on the disk by then
-    measure.write_rows(where, dict(n=3, date='2'), stored, there)
-    assert measure.read_stored(where) == (dict(n=3, date='1'), [dict(item=0), dict(item=2)])
-    assert measure.whole_lines(where, dict(n=4, date='1')) == []
+    record = measure.Record(lambda pair, n: range(n), lambda pair, i: [dict(i=i), dict(i=-i)],
+                            about=dict(settings=['a', 'b']))
+    measure.measure(record, where, pair, 3)
+    lines = where.read_text().splitlines(keepends=True)
+    where.write_text(''.join(lines[:4]) + lines[4][:3])                 # in the middle of the second text
+    done = []
+    measure.measure(record._replace(rows=lambda pair, i: done.append(i) or [dict(i=i), dict(i=-i)]), where,
+                    pair, 3, resume=True)
+    assert done == [1, 2] and [row['i'] for row in measure.read_stored(where).rows] == [0, 0, 1, -1, 2, -2]
+    assert measure.whole_lines(where, dict(n=4)) == []
 
 
-def test_flags_of_a_pair(pair, monkeypatch, capsys):
-    """Without files the embedded target is measured, with another draft at most."""
+def test_flags_of_a_pair(pair, monkeypatch, capsys, tmp_path):
+    """Without files the embedded target is measured, with another draft; rows stand beside their list."""
     asked = []
-    monkeypatch.setattr(measure, 'measure', lambda *args: asked.append(args))
+    monkeypatch.setattr(measure, 'measure', lambda record, *args: asked.append(args))
     mid = str(EMBEDDED.target).replace('target', 'mid')
-    assert run(capsys, 'via', 'costs', '--draft', mid, main=measure.main)[0] == 0
-    assert [(paper, of.name, n) for paper, of, n, *_ in asked] == [
-        ('via', 'embedded+mid', 20), ('costs', 'embedded+mid', 1)]
-    run(capsys, 'via', '--target', pair.target, '--draft', pair.draft, '--prompts', *pair.prompts,
-        '--max-new', 12, '--longest', 50, '--dtype', 'fp32', '--n', 3, main=measure.main)
-    assert asked[-1] == ('via', pair, 3, None, False)
-    refused(capsys, '--prompts', 'via', '--max-new', 12, main=measure.main)
+    assert run(capsys, 'costs', '--draft', mid, main=measure.main)[0] == 0
+    assert asked[-1][0].relative_to(measure.LAB).as_posix() == 'results/embedded+mid/costs.jsonl'
+    (tmp_path / 'mine.txt').write_text('# ours\nfamilies: math\n\nar\nsd gamma=3\n')
+    run(capsys, tmp_path / 'mine.txt', '--target', pair.target, '--draft', pair.draft,
+        '--prompts', *pair.prompts, '--max-new', 12, '--longest', 50, '--dtype', 'fp32', '--n', 3, main=measure.main)
+    assert asked[-1] == (tmp_path / 'results/tiny-large+small/mine.jsonl', pair, 3, False)
+    refused(capsys, '--prompts', 'costs', '--max-new', 12, main=measure.main)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('paper', [paper for paper in measure.PAPERS if paper != 'specguard'])
-def test_a_foreign_pair(paper, pair, home, monkeypatch):
-    """Any pair is measured, and two texts of it are judged without a warning; heads say on what."""
-    monkeypatch.setattr(measure, 'MOST_POSITIONS', 4)
-    measure.measure('costs', pair, 1)
-    measure.measure(paper, pair, 2)
-    assert judge.findings_of(paper) or paper == 'sparse'        # which measures longer contexts
-    for where in home.glob(f'{paper}/results/*/*.jsonl'):
-        head = measure.read_stored(where).head
-        assert head['skip'] == [2, 3, 4] and head['models'].keys() == {'tiny-large', 'tiny-small'}
-        assert head['cpu'] and head['threads'] and head['by'] in ('clock', 'counts') and 'commit' in head
+def test_a_foreign_pair(pair, home, capsys, monkeypatch):
+    """A list of any pair is measured, and its settings are shown; the head says on what."""
+    monkeypatch.setattr(measure, 'COSTED', 4)
+    where = home / 'mine.jsonl'
+    (home / 'mine.txt').write_text('turns: 2\n\nar\nsd gamma=2\nvia gamma=2\n')
+    measure.measure(measure.read_list(home / 'mine.txt'), where, pair, 2)
+    head, rows = measure.read_stored(where)
+    assert head['skip'] == [2, 3, 4] and head['models'].keys() == {'tiny-large', 'tiny-small'}
+    assert head['cpu'] and head['threads'] and 'commit' in head and len(rows) == 9
+    assert run(capsys, where, main=judge.main)[0] == 0
+    measure.measure(measure.COSTS, home / 'costs.jsonl', pair, 1)
+    assert {len(times) for times in measure.read_stored(home / 'costs.jsonl').rows[0].values()} == {5, 9}
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('error')
 def test_pages_say_what_the_rows_say():
-    """The committed pages are what --report writes from the stored rows; each interval has its figure."""
+    """The committed pages are what --report writes from the stored rows; ten claims a paper at most."""
     for paper in judge.PAPERS:
         claims = judge.claims_of(paper).CLAIMS
-        assert 0 < len(claims) <= 12
+        assert 0 < len(claims) <= 10
         quotes = re.findall('"(.*?)"', ' '.join(whose for whose, *_ in claims.values()))
         assert all(len(quote.split()) <= 12 for quote in quotes), paper
-        for by_pair in judge.findings_of(paper).values():
-            assert all(finding.low <= finding.figure <= finding.high for finding in by_pair.values())
+        for pair in judge.pairs_of(paper):
+            for _, made in judge.claims_of(paper).figures(pair):
+                assert made.low <= made.figure <= made.high
     for where, text in judge.pages(judge.PAPERS).items():
         assert where.read_text() == text
