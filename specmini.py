@@ -2,7 +2,7 @@
 
 `python specmini.py --prompt "..."` runs on the embedded models; --help names every flag, --list every method.
 These models have 1.9 M and 0.2 M parameters and were trained on nine kinds of generated tasks: other prompts
-get nonsense. lab/models/README.md has a prompt for each kind.
+get nonsense. lab/README.md has a prompt for each kind.
 """
 import argparse
 import contextlib

@@ -2,7 +2,7 @@
 
 `python -m lab.train target --minutes 90`, then `draft`, `mid`, `moe`: each run begins anew with the shape in
 lab/models/<name>/config.json, and writes over the weights there. After it, train_mask.py measures the models
-anew (lab/models/README.md, which also says how the stored models were trained otherwise).
+anew (lab/README.md, which also says how the stored models were trained otherwise).
 """
 import argparse
 import itertools

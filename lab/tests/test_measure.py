@@ -248,7 +248,8 @@ def test_flags_of_a_pair(pair, monkeypatch, capsys, tmp_path):
     assert asked[-1][0].relative_to(measure.LAB).as_posix() == 'results/embedded+mid/costs.jsonl'
     (tmp_path / 'mine.txt').write_text('# ours\nfamilies: math\n\nar\nsd gamma=3\n')
     run(capsys, tmp_path / 'mine.txt', '--target', pair.target, '--draft', pair.draft,
-        '--prompts', *pair.prompts, '--max-new', 12, '--longest', 50, '--dtype', 'fp32', '--n', 3, main=measure.main)
+        '--prompts', *pair.prompts, '--max-new', 12, '--longest', 50, '--dtype', 'fp32', '--n', 3,
+        main=measure.main)
     assert asked[-1] == (tmp_path / 'results/tiny-large+small/mine.jsonl', pair, 3, False)
     refused(capsys, '--prompts', 'costs', '--max-new', 12, main=measure.main)
 

@@ -133,7 +133,7 @@ def anchors(page):
     return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
 
-@pytest.mark.parametrize('page', [*PAGES, 'lab/course.md', 'lab/models/README.md', 'lab/page/README.md'])
+@pytest.mark.parametrize('page', [*PAGES, 'lab/course.md'])
 def test_links_lead_somewhere(page):
     """Files and headings of the repository that a page links to are there."""
     here = HOME / page
@@ -148,10 +148,10 @@ def test_links_lead_somewhere(page):
 
 
 def test_no_page_is_a_wall():
-    """The README has 190 lines at most, other pages 120; all of 130 columns."""
-    for page in [*PAGES, 'lab/LOG.md', 'lab/models/README.md', 'lab/page/README.md']:
+    """The README has 190 lines at most, the lab's 270, other pages 140; all of 130 columns."""
+    for page in [*PAGES, 'lab/LOG.md']:
         lines = text_of(page).splitlines()
-        assert len(lines) <= (190 if page == 'README.md' else 120), page
+        assert len(lines) <= {'README.md': 190, 'lab/README.md': 270}.get(page, 140), page
         narrow = [line for line in lines if not line.startswith(('|', '![', '<img', '$ python '))]
         assert all(len(line) <= 130 for line in narrow), page
 
