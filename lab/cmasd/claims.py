@@ -1,185 +1,205 @@
-"""CM-ASD: what `python -m lab.measure cmasd` stores, and the claims that it must show."""
-import itertools
-from functools import partial
+"""CM-ASD: its claims, and what `python -m lab.measure cmasd` stores beside the lists of this folder."""
+import re
+from dataclasses import replace
 
 import numpy
+import pandas
 
-import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab.judge import BEST_SD, MODELLED, PLAIN, answers, area, number, over, tuned_over
-from lab.measure import Record, answer_row, named, run_row, sd, token_row
+from lab import judge
+from lab.judge import BEST_SD, PLAIN, area, estimate, knob, number, over, settings
+from lab.measure import Record, prepared
+from verify import confidence_signals, decode, tokens_of
 
 SOURCE = 'notes on the paper, which themselves quote its tables'
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
-ANSWERED = 'math', 'translate', 'summary'       # those with right answers that are compared
-SIGNALS = 'entropy', 'margin', 'softmax'
-GAINS = 0.1, 0.5, 1.0, 2.0                      # gamma_tau and k_max, our gamma, as the notes sweep them
-LONGEST = 5, 10, 15, 25
-ALPHAS = 0.5, 1.0, 2.0
-TAUS = 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95       # constant thresholds
-GAMMAS = range(1, 17)                           # of plain sd
-SWEPT = 12                                      # prompts of each family that many settings write
-
-
-def length_settings(pair):
-    """{name: Setting} of exact rules that differ in the length of their blocks."""
-    settings = {f'sd {gamma}': sd(gamma) for gamma in GAMMAS}
-    for alpha, k_max in itertools.product(ALPHAS, LONGEST):
-        name = f'window, alpha {alpha:g}, k_max {k_max}'
-        settings[name] = named('cmasd', alpha=alpha, gamma=k_max, tau_base=1)
-    return settings | {name: named(name) for name in ('product', 'hf-confidence', 'payoff')}
-
-
-def relaxed_settings(pair):
-    """{name: Setting} of relaxed rules: the default, constant thresholds, the notes' sweep; plain sd."""
-    settings = dict(ar=named('ar'), cmasd=named('cmasd'), strict=named('cmasd', tau_base=1))
-    settings |= {f'sd {gamma}': sd(gamma) for gamma in (4, 6, 8, 10, 12)}
-    settings |= {f'tau {tau}': named('cmasd', tau_base=tau, gamma_tau=0) for tau in TAUS}
-    for gain, k_max in itertools.product(GAINS, LONGEST):
-        settings[f'gamma_tau {gain}, k_max {k_max}'] = named('cmasd', gamma_tau=gain, gamma=k_max)
-    return settings
-
-
-def signal_settings(pair):
-    """{name: Setting} of C by the mean of its signals and by each alone: relaxed rules, and the exact one."""
-    settings = {}
-    for source in ('mean', *SIGNALS):
-        weights = {f'lam_{signal}': float(source in ('mean', signal)) for signal in SIGNALS}
-        for gain in GAINS[:3]:                          # the fast ones of the sweep
-            settings[f'{source}, gamma_tau {gain}'] = named('cmasd', gamma_tau=gain, **weights)
-        settings[f'{source}, strict'] = named('cmasd', tau_base=1, **weights)
-    return settings
-
-
-def on_some(settings):
-    """The Record of settings on the first prompts of each family."""
-    return Record(lambda pair, n: pair.texts(FAMILIES, min(n, SWEPT)), partial(run_row, settings))
-
-
-RECORDS = dict(
-    tokens=Record(lambda pair, n: pair.texts(FAMILIES, n), token_row),
-    lengths=on_some(length_settings),
-    relaxed=on_some(relaxed_settings),
-    signals=on_some(signal_settings),
-    # ten times as many texts, because answers that are lost are rare
-    answers=Record(lambda pair, n: pair.texts(ANSWERED, 10 * n),
-                   partial(answer_row, dict(ar=named('ar'), cmasd=named('cmasd')))))
-
-
-# ------------------------------------------------------------------------------------------ what it must show
-
+DEFAULT = 'cmasd gamma=10'
+ADAPTIVE = [DEFAULT, 'cmasd gamma_tau=0.1', 'cmasd gamma_tau=1']
+CONSTANT = [f'cmasd gamma_tau=0 tau_base={tau}' for tau in (0.3, 0.5, 0.7, 0.9)]
+MEAN = [DEFAULT, 'cmasd gamma=8']
+SAME_CYCLES = 'cmasd alpha=100 tau_base=1'      # those of `sd gamma=10`, which computes no confidences
+LONGEST = range(3, 26)  # k_max of which the highest ceiling is taken
 SURE = 0.9              # C from which a token is trivially right
 BETTER = 1.02           # a line for "faster": smaller differences are not seen by the clock
-BLOCK = 8               # tokens of the longest blocks whose accepted tokens are compared
+OUR_LINE = '; the number is ours'
 CLAIMS = {              # text: whose, rival, line
-    'default (lossy): speed over plain': (
+    'best setting: speed over plain decoding': (
         'notes: "4-5× decoding speedup on translation/summarization"', PLAIN, 4),
-    'default (lossy): speed over sd': ('ours', BEST_SD, BETTER),
-    'product: speed over sd': ('ours', BEST_SD, BETTER),
-    'payoff: speed over sd': ('ours', BEST_SD, BETTER),
-    "default: its tokens that are the target's choice": (
-        'notes: "Over 87% output alignment with original model behavior maintained"', '', 0.87),
+    'best setting: speed over `sd`': ('ours', BEST_SD, BETTER),
+    'blocks ended by `product` or `payoff`, exact: speed over `sd`': ('ours', BEST_SD, BETTER),
     'default: accepted tokens a cycle': (
         'notes: "4.27 accepted tokens per iteration vs. 2.91 for baseline SpecDec"',
-        f'`sd`; the longest block of both is {BLOCK}', 1.47),
-    'the window (exact), tuned: speed over sd': (
-        'notes: "reduces rollback frequency and improves throughput"', BEST_SD, BETTER),
+        '`sd gamma=10`, whose longest block is as long', 1.47),
+    'the window, exact: speed over `sd`': (
+        'notes: "reduces rollback frequency and improves throughput"' + OUR_LINE, BEST_SD, BETTER),
     'adaptive threshold: speed over a constant one': (
-        'notes: "maintains output fidelity while improving acceptance rates"',
-        'constant tau, the fastest that agrees as often', BETTER),
-    'AUROC of C for acceptance, all tokens': (
-        'notes: "confidence measures correlate with actual verification success rates"', '', 0.75),
+        'notes: "maintains output fidelity while improving acceptance rates"' + OUR_LINE,
+        'the best constant tau, at the same k_max', BETTER),
     'mean of three signals: speed over one alone': (
-        'notes: "more robust uncertainty signals than any single measure alone"',
-        'the fastest of three, both at 99 % agreement', BETTER),
+        'notes: "more robust uncertainty signals than any single measure alone"' + OUR_LINE,
+        'the best of three, at the same k_max', BETTER),
+    "default: its tokens that are the target's choice": (
+        'notes: "Over 87% output alignment with original model behavior maintained"', '', 0.87),
+    'AUROC of C for acceptance, all tokens': (
+        'notes: "confidence measures correlate with actual verification success rates"' + OUR_LINE, '', 0.75),
     'default: right answers won or lost, a text': (
-        'notes: "maintaining or improving BLEU/ROUGE scores"', 'plain decoding', -0.01)}
-SPEEDS = {              # text: setting, rival
-    'default (lossy): speed over plain': ('cmasd', 'ar'), 'default (lossy): speed over sd': ('cmasd', 'sd '),
-    'product: speed over sd': ('product', 'sd '), 'payoff: speed over sd': ('payoff', 'sd ')}
-SHOWN = {               # rows of the table of settings: name, settings of one knob
-    'default': ['cmasd'], 'strict: tau_base 1': ['strict'], 'sd 4, 10': ['sd 4', 'sd 10'],
-    'hf-confidence': ['hf-confidence'], 'payoff': ['payoff']}
-SHOWN |= {f'gamma_tau {gain}; k_max 5, 10, 15, 25': [f'gamma_tau {gain}, k_max {k_max}' for k_max in LONGEST]
-          for gain in GAINS}
-for rule in 'gamma_tau 0.5', 'strict':
-    of_each = [f'{source}, {rule}' for source in ('mean', *SIGNALS)]
-    SHOWN[f'{rule}; C of all, of entropy, margin, softmax'] = of_each
+        'notes: "maintaining or improving BLEU/ROUGE scores"' + OUR_LINE, PLAIN, -0.01)}
 
 
-def figures(records):
-    """Yields (text of a claim, its texts, its figure, its kind) of what the records of a pair allow."""
-    yield from records.speeds(SPEEDS)
-    best, counted = records.best, records.counted()
-    if best:
-        yield ("default: its tokens that are the target's choice", best.every,
-               partial(best.agreement, 'cmasd'), '')
-    if counted:
-        longer = over(counted, f'cmasd {BLOCK}', f'sd {BLOCK}', 'cycles', 'accepted')
-        yield 'default: accepted tokens a cycle', counted.every, longer, ''
-    if 'lengths' in records:
-        runs = records.runs('lengths')
-        figure = tuned_over(runs, runs.starting('window'), runs.starting('sd '), MODELLED)
-        yield 'the window (exact), tuned: speed over sd', runs.every, figure, MODELLED
-    if 'relaxed' in records:
-        runs = records.runs('relaxed')
-        constant = [*runs.starting('tau '), 'strict']
-        figure = tuned_over(runs, ['cmasd'], constant, MODELLED, runs.agreement('cmasd', runs.every))
-        yield 'adaptive threshold: speed over a constant one', runs.every, figure, MODELLED
-    if 'tokens' in records:
-        rows = records['tokens'].rows
-        yield 'AUROC of C for acceptance, all tokens', numpy.arange(len(rows)), confidence_area(rows), ''
-    if 'signals' in records:
-        runs = records.runs('signals')
-        alone = runs.starting(*[f'{signal}, gamma_tau' for signal in SIGNALS])
-        figure = tuned_over(runs, runs.starting('mean, gamma_tau'), alone, MODELLED, 0.99)
-        yield 'mean of three signals: speed over one alone', runs.every, figure, MODELLED
-    yield from answers(records, 'default: right answers won or lost, a text', 'cmasd', 'ar')
+# --------------------------------------------------------------------------------------------- what is no run
+
+def token_row(pair, prompt):
+    """A row of columns, one value for each token of the target's own greedy text.
+
+    hit: whether the draft's first choice is that token; signals: CM-ASD's three confidences [T, 3].
+    """
+    engine, method = prepared(pair, 'sd gamma=8')       # which writes that text, and has a draft
+    engine.open([prompt.ids])
+    session = engine.start(prompt.ids, method)
+    written = tokens_of(decode(session, method))
+    draft = session.drafter
+    q = draft.read(session.tokens[:-1], draft.model.full, len(written)).float()                  # [T, V] raw
+    hits = [int(guess == token) for guess, token in zip(q.argmax(-1).tolist(), written)]
+    return prompt.name | dict(tokens=len(written), hit=hits,
+                              signals=[list(confidence_signals(row[None])) for row in q])
+
+
+RECORDS = dict(tokens=Record(lambda pair, n: pair.texts(FAMILIES, n),
+                             lambda pair, prompt: [token_row(pair, prompt)], n=60))
+
+
+# --------------------------------------------------------------------------------------------------- figures
+
+def clocked(pair):
+    """The frame of runs by the clock: of this paper's own list, else of the list of all methods; or None."""
+    return pair.frame('clock') if pair.has('clock') else pair.frame('clock', 'best')
+
+
+def present(frame, names):
+    return [name for name in names if name in frame.setting.values]
+
+
+def plain_sd(frame):
+    """The settings of `sd` that draft a fixed number of tokens by the draft model, and nothing else."""
+    return [name for name in settings(frame, 'sd') if re.fullmatch(r'sd gamma=\d+', name)]
+
+
+def figures(pair):
+    """Yields (text of a claim, its Estimate) of what the records of a pair allow."""
+    frame, answers, rows = clocked(pair), pair.frame('answers'), pair.rows('tokens')
+    if frame is not None:
+        mine, sd = settings(frame, 'cmasd'), plain_sd(frame)
+        exact = [name for name in mine if knob(name, 'tau_base') == 1]
+        found = over(frame, mine, 'ar', ceiling=max(map(pair.ceiling, LONGEST)))
+        yield 'best setting: speed over plain decoding', found
+        blind = '' if len(mine) > 1 else 'only `sd` is tuned'
+        yield 'best setting: speed over `sd`', replace(over(frame, mine, sd), blind=blind)
+        sides = {                                       # text: settings, their rivals
+            'blocks ended by `product` or `payoff`, exact: speed over `sd`': (['product', 'payoff'], sd),
+            'default: accepted tokens a cycle': ([DEFAULT], ['sd gamma=10'], 'cycles', 'kept'),
+            'the window, exact: speed over `sd`': ([name for name in exact if name != SAME_CYCLES], sd),
+            'adaptive threshold: speed over a constant one': (ADAPTIVE, CONSTANT),
+            'mean of three signals: speed over one alone':
+                (MEAN, [name for name in mine if name.count('lam_') == 2])}
+        for text, (ours, rivals, *unit) in sides.items():
+            ours, rivals = present(frame, ours), present(frame, rivals)
+            if ours and rivals:
+                yield text, over(frame, ours, rivals, *unit)
+        default = frame[frame.setting == DEFAULT]
+        yield "default: its tokens that are the target's choice", judge.share(default.agreed, default.tokens)
+    if rows:
+        yield 'AUROC of C for acceptance, all tokens', confidence_area(rows)
+    if answers is not None:
+        yield 'default: right answers won or lost, a text', judge.gap(answers, DEFAULT, 'ar')
 
 
 def confidence_area(rows, below=2):
-    """The figure: the AUROC for acceptance of C, of the tokens whose C is below a limit."""
+    """The Estimate of C's AUROC for acceptance, of the tokens whose C is below a limit."""
     sure = [numpy.mean(row['signals'], 1) for row in rows]
     hits = [numpy.array(row['hit'], bool) for row in rows]
-    return area([c[c < below] for c in sure], [hit[c < below] for c, hit in zip(sure, hits)])
+    figure = area([c[c < below] for c in sure], [hit[c < below] for c, hit in zip(sure, hits)])
+    return estimate(figure, len(rows))
 
 
-def sweeps(pairs):
-    """How well C tells; settings by speed, agreement, accepted and dropped tokens."""
-    rows = []
-    for pair, records in pairs.items():
-        if 'tokens' in records:
-            rows += [(pair, *row) for row in confidence_rows(records['tokens'].rows)]
-        for name in ('relaxed', 'signals', 'lengths'):
-            if name in records:
-                rows += [(pair, *row) for row in setting_rows(records.runs(name))]
-    head = 'pair', 'setting', 'tokens a step, modelled', 'agreement', 'accepted a cycle', 'dropped'
-    return [(head, rows)]
+# ---------------------------------------------------------------------------------------------------- tables
+
+def tables(pairs):
+    """Yields (title, frame), without verdicts."""
+    timed = {pair.name: clocked(pair) for pair in pairs if clocked(pair) is not None}
+    yield 'By the clock, over `sd` at its best gamma', over_sd(timed)
+    yield ('Ceilings: times plain decoding, if every guess were kept. How well C tells accepted tokens',
+           pandas.DataFrame([by_pair(pair) for pair in pairs if pair.name in timed]))
+    for pair in pairs:
+        if pair.has('clock'):
+            yield (f'{pair.name}: tuned on one family, used on another, over the best `sd` there',
+                   moved(pair.frame('clock')))
+        if pair.has('knobs'):
+            frame = pair.frame('knobs')
+            squares = frame.setting.str.fullmatch(r'cmasd gamma=\S+ gamma_tau=\S+')
+            yield (f'{pair.name}: times plain decoding (agreement), by gamma, which is k_max, and gamma_tau',
+                   judge.grid(frame[squares], cell(frame), 'gamma', 'gamma_tau'))
+            moved_one = frame[~squares | (frame.setting == 'cmasd gamma=10 gamma_tau=0.5')]
+            yield f'{pair.name}: the default, then one or two knobs moved', judge.overview(moved_one)
+        if pair.has('seeds'):
+            yield f'{pair.name}, temperature 0.8: range of three seeds', seeds(pair.frame('seeds'))
 
 
-def confidence_rows(rows):
-    """Rows: the AUROC where C is in doubt; the share of kept tokens in five equal bins of C."""
-    yield f'AUROC of C below {SURE}', confidence_area(rows, SURE)(numpy.arange(len(rows))), None, None, None
-    sure = numpy.concatenate([numpy.mean(row['signals'], 1) for row in rows])
-    kept = numpy.concatenate([numpy.array(row['hit'], bool) for row in rows])
-    bins = numpy.minimum(4, (5 * sure).astype(int))
-    shares = ', '.join(f'{kept[bins == i].mean():.2f}' if (bins == i).any() else '-' for i in range(5))
-    yield 'kept, by C in five bins from 0 to 1', shares, None, None, None
+def over_sd(timed):
+    """A frame: a row a setting, a column a pair; the last row is what confidences cost."""
+    lines = []
+    for text in ('best of cmasd', DEFAULT, 'product', 'payoff', 'hf-confidence', 'ratio-payoff', SAME_CYCLES):
+        line = dict(setting=f'`{text}`' if text != 'best of cmasd' else text)
+        for pair, frame in timed.items():
+            rivals = ['sd gamma=10'] if text == SAME_CYCLES else plain_sd(frame)
+            mine = settings(frame, 'cmasd') if text == 'best of cmasd' else present(frame, [text])
+            line[pair] = str(over(frame, mine, rivals)) if mine and present(frame, rivals) else ''
+        lines.append(line)
+    lines[-1]['setting'] += ' over `sd gamma=10`: the same cycles, with and without confidences'
+    return pandas.DataFrame(lines)
 
 
-def setting_rows(runs):
-    """Rows of SHOWN, a figure for each setting; then of the sweep tuned on `translate`, used on `summary`."""
-    texts = runs.every
-    for text, names in SHOWN.items():
-        if {*names} <= {*runs.names} and 'drafted' in runs.sums:
-            columns = (runs.pace(names, texts, MODELLED), runs.agreement(names, texts),
-                       runs.share('accepted', 'cycles', names, texts),
-                       1 - runs.share('accepted', 'drafted', names, texts))
-            yield text, *[', '.join(map(number, column)) for column in columns]
-    swept = runs.starting('gamma_tau ')
-    if swept:
-        there, here = (numpy.flatnonzero(runs.families == family) for family in ('translate', 'summary'))
-        moved = swept[runs.pace(swept, there, MODELLED).argmax()]
-        bests = [runs.pace(names, here, MODELLED).max() for names in (swept, runs.starting('sd '))]
-        shares = ', '.join(number(runs.pace(moved, here, MODELLED) / best) for best in bests)
-        yield ('tuned on translate, used on summary: speed over its own best there, over the best sd',
-               shares, None, None, None)
+def by_pair(pair):
+    """A row of a pair: ceilings; C's AUROC; how many draft tokens the target accepts in each fifth of C."""
+    best = max(LONGEST, key=pair.ceiling)
+    line = {'pair': pair.name, 'ceiling, k_max 10': pair.ceiling(10),
+            'ceiling, best of 3 to 25': f'{number(pair.ceiling(best))} (k_max {best})'}
+    rows = pair.rows('tokens')
+    if rows:
+        sure = numpy.concatenate([numpy.mean(row['signals'], 1) for row in rows])
+        hits = numpy.concatenate([row['hit'] for row in rows])
+        fifths = [hits[(sure >= low / 5) & (sure < (low + 1) / 5 + (low == 4))] for low in range(5)]
+        line |= {'AUROC': str(confidence_area(rows)), f'where C < {SURE}': str(confidence_area(rows, SURE)),
+                 f'tokens with C < {SURE}': f'{(sure < SURE).mean():.1%}',
+                 'accepted in each fifth of C': ', '.join(number(one.mean()) if len(one) else '-'
+                                                          for one in fifths)}
+    return line
+
+
+def moved(frame):
+    """A frame: how far the default, and the fastest setting of each family, comes in the other families."""
+    families, sd = dict(list(frame.groupby('family', sort=False))), plain_sd(frame)
+    chosen = {'none: the default': DEFAULT}
+    chosen |= {family: judge.winner(there, settings(frame, 'cmasd')) for family, there in families.items()}
+    lines = []
+    for text, name in chosen.items():
+        paces = {f'on {family}': over(there, name, sd).figure for family, there in families.items()}
+        lines.append({'tuned on': text, 'setting': f'`{name}`'} | paces)
+    return pandas.DataFrame(lines)
+
+
+def cell(frame):
+    """A function of a setting: its speed over plain decoding, and its agreement."""
+    def words(name):
+        mine = frame[frame.setting == name]
+        return f'{over(frame, name, "ar").figure:.2f} ({mine.agreed.sum() / mine.tokens.sum():.1%})'
+    return words
+
+
+def seeds(frame):
+    """A frame of the spread of seeds: a row for settings that differ in their seed alone."""
+    total = frame.groupby('setting', sort=False)[['tokens', 'second', 'full', 'kept', 'cycles']].sum()
+    pace = total.tokens / total.second
+    found = pandas.DataFrame({'over plain': pace / pace.iloc[0], 'kept a cycle': total.kept / total.cycles,
+                              'tokens a full pass': total.tokens / total.full})
+    spread = found.iloc[1:].groupby(lambda name: re.sub(r' seed=\d+', '', name), sort=False).agg(
+        lambda values: f'{number(values.min())} to {number(values.max())}')
+    return spread.reset_index(names='setting')

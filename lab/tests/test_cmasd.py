@@ -1,13 +1,20 @@
 """CM-ASD's baselines: ends of blocks, lenient rules; its claims by hand."""
-import numpy
+import copy
+import random
+from types import SimpleNamespace
+
 import pytest
 
-from lab.baselines import Confident, Payoff, Product, draft_cost
-from lab.best.claims import RatioPayoff
+from lab import judge
+from lab.baselines import Confident, Payoff, Product, RatioPayoff, draft_cost
 from lab.cmasd import claims
+from lab.measure import EMBEDDED, run_row, write_rows
 from lab.tests.helpers import case, law_gap
-from lab.toys import Table, enumerate_law, exact_law, network, session, variation, write
-from verify import METHODS, Cycle, Judged, decode
+from lab.toys import Table, enumerate_law, exact_law, fresh, network, session, variation, write
+from model import load
+from verify import METHODS, Cycle, Judged, confidence_signals, decode
+
+AREA = 'AUROC of C for acceptance, all tokens'
 
 
 @pytest.mark.parametrize('method, learns', [    # with limits that toys move
@@ -72,8 +79,104 @@ def test_law_of_lenient(lenience):
     assert method.lossless == (lenience == 1) and (gap < 1e-9 if method.lossless else gap > 0.1)
 
 
-def test_claims_by_hand():
+# --------------------------------------------------------------------------------------------- its figures
+
+def frame_of(tmp_path, kept=3, **settings):
+    """A frame of two texts; settings: {name: [seconds a text]}; each writes 10 tokens in two cycles."""
+    rows = [dict(family='ab'[i], place=0, setting=name, tokens=10, wrong=i, seconds=[second], right=1,
+                 passes={'target/full': {'5': 2}}, cycles={f'4 4 {kept}': 2})
+            for name, seconds in settings.items() for i, second in enumerate(seconds)]
+    write_rows(tmp_path / 'rows.jsonl', {}, [rows])
+    return judge.framed(tmp_path / 'rows.jsonl')
+
+
+def pair_of(frame, **rows):
+    """What `figures` reads of a judge.Pair; rows: of other records."""
+    def frame_at(record, paper='cmasd'):
+        return frame if (record, paper) == ('clock', 'best') else None
+    return SimpleNamespace(name='real', frame=frame_at, has=lambda record: frame_at(record) is not None,
+                           rows=lambda record: rows.get(record, []), ceiling=lambda k_max: min(k_max, 5.0))
+
+
+DEFAULT_ALONE = {'ar': [4, 4], 'sd gamma=2': [2, 3], 'sd gamma=4': [3, 3], 'sd gamma=4 lookup=true': [1, 1],
+                 claims.DEFAULT: [1, 3]}
+ONE = 'cmasd lam_margin=0 lam_softmax=0'
+
+
+def test_a_pair_that_has_the_default_alone(tmp_path):
+    """Its speeds are those of the list of all methods; over `sd`, which is tuned, there is no verdict."""
+    found = dict(claims.figures(pair_of(frame_of(tmp_path, **DEFAULT_ALONE))))
+    plain, sd = (found[f'best setting: speed over {rival}'] for rival in ('plain decoding', '`sd`'))
+    assert (plain.figure, plain.ceiling, sd.figure) == pytest.approx((8 / 4, 5, 5 / 4))
+    assert not plain.blind and sd.verdict(1.02) == 'NO VERDICT (only `sd` is tuned)'
+    assert found["default: its tokens that are the target's choice"].figure == 19 / 20
+    assert len(found) == 3
+
+
+def test_settings_of_each_side(tmp_path):
+    """The window is exact; C of one signal is not C of all; without a window only its cost is told."""
+    frame = frame_of(tmp_path, **DEFAULT_ALONE | {
+        'sd gamma=10': [4, 4], claims.SAME_CYCLES: [5, 5], 'cmasd gamma=4 tau_base=1': [5, 6], ONE: [1, 1],
+        'cmasd gamma=8': [2, 1], claims.CONSTANT[0]: [6, 2], 'product': [2, 2], 'payoff': [1, 2]})
+    found = {text: each.figure for text, each in claims.figures(pair_of(frame))}
+    assert found['best setting: speed over `sd`'] == pytest.approx(5 / 2)
+    assert found['the window, exact: speed over `sd`'] == pytest.approx(5 / 11)
+    assert found['adaptive threshold: speed over a constant one'] == pytest.approx(8 / 4)
+    assert found['mean of three signals: speed over one alone'] == pytest.approx(2 / 3)
+    assert found['blocks ended by `product` or `payoff`, exact: speed over `sd`'] == pytest.approx(5 / 3)
+    assert found['default: accepted tokens a cycle'] == 1
+    costs = claims.over_sd(dict(real=frame)).iloc[-1]
+    assert costs.setting.startswith(f'`{claims.SAME_CYCLES}`') and costs.real.startswith('0.80 clock')
+
+
+def test_tables_by_hand(tmp_path):
+    """The fastest of a family elsewhere; the range of seeds."""
+    frame = frame_of(tmp_path, **DEFAULT_ALONE | {'cmasd gamma=8': [2, 1]})
+    table = claims.moved(frame).set_index('tuned on')
+    for text in 'a', 'none: the default':
+        assert table.loc[text].tolist() == [f'`{claims.DEFAULT}`', 2.0, 1.0]
+    assert table.loc['b'].tolist() == ['`cmasd gamma=8`', 1.0, pytest.approx(3)]
+    seeds = {'ar temperature=0.8': [4, 4], 'sd temperature=0.8 seed=1': [2, 2],
+             'sd temperature=0.8 seed=2': [1, 1]}
+    by_seed = claims.seeds(frame_of(tmp_path / 'seeds', **seeds))
+    assert by_seed.values.tolist() == [['sd temperature=0.8', '2.00 to 4.00', '3.00 to 3.00', '5.00 to 5.00']]
+
+
+def test_confidence_by_hand():
     """Six tokens of one text: C orders hits before misses but for one pair below 0.9."""
-    rows = [dict(signals=[[c] * 3 for c in (0.95, 0.99, 0.5, 0.6, 0.7, 0.2)], hit=[1, 1, 0, 1, 0, 0])]
-    areas = [claims.confidence_area(rows, *limit)(numpy.array([0])) for limit in ((), (0.9,))]
+    rows = [dict(signals=[[c] * 3 for c in (0.95, 1.0, 0.5, 0.6, 0.7, 0.2)], hit=[1, 1, 0, 1, 0, 0])]
+    areas = [claims.confidence_area(rows, *limit).figure for limit in ((), (0.9,))]
     assert areas == pytest.approx([8 / 9, 2 / 3])
+    line = claims.by_pair(pair_of(None, tokens=rows))
+    assert line['ceiling, best of 3 to 25'] == '5.00 (k_max 5)' and line['tokens with C < 0.9'] == '66.7%'
+    assert line['accepted in each fifth of C'] == '-, 0.00, 0.00, 0.50, 1.000'
+
+
+def test_confidence_that_tells_nothing_fails():
+    """A negative control, on the stored rows: confidences in another order."""
+    rows = copy.deepcopy(judge.Pair('cmasd', 'embedded').rows('tokens'))
+    for row in rows:
+        random.Random(0).shuffle(row['signals'])
+    assert claims.confidence_area(rows).verdict(claims.CLAIMS[AREA][2]) == 'FAILS'
+
+
+def test_token_row():
+    """Against full passes without a cache."""
+    prompt = EMBEDDED.texts(['math'], 1)[0]
+    row = claims.token_row(EMBEDDED, prompt)
+    ids = list(prompt.ids)
+    models = [load(folder)[0] for folder in EMBEDDED.folders]
+    for hit, signals in zip(row['hit'], row['signals']):
+        first, guess = (int(fresh(model, ids, 1)[0].argmax()) for model in models)
+        assert hit == (guess == first)
+        assert signals == pytest.approx(confidence_signals(fresh(models[1], ids, 1)), abs=1e-4)
+        ids.append(first)
+    assert len(row['hit']) == len(row['signals']) == row['tokens'] > 4
+
+
+def test_same_cycles():
+    """Without a window and with tau 1 the cycles are those of `sd`: what time differs is the confidences'."""
+    prompt = EMBEDDED.texts(['story'], 1)[0]
+    ours, theirs = (run_row(EMBEDDED, setting, prompt) for setting in (claims.SAME_CYCLES, 'sd gamma=10'))
+    assert len(ours['cycles']) > 1
+    assert (ours['cycles'], ours['passes']) == (theirs['cycles'], theirs['passes'])
