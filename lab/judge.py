@@ -217,15 +217,16 @@ def sums(frame, column, names):
 def fastest(frame, names, unit='second', what='tokens', least=0.0):
     """A function of texts: tokens (or `what`) a second of the fastest of these settings.
 
-    least: the share of its tokens that the target has to agree with. Rounded, because the last bit of a
-    product, which differs between CPUs, would settle a tie.
+    least: the share of its tokens that the target has to agree with, or as many as any agrees with. Rounded,
+    because the last bit of a product, which differs between CPUs, would settle a tie.
     """
     made, took, tokens, agreed = (sums(frame, column, names) for column in (what, unit, 'tokens', 'agreed'))
 
     def best(texts):
         pace = made(texts) / took(texts)
-        agrees = agreed(texts) / tokens(texts) >= least
-        return numpy.where(agrees, pace, 0).round(9).max(-1)
+        agrees = agreed(texts) / tokens(texts)
+        enough = agrees >= numpy.minimum(least, agrees.max(-1, keepdims=True))
+        return numpy.where(enough, pace, 0).round(9).max(-1)
     return best
 
 

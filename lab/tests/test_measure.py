@@ -70,6 +70,7 @@ HALVES = dict(early=[FAST, FAST, SLOW, SLOW], late=[SLOW, SLOW, FAST, FAST], riv
     case('chosen-on-all', HALVES, ['early', 'late'], ['rival'], 0, TEXTS, 0.8),
     case('the-rival-too', HALVES, ['rival'], ['early', 'late'], 0, TEXTS[2:], 0.5),
     case('agrees-as-far-as-asked', ERRING, ['lossy', 'exact'], ['exact'], 0.9, TEXTS, 1),
+    case('none-agrees-so-far', ERRING, ['lossy'], ['exact'], 0.9, TEXTS, 2),
     case('asked-for-less', ERRING, ['lossy', 'exact'], ['exact'], 0.8, TEXTS, 2)])
 def test_speeds_by_hand(settings, mine, rivals, least, texts, wanted, tmp_path):
     """Of all texts together, each side at the fastest of its settings on the texts in hand."""
