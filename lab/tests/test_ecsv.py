@@ -1,53 +1,104 @@
-"""ECSV: the laws of its baselines, their votes, and its claims computed by hand."""
-import numpy
-import pytest
+"""ECSV: the laws of its baselines, and its claims computed by hand."""
+from types import SimpleNamespace
 
-from lab.baselines import OracleTop1
+import numpy
+import pandas
+import pytest
+import torch
+
 from lab import prove
+from lab.baselines import OracleTop1, SdMulti
 from lab.ecsv import claims
-from lab.judge import Costs, Records
-from lab.measure import EMBEDDED, Stored
+from lab.judge import Pair
+from lab.measure import EMBEDDED, run_row
+from lab.tests.helpers import case
 
 TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
 
 
-def test_law_of_the_best_branch():
-    method = OracleTop1(**TWO)
+@pytest.mark.parametrize('kind', [case('best', OracleTop1), case('multi', SdMulti)])
+def test_law_of_read_branches(kind):
+    method = kind(**TWO)
     assert method.lossless and prove.Proof('best', method, range(4)).gap < prove.SAME
 
 
-def test_claims_by_hand():
-    """n positions take 1 + n s, a draft pass 1 s, of four rows 2 s.
+def test_a_branch_is_enough():
+    """The target reads on, unless each token is its first choice; the row after the block does not count."""
+    logits = torch.tensor([[0., 2., 1.], [3., 0., 1.], [0., 0., 9.]])
+    first, other = (SimpleNamespace(logits=logits, block=SimpleNamespace(tokens=ids))
+                    for ids in ([1, 0], [1, 2]))
+    assert SdMulti().is_enough(first) and not SdMulti().is_enough(other)
+    assert not OracleTop1().is_enough(first)
 
-    Greedy sd takes 20 x 3 + 20 s or 10 x 6 + 40 s, the vote 15 x 3 + 15 x 2 s at its first depth.
-    SD-1 reads 2 positions a token where it is faster, the vote 1.5 or 3: a third of its texts are the latter.
-    """
-    votes = {claims.GREEDY: dict(kept=[20, 30], cycles=[20, 10], positions=[40, 50]),
-             claims.SD: dict(kept=[10, 20], cycles=[20, 15], positions=[40, 45], drafted=[1, 1], nats=[3, 1]),
-             'vote': dict(kept=[25, 30], cycles=[15, 10], positions=[30, 60], drafted=[1, 1], nats=[1, 1])}
-    for counts in votes.values():
-        drafts = [read - cycles for read, cycles in zip(counts['positions'], counts['cycles'])]
-        counts |= dict(passes=counts['cycles'], drafts=drafts)
-    stored = Records('ecsv', 'another pair')
-    row = dict(family='story', place=0, tokens=20, depths=[2, 4], votes=votes)
-    stored['blocks'] = Stored({}, [row, row | dict(place=1)])
-    stored.costs = Costs({'target/full': [0, 2, 3, 4, 5, 6], 'draft/full': [0, 1, 1, 1, 2]})
-    compared = claims.Votes(stored, 'blocks')
-    assert compared.counts[claims.GREEDY]['steps'].tolist() == [[40, 50]] * 2      # in steps of 2 s
-    assert compared.over('vote', claims.GREEDY)(compared.texts) == pytest.approx(40 / 37.5)
-    kept, perplexity = (compared.matched(figure, 'vote', claims.SD)(compared.texts)
-                        for figure in (claims.kept, claims.perplexity))
-    assert (kept, perplexity) == pytest.approx(((80 / 3) / (40 / 3) / (10 / 20), numpy.exp(1 - 3)))
-    assert numpy.isnan(compared.at_budget('vote', compared.texts, 1.4)['kept'])
-    assert not list(claims.figures(stored))             # none of the claims is about these votes
+
+LITE = 'ecsv gamma={} branches={} draft_temperature=0.3 a_self=0'
+RUNS = {                # setting: kept, passes, positions, seconds of a text of 20 tokens
+    'sd gamma=2 draft_temperature=0': (10, 10, 24, 2.0),
+    'sd gamma=4 draft_temperature=0': (12, 6, 30, 1.0),             # the fastest: 1.5 positions a token
+    'sd gamma=5 draft_temperature=0': (99, 1, 30, 0.1),             # no depth of the votes
+    LITE.format(2, 2): (10, 10, 20, 9.0), LITE.format(4, 2): (14, 6, 40, 9.0),
+    LITE.format(2, 8): (18, 2, 32, 9.0), LITE.format(4, 8): (18, 2, 44, 9.0)}   # they read more at any depth
+
+
+def frame(**changed):
+    """A frame of RUNS on a text of each of two tasks; changed: the runs of the second one, by place."""
+    rows = []
+    for task in 'story', 'qa':
+        for i, (name, run) in enumerate(RUNS.items()):
+            run = changed.get(f'run_{i}', run) if task == 'qa' else run
+            rows.append(dict(zip(('kept', 'full', 'positions', 'second'), run), setting=name, family=task,
+                             text=f'{task} 0', tokens=20, cycles=run[1] / (1 + ('ecsv' in name)), agreed=20,
+                             nats=20.0))
+    return pandas.DataFrame(rows)
+
+
+def test_gain_by_hand():
+    """At 1.5 positions the vote is half of each depth: 12 tokens in 8 passes, 1.5, where sd keeps 2."""
+    both, one = numpy.arange(2), frame()
+    assert claims.sd_lines(one) == {'sd draft_temperature=0': list(RUNS)[:2]}
+    votes, sd = claims.vote_lines(one), claims.sd_lines(one)
+    assert claims.gain(one, votes, sd, sd)(both) == pytest.approx(1.5 / 2)
+    assert claims.gain(one, votes, sd, sd, per='cycles')(both) == pytest.approx(3 / 2)
+    eight = claims.lines_of(one, 'ecsv', branches=8)
+    assert numpy.isnan(claims.gain(one, eight, sd, sd)(both))
+    assert claims.over_greedy(one, next(iter(votes.values()))) == '1.000, 1.17; 0.75'
+    deep = {'': [LITE.format(2, 2)]}                    # reads fewer positions at its deepest: as it is
+    assert claims.gain(one, deep, sd, sd)(both) == pytest.approx(1 / 2)
+
+
+def test_settings_are_chosen_on_the_texts_that_tuning_sees():
+    """In the second task sd is the fastest at depth 2, and there the vote of eight branches reads few."""
+    other = frame(run_0=(10, 10, 24, 0.5), run_5=(18, 2, 20, 9.0))
+    sd, first, second = claims.sd_lines(other), numpy.array([0]), numpy.array([1])
+    of = claims.gain(other, claims.vote_lines(other), sd, sd)
+    assert of(first) == pytest.approx(0.75)
+    assert of(second) == pytest.approx(9 / 1)           # 18 / 2 over 10 / 10, at 1.2 positions
+    assert of(second, first) == pytest.approx(0.75)     # as it was tuned for the first
+    assert claims.tasks_longer(other)(first) == 0 and claims.tasks_longer(other)(second) == 1
+
+
+def test_by_task():
+    """The longest vote on both, a half mixture, in each task; a text of 20 nats and tokens has e."""
+    pair = SimpleNamespace(frame=lambda record: frame().assign(nats=10.0))
+    assert claims.by_task(pair, frame()).values.tolist() == [
+        [task, pytest.approx(0.75), '2.718', '2.718', '1.649', '1.649'] for task in ('story', 'qa', 'all')]
 
 
 @pytest.mark.slow
 def test_measured_rows():
-    """The best of four keeps more than one sample, the winner's passes alone counted."""
+    """sd-multi reads another branch where one fails, the best of four reads each; all write one text."""
     prompt = EMBEDDED.texts(('translate',), 1)[0]
-    one, best = (claims.BLOCKS[name] for name in (claims.SD, 'best of four'))
-    row = claims.block_row(dict(one=one, best=best), (2, 4), EMBEDDED, prompt)
-    one, best = row['votes'].values()
-    assert best['passes'] == best['cycles'] < one['cycles']
-    assert 0 < best['nats'][1] < one['nats'][1] and best['drafted'] > best['kept']
+    rows = [run_row(EMBEDDED, f'{method} gamma=4 branches=4 draft_temperature=0.8', prompt)
+            for method in ('ecsv', 'sd-multi', 'oracle-top1')]
+    passes = [sum(row['passes']['target/full'].values()) / sum(row['cycles'].values()) for row in rows]
+    assert passes[0] == 1 < passes[1] < passes[2] and len({row['tokens'] for row in rows}) == 1
+    assert not any(row['wrong'] for row in rows)
+
+
+def test_the_stored_rows_have_all_claims():
+    votes = claims.frame_of(Pair('ecsv', 'embedded'), 'votes')
+    oracle = votes[votes.setting.str.startswith('oracle')]
+    assert (oracle.full == oracle.cycles).all() and (oracle.positions == oracle.drafted + oracle.cycles).all()
+    assert not votes.wrong.any() and set(votes.groupby('text').tokens.nunique()) == {1}     # exact: one text
+    assert len(claims.CLAIMS) == 9
+    assert {text for text, _ in claims.figures(Pair('ecsv', 'embedded'))} == set(claims.CLAIMS)
