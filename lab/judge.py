@@ -24,6 +24,7 @@ except ImportError as missing:
 
 from lab.measure import LAB, PAPERS, read_stored
 from model import new_file, require_that
+from specmini import exit_status
 
 FEW = 12                # below so many texts the range of single texts stands in place of an interval
 RESAMPLES = 999
@@ -48,17 +49,20 @@ class Estimate:
 
     def verdict(self, line):
         """HOLDS if the whole interval reaches the line, FAILS if none of it does."""
-        if self.blind:
-            return f'NO VERDICT ({self.blind})'
+        if self.blind or math.isnan(self.figure):
+            return f'NO VERDICT ({self.blind or "no such figure"})'
         if self.low >= line:
             return 'HOLDS'
         if self.ceiling < line:
             return f'OUT OF REACH HERE (at most {number(self.ceiling)})'
         return 'FAILS' if self.high < line else 'UNDECIDED'
 
+    @property
+    def interval(self):
+        return f'{"range " * (self.n < FEW)}{number(self.low)} to {number(self.high)}'
+
     def __str__(self):
-        interval = f'{"range " * (self.n < FEW)}{number(self.low)} to {number(self.high)}'
-        words = [number(self.figure), self.unit, f'({interval}, n {self.n} {self.of})']
+        words = [number(self.figure), self.unit, f'({self.interval}, n {self.n} {self.of})']
         return ' '.join(filter(None, words))
 
 
@@ -71,11 +75,11 @@ def estimate(figure, n, of='texts', **more):
     with warnings.catch_warnings(), numpy.errstate(all='ignore'):
         warnings.simplefilter('ignore')                 # of a degenerate distribution
         if n < FEW:
-            singles = [float(figure(texts[i:i + 1])) for i in range(n)]
-            low, high = min(singles, default=math.nan), max(singles, default=math.nan)
+            singles = [float(figure(texts[i:i + 1])) for i in range(n)] or [math.nan]
+            low, high = numpy.nanmin(singles), numpy.nanmax(singles)
         else:
             def on(sample, axis=-1):
-                return figure(numpy.moveaxis(sample, axis, -1).astype(int))
+                return figure(numpy.moveaxis(sample, axis, -1).astype(int)).round(9)     # alike on all CPUs
             found = scipy.stats.bootstrap((texts,), on, n_resamples=RESAMPLES, vectorized=True, batch=100,
                                           rng=numpy.random.default_rng(0))
             low, high = found.confidence_interval
@@ -217,17 +221,14 @@ def sums(frame, column, names):
 def fastest(frame, names, unit='second', what='tokens', least=0.0):
     """A function of texts: tokens (or `what`) a second of the fastest of these settings.
 
-    least: the share of its tokens that the target has to agree with, or as many as any agrees with. Rounded,
-    because the last bit of a product, which differs between CPUs, would settle a tie.
+    least: the share of its tokens that the target has to agree with, or as many as any agrees with; of all
+    texts. Rounded, because the last bit of a product, which differs between CPUs, would settle a tie.
     """
-    made, took, tokens, agreed = (sums(frame, column, names) for column in (what, unit, 'tokens', 'agreed'))
-
-    def best(texts):
-        pace = made(texts) / took(texts)
-        agrees = agreed(texts) / tokens(texts)
-        enough = agrees >= numpy.minimum(least, agrees.max(-1, keepdims=True))
-        return numpy.where(enough, pace, 0).round(9).max(-1)
-    return best
+    tokens, agreed = (numpy.nansum(array(frame, column, names), 0) for column in ('tokens', 'agreed'))
+    agrees = agreed / tokens
+    names = [name for name, share in zip(names, agrees) if share >= min(least, agrees.max())]
+    made, took = sums(frame, what, names), sums(frame, unit, names)
+    return lambda texts: (made(texts) / took(texts)).round(9).max(-1)
 
 
 def over(frame, mine, rivals, unit='second', what='tokens', least=0.0, ceiling=math.inf):
@@ -269,8 +270,8 @@ def number(x):
 def overview(frame, plain='ar', **columns):
     """A frame without verdicts, a row a setting.
 
-    Times plain decoding by the clock with its lowest and highest text, tokens a full pass, draft tokens kept
-    a cycle, agreement, right answers, and further columns: functions of a setting.
+    Times plain decoding by the clock, with its interval; tokens a full pass, draft tokens kept a cycle, the
+    share of drafted ones that were not, agreement, right answers; further columns: functions of a setting.
     """
     lines = []
     for name in frame.setting.unique():
@@ -279,7 +280,7 @@ def overview(frame, plain='ar', **columns):
         line = dict(setting=f'`{name}`')
         if plain in frame.setting.values:
             found = over(frame, name, plain)
-            line['over plain'] = f'{number(found.figure)} ({number(found.low)} to {number(found.high)})'
+            line['over plain'] = f'{number(found.figure)} ({found.interval})'
         line['tokens a full pass'] = total.tokens / total.full if total.full else math.nan
         line['kept a cycle'] = total.kept / total.cycles
         line['dropped'] = 1 - total.kept / total.drafted if total.drafted else math.nan
@@ -367,8 +368,8 @@ def pages(papers):
     return texts
 
 
-def main():
-    """Runs the program; returns its exit status."""
+def run():
+    """Prints or writes what the flags ask for."""
     parser = argparse.ArgumentParser(prog='python -m lab.judge', description=__doc__.split('\n')[0])
     parser.add_argument('papers', nargs='*', metavar='PAPER',
                         help=f'of {", ".join(PAPERS)} (default: all), or a file of rows: its settings')
@@ -379,6 +380,7 @@ def main():
     if unknown:
         parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}, or a .jsonl')
     for file in files:
+        require_that('setting' in stored(file).rows[0], f'{file}: its rows are no runs of settings')
         print(*markdown(overview(framed(file), framed(file).setting[0])), sep='\n')
     papers = [paper for paper in args.papers if paper in PAPERS] or ([] if files else PAPERS)
     if args.report:
@@ -386,10 +388,14 @@ def main():
             with new_file(where) as file:
                 file.write(text)
             print(where)
-        return 0
+        return
     for paper in papers:
         print(f'\n{paper}', *markdown(verdicts(paper)), sep='\n')
-    return 0
+
+
+def main():
+    """Runs the program; returns its exit status."""
+    return exit_status('lab.judge', run)
 
 
 if __name__ == '__main__':

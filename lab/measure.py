@@ -29,12 +29,12 @@ import torch
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import at_least, tasks
-from model import (check_fields, encode, fingerprint, knob, knobs_of, new_file, read_calibration,
+from model import (check_fields, encode, fingerprint, knob, knobs_of, naming, new_file, read_calibration,
                    require_that)
 from specmini import (DTYPES, Engine, add_flags, chat, exit_status, grade, make_methods, read_rows,
-                      read_value, ready, take_threads)
+                      read_value, ready, split_knobs, take_threads)
 from train_mask import Settings, measure_signals
-from verify import decode, draft_model, lookup_then_draft, prompt_lookup, token_logps, tokens_of
+from verify import Autoregressive, decode, lookup_then_draft, token_logps, tokens_of
 
 SEED = 11               # of the held-out rows that are measured on
 LAB = File(__file__).parent
@@ -43,7 +43,6 @@ PAPERS = 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', 'best'
 DIGITS = 5              # significant digits of a stored number
 COSTED = 16             # positions of the longest pass whose time is recorded
 ROWS = 8                # the most draft rows whose pass is timed
-OF_ENGINE = dict(temperature=float, seed=int, draft=str, lookup=bool)     # may stand among a setting's knobs
 
 
 # ------------------------------------------------------------------------------------------------- the models
@@ -65,8 +64,8 @@ class SharingEngine(Engine):
         if self.opened != (prompts, self.max_new):
             super().open(prompts)
             self.opened = prompts, self.max_new
-            for reader in self.readers.values():
-                reader.forget = lambda: None            # a cache knows itself what a text may build on
+            for reader in self.readers.values():        # a cache knows itself what a text may build on
+                reader.forget = functools.partial(setattr, reader.cache, 'averaged', 0)
 
 
 # --------------------------------------------------------------------------------------------- pairs, prompts
@@ -170,34 +169,48 @@ def rows_by_family(files):
 
 # ------------------------------------------------------------------------------------------------ one run
 
+@dataclass
+class Own:
+    """What a setting may say of its Engine, beside the method's knobs."""
+    temperature: float = knob(0.0, '0 is greedy', 0, 1e6)
+    seed: int = knob(0, 'of the random numbers', 0, 2 ** 62)
+    draft: str = knob('', "another folder, lookup, self; '': the pair's")
+    lookup: bool = knob(False, 'look up in the text first, else ask the draft model')
+
+    def __post_init__(self):
+        check_fields(self)
+
+
 @functools.cache
 def cached_engine(pair, draft):
     """An Engine of the pair that drafts as `draft` says: the pair's own model, lookup, none, self."""
     options = {name: getattr(pair, name) for name in ('max_new', 'ignore_eos', 'device', 'dtype', 'compile')}
     engine = SharingEngine(pair.target, draft, **options)
+    engine.usual = engine.proposer
     if pair.is_embedded and draft == pair.draft and 'signals' not in engine.calibration:
         engine.calibration['signals'] = measure_signals(engine, Settings())     # the lab's other draft
     return engine
 
 
 def parts_of(setting):
-    """(a Method, {what the setting says of the Engine}) of `sd gamma=3 lookup=true seed=1`."""
+    """(a Method, an Own) of `sd gamma=3 lookup=true seed=1`."""
+    options = knobs_of(Own)
     words = re.split(r'\s+(?=\S+=)', setting)
-    own = [word for word in words if word.partition('=')[0] in OF_ENGINE]
+    own = [word for word in words if word.partition('=')[0] in options]
     rest = ' '.join(word for word in words if word not in own)
-    pairs = (word.split('=') for word in own)
-    return make_methods([rest])[rest], {name: read_value(value, OF_ENGINE[name]) for name, value in pairs}
+    texts = split_knobs(own, setting)
+    return make_methods([rest])[rest], Own(**{name: read_value(text, options[name].type)
+                                              for name, text in texts.items()})
 
 
 def prepared(pair, setting='sd'):
     """(an Engine of the pair, a Method of one text) as the setting says."""
     method, own = parts_of(setting)
-    engine = cached_engine(pair, own.get('draft') or pair.draft or 'lookup')
-    engine.temperature = own.get('temperature', 0.0)
-    engine.seed = own.get('seed', 0)
-    engine.proposer = prompt_lookup if engine.draft == 'lookup' else draft_model
-    if own.get('lookup'):
-        engine.proposer = lookup_then_draft
+    engine = cached_engine(pair, own.draft or pair.draft or 'lookup')
+    require_that(not own.lookup or 'draft' in engine.models, f'{setting}: lookup=true wants a draft model')
+    engine.temperature = own.temperature
+    engine.seed = own.seed
+    engine.proposer = lookup_then_draft if own.lookup else engine.usual
     return engine, method
 
 
@@ -205,6 +218,7 @@ def run_once(pair, setting, prompt):
     """(Session, Cycles, Engine, seconds, passes) of one run; the prompt is not timed."""
     engine, method = prepared(pair, setting)
     engine.open([prompt.ids])
+    engine.calibration['checker'] = None                # of steps, which rsd asks
     if tasks.is_own(prompt.row):
         engine.calibration['checker'] = tasks.step_checker(prompt.row, engine.tokenizer, len(prompt.ids))
     session = engine.start(prompt.ids, method)
@@ -291,19 +305,25 @@ class Record(NamedTuple):
 
 def read_list(where):
     """The Record of a list of settings."""
-    with open(where, encoding='utf-8') as file:
-        head, _, settings = file.read().strip().partition('\n\n')
-    about = dict(line.split(':', 1) for line in head.splitlines() if ':' in line and line[0] != '#')
-    wrong = about.keys() - {'families', 'n', 'turns'}
-    require_that(not wrong, f'{where}: found {", ".join(wrong)}; a head has families, n, turns')
-    settings = [line for line in settings.splitlines() if line.strip()]
-    require_that(len(settings) > 1 and len({*settings}) == len(settings),
-                 f'{where}: expected a head, an empty line, and two settings or more, each once')
-    families, n, turns = about.get('families', '').split(), int(about.get('n', 2)), int(about.get('turns', 1))
-    for setting in settings:
-        parts_of(setting)                               # a wrong one is told before hours of measuring
+    with naming(where), open(where, encoding='utf-8') as file:
+        lines = [line.strip() for line in file.read().strip().split('\n') if line[:1] != '#']
+        empty = lines.index('') if '' in lines else 0
+        about = dict(line.partition(':')[::2] for line in lines[:empty])
+        wrong = about.keys() - {'families', 'n', 'turns'}
+        require_that(not wrong, f'found {", ".join(wrong)}; a head has lines families:, n:, turns:')
+        settings = [line for line in lines[empty:] if line]
+        require_that(empty and len({*settings}) == len(settings) > 1,
+                     'expected a head, an empty line, and two settings or more, each once')
+        families = about.get('families', '').split()
+        unknown = {*families} - tasks.TASKS.keys()
+        known = ', '.join(tasks.TASKS)
+        require_that(not unknown, f'families: found {", ".join(unknown)}; the lab has {known}')
+        n, turns = (read_value(about.get(name, '1').strip(), int) for name in ('n', 'turns'))
+        require_that(all(isinstance(x, int) and x > 0 for x in (n, turns)), 'n, turns: expected 1 or more')
+        methods = [parts_of(setting) for setting in settings]   # a wrong one is told before it is measured
+    drafts = any(not own.draft and not isinstance(method, Autoregressive) for method, own in methods)
     return Record(lambda pair, n: pair.texts(families, n), functools.partial(text_rows, settings, turns), n,
-                  dict(settings=settings, turns=turns))
+                  dict(families=families, settings=settings, turns=turns), drafts)
 
 
 def cost_rows(pair, _):
@@ -411,7 +431,7 @@ def write_rows(where, head, texts, there=()):
 
 def whole_lines(where, head):
     """Those of a record of this head, begun or whole, whatever its date and versions; [] of another."""
-    changing = dict.fromkeys(dated({}))
+    changing = dict.fromkeys(('versions', 'commit', 'date'))
     for file in begun(where), where:
         lines = file.read_text(encoding='utf-8').splitlines(keepends=True) if file.exists() else []
         whole = [line for line in lines if line.endswith('\n')]      # an interrupt may break one off
@@ -431,11 +451,13 @@ def read_stored(where):
 def measure(record, where, pair, n, resume=False):
     """Measures and stores a Record in this file; n: prompts of each family."""
     head = pair.head(n=n, **record.about)
+    items = record.items(pair, n)
+    require_that(items, f'{where.stem}: no prompt to measure on; its families, or --prompts, have none')
     there = whole_lines(where, head) if resume else []
-    each = len(record.about.get('settings', [0]))       # rows of a text
-    done = max(0, len(there) - 1) // each
-    texts = itertools.islice(record.items(pair, n), done, None)
-    write_rows(where, head, (record.rows(pair, item) for item in texts), there[:1 + done * each])
+    names = [(row.get('family'), row.get('place')) for row in map(json.loads, there[1:])]
+    whole = [name for name in names if name != names[-1]]       # the last text may lack rows
+    texts = (record.rows(pair, item) for item in items[len({*whole}):])
+    write_rows(where, head, texts, there[:1 + len(whole)])
 
 
 def pair_of(args):
@@ -443,7 +465,8 @@ def pair_of(args):
     pair = Pair(**{name: getattr(args, name) for name in knobs_of(Pair)} | dict(prompts=tuple(args.prompts)))
     if not pair.prompts:
         require_that(pair == Pair(draft=pair.draft), 'another pair takes --target DIR and --prompts FILE')
-        return replace(EMBEDDED, draft=pair.draft or EMBEDDED.draft)    # the embedded target, another draft
+        draft = pair.draft and str(File(pair.draft).resolve())
+        return replace(EMBEDDED, draft=draft or EMBEDDED.draft)         # the embedded target, another draft
     cached_engine(pair, pair.draft or 'lookup')         # which refuses models that do not fit
     require_that(len(pair.texts((), 2)) > 1,
                  f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')

@@ -6,6 +6,7 @@ run, in tokens/s, goes to lab/results/PAIR/others.jsonl, and ratios to the termi
 `WHO GAMMA`, gamma 0 for plain decoding.
 """
 import argparse
+import random
 import sys
 from functools import partial
 from importlib import metadata
@@ -108,8 +109,8 @@ def run():
         write(prompts[0].ids[:8], pair.max_new)         # what is done for the first time takes longer
     where = LAB / 'results' / pair.name / 'others.jsonl'
     write_rows(where, pair.head(n=args.n, rivals=rivals), (
-        [prompt.name | dict(setting=name, rate=write(prompt.ids, pair.max_new))
-         for name, write in runs.items()] for prompt in prompts))
+        [prompt.name | dict(setting=name, rate=runs[name](prompt.ids, pair.max_new))
+         for name in random.Random(prompt.place).sample(list(runs), len(runs))] for prompt in prompts))
     rates = {}
     for row in read_stored(where).rows:
         rates.setdefault(row['setting'], []).append(row['rate'])

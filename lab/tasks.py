@@ -433,7 +433,7 @@ def is_own(row):
     """Whether a grader here knows the row; one of the same name but from elsewhere is none of ours."""
     if row.get('task') == 'summary':
         return bool(SUMMARY.fullmatch(str(row.get('answer'))))
-    return row.get('task') in (*WORKED, 'code', 'translate', 'qa')
+    return row.get('task') in (*WORKED, 'code', 'translate', 'qa') and 'answer' in row
 
 
 def grade(row, text):
@@ -479,7 +479,7 @@ def step_checker(row, tokenizer, begin):
     def right(ids):
         text = tokenizer.decode(ids[begin:])
         last = text.strip().split('\n')[-1]
-        if 'Answer:' not in row['solution'] or last.startswith('Answer:'):
+        if 'Answer:' not in row.get('solution', '') or last.startswith('Answer:'):
             return bool(grade(row, text))
         return text.endswith('\n') and steps_right(row, text)[-1:] == [True]
     return right

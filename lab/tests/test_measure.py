@@ -181,7 +181,10 @@ def test_plain_decoding_runs_beside_the_others(pair, monkeypatch):
 
 @pytest.mark.parametrize('text, says', [
     ('families: math\n\nar', 'two settings'), ('familie: math\n\nar\nsd', 'familie'),
-    ('n: 2\n\nar\nsd\nsd', 'each once'), ('n: 2\n\nar\nsd gama=3', 'gama'), ('n: 2\n\nar\nds', 'ds')])
+    ('families: maths\n\nar\nsd', 'maths'), ('n: 2\n\nar\nsd\nsd', 'each once'), ('ar\nsd', 'a head'),
+    ('n: 0\n\nar\nsd', 'n, turns'), ('turns: few\n\nar\nsd', 'n, turns'), ('n: 2\n\nar\nds', 'ds'),
+    ('n: 2\n\nar\nsd gama=3', 'gama'), ('n: 2\n\nar\nsd lookup=yes', 'lookup'),
+    ('n: 2\n\nar\nsd seed=1 seed=2', 'once each'), ('n: 2\n\nar\nsd temperature=-1', 'temperature')])
 def test_a_list_that_is_none(text, says, tmp_path, capsys):
     """In one line, before anything is loaded."""
     (tmp_path / 'mine.txt').write_text(text)
@@ -228,14 +231,15 @@ def test_rows_are_stored_as_they_are_measured(tmp_path):
 def test_a_run_goes_on_after_whole_texts_of_its_head(pair, tmp_path):
     """A text whose rows are not all there is measured again; a record of another head is begun anew."""
     where = tmp_path / 'rows.jsonl'
-    record = measure.Record(lambda pair, n: range(n), lambda pair, i: [dict(i=i), dict(i=-i)],
-                            about=dict(settings=['a', 'b']))
+    def rows(pair, i):
+        return [dict(family='a', place=i, i=i), dict(family='a', place=i, i=-i)]
+    record = measure.Record(lambda pair, n: range(n), rows)
     measure.measure(record, where, pair, 3)
     lines = where.read_text().splitlines(keepends=True)
     where.write_text(''.join(lines[:4]) + lines[4][:3])                 # in the middle of the second text
     done = []
-    measure.measure(record._replace(rows=lambda pair, i: done.append(i) or [dict(i=i), dict(i=-i)]), where,
-                    pair, 3, resume=True)
+    again = record._replace(rows=lambda pair, i: done.append(i) or rows(pair, i))
+    measure.measure(again, where, pair, 3, resume=True)
     assert done == [1, 2] and [row['i'] for row in measure.read_stored(where).rows] == [0, 0, 1, -1, 2, -2]
     assert measure.whole_lines(where, dict(n=4)) == []
 
