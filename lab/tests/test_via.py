@@ -1,13 +1,13 @@
-"""VIA-SD's baselines: their distributions and limits; a record measured anew; its claims by hand."""
-from dataclasses import replace
-
+"""VIA-SD's baselines: their distributions, limits and judges; a record measured anew; its claims by hand."""
 import pytest
 
-import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
-from lab.judge import Claim, Costs, Records, judge
-from lab.measure import EMBEDDED, Stored
-from lab.toys import Table, enumerate_law, slim_session, write
+import lab.baselines
+from lab.judge import Pair, framed, settings
+from lab.measure import EMBEDDED, write_rows
+from lab.tests.helpers import refuses
+from lab.toys import Table, enumerate_law, network, plain, slim_session, write
 from lab.via import claims
+from model import Reader
 from verify import METHODS, Session, draft_model, probs
 
 
@@ -43,32 +43,76 @@ def test_layers_that_slim_skips():
 @pytest.mark.slow
 def test_a_judge_is_worth_what_it_adds(monkeypatch):
     """Controls of the claim about slim: one that is the draft does not hold, one that is the target does."""
-    stored = next(row for row in Records('via', 'embedded')['judges'].rows if row['family'] == 'table')
+    stored = next(row for row in Pair('via', 'embedded').rows('judges') if row['family'] == 'table')
     prompts = EMBEDDED.texts(('table',), 14)
-    assert claims.judges_row(EMBEDDED, prompts[0]) == stored and stored['draft_right'] < stored['slim_right']
-    text = "slim's agreement with the target, less the draft's"
+    assert claims.judges_rows(EMBEDDED, prompts[0]) == [stored]
+    line = claims.CLAIMS["slim's agreement with the target, less the draft's"][2]
 
     def verdict(rows):
-        return judge(Claim(text, *claims.CLAIMS[text], *claims.better_judge(rows))).verdict
-    alone = replace(EMBEDDED, draft='self')             # which drafts with its slim path
-    assert verdict([claims.judges_row(alone, prompt) for prompt in prompts]) == 'FAILS'
+        return claims.better_judge(rows).verdict(line)
+    rows = [row for one in prompts for row in claims.judges_rows(EMBEDDED, one, 'sd draft=self')]
+    assert verdict(rows) == 'FAILS'
     monkeypatch.setattr(Session, 'slim_path', property(lambda session: session.target.model.full))
-    rows = [claims.judges_row(EMBEDDED, prompt) for prompt in prompts]
+    rows = [row for one in prompts for row in claims.judges_rows(EMBEDDED, one)]
     assert all(row['slim_right'] == row['positions'] for row in rows) and verdict(rows) == 'HOLDS'
 
 
-def test_claims_by_hand():
-    """Two texts: whoever errs oftener than via is left out; slim beside the draft."""
-    counts = {claims.DEFAULT: (1, 5), 'via 5, 0 0': (3, 1), 'sd 5': (0, 8), 'cascade 5, 0.1': (1, 4),
-              'cascade 5, 0.3': (2, 2)}
-    found = {name: dict(tokens=10, wrong=wrong, passes={'target/full': {1: steps}})
-             for name, (wrong, steps) in counts.items()}
-    records = Records('via', 'of no pair')
-    records.costs = Costs({'target/full': [0, 1]})
-    records['tuned'] = Stored({}, [dict(family='qa', place=place, runs=found) for place in range(2)])
-    records['judges'] = Stored({}, [dict(positions=4, slim_right=3, draft_right=1)] * 2)
-    figures = [figure(texts) for _, texts, figure, _ in claims.figures(records)]
-    assert figures == pytest.approx([0.8, 0.5])
+def frame_of(tmp_path, settings):
+    """A frame of two equal texts of ten tokens; settings: {name: (wrong, seconds, judged, kept)}."""
+    rows = [dict(family='qa', place=place, setting=name, tokens=10, wrong=wrong, seconds=[seconds], passes={},
+                 cycles={f'{judged} {judged} {kept}': 1}, right=None)
+            for place in range(2) for name, (wrong, seconds, judged, kept) in settings.items()]
+    write_rows(tmp_path / 'rows.jsonl', {}, [rows])
+    return framed(tmp_path / 'rows.jsonl')
+
+
+def test_settings_that_err_are_left_out(tmp_path):
+    """Of both sides: the fastest, 1 second, have one wrong token in ten."""
+    frame = frame_of(tmp_path, {
+        'via gamma=5': (0, 5, 9, 9), 'via gamma=8': (1, 1, 9, 9), 'sd gamma=5': (0, 8, 9, 9),
+        'cascade gamma=5': (0, 4, 9, 9), 'ratio gamma=5': (1, 1, 9, 9)})
+    found = claims.even(frame, settings(frame, 'via'), settings(frame, 'sd', 'cascade', 'ratio'))
+    assert found.figure == pytest.approx(4 / 5) and found.unit == 'clock'
+
+
+def test_rejections_by_hand(tmp_path):
+    """Of 40 judged tokens sd rejects 12, via 6. A gamma that only one method has is not counted."""
+    frame = frame_of(tmp_path, {
+        'via gamma=5': (0, 1, 20, 18), 'via gamma=8': (0, 1, 20, 16), 'via gamma=12': (0, 1, 20, 0),
+        'sd gamma=5': (0, 1, 20, 15), 'sd gamma=8': (0, 1, 20, 13)})
+    found = claims.spared(frame)
+    assert found.figure == pytest.approx(0.15)
+    assert found.verdict(0.31) == 'OUT OF REACH HERE (at most 0.30)' and found.verdict(0.29) == 'FAILS'
+
+
+def test_slim_alone_is_a_claim_of_its_own(tmp_path, monkeypatch):
+    """At escalate=0 the target judges nothing, so its speed counts in one claim only."""
+    frame = frame_of(tmp_path, {
+        'ar': (0, 8, 0, 0), 'sd gamma=5': (0, 4, 9, 9), 'via gamma=5': (0, 2, 9, 9),
+        'via-layers gamma=5 escalate=0 layers=1 2': (0, 1, 9, 9)})
+    pair = Pair('via', 'embedded')
+    monkeypatch.setattr(claims, 'clock', lambda _: frame)
+    monkeypatch.setattr(Pair, 'has', lambda *_: False)
+    found = {text: one.figure for text, one in claims.figures(pair)}
+    assert found == pytest.approx({
+        'speed over plain': 4, 'speed over sd': 2, "sd's rejection rate less via's": 0,
+        'speed over strong baselines': 2, 'the same, if slim judges alone (escalate=0)': 4})
+
+
+def test_a_judge_of_its_own(monkeypatch):
+    """One with the target's weights writes the target's text, another does not; its passes are counted."""
+    texts = {}
+    for seed in (0, 1):
+        judge = Reader(network(seed, num_hidden_layers=4), 64)
+        monkeypatch.setattr(lab.baselines, 'judge_reader', lambda *_, judge=judge: judge)
+        method = METHODS['via-model'](3, keep=1.0, escalate=0.0, max_lag=99, judge='a folder')
+        s = slim_session()
+        texts[seed], cycles = write(s, method)
+        assert all(cycle.passes['target/judge'][0] == 1 for cycle in cycles if cycle.drafted)
+    assert texts[0] == plain(network(0, num_hidden_layers=4), [1, 2, 3], 24) != texts[1]
+    strange = Reader(network(0, vocab=5), 64)
+    monkeypatch.setattr(lab.baselines, 'judge_reader', lambda *_: strange)
+    refuses('another vocabulary', write, slim_session(), method)
 
 
 def test_slims_first_choice_is_not_in_doubt():

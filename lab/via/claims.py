@@ -1,158 +1,206 @@
-"""VIA-SD: what `python -m lab.measure via` stores, and the claims that it must show.
+"""VIA-SD: what `python -m lab.measure via` stores beside its lists of settings, and the claims it must show.
 
 The target needs a mask in its calibration.json: python train_mask.py finds one.
 """
-from dataclasses import replace
 from functools import partial
 
 import numpy
+import pandas
 
-import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 import train_mask
-from lab.judge import BEST_SD, CLOCK, MODELLED, PLAIN, answers, over, ratio, tuned_over
-from lab.measure import Record, answer_row, named, on_prompts, prepared, run_row, sd
+from lab.judge import (BEST_SD, EMBEDDED, PLAIN, estimate, fastest, gap, grid, knob, mean, number, over,
+                       overview, settings, share, sums, winner)
+from lab.measure import Record, prepared
 from verify import Exact, ViaSd, decode, tokens_of
 
 SOURCE = 'notes on the paper'
-GAMMA = ViaSd.gamma
 FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
-GAMMAS = GAMMA, 16                              # among which each rule is given its best
-THRESHOLDS = (0.1, 0.1), (0.3, 0.0), (0.3, 0.1), (0.5, 0.3), (0.8, 0.6)     # keep, escalate
-LAMS = 0.02, 0.05, 0.1, 0.3                     # of the cascade
-TAUS = 0.1, 0.3, 0.5, 0.7                       # of lenient sd
-SWEPT = 8                       # prompts of each family that many settings write
 WINDOW = 32                                     # tokens of a text that both judges read
+AGREES = 0.99           # agreement that both sides need where lossy settings are rivals
+RANDOM = [f'layers={layers}' for layers in ('0 2 6 9', '6 7 8 9', '4 5 7 9')]   # drawn with seed 0
+BLIND = 'the answers cannot tell the draft alone from the target, see best'
+CELL = 'times plain decoding; full passes a cycle; agreement'
+CLAIMS = {              # text: whose, rival, line
+    'speed over plain': (
+        'notes: "reaching 2.5–3× acceleration relative to non-speculative decoding"', PLAIN, 2.5),
+    'speed over sd': ('ours, of the notes\' table: 2.32 where `sd` has 1.55', BEST_SD, 1.5),
+    'speed over strong baselines': (
+        'notes: "additional 10–20% speedup over strong speculative decoding baselines"',
+        'the fastest of `sd`, `cascade`, `ratio`; 99 % agreement on both sides', 1.1),
+    'the same, if slim judges alone (escalate=0)': ('ours', 'as above', 1.1),
+    'speed over random layers': (
+        'ours, of the notes\' table: 2.32 where "Random Layer Skipping" has 1.62',
+        'the fastest of three draws of 4 layers', 1.43),
+    'speed over a model of its own': (
+        'ours, of the notes\' table: 2.32 where "Independent 13B Intermediate" has 2.08',
+        '`via-model`: the middle judge is `mid`', 1.11),
+    "sd's rejection rate less via's": (
+        'notes: "reducing rejection rates by 0.10–0.22"', '`sd`, the same gammas', 0.1),
+    "slim's agreement with the target, less the draft's": ('ours', 'the draft', 0.01),
+    'right answers won or lost, a text': ('notes: "without losing accuracy"; the line is ours', PLAIN, -0.01),
+    '`--draft self`: speed over plain': ('ours', PLAIN, 1)}
 
 
-def tuned_settings(pair):
-    """{name: Setting} of sd, via, the cascade and lenient sd, each with the same lengths of blocks."""
-    found = dict(ar=named('ar'), bare=named('via', slim_bonus=False))
-    for gamma in GAMMAS:
-        found[f'sd {gamma}'] = sd(gamma)
-        for keep, escalate in THRESHOLDS:
-            knobs = dict(gamma=gamma, keep=keep, escalate=escalate)
-            found[f'via {gamma}, {keep:g} {escalate:g}'] = named('via', **knobs)
-        found |= {f'cascade {gamma}, {lam:g}': named('cascade', gamma=gamma, lam=lam) for lam in LAMS}
-        found |= {f'ratio {gamma}, {tau:g}': named('ratio', gamma=gamma, tau=tau) for tau in TAUS}
-    return found
+def judges_rows(pair, prompt, setting='sd'):
+    """[How many first choices of the draft, of slim are the target's, at its first WINDOW tokens].
 
-
-def drafting_row(pair, prompt):
-    """A target without a draft model, which drafts for itself on its slim path."""
-    settings = {'plain': named('ar'), 'self 2': sd(2)}
-    return run_row(settings, replace(pair, draft='self'), prompt, timed=True)
-
-
-def judges_row(pair, prompt):
-    """At how many of the target's first WINDOW tokens the first choice of the draft, of slim is the same.
-
-    A pair that drafts with its own slim path has two judges that are one.
+    setting: who drafts. With draft=self it is slim, so the two judges are one.
     """
-    engine = prepared(pair, sd(GAMMA))
+    engine, _ = prepared(pair, setting)
     engine.open([prompt.ids])
     session = engine.start(prompt.ids, ViaSd())
-    text = tokens_of(decode(session, Exact(GAMMA)))[:WINDOW]
+    text = tokens_of(decode(session, Exact()))[:WINDOW]
     ids = prompt.ids + text[:-1]                        # whose last rows predict the text
     windows = train_mask.Windows(session.target.model, [ids], len(text))
     slim = windows.logps(session.slim_path)[0]
     drafter = session.drafter and session.drafter.model
     q = train_mask.Windows(drafter, [ids], len(text)).p[0] if drafter else slim
-    right = [int((windows.p[0].argmax(-1) == one.argmax(-1)).sum()) for one in (q, slim)]
-    return prompt.name | dict(positions=len(text), draft_right=right[0], slim_right=right[1])
+    draft_right, slim_right = (int((windows.p[0].argmax(-1) == one.argmax(-1)).sum()) for one in (q, slim))
+    return [prompt.name | dict(positions=len(text), draft_right=draft_right, slim_right=slim_right)]
 
 
-RECORDS = dict(
-    tuned=Record(lambda pair, n: pair.texts(FAMILIES, min(n, SWEPT)), partial(run_row, tuned_settings)),
-    answers=Record(lambda pair, n: pair.texts(FAMILIES, 5 * n),
-                   partial(answer_row, dict(plain=named('ar'), via=named('via')))),
-    judges=on_prompts(FAMILIES, judges_row),
-    drafting=on_prompts(FAMILIES, drafting_row, drafts=False, by='clock'))
+RECORDS = dict(judges=Record(lambda pair, n: pair.texts(FAMILIES, n), judges_rows, 20))
 
 
-# ------------------------------------------------------------------------------------------ what it must show
+# ------------------------------------------------------------------------------------- what it must show
 
-OVER_SD = 1.5                       # 1.50 to 1.69 of sd: the notes' table over three tasks
-DEFAULT = 'via 5, 0.5 0.3'          # via at its defaults among the tuned settings
-TABLE = 'notes, table: 2.32× where `sd` has 1.55×'
-CLAIMS = {              # text: whose, rival, line
-    'speed over plain': (
-        'notes: "reaching 2.5–3× acceleration relative to non-speculative decoding"', PLAIN, 2.5),
-    'speed over sd': (TABLE, BEST_SD, OVER_SD),
-    'without 4 layers in a row: speed over sd': (TABLE, BEST_SD, OVER_SD),
-    'without 8 layers in a row: speed over sd': (TABLE, BEST_SD, OVER_SD),
-    'speed over Cascade SD': ('notes, table: 2.32× where it has 1.71×', '`cascade`, the same gamma', 1.36),
-    'speed over tuned cascades and lenient sd': (
-        'notes: "additional 10–20% speedup over strong speculative decoding baselines"',
-        'thresholds, gamma: the fastest with as few errors', 1.05),
-    'rejections of sd that via spares, share': (
-        'notes: "reducing rejection rates by 0.10–0.22"; a third at least', '`sd`, the same gamma', 0.33),
-    "slim's agreement with the target, less the draft's": ('ours', 'the draft', 0.01),
-    'right answers won or lost, a text': ('notes: "without losing accuracy"', PLAIN, -0.01),
-    '`--draft self`: speed over plain': ('ours', PLAIN, 1)}
-SPEEDS = {              # text: setting, rival
-    'speed over plain': ('via', 'ar'), 'speed over sd': ('via', 'sd '),
-    'without 4 layers in a row: speed over sd': ('via, without 4', 'sd '),
-    'without 8 layers in a row: speed over sd': ('via, without 8', 'sd ')}
-SHOWN = {               # settings that the page shows without verdicts, of the timed runs and of `tuned`
-    'via': 'via', 'via, without 4': '4 layers in a row left out',
-    'via, without 8': '8 layers in a row left out', 'cascade': 'Cascade SD',
-    'via 5, 0.5 0.3': 'via, gamma 5', 'bare': 'via, gamma 5, slim_bonus=false',
-    'via 5, 0.8 0.6': 'via, gamma 5, keep 0.8, escalate 0.6',
-    'via 5, 0.3 0.1': 'via, gamma 5, keep 0.3, escalate 0.1'}
+def clock(pair):
+    """The frame of the pair's speeds: this folder's list, of other models lab/best's; None if without via."""
+    frame = pair.frame('clock') if pair.name == EMBEDDED else pair.frame('clock', 'best')
+    return frame if frame is not None and settings(frame, 'via') else None
 
 
-def figures(records):
-    """Yields (text of a claim, its texts, its figure, its kind) of what the records of a pair allow."""
-    yield from records.speeds(SPEEDS)
-    best = records.best
-    if best and 'via' in best.names:
-        if 'cascade' in best.names:
-            yield 'speed over Cascade SD', best.every, over(best, 'via', 'cascade', CLOCK), CLOCK
-        look_up, *_ = best.starting('look up, else')                # has via's gamma there
-        name = look_up.replace('look up, else', 'sd')
+def plain_sd(frame):
+    """The settings of `sd` that do not look drafts up."""
+    return [name for name in settings(frame, 'sd') if 'look' not in name]
 
-        def spared(texts):
-            via, rival = 1 - best.share('accepted', 'judged', ['via', name], texts)
-            return 1 - via / rival if rival else numpy.nan
-        yield 'rejections of sd that via spares, share', best.every, spared, ''
-    if 'tuned' in records:
-        # all families together, because four texts seldom have a wrong token
-        runs = records.runs('tuned')
-        figure = tuned_over(runs, runs.starting('via'), runs.starting('cascade', 'ratio', 'sd'), MODELLED,
-                            runs.agreement(DEFAULT, runs.every))
-        yield 'speed over tuned cascades and lenient sd', runs.every, figure, MODELLED
-    if 'judges' in records:
-        yield "slim's agreement with the target, less the draft's", *better_judge(records['judges'].rows), ''
-    yield from answers(records, 'right answers won or lost, a text', 'via', 'plain')
-    if 'drafting' in records:
-        runs = records.runs('drafting')
-        yield '`--draft self`: speed over plain', runs.every, over(runs, 'self 2', 'plain', CLOCK), CLOCK
+
+def middle(setting):
+    """The knobs of a setting after its gamma, as `layers=3 4`: which middle judge it has."""
+    return setting.partition('gamma=')[2].partition(' ')[2]
+
+
+def even(frame, mine, rivals):
+    """The Estimate of some settings over others, both with an agreement of AGREES or more."""
+    best, rival = fastest(frame, mine, least=AGREES), fastest(frame, rivals, least=AGREES)
+    return estimate(lambda texts: best(texts) / rival(texts), frame.text.nunique(), unit='clock')
+
+
+def rejected(frame, names):
+    """A function of texts: the share of all judged draft tokens that these settings reject."""
+    kept, judged = sums(frame, 'kept', names), sums(frame, 'judged', names)
+    return lambda texts: 1 - kept(texts).sum(-1) / judged(texts).sum(-1)
+
+
+def spared(frame):
+    """The Estimate of sd's rejection rate less via's, at the gammas that both methods have."""
+    gammas = [name[3:] for name in settings(frame, 'via') if f'sd{name[3:]}' in plain_sd(frame)]
+    via, sd = (rejected(frame, [method + gamma for gamma in gammas]) for method in ('via', 'sd'))
+    n = frame.text.nunique()
+    return estimate(lambda texts: sd(texts) - via(texts), n, ceiling=sd(numpy.arange(n)))
 
 
 def better_judge(rows):
-    """(texts, figure) of slim's agreement less the draft's."""
-    better = [row['slim_right'] - row['draft_right'] for row in rows]
-    return numpy.arange(len(rows)), ratio(better, [row['positions'] for row in rows])
+    """The Estimate of slim's agreement less the draft's."""
+    return share([row['slim_right'] - row['draft_right'] for row in rows], [row['positions'] for row in rows])
 
 
-def sweeps(pairs):
-    """Slim beside the draft, thresholds, other masks, the cascade, without verdicts."""
-    rows = []
-    for pair, records in pairs.items():
-        if 'judges' in records:
-            judges = records['judges'].rows
-            positions = sum(row['positions'] for row in judges)
-            right = [sum(row[f'{who}_right'] for row in judges) for who in ('slim', 'draft')]
-            shares = ', '.join(f'{share / positions:.1%}' for share in right)
-            rows.append((pair, "first choices: slim's, the draft's", None, None, None, shares))
-        for runs in filter(None, (records.best, records.runs_if('tuned'))):
-            for name, label in SHOWN.items():
-                if name in runs.names and 'steps' in runs.sums:
-                    kind = CLOCK if 'seconds' in runs.sums else MODELLED
-                    speed = over(runs, name, runs.starting('ar'), kind)(runs.every)
-                    rejected = 1 - runs.share('accepted', 'judged', name, runs.every)
-                    rows.append((pair, label, f'{speed:.2f} {kind}', f'{rejected:.1%}',
-                                 runs.share('full', 'cycles', name, runs.every),
-                                 f'{runs.agreement(name, runs.every):.1%}'))
-    head = 'pair', 'what', 'over plain', 'rejected', 'full passes a cycle', 'agreement'
-    return [(head, rows)]
+def figures(pair):
+    """Yields (text of a claim, its Estimate) of what the records of a pair allow."""
+    frame = clock(pair)
+    if frame is not None:
+        names, sd = settings(frame, 'via', 'via-layers'), plain_sd(frame)
+        alone = [name for name in names if knob(name, 'escalate', ViaSd.escalate) == 0]
+        via = [name for name in names if name not in alone]
+        highest = max(pair.ceiling(int(knob(name, 'gamma')), judge='target/slim') for name in names)
+        yield 'speed over plain', over(frame, via, 'ar', ceiling=highest)
+        yield 'speed over sd', over(frame, via, sd)
+        yield "sd's rejection rate less via's", spared(frame)
+        rivals = sd + settings(frame, 'cascade', 'ratio')
+        if alone:
+            yield 'speed over strong baselines', even(frame, via, rivals)
+            yield 'the same, if slim judges alone (escalate=0)', even(frame, alone, rivals)
+    if pair.has('middle'):
+        frame = pair.frame('middle')
+        via, layers = settings(frame, 'via'), settings(frame, 'via-layers')
+        draws = [name for name in layers if middle(name) in RANDOM]
+        yield 'speed over random layers', over(frame, via, draws)
+        yield 'speed over a model of its own', over(frame, via, settings(frame, 'via-model'))
+    if pair.has('judges'):
+        yield "slim's agreement with the target, less the draft's", better_judge(pair.rows('judges'))
+    answers = pair.rows('answers', 'best')
+    if pair.has('right'):
+        yield 'right answers won or lost, a text', gap(pair.frame('right'), 'via', 'ar')
+    elif answers and 'via' in answers[0]:
+        lost = [row['via'] - row['sd 3'] for row in answers]
+        yield 'right answers won or lost, a text', mean(lost, of='questions', blind=BLIND)
+    if pair.has('self'):
+        frame = pair.frame('self')
+        highest = max(pair.ceiling(gamma, draft='target/slim') for gamma in (1, 2, 3, 4, 6))
+        yield '`--draft self`: speed over plain', over(frame, settings(frame, 'sd'), 'ar', ceiling=highest)
+
+
+# ------------------------------------------------------------------------------------- without verdicts
+
+def fastest_of_each(pair):
+    """An overview of the fastest setting of each method, and of via's with other knobs changed."""
+    frame = clock(pair)
+    kinds = [plain_sd(frame)] + [settings(frame, one) for one in ('via', 'via-layers', 'cascade', 'ratio')]
+    names = ['ar'] + [winner(frame, kind) for kind in kinds if kind]
+    names += [name for name in settings(frame, 'via') if '_' in name or name == 'via gamma=8']
+    texts = numpy.arange(frame.text.nunique())
+
+    def refused(name):
+        return '' if name == 'ar' else f'{rejected(frame, [name])(texts):.1%}'
+    found = overview(frame[frame.setting.isin(names)], rejected=refused)
+    found.insert(0, 'pair', f'{pair.name}, {len(texts)}')
+    return found.drop(columns='kept a cycle')[found.setting != '`ar`']
+
+
+def cell(frame, name):
+    """CELL of a setting."""
+    total = frame[frame.setting == name][['full', 'cycles', 'agreed', 'tokens']].sum()
+    speed = number(over(frame, name, 'ar').figure)
+    return f'{speed}; {total.full / total.cycles:.2f}; {total.agreed / total.tokens:.1%}'
+
+
+def by_middle(frame):
+    """A frame: a row a middle judge, a column a gamma."""
+    lines = {}
+    for name in settings(frame, 'via', 'via-layers', 'via-model'):
+        judge = middle(name) or "the search's: 3 4 5 6"
+        line = lines.setdefault(judge, {'middle judge': judge + ' (random)' * (judge in RANDOM)})
+        line[f'gamma {knob(name, "gamma"):g}'] = cell(frame, name)
+    return pandas.DataFrame(lines.values())
+
+
+def ceilings(pairs):
+    """A frame of pairs: times plain decoding if every guess were kept, the first choices of slim and draft.
+
+    The target of via reads each 16 tokens, or never.
+    """
+    lines = []
+    for pair in pairs:
+        rows = pandas.DataFrame(pair.rows('judges'), columns=['positions', 'slim_right', 'draft_right'])
+        n, slim, draft = rows.sum()
+        if pair.costs:
+            lines.append(dict(
+                pair=pair.name, sd=pair.ceiling(3), via=pair.ceiling(3, judge='target/slim', every=16),
+                never=pair.ceiling(3, judge='target/slim'),
+                slim=f'{slim} of {n}' * bool(n), draft=f'{draft} of {n}' * bool(n)))
+    return pandas.DataFrame(lines)
+
+
+def tables(pairs):
+    """Yields (title, frame): methods at their best, gates, middle judges, ceilings, first choices."""
+    found = [fastest_of_each(pair) for pair in pairs if clock(pair) is not None]
+    yield 'The fastest of each method, and the number of texts', pandas.concat(found)
+    for pair in pairs:
+        gates, judges = pair.frame('gates'), pair.frame('middle')
+        if gates is not None:
+            shown = grid(gates[gates.setting != 'ar'], partial(cell, gates), 'keep', 'escalate')
+            yield f'{pair.name}: gates at gamma 8, {gates.text.nunique()} texts: {CELL}', shown
+        if judges is not None:
+            yield f'{pair.name}: middle judges, {judges.text.nunique()} texts: {CELL}', by_middle(judges)
+    yield ('Times plain decoding if every guess of 3 were kept, of `sd`, of `via` whose target reads each 16 '
+           "tokens, or never; first choices of slim and of the draft that are the target's", ceilings(pairs))
