@@ -21,7 +21,7 @@ def rows_of(task, split='held-out', n=100):
 
 def test_a_prompt_for_each_kind():
     """The models' page has one that the target answers as it says, and of long tables the command."""
-    page = (EMBEDDED / 'README.md').read_text(encoding='utf-8')
+    page = (HOME / 'lab/README.md').read_text(encoding='utf-8')
     rows = re.findall(r'^\| `(\S+)` \| `\$?["\'](.+)["\']` \| `(.+)` \|$', page, re.M)
     assert {kind for kind, *_ in rows} | {'table-long'} == {*tasks.TASKS} and 'lab.tasks table-long' in page
     engine = Engine(max_new=120)
