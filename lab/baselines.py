@@ -282,7 +282,8 @@ class RewardGuided(Unseen):
 
     def reward(self, session, draft):
         reader = session.drafter
-        reader.log.append((replace(reader.model.full, name='reward'), len(draft.tokens)))
+        path = replace(reader.model.full, name='reward')
+        reader.read(session.tokens + draft.tokens, path, len(draft.tokens))
         checker = session.calibration.get('checker')    # from ids to whether their last step is right
         require_that(checker, 'rsd needs a task with a step checker, as python -m lab.measure specguard has')
         return float(checker(session.tokens + draft.tokens))
