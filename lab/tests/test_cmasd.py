@@ -125,21 +125,23 @@ def test_settings_of_each_side(tmp_path):
     assert found['mean of three signals: speed over one alone'] == pytest.approx(2 / 3)
     assert found['blocks ended by `product` or `payoff`, exact: speed over `sd`'] == pytest.approx(5 / 3)
     assert found['default: accepted tokens a cycle'] == 1
+    ceilings = {text: each.ceiling for text, each in claims.figures(pair_of(frame))}
+    assert ceilings['default: accepted tokens a cycle'] == pytest.approx(10 / 3)
     costs = claims.over_sd(dict(real=frame)).iloc[-1]
     assert costs.setting.startswith(f'`{claims.SAME_CYCLES}`') and costs.real.startswith('0.80 clock')
 
 
 def test_tables_by_hand(tmp_path):
-    """The fastest of a family elsewhere; the range of seeds."""
+    """Of each family by its own best `sd`; the range of seeds."""
     frame = frame_of(tmp_path, **DEFAULT_ALONE | {'cmasd gamma=8': [2, 1]})
-    table = claims.moved(frame).set_index('tuned on')
-    for text in 'a', 'none: the default':
-        assert table.loc[text].tolist() == [f'`{claims.DEFAULT}`', 2.0, 1.0]
-    assert table.loc['b'].tolist() == ['`cmasd gamma=8`', 1.0, pytest.approx(3)]
+    there = claims.in_families(frame)
+    assert [there[family]('cmasd gamma=8') for family in 'ab'] == pytest.approx([1, 3])
+    assert [there[family](claims.DEFAULT) for family in 'ab'] == pytest.approx([2, 1])
     seeds = {'ar temperature=0.8': [4, 4], 'sd temperature=0.8 seed=1': [2, 2],
              'sd temperature=0.8 seed=2': [1, 1]}
     by_seed = claims.seeds(frame_of(tmp_path / 'seeds', **seeds))
-    assert by_seed.values.tolist() == [['sd temperature=0.8', '2.00 to 4.00', '3.00 to 3.00', '5.00 to 5.00']]
+    assert by_seed.values.tolist() == [
+        ['`sd temperature=0.8`', '2.00 to 4.00', '3.00 to 3.00', '5.00 to 5.00']]
 
 
 def test_confidence_by_hand():
