@@ -1,9 +1,12 @@
 """SpecGuard's baselines, how steps are graded, its records, its claims by hand."""
+import numpy
+import pandas
 import pytest
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import judge, tasks
-from lab.specguard import claims
+from lab.measure import EMBEDDED, LAB, read_list
+from lab.specguard import claims, gate, steps
 from lab.tests.helpers import RANGES, bytes_tokenizer, law_gap
 from lab.toys import network, plain, session, write
 from verify import METHODS, SpecGuard, most_central
@@ -46,30 +49,78 @@ def test_law_of_random_gate(rate, gap):
 def test_step_checker_by_hand():
     """A right line, a right text; then a wrong line, a line cut short, and a wrong answer."""
     row = next(tasks.rows('math', 3))
-    check = claims.step_checker(row, bytes_tokenizer(), 0)
+    check = tasks.step_checker(row, bytes_tokenizer(), 0)
     first = '\n'.join(row['solution'].split('\n')[:2])
     for text, right in ((first + '\n', True), (row['solution'], True), ('\n1 + 1 = 3\n', False),
                         (first, False), (row['solution'] + '0', False)):
         assert check(bytes_tokenizer().encode(text).ids) is right
 
 
-def test_recorded_signals_are_those_of_a_run():
-    """The weakest tokens that SpecGuard's own score sees."""
-    s = step_session()
-    draft = SpecGuard(k=1, max_step=6).propose(s)
-    logp, grounding = zip(*SpecGuard().score(s, draft))
-    assert claims.weakest(s, draft.tokens) == pytest.approx([min(logp), 1 - min(grounding)])
+def test_a_row_of_graded_steps():
+    """It has a value for each line of the solution, and the L of SpecGuard's own score of the first step."""
+    prompt, *_ = steps.training_prompts(EMBEDDED, 1)
+    (row,) = steps.step_row(EMBEDDED, prompt)
+    s = steps.started(EMBEDDED, prompt)
+    lines = [s.text(ids).strip() for ids in steps.solution_steps(EMBEDDED, prompt, s)]
+    assert lines == prompt.row['solution'].strip().split('\n') and len(lines) <= steps.MOST_STEPS
+    columns = row.keys() - prompt.name.keys()
+    assert 'G6' in columns and {len(row[name]) for name in columns} == {len(lines)}
+    method = SpecGuard()
+    logp, _ = zip(*method.score(s, method.propose(s)))
+    assert row['L'][0] == min(logp)
 
 
-def test_claims_by_hand():
-    """Signals within kinds, paired digits, right answers of tiny rows."""
+def graded(right, wrong):
+    """A row of steps of which L, but not G, tells the wrong ones."""
+    return dict(right=[1] * right + [0] * wrong, scaled_L=[0.9] * right + [0.2] * wrong,
+                scaled_G=[0.1] * right + [0.8] * wrong)
+
+
+def test_gates_by_hand():
+    """Sixty of a hundred kept steps are surely 0.502 right; the best gate rejects the forty wrong ones."""
+    found = gate.gates([graded(60, 40)])
+    all_kept = found[(found.beta == 1) & (found.tau == 0.2)].iloc[0]
+    assert (all_kept.rejected, all_kept.right, all_kept.surely) == pytest.approx((0, 0.6, 0.502), abs=1e-3)
+    rows = [graded(60, 40), graded(100, 0)]
+    best = gate.best_gate(gate.gates(rows))
+    assert (best.beta, best.right, best.rejected) == (0.7, 1, pytest.approx(0.2))
+    assert gate.calibrated(rows, 8) == f'specguard beta=0.7 tau={best.tau:g} gamma=8'
+
+
+@pytest.mark.parametrize('name', ['embedded', 'embedded+mid'])
+def test_lists_have_the_calibrated_gates(name):
+    """The gate that the stored training steps give is a setting of the lists in which it is judged."""
+    rows = judge.Pair('specguard', name).rows('gate')
+    for file, gamma in (('gates', 4), ('clock', 8)):
+        assert gate.calibrated(rows, gamma) in read_list(LAB / f'specguard/{file}.txt').about['settings']
+
+
+def test_over_a_coin_by_hand():
+    """By the gate the target writes half; a coin has none right where it writes nothing, all at the end."""
+    runs = dict(mine=(5, 1), **{'random-gate rate=1': (10, 0)}, ar=(0, 1))
+    frame = pandas.DataFrame([dict(text=text, setting=name, tokens=10, kept=kept, right=right)
+                              for text in 'ab' for name, (kept, right) in runs.items()])
+    assert claims.over_coin(frame, 'mine')(numpy.array([[0, 1], [0, 0]])).tolist() == [0.5, 0.5]
+
+
+def test_right_answers_of_the_best_gate_by_hand():
+    """On each resample another one may be the best; math-hard stands apart."""
+    right = {'ar': [1, 0, 0], 'specguard tau=0.7': [0, 1, 1], 'specguard': [1, 0, 1],
+             'specguard seed=1': [1, 1, 1]}
+    frame = pandas.DataFrame([dict(text=str(i), family='math', setting=name, right=value)
+                              for name, values in right.items() for i, value in enumerate(values)])
+    found = claims.more_right(frame, ['ar'])
+    assert (found.figure, found.ceiling) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert [len(half) for half in claims.halves(frame)] == [12, 0]
+
+
+def test_steps_are_told_within_kinds():
+    """Look-ups have no wrong one: they do not count."""
     rows = [dict(family='math', kind=['work', 'work', 'look-up'], right=[1, 0, 1], first=[0, 0, 1],
-                  draft=[[-1.0, 0.5], [-3.0, 0.5], [-9.0, 0.0]])] * 2
-    found = [figure(texts) for _, texts, figure, _ in claims.step_figures(rows)]
-    assert found == pytest.approx([1, 0.5, 0, 1 / 3])       # look-ups have no wrong one: they do not count
-    right = {'sd 4': dict(right=1), 'default, seed 0': dict(right=0), 'default, seed 1': dict(right=1)}
-    runs = judge.Runs([dict(family='math', place=0, runs=right)])
-    assert claims.gain(runs, ['default, seed 0', 'default, seed 1'], 'sd 4').tolist() == [-0.5]
+                 L=[-1.0, -3.0, -9.0], G3=[0.5, 0.5, 1.0], scaled_L=[0.8, 0.2, 0], scaled_G=[0, 1, 1])] * 12
+    found = [(made.figure, made.of) for _, made in claims.step_figures(rows)]
+    of = 'texts, 36 steps, 12 wrong'
+    assert found == [(1, of), (0.5, of), (-1, of), (pytest.approx(1 / 3), 'texts')]
 
 
 def test_specguard_most_central_by_hand():
