@@ -1,4 +1,5 @@
 """lab/sparse: other choices of blocks, contexts, claims. Sparse passes are in test_specmini.py."""
+import json
 import statistics
 
 import pytest
@@ -6,10 +7,10 @@ import torch
 
 import kernels
 from lab import tasks
-from lab.judge import Records
-from lab.measure import EMBEDDED, Stored
-from lab.sparse import claims
-from lab.sparse.claims import DENSE
+from lab.judge import Pair
+from lab.measure import EMBEDDED
+from lab.sparse import claims, records
+from lab.sparse.records import CHOSEN, LATEST, QUARTER, keys_read
 from lab.tests.helpers import LINE, thin
 from lab.toys import apart, network, session
 from train_mask import sparsity
@@ -28,7 +29,7 @@ def test_recent_reads_the_sink_and_the_latest_blocks():
 
 
 def test_a_look_up_asks_for_cells_of_the_first_half():
-    row, ids = claims.look_up(EMBEDDED, 1984, 0)
+    row, ids = records.look_up(EMBEDDED, 1984, 0)
     *lines, _ = row['prompt'].split('\n')
     cells = [step[2:].replace(' of ', ' ').split() for step in row['solution'].split('\n') if step[:1] == '|']
     for column, item, value in cells:
@@ -49,7 +50,7 @@ def test_channels_of_experts_are_left_out_as_calibrated(monkeypatch):
         return h
     monkeypatch.setattr(kernels, 'kept_channels', counted)
     for quantile in (0.0, 0.2, 0.5, 0.8):
-        sparse = Sparse(**DENSE, ffn_quantile=quantile)
+        sparse = Sparse(rho=1.0, moe_skip=0, ffn_quantile=quantile)
         s = session(model, None, LINE, 30, no_draft, sparse=sparse, calibration=calibration)
         read_prompt(s)
         logits = s.target.read(LINE + LINE[:9], s.target_path(), 10)
@@ -59,28 +60,79 @@ def test_channels_of_experts_are_left_out_as_calibrated(monkeypatch):
         shares.clear()
 
 
-def test_claims_of_long_contexts_by_hand():
-    """Two texts: chosen keys are right on one of them, the latest on none."""
+def test_random_blocks_are_repeated_and_depend_on_no_likeness():
+    """The same pass draws the same; another query draws others, and sinks and locals stay."""
+    rule = thin(network(), 'sparse-random', rho=0.1).attends[0].keywords['rule']
+    torch.manual_seed(0)
+    means, query = torch.randn(1, 2, 15, 6), torch.randn(1, 4, 6)
+    scores, again = rule.scores(query, None, means), rule.scores(query, None, means)
+    assert scores.shape == (1, 2, 15) and torch.equal(scores, again)
+    assert not torch.equal(scores.argsort(), rule.scores(query + 0.1, None, means).argsort())
+    blocks = kernels.choose(scores, torch.tensor(61), 6, rule)
+    assert {0, 14} <= {*blocks[0, 0].tolist()}
+
+
+def test_keys_really_read():
+    """Blocks of 4, 30 keys: a budget of 7 are 2 blocks, with a sink and a local 4; 2 keys come after."""
+    assert keys_read(QUARTER, 30) == 4 * 4 + 2
+    assert [keys_read(QUARTER, n) / n for n in (30, 40, 50, 100)] == [0.6, 0.5, 0.44, 0.36]
+    assert keys_read('sparse rho=0.1 dense_below=128 block=16', 100) == 100     # below L0
+    assert keys_read('sparse rho=1 ffn_quantile=0.6', 100) == keys_read('sd', 100) == 100
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A function of {record: rows} that gives a Pair which stored them."""
+    class Stored(Pair):
+        def file(self, record, paper=None):
+            return tmp_path / f'{record}.jsonl'
+
+    def make(**rows):
+        for record, lines in rows.items():
+            text = ''.join(json.dumps(line) + '\n' for line in [{}, *lines])
+            (tmp_path / f'{record}.jsonl').write_text(text)
+        return Stored('sparse', 'of no pair')
+    return make
+
+
+def run(family, place, setting, tokens, cycles, seconds=1, right=None):
+    return dict(family=family, place=place, setting=setting, tokens=tokens, wrong=0, right=right, passes={},
+                cycles={'0 0 0': cycles}, seconds=[seconds])
+
+
+def test_claims_of_long_contexts_by_hand(pair):
+    """Two prompts at two lengths are two texts, weighed by their tokens: 10 and 1 at each length."""
     rows = []
-    for place in (0, 1):
-        runs = {'dense': (1, 1, 4), claims.KEYS: (0.9, place, 2), claims.LATEST: (0.6, 0, 2)}
-        runs = {name: dict(alike=alike, right=right, seconds=seconds, tokens=8, cycles=4) | {'pass': seconds}
-                for name, (alike, right, seconds) in runs.items()}
-        rows.append(dict(family='look-up 8192', place=place, runs=runs))
-    records = Records('sparse', 'of no pair')
-    records['long'] = Stored({}, rows)
-    found = [figure(texts) for _, texts, figure, _ in claims.figures(records)]
-    assert found == pytest.approx([2, 0.9, 0.3, -0.5, 0.5, 1, 2])
+    for length in (2048, 8192):
+        for place, read in ((0, 10), (1, 1)):
+            for setting, alike, seconds, cycles in (('sd', read, 4, 5), (CHOSEN, read - place, 2, 6),
+                                                    (LATEST, read - 1, 2, 5)):
+                right = int(setting == 'sd')
+                rows.append(run(f'look-up {length}', place, setting, 30, cycles, seconds, right) | dict(
+                    {'pass': seconds}, read=read, alike=alike))
+    found = dict(claims.figures(pair(long=rows)))
+    assert [estimate.n for estimate in found.values()] == [2, 2, 4, 2, 2, 2]
+    assert [estimate.figure for estimate in found.values()] == pytest.approx(
+        [20 / 22, 2 / 22, -1, 5 / 6, 2, 2])
 
 
-def test_claims_of_cycles_and_of_passes_by_hand():
-    """All three have 4 tokens a cycle for 6; a sparse pass takes 2 of 3 seconds after 8k tokens."""
-    records = Records('sparse', 'of no pair')
-    counts = {'dense': (30, 5), claims.ALL: (40, 10), '3 experts': (30, 5)}
-    runs = {name: dict(tokens=tokens, cycles=cycles, nll=1) for name, (tokens, cycles) in counts.items()}
-    records['mixture'] = Stored({}, [dict(family='math', place=0, runs=runs)])
-    timed = {'dense': {'pass': 3}, 'sparse': {'pass': 2}}
-    rows = [dict(family=f'{length} tokens', place=0, runs=timed) for length in (2048, 8192)]
-    records['passes'] = Stored({}, rows)
-    found = [figure(texts) for _, texts, figure, _ in claims.figures(records)]
-    assert found == pytest.approx([4 / 6, 1, 1.5])
+def test_claims_of_tasks_and_the_mixture_by_hand(pair):
+    """Tasks that the notes do not name count for nothing; perplexity is of the corpus."""
+    tasks_rows = [run(family, 0, setting, 30, cycles, right=right)
+                  for family in ('math', 'qa', 'story')
+                  for setting, cycles, right in (('sd', 6, 1), (claims.TENTH, 10, int(family == 'qa')))]
+    experts = [dict(family='math', place=place, setting=setting, read=read, nll=nll)
+               for place, read, nlls in ((0, 30, (3.0, 6.0)), (1, 10, (1.0, 1.0)))
+               for setting, nll in zip(('sd', records.EXPERTS[1]), nlls)]
+    times = {'ar': 9, 'sd gamma=2': 4, 'sd gamma=4': 3, 'sparse gamma=2': 8, 'sparse gamma=4': 6}
+    mixture = [run('math', 0, setting, 30, 6, seconds) for setting, seconds in times.items()]
+    found = dict(claims.figures(pair(tasks=tasks_rows, experts=experts, mixture=mixture)))
+    assert [estimate.figure for estimate in found.values()] == pytest.approx(
+        [-0.5, 6 / 10, float(torch.tensor(-3 / 40).exp()), 0.5])
+
+
+def test_every_setting_of_a_record_runs():
+    """A name in a record is a setting, and the lists of this folder can be read."""
+    for setting in (*records.LONG, *records.SIZES, *records.READ, *records.EXPERTS):
+        assert 0 < keys_read(setting, 1000) <= 1000
+    assert {'mixture', 'look-ups'} <= records.RECORDS.keys()
