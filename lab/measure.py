@@ -41,7 +41,7 @@ LAB = File(__file__).parent
 MODELS = LAB / 'models'
 PAPERS = 'cmasd', 'ecsv', 'via', 'specguard', 'sparse', 'best'
 DIGITS = 5              # significant digits of a stored number
-COSTED = 16             # positions of the longest pass whose time is recorded
+COSTED = 33             # positions of the longest pass whose time is recorded: max_lag of via, and one
 ROWS = 8                # the most draft rows whose pass is timed
 
 
