@@ -96,7 +96,7 @@ def tables(pairs):
     for pair in pairs:
         if pair.has('look-ups'):
             n = texts_of(pair.frame('look-ups'))
-            title = f'Look-ups in long tables, n {n}: right answers (keys read of 1,000)'
+            title = f'Look-ups in long tables, n {n}: right answers (keys read of 1,000); dense is L0 2048'
             yield title, sizes_of_look_ups(pair)
         if pair.has('tasks') and pair.has('reading'):
             n = f'runs n {texts_of(pair.frame("tasks"))}, reading n {texts_of(read_frame(pair, "reading"))}'
@@ -140,15 +140,16 @@ def rights(frame, setting, families):
 
 
 def sizes_of_look_ups(pair):
-    """A row for each rho, and for each control; a column for each L0 and block."""
+    """A row for each rho; a column for each L0 and block, and for each control."""
     frame, rows = pair.frame('look-ups'), {}
-    for setting in settings(frame, 'sd', 'sparse', 'sparse-recent', 'sparse-random'):
+    for setting in settings(frame, 'sparse', 'sparse-recent', 'sparse-random'):
         rule, _ = parts_of(setting)
-        row, column = f'`{setting}`', 'L0 0, blocks of 16'
-        if setting.startswith('sparse ') and rule.anchors is None:
-            row, column = f'`sparse rho={rule.rho:g}`', f'L0 {rule.dense_below}, blocks of {rule.block}'
+        column = f'L0 {rule.dense_below}, blocks of {rule.block}'
+        if rule.anchors is not None:
+            column += f', anchors={rule.anchors}'
+        column += setting.split()[0].removeprefix('sparse').replace('-', ', sparse-')
         cell = f'{rights(frame, setting, ["table-long"])} ({percent(keys_read(setting, 1000) / 1000)})'
-        rows.setdefault(row, {})[column] = cell
+        rows.setdefault(f'`rho={rule.rho:g}`', {})[column] = cell
     return pandas.DataFrame([dict(setting=row) | cells for row, cells in rows.items()])
 
 
@@ -158,7 +159,7 @@ def short_tasks(pair):
     families = [*reads.family.unique()]
     for setting in dict.fromkeys([*runs.setting[runs.setting != 'ar'], *reads.setting]):
         row = dict(setting=f'`{setting}`')
-        row['keys read of 50, 250'] = ', '.join(percent(keys_read(setting, n) / n) for n in (50, 250))
+        row['keys read of 20, 50, 250'] = ', '.join(percent(keys_read(setting, n) / n) for n in (20, 50, 250))
         if setting in runs.setting.values:
             row['right: math, table, summary, qa'] = rights(runs, setting, ('math', 'table', 'summary', 'qa'))
             row['tokens a pass: math'] = ratio(runs[runs.family == 'math'], setting, 'tokens', 'cycles')

@@ -243,7 +243,7 @@ RECORDS = {
     'piecewise': Record(lambda pair, n: long_items(pair, n, (8192,)), functools.partial(long_rows, SIZES), 2,
                         dict(settings=SIZES), drafts=False),
     'passes': Record(pass_items, pass_rows, 12, drafts=False),
-    'reading': of_tasks('target', READ, 12, 'math', 'table', 'summary', 'story'),
+    'reading': of_tasks('target', READ, 36, 'math', 'table', 'summary', 'story'),
     'experts': of_tasks('moe', EXPERTS, 50, 'math'),
     'look-ups': on('look-ups', longest=1900),
     'mixture': on('mixture', target=str(MODELS / 'moe'))}
