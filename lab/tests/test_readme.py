@@ -148,40 +148,45 @@ def test_links_lead_somewhere(page):
 
 
 def test_no_page_is_a_wall():
-    """The README has 190 lines at most, the lab's 270, other pages 140; all of 130 columns."""
+    """The README has 190 lines at most, the lab's 270, other pages 180; all of 130 columns."""
     for page in [*PAGES, 'lab/LOG.md']:
         lines = text_of(page).splitlines()
-        assert len(lines) <= {'README.md': 190, 'lab/README.md': 270}.get(page, 140), page
+        assert len(lines) <= {'README.md': 190, 'lab/README.md': 270}.get(page, 180), page
         narrow = [line for line in lines if not line.startswith(('|', '![', '<img', '$ python '))]
         assert all(len(line) <= 130 for line in narrow), page
 
 
-REAL, COSTLY = 'qwen-1.5b+0.5b | ', 'qwen-1.5bx5+0.5b | '
-TIED = [                # words of the README, the page whose rows have their figures, how these rows begin
-    ('1.23 (1.04 to 1.40)', 'best', REAL + 'sd 3 '),
-    ('2.03 (1.71 to 2.30)', 'best', COSTLY + 'sd 4 '),
-    ('1.37 (1.19 to 1.55)', 'best', REAL + 'look up, else 3'),
-    ('1.94 (1.63 to 2.28)', 'best', COSTLY + 'look up, else 4'),
-    ('1.34 (1.25 to 1.46)', 'best', REAL + 'payoff'),
-    ('1.98 (1.71 to 2.35)', 'best', COSTLY + 'payoff'),
-    ('1.29 (1.01 to 1.48)', 'best', REAL + 'cmasd '),
-    ('2.21 (1.74 to 2.61)', 'best', COSTLY + 'cmasd '),
-    ('96.7 %,', 'best', REAL + 'cmasd '),
-    (', 96.2 % |', 'best', COSTLY + 'cmasd '),
-    ('1.19 (1.09 to 1.37)', 'best', REAL + 'via '),
-    ('1.66 (1.49 to 1.89)', 'best', COSTLY + 'via '),
-    ('87.1 %,', 'best', REAL + 'via '),
-    (', 89.1 % |', 'best', COSTLY + 'via '),
-    ('1.06 (0.92 to 1.19)', 'best', REAL + 'ecsv-lite'),
-    ('1.75 (1.46 to 2.03)', 'best', COSTLY + 'ecsv-lite'),
-    ('decoding | no | 1.29, 2.21 | 12', 'cmasd', 'default (lossy): speed over plain'),
-    ('AUROC | yes | 0.94 | 22', 'cmasd', 'AUROC of C for'),
-    ('an acceptance | no | 0.78 | 14', 'ecsv', 'ecsv-lite: length over a greedy'),
-    ('of 6 | no | 0 tasks | 72', 'ecsv', 'ecsv: tasks with'),
-    ('decoding | no | 1.19, 1.66 | 12', 'via', 'speed over plain'),
-    ('undecided) | no | -15 points | 50', 'specguard', 'math-hard: right answers over sd'),
-    ('as fast | no | 1.30 | 12', 'sparse', 'one pass after 8k random keys'),
-    ('the text) | no | 0.68 lost | 50', 'sparse', 'look-up: right answers |')]
+REAL, COSTLY = '**qwen-1.5b+0.5b: 12 texts**', '**qwen-1.5bx5+0.5b: 12 texts**'
+TIED = [                # words of the README, the page with their figures, its table, how the row there begins
+    ('1.23 (1.07 to 1.38)', 'best', REAL, '`sd gamma=3` '),
+    ('2.03 (1.75 to 2.29)', 'best', COSTLY, '`sd gamma=4` '),
+    ('1.37 (1.20 to 1.53)', 'best', REAL, '`sd gamma=3 lookup'),
+    ('1.94 (1.67 to 2.27)', 'best', COSTLY, '`sd gamma=4 lookup'),
+    ('1.34 (1.26 to 1.45)', 'best', REAL, '`payoff'),
+    ('1.98 (1.74 to 2.30)', 'best', COSTLY, '`payoff'),
+    ('1.29 (1.05 to 1.48)', 'best', REAL, '`cmasd'),
+    ('2.21 (1.80 to 2.59)', 'best', COSTLY, '`cmasd'),
+    ('| 96.7 %,', 'best', REAL, '`cmasd'),
+    (', 96.2 % |', 'best', COSTLY, '`cmasd'),
+    ('1.19 (1.10 to 1.35)', 'best', REAL, '`via '),
+    ('1.66 (1.50 to 1.87)', 'best', COSTLY, '`via '),
+    ('| 87.1 %,', 'best', REAL, '`via '),
+    (', 89.1 % |', 'best', COSTLY, '`via '),
+    ('1.06 (0.93 to 1.17)', 'best', REAL, '`ecsv'),
+    ('1.75 (1.49 to 2.01)', 'best', COSTLY, '`ecsv'),
+    ('1.10 (0.75 to 1.36)', 'best', REAL, '`specguard'),
+    ('3.20 (1.83 to 4.93)', 'best', COSTLY, '`specguard'),
+    ('| 87.8 %,', 'best', REAL, '`specguard'),
+    (', 84.7 % |', 'best', COSTLY, '`specguard'),
+    ('reach here: at most 1.90, 3.35 | 1.29, 2.21 | 12', 'cmasd', '', 'best setting: speed over plain'),
+    ('AUROC | yes | 0.94 | 22', 'cmasd', '', 'AUROC of C for'),
+    ('(embedded pair) | no | 0.97 | 60', 'ecsv', '', 'ecsv-lite: length over sd'),
+    ('(embedded pair) | undecided | 1 task | 60', 'ecsv', '', 'ecsv: tasks with'),
+    ('out of reach here at 0.35, no at 0.08 | 1.28, 1.66 | 12', 'via', '', 'speed over plain'),
+    ('harder problems) | undecided | -2 points | 50', 'specguard', '', 'math-hard: right answers over sd'),
+    ('(SmolLM2) | no | 1.25 | 24', 'sparse', '', 'one pass after 8k keys'),
+    ('the text) | no | 0.68 lost | 50', 'sparse', '', 'look-ups, rho 0.25: right')]
+SAID = {'| no |': 'FAILS', '| yes |': 'HOLDS', '| undecided |': 'UNDECIDED', 'reach here': 'OUT OF REACH'}
 
 
 def decimals(text):
@@ -192,15 +197,14 @@ def test_figures_of_the_readme_are_stored():
     """Each figure of sections 4 and 6 but costs and claims stands, rounded, in a row; so does its verdict."""
     text = text_of('README.md')
     text = ''.join(text.partition(f'## {n}. ')[2].partition('\n## ')[0] for n in (4, 6))
-    for words, page, begins in TIED:
-        rows = text_of(f'lab/{page}/README.md').split('\n| ')
+    for words, page, table, begins in TIED:
+        rows = text_of(f'lab/{page}/README.md').partition(table)[2].split('\n| ')
         row = next(line for line in rows if line.startswith(begins))
         assert words in text, words
-        for figure in decimals(words):
+        for figure in {*decimals(words)} - {'0.35', '0.08'}:
             digits = len(figure.partition('.')[2])
             assert any(f'{abs(float(one)):.{digits}f}' == figure for one in decimals(row)), words
-        for word, verdict in {'| no |': 'FAILS', '| yes |': 'HOLDS'}.items():
-            assert word not in words or verdict in row, words
+        assert all(word not in words or verdict in row for word, verdict in SAID.items()), words
     tied = decimals(' '.join(words for words, *_ in TIED))
     assert {*decimals(text)} - {*tied} == {'0.35', '0.08', '1.05', '1.15', '2.5', '3.6'}
 

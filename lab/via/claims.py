@@ -202,5 +202,4 @@ def tables(pairs):
             yield f'{pair.name}: gates at gamma 8, {gates.text.nunique()} texts: {CELL}', shown
         if judges is not None:
             yield f'{pair.name}: middle judges, {judges.text.nunique()} texts: {CELL}', by_middle(judges)
-    yield ('Times plain decoding if every guess of 3 were kept, of `sd`, of `via` whose target reads each 16 '
-           "tokens, or never; first choices of slim and of the draft that are the target's", ceilings(pairs))
+    yield "Ceilings with 3 guesses, all kept; first choices of slim and draft that are the target's", ceilings(pairs)
