@@ -1,6 +1,5 @@
 """lab/measure.py and lab/judge.py: rows that are stored, figures by hand, verdicts, pages."""
 import math
-import random
 import re
 
 import numpy
@@ -10,6 +9,7 @@ import torch
 from lab import deepen, judge, measure, tasks
 from lab.judge import Estimate
 from lab.measure import EMBEDDED, Pair, run_row, text_rows
+from lab.sparse import claims
 from lab.tests.helpers import case, program as run, refused, stored, tiny
 from lab.toys import fresh
 from model import load, write_calibration
@@ -119,12 +119,33 @@ def test_no_verdict_where_there_can_be_none():
     assert Estimate(1.3, 1.2, 1.4, 12, blind='why').verdict(1) == 'NO VERDICT (why)'
 
 
-def shuffled(row):
-    """The row with its confidences in another order, so that they tell nothing."""
-    random.Random(0).shuffle(row['signals'])
+class Changed(judge.Pair):
+    """The stored rows of the embedded pair, those of one setting in place of another's."""
+    mine = other = ''
+
+    def frame(self, record, paper=None):
+        frame = super().frame(record, paper)
+        if frame is None or self.mine not in frame.setting.values:
+            return frame
+        theirs, frame, where = frame[frame.setting == self.other], frame.copy(), frame.setting == self.mine
+        for column in frame.columns.drop(['text', 'setting']):
+            frame.loc[where, column] = theirs[column].to_numpy()        # texts keep their order
+        return frame
 
 
-# NEGATIVE CONTROLS
+@pytest.mark.parametrize('paper, mine, other, text', [
+    case('coin', 'specguard', 'specguard beta=1 tau=0.85', 'random-gate rate=0.25',
+         'calibrated gate: right answers over a coin'),
+    case('latest-keys', 'sparse', claims.CHOSEN, claims.LATEST,
+         'long contexts, rho 0.25: the same, less that of the latest keys')])
+def test_a_gate_that_knows_nothing_does_not_hold(paper, mine, other, text):
+    """Negative controls: a coin judges, the latest keys are chosen. As stored both claims hold."""
+    module = judge.claims_of(paper)
+    pair = Changed(paper, 'embedded')
+    line = module.CLAIMS[text][2]
+    assert dict(module.figures(pair))[text].verdict(line) == 'HOLDS'
+    pair.mine, pair.other = mine, other
+    assert dict(module.figures(pair))[text].verdict(line) == 'FAILS'
 
 
 @pytest.mark.slow
@@ -279,9 +300,9 @@ def test_a_foreign_pair(pair, home, capsys, monkeypatch):
 def test_pages_say_what_the_rows_say():
     """The committed pages are what --report writes from the stored rows; ten claims a paper at most."""
     for paper in judge.PAPERS:
-        claims = judge.claims_of(paper).CLAIMS
-        assert 0 < len(claims) <= 10
-        quotes = re.findall('"(.*?)"', ' '.join(whose for whose, *_ in claims.values()))
+        found = judge.claims_of(paper).CLAIMS
+        assert 0 < len(found) <= 10
+        quotes = re.findall('"(.*?)"', ' '.join(whose for whose, *_ in found.values()))
         assert all(len(quote.split()) <= 12 for quote in quotes), paper
         for pair in judge.pairs_of(paper):
             for _, made in judge.claims_of(paper).figures(pair):
