@@ -134,7 +134,7 @@ class Changed(judge.Pair):
 
 
 @pytest.mark.parametrize('paper, mine, other, text', [
-    case('coin', 'specguard', 'specguard beta=1 tau=0.85', 'random-gate rate=0.25',
+    case('coin', 'specguard', 'specguard beta=1 tau=0.85 gamma=4', 'random-gate rate=0.25',
          'calibrated gate: right answers over a coin'),
     case('latest-keys', 'sparse', claims.CHOSEN, claims.LATEST,
          'long contexts, rho 0.25: the same, less that of the latest keys')])

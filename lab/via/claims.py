@@ -202,4 +202,4 @@ def tables(pairs):
             yield f'{pair.name}: gates at gamma 8, {gates.text.nunique()} texts: {CELL}', shown
         if judges is not None:
             yield f'{pair.name}: middle judges, {judges.text.nunique()} texts: {CELL}', by_middle(judges)
-    yield "Ceilings with 3 guesses, all kept; first choices of slim and draft that are the target's", ceilings(pairs)
+    yield "Ceilings with 3 guesses, all kept; the target's first choices by slim and draft", ceilings(pairs)
