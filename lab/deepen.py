@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from lab import at_least
-from model import naming, read_json, require_that, weight_files
+from model import MALFORMED, naming, read_json, require_that, weight_files
 from specmini import exit_status
 
 
@@ -24,6 +24,8 @@ def deepen(folder, out, times):
     folder, out = File(folder), File(out)
     config = read_json(folder / 'config.json')
     layers = config['num_hidden_layers']
+    opened = [safe_open(file, 'pt') for file in weight_files(folder)]
+    source = {name: weights for weights in opened for name in weights.keys()}
     out.mkdir(parents=True)
     for file in folder.iterdir():
         own = file.name == 'calibration.json' or 'index' in file.name
@@ -33,8 +35,6 @@ def deepen(folder, out, times):
         config['layer_types'] = [kind for kind in config['layer_types'] for _ in range(times)]
     config |= dict(num_hidden_layers=layers * times, max_window_layers=layers * times)
     (out / 'config.json').write_text(json.dumps(config, indent=1))
-    opened = [safe_open(file, 'pt') for file in weight_files(folder)]
-    source = {name: weights for weights in opened for name in weights.keys()}
     files = {}                                          # {file: {name there: name in the source}}
     for name in source:
         before, found, after = name.partition('.layers.')
@@ -63,7 +63,7 @@ def run():
     parser.add_argument('times', type=at_least(2), help='how many times as many layers')
     args = parser.parse_args()
     require_that(not File(args.out).exists(), f'{args.out} is there; give the name of a new folder')
-    with naming(args.folder, (KeyError, ValueError, OSError)):
+    with naming(args.folder, MALFORMED):
         deepen(args.folder, args.out, args.times)
 
 

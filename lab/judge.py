@@ -28,6 +28,7 @@ from specmini import exit_status
 
 FEW = 12                # below so many texts the range of single texts stands in place of an interval
 RESAMPLES = 999
+RUN = {'family', 'place', 'setting', 'tokens', 'wrong', 'right', 'cycles', 'passes', 'seconds'}
 EMBEDDED = 'embedded'
 PLAIN, BEST_SD = 'plain decoding', '`sd` at its best gamma'
 BEGIN, END = '<!-- begin: written by `python -m lab.judge --report` -->', '<!-- end -->'
@@ -194,6 +195,17 @@ def framed(where):
     return frame
 
 
+def runs_of(file):
+    """The frame of a file that a user names; ValueError if it holds something else than runs."""
+    head, rows = stored(file)
+    require_that(isinstance(head, dict) and 'setting' not in head, f'{file}: its first line is no head')
+    require_that(rows and all(isinstance(row, dict) and RUN <= row.keys() for row in rows),
+                 f'{file}: its rows are no runs of settings')
+    frame = framed(file)
+    require_that(not frame.duplicated(['text', 'setting']).any(), f'{file}: it has a run twice')
+    return frame
+
+
 def settings(frame, *starts):
     """The settings of a frame that are, or begin with, one of these words."""
     return [one for one in frame.setting.unique()
@@ -280,11 +292,11 @@ def overview(frame, plain='ar', **columns):
         line = dict(setting=f'`{name}`')
         if plain in frame.setting.values:
             found = over(frame, name, plain)
-            line['over plain'] = f'{number(found.figure)} ({found.interval})'
+            line['over plain'] = f'{number(found.figure)} ({found.interval})' * (not math.isnan(found.figure))
         line['tokens a full pass'] = total.tokens / total.full if total.full else math.nan
         line['kept a cycle'] = total.kept / total.cycles
         line['dropped'] = 1 - total.kept / total.drafted if total.drafted else math.nan
-        line['agreement'] = f'{total.agreed / total.tokens:.1%}'
+        line['agreement'] = f'{total.agreed / total.tokens:.1%}' if mine.agreed.notna().all() else ''
         right = mine.right.dropna()
         line['right'] = f'{right.mean():.1%}' if len(right) else ''
         lines.append(line | {column: of(name) for column, of in columns.items()})
@@ -380,8 +392,8 @@ def run():
     if unknown:
         parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}, or a .jsonl')
     for file in files:
-        require_that('setting' in stored(file).rows[0], f'{file}: its rows are no runs of settings')
-        print(*markdown(overview(framed(file), framed(file).setting[0])), sep='\n')
+        frame = runs_of(file)
+        print(*markdown(overview(frame, frame.setting[0])), sep='\n')
     papers = [paper for paper in args.papers if paper in PAPERS] or ([] if files else PAPERS)
     if args.report:
         for where, text in pages(papers).items():

@@ -31,7 +31,7 @@ import lab.baselines                                    # noqa: F401, enters the
 from lab import at_least, tasks
 from model import (check_fields, encode, fingerprint, knob, knobs_of, naming, new_file, read_calibration,
                    require_that)
-from specmini import (DTYPES, Engine, add_flags, chat, exit_status, grade, make_methods, read_rows,
+from specmini import (DTYPES, SOURCES, Engine, add_flags, chat, exit_status, grade, make_methods, read_rows,
                       read_value, ready, split_knobs, take_threads)
 from train_mask import Settings, measure_signals
 from verify import Autoregressive, decode, lookup_then_draft, token_logps, tokens_of
@@ -112,6 +112,7 @@ class Pair:
         if self.is_embedded:
             return 'embedded' if self == EMBEDDED else 'embedded+' + names[-1]
         shared = os.path.commonprefix(names) if len(names) > 1 else ''
+        shared = shared[:shared.rfind('-') + 1]             # whole words
         where = ' on cuda' * (self.device == 'cuda') + ' compiled' * self.compile
         return (shared + '+'.join(name[len(shared):] for name in names) + where).replace(' ', '-')
 
@@ -199,15 +200,16 @@ def parts_of(setting):
     own = [word for word in words if word.partition('=')[0] in options]
     rest = ' '.join(word for word in words if word not in own)
     texts = split_knobs(own, setting)
-    return make_methods([rest])[rest], Own(**{name: read_value(text, options[name].type)
-                                              for name, text in texts.items()})
+    own = Own(**{name: read_value(text, options[name].type) for name, text in texts.items()})
+    require_that(not own.lookup or own.draft not in {*SOURCES, 'self'},
+                 f'{setting}: lookup=true wants a draft model')
+    return make_methods([rest])[rest], own
 
 
 def prepared(pair, setting='sd'):
     """(an Engine of the pair, a Method of one text) as the setting says."""
     method, own = parts_of(setting)
     engine = cached_engine(pair, own.draft or pair.draft or 'lookup')
-    require_that(not own.lookup or 'draft' in engine.models, f'{setting}: lookup=true wants a draft model')
     engine.temperature = own.temperature
     engine.seed = own.seed
     engine.proposer = lookup_then_draft if own.lookup else engine.usual
@@ -305,12 +307,13 @@ class Record(NamedTuple):
 
 def read_list(where):
     """The Record of a list of settings."""
-    with naming(where), open(where, encoding='utf-8') as file:
-        lines = [line.strip() for line in file.read().strip().split('\n') if line[:1] != '#']
+    with naming(where), open(where, encoding='utf-8-sig') as file:
+        lines = [' '.join(line.split()) for line in file.read().strip().split('\n') if line[:1] != '#']
         empty = lines.index('') if '' in lines else 0
         about = dict(line.partition(':')[::2] for line in lines[:empty])
         wrong = about.keys() - {'families', 'n', 'turns'}
-        require_that(not wrong, f'found {", ".join(wrong)}; a head has lines families:, n:, turns:')
+        require_that(not wrong and len(about) == empty, f'found {", ".join(wrong) or "a line twice"}; a head '
+                     'has lines families:, n:, turns:, each once')
         settings = [line for line in lines[empty:] if line]
         require_that(empty and len({*settings}) == len(settings) > 1,
                      'expected a head, an empty line, and two settings or more, each once')
@@ -435,14 +438,17 @@ def whole_lines(where, head):
     for file in begun(where), where:
         lines = file.read_text(encoding='utf-8').splitlines(keepends=True) if file.exists() else []
         whole = [line for line in lines if line.endswith('\n')]      # an interrupt may break one off
-        if whole and json.loads(whole[0]) | changing == for_json(head) | changing:
+        with naming(f'--resume: {file}'):
+            found, *_ = [json.loads(line) for line in whole] or [{}]
+        if found | changing == for_json(head) | changing:
             return whole
     return []
 
 
 def read_stored(where):
     """The Stored record of a file."""
-    head, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines())
+    with naming(where):
+        head, *rows = map(json.loads, where.read_text(encoding='utf-8').splitlines() or ['{}'])
     return Stored(head, rows)
 
 

@@ -1,6 +1,7 @@
 """lab/measure.py and lab/judge.py: rows that are stored, figures by hand, verdicts, pages."""
 import math
 import re
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -10,7 +11,7 @@ from lab import deepen, judge, measure, tasks
 from lab.judge import Estimate
 from lab.measure import EMBEDDED, Pair, run_row, text_rows
 from lab.sparse import claims
-from lab.tests.helpers import case, program as run, refused, stored, tiny
+from lab.tests.helpers import case, program as run, refused, refuses, stored, tiny
 from lab.toys import fresh
 from model import load, write_calibration
 
@@ -205,6 +206,8 @@ def test_plain_decoding_runs_beside_the_others(pair, monkeypatch):
     ('families: maths\n\nar\nsd', 'maths'), ('n: 2\n\nar\nsd\nsd', 'each once'), ('ar\nsd', 'a head'),
     ('n: 0\n\nar\nsd', 'n, turns'), ('turns: few\n\nar\nsd', 'n, turns'), ('n: 2\n\nar\nds', 'ds'),
     ('n: 2\n\nar\nsd gama=3', 'gama'), ('n: 2\n\nar\nsd lookup=yes', 'lookup'),
+    ('n: 2\nn: 3\n\nar\nsd', 'each once'), ('n: 2\n\nar\nsd gamma=4\nsd\t gamma=4', 'each once'),
+    ('n: 2\n\nar\nsd lookup=true draft=lookup', 'a draft model'),
     ('n: 2\n\nar\nsd seed=1 seed=2', 'once each'), ('n: 2\n\nar\nsd temperature=-1', 'temperature')])
 def test_a_list_that_is_none(text, says, tmp_path, capsys):
     """In one line, before anything is loaded."""
@@ -212,11 +215,41 @@ def test_a_list_that_is_none(text, says, tmp_path, capsys):
     refused(capsys, says, tmp_path / 'mine.txt', main=measure.main)
 
 
+def test_a_list_of_another_editor(tmp_path):
+    """A byte order mark, ends of lines of Windows, tabs."""
+    (tmp_path / 'mine.txt').write_bytes('\ufefffamilies:\tmath\r\n\r\nar\r\nsd\tgamma=4\r\n'.encode())
+    about = measure.read_list(tmp_path / 'mine.txt').about
+    assert about == dict(families=['math'], settings=['ar', 'sd gamma=4'], turns=1)
+
+
+@pytest.mark.parametrize('change, says', [
+    (lambda lines: [], 'no runs'), (lambda lines: lines[:1], 'no runs'), (lambda lines: lines[1:], 'no head'),
+    (lambda lines: [*lines, '{"setting": "sd"}'], 'no runs'), (lambda lines: [*lines, lines[1]], 'twice'),
+    (lambda lines: ['ar'], 'Expecting value'), (lambda lines: [*lines, '{"fam'], 'Unterminated')])
+def test_rows_that_are_none(change, says, tmp_path, capsys):
+    """In one line, which names the file."""
+    frame_of(tmp_path, ar=[USUAL] * 4)
+    where = tmp_path / 'broken.jsonl'
+    where.write_text('\n'.join(change((tmp_path / 'rows.jsonl').read_text().splitlines())))
+    assert str(where) in refused(capsys, says, where, main=judge.main)
+
+
+def test_overview_without_first_choices(tmp_path):
+    """Rows that lack them have no agreement, and not 0 %."""
+    assert judge.overview(frame_of(tmp_path, ar=[(10, None, 1.0)] * 4)).agreement[0] == ''
+    assert judge.overview(frame_of(tmp_path / 'other', ar=[(10, 5, 1.0)] * 4)).agreement[0] == '50.0%'
+
+
 def test_a_deepened_checkpoint_writes_the_same_text(tmp_path, capsys):
     """Through our own loader: as many times as many layers, and logits equal to the last bit."""
     folder = tiny(tmp_path / 'one', 0, dict(num_hidden_layers=3))
     assert run(capsys, folder, tmp_path / 'deep', 4, main=deepen.main)[0] == 0
     refused(capsys, 'is there', folder, tmp_path / 'deep', 4, main=deepen.main)
+    (tmp_path / 'cut').mkdir()
+    (tmp_path / 'cut/config.json').write_bytes((folder / 'config.json').read_bytes())
+    (tmp_path / 'cut/model.safetensors').write_bytes((folder / 'model.safetensors').read_bytes()[:99])
+    refused(capsys, 'cut', tmp_path / 'cut', tmp_path / 'none', 4, main=deepen.main)
+    assert not (tmp_path / 'none').exists()             # so the same command can be given again
     one, deep = load(folder)[0], load(tmp_path / 'deep')[0]
     assert len(deep.model.layers) == 12
     ids = [5, 9, 2, 7, 7, 1]
@@ -263,6 +296,8 @@ def test_a_run_goes_on_after_whole_texts_of_its_head(pair, tmp_path):
     measure.measure(again, where, pair, 3, resume=True)
     assert done == [1, 2] and [row['i'] for row in measure.read_stored(where).rows] == [0, 0, 1, -1, 2, -2]
     assert measure.whole_lines(where, dict(n=4)) == []
+    where.write_text(''.join([*lines[:2], 'broken\n']))
+    refuses('rows.jsonl', measure.whole_lines, where, dict(n=3))
 
 
 def test_flags_of_a_pair(pair, monkeypatch, capsys, tmp_path):
@@ -278,6 +313,7 @@ def test_flags_of_a_pair(pair, monkeypatch, capsys, tmp_path):
         main=measure.main)
     assert asked[-1] == (tmp_path / 'results/tiny-large+small/mine.jsonl', pair, 3, False)
     refused(capsys, '--prompts', 'costs', '--max-new', 12, main=measure.main)
+    assert replace(pair, target='deep', draft='draft').name == 'deep+draft'
 
 
 @pytest.mark.slow
