@@ -146,6 +146,11 @@ class Pair:
         """A frame of a list's rows, see `framed`; None where the pair has none."""
         return framed(self.file(record, paper)) if self.has(record, paper) else None
 
+    @property
+    def clock(self):
+        """The frame of runs by the clock: of the paper's own list, else of lab/best's; or None."""
+        return self.frame('clock') if self.has('clock') else self.frame('clock', 'best')
+
     @functools.cached_property
     def costs(self):
         """(seconds of passes over 0, 1, 2, ... positions by path, in plain decoding's steps) or None."""
@@ -212,6 +217,11 @@ def settings(frame, *starts):
             if any(one == start or one.startswith(start + ' ') for start in starts)]
 
 
+def plain_sd(frame):
+    """The settings of `sd` that ask the draft model alone."""
+    return [name for name in settings(frame, 'sd') if 'look' not in name]
+
+
 def knob(setting, name, default=math.nan):
     """The number that a setting gives a knob."""
     found = re.search(rf'(?<= ){name}=(\S+)', setting)
@@ -257,9 +267,9 @@ def winner(frame, names, **how):
     return max(names, key=lambda name: fastest(frame, [name], **how)(texts))
 
 
-def gap(frame, mine, rival, column='right'):
-    """The Estimate of a column of one setting less another's, a text."""
-    values = array(frame, column, [mine, rival])
+def gap(frame, mine, rival):
+    """The Estimate of right answers of one setting less another's, a text."""
+    values = array(frame, 'right', [mine, rival])
     return mean(values[:, 0] - values[:, 1])
 
 

@@ -124,14 +124,14 @@ class Pair:
     def tokenizer(self):
         return network(self.target, self.device, self.dtype)[1]
 
-    def texts(self, usual, n, seed=SEED):
+    def texts(self, usual, n):
         """The first n Prompts of each family that have `longest` tokens or fewer, the families in turn.
 
         usual: the embedded pair's families, tasks of the lab.
         """
         rows = rows_by_family(self.prompts)
         if self.is_embedded:
-            rows = {family: tasks.rows(family, seed) for family in usual}
+            rows = {family: tasks.rows(family, SEED) for family in usual}
         found = []
         for family, theirs in rows.items():
             encoded = ((row, self.encode(row['prompt'])) for row in theirs)

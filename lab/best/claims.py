@@ -5,7 +5,7 @@ these rows, too. Right answers of GSM8K are a record of their own, without a ver
 """
 import pandas
 
-from lab.judge import BEST_SD, mean, over, overview, settings
+from lab.judge import BEST_SD, mean, over, overview, plain_sd, settings
 
 SOURCE = 'ours'
 EXACT = 'sd', 'payoff', 'product', 'hf-confidence', 'ecsv'      # methods that write the target's text
@@ -19,11 +19,6 @@ CLAIMS = {
     FASTEST[0.95]: ('ours', BEST_SD, 1.5),
     LOOK_UP: ('ours', f'{BEST_SD}, by the draft model alone', 1.05)}
 PLAIN_ANSWERS = 'sd 3'  # whose answers are plain decoding's
-
-
-def plain_sd(frame):
-    """The settings of `sd` that ask the draft model alone."""
-    return [name for name in settings(frame, 'sd') if 'look' not in name]
 
 
 def figures(pair):

@@ -6,7 +6,7 @@ import numpy
 import pandas
 
 from lab import judge
-from lab.judge import BEST_SD, PLAIN, area, estimate, knob, number, over, settings
+from lab.judge import BEST_SD, PLAIN, area, estimate, knob, number, over, plain_sd, settings
 from lab.measure import Record, prepared
 from verify import confidence_signals, decode, tokens_of
 
@@ -73,23 +73,13 @@ RECORDS = dict(tokens=Record(lambda pair, n: pair.texts(FAMILIES, n),
 
 # --------------------------------------------------------------------------------------------------- figures
 
-def clocked(pair):
-    """The frame of runs by the clock: of this paper's own list, else of the list of all methods; or None."""
-    return pair.frame('clock') if pair.has('clock') else pair.frame('clock', 'best')
-
-
 def present(frame, names):
     return [name for name in names if name in frame.setting.values]
 
 
-def plain_sd(frame):
-    """The settings of `sd` that draft a fixed number of tokens by the draft model, and nothing else."""
-    return [name for name in settings(frame, 'sd') if re.fullmatch(r'sd gamma=\d+', name)]
-
-
 def figures(pair):
     """Yields (text of a claim, its Estimate) of what the records of a pair allow."""
-    frame, answers, rows = clocked(pair), pair.frame('answers'), pair.rows('tokens')
+    frame, answers, rows = pair.clock, pair.frame('answers'), pair.rows('tokens')
     if frame is not None:
         mine, sd = settings(frame, 'cmasd'), plain_sd(frame)
         exact = [name for name in mine if knob(name, 'tau_base') == 1]
@@ -133,7 +123,7 @@ def confidence_area(rows, below=2):
 
 def tables(pairs):
     """Yields (title, frame), without verdicts."""
-    timed = {pair.name: clocked(pair) for pair in pairs if clocked(pair) is not None}
+    timed = {pair.name: pair.clock for pair in pairs if pair.clock is not None}
     yield 'By the clock, over `sd` at its best gamma', over_sd(timed)
     yield ('Ceilings: times plain decoding, if every guess were kept. How well C tells accepted tokens',
            pandas.DataFrame([by_pair(pair) for pair in pairs if pair.name in timed]))

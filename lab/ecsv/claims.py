@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy
 import pandas
 
-from lab.judge import (BEST_SD, EMBEDDED, estimate, fastest, knob, number, over, overview, settings, sums,
+from lab.judge import (BEST_SD, estimate, fastest, knob, number, over, overview, plain_sd, settings, sums,
                        winner)
 
 SOURCE = 'a proposal that a model wrote, without code or experiments'
@@ -133,11 +133,10 @@ def figures(pair):
             frame = frame_of(pair, record)
             for text, of in figures_of(frame, sd_lines(frame)):
                 yield text, estimate(functools.partial(numpy.apply_along_axis, of, -1), frame.text.nunique())
-    clock = pair.frame('clock') if pair.name == EMBEDDED else pair.frame('clock', 'best')
-    mine = [] if clock is None else settings(clock, 'ecsv', 'ecsv-spot')
+    mine = [] if pair.clock is None else settings(pair.clock, 'ecsv', 'ecsv-spot')
     if mine:
-        rivals = [name for name in settings(clock, 'sd') if 'look' not in name]
-        yield SPEED, replace(over(clock, mine, rivals), blind='one setting of ecsv' if len(mine) < 2 else '')
+        blind = 'one setting of ecsv' if len(mine) < 2 else ''
+        yield SPEED, replace(over(pair.clock, mine, plain_sd(pair.clock)), blind=blind)
 
 
 def on_votes(frame, sd):

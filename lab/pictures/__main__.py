@@ -9,8 +9,7 @@ from pathlib import Path as File
 import matplotlib
 from matplotlib import pyplot
 
-from lab.best.claims import plain_sd
-from lab.judge import Pair, at, knob, over
+from lab.judge import Pair, at, knob, over, plain_sd
 from lab.measure import for_json
 from lab.times import speedup
 

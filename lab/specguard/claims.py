@@ -5,7 +5,8 @@ import math
 import numpy
 import pandas
 
-from lab.judge import BEST_SD, PLAIN, at, estimate, gap, grid, mean, number, over, settings, sums, winner
+from lab.judge import (BEST_SD, PLAIN, at, estimate, gap, grid, mean, number, over, plain_sd, settings, sums,
+                       winner)
 from lab.specguard.gate import best_gate, calibrated, gates
 from lab.specguard.steps import LAYERS, RECORDS, TASKS, told    # noqa: F401, lab.measure reads RECORDS
 
@@ -93,26 +94,16 @@ def over_coin(frame, gate):
     return gain
 
 
-def clock_of(pair):
-    """The pair's frame by the clock, of the list here or of best's; None where there is none."""
-    return pair.frame('clock') if pair.has('clock') else pair.frame('clock', 'best')
-
-
-def exact_ones(frame):
-    """The settings of sd with a draft model."""
-    return [name for name in settings(frame, 'sd') if 'lookup' not in name]
-
-
 def speeds(pair):
     """Yields speeds over tuned sd and rsd: of the calibrated gate, with k 1 or 4, else of the default one."""
-    frame = clock_of(pair)
+    frame = pair.clock
     if frame is None:
         return
     mine = settings(frame, DEFAULT)
     if pair.has('gate'):
         gate = calibrated(pair.rows('gate'), 8)
         mine = [gate, gate.replace('specguard', 'specguard k=1')]
-    for text, rivals in (('speed over sd', exact_ones(frame)), ('speed over rsd', settings(frame, 'rsd'))):
+    for text, rivals in (('speed over sd', plain_sd(frame)), ('speed over rsd', settings(frame, 'rsd'))):
         if mine and rivals:
             yield text, over(frame, mine, rivals, ceiling=ceiling(pair, frame, rivals))
 
@@ -144,7 +135,7 @@ def tables(pairs):
     frames = {}
     for pair in own:
         frames[pair.name], frames[f'{pair.name}, {HARD}'] = halves(gates_of(pair))
-    clocks = {pair.name: clock_of(pair) for pair in pairs if clock_of(pair) is not None}
+    clocks = {pair.name: pair.clock for pair in pairs if pair.clock is not None}
     yield 'Gates: points, target, rejected, over a coin', by_setting(frames, gate_cell)
     yield 'Knobs: points, target', by_setting({pair.name: pair.frame('knobs') for pair in own}, points)
     yield 'Beta and tau: points, target, of both pairs; gates tuned on training steps', beta_table(own)
@@ -159,7 +150,7 @@ def by_setting(frames, cell):
     for column, frame in frames.items():
         graded = frame[frame.setting == 'ar'].right.dropna()
         right = f', plain {graded.mean():.0%} right' if len(graded) else ''
-        exact = exact_ones(frame)
+        exact = plain_sd(frame)
         for name in (exact and [winner(frame, exact)]) + settings(frame, 'specguard', 'rsd'):
             line = lines.setdefault(name, dict(setting=f'`{name}`'))
             line[f'{column} (n {frame.text.nunique()}{right})'] = cell(frame, name)

@@ -8,8 +8,8 @@ import numpy
 import pandas
 
 import train_mask
-from lab.judge import (BEST_SD, EMBEDDED, PLAIN, estimate, fastest, gap, grid, knob, mean, number, over,
-                       overview, settings, share, sums, winner)
+from lab.judge import (BEST_SD, PLAIN, estimate, fastest, gap, grid, knob, mean, number, over, overview,
+                       plain_sd, settings, share, sums, winner)
 from lab.measure import Record, prepared
 from verify import Exact, ViaSd, decode, tokens_of
 
@@ -65,14 +65,8 @@ RECORDS = dict(judges=Record(lambda pair, n: pair.texts(FAMILIES, n), judges_row
 # ------------------------------------------------------------------------------------- what it must show
 
 def clock(pair):
-    """The frame of the pair's speeds: this folder's list, of other models lab/best's; None if without via."""
-    frame = pair.frame('clock') if pair.name == EMBEDDED else pair.frame('clock', 'best')
-    return frame if frame is not None and settings(frame, 'via') else None
-
-
-def plain_sd(frame):
-    """The settings of `sd` that do not look drafts up."""
-    return [name for name in settings(frame, 'sd') if 'look' not in name]
+    """The frame of the pair's speeds; None if without via."""
+    return pair.clock if pair.clock is not None and settings(pair.clock, 'via') else None
 
 
 def middle(setting):
