@@ -308,7 +308,9 @@ class Record(NamedTuple):
 def read_list(where):
     """The Record of a list of settings."""
     with naming(where), open(where, encoding='utf-8-sig') as file:
-        lines = [' '.join(line.split()) for line in file.read().strip().split('\n') if line[:1] != '#']
+        lines = [' '.join(line.split()) for line in file if line[:1] != '#']
+        while lines and not lines[0]:                   # after a comment
+            del lines[0]
         empty = lines.index('') if '' in lines else 0
         about = dict(line.partition(':')[::2] for line in lines[:empty])
         wrong = about.keys() - {'families', 'n', 'turns'}
@@ -516,6 +518,7 @@ def run():
         else:
             where = folder / 'results' / pair.name / f'{name}.jsonl'
             measure(record, where, pair, args.n or (record.n if pair.is_embedded else 2), args.resume)
+            print(where)
 
 
 def main():

@@ -307,7 +307,7 @@ def test_flags_of_a_pair(pair, monkeypatch, capsys, tmp_path):
     mid = str(EMBEDDED.target).replace('target', 'mid')
     assert run(capsys, 'costs', '--draft', mid, main=measure.main)[0] == 0
     assert asked[-1][0].relative_to(measure.LAB).as_posix() == 'results/embedded+mid/costs.jsonl'
-    (tmp_path / 'mine.txt').write_text('# ours\nfamilies: math\n\nar\nsd gamma=3\n')
+    (tmp_path / 'mine.txt').write_text('# ours\n\nfamilies: math\n\nar\nsd gamma=3\n')
     run(capsys, tmp_path / 'mine.txt', '--target', pair.target, '--draft', pair.draft,
         '--prompts', *pair.prompts, '--max-new', 12, '--longest', 50, '--dtype', 'fp32', '--n', 3,
         main=measure.main)
