@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 
+import verify
 from lab import deepen, judge, measure, tasks
 from lab.judge import Estimate
 from lab.measure import EMBEDDED, Pair, run_row, text_rows
@@ -78,6 +79,8 @@ def test_speeds_by_hand(settings, mine, rivals, least, texts, wanted, tmp_path):
     frame = frame_of(tmp_path, **settings)
     best, rival = judge.fastest(frame, mine, least=least), judge.fastest(frame, rivals)
     assert best(texts) / rival(texts) == pytest.approx(wanted)
+    if len(texts) == len(TEXTS):
+        assert judge.over(frame, mine, rivals, least=least).figure == pytest.approx(wanted)
     both = numpy.stack([texts, texts])                  # many resamples at once
     assert (best(both) / rival(both)).tolist() == pytest.approx([wanted] * 2)
 
@@ -178,10 +181,22 @@ def test_run_row(pair):
 
 def test_a_setting_may_say_where_drafts_come_from(pair):
     prompt, *_ = pair.texts((), 1)
+    for words, proposer in ('lookup=true', verify.lookup_then_draft), ('gamma=2', verify.draft_model):
+        assert measure.prepared(pair, f'sd {words}')[0].proposer is proposer        # of one Engine
     paths = [run_row(pair, f'sd gamma=2 {words}'.strip(), prompt)['passes'].keys()
              for words in ('', 'draft=lookup', 'draft=self', 'lookup=true')]
     assert [path for found in paths for path in found if not path.startswith('target/full')] == [
         'draft/full', 'target/slim', 'draft/full']
+
+
+def test_settings_share_a_prompt_but_no_block_means(pair):
+    """The prompt of a text stays in the cache; each sparse setting averages its keys anew, as a run does."""
+    prompt, *_ = pair.texts((), 1)
+    measure.run_once(pair, 'ar', prompt)
+    reader = measure.cached_engine(pair, pair.draft).readers['target']
+    reader.cache.averaged = 3
+    reader.forget()
+    assert reader.cache.averaged == 0 and reader.cache.ids[:len(prompt.ids)] == prompt.ids
 
 
 def test_plain_decoding_runs_beside_the_others(pair, monkeypatch):
