@@ -2,7 +2,8 @@
 
 A list is a file: a head of `key: value` lines, an empty line, then settings, one a line, as `specmini.py
 --compare` takes them; its first one runs beside all others. LAB PAPERS name their own lists and records. With
---target, --draft and --prompts the same rows are made of any other pair.
+--target, --draft and --prompts the same rows are made of any other pair; a list `clock.real.txt` is for
+another pair only, and its rows go where those of `clock.txt` go.
 """
 import argparse
 import datetime
@@ -370,7 +371,8 @@ COSTS = Record(lambda pair, n: [pair], cost_rows)
 
 def records_of(paper):
     """{name: Record} of a paper: its lists, and what is no run."""
-    lists = {where.stem: read_list(where) for where in sorted((LAB / paper).glob('*.txt'))}
+    lists = {where.stem: read_list(where) for where in sorted((LAB / paper).glob('*.txt'))
+             if '.' not in where.stem}
     return lists | getattr(importlib.import_module(f'lab.{paper}.claims'), 'RECORDS', {})
 
 
@@ -494,7 +496,7 @@ def work_of(args):
                 if args.only in (None, name):
                     yield record, LAB / one, name
         else:
-            yield read_list(one), File(one).resolve().parent, File(one).stem
+            yield read_list(one), File(one).resolve().parent, File(one).name.partition('.')[0]
 
 
 def run():
