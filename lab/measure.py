@@ -151,7 +151,8 @@ class Pair:
         files = {File(file).name: hashlib.sha256(File(file).read_bytes()).hexdigest()[:16]
                  for file in self.prompts}
         mask = read_calibration(self.target, self.draft).get('mask', {})
-        flags = {name: getattr(self, name) for name in knobs_of(Pair) if name not in ('target', 'draft')}
+        named = 'target', 'draft', 'prompts'                # by their hashes
+        flags = {name: getattr(self, name) for name in knobs_of(Pair) if name not in named}
         return dated(more | dict(seed=SEED, models=models, skip=mask.get('skip'), prompts=files) | flags)
 
 

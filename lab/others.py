@@ -1,38 +1,67 @@
 """Others beside ours: `python -m lab.others --target DIR --draft DIR --prompts FILE` times greedy texts.
 
 By `ar` and `sd`; by transformers, plain and assisted; by llama.cpp, if --gguf names copies of the models. All
-write on a CPU after the same prompts, which are not timed, as many tokens, ends ignored, in turn. A row a
-run, in tokens/s, goes to lab/results/PAIR/others.jsonl, and ratios to the terminal. A setting is named
-`WHO GAMMA`, gamma 0 for plain decoding.
+write on a CPU after the same prompts, which are not timed, as many tokens, ends ignored. One program is held
+at a time, because two copies of a large model would not fit; ours runs first and last. A row a run, in
+tokens/s, goes to lab/results/PAIR/others.jsonl, and a table to the terminal.
+
+A setting is named by its program and the length of its blocks, 0 for plain decoding. `stop`: a block ends
+where the draft is unsure, too. That of transformers is its default, length and all.
 """
 import argparse
+import gc
 import random
 import sys
 from functools import partial
 from importlib import metadata
-from statistics import median
 
+import pandas
 import torch
 
 from lab import at_least
-from lab.measure import LAB, Pair, moment, network, pair_of, read_stored, write_rows
+from lab.judge import markdown
+from lab.measure import LAB, Pair, cached_engine, moment, network, pair_of, read_stored, write_rows
 from model import naming, require_that
 from specmini import DTYPES, Engine, add_flags, exit_status, take_threads
 from verify import Autoregressive, Exact, tokens_of
 
+UNSURE = 0.75           # p_min of `stop`: llama.cpp's default until it became 0
 
-# ------------------------------------------------- who writes n tokens after a prompt (ids), in tokens/s
 
-def ours(engine, gamma, ids, n):
+# ---------------------------------------- programs: {setting: function of a prompt (ids), n tokens to write}
+
+def ours(pair, args):
+    """Each function returns tokens/s."""
+    engine = Engine(pair.target, pair.draft, ignore_eos=True, dtype=pair.dtype, device='cpu')
+    return {f'ours {gamma}': partial(by_ours, engine, gamma) for gamma in (0, *args.gamma)}
+
+
+def by_ours(engine, gamma, ids, n):
     engine.max_new = n
     engine.open([ids])
     cycles = engine.write(ids, Exact(gamma, draft_temperature=0) if gamma else Autoregressive())
     return len(tokens_of(cycles)) / sum(cycle.seconds for cycle in cycles)
 
 
+def transformers(pair, args):
+    """Networks that ignore ends; as `stop`, what its own GenerationConfig says of drafts."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    made = [AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[args.theirs]).eval()
+            for folder in pair.folders]
+    made[0].generation_config = GenerationConfig(pad_token_id=0)
+    constant = dict(num_assistant_tokens_schedule='constant', assistant_confidence_threshold=0)
+    kinds = {'0': None, 'stop': GenerationConfig(pad_token_id=0)}
+    for gamma in args.gamma:
+        kinds[str(gamma)] = GenerationConfig(pad_token_id=0, num_assistant_tokens=gamma, **constant)
+    return {f'transformers {name}': partial(by_transformers, *made, drafts) for name, drafts in kinds.items()}
+
+
 @torch.inference_mode()
-def by_transformers(target, draft, gamma, ids, n):
-    """Its first step reads the prompt; time begins when that step ends, and tokens are counted from there."""
+def by_transformers(target, draft, drafts, ids, n):
+    """Its first step reads the prompt; time begins when that step ends, and tokens are counted from there.
+
+    drafts: the draft's GenerationConfig; None: plain decoding.
+    """
     marks = []
 
     def mark(line, scores, **_):
@@ -40,20 +69,36 @@ def by_transformers(target, draft, gamma, ids, n):
         return False                                    # it goes on
 
     prompt = torch.tensor([ids], device=target.device)
-    draft.generation_config.num_assistant_tokens = gamma
+    if drafts:
+        draft.generation_config = drafts
     target.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n,
-                    stopping_criteria=[mark], assistant_model=draft if gamma else None)
+                    stopping_criteria=[mark], assistant_model=draft if drafts else None)
     (first, begin), *_, (last, end) = marks
     return (last - first) / (end - begin)
 
 
-def load_transformers(folder, dtype):
-    """A network that ignores ends, and as a draft writes as many tokens as it is asked for."""
-    import transformers
-    made = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
-    made.generation_config = transformers.GenerationConfig(
-        pad_token_id=0, num_assistant_tokens_schedule='constant', assistant_confidence_threshold=0)
-    return made
+def llama(pair, args):
+    """A server for each setting, in this process."""
+    kinds = {'0': (0, 0.0)}
+    for gamma in args.gamma:
+        kinds |= {str(gamma): (gamma, 0.0), f'{gamma} stop': (gamma, UNSURE)}
+    return {f'llama.cpp {name}': partial(by_llama, load_llama(pair, *args.gguf, *kind))
+            for name, kind in kinds.items()}
+
+
+def load_llama(pair, target, draft, gamma, p_min):
+    """A server; target, draft: GGUF files, whose pages in memory all servers share."""
+    import xllamacpp
+    params = xllamacpp.CommonParams()
+    drafts = params.speculative.draft
+    params.model.path, params.verbosity, params.fit_params = target, 0, False
+    params.n_ctx = pair.longest + pair.max_new + 32
+    for threads in params.cpuparams, params.cpuparams_batch, drafts.cpuparams, drafts.cpuparams_batch:
+        threads.n_threads = torch.get_num_threads()
+    if gamma:
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        drafts.mparams.path, drafts.n_max, drafts.n_min, drafts.p_min = draft, gamma, 0, p_min
+    return xllamacpp.Server(params)
 
 
 def by_llama(server, ids, n):
@@ -64,19 +109,37 @@ def by_llama(server, ids, n):
     return 1000 * (times['predicted_n'] - 1) / times['predicted_ms']
 
 
-def load_llama(pair, target, draft, gamma):
-    """A server of llama.cpp in this process; target, draft: GGUF files."""
-    import xllamacpp
-    params = xllamacpp.CommonParams()
-    drafts = params.speculative.draft
-    params.model.path, params.verbosity, params.fit_params = target, 0, False
-    params.n_ctx = pair.longest + pair.max_new + 32
-    for threads in params.cpuparams, params.cpuparams_batch, drafts.cpuparams, drafts.cpuparams_batch:
-        threads.n_threads = torch.get_num_threads()
-    if gamma:
-        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        drafts.mparams.path, drafts.n_max, drafts.n_min, drafts.p_min = draft, gamma, 0, 0.0
-    return xllamacpp.Server(params)
+# ------------------------------------------------------------------------------------------------ the program
+
+def measured(pair, args, prompts):
+    """Yields the rows of each text by each program in turn."""
+    programs = [ours, transformers] + [llama] * bool(args.gguf) + [ours]
+    for turn, load in enumerate(programs):
+        runs = load(pair, args)
+        for write in runs.values():
+            write(prompts[0].ids[:8], pair.max_new)     # what is done for the first time takes longer
+        for prompt in prompts:
+            order = random.Random(f'{turn} {prompt.name}').sample(list(runs), len(runs))
+            yield [prompt.name | dict(turn=turn, setting=name, rate=runs[name](prompt.ids, pair.max_new))
+                   for name in order]
+        del runs, write
+        gc.collect()                                    # networks hold themselves in circles
+
+
+def table(rows):
+    """A frame, a row a setting: its speed over its own plain decoding; speeds of ours over it; of texts."""
+    frame = pandas.DataFrame(rows)
+    rates = frame.groupby(['family', 'place', 'setting']).rate.mean().unstack()
+    mine = [name for name in rates if name.startswith('ours') and name != 'ours 0']
+    best = rates[mine].sum().idxmax()
+
+    def ratio(a, b):
+        ratios = rates[a] / rates[b]
+        return f'{ratios.median():.2f} ({ratios.min():.2f} to {ratios.max():.2f})'
+    return pandas.DataFrame([{
+        'setting': name, 'over its own plain decoding': ratio(name, name.split()[0] + ' 0'),
+        '`ar` over it': ratio('ours 0', name), f'`sd gamma={best.split()[1]}` over it': ratio(best, name)}
+        for name in frame.setting.unique()])
 
 
 def run():
@@ -96,29 +159,13 @@ def run():
     require_that(pair.device == 'cpu' and pair.draft and two_steps,
                  'expected --device cpu, --draft DIR and --max-new above gamma + 1')
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
-    engine = Engine(pair.target, pair.draft, ignore_eos=True, dtype=pair.dtype, device='cpu')
-    theirs = [load_transformers(folder, args.theirs) for folder in pair.folders]
-    runs = {}
-    for gamma in 0, *args.gamma:
-        runs[f'ours {gamma}'] = partial(ours, engine, gamma)
-        runs[f'transformers in {args.theirs} {gamma}'] = partial(by_transformers, *theirs, gamma)
-        if args.gguf:
-            runs[f'llama.cpp {gamma}'] = partial(by_llama, load_llama(pair, *args.gguf, gamma))
     prompts = pair.texts((), args.n)
-    for write in runs.values():
-        write(prompts[0].ids[:8], pair.max_new)         # what is done for the first time takes longer
+    cached_engine.cache_clear()
+    network.cache_clear()                               # of which each program makes its own
     where = LAB / 'results' / pair.name / 'others.jsonl'
-    write_rows(where, pair.head(n=args.n, rivals=rivals), (
-        [prompt.name | dict(setting=name, rate=runs[name](prompt.ids, pair.max_new))
-         for name in random.Random(prompt.place).sample(list(runs), len(runs))] for prompt in prompts))
-    rates = {}
-    for row in read_stored(where).rows:
-        rates.setdefault(row['setting'], []).append(row['rate'])
-    print('| tokens/s over those of | median | lowest to highest |\n|---|--:|--:|')
-    for name, theirs in rates.items():
-        ratios = [a / b for a, b in zip(rates['ours ' + name.split()[-1]], theirs)]
-        if not name.startswith('ours'):                 # `ar` beside plain decoding, `sd` beside the others
-            print(f'| {name} | {median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |')
+    head = pair.head(n=args.n, rivals=rivals, theirs=args.theirs)
+    write_rows(where, head, measured(pair, args, prompts))
+    print(*markdown(table(read_stored(where).rows)), sep='\n')
 
 
 main = partial(exit_status, 'lab.others', run)          # returns the exit status

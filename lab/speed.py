@@ -109,7 +109,7 @@ def theirs(model):
     network.load_state_dict(checkpoint_views(model), assign=True)
     network.model.rotary_emb = type(network.model.rotary_emb)(config=network.config).to(model.device)
     network.generation_config = GenerationConfig(pad_token_id=0)
-    run = functools.partial(by_transformers, network, network, 0, list(range(PROMPT)), WRITTEN)
+    run = functools.partial(by_transformers, network, network, None, list(range(PROMPT)), WRITTEN)
     return {'ar, transformers': run}
 
 

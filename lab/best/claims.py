@@ -18,7 +18,6 @@ CLAIMS = {
     FASTEST[0.99]: ('ours', BEST_SD, 1.5),
     FASTEST[0.95]: ('ours', BEST_SD, 1.5),
     LOOK_UP: ('ours', f'{BEST_SD}, by the draft model alone', 1.05)}
-PLAIN_ANSWERS = 'sd 3'  # whose answers are plain decoding's
 
 
 def figures(pair):
@@ -48,22 +47,25 @@ def by_family(frame):
     return words
 
 
-def answers(pairs):
-    """A frame of right answers on GSM8K, each less the target's own; the draft alone is a row, too.
+def answered(pair):
+    """A frame of right answers, 1 or 0, a row a question, a column a setting: questions that all answered."""
+    rows = pandas.DataFrame(pair.rows('answers', 'best'), columns=['place', 'setting', 'right'])
+    table = rows.pivot(index='place', columns='setting', values='right')
+    return table[rows.setting.unique()].dropna()
 
-    Most texts are cut: the record is of 220 tokens.
-    """
-    alone = [row['ar'] for pair in pairs if pair.name == 'qwen-0.5b' for row in pair.rows('answers', 'best')]
+
+def answers(pairs):
+    """A frame of right answers on GSM8K, each less the target's own; the draft alone is a row, too."""
     lines = []
     for pair in pairs:
-        rows = pair.rows('answers', 'best') if pair.name != 'qwen-0.5b' else []
-        columns = {name: [row[name] for row in rows] for name in list(rows[0])[2:]} if rows else {}
-        if columns:
-            columns['the draft alone'] = alone
-        for name, right in columns.items():
-            less = mean([a - b for a, b in zip(right, columns[PLAIN_ANSWERS])], of='questions')
-            lines.append({'pair': pair.name, 'setting': name, 'right': f'{sum(right)} of {len(right)}',
-                          f'less those of {PLAIN_ANSWERS}': '' if name == PLAIN_ANSWERS else str(less)})
+        table = answered(pair)
+        rows = pandas.DataFrame(pair.rows('answers', 'best'), columns=['setting', 'tokens', 'end'])
+        for name, right in table.items():
+            mine = rows[rows.setting == name]
+            less = mean(right - table['ar'], of='questions')
+            lines.append({'pair': pair.name, 'setting': f'`{name}`', 'right': f'{right.sum():g} of {len(right)}',
+                          'less those of `ar`': '' if name == 'ar' else str(less),
+                          'tokens an answer': mine.tokens.mean(), 'cut': (mine.end == 'length').mean()})
     return pandas.DataFrame(lines)
 
 
@@ -75,4 +77,4 @@ def tables(pairs):
             if frame is not None:
                 further = {'by family': by_family(frame)} if record == 'clock' else {}
                 yield f'{pair.name}{title}: {frame.text.nunique()} texts', overview(frame, plain, **further)
-    yield 'Right answers on GSM8K, cut at 220 tokens: no verdict', answers(pairs)
+    yield 'Right answers on GSM8K, at most 512 tokens: no verdict', answers(pairs)

@@ -55,11 +55,11 @@ def speedup_chart(shown):
     left.text(1.6, 0.2, 'in the time of 1 + γ (c + v) plain steps')
     curves(right, shown['c'], shown['v'])
     title(right, f'c = {shown["c"]:.2f}: the real pair on a CPU',
-          f'v as measured: {(shown["v"][5] - 1) / 4:.2f} a position, of five')
+          f'v = {(shown["v"][5] - 1) / 4:.2f}, measured on a pass over five positions')
     own = [speedup(shown['alpha'], gamma, shown['c'], shown['v'][gamma + 1]) for gamma in GAMMAS]
-    right.plot(GAMMAS, own, color=BLACK, linewidth=1, label=f'α = {shown["alpha"]:.2f}, its own')
+    right.plot(GAMMAS, own, color=BLACK, linewidth=1, label=f'measured acceptance, {shown["alpha"]:.2f}')
     timed = zip(*shown['timed'].items())
-    right.plot(*timed, 'X', color=VERMILLION, markersize=7, label='its runs by the clock')
+    right.plot(*timed, 'X', color=VERMILLION, markersize=7, label='measured speed')
     right.legend(loc='lower left', handletextpad=0.2, borderaxespad=0.2)
     for axes in (left, right):
         axes.axhline(1, color=GREY, linewidth=0.6)

@@ -5,6 +5,7 @@ import math
 import numpy
 import pandas
 
+from lab.best.claims import answered
 from lab.judge import (BEST_SD, PLAIN, at, estimate, gap, grid, mean, number, over, plain_sd, settings, sums,
                        winner)
 from lab.specguard.gate import best_gate, calibrated, gates
@@ -19,7 +20,7 @@ ADDS = 0.02             # and what a second signal has to add to the first one's
 MORE_RIGHT = '"3.6% average accuracy improvement over baseline SD"; the line: ours'
 OVER_RSD = '"Performance exceeds reward-guided SD while being faster"; the line: ours'
 CHECKER = "`rsd`, whose reward is the task's checker"
-BLIND = 'cut at 220 tokens; the draft alone is right as often'
+BLIND = 'the answers cannot tell the draft alone from the target, see best'
 EVERY = 'specguard tau=-1', 'specguard k=1 tau=-1'      # they keep each step
 DEFAULT = 'specguard k=4 gamma=4'       # of pairs whose gate is not calibrated
 CLAIMS = {              # text: whose, rival, line
@@ -49,9 +50,10 @@ def figures(pair):
         yield 'right answers over rsd', more_right(usual, settings(usual, 'rsd'))
         yield 'calibrated gate: right answers over a coin', estimate(coin, usual.text.nunique())
         yield from step_figures(pair.rows('drafted'))
-    graded = [row for row in pair.rows('answers', 'best') if 'specguard' in row and 'sd 3' in row]
-    if graded:
-        yield 'right answers over sd', mean([row['specguard'] - row['sd 3'] for row in graded], blind=BLIND)
+    answers = answered(pair)
+    if len(answers):
+        gained = answers['specguard k=4 gamma=4 delimiter=sentence'] - answers['ar']
+        yield 'right answers over sd', mean(gained, of='questions', blind=BLIND)
     yield from speeds(pair)
 
 

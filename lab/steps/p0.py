@@ -16,12 +16,12 @@ def logits_of(model, ids):
 
 
 def generate(target, draft, ids, n):
-    """(the ids and n more, passes of the target); the draft model is of no use yet."""
+    """(the ids and n more, passes of the target, of the draft, which is of no use yet)."""
     ids = list(ids)
     for _ in range(n):
         logits = logits_of(target, ids)
         ids.append(int(logits[-1].argmax()))
-    return ids, n
+    return ids, n, 0
 
 
 def demo(generate):
@@ -32,9 +32,10 @@ def demo(generate):
     draft, _, _ = load(EMBEDDED / 'draft')
     prompt = tokenizer.encode(PROMPT).ids
     with torch.inference_mode():
-        ids, passes = generate(target, draft, prompt, N)
+        ids, *passes = generate(target, draft, prompt, N)
     print(tokenizer.decode(ids))
-    print(f'{N} tokens, {passes} target passes: {N / passes:.2f} tokens a pass')
+    print(f'{N} tokens, {passes[0]} target passes, {passes[1]} draft passes: '
+          f'{N / passes[0]:.2f} tokens a target pass')
 
 
 if __name__ == '__main__':

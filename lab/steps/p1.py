@@ -24,7 +24,7 @@ class Cached:
     def logits(self, ids, n):
         """Logits [n, V] after each of the last n of these ids, by one pass.
 
-        The last token is always read: where it replaces a rejected guess, its keys overwrite that one's.
+        The last token is read again each time, so its keys overwrite those of a rejected guess.
         """
         start = min(self.length, len(ids) - n)
         new = torch.tensor([ids[start:]])                                               # [1, T]
@@ -37,13 +37,13 @@ class Cached:
 
 
 def generate(target, draft, ids, n):
-    """(the ids and n more, passes of the target)."""
+    """(the ids and n more, passes of the target, and of the draft)."""
     ids = list(ids)
     target = Cached(target, len(ids) + n)
     for _ in range(n):
         logits = target.logits(ids, 1)                      # [1, V], after the last id
         ids.append(int(logits[0].argmax()))
-    return ids, target.passes
+    return ids, target.passes, 0
 
 
 if __name__ == '__main__':

@@ -20,7 +20,7 @@ def propose(draft, ids):
 
 
 def generate(target, draft, ids, n):
-    """(the ids and n more, passes of the target)."""
+    """(the ids and n more, passes of the target, and of the draft)."""
     ids = list(ids)
     end = len(ids) + n
     target, draft = [Cached(model, end + GAMMA) for model in (target, draft)]
@@ -32,7 +32,7 @@ def generate(target, draft, ids, n):
         while kept < GAMMA and guesses[kept] == picks[kept]:
             kept += 1
         ids += guesses[:kept] + [picks[kept]]       # its own token ends the cycle: a correction, or a bonus
-    return ids[:end], target.passes
+    return ids[:end], target.passes, draft.passes
 
 
 if __name__ == '__main__':

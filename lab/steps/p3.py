@@ -37,7 +37,7 @@ def accept(guesses, qs, ps):
 
 
 def generate(target, draft, ids, n, propose=propose):
-    """(the ids and n more, passes of the target)."""
+    """(the ids and n more, passes of the target, and of the draft)."""
     ids = list(ids)
     end = len(ids) + n
     target, draft = [Cached(model, end + ROOM) for model in (target, draft)]
@@ -45,7 +45,7 @@ def generate(target, draft, ids, n, propose=propose):
         guesses, qs = propose(draft, ids)
         ps = target.logits(ids + guesses, len(guesses) + 1).softmax(-1)
         ids += accept(guesses, qs, ps)
-    return ids[:end], target.passes
+    return ids[:end], target.passes, draft.passes
 
 
 if __name__ == '__main__':

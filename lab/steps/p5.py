@@ -72,7 +72,7 @@ def accept(guesses, qs, ps):
 
 
 def generate(target, draft, ids, n):
-    """(the ids and n more, passes of the target)."""
+    """(the ids and n more, passes of the target, and of the draft)."""
     ids = list(ids)
     end = len(ids) + n
     target, draft = [Cached(model, end + LONGEST) for model in (target, draft)]
@@ -80,7 +80,7 @@ def generate(target, draft, ids, n):
         guesses, qs = propose(draft, ids)                       # propose
         ps = target.probs(ids + guesses, len(guesses) + 1)      # score: one pass for all guesses
         ids += accept(guesses, qs, ps)                          # accept, commit
-    return ids[:end], target.passes
+    return ids[:end], target.passes, draft.passes
 
 
 def main():
@@ -89,9 +89,9 @@ def main():
     target, tokenizer, _ = load(EMBEDDED / 'target')
     draft, _, _ = load(EMBEDDED / 'draft')
     with torch.inference_mode():
-        ids, passes = generate(target, draft, tokenizer.encode(PROMPT).ids, N)
+        ids, passes, drafted = generate(target, draft, tokenizer.encode(PROMPT).ids, N)
     print(tokenizer.decode(ids))
-    print(f'{N} tokens, {passes} target passes: {N / passes:.2f} tokens a pass')
+    print(f'{N} tokens, {passes} target passes, {drafted} draft passes: {N / passes:.2f} tokens a target pass')
 
 
 if __name__ == '__main__':

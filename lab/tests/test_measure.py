@@ -322,11 +322,12 @@ def test_flags_of_a_pair(pair, monkeypatch, capsys, tmp_path):
     mid = str(EMBEDDED.target).replace('target', 'mid')
     assert run(capsys, 'costs', '--draft', mid, main=measure.main)[0] == 0
     assert asked[-1][0].relative_to(measure.LAB).as_posix() == 'results/embedded+mid/costs.jsonl'
-    (tmp_path / 'mine.txt').write_text('# ours\n\nfamilies: math\n\nar\nsd gamma=3\n')
-    run(capsys, tmp_path / 'mine.txt', '--target', pair.target, '--draft', pair.draft,
+    (tmp_path / 'mine.real.txt').write_text('# ours\n\nfamilies: math\n\nar\nsd gamma=3\n')
+    run(capsys, tmp_path / 'mine.real.txt', '--target', pair.target, '--draft', pair.draft,
         '--prompts', *pair.prompts, '--max-new', 12, '--longest', 50, '--dtype', 'fp32', '--n', 3,
         main=measure.main)
     assert asked[-1] == (tmp_path / 'results/tiny-large+small/mine.jsonl', pair, 3, False)
+    assert measure.records_of('best').keys() == {'clock', 'sampled'}        # those for other pairs are not
     refused(capsys, '--prompts', 'costs', '--max-new', 12, main=measure.main)
     assert replace(pair, target='deep', draft='draft').name == 'deep+draft'
 
@@ -341,6 +342,7 @@ def test_a_foreign_pair(pair, home, capsys, monkeypatch):
     head, rows = measure.read_stored(where)
     assert head['skip'] == [2, 3, 4] and head['models'].keys() == {'tiny-large', 'tiny-small'}
     assert head['cpu'] and head['threads'] and 'commit' in head and len(rows) == 9
+    assert list(head['prompts']) == ['prompts.jsonl'] and len(head['prompts']['prompts.jsonl']) == 16
     assert run(capsys, where, main=judge.main)[0] == 0
     measure.measure(measure.COSTS, home / 'costs.jsonl', pair, 1)
     assert {len(times) for times in measure.read_stored(home / 'costs.jsonl').rows[0].values()} == {5, 9}

@@ -1,14 +1,17 @@
 """lab/others.py beside transformers on tiny checkpoints; llama.cpp is left out."""
 import json
+from statistics import mean, median
 
 import pytest
 
 from lab import others
 from lab.tests.helpers import program, stored, tiny
 
+THEIRS = ['transformers 0', 'transformers 2', 'transformers stop']
+
 
 def test_others(monkeypatch, tmp_path, capsys):
-    """A row a run; the table has the ratios of the stored rows."""
+    """Ours first and last; the table has ratios of a text's rates, ours being the mean of both turns."""
     pytest.importorskip('transformers')
     monkeypatch.setattr(others, 'LAB', tmp_path)
     prompts = stored(tmp_path / 'prompts.jsonl', dict(prompt='hello'), [dict(prompt='and so on')])
@@ -17,12 +20,14 @@ def test_others(monkeypatch, tmp_path, capsys):
     assert status == 0, err
     head, *rows = map(json.loads, (tmp_path / 'results/a+b/others.jsonl').read_text().splitlines())
     assert list(head['rivals']) == ['transformers']
-    assert [row['place'] for row in rows] == [0] * 4 + [1] * 4
+    assert [row['turn'] for row in rows] == [0] * 4 + [1] * 6 + [2] * 4
     rates = {}
     for row in rows:
-        rates.setdefault(row['setting'], []).append(row['rate'])
-    assert sorted(name.split()[0] for name in rates) == ['ours', 'ours', 'transformers', 'transformers']
-    for theirs in [name for name in rates if 'ours' not in name]:
-        ratios = [a / b for a, b in zip(rates['ours ' + theirs[-1]], rates[theirs])]
-        shown = f'{sum(ratios) / 2:.2f} | {min(ratios):.2f} to {max(ratios):.2f}'
-        assert f'| {theirs} | {shown} |' in out
+        rates.setdefault(row['setting'], {}).setdefault(row['place'], []).append(row['rate'])
+    assert sorted(rates) == ['ours 0', 'ours 2', *THEIRS]
+    assert all(len(both) == 1 + ('ours' in name) for name, texts in rates.items() for both in texts.values())
+    for name in THEIRS:
+        ratios = [mean(rates['ours 2'][place]) / mean(rates[name][place]) for place in (0, 1)]
+        shown = f'{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |'
+        line, = [line for line in out.splitlines() if line.startswith(f'| {name} |')]
+        assert line.endswith(shown), (line, shown)

@@ -230,6 +230,7 @@ def test_steps_run(step, capsys):
     text, counts = capsys.readouterr().out.rsplit('\n', 2)[:2]
     passes = int(re.search(r'(\d+) target passes', counts)[1])
     assert passes == 80 if step < 2 else passes < 40
+    assert ', 0 draft passes' in counts if step < 2 else int(re.search(r'(\d+) draft', counts)[1]) > passes
     if step < 3:
         assert 'Mia met Eva the fox there.' in text
 
@@ -245,7 +246,7 @@ def test_law_of_steps(name, longest, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(torch, 'rand', lambda *_: Coin(s.draw))
             patch.setattr(torch, 'multinomial', lambda p, _: s.draw(p))
-            ids, _ = step.generate(target, draft, [0], 2)
+            ids, *_ = step.generate(target, draft, [0], 2)
         return ids[1:], None
     gap = variation(enumerate_law(target, draft, None, 2, run=run), exact_law(target, 2, temperature=1.0))
     assert gap > 0.01 if name == 'p5' else gap < 1e-9

@@ -8,6 +8,7 @@ import numpy
 import pandas
 
 import train_mask
+from lab.best.claims import answered
 from lab.judge import (BEST_SD, PLAIN, estimate, fastest, gap, grid, knob, mean, number, over, overview,
                        plain_sd, settings, share, sums, winner)
 from lab.measure import Record, prepared
@@ -122,11 +123,11 @@ def figures(pair):
         yield 'speed over a model of its own', over(frame, via, settings(frame, 'via-model'))
     if pair.has('judges'):
         yield "slim's agreement with the target, less the draft's", better_judge(pair.rows('judges'))
-    answers = pair.rows('answers', 'best')
+    answers = answered(pair)
     if pair.has('right'):
         yield 'right answers won or lost, a text', gap(pair.frame('right'), 'via', 'ar')
-    elif answers and 'via' in answers[0]:
-        lost = [row['via'] - row['sd 3'] for row in answers]
+    elif len(answers):
+        lost = answers['via gamma=4'] - answers['ar']
         yield 'right answers won or lost, a text', mean(lost, of='questions', blind=BLIND)
     if pair.has('self'):
         frame = pair.frame('self')
