@@ -1,7 +1,7 @@
 """Draws the chart: `python -m lab.pictures` writes speedup.svg anew from stored rows.
 
 What it shows stands as JSON in the file's description. The other pictures are kept as files. The palette is
-Okabe and Ito's, which colour-blind readers tell apart. Wants matplotlib (requirements-lab.txt).
+Okabe and Ito's, which colour-blind readers tell apart. Wants matplotlib.
 """
 import json
 from pathlib import Path as File
