@@ -160,8 +160,9 @@ def run():
                  'expected --device cpu, --draft DIR and --max-new above gamma + 1')
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
     prompts = pair.texts((), args.n)
-    cached_engine.cache_clear()
-    network.cache_clear()                               # of which each program makes its own
+    cached_engine.cache_clear()                         # each program makes its own
+    network.cache_clear()
+    gc.collect()
     where = LAB / 'results' / pair.name / 'others.jsonl'
     head = pair.head(n=args.n, rivals=rivals, theirs=args.theirs)
     write_rows(where, head, measured(pair, args, prompts))
