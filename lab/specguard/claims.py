@@ -22,7 +22,6 @@ OVER_RSD = '"Performance exceeds reward-guided SD while being faster"; the line:
 CHECKER = "`rsd`, whose reward is the task's checker"
 BLIND = 'the answers cannot tell the draft alone from the target, see best'
 EVERY = 'specguard tau=-1', 'specguard k=1 tau=-1'      # they keep each step
-DEFAULT = 'specguard k=4 gamma=4'       # of pairs whose gate is not calibrated
 CLAIMS = {              # text: whose, rival, line
     'right answers over sd': (MORE_RIGHT, f'`sd`, {PLAIN}', GAIN),
     'math-hard: right answers over sd': (MORE_RIGHT, f'`sd`, {PLAIN}', GAIN),
@@ -97,11 +96,11 @@ def over_coin(frame, gate):
 
 
 def speeds(pair):
-    """Yields speeds over tuned sd and rsd: of the calibrated gate, with k 1 or 4, else of the default one."""
+    """Yields speeds over tuned sd and rsd: of the calibrated gate with k 1 or 4, else of all settings."""
     frame = pair.clock
     if frame is None:
         return
-    mine = settings(frame, DEFAULT)
+    mine = settings(frame, 'specguard')
     if pair.has('gate'):
         gate = calibrated(pair.rows('gate'), 8)
         mine = [gate, gate.replace('specguard', 'specguard k=1')]
