@@ -508,8 +508,8 @@ class Compiled:
     """
 
     def __init__(self, model):
-        limits = torch._dynamo.config               # of graphs, for all paths, lengths and models
-        limits.cache_size_limit = limits.accumulated_cache_size_limit = 4096        # torch 2.6 has these names
+        limits = torch._dynamo.config               # of graphs, for all paths, lengths and models; as in 2.6
+        limits.cache_size_limit = limits.accumulated_cache_size_limit = 4096
         self.model = copy.copy(model)
         self.model.compiled = True
         self.model.run_layer = torch.compile(Block.forward, fullgraph=True, dynamic=False,

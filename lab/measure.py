@@ -2,8 +2,8 @@
 
 A list is a file: a head of `key: value` lines, an empty line, then settings, one a line, as `specmini.py
 --compare` takes them; its first one runs beside all others. LAB PAPERS name their own lists and records. With
---target, --draft and --prompts the same rows are made of any other pair; a list `clock.real.txt` is for
-another pair only, and its rows go where those of `clock.txt` go.
+--target, --draft and --prompts the same rows are made of any other pair. `clock.real.txt` is `clock.txt` for
+a pair of real models, `clock.deep.txt` for one whose target lab.deepen made: rows of all three are named clock.
 """
 import argparse
 import datetime
@@ -497,7 +497,10 @@ def work_of(args):
                 if args.only in (None, name):
                     yield record, LAB / one, name
         else:
-            yield read_list(one), File(one).resolve().parent, File(one).name.partition('.')[0]
+            name = re.sub(r'\.(real|deep)$', '', File(one).stem)
+            require_that(name == File(one).stem or args.prompts,
+                         f'{one} is for another pair; give --target, --draft and --prompts')
+            yield read_list(one), File(one).resolve().parent, name
 
 
 def run():

@@ -12,6 +12,7 @@ import argparse
 import gc
 import random
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 
@@ -26,6 +27,7 @@ from specmini import DTYPES, Engine, add_flags, exit_status, take_threads
 from verify import Autoregressive, Exact, tokens_of
 
 UNSURE = 0.75           # p_min of `stop`: llama.cpp's default until it became 0
+THEIR_BLOCK = 20        # tokens that transformers drafts at most by default
 
 
 # ---------------------------------------- programs: {setting: function of a prompt (ids), n tokens to write}
@@ -44,7 +46,7 @@ def by_ours(engine, gamma, ids, n):
 
 
 def transformers(pair, args):
-    """Networks that ignore ends; as `stop`, what its own GenerationConfig says of drafts."""
+    """Networks that ignore ends; `stop` has transformers' defaults for drafts."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     made = [AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[args.theirs]).eval()
             for folder in pair.folders]
@@ -127,7 +129,10 @@ def measured(pair, args, prompts):
 
 
 def table(rows):
-    """A frame, a row a setting: its speed over its own plain decoding; speeds of ours over it; of texts."""
+    """A frame, a row a setting: its speed over its own plain decoding, and speeds of ours over it.
+
+    Each cell is the median over texts, and the lowest to the highest; ours is the mean of both turns.
+    """
     frame = pandas.DataFrame(rows)
     rates = frame.groupby(['family', 'place', 'setting']).rate.mean().unstack()
     mine = [name for name in rates if name.startswith('ours') and name != 'ours 0']
@@ -155,16 +160,16 @@ def run():
     with naming('pip install it', ImportError):
         rivals = {name: metadata.version(name) for name in ['transformers'] + ['xllamacpp'] * bool(args.gguf)}
     pair = pair_of(args)
-    two_steps = pair.max_new > max(args.gamma) + 1
+    two_steps = pair.max_new > max(THEIR_BLOCK, *args.gamma) + 1
     require_that(pair.device == 'cpu' and pair.draft and two_steps,
-                 'expected --device cpu, --draft DIR and --max-new above gamma + 1')
+                 f'expected --device cpu, --draft DIR and --max-new above {THEIR_BLOCK + 1} and gamma + 1')
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
     prompts = pair.texts((), args.n)
     cached_engine.cache_clear()                         # each program makes its own
     network.cache_clear()
     gc.collect()
     where = LAB / 'results' / pair.name / 'others.jsonl'
-    head = pair.head(n=args.n, rivals=rivals, theirs=args.theirs)
+    head = replace(pair, ignore_eos=True).head(n=args.n, rivals=rivals, theirs=args.theirs)
     write_rows(where, head, measured(pair, args, prompts))
     print(*markdown(table(read_stored(where).rows)), sep='\n')
 

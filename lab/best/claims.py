@@ -13,6 +13,7 @@ FASTEST = {             # agreement: claim; of all settings but plain `sd`
     1.0: 'the fastest exact setting', 0.99: 'the fastest at 99 % agreement',
     0.95: 'the fastest at 95 % agreement'}
 LOOK_UP = 'look up first'
+BLIND = 'the answers cannot tell the draft alone from the target, see best'   # why there is no verdict
 CLAIMS = {
     FASTEST[1.0]: ('ours', BEST_SD, 1.25),
     FASTEST[0.99]: ('ours', BEST_SD, 1.5),
@@ -49,8 +50,8 @@ def by_family(frame):
 
 def answered(pair):
     """A frame of right answers, 1 or 0, a row a question, a column a setting: questions that all answered."""
-    rows = pandas.DataFrame(pair.rows('answers', 'best'), columns=['place', 'setting', 'right'])
-    table = rows.pivot(index='place', columns='setting', values='right')
+    rows = pandas.DataFrame(pair.rows('answers', 'best'), columns=['family', 'place', 'setting', 'right'])
+    table = rows.pivot(index=['family', 'place'], columns='setting', values='right')
     return table[rows.setting.unique()].dropna()
 
 
@@ -59,13 +60,14 @@ def answers(pairs):
     lines = []
     for pair in pairs:
         table = answered(pair)
-        rows = pandas.DataFrame(pair.rows('answers', 'best'), columns=['setting', 'tokens', 'end'])
+        rows = pandas.DataFrame(pair.rows('answers', 'best'))
         for name, right in table.items():
-            mine = rows[rows.setting == name]
+            mine = rows[rows.setting == name].set_index(['family', 'place']).loc[table.index]
             less = mean(right - table['ar'], of='questions')
-            lines.append({'pair': pair.name, 'setting': f'`{name}`', 'right': f'{right.sum():g} of {len(right)}',
-                          'less those of `ar`': '' if name == 'ar' else str(less),
-                          'tokens an answer': mine.tokens.mean(), 'cut': (mine.end == 'length').mean()})
+            lines.append({
+                'pair': pair.name, 'setting': name, 'right': f'{right.sum():g} of {len(right)}',
+                'less those of ar': '' if name == 'ar' else str(less),
+                'tokens an answer': mine.tokens.mean(), 'cut': (mine.end == 'length').mean()})
     return pandas.DataFrame(lines)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy
 import pandas
 
-from lab.best.claims import answered
+from lab.best.claims import BLIND, answered
 from lab.judge import (BEST_SD, PLAIN, at, estimate, gap, grid, mean, number, over, plain_sd, settings, sums,
                        winner)
 from lab.specguard.gate import best_gate, calibrated, gates
@@ -13,6 +13,7 @@ from lab.specguard.steps import LAYERS, RECORDS, TASKS, told    # noqa: F401, la
 
 SOURCE = 'notes on the paper, a review that gives more settings than it'
 HARD = 'math-hard'      # its problems have five to eight steps
+ANSWERING = 'specguard k=4 gamma=4 delimiter=sentence'      # of real pairs
 GAIN = 0.01             # of right answers: a hundredth of the texts
 FASTER = 1.05
 TELLS = 0.65            # AUROC of a signal that is worth reading; set before anything was measured
@@ -20,7 +21,6 @@ ADDS = 0.02             # and what a second signal has to add to the first one's
 MORE_RIGHT = '"3.6% average accuracy improvement over baseline SD"; the line: ours'
 OVER_RSD = '"Performance exceeds reward-guided SD while being faster"; the line: ours'
 CHECKER = "`rsd`, whose reward is the task's checker"
-BLIND = 'the answers cannot tell the draft alone from the target, see best'
 EVERY = 'specguard tau=-1', 'specguard k=1 tau=-1'      # they keep each step
 CLAIMS = {              # text: whose, rival, line
     'right answers over sd': (MORE_RIGHT, f'`sd`, {PLAIN}', GAIN),
@@ -50,8 +50,8 @@ def figures(pair):
         yield 'calibrated gate: right answers over a coin', estimate(coin, usual.text.nunique())
         yield from step_figures(pair.rows('drafted'))
     answers = answered(pair)
-    if len(answers):
-        gained = answers['specguard k=4 gamma=4 delimiter=sentence'] - answers['ar']
+    if ANSWERING in answers:
+        gained = answers[ANSWERING] - answers['ar']
         yield 'right answers over sd', mean(gained, of='questions', blind=BLIND)
     yield from speeds(pair)
 

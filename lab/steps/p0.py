@@ -32,10 +32,10 @@ def demo(generate):
     draft, _, _ = load(EMBEDDED / 'draft')
     prompt = tokenizer.encode(PROMPT).ids
     with torch.inference_mode():
-        ids, *passes = generate(target, draft, prompt, N)
+        ids, passes, drafted = generate(target, draft, prompt, N)
     print(tokenizer.decode(ids))
-    print(f'{N} tokens, {passes[0]} target passes, {passes[1]} draft passes: '
-          f'{N / passes[0]:.2f} tokens a target pass')
+    print(f'{N} tokens, {passes} target passes, {drafted} draft passes: '
+          f'{N / passes:.2f} tokens a target pass')
 
 
 if __name__ == '__main__':

@@ -24,7 +24,7 @@ class Cached:
     def logits(self, ids, n):
         """Logits [n, V] after each of the last n of these ids, by one pass.
 
-        The last token is read again each time, so its keys overwrite those of a rejected guess.
+        The last n are always read. So where one replaces a rejected guess, its keys overwrite that one's.
         """
         start = min(self.length, len(ids) - n)
         new = torch.tensor([ids[start:]])                                               # [1, T]

@@ -91,7 +91,8 @@ def main():
     with torch.inference_mode():
         ids, passes, drafted = generate(target, draft, tokenizer.encode(PROMPT).ids, N)
     print(tokenizer.decode(ids))
-    print(f'{N} tokens, {passes} target passes, {drafted} draft passes: {N / passes:.2f} tokens a target pass')
+    print(f'{N} tokens, {passes} target passes, {drafted} draft passes: '
+          f'{N / passes:.2f} tokens a target pass')
 
 
 if __name__ == '__main__':

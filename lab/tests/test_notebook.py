@@ -17,7 +17,8 @@ def test_notebook_runs(tmp_path, monkeypatch, capsys):
         stored = [''.join(one['text']) for one in cell['outputs'] if one['output_type'] == 'stream']
         assert capsys.readouterr().out == ''.join(stored)
     assert (tmp_path / 'kept.png').stat().st_size > 1000
-    shown, = [code for code in re.findall(r'^```python\n(.*?)^```', (HOME / 'README.md').read_text(), re.S | re.M)
+    readme = (HOME / 'README.md').read_text(encoding='utf-8')
+    shown, = [code for code in re.findall(r'^```python\n(.*?)^```', readme, re.S | re.M)
               if code.startswith('# ten.py')]
     lines = [line for cell in cells for line in ''.join(cell['source']).splitlines() if line.strip()]
     assert lines == [line for line in shown.splitlines()[1:] if line.strip()]
