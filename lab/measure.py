@@ -3,7 +3,7 @@
 A list is a file: a head of `key: value` lines, an empty line, then settings, one a line, as `specmini.py
 --compare` takes them; its first one runs beside all others. LAB PAPERS name their own lists and records. With
 --target, --draft and --prompts the same rows are made of any other pair. `clock.real.txt` is `clock.txt` for
-a pair of real models, `clock.deep.txt` for one whose target lab.deepen made: rows of all three are named clock.
+real models, `clock.deep.txt` for a target that lab.deepen made; their rows are named clock, too.
 """
 import argparse
 import datetime

@@ -158,12 +158,13 @@ def test_links_lead_somewhere(page):
 
 
 def test_no_page_is_a_wall():
-    """The README has 2,600 words at most, without code; the lab's page 270 lines, others 180; 130 columns."""
+    """2,600 words of the README without code; lines of the lab's page, of the table of all methods, others."""
+    most = {'lab/README.md': 270, 'lab/best/README.md': 210}
     words = re.sub(r'^```.*?^```', '', text_of('README.md'), flags=re.S | re.M).split()
     assert len([word for word in words if re.search(r'\w', word)]) <= 2600
     for page in [*PAGES, 'lab/LOG.md']:
         lines = text_of(page).splitlines()
-        assert page == 'README.md' or len(lines) <= {'lab/README.md': 270}.get(page, 180), page
+        assert page == 'README.md' or len(lines) <= most.get(page, 180), page
         narrow = [line for line in lines if not line.startswith(('|', '![', '<img', '$ python '))]
         assert all(len(line) <= 130 for line in narrow), page
 
@@ -217,7 +218,7 @@ def test_figures_of_the_readme_are_stored():
     for words, page, table, begins in TIED:
         rows = text_of(f'lab/{page}/README.md').partition(table)[2].split('\n| ')
         row = next(line for line in rows if line.startswith(begins))
-        assert words in text, words
+        assert words in ' '.join(text.split()), words
         for figure in decimals(words):
             half = 0.5 * 0.1 ** len(figure.partition('.')[2]) + 1e-9
             assert any(abs(abs(float(one)) - float(figure)) <= half for one in decimals(row)), words
