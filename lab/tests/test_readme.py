@@ -158,7 +158,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_no_page_is_a_wall():
-    """2,600 words of the README without code; lines of the lab's page, of the table of all methods, others."""
+    """The README has 2,600 words at most, without code; other pages so many lines, of 130 columns."""
     most = {'lab/README.md': 270, 'lab/best/README.md': 210}
     words = re.sub(r'^```.*?^```', '', text_of('README.md'), flags=re.S | re.M).split()
     assert len([word for word in words if re.search(r'\w', word)]) <= 2600
