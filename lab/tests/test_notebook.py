@@ -19,6 +19,6 @@ def test_notebook_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / 'kept.png').stat().st_size > 1000
     readme = (HOME / 'README.md').read_text(encoding='utf-8')
     shown, = [code for code in re.findall(r'^```python\n(.*?)^```', readme, re.S | re.M)
-              if code.startswith('# ten.py')]
+              if code.startswith('# ten.py,')]
     lines = [line for cell in cells for line in ''.join(cell['source']).splitlines() if line.strip()]
     assert lines == [line for line in shown.splitlines()[1:] if line.strip()]
