@@ -106,7 +106,7 @@ class Draft:
 class Judged:
     """One verdict, on a draft token x or on a whole step, and what it was decided by."""
     tokens: list            # [x], or the ids of the step
-    p: float = None         # p(x), as the run samples; None where the target was not asked
+    p: float = None         # p(x) at the run's temperature, top-k and top-p; None: the target was not asked
     q: float = None         # q(x) of the draft
     ratio: float = None     # p(x) / max p at temperature 1
     threshold: float = None         # what the rule compares with; None where it has no threshold
@@ -138,7 +138,7 @@ class Score:
 
     @cached_property
     def p(self):
-        """[n + 1, V], as the run samples."""
+        """[n + 1, V], at the run's temperature, top-k and top-p."""
         return self.session.probs(self.logits)
 
     @cached_property
