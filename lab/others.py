@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from pathlib import Path as File
 
 import pandas
 import torch
@@ -157,6 +158,8 @@ def run():
     add('--gguf', metavar=('TARGET', 'DRAFT'), nargs=2, help='files of the two models for llama.cpp')
     add_flags(parser, Pair)
     args = parser.parse_args()
+    for file in args.gguf or ():
+        require_that(File(file).is_file(), f'--gguf {file}: there is no such file')
     with naming('pip install it', ImportError):
         rivals = {name: metadata.version(name) for name in ['transformers'] + ['xllamacpp'] * bool(args.gguf)}
     pair = pair_of(args)

@@ -5,7 +5,7 @@ from statistics import mean, median
 import pytest
 
 from lab import others
-from lab.tests.helpers import program, stored, tiny
+from lab.tests.helpers import program, refused, stored, tiny
 
 THEIRS = ['transformers 0', 'transformers 2', 'transformers stop']
 
@@ -18,6 +18,7 @@ def test_others(monkeypatch, tmp_path, capsys):
     flags = '--target', tiny(tmp_path / 'a', 0), '--draft', tiny(tmp_path / 'b', 1), '--prompts', prompts
     status, out, err = program(capsys, *flags, '--n', 2, '--max-new', 24, '--gamma', 2, main=others.main)
     assert status == 0, err
+    refused(capsys, 'no.gguf', *flags, '--gguf', 'no.gguf', 'no.gguf', main=others.main)
     head, *rows = map(json.loads, (tmp_path / 'results/a+b/others.jsonl').read_text().splitlines())
     assert list(head['rivals']) == ['transformers']
     assert [row['turn'] for row in rows] == [0] * 4 + [1] * 6 + [2] * 4
