@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from math import inf
 from pathlib import Path as File
@@ -48,6 +48,7 @@ class Config:
     num_key_value_heads: int        # G
     head_dim: int                   # D
     max_position_embeddings: int    # context, tokens
+    sliding_window: int = None      # tokens, where layers have one: then the context ends there
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
@@ -55,15 +56,10 @@ class Config:
     mlp_bias: bool = False
     qk_norm: bool = False           # an RMSNorm on each head's query and key (Qwen3)
     rope: dict = field(default_factory=lambda: dict(rope_type='default', rope_theta=10000.0))
-    experts: tuple = ()             # per layer: E where the feed-forward is a mixture, else 0; (): nowhere
+    num_experts: int = field(default=0, metadata=dict(highest=10_000))  # E; 0: no mixture
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
-
-    @property
-    def mixtures(self):
-        """For each layer its number of experts, 0 where the feed-forward is dense."""
-        return self.experts or (0,) * self.num_hidden_layers
 
 
 class Part(nn.Module):
@@ -137,9 +133,9 @@ class MLP(Part):
 
 
 class MoE(Part):
-    def __init__(self, config, E):
+    def __init__(self, config):
         super().__init__()
-        C, F = config.hidden_size, config.moe_intermediate_size
+        C, F, E = config.hidden_size, config.moe_intermediate_size, config.num_experts
         self.top_k = config.num_experts_per_tok
         self.renormalise = config.norm_topk_prob
         self.gate = Linear(C, E, bias=False)
@@ -153,13 +149,13 @@ class MoE(Part):
 
 
 class Block(Part):
-    def __init__(self, config, E):
+    def __init__(self, config):
         super().__init__()
         C, F = config.hidden_size, config.intermediate_size
         self.input_layernorm = nn.RMSNorm(C, config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(C, config.rms_norm_eps)
-        self.mlp = MoE(config, E) if E else MLP(C, F, config.mlp_bias)
+        self.mlp = MoE(config) if config.num_experts else MLP(C, F, config.mlp_bias)
 
     def forward(self, x, attend, ffn, context, store, carry):
         """x [N, C], N = B T -> ([N, C], what it adds to the carry). A function None skips a sublayer."""
@@ -197,7 +193,7 @@ class Transformer(Part):
         self.token_texts = {}               # id -> text, of the tokenizer: see load
         self.model = nn.ModuleDict(dict(
             embed_tokens=nn.Embedding(config.vocab_size, config.hidden_size),
-            layers=nn.ModuleList(Block(config, E) for E in config.mixtures),
+            layers=nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers)),
             norm=nn.RMSNorm(config.hidden_size, config.rms_norm_eps)))
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
@@ -540,9 +536,11 @@ class Compiled:
 
 
 # ------------------------------------------------------------------------------------- checkpoints
-# A Hugging Face folder: config.json, tokenizer.json, safetensors; and our calibration.json. What we would
-# compute otherwise than transformers is refused. Every fault is a ValueError that names the folder.
+# One form of a Hugging Face folder is read: what save_pretrained of transformers writes, of five types of
+# models. Any other form is refused; require_form names the command that converts it. What this network would
+# compute otherwise than transformers is refused, too. Every fault is a ValueError that names the folder.
 
+CONVERT = '; `python -m lab.convert FOLDER NEW` makes a folder that loads, if transformers can read this one'
 STORED = dict(          # what weights may be stored as, by safetensors' names
     F32=torch.float32, F16=torch.float16, BF16=torch.bfloat16, F64=torch.float64)
 FUSED = dict(           # parameters that hold several tensors of a checkpoint, one after the other
@@ -557,25 +555,20 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
     """
     folder = find_folder(folder)
     with naming(folder):
-        adapter = (folder / 'adapter_config.json').exists() and not [*folder.glob('model*.safetensors')]
-        require_that(not adapter, 'an adapter alone; save what merge_and_unload of peft gives, and take that')
+        for name in ('config.json', 'tokenizer.json'):
+            require_form((folder / name).exists(), f'there is no {name}')
         config = read_config(folder)
-        refuse_stand_ins(folder)
         tokenizer = read_tokenizer(folder)
         tensors = find_tensors(folder)
         if config.tie_word_embeddings and 'lm_head.weight' in tensors:      # it counts, as in transformers
             config = replace(config, tie_word_embeddings=False)
-            tensors.setdefault('model.embed_tokens.weight', tensors['lm_head.weight'])
-        with naming('config.json', RuntimeError), torch.device('meta'):     # sizes that overflow
+        with naming('config.json', (RuntimeError, ArithmeticError)), torch.device('meta'):     # e.g. overflow
             model = Transformer(shard.config(config) if shard else config)
         model = model.requires_grad_(False).to(dtype or torch.float32)
-        names = checkpoint_views(model, tensors).keys()
+        names = checkpoint_views(model).keys()
         missing, unknown = names - tensors.keys(), tensors.keys() - names
-        told = f'{len(missing)} tensors are missing' + (f', first {min(missing)}' if missing else '')
-        if unknown:
-            prefix = os.path.commonprefix([*unknown])
-            told += f'; {len(unknown)} are unknown, first {min(unknown)}, all begin with {prefix!r}'
-        require_that(not missing | unknown, told)
+        first = min(missing | unknown, default=None)
+        require_form(not first, f'{len(missing)} tensors are missing, {len(unknown)} unknown, first {first}')
         if dtype is None and kernels.has_half():
             keep_16_bits(model, tensors)
         model.to_empty(device=device)
@@ -589,23 +582,13 @@ def load(folder, device='cpu', dtype=torch.float32, shard=None):
         return model, tokenizer, read_eos(folder)
 
 
-def refuse_stand_ins(folder):
-    """BadInput for what may be in a folder in place of its tokenizer or its weights."""
-    require_that((folder / 'tokenizer.json').exists(), 'there is no tokenizer.json; transformers makes one: '
-                 'AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)')
-    for file in [folder / 'tokenizer.json', *weight_files(folder)]:
-        with open(file, 'rb') as content:
-            require_that(not content.read(40).startswith(b'version https://git-lfs'),
-                         f'{file.name} is a git-LFS pointer, not the file itself; run `git lfs pull` there')
-
-
 def fill(model, tensors, shard=None):
     """Copies a checkpoint's tensors into the network; ValueError for a wrong shape, NaN or infinity."""
-    for name, view in kernels.bar(checkpoint_views(model, tensors).items(), 'loading'):
-        file, stored_name, dtype = tensors[name]
-        require_that(dtype, f'{name} is stored in another type than fp32, fp16 or bf16')
+    for name, view in kernels.bar(checkpoint_views(model).items(), 'loading'):
+        file, dtype = tensors[name]
+        require_form(dtype, f'{name} is stored in another type than fp32, fp16 or bf16')
         with safe_open(file, 'pt') as weights:          # one at a time, so that copied pages are let go
-            stored = weights.get_slice(stored_name)
+            stored = weights.get_slice(name)
             tensor = shard.part(name, stored) if shard else stored[:]
         require_that(tensor.shape == view.shape,
                      f'{name} has the shape {list(tensor.shape)}; expected {list(view.shape)}')
@@ -624,27 +607,23 @@ def keep_16_bits(model, tensors):
 
 
 def find_tensors(folder):
-    """{name: (file, name in the file, dtype)} of the tensors of a folder, without rotary tables."""
+    """{name: (file, dtype)} of the tensors of a folder, without rotary tables."""
     tensors = {}
     for file in weight_files(folder):
         with naming(file.name), safe_open(file, 'pt') as weights:
             for name in weights.keys():
+                require_that(name not in tensors, f'{name} is in another file, too')
                 if not name.endswith('inv_freq'):       # a rotary table, which we compute
-                    tensors[name] = file, name, STORED.get(weights.get_slice(name).get_dtype())
+                    tensors[name] = file, STORED.get(weights.get_slice(name).get_dtype())
     return tensors
 
 
 def weight_files(folder):
-    """The safetensors files of a folder: the whole one if it is there, else the shards of the index."""
+    """The safetensors files of a folder: the whole one if it is there, else all shards."""
     whole = folder / 'model.safetensors'
-    index = folder / 'model.safetensors.index.json'
-    if whole.exists():
-        return [whole]
-    require_that(index.exists(), 'there is no model.safetensors; fetch it, or convert .bin to safetensors')
-    with naming(index.name, MALFORMED):
-        names = sorted(set(read_json(index)['weight_map'].values()))
-        require_that(not any('/' in name for name in names), f'expected plain names of files, found {names}')
-    return [folder / name for name in names]
+    shards = sorted(folder.glob('model-*.safetensors'))
+    require_form(whole.exists() or shards, 'there is no model.safetensors')
+    return [whole] if whole.exists() else shards
 
 
 def parts_of(name):
@@ -653,11 +632,8 @@ def parts_of(name):
     return ['.'.join([*home, part, kind]) for part in FUSED.get(fused, (fused,))]
 
 
-def checkpoint_views(model, stored=()):
-    """{name in a checkpoint: a parameter of the network, or its part}.
-
-    Experts are single matrices, or as transformers 5 has them in memory where `stored`, names, has those.
-    """
+def checkpoint_views(model):
+    """{name in a checkpoint: a parameter of the network, or its part}; experts are single matrices there."""
     H, G, D = model.config.num_attention_heads, model.config.num_key_value_heads, model.config.head_dim
     views = {}
     for name, weight in model.named_parameters():
@@ -665,8 +641,6 @@ def checkpoint_views(model, stored=()):
         if weight.ndim == 3:                            # a stack of experts: gates, then ups [E, 2 F, C]
             home, part = name.rsplit('.', 1)
             tensors = {f'{home}.experts.{e}.{part}.weight': expert for e, expert in enumerate(weight)}
-            if f'{home}.experts.{part}' in stored:
-                tensors = {f'{home}.experts.{part}': weight}
         for one, tensor in tensors.items():
             parts = parts_of(one)
             rows = [H * D, G * D, G * D] if '.qkv_proj.' in one else len(tensor) // len(parts)
@@ -676,171 +650,103 @@ def checkpoint_views(model, stored=()):
 
 # ------------------------------------------------------------------------------------- config.json
 
-DEFAULTS = dict(        # what config.json may leave out, by model_type: the defaults of transformers' classes
-    llama=dict(max_position_embeddings=2048),
-    mistral=dict(max_position_embeddings=131072, num_key_value_heads=8),
-    qwen2=dict(max_position_embeddings=32768, num_key_value_heads=32),
-    qwen3=dict(max_position_embeddings=32768, num_key_value_heads=32, head_dim=128),
-    qwen3_moe=dict(max_position_embeddings=32768, num_key_value_heads=4, num_experts=128,
-                   num_experts_per_tok=8, moe_intermediate_size=768))
 ORIGINAL = 'original_max_position_embeddings'
-ONLY = dict(            # settings that may have these values alone
-    model_type=(*DEFAULTS,), hidden_act=(None, 'silu', 'swish'),
-    mscale=(None, 0), mscale_all_dim=(None, 0), truncate=(None, True), partial_rotary_factor=(None, 1))
-ROPE = dict(            # rotary settings by type, beside SCALED: (lowest value, default or None) of each
-    default={}, linear={}, llama3=dict(low_freq_factor=(0.001, None), high_freq_factor=(0.001, None)),
-    yarn=dict(beta_fast=(0.001, 32), beta_slow=(0.001, 1)))
-SCALED = {'factor': (1, None), ORIGINAL: (1, None)}     # of every type but `default`
+ONLY = dict(            # settings that may have these values alone; None: absent, or null
+    model_type=('llama', 'mistral', 'qwen2', 'qwen3', 'qwen3_moe'), hidden_act=(None, 'silu'),
+    is_causal=(None, True), quantization=(None,), decoder_sparse_step=(None, 1), mlp_only_layers=(None, []),
+    partial_rotary_factor=(None, 1), mscale=(None, 0), mscale_all_dim=(None, 0), truncate=(None, True),
+    rope_type=('default', 'linear', 'yarn', 'llama3'))
+SCALING = dict(         # the numbers that a rope_type needs beside rope_theta
+    default=[], linear=['factor'], yarn=['factor', ORIGINAL],
+    llama3=['factor', ORIGINAL, 'low_freq_factor', 'high_freq_factor'])
 
 
 def read_config(folder):
     """The Config of a folder, as transformers 4 writes it (rope_scaling) or 5 (rope_parameters)."""
     raw = read_json(folder / 'config.json')
-    with naming('config.json', MALFORMED):
-        rope = raw.get('rope_scaling') or raw.get('rope_parameters') or {}      # as transformers looks
-        require_that(isinstance(rope, dict), f'rope_scaling is {rope!r}; expected an object, or null')
+    with naming('config.json'), naming('a setting', LACKING, CONVERT):
+        rope = read_rope(raw)
         for name, allowed in ONLY.items():
             value = rope.get(name, raw.get(name))
             require_that(value in allowed, f'{name} {value!r} is not supported, only {allowed}')
-        packed = raw.get('quantization') or raw.get('quantization_config') or {}
-        by = packed.get('quant_method', 'MLX') if isinstance(packed, dict) else packed
-        require_that(not packed, f'quantised by {by}; take the 16-bit model')
+        require_form(not raw.get('quantization_config'), 'the weights are quantised')
+        for name in ['rope_theta', *SCALING[rope['rope_type']]]:
+            require_form(type(rope.get(name)) in (int, float) and 0 < rope[name] < 1e100,
+                         f'{name} of the rotary settings is {rope.get(name)!r}; expected a number above 0')
         kind = raw['model_type']
-        raw = DEFAULTS[kind] | raw
         given = {name: raw[name] for name in knobs_of(Config) if raw.get(name) is not None}
-        needed = {name: None for name, option in knobs_of(Config).items() if option.default is MISSING}
-        config = Config(**needed | dict(num_key_value_heads=1, head_dim=2) | given)   # null: by the others
-        check_fields(config)
-        rope = read_rope(raw, rope)
-        context = config.max_position_embeddings
+        if kind != 'qwen3':
+            given.setdefault('head_dim', raw['hidden_size'] // max(raw['num_attention_heads'], 1))
+        context = raw['max_position_embeddings']
         if rope['rope_type'] in ('linear', 'yarn'):     # llama3's context is the extended one
-            context = max(context, int(rope['factor'] * rope[ORIGINAL]))
-        refuse_window(raw, context)
-        heads = config.num_attention_heads
+            context = max(context, int(rope['factor'] * rope.get(ORIGINAL, context)))
+        windowed = kind == 'mistral' or raw.get('use_sliding_window') and kind != 'llama'
+        window = raw.get('sliding_window', 4096) if windowed else None      # absent: as transformers has it
+        E = raw.get('num_local_experts') or raw['num_experts'] if kind == 'qwen3_moe' else 0
         bias = bool(raw.get('attention_bias')) and kind not in ('mistral', 'qwen2')
-        config = replace(
-            config, rope=rope, max_position_embeddings=context,
-            num_key_value_heads=given.get('num_key_value_heads', heads),
-            head_dim=given.get('head_dim', config.hidden_size // heads),
+        config = Config(**given | dict(
+            rope=rope, max_position_embeddings=min(context, window or context), sliding_window=window,
             qk_norm=kind.startswith('qwen3'), qkv_bias=bias or kind == 'qwen2', o_bias=bias,
-            mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama',
-            experts=mixtures(raw) if kind == 'qwen3_moe' else ())
-        groups, D = config.num_key_value_heads, config.head_dim
-        require_that(heads % groups == 0, f'{heads} query heads cannot share {groups} key heads')
-        require_that(D > 0 and D % 2 == 0, f'head_dim is {D}; expected an even number')
-        E = max(config.mixtures)
-        require_that(not E or config.num_experts_per_tok <= E, 'num_experts_per_tok: too many')
+            mlp_bias=bool(raw.get('mlp_bias')) and kind == 'llama', num_experts=E))
+        check_fields(config)
+        require_that(not E or 0 < config.num_experts_per_tok <= E, 'num_experts_per_tok: expected 1 or more '
+                     f'of the {E} experts')
         return config
 
 
-def refuse_window(raw, context):
-    """BadInput for a sliding window, which this network would silently leave out."""
-    kind = raw['model_type']
-    window = raw.get('sliding_window', 4096)            # null: none
-    used = kind == 'mistral' or kind != 'llama' and raw.get('use_sliding_window')
-    short = used and window is not None and window < context
-    if short and kind in ('qwen2', 'qwen3'):            # they choose by layer
-        last = raw['num_hidden_layers'] > raw.get('max_window_layers', 28)
-        short = 'sliding_attention' in (raw.get('layer_types') or ['sliding_attention'] * last)
-    require_that(not short, f'a sliding window of {window} is on; only full attention is supported')
-
-
-def mixtures(raw):
-    """For each layer its number of experts, or 0."""
-    E = raw.get('num_local_experts') or raw['num_experts']              # transformers 5's name
-    require_that(type(E) is int and 0 <= E <= 10_000, f'{E} experts: expected 0 to 10000')
-    step = raw.get('decoder_sparse_step') or 1
-    dense = raw.get('mlp_only_layers') or []
-    return tuple(0 if i in dense or (i + 1) % step else E
-                 for i in range(raw['num_hidden_layers']))
-
-
-def read_rope(raw, given):
-    """The rotary settings, under transformers 5's names, defaults filled in."""
-    flat = not any(isinstance(value, dict) for value in given.values())
-    require_that(flat, f'rotary settings {given!r}: expected one flat object for all layers')
-    kind = given.get('rope_type', given.get('type', 'default'))
-    require_that(str(kind) in ROPE, f'rope type {kind!r} is not one of {", ".join(ROPE)}')
-    rope = {'rope_theta': raw.get('rope_theta') or 10000.0} | given | {'rope_type': kind}
-    # at the top level it takes precedence
-    rope[ORIGINAL] = raw.get(ORIGINAL) or given.get(ORIGINAL) or raw['max_position_embeddings']
-    needed = dict(rope_theta=(1.001, None)) | ROPE[kind] | ({} if kind == 'default' else SCALED)
-    if kind == 'yarn' and rope.get('attention_factor') is not None:     # 0 is no factor
-        needed['attention_factor'] = 0.001, None
-    for name, (lowest, usual) in needed.items():
-        rope[name] = rope.get(name) or usual            # 0 is absent
-        require_that(type(rope[name]) in (int, float) and lowest <= rope[name] <= 1e100,
-                     f'rope type {kind}: {name} is {rope[name]!r}; expected {lowest} to 1e100')
-    require_that(kind != 'llama3' or rope['low_freq_factor'] <= rope['high_freq_factor'],
-                 'low_freq_factor: expected at most high_freq_factor')
-    return rope
+def read_rope(raw):
+    """The rotary settings, under transformers 5's names."""
+    given = raw.get('rope_scaling') or raw.get('rope_parameters') or {}         # as transformers looks
+    kind = given.get('rope_type') or given['type'] if given else 'default'
+    require_form(ORIGINAL not in raw, f'{ORIGINAL} is not among the rotary settings')
+    return {'rope_theta': raw.get('rope_theta', 10000.0)} | given | {'rope_type': kind}
 
 
 # ------------------------------------------------------------------------------------- tokenizer
-
-NAMED = 'bos_token', 'eos_token', 'unk_token', 'sep_token', 'pad_token', 'cls_token', 'mask_token'
-
 
 def read_tokenizer(folder):
     """The Tokenizer of a folder, which neither cuts nor pads nor draws."""
     with naming('tokenizer.json', BaseException):       # tokenizers is Rust: a panic is no Exception
         tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
-    with naming('tokens beside tokenizer.json', MALFORMED):
-        tokenizer.add_tokens(tokens_beside(folder, tokenizer))
     tokenizer.no_truncation()                           # a file may ask for both
     tokenizer.no_padding()
     with contextlib.suppress(AttributeError):
         tokenizer.model.dropout = None                  # of merges, in training: ids would be random
+    settings = read_json(folder / 'tokenizer_config.json', {})
+    require_that(not settings.get('split_special_tokens'), 'split_special_tokens is not supported')
+    with naming('tokens beside tokenizer.json', MALFORMED):
+        by_id = settings.get('added_tokens_decoder', {})
+        tokenizer.add_tokens([AddedToken(**by_id[i]) for i in sorted(by_id, key=int)])
+        there = tokenizer.get_added_tokens_decoder()
+        listed = {text_of(token): int(i) for i, token in by_id.items()}
+        listed = listed or read_json(folder / 'added_tokens.json', {})
+        wrong = listed.items() - {(token.content, i) for i, token in there.items()}
+        named, extra = special_tokens(folder)
+        wrong |= {*named.values(), *extra} - {token.content for token in there.values() if token.special}
+        require_form(not wrong, f'{min(map(str, wrong), default="")} is not there, or not as a special token')
     return tokenizer
 
 
 def special_tokens(folder):
-    """({name: AddedToken}, [AddedToken]) that a folder's settings name: bos_token, ..., and extra ones."""
+    """({name: text}, [text]) of the special tokens that a folder names: bos_token, ..., and extra ones."""
     settings = read_json(folder / 'tokenizer_config.json', {})
-    settings.setdefault('extra_special_tokens', settings.get('additional_special_tokens'))
-    if 'added_tokens_decoder' not in settings:          # it counts alone
+    if 'added_tokens_decoder' not in settings:          # else the file of that name is not read
         settings |= read_json(folder / 'special_tokens_map.json', {})
-    extra = settings['extra_special_tokens']
-    extra = settings.get('additional_special_tokens') or [] if extra is None else extra
-    named = {name: token for name, token in settings.items() if name.endswith('_token')}
-    if isinstance(extra, dict):
-        named |= extra
-        extra = []
-    named = {name: as_token(token, special=True) for name, token in named.items()
-             if isinstance(token, (str, dict))}         # and no flag, as add_bos_token
-    return named, [as_token(token, special=True) for token in extra]
+    extra = settings.get('extra_special_tokens') or settings.get('additional_special_tokens') or []
+    named = {name: text_of(token) for name, token in settings.items()
+             if name.endswith('_token') and token and isinstance(token, (str, dict))}   # not add_bos_token
+    return named, [text_of(token) for token in extra]
 
 
-def as_token(stored, **flags):
-    """The AddedToken of a text, or of a dict of its content and flags; `flags` count more."""
-    flags = (dict(content=stored) if isinstance(stored, str) else stored) | flags
-    return AddedToken(**{name: value for name, value in flags.items() if name != '__type'})
+def text_of(token):
+    """The text of a token, which is stored alone or with its flags."""
+    return token['content'] if isinstance(token, dict) else token
 
 
-def tokens_beside(folder, tokenizer):
-    """AddedTokens that files beside tokenizer.json name; a new one gets the next id, as in transformers."""
-    named, extra = special_tokens(folder)
-    special = {token.content for token in named.values()}
-    there = tokenizer.get_added_tokens_decoder()
-    by_id = read_json(folder / 'tokenizer_config.json', {}).get('added_tokens_decoder')
-    if by_id is None:
-        texts = read_json(folder / 'added_tokens.json', {})
-        listed = special | {token.content for token in extra}
-        tokens = {i: as_token(text, special=text in listed) for text, i in texts.items()} | there
-    else:
-        tokens = {int(i): as_token(token) for i, token in by_id.items()}
-    tokens = [token for _, token in sorted(tokens.items())]
-    for token in tokens:
-        token.special |= token.content in special
-    known = {token.content for token in [*there.values(), *tokens]}
-    others = [*(dict.fromkeys(NAMED) | named).values(), *extra]             # the usual names first
-    return tokens + [token for token in others if token and token.content not in known]
-
-
-def encode(tokenizer, texts, special=True):
-    """The ids of each text; special: with what the tokenizer adds around one."""
+def encode(tokenizer, text, special=True):
+    """The ids of a text; special: with what the tokenizer adds around one."""
     with naming('the tokenizer cannot encode a prompt', BaseException):
-        return [tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
+        return tokenizer.encode(text, add_special_tokens=special).ids
 
 
 class TextStream:
@@ -866,53 +772,43 @@ class TextStream:
         return piece
 
 
-def chat(folder, messages, tools=None):
+def chat(folder, messages, **settings):
     """The messages, [{role, content}, ...], in the checkpoint's own chat template; a text: the user's one.
 
-    tools: a list of JSON schemas, for templates that tell the model of them.
+    settings: what the template knows beside them, as enable_thinking of Qwen3's.
     """
     folder = find_folder(folder)
     messages = messages if isinstance(messages, list) else [dict(role='user', content=messages)]
     with naming(f'--chat: the template of {folder}', Exception):        # whatever the template raises
         template = jinja_world(folder).from_string(read_template(folder))
-        settings = dict(tools=tools or None, documents=None, add_generation_prompt=True)
         messages = [{key: value for key, value in one.items() if value is not None} for one in messages]
-        text = template.render(messages=messages, **settings)
-        parted = [one for one in messages if isinstance(one.get('content'), list)]
-        closed = [one for one in parted if str(one['content']) in text]     # written as they are, unopened
-        for one in closed:
-            one['content'] = ''.join(part['text'] for part in one['content'])
-        return template.render(messages=messages, **settings) if closed else text
+        require_that(all(isinstance(one.get('content', ''), str) for one in messages),
+                     'expected a text as the content of each message')
+        usual = dict(tools=None, documents=None, add_generation_prompt=True)
+        return template.render(usual | settings | dict(messages=messages))
 
 
 def read_template(folder):
     """The text of a folder's chat template."""
-    settings = read_json(folder / 'tokenizer_config.json', {})
     file = folder / 'chat_template.jinja'
-    template = file.read_text(encoding='utf-8') if file.exists() else settings.get('chat_template')
-    if isinstance(template, list):                      # of {name, template}
-        template = {one['name']: one['template'] for one in template}.get('default')
-    require_that(isinstance(template, str), 'there is none')
+    template = read_json(folder / 'tokenizer_config.json', {}).get('chat_template')
+    template = file.read_text(encoding='utf-8') if file.exists() else template
+    require_that(template, 'there is none')
+    require_form(isinstance(template, str), 'there are several')
     # a tag that marks an assistant's text, which is rendered as it is
     return re.sub(r'({%[-+]?\s*)(end)?generation\b', r'\1\2with', template)
-
-
-def raise_exception(message):
-    """What a template calls where it refuses the messages."""
-    raise BadInput(message)
 
 
 def jinja_world(folder):
     """What transformers gives to templates, in jinja's immutable sandbox: tags, functions, special tokens."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment    # it comes with torch
-
     world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                           extensions=['jinja2.ext.loopcontrols'])
     world.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
-    world.globals.update(raise_exception=raise_exception,
+    world.globals.update(raise_exception=functools.partial(require_that, False),
                          strftime_now=lambda format: datetime.now().strftime(format))
     named, _ = special_tokens(folder)
-    world.globals.update({name: token.content for name, token in named.items()})
+    world.globals.update(named)
     return world
 
 
@@ -1020,7 +916,8 @@ class BadInput(ValueError):
 
 
 FAULTS = ValueError, OSError, SafetensorError           # of a file that cannot be read
-MALFORMED = *FAULTS, TypeError, KeyError, AttributeError    # of a file that holds something else
+LACKING = TypeError, KeyError, AttributeError           # of a file that holds less, or something else
+MALFORMED = *FAULTS, *LACKING
 
 
 def require_that(holds, message):
@@ -1029,23 +926,29 @@ def require_that(holds, message):
         raise BadInput(message)
 
 
+def require_form(holds, message):
+    """The same for a folder of another form: the line ends with the command that converts it."""
+    require_that(holds, message + CONVERT)
+
+
 @contextlib.contextmanager
-def naming(where, faults=FAULTS):
-    """Errors of these types become a BadInput that names this file or folder; others are our own defects."""
+def naming(where, faults=FAULTS, then=''):
+    """Errors of these types become a BadInput that names this file or folder; others are our own defects.
+
+    then: what the line ends with.
+    """
     try:
         yield
     except faults as error:
         if isinstance(error, KeyboardInterrupt):
             raise
         what = '' if isinstance(error, (ValueError, OSError)) else f'{type(error).__name__}: '
-        raise BadInput(f'{where}: {what}{error}'.rstrip(': ')) from None
+        raise BadInput(f'{where}: {what}{error}'.rstrip(': ') + then) from None
 
 
 def find_folder(name):
     """The folder of this name, or a snapshot of the Hugging Face repository owner/name, fetched if needed."""
-    kinds = {file.suffix.lower() for file in [File(name), *File(name).glob('*')]} & {'.gguf', '.safetensors'}
-    require_that(kinds != {'.gguf'}, f'{name}: convert GGUF by from_pretrained(FOLDER, gguf_file=NAME) and '
-                 'save_pretrained(NEW) of transformers, tokenizer and model with GgufConfig(dequantize=True)')
+    require_form(not File(name).is_file(), f'{name} is a file; expected a folder')
     return File(name) if File(name).is_dir() else snapshot(str(name))
 
 

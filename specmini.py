@@ -19,22 +19,25 @@ import traceback
 import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path as File
 from statistics import fmean, median
 
+HOME = File(__file__).parent
+sys.path.insert(0, str(HOME))       # before Hugging Face's package `kernels`, where that is installed
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
 import torch
 from tqdm import tqdm
 
 import kernels
-from model import (MALFORMED, TYPES, BadInput, Reader, TextStream, chat, check_fields, check_writable,
-                   encode, find_folder, knob, knob_range, knobs_of, load, naming, new_file, read_calibration,
-                   read_json, read_template, require_that, same_vocabulary, shared_length)
+from model import (MALFORMED, TYPES, BadInput, Reader, TextStream, chat, check_fields, encode, find_folder,
+                   knob, knob_range, knobs_of, load, naming, read_calibration, read_json, require_that,
+                   same_vocabulary, shared_length)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
 
-EMBEDDED = File(__file__).parent / 'lab' / 'models'
+EMBEDDED = HOME / 'lab' / 'models'
 DTYPES = dict(fp32=torch.float32, bf16=torch.bfloat16, fp16=torch.float16)
 SOURCES = dict(lookup=prompt_lookup, none=no_draft)     # what --draft may name instead of a folder
 CORES = torch.get_num_threads()
@@ -42,14 +45,13 @@ SMALL = 50_000_000      # parameters below which one CPU thread beats several: t
 PER_TEXT = {'temperature', 'top_k', 'top_p', 'max_new', 'seed'}     # settings that a text may have of its own
 ROUNDS = 3              # of a comparison
 AUDITED = 256           # positions whose logits an audit holds at once
-# of generation_config.json: what changes the greedy texts of others, unless it is this, or None
-IGNORED = dict(
-    repetition_penalty=1, encoder_repetition_penalty=1, num_beams=1, guidance_scale=1, penalty_alpha=0,
-    no_repeat_ngram_size=0, encoder_no_repeat_ngram_size=0, min_length=0, min_new_tokens=0, token_healing=0,
-    **dict.fromkeys(('exponential_decay_length_penalty', 'stop_strings', 'bad_words_ids',
-                     'sequence_bias', 'suppress_tokens', 'begin_suppress_tokens', 'forced_bos_token_id',
-                     'forced_eos_token_id', 'dola_layers', 'watermarking_config')))
+HARMLESS = {            # of generation_config.json: read by load, flags here, or without effect on a text
+    'eos_token_id', 'bos_token_id', 'pad_token_id', 'do_sample', 'temperature', 'top_k', 'top_p',
+    'max_length', 'max_new_tokens', 'transformers_version', 'cache_implementation'}
 NICKNAMES = dict(plain='ar', greedy='ar')
+MOVED = {               # what a flag of earlier versions is now
+    '--set': 'knobs stand beside the method: --method "via keep=0.7"',
+    '--trace': '--json --show prints the cycles', '--check': '--compare names the first difference'}
 
 
 # --------------------------------------------------------------------------------------------- the Engine
@@ -140,25 +142,35 @@ class Engine:
         method = method_for(method)
         return list(decode(self.start(ids, method, row), method))
 
-    def stream(self, text, method='sd', **settings):
+    def ids_of(self, prompt, in_chat=False, **settings):
+        """Ids of a prompt: a text, ids, or messages, [{role, content}, ...], in the target's chat template.
+
+        in_chat: whether a text is put there, too; settings: of the template.
+        """
+        is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], dict)
+        if is_chat or in_chat:
+            return encode(self.tokenizer, chat(self.target, prompt, **settings), special=False)
+        return encode(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
+
+    def stream(self, prompt, method='sd', **settings):
         """Yields (a piece of the text that follows, its Cycle) as it is written.
 
-        text: or its ids; method: a Method or its name; settings: of this text, those in PER_TEXT.
+        prompt: as `ids_of` takes it; method: a Method or its name; settings: of this text, those in PER_TEXT.
         """
         engine = copy.copy(self)
         require_that(settings.keys() <= PER_TEXT, f'{", ".join(settings)}: expected some of {PER_TEXT}')
         vars(engine).update(settings)
         check_fields(engine)
-        ids = encode(self.tokenizer, [text])[0] if isinstance(text, str) else text
+        ids = self.ids_of(prompt)
         engine.open([ids])
         method = method_for(method)
         stream = TextStream(self.tokenizer, ids)
         for cycle in decode(engine.start(ids, method), method):
             yield ''.join(map(stream.add, cycle.tokens)), cycle
 
-    def generate(self, text, method='sd', **settings):
+    def generate(self, prompt, method='sd', **settings):
         """(the text that follows, its Cycles): all that `stream` yields."""
-        pieces, cycles = zip(*self.stream(text, method, **settings))
+        pieces, cycles = zip(*self.stream(prompt, method, **settings))
         return ''.join(pieces), list(cycles)
 
     def lossless(self, method):
@@ -200,7 +212,7 @@ def ready(folder, device, dtype, shard=None):
 
 @dataclass
 class Text:
-    """One text by one method: the record from which its figures, its JSON and its trace are computed."""
+    """One text by one method: the record from which its figures and its JSON are computed."""
     engine: Engine
     row: dict                           # of the file of prompts
     number: int                         # of this row, from 0
@@ -226,13 +238,6 @@ def write_texts(args, kind=Engine, rounds=1, show=None):
     the last one, and KeyboardInterrupt follows it.
     """
     engine, rows, prompts = set_up(args, kind)
-    if args.trace:
-        read = [args.prompts, *getattr(args, 'import')]
-        for role in engine.models:
-            read += [file for file in find_folder(getattr(engine, role)).iterdir() if file.suffix != '.jsonl']
-        require_that(os.path.realpath(args.trace) not in [os.path.realpath(file) for file in read if file],
-                     f'--trace {args.trace}: this run reads that file; give another name')
-        check_writable(args.trace)
     if args.compile or len(args.methods) > 1:           # a first text compiles, and warms up
         for method in args.methods.values():
             engine.write(prompts[0], method)
@@ -273,7 +278,7 @@ def run(args, kind=Engine):
     if args.list is not None:
         return list_methods(args.list)
     compare = len(args.methods) > 1
-    printer = Printer(args.show, args.json or compare)
+    printer = Printer(args.show and not args.json, args.json or compare)
     texts = []
     status = 130
     with contextlib.suppress(KeyboardInterrupt):
@@ -282,12 +287,8 @@ def run(args, kind=Engine):
             if text.cycles and not (compare and text.finish == 'interrupted'):
                 texts.append(text)
             if args.json:
-                print(json_line(report(text)), flush=True)
-            if args.check:
-                print(check(text), file=sys.stderr)
+                print(json_line(report(text, args.show)), flush=True)
         status = 0
-    if args.trace and texts:
-        write_trace(args.trace, texts)
     whole = len(texts) - len(texts) % len(args.methods)     # texts that every method has written
     if whole:
         for line in table(texts[:whole]):
@@ -320,7 +321,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         flags = self._option_string_actions
         unknown = [word for word in re.findall(r'(?<!\S)-[\w-]+', message) if word not in flags]
-        raise BadInput(f'{message}; ' + (no_such(unknown[0], flags) if unknown else '--help lists the flags'))
+        told = MOVED.get(unknown[0]) or no_such(unknown[0], flags) if unknown else '--help lists the flags'
+        raise BadInput(f'{message}; {told}')
 
 
 def add_flags(parser, kind):
@@ -339,21 +341,18 @@ def parse(argv):
     add = p.add_argument_group('prompts').add_argument
     add('--prompt', help='the text to continue')
     add('--prompts', metavar='FILE.jsonl', help='rows with prompt, question, messages or turns; -: stdin')
-    add('--chat', action='store_true', help="put prompts into the checkpoint's own chat template")
+    add('--chat', action='store_true', help="put texts into the target's own chat template, as messages are")
     add = p.add_argument_group('method').add_argument
     add('--method', default='sd', help='a method of --list, and knobs: "via keep=0.7" (default: sd)')
-    add('--sparse', action='store_true', help='sparse verification under any method; --set takes its knobs')
-    add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
-    add('--gamma', metavar='N', type='gamma={}'.format, action='append', dest='set', help='--set gamma=N')
+    add('--sparse', metavar='KNOBS', nargs='?', const='', help='sparse verification under any method')
+    add('--gamma', metavar='N', help='the knob gamma of methods that have it, where a setting does not')
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
     add('--compare', nargs='+', metavar='SETTING', help='in a table with ar: "sd gamma=2" "sd gamma=8" via')
     add('--list', metavar='NAME', nargs='?', const='', help='the methods; NAME: the knobs of one')
     add = p.add_argument_group('output').add_argument
     add('--show', action='store_true', help='cycle by cycle: what was drafted, rejected, put in its place')
-    add('--json', action='store_true', help='one JSON object for each prompt, instead of the text')
-    add('--trace', metavar='FILE.jsonl', help='a line for every cycle')
-    add('--check', action='store_true', help='run plain decoding beside it and name the first difference')
+    add('--json', action='store_true', help='a JSON object for each prompt; with --show it has the cycles')
     add_flags(p.add_argument_group('models and sampling'), Engine)
     args = p.parse_args(argv)
     for path in getattr(args, 'import'):
@@ -361,16 +360,11 @@ def parse(argv):
     if args.list is None:
         require_that((args.prompt is None) != (args.prompts is None),
                      'give one of --prompt TEXT, --prompts FILE')
-        require_that(not args.check or is_greedy(args.temperature),
-                     '--check: texts agree only at --temperature 0')
-        require_that(not str(args.trace).lower().endswith(('.htm', '.html')),
-                     '--trace writes JSON lines; python -m lab.page writes the page of a run')
-        require_that(not (args.show and args.json), 'give one of --show, --json')
         settings = ['ar', *args.compare] if args.compare else [args.method]
         settings = [setting.strip() for setting in settings]
-        made = make_methods([*settings, 'sparse'] if args.sparse else settings, args.set)
-        args.sparse = made['sparse'] if args.sparse else None
-        args.methods = {setting: made[setting] for setting in settings}
+        args.methods = make_methods(settings, args.gamma)
+        if args.sparse is not None:
+            (args.sparse,) = make_methods([f'sparse {args.sparse}']).values()
         if settings == ['ar']:
             args.draft = 'none'                         # so no draft model is loaded
     return args
@@ -390,12 +384,11 @@ def import_file(path):
         raise BadInput(f'--import {path}: {error.filename}, line {error.lineno}: {error.msg}') from None
 
 
-def make_methods(settings, shared=()):
+def make_methods(settings, gamma=None):
     """{setting: Method} of settings, a method's name and its knobs, as in "via keep=0.7".
 
-    shared: knobs of --set, `knob=value`; each method takes those that it has, and that its setting lacks.
+    gamma: that of the methods that have this knob, where their setting does not name it; a text.
     """
-    shared = split_knobs(shared, '--set')
     made = {}
     for setting in settings:
         name, _, rest = setting.partition(' ')
@@ -404,14 +397,12 @@ def make_methods(settings, shared=()):
         words = re.split(r'\s+(?=\S+=)', rest.strip()) if rest else []
         kind = type(method_for(name))
         options = knobs_of(kind)
-        own = split_knobs(words, name)
-        for wrong in own.keys() - options.keys():
+        texts = split_knobs(words, name)
+        if gamma is not None and 'gamma' in options:
+            texts.setdefault('gamma', gamma)
+        for wrong in texts.keys() - options.keys():
             raise BadInput(f'{setting}: knob {no_such(wrong, options)}')
-        texts = {one: value for one, value in shared.items() if one in options} | own
         made[setting] = kind(**{one: read_value(text, options[one].type) for one, text in texts.items()})
-    known = {one for method in made.values() for one in knobs_of(type(method))}
-    for wrong in shared.keys() - known:
-        raise BadInput(f'--set: knob {no_such(wrong, known)}')
     return made
 
 
@@ -512,16 +503,12 @@ def read_row(line):
 
 
 def encoded(engine, rows, in_chat):
-    """The ids of these rows' prompts, in the target's chat template where that is asked for."""
+    """The ids of these rows' prompts, of texts in the target's chat template where that is asked for."""
     prompts = []
     for number, row in enumerate(rows, 1):
-        with naming(f'prompt {number}'):
-            text = chat(engine.target, row['prompt'], row.get('tools')) if in_chat else row['prompt']
-            require_that(isinstance(text, str), 'it has messages and no text: add --chat')
-            prompts += encode(engine.tokenizer, [text], not in_chat)
-    used = in_chat and 'tools' in read_template(find_folder(engine.target))
-    if not used and any(row.get('tools') for row in rows):
-        print('the tools of rows are not used: without --chat, or the template has none', file=sys.stderr)
+        with naming(f'prompt {number}', (ValueError, TypeError)):
+            settings = row.get('chat_template_kwargs') or {}        # as vLLM names them
+            prompts.append(engine.ids_of(row['prompt'], in_chat, **settings))
     return prompts
 
 
@@ -601,15 +588,16 @@ class Printer:
             print()
 
 
-def report(text):
-    """The JSON object of a Text."""
+def report(text, cycles=False):
+    """The JSON object of a Text; cycles: with its trace."""
     knobs = {knob: getattr(text.method, knob) for knob in knobs_of(type(text.method))}
     stats = statistics(text.cycles) | dict(audited_wrong=audited_wrong([text]))
     return dict(
         text=text.text, tokens=text.tokens, prompt_tokens=text.session.begin,
         method=text.name, lossless=text.engine.lossless(text.method), knobs=knobs,
         seed=text.engine.seed + text.number, finish=text.finish,
-        right=grade(text.row, text.text), stats=stats)
+        right=grade(text.row, text.text), stats=stats,
+        **dict(cycles=list(map(asdict, text.cycles))) if cycles else {})
 
 
 def json_line(made):
@@ -617,27 +605,17 @@ def json_line(made):
     return json.dumps(json.loads(json.dumps(made), parse_constant=str))
 
 
-def write_trace(where, texts):
-    """Writes a line for each Cycle of these Texts."""
-    with new_file(where) as file:
-        for text in texts:
-            for number, cycle in enumerate(text.cycles):
-                line = dict(method=text.name, prompt=text.number, round=text.round, cycle=number)
-                file.write(json_line(line | asdict(cycle)) + '\n')
-
-
-def check(text):
-    """A sentence that names the first token of a Text that plain decoding would not have written, if any."""
-    engine, tokens, ids = text.engine, text.tokens, text.session.tokens[:text.session.begin]
-    wanted = tokens_of(engine.write(ids, 'ar'))
-    i = shared_length(tokens, wanted)
-    if i == min(len(tokens), len(wanted)):
-        return f'check: equal to plain decoding for all {i} tokens.'
-    reader = engine.readers['target']
-    logits = reader.read(ids + tokens[:i], reader.model.full, 1)[0]
-    here, there = (engine.tokenizer.decode([one[i]], skip_special_tokens=False) for one in (tokens, wanted))
-    return (f'check: differs from plain decoding at token {i}: {here!r} instead of {there!r}; logit gap '
-            f'{float(logits[wanted[i]] - logits[tokens[i]]):.2g}.')
+def difference(text, plain):
+    """How a greedy Text first differs from plain decoding's, in words; '' if it does not."""
+    i = shared_length(text.tokens, plain.tokens)
+    if i == min(len(text.tokens), len(plain.tokens)):
+        return ''
+    reader = text.engine.readers['target']
+    logits = reader.read(text.session.tokens[:text.session.begin + i], reader.model.full, 1)[0]
+    token, wanted = text.tokens[i], plain.tokens[i]
+    gap = float(logits[wanted] - logits[token])
+    decode = partial(text.engine.tokenizer.decode, skip_special_tokens=False)
+    return f'{decode([token])!r} instead of {decode([wanted])!r} at token {i}, logit gap {gap:.2g}'
 
 
 # ---------------------------------------------------------------------------------------------------- figures
@@ -703,23 +681,30 @@ def table(texts):
 def notes(engine, methods):
     """Sentences on a run that its table does not tell; methods: as in `table`."""
     asked = read_json(find_folder(engine.target) / 'generation_config.json', {})
-    ignored = [name for name, usual in IGNORED.items() if asked.get(name) not in (None, usual, [], {}, '')]
+    ignored = [name for name, value in asked.items()
+               if name not in HARMLESS and value not in (None, 0, 1, [], {}, '')]
     endless = sorted(engine.eos - engine.models['target'].token_texts.keys())
-    sizes = [sum(p.numel() for p in model.parameters()) for model in engine.models.values()]
-    if sizes[-1] > sizes[0]:
-        yield 'the draft model is larger than its target'
     if is_greedy(engine.temperature) and (engine.top_k or engine.top_p < 1):
         yield '--top-k and --top-p change no text at temperature 0'
     if endless:
         yield f'no token of the tokenizer has the end-of-sequence id {endless[0]}'
     if ignored:
         yield f'not applied, of generation_config.json: {", ".join(ignored)}'
+    window = engine.models['target'].config.sliding_window
+    if window and window == engine.context:
+        yield f'the context is the sliding window of {window} tokens: up to there full attention is the same'
+    if any(text.row.get('tools') for text in [*methods.values()][0][0]):
+        yield 'the tools of rows are not used'
     for name, rounds in methods.items():
         written = rounds[0]
         cut = sum(text.finish == 'length' for text in written)
         if name != 'ar' and not any(cycle.drafted for cycle in cycles_of(written)):
             gamma = getattr(written[0].method, 'gamma', 0)
             yield f'{name}: nothing was drafted (gamma {gamma}, --draft {engine.draft})'
+        if is_greedy(engine.temperature) and engine.lossless(written[0].method):
+            told = next(filter(None, map(difference, written, methods.get('ar', rounds)[0])), '')
+            if told:
+                yield f'{name}: not the text of ar, but {told}'
         if any(text.session.room < 0 for text in written):
             yield f"{name}: where the draft model's context ended, the target wrote on alone"
         if cut and not engine.ignore_eos:

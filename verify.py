@@ -1149,12 +1149,12 @@ class Sparse(Exact):
 
     def sparse_path(self, path, session):
         """The path without what the knobs leave out; sublayers that it skips stay skipped."""
-        mixtures = session.target.model.config.mixtures
-        anchors = self.anchor_layers(session.calibration, len(mixtures))
+        E = session.target.model.config.num_experts
+        anchors = self.anchor_layers(session.calibration, len(path.ffns))
         rule = Blocks(*(getattr(self, name) for name in Blocks._fields))
         attends = []
         ffns = []
-        for i, (attend, ffn, E) in enumerate(zip(path.attends, path.ffns, mixtures)):
+        for i, (attend, ffn) in enumerate(zip(path.attends, path.ffns)):
             if attend and self.rho < 1:
                 attend = layer_function(kernels.sparse_attend, anchor=i in anchors, rule=rule)
             threshold = 0

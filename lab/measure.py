@@ -142,8 +142,7 @@ class Pair:
 
     def encode(self, text):
         """The ids of a prompt, in the chat template where that is wanted."""
-        (ids,) = encode(self.tokenizer, [chat(self.target, text) if self.chat else text], not self.chat)
-        return ids
+        return encode(self.tokenizer, chat(self.target, text) if self.chat else text, not self.chat)
 
     def head(self, **more):
         """The first line of a record: what is measured, on what, where and when."""

@@ -94,7 +94,6 @@ def main():
         sys.stdout = sys.stderr = open(os.devnull, 'w')
     try:
         args = parse(sys.argv[1:])
-        args.trace = None if rank else args.trace
         status = run(args, ParallelEngine)
     except BadInput:                                    # all ranks meet it, see ParallelEngine.network
         if rank == 0:

@@ -287,8 +287,7 @@ def run():
     """Prints what walks find of a method; returns 1 where it promises what is not so, else 0."""
     parser = Parser(prog='python -m lab.prove', description=__doc__.split('\n')[0])
     add = parser.add_argument
-    add('method', help='one of those that specmini.py --list shows, or a baseline')
-    add('--set', nargs='+', action='extend', default=[], metavar='KNOB=VALUE', help="the method's knobs")
+    add('method', help='one of specmini.py --list, or a baseline, and its knobs: "via escalate=1.1"')
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
     add_flags(parser, Options)
@@ -299,7 +298,7 @@ def run():
     check_fields(options)
     prompt = (options.prompt or '').split()
     require_that(all(map(str.isdecimal, prompt)), f'--prompt {options.prompt}: expected ids, as "0 1 1"')
-    (method,) = make_methods([args.method], args.set).values()
+    (method,) = make_methods([args.method]).values()
     proof = Proof(args.method, method, range(options.walks) if options.walk is None else [options.walk],
                   options.seed, prompt=list(map(int, prompt)) or None,
                   **{name: getattr(options, name) for name in SAMPLING})

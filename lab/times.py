@@ -25,7 +25,7 @@ STEPS = 8               # of plain decoding, of which the median is taken
 def parse_run(argv):
     """specmini's flags; BadInput for those that print something else."""
     args = parse(argv)
-    for name in ('check', 'json', 'list', 'show', 'trace'):
+    for name in ('json', 'list', 'show'):
         require_that(getattr(args, name) in (None, False), f'--{name}: only specmini.py has it; leave it out')
     return args
 

@@ -108,7 +108,7 @@ def task_rows(model, names, pair, prompt):
     """What settings read of a task's solution, calibrated on training rows of this task."""
     pair = replace(pair, target=str(MODELS / model))
     seed = prompt.place % SEEDS
-    (solution,) = encode(pair.tokenizer, [prompt.row['solution']], special=False)
+    solution = encode(pair.tokenizer, prompt.row['solution'], special=False)
     own = dict(sparse=calibrated(pair, prompt.family, seed))
     runs = {name: (name, own) for name in names}
     if model == 'target':
@@ -185,7 +185,7 @@ def joined(pair, rows, tokens, place):
 def filled(pair, first, texts, last, between, tokens):
     """The ids of first and last, and between them as many texts as have so many tokens together."""
     texts = [between + text for text in texts]
-    sizes = map(len, encode(pair.tokenizer, [first + last, *texts], special=False))
+    sizes = (len(encode(pair.tokenizer, text, special=False)) for text in [first + last, *texts])
     _, *ends = itertools.accumulate(sizes)
     fitting = [text for text, end in zip(texts, ends) if end <= tokens]
     return pair.encode(''.join([first, *fitting, last]).lstrip())

@@ -35,7 +35,7 @@ def training_prompts(pair, n):
 
 def solution_steps(pair, prompt, session):
     """The steps (lists of ids) of a prompt's solution."""
-    (ids,) = encode(pair.tokenizer, [prompt.row['solution']], special=False)
+    ids = encode(pair.tokenizer, prompt.row['solution'], special=False)
     steps = [[]]
     for token in ids[:pair.max_new]:
         steps[-1].append(token)

@@ -23,8 +23,8 @@ EMBEDDED = HOME / 'lab/models'
 torch.set_num_threads(1)        # the networks here are tiny
 
 LINE = [i % 11 for i in range(50)]                  # a text of ids for networks of 11 tokens
-MIXED = dict(experts=(6, 0, 6, 0), num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
-MIXED_TWO = MIXED | dict(num_hidden_layers=2, experts=(6, 0), norm_topk_prob=True)
+MIXED = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=4)
+MIXED_TWO = MIXED | dict(num_hidden_layers=2, norm_topk_prob=True)
 SMALL = dict(dense_below=8, block=4, locals=1)      # knobs of sparse for texts of 64 tokens
 LEARNED = dict(experts=[[[0.0] * 11 + [0.2] * 10, [0.0] * 11 + [0.5] * 10]] * 4,
                channels=[[0.0] * 11 + [0.4] * 10] * 4, anchors=[0, 2, 1, 3])

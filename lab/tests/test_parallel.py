@@ -17,8 +17,8 @@ from model import load, write_calibration
 
 TORCHRUN = '-m', 'torch.distributed.run', '--nproc-per-node', 2, '-m', 'lab.parallel'
 BIASES = dict(sizes=dict(qkv_bias=True, o_bias=True, mlp_bias=True), attention_bias=True)
-EXPERTS = dict(sizes=dict(experts=(6, 0), num_experts_per_tok=3, moe_intermediate_size=8, qk_norm=True),
-               model_type='qwen3_moe', num_experts=6, mlp_only_layers=[1])
+EXPERTS = dict(sizes=dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8, qk_norm=True),
+               model_type='qwen3_moe')
 
 
 @pytest.mark.parametrize('options', [case('biases', BIASES), case('experts', EXPERTS)])

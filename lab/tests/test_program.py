@@ -441,7 +441,6 @@ def test_bad_prompt_files(content, named, pair, capsys, tmp_path):
 TALK = ("{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
         "{{ call.function.arguments.items() | list }}{% endfor %}{% endfor %}{{ tools | tojson if tools }}")
 CALL = dict(role='assistant', content='', tool_calls=[dict(function=dict(name='f', arguments='{"a": 1}'))])
-PARTS = [dict(type='text', text='he'), dict(type='text', text='llo')]
 
 
 @pytest.fixture
@@ -452,26 +451,14 @@ def talking(tmp_path):
     return ['--target', folder, '--draft', 'none', '--max-new', 2, '--chat', '--prompts', file], file
 
 
-IMAGE = dict(role='user', content=[*PARTS, dict(type='image_url')])
+PARTS = dict(role='user', content=[dict(type='text', text='he'), dict(type='text', text='llo')])
 
 
-@pytest.mark.parametrize('message, named', [(CALL, "has no attribute 'items'"), (IMAGE, 'text')])
+@pytest.mark.parametrize('message, named', [(CALL, "has no attribute 'items'"), (PARTS, 'expected a text')])
 def test_a_row_that_a_template_refuses_is_named(message, named, talking, capsys):
     flags, file = talking
     file.write_text(json_lines([dict(prompt='fine'), dict(messages=[message])]))
     assert named in refused(capsys, 'prompt 2: --chat', *flags)
-
-
-@pytest.mark.parametrize('template, text', [
-    ('{{ messages[0].content }}', 'hello'), ('{{ messages[0].content | trim }}!', 'hello!'),
-    ("{% for part in messages[0].content %}{{ part.text }}, {% endfor %}", 'he, llo, '),
-    ("{{ messages[0].content[1].text }}", 'llo')])
-def test_content_in_parts(template, text, talking, capsys):
-    """One text, unless the template takes it apart itself."""
-    flags, file = talking
-    put(flags[1], {'chat_template.jinja': template})
-    file.write_text(json_lines([dict(messages=[dict(role='user', content=PARTS)])]))
-    assert reported(capsys, *flags)['prompt_tokens'] == len(text)
 
 
 def test_tools_go_to_the_template(talking, capsys):

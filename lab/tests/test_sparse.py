@@ -39,7 +39,7 @@ def test_a_look_up_asks_for_cells_of_the_first_half():
 
 def test_channels_of_experts_are_left_out_as_calibrated(monkeypatch):
     """In a network of mixtures the quantile is the share of the chosen experts' channels that is left out."""
-    model = network(experts=(6,) * 3, num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=3)
+    model = network(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8, num_hidden_layers=3)
     calibration = dict(sparse=sparsity(model, [LINE], dense_below=8, block=4))
     kept, shares, dense = kernels.kept_channels, [], None
 
