@@ -403,6 +403,8 @@ def make_methods(settings, gamma=None):
         for wrong in texts.keys() - options.keys():
             raise BadInput(f'{setting}: knob {no_such(wrong, options)}')
         made[setting] = kind(**{one: read_value(text, options[one].type) for one, text in texts.items()})
+    has_gamma = any('gamma' in knobs_of(type(method)) for method in made.values())
+    require_that(gamma is None or has_gamma, f'--gamma: {", ".join(made)} has no such knob')
     return made
 
 

@@ -12,8 +12,9 @@ from lab import times
 from lab.tests.helpers import interrupt, program, refused
 
 STORY = ['--prompt', 'Last winter Tom the crow went to the forest with a basket.', '--max-new', '28']
-FLAGS = [*STORY, '--temperature', '1', '--seed', '5', '--compare', 'sd', 'cmasd', 'ecsv', 'via', 'specguard',
-         'sparse', '--set', 'tau=0.9', 'dense_below=8', 'block=4', 'locals=1']  # it leaves blocks out at once
+SPARSE = 'sparse dense_below=8 block=4 locals=1'    # it leaves blocks out at once
+FLAGS = [*STORY, '--temperature', '1', '--seed', '5', '--compare', 'sd', 'cmasd', 'ecsv', 'via',
+         'specguard tau=0.9', SPARSE]
 
 
 def run_of(file):
@@ -45,7 +46,7 @@ def test_notes_change_no_text(viewed):
         assert traced == verify.tokens_of(engine.write(ids, method)), name
 
 
-@pytest.mark.parametrize('name', ['sd', 'cmasd', 'ecsv', 'sparse'])
+@pytest.mark.parametrize('name', ['sd', 'cmasd', 'ecsv', SPARSE])
 def test_noted_place_holds_its_verdict(viewed, name):
     """p and q of the guess, the coin, the residual by hand; of the eight likeliest tokens, and those used."""
     pairs = list(judged_places(viewed.lanes[name]))
@@ -160,7 +161,7 @@ def test_page_shows_the_numbers_of_its_trace(browser, viewed):
         noted = dict(confidence=[C for one in cycles for C in one.get('confidence', [])])
         if name == 'via':
             noted |= dict(ratio=[row['ratio'] for row in sum(rows, [])], lag=[one['lag'] for one in cycles])
-        if name == 'specguard':
+        if name.startswith('specguard'):
             noted |= dict(score=[judged[0]['score'] for judged in rows])
         for at, bars, values, weights in walked:
             cycle, row = cycles[at['cycle']], at['row']
@@ -169,7 +170,7 @@ def test_page_shows_the_numbers_of_its_trace(browser, viewed):
                                           for bar in zip(place['ids'], place[letter]))
             assert {key: values.get(key, []) for key in noted} == noted
             assert weights == [weight for line in cycle.get('weights', []) for weight in line]
-            if name == 'specguard':
+            if name.startswith('specguard'):
                 assert [row['token'] for row in cycle['judged']] == cycle['drafted']
                 assert values['bar'] == [cycle['judged'][0][key] for key in ('scaled_L', 'scaled_G')]
             elif row:

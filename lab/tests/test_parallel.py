@@ -1,5 +1,6 @@
 """A target that several processes share: its parts add up; two processes under torchrun write one's texts."""
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
@@ -49,16 +50,16 @@ def test_shards_compute_what_the_network_does(options, tmp_path):
 @needs_gloo
 @pytest.mark.slow
 def test_two_processes_write_the_texts_of_one_by_every_method(tmp_path, capsys):
-    flags = [*tiny_pair(tmp_path), '--compare', 'sd', 'cmasd', 'ecsv', 'via', 'specguard', 'sparse',
-             '--set', 'block=4', 'dense_below=4', 'ffn_quantile=0.4', '--temperature', 1, '--trace']
+    flags = [*tiny_pair(tmp_path), '--compare', 'sd', 'cmasd', 'ecsv', 'via', 'specguard',
+             'sparse block=4 dense_below=4 ffn_quantile=0.4', '--temperature', 1, '--json', '--show']
     for name, section in dict(mask=dict(skip=[1]), signals=RANGES, sparse=LEARNED_TWO).items():
         write_calibration(tmp_path / 'target', name, section)
-    program(capsys, *flags, tmp_path / 'one')
-    status, out, err = subprogram(*TORCHRUN, *flags, tmp_path / 'two')
+    alone = program(capsys, *flags)[1]
+    status, out, err = subprogram(*TORCHRUN, *flags)
     assert status == 0 and out.count('\nspecguard ') == 1, err
-    one, two = [[[cycle[key] for key in ('method', 'tokens', 'labels')]
-                 for cycle in map(json.loads, (tmp_path / name).open())] for name in ('one', 'two')]
-    assert one == two
+    one, two = [[(made['method'], made['tokens'], [cycle['labels'] for cycle in made['cycles']])
+                 for made in map(json.loads, re.findall('^{.*', printed, re.M))] for printed in (alone, out)]
+    assert one == two and len(one) == 21
 
 
 @needs_gloo

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections import Counter
@@ -12,7 +13,6 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
@@ -21,7 +21,7 @@ import verify
 from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines,
                                program, put, refused, refuses, reported, subprogram, tiny, tiny_pair)
 from lab.toys import fresh
-from model import BadInput, fingerprint, knobs_of, load, write_calibration
+from model import BadInput, encode, fingerprint, knobs_of, load, write_calibration
 from verify import METHODS, Exact
 
 KEEPS = """from __future__ import annotations
@@ -74,32 +74,30 @@ def table_in(printed):
     ('--prompts lab', '--prompts lab'), ('--prompts absent.jsonl', 'absent.jsonl'),
     ('--target no/such', 'no/such: no such folder'), ('--draft no/such', 'no/such: no such folder'),
     ('--promt x', 'did you mean --prompt?'), ('--frob', 'expected one of --chat, '),
-    ('--import no.py', 'no.py'), ('--import lab', '--import lab'), ('--check --temperature 1', '--check'),
-    ('--trace no/such/file', 'no/such/file cannot be written'), ('--trace lab', "'lab'"),
-    ('--trace run.htm', 'python -m lab.page'), ('--sparse x', 'x'),
+    ('--import no.py', 'no.py'), ('--import lab', '--import lab'), ('--sparse x', 'x'),
+    ('--set keep=0.7', '--method "via keep=0.7"'), ('--trace x', '--json --show'), ('--check', '--compare'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
     ('--method plain', 'did you mean ar?'), ('--compare greedy', 'did you mean ar?'),
-    ('--temp 1', 'did you mean --temperature?'), ('--show --json', '--show, --json'),
+    ('--temp 1', 'did you mean --temperature?'),
     ('--top-k 2147483648', 'top_k is 2147483648; expected a whole number 0 or more, 1e+09 at most'),
-    ('--list payof', 'did you mean payoff?'), ('--set gama=3', 'did you mean gamma?'),
-    ('--method ar --gamma 3', 'gamma: there is none of this name; expected one of none'),
-    ('--method via --set slim_bonus=' + '[' * 99999, 'slim_bonus is'), ('--set nothing', '--set nothing'),
-    ('--set keep=0.4', 'keep: there is none of this name'), ('--set gamma=3 gamma=4', 'gamma=3 gamma=4'),
-    ('--gamma 3 --set gamma=5', 'gamma=3 gamma=5'),
-    ('--set gamma=x', "gamma is 'x'; expected a whole number 0 or more"),
-    ('--method cmasd --set lam_entropy=0 lam_margin=0 lam_softmax=0', 'lam_entropy'),
-    ('--method ecsv --set branches=65', 'branches is 65'), ('--sparse --set rho=2', 'rho is 2.0'),
-    ('--method ecsv-spot --set by=chance', "by is 'chance'; expected a text disagreement, entropy"),
-    ('--method via --set slim_bonus=2', 'expected true or false'),
-    ('--method specguard --set tau=nan', 'tau is nan'), ('--draft self --method via', 'its own drafts'),
+    ('--list payof', 'did you mean payoff?'), ('--method "sd gama=3"', 'did you mean gamma?'),
+    ('--method ar --gamma 3', '--gamma: ar has no such knob'),
+    ('--method "via slim_bonus=' + '[' * 99999 + '"', 'slim_bonus is'), ('--method "sd x"', 'sd x: expected'),
+    ('--method "sd gamma=3 gamma=4"', 'gamma=3 gamma=4'),
+    ('--gamma x', "gamma is 'x'; expected a whole number 0 or more"),
+    ('--method "cmasd lam_entropy=0 lam_margin=0 lam_softmax=0"', 'lam_entropy'),
+    ('--method "ecsv branches=65"', 'branches is 65'), ('--sparse rho=2', 'rho is 2.0'),
+    ('--method "ecsv-spot by=chance"', "by is 'chance'; expected a text disagreement, entropy"),
+    ('--method "via slim_bonus=2"', 'expected true or false'),
+    ('--method "specguard tau=nan"', 'tau is nan'), ('--draft self --method via', 'its own drafts'),
     *[(f'--method {name} {source}', '--draft DIR, without --lookup')
       for name in ('cmasd', 'ecsv', 'specguard') for source in ('--draft none', '--lookup')],
-    ('--target MODELS/draft --sparse --set ffn_quantile=0.5', 'python train_mask.py --anchors --target'),
+    ('--target MODELS/draft --sparse ffn_quantile=0.5', 'python train_mask.py --anchors --target'),
     ('--target MODELS/draft --draft MODELS/draft --method via', 'python train_mask.py --target')])
 def test_flags_that_do_not_fit(flags, named, capsys):
     """They are told in one line, and before any text is written."""
     prompt = () if '--prompts' in flags and '--prompt x' not in flags else ('--prompt', 'x')
-    words = [word.replace('MODELS', str(EMBEDDED)) for word in flags.split()]   # a path may have a space
+    words = [word.replace('MODELS', str(EMBEDDED)) for word in shlex.split(flags)]  # a path may have a space
     refused(capsys, named, *prompt, *words)
 
 
@@ -112,13 +110,13 @@ def test_list_names_every_method_and_its_knobs(capsys):
 
 
 @pytest.mark.parametrize('method', ['ar', 'sd', 'cmasd'])
-def test_json_trace_and_text_are_one_run(method, pair, tmp_path, capsys):
+def test_json_and_text_are_one_run(method, pair, capsys):
     """They agree on tokens, passes, labels and verdicts; the JSON names the run and why the text ended."""
-    trace = tmp_path / 'trace.jsonl'
-    flags = *pair, '--method', method, '--temperature', 1, '--seed', 3, '--trace', trace
+    flags = *pair, '--method', method, '--temperature', 1, '--seed', 3
     status, text, _ = program(capsys, *flags)
-    cycles = [json.loads(line) for line in trace.read_text().splitlines()]
-    report = reported(capsys, *flags)
+    report = reported(capsys, *flags, '--show')
+    cycles = report.pop('cycles')
+    assert report.keys() == reported(capsys, *flags).keys()
     stats, tokens, n = report['stats'], report['tokens'], len(report['tokens'])
     assert (status, report['text']) == (0, text[:-1])
     assert (report['method'], report['seed'], report['prompt_tokens']) == (method, 3, len('hello'))
@@ -213,10 +211,8 @@ def test_marks_stay_beside_the_colours(pair, capsys, monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='no device here is full')
 def test_streams_that_take_no_more(pair, capsys, monkeypatch):
-    """A full disk is told in one line, of a trace, too; a reader that has gone (`| head`) ends in silence."""
+    """A full disk is told in one line; a reader that has gone (`| head`) ends in silence."""
     flags = [*map(str, pair[:6]), '--max-new', '2']
-    status, _, err = program(capsys, *flags, '--json', '--trace', '/dev/full')
-    assert status == 2 and 'Errno 28' in err.splitlines()[-1]
     full = open('/dev/full', 'w', buffering=1)
     for stream, status in (full, 2), (Mock(write=Mock(side_effect=BrokenPipeError)), 0):
         monkeypatch.setattr(sys, 'stdout', stream)
@@ -225,28 +221,29 @@ def test_streams_that_take_no_more(pair, capsys, monkeypatch):
         full.close()
 
 
-def test_check_names_the_first_difference(pair, capsys):
-    """Position, both tokens and the gap of their logits."""
-    flags = *pair, '--ignore-eos'
-    assert 'equal to plain decoding for all 20 tokens' in program(capsys, *flags, '--check')[2]
-    lax = '--method', 'cmasd', '--set', 'tau_base=0', 'gamma_tau=0'
-    status, out, err = program(capsys, *flags, *lax, '--check', '--json')
-    found, wanted = json.loads(out)['tokens'], reported(capsys, *flags, '--method', 'ar')['tokens']
+def test_a_comparison_names_the_first_difference(pair, capsys, monkeypatch):
+    """Position, both tokens and the gap of their logits, of a lossless greedy text that is not that of ar."""
+    flags = *pair, '--ignore-eos', '--compare', 'sd', 'cmasd tau_base=0 gamma_tau=0'
+    assert 'not the text of ar' not in program(capsys, *flags)[1]
+    monkeypatch.setattr(METHODS['cmasd'], 'lossless', True)           # which it is not
+    told = program(capsys, *flags)[1]
+    found = reported(capsys, *flags[:-3], '--method', flags[-1])['tokens']
+    wanted = reported(capsys, *flags[:-3], '--method', 'ar')['tokens']
     i = next(i for i in range(20) if found[i] != wanted[i])
     model, tokenizer, _ = load(pair[1])
     logits = fresh(model, tokenizer.encode('hello').ids + wanted[:i], 1)[0]
     here, there = [repr(tokenizer.decode([tokens[i]])) for tokens in (found, wanted)]
-    gap = float(logits[wanted[i]] - logits[found[i]])
-    assert f'check: differs from plain decoding at token {i}: {here} instead of {there}' in err
-    assert f'; logit gap {gap:.2g}.' in err and i > status == 0
+    gap = f'{float(logits[wanted[i]] - logits[found[i]]):.2g}'
+    assert i and f'not the text of ar, but {here} instead of {there} at token {i}, logit gap {gap}' in told
+    assert 'not the text of ar' not in program(capsys, *flags, '--temperature', 1)[1]
 
 
 def test_compare_is_a_table_of_methods(pair, capsys):
     """A line a method, each marked as what it is; plain decoding is the unit. A single run has one line."""
     flags = *pair, '--ignore-eos'
-    status, out, _ = program(capsys, *flags, '--compare', 'sd', 'lenient', '--set', 'lenience=0.1', 'gamma=2')
+    status, out, _ = program(capsys, *flags, '--compare', 'sd', 'lenient lenience=0.1', '--gamma', 2)
     assert status == 0 and max(map(len, out.splitlines())) <= 110
-    ar, sd, lenient = [table_in(out)[name] for name in ('ar', 'sd', 'lenient')]
+    ar, sd, lenient = table_in(out).values()
     assert [ar[''], sd[''], lenient['']] == ['lossless', 'lossless', 'LOSSY']
     assert [ar[head] for head in ('tokens', 'passes', 'a pass', 'kept')] == ['20', '20', '1.00', '']
     assert (ar['x ar'][:4], sd['like ar'], sd['kept'][-1], 'right' in sd) == ('1.00', '100.0%', '%', False)
@@ -265,12 +262,12 @@ def test_settings_that_are_none(settings, told, pair, capsys):
 
 
 def test_compare_takes_settings(pair, capsys):
-    """A method's name and knobs, named as written; --set and --gamma are for those that lack a knob."""
+    """A method's name and knobs, named as written; --gamma is for those that do not name it."""
     made = specmini.parse(['--prompt', 'x', '--compare', 'sd gamma=8', 'via', 'via keep=0.7  gamma=3',
-                           ' specguard delimiter=. tau=0.5 ', '--gamma', '2', '--set', 'keep=0.2']).methods
+                           ' specguard delimiter=. tau=0.5 ', '--gamma', '2']).methods
     assert list(made) == ['ar', 'sd gamma=8', 'via', 'via keep=0.7  gamma=3', 'specguard delimiter=. tau=0.5']
     _, sd, via, own, steps = made.values()
-    assert (sd.gamma, via.gamma, via.keep, own.gamma, own.keep) == (8, 2, 0.2, 3, 0.7)
+    assert (sd.gamma, via.gamma, via.keep, own.gamma, own.keep) == (8, 2, 0.5, 3, 0.7)
     assert (steps.delimiter, steps.tau, steps.gamma) == ('.', 0.5, 2)
     layers = specmini.make_methods(['via-layers layers=3 4 5 keep=0.9'])['via-layers layers=3 4 5 keep=0.9']
     assert (layers.layers, layers.keep) == ('3 4 5', 0.9)
@@ -284,43 +281,27 @@ def test_compare_takes_settings(pair, capsys):
     ('--gamma 0', 'sd: nothing was drafted (gamma 0'), ('--max-new 1', 'sd: nothing was drafted (gamma 4'),
     ('--draft none', '--draft none'), ('', ''), ('--method ar', ''), ('--top-p 0.5 --temperature 1', ''),
     ('--top-p 0.5', '--top-k and --top-p change no text at temperature 0'), ('--top-k 3', 'change no text'),
-    ('--target DRAFT --draft TARGET', 'the draft model is larger than its target'),
-    ('--target PENALTY', 'not applied, of generation_config.json: repetition_penalty, stop_strings')])
+    ('--prompts TOOLS', 'the tools of rows are not used'),
+    ('--target PENALTY', 'generation_config.json: repetition_penalty, stop_strings, new_one')])
 def test_notes(flags, told, pair, tmp_path, capsys):
     """Below the table of a run stands what it does not tell."""
-    asked = dict(repetition_penalty=1.1, min_length=0, suppress_tokens=[3], temperature=0.7, num_beams=1,
-                 stop_strings=['x'], forced_eos_token_id=None, watermarking_config={})
-    penalty = tiny(tmp_path, files={'generation_config.json': asked})
-    for word, folder in dict(TARGET=pair[1], DRAFT=pair[3], PENALTY=penalty).items():
-        flags = flags.replace(word, str(folder))
-    status, _, err = program(capsys, *pair, '--ignore-eos', *flags.split())
+    asked = dict(repetition_penalty=1.1, min_length=0, suppress_tokens=[], temperature=0.7, num_beams=1,
+                 stop_strings=['x'], forced_eos_token_id=None, watermarking_config={}, new_one=3)
+    penalty = tiny(tmp_path / 'home', files={'generation_config.json': asked})
+    put(tmp_path, {'rows.jsonl': json_lines([dict(prompt='hello', tools=[dict(name='f')])])})
+    for word, file in dict(TOOLS=tmp_path / 'rows.jsonl', PENALTY=penalty).items():
+        flags = flags.replace(word, str(file))
+    usual = pair if '--prompts' not in flags else [*pair[:4], *pair[6:]]
+    status, _, err = program(capsys, *usual, '--ignore-eos', *flags.split())
     notes = err.partition('lossless\n')[2]
     assert status == 0 and told in notes and bool(told) == bool(notes), err
 
 
-HARMLESS = {            # what changes no greedy text but its length, or several beams alone
-    'max_length', 'max_new_tokens', 'max_time', 'do_sample', 'temperature', 'top_k', 'top_p', 'min_p',
-    'top_h', 'typical_p', 'epsilon_cutoff', 'eta_cutoff', 'early_stopping', 'length_penalty',
-    'renormalize_logits', 'remove_invalid_values', 'num_return_sequences', 'decoder_start_token_id',
-    'use_mtp', 'speculation_type', 'return_dict_in_generate', 'transformers_version', 'num_beam_groups',
-    'diversity_penalty', 'constraints',
-    'force_words_ids', 'low_memory', 'prefill_chunk_size'}
-
-
-def test_settings_that_are_not_applied_are_all_that_transformers_has():
-    """Each of its generation settings is told, or known to be harmless; of some kinds all are."""
-    kinds = re.compile('output_|.*(cache|assistant|lookbehind|compile|batching)|(bos|eos|pad)_token_id|'
-                       'prompt_lookup|max_matching|is_|_')
-    theirs = {name for name in vars(transformers.GenerationConfig()) if not kinds.match(name)}
-    assert theirs - HARMLESS <= {*specmini.IGNORED} and not HARMLESS & {*specmini.IGNORED}
-
-
-@pytest.mark.parametrize('flags', [
-    case('via', '--method via --set escalate=0.1'),
-    case('sparse', '--method sparse --set rho=0 dense_below=4 block=2 locals=1')])
-def test_audit_is_what_a_fresh_target_says(flags, pair, capsys, monkeypatch):
+@pytest.mark.parametrize('setting', [
+    case('via', 'via escalate=0.1'), case('sparse', 'sparse rho=0 dense_below=4 block=2 locals=1')])
+def test_audit_is_what_a_fresh_target_says(setting, pair, capsys, monkeypatch):
     """p of each token, in parts, at no cost to the passes; lossless and sampled texts have none."""
-    flags = *pair, '--ignore-eos', *flags.split()
+    flags = *pair, '--ignore-eos', '--method', setting
     unparted = reported(capsys, *flags)
     monkeypatch.setattr(specmini, 'AUDITED', 3)
     found = reported(capsys, *flags)
@@ -359,51 +340,53 @@ def test_grades(answer, text):
     assert grades == [True, False, False]
 
 
-def test_answers_are_graded(answered, tmp_path, capsys, monkeypatch):
-    """Where they are; a run that is interrupted has its figures, and a trace, of what there is."""
+def test_answers_are_graded(answered, capsys, monkeypatch):
+    """Where they are; a run that is interrupted has its figures of what there is."""
     status, out, _ = program(capsys, *answered, '--compare', 'sd')
     assert (status, [row['right'] for row in table_in(out).values()]) == (0, ['50.0%', '50.0%'])
     interrupt(monkeypatch, Exact, 'accept', 8)                          # three of each row
-    flags = *answered, '--draft', 'none', '--json', '--trace', tmp_path / 'trace.jsonl'
-    status, out, err = program(capsys, *flags)
+    status, out, err = program(capsys, *answered, '--draft', 'none', '--json', '--show')
     found = [json.loads(line) for line in out.splitlines()]
     assert [report.get('right') for report in found] == [True, False, None]
     assert [report['finish'] for report in found] == ['length', 'length', 'interrupted']
-    cycles = [json.loads(line) for line in (tmp_path / 'trace.jsonl').read_text().splitlines()]
-    assert [cycle['prompt'] for cycle in cycles] == [0, 0, 0, 1, 1, 1, 2]
+    assert [len(report['cycles']) for report in found] == [3, 3, 1]
     assert (status, table_in(err)['sd']['tokens'], table_in(err)['sd']['right']) == (130, '7', '50.0%')
 
 
 @pytest.mark.parametrize('where, name, n, flags', [
     (specmini, 'load', 1, ''), (specmini, 'read_prompt', 1, ''), (Exact, 'accept', 1, ''),
-    (specmini, 'read_prompt', 2, ''), (specmini, 'report', 2, ''), (specmini, 'check', 2, '--check'),
+    (specmini, 'read_prompt', 2, ''), (specmini, 'report', 2, ''),
     (specmini, 'audit', 2, '--method cmasd')])
-def test_an_interrupt(where, name, n, flags, answered, tmp_path, capsys, monkeypatch):
+def test_an_interrupt(where, name, n, flags, answered, capsys, monkeypatch):
     """Before the first token nothing is written; while or after the second text, the first one is whole."""
     interrupt(monkeypatch, where, name, n)
-    trace = tmp_path / 'trace.jsonl'
-    status, out, err = program(capsys, *answered, '--json', '--trace', trace, *flags.split())
+    status, out, err = program(capsys, *answered, '--json', *flags.split())
     assert (status, 'method' in err) == (130, n == 2)
     if n == 2:
         assert json.loads(out.splitlines()[0])['finish'] == 'length' and len(table_in(err)) == 1
-        assert json.loads(trace.read_text().splitlines()[0])['prompt'] == 0
 
 
-def test_rows_of_messages(pair, tmp_path, capsys):
-    """They go through the chat template; a run without --chat refuses them, and leaves no trace."""
-    template = '{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}'
+def test_messages_go_through_the_chat_template(pair, tmp_path, capsys):
+    """Of rows and from Python; a text does with --chat. A row may have settings of the template."""
+    template = '{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ mood }}{{ tools }}'
     folder = tiny(tmp_path / 'chat', files={'tokenizer_config.json': dict(chat_template=template)})
     messages = [dict(role='system', content='s'), dict(role='user', content='hi')]
-    put(tmp_path, {'p.jsonl': json_lines([dict(prompt='hi'), dict(messages=messages)])})
-    flags = '--target', folder, '--prompts', tmp_path / 'p.jsonl', '--max-new', 1
-    assert reported(capsys, *flags, '--chat')['prompt_tokens'] == len('<system>s<user>hi')
-    trace = tmp_path / 'trace.jsonl'
-    refused(capsys, 'add --chat', *flags, '--trace', trace)
-    assert not trace.exists()
+    told = dict(messages=messages, tools=[{}], chat_template_kwargs=dict(mood='!'))
+    put(tmp_path, {'p.jsonl': json_lines([dict(prompt='hi'), dict(messages=messages), told])})
+    flags = '--target', folder, '--draft', 'none', '--prompts', tmp_path / 'p.jsonl', '--max-new', 1, '--json'
+    lengths = [len(text) for text in ('<user>hiNone', '<system>s<user>hiNone', '<system>s<user>hi!None')]
+    for more, first in ((), 2), (('--chat',), lengths[0]):
+        found = [json.loads(line) for line in program(capsys, *flags, *more)[1].splitlines()]
+        assert [report['prompt_tokens'] for report in found] == [first, *lengths[1:]]
+    engine = specmini.Engine(folder, 'none', max_new=4)
+    ids = encode(engine.tokenizer, '<system>s<user>hiNone')
+    assert engine.ids_of(messages) == ids and engine.generate(messages)[0] == engine.generate(ids)[0]
+    put(tmp_path, {'p.jsonl': json_lines([dict(prompt='hi'), told | dict(chat_template_kwargs=7)])})
+    refused(capsys, 'prompt 2', *flags)
 
 
 @pytest.mark.parametrize('ids', [
-    None, 7, b'One', [], [-1], [257], [1.0], [True], ['1'], [[1]], torch.tensor([1]), [{}]], ids=repr)
+    None, 7, b'One', [], [-1], [257], [1.0], [True], ['1'], [[1]], torch.tensor([1])], ids=repr)
 def test_ids_that_are_none(ids, pair):
     """From Python; a list of ids of the target's vocabulary is a prompt."""
     engine = specmini.Engine(pair[1], pair[3], max_new=1)
@@ -439,13 +422,13 @@ def test_bad_prompt_files(content, named, pair, capsys, tmp_path):
 
 
 TALK = ("{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
-        "{{ call.function.arguments.items() | list }}{% endfor %}{% endfor %}{{ tools | tojson if tools }}")
+        "{{ call.function.arguments.items() | list }}{% endfor %}{% endfor %}")
 CALL = dict(role='assistant', content='', tool_calls=[dict(function=dict(name='f', arguments='{"a": 1}'))])
 
 
 @pytest.fixture
 def talking(tmp_path):
-    """Flags of a run in a chat template that tells of tools, on the file p.jsonl; and that file."""
+    """Flags of a run in a chat template that tells of calls, on the file p.jsonl; and that file."""
     folder = tiny(tmp_path / 'talks', files={'chat_template.jinja': TALK})
     file = tmp_path / 'p.jsonl'
     return ['--target', folder, '--draft', 'none', '--max-new', 2, '--chat', '--prompts', file], file
@@ -459,18 +442,6 @@ def test_a_row_that_a_template_refuses_is_named(message, named, talking, capsys)
     flags, file = talking
     file.write_text(json_lines([dict(prompt='fine'), dict(messages=[message])]))
     assert named in refused(capsys, 'prompt 2: --chat', *flags)
-
-
-def test_tools_go_to_the_template(talking, capsys):
-    """A line says so where they do not."""
-    flags, file = talking
-    file.write_text(json_lines([dict(prompt='hi', tools=[dict(name='f')])]))
-    assert reported(capsys, *flags)['prompt_tokens'] == len('hi[{"name": "f"}]')
-    assert 'tools of rows' not in program(capsys, *flags)[2]
-    without = [flag for flag in flags if flag != '--chat']
-    assert 'the tools of rows are not used' in program(capsys, *without)[2]
-    put(flags[1], {'chat_template.jinja': '{{ messages[0].content }}'})
-    assert 'the tools of rows are not used' in program(capsys, *flags)[2]
 
 
 def test_prompts_of_standard_input(pair, capsys):
@@ -574,36 +545,12 @@ def test_methods_of_ones_own(pair, tmp_path, capsys):
         with patch.dict(METHODS):                       # they are forgotten after it
             _, listed, _ = program(capsys, *flags, '--list')
             assert '  keeps           Keeps every token.' in listed and '  fails ' in listed
-            flags = *pair, *flags, '--method', 'keeps', '--set'
-            found = reported(capsys, *flags, 'often=2')
+            found = reported(capsys, *pair, *flags, '--method', 'keeps often=2')
             assert (found['knobs']['often'], found['lossless']) == (2, False)
             assert found['stats']['acceptance_rate'] == 1 and found['stats']['audited_wrong'] > 0
-            flags = *pair, '--method', 'keeps', '--set'     # it is entered already
-            refused(capsys, 'often is 0; expected a whole number 1 or more', *flags, 'often=0')
-            refused(capsys, "often is '1.5'; expected a whole number", *flags, 'often=1.5')
-
-
-@pytest.mark.parametrize('spelling', [
-    'rows.jsonl', 'home/../rows.jsonl', 'link', 'own.py', 'home/config.json', 'home/model.safetensors',
-    'home/tokenizer.json', 'home/calibration.json', 'home/chat_template.jinja'])
-def test_a_trace_takes_the_place_of_nothing_that_is_read(spelling, tmp_path, capsys):
-    home = tiny(tmp_path / 'home', files={'chat_template.jinja': 'x', 'calibration.json': {}})
-    put(tmp_path, {'rows.jsonl': '{"prompt": "my only copy"}', 'own.py': 'x = 1'})
-    (tmp_path / 'link').symlink_to(tmp_path / 'rows.jsonl')
-    where = tmp_path / spelling
-    before = where.read_bytes()
-    flags = '--target', home, '--prompts', tmp_path / 'rows.jsonl', '--import', tmp_path / 'own.py', '--trace'
-    refused(capsys, 'this run reads that file', *flags, where)
-    assert where.read_bytes() == before
-    for _ in range(2):
-        assert program(capsys, *flags, home / 'trace.jsonl')[0] == 0 and (home / 'trace.jsonl').read_text()
-
-
-def test_a_trace_stays_where_a_run_is_refused(pair, tmp_path, capsys):
-    put(tmp_path, {'trace.jsonl': 'an earlier one'})
-    flags = *pair[:2], '--draft', 'self', '--method', 'via', '--prompt', 'x'
-    refused(capsys, 'its own drafts', *flags, '--trace', tmp_path / 'trace.jsonl')
-    assert (tmp_path / 'trace.jsonl').read_text() == 'an earlier one'
+            flags = *pair, '--method'                       # it is entered already
+            refused(capsys, 'often is 0; expected a whole number 1 or more', *flags, 'keeps often=0')
+            refused(capsys, "often is '1.5'; expected a whole number", *flags, 'keeps often=1.5')
 
 
 def test_settings_of_an_engine(pair):
@@ -662,11 +609,11 @@ def test_two_files_of_one_name(pair, tmp_path, capsys):
         files.append(tmp_path / name / 'm.py')
     with patch.dict(METHODS):
         flags = *pair, '--import', *files, '--method'
-        assert reported(capsys, *flags, 'one', '--set', 'x=5')['knobs']['x'] == 5
+        assert reported(capsys, *flags, 'one x=5')['knobs']['x'] == 5
         assert reported(capsys, *pair, '--method', 'one')['knobs']['x'] is None
-        assert reported(capsys, *pair, '--method', 'two', '--set', 'x=5')['knobs']['x'] == '5'
-        refused(capsys, "x is 'a'; expected a whole number", *pair, '--method', 'one', '--set', 'x=a')
-        refused(capsys, 'list[int] is set from Python', *pair, '--method', 'three', '--set', 'x=5')
+        assert reported(capsys, *pair, '--method', 'two x=5')['knobs']['x'] == '5'
+        refused(capsys, "x is 'a'; expected a whole number", *pair, '--method', 'one x=a')
+        refused(capsys, 'list[int] is set from Python', *pair, '--method', 'three x=5')
 
 
 def test_a_list_goes_on_after_what_is_no_method(capsys):

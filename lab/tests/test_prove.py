@@ -1,5 +1,6 @@
 """lab.prove: what walks find, what they say of it, and that no verdict contradicts a method."""
 import random
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -82,9 +83,10 @@ WRONG = dict(
 def test_what_is_wrong_in_some_states_alone_is_found(wrong, status, capsys, monkeypatch):
     """In a line, which a single walk repeats."""
     monkeypatch.setitem(METHODS, 'mine', wrong)
-    flags = 'mine', '--seed', 6, '--set', 'tau=inf' if issubclass(wrong, METHODS['specguard']) else 'gamma=4'
+    knob = 'tau=inf' if issubclass(wrong, METHODS['specguard']) else 'gamma=4'
+    flags = f'mine {knob}', '--seed', 6
     found, out, err = program(capsys, *flags, main=prove.main)
-    assert found in status and ('\nWRONG: ' in out or 'lab.prove: mine: ' in err), out + err
+    assert found in status and ('\nWRONG: ' in out or 'lab.prove: mine ' in err), out + err
     if status == [1]:
         number = out.split('--walk ')[1].split()[0]
         _, again, _ = program(capsys, *flags, '--walk', number, main=prove.main)
@@ -176,7 +178,7 @@ def test_an_error_of_ones_own_is_told_with_its_walk(tmp_path, capsys):
 
 def test_drafts_that_a_method_refuses_are_named(capsys):
     with patch.dict(METHODS, mine=METHODS['cmasd']):
-        _, out, _ = program(capsys, 'mine', '--set', 'tau_base=1', '--walks', 5, main=prove.main)
+        _, out, _ = program(capsys, 'mine tau_base=1', '--walks', 5, main=prove.main)
     assert 'not walked with drafts by look-up, else draft: ' in out and 'never met: a look-up' in out
 
 
@@ -188,7 +190,7 @@ def test_short_blocks_are_walked_longer():
 
 @pytest.mark.parametrize('named, flags', [
     ('nope', 'nope'), ('temperature is -1', 'sd --temperature -1'), ('rsd', 'rsd'), ('ids', 'sd --prompt x'),
-    ('gamma', 'ar --set gamma=2'), ('sparse', 'sparse --set ffn_quantile=0.5'),
+    ('gamma', '"ar gamma=2"'), ('sparse', '"sparse ffn_quantile=0.5"'),
     ('walks is 0', 'sd --walks 0')])
 def test_prove_refuses_in_one_line(named, flags, capsys):
-    refused(capsys, named, *flags.split(), main=prove.main)
+    refused(capsys, named, *shlex.split(flags), main=prove.main)
