@@ -163,7 +163,7 @@ def test_knobs_of_a_users_method_are_checked(monkeypatch):
         share: 'float' = knob(0.5, 'a share', 0, 1)
     monkeypatch.setitem(verify.METHODS, 'own', Own)
     made = specmini.make_methods(['own share=0.25'], '2')
-    assert made['own'] == Own(2, share=0.25) and Own(share=1).share == 1
+    assert made['own share=0.25'] == Own(2, share=0.25) and Own(share=1).share == 1
     for wrong in ('0.5', None, True, 2):
         refuses(f'share is {wrong!r}; expected a number 0 to 1', partial(Own, share=wrong))
 
