@@ -19,15 +19,15 @@ from torch.nn import functional
 from model import (ORIGINAL, BadInput, Linear, Reader, chat, encode, find_folder, find_tensors, load,
                    read_config, read_json, require_that, weight_files)
 
+PACKAGES = '; `pip install transformers peft gguf sentencepiece protobuf` has all that sources may need'
+HEAD, EMBEDDING = 'lm_head.weight', 'model.embed_tokens.weight'
+LONGEST = 256           # tokens whose logits are compared
 TEXTS = 'One evening, Mia met 12 foxes.\n\n  "día" \U0001f98a', 'def f(x):\n\treturn  x \r\n', ' a  b\u00a0'
 USER, SAYS, SYSTEM = [dict(role=role, content='Hello <there>. ') for role in ('user', 'assistant', 'system')]
 CHATS = [USER], [SYSTEM, USER], [USER, SAYS, USER], [SYSTEM, USER, SAYS, USER]
-HEAD, EMBEDDING = 'lm_head.weight', 'model.embed_tokens.weight'
-PACKAGES = '; `pip install transformers peft gguf sentencepiece protobuf` has all that sources may need'
-LONGEST = 256           # tokens whose logits are compared
 
 
-# ------------------------------------------------------------------------------------------- transformers
+# ------------------------------------------------------------------------------- reading, by transformers
 
 def read(source):
     """(model, tokenizer) of transformers; BadInput for fresh weights, or integers without scales."""
@@ -74,11 +74,12 @@ def refuse_bare_numbers(folder):
     require_that(not bare or quantised, f'{bare[:1]} and others are integers, or in 8 bits, without scales')
 
 
+# ------------------------------------------------------------------------------- writing the one form
+
 def write(model, tokenizer, source, new):
     """Saves both in the form that specmini reads; another architecture is refused before its weights."""
-    model.config.save_pretrained(new)
-    model.generation_config.save_pretrained(new)
-    tokenizer.save_pretrained(new)
+    for part in (model.config, model.generation_config, tokenizer):
+        part.save_pretrained(new)
     raw = read_json(new / 'config.json')
     raw.pop(ORIGINAL, None)                             # it is among the rotary settings
     raw.pop('quantization_config', None)
@@ -98,23 +99,16 @@ def write(model, tokenizer, source, new):
         tensors |= parts
     if tensors[HEAD].data_ptr() == tensors[EMBEDDING].data_ptr():
         tensors.pop(HEAD)                               # tied
-    files = weights_of(source, tensors)
-    for file in files:
-        shutil.copy(file, new)
-    if not files:
-        save_file(tensors, new / 'model.safetensors', dict(format='pt'))
-
-
-def weights_of(source, tensors):
-    """The files of a folder that hold just these tensors and are no adapter's; none if they do not."""
-    with contextlib.suppress(BadInput):
+    with contextlib.suppress(BadInput):                 # files that hold just these tensors are copied
         stored = find_tensors(File(source))
         if stored.keys() == tensors.keys() and all(dtype for _, dtype in stored.values()):
-            return weight_files(File(source))
-    return []
+            for file in weight_files(File(source)):
+                shutil.copy(file, new)
+            return
+    save_file(tensors, new / 'model.safetensors', dict(format='pt'))
 
 
-# ------------------------------------------------------------------------------------------- comparing
+# ------------------------------------------------------------------------------- comparing
 # Both networks compute in fp32, one matrix at a time, because all of them would be twice as large.
 
 def in_fp32(model):
@@ -140,50 +134,48 @@ class Widened(Linear):
         return functional.linear(x, self.weight.float(), self.bias)
 
 
+def facts(ends, texts, to_ids, render):
+    """{what decides a text: its value}: its ends, the ids of texts, chats (None: the template refuses)."""
+    found = {'the ends of a text': ends} | {f'the ids of {text!r}': to_ids(text) for text in texts}
+    for messages in CHATS:
+        roles = ', '.join(one['role'] for one in messages)
+        found[f'a chat of {roles}'] = None
+        with contextlib.suppress(Exception):
+            found[f'a chat of {roles}'] = render(messages)
+    return found
+
+
 def by_transformers(model, tokenizer):
-    """({what decides a text: its value}, [texts], ids, their logits [T, V]) of transformers."""
+    """(facts, the texts, the ids of the last, their logits [T, V])."""
     ends = model.generation_config.eos_token_id
+    ends = {*ends} if isinstance(ends, list) else {ends} - {None}
     rows = model.config.vocab_size
     added = [token.content for i, token in tokenizer.added_tokens_decoder.items() if i < rows]
     texts = [*TEXTS, f'a{" x".join(added)} b\n{"".join(added)} c']
-
-    def render(messages):
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    facts = facts_of({*ends} if isinstance(ends, list) else {ends} - {None}, texts,
-                     lambda text: tokenizer(text)['input_ids'], render)
-    ids = facts[f'the ids of {texts[-1]!r}'][:LONGEST]
+    render = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    found = facts(ends, texts, lambda text: tokenizer(text)['input_ids'], render)
+    ids = found[f'the ids of {texts[-1]!r}'][:LONGEST]
     with torch.no_grad():
-        logits = in_fp32(model)(torch.tensor([ids])).logits[0]
-    return facts, texts, ids, logits
+        return found, texts, ids, in_fp32(model)(torch.tensor([ids])).logits[0]
 
 
-def facts_of(ends, texts, encode, render):
-    """{what: value} of ends, of the ids of texts and of chats; a chat that the template refuses is None."""
-    facts = {'the ends of a text': ends} | {f'the ids of {text!r}': encode(text) for text in texts}
-    for messages in CHATS:
-        roles = ', '.join(one['role'] for one in messages)
-        facts[f'a chat of {roles}'] = None
-        with contextlib.suppress(Exception):
-            facts[f'a chat of {roles}'] = render(messages)
-    return facts
-
-
-def compare(new, theirs):
-    """How far logits of a new folder are from theirs, in deviations; BadInput for any other difference."""
-    facts, texts, ids, logits = theirs
+def compare(new, theirs, texts, ids, logits):
+    """How far specmini's logits are from these, in deviations; BadInput for any other difference."""
     network, tokenizer, ends = load(new, dtype=None)
+    ours = facts(ends, texts, partial(encode, tokenizer), partial(chat, new))
+    for what, value in theirs.items():
+        require_that(ours[what] == value, f'{what}: {ours[what]}, by transformers {value}')
     for part in network.modules():
         part.__class__ = Widened if isinstance(part, Linear) else part.__class__
-    ours = facts_of(ends, texts, partial(encode, tokenizer), partial(chat, new))
-    for what, value in facts.items():
-        require_that(ours[what] == value, f'{what}: {ours[what]}, by transformers {value}')
     ids = ids[:network.config.max_position_embeddings]
-    found = Reader(network, len(ids)).read(ids, network.full, len(ids))
     logits = logits[:len(ids), :network.vocab]
+    found = Reader(network, len(ids)).read(ids, network.full, len(ids))
     apart = float((found - logits).abs().max() / logits.std())
     require_that(apart < 1e-3, f'logits differ, by {apart:.2g} of their deviation')
     return apart
 
+
+# ------------------------------------------------------------------------------- the program
 
 def convert(source, new):
     """Makes the folder `new`, whole or not at all; returns what `compare` does."""
@@ -198,8 +190,8 @@ def convert(source, new):
             raise BadInput(f'{source}: {error}' + lacking * PACKAGES) from None
         write(model, tokenizer, source, begun)
         theirs = by_transformers(model, tokenizer)
-        del model
-        apart = compare(begun, theirs)
+        del model                                       # before ours is in memory
+        apart = compare(begun, *theirs)
         begun.rename(new)
         return apart
     finally:
