@@ -48,7 +48,6 @@ AUDITED = 256           # positions whose logits an audit holds at once
 HARMLESS = {            # of generation_config.json: read by load, flags here, or without effect on a text
     'eos_token_id', 'bos_token_id', 'pad_token_id', 'do_sample', 'temperature', 'top_k', 'top_p',
     'max_length', 'max_new_tokens', 'transformers_version', 'cache_implementation'}
-NICKNAMES = dict(plain='ar', greedy='ar')
 MOVED = {               # what a flag of earlier versions is now
     '--set': 'knobs stand beside the method: --method "via keep=0.7"',
     '--trace': '--json --show prints the cycles', '--check': '--compare names the first difference'}
@@ -425,8 +424,7 @@ def read_value(value, kind):
 
 def no_such(name, names):
     """A sentence on a name that is none of these: the nearest, else all."""
-    wanted = NICKNAMES.get(name, name)
-    near = [one for one in names if one.startswith(wanted)] or difflib.get_close_matches(wanted, names, 1)
+    near = [one for one in names if one.startswith(name)] or difflib.get_close_matches(name, names, 1)
     known = f'expected one of {", ".join(sorted(names)) or "none"}'
     return f'{name}: there is none of this name; ' + (f'did you mean {near[0]}?' if near else known)
 
@@ -495,9 +493,8 @@ def read_row(line):
     with naming('expected one JSON object a line', (ValueError, RecursionError)):
         row = json.loads(line)
         require_that(isinstance(row, dict), f'found {line.strip()[:40]}')
-    turns = row.get('turns')
-    first = turns[0] if turns and isinstance(turns, list) else None
-    text = row.get('prompt') or row.get('question') or row.get('messages') or first
+    turns = row.get('turns') or [None]
+    text = row.get('prompt') or row.get('question') or row.get('messages') or turns[0]
     chats = isinstance(text, list) and all(isinstance(one, dict) for one in text)
     require_that(chats or isinstance(text, str),
                  'expected a text under prompt, question or turns, or a list under messages')
@@ -686,8 +683,6 @@ def notes(engine, methods):
     ignored = [name for name, value in asked.items()
                if name not in HARMLESS and value not in (None, 0, 1, [], {}, '')]
     endless = sorted(engine.eos - engine.models['target'].token_texts.keys())
-    if is_greedy(engine.temperature) and (engine.top_k or engine.top_p < 1):
-        yield '--top-k and --top-p change no text at temperature 0'
     if endless:
         yield f'no token of the tokenizer has the end-of-sequence id {endless[0]}'
     if ignored:

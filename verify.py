@@ -283,9 +283,8 @@ def decode(session: Session, method: 'Method'):
         draft = method.propose(session)
         score = method.score(session, draft)                    # a Score is lazy: it has not read yet
         tokens, labels, judged = method.accept(session, draft, score)
-        require_that(len(labels) >= len(tokens) > 0,
-                     f'accept returned {len(tokens)} tokens with {len(labels)} labels; expected one or '
-                     'more, and a label for each')
+        require_that(len(labels) >= len(tokens) > 0, f'accept returned {len(tokens)} tokens and {len(labels)}'
+                     ' labels; expected one or more, and a label for each')
         tokens = session.commit(tokens)
         cycle = Cycle(draft.tokens, judged, tokens, labels[:len(tokens)],
                       passes_since(session, marks), time.perf_counter() - begin,
