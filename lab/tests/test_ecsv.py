@@ -1,10 +1,7 @@
 """ECSV: the laws of its baselines, and its claims computed by hand."""
-from types import SimpleNamespace
-
 import numpy
 import pandas
 import pytest
-import torch
 
 from lab import prove
 from lab.baselines import OracleTop1, SdMulti
@@ -20,15 +17,6 @@ TWO = dict(gamma=2, branches=2, draft_temperature=1.0, draft_top_p=0.8)
 def test_law_of_read_branches(kind):
     method = kind(**TWO)
     assert method.lossless and prove.Proof('best', method, range(4)).gap < prove.SAME
-
-
-def test_a_branch_is_enough():
-    """The target reads on, unless each token is its first choice; the row after the block does not count."""
-    logits = torch.tensor([[0., 2., 1.], [3., 0., 1.], [0., 0., 9.]])
-    first, other = (SimpleNamespace(logits=logits, block=SimpleNamespace(tokens=ids))
-                    for ids in ([1, 0], [1, 2]))
-    assert SdMulti().is_enough(first) and not SdMulti().is_enough(other)
-    assert not OracleTop1().is_enough(first)
 
 
 LITE = 'ecsv gamma={} branches={} draft_temperature=0.3 a_self=0'
@@ -75,13 +63,6 @@ def test_settings_are_chosen_on_the_texts_that_tuning_sees():
     assert of(second) == pytest.approx(9 / 1)           # 18 / 2 over 10 / 10, at 1.2 positions
     assert of(second, first) == pytest.approx(0.75)     # as it was tuned for the first
     assert claims.tasks_longer(other)(first) == 0 and claims.tasks_longer(other)(second) == 1
-
-
-def test_by_task():
-    """The longest vote on both, a half mixture, in each task; a text of 20 nats and tokens has e."""
-    pair = SimpleNamespace(frame=lambda record: frame().assign(nats=10.0))
-    assert claims.by_task(pair, frame()).values.tolist() == [
-        [task, pytest.approx(0.75), '2.718', '2.718', '1.649', '1.649'] for task in ('story', 'qa', 'all')]
 
 
 @pytest.mark.slow
