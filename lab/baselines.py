@@ -175,7 +175,6 @@ class SdMulti(OracleTop1):
     mass. The proposal says no more than "accept-first-that-passes (no fusion)".
     """
     branches: int = knob(2, 'branches that the target reads at most', 1, 64)
-    lossless = True
 
     def is_enough(self, score):
         tokens = score.block.tokens

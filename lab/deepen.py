@@ -8,6 +8,7 @@ import argparse
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path as File
 
 import torch
@@ -67,10 +68,7 @@ def run():
         deepen(args.folder, args.out, args.times)
 
 
-def main():
-    """Runs the program; returns its exit status."""
-    return exit_status('lab.deepen', run)
-
+main = partial(exit_status, 'lab.deepen', run)          # returns the exit status
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -261,10 +261,10 @@ def over(frame, mine, rivals, unit='second', what='tokens', least=0.0, ceiling=m
                     unit='clock' if unit == 'second' else '', ceiling=ceiling)
 
 
-def winner(frame, names, **how):
-    """The name of the setting that is the fastest on all texts; how: as in `fastest`."""
+def winner(frame, names):
+    """The name of the setting that is the fastest on all texts."""
     texts = numpy.arange(frame.text.nunique())
-    return max(names, key=lambda name: fastest(frame, [name], **how)(texts))
+    return max(names, key=lambda name: fastest(frame, [name])(texts))
 
 
 def gap(frame, mine, rival):
@@ -289,6 +289,10 @@ def number(x):
     return '' if not math.isfinite(x) else f'{x:.3f}' if 0.9 <= x < 1.1 else f'{x:.2f}'
 
 
+def spread(found):
+    return f'{number(found.figure)} ({number(found.low)} to {number(found.high)})'
+
+
 def overview(frame, plain='ar', **columns):
     """A frame without verdicts, a row a setting.
 
@@ -300,9 +304,8 @@ def overview(frame, plain='ar', **columns):
         mine = frame[frame.setting == name]
         total = mine[['tokens', 'full', 'kept', 'cycles', 'agreed', 'drafted']].sum()
         line = dict(setting=f'`{name}`')
-        if plain in frame.setting.values:
-            found = over(frame, name, plain)
-            line['over plain'] = f'{number(found.figure)} ({found.interval})' * (not math.isnan(found.figure))
+        found = over(frame, name, plain)
+        line['over plain'] = f'{number(found.figure)} ({found.interval})' * (not math.isnan(found.figure))
         line['tokens a full pass'] = total.tokens / total.full if total.full else math.nan
         line['kept a cycle'] = total.kept / total.cycles
         line['dropped'] = 1 - total.kept / total.drafted if total.drafted else math.nan
@@ -365,9 +368,9 @@ def record_lines():
     for where in sorted(LAB.glob('**/results/*/*.jsonl')):
         head, found = stored(where)
         paper = where.relative_to(LAB).parts[0].replace('results', '')
-        weights = ''.join(f'{name} {digits[:6]}; ' for name, digits in head.get('models', {}).items())
+        weights = ''.join(f'{name} {digits[:6]}; ' for name, digits in head['models'].items())
         machine = head.get('card') or f'{head.get("cpu", "?")}, {head.get("threads", "?")}'
-        same = (where.parent.name, weights + head.get('made', ''), machine, head.get('dtype', '?'),
+        same = (where.parent.name, weights + head['made'], machine, head['dtype'],
                 f'{head["commit"]}, {head["date"]}')
         rows.setdefault(same, []).append(f'{paper} {where.stem} ({len(found)})'.strip())
     head = 'pair', 'weights', 'machine, threads', 'dtype', 'commit, date', 'records (rows)'
@@ -399,8 +402,8 @@ def run():
     args = parser.parse_args()
     files = [one for one in args.papers if one.endswith('.jsonl')]
     unknown = [paper for paper in args.papers if paper not in PAPERS and paper not in files]
-    if unknown:
-        parser.error(f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}, or a .jsonl')
+    require_that(not unknown,
+                 f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}, or a .jsonl')
     for file in files:
         frame = runs_of(file)
         print(*markdown(overview(frame, frame.setting[0])), sep='\n')
@@ -415,10 +418,7 @@ def run():
         print(f'\n{paper}', *markdown(verdicts(paper)), sep='\n')
 
 
-def main():
-    """Runs the program; returns its exit status."""
-    return exit_status('lab.judge', run)
-
+main = functools.partial(exit_status, 'lab.judge', run)          # returns the exit status
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -526,10 +526,7 @@ def run():
             print(where)
 
 
-def main():
-    """Runs the program; returns its exit status."""
-    return exit_status('lab.measure', run)
-
+main = functools.partial(exit_status, 'lab.measure', run)          # returns the exit status
 
 if __name__ == '__main__':
     from lab import measure as module                   # so that records and this program share caches

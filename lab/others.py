@@ -24,7 +24,7 @@ from lab import at_least
 from lab.judge import markdown
 from lab.measure import LAB, Pair, cached_engine, moment, network, pair_of, read_stored, write_rows
 from model import naming, require_that
-from specmini import DTYPES, Engine, add_flags, exit_status, take_threads
+from specmini import Engine, add_flags, exit_status, take_threads
 from verify import Autoregressive, Exact, tokens_of
 
 UNSURE = 0.75           # p_min of `stop`: llama.cpp's default until it became 0
@@ -47,9 +47,9 @@ def by_ours(engine, gamma, ids, n):
 
 
 def transformers(pair, args):
-    """Networks that ignore ends; `stop` has transformers' defaults for drafts."""
+    """Networks in bf16 that ignore ends; `stop` has transformers' defaults for drafts."""
     from transformers import AutoModelForCausalLM, GenerationConfig
-    made = [AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[args.theirs]).eval()
+    made = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
             for folder in pair.folders]
     made[0].generation_config = GenerationConfig(pad_token_id=0)
     constant = dict(num_assistant_tokens_schedule='constant', assistant_confidence_threshold=0)
@@ -154,7 +154,6 @@ def run():
     add('--n', type=at_least(1), default=2, help='prompts of each family (2)')
     add('--prompts', metavar='FILE', nargs='+', required=True, help='JSON lines')
     add('--gamma', type=at_least(1), nargs='+', default=[3, 5], help='lengths of the blocks (3 5)')
-    add('--theirs', choices=DTYPES, default='bf16', help='in which transformers computes (bf16)')
     add('--gguf', metavar=('TARGET', 'DRAFT'), nargs=2, help='files of the two models for llama.cpp')
     add_flags(parser, Pair)
     args = parser.parse_args()
@@ -172,7 +171,7 @@ def run():
     network.cache_clear()
     gc.collect()
     where = LAB / 'results' / pair.name / 'others.jsonl'
-    head = replace(pair, ignore_eos=True).head(n=args.n, rivals=rivals, theirs=args.theirs)
+    head = replace(pair, ignore_eos=True).head(n=args.n, rivals=rivals, theirs='bf16')
     write_rows(where, head, measured(pair, args, prompts))
     print(*markdown(table(read_stored(where).rows)), sep='\n')
 

@@ -174,16 +174,10 @@ def run():
     parser.add_argument('--only', choices=('copy', 'texts', 'passes'), help='a part')
     args = parser.parse_args()
     require_that(torch.cuda.is_available(), 'no CUDA device here; on a CPU take lab.others and lab.times')
-    head = dated(dict(record='speed', models={}, made='random weights', by='clock',
-                      device=torch.cuda.get_device_name(), dtype='bf16'))
+    head = dated(dict(models={}, made='random weights', dtype='bf16'))      # the card is named, too
     for row in itertools.chain([head], rows('cuda', args.only)):
         print(as_line(row), end='', flush=True)
 
 
-def main():
-    """Runs the program; returns its exit status."""
-    return exit_status('lab.speed', run)
-
-
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(exit_status('lab.speed', run))

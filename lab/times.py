@@ -5,6 +5,7 @@ Then it prints tables of pass times and of acceptance by position, and the best 
 import contextlib
 import sys
 from dataclasses import replace
+from functools import partial
 from math import inf
 from statistics import median
 
@@ -178,10 +179,7 @@ def time_passes(reader, tokens, path, drafted, blocks=BLOCKS):
     return dict(sorted(fastest.items())), busy
 
 
-def main():
-    """Runs the program; returns its exit status."""
-    return exit_status('lab.times', lambda: run(sys.argv[1:]))
-
+main = partial(exit_status, 'lab.times', lambda: run(sys.argv[1:]))         # returns the exit status
 
 if __name__ == '__main__':
     sys.exit(main())

@@ -245,14 +245,9 @@ def variation(a, b):
     return sum(abs(a[text] - b[text]) for text in texts) / 2
 
 
-# ------------------------------------------------------------------------------------ rules wrong on purpose
+# ---------------------------------------- rules wrong on purpose, which are negative controls of the law test
 
-class Wrong(Exact):
-    """What the negative controls of the law test are: LOSSY on purpose."""
-    lossless = False
-
-
-class DropsUnverified(Wrong):
+class DropsUnverified(Exact):
     """Drops a token that it has sampled, because its own q is low."""
 
     def propose(self, s):
@@ -263,21 +258,21 @@ class DropsUnverified(Wrong):
         return Draft(draft.tokens[:count], draft.q[:count])
 
 
-class WrongResidual(Wrong):
+class WrongResidual(Exact):
     """Draws what replaces a rejected token from p itself."""
 
     def recovery_distribution(self, p, q):
         return p
 
 
-class WrongThird(Wrong):
+class WrongThird(Exact):
     """Keeps every guess after the second."""
 
     def chance(self, score, i):
         return super().chance(score, i) if i < 2 else 1.0
 
 
-class WrongBonus(Wrong):
+class WrongBonus(Exact):
     """Repeats the last guess instead of drawing the bonus token, after three guesses or more."""
 
     def accept(self, session, draft, score):
@@ -287,7 +282,7 @@ class WrongBonus(Wrong):
         return tokens, labels, judged
 
 
-class JudgedByQ(Wrong, METHODS['ecsv']):
+class JudgedByQ(METHODS['ecsv']):
     """Judges the fused token as if it had been drawn from the branches' q."""
 
     def draft_branches(self, session, n):

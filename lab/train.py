@@ -9,6 +9,7 @@ import itertools
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path as File
 
 import torch
@@ -19,8 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from lab import at_least, tasks
-from model import (Transformer, check_writable, checkpoint_views, new_file, read_config,
-                   require_that)
+from model import Transformer, check_writable, checkpoint_views, new_file, read_config
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -141,7 +141,7 @@ def build(folder):
 
 def save(model, tokenizer, folder):
     """Writes the weights, in bf16, and the tokenizer into a folder."""
-    weights = {key: view.detach().to('cpu', torch.bfloat16).contiguous()
+    weights = {key: view.detach().bfloat16().contiguous()
                for key, view in checkpoint_views(model).items()}
     with new_file(folder / 'model.safetensors') as file:
         file.buffer.write(serialised(weights, metadata=dict(format='pt')))
@@ -169,7 +169,7 @@ def optimizers_for(model):
 def step(model, optimizers, path, ids, labels):
     """One update on ids, labels [B, T]; returns the loss in nats per judged token."""
     keep = labels != -100
-    positions = torch.arange(ids.shape[1], device=ids.device)
+    positions = torch.arange(ids.shape[1])
     hidden = model(ids, positions, path)
     logits = model.logits(hidden[keep])
     loss = functional.cross_entropy(logits, labels[keep])
@@ -192,12 +192,12 @@ def idle(layers, share, drop, rng):
     return resting
 
 
-def train(name, minutes, tokens, device):
+def train(name, minutes, tokens):
     """Trains until `minutes` of wall clock are spent; writes lab/models/<name>."""
     torch.manual_seed(0)
     words = HOME / 'target' / 'tokenizer.json'
     tokenizer = Tokenizer.from_file(str(words)) if words.exists() else train_tokenizer()
-    model = build(HOME / name).to(device)
+    model = build(HOME / name)
     optimizers = optimizers_for(model)
     peaks = PEAKS if model.config.qk_norm else (*PEAKS[:2], PEAKS[1])
     rng = random.Random(0)
@@ -214,7 +214,7 @@ def train(name, minutes, tokens, device):
         drop = DROP.get(name, 0) if share >= LATE else 0
         skip = idle(len(model.model.layers), share, drop, rng)
         ids, labels = next(next(source) for until, source in sources if share < until)
-        loss = step(model, optimizers, model.full.without(skip), ids.to(device), labels.to(device))
+        loss = step(model, optimizers, model.full.without(skip), ids, labels)
         bar.update(round(time.time() - begin) - bar.n)
         bar.set_postfix(step=done, loss=f'{loss:.3f}')
     save(model, tokenizer, HOME / name)
@@ -226,18 +226,12 @@ def run():
     parser.add_argument('model', choices=['target', 'draft', 'mid', 'moe'])
     parser.add_argument('--minutes', type=at_least(0.001, float), default=60)
     parser.add_argument('--tokens', type=at_least(1), default=2048, help='tokens a step')
-    there = torch.cuda.is_available()
-    parser.add_argument('--device', choices=['cpu', 'cuda'], default='cuda' if there else 'cpu')
     args = parser.parse_args()
-    require_that(there or args.device == 'cpu', '--device cuda: this machine, or torch, has none')
     check_writable(HOME / args.model / 'model.safetensors')
-    train(args.model, args.minutes, args.tokens, args.device)
+    train(args.model, args.minutes, args.tokens)
 
 
-def main():
-    """Runs the program; returns its exit status."""
-    return exit_status('lab.train', run)
-
+main = partial(exit_status, 'lab.train', run)          # returns the exit status
 
 if __name__ == '__main__':
     sys.exit(main())

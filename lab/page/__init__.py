@@ -4,6 +4,7 @@ The template is page.html; it is given the trace as JSON. What is noted for it: 
 """
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path as File
 
 from lab.page.traced import TracedEngine, note
@@ -12,11 +13,6 @@ from model import check_writable, knobs_of, new_file, require_that
 from specmini import exit_status, json_line, statistics, write_texts
 
 TEMPLATE = File(__file__).parent / 'page.html'
-
-
-def main():
-    """Runs the program; returns its exit status."""
-    return exit_status('lab.page', lambda: run(sys.argv[1:]))
 
 
 def run(argv):
@@ -36,6 +32,9 @@ def run(argv):
         with new_file(where) as file:
             write_page(file, texts, weights, step)
     return 0 if step else 130
+
+
+main = partial(exit_status, 'lab.page', lambda: run(sys.argv[1:]))          # returns the exit status
 
 
 def write_page(file, texts, weights, step):

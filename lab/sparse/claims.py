@@ -4,7 +4,7 @@ import re
 import numpy
 import pandas
 
-from lab.judge import array, estimate, gap, number, over, settings, share, winner
+from lab.judge import array, estimate, gap, number, over, settings, share, spread, winner
 from lab.measure import parts_of
 from lab.sparse.records import RECORDS      # noqa: F401, of lab.measure
 from lab.sparse.records import BY_LOT, CHOSEN, EXPERTS, LATEST, LOOK_UP, QUARTER, SHORT, keys_read
@@ -115,22 +115,13 @@ def texts_of(frame):
     return frame.text.nunique()
 
 
-def total(frame, setting, *columns):
-    """The sums of columns over a setting's rows."""
-    return [frame[frame.setting == setting][column].sum() for column in columns]
-
-
 def ratio(frame, setting, part, whole):
-    part, whole = total(frame, setting, part, whole)
-    return part / whole
+    mine = frame[frame.setting == setting]
+    return mine[part].sum() / mine[whole].sum()
 
 
 def percent(x):
     return f'{x:.0%}'.replace('%', ' %')
-
-
-def spread(found):
-    return f'{number(found.figure)} ({number(found.low)} to {number(found.high)})'
 
 
 def rights(frame, setting, families):

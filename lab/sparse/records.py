@@ -17,10 +17,9 @@ import kernels
 from lab import tasks
 from lab.measure import (LAB, MODELS, SEED, Prompt, Record, moment, network, parts_of, prepared, read_list,
                          rows_by_family, run_once, text_rows)
-from model import Reader, encode, read_calibration
-from specmini import ready
+from model import encode
 from train_mask import sparsity
-from verify import Session, Sparse, no_draft
+from verify import Sparse
 
 T = 5                               # positions of a reading pass
 OWN = 64                            # tokens of the target's own text that are read on a long context
@@ -32,8 +31,6 @@ SEEDS = 2                           # calibrations, each on other training rows,
 # On long contexts the method's defaults; on the lab's short tasks there is no L0 and blocks are small.
 CHOSEN, LATEST = 'sparse moe_skip=0', 'sparse-recent moe_skip=0'
 LONG = 'sd', CHOSEN, LATEST, 'sparse moe_skip=0 block=4'
-SIZES = ['sd']                      # as the paper and our notes on it have L0 and blocks
-SIZES += [f'sparse moe_skip=0 dense_below={l0} block={b}' for l0 in (128, 2048) for b in (16, 64, 128, 256)]
 SHORT = 'dense_below=0 block=4 locals=1'
 QUARTER = f'sparse rho=0.25 {SHORT}'
 READ = ('sd', f'sparse rho=0.5 {SHORT}', QUARTER, f'sparse rho=0.1 {SHORT}', f'{QUARTER} anchors=0',
@@ -136,11 +133,11 @@ def on(name, **changes):
 
 # ---------------------------------------------------------------------------------------------- long contexts
 
-def long_items(pair, n, lengths=LENGTHS):
+def long_items(pair, n):
     """Prompts of each length that fits the context: n look-ups, `look-up 8192`, n of each family."""
     context = prepared(pair)[0].context
     found = []
-    for length in [length for length in lengths if length <= context]:
+    for length in [length for length in LENGTHS if length <= context]:
         makers = {LOOK_UP: functools.partial(look_up, pair, length - OWN)}
         for family, rows in rows_by_family(pair.prompts).items():
             makers[family] = functools.partial(joined, pair, rows, length - pair.max_new)
@@ -191,58 +188,19 @@ def filled(pair, first, texts, last, between, tokens):
     return pair.encode(''.join([first, *fitting, last]).lstrip())
 
 
-def long_rows(names, pair, prompt):
+def long_rows(pair, prompt):
     """The run of each setting on a long context, and what it reads of the dense text."""
     if prompt.family.startswith(LOOK_UP):
         pair = replace(pair, max_new=OWN)
     session, *_ = run_once(pair, 'sd', prompt)
     written = session.tokens[session.begin:][:OWN]
-    runs = text_rows(names, 1, pair, prompt)
-    reads = read_rows(pair, prompt, written, {name: (name, None) for name in names})
+    runs = text_rows(LONG, 1, pair, prompt)
+    reads = read_rows(pair, prompt, written, {name: (name, None) for name in LONG})
     return [run | read for run, read in zip(runs, reads)]
 
 
-# ------------------------------------------------------------------------------------ passes over random keys
-
-@functools.cache
-def random_keys(pair):
-    """A Session whose cache holds random keys and values, on which the time of a pass does not depend."""
-    model, _, _ = ready(pair.target, pair.device, pair.dtype)
-    reader = Reader(model, min(8192, model.config.max_position_embeddings))
-    for store in reader.cache.stores:
-        store.normal_()
-    return Session(reader, None, no_draft, [], 0, calibration=read_calibration(pair.target))
-
-
-def pass_items(pair, n):
-    """(tokens in view, round): n rounds of each length that fits the context, the longest first."""
-    context = prepared(pair)[0].context
-    return [(length, place) for length in (8192, 4096, 2048) if length <= context for place in range(n)]
-
-
-def pass_rows(pair, item):
-    """Seconds of a dense and of a sparse pass over T positions, medians of three, in an order by lot."""
-    length, place = item
-    line, rows = [1] * length, []
-    for setting in random.Random(f'{SEED} {place}').sample(['sd', CHOSEN], 2):
-        session = random_keys(pair)
-        session.sparse = Sparse(moe_skip=0) if setting == CHOSEN else None
-        session.target.cache.record(line, 0, session.target.model.full)
-        times = []
-        for _ in range(4):                  # the first one averages the keys
-            start = moment()
-            session.target.read(line, session.target_path(), T)
-            times.append(moment() - start)
-        rows.append(dict(family=f'{length} tokens', place=place, setting=setting,
-                         **{'pass': statistics.median(times[1:])}))
-    return rows
-
-
 RECORDS = {
-    'long': Record(long_items, functools.partial(long_rows, LONG), 50, dict(settings=LONG), drafts=False),
-    'piecewise': Record(lambda pair, n: long_items(pair, n, (8192,)), functools.partial(long_rows, SIZES), 2,
-                        dict(settings=SIZES), drafts=False),
-    'passes': Record(pass_items, pass_rows, 12, drafts=False),
+    'long': Record(long_items, long_rows, 50, dict(settings=LONG), drafts=False),
     'reading': of_tasks('target', READ, 36, 'math', 'table', 'summary', 'story'),
     'experts': of_tasks('moe', EXPERTS, 50, 'math'),
     'look-ups': on('look-ups', longest=1900),

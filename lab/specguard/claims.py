@@ -6,8 +6,8 @@ import numpy
 import pandas
 
 from lab.best.claims import BLIND, answered
-from lab.judge import (BEST_SD, PLAIN, at, estimate, gap, grid, mean, number, over, plain_sd, settings, sums,
-                       winner)
+from lab.judge import (BEST_SD, PLAIN, at, estimate, gap, grid, mean, over, plain_sd, settings, spread,
+                       sums, winner)
 from lab.specguard.gate import best_gate, calibrated, gates
 from lab.specguard.steps import LAYERS, RECORDS, TASKS, told    # noqa: F401, lab.measure reads RECORDS
 
@@ -175,8 +175,7 @@ def gate_cell(frame, name):
 def speed(frame, name):
     """The speed over plain decoding with its interval, the agreement with the target."""
     found, mine = over(frame, name, 'ar'), frame[frame.setting == name]
-    low, high = number(found.low), number(found.high)
-    return f'{number(found.figure)} ({low} to {high}), {mine.agreed.sum() / mine.tokens.sum():.0%}'
+    return f'{spread(found)}, {mine.agreed.sum() / mine.tokens.sum():.0%}'
 
 
 def beta_table(pairs):

@@ -4,7 +4,6 @@
 """
 import itertools
 import math
-import sys
 
 import numpy
 import pandas
@@ -48,14 +47,13 @@ def calibrated(rows, gamma=4):
 
 
 def main():
-    """Prints the best gate of each beta, for each pair; returns 0."""
+    """Prints the best gate of each beta, for each pair."""
     for pair in pairs_of('specguard'):
         if pair.has('gate'):
             rows = pair.rows('gate')
             best = [best_gate(part) for _, part in gates(rows).groupby('beta')]
             print(pair.name, *markdown(pandas.DataFrame(best)), calibrated(rows), '', sep='\n')
-    return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()

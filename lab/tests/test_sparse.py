@@ -133,6 +133,6 @@ def test_claims_of_tasks_and_the_mixture_by_hand(pair):
 
 def test_every_setting_of_a_record_runs():
     """A name in a record is a setting, and the lists of this folder can be read."""
-    for setting in (*records.LONG, *records.SIZES, *records.READ, *records.EXPERTS):
+    for setting in (*records.LONG, *records.READ, *records.EXPERTS):
         assert 0 < keys_read(setting, 1000) <= 1000
     assert {'mixture', 'look-ups'} <= records.RECORDS.keys()
