@@ -19,7 +19,6 @@ import traceback
 import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path as File
 from statistics import fmean, median
 
@@ -48,9 +47,8 @@ AUDITED = 256           # positions whose logits an audit holds at once
 HARMLESS = {            # of generation_config.json: read by load, flags here, or without effect on a text
     'eos_token_id', 'bos_token_id', 'pad_token_id', 'do_sample', 'temperature', 'top_k', 'top_p',
     'max_length', 'max_new_tokens', 'transformers_version', 'cache_implementation'}
-MOVED = {               # what a flag of earlier versions is now
-    '--set': 'knobs stand beside the method: --method "via keep=0.7"',
-    '--trace': '--json --show prints the cycles', '--check': '--compare names the first difference'}
+MOVED = {               # what flags of earlier versions are now
+    '--set': '--method "via keep=0.7"', '--trace': '--json --show', '--check': '--compare'}
 
 
 # --------------------------------------------------------------------------------------------- the Engine
@@ -320,7 +318,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         flags = self._option_string_actions
         unknown = [word for word in re.findall(r'(?<!\S)-[\w-]+', message) if word not in flags]
-        told = MOVED.get(unknown[0]) or no_such(unknown[0], flags) if unknown else '--help lists the flags'
+        told = no_such(unknown[0], flags) if unknown else '--help lists the flags'
+        if unknown and unknown[0] in MOVED:
+            told = f'it is now {MOVED[unknown[0]]}'
         raise BadInput(f'{message}; {told}')
 
 
@@ -605,16 +605,14 @@ def json_line(made):
 
 
 def difference(text, plain):
-    """How a greedy Text first differs from plain decoding's, in words; '' if it does not."""
+    """Where a greedy Text first differs from plain decoding's, in words; '' if it does not."""
     i = shared_length(text.tokens, plain.tokens)
     if i == min(len(text.tokens), len(plain.tokens)):
         return ''
     reader = text.engine.readers['target']
     logits = reader.read(text.session.tokens[:text.session.begin + i], reader.model.full, 1)[0]
-    token, wanted = text.tokens[i], plain.tokens[i]
-    gap = float(logits[wanted] - logits[token])
-    decode = partial(text.engine.tokenizer.decode, skip_special_tokens=False)
-    return f'{decode([token])!r} instead of {decode([wanted])!r} at token {i}, logit gap {gap:.2g}'
+    gap = float(logits[plain.tokens[i]] - logits[text.tokens[i]])
+    return f'first another at token {i}, where the logit of ar is {gap:.2g} higher'
 
 
 # ---------------------------------------------------------------------------------------------------- figures
@@ -701,7 +699,7 @@ def notes(engine, methods):
         if is_greedy(engine.temperature) and engine.lossless(written[0].method):
             told = next(filter(None, map(difference, written, methods.get('ar', rounds)[0])), '')
             if told:
-                yield f'{name}: not the text of ar, but {told}'
+                yield f'{name}: not the tokens of ar, {told}'
         if any(text.session.room < 0 for text in written):
             yield f"{name}: where the draft model's context ended, the target wrote on alone"
         if cut and not engine.ignore_eos:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lab import course, speed, tasks, train
-from lab.tests.helpers import EMBEDDED, HOME, case, program, put, refused
+from lab.tests.helpers import EMBEDDED, HOME, case, program, put
 from lab.toys import apart, fresh
 from model import load
 from specmini import Engine
