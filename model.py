@@ -1033,7 +1033,7 @@ def knob_range(option):
     """The values that a field may have, in words; '' if any of its type will do."""
     lowest, highest = option.metadata['lowest'], option.metadata['highest']
     if option.type not in (int, float) or lowest == -inf:
-        return ', '.join(option.metadata['words'])
+        return ', '.join(map(str, option.metadata['words']))
     return f'{lowest:g} or more' if highest >= 1e9 else f'{lowest:g} to {highest:g}'
 
 

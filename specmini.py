@@ -60,8 +60,9 @@ class Engine:
     Its knobs are flags, too. ValueError, one line, for a setting or a folder that does not fit.
     """
     target: str = knob(str(EMBEDDED / 'target'), 'a Hugging Face folder, or a repository owner/name')
-    draft: str = knob(None, 'a folder; lookup: from the text; none; self: the target without some layers; '
+    draft: str = knob(None, 'a folder; lookup: from the text; none; self: the target in 8 bits; '
                       'None: the embedded one, or lookup')
+    draft_bits: int = knob(None, 'of the draft on a CPU; None: 8 where it has VNNI, else 16', words=(8, 16))
     lookup: bool = knob(False, 'look up in the text first, else ask the draft model')
     max_new: int = knob(256, 'tokens to write at most', 1)
     temperature: float = knob(0.0, '0 is greedy', 0, 1e6)
@@ -95,15 +96,24 @@ class Engine:
         target, self.tokenizer, eos = self.network(self.target)
         self.eos = frozenset() if self.ignore_eos else eos
         self.models = dict(target=target)                               # by role
-        if self.draft not in ('lookup', 'none', 'self'):
-            self.models['draft'], _, _ = self.network(self.draft)
+        drafts = self.target if self.draft == 'self' else self.draft
+        if self.draft not in SOURCES:
+            self.models['draft'], _, _ = self.network(drafts, self.bits())
             same_vocabulary(target, self.models['draft'], f'--draft {self.draft}')
-        self.calibration = read_calibration(self.target, self.draft if 'draft' in self.models else None)
+        self.calibration = read_calibration(self.target, drafts if 'draft' in self.models else None)
         self.context = target.config.max_position_embeddings
 
-    def network(self, folder):
+    def bits(self):
+        """In how many bits the draft model is held; BadInput for 8 where these cannot be multiplied."""
+        can = self.device == 'cpu' and self.dtype in ('auto', 'fp32') and kernels.has_int8()
+        wanted = 8 if self.draft == 'self' else self.draft_bits
+        require_that(can or wanted != 8, '--draft self and --draft-bits 8: products in 8 bits need a CPU '
+                     'with VNNI (AVX-512 or AVX-VNNI), and --dtype fp32 or auto')
+        return wanted or (8 if can else 16)
+
+    def network(self, folder, bits=16):
         """(Transformer, Tokenizer, end-of-sequence ids) of a folder, as this run needs it."""
-        return ready(folder, self.device, self.dtype)
+        return ready(folder, self.device, self.dtype, bits=bits)
 
     def open(self, prompts):
         """Makes caches for the longest of the prompts (lists of ids); ValueError where one does not fit."""
@@ -190,7 +200,7 @@ def method_for(method):
     return replace(method)
 
 
-def ready(folder, device, dtype, shard=None):
+def ready(folder, device, dtype, shard=None, bits=16):
     """model.load's three results, the network packed if that serves it; dtype: one of DTYPES, or auto.
 
     auto: bf16 on a card, or fp16 where that only emulates bf16 (say a T4); fp32 on a CPU, where matrices keep
@@ -201,7 +211,7 @@ def ready(folder, device, dtype, shard=None):
         dtype = 'bf16' if torch.cuda.get_device_capability() >= (8, 0) else 'fp16'
     loaded = load(folder, device, DTYPES.get(dtype), shard)
     if packed:
-        kernels.pack(loaded[0])
+        kernels.pack(loaded[0], bits)
     return loaded
 
 

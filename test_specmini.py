@@ -28,6 +28,7 @@ import specmini
 import train_mask
 import verify
 from lab import tasks
+from lab.baselines import DraftVerify
 from lab.prove import SAME, Proof
 from lab.tests.helpers import (EMBEDDED, HOME, LINE, MIXED, RANGES, SMALL, Coin, case, full_session, letters,
                                refuses, thin)
@@ -385,7 +386,7 @@ IDENTICAL = [       # methods and settings whose greedy text has to be plain dec
     case('sd', Exact(4), {}),
     case('sd-gamma-0', Exact(0), {}),
     case('sd-lookup', Exact(8), dict(proposer=prompt_lookup)),
-    case('sd-draft-self', Exact(3), dict(drafter=None)),
+    case('draft-verify', DraftVerify(3), dict(drafter=None)),
     case('sd-lookup-first', Exact(8), dict(proposer=lookup_then_draft)),
     case('cmasd-tau-1', CmAsd(tau_base=1.0), {}),
     case('cmasd-strict-gamma-1', CmAsd(1, tau_base=1), {}),

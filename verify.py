@@ -428,12 +428,9 @@ METHODS['sd'] = Exact
 # ------------------------------------------------------------------------------- where drafts come from
 
 def draft_model(session, n, method, reader=None, path=None):
-    """A Draft of at most n tokens from the draft model, or from this reader on this path.
-
-    Without a draft model the target drafts for itself on its slim path (Zhang et al. 2023, Draft & Verify).
-    """
-    reader = reader or session.drafter or session.target
-    path = path or (reader.model.full if session.drafter else session.target_path(session.slim_path))
+    """A Draft of at most n tokens from the draft model, or from this reader on this path."""
+    reader = reader or session.drafter
+    path = path or reader.model.full
     logits = reader.read(session.tokens, path, 1)               # [1, V]
     rows = []
     signals = []
@@ -889,11 +886,6 @@ class ViaSd(Exact):
     @property
     def lossless(self):
         return self.escalate > 1
-
-    def propose(self, session):
-        require_that(session.drafter or session.proposer is not draft_model,
-                     'slim would judge its own drafts: give --draft DIR, or another method')
-        return super().propose(session)
 
     def slim_score(self, session, draft):
         """The Score of the middle stage, whose own distribution is drawn from after a rejection."""

@@ -8,7 +8,7 @@ import torch
 from lab import read_bytes
 from model import Reader, knob, require_that
 from specmini import ready
-from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd
+from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd, draft_model
 
 
 @dataclass
@@ -35,6 +35,18 @@ class Ratio(Exact):
 
     def chance(self, score, i):
         return float(score.table[i].ratio >= self.tau)
+
+
+@dataclass
+class DraftVerify(Exact):
+    """Drafts by slim, the target without some layers, which the target verifies exactly.
+
+    Source: Zhang et al. 2023 (Draft & Verify).
+    """
+    lossless = True
+
+    def guess(self, session, n):
+        return draft_model(session, n, self, session.target, session.target_path(session.slim_path))
 
 
 # ------------------------------------------------------------------------------ other ends of a block
@@ -323,9 +335,8 @@ class SparseRandom(Sparse):
 
 
 METHODS.update({
-    'lenient': Lenient, 'ratio': Ratio, 'hf-confidence': Confident, 'product': Product, 'payoff': Payoff,
-    'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'cascade': Cascade,
-    'via-layers': ViaLayers,
-    'via-model': ViaModel, 'rsd': RewardGuided, 'random-gate': RandomGate,
-    'sparse-recent': SparseRecent,
+    'lenient': Lenient, 'ratio': Ratio, 'draft-verify': DraftVerify, 'hf-confidence': Confident,
+    'product': Product, 'payoff': Payoff, 'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1,
+    'sd-multi': SdMulti, 'cascade': Cascade, 'via-layers': ViaLayers, 'via-model': ViaModel,
+    'rsd': RewardGuided, 'random-gate': RandomGate, 'sparse-recent': SparseRecent,
     'sparse-random': SparseRandom})

@@ -49,17 +49,17 @@ ROWS = 8                # the most draft rows whose pass is timed
 # ------------------------------------------------------------------------------------------------- the models
 
 @functools.cache
-def network(folder, device, dtype):
+def network(folder, device, dtype, bits=16):
     """(Transformer, tokenizer, end ids) of a folder, held once."""
-    return ready(folder, device, dtype)
+    return ready(folder, device, dtype, bits=bits)
 
 
 class SharingEngine(Engine):
     """An Engine that takes networks which are loaded already, and reads a prompt once for all settings."""
     opened = None           # (prompts, max_new) of its caches
 
-    def network(self, folder):
-        return network(folder, self.device, self.dtype)
+    def network(self, folder, bits=16):
+        return network(folder, self.device, self.dtype, bits)
 
     def open(self, prompts):
         if self.opened != (prompts, self.max_new):
@@ -176,7 +176,7 @@ class Own:
     """What a setting may say of its Engine, beside the method's knobs."""
     temperature: float = knob(0.0, '0 is greedy', 0, 1e6)
     seed: int = knob(0, 'of the random numbers', 0, 2 ** 62)
-    draft: str = knob('', "another folder, lookup, self; '': the pair's")
+    draft: str = knob('', "another folder, lookup, none, self; '': the pair's")
     lookup: bool = knob(False, 'look up in the text first, else ask the draft model')
 
     def __post_init__(self):
@@ -202,7 +202,7 @@ def parts_of(setting):
     rest = ' '.join(word for word in words if word not in own)
     texts = split_knobs(own, setting)
     own = Own(**{name: read_value(text, options[name].type) for name, text in texts.items()})
-    require_that(not own.lookup or own.draft not in {*SOURCES, 'self'},
+    require_that(not own.lookup or own.draft not in SOURCES,
                  f'{setting}: lookup=true wants a draft model')
     return make_methods([rest])[rest], own
 

@@ -50,7 +50,7 @@ class Shard:
 class ParallelEngine(Engine):
     """An Engine whose target is shared by the processes that torchrun has started."""
 
-    def network(self, folder):
+    def network(self, folder, bits=16):
         require_that(not self.compile, '--compile: a sum over processes is no part of a graph; leave it out')
         if not distributed.is_initialized():
             join(self.device)
@@ -58,7 +58,7 @@ class ParallelEngine(Engine):
         shard = Shard(distributed.get_rank(), distributed.get_world_size()) if shared else None
         failed = torch.ones((), device=self.device)
         try:
-            loaded = ready(folder, self.device, self.dtype, shard=shard)
+            loaded = ready(folder, self.device, self.dtype, shard, bits)
             failed.zero_()
         finally:
             distributed.all_reduce(failed)              # how many ranks have failed

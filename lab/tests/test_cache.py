@@ -13,6 +13,7 @@ from hypothesis import stateful
 from hypothesis import strategies as some
 
 import verify
+from lab.baselines import DraftVerify
 from lab.tests.helpers import LEARNED, LINE, MIXED_TWO, SMALL, case, full_session
 from lab.toys import apart, fresh, network, session
 from model import KVCache, Reader
@@ -197,7 +198,7 @@ def test_a_cache_that_is_interrupted_anywhere(event):
 @pytest.mark.parametrize('method, settings', [      # methods whose greedy text depends on no draw
     case('ar', Autoregressive(), {}),
     case('sd-eos', Exact(3), dict(eos=frozenset([8]))),
-    case('sd-draft-self', Exact(3), dict(drafter=None)),
+    case('draft-verify', DraftVerify(3), dict(drafter=None)),
     case('ecsv-spot', EcsvSpot(3, draft_temperature=0.0, by='entropy', budget=3), {}),
     case('via', ViaSd(3, max_lag=3), {}),
     case('specguard', SpecGuard(2, k=1, draft_temperature=0.0, tau=0.72, max_step=4), {}),

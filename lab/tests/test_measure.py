@@ -173,9 +173,9 @@ def test_a_setting_may_say_where_drafts_come_from(pair):
     for words, proposer in ('lookup=true', verify.lookup_then_draft), ('gamma=2', verify.draft_model):
         assert measure.prepared(pair, f'sd {words}')[0].proposer is proposer        # of one Engine
     paths = [run_row(pair, f'sd gamma=2 {words}'.strip(), prompt)['passes'].keys()
-             for words in ('', 'draft=lookup', 'draft=self', 'lookup=true')]
+             for words in ('', 'draft=lookup', 'lookup=true')]
     assert [path for found in paths for path in found if not path.startswith('target/full')] == [
-        'draft/full', 'target/slim', 'draft/full']
+        'draft/full', 'draft/full']
 
 
 def test_settings_share_a_prompt_but_no_block_means(pair):

@@ -88,7 +88,7 @@ def table_in(printed):
     ('--method "ecsv branches=65"', 'branches is 65'), ('--sparse rho=2', 'rho is 2.0'),
     ('--method "ecsv-spot by=chance"', "by is 'chance'; expected a text disagreement, entropy"),
     ('--method "via slim_bonus=2"', 'expected true or false'),
-    ('--method "specguard tau=nan"', 'tau is nan'), ('--draft self --method via', 'its own drafts'),
+    ('--method "specguard tau=nan"', 'tau is nan'),
     *[(f'--method {name} {source}', '--draft DIR, without --lookup')
       for name in ('cmasd', 'ecsv', 'specguard') for source in ('--draft none', '--lookup')],
     ('--target MODELS/draft --sparse ffn_quantile=0.5', 'python train_mask.py --anchors --target'),
@@ -528,7 +528,8 @@ def test_every_method_runs(name, pair, capsys):
 def test_sd_has_other_drafts(pair, capsys):
     """--lookup looks up first, and asks the draft model else. What they write: test_specmini.py."""
     for flags, passes in (
-            (('--draft', 'lookup'), {'target/full'}), (('--draft', 'self'), {'target/full', 'target/slim'}),
+            (('--draft', 'lookup'), {'target/full'}),
+            (('--method', 'draft-verify'), {'target/full', 'target/slim'}),
             ((*pair[2:4], '--lookup'), {'target/full', 'draft/full'})):
         stats = reported(capsys, *pair[:2], *flags, '--prompt', 'aabaab', '--max-new', 20)['stats']
         assert stats['drafted'] and stats['passes'].keys() == passes

@@ -50,7 +50,7 @@ def test_a_judge_is_worth_what_it_adds(monkeypatch):
 
     def verdict(rows):
         return claims.better_judge(rows).verdict(line)
-    rows = [row for one in prompts for row in claims.judges_rows(EMBEDDED, one, 'sd draft=self')]
+    rows = [row for one in prompts for row in claims.judges_rows(EMBEDDED, one, 'draft-verify')]
     assert verdict(rows) == 'FAILS'
     monkeypatch.setattr(Session, 'slim_path', property(lambda session: session.target.model.full))
     rows = [row for one in prompts for row in claims.judges_rows(EMBEDDED, one)]

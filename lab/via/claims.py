@@ -38,23 +38,24 @@ CLAIMS = {              # text: whose, rival, line
         'notes: "reducing rejection rates by 0.10–0.22"', '`sd`, the same gammas', 0.1),
     "slim's agreement with the target, less the draft's": ('ours', 'the draft', 0.01),
     'right answers won or lost, a text': ('notes: "without losing accuracy"; the line is ours', PLAIN, -0.01),
-    '`--draft self`: speed over plain': ('ours', PLAIN, 1)}
+    '`draft-verify`: speed over plain': ('ours', PLAIN, 1)}
 
 
 def judges_rows(pair, prompt, setting='sd'):
     """[How many first choices of the draft, of slim are the target's, at its first WINDOW tokens].
 
-    setting: who drafts. With draft=self it is slim, so the two judges are one.
+    setting: who drafts. With draft-verify it is slim, so the two judges are one.
     """
-    engine, _ = prepared(pair, setting)
+    engine, method = prepared(pair, setting)
     engine.open([prompt.ids])
     session = engine.start(prompt.ids, ViaSd())
     text = tokens_of(decode(session, Exact()))[:WINDOW]
     ids = prompt.ids + text[:-1]                        # whose last rows predict the text
     windows = train_mask.Windows(session.target.model, [ids], len(text))
     slim = windows.logps(session.slim_path)[0]
-    drafter = session.drafter and session.drafter.model
-    q = train_mask.Windows(drafter, [ids], len(text)).p[0] if drafter else slim
+    q = slim
+    if type(method) is Exact:
+        q = train_mask.Windows(session.drafter.model, [ids], len(text)).p[0]
     draft_right, slim_right = (int((windows.p[0].argmax(-1) == one.argmax(-1)).sum()) for one in (q, slim))
     return [prompt.name | dict(positions=len(text), draft_right=draft_right, slim_right=slim_right)]
 
@@ -131,7 +132,8 @@ def figures(pair):
     if pair.has('self'):
         frame = pair.frame('self')
         highest = max(pair.ceiling(gamma, draft='target/slim') for gamma in (1, 2, 3, 4, 6))
-        yield '`--draft self`: speed over plain', over(frame, settings(frame, 'sd'), 'ar', ceiling=highest)
+        drafted = settings(frame, 'draft-verify')
+        yield '`draft-verify`: speed over plain', over(frame, drafted, 'ar', ceiling=highest)
 
 
 # ------------------------------------------------------------------------------------- without verdicts
