@@ -37,6 +37,11 @@ class Ratio(Exact):
         return float(score.table[i].ratio >= self.tau)
 
 
+def slim_draft(session, n, method):
+    """A Draft of at most n tokens by slim, the target without some layers."""
+    return draft_model(session, n, method, session.target, session.target_path(session.slim_path))
+
+
 @dataclass
 class DraftVerify(Exact):
     """Drafts by slim, the target without some layers, which the target verifies exactly.
@@ -46,7 +51,7 @@ class DraftVerify(Exact):
     lossless = True
 
     def guess(self, session, n):
-        return draft_model(session, n, self, session.target, session.target_path(session.slim_path))
+        return slim_draft(session, n, self)
 
 
 # ------------------------------------------------------------------------------ other ends of a block

@@ -177,6 +177,7 @@ class Own:
     temperature: float = knob(0.0, '0 is greedy', 0, 1e6)
     seed: int = knob(0, 'of the random numbers', 0, 2 ** 62)
     draft: str = knob('', "another folder, lookup, none, self; '': the pair's")
+    draft_bits: int = knob(None, "8 or 16; None: as in specmini.py", words=(8, 16))
     lookup: bool = knob(False, 'look up in the text first, else ask the draft model')
 
     def __post_init__(self):
@@ -184,10 +185,10 @@ class Own:
 
 
 @functools.cache
-def cached_engine(pair, draft):
+def cached_engine(pair, draft, bits):
     """An Engine of the pair that drafts as `draft` says: the pair's own model, lookup, none, self."""
     options = {name: getattr(pair, name) for name in ('max_new', 'ignore_eos', 'device', 'dtype', 'compile')}
-    engine = SharingEngine(pair.target, draft, **options)
+    engine = SharingEngine(pair.target, draft, bits, **options)
     engine.usual = engine.proposer
     if pair.is_embedded and draft == pair.draft and 'signals' not in engine.calibration:
         engine.calibration['signals'] = measure_signals(engine, Settings())     # the lab's other draft
@@ -210,7 +211,7 @@ def parts_of(setting):
 def prepared(pair, setting='sd'):
     """(an Engine of the pair, a Method of one text) as the setting says."""
     method, own = parts_of(setting)
-    engine = cached_engine(pair, own.draft or pair.draft or 'lookup')
+    engine = cached_engine(pair, own.draft or pair.draft or 'lookup', own.draft_bits)
     engine.temperature = own.temperature
     engine.seed = own.seed
     engine.proposer = lookup_then_draft if own.lookup else engine.usual
@@ -477,7 +478,7 @@ def pair_of(args):
         require_that(pair == Pair(draft=pair.draft), 'another pair takes --target DIR and --prompts FILE')
         draft = pair.draft and str(File(pair.draft).resolve())
         return replace(EMBEDDED, draft=draft or EMBEDDED.draft)         # the embedded target, another draft
-    cached_engine(pair, pair.draft or 'lookup')         # which refuses models that do not fit
+    cached_engine(pair, pair.draft or 'lookup', None)         # which refuses models that do not fit
     require_that(len(pair.texts((), 2)) > 1,
                  f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
     return pair

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from lab.baselines import slim_draft
 from lab.toys import Branch, Near, Table, checked, exact_law, session, variation
 from model import BadInput, Calibration, check_fields, knob, require_that
 from specmini import Parser, add_flags, exit_status, import_file, make_methods
@@ -65,8 +66,9 @@ def begun(made, method, number, met):
         found = prompt_lookup(session, n)
         met.update(['a look-up'] * bool(found.tokens))
         return found if found.tokens or not draft else draft_model(session, n, method)
-    s = session(target, draft, made['prompt'], 40, look_up if 'look-up' in made['drafts'] else draft_model,
-                seed=number, calibration=CALIBRATION, eos=frozenset(made['ends']),
+    proposers = {'draft': draft_model, 'target': slim_draft}            # the others look up
+    s = session(target, draft, made['prompt'], 40, proposers.get(made['drafts'], look_up), seed=number,
+                calibration=CALIBRATION, eos=frozenset(made['ends']),
                 text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),      # every fourth id ends a step
                 sparse=Sparse(rho=1.0, moe_skip=0) if made['sparse'] else None,
                 **{name: made[name] for name in SAMPLING})

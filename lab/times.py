@@ -11,6 +11,7 @@ from statistics import median
 
 import torch
 
+import kernels
 from lab import read_bytes
 from lab.measure import moment
 from model import require_that
@@ -54,8 +55,10 @@ def times(texts, weights):
     cycles = cycles_of(texts)
     stats = statistics(cycles)
     step = plain_step(session)
+    parts = session.drafter.model.modules() if session.drafter else ()
+    eight = any(isinstance(part, kernels.Int8) for part in parts)
     yield (f'a step of plain decoding takes {1000 * step:.3g} ms; {texts[0].name} was '
-           f'{stats["tokens_per_second"] * step:.2f} times as fast')
+           f'{stats["tokens_per_second"] * step:.2f} times as fast' + ', its draft in 8 bits' * eight)
     if isinstance(texts[0].method, Exact):              # others judge no blocks
         drafted = {len(cycle.drafted) for cycle in cycles}
         verify, busy = time_passes(session.target, session.tokens, session.target_path(), drafted)

@@ -182,7 +182,7 @@ def test_settings_share_a_prompt_but_no_block_means(pair):
     """The prompt of a text stays in the cache; each sparse setting averages its keys anew, as a run does."""
     prompt, *_ = pair.texts((), 1)
     measure.run_once(pair, 'ar', prompt)
-    reader = measure.cached_engine(pair, pair.draft).readers['target']
+    reader = measure.cached_engine(pair, pair.draft, None).readers['target']
     reader.cache.averaged = 3
     reader.forget()
     assert reader.cache.averaged == 0 and reader.cache.ids[:len(prompt.ids)] == prompt.ids
