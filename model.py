@@ -14,6 +14,8 @@ import os
 import re
 import shutil
 import sys
+import tempfile
+import time
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from math import inf
@@ -469,8 +471,9 @@ class Reader:
         positions = torch.arange(start, start + T + pad, device=ids.device)
         means = self.cache.average(path.block, start) if path.block else None
         self.carry = {}
-        hidden = forward(ids, positions, path, self.cache.stores, kv_len, means, self.carry)
-        logits = self.model.logits(hidden[:, T - last:T]) if last else None
+        with torch.autocast(ids.device.type, enabled=False):    # of a notebook's cell, say
+            hidden = forward(ids, positions, path, self.cache.stores, kv_len, means, self.carry)
+            logits = self.model.logits(hidden[:, T - last:T]) if last else None
         self.log.append((path, B * T))
         return logits
 
@@ -888,9 +891,9 @@ def read_calibration(target, draft=None):
 
 def write_calibration(target, name, section):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
-    stored = {'target': fingerprint(target)} | sections_of(target) | {name: section}
-    with new_file(find_folder(target) / 'calibration.json') as file:
-        json.dump(stored, file)
+    folder = find_folder(target)
+    with locked(folder), new_file(folder / 'calibration.json') as file:
+        json.dump({'target': fingerprint(target)} | sections_of(target) | {name: section}, file)
 
 
 def fingerprint(folder):
@@ -967,11 +970,37 @@ def snapshot(name):
 
 
 @contextlib.contextmanager
+def locked(where, wait=True):
+    """Holds the file system's lock of a file or folder, which a killed process lets go; Windows has none.
+
+    wait: until another process lets it go; else BadInput if one holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(where, os.O_RDONLY)
+    try:
+        with naming(f'{where}: another program is at work on it', BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def new_file(where):
-    """A text file to write, which takes the place of `where` when it is whole; until then that is kept."""
+    """A text file to write, which takes the place of `where` when it is whole; until then that is kept.
+
+    What a writer that was killed left beside it is taken away after an hour.
+    """
     home = File(os.path.realpath(where))                # of a link: what it leads to
     kept = os.path.isfile(where) or not os.path.exists(where)       # and no pipe or device
-    fresh = home.with_name(f'.{os.getpid()}.new') if kept else where
+    fresh = File(tempfile.mktemp('.new', f'.{home.name}.', home.parent)) if kept else where
+    for left in home.parent.glob(f'.{home.name}.*.new') if kept else ():
+        if time.time() - left.stat().st_mtime > 3600:
+            left.unlink()
     if os.path.isfile(where):
         open(where, 'a').close()                        # fails if it is read-only
     try:
@@ -1037,10 +1066,16 @@ def knob_range(option):
     return f'{lowest:g} or more' if highest >= 1e9 else f'{lowest:g} to {highest:g}'
 
 
+def as_number(value):
+    """The value, a number of numpy or of a tensor as Python's."""
+    return value.item() if getattr(value, 'ndim', None) == 0 else value
+
+
 def check_fields(made):
     """BadInput for the first field of a dataclass of another type than it says, or out of its range."""
     for name, option in knobs_of(type(made)).items():
-        value, kind, allowed = getattr(made, name), option.type, option.metadata
+        value = vars(made)[name] = as_number(getattr(made, name))
+        kind, allowed = option.type, option.metadata
         if kind not in TYPES or value is None and option.default is None:
             continue
         fits = type(value) in (kind, int if kind is float else kind)

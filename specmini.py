@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path as File
 from statistics import fmean, median
 
-HOME = File(__file__).parent
+HOME = File(__file__).resolve().parent
 sys.path.insert(0, str(HOME))       # before Hugging Face's package `kernels`, where that is installed
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; nothing here needs it
 
@@ -30,9 +30,9 @@ import torch
 from tqdm import tqdm
 
 import kernels
-from model import (MALFORMED, TYPES, BadInput, Reader, TextStream, chat, check_fields, encode, find_folder,
-                   knob, knob_range, knobs_of, load, naming, read_calibration, read_json, require_that,
-                   same_vocabulary, shared_length)
+from model import (MALFORMED, TYPES, BadInput, Reader, TextStream, as_number, chat, check_fields, encode,
+                   find_folder, knob, knob_range, knobs_of, load, naming, read_calibration, read_json,
+                   require_that, same_vocabulary, shared_length)
 from verify import (METHODS, Autoregressive, Method, Session, Sparse, decode, draft_model, is_greedy,
                     lookup_then_draft, no_draft, prompt_lookup, read_prompt, tokens_of, whole_passes)
 
@@ -157,6 +157,8 @@ class Engine:
         is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], dict)
         if is_chat or in_chat:
             return encode(self.tokenizer, chat(self.target, prompt, **settings), special=False)
+        if isinstance(prompt, list):
+            return [as_number(token) for token in prompt]
         return encode(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
 
     def stream(self, prompt, method='sd', **settings):
@@ -329,6 +331,8 @@ class Parser(argparse.ArgumentParser):
         flags = self._option_string_actions
         unknown = [word for word in re.findall(r'(?<!\S)-[\w-]+', message) if word not in flags]
         told = no_such(unknown[0], flags) if unknown else '--help lists the flags'
+        if 'expected one argument' in message:
+            told = 'what begins with - is given after =, as --prompt="-..."'
         if unknown and unknown[0] in MOVED:
             told = f'it is now {MOVED[unknown[0]]}'
         raise BadInput(f'{message}; {told}')
@@ -388,9 +392,10 @@ def import_file(path):
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        if not os.path.isfile(error.filename or ''):    # of a text that it evaluates
+        where = error.filename or path                  # none: it is no text
+        if not os.path.isfile(where):                   # of a text that it evaluates
             raise
-        raise BadInput(f'--import {path}: {error.filename}, line {error.lineno}: {error.msg}') from None
+        raise BadInput(f'--import {path}: {where}, line {error.lineno}: {error.msg}') from None
 
 
 def make_methods(settings, gamma=None):
@@ -410,6 +415,8 @@ def make_methods(settings, gamma=None):
         if gamma is not None and 'gamma' in options:
             texts.setdefault('gamma', gamma)
         for wrong in texts.keys() - options.keys():
+            flag = '--' + wrong.replace('_', '-')
+            require_that(wrong not in PER_TEXT, f'{setting}: {wrong} is of the whole run: {flag}')
             raise BadInput(f'{setting}: knob {no_such(wrong, options)}')
         made[setting] = kind(**{one: read_value(text, options[one].type) for one, text in texts.items()})
     has_gamma = any('gamma' in knobs_of(type(method)) for method in made.values())
@@ -458,6 +465,7 @@ def main(argv=None):
 
 def exit_status(program, work):
     """What work() returns, 0 for None; 2 for bad input or a full disk (a line on stderr), 130 for Ctrl-C."""
+    sys.stderr = sys.stderr or open(os.devnull, 'w')    # closed, which tqdm takes ill
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, 'reconfigure'):
             stream.reconfigure(errors='replace')        # a character that a terminal lacks becomes a ?
@@ -503,8 +511,11 @@ def read_row(line):
     with naming('expected one JSON object a line', (ValueError, RecursionError)):
         row = json.loads(line)
         require_that(isinstance(row, dict), f'found {line.strip()[:40]}')
-    turns = row.get('turns') or [None]
-    text = row.get('prompt') or row.get('question') or row.get('messages') or turns[0]
+    messages, turns = row.get('messages'), row.get('turns') or [None]
+    if isinstance(messages, str):                       # as tables store them
+        messages = json.loads(messages)
+    texts = row.get('prompt'), row.get('question'), messages, turns[0]
+    text = next((one for one in texts if one is not None), None)
     chats = isinstance(text, list) and all(isinstance(one, dict) for one in text)
     require_that(chats or isinstance(text, str),
                  'expected a text under prompt, question or turns, or a list under messages')
@@ -554,7 +565,8 @@ class Printer:
         """show: a line a cycle instead of the bare text."""
         self.show = show
         self.silent = silent
-        self.color = os.isatty(1) and not os.environ.get('NO_COLOR')
+        dumb = os.environ.get('NO_COLOR') or os.environ.get('TERM') == 'dumb'
+        self.color = sys.stdout.isatty() and not dumb
 
     def paint(self, text, kind):
         return f'\033[{STYLES[kind][0]}m{text}\033[0m' if self.color and text else text

@@ -186,8 +186,9 @@ def find_mask(model, windows, settings):
     layers = model.config.num_hidden_layers
     m = layers - 2                                      # the first and the last layer always stay
     k = int(settings.skip * layers)
-    require_that(0 < k <= m, f'--skip {settings.skip} of {layers} layers: {k} layers; expected 1 to {m}: the '
-                 'first and the last always stay')
+    most = f'expected 1 to {m}' if m > 0 else 'none can be left out'
+    require_that(0 < k <= m, f'--skip {settings.skip} of {layers} layers: {k} layers; {most}: the first and '
+                 'the last always stay')
 
     def sublayers(mask):
         return [j for i in mask for j in (2 * i + 2, 2 * i + 3)]        # i = 0 is layer 1

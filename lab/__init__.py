@@ -1,5 +1,7 @@
 """The laboratory: a folder for each paper, tasks, embedded models, tests; see README.md."""
 import argparse
+import contextlib
+import shutil
 import warnings
 
 warnings.filterwarnings('ignore', 'Failed to initialize NumPy')     # torch asks for it; see specmini.py
@@ -19,6 +21,21 @@ def read_bytes(model, path):
         for modules, function in zip(sublayers, functions):
             parts += modules if function else ()
     return sum(p.numel() * p.element_size() for part in parts for p in part.parameters())
+
+
+@contextlib.contextmanager
+def new_folder(new):
+    """A folder to fill, which becomes `new`, a Path, when it is whole; an ended run's is replaced."""
+    from model import require_that
+    require_that(not new.exists(), f'{new} exists; give a new name')
+    begun = new.with_name(f'.{new.name}.begun')
+    shutil.rmtree(begun, ignore_errors=True)
+    begun.mkdir(parents=True)
+    try:
+        yield begun
+        begun.rename(new)
+    finally:
+        shutil.rmtree(begun, ignore_errors=True)
 
 
 def at_least(lowest, kind=int):

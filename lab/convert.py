@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
+from lab import new_folder
 from model import (ORIGINAL, BadInput, Linear, Reader, chat, encode, find_folder, find_tensors, load,
                    read_config, read_json, require_that, weight_files)
 
@@ -179,10 +180,7 @@ def compare(new, theirs, texts, ids, logits):
 
 def convert(source, new):
     """Makes the folder `new`, whole or not at all; returns what `compare` does."""
-    require_that(not new.exists(), f'{new} exists; give a new name')
-    begun = new.with_name(f'.{new.name}.begun')         # what a run that was ended has left is replaced
-    shutil.rmtree(begun, ignore_errors=True)
-    try:
+    with new_folder(new) as begun:
         try:
             model, tokenizer = read(source)
         except Exception as error:
@@ -191,11 +189,7 @@ def convert(source, new):
         write(model, tokenizer, source, begun)
         theirs = by_transformers(model, tokenizer)
         del model                                       # before ours is in memory
-        apart = compare(begun, *theirs)
-        begun.rename(new)
-        return apart
-    finally:
-        shutil.rmtree(begun, ignore_errors=True)
+        return compare(begun, *theirs)
 
 
 def run():

@@ -12,22 +12,21 @@ from functools import partial
 from pathlib import Path as File
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from lab import at_least
-from model import MALFORMED, naming, read_json, require_that, weight_files
+from lab import at_least, new_folder
+from model import MALFORMED, naming, read_json, weight_files
 from specmini import exit_status
 
 
 def deepen(folder, out, times):
     """Writes the folder `out`, a file of weights for each layer."""
-    folder, out = File(folder), File(out)
-    config = read_json(folder / 'config.json')
-    layers = config['num_hidden_layers']
-    opened = [safe_open(file, 'pt') for file in weight_files(folder)]
-    source = {name: weights for weights in opened for name in weights.keys()}
-    out.mkdir(parents=True)
+    with naming(folder, MALFORMED):
+        config = read_json(folder / 'config.json')
+        layers = config['num_hidden_layers']
+        opened = [safe_open(file, 'pt') for file in weight_files(folder)]
+        source = {name: weights for weights in opened for name in weights.keys()}
     for file in folder.iterdir():
         own = file.name == 'calibration.json' or 'index' in file.name
         if file.suffix in ('.json', '.jinja') and not own:
@@ -52,20 +51,20 @@ def deepen(folder, out, times):
             for name, x in tensors.items():
                 if x.ndim == 1:                         # of norms, and biases
                     tensors[name] = torch.zeros_like(x)
-        save_file(tensors, out / file, metadata=dict(format='pt'))
+        with naming(out / file, SafetensorError):
+            save_file(tensors, out / file, metadata=dict(format='pt'))
         index |= dict.fromkeys(names, file)
     (out / 'model.safetensors.index.json').write_text(json.dumps(dict(metadata={}, weight_map=index)))
 
 
 def run():
     parser = argparse.ArgumentParser(prog='python -m lab.deepen', description=__doc__.split('\n')[0])
-    parser.add_argument('folder', help='a Hugging Face folder')
-    parser.add_argument('out', help='the folder to write')
+    parser.add_argument('folder', type=File, help='a Hugging Face folder')
+    parser.add_argument('out', type=File, help='the folder to write')
     parser.add_argument('times', type=at_least(2), help='how many times as many layers')
     args = parser.parse_args()
-    require_that(not File(args.out).exists(), f'{args.out} is there; give the name of a new folder')
-    with naming(args.folder, MALFORMED):
-        deepen(args.folder, args.out, args.times)
+    with new_folder(args.out) as begun:
+        deepen(args.folder, begun, args.times)
 
 
 main = partial(exit_status, 'lab.deepen', run)          # returns the exit status

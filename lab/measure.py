@@ -30,8 +30,8 @@ import torch
 
 import lab.baselines                                    # noqa: F401, enters the baselines in METHODS
 from lab import at_least, tasks
-from model import (check_fields, encode, fingerprint, knob, knobs_of, naming, new_file, read_calibration,
-                   require_that)
+from model import (check_fields, encode, fingerprint, knob, knobs_of, locked, naming, new_file,
+                   read_calibration, require_that)
 from specmini import (DTYPES, SOURCES, Engine, add_flags, chat, exit_status, grade, make_methods, read_rows,
                       read_value, ready, split_knobs, take_threads)
 from train_mask import Settings, measure_signals
@@ -423,18 +423,22 @@ def commit():
 
 def begun(where):
     """The file in which a record grows until it is whole: an earlier one is kept till then."""
-    return where.with_name(where.name + '.part')
+    home = File(os.path.realpath(where))                # of a link: what it leads to
+    return home.with_name(home.name + '.part')
 
 
 def write_rows(where, head, texts, there=()):
     """Writes a head, or the lines that are there, then the rows of each text as they are measured."""
-    where.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(begun(where)) as file:
-        file.writelines(there or [as_line(head)])
-    with open(begun(where), 'a', encoding='utf-8') as file:
-        for rows in texts:
-            print(''.join(map(as_line, rows)), end='', file=file, flush=True)
-    begun(where).replace(where)
+    part = begun(where)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.touch()
+    with locked(part, wait=False):                      # or another run measures this record
+        with new_file(part) as file:
+            file.writelines(there or [as_line(head)])
+        with locked(part), open(part, 'a', encoding='utf-8') as file:       # which is a new one
+            for rows in texts:
+                print(''.join(map(as_line, rows)), end='', file=file, flush=True)
+        part.replace(os.path.realpath(where))
 
 
 def whole_lines(where, head):
@@ -465,6 +469,10 @@ def measure(record, where, pair, n, resume=False):
     items = record.items(pair, n)
     require_that(items, f'{where.stem}: no prompt to measure on; its families, or --prompts, have none')
     there = whole_lines(where, head) if resume else []
+    if resume and not there and begun(where).exists():
+        other = begun(where).with_suffix('.other')
+        begun(where).replace(other)
+        print(f'{other} has the rows of another list, --n or pair: they are not resumed', file=sys.stderr)
     names = [(row.get('family'), row.get('place')) for row in map(json.loads, there[1:])]
     whole = [name for name in names if name != names[-1]]       # the last text may lack rows
     texts = (record.rows(pair, item) for item in items[len({*whole}):])

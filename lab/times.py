@@ -66,7 +66,7 @@ def times(texts, weights):
         if session.drafter:
             draft, _ = time_passes(session.drafter, session.tokens, session.drafter.model.full, {0}, ())
         plain_sd = type(texts[0].method) is Exact
-        yield from speed_tables(plain_sd, cycles, verify, draft[0], step)
+        yield from speed_tables(plain_sd, cycles, verify, draft[0], step, busy)
         if busy:
             yield 'the machine is busy: equal passes took times that differ by more than a third'
     wrote = ', '.join(f'{n} {label}' for label, n in stats['labels'].items())
@@ -117,10 +117,11 @@ def acceptance_by_place(cycles):
     return places
 
 
-def speed_tables(plain_sd, cycles, verify, draft, step):
+def speed_tables(plain_sd, cycles, verify, draft, step, busy=False):
     """Lines of two tables, pass times and acceptance by position, and of plain `sd` the gamma that pays.
 
-    verify: {n: seconds of a target pass over n draft tokens and the root}; draft: of a draft pass.
+    verify: {n: seconds of a target pass over n draft tokens and the root}; draft: of a draft pass; busy: as
+    time_passes has it.
     """
     places = acceptance_by_place(cycles)
 
@@ -145,6 +146,8 @@ def speed_tables(plain_sd, cycles, verify, draft, step):
         advice = f'{best}, {speeds[best]:.2f} times plain decoding' if best else 'none, drafting does not pay'
         if judged < (SURE if kept else SURE // 3):      # 0 of 10: 26 % is the most that can be, by 95 %
             advice = 'too few tokens were judged to tell'
+        if busy:
+            advice = 'no verdict, because the machine is busy'
         yield f'break-even: a draft pass takes {draft / verify[0]:.2f} of a target pass; best gamma: {advice}'
 
 

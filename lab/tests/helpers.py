@@ -9,7 +9,7 @@ from pathlib import Path as File
 import pytest
 import torch
 from safetensors.torch import save
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import specmini
 from kernels import has_half
@@ -59,6 +59,13 @@ def bytes_tokenizer(extra=()):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(['<eos>'])
+    return tokenizer
+
+
+def template_of(word, i):
+    """A tokenizer that puts a special token of this id before every text."""
+    tokenizer = bytes_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single=f'{word} $A', special_tokens=[(word, i)])
     return tokenizer
 
 

@@ -146,3 +146,31 @@ def test_course_knows_its_solutions(number, old, new, tmp_path, capsys):
         answer.write_text(changed)
         status, out, _ = program(capsys, number, answer, main=course.main)
         assert status == (says != 'right') and says in out
+
+
+NAMED = "assert KVCache.valid_prefix.__name__ != '<lambda>'"
+COUNTED = """
+from verify import METHODS, Exact
+class Hidden(Exact):
+    lossless = True
+    cycles = 0
+    def learn(self, cycle):
+        self.cycles += 1
+    def chance(self, score, i):
+        return 1.0 if self.cycles >= 3 else super().chance(score, i)
+METHODS.update(hidden=Hidden)
+"""
+
+
+@pytest.mark.parametrize('number, answer, says', [
+    (4, f"""from model import KVCache
+sd_notices = {'False' if 'sd_notices = False' in SOLUTIONS[3] else 'True'}
+def test_ids(): {NAMED}
+def test_writers(): {NAMED}
+""", 'asks how valid_prefix is written'),
+    (9, COUNTED, 'after a block that lost a guess it is off')])
+def test_course_sees_through_answers_that_ask_nothing(number, answer, says, tmp_path, capsys):
+    """A test of a function's name; a rule that errs after three cycles, whatever these were."""
+    put(tmp_path, {'answer.py': answer})
+    status, out, _ = program(capsys, number, tmp_path / 'answer.py', main=course.main)
+    assert status == 1 and says in out

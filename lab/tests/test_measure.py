@@ -1,10 +1,12 @@
 """lab/measure.py and lab/judge.py: rows that are stored, figures by hand, verdicts, pages."""
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import verify
 from lab import deepen, judge, measure, tasks
@@ -241,12 +243,16 @@ def test_a_deepened_checkpoint_writes_the_same_text(tmp_path, capsys):
     """Through our own loader: as many times as many layers, and logits equal to the last bit."""
     folder = tiny(tmp_path / 'one', 0, dict(num_hidden_layers=3))
     assert run(capsys, folder, tmp_path / 'deep', 4, main=deepen.main)[0] == 0
-    refused(capsys, 'is there', folder, tmp_path / 'deep', 4, main=deepen.main)
+    refused(capsys, 'deep exists', folder, tmp_path / 'deep', 4, main=deepen.main)
     (tmp_path / 'cut').mkdir()
     (tmp_path / 'cut/config.json').write_bytes((folder / 'config.json').read_bytes())
     (tmp_path / 'cut/model.safetensors').write_bytes((folder / 'model.safetensors').read_bytes()[:99])
     refused(capsys, 'cut', tmp_path / 'cut', tmp_path / 'none', 4, main=deepen.main)
-    assert not (tmp_path / 'none').exists()             # so the same command can be given again
+    with pytest.MonkeyPatch.context() as full:
+        full.setattr(deepen, 'save_file', Mock(side_effect=SafetensorError('No space left')))
+        line = refused(capsys, 'No space left', folder, tmp_path / 'none', 4, main=deepen.main)
+        assert str(folder) not in line
+    assert not [*tmp_path.glob('*none*')]               # so the same command can be given again
     one, deep = load(folder)[0], load(tmp_path / 'deep')[0]
     assert len(deep.model.layers) == 12
     ids = [5, 9, 2, 7, 7, 1]
@@ -279,6 +285,20 @@ def test_rows_are_stored_as_they_are_measured(tmp_path):
     assert measure.read_stored(where) == (dict(n=3), rows) and not measure.begun(where).exists()
 
 
+def test_two_runs_of_one_record(tmp_path):
+    """The second is told that the first is at work; a record that is a link stays one."""
+    where, far = tmp_path / 'rows.jsonl', tmp_path / 'far.jsonl'
+    where.symlink_to(far)
+
+    def texts():
+        yield [dict(item=1)]
+        refuses('another program is at work', measure.write_rows, where, dict(n=2), [[dict(item=7)]])
+        yield [dict(item=2)]
+    measure.write_rows(where, dict(n=2), texts())
+    assert where.is_symlink() and measure.read_stored(far) == (dict(n=2), [dict(item=1), dict(item=2)])
+    assert {file.name for file in tmp_path.iterdir()} == {'rows.jsonl', 'far.jsonl'}
+
+
 def test_a_run_goes_on_after_whole_texts_of_its_head(pair, tmp_path):
     """A text whose rows are not all there is measured again; a record of another head is begun anew."""
     where = tmp_path / 'rows.jsonl'
@@ -293,6 +313,9 @@ def test_a_run_goes_on_after_whole_texts_of_its_head(pair, tmp_path):
     measure.measure(again, where, pair, 3, resume=True)
     assert done == [1, 2] and [row['i'] for row in measure.read_stored(where).rows] == [0, 0, 1, -1, 2, -2]
     assert measure.whole_lines(where, dict(n=4)) == []
+    measure.begun(where).write_text(''.join(lines[:3]))                 # of a run that was cut
+    measure.measure(record, where, pair, 2, resume=True)
+    assert (tmp_path / 'rows.jsonl.other').read_text() == ''.join(lines[:3])
     where.write_text(''.join([*lines[:2], 'broken\n']))
     refuses('rows.jsonl', measure.whole_lines, where, dict(n=3))
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from functools import partial
@@ -19,7 +20,8 @@ import lab.baselines    # noqa: F401, enters the baselines in METHODS
 import specmini
 import verify
 from lab.tests.helpers import (EMBEDDED, HOME, LEARNED, RANGES, case, interrupt, json_lines,
-                               program, put, refused, refuses, reported, subprogram, tiny, tiny_pair)
+                               program, put, refused, refuses, reported, subprogram, template_of, tiny,
+                               tiny_pair)
 from lab.toys import fresh
 from model import BadInput, encode, fingerprint, knobs_of, load, write_calibration
 from verify import METHODS, Exact
@@ -75,6 +77,7 @@ def table_in(printed):
     ('--target no/such', 'no/such: no such folder'), ('--draft no/such', 'no/such: no such folder'),
     ('--promt x', 'did you mean --prompt?'), ('--frob', 'expected one of --chat, '),
     ('--import no.py', 'no.py'), ('--import lab', '--import lab'), ('--sparse x', 'x'),
+    ('--prompt --- --prompt x', '--prompt="-..."'), ('--method "sd temperature=1"', '--temperature'),
     ('--set keep=0.7', '--method "via keep=0.7"'), ('--trace x', '--json --show'), ('--check', '--compare'),
     ('--method magic', 'expected one of ar, '), ('--method ecvs', 'did you mean ecsv?'),
     ('--temp 1', 'did you mean --temperature?'),
@@ -194,8 +197,9 @@ def test_marks_stay_beside_the_colours(pair, capsys, monkeypatch):
     """On a terminal; under NO_COLOR there are marks alone. What ASCII does not have is a question mark."""
     flags = *pair, '--ignore-eos', '--show', '--temperature', 1
     with monkeypatch.context() as terminal:
-        terminal.setattr(os, 'isatty', lambda number: True)
+        terminal.setattr(sys.stdout, 'isatty', lambda: True)
         terminal.setenv('NO_COLOR', '1')
+        terminal.setenv('TERM', 'xterm')
         _, plain, _ = program(capsys, *flags)
         terminal.delenv('NO_COLOR')
         _, colored, _ = program(capsys, *flags)
@@ -380,6 +384,63 @@ def test_messages_go_through_the_chat_template(pair, tmp_path, capsys):
     assert engine.ids_of(messages) == ids and engine.generate(messages)[0] == engine.generate(ids)[0]
     put(tmp_path, {'p.jsonl': json_lines([dict(prompt='hi'), told | dict(chat_template_kwargs=7)])})
     refused(capsys, 'prompt 2', *flags)
+
+
+def test_rows_as_data_sets_have_them(pair, tmp_path, capsys):
+    """An empty prompt, of which the tokenizer makes a token; messages as JSON in a text; null."""
+    files = {'chat_template.jinja': '{{ messages[0].content }}'}
+    folder = tiny(tmp_path / 'chat', tokenizer=template_of('<eos>', 256), files=files)
+    rows = [dict(prompt=''), dict(prompt=None, messages=json.dumps([dict(role='user', content='hi')]))]
+    put(tmp_path, {'p.jsonl': json_lines(rows)})
+    flags = '--target', folder, '--draft', 'none', '--max-new', 1, '--json'
+    _, out, err = program(capsys, *flags, '--prompts', tmp_path / 'p.jsonl')
+    assert [json.loads(line)['prompt_tokens'] for line in out.splitlines()] == [1, 2], err
+    assert reported(capsys, *flags, '--prompt', '')['prompt_tokens'] == 1
+    put(tmp_path, {'p.jsonl': json_lines([dict(messages='hi')])})
+    refused(capsys, 'line 1', *flags, '--prompts', tmp_path / 'p.jsonl')
+
+
+def test_numbers_of_numpy_and_a_cast_around(pair):
+    """Of a sweep, as settings, knobs and ids; the autocast of a notebook does not reach a pass."""
+    import numpy
+    engine = specmini.Engine(pair[1], pair[3], max_new=numpy.int64(6), temperature=numpy.float32(0.5))
+    ids = [int(i) for i in b'hello']
+    wanted, _ = engine.generate(ids, Exact(2), seed=3)
+    found, _ = engine.generate(list(numpy.array(ids)), Exact(numpy.int64(2)), seed=numpy.array(3))
+    assert type(engine.temperature) is float and found == wanted
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        assert engine.generate(ids, Exact(2), seed=3)[0] == wanted
+
+
+@pytest.mark.parametrize('environment, colored', [
+    ({}, True), (dict(NO_COLOR='1'), False), (dict(TERM='dumb'), False)])
+def test_colours_go_by_the_stream(environment, colored, monkeypatch):
+    """That is printed to, and by what the terminal says."""
+    for name in ('NO_COLOR', 'TERM'):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, 'stdout', Mock(isatty=lambda: True))
+    assert specmini.Printer(False, False).color is colored
+    monkeypatch.setattr(sys, 'stdout', io.StringIO())
+    assert not specmini.Printer(False, False).color
+
+
+def test_started_through_a_link_and_without_stderr(tmp_path):
+    """The models are beside the file itself; two prompts make a bar, which a closed stderr cannot take."""
+    (tmp_path / 'run.py').symlink_to(HOME / 'specmini.py')
+    put(tmp_path, {'p.jsonl': json_lines([dict(prompt='One evening')] * 2)})
+    command = f'{sys.executable} run.py --prompts p.jsonl --max-new 3 2>&-'
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count('\n') == 2
+
+
+def test_a_replacement_of_nan_is_told(pair, monkeypatch):
+    """By its rule and position, where 0 / 0 would have written the last id."""
+    monkeypatch.setattr(Exact, 'chance', lambda *_: 0.0)
+    monkeypatch.setattr(Exact, 'recovery_distribution', lambda self, p, q: p * torch.nan)
+    engine = specmini.Engine(pair[1], pair[3], max_new=4)
+    refuses('NaN in the place of guess 1 after 5 tokens', engine.generate, 'hello', Exact(2))
 
 
 @pytest.mark.parametrize('ids', [
@@ -625,6 +686,9 @@ def test_a_syntax_error_of_ones_own(pair, tmp_path, capsys):
     """A line with its file and line, also if that is imported by the file."""
     put(tmp_path, {'own.py': 'x = 1\nif x\n    y', 'other.py': 'import runpy\nrunpy.run_path({!r})'.format(
         str(tmp_path / 'own.py'))})
+    for name, content in ('wide.py', 'x = 1'.encode('utf-16')), ('nul.py', b'x = 1\0'):
+        put(tmp_path, {name: content})
+        refused(capsys, f'{name}, line', *pair, '--import', tmp_path / name)
     for name in ('own.py', 'other.py'):
         line = refused(capsys, "own.py, line 2: expected ':'", *pair, '--import', tmp_path / name)
         assert str(tmp_path / name) in line

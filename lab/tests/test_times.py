@@ -24,3 +24,9 @@ def test_the_forecast_is_of_whole_cycles():
     passes = {'draft/full': [1, 1], 'target/full': [1, 2]}
     lines = list(times.speed_tables(True, [cycle(1, True, **passes)] * 30, {0: 0.4, 1: 0.6}, 0.2, 0.7))
     assert lines[-2].split()[-2:] == ['1.00', f'{2 * 0.7 / (0.2 + 0.6 + 2 * 0.1):.2f}']
+
+
+def test_a_busy_machine_gets_no_verdict():
+    cycles = [cycle(1, True, **{'draft/full': [1, 1]})] * 40
+    lines = list(times.speed_tables(True, cycles, {0: 1.0, 1: 1.0}, 0.2, 1.0, busy=True))
+    assert lines[-1].endswith('no verdict, because the machine is busy')

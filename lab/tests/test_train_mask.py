@@ -65,6 +65,12 @@ def test_refused_flags(named, more, asked, capsys):
     refused(capsys, named, *asked[1], *more.split(), main=train_mask.main)
 
 
+def test_two_layers_have_none_to_leave_out(tmp_path, capsys):
+    folder = tiny(tmp_path, files={'rows.jsonl': json_lines([dict(prompt='hi')])}, eos_token_id=None)
+    flags = '--target', folder, '--prompts', folder / 'rows.jsonl', '--texts', 1, '--tokens', 4, '--skip', 0.5
+    refused(capsys, 'none can be left out', *flags, main=train_mask.main)
+
+
 def test_what_cannot_be_written_is_not_measured(asked, capsys, monkeypatch):
     folder, flags = asked
     (folder / 'calibration.json').symlink_to(folder / 'no' / 'such')
