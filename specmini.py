@@ -47,8 +47,8 @@ AUDITED = 256           # positions whose logits an audit holds at once
 HARMLESS = {            # of generation_config.json: read by load, flags here, or without effect on a text
     'eos_token_id', 'bos_token_id', 'pad_token_id', 'do_sample', 'temperature', 'top_k', 'top_p',
     'max_length', 'max_new_tokens', 'transformers_version', 'cache_implementation'}
-MOVED = {               # what flags of earlier versions are now
-    '--set': '--method "via keep=0.7"', '--trace': '--json --show', '--check': '--compare'}
+MOVED = {               # what is said of flags of earlier versions
+    '--set': 'now --method "via keep=0.7"', '--trace': 'now --json --show', '--check': 'now --compare'}
 
 
 # --------------------------------------------------------------------------------------------- the Engine
@@ -154,12 +154,11 @@ class Engine:
 
         in_chat: whether a text is put there, too; settings: of the template.
         """
-        is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], dict)
-        if is_chat or in_chat:
+        if in_chat or isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
             return encode(self.tokenizer, chat(self.target, prompt, **settings), special=False)
-        if isinstance(prompt, list):
-            return [as_number(token) for token in prompt]
-        return encode(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            return encode(self.tokenizer, prompt)
+        return list(map(as_number, prompt)) if isinstance(prompt, list) else prompt
 
     def stream(self, prompt, method='sd', **settings):
         """Yields (a piece of the text that follows, its Cycle) as it is written.
@@ -330,11 +329,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         flags = self._option_string_actions
         unknown = [word for word in re.findall(r'(?<!\S)-[\w-]+', message) if word not in flags]
-        told = no_such(unknown[0], flags) if unknown else '--help lists the flags'
+        told = '--help lists the flags'
         if 'expected one argument' in message:
             told = 'what begins with - is given after =, as --prompt="-..."'
-        if unknown and unknown[0] in MOVED:
-            told = f'it is now {MOVED[unknown[0]]}'
+        elif unknown:
+            told = MOVED.get(unknown[0]) or no_such(unknown[0], flags)
         raise BadInput(f'{message}; {told}')
 
 
