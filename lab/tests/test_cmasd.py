@@ -1,14 +1,13 @@
-"""CM-ASD's baselines: ends of blocks, lenient rules; its claims by hand."""
+"""CM-ASD's baselines: ends of blocks, lenient rules; the rows of its confidence."""
 import copy
 import random
-from types import SimpleNamespace
 
 import pytest
 
 from lab import judge
 from lab.baselines import Confident, Payoff, Product, RatioPayoff, draft_cost
 from lab.cmasd import claims
-from lab.measure import EMBEDDED, write_rows
+from lab.measure import EMBEDDED
 from lab.tests.helpers import case, law_gap
 from lab.toys import Table, enumerate_law, exact_law, fresh, network, session, variation, write
 from model import load
@@ -80,59 +79,6 @@ def test_law_of_lenient(lenience):
 
 
 # --------------------------------------------------------------------------------------------- its figures
-
-def frame_of(tmp_path, kept=3, **settings):
-    """A frame of two texts; settings: {name: [seconds a text]}; each writes 10 tokens in two cycles."""
-    rows = [dict(family='ab'[i], place=0, setting=name, tokens=10, wrong=i, seconds=[second], right=1,
-                 passes={'target/full': {'5': 2}}, cycles={f'4 4 {kept}': 2})
-            for name, seconds in settings.items() for i, second in enumerate(seconds)]
-    write_rows(tmp_path / 'rows.jsonl', {}, [rows])
-    return judge.framed(tmp_path / 'rows.jsonl')
-
-
-def pair_of(frame):
-    """What `figures` reads of a judge.Pair that has no other record."""
-    return SimpleNamespace(name='real', clock=frame, frame=lambda record: None, has=lambda record: False,
-                           rows=lambda record: [], ceiling=lambda k_max: min(k_max, 5.0))
-
-
-DEFAULT_ALONE = {'ar': [4, 4], 'sd gamma=2': [2, 3], 'sd gamma=4': [3, 3], 'sd gamma=4 lookup=true': [1, 1],
-                 claims.DEFAULT: [1, 3]}
-ONE = 'cmasd lam_margin=0 lam_softmax=0'
-
-
-def test_a_pair_that_has_the_default_alone(tmp_path):
-    """Its speeds are those of the list of all methods; over `sd`, which is tuned, there is no verdict."""
-    found = dict(claims.figures(pair_of(frame_of(tmp_path, **DEFAULT_ALONE))))
-    plain, sd = (found[f'best setting: speed over {rival}'] for rival in ('plain decoding', '`sd`'))
-    assert (plain.figure, plain.ceiling, sd.figure) == pytest.approx((8 / 4, 5, 5 / 4))
-    assert not plain.blind and sd.verdict(1.02) == 'NO VERDICT (only `sd` is tuned)'
-    assert found["default: its tokens that are the target's choice"].figure == 19 / 20
-    assert len(found) == 3
-
-
-def test_settings_of_each_side(tmp_path):
-    """The window is exact; C of one signal is not C of all; a setting without a window is none of them."""
-    frame = frame_of(tmp_path, **DEFAULT_ALONE | {
-        'sd gamma=10': [4, 4], claims.SAME_CYCLES: [5, 5], 'cmasd gamma=4 tau_base=1': [5, 6], ONE: [1, 1],
-        'cmasd gamma=8': [2, 1], claims.CONSTANT[0]: [6, 2], 'product': [2, 2], 'payoff': [1, 2]})
-    found = {text: each.figure for text, each in claims.figures(pair_of(frame))}
-    assert found['best setting: speed over `sd`'] == pytest.approx(5 / 2)
-    assert found['the window, exact: speed over `sd`'] == pytest.approx(5 / 11)
-    assert found['adaptive threshold: speed over a constant one'] == pytest.approx(8 / 4)
-    assert found['mean of three signals: speed over one alone'] == pytest.approx(2 / 3)
-    assert found['blocks ended by `product` or `payoff`, exact: speed over `sd`'] == pytest.approx(5 / 3)
-    assert found['default: accepted tokens a cycle'] == 1
-    ceilings = {text: each.ceiling for text, each in claims.figures(pair_of(frame))}
-    assert ceilings['default: accepted tokens a cycle'] == pytest.approx(10 / 3)
-
-
-def test_confidence_by_hand():
-    """Six tokens of one text: C orders hits before misses but for one pair below 0.9."""
-    rows = [dict(signals=[[c] * 3 for c in (0.95, 1.0, 0.5, 0.6, 0.7, 0.2)], hit=[1, 1, 0, 1, 0, 0])]
-    areas = [claims.confidence_area(rows, *limit).figure for limit in ((), (0.9,))]
-    assert areas == pytest.approx([8 / 9, 2 / 3])
-
 
 def test_confidence_that_tells_nothing_fails():
     """A negative control, on the stored rows: confidences in another order."""

@@ -233,12 +233,6 @@ def test_rows_that_are_none(change, says, tmp_path, capsys):
     assert str(where) in refused(capsys, says, where, main=judge.main)
 
 
-def test_overview_without_first_choices(tmp_path):
-    """Rows that lack them have no agreement, and not 0 %."""
-    assert judge.overview(frame_of(tmp_path, ar=[(10, None, 1.0)] * 4)).agreement[0] == ''
-    assert judge.overview(frame_of(tmp_path / 'other', ar=[(10, 5, 1.0)] * 4)).agreement[0] == '50.0%'
-
-
 def test_a_deepened_checkpoint_writes_the_same_text(tmp_path, capsys):
     """Through our own loader: as many times as many layers, and logits equal to the last bit."""
     folder = tiny(tmp_path / 'one', 0, dict(num_hidden_layers=3))

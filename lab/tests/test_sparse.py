@@ -1,5 +1,4 @@
-"""lab/sparse: other choices of blocks, contexts, claims. Sparse passes are in test_specmini.py."""
-import json
+"""lab/sparse: other choices of blocks, contexts, keys. Sparse passes are in test_specmini.py."""
 import statistics
 
 import pytest
@@ -7,10 +6,9 @@ import torch
 
 import kernels
 from lab import tasks
-from lab.judge import Pair
 from lab.measure import EMBEDDED
-from lab.sparse import claims, records
-from lab.sparse.records import CHOSEN, LATEST, QUARTER, keys_read
+from lab.sparse import records
+from lab.sparse.records import QUARTER, keys_read
 from lab.tests.helpers import LINE, thin
 from lab.toys import apart, network, session
 from train_mask import sparsity
@@ -78,57 +76,6 @@ def test_keys_really_read():
     assert [keys_read(QUARTER, n) / n for n in (30, 40, 50, 100)] == [0.6, 0.5, 0.44, 0.36]
     assert keys_read('sparse rho=0.1 dense_below=128 block=16', 100) == 100     # below L0
     assert keys_read('sparse rho=1 ffn_quantile=0.6', 100) == keys_read('sd', 100) == 100
-
-
-@pytest.fixture
-def pair(tmp_path):
-    """A function of {record: rows} that gives a Pair which stored them."""
-    class Stored(Pair):
-        def file(self, record, paper=None):
-            return tmp_path / f'{record}.jsonl'
-
-    def make(**rows):
-        for record, lines in rows.items():
-            text = ''.join(json.dumps(line) + '\n' for line in [{}, *lines])
-            (tmp_path / f'{record}.jsonl').write_text(text)
-        return Stored('sparse', 'of no pair')
-    return make
-
-
-def run(family, place, setting, tokens, cycles, seconds=1, right=None):
-    return dict(family=family, place=place, setting=setting, tokens=tokens, wrong=0, right=right, passes={},
-                cycles={'0 0 0': cycles}, seconds=[seconds])
-
-
-def test_claims_of_long_contexts_by_hand(pair):
-    """Two prompts at two lengths are two texts, weighed by their tokens: 10 and 1 at each length."""
-    rows = []
-    for length in (2048, 8192):
-        for place, read in ((0, 10), (1, 1)):
-            for setting, alike, seconds, cycles in (('sd', read, 4, 5), (CHOSEN, read - place, 2, 6),
-                                                    (LATEST, read - 1, 2, 5)):
-                right = int(setting == 'sd')
-                rows.append(run(f'look-up {length}', place, setting, 30, cycles, seconds, right) | dict(
-                    {'pass': seconds}, read=read, alike=alike))
-    found = dict(claims.figures(pair(long=rows)))
-    assert [estimate.n for estimate in found.values()] == [2, 2, 4, 2, 2, 2]
-    assert [estimate.figure for estimate in found.values()] == pytest.approx(
-        [20 / 22, 2 / 22, -1, 5 / 6, 2, 2])
-
-
-def test_claims_of_tasks_and_the_mixture_by_hand(pair):
-    """Tasks that the notes do not name count for nothing; perplexity is of the corpus."""
-    tasks_rows = [run(family, 0, setting, 30, cycles, right=right)
-                  for family in ('math', 'qa', 'story')
-                  for setting, cycles, right in (('sd', 6, 1), (claims.TENTH, 10, int(family == 'qa')))]
-    experts = [dict(family='math', place=place, setting=setting, read=read, nll=nll)
-               for place, read, nlls in ((0, 30, (3.0, 6.0)), (1, 10, (1.0, 1.0)))
-               for setting, nll in zip(('sd', records.EXPERTS[1]), nlls)]
-    times = {'ar': 9, 'sd gamma=2': 4, 'sd gamma=4': 3, 'sparse gamma=2': 8, 'sparse gamma=4': 6}
-    mixture = [run('math', 0, setting, 30, 6, seconds) for setting, seconds in times.items()]
-    found = dict(claims.figures(pair(tasks=tasks_rows, experts=experts, mixture=mixture)))
-    assert [estimate.figure for estimate in found.values()] == pytest.approx(
-        [-0.5, 6 / 10, float(torch.tensor(-3 / 40).exp()), 0.5])
 
 
 def test_every_setting_of_a_record_runs():

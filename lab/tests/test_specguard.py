@@ -1,4 +1,4 @@
-"""SpecGuard's baselines, how steps are graded, its records, its claims by hand."""
+"""SpecGuard's baselines, how steps are graded, its records, its gates and its coin by hand."""
 import numpy
 import pandas
 import pytest
@@ -101,26 +101,6 @@ def test_over_a_coin_by_hand():
     frame = pandas.DataFrame([dict(text=text, setting=name, tokens=10, kept=kept, right=right)
                               for text in 'ab' for name, (kept, right) in runs.items()])
     assert claims.over_coin(frame, 'mine')(numpy.array([[0, 1], [0, 0]])).tolist() == [0.5, 0.5]
-
-
-def test_right_answers_of_the_best_gate_by_hand():
-    """On each resample another one may be the best; math-hard stands apart."""
-    right = {'ar': [1, 0, 0], 'specguard tau=0.7': [0, 1, 1], 'specguard': [1, 0, 1],
-             'specguard seed=1': [1, 1, 1]}
-    frame = pandas.DataFrame([dict(text=str(i), family='math', setting=name, right=value)
-                              for name, values in right.items() for i, value in enumerate(values)])
-    found = claims.more_right(frame, ['ar'])
-    assert (found.figure, found.ceiling) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
-    assert [len(half) for half in claims.halves(frame)] == [12, 0]
-
-
-def test_steps_are_told_within_kinds():
-    """Look-ups have no wrong one: they do not count."""
-    rows = [dict(family='math', kind=['work', 'work', 'look-up'], right=[1, 0, 1], first=[0, 0, 1],
-                 L=[-1.0, -3.0, -9.0], G3=[0.5, 0.5, 1.0], scaled_L=[0.8, 0.2, 0], scaled_G=[0, 1, 1])] * 12
-    found = [(made.figure, made.of) for _, made in claims.step_figures(rows)]
-    of = 'texts, 36 steps, 12 wrong'
-    assert found == [(1, of), (0.5, of), (-1, of), (pytest.approx(1 / 3), 'texts')]
 
 
 def test_specguard_most_central_by_hand():

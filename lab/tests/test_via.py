@@ -1,9 +1,9 @@
-"""VIA-SD's baselines: their distributions, limits and judges; a record measured anew; its claims by hand."""
+"""VIA-SD's baselines: their distributions, limits and judges; a record measured anew."""
 import pytest
 
 import lab.baselines
-from lab.judge import Pair, framed, settings
-from lab.measure import EMBEDDED, write_rows
+from lab.judge import Pair
+from lab.measure import EMBEDDED
 from lab.tests.helpers import refuses
 from lab.toys import Table, enumerate_law, network, plain, slim_session, write
 from lab.via import claims
@@ -55,48 +55,6 @@ def test_a_judge_is_worth_what_it_adds(monkeypatch):
     monkeypatch.setattr(Session, 'slim_path', property(lambda session: session.target.model.full))
     rows = [row for one in prompts for row in claims.judges_rows(EMBEDDED, one)]
     assert all(row['slim_right'] == row['positions'] for row in rows) and verdict(rows) == 'HOLDS'
-
-
-def frame_of(tmp_path, settings):
-    """A frame of two equal texts of ten tokens; settings: {name: (wrong, seconds, judged, kept)}."""
-    rows = [dict(family='qa', place=place, setting=name, tokens=10, wrong=wrong, seconds=[seconds], passes={},
-                 cycles={f'{judged} {judged} {kept}': 1}, right=None)
-            for place in range(2) for name, (wrong, seconds, judged, kept) in settings.items()]
-    write_rows(tmp_path / 'rows.jsonl', {}, [rows])
-    return framed(tmp_path / 'rows.jsonl')
-
-
-def test_settings_that_err_are_left_out(tmp_path):
-    """Of both sides: the fastest, 1 second, have one wrong token in ten."""
-    frame = frame_of(tmp_path, {
-        'via gamma=5': (0, 5, 9, 9), 'via gamma=8': (1, 1, 9, 9), 'sd gamma=5': (0, 8, 9, 9),
-        'cascade gamma=5': (0, 4, 9, 9), 'ratio gamma=5': (1, 1, 9, 9)})
-    found = claims.even(frame, settings(frame, 'via'), settings(frame, 'sd', 'cascade', 'ratio'))
-    assert found.figure == pytest.approx(4 / 5) and found.unit == 'clock'
-
-
-def test_rejections_by_hand(tmp_path):
-    """Of 40 judged tokens sd rejects 12, via 6. A gamma that only one method has is not counted."""
-    frame = frame_of(tmp_path, {
-        'via gamma=5': (0, 1, 20, 18), 'via gamma=8': (0, 1, 20, 16), 'via gamma=12': (0, 1, 20, 0),
-        'sd gamma=5': (0, 1, 20, 15), 'sd gamma=8': (0, 1, 20, 13)})
-    found = claims.spared(frame)
-    assert found.figure == pytest.approx(0.15)
-    assert found.verdict(0.31) == 'OUT OF REACH HERE (at most 0.30)' and found.verdict(0.29) == 'FAILS'
-
-
-def test_slim_alone_is_a_claim_of_its_own(tmp_path, monkeypatch):
-    """At escalate=0 the target judges nothing, so its speed counts in one claim only."""
-    frame = frame_of(tmp_path, {
-        'ar': (0, 8, 0, 0), 'sd gamma=5': (0, 4, 9, 9), 'via gamma=5': (0, 2, 9, 9),
-        'via-layers gamma=5 escalate=0 layers=1 2': (0, 1, 9, 9)})
-    pair = Pair('via', 'embedded')
-    monkeypatch.setattr(claims, 'clock', lambda _: frame)
-    monkeypatch.setattr(Pair, 'has', lambda *_: False)
-    found = {text: one.figure for text, one in claims.figures(pair)}
-    assert found == pytest.approx({
-        'speed over plain': 4, 'speed over sd': 2, "sd's rejection rate less via's": 0,
-        'speed over strong baselines': 2, 'the same, if slim judges alone (escalate=0)': 4})
 
 
 def test_a_judge_of_its_own(monkeypatch):
