@@ -892,7 +892,7 @@ def read_calibration(target, draft=None):
 def write_calibration(target, name, section):
     """Puts one section into the target's calibration.json; those of the same weights stay, others go."""
     folder = find_folder(target)
-    with locked(folder), new_file(folder / 'calibration.json') as file:
+    with locked(folder / 'config.json'), new_file(folder / 'calibration.json') as file:
         json.dump({'target': fingerprint(target)} | sections_of(target) | {name: section}, file)
 
 
@@ -971,22 +971,15 @@ def snapshot(name):
 
 @contextlib.contextmanager
 def locked(where, wait=True):
-    """Holds the file system's lock of a file or folder, which a killed process lets go; Windows has none.
+    """Holds the file system's lock of this file, which a killed process lets go; there is none on Windows.
 
     wait: until another process lets it go; else BadInput if one holds it.
     """
-    try:
-        import fcntl
-    except ImportError:
+    with open(where) as file:
+        with contextlib.suppress(ImportError), naming(f'{where}: another program writes it', BlockingIOError):
+            import fcntl
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
-        return
-    handle = os.open(where, os.O_RDONLY)
-    try:
-        with naming(f'{where}: another program is at work on it', BlockingIOError):
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -286,7 +286,7 @@ def test_two_runs_of_one_record(tmp_path):
 
     def texts():
         yield [dict(item=1)]
-        refuses('another program is at work', measure.write_rows, where, dict(n=2), [[dict(item=7)]])
+        refuses('another program writes it', measure.write_rows, where, dict(n=2), [[dict(item=7)]])
         yield [dict(item=2)]
     measure.write_rows(where, dict(n=2), texts())
     assert where.is_symlink() and measure.read_stored(far) == (dict(n=2), [dict(item=1), dict(item=2)])
