@@ -28,7 +28,7 @@ import specmini
 import train_mask
 import verify
 from lab import tasks
-from lab.baselines import DraftVerify
+from lab.baselines import DraftVerify, slim_draft
 from lab.prove import SAME, Proof
 from lab.tests.helpers import (EMBEDDED, HOME, LINE, MIXED, RANGES, SMALL, Coin, case, full_session, letters,
                                refuses, thin)
@@ -772,8 +772,7 @@ def test_via_limits(who, knobs, gamma):
     read_prompt(alone)
     texts = dict(draft=plain(alone.drafter.model, [1, 2, 3], 24),
                  target=plain(alone.target.model, [1, 2, 3], 24))
-    alone.drafter = None                                # slim drafts for itself
-    texts['slim'] = Exact().guess(alone, 24).tokens
+    texts['slim'] = slim_draft(alone, 24, Exact()).tokens
     assert texts['draft'] != texts['slim'] != texts['target'] != texts['draft']
     tokens, cycles = write(slim_session(skip=skip), ViaSd(gamma, **knobs))
     assert tokens == texts[who]
