@@ -471,7 +471,7 @@ class Reader:
         positions = torch.arange(start, start + T + pad, device=ids.device)
         means = self.cache.average(path.block, start) if path.block else None
         self.carry = {}
-        with torch.autocast(ids.device.type, enabled=False):    # of a notebook's cell, say
+        with torch.autocast('cuda' if on_gpu(ids) else 'cpu', enabled=False):   # which a notebook may be in
             hidden = forward(ids, positions, path, self.cache.stores, kv_len, means, self.carry)
             logits = self.model.logits(hidden[:, T - last:T]) if last else None
         self.log.append((path, B * T))

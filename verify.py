@@ -163,10 +163,11 @@ class Score:
         p = self.p[i]
         if i < len(self.table):
             p = self.recovery_distribution(p, self.block.q[i].to(p))
-            rule = self.recovery_distribution.__qualname__
-            require_that(math.isfinite(p.sum()), f'{rule}: NaN in the place of guess {i + 1} after '
-                         f'{len(self.session.tokens)} tokens; does it divide 0 by 0?')
-        return int(self.session.draw(p))
+        token, mass = to_host(self.session.draw(p), p.sum())
+        rule = self.recovery_distribution.__qualname__
+        require_that(math.isfinite(mass), f'{rule}: NaN in the place of guess {i + 1} after '
+                     f'{len(self.session.tokens)} tokens; does it divide 0 by 0?')
+        return int(token)
 
 
 @dataclass
