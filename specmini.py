@@ -62,7 +62,6 @@ class Engine:
     target: str = knob(str(EMBEDDED / 'target'), 'a Hugging Face folder, or a repository owner/name')
     draft: str = knob(None, 'a folder; lookup: from the text; none; self: the target in 8 bits; '
                       'None: the embedded one, or lookup')
-    draft_bits: int = knob(None, 'of the draft on a CPU; None: 8 where it has VNNI, else 16', words=(8, 16))
     lookup: bool = knob(False, 'look up in the text first, else ask the draft model')
     max_new: int = knob(256, 'tokens to write at most', 1)
     temperature: float = knob(0.0, '0 is greedy', 0, 1e6)
@@ -72,6 +71,7 @@ class Engine:
     ignore_eos: bool = knob(False, 'write on past the end of sequence')
     device: str = knob('auto', 'auto: cuda where it is there', words=('auto', 'cpu', 'cuda'))
     dtype: str = knob('auto', 'auto: bf16 on CUDA; on a CPU fp32, 16-bit matrices', words=('auto', *DTYPES))
+    draft_bits: int = knob(None, 'of the draft on a CPU; None: 8 where it has VNNI, else 16', words=(8, 16))
     compile: bool = knob(False, 'torch.compile short passes: of a card')
     sparse: Sparse = None           # makes the target's passes sparse, but not plain decoding; True: Sparse()
     readers: dict = field(default_factory=dict, init=False)     # {role: Reader}, see open

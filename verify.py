@@ -164,7 +164,7 @@ class Score:
         if i < len(self.table):
             p = self.recovery_distribution(p, self.block.q[i].to(p))
         token, mass = to_host(self.session.draw(p), p.sum())
-        rule = self.recovery_distribution.__qualname__
+        rule = getattr(self.recovery_distribution, '__qualname__', 'the rule')
         require_that(math.isfinite(mass), f'{rule}: NaN in the place of guess {i + 1} after '
                      f'{len(self.session.tokens)} tokens; does it divide 0 by 0?')
         return int(token)

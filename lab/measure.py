@@ -177,7 +177,7 @@ class Own:
     temperature: float = knob(0.0, '0 is greedy', 0, 1e6)
     seed: int = knob(0, 'of the random numbers', 0, 2 ** 62)
     draft: str = knob('', "another folder, lookup, none, self; '': the pair's")
-    draft_bits: int = knob(None, "8 or 16; None: as in specmini.py", words=(8, 16))
+    draft_bits: int = knob(None, '8 or 16; None: as in specmini.py', words=(8, 16))
     lookup: bool = knob(False, 'look up in the text first, else ask the draft model')
 
     def __post_init__(self):
@@ -188,7 +188,7 @@ class Own:
 def cached_engine(pair, draft, bits):
     """An Engine of the pair that drafts as `draft` says: the pair's own model, lookup, none, self."""
     options = {name: getattr(pair, name) for name in ('max_new', 'ignore_eos', 'device', 'dtype', 'compile')}
-    engine = SharingEngine(pair.target, draft, bits, **options)
+    engine = SharingEngine(pair.target, draft, draft_bits=bits, **options)
     engine.usual = engine.proposer
     if pair.is_embedded and draft == pair.draft and 'signals' not in engine.calibration:
         engine.calibration['signals'] = measure_signals(engine, Settings())     # the lab's other draft
@@ -471,7 +471,8 @@ def measure(record, where, pair, n, resume=False):
     there = whole_lines(where, head) if resume else []
     if resume and not there and begun(where).exists():
         other = begun(where).with_suffix('.other')
-        begun(where).replace(other)
+        with locked(begun(where), wait=False):          # or a run at work would lose it
+            begun(where).replace(other)
         print(f'{other} has the rows of another list, --n or pair: they are not resumed', file=sys.stderr)
     names = [(row.get('family'), row.get('place')) for row in map(json.loads, there[1:])]
     whole = [name for name in names if name != names[-1]]       # the last text may lack rows
@@ -486,7 +487,7 @@ def pair_of(args):
         require_that(pair == Pair(draft=pair.draft), 'another pair takes --target DIR and --prompts FILE')
         draft = pair.draft and str(File(pair.draft).resolve())
         return replace(EMBEDDED, draft=draft or EMBEDDED.draft)         # the embedded target, another draft
-    cached_engine(pair, pair.draft or 'lookup', None)         # which refuses models that do not fit
+    cached_engine(pair, pair.draft or 'lookup', None)   # which refuses models that do not fit
     require_that(len(pair.texts((), 2)) > 1,
                  f'--prompts: fewer than 2 prompts of {pair.longest} tokens at most; expected 2 or more')
     return pair

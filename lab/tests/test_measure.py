@@ -287,6 +287,8 @@ def test_two_runs_of_one_record(tmp_path):
     def texts():
         yield [dict(item=1)]
         refuses('another program writes it', measure.write_rows, where, dict(n=2), [[dict(item=7)]])
+        record = measure.Record(lambda pair, n: [1], None)
+        refuses('another program writes it', measure.measure, record, where, measure.EMBEDDED, 1, True)
         yield [dict(item=2)]
     measure.write_rows(where, dict(n=2), texts())
     assert where.is_symlink() and measure.read_stored(far) == (dict(n=2), [dict(item=1), dict(item=2)])
