@@ -25,7 +25,7 @@ def read_bytes(model, path):
 
 @contextlib.contextmanager
 def new_folder(new):
-    """A folder to fill, which becomes `new`, a Path, when it is whole; an ended run's is replaced."""
+    """A folder to fill; it becomes `new`, a Path, when it is whole. What a killed run left is replaced."""
     from model import require_that
     require_that(not new.exists(), f'{new} exists; give a new name')
     begun = new.with_name(f'.{new.name}.begun')
