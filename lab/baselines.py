@@ -54,6 +54,46 @@ class DraftVerify(Exact):
         return slim_draft(session, n, self)
 
 
+@dataclass
+class Block(Exact):
+    """Block verification: how many guesses stay is decided for the block as a whole. Exact.
+
+    At any temperature above 0 as many guesses stay as by `sd`, or more.
+    Source: Sun et al. 2024 (arXiv 2403.10444), algorithm 2.
+    """
+    lossless = True
+
+    def accept(self, session, draft, score):
+        rows, n = score.table, len(draft.tokens)
+        may_stay = [1.0]                                # the chance that the first 0, 1, ... guesses may stay
+        for row in rows:
+            row.chance = min(1.0, may_stay[-1] * row.p / row.q)
+            may_stay.append(row.chance)
+        kept = n
+        while kept and not session.flip(self.chance_to_end(score, kept, may_stay[kept])):
+            kept -= 1
+        for i, row in enumerate(rows):
+            row.kept = i < kept
+        tokens, labels, judged = draft.tokens[:kept], ['draft'] * kept, rows[:kept + 1]
+        if kept and tokens[-1] in session.eos:
+            return tokens, labels, judged
+        if kept == n:
+            return tokens + [score.next_token(n)], labels + ['bonus' if n else 'target'], judged
+        rest = self.unmet(score, kept, may_stay[kept])
+        return tokens + [int(session.draw(rest / rest.sum()))], labels + ['target'], judged
+
+    def chance_to_end(self, score, i, may_stay):
+        """The chance that exactly the first i guesses stay, given that no more of them do."""
+        if i == len(score.table):
+            return may_stay
+        unmet = float(self.unmet(score, i, may_stay).sum())
+        return unmet / (unmet + (1 - may_stay)) if unmet else 0.0
+
+    def unmet(self, score, i, may_stay):
+        """What the target has left at position i [V], once the guesses before it stay with this chance."""
+        return (may_stay * score.p[i] - score.block.q[i].to(score.p)).clamp(min=0)
+
+
 # ------------------------------------------------------------------------------ other ends of a block
 # Each ends the blocks of another method, too, as RatioPayoff shows.
 
@@ -340,8 +380,8 @@ class SparseRandom(Sparse):
 
 
 METHODS.update({
-    'lenient': Lenient, 'ratio': Ratio, 'draft-verify': DraftVerify, 'hf-confidence': Confident,
-    'product': Product, 'payoff': Payoff, 'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1,
-    'sd-multi': SdMulti, 'cascade': Cascade, 'via-layers': ViaLayers, 'via-model': ViaModel,
-    'rsd': RewardGuided, 'random-gate': RandomGate, 'sparse-recent': SparseRecent,
+    'lenient': Lenient, 'ratio': Ratio, 'block': Block, 'draft-verify': DraftVerify,
+    'hf-confidence': Confident, 'product': Product, 'payoff': Payoff, 'ratio-payoff': RatioPayoff,
+    'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'cascade': Cascade, 'via-layers': ViaLayers,
+    'via-model': ViaModel, 'rsd': RewardGuided, 'random-gate': RandomGate, 'sparse-recent': SparseRecent,
     'sparse-random': SparseRandom})

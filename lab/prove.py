@@ -1,9 +1,10 @@
 """Whether a method keeps the target's distribution, counted out in the states of random walks.
 
-`python -m lab.prove METHOD`. Target and draft are tables (toys.py). In a random setting the method writes
-some cycles with real draws. From the state that it reaches, every outcome of every draw of ONE further cycle
-is followed: what it commits, continued by the target, must have the target's own law. A method that keeps to
-this in every state is lossless. A fault in a state that no walk has reached is not seen.
+`python -m lab.prove METHOD`. Target and draft are tables (toys.py). In a setting drawn from the ranges of
+real runs the method writes some cycles with real draws. From the state that it reaches, every outcome of
+every draw of ONE further cycle is followed: what it commits, continued by the target, must have the target's
+own law. A method that keeps to this in every state is lossless. A fault in a state that no walk has reached
+is not seen.
 """
 import copy
 import random
@@ -11,72 +12,28 @@ import sys
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from math import prod
 from unittest.mock import patch
 
 import torch
 
-from lab.baselines import slim_draft
-from lab.toys import Branch, Near, Table, checked, exact_law, session, variation
-from model import BadInput, Calibration, check_fields, knob, require_that
+from lab.toys import Branch, checked, exact_law, variation
+from lab.walks import SAMPLING, Spread, begun, setting_of
+from model import BadInput, check_fields, knob, require_that
 from specmini import Parser, add_flags, exit_status, import_file, make_methods
-from verify import Exact, Sparse, decode, draft_model, probs, prompt_lookup, read_prompt
+from verify import Exact, decode, is_greedy, probs
 
-MOST = 600      # ways that the draws of one cycle may go, so that a state takes a second
+MOST = 300      # ways that the draws of one cycle may go, so that a state takes a second
 LEAST = 1e-9    # chance of a way below which it is not followed, but added up
 SAME = 1e-6     # total variation up to which two laws differ by rounding alone, in fp32
-CYCLES = 8      # of a walk, at most
 ROWS = 8        # texts that are shown
-CALIBRATION = Calibration(              # of a table, which has one layer
-    mask=dict(skip=[1]), signals=dict(draft_logp=[-4, 0], draft_grounding=[0, 1]))
 PARTS = {'propose', 'guess', 'draft_probs', 'keep_drafting', 'score', 'chance', 'recovery_distribution',
          'accept'}
-SAMPLING = 'temperature', 'top_k', 'top_p'
 KEPT = *SAMPLING, 'eos', 'proposer', 'begin', 'generator'       # of a session, by any method
 
 
-# ------------------------------------------------------------------------------------- where a walk begins
-
-def setting_of(r, gamma, fixed):
-    """{name: value} of a walk by a random.Random; gamma: the knob; fixed: values that all walks have."""
-    V = r.choice([2, 2, 2, 2, 3, 4, 12, 18])
-    made = dict(
-        temperature=r.choice([1.0, 1.0, 1.0, 1.0, 0.7, 1.5, 0.0, 0.0]),
-        top_k=r.choice([0, 0, 0, 0, 0, 0, 2]), top_p=r.choice([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8]),
-        prompt=[r.randrange(V) for _ in range(r.choice([1, 2, 4]))] * r.choice([1, 2]),
-        drafts=r.choice(['draft'] * 6 + ['look-up, else draft'] * 2 + ['look-up', 'target']),
-        noise=r.choice([None, 0.3, 0.3, 1.0, 1.0]),     # of a draft near the target; None: another table
-        gamma=6 if 0 < gamma < 6 and r.random() < 0.3 else gamma,           # a longer block, too
-        ends=[V - 1] if r.random() < 0.3 else [], sparse=r.random() < 0.1, fp32=r.random() < 0.2,
-        whole=r.random() < 0.5)         # cycles that may write all tokens left, or as few as a block needs
-    made |= {name: value for name, value in fixed.items() if value is not None}
-    return made | dict(vocabulary=max(V, *made['prompt'], 1) + bool(fixed.get('prompt')))
-
-
-def begun(made, method, number, met):
-    """(a Session in this setting, the method as it is walked); met: takes 'a look-up' that finds a guess."""
-    dtype = torch.float32 if made['fp32'] else torch.float64
-    target = Table(2 * number + 1, made['vocabulary'], 2.0, dtype)
-    draft = Table(2 * number + 2, target.vocab, dtype=dtype)
-    if made['noise']:                                   # or sure: branches rarely part, and can be followed
-        draft = Near(2 * number + 2, target, made['noise'], sharp=1 if made['noise'] < 1 else 5)
-    draft = draft if 'draft' in made['drafts'] else None
-
-    def look_up(session, n, method):
-        found = prompt_lookup(session, n)
-        met.update(['a look-up'] * bool(found.tokens))
-        return found if found.tokens or not draft else draft_model(session, n, method)
-    proposers = {'draft': draft_model, 'target': slim_draft}            # the others look up
-    s = session(target, draft, made['prompt'], 40, proposers.get(made['drafts'], look_up), seed=number,
-                calibration=CALIBRATION, eos=frozenset(made['ends']),
-                text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),      # every fourth id ends a step
-                sparse=Sparse(rho=1.0, moe_skip=0) if made['sparse'] else None,
-                **{name: made[name] for name in SAMPLING})
-    read_prompt(s)
-    return s, replace(method, gamma=made['gamma']) if made['gamma'] else replace(method)
-
-
-# ------------------------------------------------------------------------------------- one further cycle
+# ------------------------------------------------------------------------------------ one further cycle
 
 def copied(s):
     """The Session in its state, with caches of its own; models are not copied."""
@@ -90,42 +47,87 @@ def copied(s):
     return twin
 
 
-def next_cycle(s, method, left):
-    """(law, lost, met, ways) of one cycle from this state with so many tokens left; None for too many ways.
+def copied_method(method, s, twin):
+    """The method as it is now, for a copy of its Session: its fields are copied, however it copies itself."""
+    own = object.__new__(type(method))
+    try:
+        vars(own).update(copy.deepcopy(vars(method), {id(s): twin}))
+    except TypeError as error:
+        raise BadInput(f'its memory cannot be copied ({error}); expected fields that copy.deepcopy '
+                       'takes, as a number in the place of a generator') from None
+    return own
 
-    law: {tokens: chance}; lost: chance of what is not followed; met: (drafted, accepted), and 'an end'.
+
+def next_cycle(s, method, left, length=None, most=MOST):
+    """(law, lost, met, ways) of one cycle from this state with so many tokens left; None for more than `most`.
+
+    length: of the first so many tokens, in as many cycles as these take.
+    law: {tokens: chance}; lost: chance of what is not followed; met: (drafted, accepted) of the first cycle,
+    and words.
     """
     law, lost, met, scripts = Counter(), 0.0, set(), [[]]
-    for ways in range(1, MOST + 1):
+    others = torch.get_rng_state(), random.getstate()
+    for ways in range(1, most + 1):
         branch, mine = Branch(scripts.pop()), copied(s)
-        own = copy.deepcopy(method, {id(s): mine})
+        own = copied_method(method, s, mine)
         mine.tokens_left, mine.draw, mine.generator = left, branch.draw, None
-        cycle = checked(next(decode(mine, own)))
-        written = s.tokens + cycle.tokens, left - len(cycle.tokens)
-        require_that((mine.tokens, mine.tokens_left) == written, "it changes the session's text")
-        law[tuple(cycle.tokens)] += branch.chance
-        met.update([(len(cycle.drafted), cycle.accepted)], ['an end'] * mine.ended)
+        tokens = []
+        for cycle in map(checked, decode(mine, own)):
+            tokens += cycle.tokens
+            require_that((mine.tokens, mine.tokens_left) == (s.tokens + tokens, left - len(tokens)),
+                         "it changes the session's text")
+            if len(tokens) == len(cycle.tokens):
+                met |= words_of(cycle, mine)
+            if len(tokens) >= (length or 1):
+                break
+        law[tuple(tokens[:length])] += branch.chance
         chances = [prod(chance for _, chance in script) for script in branch.others]
         lost += sum(chance for chance in chances if chance < LEAST)
         scripts += [script for script, chance in zip(branch.others, chances) if chance >= LEAST]
         if not scripts:
+            require_that(torch.equal(others[0], torch.get_rng_state()) and others[1] == random.getstate(),
+                         'it draws random numbers of torch or Python; expected session.draw or session.flip')
             total = sum(law.values()) + lost
             require_that(abs(total - 1) < SAME, f'the chances of its cycles sum to {total:.6g}; expected 1')
             return law, lost, met, ways
     return None
 
 
+def words_of(cycle, s):
+    """{(drafted, accepted), words for what this cycle has}."""
+    block = cycle.score and cycle.score.block
+    looked_up = cycle.drafted and block and block.logits is None and bool((block.q.amax(-1) == 1).all())
+    return {(len(cycle.drafted), cycle.accepted), *['a look-up'] * bool(looked_up), *['an end'] * s.ended}
+
+
 def longest_cycle(s, method, top, whole):
-    """next_cycle with the most tokens left, up to `top`, that can be followed; whole: all instead of top."""
+    """(left, *next_cycle) with the most tokens left, up to top, that can be followed; whole: all for top."""
     found, before = None, 1
     for left in range(1, top + 1):
-        if found and found[3] ** 2 / before > MOST:     # as the ways grow, the next would be too many
+        if found and found[-1] ** 2 / before > MOST:    # as the ways grow, the next would be too many
             break
-        more = next_cycle(s, method, s.tokens_left if whole and left == top else left)
+        left = s.tokens_left if whole and left == top else left
+        more = next_cycle(s, method, left)
         if not more:
             break
-        found, before = more, found[3] if found else 1
+        found, before = (left, *more), found[-1] if found else 1
     return found
+
+
+def whole_texts(s, method):
+    """(n, total variation) of the first n tokens from here by an object without memory: n as far as followed.
+
+    A method may draw in one cycle what it writes in the next; its cycles differ then, and its texts do not.
+    """
+    n = found = 0
+    for n in range(1, 9):
+        more = next_cycle(s, replace(method), s.tokens_left, n)
+        if not more:
+            return n - 1, found
+        found = max(0.0, gap(more[0], s) - more[1])
+        if found > SAME:
+            break
+    return n, found
 
 
 def gap(law, s):
@@ -156,7 +158,9 @@ class Proof:
         self.gap, self.walks, self.states, self.drafted = -1.0, 0, 0, 0
         self.fp64 = 1e-16                               # the largest gap in fp64
         self.met = Counter()                            # {(drafted, accepted) or words: states}
+        self.ranges = {}                                # {words: its values in the states}
         self.refused = {}                               # {drafts: why}
+        self.texts = 0                                  # tokens of exact texts of a cycle that is not
         kind = type(method)
         self.own = {part for part in PARTS if getattr(kind, part, None) not in (None, getattr(Exact, part))}
         self.asked = set()                              # of them
@@ -185,52 +189,87 @@ class Proof:
 
     def walk(self, number):
         """Writes some cycles in a random setting, and follows the next one from some of the states."""
-        r, met = random.Random(f'{self.seed} {number}'), set()
-        made = self.made = setting_of(r, getattr(self.method, 'gamma', 0), self.fixed)
+        draw = Spread(self.seed, number)
+        made = self.made = setting_of(draw, getattr(self.method, 'gamma', 0), self.fixed)
         try:
-            s, method = begun(made, self.method, number, met)
-            next(decode(copied(s), copy.deepcopy(method)))
+            s, method = begun(made, self.method, number)
+            next(decode(copied(s), replace(method)))
         except BadInput as error:                       # it takes no such drafts
-            if made['drafts'] == 'draft':
+            if made['drafts'] in ('by draft', 'by short draft'):
                 raise
             self.refused[made['drafts']] = error
-            made['drafts'] = 'draft'
-            s, method = begun(made, self.method, number, met)
+            made['drafts'] = 'by draft'
+            s, method = begun(made, self.method, number)
         self.walks += 1
+        if made['second_text']:                         # what its class keeps of the first is there
+            list(islice(decode(copied(s), replace(method)), 8))
+        if made['after_other_knobs']:                   # which leave caches as these knobs alone never do
+            list(islice(decode(s, type(method)()), 1 + number % 4))
         kept = [getattr(s, name) for name in KEPT]
-        top, stop = max(made['gamma'], 2) + 1, r.randrange(CYCLES)
+        top, stop = max(made['gamma'], 2) + 1, made['cycles']
+        counted = {stop // 2, draw.random.randrange(stop + 1), stop}
+        has_one_way = is_greedy(s.temperature)          # then all cycles are counted
         for cycles in range(stop + 1):
             if s.ended or not s.tokens_left or self.gap > SAME:
                 break
-            if cycles == stop or r.random() < (0.2 if made['temperature'] else 0.6):
-                met.clear()
-                left = top if r.random() < 0.7 else r.randint(1, top)
-                found = longest_cycle(s, method, left, made['whole'] and made['gamma'])
-                if found:
-                    self.judge(f'walk {number} after {cycles} cycles, text {s.tokens}', made, s, *found[:2])
-                    kinds = dict(greedy=not made['temperature'], sparse=made['sparse'], fp32=made['fp32'])
-                    met |= {kind for kind, holds in kinds.items() if holds} | {f'by {made["drafts"]}'}
-                    self.met.update(met | found[2])
+            left = top if draw.random.random() < 0.7 else draw.random.randint(min(1, top), top)
+            found = has_one_way and next_cycle(s, method, s.tokens_left, most=1)
+            has_one_way = bool(found)
+            if found:
+                found = s.tokens_left, *found
+            elif cycles in counted:
+                found = longest_cycle(s, method, left, made['full_blocks'] and made['gamma'])
+                if not found or found[0] < left:
+                    top = found[0] if found else 0      # longer ones have too many ways in this walk
+            if found:
+                self.judge(f'walk {number} after {cycles} cycles', made, s, method, *found)
             drafted = next(decode(s, method)).drafted
             require_that([getattr(s, name) for name in KEPT] == kept, 'it changes a setting of the session')
-            self.drafted = max(self.drafted, len(drafted) if made['gamma'] else 0)
+            if 0 < made['gamma'] <= self.method.gamma:
+                self.drafted = max(self.drafted, len(drafted))
 
-    def judge(self, where, made, s, law, lost):
+    def judge(self, where, made, s, method, left, law, lost, met, _):
         """Counts a state, and keeps that in which the laws differ most, by the fewest tokens that show it."""
         self.states += 1
+        words = {value for value in made.values() if isinstance(value, str)} - {''}
+        words |= {name.replace('_', ' ') for name, value in made.items() if value is True}
+        self.met.update(met | words | {'greedy'} if is_greedy(s.temperature) else met | words)
+        numbers = {name: len(made[name]) for name in ('prompt', 'ends')} | {'text': len(s.tokens)}
+        for name, number in (made | numbers).items():
+            if type(number) in (int, float):
+                self.ranges.setdefault(name.replace('_', '-'), set()).add(number)
         apart = max(0.0, gap(law, s) - lost)
-        self.fp64 = max(self.fp64, 0 if made['fp32'] else apart)
-        if apart > self.gap:
-            setting = ', '.join(f'{key} {value}' for key, value in made.items())
-            self.gap, self.where = apart, f'{where} ({setting})'
-            rest = dict(eos=s.eos, prompt=s.tokens) | {name: made[name] for name in SAMPLING}
-            for n in range(1, 9):
-                self.wanted, self.law = exact_law(s.target.model, n, **rest), Counter()
-                for tokens, chance in law.items():
-                    self.law.update(exact_law(s.target.model, n, tokens, chance, **rest))
-                enough = 999 if apart > SAME else ROWS
-                if len(self.wanted) > enough or variation(self.law, self.wanted) > SAME:
-                    break
+        self.fp64 = max(self.fp64, apart if made['dtype'] == 'fp64' else 0)
+        differs = apart > SAME
+        if apart <= self.gap or differs and method.lossless and not self.is_wrong(s, method, left):
+            return
+        setting = ', '.join(f'{key} {value}' for key, value in made.items() if value not in ('', False))
+        self.gap, self.where = apart, f'{where}, text {s.tokens} ({setting})'
+        rest = dict(eos=s.eos, prompt=s.tokens) | {name: made[name] for name in SAMPLING}
+        self.wanted = ()
+        for n in range(1, 9 if differs else 2):
+            before = max(1, len(self.wanted))
+            self.wanted, self.law = exact_law(s.target.model, n, **rest), Counter()
+            for tokens, chance in law.items():
+                self.law.update(exact_law(s.target.model, n, tokens, chance, **rest))
+            if variation(self.law, self.wanted) > SAME or len(self.wanted) ** 2 / before > 999:
+                break
+
+    def is_wrong(self, s, method, left):
+        """Whether texts differ, too, where a cycle does; else notes how long the texts are that do not.
+
+        An object without memory begins in this state: its next cycle, else its whole texts.
+        """
+        found = next_cycle(s, replace(method), left)
+        if found and gap(found[0], s) - found[1] > SAME:
+            return True
+        shorter = [replace(method, gamma=1)] if getattr(method, 'gamma', 0) > 1 else []
+        for own in (method, *shorter):                  # whose cycles have fewer ways
+            n, apart = whole_texts(s, own)
+            if apart > SAME:
+                return True
+            self.texts = max(self.texts, n)
+        return False
 
     def lines(self):
         """What is printed: what follows in the state with the largest gap, and the verdict."""
@@ -244,6 +283,8 @@ class Proof:
             yield f'{" ".join(map(str, text)):12}  {own:{width}.5f}  {wanted:9.5f}  {apart:>10}'
         yield from (f'not walked with drafts by {source}: {why}' for source, why in self.refused.items())
         yield self.sentence()
+        if self.gap <= SAME:
+            yield from self.limits()
 
     def sentence(self):
         """What it comes to."""
@@ -251,24 +292,37 @@ class Proof:
         if self.gap > SAME:
             promise = f'WRONG: {self.name} calls itself lossless at these knobs, and is '
             return (promise if self.method.lossless else 'LOSSY: ') + off
-        blocks = {block for block in self.met if isinstance(block, tuple)}
-        longest = max(n for n, _ in blocks)
-        whole = max(n for n in range(longest + 1) if n == 0 or {(n, kept) for kept in range(n + 1)} <= blocks)
-        counts = [f'{n} {word}' for word, n in self.met.most_common() if isinstance(word, str)]
-        never = [word for word in ('a look-up', 'an end') if not self.met[word]]
-        never += ['a block that was kept whole'] * (not any(n == kept > 0 for n, kept in blocks))
         holds = (f'in all {self.states} states of {self.walks} walks, in fp64 to {self.fp64:.0e}, all to '
-                 f'{max(self.gap, 1e-16):.0e} (blocks of up to {longest} guesses, of {whole} kept and cut '
-                 f'at each place; {", ".join(counts)})')
-        holds += f'; never met: {", ".join(never)}' * bool(never)
+                 f'{max(self.gap, 1e-16):.0e} (less than {SAME:.0e} is not seen)')
         lacking = f'no state asks its {", ".join(sorted(self.own - self.asked))}' * (self.asked < self.own)
-        if self.drafted > longest:
+        if self.drafted > max(n for n, _ in self.blocks()):
             lacking = f'blocks of {self.drafted} guesses can go in more than {MOST} ways'
+        if self.texts:
+            lacking = (f'a cycle is not exact by itself, and whole texts are, as far as they can be followed '
+                       f'({self.texts} tokens)')
         if lacking:
-            return f'NOT PROVED: {lacking}. No difference {holds}'
+            return f'NOT PROVED: {lacking}. No other difference {holds}'
         if not self.method.lossless:
             return f'no difference found {holds}; {self.name} does not promise it at these knobs'
         return f'lossless {holds}'
+
+    def blocks(self):
+        """{(drafted, accepted)} of the cycles that were followed."""
+        return {block for block in self.met if isinstance(block, tuple)}
+
+    def limits(self):
+        """Between which limits that was, and what was never met, as lines."""
+        blocks = self.blocks()
+        longest = max(n for n, _ in blocks)
+        whole = max(n for n in range(longest + 1) if n == 0 or {(n, kept) for kept in range(n + 1)} <= blocks)
+        ranges = {name: sorted(numbers - {name == 'top-p'}) for name, numbers in self.ranges.items()}
+        shown = [f'{name} {found[0]:.3g} to {found[-1]:.3g}' for name, found in ranges.items() if found]
+        yield f'met: {", ".join(shown)}; blocks of {whole} guesses kept and cut at each place'
+        counts = [f'{n} {word}' for word, n in self.met.most_common() if isinstance(word, str)]
+        yield f'states: {", ".join(counts)}'
+        never = [word for word in ('a look-up', 'an end', 'greedy') if not self.met[word]]
+        never += ['a block that was kept whole'] * (not any(n == kept > 0 for n, kept in blocks))
+        yield from [f'never met: {", ".join(never)}'] * bool(never)
 
 
 # --------------------------------------------------------------------------------------------- the program
@@ -286,7 +340,7 @@ class Options:
 
 
 def run():
-    """Prints what walks find of a method; returns 1 where it promises what is not so, else 0."""
+    """Prints what walks find of a method that promises: returns 1 if it is wrong, 3 if it is not proved."""
     parser = Parser(prog='python -m lab.prove', description=__doc__.split('\n')[0])
     add = parser.add_argument
     add('method', help='one of specmini.py --list, or a baseline, and its knobs: "via escalate=1.1"')
@@ -305,7 +359,7 @@ def run():
                   options.seed, prompt=list(map(int, prompt)) or None,
                   **{name: getattr(options, name) for name in SAMPLING})
     print(*proof.lines(), sep='\n')
-    return int(method.lossless and proof.gap > SAME)
+    return {'WRONG': 1, 'NOT PROVED': 3}.get(proof.sentence().split(':')[0], 0) if method.lossless else 0
 
 
 def main():

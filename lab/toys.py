@@ -80,8 +80,8 @@ def checked(cycle):
     require_that(all(type(token) is int for token in cycle.tokens),
                  f'accept returned the tokens {cycle.tokens}; expected whole numbers')
     for row in cycle.judged:
-        known = row.chance is None or type(row.chance) in (int, float) and 0 <= row.chance <= 1
-        require_that(known, f'the chance of a guess to be kept is {row.chance}; expected 0 to 1, a float')
+        known = row.chance is None or 0 <= float(row.chance) <= 1       # a bool or a tensor [] is a number
+        require_that(known, f'the chance of a guess to be kept is {row.chance}; expected 0 to 1')
     return cycle
 
 
@@ -126,22 +126,27 @@ class Table:
     finds there, so a wrong cache gives a wrong law. Slim (no feed-forward) and sparse paths write other keys.
     """
 
-    def __init__(self, seed, vocab=4, weight=1.0, dtype=torch.float64):
+    shape = staticmethod(lambda logits: logits)     # what else is done to random logits, as to let them tie
+
+    def __init__(self, seed, vocab=4, weight=1.0, dtype=torch.float64, context=64):
         self.seed, self.vocab = seed, vocab
         self.pass_bytes = weight    # that a pass is said to read, for methods that compare passes
         self.rows = {}              # prefix -> logits
-        self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, 64)
+        self.config = Config('llama', vocab, 1, 1, 1, 1, 1, 1, context)
         self.cos = torch.zeros(10_000, 1, dtype=dtype)
         self.device, self.dtype = self.cos.device, self.cos.dtype
         self.lm_head = torch.nn.Linear(1, vocab, dtype=torch.float64)
         self.full = Path('full', (kernels.attend,), (kernels.feed_forward,))
 
     def row(self, prefix):
-        """The logits [V] after a prefix, a tuple of ids."""
+        """The logits [V] after a prefix, a tuple of ids: those of this dtype, in fp64."""
         if prefix not in self.rows:
-            generator = seeded(hash((self.seed, *prefix)) % 2 ** 40)
-            self.rows[prefix] = 1.5 * torch.randn(self.vocab, generator=generator, dtype=torch.float64)
+            self.rows[prefix] = self.shape(self.raw(prefix)).to(self.dtype).double()
         return self.rows[prefix]
+
+    def raw(self, prefix):
+        generator = seeded(hash((self.seed, *prefix)) % 2 ** 40)
+        return 1.5 * torch.randn(self.vocab, generator=generator, dtype=torch.float64)
 
     def __call__(self, ids, positions, path, stores=None, kv_len=None, means=None, carry=None):
         """ids [B, T] at positions [T] -> logits [B, T, V], which stand in for hidden states."""
@@ -164,12 +169,12 @@ class Table:
 class Near(Table):
     """A draft that is near its target: blocks are kept whole. noise: of its logits; sharp: how sure it is."""
 
-    def __init__(self, seed, target, noise, sharp):
-        super().__init__(seed, target.vocab, dtype=target.dtype)
+    def __init__(self, seed, target, noise, sharp, context=64):
+        super().__init__(seed, target.vocab, 1.0, target.dtype, context)
         self.target, self.noise, self.sharp = target, noise, sharp
 
-    def row(self, prefix):
-        return self.sharp * (self.target.row(prefix) + self.noise * super().row(prefix))
+    def raw(self, prefix):
+        return self.sharp * (self.target.row(prefix) + self.noise * super().raw(prefix))
 
 
 class Branch:
