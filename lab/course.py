@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 
 from lab.prove import SAME, gap, next_cycle
+from lab.shipped import RawQ
 from lab.toys import (Table, WrongResidual, apart, enumerate_law, exact_law, fresh, network, session,
                       variation, write)
 from model import KVCache, require_that, shared_length
@@ -204,8 +205,19 @@ def check_9(Hidden):
     assert off['whole'] > SAME, 'after a block that was kept whole it is exact: there it has to err'
 
 
-CHECKS = {f.__name__[-1]: f for f in (check_1, check_2, check_3, check_4, check_5, check_6, check_7, check_8,
-                                      check_9)}
+def check_10(Mended):
+    """A mend of RawQ that keeps its q."""
+    assert issubclass(Mended, RawQ) and Mended.guess is RawQ.guess, 'Mended has to take q as RawQ does'
+    changed = {'propose', 'chance', 'recovery_distribution', 'score', 'accept'} & vars(Mended).keys()
+    assert not changed, f'it changes {changed}: leave the rule as it is, and change how guesses are drawn'
+    for sampling in dict(temperature=0.7), dict(temperature=1.0, top_k=2), dict(temperature=1.5, top_p=0.8):
+        law = enumerate_law(Table(1), Table(2), Mended(2), 3, **sampling)
+        off = variation(law, exact_law(Table(1), 3, **sampling))
+        assert off < SAME, f'with {sampling} its texts are off by {off:.3g}: guesses are not drawn from q'
+
+
+CHECKS = {f.__name__.split('_')[1]: f for f in (
+    check_1, check_2, check_3, check_4, check_5, check_6, check_7, check_8, check_9, check_10)}
 
 
 def run():
@@ -213,7 +225,7 @@ def run():
     argv = sys.argv[1:]
     require_that(__debug__, 'its checks are asserts, which -O leaves out; run it without')
     require_that(len(argv) == 2 and argv[0] in CHECKS,
-                 f'found {argv}; expected NUMBER FILE, say 1 answer.py; lab/course.md has exercises 1 to 9')
+                 f'found {argv}; expected NUMBER FILE, say 1 answer.py; lab/course.md has exercises 1 to 10')
     number, path = argv
     names = inspect.signature(CHECKS[number]).parameters
     reason = None

@@ -136,7 +136,8 @@ SOLUTIONS = re.findall(r'Solution</summary>\s+```python\n(.*?)```', COURSE, re.S
     case('6', 6, '# it says nothing', 'lossless = True  #', slow=True),
     case('7', 7, 'session.target, path)', 'session.target, whole)'),
     case('8', 8, 'rest = residual(rest, q)', 'pass'),
-    case('9', 9, 'self.whole and', 'False and', slow=True)])
+    case('9', 9, 'self.whole and', 'False and', slow=True),
+    case('10', 10, 'logits.softmax(-1)', 'session.probs(logits, 1.0)')])
 def test_course_knows_its_solutions(number, old, new, tmp_path, capsys):
     """A solution is right, one that was changed is not; and one without its first name is told so."""
     text = SOLUTIONS[number - 1]
@@ -168,9 +169,10 @@ sd_notices = {'False' if 'sd_notices = False' in SOLUTIONS[3] else 'True'}
 def test_ids(): {NAMED}
 def test_writers(): {NAMED}
 """, 'asks how valid_prefix is written'),
-    (9, COUNTED, 'after a block that lost a guess it is off')])
+    (9, COUNTED, 'after a block that lost a guess it is off'),
+    (10, 'from lab.shipped import RawQ as Mended', 'its texts are off by')])
 def test_course_sees_through_answers_that_ask_nothing(number, answer, says, tmp_path, capsys):
-    """A test of a function's name; a rule that errs after three cycles, whatever these were."""
+    """A test of a name; a rule that errs after three cycles, whatever they were; one not mended."""
     put(tmp_path, {'answer.py': answer})
     status, out, _ = program(capsys, number, tmp_path / 'answer.py', main=course.main)
     assert status == 1 and says in out
