@@ -27,6 +27,9 @@ from verify import Exact, decode, is_greedy, probs
 MOST = 300      # ways that the draws of one cycle may go, so that a state takes a second
 LEAST = 1e-9    # chance of a way below which it is not followed, but added up
 SAME = 1e-6     # total variation up to which two laws differ by rounding alone, in fp32
+ENOUGH = 3      # guesses of a sampled block that must be followed, of longer ones the first
+ODD = 10        # states whose cycle differs that are looked at
+LONGEST = 8     # tokens of a whole text
 ROWS = 8        # texts that are shown
 PARTS = {'propose', 'guess', 'draft_probs', 'keep_drafting', 'score', 'chance', 'recovery_distribution',
          'accept'}
@@ -59,11 +62,10 @@ def copied_method(method, s, twin):
 
 
 def next_cycle(s, method, left, length=None, most=MOST):
-    """(law, lost, met, ways) of one cycle from this state with so many tokens left; None for more than `most`.
+    """(law, lost, met, ways) of one cycle from this state with so many tokens left; None for too many ways.
 
-    length: of the first so many tokens, in as many cycles as these take.
-    law: {tokens: chance}; lost: chance of what is not followed; met: (drafted, accepted) of the first cycle,
-    and words.
+    length: of the first so many tokens, in as many cycles as these take. law: {tokens: chance}; lost: chance
+    of what is not followed; met: (drafted, accepted) of the first cycle, and words.
     """
     law, lost, met, scripts = Counter(), 0.0, set(), [[]]
     others = torch.get_rng_state(), random.getstate()
@@ -104,7 +106,7 @@ def longest_cycle(s, method, top, whole):
     """(left, *next_cycle) with the most tokens left, up to top, that can be followed; whole: all for top."""
     found, before = None, 1
     for left in range(1, top + 1):
-        if found and found[-1] ** 2 / before > MOST:    # as the ways grow, the next would be too many
+        if left > 2 and found[-1] ** 2 / before > MOST:     # as the ways grow, the next would be too many
             break
         left = s.tokens_left if whole and left == top else left
         more = next_cycle(s, method, left)
@@ -114,20 +116,18 @@ def longest_cycle(s, method, top, whole):
     return found
 
 
-def whole_texts(s, method):
+def whole_texts(s, method, left):
     """(n, total variation) of the first n tokens from here by an object without memory: n as far as followed.
 
     A method may draw in one cycle what it writes in the next; its cycles differ then, and its texts do not.
     """
-    n = found = 0
-    for n in range(1, 9):
-        more = next_cycle(s, replace(method), s.tokens_left, n)
-        if not more:
-            return n - 1, found
-        found = max(0.0, gap(more[0], s) - more[1])
-        if found > SAME:
+    followed = apart = 0
+    for n in range(1, min(left, LONGEST) + 1):
+        found = next_cycle(s, replace(method), left, n, 4 * MOST)
+        if not found or apart > SAME:
             break
-    return n, found
+        followed, apart = n, max(0.0, gap(found[0], s) - found[1])
+    return followed, apart
 
 
 def gap(law, s):
@@ -155,12 +155,13 @@ class Proof:
     def __init__(self, name, method, numbers, seed=0, **fixed):
         """numbers: of walks, up to the first that meets a difference; fixed: see setting_of."""
         self.name, self.method, self.seed, self.fixed = name, method, seed, fixed
-        self.gap, self.walks, self.states, self.drafted = -1.0, 0, 0, 0
+        self.gap = self.walks = self.states = 0
+        self.drafted, self.followed = Counter(), Counter()      # {is it greedy: guesses of the longest block}
         self.fp64 = 1e-16                               # the largest gap in fp64
         self.met = Counter()                            # {(drafted, accepted) or words: states}
         self.ranges = {}                                # {words: its values in the states}
         self.refused = {}                               # {drafts: why}
-        self.texts = 0                                  # tokens of exact texts of a cycle that is not
+        self.odd = self.texts = 0       # states whose cycle differs, tokens of whole texts that do not
         kind = type(method)
         self.own = {part for part in PARTS if getattr(kind, part, None) not in (None, getattr(Exact, part))}
         self.asked = set()                              # of them
@@ -226,54 +227,61 @@ class Proof:
             drafted = next(decode(s, method)).drafted
             require_that([getattr(s, name) for name in KEPT] == kept, 'it changes a setting of the session')
             if 0 < made['gamma'] <= self.method.gamma:
-                self.drafted = max(self.drafted, len(drafted))
+                self.drafted[not s.temperature] = max(self.drafted[not s.temperature], len(drafted))
 
     def judge(self, where, made, s, method, left, law, lost, met, _):
         """Counts a state, and keeps that in which the laws differ most, by the fewest tokens that show it."""
         self.states += 1
         words = {value for value in made.values() if isinstance(value, str)} - {''}
         words |= {name.replace('_', ' ') for name, value in made.items() if value is True}
-        self.met.update(met | words | {'greedy'} if is_greedy(s.temperature) else met | words)
+        self.met.update(met | words | {'greedy'} if not s.temperature else met | words)
         numbers = {name: len(made[name]) for name in ('prompt', 'ends')} | {'text': len(s.tokens)}
         for name, number in (made | numbers).items():
             if type(number) in (int, float):
                 self.ranges.setdefault(name.replace('_', '-'), set()).add(number)
+        longest = max(block[0] for block in met if isinstance(block, tuple))
+        self.followed[not s.temperature] = max(self.followed[not s.temperature], longest)
         apart = max(0.0, gap(law, s) - lost)
-        self.fp64 = max(self.fp64, apart if made['dtype'] == 'fp64' else 0)
-        differs = apart > SAME
-        if apart <= self.gap or differs and method.lossless and not self.is_wrong(s, method, left):
+        if apart > SAME and method.lossless and not self.is_wrong(s, method, left):
             return
-        setting = ', '.join(f'{key} {value}' for key, value in made.items() if value not in ('', False))
-        self.gap, self.where = apart, f'{where}, text {s.tokens} ({setting})'
-        rest = dict(eos=s.eos, prompt=s.tokens) | {name: made[name] for name in SAMPLING}
+        self.gap = max(self.gap, apart)
+        self.fp64 = max(self.fp64, apart if made['dtype'] == 'fp64' else 0)
+        if apart > SAME:
+            setting = ', '.join(f'{key} {value}' for key, value in made.items() if value not in ('', False))
+            self.where = f'{where}, text {s.tokens} ({setting})'
+            self.show(law, s, dict(eos=s.eos, prompt=s.tokens) | {name: made[name] for name in SAMPLING})
+
+    def show(self, law, s, settings):
+        """Keeps the two laws of the fewest tokens that show the difference."""
         self.wanted = ()
-        for n in range(1, 9 if differs else 2):
+        for n in range(1, LONGEST + 1):
             before = max(1, len(self.wanted))
-            self.wanted, self.law = exact_law(s.target.model, n, **rest), Counter()
+            self.wanted, self.law = exact_law(s.target.model, n, **settings), Counter()
             for tokens, chance in law.items():
-                self.law.update(exact_law(s.target.model, n, tokens, chance, **rest))
+                self.law.update(exact_law(s.target.model, n, tokens, chance, **settings))
             if variation(self.law, self.wanted) > SAME or len(self.wanted) ** 2 / before > 999:
                 break
 
     def is_wrong(self, s, method, left):
-        """Whether texts differ, too, where a cycle does; else notes how long the texts are that do not.
-
-        An object without memory begins in this state: its next cycle, else its whole texts.
-        """
-        found = next_cycle(s, replace(method), left)
-        if found and gap(found[0], s) - found[1] > SAME:
-            return True
+        """Whether whole texts differ, too, where a cycle does; else notes how long those are that do not."""
+        self.odd += 1
         shorter = [replace(method, gamma=1)] if getattr(method, 'gamma', 0) > 1 else []
-        for own in (method, *shorter):                  # whose cycles have fewer ways
-            n, apart = whole_texts(s, own)
+        for own in [method, *shorter] if self.odd < ODD else []:    # shorter blocks have fewer ways
+            n, apart = whole_texts(s, own, left)
             if apart > SAME:
                 return True
             self.texts = max(self.texts, n)
         return False
 
     def lines(self):
-        """What is printed: what follows in the state with the largest gap, and the verdict."""
+        """What is printed: what follows in a state that differs, or what was met; and the verdict."""
         require_that(self.states, f'{self.name}: no state could be followed; give more --walks')
+        yield from (f'not walked with drafts {source}: {why}' for source, why in self.refused.items())
+        yield from self.difference() if self.gap > SAME else self.limits()
+        yield self.sentence()
+
+    def difference(self):
+        """The state in which texts differ, and their chances there, as lines."""
         yield f'{self.where}: what follows'
         width = max(9, len(self.name))
         yield f'{"text":12}  {self.name:>{width}}     target  difference'
@@ -281,23 +289,21 @@ class Proof:
             own, wanted = self.law[text], self.wanted[text]
             apart = f'{own - wanted:+.5f}' if abs(own - wanted) > SAME else '0'
             yield f'{" ".join(map(str, text)):12}  {own:{width}.5f}  {wanted:9.5f}  {apart:>10}'
-        yield from (f'not walked with drafts by {source}: {why}' for source, why in self.refused.items())
-        yield self.sentence()
-        if self.gap <= SAME:
-            yield from self.limits()
 
     def sentence(self):
         """What it comes to."""
-        off = f'off by {self.gap:.3g} in this state; --walk {self.where.split()[1]} repeats it'
         if self.gap > SAME:
             promise = f'WRONG: {self.name} calls itself lossless at these knobs, and is '
+            off = f'off by {self.gap:.3g} in this state; --walk {self.where.split()[1]} repeats it'
             return (promise if self.method.lossless else 'LOSSY: ') + off
         holds = (f'in all {self.states} states of {self.walks} walks, in fp64 to {self.fp64:.0e}, all to '
                  f'{max(self.gap, 1e-16):.0e} (less than {SAME:.0e} is not seen)')
         lacking = f'no state asks its {", ".join(sorted(self.own - self.asked))}' * (self.asked < self.own)
-        if self.drafted > max(n for n, _ in self.blocks()):
-            lacking = f'blocks of {self.drafted} guesses can go in more than {MOST} ways'
-        if self.texts:
+        for greedy, drafted in self.drafted.items():
+            wanted = drafted if greedy else min(drafted, ENOUGH)
+            if wanted > self.followed[greedy]:
+                lacking = f'blocks of {wanted} guesses can go in more than {MOST} ways'
+        if self.odd:
             lacking = (f'a cycle is not exact by itself, and whole texts are, as far as they can be followed '
                        f'({self.texts} tokens)')
         if lacking:
@@ -306,16 +312,13 @@ class Proof:
             return f'no difference found {holds}; {self.name} does not promise it at these knobs'
         return f'lossless {holds}'
 
-    def blocks(self):
-        """{(drafted, accepted)} of the cycles that were followed."""
-        return {block for block in self.met if isinstance(block, tuple)}
-
     def limits(self):
         """Between which limits that was, and what was never met, as lines."""
-        blocks = self.blocks()
+        blocks = {block for block in self.met if isinstance(block, tuple)}
         longest = max(n for n, _ in blocks)
         whole = max(n for n in range(longest + 1) if n == 0 or {(n, kept) for kept in range(n + 1)} <= blocks)
-        ranges = {name: sorted(numbers - {name == 'top-p'}) for name, numbers in self.ranges.items()}
+        off = {'top-p': 1.0}                            # of the others 0
+        ranges = {name: sorted(numbers - {off.get(name, 0)}) for name, numbers in self.ranges.items()}
         shown = [f'{name} {found[0]:.3g} to {found[-1]:.3g}' for name, found in ranges.items() if found]
         yield f'met: {", ".join(shown)}; blocks of {whole} guesses kept and cut at each place'
         counts = [f'{n} {word}' for word, n in self.met.most_common() if isinstance(word, str)]

@@ -127,6 +127,7 @@ class Table:
     """
 
     shape = staticmethod(lambda logits: logits)     # what else is done to random logits, as to let them tie
+    seen = slice(None)                              # of a prefix, what counts
 
     def __init__(self, seed, vocab=4, weight=1.0, dtype=torch.float64, context=64):
         self.seed, self.vocab = seed, vocab
@@ -140,6 +141,7 @@ class Table:
 
     def row(self, prefix):
         """The logits [V] after a prefix, a tuple of ids: those of this dtype, in fp64."""
+        prefix = prefix[self.seen]
         if prefix not in self.rows:
             self.rows[prefix] = self.shape(self.raw(prefix)).to(self.dtype).double()
         return self.rows[prefix]

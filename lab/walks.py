@@ -22,7 +22,7 @@ CALIBRATION = Calibration(              # of a table, which has one layer
 SPARSE = dict(anchors=[0], channels=[[0.0] * QUANTILES], experts=[])
 SAMPLING = 'temperature', 'top_k', 'top_p'
 DTYPES = dict(fp64=torch.float64, fp32=torch.float32, bf16=torch.bfloat16)
-FEW = 'top-k 2 or 3', 'a draft of 2 words', 'cold'      # why few of many words can come next
+FEW = 'top-k 2 or 3', 'a draft of 1 word', 'a draft of 2 words', 'cold'     # why few words can come next
 
 
 class Spread:
@@ -57,7 +57,7 @@ def setting_of(draw, gamma, fixed):
     few = draw.pick('few', *FEW) if draw.kind == 2 else ''
     V = draw.pick('words', 2, 2, 2, 3, 4, 7, 11, 16)
     if draw.kind:
-        V = draw.between('words', *{FEW[1]: (30, 70), FEW[2]: (5, 60)}.get(few, (5, 400)))
+        V = draw.between('words', *{FEW[2]: (30, 70), FEW[3]: (5, 60)}.get(few, (5, 400)))
     dtype = draw.pick('dtype', *['fp64'] * 5, 'fp32', 'fp32', 'bf16')
     V = min(V, 60) if dtype == 'bf16' else V            # the cache keeps ids, which bf16 would round
     heat = 0.05 * 60 ** draw.uniform('temperature')     # 0.05 to 3
@@ -68,23 +68,26 @@ def setting_of(draw, gamma, fixed):
         top_k=draw.pick('top-k', *[0] * 5, *[draw.between('k', 1, V)] * 3),
         top_p=draw.pick('top-p', *[1.0] * 5, *[0.05 + 0.95 * draw.uniform('p')] * 3),
         prompt=(phrase * 40)[:max(len(phrase), draw.between('prompt', 1, 40))],
-        drafts=draw.pick('drafts', *['by draft'] * 4, 'by short draft', 'by look-up', 'by target',
-                         'by look-up, else draft'),
+        drafts=draw.pick('drafts', *['by draft'] * 3, 'by short draft', 'by target', 'by look-up',
+                         *['by look-up, else draft'] * 2),
+        repeating=draw.pick('repeating', *[False] * 5, *[True] * 3),    # so look-ups find something
         noise=draw.pick('noise', 0, *[0.3] * 4, 1.0, 1.0, 1.0),     # of a draft near the target; 0: not near
         gamma=gamma and draw.pick('gamma', *[gamma] * 5, 3, 5, 10 if greedy else 1),
         ends=draw.pick('ends', *[[]] * 5, [V - 1], [0, V - 1], [V // 2, V - 1]),
         logits=draw.pick('logits', *[''] * 5, 'ties', 'impossible words', 'rare words'),
         sparse=draw.pick('sparse', *[''] * 6, 'sparse', 'calibrated sparse'),
-        cycles=draw.between('cycles', 1, 60 if greedy else 24) - 1,
+        cycles=draw.between('cycles', *((20, 60) if greedy else (1, 24))) - 1,
         full_blocks=draw.pick('full blocks', True, False),      # with all tokens left, not as few as need be
         after_other_knobs=draw.pick('other knobs', *[False] * 5, *[True] * 3),
         second_text=draw.pick('second text', *[False] * 6, True, True))
     if few:
         made['temperature'] = min(heat, 0.2) if few == 'cold' else heat
-    if few == FEW[0]:
+    if few in FEW[:2]:
         made['top_k'] = draw.random.choice([2, 3])
-    if few == FEW[1]:
-        made |= dict(top_k=0, top_p=1.0, noise=1.0, drafts='by draft')
+    if few in FEW[1:3]:
+        made['drafts'] = 'by draft'
+    if few == FEW[2]:
+        made |= dict(top_k=0, top_p=1.0, noise=1.0)
     made |= {name: value for name, value in fixed.items() if value is not None}
     if fixed.get('prompt'):
         made['vocabulary'] = max(V, *made['prompt'], 1) + 1
@@ -100,8 +103,8 @@ def shaped(how, logits):
         return logits.masked_fill(third, NEVER)
     if how == 'rare words':
         return logits - 12.0 * third                    # one in 10^5
-    if how == FEW[1]:
-        return logits.masked_fill(logits < logits.topk(2).values[-1], NEVER)
+    if how in FEW[1:3]:
+        return logits.masked_fill(logits < logits.topk(FEW.index(how)).values[-1], NEVER)
     return logits
 
 
@@ -109,6 +112,7 @@ def begun(made, method, number):
     """(a Session in this setting, the method as it is walked)."""
     target = Table(2 * number + 1, made['vocabulary'], 2.0, DTYPES[made['dtype']], context=1000)
     target.shape = partial(shaped, made['logits'])
+    target.seen = slice(-1, None) if made['repeating'] else slice(None)
     context = len(made['prompt']) + 12 if made['drafts'] == 'by short draft' else 1000
     draft = Table(2 * number + 2, target.vocab, 1.0, target.dtype, context)
     if made['noise']:                                   # or sure: branches rarely part, and can be followed
