@@ -47,6 +47,7 @@ class Estimate:
     unit: str = ''              # `clock` of a speed, else ''
     ceiling: float = math.inf   # what the figure would be if every guess were kept
     blind: str = ''             # why there is no verdict, as words
+    by: str = ''                # by what, if a claim has several figures
 
     def verdict(self, line):
         """HOLDS if the whole interval reaches the line, FAILS if none of it does."""
@@ -55,34 +56,41 @@ class Estimate:
         if self.low >= line:
             return 'HOLDS'
         if self.ceiling < line:
-            return f'OUT OF REACH HERE (at most {number(self.ceiling)})'
+            return 'OUT OF REACH HERE'
         return 'FAILS' if self.high < line else 'UNDECIDED'
 
     @property
     def interval(self):
         return f'{"range " * (self.n < FEW)}{number(self.low)} to {number(self.high)}'
 
+    @property
+    def spread(self):
+        return f'{number(self.figure)} ({self.interval})'
+
     def __str__(self):
-        words = [number(self.figure), self.unit, f'({self.interval}, n {self.n} {self.of})']
+        most = f'at most {number(self.ceiling)}, ' * math.isfinite(self.ceiling)
+        words = [number(self.figure), self.unit, f'({self.interval}, {most}n {self.n} {self.of})']
         return ' '.join(filter(None, words))
 
 
-def estimate(figure, n, of='texts', **more):
+def estimate(figure, n, of='texts', method='BCa', singles=None, **more):
     """The Estimate of a function of numbers of texts [..., k] -> [...]; n: how many texts there are.
 
+    singles: returns the figures of single texts, if they are no values of that function.
     Source: Efron 1987 (BCa), as scipy.stats.bootstrap computes it; percentiles where that is not defined.
     """
     texts = numpy.arange(n)
     with warnings.catch_warnings(), numpy.errstate(all='ignore'):
         warnings.simplefilter('ignore')                 # of a degenerate distribution
         if n < FEW:
-            singles = [float(figure(texts[i:i + 1])) for i in range(n)] or [math.nan]
+            singles = singles() if singles else [figure(texts[i:i + 1]) for i in range(n)] or [math.nan]
             low, high = numpy.nanmin(singles), numpy.nanmax(singles)
         else:
             def on(sample, axis=-1):
-                return figure(numpy.moveaxis(sample, axis, -1).astype(int)).round(9)     # alike on all CPUs
+                found = figure(numpy.moveaxis(sample, axis, -1).astype(int))
+                return found.astype(float).round(9)     # alike on all CPUs
             found = scipy.stats.bootstrap((texts,), on, n_resamples=RESAMPLES, vectorized=True, batch=100,
-                                          rng=numpy.random.default_rng(0))
+                                          method=method, rng=numpy.random.default_rng(0))
             low, high = found.confidence_interval
             if not (math.isfinite(low) and math.isfinite(high)):
                 low, high = numpy.nanquantile(found.bootstrap_distribution, [0.025, 0.975])
@@ -158,13 +166,11 @@ class Pair:
         step = rows[0]['target/full'][1] if rows else None
         return {path: [x / step for x in times] for path, times in rows[0].items()} if rows else None
 
-    def ceiling(self, gamma, draft='draft/full', judge='target/full', every=None):
-        """Times plain decoding, if all of gamma guesses were always kept; every: tokens of a full pass."""
+    def ceiling(self, gamma, draft='draft/full', judge='target/full'):
+        """Times plain decoding, if all of gamma guesses were always kept."""
         if not self.costs:
             return math.inf
         cycle = gamma * self.costs[draft][1] + at(self.costs[judge], gamma + 1)
-        if every:                                       # the target reads behind, so many at once
-            cycle += (gamma + 1) / every * at(self.costs['target/full'], every)
         return (gamma + 1) / cycle
 
 
@@ -185,10 +191,13 @@ def framed(where):
 
     Beside what lab.measure stores: text, its family and place; second, the median of its turns; agreed, its
     tokens that the target would have chosen; full and positions, the target's passes and what they read;
-    drafted, judged, kept: sums over cycles. Settings keep their order, and so do texts.
+    drafted, judged, kept: sums over cycles; unkept: cycles of which nothing is kept. Settings keep their
+    order, and so do texts.
     """
     frame = pandas.DataFrame(stored(where).rows)
     frame['text'] = frame.family + ' ' + frame.place.astype(str)
+    if 'cycles' not in frame:                           # of a text that is given
+        return frame
     frame['second'] = frame.seconds.map(median)
     frame['agreed'] = frame.tokens - frame.wrong
     target = [{int(n): k for n, k in row.get('target/full', {}).items()} for row in frame.passes]
@@ -196,6 +205,7 @@ def framed(where):
     frame['positions'] = [sum(n * k for n, k in row.items()) for row in target]
     for i, name in enumerate(('drafted', 'judged', 'kept')):
         frame[name] = [sum(int(key.split()[i]) * k for key, k in row.items()) for row in frame.cycles]
+    frame['unkept'] = [sum(k for key, k in row.items() if key.endswith(' 0')) for row in frame.cycles]
     frame['cycles'] = [sum(row.values()) for row in frame.cycles]
     return frame
 
@@ -234,43 +244,74 @@ def array(frame, column, names=None):
     return table.loc[frame.text.unique(), list(names or frame.setting.unique())].to_numpy(float)
 
 
-def sums(frame, column, names):
-    """A function of texts [..., k]: a column's sum over them, of each of these settings [..., settings]."""
-    values = array(frame, column, names)
-    return lambda texts: values[texts].sum(-2)
+def without(values, counts):
+    """Sums of values [texts, k] over resampled texts, once without each text and all of its copies.
+
+    counts [..., texts]: how often a resample has each text; returns [..., texts, k].
+    """
+    return (counts @ values)[..., None, :] - counts[..., None] * values
+
+
+def held_out(parts, figure, n, method='percentile', **more):
+    """The Estimate of a figure of settings that are chosen on all texts but one and judged on that one.
+
+    parts: a function of counts of texts [..., n] that yields numbers of each text [..., n], by what is chosen
+    on the others; figure: a function of their sums over all texts.
+    """
+    def on(texts):
+        counts = (texts[..., None] == numpy.arange(n)).sum(-2)
+        return figure(*((counts * part).sum(-1) for part in parts(counts)))
+    return estimate(on, n, method=method, singles=lambda: figure(*parts(numpy.ones(n))), **more)
 
 
 def fastest(frame, names, unit='second', what='tokens', least=0.0):
-    """A function of texts: tokens (or `what`) a second of the fastest of these settings.
+    """A function of counts of texts [..., n] -> which setting is the fastest on the other texts, [..., n].
 
-    least: the share of its tokens that the target has to agree with, or as many as any agrees with; of all
-    texts. Rounded, because the last bit of a product, which differs between CPUs, would settle a tie.
+    It makes the most tokens (or `what`) a second (or `unit`) of the settings whose agreement is `least`, or
+    as high as any's. Rounded, because the last bit, which differs between CPUs, would settle a tie.
     """
-    tokens, agreed = (numpy.nansum(array(frame, column, names), 0) for column in ('tokens', 'agreed'))
-    agrees = agreed / tokens
-    names = [name for name, share in zip(names, agrees) if share >= min(least, agrees.max())]
-    made, took = sums(frame, what, names), sums(frame, unit, names)
-    return lambda texts: (made(texts) / took(texts)).round(9).max(-1)
+    made, took, tokens, agreed = (array(frame, column, names) for column in (what, unit, 'tokens', 'agreed'))
+
+    def best(counts):
+        pace = (without(made, counts) / without(took, counts)).round(9)
+        if least:
+            agrees = (without(agreed, counts) / without(tokens, counts)).round(9)
+            pace[agrees < numpy.minimum(least, agrees.max(-1, keepdims=True))] = -1
+        return pace.argmax(-1)
+    return best
 
 
-def over(frame, mine, rivals, unit='second', what='tokens', least=0.0, ceiling=math.inf):
-    """The Estimate of the fastest of some settings over the fastest of others, chosen in each resample."""
+def over(frame, mine, rivals, unit='second', what='tokens', least=0.0, **more):
+    """The Estimate of the fastest of some settings over the fastest of others, see `fastest`, `held_out`."""
     mine, rivals = ([names] if isinstance(names, str) else names for names in (mine, rivals))
-    best, rival = fastest(frame, mine, unit, what, least), fastest(frame, rivals, unit, what)
-    return estimate(lambda texts: best(texts) / rival(texts), frame.text.nunique(),
-                    unit='clock' if unit == 'second' else '', ceiling=ceiling)
+    sides = [(fastest(frame, names, unit, what, least), array(frame, what, names), array(frame, unit, names))
+             for names in (mine, rivals)]
+    n = frame.text.nunique()
+
+    def parts(counts):
+        for best, *columns in sides:
+            chosen = best(counts)
+            yield from (column[numpy.arange(n), chosen] for column in columns)
+    return held_out(parts, lambda made, took, rival_made, rival_took: made / took / (rival_made / rival_took),
+                    n, 'BCa' if len(mine) == len(rivals) == 1 else 'percentile',
+                    unit='clock' if unit == 'second' else '', **more)
+
+
+def over_best_sd(frame, mine):
+    """The Estimate of the fastest of some settings over tuned `sd`; one setting is not tuned."""
+    return over(frame, mine, plain_sd(frame), blind='only `sd` is tuned' * (len(mine) == 1))
 
 
 def winner(frame, names):
     """The name of the setting that is the fastest on all texts."""
-    texts = numpy.arange(frame.text.nunique())
-    return max(names, key=lambda name: fastest(frame, [name])(texts))
+    total = frame.groupby('setting')[['tokens', 'second']].sum()
+    return (total.tokens / total.second)[names].idxmax()
 
 
-def gap(frame, mine, rival):
+def gap(frame, mine, rival, **more):
     """The Estimate of right answers of one setting less another's, a text."""
     values = array(frame, 'right', [mine, rival])
-    return mean(values[:, 0] - values[:, 1])
+    return mean(values[:, 0] - values[:, 1], **more)
 
 
 def pairs_of(paper):
@@ -289,10 +330,6 @@ def number(x):
     return '' if not math.isfinite(x) else f'{x:.3f}' if 0.9 <= x < 1.1 else f'{x:.2f}'
 
 
-def spread(found):
-    return f'{number(found.figure)} ({number(found.low)} to {number(found.high)})'
-
-
 def overview(frame, plain='ar', **columns):
     """A frame without verdicts, a row a setting.
 
@@ -305,7 +342,7 @@ def overview(frame, plain='ar', **columns):
         total = mine[['tokens', 'full', 'kept', 'cycles', 'agreed', 'drafted']].sum()
         line = dict(setting=f'`{name}`')
         found = over(frame, name, plain)
-        line['over plain'] = f'{number(found.figure)} ({found.interval})' * (not math.isnan(found.figure))
+        line['over plain'] = found.spread * (not math.isnan(found.figure))
         line['tokens a full pass'] = total.tokens / total.full if total.full else math.nan
         line['kept a cycle'] = total.kept / total.cycles
         line['dropped'] = 1 - total.kept / total.drafted if total.drafted else math.nan
@@ -316,11 +353,11 @@ def overview(frame, plain='ar', **columns):
     return pandas.DataFrame(lines)
 
 
-def grid(frame, of, row, column):
+def grid(names, of, row, column):
     """A frame of a function of settings: a row for each value of one knob, a column for each of another."""
     cells = {}
-    for name in frame.setting.unique():
-        cells.setdefault(knob(name, row), {})[f'{column}={knob(name, column):g}'] = of(name)
+    for name in names:
+        cells.setdefault(f'{knob(name, row):g}', {})[f'{column}={knob(name, column):g}'] = of(name)
     return pandas.DataFrame([{row: value} | line for value, line in cells.items()])
 
 
@@ -340,22 +377,23 @@ def claims_of(paper):
 
 def verdicts(paper):
     """A frame: each claim, whose it is, its rival and line, a column a pair."""
-    module, found = claims_of(paper), {text: {} for text in claims_of(paper).CLAIMS}
+    module = claims_of(paper)
+    lines = {text: {'claim': text, 'whose': whose, 'rival': rival, 'at least': f'{line:g}'}
+             for text, (whose, rival, line) in module.CLAIMS.items()}
     for pair in pairs_of(paper):
         for text, made in module.figures(pair):
-            found[text][pair.name] = f'{made.verdict(module.CLAIMS[text][2])} {made}'
-    lines = []
-    for text, by_pair in found.items():
-        whose, rival, line = module.CLAIMS[text]
-        lines.append(dict(claim=text, whose=whose, rival=rival) | {'at least': f'{line:g}'} | by_pair)
-    return pandas.DataFrame(lines)
+            cell = f'{made.by}{made.verdict(module.CLAIMS[text][2])} {made}'
+            earlier = lines[text].get(pair.name)
+            lines[text][pair.name] = f'{earlier}; {cell}' if earlier else cell
+    return pandas.DataFrame(lines.values())
 
 
 def page_lines(paper):
     """Lines of a paper's page: the source, the verdicts, tables without verdicts."""
     module = claims_of(paper)
     lines = [f'Source of the method: {module.SOURCE}.',
-             '[How claims are judged, what records were measured on](../README.md#measure-then-judge).', '',
+             '[How claims are judged, what records were measured on, and why the deep target flatters]'
+             '(../README.md#measure-then-judge).', '',
              *markdown(verdicts(paper))]
     for title, frame in module.tables(pairs_of(paper)):
         lines += [f'**{title}**', '', *markdown(frame)]

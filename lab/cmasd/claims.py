@@ -1,12 +1,9 @@
 """CM-ASD: its claims, and what `python -m lab.measure cmasd` stores beside the lists of this folder."""
-import re
-from dataclasses import replace
-
 import numpy
 import pandas
 
 from lab import judge
-from lab.judge import BEST_SD, PLAIN, area, estimate, knob, number, over, plain_sd, settings
+from lab.judge import BEST_SD, PLAIN, area, estimate, knob, number, over, over_best_sd, plain_sd, settings
 from lab.measure import Record, prepared
 from verify import confidence_signals, decode, tokens_of
 
@@ -21,6 +18,7 @@ LONGEST = range(3, 26)  # k_max of which the highest ceiling is taken
 SURE = 0.9              # C from which a token is trivially right
 BETTER = 1.02           # a line for "faster": smaller differences are not seen by the clock
 SHOWN = [               # settings of the table by the clock
+    'sd gamma=10', SAME_CYCLES, 'product', 'payoff', 'hf-confidence',
     *(f'cmasd gamma={k_max}' for k_max in (3, 4, 5, 8, 10, 15)), 'cmasd alpha=100', CONSTANT[0],
     'cmasd gamma=10 tau_base=1', 'cmasd gamma=10 lam_margin=0 lam_softmax=0',
     'cmasd gamma=10 lam_entropy=0 lam_softmax=0', 'cmasd gamma=10 lam_entropy=0 lam_margin=0']
@@ -43,7 +41,7 @@ CLAIMS = {              # text: whose, rival, line
         'the best of three, at the same k_max', BETTER),
     "default: its tokens that are the target's choice": (
         'notes: "Over 87% output alignment with original model behavior maintained"', '', 0.87),
-    'AUROC of C for acceptance, all tokens': (
+    'AUROC of C for acceptance': (
         'notes: "confidence measures correlate with actual verification success rates"' + OUR_LINE, '', 0.75),
     'default: right answers won or lost in 100 texts': (
         'notes: "maintaining or improving BLEU/ROUGE scores"' + OUR_LINE, PLAIN, -1)}
@@ -83,10 +81,9 @@ def figures(pair):
     if frame is not None:
         mine, sd = settings(frame, 'cmasd'), plain_sd(frame)
         exact = [name for name in mine if knob(name, 'tau_base') == 1]
-        found = over(frame, mine, 'ar', ceiling=max(map(pair.ceiling, LONGEST)))
-        yield 'best setting: speed over plain decoding', found
-        blind = '' if len(mine) > 1 else 'only `sd` is tuned'
-        yield 'best setting: speed over `sd`', replace(over(frame, mine, sd), blind=blind)
+        yield ('best setting: speed over plain decoding',
+               over(frame, mine, 'ar', ceiling=max(map(pair.ceiling, LONGEST))))
+        yield 'best setting: speed over `sd`', over_best_sd(frame, mine)
         sides = {                                       # text: settings, their rivals
             'blocks ended by `product` or `payoff`, exact: speed over `sd`': (['product', 'payoff'], sd),
             'the window, exact: speed over `sd`': ([name for name in exact if name != SAME_CYCLES], sd),
@@ -105,80 +102,62 @@ def figures(pair):
         default = frame[frame.setting == DEFAULT]
         yield "default: its tokens that are the target's choice", judge.share(default.agreed, default.tokens)
     if rows:
-        yield 'AUROC of C for acceptance, all tokens', confidence_area(rows)
+        for by, below in ('all tokens: ', 2), (f'where C < {SURE}: ', SURE):
+            yield 'AUROC of C for acceptance', confidence_area(rows, below, by=by)
     if answers is not None:
         right = judge.array(answers, 'right', [DEFAULT, 'ar'])
         yield 'default: right answers won or lost in 100 texts', judge.mean(100 * (right[:, 0] - right[:, 1]))
 
 
-def confidence_area(rows, below=2):
+def confidence_area(rows, below=2, **more):
     """The Estimate of C's AUROC for acceptance, of the tokens whose C is below a limit."""
     sure = [numpy.mean(row['signals'], 1) for row in rows]
     hits = [numpy.array(row['hit'], bool) for row in rows]
     figure = area([c[c < below] for c in sure], [hit[c < below] for c, hit in zip(sure, hits)])
-    return estimate(figure, len(rows))
+    return estimate(figure, len(rows), **more)
 
 
 # ---------------------------------------------------------------------------------------------------- tables
 
 def tables(pairs):
     """Yields (title, frame), without verdicts."""
-    timed = {pair.name: pair.clock for pair in pairs if pair.clock is not None}
-    yield 'By the clock, over `sd` at its best gamma', over_sd(timed)
-    yield ('Ceilings: times plain decoding, if every guess were kept. How well C tells accepted tokens',
-           pandas.DataFrame([by_pair(pair) for pair in pairs if pair.name in timed]))
+    found = [by_confidence(pair) for pair in pairs if pair.has('tokens')]
+    yield 'Accepted draft tokens by C', pandas.DataFrame(found)
     for pair in pairs:
         if pair.has('clock'):
             frame = pair.frame('clock')
             shown = frame[frame.setting.isin(('ar', *SHOWN))]
-            yield (f'{pair.name}, by the clock; each family: over `sd` at its best gamma there',
+            yield (f'{pair.name}, by the clock; over `sd` at its best gamma, of all families and of each',
                    judge.overview(shown, **in_families(frame)).iloc[1:])
         if pair.has('knobs'):
             frame = pair.frame('knobs')
-            squares = frame[frame.setting.str.fullmatch(r'cmasd gamma=\S+ gamma_tau=\S+')]
+            squares = [name for name in frame.setting.unique() if ' gamma=' in name and ' gamma_tau=' in name]
             yield (f'{pair.name}: tokens a full pass (agreement) by gamma_tau, and gamma, which is k_max',
                    judge.grid(squares, cell(frame), 'gamma_tau', 'gamma'))
             others = settings(frame[frame.setting.str.fullmatch(r'cmasd (tau_base|alpha)=\S+')], 'cmasd')
             yield (f'{pair.name}: the same by tau_base, and by alpha, the others at their defaults',
                    pandas.DataFrame([{f'`{name}`': cell(frame)(name) for name in others}]))
         if pair.has('seeds'):
-            yield f'{pair.name}, temperature 0.8: range of three seeds', seeds(pair.frame('seeds'))
+            seeds = pair.frame('seeds')
+            yield f'{pair.name}, temperature 0.8, three seeds', judge.overview(seeds, seeds.setting[0])
 
 
-def over_sd(timed):
-    """A frame: a row a setting, a column a pair; the last row is what confidences cost."""
-    lines = []
-    for name in (DEFAULT, 'product', 'payoff', 'hf-confidence', SAME_CYCLES):
-        line = dict(setting=f'`{name}`')
-        for pair, frame in timed.items():
-            rivals = present(frame, ['sd gamma=10']) if name == SAME_CYCLES else plain_sd(frame)
-            line[pair] = str(over(frame, name, rivals)) if present(frame, [name]) and rivals else ''
-        lines.append(line)
-    lines[-1]['setting'] += ' over `sd gamma=10`, whose cycles are the same, without confidences'
-    return pandas.DataFrame(lines)
-
-
-def by_pair(pair):
-    """A row of a pair: ceilings; C's AUROC; how many draft tokens the target accepts in each fifth of C."""
-    best = max(LONGEST, key=pair.ceiling)
-    line = {'pair': pair.name, 'ceiling, k_max 10': pair.ceiling(10),
-            'ceiling, best of 3 to 25': f'{number(pair.ceiling(best))} (k_max {best})'}
+def by_confidence(pair):
+    """A row of a pair: how many tokens have a C below SURE; of each fifth of C, how many are accepted."""
     rows = pair.rows('tokens')
-    if rows:
-        sure = numpy.concatenate([numpy.mean(row['signals'], 1) for row in rows])
-        hits = numpy.concatenate([row['hit'] for row in rows])
-        fifths = pandas.Series(hits).groupby(numpy.minimum(4, (5 * sure).astype(int))).mean()
-        line |= {'AUROC': str(confidence_area(rows)), f'where C < {SURE}': str(confidence_area(rows, SURE)),
-                 f'tokens with C < {SURE}': f'{(sure < SURE).mean():.1%}',
-                 'accepted in each fifth of C': ', '.join(number(fifths.get(i)) or '-' for i in range(5))}
-    return line
+    sure = numpy.concatenate([numpy.mean(row['signals'], 1) for row in rows])
+    hits = pandas.Series(numpy.concatenate([row['hit'] for row in rows]))
+    fifths = hits.groupby(numpy.minimum(4, (5 * sure).astype(int))).agg(['mean', 'size'])
+    cells = {f'C from {fifth / 5:g}': f'{number(mean)} of {n:.0f}' for fifth, (mean, n) in fifths.iterrows()}
+    return {'pair': pair.name, f'tokens with C < {SURE}': f'{(sure < SURE).mean():.1%}'} | cells
 
 
 def in_families(frame):
-    """{family: a function of a setting: its speed over the best `sd` there}."""
+    """{family or `over sd`: a function of a setting: its speed over the best `sd` there}."""
     def over_there(theirs):
-        return lambda name: over(theirs, name, plain_sd(frame)).figure if name != 'ar' else None
-    return {family: over_there(theirs) for family, theirs in frame.groupby('family', sort=False)}
+        return lambda name: over_best_sd(theirs, [name]).figure
+    return {'over `sd`': lambda name: over_best_sd(frame, [name]).spread} | {
+        family: over_there(theirs) for family, theirs in frame.groupby('family', sort=False)}
 
 
 def cell(frame):
@@ -187,14 +166,3 @@ def cell(frame):
         total = frame[frame.setting == name][['tokens', 'full', 'agreed']].sum()
         return f'{total.tokens / total.full:.2f} ({total.agreed / total.tokens:.1%})'
     return words
-
-
-def seeds(frame):
-    """A frame of the spread of seeds: a row for settings that differ in their seed alone."""
-    total = frame.groupby('setting', sort=False)[['tokens', 'second', 'full', 'kept', 'cycles']].sum()
-    pace = total.tokens / total.second
-    found = pandas.DataFrame({'over plain': pace / pace.iloc[0], 'kept a cycle': total.kept / total.cycles,
-                              'tokens a full pass': total.tokens / total.full})
-    spread = found.iloc[1:].groupby(lambda name: re.sub(r'(.*) seed=.*', r'`\1`', name), sort=False).agg(
-        lambda values: f'{number(values.min())} to {number(values.max())}')
-    return spread.reset_index(names='setting')

@@ -4,16 +4,14 @@ Length is draft tokens kept a target pass; spot checks are passes. At temperatur
 the target's own text, so lengths compare where the target reads as many positions a token. `votes.txt` has
 all settings, `tuned.txt` those near greedy drafts on more texts.
 """
-import functools
 import math
 import re
-from dataclasses import replace
 
 import numpy
 import pandas
 
-from lab.judge import (BEST_SD, estimate, fastest, knob, number, over, overview, plain_sd, settings, sums,
-                       winner)
+from lab.judge import (BEST_SD, array, fastest, grid, held_out, knob, number, over, over_best_sd, overview,
+                       settings, winner, without)
 
 SOURCE = 'a proposal that a model wrote, without code or experiments'
 SD_1 = '`sd`, the best depth and draft temperature'
@@ -73,92 +71,94 @@ def vote_lines(frame, rule='ecsv'):
 
 # ----------------------------------------------------------------------------------- lengths at equal budgets
 
-def gain(frame, mine, rivals, sd, per='full'):
-    """A function of texts: what the best of my lines keeps a pass over the best rival, at equal positions.
+def length(lines, budget):
+    """Tokens kept a pass where `budget` positions are read: lines [..., (kept, passes, positions), depths].
 
-    Both read as many target positions a token as the fastest setting of the lines sd. Blocks of two depths
-    are mixed where no depth reads so many; if all read fewer, those of the most count; nan if all read more.
-    The function's second argument, by default the same texts, are those on which settings are chosen.
+    Blocks of two depths are mixed where no depth reads so many; if all read fewer, those of the most count;
+    nan if all read more.
     """
-    made, took, read = (sums(frame, of, sum(sd.values(), [])) for of in ('tokens', 'second', 'positions'))
-    sides = [[[sums(frame, of, names) for of in ('kept', per, 'positions', 'tokens')]
-              for names in lines.values()] for lines in (mine, rivals)]
-
-    def length(line, texts, budget):
-        kept, passes, positions, tokens = (of(texts) for of in line)
-        reads = positions / tokens
-        order = reads.argsort()
-        sums_at = [numpy.interp(budget, reads[order], of[order], left=math.nan) for of in (kept, passes)]
-        return sums_at[0] / sums_at[1]
-
-    def ratio(texts, seen=None):
-        seen = texts if seen is None else seen
-        fast = (made(seen) / took(seen)).round(9).argmax()
-        budget, chosen_at = (read(part)[fast] / made(part)[fast] for part in (texts, seen))
-        best, rival = (max(lines, key=lambda one: numpy.nan_to_num(length(one, seen, chosen_at)))
-                       for lines in sides)
-        return length(best, texts, budget) / length(rival, texts, budget)
-    return ratio
+    order = lines[..., 2:, :].argsort(-1)
+    lines = numpy.take_along_axis(lines, order, -1)
+    deeper = (lines[..., 2, :] <= budget[..., None]).sum(-1).clip(1, lines.shape[-1] - 1)[..., None, None]
+    low, high = (numpy.take_along_axis(lines, depth, -1)[..., 0] for depth in (deeper - 1, deeper))
+    mixed = (budget - low[..., 2]) / numpy.maximum(high[..., 2] - low[..., 2], 1e-9)
+    kept, passes, _ = numpy.moveaxis(low + mixed.clip(0, 1)[..., None] * (high - low), -1, 0)
+    return numpy.where(budget < lines[..., 2, 0], math.nan, kept / passes)
 
 
-def tasks_longer(frame):
-    """A function of texts: in how many tasks the vote that is the longest on all texts is longer than sd."""
-    sd, tasks = sd_lines(frame), [texts_of(frame, task) for task in frame.family.unique()]
-    longer = gain(frame, vote_lines(frame), sd, sd)
+def gain(frame, mine, rivals, sd, per='full'):
+    """A function of counts of texts that yields numbers of each text, for `held_out` and `longer`.
 
-    def count(texts):
-        parts = [texts[numpy.isin(texts, task)] for task in tasks]
-        return sum(longer(part, texts) > 1 for part in parts if len(part))
-    return count
+    They are the positions that the fastest setting of the lines sd reads; then at each depth the kept tokens,
+    passes (`per`) and positions of that line of mine, and of the rivals, which is the longest at as many
+    positions. All are chosen on the other texts. Lines have the same depths and write the same texts.
+    """
+    names = sum(sd.values(), [])
+    fast, reads = fastest(frame, names), array(frame, 'positions', names)
+    each = numpy.arange(len(reads))
+    sides = [numpy.moveaxis([[array(frame, column, line) for column in ('kept', per, 'positions')]
+                             for line in lines.values()], 2, 0) for lines in (mine, rivals)]
+
+    def parts(counts):
+        best = fast(counts)
+        budget = numpy.take_along_axis(without(reads, counts), best[..., None], -1)
+        yield reads[each, best]
+        for lines in sides:                             # [texts, lines, (kept, passes, positions), depths]
+            others = without(lines.reshape(len(each), -1), counts).reshape(counts.shape + lines.shape[1:])
+            longest = numpy.nan_to_num(length(others, budget)).argmax(-1)
+            yield from numpy.moveaxis(lines[each, longest].reshape(*counts.shape, -1), -1, 0)
+    return parts
+
+
+def longer(budget, *sums):
+    """The figure of a gain: the length of the best line of mine over the best rival's."""
+    lines = numpy.stack(sums, -1).reshape(*numpy.shape(budget), 2, 3, -1)
+    return length(lines[..., 0, :, :], budget) / length(lines[..., 1, :, :], budget)
 
 
 def same_draft(frame, T_d):
-    """A function of texts: the gain of a vote over one branch, both of drafts of this temperature."""
+    """The gain of a vote over one branch, both of drafts of this temperature."""
     one, votes = (lines_of(frame, 'ecsv', branches=B, draft_temperature=T_d) for B in (1, (2, 4, 8)))
     return gain(frame, votes, one, one)
-
-
-def texts_of(frame, task=''):
-    """The numbers of the texts of a task, or of all."""
-    family = frame.drop_duplicates('text').family
-    return numpy.flatnonzero(family == task) if task else numpy.arange(len(family))
 
 
 # ------------------------------------------------------------------------------------------------- the claims
 
 def figures(pair):
     """Yields (text of a claim, its Estimate) of what the records of a pair allow."""
-    for record, figures_of in ('votes', on_votes), ('tuned', on_tuned):
+    for record, claims in ('votes', on_votes), ('tuned', on_tuned):
         if pair.has(record):
             frame = frame_of(pair, record)
-            for text, of in figures_of(frame, sd_lines(frame)):
-                yield text, estimate(functools.partial(numpy.apply_along_axis, of, -1), frame.text.nunique())
-    mine = [] if pair.clock is None else settings(pair.clock, 'ecsv', 'ecsv-spot')
-    if mine:
-        blind = 'one setting of ecsv' if len(mine) < 2 else ''
-        yield SPEED, replace(over(pair.clock, mine, plain_sd(pair.clock)), blind=blind)
+            for text, parts, figure in claims(frame, sd_lines(frame)):
+                yield text, held_out(parts, figure, frame.text.nunique())
+    if pair.has('tuned'):
+        four = [name for name in settings(frame, 'sd', 'ecsv') if knob(name, 'gamma') == 4]
+        low, one = ([name for name in four if knob(name, 'branches', 1) == B] for B in (2, 1))
+        yield LOW, over(frame, low, one, 'full', 'kept')
+    if pair.clock is not None and settings(pair.clock, 'ecsv'):
+        yield SPEED, over_best_sd(pair.clock, settings(pair.clock, 'ecsv', 'ecsv-spot'))
 
 
 def on_votes(frame, sd):
-    """Yields (text, function of texts) of the claims that need all settings."""
+    """Yields (text, parts and figure for `held_out`) of the claims that need all settings."""
     plain = vote_lines(frame, r'ecsv draft_temperature=\S+$')
     spots = lines_of(frame, 'ecsv-spot', spots=(1, 2))
     noisy, mild = same_draft(frame, 1.2), same_draft(frame, 0.3)
-    yield WEIGHTS, gain(frame, plain, vote_lines(frame, '.* gamma_r=0'), sd)
-    yield SPOTS, gain(frame, spots, plain, sd, per='cycles')
-    yield SPOT_PASSES, gain(frame, spots, plain, sd)
-    yield ORACLE, gain(frame, lines_of(frame, 'oracle-top1'), sd, sd)
-    yield NOISE, lambda texts: noisy(texts) / mild(texts)
+    yield WEIGHTS, gain(frame, plain, vote_lines(frame, '.* gamma_r=0'), sd), longer
+    yield SPOTS, gain(frame, spots, plain, sd, per='cycles'), longer
+    yield SPOT_PASSES, gain(frame, spots, plain, sd), longer
+    yield ORACLE, gain(frame, lines_of(frame, 'oracle-top1'), sd, sd), longer
+    yield (NOISE, lambda counts: [*noisy(counts), *mild(counts)],
+           lambda *sums: longer(*sums[:len(sums) // 2]) / longer(*sums[len(sums) // 2:]))
 
 
 def on_tuned(frame, sd):
     """The same of the claims on tuned votes over tuned sd."""
-    fours = [name for name in settings(frame, 'sd', 'ecsv') if knob(name, 'gamma') == 4]
-    best, rival = (fastest(frame, [name for name in fours if knob(name, 'branches', 1) == B],
-                           unit='full', what='kept') for B in (2, 1))
-    yield LENGTH, gain(frame, vote_lines(frame), sd, sd)
-    yield TASKS, tasks_longer(frame)
-    yield LOW, lambda texts: best(texts) / rival(texts)
+    votes, tasks = gain(frame, vote_lines(frame), sd, sd), frame.family.unique()
+    family = frame.drop_duplicates('text').family.to_numpy()
+    yield LENGTH, votes, longer
+    yield (TASKS, lambda counts: (part * (family == task) for part in votes(counts) for task in tasks),
+           lambda *sums: sum(longer(*sums[i::len(tasks)]) > 1 for i in range(len(tasks))))
 
 
 # ----------------------------------------------------------------------------------------------------- tables
@@ -173,55 +173,47 @@ def tables(pairs):
 
 
 def by_depth(_, frame):
-    """A frame of greedy sd: draft tokens kept a pass, target positions a token, a column a depth."""
-    names = settings(frame, 'sd')
-    total = frame.groupby('setting')[['kept', 'full', 'positions', 'tokens']].sum().loc[names]
-    total.index = [f'{knob(name, "gamma"):g}' for name in names]
+    """A frame of greedy sd: draft tokens kept a pass, target positions a token."""
+    frame = frame[frame.setting.isin(settings(frame, 'sd'))]
+    total = frame.groupby('setting', sort=False).sum(numeric_only=True)
     rows = {'kept a pass': total.kept / total.full, 'positions a token': total.positions / total.tokens}
-    return pandas.DataFrame(rows).T.reset_index(names='gamma')
+    return pandas.DataFrame(rows).reset_index()
 
 
 def by_branches(_, frame):
     """A frame of ecsv-lite: a row a draft temperature, a column a number of branches."""
-    return crossed(frame, lines_of(frame, 'ecsv', branches=(1, 2, 4, 8)), 'T_d',
-                   lambda line: (f'{knob(line, "draft_temperature"):g}', f'B = {knob(line, "branches"):g}'))
+    lines = lines_of(frame, 'ecsv', branches=(1, 2, 4, 8))
+    return grid(lines, lambda line: over_greedy(frame, lines[line]), 'draft_temperature', 'branches')
 
 
 def by_setting(_, frame):
-    """A frame of what `by_branches` leaves out: a row a setting, a column a draft temperature."""
+    """A frame of what `by_branches` leaves out: a row a setting."""
     lines = lines_of(frame, 'ecsv', 'ecsv-spot', 'sd-multi', 'oracle-top1')
     shown = lines_of(frame, 'ecsv', branches=(1, 2, 4, 8), a_self=0)
-    return crossed(frame, {line: lines[line] for line in lines if line not in shown}, 'setting',
-                   lambda line: (f'`{re.sub(" draft_temperature=[0-9.]+", "", line)}`',
-                                 f'T_d = {knob(line, "draft_temperature"):g}'))
-
-
-def crossed(frame, lines, first, cell):
-    """A frame of lines, each at the row and column that `cell` gives it."""
-    rows = {}
-    for line, names in lines.items():
-        row, column = cell(line)
-        rows.setdefault(row, {first: row})[column] = over_greedy(frame, names)
-    return pandas.DataFrame(rows.values())
+    return pandas.DataFrame([dict(setting=f'`{line}`', length=over_greedy(frame, names))
+                             for line, names in lines.items() if line not in shown])
 
 
 def over_greedy(frame, names):
-    """As words: length over greedy sd's in blocks of SHOWN; and at tuned sd's positions over its."""
-    total, sd = frame.groupby('setting')[['kept', 'full']].sum(), sd_lines(frame)
-    length, greedy = total.kept / total.full, {knob(name, 'gamma'): name for name in settings(frame, 'sd')}
-    words = ', '.join(number(length[name] / length[greedy[knob(name, 'gamma')]])
-                      for name in names if knob(name, 'gamma') in SHOWN)
+    """As words: length over greedy sd's in blocks of SHOWN; and at the positions of the fastest greedy sd."""
+    total, sd = frame.groupby('setting')[['kept', 'full']].sum(), lines_of(frame, 'sd', gamma=SHOWN)
+    length, greedy = total.kept / total.full, {knob(name, 'gamma'): name for name in sum(sd.values(), [])}
+    words = ', '.join(number(length[name] / length[greedy[knob(name, 'gamma')]]) for name in names
+                      if knob(name, 'gamma') in greedy)
     if frame.second.isna().any():                       # the fastest sd is not known
         return words
-    return f'{words}; {number(gain(frame, {"": names}, sd, sd)(texts_of(frame))) or "-"}'
+    found = gain(frame, {'': names}, sd, sd)(numpy.ones(frame.text.nunique()))
+    return f'{words}; {number(longer(*map(sum, found))) or "-"}'
 
 
 def by_task(pair, frame):
-    """A frame, a row a task: the gain of the vote that is the longest on all texts; perplexities of texts."""
+    """A frame, a row a task: the gain of the votes that are the longest on other texts; perplexities."""
     sd, sampled, rows = sd_lines(frame), pair.frame('sampled'), []
-    longer = gain(frame, vote_lines(frame), sd, sd)
+    family = frame.drop_duplicates('text').family.to_numpy()
+    votes = [*gain(frame, vote_lines(frame), sd, sd)(numpy.ones(len(family)))]
     for task in *frame.family.unique(), '':
-        row = {'task': task or 'all', 'length': longer(texts_of(frame, task), texts_of(frame))}
+        length = longer(*(part[(family == task) | (not task)].sum() for part in votes))
+        row = {'task': task or 'all', 'length': length}
         for of, T in (frame, '0'), (sampled, '0.8'):
             for method in 'sd', 'ecsv':
                 mine = of[of.setting.isin(settings(of, method)) & (of.family.eq(task) | (not task))]

@@ -4,8 +4,7 @@ import re
 import numpy
 import pandas
 
-from lab.judge import array, estimate, gap, number, over, settings, share, spread, winner
-from lab.measure import parts_of
+from lab.judge import array, estimate, gap, number, over, settings, share, winner
 from lab.sparse.records import RECORDS      # noqa: F401, of lab.measure
 from lab.sparse.records import BY_LOT, CHOSEN, EXPERTS, LATEST, LOOK_UP, QUARTER, SHORT, keys_read
 
@@ -59,20 +58,14 @@ def figures(pair):
         yield right, gap(frame, TENTH, 'sd')
         yield length, over(frame, TENTH, 'sd', unit='cycles')
     if pair.has('reading'):
-        frame = read_frame(pair, 'reading')
+        frame = pair.frame('reading')
         by_lot, calibrated_kl = array(frame, 'kl', [BY_LOT, QUARTER]).T
         yield lot, share(by_lot - calibrated_kl, array(frame, 'read', [QUARTER])[:, 0])
     if pair.has('experts'):
-        yield experts, perplexity(read_frame(pair, 'experts'), EXPERTS[1])
+        yield experts, perplexity(pair.frame('experts'), EXPERTS[1])
     if pair.has('mixture'):
         frame = pair.frame('mixture')
         yield whole, over(frame, settings(frame, 'sparse'), settings(frame, 'sd'))
-
-
-def read_frame(pair, record):
-    """A frame of a record of read_rows, with the column text."""
-    frame = pandas.DataFrame(pair.rows(record))
-    return frame.assign(text=frame.family + ' ' + frame.place.astype(str))
 
 
 def one_text(frame):
@@ -94,25 +87,11 @@ def perplexity(frame, setting):
 def tables(pairs):
     """Yields (title, frame) without verdicts."""
     for pair in pairs:
-        if pair.has('look-ups'):
-            n = texts_of(pair.frame('look-ups'))
-            title = f'Look-ups in long tables, n {n}: right answers (keys read of 1,000); dense is L0 2048'
-            yield title, sizes_of_look_ups(pair)
-        if pair.has('tasks') and pair.has('reading'):
-            n = f'runs n {texts_of(pair.frame("tasks"))}, reading n {texts_of(read_frame(pair, "reading"))}'
-            yield f'Short tasks, {n}', short_tasks(pair)
-        if pair.has('mixture') and pair.has('experts'):
-            n = f'runs n {texts_of(pair.frame("mixture"))}, reading n {texts_of(read_frame(pair, "experts"))}'
-            yield f'The mixture on math, {n}', mixture(pair)
+        for records, title, made in TABLES:
+            if all(pair.rows(record) for record in records):
+                n = ', '.join(f'{record} n {pair.frame(record).text.nunique()}' for record in records)
+                yield f'{title} ({pair.name}, {n})', made(pair)
     yield 'Long contexts', pandas.DataFrame([row for pair in pairs for row in by_length(pair)])
-    for pair in pairs:
-        if pair.rows('piecewise'):
-            n = texts_of(pair.frame('piecewise'))
-            yield f'{pair.name}, 8k, n {n}: same first choice (keys read), tokens a pass', sizes(pair)
-
-
-def texts_of(frame):
-    return frame.text.nunique()
 
 
 def ratio(frame, setting, part, whole):
@@ -130,23 +109,17 @@ def rights(frame, setting, families):
     return ', '.join(percent(mine[mine.family == family].right.mean()) for family in families)
 
 
-def sizes_of_look_ups(pair):
-    """A row for each rho; a column for each L0 and block, and for each control."""
-    frame, rows = pair.frame('look-ups'), {}
-    for setting in settings(frame, 'sparse', 'sparse-recent', 'sparse-random'):
-        rule, _ = parts_of(setting)
-        column = f'L0 {rule.dense_below}, blocks of {rule.block}'
-        if rule.anchors is not None:
-            column += f', anchors={rule.anchors}'
-        column += setting.split()[0].removeprefix('sparse').replace('-', ', sparse-')
-        cell = f'{rights(frame, setting, ["table-long"])} ({percent(keys_read(setting, 1000) / 1000)})'
-        rows.setdefault(f'`rho={rule.rho:g}`', {})[column] = cell
-    return pandas.DataFrame([dict(setting=row) | cells for row, cells in rows.items()])
+def look_ups(pair):
+    """A row a setting."""
+    frame = pair.frame('look-ups')
+    return pandas.DataFrame([
+        {'setting': f'`{name}`', 'right': rights(frame, name, ['table-long']),
+         'keys read of 1,000': percent(keys_read(name, 1000) / 1000)} for name in frame.setting.unique()])
 
 
 def short_tasks(pair):
     """What settings write, from the list, and what they read, from the record: one row each."""
-    runs, reads, rows = pair.frame('tasks'), read_frame(pair, 'reading'), []
+    runs, reads, rows = pair.frame('tasks'), pair.frame('reading'), []
     families = [*reads.family.unique()]
     for setting in dict.fromkeys([*runs.setting[runs.setting != 'ar'], *reads.setting]):
         row = dict(setting=f'`{setting}`')
@@ -165,12 +138,12 @@ def short_tasks(pair):
 
 def mixture(pair):
     """Speed, answers and perplexity by what is left out; `sd` and the hybrid also at their best gamma."""
-    runs, reads, rows = pair.frame('mixture'), read_frame(pair, 'experts'), []
+    runs, reads, rows = pair.frame('mixture'), pair.frame('experts'), []
     best = [winner(runs, settings(runs, method)) for method in ('sd', 'sparse')]
     usual = [setting for setting in runs.setting.unique() if 'gamma=4' in setting]
     for setting in dict.fromkeys([*best, *usual]):
         row = dict(setting=f'`{setting}`' + ' (fastest)' * (setting in best))
-        row['over plain decoding, clock'] = spread(over(runs, setting, 'ar'))
+        row['over plain decoding, clock'] = over(runs, setting, 'ar').spread
         row['tokens a pass'] = ratio(runs, setting, 'tokens', 'cycles')
         row['right'] = rights(runs, setting, ['math'])
         read = re.sub(' gamma=.', '', setting)
@@ -208,12 +181,14 @@ def by_length(pair):
 
 
 def sizes(pair):
-    """A row for each L0, a column for each block."""
-    frame, rows = pair.frame('piecewise'), {}
-    for setting in settings(frame, 'sparse'):
-        rule, _ = parts_of(setting)
-        keys = percent(ratio(frame, setting, 'keys', 'cached'))
-        alike, pace = ratio(frame, setting, 'alike', 'read'), ratio(frame, setting, 'tokens', 'cycles')
-        cells = rows.setdefault(f'L0 {rule.dense_below}', {})
-        cells[f'blocks of {rule.block}'] = f'{number(alike)} ({keys}), {number(pace)}'
-    return pandas.DataFrame([{'': name} | cells for name, cells in rows.items()])
+    """A row a setting."""
+    frame = pair.frame('piecewise')
+    return pandas.DataFrame([
+        {'setting': f'`{name}`', 'keys read': percent(ratio(frame, name, 'keys', 'cached')),
+         'same choice': ratio(frame, name, 'alike', 'read'),
+         'tokens a pass': ratio(frame, name, 'tokens', 'cycles')} for name in frame.setting.unique()])
+
+
+TABLES = [              # records, title, function of the pair
+    (['look-ups'], 'Look-ups in long tables', look_ups), (['tasks', 'reading'], 'Short tasks', short_tasks),
+    (['mixture', 'experts'], 'The mixture on math', mixture), (['piecewise'], '8k tokens', sizes)]

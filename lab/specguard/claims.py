@@ -1,17 +1,18 @@
 """SpecGuard: the claims that its rows must show, and tables of its settings."""
 import itertools
 import math
+import re
 
 import numpy
 import pandas
 
 from lab.best.claims import BLIND, answered
-from lab.judge import (BEST_SD, PLAIN, at, estimate, gap, grid, mean, over, plain_sd, settings, spread,
-                       sums, winner)
+from lab.judge import BEST_SD, PLAIN, array, at, estimate, gap, grid, mean, over, overview, plain_sd, settings
 from lab.specguard.gate import best_gate, calibrated, gates
 from lab.specguard.steps import LAYERS, RECORDS, TASKS, told    # noqa: F401, lab.measure reads RECORDS
 
 SOURCE = 'notes on the paper, a review that gives more settings than it'
+EVERY = 'specguard tau=-1'      # it keeps each step
 HARD = 'math-hard'      # its problems have five to eight steps
 ANSWERING = 'specguard k=4 gamma=4 delimiter=sentence'      # of real pairs
 GAIN = 0.01             # of right answers: a hundredth of the texts
@@ -21,16 +22,15 @@ ADDS = 0.02             # and what a second signal has to add to the first one's
 MORE_RIGHT = '"3.6% average accuracy improvement over baseline SD"; the line: ours'
 OVER_RSD = '"Performance exceeds reward-guided SD while being faster"; the line: ours'
 CHECKER = "`rsd`, whose reward is the task's checker"
-EVERY = 'specguard tau=-1', 'specguard k=1 tau=-1'      # they keep each step
+DEFAULT = r'specguard( k=4 gamma=\d delimiter=sentence)?'      # real pairs have no lines
 CLAIMS = {              # text: whose, rival, line
     'right answers over sd': (MORE_RIGHT, f'`sd`, {PLAIN}', GAIN),
-    'math-hard: right answers over sd': (MORE_RIGHT, f'`sd`, {PLAIN}', GAIN),
-    'right answers over rsd': (OVER_RSD, CHECKER, GAIN),
-    'calibrated gate: right answers over a coin': (
-        'ours', 'a coin that lets the target write as many tokens', GAIN),
     'speed over sd': ('"Latency improvement is consistent across domains (~11%)"; the line: ours', BEST_SD,
                       FASTER),
+    'math-hard: right answers over sd': (MORE_RIGHT, f'`sd`, {PLAIN}', GAIN),
+    'right answers over rsd': (OVER_RSD, CHECKER, GAIN),
     'speed over rsd': (OVER_RSD, CHECKER + ', at its best gamma', FASTER),
+    'right answers over a coin': ('ours', 'a coin that lets the target write as many tokens', GAIN),
     'AUROC of L': ('"tokens the model generates with low confidence"; the line: ours', 'steps of one kind',
                    TELLS),
     'AUROC of G': ('"Hallucinated content tends to have low attention to the input"; the line: ours',
@@ -40,41 +40,40 @@ CLAIMS = {              # text: whose, rival, line
 
 
 def figures(pair):
-    """Yields (text of a claim, Estimate) of what the records of a pair allow."""
+    """Yields (text of a claim, Estimate) of what the records of a pair allow, of both gates."""
     if pair.has('gates'):
-        usual, hard = halves(gates_of(pair))
-        coin = over_coin(usual, calibrated(pair.rows('gate')))
-        yield 'right answers over sd', more_right(usual, ['ar'])
-        yield 'math-hard: right answers over sd', more_right(hard, ['ar'])
-        yield 'right answers over rsd', more_right(usual, settings(usual, 'rsd'))
-        yield 'calibrated gate: right answers over a coin', estimate(coin, usual.text.nunique())
+        usual, hard = halves(pair.frame('gates'))
+        for by, gate in two_gates(pair, usual, 4).items():
+            for text, frame, rival in (('right answers over sd', usual, 'ar'),
+                                       ('math-hard: right answers over sd', hard, 'ar'),
+                                       ('right answers over rsd', usual, 'rsd gamma=4')):
+                yield text, gap(frame, gate, rival, by=by,
+                                ceiling=1 - frame[frame.setting == rival].right.mean())
+            coin = over_coin(usual, gate)
+            yield 'right answers over a coin', estimate(coin, usual.text.nunique(), by=by)
         yield from step_figures(pair.rows('drafted'))
     answers = answered(pair)
     if ANSWERING in answers:
         gained = answers[ANSWERING] - answers['ar']
         yield 'right answers over sd', mean(gained, of='questions', blind=BLIND)
-    yield from speeds(pair)
+    frame = pair.clock
+    for by, gate in two_gates(pair, frame, 8).items() if frame is not None else ():
+        for text, rivals in ('speed over sd', plain_sd(frame)), ('speed over rsd', settings(frame, 'rsd')):
+            if rivals:
+                yield text, over(frame, gate, rivals, by=by, ceiling=ceiling(pair, frame, rivals))
+
+
+def two_gates(pair, frame, gamma):
+    """{words: setting} of the default gate, and of that which training steps give where they are stored."""
+    found = {'default gate: ': next(filter(re.compile(DEFAULT).fullmatch, frame.setting))}
+    if pair.has('gate'):
+        found['calibrated gate: '] = calibrated(pair.rows('gate'), gamma)
+    return found
 
 
 def halves(frame):
     """(its rows of TASKS, its rows of math-hard)."""
     return frame[frame.family != HARD], frame[frame.family == HARD]
-
-
-def gates_of(pair):
-    """The frame of the list `gates`, with the steps that a run rejects: cycles of which no token is kept."""
-    counts = [row['cycles'] for row in pair.rows('gates')]
-    rejected = [sum(k for key, k in row.items() if key.endswith(' 0')) for row in counts]
-    return pair.frame('gates').assign(rejected=rejected)
-
-
-def more_right(frame, rivals):
-    """The Estimate of right answers of the best gate less the best rival's, both chosen in each resample."""
-    names = [name for name in settings(frame, 'specguard') if 'seed' not in name]
-    mine, others = sums(frame, 'right', names), sums(frame, 'right', rivals)
-    most = max(frame[frame.setting == name].right.mean() for name in rivals)
-    return estimate(lambda texts: (mine(texts).max(-1) - others(texts).max(-1)) / texts.shape[-1],
-                    frame.text.nunique(), ceiling=1 - most)
 
 
 def over_coin(frame, gate):
@@ -83,10 +82,10 @@ def over_coin(frame, gate):
     It interpolates between the rates that were run, and plain decoding, where the target writes all.
     """
     names = [gate, *settings(frame, 'random-gate'), 'ar']
-    kept, tokens, right = (sums(frame, column, names) for column in ('kept', 'tokens', 'right'))
+    kept, tokens, right = (array(frame, column, names) for column in ('kept', 'tokens', 'right'))
 
     def gain(texts):
-        shares, answers = 1 - kept(texts) / tokens(texts), right(texts) / texts.shape[-1]
+        shares, answers = 1 - kept[texts].sum(-2) / tokens[texts].sum(-2), right[texts].mean(-2)
         found = []
         for share, answer in zip(shares.reshape(-1, len(names)), answers.reshape(-1, len(names))):
             order = share[1:].argsort()
@@ -95,24 +94,10 @@ def over_coin(frame, gate):
     return gain
 
 
-def speeds(pair):
-    """Yields speeds over tuned sd and rsd: of the calibrated gate with k 1 or 4, else of all settings."""
-    frame = pair.clock
-    if frame is None:
-        return
-    mine = settings(frame, 'specguard')
-    if pair.has('gate'):
-        gate = calibrated(pair.rows('gate'), 8)
-        mine = [gate, gate.replace('specguard', 'specguard k=1')]
-    for text, rivals in (('speed over sd', plain_sd(frame)), ('speed over rsd', settings(frame, 'rsd'))):
-        if mine and rivals:
-            yield text, over(frame, mine, rivals, ceiling=ceiling(pair, frame, rivals))
-
-
 def ceiling(pair, frame, rivals):
     """The speed over rivals if each step were kept: by the clock, else by a draft pass over four rows."""
-    if settings(frame, *EVERY):
-        return over(frame, settings(frame, *EVERY), rivals).figure
+    if settings(frame, EVERY):
+        return over(frame, EVERY, rivals).figure
     return 1 / at(pair.costs['draft/full'], 4) / over(frame, rivals, 'ar').figure if pair.costs else math.inf
 
 
@@ -132,29 +117,26 @@ def step_figures(rows):
 
 def tables(pairs):
     """Yields (title, frame): gates, knobs, beta by tau, signals, parts of a step, the clock."""
-    own = [pair for pair in pairs if pair.has('gates')]
-    frames = {}
+    own, frames = [pair for pair in pairs if pair.has('gates')], {}
     for pair in own:
-        frames[pair.name], frames[f'{pair.name}, {HARD}'] = halves(gates_of(pair))
-    clocks = {pair.name: pair.clock for pair in pairs if pair.clock is not None}
+        frames[pair.name], frames[f'{pair.name}, {HARD}'] = halves(pair.frame('gates'))
     yield 'Gates: points, target, rejected, over a coin', by_setting(frames, gate_cell)
     yield 'Knobs: points, target', by_setting({pair.name: pair.frame('knobs') for pair in own}, points)
     yield 'Beta and tau: points, target, of both pairs; gates tuned on training steps', beta_table(own)
     yield 'AUROC among drafted steps of one kind', signal_table(own)
     yield 'Microseconds a token of a step', part_table(own)
-    yield 'Speed over plain decoding by the clock, agreement', by_setting(clocks, speed)
+    for pair in own:
+        yield f'{pair.name}, by the clock', overview(pair.frame('clock'))
 
 
 def by_setting(frames, cell):
-    """A row a setting, of sd the fastest, a column for each of frames; cell: of (frame, setting)."""
+    """A row a setting, a column for each of frames; cell: of (frame, setting)."""
     lines = {}
     for column, frame in frames.items():
-        graded = frame[frame.setting == 'ar'].right.dropna()
-        right = f', plain {graded.mean():.0%} right' if len(graded) else ''
-        exact = plain_sd(frame)
-        for name in (exact and [winner(frame, exact)]) + settings(frame, 'specguard', 'rsd'):
+        right = frame[frame.setting == 'ar'].right.mean()
+        for name in settings(frame, 'specguard', 'rsd'):
             line = lines.setdefault(name, dict(setting=f'`{name}`'))
-            line[f'{column} (n {frame.text.nunique()}{right})'] = cell(frame, name)
+            line[f'{column} (n {frame.text.nunique()}, plain {right:.0%} right)'] = cell(frame, name)
     return pandas.DataFrame(list(lines.values()))
 
 
@@ -169,24 +151,17 @@ def gate_cell(frame, name):
     """What `points` says, the share of steps that are rejected, points over a coin."""
     mine = frame[frame.setting == name]
     coin = over_coin(frame, name)(numpy.arange(frame.text.nunique()))
-    return f'{points(frame, name)}, {mine.rejected.sum() / mine.cycles.sum():.0%}, {100 * coin:+.0f}'
-
-
-def speed(frame, name):
-    """The speed over plain decoding with its interval, the agreement with the target."""
-    found, mine = over(frame, name, 'ar'), frame[frame.setting == name]
-    return f'{spread(found)}, {mine.agreed.sum() / mine.tokens.sum():.0%}'
+    return f'{points(frame, name)}, {mine.unkept.sum() / mine.cycles.sum():.0%}, {100 * coin:+.0f}'
 
 
 def beta_table(pairs):
     """A row a beta, a column a tau, the pairs' cells side by side; then the best gate of training steps."""
     def cells(name):
         return ' / '.join(points(pair.frame('grid'), name) for pair in pairs)
-    frame = pairs[0].frame('grid')
-    table = grid(frame[frame.setting != 'ar'], cells, 'beta', 'tau')
+    table = grid(settings(pairs[0].frame('grid'), 'specguard'), cells, 'beta', 'tau')
     for pair in pairs:
         found = gates(pair.rows('gate'))
-        best = [best_gate(found[found.beta == beta]) for beta in table.beta]
+        best = [best_gate(found[found.beta == float(beta)]) for beta in table.beta]
         table[f'tuned, {pair.name}'] = [
             f'tau {one.tau:g}: rejects {one.rejected:.0%}, {one.right:.1%} right' for one in best]
     return table

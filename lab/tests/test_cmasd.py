@@ -13,7 +13,7 @@ from lab.toys import Table, enumerate_law, exact_law, fresh, network, session, v
 from model import load
 from verify import METHODS, Cycle, Judged, confidence_signals, decode
 
-AREA = 'AUROC of C for acceptance, all tokens'
+AREA = 'AUROC of C for acceptance'
 
 
 @pytest.mark.parametrize('method, learns', [    # with limits that toys move

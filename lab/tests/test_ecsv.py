@@ -1,4 +1,5 @@
 """ECSV: the laws of its baselines, what they read, and that the stored rows have all claims."""
+import numpy
 import pytest
 
 from lab import prove
@@ -35,3 +36,13 @@ def test_the_stored_rows_have_all_claims():
     assert not votes.wrong.any() and set(votes.groupby('text').tokens.nunique()) == {1}     # exact: one text
     assert len(claims.CLAIMS) == 9
     assert {text for text, _ in claims.figures(Pair('ecsv', 'embedded'))} == set(claims.CLAIMS)
+
+
+def test_length_by_hand():
+    """At 25 of 20 to 40 positions a quarter of deeper blocks; nan below all depths, the deepest above."""
+    depths = numpy.array([[8.0, 16.0], [4.0, 2.0], [20.0, 40.0]])       # kept, passes, positions
+    lines = numpy.stack([depths, depths[:, ::-1], depths, depths])
+    found = claims.length(lines, numpy.array([25, 25, 19, 99]))
+    assert found[:2].tolist() == pytest.approx([10 / 3.5] * 2) and numpy.isnan(found[2]) and found[3] == 8
+    assert claims.longer(numpy.array(25.0), *depths.ravel(), *depths[:, :1].repeat(2, 1).ravel()) == (
+        pytest.approx(10 / 3.5 / 2))

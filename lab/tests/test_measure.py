@@ -17,8 +17,6 @@ from lab.tests.helpers import case, program as run, refused, refuses, stored, ti
 from lab.toys import fresh
 from model import load, write_calibration
 
-TEXTS = numpy.arange(4)
-FAST, USUAL, SLOW = (10, 0, 1.0), (10, 0, 2.0), (10, 0, 4.0)        # tokens, wrong ones, seconds
 
 
 @pytest.fixture(scope='module')
@@ -41,7 +39,7 @@ def home(tmp_path, monkeypatch):
 
 
 def frame_of(tmp_path, **settings):
-    """The frame of four texts, two families; settings: {name: [(tokens, wrong, seconds) a text]}."""
+    """The frame of some texts, two a family; settings: {name: [(tokens, wrong, seconds) a text]}."""
     rows = []
     for name, counts in settings.items():
         for i, (tokens, wrong, seconds) in enumerate(counts):
@@ -62,28 +60,48 @@ def test_a_frame_by_hand(tmp_path):
     assert (row.cycles, row.drafted, row.judged, row.kept) == (3, 9, 7, 4)
 
 
-ERRING = dict(lossy=[(10, 2, 1.0)] * 4, exact=[USUAL] * 4)
-HALVES = dict(early=[FAST, FAST, SLOW, SLOW], late=[SLOW, SLOW, FAST, FAST], rival=[USUAL] * 4)
+def timed(*seconds, wrong=(0, 0, 0)):
+    """Three texts of ten tokens."""
+    return [*zip([10] * 3, wrong, seconds)]
+
+
+EARLY, LATE, RIVAL = timed(1.0, 1.0, 4.0), timed(2.0, 2.0, 1.0), timed(2.0, 2.0, 2.0)
+SIDES = dict(early=EARLY, late=LATE, rival=RIVAL)
+LOSSY = dict(hasty=timed(0.5, 0.5, 0.5, wrong=(5, 5, 5)), lossy=timed(1.0, 1.0, 1.0, wrong=(3, 0, 0)),
+             rival=RIVAL)
+NEAR = dict(near=timed(1.0, 9.0, 1.5), far=timed(2.0, 9.0, 1.0), rival=RIVAL)
 
 
 @pytest.mark.parametrize('settings, mine, rivals, least, texts, wanted', [
-    case('ratio-of-sums', dict(mine=[FAST] * 3 + [USUAL], rival=[USUAL] * 4), ['mine'], ['rival'], 0, TEXTS,
-         (40 / 5) / (40 / 8)),
-    case('chosen-anew', HALVES, ['early', 'late'], ['rival'], 0, TEXTS[:2], 2.0),
-    case('chosen-on-all', HALVES, ['early', 'late'], ['rival'], 0, TEXTS, 0.8),
-    case('the-rival-too', HALVES, ['rival'], ['early', 'late'], 0, TEXTS[2:], 0.5),
-    case('agrees-as-far-as-asked', ERRING, ['lossy', 'exact'], ['exact'], 0.9, TEXTS, 1),
-    case('none-agrees-so-far', ERRING, ['lossy'], ['exact'], 0.9, TEXTS, 2),
-    case('asked-for-less', ERRING, ['lossy', 'exact'], ['exact'], 0.8, TEXTS, 2)])
-def test_speeds_by_hand(settings, mine, rivals, least, texts, wanted, tmp_path):
-    """Of all texts together, each side at the fastest of its settings on the texts in hand."""
+    # Without text 0 or 1 late is faster (3 s, early 5), without text 2 early (2 s, late 4): 2 + 2 + 4 s.
+    case('the-choice-flips', SIDES, ['early', 'late'], ['rival'], 0, [0, 1, 2], 6 / 8),
+    case('of-the-rival-too', SIDES, ['rival'], ['early', 'late'], 0, [0, 1, 2], 8 / 6),
+    # Without both copies of text 0 near is slower on text 2; with one copy left it would be faster.
+    case('copies-go-together', NEAR, ['near', 'far'], ['rival'], 0, [0, 0, 2], 6 / (2 + 2 + 1.5)),
+    # Lossy agrees in 20 of 20 tokens without text 0, in 17 of 20 without another: 1 + 2 + 2 s.
+    case('agreement-of-the-others', LOSSY, ['lossy', 'rival'], ['rival'], 0.9, [0, 1, 2], 6 / 5),
+    case('none-agrees-so-far', {**LOSSY, 'lossy': timed(1.0, 1.0, 1.0, wrong=(3, 3, 3))}, ['hasty', 'lossy'],
+         ['rival'], 0.9, [0, 1, 2], 6 / 3),
+    case('nothing-to-choose', NEAR, ['near'], ['rival'], 0, [0, 0, 2], 6 / (1 + 1 + 1.5))])
+def test_held_out_by_hand(settings, mine, rivals, least, texts, wanted, tmp_path, monkeypatch):
+    """A setting is chosen on the other texts and judged on the one that is left out, with all its copies."""
     frame = frame_of(tmp_path, **settings)
-    best, rival = judge.fastest(frame, mine, least=least), judge.fastest(frame, rivals)
-    assert best(texts) / rival(texts) == pytest.approx(wanted)
-    if len(texts) == len(TEXTS):
+    if texts == [0, 1, 2]:
         assert judge.over(frame, mine, rivals, least=least).figure == pytest.approx(wanted)
-    both = numpy.stack([texts, texts])                  # many resamples at once
-    assert (best(both) / rival(both)).tolist() == pytest.approx([wanted] * 2)
+    monkeypatch.setattr(judge, 'estimate', lambda figure, *args, **more: figure)
+    figure = judge.over(frame, mine, rivals, least=least)
+    assert figure(numpy.array([texts, texts])).tolist() == pytest.approx([wanted] * 2)     # many resamples
+
+
+def test_the_interval_of_a_choice(tmp_path, monkeypatch):
+    """Percentiles where something is chosen, else BCa; the range of few texts is held out, too."""
+    frame = frame_of(tmp_path, **SIDES)
+    found = judge.over(frame, ['early', 'late'], 'rival')
+    assert (found.low, found.high) == (0.5, 1.0)                        # late 2 s, 2 s, early 4 s; rival 2 s
+    methods = []
+    monkeypatch.setattr(judge, 'estimate', lambda *args, method, **more: methods.append(method))
+    judge.over(frame, ['early', 'late'], 'rival'), judge.over(frame, 'early', 'rival')
+    assert methods == ['percentile', 'BCa']
 
 
 def test_mean_share_and_area_by_hand():
@@ -101,8 +119,7 @@ def test_ceiling_by_hand(home):
         {'target/full': [0.0, 2.0, 2.4, 3.0], 'target/slim': [0.0, 1.0, 1.2, 1.5], 'draft/full': [0, 0.5]}]])
     pair = judge.Pair('cmasd', 'a')
     assert pair.ceiling(8) == pytest.approx(9 / (8 * 0.25 + 1.5 * 9 / 3))
-    slim = pair.ceiling(2, judge='target/slim', every=6)
-    assert slim == pytest.approx(3 / (2 * 0.25 + 0.75 + 3 / 6 * 1.5 * 6 / 3))
+    assert pair.ceiling(2, judge='target/slim') == pytest.approx(3 / (2 * 0.25 + 0.75))
     assert judge.Pair('cmasd', 'b').ceiling(8) == math.inf
 
 
@@ -119,7 +136,8 @@ def test_verdict(values, line, verdict):
 
 def test_no_verdict_where_there_can_be_none():
     """A line above the ceiling is out of reach; a blind test tells nothing, even if it holds."""
-    assert Estimate(1.3, 1.2, 1.4, 12, ceiling=1.8).verdict(4) == 'OUT OF REACH HERE (at most 1.80)'
+    assert Estimate(1.3, 1.2, 1.4, 12, ceiling=1.8).verdict(4) == 'OUT OF REACH HERE'
+    assert str(Estimate(1.3, 1.2, 1.4, 12, ceiling=1.8)) == '1.30 (1.20 to 1.40, at most 1.80, n 12 texts)'
     assert Estimate(1.3, 1.2, 1.4, 12, ceiling=4.5).verdict(4) == 'FAILS'
     assert Estimate(1.3, 1.2, 1.4, 12, blind='why').verdict(1) == 'NO VERDICT (why)'
 
@@ -140,7 +158,7 @@ class Changed(judge.Pair):
 
 @pytest.mark.parametrize('paper, mine, other, text', [
     case('coin', 'specguard', 'specguard beta=1 tau=0.85 gamma=4', 'random-gate rate=0.25',
-         'calibrated gate: right answers over a coin'),
+         'right answers over a coin'),
     case('latest-keys', 'sparse', claims.CHOSEN, claims.LATEST,
          'long contexts, rho 0.25: the same, less that of the latest keys')])
 def test_a_gate_that_knows_nothing_does_not_hold(paper, mine, other, text):
@@ -227,7 +245,7 @@ def test_a_list_that_is_none(text, says, tmp_path, capsys):
     (lambda lines: ['ar'], 'Expecting value'), (lambda lines: [*lines, '{"fam'], 'Unterminated')])
 def test_rows_that_are_none(change, says, tmp_path, capsys):
     """In one line, which names the file."""
-    frame_of(tmp_path, ar=[USUAL] * 4)
+    frame_of(tmp_path, ar=[(10, 0, 2.0)] * 4)
     where = tmp_path / 'broken.jsonl'
     where.write_text('\n'.join(change((tmp_path / 'rows.jsonl').read_text().splitlines())))
     assert str(where) in refused(capsys, says, where, main=judge.main)

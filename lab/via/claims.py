@@ -2,15 +2,12 @@
 
 The target needs a mask in its calibration.json: python train_mask.py finds one.
 """
-from functools import partial
-
-import numpy
 import pandas
 
 import train_mask
 from lab.best.claims import BLIND, answered
-from lab.judge import (BEST_SD, PLAIN, estimate, fastest, gap, grid, knob, mean, number, over, overview,
-                       plain_sd, settings, share, sums, winner)
+from lab.judge import (BEST_SD, PLAIN, array, gap, held_out, knob, mean, over, over_best_sd, overview,
+                       plain_sd, settings, share, winner)
 from lab.measure import Record, prepared
 from verify import Exact, ViaSd, decode, tokens_of
 
@@ -19,7 +16,6 @@ FAMILIES = 'math', 'table', 'code', 'story', 'qa', 'translate', 'summary'
 WINDOW = 32                                     # tokens of a text that both judges read
 AGREES = 0.99           # agreement that both sides need where lossy settings are rivals
 RANDOM = [f'layers={layers}' for layers in ('0 2 6 9', '6 7 8 9', '4 5 7 9')]   # drawn with seed 0
-CELL = 'times plain decoding; full passes a cycle; agreement'
 CLAIMS = {              # text: whose, rival, line
     'speed over plain': (
         'notes: "reaching 2.5–3× acceleration relative to non-speculative decoding"', PLAIN, 2.5),
@@ -30,7 +26,7 @@ CLAIMS = {              # text: whose, rival, line
     'the same, if slim judges alone (escalate=0)': ('ours', 'as above', 1.1),
     'speed over random layers': (
         'ours, of the notes\' table: 2.32 where "Random Layer Skipping" has 1.62',
-        'the fastest of three draws of 4 layers', 1.43),
+        'three draws of 4 layers, taken together', 1.43),
     'speed over a model of its own': (
         'ours, of the notes\' table: 2.32 where "Independent 13B Intermediate" has 2.08',
         '`via-model`: the middle judge is `mid`', 1.11),
@@ -65,34 +61,21 @@ RECORDS = dict(judges=Record(lambda pair, n: pair.texts(FAMILIES, n), judges_row
 
 # ------------------------------------------------------------------------------------- what it must show
 
-def clock(pair):
-    """The frame of the pair's speeds; None if without via."""
-    return pair.clock if pair.clock is not None and settings(pair.clock, 'via') else None
-
-
 def middle(setting):
     """The knobs of a setting after its gamma, as `layers=3 4`: which middle judge it has."""
     return setting.partition('gamma=')[2].partition(' ')[2]
 
 
-def even(frame, mine, rivals):
-    """The Estimate of some settings over others, both with an agreement of AGREES or more."""
-    best, rival = fastest(frame, mine, least=AGREES), fastest(frame, rivals, least=AGREES)
-    return estimate(lambda texts: best(texts) / rival(texts), frame.text.nunique(), unit='clock')
-
-
-def rejected(frame, names):
-    """A function of texts: the share of all judged draft tokens that these settings reject."""
-    kept, judged = sums(frame, 'kept', names), sums(frame, 'judged', names)
-    return lambda texts: 1 - kept(texts).sum(-1) / judged(texts).sum(-1)
-
-
 def spared(frame):
     """The Estimate of sd's rejection rate less via's, at the gammas that both methods have."""
     gammas = [name[3:] for name in settings(frame, 'via') if f'sd{name[3:]}' in plain_sd(frame)]
-    via, sd = (rejected(frame, [method + gamma for gamma in gammas]) for method in ('via', 'sd'))
-    n = frame.text.nunique()
-    return estimate(lambda texts: sd(texts) - via(texts), n, ceiling=sd(numpy.arange(n)))
+    columns = [array(frame, column, [method + gamma for gamma in gammas]).sum(1)
+               for method in ('via', 'sd') for column in ('kept', 'judged')]
+
+    def less(kept, judged, sd_kept, sd_judged):
+        return kept / judged - sd_kept / sd_judged
+    return held_out(lambda counts: columns, less, len(columns[0]), 'BCa',
+                    ceiling=1 - columns[2].sum() / columns[3].sum())
 
 
 def better_judge(rows):
@@ -102,24 +85,25 @@ def better_judge(rows):
 
 def figures(pair):
     """Yields (text of a claim, its Estimate) of what the records of a pair allow."""
-    frame = clock(pair)
-    if frame is not None:
+    frame = pair.clock
+    if frame is not None and settings(frame, 'via'):
         names, sd = settings(frame, 'via', 'via-layers'), plain_sd(frame)
         alone = [name for name in names if knob(name, 'escalate', ViaSd.escalate) == 0]
         via = [name for name in names if name not in alone]
         highest = max(pair.ceiling(int(knob(name, 'gamma')), judge='target/slim') for name in names)
         yield 'speed over plain', over(frame, via, 'ar', ceiling=highest)
-        yield 'speed over sd', over(frame, via, sd)
+        yield 'speed over sd', over_best_sd(frame, via)
         yield "sd's rejection rate less via's", spared(frame)
         rivals = sd + settings(frame, 'cascade', 'ratio')
         if alone:
-            yield 'speed over strong baselines', even(frame, via, rivals)
-            yield 'the same, if slim judges alone (escalate=0)', even(frame, alone, rivals)
+            yield 'speed over strong baselines', over(frame, via, rivals, least=AGREES)
+            yield 'the same, if slim judges alone (escalate=0)', over(frame, alone, rivals, least=AGREES)
     if pair.has('middle'):
         frame = pair.frame('middle')
-        via, layers = settings(frame, 'via'), settings(frame, 'via-layers')
-        draws = [name for name in layers if middle(name) in RANDOM]
-        yield 'speed over random layers', over(frame, via, draws)
+        via, drawn = settings(frame, 'via'), frame[frame.setting.map(middle).isin(RANDOM)]
+        drawn = drawn.assign(setting=drawn.setting.str.extract('(gamma=.)')[0])
+        drawn = drawn.groupby(['text', 'setting'], sort=False).sum(numeric_only=True).reset_index()
+        yield 'speed over random layers', over(pandas.concat([frame, drawn]), via, [*drawn.setting.unique()])
         yield 'speed over a model of its own', over(frame, via, settings(frame, 'via-model'))
     if pair.has('judges'):
         yield "slim's agreement with the target, less the draft's", better_judge(pair.rows('judges'))
@@ -138,64 +122,29 @@ def figures(pair):
 
 # ------------------------------------------------------------------------------------- without verdicts
 
-def fastest_of_each(pair):
+def of_each_method(pair):
     """An overview of the fastest setting of each method, and of via's with other knobs changed."""
-    frame = clock(pair)
+    frame = pair.frame('clock')
     kinds = [plain_sd(frame)] + [settings(frame, one) for one in ('via', 'via-layers', 'cascade', 'ratio')]
-    names = ['ar'] + [winner(frame, kind) for kind in kinds if kind]
+    names = ['ar', *(winner(frame, kind) for kind in kinds)]
     names += [name for name in settings(frame, 'via') if '_' in name or name == 'via gamma=8']
-    texts = numpy.arange(frame.text.nunique())
-
-    def refused(name):
-        return '' if name == 'ar' else f'{rejected(frame, [name])(texts):.1%}'
-    found = overview(frame[frame.setting.isin(names)], rejected=refused)
-    found.insert(0, 'pair', f'{pair.name}, {len(texts)}')
-    return found.drop(columns='kept a cycle')[found.setting != '`ar`']
+    total = frame.groupby('setting')[['kept', 'judged']].sum()
+    refused = (1 - total.kept / total.judged).dropna().map('{:.1%}'.format)
+    return overview(frame[frame.setting.isin(names)], rejected=refused.get)
 
 
-def cell(frame, name):
-    """CELL of a setting."""
-    total = frame[frame.setting == name][['full', 'cycles', 'agreed', 'tokens']].sum()
-    speed = number(over(frame, name, 'ar').figure)
-    return f'{speed}; {total.full / total.cycles:.2f}; {total.agreed / total.tokens:.1%}'
-
-
-def by_middle(frame):
-    """A frame: a row a middle judge, a column a gamma."""
-    lines = {}
-    for name in settings(frame, 'via', 'via-layers', 'via-model'):
-        judge = middle(name) or "the search's: 3 4 5 6"
-        line = lines.setdefault(judge, {'middle judge': judge + ' (random)' * (judge in RANDOM)})
-        line[f'gamma {knob(name, "gamma"):g}'] = cell(frame, name)
-    return pandas.DataFrame(lines.values())
-
-
-def ceilings(pairs):
-    """A frame of pairs: times plain decoding if every guess were kept, the first choices of slim and draft.
-
-    The target of via reads each 16 tokens, or never.
-    """
-    lines = []
-    for pair in pairs:
-        rows = pandas.DataFrame(pair.rows('judges'), columns=['positions', 'slim_right', 'draft_right'])
-        n, slim, draft = rows.sum()
-        if pair.costs:
-            lines.append(dict(
-                pair=pair.name, sd=pair.ceiling(3), via=pair.ceiling(3, judge='target/slim', every=16),
-                never=pair.ceiling(3, judge='target/slim'),
-                slim=f'{slim} of {n}' * bool(n), draft=f'{draft} of {n}' * bool(n)))
-    return pandas.DataFrame(lines)
+def with_passes(pair, record):
+    """An overview of a record, and how often the target reads."""
+    frame = pair.frame(record)
+    total = frame.groupby('setting')[['full', 'cycles']].sum()
+    return overview(frame, **{'full passes a cycle': (total.full / total.cycles).get})
 
 
 def tables(pairs):
-    """Yields (title, frame): methods at their best, gates, middle judges, ceilings, first choices."""
-    found = [fastest_of_each(pair) for pair in pairs if clock(pair) is not None]
-    yield 'The fastest of each method, and the number of texts', pandas.concat(found)
+    """Yields (title, frame): methods at their best, gates, middle judges."""
     for pair in pairs:
-        gates, judges = pair.frame('gates'), pair.frame('middle')
-        if gates is not None:
-            shown = grid(gates[gates.setting != 'ar'], partial(cell, gates), 'keep', 'escalate')
-            yield f'{pair.name}: gates at gamma 8, {gates.text.nunique()} texts: {CELL}', shown
-        if judges is not None:
-            yield f'{pair.name}: middle judges, {judges.text.nunique()} texts: {CELL}', by_middle(judges)
-    yield "Ceilings with 3 guesses, all kept; the target's first choices by slim and draft", ceilings(pairs)
+        if pair.has('clock'):
+            yield f'{pair.name}: the fastest of each method', of_each_method(pair)
+        for record, title in ('gates', 'gates'), ('middle', f'middle judges; random: {", ".join(RANDOM)}'):
+            if pair.has(record):
+                yield f'{pair.name}: {title}', with_passes(pair, record)
