@@ -392,7 +392,7 @@ def page_lines(paper):
     """Lines of a paper's page: the source, the verdicts, tables without verdicts."""
     module = claims_of(paper)
     lines = [f'Source of the method: {module.SOURCE}.',
-             '[How claims are judged, what records were measured on, and why the deep target flatters]'
+             "[How claims are judged, what records were measured on, why the deep target's are upper bounds]"
              '(../README.md#measure-then-judge).', '',
              *markdown(verdicts(paper))]
     for title, frame in module.tables(pairs_of(paper)):
