@@ -55,7 +55,7 @@ def figures(pair):
     answers = answered(pair)
     if ANSWERING in answers:
         gained = answers[ANSWERING] - answers['ar']
-        yield 'right answers over sd', mean(gained, of='questions', blind=BLIND)
+        yield 'right answers over sd', mean(gained, of='questions', blind=BLIND, by='default gate: ')
     frame = pair.clock
     for by, gate in two_gates(pair, frame, 8).items() if frame is not None else ():
         for text, rivals in ('speed over sd', plain_sd(frame)), ('speed over rsd', settings(frame, 'rsd')):
