@@ -1,16 +1,19 @@
 """Others beside ours: `python -m lab.others --target DIR --draft DIR --prompts FILE` times greedy texts.
 
-By `ar` and `sd`; by transformers, plain and assisted; by llama.cpp, if --gguf names copies of the models. All
-write on a CPU after the same prompts, which are not timed, as many tokens, ends ignored. One program is held
-at a time, because two copies of a large model would not fit; ours runs first and last. A row a run, in
-tokens/s, goes to lab/results/PAIR/others.jsonl, and a table to the terminal.
+By `ar` and `sd`; by transformers, plain and assisted; by llama.cpp, if --llama names a build of it and GGUF
+files. All write on a CPU after the same prompts, which are not timed, as many tokens (llama.cpp up to a block
+more), ends ignored (by llama.cpp: forbidden). One program is held at a time, because two copies of a large
+model would not fit; ours runs first and last. A row a run, in tokens/s, goes to
+lab/results/PAIR/others.jsonl, and a table to the terminal.
 
-A setting is named by its program and the length of its blocks, 0 for plain decoding. `stop`: a block ends
-where the draft is unsure, too. That of transformers is its default, length and all.
+A setting is named by its program and the length of its blocks, 0 for plain decoding; one of llama.cpp by the
+file of its draft, too. `stop` is transformers' default: a block also ends where the draft is unsure.
 """
 import argparse
 import gc
 import random
+import re
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -23,13 +26,9 @@ import torch
 from lab import at_least
 from lab.judge import markdown
 from lab.measure import LAB, Pair, cached_engine, moment, network, pair_of, read_stored, write_rows
-from model import naming, require_that
+from model import find_folder, naming, read_tokenizer, require_that
 from specmini import Engine, add_flags, exit_status, take_threads
 from verify import Autoregressive, Exact, tokens_of
-
-UNSURE = 0.75           # p_min of `stop`: llama.cpp's default until it became 0
-THEIR_BLOCK = 20        # tokens that transformers drafts at most by default
-
 
 # ---------------------------------------- programs: {setting: function of a prompt (ids), n tokens to write}
 
@@ -61,10 +60,7 @@ def transformers(pair, args):
 
 @torch.inference_mode()
 def by_transformers(target, draft, drafts, ids, n):
-    """Its first step reads the prompt; time begins when that step ends, and tokens are counted from there.
-
-    drafts: the draft's GenerationConfig; None: plain decoding.
-    """
+    """Time begins after its first step, which reads the prompt. drafts: a GenerationConfig; None: plain."""
     marks = []
 
     def mark(line, scores, **_):
@@ -81,46 +77,44 @@ def by_transformers(target, draft, drafts, ids, n):
 
 
 def llama(pair, args):
-    """A server for each setting, in this process."""
-    kinds = {'0': (0, 0.0)}
-    for gamma in args.gamma:
-        kinds |= {str(gamma): (gamma, 0.0), f'{gamma} stop': (gamma, UNSURE)}
-    return {f'llama.cpp {name}': partial(by_llama, load_llama(pair, *args.gguf, *kind))
-            for name, kind in kinds.items()}
+    """A process for each run."""
+    folder, target, *drafts = args.llama
+    tokenizer = read_tokenizer(find_folder(pair.target))
+    kinds = {'llama.cpp 0': (0, None)}
+    kinds |= {f'llama.cpp {gamma} {draft.stem}': (gamma, draft) for gamma in args.gamma for draft in drafts}
+    return {name: partial(by_llama, folder, tokenizer, target, *kind) for name, kind in kinds.items()}
 
 
-def load_llama(pair, target, draft, gamma, p_min):
-    """A server; target, draft: GGUF files, whose pages in memory all servers share."""
-    import xllamacpp
-    params = xllamacpp.CommonParams()
-    drafts = params.speculative.draft
-    params.model.path, params.verbosity, params.fit_params = target, 0, False
-    params.n_ctx = pair.longest + pair.max_new + 32
-    for threads in params.cpuparams, params.cpuparams_batch, drafts.cpuparams, drafts.cpuparams_batch:
-        threads.n_threads = torch.get_num_threads()
-    if gamma:
-        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        drafts.mparams.path, drafts.n_max, drafts.n_min, drafts.p_min = draft, gamma, 0, p_min
-    return xllamacpp.Server(params)
+def by_llama(folder, tokenizer, target, gamma, draft, ids, n):
+    """Plain decoding is of random tokens after as many: it takes as long, and llama-bench chooses none."""
+    usual = '-m', target, '-t', torch.get_num_threads(), '-n'
+    if not gamma:
+        return float(found(r'"avg_ts": ([\d.]+)', folder / 'llama-bench', *usual, n, '-d', len(ids) - 1,
+                           '-p', 0, '-r', 1, '-o', 'json'))
+    return float(found(
+        rf'encoded +{len(ids)} tokens(?s:.*)decoded .* speed: +([\d.]+)', folder / 'llama-speculative-simple',
+        *usual, n - 1, '-c', len(ids) + n + 2 * gamma, '-md', draft, '--spec-type', 'draft-simple',
+        '--spec-draft-n-max', gamma, '--temp', 0, '--ignore-eos', '--no-escape', '--override-kv',
+        'tokenizer.ggml.add_bos_token=bool:false', '-p', tokenizer.decode(ids, skip_special_tokens=False)))
 
 
-def by_llama(server, ids, n):
-    """Its time begins after the first token. It forbids ends, where the others write them and go on."""
-    times = server.handle_completions(dict(
-        prompt=ids, n_predict=n, temperature=0, samplers=['top_k'], top_k=1, ignore_eos=True,
-        cache_prompt=False))['timings']
-    return 1000 * (times['predicted_n'] - 1) / times['predicted_ms']
+def found(pattern, *command):
+    """What the pattern's group is in what a command prints; BadInput where it prints something else."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, errors='replace')
+    match = re.search(pattern, printed := done.stdout + done.stderr)
+    require_that(match, f'{command[0]}: expected {pattern}, its output ends with {printed[-200:]!r}')
+    return match[1]
 
 
 # ------------------------------------------------------------------------------------------------ the program
 
 def measured(pair, args, prompts):
     """Yields the rows of each text by each program in turn."""
-    programs = [ours, transformers] + [llama] * bool(args.gguf) + [ours]
+    programs = [ours, transformers] + [llama] * bool(args.llama) + [ours]
     for turn, load in enumerate(programs):
         runs = load(pair, args)
         for write in runs.values():
-            write(prompts[0].ids[:8], pair.max_new)     # what is done for the first time takes longer
+            write(prompts[0].ids, pair.max_new)         # what is done for the first time takes longer
         for prompt in prompts:
             order = random.Random(f'{turn} {prompt.name}').sample(list(runs), len(runs))
             yield [prompt.name | dict(turn=turn, setting=name, rate=runs[name](prompt.ids, pair.max_new))
@@ -136,8 +130,7 @@ def table(rows):
     """
     frame = pandas.DataFrame(rows)
     rates = frame.groupby(['family', 'place', 'setting']).rate.mean().unstack()
-    mine = [name for name in rates if name.startswith('ours') and name != 'ours 0']
-    best = rates[mine].sum().idxmax()
+    best = rates.filter(regex='ours [^0]').sum().idxmax()
 
     def ratio(a, b):
         ratios = rates[a] / rates[b]
@@ -153,25 +146,29 @@ def run():
     add = parser.add_argument
     add('--n', type=at_least(1), default=2, help='prompts of each family (2)')
     add('--prompts', metavar='FILE', nargs='+', required=True, help='JSON lines')
-    add('--gamma', type=at_least(1), nargs='+', default=[3, 5], help='lengths of the blocks (3 5)')
-    add('--gguf', metavar=('TARGET', 'DRAFT'), nargs=2, help='files of the two models for llama.cpp')
+    add('--gamma', type=at_least(1), nargs='+', default=[2, 4, 6], help='lengths of the blocks (2 4 6)')
+    add('--llama', metavar=('DIR', 'FILE'), nargs='+', type=File, default=[],
+        help='a build of llama.cpp; GGUF files of the target, then of drafts')
     add_flags(parser, Pair)
     args = parser.parse_args()
-    for file in args.gguf or ():
-        require_that(File(file).is_file(), f'--gguf {file}: there is no such file')
+    require_that(len(args.llama) != 1 and all(map(File.exists, args.llama)),
+                 f'--llama {" ".join(map(str, args.llama))}: expected a folder, then files that are there')
     with naming('pip install it', ImportError):
-        rivals = {name: metadata.version(name) for name in ['transformers'] + ['xllamacpp'] * bool(args.gguf)}
+        rivals = dict(transformers=metadata.version('transformers'))
+    for name in ('llama-bench', 'llama-speculative-simple') if args.llama else ():
+        rivals['llama.cpp'] = found('version: (.*)', args.llama[0] / name, '--version')
     pair = pair_of(args)
-    two_steps = pair.max_new > max(THEIR_BLOCK, *args.gamma) + 1
+    two_steps = pair.max_new > max(20, *args.gamma) + 1     # transformers' default is 20
     require_that(pair.device == 'cpu' and pair.draft and two_steps,
-                 f'expected --device cpu, --draft DIR and --max-new above {THEIR_BLOCK + 1} and gamma + 1')
+                 'expected --device cpu, --draft DIR and --max-new above 21 and gamma + 1')
     take_threads(network(pair.target, pair.device, pair.dtype)[0])
     prompts = pair.texts((), args.n)
     cached_engine.cache_clear()                         # each program makes its own
     network.cache_clear()
     gc.collect()
     where = LAB / 'results' / pair.name / 'others.jsonl'
-    head = replace(pair, ignore_eos=True).head(n=args.n, rivals=rivals, theirs='bf16')
+    head = replace(pair, ignore_eos=True).head(
+        n=args.n, rivals=rivals, theirs=['bf16', *(path.name for path in args.llama[1:])])
     write_rows(where, head, measured(pair, args, prompts))
     print(*markdown(table(read_stored(where).rows)), sep='\n')
 
