@@ -451,8 +451,11 @@ def list_methods(name):
         for one, kind in METHODS.items():
             print(f'  {one:15} {str(inspect.getdoc(kind)).partition(chr(10))[0]}')
         return
-    kind = type(method_for(name))
+    method = method_for(name)
+    kind = type(method)
     print(inspect.getdoc(kind))
+    if method.lossless:
+        print('  lossless by default: its class says so, and `python -m lab.prove` tests it')
     for own, option in knobs_of(kind).items():
         print(f'  {own:18} {option.default!s:8} {knob_range(option):16}  {option.metadata["meaning"]}')
 
