@@ -296,8 +296,8 @@ class Proof:
             promise = f'WRONG: {self.name} calls itself lossless at these knobs, and is '
             off = f'off by {self.gap:.3g} in this state; --walk {self.where.split()[1]} repeats it'
             return (promise if self.method.lossless else 'LOSSY: ') + off
-        holds = (f'in all {self.states} states of {self.walks} walks, in fp64 to {self.fp64:.0e}, all to '
-                 f'{max(self.gap, 1e-16):.0e} (less than {SAME:.0e} is not seen)')
+        holds = (f'in all {self.states} states of {self.walks} walks; largest difference {self.fp64:.0e} in '
+                 f'fp64, {max(self.gap, 1e-16):.0e} in all (below {SAME:.0e} nothing is seen)')
         lacking = f'no state asks its {", ".join(sorted(self.own - self.asked))}' * (self.asked < self.own)
         for greedy, drafted in self.drafted.items():
             wanted = drafted if greedy else min(drafted, ENOUGH)

@@ -13,16 +13,20 @@ FASTEST = {             # agreement: claim; of all settings but plain `sd`
     1.0: 'the fastest exact setting', 0.99: 'the fastest at 99 % agreement',
     0.95: 'the fastest at 95 % agreement'}
 LOOK_UP = 'look up first'
+BLOCK = 'block verification, sampled: tokens a pass over `sd`'
 BLIND = 'the answers cannot tell the draft alone from the target, see best'   # why there is no verdict
 CLAIMS = {
     FASTEST[1.0]: ('ours', BEST_SD, 1.25),
     FASTEST[0.99]: ('ours', BEST_SD, 1.5),
     FASTEST[0.95]: ('ours', BEST_SD, 1.5),
-    LOOK_UP: ('ours', '`sd` by the draft model alone, at the same gammas', 1.05)}
+    LOOK_UP: ('ours', '`sd` by the draft model alone, at the same gammas', 1.05),
+    BLOCK: ('Sun et al. 2024: 5 to 8 % more', '`sd`, the same gammas and seeds', 1.05)}
 
 
 def figures(pair):
     """Yields (text of a claim, its Estimate) of what the records of a pair allow."""
+    if pair.has('block'):
+        yield BLOCK, over(by_method(pair.frame('block')), 'block', 'sd', unit='full')
     frame = pair.frame('clock')
     if frame is None:
         return
@@ -32,6 +36,12 @@ def figures(pair):
         yield text, over(frame, [name for name in names if name not in ('ar', *rivals)], rivals, least=level)
     look_up = [name for name in settings(frame, 'sd') if 'lookup=true' in name]
     yield LOOK_UP, over(frame, look_up, [name.removesuffix(' lookup=true') for name in look_up])
+
+
+def by_method(frame):
+    """A frame of the sums of a text over all settings of a method, which is then the setting."""
+    method = frame.setting.str.split().str[0].rename('setting')
+    return frame.groupby(['text', method], sort=False)[['tokens', 'agreed', 'full']].sum().reset_index()
 
 
 def by_family(frame):
@@ -76,4 +86,11 @@ def tables(pairs):
             if frame is not None:
                 further = {'by family': by_family(frame)} if record == 'clock' else {}
                 yield f'{pair.name}{title}: {frame.text.nunique()} texts', overview(frame, plain, **further)
+    for pair in pairs:
+        if pair.has('block'):
+            total = pair.frame('block').groupby('setting', sort=False)[['tokens', 'full', 'kept', 'cycles']].sum()
+            yield f'{pair.name}: block verification, one run a text', pandas.DataFrame({
+                'setting': [f'`{name}`' for name in total.index],
+                'tokens a full pass': (total.tokens / total.full).to_numpy(),
+                'kept a cycle': (total.kept / total.cycles).to_numpy()})
     yield 'Right answers on GSM8K, at most 512 tokens: no verdict', answers(pairs)

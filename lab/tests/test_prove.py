@@ -11,7 +11,8 @@ import torch
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
 from lab import prove
 from lab.tests.helpers import case, program, put, refused
-from lab.toys import Table, WrongBonus, WrongResidual, WrongThird, exact_law, session, variation
+from lab.toys import (Table, WrongBonus, WrongResidual, WrongThird, enumerate_law, exact_law, session,
+                      variation, write)
 from model import BadInput, Path
 from verify import METHODS, Exact, Judged, is_greedy, read_prompt
 
@@ -147,6 +148,16 @@ def test_what_a_class_keeps_of_another_text_is_found():
 def test_a_chance_may_be_a_tensor_or_a_bool(number):
     kind = liar(chance=lambda self, score, i: number(Exact.chance(self, score, i)))
     assert prove.Proof('mine', kind(), range(6)).sentence().startswith('lossless')
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_block_verification_keeps_more_than_sd(seed):
+    """Of blocks of three: the tokens of a cycle, expected over each outcome of each draw."""
+    def tokens(method):
+        texts = enumerate_law(Table(seed, 3), Table(seed + 9, 3), method, 4, temperature=1.0,
+                              run=lambda s, own: write(s, own, most=1))
+        return sum(len(text) * chance for text, chance in texts.items())
+    assert tokens(METHODS['block'](3)) > tokens(Exact(3)) + 0.001
 
 
 @pytest.mark.slow

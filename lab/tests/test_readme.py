@@ -160,65 +160,80 @@ def test_links_lead_somewhere(page):
 REAL, DEEP, CLAIMS = '**qwen-1.5b+0.5b: 12 texts**', '**qwen-1.5bx5+0.5b: 12 texts**', '| claim |'
 SPECGUARD = '`specguard k=4 gamma={} delimiter=sentence`'
 TIED = [                # words of the README, the page with their figures, its table, how its row begins
-    ('writes 1.25 times as fast', 'best', REAL, '`sd gamma=2` '),
-    ('1.25 (1.15 to 1.35), `--gamma 2`', 'best', REAL, '`sd gamma=2` '),
-    ('1.97 (1.62 to 2.25), `--gamma 4`', 'best', DEEP, '`sd gamma=4` '),
-    ('1.26 (1.13 to 1.48), `--gamma 3`', 'best', REAL, '`sd gamma=3 lookup'),
-    ('1.78 (1.43 to 2.08), `--gamma 6`', 'best', DEEP, '`sd gamma=6 lookup'),
-    ('1.30 (1.19 to 1.42)', 'best', REAL, '`payoff`'),
-    ('2.08 (1.77 to 2.39)', 'best', DEEP, '`payoff`'),
-    ('1.42 (1.29 to 1.51), `--gamma 5`', 'best', REAL, '`cmasd gamma=5` '),
-    ('2.58 (2.27 to 2.91), `--gamma 8`', 'best', DEEP, '`cmasd gamma=8` '),
-    ('| 96.4 %,', 'best', REAL, '`cmasd gamma=5` '),
-    (', 96.5 % |', 'best', DEEP, '`cmasd gamma=8` '),
-    ('1.12 (1.00 to 1.22), `--gamma 3`', 'best', REAL, '`ecsv gamma=3 branches=2 draft_temperature=0.15`'),
-    ('1.74 (1.40 to 2.06), `--gamma 6`', 'best', DEEP, '`ecsv gamma=6 branches=2 draft_temperature=0.15`'),
-    ('1.15 (1.08 to 1.26), `--gamma 3`', 'best', REAL, '`via gamma=3`'),
-    ('1.58 (1.42 to 1.76), `--gamma 6`', 'best', DEEP, '`via gamma=6`'),
-    ('| 85.5 %,', 'best', REAL, '`via gamma=3`'),
-    (', 87.2 % |', 'best', DEEP, '`via gamma=6`'),
-    ('0.89 (0.74 to 1.06), `--gamma 4`', 'best', REAL, SPECGUARD.format(4)),
-    ('2.52 (1.88 to 3.30), `--gamma 6`', 'best', DEEP, SPECGUARD.format(6)),
-    ('| 89.9 %,', 'best', REAL, SPECGUARD.format(4)),
-    (', 87.8 % |', 'best', DEEP, SPECGUARD.format(6)),
-    ('CM-ASD is 1.13 times as fast', 'cmasd', CLAIMS, 'best setting: speed over `sd`'),
-    ('real pair, 12 texts | out of reach here: at most 1.98 | 1.42 |', 'cmasd', CLAIMS,
-     'best setting: speed over plain'),
-    ('AUROC | real pair, 22 texts | yes | 0.94', 'cmasd', CLAIMS, 'AUROC of C for'),
-    ('models, 60 texts | undecided | 0.99', 'ecsv', CLAIMS, 'ecsv-lite: length over sd'),
-    ('real pair, 12 texts | out of reach here: at most 2.20 | 1.15 |', 'via', CLAIMS, 'speed over plain'),
-    ('50 harder problems | undecided | -2 points', 'specguard', CLAIMS, 'math-hard: right'),
-    ('real pair, 12 texts | no | 0.80', 'specguard', CLAIMS, 'speed over sd'),
-    ('deep target, 12 texts | yes | 1.28', 'specguard', CLAIMS, 'speed over sd'),
-    ('SmolLM2, 24 texts | no | 1.25', 'sparse', CLAIMS, 'one pass after 8k keys'),
-    ('facts far back | no | 0.68 lost', 'sparse', CLAIMS, 'look-ups, rho 0.25: right')]
-COLUMNS = {'real pair,': 'qwen-1.5b+0.5b', 'deep target,': 'qwen-1.5bx5+0.5b'}   # of the tables of claims
-SAID = {'| no |': 'FAILS', '| yes |': 'HOLDS', '| undecided |': 'UNDECIDED', 'reach here': 'OUT OF REACH'}
+    ('1.25 times as fast', 'best', REAL, '`sd gamma=2` '),
+    ('0.96 (a question) to 1.48 (coding)', 'best', REAL, '`sd gamma=2` '),
+    ('1.25, `--gamma 2`', 'best', REAL, '`sd gamma=2` '),
+    ('1.97, `--gamma 4`', 'best', DEEP, '`sd gamma=4` '),
+    ('1.26, `--gamma 3`', 'best', REAL, '`sd gamma=3 lookup'),
+    ('1.78, `--gamma 6`', 'best', DEEP, '`sd gamma=6 lookup'),
+    ('payoff` | 1.30 |', 'best', REAL, '`payoff`'),
+    ('| 2.08 |', 'best', DEEP, '`payoff`'),
+    ('1.42 (96.4 %), `--gamma 5`', 'best', REAL, '`cmasd gamma=5` '),
+    ('2.58 (96.5 %), `--gamma 8`', 'best', DEEP, '`cmasd gamma=8` '),
+    ('1.12, `--gamma 3`', 'best', REAL, '`ecsv gamma=3 branches=2 draft_temperature=0.15`'),
+    ('1.74, `--gamma 6`', 'best', DEEP, '`ecsv gamma=6 branches=2 draft_temperature=0.15`'),
+    ('1.15 (85.5 %), `--gamma 3`', 'best', REAL, '`via gamma=3`'),
+    ('1.58 (87.2 %), `--gamma 6`', 'best', DEEP, '`via gamma=6`'),
+    ('0.89 (89.9 %), `--gamma 4`', 'best', REAL, SPECGUARD.format(4)),
+    ('2.52 (87.8 %), `--gamma 6`', 'best', DEEP, SPECGUARD.format(6)),
+    ('`cmasd` has 1.39', 'cmasd', CLAIMS, 'best setting: speed over plain')]
+SAID = {'no': 'FAILS', 'yes': 'HOLDS', 'undecided': 'UNDECIDED', 'out of reach': 'OUT OF REACH'}
+PAIRS = 'embedded', 'qwen-1.5b+0.5b', 'qwen-1.5bx5+0.5b'        # the columns of section 6
+FOUND = [               # of its rows: the page, how the row there begins, what precedes the verdict
+    ('cmasd', 'best setting: speed over plain', ''), ('cmasd', 'best setting: speed over `sd`', ''),
+    ('cmasd', 'AUROC of C', 'all tokens: '), ('cmasd', 'AUROC of C', 'where C < 0.9: '),
+    ('ecsv', 'ecsv-lite: length over sd', ''), ('via', 'speed over plain', ''),
+    ('specguard', 'right answers over sd', 'default gate: '), ('specguard', 'speed over sd', 'default gate: '),
+    ('specguard', 'right answers over sd', 'calibrated gate: '),
+    ('specguard', 'speed over sd', 'calibrated gate: '),
+    ('sparse', 'one pass after 8k keys', ''), ('sparse', 'look-ups, rho 0.25: right', '')]
 
 
 def decimals(text):
     return re.findall(r'(?<![\w.])-?\d+\.\d+(?![\w.]*[A-Za-z])', text)
 
 
+def assert_rounds(words, row):
+    """Each decimal number of these words is, rounded, one of the row."""
+    for figure in decimals(words):
+        half = 0.5 * 0.1 ** len(figure.partition('.')[2]) + 1e-9
+        assert any(abs(abs(float(one)) - float(figure)) <= half for one in decimals(row)), (words, row)
+
+
+def row_of(page, table, begins):
+    """(the header, the row that begins so) of a page's table."""
+    header, *rows = ''.join(text_of(f'lab/{page}/README.md').partition(table)[1:]).split('\n| ')
+    return header, next(line for line in rows if line.startswith(begins))
+
+
 def test_figures_of_the_readme_are_stored():
-    """Each figure of sections 4 and 6 but costs and claims stands, rounded, in a row; so does its verdict."""
+    """Each figure of section 4 but costs and knobs stands, rounded, in a row."""
     text = text_of('README.md')
-    measured = ''.join(text.partition(f'## {n}. ')[2].partition('\n## ')[0] for n in (4, 6))
-    measured = re.sub(r'^```.*?^```', '', measured, flags=re.S | re.M)
-    for words, page, table, begins in TIED:
-        header, *rows = ''.join(text_of(f'lab/{page}/README.md').partition(table)[1:]).split('\n| ')
-        row = next(line for line in rows if line.startswith(begins))
-        for where, pair in COLUMNS.items():             # there the figure and its verdict stand in one cell
-            if where in words:
-                row = row.split('|')[header.split('|').index(f' {pair} ') - 1]
+    section = text.partition('## 4. ')[2].partition('\n## ')[0]
+    section = re.sub(r'^```.*?^```', '', section, flags=re.S | re.M)
+    for words, *place in TIED:
         assert words in ' '.join(text.split()), words
-        for figure in decimals(words):
-            half = 0.5 * 0.1 ** len(figure.partition('.')[2]) + 1e-9
-            assert any(abs(abs(float(one)) - float(figure)) <= half for one in decimals(row)), words
-        assert all(word not in words or verdict in row for word, verdict in SAID.items()), words
-    tied = decimals(' '.join(words for words, *_ in TIED))
-    left = {*decimals(measured)} - {*tied}
-    assert left == {'0.36', '0.08', '0.15', '1.05', '2.3', '2.5', '3.6'}    # costs, a knob, SPEED.md, claims
+        assert_rounds(words, row_of(*place)[1])
+    left = {*decimals(section)} - {*decimals(' '.join(words for words, *_ in TIED))}
+    assert left == {'0.36', '0.08', '0.15', LLAMA}      # costs, a knob, SPEED.md
+
+
+def test_verdicts_of_the_readme_are_stored():
+    """Each cell of section 6 says what the cell of its claim and pair says."""
+    lines = text_of('README.md').partition('## 6. ')[2].partition('\n## ')[0].splitlines()
+    rows = [line.strip('|').split(' | ') for line in lines if line.startswith('| ')][1:]
+    for (page, begins, part), (_, _, *cells) in zip(FOUND, rows, strict=True):
+        header, row = row_of(page, CLAIMS, begins)
+        for pair, cell in zip(PAIRS, cells):
+            if not cell.strip():
+                continue
+            column = 'smollm2-135m' if 'SmolLM2' in cell else pair
+            stored = row.split('|')[header.split('|').index(f' {column} ') - 1].partition(part)[2]
+            said, figure = cell.split(':')
+            assert stored.lstrip().startswith(SAID[said.strip().partition(' (')[0]]), (begins, pair, cell)
+            whole = re.search(r'-?(\d+)( points| of 100)', figure)
+            figure = f'{int(whole[1]) / 100}' if whole else figure
+            assert_rounds(said + figure, stored)
 
 
 def test_worked_example_adds_up():
