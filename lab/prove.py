@@ -208,7 +208,7 @@ class Proof:
             list(islice(decode(s, type(method)()), 1 + number % 4))
         kept = [getattr(s, name) for name in KEPT]
         top, stop = max(made['gamma'], 2) + 1, made['cycles']
-        counted = {stop // 2, draw.random.randrange(stop + 1), stop}
+        counted = {stop // 2, stop}
         has_one_way = is_greedy(s.temperature)          # then all cycles are counted
         for cycles in range(stop + 1):
             if s.ended or not s.tokens_left or self.gap > SAME:
