@@ -88,7 +88,8 @@ def tables(pairs):
                 yield f'{pair.name}{title}: {frame.text.nunique()} texts', overview(frame, plain, **further)
     for pair in pairs:
         if pair.has('block'):
-            total = pair.frame('block').groupby('setting', sort=False)[['tokens', 'full', 'kept', 'cycles']].sum()
+            runs = pair.frame('block').groupby('setting', sort=False)
+            total = runs[['tokens', 'full', 'kept', 'cycles']].sum()
             yield f'{pair.name}: block verification, one run a text', pandas.DataFrame({
                 'setting': [f'`{name}`' for name in total.index],
                 'tokens a full pass': (total.tokens / total.full).to_numpy(),

@@ -183,7 +183,8 @@ FOUND = [               # of its rows: the page, how the row there begins, what 
     ('cmasd', 'best setting: speed over plain', ''), ('cmasd', 'best setting: speed over `sd`', ''),
     ('cmasd', 'AUROC of C', 'all tokens: '), ('cmasd', 'AUROC of C', 'where C < 0.9: '),
     ('ecsv', 'ecsv-lite: length over sd', ''), ('via', 'speed over plain', ''),
-    ('specguard', 'right answers over sd', 'default gate: '), ('specguard', 'speed over sd', 'default gate: '),
+    ('specguard', 'right answers over sd', 'default gate: '),
+    ('specguard', 'speed over sd', 'default gate: '),
     ('specguard', 'right answers over sd', 'calibrated gate: '),
     ('specguard', 'speed over sd', 'calibrated gate: '),
     ('sparse', 'one pass after 8k keys', ''), ('sparse', 'look-ups, rho 0.25: right', '')]
