@@ -455,7 +455,7 @@ def list_methods(name):
     kind = type(method)
     print(inspect.getdoc(kind))
     if method.lossless:
-        print('  lossless by default: its class says so, and `python -m lab.prove` tests it')
+        print('Lossless by default: its class says so, and `python -m lab.prove` tests it.')
     for own, option in knobs_of(kind).items():
         print(f'  {own:18} {option.default!s:8} {knob_range(option):16}  {option.metadata["meaning"]}')
 

@@ -347,7 +347,7 @@ def test_flags_of_a_pair(pair, monkeypatch, capsys, tmp_path):
         main=measure.main)
     assert asked[-1] == (tmp_path / 'results/tiny-large+small/mine.jsonl', pair, 3, False)
     refused(capsys, 'is for another pair', measure.LAB / 'best/clock.real.txt', main=measure.main)
-    assert measure.records_of('best').keys() == {'clock', 'sampled'}        # those for other pairs are not
+    assert measure.records_of('best').keys() == {'block', 'clock', 'sampled'}   # not those of other pairs
     for file in measure.LAB.glob('*/*.txt'):
         measure.read_list(file)                         # refuses a setting that there is not
     refused(capsys, '--prompts', 'costs', '--max-new', 12, main=measure.main)

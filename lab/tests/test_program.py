@@ -108,6 +108,7 @@ def test_list_names_every_method_and_its_knobs(capsys):
     for name, kind in METHODS.items():
         _, listed, _ = program(capsys, '--list', name)
         assert re.findall('^  ([a-z]\\w*) ', listed, re.MULTILINE) == [*knobs_of(kind)], name
+        assert ('Lossless by default' in listed) == kind().lossless
     assert re.search('^  branches +4 +1 to 64 .*vote', program(capsys, '--list', 'ecsv')[1], re.MULTILINE)
 
 
