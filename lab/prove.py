@@ -223,14 +223,15 @@ class Proof:
                 if not found or found[0] < left:
                     top = found[0] if found else 0      # longer ones have too many ways in this walk
             if found:
-                self.judge(f'walk {number} after {cycles} cycles', made, s, method, *found)
+                self.note(made, s, found[3])
+                self.judge(f'walk {number} after {cycles} cycles', s, method, *found[:3])
             drafted = next(decode(s, method)).drafted
             require_that([getattr(s, name) for name in KEPT] == kept, 'it changes a setting of the session')
             if 0 < made['gamma'] <= self.method.gamma:
                 self.drafted[not s.temperature] = max(self.drafted[not s.temperature], len(drafted))
 
-    def judge(self, where, made, s, method, left, law, lost, met, _):
-        """Counts a state, and keeps that in which the laws differ most, by the fewest tokens that show it."""
+    def note(self, made, s, met):
+        """Counts a state, and what it has."""
         self.states += 1
         words = {value for value in made.values() if isinstance(value, str)} - {''}
         words |= {name.replace('_', ' ') for name, value in made.items() if value is True}
@@ -241,13 +242,18 @@ class Proof:
                 self.ranges.setdefault(name.replace('_', '-'), set()).add(number)
         longest = max(block[0] for block in met if isinstance(block, tuple))
         self.followed[not s.temperature] = max(self.followed[not s.temperature], longest)
+
+    def judge(self, where, s, method, left, law, lost):
+        """Keeps the largest difference of two laws, and the state in which they are not the same."""
+        made = self.made
         apart = max(0.0, gap(law, s) - lost)
         if apart > SAME and method.lossless and not self.is_wrong(s, method, left):
             return
         self.gap = max(self.gap, apart)
         self.fp64 = max(self.fp64, apart if made['dtype'] == 'fp64' else 0)
         if apart > SAME:
-            setting = ', '.join(f'{key} {value}' for key, value in made.items() if value not in ('', False))
+            setting = ', '.join(f'{key} {value}' for key, value in made.items()
+                                if value != '' and value is not False)
             self.where = f'{where}, text {s.tokens} ({setting})'
             self.show(law, s, dict(eos=s.eos, prompt=s.tokens) | {name: made[name] for name in SAMPLING})
 
