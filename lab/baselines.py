@@ -1,4 +1,5 @@
 """Baselines and ablations of every method, entered in METHODS: `--import lab/baselines.py` loads them."""
+import copy
 import math
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -8,7 +9,8 @@ import torch
 from lab import read_bytes
 from model import Reader, knob, require_that
 from specmini import ready
-from verify import METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd, draft_model
+from verify import (METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuard, ViaSd, decode, draft_model,
+                    need_draft_model)
 
 
 @dataclass
@@ -92,6 +94,35 @@ class Block(Exact):
     def unmet(self, score, i, may_stay):
         """What the target has left at position i [V], once the guesses before it stay with this chance."""
         return (may_stay * score.p[i] - score.block.q[i].to(score.p)).clamp(min=0)
+
+
+@dataclass
+class CascadeDrafting(Exact):
+    """Drafts by slim, which writes its tokens by speculative decoding with the draft model. Exact.
+
+    Source: Chen et al. 2024 (arXiv 2312.11462), the vertical cascade.
+    """
+    inner: int = knob(4, 'draft tokens of a block that slim judges', 1)
+    lossless = True
+
+    def guess(self, session, n):
+        need_draft_model(session, "cascade-drafting's inner blocks")
+        inner = copy.copy(session)
+        inner.tokens_left = n
+        tokens, p, logits = [], [], []
+        for cycle in decode(inner, BySlim(self.inner, self.draft_temperature)):
+            tokens += cycle.tokens
+            p.append(cycle.score.p[:len(cycle.tokens)])
+            logits.append(cycle.score.logits[:len(cycle.tokens)])
+        return Draft(tokens, torch.cat(p), torch.cat(logits))
+
+
+class BySlim(Exact):
+    """Exact decoding of what slim would write."""
+    lossless = False
+
+    def score(self, session, draft):
+        return Score(session, draft, session.target_path(session.slim_path))
 
 
 # ------------------------------------------------------------------------------ other ends of a block
@@ -314,6 +345,19 @@ def sublayers(layers):
 # ------------------------------------------------------------------------------------ SpecGuard, and sparse
 
 @dataclass
+class EitherWeak(SpecGuard):
+    """SpecGuard by the notes' other words, "if either signal is weak": the weaker has to reach tau. LOSSY."""
+
+    def verdict(self, session, draft, pairs):
+        step = super().verdict(session, draft, pairs)
+        if pairs:
+            step.signals['score'] = min(step.signals['scaled_L'], step.signals['scaled_G'])
+            step.kept = step.signals['score'] >= self.tau
+            step.chance = float(step.kept)
+        return step
+
+
+@dataclass
 class Unseen(SpecGuard):
     """A gate whose `reward` of a step has to reach tau; the signals are not read. LOSSY."""
 
@@ -380,8 +424,8 @@ class SparseRandom(Sparse):
 
 
 METHODS.update({
-    'lenient': Lenient, 'ratio': Ratio, 'block': Block, 'draft-verify': DraftVerify,
-    'hf-confidence': Confident, 'product': Product, 'payoff': Payoff, 'ratio-payoff': RatioPayoff,
-    'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'cascade': Cascade, 'via-layers': ViaLayers,
-    'via-model': ViaModel, 'rsd': RewardGuided, 'random-gate': RandomGate, 'sparse-recent': SparseRecent,
-    'sparse-random': SparseRandom})
+    'lenient': Lenient, 'ratio': Ratio, 'draft-verify': DraftVerify, 'block': Block,
+    'cascade-drafting': CascadeDrafting, 'hf-confidence': Confident, 'product': Product, 'payoff': Payoff,
+    'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'cascade': Cascade,
+    'via-layers': ViaLayers, 'via-model': ViaModel, 'either-weak': EitherWeak, 'rsd': RewardGuided,
+    'random-gate': RandomGate, 'sparse-recent': SparseRecent, 'sparse-random': SparseRandom})
