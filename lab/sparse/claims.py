@@ -91,6 +91,8 @@ def tables(pairs):
             if all(pair.rows(record) for record in records):
                 n = ', '.join(f'{record} n {pair.frame(record).text.nunique()}' for record in records)
                 yield f'{title} ({pair.name}, {n})', made(pair)
+    yield "A later query's best quarter of the blocks: share that the root chose", pandas.DataFrame(
+        [shared(pair) for pair in pairs if pair.has('shared')])
     yield 'Long contexts', pandas.DataFrame([row for pair in pairs for row in by_length(pair)])
 
 
@@ -155,6 +157,15 @@ def mixture(pair):
             row['same choice'] = ratio(reads, read, 'alike', 'read')
         rows.append(row)
     return pandas.DataFrame(rows)
+
+
+def shared(pair):
+    """A row of a pair: means over texts and layers by place after the root; the range of the layers."""
+    found = numpy.array([row['shared'] for row in pair.rows('shared')])         # [texts, L, T - 1]
+    layers = found.mean((0, 2))
+    places = {f'query {i} after the root': x for i, x in enumerate(found.mean((0, 1)), 1)}
+    return dict(pair=pair.name, texts=str(len(found))) | places | {
+        'its layers': f'{number(layers.min())} to {number(layers.max())}'}
 
 
 def by_length(pair):

@@ -9,7 +9,7 @@ from lab.measure import EMBEDDED, LAB, read_list
 from lab.specguard import claims, gate, steps
 from lab.tests.helpers import RANGES, bytes_tokenizer, law_gap
 from lab.toys import network, plain, session, write
-from verify import METHODS, SpecGuard, most_central
+from verify import METHODS, Draft, SpecGuard, most_central
 
 PROMPT = [3, 2]
 LINES = dict(text=lambda ids: ''.join('\n' if i in (1, 5) else 'abcdefghijkl'[i] for i in ids),
@@ -36,6 +36,17 @@ def test_a_gate_by_checker():
     assert tokens == plain(network(0, 12), PROMPT, 40)
     with pytest.raises(ValueError):
         write(step_session(), METHODS['rsd']())
+
+
+def test_a_gate_that_one_weak_signal_closes():
+    """Signals of 0.9 and 0.2: their mean reaches 0.5, the weaker one does not; it reaches 0.2."""
+    s, draft = step_session(), Draft([1], None, signals=[{}])
+    ends = RANGES['draft_logp'], RANGES['draft_grounding']
+    pairs = [[low + x * (high - low) for x, (low, high) in zip((0.9, 0.2), ends)]]
+    for name, tau, kept in ('specguard', 0.5, True), ('either-weak', 0.5, False), ('either-weak', 0.19, True):
+        step = METHODS[name](tau=tau).verdict(s, draft, pairs)
+        assert step.kept is kept and step.chance == kept
+    assert step.signals['score'] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize('rate, gap', [(0.0, 0), (0.5, 0.05), (1.0, 0.1)])

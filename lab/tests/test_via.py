@@ -4,7 +4,7 @@ import pytest
 import lab.baselines
 from lab.judge import Pair
 from lab.measure import EMBEDDED
-from lab.tests.helpers import refuses
+from lab.tests.helpers import law_gap, refuses
 from lab.toys import Table, enumerate_law, network, plain, slim_session, write
 from lab.via import claims
 from model import Reader
@@ -28,6 +28,18 @@ def test_law_of_the_cascade():
             after = probs(target.row((0, first)))
             assert chance == pytest.approx(float(wanted[first] * after[second]))
     assert len(blends) > 1
+
+
+@pytest.mark.parametrize('temperature, gap', [(0.0, 0), (0.8, 1e-9)])
+def test_slim_drafts_and_is_drafted_for(temperature, gap):
+    """Every draw of the inner and outer blocks enumerated; slim reads fewer times than it drafts."""
+    method = METHODS['cascade-drafting'](3, inner=2)
+    slim = dict(mask=dict(skip=[1]))
+    assert method.lossless and law_gap(method, temperature=temperature, calibration=slim) <= gap
+    s = slim_session(skip=(2, 3, 4, 5))
+    tokens, cycles = write(s, method)
+    assert tokens == plain(s.target.model, s.tokens[:s.begin], len(tokens))
+    assert any(cycle.passes['target/slim'][0] < len(cycle.drafted) for cycle in cycles if cycle.drafted)
 
 
 def test_layers_that_slim_skips():
