@@ -6,7 +6,7 @@ import re
 import numpy
 import pandas
 
-from lab.best.claims import BLIND, answered
+from lab.best.claims import answered, less_ar
 from lab.judge import BEST_SD, PLAIN, array, at, estimate, gap, grid, mean, over, overview, plain_sd, settings
 from lab.specguard.gate import best_gate, calibrated, gates
 from lab.specguard.steps import LAYERS, RECORDS, TASKS, told    # noqa: F401, lab.measure reads RECORDS
@@ -15,6 +15,7 @@ SOURCE = 'notes on the paper, a review that gives more settings than it'
 EVERY = 'specguard tau=-1'      # it keeps each step
 HARD = 'math-hard'      # its problems have five to eight steps
 ANSWERING = 'specguard k=4 gamma=4 delimiter=sentence'      # of real pairs
+STRICTER = ANSWERING.replace('k=4', 'k=4 tau=0.7')
 GAIN = 0.01             # of right answers: a hundredth of the texts
 FASTER = 1.05
 TELLS = 0.65            # AUROC of a signal that is worth reading; set before anything was measured
@@ -53,9 +54,9 @@ def figures(pair):
             yield 'right answers over a coin', estimate(coin, usual.text.nunique(), by=by)
         yield from step_figures(pair.rows('drafted'))
     answers = answered(pair)
-    if ANSWERING in answers:
-        gained = answers[ANSWERING] - answers['ar']
-        yield 'right answers over sd', mean(gained, of='questions', blind=BLIND, by='default gate: ')
+    for by, setting in ('default gate: ', ANSWERING), ('stricter gate: ', STRICTER):
+        if setting in answers:
+            yield 'right answers over sd', less_ar(answers, setting, by=by)
     frame = pair.clock
     for by, gate in two_gates(pair, frame, 8).items() if frame is not None else ():
         for text, rivals in ('speed over sd', plain_sd(frame)), ('speed over rsd', settings(frame, 'rsd')):
