@@ -552,8 +552,8 @@ def grade(row, text):
 # ------------------------------------------------------------------------------------------- printing a text
 
 STYLES = dict(          # terminal codes and marks, by who wrote a piece or what became of it
-    draft=('32', '{}'),
-    slim=('33', '[~{}~]'),
+    draft=('33', '{}'),
+    slim=('32', '[~{}~]'),
     target=('31', '[+{}+]'),
     bonus=('36', '[+{}+]'),
     rejected=('9;2', '[-{}-]'),
