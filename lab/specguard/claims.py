@@ -135,7 +135,7 @@ def by_setting(frames, cell):
     lines = {}
     for column, frame in frames.items():
         right = frame[frame.setting == 'ar'].right.mean()
-        for name in settings(frame, 'specguard', 'rsd'):
+        for name in settings(frame, 'specguard', 'either-weak', 'rsd'):
             line = lines.setdefault(name, dict(setting=f'`{name}`'))
             line[f'{column} (n {frame.text.nunique()}, plain {right:.0%} right)'] = cell(frame, name)
     return pandas.DataFrame(list(lines.values()))
