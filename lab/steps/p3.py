@@ -9,7 +9,7 @@ from lab.steps.p0 import demo
 from lab.steps.p1 import Cached
 
 GAMMA = 4
-ROOM = 16       # tokens of the longest block of any step; p4's have 10
+ROOM = 16       # tokens of the longest block of any step; those of p4 and p5 have 10
 
 
 def draw(p):
@@ -36,7 +36,7 @@ def accept(guesses, qs, ps):
     return guesses + [draw(ps[-1])]
 
 
-def generate(target, draft, ids, n, propose=propose):
+def generate(target, draft, ids, n, propose=propose, accept=accept):
     """(the ids and n more, passes of the target, and of the draft)."""
     ids = list(ids)
     end = len(ids) + n

@@ -264,11 +264,11 @@ def test_steps_run(step, capsys):
         assert 'Mia met Eva the fox there.' in text
 
 
-@pytest.mark.parametrize('name, longest', [('p3', 'GAMMA'), ('p4', 'LONGEST'), ('p5', 'LONGEST')])
+@pytest.mark.parametrize('name, longest', [('p3', 'p3.GAMMA'), ('p4', 'p4.LONGEST'), ('p5', 'p4.LONGEST')])
 def test_law_of_steps(name, longest, monkeypatch):
     """p3 and p4 have the target's law whatever the draft is, p5 has not: every outcome of every draw."""
     step = importlib.import_module(f'lab.steps.{name}')
-    monkeypatch.setattr(step, longest, 1)
+    monkeypatch.setattr(f'lab.steps.{longest}', 1)
     target, draft = Table(1, 3), Table(2, 3)
 
     def run(s, method):
