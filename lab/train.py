@@ -1,8 +1,8 @@
-"""Train the embedded models and their tokenizer from the generated tasks alone.
+"""Train the embedded models from the generated tasks alone.
 
-`python -m lab.train target --minutes 90`, then `draft`, `mid`, `moe`: each run begins anew with the shape in
-lab/models/<name>/config.json, and writes over the weights there. After it, train_mask.py measures the models
-anew (lab/README.md, which also says how the stored models were trained otherwise).
+`python -m lab.train target --minutes 90`, then `draft`, `mid`, `moe`: each run begins anew with the shape and
+the tokenizer in lab/models/<name>, and writes over the weights there. After it, train_mask.py measures the
+models anew (lab/README.md, which also says how the stored models were trained otherwise).
 """
 import argparse
 import itertools
@@ -14,7 +14,7 @@ from pathlib import Path as File
 
 import torch
 from safetensors.torch import save as serialised
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -69,7 +69,7 @@ def gists(high):
         yield dict(task='gist', prompt=prompt, answer=None, solution='\nSummary: ' + ' '.join(lines))
 
 
-def mixture(phase=LONG):
+def mixture(phase):
     """Endless training rows of all tasks of a phase, in their shares."""
     rng = random.Random('mixture 0')
     practice = dict(drill=drills, gist=gists)
@@ -80,38 +80,19 @@ def mixture(phase=LONG):
         yield next(rng.choices(sources, shares)[0])
 
 
-def train_tokenizer(n=20_000):
-    """Byte-level BPE of at most 1,024 entries; every digit stands alone (with any space before it)."""
-    tokenizer = Tokenizer(models.BPE())
-    words = Regex(r' ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s')
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(words, 'isolated'),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=[EOS], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    texts = (row['prompt'] + row['solution'] for row in itertools.islice(mixture(), n))
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def encode(tokenizer, rows):
-    """Rows -> [(ids, where the loss begins)]: on the answer part, and on all of a story."""
-    prompts = tokenizer.encode_batch([row['prompt'] for row in rows])
-    answers = tokenizer.encode_batch([row['solution'] for row in rows])
-    eos = tokenizer.token_to_id(EOS)
-    encoded = []
-    for row, prompt, answer in zip(rows, prompts, answers):
-        start = 1 if row['task'] == 'story' else max(1, len(prompt.ids))
-        encoded.append((prompt.ids + answer.ids + [eos], start))
-    return encoded
+def example(tokenizer, row):
+    """(ids, labels) of a row, two lists: the loss is on its answer, on all of a story. -100 is no label."""
+    prompt, answer = (tokenizer.encode(row[part]).ids for part in ('prompt', 'solution'))
+    ids = [*prompt, *answer, tokenizer.token_to_id(EOS)]
+    start = 1 if row['task'] == 'story' else max(1, len(prompt))
+    return ids, [-100] * (start - 1) + ids[start:] + [-100]         # i predicts token i + 1
 
 
 def batches(tokenizer, source, tokens):
-    """Endless (ids, labels) [B, T] of about `tokens` tokens, rows of like length; -100 is no label."""
+    """Endless (ids, labels) [B, T] of about `tokens` tokens, rows of like length."""
     rng = random.Random(0)
     while True:
-        examples = encode(tokenizer, list(itertools.islice(source, 1024)))
+        examples = [example(tokenizer, row) for row in itertools.islice(source, 1024)]
         examples.sort(key=lambda example: -len(example[0]))
         groups = []
         while examples:
@@ -120,9 +101,7 @@ def batches(tokenizer, source, tokens):
             del examples[:n]
         rng.shuffle(groups)
         for group in groups:
-            ids = [torch.tensor(line) for line, _ in group]
-            labels = [torch.tensor([-100] * (start - 1) + line[start:] + [-100])    # i predicts token i + 1
-                      for line, start in group]
+            ids, labels = (list(map(torch.tensor, lines)) for lines in zip(*group))
             yield (pad_sequence(ids, batch_first=True),
                    pad_sequence(labels, batch_first=True, padding_value=-100))
 
@@ -139,14 +118,12 @@ def build(folder):
     return model
 
 
-def save(model, tokenizer, folder):
-    """Writes the weights, in bf16, and the tokenizer into a folder."""
+def save(model, where):
+    """Writes a file of the weights, in bf16."""
     weights = {key: view.detach().bfloat16().contiguous()
                for key, view in checkpoint_views(model).items()}
-    with new_file(folder / 'model.safetensors') as file:
+    with new_file(where) as file:
         file.buffer.write(serialised(weights, metadata=dict(format='pt')))
-    with new_file(folder / 'tokenizer.json') as file:
-        file.write(tokenizer.to_str(pretty=True))
 
 
 def optimizers_for(model):
@@ -195,8 +172,7 @@ def idle(layers, share, drop, rng):
 def train(name, minutes, tokens):
     """Trains until `minutes` of wall clock are spent; writes lab/models/<name>."""
     torch.manual_seed(0)
-    words = HOME / 'target' / 'tokenizer.json'
-    tokenizer = Tokenizer.from_file(str(words)) if words.exists() else train_tokenizer()
+    tokenizer = Tokenizer.from_file(str(HOME / name / 'tokenizer.json'))
     model = build(HOME / name)
     optimizers = optimizers_for(model)
     peaks = PEAKS if model.config.qk_norm else (*PEAKS[:2], PEAKS[1])
@@ -217,7 +193,7 @@ def train(name, minutes, tokens):
         loss = step(model, optimizers, model.full.without(skip), ids, labels)
         bar.update(round(time.time() - begin) - bar.n)
         bar.set_postfix(step=done, loss=f'{loss:.3f}')
-    save(model, tokenizer, HOME / name)
+    save(model, HOME / name / 'model.safetensors')
     print(f'{name}: {done} steps, loss {loss:.3f}')
 
 
