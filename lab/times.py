@@ -2,7 +2,6 @@
 
 Then it prints tables of pass times and of acceptance by position, and the best gamma: see SPEED.md.
 """
-import contextlib
 import sys
 from dataclasses import replace
 from functools import partial
@@ -33,19 +32,14 @@ def parse_run(argv):
 
 
 def run(argv):
-    """Writes the texts and prints the tables of each method, after Ctrl-C of those texts that are whole."""
+    """Writes the texts and prints the tables of each method."""
     methods, weights = {}, {}
-    status = 130
-    with contextlib.suppress(KeyboardInterrupt):
-        for text in write_texts(parse_run(argv)):
-            weights |= weights_of(text.session)
-            if text.finish != 'interrupted':
-                methods.setdefault(text.name, []).append(text)
-        status = 0
+    for text in write_texts(parse_run(argv)):
+        weights |= weights_of(text.session)
+        methods.setdefault(text.name, []).append(text)
     for texts in methods.values():
         for line in times(texts, weights):
             print(line, flush=True)
-    return status
 
 
 def times(texts, weights):

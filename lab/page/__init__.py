@@ -2,7 +2,6 @@
 
 The template is page.html; it is given the trace as JSON. What is noted for it: traced.py.
 """
-import contextlib
 import sys
 from functools import partial
 from pathlib import Path as File
@@ -16,22 +15,17 @@ TEMPLATE = File(__file__).parent / 'page.html'
 
 
 def run(argv):
-    """Writes the page of a run: specmini's flags, then the name of the file; the exit status."""
+    """Writes the page of a run: specmini's flags, then the name of the file."""
     flags, where = argv[:-1], (argv or [''])[-1]
     require_that(where.endswith('.html'), "expected specmini's flags, then the page: --prompt TEXT run.html")
     args = parse_run(flags)
     check_writable(where)
     texts, weights = [], {}
-    step = None
-    with contextlib.suppress(KeyboardInterrupt):
-        for text in write_texts(args, TracedEngine, show=note):
-            texts.append(text)
-            weights |= weights_of(text.session)
-        step = plain_step(text.session)
-    if texts:
-        with new_file(where) as file:
-            write_page(file, texts, weights, step)
-    return 0 if step else 130
+    for text in write_texts(args, TracedEngine, show=note):
+        texts.append(text)
+        weights |= weights_of(text.session)
+    with new_file(where) as file:
+        write_page(file, texts, weights, plain_step(text.session))
 
 
 main = partial(exit_status, 'lab.page', lambda: run(sys.argv[1:]))          # returns the exit status
@@ -40,19 +34,18 @@ main = partial(exit_status, 'lab.page', lambda: run(sys.argv[1:]))          # re
 def write_page(file, texts, weights, step):
     """Writes the page of these specmini.Texts.
 
-    weights: {reader/path: bytes that a pass reads}; step: seconds of a step of plain decoding, or None.
+    weights: {reader/path: bytes that a pass reads}; step: seconds of a step of plain decoding.
     """
     engine = texts[0].engine
     shown = {}                                          # number of a prompt: its ids and lanes
     for text in texts:
-        if text.cycles:                                 # else interrupted before its first token
-            prompt = text.session.tokens[:text.session.begin]
-            shown.setdefault(text.number, dict(prompt=prompt, lanes=[]))['lanes'].append(lane(text))
+        prompt = text.session.tokens[:text.session.begin]
+        shown.setdefault(text.number, dict(prompt=prompt, lanes=[]))['lanes'].append(lane(text))
     run = dict(
         texts=list(shown.values()),
         words=words_of(shown.values(), engine.tokenizer),
         shares={path: weight / weights['target/full'] for path, weight in weights.items()},
-        step=step and 1000 * step,
+        step=1000 * step,
         temperature=engine.temperature,
         models={role: File(getattr(engine, role)).name for role in engine.models})
     # in a script element: in ASCII, and no `<` that might end it or open another
