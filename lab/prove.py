@@ -11,17 +11,18 @@ import random
 import sys
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import islice
 from math import prod
 from unittest.mock import patch
 
 import torch
 
+from lab import at_least
 from lab.toys import Branch, checked, exact_law, variation
 from lab.walks import SAMPLING, Spread, begun, setting_of
-from model import BadInput, check_fields, knob, require_that
-from specmini import Parser, add_flags, exit_status, import_file, make_methods
+from model import BadInput, require_that
+from specmini import Parser, exit_status, import_file, make_methods
 from verify import Exact, decode, is_greedy, probs
 
 MOST = 300      # ways that the draws of one cycle may go, so that a state takes a second
@@ -152,9 +153,9 @@ def gap(law, s):
 class Proof:
     """What the walks of a method met, and what is to be said of it."""
 
-    def __init__(self, name, method, numbers, seed=0, **fixed):
-        """numbers: of walks, up to the first that meets a difference; fixed: see setting_of."""
-        self.name, self.method, self.seed, self.fixed = name, method, seed, fixed
+    def __init__(self, name, method, numbers, seed=0, temperature=None):
+        """numbers: of walks, up to the first that meets a difference; temperature: of all of them."""
+        self.name, self.method, self.seed, self.temperature = name, method, seed, temperature
         self.gap = self.walks = self.states = 0
         self.drafted, self.followed = Counter(), Counter()      # {is it greedy: guesses of the longest block}
         self.fp64 = 1e-16                               # the largest gap in fp64
@@ -191,7 +192,7 @@ class Proof:
     def walk(self, number):
         """Writes some cycles in a random setting, and follows the next one from some of the states."""
         draw = Spread(self.seed, number)
-        made = self.made = setting_of(draw, getattr(self.method, 'gamma', 0), self.fixed)
+        made = self.made = setting_of(draw, getattr(self.method, 'gamma', 0), self.temperature)
         try:
             s, method = begun(made, self.method, number)
             next(decode(copied(s), replace(method)))
@@ -336,18 +337,6 @@ class Proof:
 
 # --------------------------------------------------------------------------------------------- the program
 
-@dataclass
-class Options:
-    """How many walks, and what all of them have; the fields are flags."""
-    walks: int = knob(50, 'random walks', 1)
-    walk: int = knob(None, 'this one alone', 0)
-    seed: int = knob(0, 'of the walks', 0)
-    prompt: str = knob(None, 'ids, as "0 1 1"; None: of each walk its own')
-    temperature: float = knob(None, 'the same for all walks; 0 is greedy', 0, 1e6)
-    top_k: int = knob(None, 'sample from this many likeliest tokens', 0)
-    top_p: float = knob(None, 'sample from the likeliest tokens of this mass', 1e-9, 1)
-
-
 def run():
     """Prints what walks find of a method that promises: returns 1 if it is wrong, 3 if it is not proved."""
     parser = Parser(prog='python -m lab.prove', description=__doc__.split('\n')[0])
@@ -355,18 +344,16 @@ def run():
     add('method', help='one of specmini.py --list, or a baseline, and its knobs: "via escalate=1.1"')
     add('--import', metavar='FILE.py', nargs='+', action='extend', default=[],
         help='run these files first, which enter methods')
-    add_flags(parser, Options)
+    add('--walks', type=at_least(1), default=50, help='random walks (default: 50)')
+    add('--walk', type=at_least(0), metavar='NUMBER', help='this one alone')
+    add('--seed', type=at_least(0), default=0, help='of the walks (default: 0)')
+    add('--temperature', type=at_least(0, float), help='of all walks; 0 is greedy (default: of each its own)')
     args = parser.parse_args()
     for path in getattr(args, 'import'):
         import_file(path)
-    options = Options(**{one.name: getattr(args, one.name) for one in fields(Options)})
-    check_fields(options)
-    prompt = (options.prompt or '').split()
-    require_that(all(map(str.isdecimal, prompt)), f'--prompt {options.prompt}: expected ids, as "0 1 1"')
     (method,) = make_methods([args.method]).values()
-    proof = Proof(args.method, method, range(options.walks) if options.walk is None else [options.walk],
-                  options.seed, prompt=list(map(int, prompt)) or None,
-                  **{name: getattr(options, name) for name in SAMPLING})
+    numbers = range(args.walks) if args.walk is None else [args.walk]
+    proof = Proof(args.method, method, numbers, args.seed, args.temperature)
     print(*proof.lines(), sep='\n')
     return {'WRONG': 1, 'NOT PROVED': 3}.get(proof.sentence().split(':')[0], 0) if method.lossless else 0
 

@@ -47,8 +47,8 @@ class Spread:
         return options[int(self.uniform(name) * len(options))]
 
 
-def setting_of(draw, gamma, fixed):
-    """{name: value} of a walk by a Spread; gamma: the knob; fixed: values that all walks have.
+def setting_of(draw, gamma, temperature=None):
+    """{name: value} of a walk by a Spread; gamma: the knob; temperature: of all walks, None: its own.
 
     A third of the walks samples from few words. A third is greedy: that has one way, so texts of any length
     over any vocabulary can be followed. A third samples from many words of which few can come next.
@@ -88,9 +88,8 @@ def setting_of(draw, gamma, fixed):
         made['drafts'] = 'by draft'
     if few == FEW[2]:
         made |= dict(top_k=0, top_p=1.0, noise=1.0)
-    made |= {name: value for name, value in fixed.items() if value is not None}
-    if fixed.get('prompt'):
-        made['vocabulary'] = max(V, *made['prompt'], 1) + 1
+    if temperature is not None:
+        made['temperature'] = temperature
     return made
 
 

@@ -197,13 +197,12 @@ def test_a_gap_is_the_total_variation_of_whole_texts(rule):
     case('unpromised', type('Own', (Exact,), dict(guess=Exact.guess)), '--walks 5', 0, 'no difference '),
     case('never-met', Exact, '--walks 4 --temperature 1', 0, 'never met: '),
     case('greedy', Exact, '--temperature 0 --walks 9', 0, 'greedy'),
-    case('prompt', METHODS['lenient'], '--top-k 2 --top-p 0.9', 0, 'top_k 2, top_p 0.9, prompt [2, 0, 1],'),
     case('unasked', liar(accept=lambda self, session, draft, score: (
         [score.next_token(len(draft.tokens))] if not draft.tokens else [int(session.draw(score.p[0]))],
         ['target'], []), chance=lambda *_: 1.0), '--walks 5', 3, 'NOT PROVED: no state asks its chance.')])
 def test_what_is_said(kind, flags, status, said, capsys, monkeypatch):
     monkeypatch.setitem(METHODS, 'mine', kind)
-    found, out, err = program(capsys, 'mine', '--prompt', '2 0 1', *flags.split(), main=prove.main)
+    found, out, err = program(capsys, 'mine', *flags.split(), main=prove.main)
     assert found == status and said in out, out + err
     shown = [line.split() for line in out.splitlines() if line[:1].isdigit()]
     assert ('LOSSY' in out) == any(line[-1] != '0' for line in shown)
@@ -257,7 +256,7 @@ def test_short_blocks_are_walked_longer():
 
 
 @pytest.mark.parametrize('named, flags', [
-    ('nope', 'nope'), ('temperature is -1', 'sd --temperature -1'), ('rsd', 'rsd'), ('ids', 'sd --prompt x'),
-    ('gamma', '"ar gamma=2"'), ('walks is 0', 'sd --walks 0')])
+    ('nope', 'nope'), ('temperature: -1', 'sd --temperature -1'), ('rsd', 'rsd'), ('gamma', '"ar gamma=2"'),
+    ('walks: 0', 'sd --walks 0')])
 def test_prove_refuses_in_one_line(named, flags, capsys):
     refused(capsys, named, *shlex.split(flags), main=prove.main)
