@@ -15,7 +15,6 @@ from functools import partial
 from torch.nn.functional import one_hot
 
 from lab.prove import SAME, Proof
-from lab.toys import Table, enumerate_law, write
 from model import require_that
 from specmini import Parser, exit_status
 from verify import Exact, is_greedy, probs, residual
@@ -241,18 +240,10 @@ class QIsOne(LeavesOneOut):
         return score.table[i].p
 
 
-def share_kept(kind):
-    """The chance that the first guess is kept, on two tables."""
-    one_cycle = partial(write, most=1)
-    texts = enumerate_law(Table(1), Table(2), kind(1), 2, run=one_cycle, temperature=1.0)
-    return sum(chance for text, chance in texts.items() if len(text) == 2)
-
-
 def run():
     """Prints the table of all reports, or the proof of one; returns 1 if one comes out otherwise."""
     parser = Parser(prog='python -m lab.shipped', description=__doc__.split('\n')[0])
     parser.add_argument('number', nargs='?', help='of a report, to prove this one alone')
-    parser.add_argument('--seed', type=int, default=0, help='of the walks (default: 0)')
     args = parser.parse_args()
     chosen = {where: kind for where, kind in RULES.items() if args.number in (None, where.split('#')[1])}
     require_that(chosen, f'no report has the number {args.number}; without a number, all are listed')
@@ -261,7 +252,7 @@ def run():
     print(row.format('report', 'what is wrong', 'the proof', 'by', 'seconds'))
     for where, kind in chosen.items():
         begin, name = time.perf_counter(), where.split('/')[1]
-        proof = Proof(name, kind(), range(WALKS[kind.expected]), args.seed)
+        proof = Proof(name, kind(), range(WALKS[kind.expected]))
         quiet = 'no difference' if kind.expected == 'WRONG' else kind.expected
         verdict, seconds = 'WRONG' if proof.gap > SAME else quiet, time.perf_counter() - begin
         words = kind.__doc__.split('\n')[0]
@@ -270,9 +261,6 @@ def run():
             others.append(f'{name}: {verdict}; expected {kind.expected}')
         if args.number:
             print(f'{where}: {kind.outcome}', *proof.lines(), sep='\n')
-        if kind.expected == 'lossless':
-            print(f'{"":24}  keeps {share_kept(kind):.2f} of the first guesses of two tables; sd keeps '
-                  f'{share_kept(Exact):.2f}')
     print(*others, sep='\n', end='\n' * bool(others))
     return int(bool(others))
 

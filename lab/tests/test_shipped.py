@@ -2,12 +2,10 @@
 from unittest.mock import patch
 
 import pytest
-import torch
 
 from lab import shipped
 from lab.tests.helpers import program, refused
-from lab.toys import Table
-from verify import Exact, probs
+from verify import Exact
 
 
 @pytest.mark.slow
@@ -29,10 +27,3 @@ def test_a_rule_in_a_slot_of_the_other_kind_is_told(expected, kind, says, capsys
         status, out, _ = program(capsys, 7, main=shipped.main)
         assert status == 1 and out.endswith(f'{says}\n') and 'owner/name#7: open' in out
         refused(capsys, 'no report has the number 8', 8, main=shipped.main)
-
-
-def test_the_right_ones_keep_less():
-    p, q = (probs(Table(seed).row((0,))) for seed in (1, 2))
-    assert shipped.share_kept(Exact) == pytest.approx(float(torch.minimum(p, q).sum()))
-    for kind in shipped.SampleAndMatch, shipped.QIsOne:
-        assert shipped.share_kept(kind) == pytest.approx(float(p @ q))
