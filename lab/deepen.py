@@ -24,7 +24,7 @@ def deepen(folder, out, times):
     """Writes the folder `out`, a file of weights for each layer."""
     with naming(folder, MALFORMED):
         config = read_json(folder / 'config.json')
-        layers = config['num_hidden_layers']
+        layers = config['num_hidden_layers'] * times
         opened = [safe_open(file, 'pt') for file in weight_files(folder)]
         source = {name: weights for weights in opened for name in weights.keys()}
     for file in folder.iterdir():
@@ -33,24 +33,18 @@ def deepen(folder, out, times):
             shutil.copy(file, out)
     if config.get('layer_types'):
         config['layer_types'] = [kind for kind in config['layer_types'] for _ in range(times)]
-    config |= dict(num_hidden_layers=layers * times, max_window_layers=layers * times)
+    config |= dict(num_hidden_layers=layers, max_window_layers=layers)
     (out / 'config.json').write_text(json.dumps(config, indent=1))
-    files = {}                                          # {file: {name there: name in the source}}
-    for name in source:
-        before, found, after = name.partition('.layers.')
-        number, _, rest = after.partition('.')
-        if not found:
-            files.setdefault('model-rest.safetensors', {})[name] = name
-        for i in range(times if found else 0):
-            deep = times * int(number) + i
-            files.setdefault(f'model-{deep:05}.safetensors', {})[f'{before}.layers.{deep}.{rest}'] = name
+    files = [{name: name for name in source if '.layers.' not in name}]     # {name there: name in the source}
+    for i in range(layers):
+        own, deep = f'.layers.{i // times}.', f'.layers.{i}.'
+        files.append({name.replace(own, deep): name for name in source if own in name})
     index = {}
-    for file, names in files.items():
+    for i, names in enumerate(files, -1):
         tensors = {name: source[old].get_tensor(old) for name, old in names.items()}
-        if file != 'model-rest.safetensors' and int(file[6:11]) % times:
-            for name, x in tensors.items():
-                if x.ndim == 1:                         # of norms, and biases
-                    tensors[name] = torch.zeros_like(x)
+        if i % times and i >= 0:                        # a copy: its norms and biases are 0
+            tensors = {name: torch.zeros_like(x) if x.ndim == 1 else x for name, x in tensors.items()}
+        file = f'model-{i + 1:05}.safetensors'
         with naming(out / file, SafetensorError):
             save_file(tensors, out / file, metadata=dict(format='pt'))
         index |= dict.fromkeys(names, file)
