@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import distributed
 
-from model import BadInput, require_that
+from model import require_that
 from specmini import Engine, exit_status, parse, ready, run
 
 AXIS = dict(q_proj=0, k_proj=0, v_proj=0, gate_proj=0, up_proj=0, o_proj=1, down_proj=1)    # that is shared
@@ -56,13 +56,7 @@ class ParallelEngine(Engine):
             join(self.device)
         shared = folder == self.target
         shard = Shard(distributed.get_rank(), distributed.get_world_size()) if shared else None
-        failed = torch.ones((), device=self.device)
-        try:
-            loaded = ready(folder, self.device, self.dtype, shard, bits)
-            failed.zero_()
-        finally:
-            distributed.all_reduce(failed)              # how many ranks have failed
-        require_that(not failed, f'{folder}: another process cannot load its part; specmini.py says why')
+        loaded = ready(folder, self.device, self.dtype, shard, bits)
         for layer in loaded[0].model.layers if shared else ():
             layer.all_reduce = all_reduce
         return loaded
@@ -84,24 +78,17 @@ def join(device):
 
 
 def main():
-    """The exit status of a run. Ranks above 0 print nothing, except why one of them alone has failed."""
+    """The exit status of a run. Ranks above 0 print nothing, except why they fail."""
     require_that(distributed.is_available() and distributed.is_torchelastic_launched(),
                  'start it with torchrun --nproc-per-node N -m lab.parallel')
-    rank = int(os.environ['RANK'])
-    status = 2
-    if rank:
+    if int(os.environ['RANK']):
         sys.stdout = sys.stderr = open(os.devnull, 'w')
     try:
-        args = parse(sys.argv[1:])
-        status = run(args, ParallelEngine)
-    except BadInput:                                    # all ranks meet it, see ParallelEngine.network
-        if rank == 0:
-            raise
+        status = run(parse(sys.argv[1:]), ParallelEngine)
     finally:
         sys.stderr = sys.__stderr__
-        # NCCL would wait for ranks that have failed
-        if distributed.is_initialized() and (status == 0 or distributed.get_backend() == 'gloo'):
-            distributed.destroy_process_group()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
     return status
 
 
