@@ -23,12 +23,11 @@ except ImportError as missing:
     sys.exit(f'lab.judge: {missing.name} is not installed: pip install -r requirements-test.txt')
 
 from lab.measure import LAB, PAPERS, read_stored
-from model import new_file, require_that
+from model import MALFORMED, naming, new_file, require_that
 from specmini import exit_status
 
 FEW = 12                # below so many texts the range of single texts stands in place of an interval
 RESAMPLES = 999
-RUN = {'family', 'place', 'setting', 'tokens', 'wrong', 'right', 'cycles', 'passes', 'seconds'}
 EMBEDDED = 'embedded'
 PLAIN, BEST_SD = 'plain decoding', '`sd` at its best gamma'
 BEGIN, END = '<!-- begin: written by `python -m lab.judge --report` -->', '<!-- end -->'
@@ -207,17 +206,6 @@ def framed(where):
         frame[name] = [sum(int(key.split()[i]) * k for key, k in row.items()) for row in frame.cycles]
     frame['unkept'] = [sum(k for key, k in row.items() if key.endswith(' 0')) for row in frame.cycles]
     frame['cycles'] = [sum(row.values()) for row in frame.cycles]
-    return frame
-
-
-def runs_of(file):
-    """The frame of a file that a user names; ValueError if it holds something else than runs."""
-    head, rows = stored(file)
-    require_that(isinstance(head, dict) and 'setting' not in head, f'{file}: its first line is no head')
-    require_that(rows and all(isinstance(row, dict) and RUN <= row.keys() for row in rows),
-                 f'{file}: its rows are no runs of settings')
-    frame = framed(file)
-    require_that(not frame.duplicated(['text', 'setting']).any(), f'{file}: it has a run twice')
     return frame
 
 
@@ -443,8 +431,11 @@ def run():
     require_that(not unknown,
                  f'found {", ".join(unknown)}, expected some of {", ".join(PAPERS)}, or a .jsonl')
     for file in files:
-        frame = runs_of(file)
-        print(*markdown(overview(frame, frame.setting[0])), sep='\n')
+        head, _ = stored(file)
+        with naming(file, MALFORMED, '; expected runs of lab.measure, each once'):
+            require_that('setting' not in head, 'its first line is no head')
+            frame = framed(file)
+            print(*markdown(overview(frame, frame.setting[0])), sep='\n')
     papers = [paper for paper in args.papers if paper in PAPERS] or ([] if files else PAPERS)
     if args.report:
         for where, text in pages(papers).items():

@@ -239,9 +239,12 @@ def test_a_list_that_is_none(text, says, tmp_path, capsys):
     refused(capsys, says, tmp_path / 'mine.txt', main=measure.main)
 
 
+RUNS = 'expected runs of lab.measure, each once'
+
+
 @pytest.mark.parametrize('change, says', [
-    (lambda lines: [], 'no runs'), (lambda lines: lines[:1], 'no runs'), (lambda lines: lines[1:], 'no head'),
-    (lambda lines: [*lines, '{"setting": "sd"}'], 'no runs'), (lambda lines: [*lines, lines[1]], 'twice'),
+    (lambda lines: [], RUNS), (lambda lines: lines[:1], RUNS), (lambda lines: lines[1:], 'no head'),
+    (lambda lines: [*lines, '{"setting": "sd"}'], RUNS), (lambda lines: [*lines, lines[1]], RUNS),
     (lambda lines: ['ar'], 'Expecting value'), (lambda lines: [*lines, '{"fam'], 'Unterminated')])
 def test_rows_that_are_none(change, says, tmp_path, capsys):
     """In one line, which names the file."""
