@@ -201,9 +201,7 @@ def run():
     print(f'{args.new}: ids, ends and chats are those of transformers, logits within {apart:.1g} deviations')
 
 
-def main():
-    return exit_status('lab.convert', run)
-
+main = partial(exit_status, 'lab.convert', run)         # returns the exit status
 
 if __name__ == '__main__':
     sys.exit(main())

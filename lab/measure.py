@@ -311,15 +311,13 @@ def read_list(where):
     """The Record of a list of settings."""
     with naming(where), open(where, encoding='utf-8-sig') as file:
         lines = [' '.join(line.split()) for line in file if line[:1] != '#']
-        while lines and not lines[0]:                   # after a comment
-            del lines[0]
-        empty = lines.index('') if '' in lines else 0
-        about = dict(line.partition(':')[::2] for line in lines[:empty])
+        head, _, rest = '\n'.join(lines).strip().partition('\n\n')
+        about = dict(line.partition(':')[::2] for line in head.splitlines())
         wrong = about.keys() - {'families', 'n', 'turns'}
-        require_that(not wrong and len(about) == empty, f'found {", ".join(wrong) or "a line twice"}; a head '
-                     'has lines families:, n:, turns:, each once')
-        settings = [line for line in lines[empty:] if line]
-        require_that(empty and len({*settings}) == len(settings) > 1,
+        require_that(not wrong and len(about) == len(head.splitlines()),
+                     f'found {", ".join(wrong) or "one twice"}; a head has families:, n:, turns:, each once')
+        settings = [line for line in rest.splitlines() if line]
+        require_that(len({*settings}) == len(settings) > 1,
                      'expected a head, an empty line, and two settings or more, each once')
         families = about.get('families', '').split()
         unknown = {*families} - tasks.TASKS.keys()
