@@ -148,7 +148,6 @@ def test_course_knows_its_solutions(number, old, new, tmp_path, capsys):
         assert status == (says != 'right') and says in out
 
 
-NAMED = "assert KVCache.valid_prefix.__name__ != '<lambda>'"
 COUNTED = """
 from verify import METHODS, Exact
 class Hidden(Exact):
@@ -163,15 +162,10 @@ METHODS.update(hidden=Hidden)
 
 
 @pytest.mark.parametrize('number, answer, says', [
-    (4, f"""from model import KVCache
-sd_notices = {'False' if 'sd_notices = False' in SOLUTIONS[3] else 'True'}
-def test_ids(): {NAMED}
-def test_writers(): {NAMED}
-""", 'asks how valid_prefix is written'),
     (9, COUNTED, 'after a block that lost a guess it is off'),
     (10, 'from lab.shipped import RawQ as Mended', 'its texts are off by')])
 def test_course_sees_through_answers_that_ask_nothing(number, answer, says, tmp_path, capsys):
-    """A test of a name; a rule that errs after three cycles, whatever they were; one not mended."""
+    """A rule that errs after three cycles, whatever they were; one not mended."""
     put(tmp_path, {'answer.py': answer})
     status, out, _ = program(capsys, number, tmp_path / 'answer.py', main=course.main)
     assert status == 1 and says in out
