@@ -208,11 +208,9 @@ def evaluate(node, names):
             return -evaluate(operand, names)
         case ast.BinOp(a, sign, b) if type(sign) in OPERATORS:
             left, right = evaluate(a, names), evaluate(b, names)
-            if not type(left) is type(right) is int:    # a list times a number can be as long as the memory
-                raise ValueError('an operand that is no number')
-            if type(sign) is ast.Pow and (right != 2 or abs(left) > 1e6):
-                raise ValueError('a power other than the square, or of a huge number')
-            return OPERATORS[type(sign)](left, right)
+            small = type(sign) is not ast.Pow or right == 2 and abs(left) <= 1e6
+            if type(left) is type(right) is int and small:      # a list times a number could fill the memory
+                return OPERATORS[type(sign)](left, right)
         case ast.Compare(a, [ast.Gt()], [b]):
             return evaluate(a, names) > evaluate(b, names)
         case ast.IfExp(test, then, other):
@@ -221,7 +219,7 @@ def evaluate(node, names):
             return evaluate(whole, names)[evaluate(index, names)]
         case ast.Call(ast.Name(name), arguments) if name in CALLS:
             return CALLS[name](*[evaluate(argument, names) for argument in arguments])
-    raise ValueError(f'{type(node).__name__} is not in the grammar')
+    raise ValueError('not in the grammar')
 
 
 def outputs(text):
