@@ -135,40 +135,29 @@ class Widened(Linear):
         return functional.linear(x, self.weight.float(), self.bias)
 
 
-def facts(ends, texts, to_ids, render):
-    """{what decides a text: its value}: its ends, the ids of texts, chats (None: the template refuses)."""
-    found = {'the ends of a text': ends} | {f'the ids of {text!r}': to_ids(text) for text in texts}
+def rendered(render, messages):
+    """The text of a chat; None where the template refuses it."""
+    with contextlib.suppress(Exception):
+        return render(messages)
+
+
+def compare(new, tokenizer, texts, ends, logits):
+    """How far specmini's logits are from these, in deviations; BadInput for any other difference.
+
+    logits: [T, V], of the last text's first tokens.
+    """
+    network, ours, our_ends = load(new, dtype=None)
+    pairs = {'the ends of a text': (our_ends, ends)}
+    pairs |= {f'the ids of {text!r}': (encode(ours, text), tokenizer(text)['input_ids']) for text in texts}
+    render = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
     for messages in CHATS:
         roles = ', '.join(one['role'] for one in messages)
-        found[f'a chat of {roles}'] = None
-        with contextlib.suppress(Exception):
-            found[f'a chat of {roles}'] = render(messages)
-    return found
-
-
-def by_transformers(model, tokenizer):
-    """(facts, the texts, the ids of the last, their logits [T, V])."""
-    ends = model.generation_config.eos_token_id
-    ends = {*ends} if isinstance(ends, list) else {ends} - {None}
-    rows = model.config.vocab_size
-    added = [token.content for i, token in tokenizer.added_tokens_decoder.items() if i < rows]
-    texts = [*TEXTS, f'a{" x".join(added)} b\n{"".join(added)} c']
-    render = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
-    found = facts(ends, texts, lambda text: tokenizer(text)['input_ids'], render)
-    ids = found[f'the ids of {texts[-1]!r}'][:LONGEST]
-    with torch.no_grad():
-        return found, texts, ids, in_fp32(model)(torch.tensor([ids])).logits[0]
-
-
-def compare(new, theirs, texts, ids, logits):
-    """How far specmini's logits are from these, in deviations; BadInput for any other difference."""
-    network, tokenizer, ends = load(new, dtype=None)
-    ours = facts(ends, texts, partial(encode, tokenizer), partial(chat, new))
-    for what, value in theirs.items():
-        require_that(ours[what] == value, f'{what}: {ours[what]}, by transformers {value}')
+        pairs[f'a chat of {roles}'] = rendered(partial(chat, new), messages), rendered(render, messages)
+    for what, (mine, theirs) in pairs.items():
+        require_that(mine == theirs, f'{what}: {mine}, by transformers {theirs}')
     for part in network.modules():
         part.__class__ = Widened if isinstance(part, Linear) else part.__class__
-    ids = ids[:network.config.max_position_embeddings]
+    ids = encode(ours, texts[-1])[:min(len(logits), network.config.max_position_embeddings)]
     logits = logits[:len(ids), :network.vocab]
     found = Reader(network, len(ids)).read(ids, network.full, len(ids))
     apart = float((found - logits).abs().max() / logits.std())
@@ -187,9 +176,15 @@ def convert(source, new):
             lacking = isinstance(error, ImportError) or 'pip install' in str(error)
             raise BadInput(f'{source}: {error}' + lacking * PACKAGES) from None
         write(model, tokenizer, source, begun)
-        theirs = by_transformers(model, tokenizer)
+        ends = model.generation_config.eos_token_id
+        ends = {*ends} if isinstance(ends, list) else {ends} - {None}
+        rows = model.config.vocab_size
+        added = [token.content for i, token in tokenizer.added_tokens_decoder.items() if i < rows]
+        texts = [*TEXTS, f'a{" x".join(added)} b\n{"".join(added)} c']
+        with torch.no_grad():
+            logits = in_fp32(model)(torch.tensor([tokenizer(texts[-1])['input_ids'][:LONGEST]])).logits[0]
         del model                                       # before ours is in memory
-        return compare(begun, *theirs)
+        return compare(begun, tokenizer, texts, ends, logits)
 
 
 def run():
