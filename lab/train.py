@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path as File
 
 import torch
-from safetensors.torch import save as serialised
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from lab import at_least, tasks
-from model import Transformer, check_writable, checkpoint_views, new_file, read_config
+from model import Transformer, check_writable, checkpoint_views, read_config
 from specmini import exit_status
 
 HOME = File(__file__).parent / 'models'
@@ -118,14 +118,6 @@ def build(folder):
     return model
 
 
-def save(model, where):
-    """Writes a file of the weights, in bf16."""
-    weights = {key: view.detach().bfloat16().contiguous()
-               for key, view in checkpoint_views(model).items()}
-    with new_file(where) as file:
-        file.buffer.write(serialised(weights, metadata=dict(format='pt')))
-
-
 def optimizers_for(model):
     """[Muon for the matrices inside the layers, AdamW for the rest, AdamW for queries, keys and values].
 
@@ -193,7 +185,8 @@ def train(name, minutes, tokens):
         loss = step(model, optimizers, model.full.without(skip), ids, labels)
         bar.update(round(time.time() - begin) - bar.n)
         bar.set_postfix(step=done, loss=f'{loss:.3f}')
-    save(model, HOME / name / 'model.safetensors')
+    weights = {key: view.detach().bfloat16().contiguous() for key, view in checkpoint_views(model).items()}
+    save_file(weights, HOME / name / 'model.safetensors', dict(format='pt'))
     print(f'{name}: {done} steps, loss {loss:.3f}')
 
 
