@@ -85,7 +85,8 @@ def table_in(printed):
     ('--list payof', 'did you mean payoff?'), ('--method "sd gama=3"', 'did you mean gamma?'),
     ('--method ar --gamma 3', '--gamma: ar has no such knob'),
     ('--method "via slim_bonus=' + '[' * 99999 + '"', 'slim_bonus is'), ('--method "sd x"', 'sd x: expected'),
-    ('--method "sd gamma=3 gamma=4"', 'gamma=3 gamma=4'),
+    ('--method "sd gamma=3 gamma=4"', 'gamma=3 gamma=4'), ('--compare sd,via', 'expected settings in quotes'),
+    ('--compare sd gamma=2', 'gamma=2: expected settings in quotes'), ('--compare ""', 'method '),
     ('--gamma x', "gamma is 'x'; expected a whole number 0 or more"),
     ('--method "cmasd lam_entropy=0 lam_margin=0 lam_softmax=0"', 'lam_entropy'),
     ('--method "ecsv branches=65"', 'branches is 65'), ('--sparse rho=2', 'rho is 2.0'),
@@ -252,16 +253,6 @@ def test_compare_is_a_table_of_methods(pair, capsys):
     assert (ar['x ar'][:4], sd['like ar'], sd['kept'][-1], 'right' in sd) == ('1.00', '100.0%', '%', False)
     single = table_in(program(capsys, *flags, '--sparse')[2])
     assert single['sd'][''] == 'LOSSY' and not {'x ar', 'like ar'} & {*single['sd']}
-
-
-@pytest.mark.parametrize('settings, told', [
-    (['sd gama=2'], 'sd gama=2: knob gama: there is none of this name; did you mean gamma?'),
-    (['sd 2'], 'sd 2: expected knob=value'), (['sd', 'via keep=2 keep=3'], 'via keep=2 keep=3: expected'),
-    (['sd,via'], 'expected settings in quotes'), (['sd', 'gamma=2'], 'gamma=2: expected settings in quotes'),
-    (['via keep=-1'], 'keep is -1.0'), (['sd draft-temperature=1'], 'did you mean draft_temperature?'),
-    (['sd', 'ar gamma=2'], 'ar gamma=2: knob gamma'), ([''], 'method ')])
-def test_settings_that_are_none(settings, told, pair, capsys):
-    refused(capsys, told, *pair, '--compare', *settings)
 
 
 def test_compare_takes_settings(pair, capsys):
