@@ -390,8 +390,10 @@ def test_rows_as_data_sets_have_them(pair, tmp_path, capsys):
     _, out, err = program(capsys, *flags, '--prompts', tmp_path / 'p.jsonl')
     assert [json.loads(line)['prompt_tokens'] for line in out.splitlines()] == [1, 2], err
     assert reported(capsys, *flags, '--prompt', '')['prompt_tokens'] == 1
-    put(tmp_path, {'p.jsonl': json_lines([dict(messages='hi')])})
-    refused(capsys, 'line 1', *flags, '--prompts', tmp_path / 'p.jsonl')
+    parts = dict(role='user', content=[dict(type='text', text='hi')])
+    for wrong, told in (dict(messages='hi'), 'line 2'), (dict(messages=[parts]), 'prompt 2: --chat'):
+        put(tmp_path, {'p.jsonl': json_lines([dict(prompt='fine'), wrong])})
+        refused(capsys, told, *flags, '--prompts', tmp_path / 'p.jsonl')
 
 
 def test_numbers_of_numpy_and_a_cast_around(pair):
@@ -459,29 +461,6 @@ def test_bad_prompt_files(content, named, pair, capsys, tmp_path):
     refused(capsys, named, *pair[:4], '--prompts', file)
 
 
-TALK = ("{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
-        "{{ call.function.arguments.items() | list }}{% endfor %}{% endfor %}")
-CALL = dict(role='assistant', content='', tool_calls=[dict(function=dict(name='f', arguments='{"a": 1}'))])
-
-
-@pytest.fixture
-def talking(tmp_path):
-    """Flags of a run in a chat template that tells of calls, on the file p.jsonl; and that file."""
-    folder = tiny(tmp_path / 'talks', files={'chat_template.jinja': TALK})
-    file = tmp_path / 'p.jsonl'
-    return ['--target', folder, '--draft', 'none', '--max-new', 2, '--chat', '--prompts', file], file
-
-
-PARTS = dict(role='user', content=[dict(type='text', text='he'), dict(type='text', text='llo')])
-
-
-@pytest.mark.parametrize('message, named', [(CALL, "has no attribute 'items'"), (PARTS, 'expected a text')])
-def test_a_row_that_a_template_refuses_is_named(message, named, talking, capsys):
-    flags, file = talking
-    file.write_text(json_lines([dict(prompt='fine'), dict(messages=[message])]))
-    assert named in refused(capsys, 'prompt 2: --chat', *flags)
-
-
 def test_prompts_of_standard_input(pair, capsys):
     read, write = os.pipe()
     os.write(write, b'{"prompt": "hello"}\n{"prompt": "you"}\n')
@@ -493,14 +472,6 @@ def test_prompts_of_standard_input(pair, capsys):
     finally:
         os.dup2(before, 0)
     assert [json.loads(line)['prompt_tokens'] for line in out.splitlines()] == [5, 3], err
-
-
-@pytest.mark.parametrize('template', ["{{ 'a' * 10 ** 13 }}", "{{ range(10 ** 9) | map('string') | join }}"])
-def test_a_template_that_takes_too_much(template, talking, capsys):
-    flags, file = talking
-    file.write_text(json_lines([dict(prompt='hi')]))
-    put(flags[1], {'chat_template.jinja': template})
-    refused(capsys, 'prompt 1: --chat', *flags)
 
 
 def test_memory_that_is_not_there(capsys, monkeypatch):
