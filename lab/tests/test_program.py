@@ -277,6 +277,7 @@ def test_compare_takes_settings(pair, capsys):
     ('--gamma 0', 'sd: nothing was drafted (gamma 0'), ('--max-new 1', 'sd: nothing was drafted (gamma 4'),
     ('--draft none', '--draft none'), ('', ''), ('--method ar', ''),
     ('--prompts TOOLS', 'the tools of rows are not used'),
+    ('--target WINDOW', 'the context is the sliding window of 40 tokens'),
     ('--target PENALTY', 'generation_config.json: repetition_penalty, stop_strings, new_one')])
 def test_notes(flags, told, pair, tmp_path, capsys):
     """Below the table of a run stands what it does not tell."""
@@ -284,7 +285,8 @@ def test_notes(flags, told, pair, tmp_path, capsys):
                  stop_strings=['x'], forced_eos_token_id=None, watermarking_config={}, new_one=3)
     penalty = tiny(tmp_path / 'home', files={'generation_config.json': asked})
     put(tmp_path, {'rows.jsonl': json_lines([dict(prompt='hello', tools=[dict(name='f')])])})
-    for word, file in dict(TOOLS=tmp_path / 'rows.jsonl', PENALTY=penalty).items():
+    window = tiny(tmp_path / 'window', model_type='mistral', sliding_window=40)
+    for word, file in dict(TOOLS=tmp_path / 'rows.jsonl', PENALTY=penalty, WINDOW=window).items():
         flags = flags.replace(word, str(file))
     usual = pair if '--prompts' not in flags else [*pair[:4], *pair[6:]]
     status, _, err = program(capsys, *usual, '--ignore-eos', *flags.split())
