@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from functools import partial
-from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import pytest
@@ -140,22 +139,14 @@ def test_json_and_text_are_one_run(method, pair, capsys):
         assert all(row['chance'] == min(1, row['p'] / row['q']) for row in judged)
 
 
-def test_half_a_character_is_held_back(capsys):
+def test_half_a_character_is_held_back():
     """Until the rest of it comes; where a text ends within a character, these bytes are not shown."""
     words = ['<unk>', *[f'<0x{byte:02X}>' for byte in range(256)], 'C']
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    printer = specmini.Printer(False, False)
-    text = SimpleNamespace(engine=SimpleNamespace(tokenizer=tokenizer), cycles=[],
-                           session=SimpleNamespace(tokens=[1], begin=1))
-    pieces = []
-    for byte in 'A\u20ac\u20ac'.encode()[:6]:
-        text.cycles.append(verify.Cycle([], [], [1 + byte], ['target'], {}, 0.0))
-        printer.add(text, text.cycles[-1])
-        pieces.append(capsys.readouterr().out)
-    printer.finish()
-    assert [*pieces, capsys.readouterr().out] == ['A', '', '', '\u20ac', '', '', '\n']
-    assert [*map(specmini.TextStream(tokenizer, [1]).add, (0x42, 0xE3, 257))] == ['A', '', '\ufffdC']
+    cut = [1 + byte for byte in 'A\u20ac\u20ac'.encode()[:6]]
+    for ids, pieces in (cut, ['A', '', '', '\u20ac', '', '']), ([0x42, 0xE3, 257], ['A', '', '\ufffdC']):
+        assert [*map(specmini.TextStream(tokenizer, [1]).add, ids)] == pieces
     line = [1 + byte for byte in 'a\u3400\u3401\u3402C'.encode()]      # any four of its ids cut a character
     assert ''.join(map(specmini.TextStream(tokenizer, line[:7]).add, line[7:])) == '\u3402C'
 
@@ -628,13 +619,6 @@ def test_two_files_of_one_name(pair, tmp_path, capsys):
         refused(capsys, 'list[int] is set from Python', *pair, '--method', 'three x=5')
 
 
-def test_a_list_goes_on_after_what_is_no_method(capsys):
-    with patch.dict(METHODS, odd=3, last=Exact):
-        status, out, _ = program(capsys, '--list')
-    *_, odd, last = out.splitlines()
-    assert status == 0 and odd.startswith('  odd ') and last.startswith('  last ')
-
-
 def test_a_syntax_error_of_ones_own(pair, tmp_path, capsys):
     """A line with its file and line, also if that is imported by the file."""
     put(tmp_path, {'own.py': 'x = 1\nif x\n    y', 'other.py': 'import runpy\nrunpy.run_path({!r})'.format(
@@ -652,10 +636,11 @@ def test_a_syntax_error_of_ones_own(pair, tmp_path, capsys):
     (NONE, 'x', "method 'x' is 3; expected a class of Method"),
     (BARE, 'keeps', 'has knobs; expected @dataclass before its class')])
 def test_what_is_no_method(file, name, told, flag, pair, tmp_path, capsys):
-    """It is refused by name."""
+    """It is refused by name, and listed."""
     put(tmp_path, {'own.py': file})
     with patch.dict(METHODS):
         refused(capsys, told, *pair, '--import', tmp_path / 'own.py', flag, name)
+        assert f'\n  {name} ' in program(capsys, '--list')[1]
 
 
 @pytest.mark.parametrize('content, ours', [
