@@ -5,11 +5,9 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from lab import course, speed, tasks, train
 from lab.tests.helpers import EMBEDDED, HOME, case, program, put
-from lab.toys import apart, fresh
 from model import load
 from specmini import Engine
 
@@ -71,20 +69,6 @@ def test_outputs_of_code(text, wanted):
 
 
 # -------------------------------------------------------------------------------- embedded models, training
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['target', 'draft', 'mid', 'moe'])
-def test_transformers_loads_the_embedded_models(name):
-    """With logits as ours, and all four weigh less than 20 MB."""
-    model, tokenizer, _ = load(EMBEDDED / name)
-    of = pytest.importorskip('transformers').AutoModelForCausalLM.from_pretrained
-    theirs = of(EMBEDDED / name, dtype=torch.float32).eval()
-    ids = tokenizer.encode('Tom has 9 pens. Tom loses 5.').ids
-    with torch.no_grad():
-        wanted = theirs(torch.tensor([ids])).logits[0]
-    assert apart(fresh(model, ids), wanted) < 1e-3
-    assert sum(file.stat().st_size for file in EMBEDDED.glob('*/*.safetensors')) < 20e6
-
 
 @pytest.mark.slow
 def test_training_learns(monkeypatch, tmp_path, capsys):
