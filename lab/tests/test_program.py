@@ -25,16 +25,18 @@ from lab.toys import fresh
 from model import BadInput, encode, fingerprint, knobs_of, load, write_calibration
 from verify import METHODS, Exact
 
-KEEPS = """from __future__ import annotations
+OWN = """from __future__ import annotations
 from dataclasses import dataclass
 from model import knob
 from verify import METHODS, Exact
+Kind = {kind}
 @dataclass
-class Keeps(Exact):
+class Own(Exact):
     'Keeps every token.'
-    often: int = knob(1, 'how often', 1)
+    often: Kind = knob({default!r}, 'how often', 1)
     def chance(self, score, i): return 1.0
-METHODS['keeps'] = Keeps"""
+METHODS[{name!r}] = Own"""
+KEEPS = OWN.format(name='keeps', kind='int', default=1)
 FAILS = """from verify import METHODS, Exact
 METHODS['fails'] = type('Fails', (Exact,), dict({}=lambda *_: {}))"""
 NONE = "from verify import METHODS, Exact\nMETHODS['x'] = 3"
@@ -591,32 +593,20 @@ def test_a_text_keeps_its_knobs_and_no_vocabulary(pair, tmp_path, capsys, monkey
         assert not any(cycle.score for cycle in text.cycles)
 
 
-KNOB = """from __future__ import annotations
-from dataclasses import dataclass
-from model import knob
-from verify import METHODS, Exact
-Kind = {kind}
-@dataclass
-class Mine(Exact):
-    x: Kind = knob({default!r}, 'x')
-METHODS[{name!r}] = Mine
-"""
-
-
 def test_two_files_of_one_name(pair, tmp_path, capsys):
     """Are two modules: the types of a knob are looked up in its own."""
     files = []
     for name, kind, default in ('one', 'int | None', None), ('two', 'str', 'a'), ('three', 'list[int]', None):
         (tmp_path / name).mkdir()
-        put(tmp_path / name, {'m.py': KNOB.format(name=name, kind=kind, default=default)})
+        put(tmp_path / name, {'m.py': OWN.format(name=name, kind=kind, default=default)})
         files.append(tmp_path / name / 'm.py')
     with patch.dict(METHODS):
         flags = *pair, '--import', *files, '--method'
-        assert reported(capsys, *flags, 'one x=5')['knobs']['x'] == 5
-        assert reported(capsys, *pair, '--method', 'one')['knobs']['x'] is None
-        assert reported(capsys, *pair, '--method', 'two x=5')['knobs']['x'] == '5'
-        refused(capsys, "x is 'a'; expected a whole number", *pair, '--method', 'one x=a')
-        refused(capsys, 'list[int] is set from Python', *pair, '--method', 'three x=5')
+        assert reported(capsys, *flags, 'one often=5')['knobs']['often'] == 5
+        assert reported(capsys, *pair, '--method', 'one')['knobs']['often'] is None
+        assert reported(capsys, *pair, '--method', 'two often=5')['knobs']['often'] == '5'
+        refused(capsys, "often is 'a'; expected a whole number", *pair, '--method', 'one often=a')
+        refused(capsys, 'list[int] is set from Python', *pair, '--method', 'three often=5')
 
 
 def test_a_syntax_error_of_ones_own(pair, tmp_path, capsys):
