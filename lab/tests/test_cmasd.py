@@ -1,45 +1,13 @@
 """CM-ASD's baselines: ends of blocks, lenient rules; the rows of its confidence."""
-import copy
-import random
-
 import pytest
 
-from lab import judge
-from lab.baselines import Confident, Payoff, Product, RatioPayoff, draft_cost
+from lab.baselines import Payoff, Product, RatioPayoff, draft_cost
 from lab.cmasd import claims
 from lab.measure import EMBEDDED
-from lab.tests.helpers import case, law_gap
-from lab.toys import Table, enumerate_law, exact_law, fresh, network, session, variation, write
+from lab.tests.helpers import law_gap
+from lab.toys import Table, fresh, network, session
 from model import load
 from verify import METHODS, Cycle, Judged, confidence_signals, decode
-
-AREA = 'AUROC of C for acceptance'
-
-
-@pytest.mark.parametrize('method, learns', [    # with limits that toys move
-    case('hf-confidence', type('Half', (Confident,), dict(limit=0.5))(), False),
-    case('product', type('Strict', (Product,), dict(limit=0.7))(), False),
-    case('payoff', Payoff(cost=0.5), True)])
-def test_law_of_block_lengths(method, learns):
-    """Every draw enumerated: the target's law, though blocks differ in length.
-
-    Not by blocks of a fixed length: each must go on or end, one that learns differently after equal tokens.
-    """
-    decisions = {}                                      # (text, block so far): whether it went on
-
-    def run(s, method):
-        tokens, cycles = write(s, method)
-        place = 0
-        for cycle in cycles:
-            for i in range(1, min(len(cycle.signals) + 1, len(tokens) - place - 1)):
-                known = tuple(tokens[:place]), tuple(cycle.drafted[:i])
-                decisions.setdefault(known, set()).add(i < len(cycle.signals))
-            place += len(cycle.tokens)
-        return tokens, cycles
-    law = enumerate_law(Table(1, 2), Table(2, 2), method, 5, run=run, temperature=1.0)
-    assert method.lossless and variation(law, exact_law(Table(1, 2), 5, temperature=1.0)) < 1e-9
-    assert set().union(*decisions.values()) == {True, False}
-    assert not learns or any(len(both) > 1 for both in decisions.values())
 
 
 def noted(*largest):
@@ -79,14 +47,6 @@ def test_law_of_lenient(lenience):
 
 
 # --------------------------------------------------------------------------------------------- its figures
-
-def test_confidence_that_tells_nothing_fails():
-    """A negative control, on the stored rows: confidences in another order."""
-    rows = copy.deepcopy(judge.Pair('cmasd', 'embedded').rows('tokens'))
-    for row in rows:
-        random.Random(0).shuffle(row['signals'])
-    assert claims.confidence_area(rows).verdict(claims.CLAIMS[AREA][2]) == 'FAILS'
-
 
 def test_token_row():
     """Against full passes without a cache."""
