@@ -46,8 +46,6 @@ def test_law_of_lenient(lenience):
     assert method.lossless == (lenience == 1) and (gap < 1e-9 if method.lossless else gap > 0.1)
 
 
-# --------------------------------------------------------------------------------------------- its figures
-
 def test_token_row():
     """Against full passes without a cache."""
     prompt = EMBEDDED.texts(['math'], 1)[0]

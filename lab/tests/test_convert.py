@@ -47,8 +47,6 @@ FORMS = dict(           # changes of `tiny` that transformers reads
     named_extra={CONFIG: dict(extra_special_tokens=dict(boi='<a>', eoi_token='<b>'))})
 
 
-
-
 def old(tmp_path, files=None, **changes):
     """A folder that transformers reads as it is."""
     files = files or {}

@@ -14,13 +14,6 @@ FOX = 'One evening Mia the fox went to the market with a map.'
 needs_vnni = pytest.mark.skipif(not kernels.has_int8(), reason='without VNNI sums of bytes saturate')
 
 
-@pytest.fixture
-def eight(monkeypatch):
-    """Every matrix counts as big, and this CPU as one with VNNI: without it sums saturate, a worse draft."""
-    monkeypatch.setattr(kernels, 'BIG', 1)
-    monkeypatch.setattr(kernels, 'has_int8', lambda: True)
-
-
 def product(rows, bias=True):
     """(what Int8 computes of these rows [N, 512], what fp64 does)."""
     torch.manual_seed(0)
@@ -47,8 +40,10 @@ def test_odd_rows():
     assert torch.allclose(ours[0], exact[0].float()) and ours[1].isnan().all()
 
 
-def test_a_draft_that_is_the_target_in_8_bits(eight):
+def test_a_draft_that_is_the_target_in_8_bits(monkeypatch):
     """It guesses nearly all, and the target itself stays as it is: the text is that of plain decoding."""
+    monkeypatch.setattr(kernels, 'BIG', 1)
+    monkeypatch.setattr(kernels, 'has_int8', lambda: True)              # if not, sums saturate: a worse draft
     engine = specmini.Engine(draft='self', max_new=40)
     assert isinstance(engine.models['draft'].lm_head, kernels.Int8)
     text, cycles = engine.generate(FOX, Exact(3))

@@ -15,8 +15,8 @@ import specmini
 import verify
 from kernels import Half, Packed, pack
 from lab import read_bytes
-from lab.tests.helpers import (LINE, MIXED, MIXED_TWO, RANGES, byte_network, case, needs_half, refuses, thin,
-                               tiny)
+from lab.tests.helpers import (LINE, MIXED, MIXED_TWO, RANGES, byte_network, case, letters, needs_half,
+                               refuses, thin, tiny)
 from lab.toys import apart, fresh, network, seeded, session
 from model import Compiled, Linear, Reader, load
 from verify import METHODS, decode, probs, read_prompt, readers_of, tokens_of
@@ -241,7 +241,7 @@ def far_session(**settings):
     for model in pair:
         model.set_context(128)                          # enough, so that a Reader computes no others
         model.cos = model.cos.as_subclass(Far)
-    s = session(*pair, [1, 2, 3], 15, text=lambda ids: ''.join('a\nbc'[i % 4] for i in ids),
+    s = session(*pair, [1, 2, 3], 15, text=letters,
                 calibration=dict(mask=dict(skip=[3, 5]), signals=RANGES), **settings)
     read_prompt(s)
     return s

@@ -11,8 +11,7 @@ import torch
 
 from lab.parallel import Shard
 from lab.tests.helpers import (LEARNED_TWO, LINE, RANGES, case, needs_gloo, program, refuses, subprogram,
-                               tiny,
-                               tiny_pair)
+                               tiny, tiny_pair)
 from lab.toys import apart, fresh
 from model import load, write_calibration
 
