@@ -40,7 +40,6 @@ def test_payoff_by_hand():
 
 @pytest.mark.parametrize('lenience', [0.5, 1.0])
 def test_law_of_lenient(lenience):
-    """Lenience 1 is exact, below it q and p are mixed."""
     method = METHODS['lenient'](1, lenience=lenience)
     gap = law_gap(method, 3, 2)
     assert method.lossless == (lenience == 1) and (gap < 1e-9 if method.lossless else gap > 0.1)

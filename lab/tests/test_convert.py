@@ -83,7 +83,6 @@ def test_a_form_that_transformers_reads(form, tmp_path):
 
 
 def test_weights_that_are_right_are_copied(tmp_path):
-    """Byte by byte; others are written anew."""
     folder = old(tmp_path, {CONFIG: dict(bos_token='<a>')}, vocab=260)
     assert (converted(folder) / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
 

@@ -26,7 +26,6 @@ def product(rows, bias=True):
 @needs_vnni
 @pytest.mark.parametrize('sizes', [[1], [1] * 5, [1e4, 1, 1e-4], [1e-30, 1]])
 def test_products_are_two_percent_from_fp64(sizes):
-    """Of rows of any size beside each other."""
     rows = torch.randn(len(sizes), 512) * torch.tensor(sizes)[:, None]
     ours, exact = product(rows, bias=False)
     assert ((ours - exact).norm(dim=1) <= 0.02 * exact.norm(dim=1)).all()

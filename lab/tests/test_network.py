@@ -256,7 +256,6 @@ def far_session(**settings):
     ('via', {}, lambda cycle: 3 + cycle.passes.get('target/full', [0])[0]),
     ('specguard', dict(max_step=6), lambda cycle: 2 + sum(n for n, *_ in cycle.passes.values()))])
 def test_waits_of_a_cycle(name, knobs, most, temperature):
-    """The host waits for a device exactly so often in any cycle."""
     with Waits() as waits:
         s = far_session(temperature=temperature)
         before = waits.count

@@ -99,7 +99,6 @@ def table_in(printed):
     ('--target MODELS/draft --sparse ffn_quantile=0.5', 'python train_mask.py --anchors --target'),
     ('--target MODELS/draft --draft MODELS/draft --method via', 'python train_mask.py --target')])
 def test_flags_that_do_not_fit(flags, named, capsys):
-    """They are told in one line, and before any text is written."""
     prompt = () if '--prompts' in flags and '--prompt x' not in flags else ('--prompt', 'x')
     words = [word.replace('MODELS', str(EMBEDDED)) for word in shlex.split(flags)]  # a path may have a space
     refused(capsys, named, *prompt, *words)
@@ -625,7 +624,6 @@ def test_a_syntax_error_of_ones_own(pair, tmp_path, capsys):
     (NONE, 'x', "method 'x' is 3; expected a class of Method"),
     (BARE, 'keeps', 'has knobs; expected @dataclass before its class')])
 def test_what_is_no_method(file, name, told, flag, pair, tmp_path, capsys):
-    """It is refused by name, and listed."""
     put(tmp_path, {'own.py': file})
     with patch.dict(METHODS):
         refused(capsys, told, *pair, '--import', tmp_path / 'own.py', flag, name)

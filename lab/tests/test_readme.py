@@ -81,7 +81,6 @@ SHOWN = [(page, block) for page in PAGES for block in fences(page, 'text') if bl
 @pytest.mark.filterwarnings('ignore:.*found in sys.modules')
 @pytest.mark.parametrize('page, block', SHOWN, ids=map(str, range(len(SHOWN))))
 def test_shown_output_is_printed(page, block, tmp_path, capsys, monkeypatch):
-    """What a page shows below `$ command` is what that command prints today."""
     mine(tmp_path, monkeypatch)
     command, *lines = block[2:].splitlines()
     for step in command.split(' && '):
@@ -145,7 +144,6 @@ def anchors(page):
 
 @pytest.mark.parametrize('page', [*PAGES, 'lab/course.md'])
 def test_links_lead_somewhere(page):
-    """Files and headings of the repository that a page links to are there."""
     here = HOME / page
     text = re.sub(r'^```.*?^```|`[^`\n]*`', '', text_of(page), flags=re.S | re.M)
     for link in re.findall(r'\]\(([^)\s]+)\)', text):

@@ -133,7 +133,6 @@ def test_anchors_from_the_program(asked, capsys):
 
 @pytest.mark.slow
 def test_signals_of_the_embedded_pair(tmp_path, capsys):
-    """specguard asks for what --signals writes."""
     home = shutil.copytree(EMBEDDED, tmp_path / 'models', ignore=lambda *_: ['calibration.json', 'moe'])
     pair = '--target', home / 'target', '--draft', home / 'draft'
     run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens.'
