@@ -8,7 +8,7 @@ import kernels
 from lab import tasks
 from lab.measure import EMBEDDED
 from lab.sparse import records
-from lab.sparse.records import QUARTER, keys_read
+from lab.sparse.records import keys_read
 from lab.tests.helpers import LINE, thin
 from lab.toys import apart, network, session
 from train_mask import sparsity
@@ -80,14 +80,6 @@ def test_random_blocks_are_repeated_and_depend_on_no_likeness():
     assert not torch.equal(scores.argsort(), rule.scores(query + 0.1, None, means).argsort())
     blocks = kernels.choose(scores, torch.tensor(61), 6, rule)
     assert {0, 14} <= {*blocks[0, 0].tolist()}
-
-
-def test_keys_really_read():
-    """Blocks of 4, 30 keys: a budget of 7 are 2 blocks, with a sink and a local 4; 2 keys come after."""
-    assert keys_read(QUARTER, 30) == 4 * 4 + 2
-    assert [keys_read(QUARTER, n) / n for n in (30, 40, 50, 100)] == [0.6, 0.5, 0.44, 0.36]
-    assert keys_read('sparse rho=0.1 dense_below=128 block=16', 100) == 100     # below L0
-    assert keys_read('sparse rho=1 ffn_quantile=0.6', 100) == keys_read('sd', 100) == 100
 
 
 def test_every_setting_of_a_record_runs():
