@@ -116,11 +116,12 @@ def cycle(drafted, *kept, **passes):
     return Cycle([0] * drafted, rows, [0] * len(labels), labels, passes, 1.0)
 
 
-@pytest.mark.parametrize('kept, judged, advice', [
-    (0, 29, 'does not pay'), (0, 9, 'too few'), (1, 29, 'too few')])
-def test_a_draft_whose_guesses_all_fail_does_not_pay(kept, judged, advice):
+@pytest.mark.parametrize('kept, judged, busy, advice', [
+    (0, 29, False, 'does not pay'), (0, 9, False, 'too few'), (1, 29, False, 'too few'),
+    (40, 40, True, 'no verdict, because the machine is busy')])
+def test_advice_on_a_draft(kept, judged, busy, advice):
     cycles = [cycle(1, i < kept, **{'draft/full': [1, 1]}) for i in range(judged)]
-    assert advice in list(times.speed_tables(True, cycles, {0: 1.0, 1: 1.0}, 0.2, 1.0))[-1]
+    assert advice in list(times.speed_tables(True, cycles, {0: 1.0, 1: 1.0}, 0.2, 1.0, busy=busy))[-1]
 
 
 def test_the_forecast_is_of_whole_cycles():
@@ -128,12 +129,6 @@ def test_the_forecast_is_of_whole_cycles():
     passes = {'draft/full': [1, 1], 'target/full': [1, 2]}
     lines = list(times.speed_tables(True, [cycle(1, True, **passes)] * 30, {0: 0.4, 1: 0.6}, 0.2, 0.7))
     assert lines[-2].split()[-2:] == ['1.00', f'{2 * 0.7 / (0.2 + 0.6 + 2 * 0.1):.2f}']
-
-
-def test_a_busy_machine_gets_no_verdict():
-    cycles = [cycle(1, True, **{'draft/full': [1, 1]})] * 40
-    lines = list(times.speed_tables(True, cycles, {0: 1.0, 1: 1.0}, 0.2, 1.0, busy=True))
-    assert lines[-1].endswith('no verdict, because the machine is busy')
 
 
 # ---------------------------------------------------------------------------------------- lab/course.md

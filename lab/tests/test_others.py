@@ -55,15 +55,10 @@ def test_others(monkeypatch, tmp_path, capsys, build):
     assert all(len(both) == 1 + ('ours' in name) for name, texts in rates.items() for both in texts.values())
     assert rates['llama.cpp 0'] == {0: [4.5], 1: [8.5]} and rates['llama.cpp 2 d'] == {0: [2.185], 1: [2.185]}
     assert all(f'\n| {name} | ' in out for name in THEIRS)
+    one = others.by_llama, build, bytes_tokenizer(), 't.gguf', 2, 'd.gguf'
+    refuses('expected encoded +2 tokens', *one, [1, 256], 8)            # <eos> is five letters for the script
     refused(capsys, 'no.gguf', *flags, '--llama', build, 'no.gguf', main=others.main)
     (build / 'llama-bench').write_text('#!/bin/sh\necho what?')
     refused(capsys, "expected version: (.*), its output ends with 'what?", *run, main=others.main)
     (build / 'llama-bench').unlink()
     refused(capsys, "No such file or directory: '", *run, main=others.main)
-
-
-def test_prompts_of_llama(build):
-    """A run is refused whose prompt has another count of tokens: <eos> is one, for the script five."""
-    run = others.by_llama, build, bytes_tokenizer(), 't.gguf', 2, 'd.gguf'
-    assert run[0](*run[1:], [1, 2], 8) == 2.185
-    refuses('expected encoded +2 tokens', *run, [1, 256], 8)

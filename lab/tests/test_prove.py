@@ -11,8 +11,7 @@ import torch
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
 from lab import prove
 from lab.tests.helpers import case, program, put, refused
-from lab.toys import (Table, WrongBonus, WrongResidual, WrongThird, enumerate_law, exact_law, session,
-                      variation, write)
+from lab.toys import Table, WrongResidual, WrongThird, enumerate_law, exact_law, session, variation, write
 from model import BadInput, Path
 from verify import METHODS, Exact, Judged, is_greedy, read_prompt
 
@@ -64,7 +63,6 @@ def late_steps(self, session, draft, pairs):
 
 
 WRONG = dict(
-    third=liar(WrongThird), bonus=liar(WrongBonus), residual=liar(WrongResidual),
     after_whole=liar(AfterWhole), greedy=only(lambda s, i: is_greedy(s.temperature)),
     late=only(lambda s, i: len(s.tokens) > s.begin + 12),
     far=only(lambda s, i: s.tokens_left > 15), fifth=only(lambda s, i: i == 4), ends=only(lambda s, i: s.eos),
