@@ -32,9 +32,7 @@ from verify import METHODS, Exact
 Kind = {kind}
 @dataclass
 class Own(Exact):
-    'Keeps every token.'
     often: Kind = knob({default!r}, 'how often', 1)
-    def chance(self, score, i): return 1.0
 METHODS[{name!r}] = Own"""
 FAILS = """from verify import METHODS, Exact
 METHODS['fails'] = type('Fails', (Exact,), dict({}=lambda *_: {}))"""
@@ -559,8 +557,8 @@ def test_a_text_keeps_its_knobs_and_no_vocabulary(pair, tmp_path, capsys, monkey
         assert {*vars(text.method)} <= {*knobs_of(type(text.method))}
 
 
-def test_two_files_of_one_name(pair, tmp_path, capsys):
-    """Are two modules: the types of a knob are looked up in its own."""
+def test_knobs_of_ones_own(pair, tmp_path, capsys):
+    """They are checked; files of one name are several modules, and a knob's type is looked up in its own."""
     files = []
     for name, kind, default in ('one', 'int | None', None), ('two', 'str', 'a'), ('three', 'list[int]', None):
         (tmp_path / name).mkdir()
