@@ -4,12 +4,14 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy
+import pandas
 import pytest
 import torch
 from safetensors import SafetensorError
 
 import verify
 from lab import deepen, judge, measure, tasks
+from lab.best.claims import less_ar
 from lab.judge import Estimate
 from lab.measure import EMBEDDED, Pair, run_row, text_rows
 from lab.tests.helpers import case, program as run, refused, refuses, stored, tiny
@@ -136,6 +138,15 @@ def test_no_verdict_where_there_can_be_none():
 
 
 # --------------------------------------------------------------------------------------------------- the rows
+
+def test_answers_are_judged_once_the_draft_alone_is_worse():
+    """Of twenty questions nineteen were answered, one of them wrongly; the draft alone answers five or all."""
+    table = pandas.DataFrame({'ar': [1] * 20, 'mine': [0] + [1] * 18 + [math.nan]})
+    for alone, verdict in ([1] * 5 + [0] * 15, 'UNDECIDED'), ([1] * 20, 'NO VERDICT'):
+        found = less_ar(table.assign(**{'the draft alone': alone}), 'mine')
+        assert found.n == 19 and found.figure == pytest.approx(-1 / 19)
+        assert found.verdict(-0.01).startswith(verdict)
+
 
 def test_run_row(pair):
     """Counts of real runs: a lossless setting agrees, lossy counts are those of a fresh dense pass."""
