@@ -137,16 +137,16 @@ def test_no_verdict_where_there_can_be_none():
     assert Estimate(1.3, 1.2, 1.4, 12, blind='why').verdict(1) == 'NO VERDICT (why)'
 
 
-# --------------------------------------------------------------------------------------------------- the rows
-
 def test_answers_are_judged_once_the_draft_alone_is_worse():
-    """Of twenty questions nineteen were answered, one of them wrongly; the draft alone answers five or all."""
+    """Of twenty questions nineteen were answered, one wrongly; the draft alone answers five or all."""
     table = pandas.DataFrame({'ar': [1] * 20, 'mine': [0] + [1] * 18 + [math.nan]})
     for alone, verdict in ([1] * 5 + [0] * 15, 'UNDECIDED'), ([1] * 20, 'NO VERDICT'):
         found = less_ar(table.assign(**{'the draft alone': alone}), 'mine')
         assert found.n == 19 and found.figure == pytest.approx(-1 / 19)
         assert found.verdict(-0.01).startswith(verdict)
 
+
+# --------------------------------------------------------------------------------------------------- the rows
 
 def test_run_row(pair):
     """Counts of real runs: a lossless setting agrees, lossy counts are those of a fresh dense pass."""
