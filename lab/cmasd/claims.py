@@ -3,6 +3,7 @@ import numpy
 import pandas
 
 from lab import judge
+from lab.best.claims import answered, less_ar
 from lab.judge import BEST_SD, PLAIN, area, estimate, knob, number, over, over_best_sd, plain_sd, settings
 from lab.measure import Record, prepared
 from verify import confidence_signals, decode, tokens_of
@@ -107,6 +108,9 @@ def figures(pair):
     if answers is not None:
         right = judge.array(answers, 'right', [DEFAULT, 'ar'])
         yield 'default: right answers won or lost in 100 texts', judge.mean(100 * (right[:, 0] - right[:, 1]))
+    on_gsm8k = answered(pair)
+    if DEFAULT in on_gsm8k:
+        yield 'default: right answers won or lost in 100 texts', less_ar(100 * on_gsm8k, DEFAULT)
 
 
 def confidence_area(rows, below=2, **more):

@@ -169,7 +169,8 @@ PAIRS = 'embedded', 'qwen-1.5b+0.5b', 'qwen-1.5bx5+0.5b'        # the columns of
 FOUND = [               # of its rows: the page, how the row there begins, what precedes the verdict
     ('cmasd', 'best setting: speed over plain', ''), ('cmasd', 'best setting: speed over `sd`', ''),
     ('cmasd', 'AUROC of C', 'all tokens: '), ('cmasd', 'AUROC of C', 'where C < 0.9: '),
-    ('ecsv', 'ecsv-lite: length over sd', ''), ('via', 'speed over plain', ''),
+    ('cmasd', 'default: right answers', ''), ('ecsv', 'ecsv-lite: length over sd', ''),
+    ('via', 'speed over plain', ''), ('via', 'right answers won or lost', ''),
     ('specguard', 'right answers over sd', 'default gate: '),
     ('specguard', 'speed over sd', 'default gate: '),
     ('specguard', 'right answers over sd', 'calibrated gate: '),
