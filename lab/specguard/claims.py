@@ -32,8 +32,6 @@ CLAIMS = {              # text: whose, rival, line
     'right answers over rsd': (OVER_RSD, CHECKER, GAIN),
     'speed over rsd': (OVER_RSD, CHECKER + ', at its best gamma', FASTER),
     'right answers over a coin': ('ours', 'a coin that lets the target write as many tokens', GAIN),
-    '`either-weak`: right answers over a coin': (
-        '"If either signal weak: Invoke target model"; the line: ours', 'the same coin', GAIN),
     'AUROC of L': ('"tokens the model generates with low confidence"; the line: ours', 'steps of one kind',
                    TELLS),
     'AUROC of G': ('"Hallucinated content tends to have low attention to the input"; the line: ours',
@@ -53,8 +51,8 @@ def figures(pair):
                 yield text, gap(frame, gate, rival, by=by,
                                 ceiling=1 - frame[frame.setting == rival].right.mean())
             yield 'right answers over a coin', estimate(over_coin(usual, gate), usual.text.nunique(), by=by)
-        yield ('`either-weak`: right answers over a coin',
-               estimate(over_coin(usual, 'either-weak'), usual.text.nunique()))
+        yield 'right answers over a coin', estimate(over_coin(usual, 'either-weak'), usual.text.nunique(),
+                                                    by='`either-weak`: ')
         yield from step_figures(pair.rows('drafted'))
     answers = answered(pair)
     for by, setting in ('default gate: ', ANSWERING), ('stricter gate: ', STRICTER):

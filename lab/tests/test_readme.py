@@ -186,7 +186,7 @@ def assert_rounds(words, row):
     """Each decimal number of these words is, rounded, one of the row."""
     for figure in decimals(words):
         half = 0.5 * 0.1 ** len(figure.partition('.')[2]) + 1e-9
-        assert any(abs(abs(float(one)) - float(figure)) <= half for one in decimals(row)), (words, row)
+        assert any(abs(abs(float(one)) - abs(float(figure))) <= half for one in decimals(row)), (words, row)
 
 
 def row_of(page, table, begins):

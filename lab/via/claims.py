@@ -34,7 +34,6 @@ CLAIMS = {              # text: whose, rival, line
         'notes: "reducing rejection rates by 0.10–0.22"', '`sd`, the same gammas', 0.1),
     "slim's agreement with the target, less the draft's": ('ours', 'the draft', 0.01),
     'right answers won or lost, a text': ('notes: "without losing accuracy"; the line is ours', PLAIN, -0.01),
-    '`draft-verify`: speed over plain': ('ours', PLAIN, 1),
     '`cascade-drafting`: speed over sd': ("ours, of the notes' table: 1.71 over 1.55", BEST_SD, 1.1)}
 
 
@@ -113,11 +112,6 @@ def figures(pair):
         yield 'right answers won or lost, a text', gap(pair.frame('right'), 'via', 'ar')
     elif 'via gamma=4' in answers:
         yield 'right answers won or lost, a text', less_ar(answers, 'via gamma=4')
-    if pair.has('self'):
-        frame = pair.frame('self')
-        highest = max(pair.ceiling(gamma, draft='target/slim') for gamma in (1, 2, 3, 4, 6))
-        drafted = settings(frame, 'draft-verify')
-        yield '`draft-verify`: speed over plain', over(frame, drafted, 'ar', ceiling=highest)
     if pair.has('drafting'):
         frame = pair.frame('drafting')
         yield '`cascade-drafting`: speed over sd', over_best_sd(frame, settings(frame, 'cascade-drafting'))
@@ -149,6 +143,6 @@ def tables(pairs):
         if pair.has('clock'):
             yield f'{pair.name}: the fastest of each method', of_each_method(pair)
         for record, title in (('gates', 'gates'), ('middle', f'middle judges; random: {", ".join(RANDOM)}'),
-                              ('drafting', 'slim drafts, and is drafted for')):
+                              ('self', 'slim drafts'), ('drafting', 'slim drafts, and is drafted for')):
             if pair.has(record):
                 yield f'{pair.name}: {title}', with_passes(pair, record)
