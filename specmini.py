@@ -71,7 +71,7 @@ class Engine:
     ignore_eos: bool = knob(False, 'write on past the end of sequence')
     device: str = knob('auto', 'auto: cuda where it is there', words=('auto', 'cpu', 'cuda'))
     dtype: str = knob('auto', 'auto: bf16 on CUDA; on a CPU fp32, 16-bit matrices', words=('auto', *DTYPES))
-    draft_bits: int = knob(None, 'of the draft on a CPU; None: 8 where it has VNNI, else 16', words=(8, 16))
+    draft_bits: int = knob(None, 'of the draft on a CPU; None: 8 on x86 with AVX2, else 16', words=(8, 16))
     compile: bool = knob(False, 'torch.compile short passes: of a card')
     sparse: Sparse = None           # makes the target's passes sparse, but not plain decoding; True: Sparse()
     readers: dict = field(default_factory=dict, init=False)     # {role: Reader}, see open
@@ -105,10 +105,10 @@ class Engine:
 
     def bits(self):
         """In how many bits the draft model is held; BadInput for 8 where these cannot be multiplied."""
-        can = self.device == 'cpu' and self.dtype in ('auto', 'fp32') and kernels.has_int8()
+        can = self.device == 'cpu' and self.dtype in ('auto', 'fp32') and kernels.has_half()
         wanted = 8 if self.draft == 'self' else self.draft_bits
-        require_that(can or wanted != 8, '--draft self and --draft-bits 8: products in 8 bits need a CPU '
-                     'with VNNI (AVX-512 or AVX-VNNI), and --dtype fp32 or auto')
+        require_that(can or wanted != 8, '--draft self and --draft-bits 8: products in 8 bits need an '
+                     'x86 CPU with AVX2, and --dtype fp32 or auto')
         return wanted or (8 if can else 16)
 
     def network(self, folder, bits=16):

@@ -11,7 +11,6 @@ from model import Linear
 from verify import Exact
 
 FOX = 'One evening Mia the fox went to the market with a map.'
-needs_vnni = pytest.mark.skipif(not kernels.has_int8(), reason='without VNNI sums of bytes saturate')
 
 
 def product(rows, bias=True):
@@ -23,7 +22,6 @@ def product(rows, bias=True):
         rows.double(), linear.weight.double(), linear.bias.double() if bias else None)
 
 
-@needs_vnni
 @pytest.mark.parametrize('sizes', [[1], [1] * 5, [1e4, 1, 1e-4], [1e-30, 1]])
 def test_products_are_two_percent_from_fp64(sizes):
     rows = torch.randn(len(sizes), 512) * torch.tensor(sizes)[:, None]
@@ -42,7 +40,6 @@ def test_odd_rows():
 def test_a_draft_that_is_the_target_in_8_bits(monkeypatch):
     """It guesses nearly all, and the target itself stays as it is: the text is that of plain decoding."""
     monkeypatch.setattr(kernels, 'BIG', 1)
-    monkeypatch.setattr(kernels, 'has_int8', lambda: True)              # if not, sums saturate: a worse draft
     engine = specmini.Engine(draft='self', max_new=40)
     assert isinstance(engine.models['draft'].lm_head, kernels.Int8)
     text, cycles = engine.generate(FOX, Exact(3))
@@ -51,20 +48,20 @@ def test_a_draft_that_is_the_target_in_8_bits(monkeypatch):
 
 
 def test_bits_by_default_and_asked_for(monkeypatch, capsys):
-    """8 where the CPU has VNNI and the draft runs in fp32; elsewhere a line says what is lacking."""
+    """8 where the CPU has AVX2 and the draft runs in fp32; elsewhere a line says what is lacking."""
     asked = []
     real = kernels.pack
     monkeypatch.setattr(kernels, 'pack', lambda network, bits=16: asked.append(bits) or real(network, bits))
     for there, settings, bits in (
             (True, {}, [16, 8]), (True, dict(draft_bits=16), [16, 16]), (True, dict(draft='self'), [16, 8]),
             (True, dict(dtype='bf16'), []), (False, {}, [16, 16]), (False, dict(draft_bits=16), [16, 16])):
-        monkeypatch.setattr(kernels, 'has_int8', lambda there=there: there)
+        monkeypatch.setattr(kernels, 'has_half', lambda there=there: there)
         asked.clear()
         specmini.Engine(**settings)
         assert asked == bits, (there, settings)
     for flags in (['--draft', 'self'], ['--draft-bits', 8]):
-        refused(capsys, 'need a CPU with VNNI', '--prompt', 'x', *flags)
+        refused(capsys, 'need an x86 CPU with AVX2', '--prompt', 'x', *flags)
     refused(capsys, 'draft_bits is 4; expected a whole number 8, 16', '--prompt', 'x', '--draft-bits', 4)
-    monkeypatch.setattr(kernels, 'has_int8', lambda: True)
+    monkeypatch.setattr(kernels, 'has_half', lambda: True)
     refuses('dtype fp32', partial(specmini.Engine, draft='self', dtype='bf16'))
     assert program(capsys, '--prompt', FOX, '--draft', 'self', '--max-new', 4)[0] == 0
