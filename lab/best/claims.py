@@ -13,6 +13,8 @@ FASTEST = {             # agreement: claim; of all settings but plain `sd`
     1.0: 'the fastest exact setting', 0.99: 'the fastest at 99 % agreement',
     0.95: 'the fastest at 95 % agreement'}
 LOOK_UP = 'look up first'
+EIGHT = '`sd`: its draft in 8 bits over one in 16'
+SELF = '`sd`: the target in 8 bits as its draft, over plain decoding'
 BLOCK = 'block verification, sampled: tokens a pass over `sd`'
 BLIND = 'the answers cannot tell the draft alone from the target, see best'   # why there is no verdict
 CLAIMS = {
@@ -20,6 +22,8 @@ CLAIMS = {
     FASTEST[0.99]: ('ours', BEST_SD, 1.5),
     FASTEST[0.95]: ('ours', BEST_SD, 1.5),
     LOOK_UP: ('ours', '`sd` by the draft model alone, at the same gammas', 1.05),
+    EIGHT: ('ours', 'the same draft in 16 bits, at its best gamma', 1.1),
+    SELF: ('ours', 'plain decoding', 1.3),
     BLOCK: ('Sun et al. 2024: 5 to 8 % more', '`sd`, the same gammas and seeds', 1.05)}
 
 
@@ -36,6 +40,12 @@ def figures(pair):
         yield text, over(frame, [name for name in names if name not in ('ar', *rivals)], rivals, least=level)
     look_up = [name for name in settings(frame, 'sd') if 'lookup=true' in name]
     yield LOOK_UP, over(frame, look_up, [name.removesuffix(' lookup=true') for name in look_up])
+    by_itself = [name for name in rivals if 'draft=self' in name]
+    sixteen = [name for name in rivals if 'draft_bits=16' in name]
+    if sixteen:
+        yield EIGHT, over(frame, [name.removesuffix(' draft_bits=16') for name in sixteen], sixteen)
+    if by_itself:
+        yield SELF, over(frame, by_itself, 'ar')
 
 
 def by_method(frame):

@@ -44,7 +44,7 @@ def figures(pair):
     """Yields (text of a claim, Estimate) of what the records of a pair allow, of both gates."""
     if pair.has('gates'):
         usual, hard = halves(pair.frame('gates'))
-        for by, gate in two_gates(pair, usual, 4).items():
+        for by, [gate] in two_gates(pair, usual, 4).items():
             for text, frame, rival in (('right answers over sd', usual, 'ar'),
                                        ('math-hard: right answers over sd', hard, 'ar'),
                                        ('right answers over rsd', usual, 'rsd gamma=4')):
@@ -59,17 +59,17 @@ def figures(pair):
         if setting in answers:
             yield 'right answers over sd', less_ar(answers, setting, by=by)
     frame = pair.clock
-    for by, gate in two_gates(pair, frame, 8).items() if frame is not None else ():
+    for by, mine in two_gates(pair, frame, 8).items() if frame is not None else ():
         for text, rivals in ('speed over sd', plain_sd(frame)), ('speed over rsd', settings(frame, 'rsd')):
             if rivals:
-                yield text, over(frame, gate, rivals, by=by, ceiling=ceiling(pair, frame, rivals))
+                yield text, over(frame, mine, rivals, by=by, ceiling=ceiling(pair, frame, rivals))
 
 
 def two_gates(pair, frame, gamma):
-    """{words: setting} of the default gate, and of that which training steps give where they are stored."""
-    found = {'default gate: ': next(filter(re.compile(DEFAULT).fullmatch, frame.setting))}
+    """{words: settings} of the default gate, and of that which training steps give where they are stored."""
+    found = {'default gate: ': [name for name in frame.setting.unique() if re.fullmatch(DEFAULT, name)]}
     if pair.has('gate'):
-        found['calibrated gate: '] = calibrated(pair.rows('gate'), gamma)
+        found['calibrated gate: '] = [calibrated(pair.rows('gate'), gamma)]
     return found
 
 

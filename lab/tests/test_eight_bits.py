@@ -29,6 +29,15 @@ def test_products_are_two_percent_from_fp64(sizes):
     assert ((ours - exact).norm(dim=1) <= 0.02 * exact.norm(dim=1)).all()
 
 
+def test_sums_of_the_largest_products_fit():
+    """Without VNNI two products of whole bytes, 127 * 255 each, would be cut to 32767."""
+    linear = Linear(512, 300, bias=False).requires_grad_(False)
+    linear.weight.fill_(3)
+    rows = torch.ones(1, 512)
+    rows[0, :2] = -1                                    # so that both signs are held
+    assert torch.allclose(kernels.Int8(linear)(rows), torch.tensor(3 * 508.), rtol=0.02)
+
+
 def test_odd_rows():
     """Zeros stay zeros, but for the bias; a row of NaN is NaN, for the check of logits to find."""
     rows = torch.zeros(2, 512)
