@@ -101,7 +101,9 @@ def figures(pair):
             yield ('default: accepted tokens a cycle',
                    over(frame, DEFAULT, 'sd gamma=10', 'cycles', 'kept', ceiling=ceiling))
         default = frame[frame.setting == DEFAULT]
-        yield "default: its tokens that are the target's choice", judge.share(default.agreed, default.tokens)
+        if len(default):
+            yield ("default: its tokens that are the target's choice",
+                   judge.share(default.agreed, default.tokens))
     if rows:
         for by, below in ('all tokens: ', 2), (f'where C < {SURE}: ', SURE):
             yield 'AUROC of C for acceptance', confidence_area(rows, below, by=by)
@@ -111,6 +113,10 @@ def figures(pair):
     on_gsm8k = answered(pair)
     if DEFAULT in on_gsm8k:
         yield 'default: right answers won or lost in 100 texts', less_ar(100 * on_gsm8k, DEFAULT)
+        default = [row for row in pair.rows('answers', 'best') if row['setting'] == DEFAULT]
+        yield ("default: its tokens that are the target's choice",
+               judge.share([row['tokens'] - row['wrong'] for row in default],
+                           [row['tokens'] for row in default], of='questions'))
 
 
 def confidence_area(rows, below=2, **more):
