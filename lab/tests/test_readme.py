@@ -211,7 +211,8 @@ def test_figures_of_the_readme_are_stored():
         assert words in ' '.join(text.split()), words
         assert_rounds(words, row_of(*place)[1])
     left = {*decimals(re.sub(r'^\|.*', '', section, flags=re.M))}
-    assert left == {'0.31', '0.08', '1.24', '1.45', '0.98', '1.02'}     # costs, two of TIED, SPEED.md
+    costs, tied, of_speed = {'0.31', '0.08'}, {'1.24', '1.45'}, {'0.90', '0.91', '0.74', '1.12'}
+    assert left == costs | tied | of_speed | {'1.02'}   # our threshold
 
 
 def test_verdicts_of_the_readme_are_stored():
