@@ -49,7 +49,7 @@ ROWS = 8                # the most draft rows whose pass is timed
 # ------------------------------------------------------------------------------------------------- the models
 
 @functools.cache
-def network(folder, device, dtype, bits=16):
+def network(folder, device, dtype, bits):
     """(Transformer, tokenizer, end ids) of a folder, held once."""
     return ready(folder, device, dtype, bits=bits)
 
@@ -123,7 +123,7 @@ class Pair:
 
     @property
     def tokenizer(self):
-        return network(self.target, self.device, self.dtype)[1]
+        return network(self.target, self.device, self.dtype, 16)[1]
 
     def texts(self, usual, n):
         """The first n Prompts of each family that have `longest` tokens or fewer, the families in turn.
@@ -521,7 +521,7 @@ def run():
     args = parser.parse_args()
     work = list(work_of(args))
     pair = pair_of(args)
-    take_threads(network(pair.target, pair.device, pair.dtype)[0])
+    take_threads(network(pair.target, pair.device, pair.dtype, 16)[0])
     for record, folder, name in work:
         lacking = 'a draft model (--draft DIR)' if record.drafts and not pair.draft else ''
         if lacking or record.only and not pair.is_embedded:

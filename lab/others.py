@@ -161,7 +161,7 @@ def run():
     two_steps = pair.max_new > max(20, *args.gamma) + 1     # transformers' default is 20
     require_that(pair.device == 'cpu' and pair.draft and two_steps,
                  'expected --device cpu, --draft DIR and --max-new above 21 and gamma + 1')
-    take_threads(network(pair.target, pair.device, pair.dtype)[0])
+    take_threads(network(pair.target, pair.device, pair.dtype, 16)[0])
     prompts = pair.texts((), args.n)
     cached_engine.cache_clear()                         # each program makes its own
     network.cache_clear()

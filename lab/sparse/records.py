@@ -99,7 +99,7 @@ def calibrated(pair, task, seed):
     """The section `sparse` of a target, measured on 16 training rows of a task, of tables 4."""
     rows = itertools.islice(tasks.rows(task, SEED + seed, 'train'), 4 if task == 'table' else 16)
     texts = [pair.encode(row['prompt'] + row['solution']) for row in rows]
-    return sparsity(network(pair.target, pair.device, pair.dtype)[0], texts, dense_below=0, block=4, locals=1)
+    return sparsity(network(pair.target, pair.device, pair.dtype, 16)[0], texts, dense_below=0, block=4, locals=1)
 
 
 def task_rows(model, names, pair, prompt):
@@ -110,7 +110,7 @@ def task_rows(model, names, pair, prompt):
     own = dict(sparse=calibrated(pair, prompt.family, seed))
     runs = {name: (name, own) for name in names}
     if model == 'target':
-        layers = network(pair.target, pair.device, pair.dtype)[0].config.num_hidden_layers
+        layers = network(pair.target, pair.device, pair.dtype, 16)[0].config.num_hidden_layers
         drawn = [0, *random.Random(f'{SEED} {prompt.place}').sample(range(1, layers), layers // 2)]
         runs[BY_LOT] = QUARTER, dict(sparse=own['sparse'] | dict(anchors=drawn))
         runs[OF_STORIES] = QUARTER, dict(sparse=calibrated(pair, 'story', seed))
