@@ -99,7 +99,8 @@ def calibrated(pair, task, seed):
     """The section `sparse` of a target, measured on 16 training rows of a task, of tables 4."""
     rows = itertools.islice(tasks.rows(task, SEED + seed, 'train'), 4 if task == 'table' else 16)
     texts = [pair.encode(row['prompt'] + row['solution']) for row in rows]
-    return sparsity(network(pair.target, pair.device, pair.dtype, 16)[0], texts, dense_below=0, block=4, locals=1)
+    model = network(pair.target, pair.device, pair.dtype, 16)[0]
+    return sparsity(model, texts, dense_below=0, block=4, locals=1)
 
 
 def task_rows(model, names, pair, prompt):
