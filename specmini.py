@@ -60,7 +60,7 @@ class Engine:
     Its knobs are flags, too. ValueError, one line, for a setting or a folder that does not fit.
     """
     target: str = knob(str(EMBEDDED / 'target'), 'a Hugging Face folder, or a repository owner/name')
-    draft: str = knob(None, 'a folder; lookup: from the text; none; self: the target in 8 bits; '
+    draft: str = knob(None, 'a folder; lookup: from the text; none; self: the target, in 8 bits; '
                       'None: the embedded one, or lookup')
     lookup: bool = knob(False, 'look up in the text first, else ask the draft model')
     max_new: int = knob(256, 'tokens to write at most', 1)
@@ -90,8 +90,10 @@ class Engine:
         require_that(self.device == 'cuda' or not self.compile,
                      '--compile is for a card: on a CPU products take the time, and sd was slower with it')
         if self.draft is None:
-            embedded = self.target == str(EMBEDDED / 'target')
+            embedded = File(self.target).resolve() == EMBEDDED / 'target'
             self.draft = str(EMBEDDED / 'draft') if embedded else 'lookup'
+        if self.draft == 'none' and self.lookup:
+            self.draft = 'lookup'
         self.proposer = SOURCES.get(self.draft, lookup_then_draft if self.lookup else draft_model)
         target, self.tokenizer, eos = self.network(self.target)
         self.eos = frozenset() if self.ignore_eos else eos
@@ -106,7 +108,7 @@ class Engine:
     def bits(self):
         """In how many bits the draft model is held; BadInput for 8 where these cannot be multiplied."""
         can = self.device == 'cpu' and self.dtype in ('auto', 'fp32') and kernels.has_half()
-        wanted = 8 if self.draft == 'self' else self.draft_bits
+        wanted = self.draft_bits or (8 if self.draft == 'self' else None)
         require_that(can or wanted != 8, '--draft self and --draft-bits 8: products in 8 bits need an '
                      'x86 CPU with AVX2, and --dtype fp32 or auto')
         return wanted or (8 if can else 16)
@@ -300,7 +302,7 @@ def run(args, kind=Engine):
     whole = len(texts) - len(texts) % len(args.methods)     # texts that every method has written
     if whole:
         for line in table(texts[:whole]):
-            print(line, file=sys.stdout if compare else sys.stderr)
+            print(line, file=sys.stdout if compare and not args.json else sys.stderr)
     return status
 
 
@@ -467,7 +469,8 @@ def main(argv=None):
 
 def exit_status(program, work):
     """What work() returns, 0 for None; 2 for bad input or a full disk (a line on stderr), 130 for Ctrl-C."""
-    sys.stderr = sys.stderr or open(os.devnull, 'w')    # closed, which tqdm takes ill
+    sys.stdout = sys.stdout or open(os.devnull, 'w')    # closed (`>&-`)
+    sys.stderr = sys.stderr or open(os.devnull, 'w')
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, 'reconfigure'):
             stream.reconfigure(errors='replace')        # a character that a terminal lacks becomes a ?
@@ -487,6 +490,11 @@ def exit_status(program, work):
             raise
         print(f'{program}:', ' '.join(str(error).split())[:1000] or 'not enough memory', file=sys.stderr)
         return 2
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:                                 # or Python tries once more at exit, and says so
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # --------------------------------------------------------------------------------------------------- prompts

@@ -61,14 +61,14 @@ EVERY = 17              # of a pass's channel activations, every 17th is kept: e
 def calibration_texts(engine, settings):
     """settings.texts texts as ids: prompts, each with the W tokens that the target writes after it.
 
-    Rows after which it writes fewer, or whose prompt fills the context, are passed over. BadInput if too few
-    are left.
+    Rows after which it writes fewer, or whose prompt is empty or fills the context, are passed over. BadInput
+    if too few are left.
     """
     W = settings.tokens
     texts = []
     rows = read_rows(None, settings.prompts or PROMPTS)
     for ids in tqdm(encoded(engine, rows, settings.chat), desc='prompts', disable=None):
-        if len(ids) + W <= engine.context:
+        if 0 < len(ids) <= engine.context - W:
             _, cycles = engine.generate(ids, 'ar', max_new=W)
             written = tokens_of(cycles)
             if len(written) == W:
@@ -313,7 +313,8 @@ def measure_signals(engine, settings):
             session.commit(method.write(session))
     require_that(steps, "no prompt leaves room for a step in the draft's context; give other --prompts")
     logp, grounding = signal_ranges(steps)
-    return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps), draft=fingerprint(engine.draft))
+    draft = fingerprint(engine.target if engine.draft == 'self' else engine.draft)
+    return dict(draft_logp=logp, draft_grounding=grounding, steps=len(steps), draft=draft)
 
 
 # --------------------------------------------------------------------------------------------- the program

@@ -165,8 +165,8 @@ class Score:
             p = self.recovery_distribution(p, self.block.q[i].to(p))
         token, mass = to_host(self.session.draw(p), p.sum())
         rule = getattr(self.recovery_distribution, '__qualname__', 'the rule')
-        require_that(math.isfinite(mass), f'{rule}: NaN in the place of guess {i + 1} after '
-                     f'{len(self.session.tokens)} tokens; does it divide 0 by 0?')
+        require_that(0 < mass < inf, f'{rule}: a mass of {mass:g} in the place of guess {i + 1} after '
+                     f'{len(self.session.tokens)} tokens; does it divide 0 by 0, or leave nothing?')
         return int(token)
 
 
@@ -175,7 +175,7 @@ class Cycle:
     """What one cycle did. The trace is the list of these; every figure and picture is computed from it.
 
     Until the next cycle begins, `score` is the target's Score: score.p [n + 1, V], score.block.q [n, V]. It
-    is None if the target has judged no token. It is no part of a trace.
+    is None if the target's pass did not run. It is no part of a trace.
     """
     drafted: list           # ids
     judged: list            # a Judged for each draft token that was looked at

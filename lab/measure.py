@@ -1,4 +1,4 @@
-"""Runs lists of settings on texts, a row a run: `python -m lab.measure lab/cmasd/knobs.txt`.
+"""Runs lists of settings on texts, a row a run: `python -m lab.measure lab/cmasd/clock.txt`.
 
 A list is a file: a head of `key: value` lines, an empty line, then settings, one a line, as `specmini.py
 --compare` takes them; its first one runs beside all others. LAB PAPERS name their own lists and records. With
@@ -216,6 +216,13 @@ def prepared(pair, setting='sd'):
     engine.seed = own.seed
     engine.proposer = lookup_then_draft if own.lookup else engine.usual
     return engine, method
+
+
+def started(pair, setting, prompt):
+    """A Session of the pair that has read a prompt, drafted for as the setting says."""
+    engine, method = prepared(pair, setting)
+    engine.open([prompt.ids])
+    return engine.start(prompt.ids, method)
 
 
 def run_once(pair, setting, prompt):

@@ -12,7 +12,7 @@ import torch
 from lab.baselines import slim_draft
 from lab.toys import Near, Table, session
 from model import QUANTILES, Calibration
-from verify import Sparse, draft_model, prompt_lookup, read_prompt
+from verify import Sparse, draft_model, lookup_then_draft, prompt_lookup, read_prompt
 
 STRATA = 8          # walks of a kind in a row, of which each has its own eighth of every range
 LEFT = 300          # tokens that a walk may write
@@ -118,11 +118,8 @@ def begun(made, method, number):
         draft = Near(2 * number + 2, target, made['noise'], 1 if made['noise'] < 1 else 5, context)
     draft.shape = partial(shaped, made['few'])
     draft = draft if 'draft' in made['drafts'] else None
-
-    def look_up(session, n, method):
-        found = prompt_lookup(session, n)
-        return found if found.tokens or not draft else draft_model(session, n, method)
-    proposers = {'by target': slim_draft, 'by look-up': look_up, 'by look-up, else draft': look_up}
+    proposers = {'by target': slim_draft, 'by look-up': prompt_lookup,
+                 'by look-up, else draft': lookup_then_draft}
     calibration = CALIBRATION | ({'sparse': SPARSE} if made['sparse'] == 'calibrated sparse' else {})
     s = session(target, draft, made['prompt'], LEFT, proposers.get(made['drafts'], draft_model), seed=number,
                 calibration=calibration, eos=frozenset(made['ends']),

@@ -110,12 +110,4 @@ def tables(pairs):
             if frame is not None:
                 further = {'by family': by_family(frame)} if record == 'clock' else {}
                 yield f'{pair.name}{title}: {frame.text.nunique()} texts', overview(frame, plain, **further)
-    for pair in pairs:
-        if pair.has('block'):
-            runs = pair.frame('block').groupby('setting', sort=False)
-            total = runs[['tokens', 'full', 'kept', 'cycles']].sum()
-            yield f'{pair.name}: block verification, one run a text', pandas.DataFrame({
-                'setting': [f'`{name}`' for name in total.index],
-                'tokens a full pass': (total.tokens / total.full).to_numpy(),
-                'kept a cycle': (total.kept / total.cycles).to_numpy()})
     yield 'Right answers on GSM8K, at most 512 tokens', answers(pairs)

@@ -5,8 +5,8 @@ import pandas
 from lab import judge
 from lab.best.claims import answered, less_ar
 from lab.judge import BEST_SD, PLAIN, area, estimate, knob, number, over, over_best_sd, plain_sd, settings
-from lab.measure import Record, prepared
-from verify import confidence_signals, decode, tokens_of
+from lab.measure import Record, started
+from verify import Exact, confidence_signals, decode, tokens_of
 
 SOURCE = 'notes on the paper, which themselves quote its tables'
 FAMILIES = 'math', 'table', 'story', 'translate', 'summary'
@@ -55,10 +55,8 @@ def token_row(pair, prompt):
 
     hit: whether the draft's first choice is that token; signals: CM-ASD's three confidences [T, 3].
     """
-    engine, method = prepared(pair, 'sd gamma=8')       # which writes that text, and has a draft
-    engine.open([prompt.ids])
-    session = engine.start(prompt.ids, method)
-    written = tokens_of(decode(session, method))
+    session = started(pair, 'sd', prompt)
+    written = tokens_of(decode(session, Exact()))
     draft = session.drafter
     q = draft.read(session.tokens[:-1], draft.model.full, len(written)).float()                  # [T, V] raw
     hits = [int(guess == token) for guess, token in zip(q.argmax(-1).tolist(), written)]
@@ -142,17 +140,6 @@ def tables(pairs):
             if pair.name == judge.EMBEDDED:
                 yield ('By the clock, tuned on one task and run on another: over `sd`, both at their best',
                        carried(frame))
-        if pair.has('knobs'):
-            frame = pair.frame('knobs')
-            squares = [name for name in frame.setting.unique() if ' gamma=' in name and ' gamma_tau=' in name]
-            yield (f'{pair.name}: tokens a full pass (agreement) by gamma_tau, and gamma, which is k_max',
-                   judge.grid(squares, cell(frame), 'gamma_tau', 'gamma'))
-            others = settings(frame[frame.setting.str.fullmatch(r'cmasd (tau_base|alpha)=\S+')], 'cmasd')
-            yield (f'{pair.name}: the same by tau_base, and by alpha, the others at their defaults',
-                   pandas.DataFrame([{f'`{name}`': cell(frame)(name) for name in others}]))
-        if pair.has('seeds'):
-            seeds = pair.frame('seeds')
-            yield f'{pair.name}, temperature 0.8, three seeds', judge.overview(seeds, seeds.setting[0])
 
 
 def by_confidence(pair):
@@ -181,11 +168,3 @@ def carried(frame):
         speeds = {f'on {other}': over_best_sd(theirs, [fast]).figure for other, theirs in tasks.items()}
         lines.append({'tuned on': task, 'setting': f'`{fast}`'} | speeds)
     return pandas.DataFrame(lines)
-
-
-def cell(frame):
-    """A function of a setting: its tokens a full pass, and its agreement."""
-    def words(name):
-        total = frame[frame.setting == name][['tokens', 'full', 'agreed']].sum()
-        return f'{total.tokens / total.full:.2f} ({total.agreed / total.tokens:.1%})'
-    return words

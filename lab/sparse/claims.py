@@ -150,10 +150,7 @@ def mixture(pair):
         row['right'] = rights(runs, setting, ['math'])
         read = re.sub(' gamma=.', '', setting)
         if read in reads.setting.values:
-            dense, nll = array(reads, 'nll', ['sd', read]).T
-            count = array(reads, 'read', ['sd'])[:, 0]
-            row['perplexity over dense: corpus'] = 1 / perplexity(reads, read).figure
-            row['mean of texts'] = numpy.exp((nll - dense) / count).mean()
+            row['perplexity over dense'] = 1 / perplexity(reads, read).figure
             row['same choice'] = ratio(reads, read, 'alike', 'read')
         rows.append(row)
     return pandas.DataFrame(rows)

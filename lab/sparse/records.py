@@ -16,7 +16,7 @@ import torch
 import kernels
 from lab import tasks
 from lab.measure import (LAB, MODELS, SEED, Prompt, Record, moment, network, parts_of, prepared, read_list,
-                         rows_by_family, run_once, text_rows)
+                         rows_by_family, run_once, started, text_rows)
 from model import encode
 from train_mask import sparsity
 from verify import Exact, Sparse, decode
@@ -76,12 +76,11 @@ def read_rows(pair, prompt, text, runs):
     read: tokens; alike: those of which dense has the same first choice; kl, nll: their sums in nats; keys,
     cached: sums over passes of what a layer reads and of what there is; pass: seconds of the median one.
     """
-    engine, _ = prepared(pair)
-    engine.open([prompt.ids])
-    session = engine.start(prompt.ids, Sparse())
+    session = started(pair, 'sd', prompt)
+    usual = session.calibration
     rows, dense = [], None
     for name, (setting, calibration) in runs.items():
-        session.calibration = calibration or engine.calibration
+        session.calibration = calibration or usual
         logp, keys, times = read_on(session, prompt.ids, text, setting)
         dense = logp if dense is None else dense
         picked = logp.gather(1, torch.tensor(text, device=logp.device)[:, None])
@@ -147,9 +146,7 @@ def shared_rows(pair, prompt):
     Shares in each layer by place in the pass, means over dense passes and key heads. A query would choose the
     best quarter of the blocks that are not always read. The text is the target's own.
     """
-    engine, _ = prepared(pair)
-    engine.open([prompt.ids])
-    session = engine.start(prompt.ids, Exact())
+    session = started(pair, 'sd', prompt)
     for _ in decode(session, Exact()):
         pass
     target, noted = session.target, []

@@ -118,7 +118,7 @@ def step_figures(rows):
 # ---------------------------------------------------------------------------------------------------- tables
 
 def tables(pairs):
-    """Yields (title, frame): gates, knobs, beta by tau, signals, parts of a step, the clock."""
+    """Yields (title, frame): gates, knobs, beta by tau, signals, the clock."""
     own, frames = [pair for pair in pairs if pair.has('gates')], {}
     for pair in own:
         frames[pair.name], frames[f'{pair.name}, {HARD}'] = halves(pair.frame('gates'))
@@ -126,7 +126,6 @@ def tables(pairs):
     yield 'Knobs: points, target', by_setting({pair.name: pair.frame('knobs') for pair in own}, points)
     yield 'Beta and tau: points, target, of both pairs; gates tuned on training steps', beta_table(own)
     yield 'AUROC among drafted steps of one kind', signal_table(own)
-    yield 'Microseconds a token of a step', part_table(own)
     for pair in own:
         yield f'{pair.name}, by the clock', overview(pair.frame('clock'))
 
@@ -179,9 +178,3 @@ def signal_table(pairs):
         line = dict(pair=pair.name, family=family, steps=f'{len(right)}', wrong=f'{right.count(0)}')
         lines.append(line | {name: told(rows, key)(numpy.arange(len(rows))) for name, key in names.items()})
     return pandas.DataFrame(lines)
-
-
-def part_table(pairs):
-    """A row a pair, a column a part of a step: its median time."""
-    times = {pair.name: pandas.DataFrame([row['parts'] for row in pair.rows('parts')]) for pair in pairs}
-    return pandas.DataFrame([dict(pair=name) | dict(frame.median()) for name, frame in times.items()])

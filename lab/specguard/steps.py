@@ -1,27 +1,18 @@
-"""SpecGuard's records of single steps: whether drafted ones are right, their signals, their parts' time."""
+"""SpecGuard's records of single steps: whether drafted ones are right, and their signals."""
 import itertools
-from statistics import median
 
 import numpy
 
 from lab import tasks
 from lab.judge import area
-from lab.measure import Prompt, Record, moment, prepared
+from lab.measure import Prompt, Record, started
 from model import encode
-from verify import SpecGuard, most_central
+from verify import SpecGuard
 
 TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
 MOST_STEPS = 6          # steps of a solution, evenly spaced, in whose place the draft writes another
 LAYERS = 1, 2, 3, 6     # the last layers of the draft over which the rollout goes
-ROUNDS = 9              # of which the median is a part's time
 ONLY = "the lab's tasks, because their steps are graded one by one"
-
-
-def started(pair, prompt):
-    """A Session of the pair that has read a prompt."""
-    engine, method = prepared(pair, 'specguard')
-    engine.open([prompt.ids])
-    return engine.start(prompt.ids, method)
 
 
 def training_prompts(pair, n):
@@ -50,7 +41,7 @@ def step_row(pair, prompt):
     The step is the most central of four. right, first: whether it, and the first of the four, is right; L;
     G1, G2, ...: G by a rollout over so many layers; scaled_L, scaled_G: as SpecGuard adds them.
     """
-    session = started(pair, prompt)
+    session = started(pair, 'specguard', prompt)
     right = tasks.step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
     steps = solution_steps(pair, prompt, session)
     columns = {}
@@ -78,34 +69,6 @@ def kind_of(text):
     return 'work' if '=' in text else 'words'
 
 
-def part_row(pair, prompt):
-    """[{part of the first step after a prompt: its microseconds a token of the step}], medians of ROUNDS."""
-    session = started(pair, prompt)
-    method, reader = SpecGuard(), session.drafter
-    draft = method.propose(session)
-    candidates = draft.signals[0]['candidates']
-    scores = method.score(session, draft)
-    text, n = session.tokens + draft.tokens, len(draft.tokens)
-    parts = {
-        'one candidate': lambda: SpecGuard(k=1).propose(session),
-        'four candidates, with the selector': lambda: method.propose(session),
-        'the selector alone': lambda: most_central(candidates, [0.0] * len(candidates)),
-        'a pass over the step with rollout': lambda: method.score(session, draft),
-        'the same pass without': lambda: reader.read(text, reader.model.full, n),
-        'scoring': lambda: method.verdict(session, draft, scores),
-        'the target writes a step': lambda: method.write(session)}
-    written = len(method.write(session))
-    times = {part: median(microseconds(do) for _ in range(ROUNDS)) / (written if 'target' in part else n)
-             for part, do in parts.items()}
-    return [prompt.name | dict(parts=times)]
-
-
-def microseconds(do):
-    begin = moment()
-    do()
-    return 1e6 * (moment() - begin)
-
-
 def told(rows, signal):
     """A function of texts: the AUROC of a signal among steps of one family and kind, weighted by their pairs.
 
@@ -119,5 +82,4 @@ def told(rows, signal):
 
 RECORDS = dict(
     gate=Record(training_prompts, step_row, 100, only=ONLY),
-    drafted=Record(lambda pair, n: pair.texts(TASKS, n), step_row, 50, only=ONLY),
-    parts=Record(lambda pair, n: pair.texts(TASKS, n), part_row, 8, only=ONLY))
+    drafted=Record(lambda pair, n: pair.texts(TASKS, n), step_row, 50, only=ONLY))

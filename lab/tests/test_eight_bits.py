@@ -63,6 +63,7 @@ def test_bits_by_default_and_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(kernels, 'pack', lambda network, bits=16: asked.append(bits) or real(network, bits))
     for there, settings, bits in (
             (True, {}, [16, 8]), (True, dict(draft_bits=16), [16, 16]), (True, dict(draft='self'), [16, 8]),
+            (True, dict(draft='self', draft_bits=16), [16, 16]),
             (True, dict(dtype='bf16'), []), (False, {}, [16, 16]), (False, dict(draft_bits=16), [16, 16])):
         monkeypatch.setattr(kernels, 'has_half', lambda there=there: there)
         asked.clear()

@@ -55,7 +55,7 @@ def test_two_processes_write_the_texts_of_one_by_every_method(tmp_path, capsys):
         write_calibration(tmp_path / 'target', name, section)
     alone = program(capsys, *flags)[1]
     status, out, err = subprogram(*TORCHRUN, *flags)
-    assert status == 0 and out.count('\nspecguard ') == 1, err
+    assert status == 0 and err.count('\nspecguard ') == 1, err
     one, two = [[(made['method'], made['tokens'], [cycle['labels'] for cycle in made['cycles']])
                  for made in map(json.loads, re.findall('^{.*', printed, re.M))] for printed in (alone, out)]
     assert one == two and len(one) == 21

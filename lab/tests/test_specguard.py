@@ -64,7 +64,7 @@ def test_a_row_of_graded_steps():
     """It has a value for each line of the solution, and the L of SpecGuard's own score of the first step."""
     prompt, *_ = steps.training_prompts(EMBEDDED, 1)
     (row,) = steps.step_row(EMBEDDED, prompt)
-    s = steps.started(EMBEDDED, prompt)
+    s = steps.started(EMBEDDED, 'specguard', prompt)
     lines = [s.text(ids).strip() for ids in steps.solution_steps(EMBEDDED, prompt, s)]
     assert lines == prompt.row['solution'].strip().split('\n') and len(lines) <= steps.MOST_STEPS
     columns = row.keys() - prompt.name.keys()

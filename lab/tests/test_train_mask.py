@@ -48,15 +48,15 @@ def test_search_that_is_ended_keeps_the_best(last, tried, monkeypatch):
 @pytest.fixture
 def asked(tmp_path):
     """(a checkpoint with a chat template, flags of a short search on two prompts)."""
-    rows = json_lines([dict(prompt='To be'), dict(question='or not'), dict(prompt='x' * 60)])
-    files = {'chat_template.jinja': 'user:{{ messages[0].content }}!', 'rows.jsonl': rows}
+    rows = [dict(prompt='To be'), dict(question='or not'), dict(prompt='x' * 60), dict(prompt='')]
+    files = {'chat_template.jinja': 'user:{{ messages[0].content }}!', 'rows.jsonl': json_lines(rows)}
     folder = tiny(tmp_path / 'm', 0, dict(num_hidden_layers=4), files=files)
     numbers = '--texts 2 --tokens 8 --evaluations 2 --skip 0.25'.split()
     return folder, ['--target', folder, '--prompts', str(folder / 'rows.jsonl'), *numbers]
 
 
 @pytest.mark.parametrize('named, more', [
-    ('2 of 3 prompts', '--texts 3'), ('give other --prompts', '--tokens 600'),
+    ('2 of 4 prompts', '--texts 3'), ('give other --prompts', '--tokens 600'),
     ('texts is 0; expected a whole number 1 or more', '--texts 0'), ('skip is 1.5; expected', '--skip 1.5'),
     ('0 layers; expected 1 to 2', '--skip 0.1'), ('3 layers; expected 1 to 2', '--skip 0.9'),
     ('--evaluations', '--evaluations x'), ('--anchors', '--signals --anchors'),
@@ -137,7 +137,8 @@ def test_signals_of_the_embedded_pair(tmp_path, capsys):
     pair = '--target', home / 'target', '--draft', home / 'draft'
     run = *pair, '--method', 'specguard', '--prompt', 'Tom has 9 pens.'
     refused(capsys, '--signals', *run)
-    _, out, _ = program(capsys, '--signals', '--texts', 3, *pair, main=train_mask.main)
-    found = read_calibration(*pair[1::2])['signals']
+    for draft in 'self', pair[3]:
+        _, out, _ = program(capsys, '--signals', '--texts', 3, *pair[:3], draft, main=train_mask.main)
+        found = read_calibration(pair[1], pair[1] if draft == 'self' else draft)['signals']
     assert "'signals'" in out and found['draft_logp'][0] < found['draft_logp'][1] <= 0
     assert 0 < found['draft_grounding'][1] <= 1 and reported(capsys, *run)['text']

@@ -8,7 +8,7 @@ import train_mask
 from lab.best.claims import answered, less_ar
 from lab.judge import (BEST_SD, PLAIN, array, gap, held_out, knob, over, over_best_sd, overview,
                        plain_sd, settings, share, winner)
-from lab.measure import Record, prepared
+from lab.measure import Record, started
 from verify import Exact, ViaSd, decode, tokens_of
 
 SOURCE = 'notes on the paper'
@@ -37,21 +37,14 @@ CLAIMS = {              # text: whose, rival, line
     '`cascade-drafting`: speed over sd': ("ours, of the notes' table: 1.71 over 1.55", BEST_SD, 1.1)}
 
 
-def judges_rows(pair, prompt, setting='sd'):
-    """[How many first choices of the draft, of slim are the target's, at its first WINDOW tokens].
-
-    setting: who drafts. With draft-verify it is slim, so the two judges are one.
-    """
-    engine, method = prepared(pair, setting)
-    engine.open([prompt.ids])
-    session = engine.start(prompt.ids, ViaSd())
+def judges_rows(pair, prompt):
+    """[How many first choices of the draft, of slim are the target's, at its first WINDOW tokens]."""
+    session = started(pair, 'sd', prompt)
     text = tokens_of(decode(session, Exact()))[:WINDOW]
     ids = prompt.ids + text[:-1]                        # whose last rows predict the text
     windows = train_mask.Windows(session.target.model, [ids], len(text))
     slim = windows.logps(session.slim_path)[0]
-    q = slim
-    if type(method) is Exact:
-        q = train_mask.Windows(session.drafter.model, [ids], len(text)).p[0]
+    q = train_mask.Windows(session.drafter.model, [ids], len(text)).p[0]
     draft_right, slim_right = (int((windows.p[0].argmax(-1) == one.argmax(-1)).sum()) for one in (q, slim))
     return [prompt.name | dict(positions=len(text), draft_right=draft_right, slim_right=slim_right)]
 
