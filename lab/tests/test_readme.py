@@ -214,7 +214,7 @@ def test_figures_of_the_readme_are_stored():
         assert_rounds(words, row_of(*place)[1])
     left = {*decimals(re.sub(r'^\|.*', '', section, flags=re.M))}
     costs, tied = {'0.31', '0.07'}, {'1.24', '1.45', '2.10', '2.06'}
-    of_speed = {'0.90', '0.91', '0.74', '1.12'}
+    of_speed = {'0.84', '0.93', '0.74', '1.12'}
     assert left == costs | tied | of_speed | {'1.02'}   # our threshold
 
 
