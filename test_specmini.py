@@ -133,6 +133,7 @@ def test_a_changed_rule_is_not_called_lossless():
     for part in 'draft_probs', 'signals', 'keep_drafting', 'learn':
         assert type('Free', (Exact,), {part: lambda *_: 1.0})().lossless
     assert type('Kept', (Exact,), dict(accept=Exact.accept, lossless=True))().lossless
+    assert not type('Bad', (CmAsd,), dict(threshold=lambda *_: 0.5))(tau_base=1).lossless
     assert not type('Both', (Ecsv, type('Other', (Exact,), dict(chance=None))), {})().lossless
 
 

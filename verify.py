@@ -369,7 +369,7 @@ class Exact(Method):
 
         draft_probs, signals and keep_drafting are free: they decide on a token before it is drawn.
         """
-        rule = {'propose', 'guess', 'score', 'chance', 'recovery_distribution', 'accept'}
+        rule = {'propose', 'guess', 'score', 'chance', 'threshold', 'recovery_distribution', 'accept'}
         changed = rule & vars(cls).keys() or len(cls.__bases__) > 1
         if changed and 'lossless' not in vars(cls):
             cls.lossless = False
