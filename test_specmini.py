@@ -32,9 +32,8 @@ from lab.baselines import DraftVerify, slim_draft
 from lab.prove import SAME, Proof
 from lab.tests.helpers import (EMBEDDED, HOME, LINE, MIXED, RANGES, SMALL, Coin, case, full_session, letters,
                                refuses, thin)
-from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongBonus, WrongResidual, WrongThird, apart,
-                      enumerate_law, exact_law, fresh, network, plain, seeded, session, slim_session,
-                      variation, write)
+from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, enumerate_law, exact_law, fresh,
+                      network, plain, seeded, session, slim_session, variation, write)
 from model import Reader, knob, load, read_calibration, shared_length
 from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, EcsvSpot, Exact, Judged, Sparse, SpecGuard,
                     ViaSd, decode, lookup_then_draft, probs, prompt_lookup, read_prompt, residual,
@@ -93,8 +92,6 @@ SKIP = dict(mask=dict(skip=[1]))                        # of a Table: its feed-f
     case('sd-gamma-1', Exact(1), 4),
     case('sd-cool-draft', Exact(3, draft_temperature=0.5), 4),
     case('sd-greedy-draft', Exact(draft_temperature=0), 4),
-    case('sd-wrong-third', WrongThird(4), 9),
-    case('sd-wrong-bonus', WrongBonus(4), 9),
     case('sd-wrong-residual', WrongResidual(4), 9),
     case('cmasd-tau-1', CmAsd(4, **STRICT), 5),
     case('cmasd-tau-1-fixed', CmAsd(4, k_min=4, **STRICT), 4),

@@ -124,25 +124,11 @@ def passes(target):
             reader.read(ids, target.full, 1)
             for name, path in dict(dense=target.full, sparse=RULE.sparse_path(target.full, session)).items():
                 runs[name + form] = functools.partial(reader.read, ids, path, GAMMA + 1)
-        times, _ = in_turn(runs | attention_alone(target, keys), 7)
+        times, _ = in_turn(runs, 7)
         for name, (first, *seconds) in times.items():
             rival = 'dense, compiled' if 'compiled' in name else 'dense'
             yield dict(line=f'pass {keys}, {name}', first=first, ms=1000 * statistics.median(seconds),
                        over=over(times, name, rival))
-
-
-def attention_alone(target, keys):
-    """{name: function} of the attention of all layers of a pass, by torch's kernel without anything else."""
-    config = target.config
-    layers, heads, groups, size = (config.num_hidden_layers, config.num_attention_heads,
-                                   config.num_key_value_heads, config.head_dim)
-    q = torch.randn(1, heads, GAMMA + 1, size, dtype=torch.bfloat16, device=target.device)
-    stores = torch.randn(layers, 2, 1, groups, keys, size, dtype=torch.bfloat16, device=target.device)
-
-    def attend():
-        for k, v in stores:
-            torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    return {'attention alone': attend}
 
 
 def in_turn(runs, rounds):

@@ -102,10 +102,10 @@ WORDS = ([f'by a {job}' for job in JOBS], HOMES, [f'for {name}' for name in NAME
          [f'with a {wish}' for wish in WISHES], [f'of {good}' for good in GOODS])      # of columns 2 to 6
 
 
-def cells(rng, low, high, columns):
-    """A table of low to high rows, mostly short: (text, name of its column of numbers, {item: number}).
+def table(rng, low=3, high=60, columns=(1, 6), task='table'):
+    """A table, and a question of one or two look-ups and one or two operations. Stands for TabMWP.
 
-    columns: a range of their number; all but the first hold words that a reader must pass over.
+    It has low to high rows, mostly few; all columns but the first hold words that a reader must pass over.
     """
     rows = round(low * (high / low) ** rng.random())
     column = rng.choice(COLUMNS)
@@ -115,12 +115,6 @@ def cells(rng, low, high, columns):
     for item, n in values.items():
         line = [f'| {item}: {column} {n}', *map(rng.choice, others)]
         lines.append(', '.join(line))
-    return '\n'.join(lines), column, values
-
-
-def table(rng, low=3, high=60, columns=(1, 6), task='table'):
-    """A table, and a question of one or two look-ups and one or two operations. Stands for TabMWP."""
-    text, column, values = cells(rng, low, high, columns)
     (a, x), (b, y) = rng.sample(sorted(values.items()), 2)
     kind = rng.choice(['plus', 'minus', 'times'])
     if kind == 'minus' and x < y:
@@ -140,7 +134,7 @@ def table(rng, low=3, high=60, columns=(1, 6), task='table'):
         ask += f', all times {d}'
         steps.append(f'{n} * {d} = {n * d}')
         n *= d
-    return worked(task, f'{text}\n{ask}?', steps, n)
+    return worked(task, '\n'.join([*lines, f'{ask}?']), steps, n)
 
 
 # ----------------------------------------------------------------------------------------------- code: MBPP
@@ -299,12 +293,12 @@ NOISE = ['{a} was tired.', '{a} ate some bread.', '{a} laughed.', 'It rained all
          '{a} met {b}.', '{a} slept well.', '{a} looked at {b}.']
 
 
-def statements(rng, low, high):
-    """Shuffled statements about low to high people: (text, {name: what matters about them}).
+def summary(rng):
+    """Statements about several people; what one does, with what and where. Stands for CNN/DailyMail.
 
     What somebody does matters (present tense), what happened once does not (past).
     """
-    people = rng.sample(NAMES, rng.randint(low, high))
+    people = rng.sample(NAMES, rng.randint(2, 8))
     trades = rng.sample(TRADES, len(people))
     items = rng.sample(ITEMS, len(people))
     answers = {name: f'{name} {trade} {item} {rng.choice(HOMES)}.'
@@ -315,14 +309,8 @@ def statements(rng, low, high):
             lines.append(rng.choice(NOISE).format(a=name, b=rng.choice(NAMES)))
     lines += answers.values()
     rng.shuffle(lines)
-    return ' '.join(lines), answers
-
-
-def summary(rng, high=8):
-    """Statements about several people; what one does, with what and where. Stands for CNN/DailyMail."""
-    text, answers = statements(rng, 2, high)
     name = rng.choice(list(answers))
-    prompt = f'{text}\nWhat matters about {name}?\nSummary:'
+    prompt = f'{" ".join(lines)}\nWhat matters about {name}?\nSummary:'
     return dict(task='summary', prompt=prompt, answer=answers[name], solution=' ' + answers[name])
 
 
@@ -416,11 +404,11 @@ TASKS = {
 WORKED = 'math', 'math-hard', 'table', 'table-long'    # the tasks whose texts end in 'Answer: n'
 
 
-def rows(task, seed, split='held-out', **knobs):
+def rows(task, seed, split='held-out'):
     """Endless rows of one task and one split ('train' or 'held-out'); the same seed gives the same rows."""
     rng = random.Random(f'{task} {seed} {split}')
     while True:
-        row = TASKS[task](rng, **knobs)
+        row = TASKS[task](rng)
         text = row['prompt'] + row['solution']
         held_out = zlib.crc32(text.encode()) % 8 == 0
         if held_out == (split == 'held-out'):

@@ -272,23 +272,6 @@ class WrongResidual(Exact):
         return p
 
 
-class WrongThird(Exact):
-    """Keeps every guess after the second."""
-
-    def chance(self, score, i):
-        return super().chance(score, i) if i < 2 else 1.0
-
-
-class WrongBonus(Exact):
-    """Repeats the last guess instead of drawing the bonus token, after three guesses or more."""
-
-    def accept(self, session, draft, score):
-        tokens, labels, judged = super().accept(session, draft, score)
-        if len(draft.tokens) > 2 and labels[-1] == 'bonus':
-            tokens[-1] = tokens[-2]
-        return tokens, labels, judged
-
-
 class JudgedByQ(METHODS['ecsv']):
     """Judges the fused token as if it had been drawn from the branches' q."""
 

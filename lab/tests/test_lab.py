@@ -1,14 +1,11 @@
-"""The laboratory's own tools: generated tasks and graders, training, timing programs, the course."""
+"""The laboratory's own tools: generated tasks and graders, timing programs, the course."""
 import itertools
-import json
 import re
-from types import SimpleNamespace
 
 import pytest
 
-from lab import course, speed, tasks, times, train
-from lab.tests.helpers import EMBEDDED, HOME, case, program, put
-from model import load
+from lab import course, speed, tasks, times
+from lab.tests.helpers import HOME, case, program, put
 from specmini import Engine
 from verify import Cycle, Judged
 
@@ -69,29 +66,6 @@ def test_outputs_of_code(text, wanted):
     assert tasks.outputs(text) == wanted
 
 
-# -------------------------------------------------------------------------------- embedded models, training
-
-@pytest.mark.slow
-def test_training_learns(monkeypatch, tmp_path, capsys):
-    """A tiny draft: its loss falls, and its folder is a checkpoint."""
-    monkeypatch.setattr(train, 'HOME', tmp_path)
-    (tmp_path / 'draft').mkdir()
-    raw = json.loads((EMBEDDED / 'draft/config.json').read_text())
-    put(tmp_path / 'draft', {'config.json': raw | dict(hidden_size=16, intermediate_size=16, head_dim=4),
-                             'tokenizer.json': (EMBEDDED / 'draft/tokenizer.json').read_bytes()})
-    ticks = itertools.count()
-    monkeypatch.setattr(train, 'time', SimpleNamespace(time=lambda: 0.02 * next(ticks)))    # 50 steps a run
-    losses = []
-    real = train.step
-    monkeypatch.setattr(train, 'step', lambda *args: losses.append(real(*args)) or losses[-1])
-    flags = 'draft', '--minutes', 0.05, '--tokens', 512
-    status, out, err = program(capsys, *flags, main=train.main)
-    assert not status, err
-    _, tokenizer, eos = load(tmp_path / 'draft')
-    assert eos == {tokenizer.token_to_id(train.EOS)}
-    assert f'{len(losses)} steps' in out and len(losses) > 30 and sum(losses[-9:]) < sum(losses[:9])
-
-
 # -------------------------------------------------------------------------------------------- lab/speed.py
 
 def test_speed(monkeypatch):
@@ -102,8 +76,7 @@ def test_speed(monkeypatch):
         monkeypatch.setattr(speed, name, value)
     rows = [row for row in speed.rows('cpu') if row['line'] != 'ar, transformers']
     assert [row['line'] for row in rows] == [
-        'copy', 'ar', 'sd 0.6', 'sd 0.8', 'sd 0.9', 'pass 256, dense', 'pass 256, sparse',
-        'pass 256, attention alone']
+        'copy', 'ar', 'sd 0.6', 'sd 0.8', 'sd 0.9', 'pass 256, dense', 'pass 256, sparse']
     assert all(row['counts'] for row in rows[1:5]) and 1.5 < rows[3]['a pass'] < rows[4]['a pass'] < 5
 
 

@@ -11,7 +11,7 @@ import torch
 import lab.baselines    # noqa: F401, enters the baselines in METHODS
 from lab import prove
 from lab.tests.helpers import case, program, put, refused
-from lab.toys import Table, WrongResidual, WrongThird, enumerate_law, exact_law, session, variation, write
+from lab.toys import Table, WrongResidual, enumerate_law, exact_law, session, variation, write
 from model import BadInput, Path
 from verify import METHODS, Exact, Judged, is_greedy, read_prompt
 
@@ -171,7 +171,7 @@ def test_every_method_is_judged_or_refused():
     assert refusing == {'rsd'}                          # it grades steps
 
 
-@pytest.mark.parametrize('rule', [Exact, WrongResidual, WrongThird])
+@pytest.mark.parametrize('rule', [Exact, WrongResidual])
 def test_a_gap_is_the_total_variation_of_whole_texts(rule):
     """Of equal length, which the tree of next tokens spares; the shown law is that of the first ones."""
     for seed in range(6):
