@@ -32,8 +32,9 @@ from lab.baselines import DraftVerify, slim_draft
 from lab.prove import SAME, Proof
 from lab.tests.helpers import (EMBEDDED, HOME, LINE, MIXED, RANGES, SMALL, Coin, case, full_session, letters,
                                refuses, thin)
-from lab.toys import (DropsUnverified, JudgedByQ, Table, WrongResidual, apart, enumerate_law, exact_law, fresh,
-                      network, plain, seeded, session, slim_session, variation, write)
+from lab.shipped import ReplacedByP
+from lab.toys import (Table, apart, enumerate_law, exact_law, fresh, network, plain, seeded, session,
+                      slim_session, variation, write)
 from model import Reader, knob, load, read_calibration, shared_length
 from verify import (Autoregressive, Ballot, CmAsd, Draft, Ecsv, EcsvSpot, Exact, Judged, Sparse, SpecGuard,
                     ViaSd, decode, lookup_then_draft, probs, prompt_lookup, read_prompt, residual,
@@ -58,6 +59,29 @@ def valid_prefix(reader, tokens):
 
 # ----------------------------------------------------------- a law, counted out; then the laws of all methods
 
+class DropsUnverified(Exact):
+    """Wrong: drops a token that it has sampled, because its own q is low."""
+
+    def propose(self, s):
+        draft = super().propose(s)
+        count = 0
+        while count < len(draft.tokens) and draft.q[count, draft.tokens[count]] >= 0.3:
+            count += 1
+        return Draft(draft.tokens[:count], draft.q[:count])
+
+
+class JudgedByQ(Ecsv):
+    """Wrong: judges the fused token as if it had been drawn from the branches' q."""
+
+    def draft_branches(self, session, n):
+        self.drawn = super().draft_branches(session, n)
+        return self.drawn
+
+    def guess(self, session, n):
+        draft = super().guess(session, n)
+        return replace(draft, q=probs(self.drawn.logits.mean(0)[:len(draft.tokens)]))
+
+
 def test_a_law_is_counted_out():
     """A target is a table: a known distribution p after each text. So is a draft. Then all can be counted.
 
@@ -71,7 +95,7 @@ def test_a_law_is_counted_out():
     for (x, y), chance in law.items():
         assert chance == pytest.approx(float(p[x] * probs(target.row((0, x)))[y]))
     assert variation(enumerate_law(target, draft, Exact(2), 2, temperature=1.0), law) < 1e-12
-    for wrong in DropsUnverified(2), WrongResidual(2):
+    for wrong in DropsUnverified(2), ReplacedByP(2):
         assert variation(enumerate_law(target, draft, wrong, 2, temperature=1.0), law) > 0.01
 
 
@@ -92,7 +116,6 @@ SKIP = dict(mask=dict(skip=[1]))                        # of a Table: its feed-f
     case('sd-gamma-1', Exact(1), 4),
     case('sd-cool-draft', Exact(3, draft_temperature=0.5), 4),
     case('sd-greedy-draft', Exact(draft_temperature=0), 4),
-    case('sd-wrong-residual', WrongResidual(4), 9),
     case('cmasd-tau-1', CmAsd(4, **STRICT), 5),
     case('cmasd-tau-1-fixed', CmAsd(4, k_min=4, **STRICT), 4),
     case('cmasd-lossy', CmAsd(4), 9),
@@ -229,7 +252,7 @@ def upper_tail(observed, expected):
     case('sd', Exact(2), True, 2000),
     case('cmasd', CmAsd(3, **STRICT), True, 2000),
     case('ecsv', Ecsv(**TWO), True, 1200),
-    case('sd-wrong-residual', WrongResidual(2), False, 1200),
+    case('sd-wrong-residual', ReplacedByP(2), False, 1200),
     case('ecsv-wrong-judged-by-q', JudgedByQ(**TWO), False, 1200)])
 def test_law_by_chi_square(method, right, n):
     """The first two of five tokens follow the law, and fewer texts suffice to find a wrong rule (power).

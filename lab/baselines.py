@@ -14,23 +14,6 @@ from verify import (METHODS, Draft, Ecsv, Exact, Judged, Score, Sparse, SpecGuar
 
 
 @dataclass
-class Lenient(Exact):
-    """Speculative decoding that keeps a draft token with min(1, p / (lenience q)); 1 is exact, less is LOSSY.
-
-    The replacement is drawn from the exact residual. Source: Leviathan et al. 2023, appendix A.5.
-    """
-    lenience: float = knob(0.5, 'what p(x) / q(x) is divided by; 1: exact', 1e-6, 1)
-
-    @property
-    def lossless(self):
-        return self.lenience == 1
-
-    def chance(self, score, i):
-        row = score.table[i]
-        return min(1.0, row.p / (self.lenience * row.q))
-
-
-@dataclass
 class Ratio(Exact):
     """Keeps a draft token from p(x) / max p = tau on: CM-ASD's rule with one tau, for any proposer. LOSSY."""
     tau: float = knob(0.5, 'ratio from which a draft token stays', 0, 1)
@@ -345,19 +328,6 @@ def sublayers(layers):
 # ------------------------------------------------------------------------------------ SpecGuard, and sparse
 
 @dataclass
-class EitherWeak(SpecGuard):
-    """SpecGuard by the notes' other words, "if either signal is weak": the weaker has to reach tau. LOSSY."""
-
-    def verdict(self, session, draft, pairs):
-        step = super().verdict(session, draft, pairs)
-        if pairs:
-            step.signals['score'] = min(step.signals['scaled_L'], step.signals['scaled_G'])
-            step.kept = step.signals['score'] >= self.tau
-            step.chance = float(step.kept)
-        return step
-
-
-@dataclass
 class Unseen(SpecGuard):
     """A gate whose `reward` of a step has to reach tau; the signals are not read. LOSSY."""
 
@@ -424,8 +394,8 @@ class SparseRandom(Sparse):
 
 
 METHODS.update({
-    'lenient': Lenient, 'ratio': Ratio, 'draft-verify': DraftVerify, 'block': Block,
+    'ratio': Ratio, 'draft-verify': DraftVerify, 'block': Block,
     'cascade-drafting': CascadeDrafting, 'hf-confidence': Confident, 'product': Product, 'payoff': Payoff,
     'ratio-payoff': RatioPayoff, 'oracle-top1': OracleTop1, 'sd-multi': SdMulti, 'cascade': Cascade,
-    'via-layers': ViaLayers, 'via-model': ViaModel, 'either-weak': EitherWeak, 'rsd': RewardGuided,
+    'via-layers': ViaLayers, 'via-model': ViaModel, 'rsd': RewardGuided,
     'random-gate': RandomGate, 'sparse-recent': SparseRecent, 'sparse-random': SparseRandom})

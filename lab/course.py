@@ -13,9 +13,8 @@ from unittest.mock import patch
 import torch
 
 from lab.prove import SAME, gap, next_cycle
-from lab.shipped import RawQ
-from lab.toys import (Table, WrongResidual, apart, enumerate_law, exact_law, fresh, network, session,
-                      variation, write)
+from lab.shipped import RawQ, ReplacedByP
+from lab.toys import Table, apart, enumerate_law, exact_law, fresh, network, session, variation, write
 from model import KVCache, require_that, shared_length
 from specmini import exit_status
 from verify import METHODS, Cycle, Exact, Score, Session, decode, probs, read_prompt, residual
@@ -123,7 +122,7 @@ def check_5(test_doubling):
     deaf = lambda self, cycle: cycle.accepted < len(cycle.drafted) or learn(self, cycle)
     check_test(test_doubling, 'no block is ever halved', kind, 'learn', deaf)
     check_test(test_doubling, 'the residual is wrong', Exact, 'recovery_distribution',
-               WrongResidual.recovery_distribution)
+               ReplacedByP.recovery_distribution)
 
 
 def check_6(test_likeliest):

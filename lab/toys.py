@@ -13,7 +13,7 @@ import torch
 
 import kernels
 from model import Config, Path, Reader, Transformer, require_that, to_device
-from verify import (METHODS, Draft, Exact, Session, decode, draft_model, no_draft, probs, read_prompt,
+from verify import (METHODS, Session, decode, draft_model, no_draft, probs, read_prompt,
                     tokens_of)
 
 SIZES = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -250,35 +250,3 @@ def variation(a, b):
                      'draws of session.draw from distributions that sum to 1')
     texts = a.keys() | b.keys()
     return sum(abs(a[text] - b[text]) for text in texts) / 2
-
-
-# ---------------------------------------- rules wrong on purpose, which are negative controls of the law test
-
-class DropsUnverified(Exact):
-    """Drops a token that it has sampled, because its own q is low."""
-
-    def propose(self, s):
-        draft = super().propose(s)
-        count = 0
-        while count < len(draft.tokens) and draft.q[count, draft.tokens[count]] >= 0.3:
-            count += 1
-        return Draft(draft.tokens[:count], draft.q[:count])
-
-
-class WrongResidual(Exact):
-    """Draws what replaces a rejected token from p itself."""
-
-    def recovery_distribution(self, p, q):
-        return p
-
-
-class JudgedByQ(METHODS['ecsv']):
-    """Judges the fused token as if it had been drawn from the branches' q."""
-
-    def draft_branches(self, session, n):
-        self.drawn = super().draft_branches(session, n)
-        return self.drawn
-
-    def guess(self, session, n):
-        draft = super().guess(session, n)
-        return replace(draft, q=probs(self.drawn.logits.mean(0)[:len(draft.tokens)]))

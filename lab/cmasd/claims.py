@@ -137,9 +137,6 @@ def tables(pairs):
             shown = frame[frame.setting.isin(('ar', *SHOWN))]
             yield (f'{pair.name}, by the clock; over `sd` at its best gamma, of all families and of each',
                    judge.overview(shown, **in_families(frame)).iloc[1:])
-            if pair.name == judge.EMBEDDED:
-                yield ('By the clock, tuned on one task and run on another: over `sd`, both at their best',
-                       carried(frame))
 
 
 def by_confidence(pair):
@@ -158,13 +155,3 @@ def in_families(frame):
         return lambda name: over_best_sd(theirs, [name]).figure
     return {'over `sd`': lambda name: over_best_sd(frame, [name]).spread} | {
         family: over_there(theirs) for family, theirs in frame.groupby('family', sort=False)}
-
-
-def carried(frame):
-    """A row a task, with the fastest setting there; a column a task: its speed over tuned `sd`."""
-    tasks, lines = dict(list(frame.groupby('family', sort=False))), []
-    for task, rows in tasks.items():
-        fast = judge.winner(rows, settings(rows, 'cmasd'))
-        speeds = {f'on {other}': over_best_sd(theirs, [fast]).figure for other, theirs in tasks.items()}
-        lines.append({'tuned on': task, 'setting': f'`{fast}`'} | speeds)
-    return pandas.DataFrame(lines)

@@ -172,14 +172,6 @@ def tables(pairs):
                 yield f'{title} ({pair.name}, {frame.text.nunique()} texts)', made(pair, frame)
 
 
-def by_depth(_, frame):
-    """A frame of greedy sd: draft tokens kept a pass, target positions a token."""
-    frame = frame[frame.setting.isin(settings(frame, 'sd'))]
-    total = frame.groupby('setting', sort=False).sum(numeric_only=True)
-    rows = {'kept a pass': total.kept / total.full, 'positions a token': total.positions / total.tokens}
-    return pandas.DataFrame(rows).reset_index()
-
-
 def by_branches(_, frame):
     """A frame of ecsv-lite: a row a draft temperature, a column a number of branches."""
     lines = lines_of(frame, 'ecsv', branches=(1, 2, 4, 8))
@@ -230,7 +222,6 @@ def by_clock(_, frame):
 
 
 TABLES = [              # record, title, function of the pair and the record's frame
-    ('votes', 'Greedy `sd`', by_depth),
     ('votes', 'ecsv-lite over greedy `sd`', by_branches),
     ('votes', 'The same of other settings, B = 4 if they do not say', by_setting),
     ('tuned', 'Tuned ecsv-lite over tuned `sd`', by_task),

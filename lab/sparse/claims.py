@@ -91,8 +91,6 @@ def tables(pairs):
             if all(pair.rows(record) for record in records):
                 n = ', '.join(f'{record} n {pair.frame(record).text.nunique()}' for record in records)
                 yield f'{title} ({pair.name}, {n})', made(pair)
-    yield "A later query's best quarter of the blocks: share that the root chose", pandas.DataFrame(
-        [shared(pair) for pair in pairs if pair.has('shared')])
     yield 'Long contexts', pandas.DataFrame([row for pair in pairs for row in by_length(pair)])
 
 
@@ -156,19 +154,9 @@ def mixture(pair):
     return pandas.DataFrame(rows)
 
 
-def shared(pair):
-    """A row of a pair: means over texts and layers by place after the root; the range of the layers."""
-    found = numpy.array([row['shared'] for row in pair.rows('shared')])         # [texts, L, T - 1]
-    layers = found.mean((0, 2))
-    places = {f'query {i} after the root': x for i, x in enumerate(found.mean((0, 1)), 1)}
-    return dict(pair=pair.name, texts=str(len(found))) | places | {
-        'its layers': f'{number(layers.min())} to {number(layers.max())}'}
-
-
 def by_length(pair):
     """Yields a row for each length: what is read, first choices, tokens a pass, and times of passes."""
     frame = pair.frame('long') if pair.rows('long') else pandas.DataFrame(dict(family=[]))
-    timed = pandas.DataFrame(pair.rows('passes'), columns=['family', 'place', 'setting', 'pass'])
     for length in sorted({int(family.rpartition(' ')[2]) for family in frame.family}):
         mine = frame[frame.family.str.endswith(f' {length}')]
         row = dict(pair=pair.name, tokens=str(length), contexts=str(sum(mine.setting == 'sd')))
@@ -179,24 +167,9 @@ def by_length(pair):
             row[f'tokens a pass, {name}'] = ratio(mine, setting, 'tokens', 'cycles')
         dense, sparse = array(mine, 'pass', ['sd', CHOSEN]).T
         row['pass, dense over sparse'] = dense.sum() / sparse.sum()
-        rounds = timed[timed.family == f'{length} tokens']
-        if len(rounds):
-            rounds = rounds.pivot(index='place', columns='setting', values='pass')
-            each = rounds['sd'] / rounds[CHOSEN]
-            others = f'{number(each.min())} to {number(each.max())}, {len(each)} rounds on one machine'
-            row['random keys, 16 bits: median (range)'] = f'{number(each.median())} ({others})'
         yield row
-
-
-def sizes(pair):
-    """A row a setting."""
-    frame = pair.frame('piecewise')
-    return pandas.DataFrame([
-        {'setting': f'`{name}`', 'keys read': percent(ratio(frame, name, 'keys', 'cached')),
-         'same choice': ratio(frame, name, 'alike', 'read'),
-         'tokens a pass': ratio(frame, name, 'tokens', 'cycles')} for name in frame.setting.unique()])
 
 
 TABLES = [              # records, title, function of the pair
     (['look-ups'], 'Look-ups in long tables', look_ups), (['tasks', 'reading'], 'Short tasks', short_tasks),
-    (['mixture', 'experts'], 'The mixture on math', mixture), (['piecewise'], '8k tokens', sizes)]
+    (['mixture', 'experts'], 'The mixture on math', mixture)]

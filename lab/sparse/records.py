@@ -19,14 +19,13 @@ from lab.measure import (LAB, MODELS, SEED, Prompt, Record, moment, network, par
                          rows_by_family, run_once, started, text_rows)
 from model import encode
 from train_mask import sparsity
-from verify import Exact, Sparse, decode
+from verify import Sparse
 
 T = 5                               # positions of a reading pass
 OWN = 64                            # tokens of the target's own text that are read on a long context
 NEXT = '\n\nQuestion: '             # begins a question in a context
 LENGTHS = 2048, 4096, 8192, 16384   # tokens of a long context, what is written included
 LOOK_UP = 'look-up'                 # contexts whose answer stands far back
-MANY = 256                          # tokens of a prompt with blocks enough to choose from
 SEEDS = 2                           # calibrations, each on other training rows, that prompts take in turn
 
 # On long contexts the method's defaults; on the lab's short tasks there is no L0 and blocks are small.
@@ -132,46 +131,6 @@ def on(name, **changes):
                          only="the lab's tasks and models")
 
 
-# -------------------------------------------------------------------------- what one query chooses for others
-
-def long_prompts(pair, n):
-    """The Prompts of MANY tokens or more, of the first n of each family; tables of the lab's."""
-    found = replace(pair, longest=1900).texts(['table-long'], n)
-    return [prompt for prompt in found if len(prompt.ids) >= MANY]
-
-
-def shared_rows(pair, prompt):
-    """[{shared [L][T - 1]}]: of the blocks that the queries after the root would choose, those it chose, too.
-
-    Shares in each layer by place in the pass, means over dense passes and key heads. A query would choose the
-    best quarter of the blocks that are not always read. The text is the target's own.
-    """
-    session = started(pair, 'sd', prompt)
-    for _ in decode(session, Exact()):
-        pass
-    target, noted = session.target, []
-    watch = functools.partial(watched, noted=noted)
-    path = replace(target.model.full, name='watched', attends=(watch,) * len(target.model.full.attends))
-    for end in range(len(prompt.ids) + T - 1, len(session.tokens), T):
-        target.read(session.tokens[:end], path, T)
-    passes = torch.tensor(noted).unflatten(0, (-1, len(path.attends)))                  # [passes, L, T - 1]
-    return [prompt.name | dict(shared=passes.mean(0).tolist())]
-
-
-def watched(q, k, v, mask, carry, noted):
-    """`kernels.attend` that notes the share of each later query's blocks that are among the root's."""
-    rule = Sparse()
-    whole = (k.shape[2] - q.shape[2]) // rule.block
-    if q.shape[2] == T:                                 # else it is the prompt
-        blocks = k[:, :, :whole * rule.block].unflatten(2, (whole, rule.block))
-        means = blocks[:, :, rule.sinks:whole - rule.locals].float().mean(3)            # [B, G, N, D]
-        n = round(rule.rho * means.shape[2])
-        place = means.shape[2] * torch.arange(k.shape[1])[:, None]          # so that heads' blocks differ
-        root, *others = (kernels.mean_scores(q[:, :, i].float(), k, means).topk(n).indices for i in range(T))
-        noted.append([torch.isin(other + place, root + place).float().mean().item() for other in others])
-    return kernels.attend(q, k, v, mask, carry)
-
-
 # ---------------------------------------------------------------------------------------------- long contexts
 
 def long_items(pair, n):
@@ -244,6 +203,5 @@ RECORDS = {
     'long': Record(long_items, long_rows, 50, dict(settings=LONG), drafts=False),
     'reading': of_tasks('target', READ, 36, 'math', 'table', 'summary', 'story'),
     'experts': of_tasks('moe', EXPERTS, 50, 'math'),
-    'shared': Record(long_prompts, shared_rows, 12, drafts=False),
     'look-ups': on('look-ups', longest=1900),
     'mixture': on('mixture', target=str(MODELS / 'moe'))}

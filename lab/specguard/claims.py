@@ -1,21 +1,32 @@
-"""SpecGuard: the claims that its rows must show, and tables of its settings."""
+"""SpecGuard: single steps that are graded one by one, the claims that rows must show, and tables."""
 import itertools
 import math
 import re
 
 import numpy
 import pandas
+from scipy.stats import binomtest
 
+from lab import tasks
 from lab.best.claims import answered, less_ar
-from lab.judge import BEST_SD, PLAIN, array, at, estimate, gap, grid, mean, over, overview, plain_sd, settings
-from lab.specguard.gate import best_gate, calibrated, gates
-from lab.specguard.steps import LAYERS, RECORDS, TASKS, told    # noqa: F401, lab.measure reads RECORDS
+from lab.judge import (BEST_SD, PLAIN, area, array, at, estimate, gap, grid, mean, over, overview, plain_sd,
+                       settings)
+from lab.measure import Prompt, Record, started
+from model import encode
+from verify import SpecGuard
 
 SOURCE = 'notes on the paper, a review that gives more settings than it'
+TASKS = 'math', 'table', 'code'     # those whose solutions are lines of work
+MOST_STEPS = 6          # steps of a solution, evenly spaced, in whose place the draft writes another
+LAYERS = 1, 2, 3, 6     # the last layers of the draft over which the rollout goes
+ONLY = "the lab's tasks, because their steps are graded one by one"
 EVERY = 'specguard tau=-1'      # it keeps each step
 HARD = 'math-hard'      # its problems have five to eight steps
 ANSWERING = 'specguard k=4 gamma=4 delimiter=sentence'      # of real pairs
 STRICTER = ANSWERING.replace('k=4', 'k=4 tau=0.7')
+BETAS = 0.5, 0.3, 0.7, 0.0, 1.0     # of equally good gates the first is chosen
+TAUS = [i / 20 for i in range(22)]
+ACCURACY = 0.95         # share of its kept steps that a gate has right at least
 GAIN = 0.01             # of right answers: a hundredth of the texts
 FASTER = 1.05
 TELLS = 0.65            # AUROC of a signal that is worth reading; set before anything was measured
@@ -40,6 +51,112 @@ CLAIMS = {              # text: whose, rival, line
     'right steps of k = 4 over k = 1': ('"~2% gain"; the line: ours', 'one candidate', GAIN)}
 
 
+# ------------------------------------------ single steps: whether drafted ones are right, and their signals
+
+def training_prompts(pair, n):
+    """The first n Prompts of each task in the training split, on which gates are tuned."""
+    found = []
+    for task in TASKS:
+        rows = itertools.islice(tasks.rows(task, 0, 'train'), n)
+        found += [Prompt(task, place, row, pair.encode(row['prompt'])) for place, row in enumerate(rows)]
+    return found
+
+
+def solution_steps(pair, prompt, session):
+    """The steps (lists of ids) of a prompt's solution."""
+    ids = encode(pair.tokenizer, prompt.row['solution'], special=False)
+    steps = [[]]
+    for token in ids[:pair.max_new]:
+        steps[-1].append(token)
+        if SpecGuard().has_ended(session, steps[-1]):
+            steps.append([])
+    return [step for step in steps if session.text(step).strip()]
+
+
+def step_row(pair, prompt):
+    """Columns with a value for each step that the draft writes after some steps of a solution.
+
+    The step is the most central of four. right, first: whether it, and the first of the four, is right; L;
+    G1, G2, ...: G by a rollout over so many layers; scaled_L, scaled_G: as SpecGuard adds them.
+    """
+    session = started(pair, 'specguard', prompt)
+    right = tasks.step_checker(prompt.row, pair.tokenizer, len(prompt.ids))
+    steps = solution_steps(pair, prompt, session)
+    columns = {}
+    for place in sorted({i * len(steps) // MOST_STEPS for i in range(MOST_STEPS)}):
+        session.tokens = prompt.ids + sum(steps[:place], [])
+        session.tokens_left = pair.max_new - (len(session.tokens) - len(prompt.ids))
+        draft = SpecGuard().propose(session)
+        scores = {n: SpecGuard(n_roll=n).score(session, draft) for n in LAYERS}
+        seen = SpecGuard().verdict(session, draft, scores[3]).signals
+        step = dict(kind=kind_of(session.text(draft.tokens)), right=int(right(session.tokens + draft.tokens)),
+                    first=int(right(session.tokens + seen['candidates'][0])))
+        step |= {name: seen[name] for name in ('L', 'scaled_L', 'scaled_G')}
+        step |= {f'G{n}': min(G for _, G in pairs) for n, pairs in scores.items()}
+        for name, value in step.items():
+            columns.setdefault(name, []).append(value)
+    return [prompt.name | columns]
+
+
+def kind_of(text):
+    """The kind of a step by its own text: `work` has an equation; a `look-up` is the row of a table."""
+    if text.strip().startswith('|'):
+        return 'look-up'
+    if 'answer' in text.lower():
+        return 'answer'
+    return 'work' if '=' in text else 'words'
+
+
+def told(rows, signal):
+    """A function of texts: the AUROC of a signal among steps of one family and kind, weighted by their pairs.
+
+    Over all kinds together it would tell kinds apart, because look-ups are both the best grounded steps and
+    the most often wrong (Simpson's paradox). both: L + G, scaled.
+    """
+    rows = [row | dict(both=numpy.add(row['scaled_L'], row['scaled_G'])) for row in rows]
+    kinds = [[f'{row["family"]} {kind}' for kind in row['kind']] for row in rows]
+    return area([row[signal] for row in rows], [row['right'] for row in rows], kinds)
+
+
+RECORDS = dict(
+    gate=Record(training_prompts, step_row, 100, only=ONLY),
+    drafted=Record(lambda pair, n: pair.texts(TASKS, n), step_row, 50, only=ONLY))
+
+
+# ------------------------------------------------------------------- the gate that graded training steps give
+
+def gates(rows):
+    """A frame of gates on rows of graded steps: beta, tau, share rejected, share of the kept that is right.
+
+    surely: the lower end of that share's 95 % interval, because the luckiest of many gates looks too good.
+    Source: Wilson 1927.
+    """
+    columns = 'right', 'scaled_L', 'scaled_G'
+    right, L, G = (numpy.concatenate([row[name] for row in rows]) for name in columns)
+    found = []
+    for beta, tau in itertools.product(BETAS, TAUS):
+        kept = right[beta * L + (1 - beta) * G >= tau]
+        n, good = len(kept), int(kept.sum())
+        surely = binomtest(good, n).proportion_ci(method='wilson').low if n else 0.0
+        found.append(dict(beta=beta, tau=tau, rejected=1 - n / len(right), right=good / n if n else math.nan,
+                          surely=surely))
+    return pandas.DataFrame(found)
+
+
+def best_gate(found):
+    """The row of the gate that surely has ACCURACY and rejects the fewest steps; if none has, the surest."""
+    lacks = (ACCURACY - found.surely).clip(lower=0)
+    return found.assign(lacks=lacks).sort_values(['lacks', 'rejected'], kind='stable').iloc[0]
+
+
+def calibrated(rows, gamma=4):
+    """The setting of the best gate of these steps; gamma: where the target writes."""
+    gate = best_gate(gates(rows))
+    return f'specguard beta={gate.beta:g} tau={gate.tau:g} gamma={gamma}'
+
+
+# ------------------------------------------------------------------------------------------------- the claims
+
 def figures(pair):
     """Yields (text of a claim, Estimate) of what the records of a pair allow, of both gates."""
     if pair.has('gates'):
@@ -51,8 +168,6 @@ def figures(pair):
                 yield text, gap(frame, gate, rival, by=by,
                                 ceiling=1 - frame[frame.setting == rival].right.mean())
             yield 'right answers over a coin', estimate(over_coin(usual, gate), usual.text.nunique(), by=by)
-        yield 'right answers over a coin', estimate(over_coin(usual, 'either-weak'), usual.text.nunique(),
-                                                    by='`either-weak`: ')
         yield from step_figures(pair.rows('drafted'))
     answers = answered(pair)
     for by, setting in ('default gate: ', ANSWERING), ('stricter gate: ', STRICTER):
@@ -124,7 +239,9 @@ def tables(pairs):
         frames[pair.name], frames[f'{pair.name}, {HARD}'] = halves(pair.frame('gates'))
     yield 'Gates: points, target, rejected, over a coin', by_setting(frames, gate_cell)
     yield 'Knobs: points, target', by_setting({pair.name: pair.frame('knobs') for pair in own}, points)
-    yield 'Beta and tau: points, target, of both pairs; gates tuned on training steps', beta_table(own)
+    yield 'Beta and tau: points, target, of both pairs', beta_table(own)
+    yield 'The best gates of graded training steps', pandas.DataFrame(
+        [gate_row(pair) for pair in pairs if pair.has('gate')])
     yield 'AUROC among drafted steps of one kind', signal_table(own)
     for pair in own:
         yield f'{pair.name}, by the clock', overview(pair.frame('clock'))
@@ -135,7 +252,7 @@ def by_setting(frames, cell):
     lines = {}
     for column, frame in frames.items():
         right = frame[frame.setting == 'ar'].right.mean()
-        for name in settings(frame, 'specguard', 'either-weak', 'rsd'):
+        for name in settings(frame, 'specguard', 'rsd'):
             line = lines.setdefault(name, dict(setting=f'`{name}`'))
             line[f'{column} (n {frame.text.nunique()}, plain {right:.0%} right)'] = cell(frame, name)
     return pandas.DataFrame(list(lines.values()))
@@ -156,16 +273,20 @@ def gate_cell(frame, name):
 
 
 def beta_table(pairs):
-    """A row a beta, a column a tau, the pairs' cells side by side; then the best gate of training steps."""
+    """A row a beta, a column a tau, the pairs' cells side by side."""
     def cells(name):
         return ' / '.join(points(pair.frame('grid'), name) for pair in pairs)
-    table = grid(settings(pairs[0].frame('grid'), 'specguard'), cells, 'beta', 'tau')
-    for pair in pairs:
-        found = gates(pair.rows('gate'))
-        best = [best_gate(found[found.beta == float(beta)]) for beta in table.beta]
-        table[f'tuned, {pair.name}'] = [
-            f'tau {one.tau:g}: rejects {one.rejected:.0%}, {one.right:.1%} right' for one in best]
-    return table
+    return grid(settings(pairs[0].frame('grid'), 'specguard'), cells, 'beta', 'tau')
+
+
+def gate_row(pair):
+    """A row of a pair: the setting of its calibrated gate, and the best gate of each beta."""
+    rows = pair.rows('gate')
+    line = dict(pair=pair.name, calibrated=f'`{calibrated(rows)}`')
+    for beta, found in gates(rows).groupby('beta'):
+        best = best_gate(found)
+        line[f'beta={beta:g}'] = f'tau {best.tau:g}: rejects {best.rejected:.0%}, {best.right:.1%} right'
+    return line
 
 
 def signal_table(pairs):

@@ -26,18 +26,6 @@ def test_recent_reads_the_sink_and_the_latest_blocks():
     assert sorted(blocks[0, 0].tolist()) == [0, 10, 11, 12, 13, 14]
 
 
-@pytest.mark.parametrize('turned, shared', [(0, 1.0), (1, 0.0)])
-def test_what_the_root_chose_for_others(turned, shared):
-    """Of two heads and eleven blocks eight can be chosen; queries that are turned like none of the root's."""
-    keys = torch.randn(1, 2, 11 * 16 + 3 + records.T, 8)
-    queries = torch.randn(1, 4, 1, 8).repeat(1, 1, records.T, 1)
-    queries[:, :, 1:] *= 1 - 2 * turned
-    noted = []
-    out, _ = records.watched(queries, keys, keys, None, {}, noted)
-    assert noted == [[shared] * 4]
-    assert torch.equal(out, kernels.attend(queries, keys, keys, None, {})[0])
-
-
 def test_a_look_up_asks_for_cells_of_the_first_half():
     row, ids = records.look_up(EMBEDDED, 1984, 0)
     *lines, _ = row['prompt'].split('\n')
