@@ -216,8 +216,8 @@ def settings(frame, *starts):
 
 
 def plain_sd(frame):
-    """The settings of `sd` that ask the draft model alone."""
-    return [name for name in settings(frame, 'sd') if 'look' not in name]
+    """The settings of `sd` by the draft model as it is by default: no look-ups, no other draft or bits."""
+    return [name for name in settings(frame, 'sd') if not re.search('lookup|draft=|draft_bits', name)]
 
 
 def knob(setting, name, default=math.nan):

@@ -194,7 +194,7 @@ class NextRow(Exact):
         return tokens, labels, judged
 
 
-@report('huggingface/transformers#47912', 'mended: 47931, 48981; koboldcpp#1276 and sglang#31599 are alike')
+@report('huggingface/transformers#47912', 'mended: 47931, 48981; koboldcpp#1276 is the same')
 class PastTheEnd(Exact):
     """An end of sequence that is kept inside a block does not end the text.
 
@@ -205,6 +205,14 @@ class PastTheEnd(Exact):
         if labels[-1] == 'draft':                       # an end that was kept: no token came after it
             tokens[-1], labels[-1] = int(session.draw(score.p[len(tokens)])), 'bonus'
         return tokens, labels, judged
+
+
+@report('sgl-project/sglang#31599', 'mended: 33758')
+class LimitBeforeEnd(PastTheEnd):
+    """A block that reaches the limit of tokens is not searched for an end."""
+    def accept(self, session, draft, score):
+        at_limit = len(draft.tokens) + 1 >= session.tokens_left
+        return (PastTheEnd if at_limit else Exact).accept(self, session, draft, score)
 
 
 @report('ml-explore/mlx-swift-lm#459', 'open; it replaces this rule by that of sd', 'lossless')

@@ -32,29 +32,34 @@ CLAIMS = {
 def figures(pair):
     """Yields (text of a claim, its Estimate) of what the records of a pair allow."""
     if pair.has('block'):
-        yield BLOCK, over(together(pair.frame('block'), by_method), 'block', 'sd', unit='full')
+        both = together(pair.frame('block'), lambda name: name.partition(' ')[0])
+        yield BLOCK, over(both, 'block', 'sd', unit='full')
     frame = pair.frame('clock')
     if frame is None:
         return
-    rivals = plain_sd(frame)
-    yield PLAIN_SD, over(frame, rivals, 'ar')
+    sd = settings(frame, 'sd')
+    look_up = [name for name in sd if 'lookup=true' in name]
+    others = [name for name in frame.setting.unique() if name in look_up or name not in ('ar', *sd)]
     for level, text in FASTEST.items():
-        names = settings(frame, *EXACT) if level == 1 else frame.setting.unique()
-        yield text, over(frame, [name for name in names if name not in ('ar', *rivals)], rivals, least=level)
-    look_up = [name for name in settings(frame, 'sd') if 'lookup=true' in name]
+        names = settings(frame[frame.setting.isin(others)], *EXACT) if level == 1 else others
+        yield text, over(frame, names, plain_sd(frame), least=level)
     yield LOOK_UP, over(frame, look_up, [name.removesuffix(' lookup=true') for name in look_up])
-    by_itself = [name for name in rivals if 'draft=self' in name]
-    sixteen = [name for name in rivals if 'draft_bits=16' in name]
+    for record, by in ('clock', ''), ('vnni', 'AVX-512 and VNNI: '):
+        if pair.has(record):
+            yield from of_drafts(pair.frame(record), by)
+
+
+def of_drafts(frame, by):
+    """Yields the same of `sd`: its draft in 8 bits, in 16, the target itself."""
+    yield PLAIN_SD, over(frame, plain_sd(frame), 'ar', by=by)
+    by_itself, sixteen = ([name for name in settings(frame, 'sd') if word in name]
+                          for word in ('draft=self', 'draft_bits=16'))
     if sixteen:
         eight = [name.removesuffix(' draft_bits=16') for name in sixteen]
         both = together(frame[frame.setting.isin(eight + sixteen)], lambda name: 8 + 8 * (name in sixteen))
-        yield EIGHT, over(both, [8], [16])
+        yield EIGHT, over(both, [8], [16], by=by)
     if by_itself:
-        yield SELF, over(frame, by_itself, 'ar')
-
-
-def by_method(setting):
-    return setting.split()[0]
+        yield SELF, over(frame, by_itself, 'ar', by=by)
 
 
 def together(frame, kind):
@@ -104,7 +109,8 @@ def answers(pairs):
 
 def tables(pairs):
     """Yields (title, frame): each pair's settings by the clock, sampled, right answers."""
-    for record, plain, title in (('clock', 'ar', ''), ('sampled', 'ar temperature=0.8', ', temperature 0.8')):
+    for record, plain, title in (('clock', 'ar', ''), ('vnni', 'ar', ', AVX-512 and VNNI'),
+                                 ('sampled', 'ar temperature=0.8', ', temperature 0.8')):
         for pair in pairs:
             frame = pair.frame(record)
             if frame is not None:

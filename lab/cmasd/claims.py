@@ -70,10 +70,6 @@ RECORDS = dict(tokens=Record(lambda pair, n: pair.texts(FAMILIES, n),
 
 # --------------------------------------------------------------------------------------------------- figures
 
-def present(frame, names):
-    return [name for name in names if name in frame.setting.values]
-
-
 def figures(pair):
     """Yields (text of a claim, its Estimate) of what the records of a pair allow."""
     frame, answers, rows = pair.clock, pair.frame('answers'), pair.rows('tokens')
@@ -90,7 +86,8 @@ def figures(pair):
             'mean of three signals: speed over one alone':
                 (MEAN, [name for name in mine if name.count('lam_') == 2])}
         for text, (ours, rivals) in sides.items():
-            ours, rivals = present(frame, ours), present(frame, rivals)
+            ours, rivals = ([name for name in names if name in frame.setting.values]
+                            for names in (ours, rivals))
             if ours and rivals:
                 yield text, over(frame, ours, rivals)
         rival = frame[frame.setting == 'sd gamma=10']

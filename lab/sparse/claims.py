@@ -99,14 +99,10 @@ def ratio(frame, setting, part, whole):
     return mine[part].sum() / mine[whole].sum()
 
 
-def percent(x):
-    return f'{x:.0%}'.replace('%', ' %')
-
-
 def rights(frame, setting, families):
     """The shares of right answers of each family, in one cell."""
     mine = frame[frame.setting == setting]
-    return ', '.join(percent(mine[mine.family == family].right.mean()) for family in families)
+    return ', '.join(f'{mine[mine.family == family].right.mean():.0%}' for family in families)
 
 
 def look_ups(pair):
@@ -114,7 +110,7 @@ def look_ups(pair):
     frame = pair.frame('look-ups')
     return pandas.DataFrame([
         {'setting': f'`{name}`', 'right': rights(frame, name, ['table-long']),
-         'keys read of 1,000': percent(keys_read(name, 1000) / 1000)} for name in frame.setting.unique()])
+         'keys read of 1,000': f'{keys_read(name, 1000) / 1000:.0%}'} for name in frame.setting.unique()])
 
 
 def short_tasks(pair):
@@ -123,7 +119,7 @@ def short_tasks(pair):
     families = [*reads.family.unique()]
     for setting in dict.fromkeys([*runs.setting[runs.setting != 'ar'], *reads.setting]):
         row = dict(setting=f'`{setting}`')
-        row['keys read of 20, 50, 250'] = ', '.join(percent(keys_read(setting, n) / n) for n in (20, 50, 250))
+        row['keys read of 20, 50, 250'] = ', '.join(f'{keys_read(setting, n) / n:.0%}' for n in (20, 50, 250))
         if setting in runs.setting.values:
             row['right: math, table, summary, qa'] = rights(runs, setting, ('math', 'table', 'summary', 'qa'))
             row['tokens a pass: math'] = ratio(runs[runs.family == 'math'], setting, 'tokens', 'cycles')
@@ -160,7 +156,7 @@ def by_length(pair):
     for length in sorted({int(family.rpartition(' ')[2]) for family in frame.family}):
         mine = frame[frame.family.str.endswith(f' {length}')]
         row = dict(pair=pair.name, tokens=str(length), contexts=str(sum(mine.setting == 'sd')))
-        row['keys read'] = percent(ratio(mine, CHOSEN, 'keys', 'cached'))
+        row['keys read'] = f'{ratio(mine, CHOSEN, "keys", "cached"):.0%}'
         for name, setting in (('chosen', CHOSEN), ('latest', LATEST)):
             row[f'same choice, {name}'] = ratio(mine, setting, 'alike', 'read')
         for name, setting in (('dense', 'sd'), ('chosen', CHOSEN)):

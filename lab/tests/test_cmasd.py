@@ -3,10 +3,10 @@ import pytest
 
 from lab.baselines import Payoff, Product, RatioPayoff, draft_cost
 from lab.cmasd import claims
+from lab.judge import Pair
 from lab.measure import EMBEDDED
-from lab.toys import Table, fresh, network, session
-from model import load
-from verify import Cycle, Judged, confidence_signals, decode
+from lab.toys import Table, network, session
+from verify import Cycle, Judged, decode
 
 
 def noted(*largest):
@@ -37,15 +37,9 @@ def test_payoff_by_hand():
     assert 0.5 < draft_cost(alone) < 1                  # slim has three of the target's four sublayers
 
 
-def test_token_row():
-    """Against full passes without a cache."""
-    prompt = EMBEDDED.texts(['math'], 1)[0]
-    row = claims.token_row(EMBEDDED, prompt)
-    ids = list(prompt.ids)
-    models = [load(folder)[0] for folder in EMBEDDED.folders]
-    for hit, signals in zip(row['hit'], row['signals']):
-        first, guess = (int(fresh(model, ids, 1)[0].argmax()) for model in models)
-        assert hit == (guess == first)
-        assert signals == pytest.approx(confidence_signals(fresh(models[1], ids, 1)), abs=1e-4)
-        ids.append(first)
-    assert len(row['hit']) == len(row['signals']) == row['tokens'] > 4
+def test_a_row_of_tokens():
+    """What is stored is measured again, to the digits that are stored."""
+    stored = next(row for row in Pair('cmasd', 'embedded').rows('tokens') if row['family'] == 'math')
+    found = claims.token_row(EMBEDDED, EMBEDDED.texts(['math'], 1)[0])
+    assert found | dict(signals=stored['signals']) == stored
+    assert found['signals'] == [pytest.approx(one, abs=1e-4) for one in stored['signals']]

@@ -99,6 +99,12 @@ def test_the_range_of_a_choice(tmp_path):
     assert (found.low, found.high) == (0.5, 1.0)
 
 
+def test_tuned_sd_asks_the_draft_model_as_it_is(tmp_path):
+    names = [f'sd gamma=2{more}' for more in (
+        '', ' draft_temperature=0', ' lookup=true', ' draft=self', ' draft=lookup', ' draft_bits=16')]
+    assert judge.plain_sd(frame_of(tmp_path, **dict.fromkeys(names, RIVAL))) == names[:2]
+
+
 def test_mean_share_and_area_by_hand():
     """Of area scores 3 and 1 are true, 2 and 1 false: of four pairs 2 are in order and one is a tie."""
     assert judge.mean([1, None, 3, 5]).figure == pytest.approx(3) and judge.mean([1, None]).n == 1
